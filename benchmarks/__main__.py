@@ -1,0 +1,35 @@
+"""Every benchmark in order: ``python -m benchmarks [--model-dir DIR] [--data-dir DIR]``.
+
+Each runs in a process of its own. What an earlier call finished is kept, so an interrupted call is simply repeated.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from pathlib import Path
+
+PLACING = ("seqfish", "starmap_mpfc", "drosophila3d", "sampler")
+MEASURING = ("denoiser_speed", "memory")
+MODELS = Path(__file__).parent / "models"
+
+
+def main() -> None:
+    """Run all; stop at the first that fails."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Run every benchmark, resumable.")
+    parser.add_argument("--model-dir", type=Path, default=MODELS, help="where trained models are kept")
+    parser.add_argument("--data-dir", help="folder of the .h5ad files; default $ALPHASTOMICS_DATA or ../shared/data")
+    options = parser.parse_args()
+    shared = ["--model-dir", str(options.model_dir)] + (["--data-dir", options.data_dir] if options.data_dir else [])
+    for name in (*PLACING, *MEASURING):
+        print(f"\n=== {name}", flush=True)
+        subprocess.run(
+            [sys.executable, "-m", f"benchmarks.{name}", *(shared if name in PLACING else [])],
+            cwd=Path(__file__).parents[1],
+            check=True,
+        )
+
+
+if __name__ == "__main__":
+    main()

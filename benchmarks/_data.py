@@ -1,0 +1,119 @@
+"""Real tissues as folds: a reference with positions, a query stripped of everything but its expression, and the truth."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import anndata as ad
+import numpy as np
+import pandas as pd
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numpy.typing import NDArray
+
+ROOT = Path(__file__).resolve().parents[1]
+SHUFFLE_SEED = 0
+DROSOPHILA_SPLIT_SEED = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fold:
+    """One question: place the cells of ``query``, knowing ``reference``.
+
+    The rows of ``query`` are shuffled and renamed, because names and order of the source tell the field of view.
+    """
+
+    name: str
+    reference: ad.AnnData
+    """``X``, ``obs["slice_id"]`` and ``obsm["spatial"]``."""
+    query: ad.AnnData
+    """``X`` and ``obs["slice_id"]`` only."""
+    truth: NDArray[np.float64]
+    """True positions, in the order of the source."""
+    labels: NDArray[np.str_] | None
+    """True cell types, in the order of the source; for the oracle row alone."""
+    order: NDArray[np.intp]
+    """Row of the source that each row of ``query`` was."""
+
+    def in_source_order(self, predicted: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Rows of a prediction for ``query``, put back into the order of ``truth``."""
+        restored = np.empty_like(np.asarray(predicted, dtype=np.float64))
+        restored[self.order] = predicted
+        return restored
+
+
+def find_data(data_dir: str | None = None) -> Path:
+    """Folder of the real data: ``data_dir``, else ``$ALPHASTOMICS_DATA``, else ``../shared/data`` beside the repository.
+
+    Raises
+    ------
+    FileNotFoundError
+        If the folder does not exist.
+    """
+    given = data_dir or os.environ.get("ALPHASTOMICS_DATA")
+    folder = Path(given) if given else ROOT.parent / "shared" / "data"
+    if not folder.is_dir():
+        raise FileNotFoundError(f"no folder {folder}; pass --data-dir or set ALPHASTOMICS_DATA")
+    return folder
+
+
+def make_fold(name: str, reference: ad.AnnData, held_out: ad.AnnData) -> Fold:
+    """Separate what a method may see from what only the judge may see."""
+    order = np.random.default_rng(SHUFFLE_SEED).permutation(held_out.n_obs)
+    labels = held_out.obs["cell_type"].astype(str).to_numpy() if "cell_type" in held_out.obs else None
+    return Fold(
+        name=name,
+        reference=_stripped(reference, np.arange(reference.n_obs), "reference", keep_positions=True),
+        query=_stripped(held_out, order, "query", keep_positions=False),
+        truth=np.array(held_out.obsm["spatial"], dtype=np.float64),
+        labels=labels,
+        order=order,
+    )
+
+
+def _stripped(adata: ad.AnnData, rows: NDArray[np.intp], prefix: str, *, keep_positions: bool) -> ad.AnnData:
+    names = [f"{prefix}_{i}" for i in range(len(rows))]
+    bare = ad.AnnData(
+        X=adata.X[rows].copy(),
+        obs=pd.DataFrame({"slice_id": adata.obs["slice_id"].astype(str).to_numpy()[rows]}, index=names),
+        var=pd.DataFrame(index=adata.var_names.astype(str)),
+    )
+    if keep_positions:
+        bare.obsm["spatial"] = np.array(adata.obsm["spatial"], dtype=np.float64)[rows]
+    return bare
+
+
+def seqfish(folder: Path) -> list[Fold]:
+    """Both planes of embryo 1 against one plane of embryo 2."""
+    adata = ad.read_h5ad(folder / "seqfish_mouse_embryo_dev.h5ad")
+    name = adata.obs["slice_id"].astype(str)
+    reference = adata[name.isin(["embryo1_z2", "embryo1_z5"]).to_numpy()]
+    return [make_fold("embryo2_z2", reference, adata[(name == "embryo2_z2").to_numpy()])]
+
+
+def starmap_mpfc(folder: Path) -> list[Fold]:
+    """Each mouse against the other two."""
+    adata = ad.read_h5ad(folder / "starmap_mpfc.h5ad")
+    name = adata.obs["slice_id"].astype(str).to_numpy()
+    return [make_fold(mouse, adata[name != mouse], adata[name == mouse]) for mouse in ("BZ5", "BZ9", "BZ14")]
+
+
+def drosophila3d(folder: Path) -> list[Fold]:
+    """A random half of the positions of one embryo against the other half; three dimensions, values are not counts."""
+    adata = ad.read_h5ad(folder / "drosophila_bdtnp_3d.h5ad")
+    shuffled = np.random.default_rng(DROSOPHILA_SPLIT_SEED).permutation(adata.n_obs)
+    half = adata.n_obs // 2
+    return [make_fold("half", adata[np.sort(shuffled[:half])], adata[np.sort(shuffled[half:])])]
+
+
+BENCHMARKS: dict[str, Callable[[Path], list[Fold]]] = {
+    "seqfish": seqfish,
+    "starmap_mpfc": starmap_mpfc,
+    "drosophila3d": drosophila3d,
+}
+DEFAULT_MINUTES = {"seqfish": 15.0, "starmap_mpfc": 5.0, "drosophila3d": 5.0}

@@ -1,0 +1,93 @@
+"""AlphaSTomics itself, called as a user would call it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from typing import TYPE_CHECKING, Any
+
+from benchmarks._report import write_json
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import numpy as np
+    from alphastomics.model import AlphaSTomics
+    from anndata import AnnData
+    from numpy.typing import NDArray
+
+    from benchmarks._data import Fold
+
+DEFAULT = "alphastomics"
+LONG_CHAIN = "chain_500"
+VARIANTS: dict[str, dict[str, Any]] = {
+    "one_step": {"n_steps": 1},
+    "chain_10": {"n_steps": 10},
+    "chain_25": {"n_steps": 25},
+    LONG_CHAIN: {"n_steps": 500},
+    "medoid_8": {"n_steps": 25, "n_samples": 8, "reduce": "medoid"},
+}
+"""Rows that vary the sampler of one trained model, with the arguments of ``model.sample``."""
+
+
+def training_parameters(minutes: float) -> dict[str, Any]:
+    """What decides a trained model besides its data and its seed; the device, because a minute of it buys steps."""
+    import torch
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    return {"mode": "expr_to_pos", "minutes": minutes, "device": device}
+
+
+def obtain_model(fold: Fold, *, seed: int, minutes: float, path: Path | None) -> tuple[AlphaSTomics, float]:
+    """A model of the fold's reference and the seconds its training took, loaded from ``path`` if it was saved there.
+
+    A saved model counts only if it was trained with the same parameters. A new one is saved when ``path`` is given.
+    """
+    import alphastomics as asx
+
+    parameters = training_parameters(minutes) | {"seed": seed, "n_cells": fold.reference.n_obs}
+    note = None if path is None else path.with_suffix(".json")
+    if path is not None and note is not None and note.is_file():
+        saved = json.loads(note.read_text())
+        if saved["parameters"] == parameters:
+            return asx.model.AlphaSTomics.load(path, adata=False), saved["seconds"]
+    reference = fold.reference.copy()
+    start = time.perf_counter()
+    asx.model.AlphaSTomics.setup_anndata(reference, position_key="spatial", slice_key="slice_id")
+    model = asx.model.AlphaSTomics(reference, mode="expr_to_pos", random_state=seed)
+    model.train(max_time=60 * minutes)
+    seconds = time.perf_counter() - start
+    if path is not None and note is not None:
+        # The note goes first and comes back last: a model that was half written is never taken for a finished one.
+        note.unlink(missing_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        model.save(path, overwrite=True)
+        write_json(note, {"parameters": parameters, "seconds": seconds})
+    return model, seconds
+
+
+def fingerprint(model: AlphaSTomics) -> str:
+    """Short hash of the weights: training for a fixed time is not repeatable, so results name the model they are of."""
+    digest = hashlib.sha256()
+    for name, value in sorted(model.module.state_dict().items()):
+        digest.update(name.encode())
+        digest.update(value.detach().cpu().contiguous().float().numpy().tobytes())
+    return digest.hexdigest()[:16]
+
+
+def place(model: AlphaSTomics, query: AnnData, method: str, *, seed: int) -> NDArray[np.float64]:
+    """Positions of the query's cells by the default call or by a variant of the sampler, ``(n_query, n_dims)``."""
+    if method != DEFAULT:
+        return sample(model, query, seed=seed, **VARIANTS[method])
+    import alphastomics as asx
+
+    placed = query.copy()
+    asx.tl.reconstruct(placed, model=model, random_state=seed)
+    return placed.obsm["spatial_reconstructed"]
+
+
+def sample(model: AlphaSTomics, query: AnnData, *, seed: int, **arguments: Any) -> NDArray[np.float64]:
+    """Positions by ``model.sample`` with its arguments, in the order of the query's rows."""
+    tissue = model.sample(query.copy(), mode="expr_to_pos", random_state=seed, **arguments)
+    return tissue[query.obs_names].obsm["spatial"]

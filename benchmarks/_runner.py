@@ -1,0 +1,141 @@
+"""Run methods x folds x seeds of one benchmark, keep what is finished, print the table."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from benchmarks import _judge, _ours
+from benchmarks._data import BENCHMARKS, DEFAULT_MINUTES, Fold, find_data
+from benchmarks._report import Results, summarise, table
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from numpy.typing import NDArray
+
+RESULTS = Path(__file__).parent / "results"
+FLOOR_AND_CEILING = ("chance", "oracle")
+BASELINE_NAMES = ("knn_25", "knn_30", "knn_30_unscaled", "contrastive", "distance_mlp", "optimal_transport")
+METHODS = (*FLOOR_AND_CEILING, *BASELINE_NAMES, _ours.DEFAULT, *_ours.VARIANTS)
+
+
+def main(benchmark: str, argv: Sequence[str] | None = None) -> None:
+    """Run one benchmark from the command line."""
+    options = parse(benchmark, argv)
+    run(benchmark, BENCHMARKS[benchmark](find_data(options.data_dir)), options)
+
+
+def parse(benchmark: str, argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """Options of a benchmark."""
+    parser = argparse.ArgumentParser(
+        prog=f"python -m benchmarks.{benchmark}", formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
+    parser.add_argument("--methods", nargs="+", choices=METHODS, help="all but chain_500 when not given")
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument("--minutes", type=float, default=DEFAULT_MINUTES[benchmark], help="training of AlphaSTomics")
+    parser.add_argument("--long-chain", action="store_true", help="also chain_500")
+    parser.add_argument("--output", type=Path, default=RESULTS / f"{benchmark}.json")
+    parser.add_argument("--model-dir", type=Path, help="keep trained models here and use those that are there")
+    parser.add_argument("--data-dir", help="folder of the .h5ad files; default $ALPHASTOMICS_DATA or ../shared/data")
+    options = parser.parse_args(argv)
+    options.methods = options.methods or [name for name in METHODS if name != _ours.LONG_CHAIN]
+    if options.long_chain and _ours.LONG_CHAIN not in options.methods:
+        options.methods.append(_ours.LONG_CHAIN)
+    return options
+
+
+def run(benchmark: str, folds: Sequence[Fold], options: argparse.Namespace) -> None:
+    """Run what is not finished, the quick methods first, and print the table."""
+    header = {
+        "benchmark": benchmark,
+        "chance_knn_20": float(np.mean([_judge.chance_knn(len(fold.truth)) for fold in folds])),
+    }
+    results = Results(options.output, header)
+    ours = [name for name in options.methods if name == _ours.DEFAULT or name in _ours.VARIANTS]
+    for seed in options.seeds:
+        for fold in folds:
+            for method in options.methods:
+                if method not in ours:
+                    _run_plain(results, fold, method, seed)
+    for seed in options.seeds if ours else ():
+        for fold in folds:
+            path = options.model_dir and options.model_dir / benchmark / f"{fold.name}_seed{seed}"
+            _run_ours(results, fold, ours, seed, options.minutes, path)
+    summary = summarise(results.entries, options.methods, [fold.name for fold in folds], options.seeds)
+    results.write(summary=summary)
+    print(f"\n{benchmark}: chance knn_20 {header['chance_knn_20']:.4f}, mean ± sd over seeds")
+    print(table(summary, _judge.METRICS), flush=True)
+
+
+def _run_plain(results: Results, fold: Fold, method: str, seed: int) -> None:
+    if method == "oracle" and fold.labels is None:
+        return
+    from benchmarks.baselines import BASELINES, PARAMETERS
+
+    parameters = PARAMETERS.get(method, {})
+    if results.find(parameters, method=method, fold=fold.name, seed=seed) is not None:
+        return
+    if method in FLOOR_AND_CEILING:
+        place = lambda: control(fold, method, seed=seed)
+    else:
+        place = lambda: fold.in_source_order(BASELINES[method](fold.reference.copy(), fold.query.copy(), seed=seed))
+    _keep(results, fold, method, seed, parameters, place)
+
+
+def _run_ours(
+    results: Results, fold: Fold, methods: Sequence[str], seed: int, minutes: float, path: Path | None
+) -> None:
+    training = _ours.training_parameters(minutes)
+    parameters = {method: training | _ours.VARIANTS.get(method, {}) for method in methods}
+    done = [results.find(parameters[method], method=method, fold=fold.name, seed=seed) for method in methods]
+    if all(entry is not None for entry in done) and len({entry["model"] for entry in done if entry}) == 1:
+        return
+    print(f"{fold.name}, seed {seed}: training for {minutes:g} minutes, or loading", flush=True)
+    model, train_seconds = _ours.obtain_model(fold, seed=seed, minutes=minutes, path=path)
+    name = _ours.fingerprint(model)
+    for method, entry in zip(methods, done, strict=True):
+        # The variants of a row are compared with each other, so they must be of one and the same model.
+        if entry is None or entry["model"] != name:
+            place = lambda method=method: fold.in_source_order(_ours.place(model, fold.query, method, seed=seed))
+            _keep(
+                results, fold, method, seed, parameters[method], place, model=name, train_seconds=round(train_seconds, 1)
+            )
+
+
+def _keep(
+    results: Results,
+    fold: Fold,
+    method: str,
+    seed: int,
+    parameters: dict[str, Any],
+    place: Callable[[], NDArray[np.float64]],
+    **fields: Any,
+) -> None:
+    start = time.perf_counter()
+    predicted = place()
+    seconds = round(time.perf_counter() - start, 2)
+    scores = _judge.judge(fold.truth, predicted)
+    results.add(
+        method=method, fold=fold.name, seed=seed, parameters=parameters, scores=scores, seconds=seconds, **fields
+    )
+    figures = ", ".join(f"{key} {value:.3f}" for key, value in scores.items())
+    print(f"{fold.name}, seed {seed}, {method}: {figures} ({seconds:.0f} s)", flush=True)
+
+
+def control(fold: Fold, method: str, *, seed: int) -> NDArray[np.float64]:
+    """Floor and ceiling, which alone see the truth: true positions permuted, or permuted within each cell type."""
+    rng = np.random.default_rng(seed)
+    if method == "chance":
+        return fold.truth[rng.permutation(len(fold.truth))]
+    if fold.labels is None:
+        raise ValueError(f"{fold.name} has no cell types, so there is no oracle row")
+    permuted = np.empty_like(fold.truth)
+    for label in np.unique(fold.labels):
+        rows = np.flatnonzero(fold.labels == label)
+        permuted[rows] = fold.truth[rng.permutation(rows)]
+    return permuted

@@ -1,0 +1,78 @@
+"""What the baselines share: expression features, one frame for all reference slices, training on contexts of a slice."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from scipy import sparse
+from scipy.spatial import cKDTree
+from sklearn.decomposition import PCA
+
+from benchmarks._judge import rigid_fit
+
+if TYPE_CHECKING:
+    from anndata import AnnData
+    from numpy.typing import NDArray
+
+    Array = NDArray[np.float64]
+
+CLIP = 10.0
+
+
+def scaled_expression(reference: AnnData, query: AnnData) -> tuple[Array, Array]:
+    """Per-gene standardised expression of the genes both objects have, ``(n_ref, n_genes)`` and ``(n_query, n_genes)``.
+
+    Counts (non-negative integers in the reference) are first brought to the median library size of the reference and
+    log1p transformed; other values are only standardised. Moments are the reference's.
+    """
+    genes = [gene for gene in reference.var_names if gene in set(query.var_names)]
+    if not genes:
+        raise ValueError("reference and query share no gene in var_names")
+    ref, new = (_dense(a[:, genes].X) for a in (reference, query))
+    if (ref >= 0).all() and (ref == np.round(ref)).all():
+        size = np.median(ref.sum(axis=1))
+        ref, new = (np.log1p(x * (size / np.maximum(x.sum(axis=1, keepdims=True), 1.0))) for x in (ref, new))
+    mean, sd = ref.mean(axis=0), ref.std(axis=0)
+    sd[sd == 0] = 1.0
+    return np.clip((ref - mean) / sd, -CLIP, CLIP), np.clip((new - mean) / sd, -CLIP, CLIP)
+
+
+def principal_components(ref: Array, new: Array, *, n_components: int = 50) -> tuple[Array, Array]:
+    """Scores of reference and query on the principal components of the reference."""
+    pca = PCA(min(n_components, *ref.shape), svd_solver="covariance_eigh").fit(ref)
+    return pca.transform(ref), pca.transform(new)
+
+
+def slice_rows(reference: AnnData) -> list[NDArray[np.intp]]:
+    """Row numbers of every slice of the reference, largest slice first."""
+    names = reference.obs["slice_id"].astype(str).to_numpy()
+    rows = [np.flatnonzero(names == name) for name in np.unique(names)]
+    return sorted(rows, key=len, reverse=True)
+
+
+def common_frame(reference: AnnData, components: Array, *, n_neighbours: int = 30) -> Array:
+    """Positions of all reference slices in the frame of the largest one, ``(n_ref, n_dims)``.
+
+    Cells of another slice are matched to the largest slice by expression alone: principal components averaged over each
+    cell's spatial neighbours, then the mean position of the most similar neighbourhoods. The slice is moved onto these
+    positions by the best rotation, reflection and shift; its shape and scale stay as they are. No labels are used.
+    """
+    positions = np.asarray(reference.obsm["spatial"], dtype=np.float64).copy()
+    anchor, *others = slice_rows(reference)
+    if not others:
+        return positions
+    smooth = np.empty_like(components)
+    for rows in (anchor, *others):
+        near = cKDTree(positions[rows]).query(positions[rows], k=min(n_neighbours, len(rows)))[1]
+        smooth[rows] = components[rows][near].mean(axis=1)
+    tree = cKDTree(smooth[anchor])
+    for rows in others:
+        matched = positions[anchor][tree.query(smooth[rows], k=min(n_neighbours, len(anchor)))[1]].mean(axis=1)
+        rotation, shift = rigid_fit(positions[rows], matched)
+        positions[rows] = positions[rows] @ rotation + shift
+    return positions
+
+
+def _dense(x: object) -> Array:
+    return np.asarray(x.toarray() if sparse.issparse(x) else x, dtype=np.float64)

@@ -1,0 +1,82 @@
+"""Contrastive embedding: expression is mapped to where spatial neighbours are similar, then neighbours vote there.
+
+A perceptron embeds the cells on a sphere. Inside a context of one slice, the softmax over cosine similarities is fitted
+to a Gaussian kernel of spatial distance (soft InfoNCE; the idea of STEM and CellContrast):
+L = -Σ_ij P_ij log softmax_j(z_i·z_j / τ), P_ij ∝ exp(-|x_i - x_j|² / 2w²), j ≠ i.
+A cell is placed at the mean position of the reference cells nearest to it in the embedding.
+
+Frames: training needs none, distances are taken inside a slice; the vote uses the frame of the largest reference slice
+(:func:`._features.common_frame`).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from scipy.spatial import cKDTree
+
+from benchmarks.baselines._features import common_frame, principal_components, scaled_expression, slice_rows
+from benchmarks.baselines._training import Perceptron, apply, spread, train_on_slices
+
+if TYPE_CHECKING:
+    import numpy as np
+    from anndata import AnnData
+    from numpy.typing import NDArray
+
+PARAMETERS: dict[str, Any] = {
+    "n_hidden": 256,
+    "n_embedding": 32,
+    "n_layers": 3,
+    "dropout": 0.1,
+    "gene_dropout": 0.2,
+    "context_size": 1024,
+    "n_steps": 1000,
+    "learning_rate": 1e-3,
+    "weight_decay": 1e-2,
+    "temperature": 0.1,
+    "kernel_width": 0.1,
+    "n_neighbours": 10,
+}
+
+
+def soft_info_nce(
+    embedding: torch.Tensor, positions: torch.Tensor, *, width: float, temperature: float
+) -> torch.Tensor:
+    """Cross-entropy between a Gaussian kernel of spatial distance and the softmax of similarities, own pair excluded."""
+    itself = torch.eye(len(embedding), dtype=torch.bool)
+    squared = torch.cdist(positions, positions, compute_mode="donot_use_mm_for_euclid_dist").square()
+    target = (-squared / (2 * width**2)).masked_fill(itself, -torch.inf).softmax(dim=1)
+    similarity = (embedding @ embedding.T / temperature).masked_fill(itself, -torch.inf)
+    log_probability = similarity.log_softmax(dim=1).masked_fill(itself, 0.0)
+    return -(target * log_probability).sum(dim=1).mean()
+
+
+def contrastive_knn(reference: AnnData, query: AnnData, *, seed: int) -> NDArray[np.float64]:
+    """Mean position of the nearest reference cells in a contrastive embedding of the genes."""
+    return _contrastive(reference, query, seed=seed, **PARAMETERS)
+
+
+def _contrastive(reference: AnnData, query: AnnData, *, seed: int, **p: Any) -> NDArray[np.float64]:
+    ref, new = scaled_expression(reference, query)
+    frame = common_frame(reference, principal_components(ref, new)[0])
+    rows = slice_rows(reference)
+    width = p["kernel_width"] * spread(frame, rows)
+
+    def loss(output: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        unit = torch.nn.functional.normalize(output, dim=1)
+        return soft_info_nce(unit, positions, width=width, temperature=p["temperature"])
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        network = Perceptron(
+            ref.shape[1], p["n_hidden"], p["n_embedding"], n_layers=p["n_layers"], dropout=p["dropout"]
+        )
+        training = ("n_steps", "context_size", "gene_dropout", "learning_rate", "weight_decay")
+        train_on_slices(network, ref, frame, rows, loss, seed=seed, **{key: p[key] for key in training})
+    z_ref, z_new = (_unit(apply(network, x)) for x in (ref, new))
+    return frame[cKDTree(z_ref).query(z_new, k=p["n_neighbours"])[1]].mean(axis=1)
+
+
+def _unit(z: NDArray[np.float64]) -> NDArray[np.float64]:
+    return z / ((z**2).sum(axis=1, keepdims=True) ** 0.5)

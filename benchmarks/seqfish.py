@@ -1,0 +1,11 @@
+"""Both planes of embryo 1 are the reference, all cells of embryo2_z2 are placed (seqFISH mouse embryo).
+
+Run as ``python -m benchmarks.seqfish``; ``--help`` lists the options.
+"""
+
+from __future__ import annotations
+
+from benchmarks._runner import main
+
+if __name__ == "__main__":
+    main("seqfish")

@@ -1,0 +1,11 @@
+"""Two mice are the reference, the third is placed, three folds (STARmap medial prefrontal cortex).
+
+Run as ``python -m benchmarks.starmap_mpfc``; ``--help`` lists the options.
+"""
+
+from __future__ import annotations
+
+from benchmarks._runner import main
+
+if __name__ == "__main__":
+    main("starmap_mpfc")

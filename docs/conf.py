@@ -1,0 +1,101 @@
+"""Sphinx configuration. The tag ``online`` (``-t online``) adds links into the documentation of other projects."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from importlib.metadata import metadata
+from typing import TYPE_CHECKING
+
+from sphinxcontrib import katex
+
+if TYPE_CHECKING:
+    from docutils.nodes import Element
+    from sphinx.addnodes import pending_xref
+    from sphinx.application import Sphinx
+    from sphinx.environment import BuildEnvironment
+    from sphinx.util.tags import Tags
+
+    tags: Tags  # defined by Sphinx
+
+info = metadata("alphastomics")
+project = "AlphaSTomics"
+author = info["Maintainer"] or info["Author"]
+copyright = f"2026, {author}"
+version = release = info["Version"]
+repository_url = dict(entry.split(", ") for entry in info.get_all("Project-URL"))["Source"]
+
+extensions = [
+    "myst_nb",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.autosummary",
+    "sphinx.ext.intersphinx",
+    "sphinx.ext.napoleon",
+    "sphinx_autodoc_typehints",
+    "sphinx_copybutton",
+    "sphinxcontrib.bibtex",
+    "sphinxcontrib.katex",
+]
+templates_path = ["_templates"]
+exclude_patterns = ["_build", "**.ipynb_checkpoints"]
+
+autosummary_generate = True
+autodoc_member_order = "bysource"
+default_role = "literal"
+napoleon_google_docstring = False
+napoleon_use_rtype = False  # a `Returns` section is prose, not a type
+napoleon_use_param = True
+typehints_defaults = "braces"
+always_use_bars_union = True
+bibtex_bibfiles = ["references.bib"]
+myst_enable_extensions = ["amsmath", "colon_fence", "deflist", "dollarmath"]
+myst_heading_anchors = 3
+nb_execution_mode = "off"  # `make test-all` executes the tutorials
+nb_merge_streams = True
+katex_prerender = shutil.which(katex.NODEJS_BINARY) is not None
+
+nitpicky = True
+# Names of other projects resolve only where their inventories can be fetched; ours must always resolve.
+_others = [
+    "anndata", "collections", "cyclopts", "datetime", "lightning", "matplotlib", "numpy", "os", "pandas", "pathlib",
+    "pyarrow", "scanpy", "scipy", "scvi", "squidpy", "torch", "types", "typing",
+]  # fmt: skip
+nitpick_ignore_regex = [("py:.*", rf"({'|'.join(_others)})(\..*)?"), ("py:data", "Ellipsis")]
+suppress_warnings = ["toc.empty_glob"]
+
+intersphinx_mapping = {}
+if tags.has("online"):
+    intersphinx_mapping = {
+        "anndata": ("https://anndata.readthedocs.io/en/stable/", None),
+        "matplotlib": ("https://matplotlib.org/stable/", None),
+        "numpy": ("https://numpy.org/doc/stable/", None),
+        "pandas": ("https://pandas.pydata.org/docs/", None),
+        "python": ("https://docs.python.org/3/", None),
+        "scanpy": ("https://scanpy.readthedocs.io/en/stable/", None),
+        "scvi-tools": ("https://docs.scvi-tools.org/en/stable/", None),
+        "squidpy": ("https://squidpy.readthedocs.io/en/stable/", None),
+        "torch": ("https://docs.pytorch.org/docs/stable/", None),
+    }
+
+html_theme = "sphinx_book_theme"
+html_title = project
+html_static_path = ["_static"]
+html_theme_options = {
+    "repository_url": repository_url,
+    "use_repository_button": True,
+    "path_to_docs": "docs/",
+    "navigation_with_keys": False,
+}
+
+
+def resolve_public_name(app: Sphinx, env: BuildEnvironment, node: pending_xref, content: Element) -> Element | None:
+    """Link a type found in a private module (``data._schema.TissueSchema``) to the page of its public name."""
+    public = re.sub(r"\._\w+", "", node.get("reftarget", ""))
+    if node.get("refdomain") != "py" or public == node["reftarget"]:
+        return None
+    return env.domains["py"].resolve_xref(env, node["refdoc"], app.builder, node["reftype"], public, node, content)
+
+
+def setup(app: Sphinx) -> None:
+    """Register what this site adds to Sphinx."""
+    app.connect("missing-reference", resolve_public_name)

@@ -1,0 +1,30 @@
+"""AlphaSTomics: the joint distribution of gene expression and cell positions, learned and sampled.
+
+Rooms are loaded on first use, so that importing the package costs no more than its metadata.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from importlib.metadata import version
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from . import data, datasets, metrics, model, pl, pp, tl
+
+__all__ = ["__version__", "data", "datasets", "metrics", "model", "pl", "pp", "tl"]
+
+__version__ = version("alphastomics")
+
+
+def __getattr__(name: str) -> ModuleType:
+    if name in __all__:
+        return import_module(f".{name}", __name__)
+    message = f"module {__name__!r} has no attribute {name!r}"
+    raise AttributeError(message)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,33 @@
+"""Every key that the package reads by default or writes into an AnnData, in one place."""
+
+from __future__ import annotations
+
+SPATIAL = "spatial"
+"""``obsm``: positions, in the units of the user."""
+
+SLICE = "slice_id"
+"""``obs``: the slice of a cell."""
+
+CELL_TYPE = "cell_type"
+"""``obs``: the label of a cell."""
+
+RECONSTRUCTED = "spatial_reconstructed"
+"""``obsm``: sampled positions; ``uns``: what is needed to sample them again."""
+
+UNCERTAINTY_SUFFIX = "_uncertainty"
+"""``obs[RECONSTRUCTED + ...]``: root mean square over the aligned draws."""
+
+PLACED_SUFFIX = "_placed"
+"""``obs[RECONSTRUCTED + ...]``: whether the cell was placed, or is part of the reference."""
+
+DRAW = "draw"
+"""``obs``: the number of the draw that a sampled cell belongs to."""
+
+LIBRARY_SIZE = "library_size"
+"""``obs``: total counts to which the expression of a cell was restored."""
+
+SD = "sd"
+"""``layers``: standard deviation of expression over the draws."""
+
+POSITION_UNCERTAINTY = "position_uncertainty"
+"""``obs`` of a sampled AnnData: root mean square over the aligned draws."""

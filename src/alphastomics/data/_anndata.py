@@ -1,0 +1,175 @@
+"""From an AnnData to expression and positions in slices."""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pandas as pd
+
+from alphastomics.data._checks import (
+    check_genes,
+    check_in_memory,
+    read_expression,
+    read_position,
+)
+from alphastomics.data._fit import fit_schema
+from alphastomics.data._matrix import Matrix, align_columns, canonical, row_blocks, row_sums
+from alphastomics.data._slices import resolve_query_slice_key, slice_rows
+from alphastomics.data._source import SliceCells
+
+if TYPE_CHECKING:
+    from anndata import AnnData
+    from numpy.typing import NDArray
+
+    from alphastomics.data._schema import TissueSchema
+
+__all__ = ["AnnDataSource", "fit_schema"]
+
+_DEPTH_RATIO = 5.0
+
+
+class AnnDataSource:
+    """Cells of an AnnData, read for a schema.
+
+    Genes are matched by name. `adata` is neither modified nor kept; a CSR matrix whose genes are those of the schema
+    in order is shared with it, any other sparse matrix is converted to CSR once.
+
+    Parameters
+    ----------
+    adata
+        The cells, in memory.
+    schema
+        The tissue to read them for.
+    positions
+        Whether to read ``obsm[schema.position_key]``. If not, it is never touched. NaN (a cell without a position) is
+        kept.
+    expression
+        Whether to read expression. If not, neither the matrix nor the gene names are touched and no gene is measured.
+
+    Raises
+    ------
+    KeyError
+        If the layer, the positions or, for cells with positions, the slices are missing.
+    ValueError
+        If fewer than half of the genes are there, or values cannot be used.
+
+    Warns
+    -----
+    UserWarning
+        If genes are missing, or the median library size lies more than fivefold from that of the reference.
+    """
+
+    def __init__(self, adata: AnnData, schema: TissueSchema, *, positions: bool, expression: bool = True) -> None:
+        check_in_memory(adata)
+        self.schema = schema
+        self.n_cells: int = adata.n_obs
+        self.slices = _read_slices(adata, schema, positions=positions)
+        self.measured: NDArray[np.bool_] = np.zeros(schema.n_genes, dtype=bool)
+        self.has_counts = False
+        self._matrix: Matrix = np.empty((adata.n_obs, 0), dtype=np.float32)
+        if expression:
+            self._read_expression(adata)
+        self._columns = np.flatnonzero(self.measured)
+        self._library_size = self._sum_rows()
+        if expression and schema.transform == "log1p":
+            self._check_depth()
+
+    def _read_expression(self, adata: AnnData) -> None:
+        columns = _match_genes(check_genes(adata.var_names), self.schema.genes)
+        self.measured = columns >= 0
+        matrix, transform, counts = read_expression(adata, self.schema.layer, self.schema.transform)
+        self.has_counts = counts and transform == "log1p"
+        self._matrix = align_columns(matrix, columns[self.measured])
+
+    def _sum_rows(self) -> NDArray[np.float64]:
+        blocks = row_blocks(np.arange(self.n_cells), self._matrix.shape[1])
+        sums = [row_sums(canonical(self._matrix[rows])) for rows in blocks]
+        return np.concatenate(sums) if sums else np.empty(0)
+
+    def _check_depth(self) -> None:
+        filled = self._library_size[self._library_size > 0]
+        median = float(np.median(filled)) if len(filled) else 0.0
+        target = self.schema.target_library_size(self.measured)
+        if not target / _DEPTH_RATIO <= median <= target * _DEPTH_RATIO:
+            warnings.warn(
+                f"The median library size of these cells is {median:.4g}, that of the reference {target:.4g} on the "
+                f"same {int(self.measured.sum())} genes: more than {_DEPTH_RATIO:g}-fold apart. Check that the values "
+                "are raw counts, as in the reference, and expect poorer results.",
+                UserWarning,
+                stacklevel=3,
+            )
+
+    def expression(
+        self, rows: NDArray[np.int64], *, thinning: float | None = None, rng: np.random.Generator | None = None
+    ) -> NDArray[np.float32]:
+        """Read expression in network units.
+
+        Parameters
+        ----------
+        rows
+            Row numbers, shape (k,).
+        thinning
+            Share of the counts to remove at random, in [0, 1): each count is kept with probability 1 - `thinning`,
+            before the transform. None or 0 removes none.
+        rng
+            Where the draws come from.
+
+        Returns
+        -------
+        Network units, shape (k, G), exactly 0 for unmeasured genes.
+
+        Raises
+        ------
+        ValueError
+            If thinning is asked of values that are not counts under ``"log1p"``, or without `rng`.
+        """
+        block = canonical(self._matrix[rows])
+        library_size = self._library_size[rows]
+        if thinning:
+            if not self.has_counts:
+                raise ValueError('Only integer counts under transform="log1p" can be thinned; set thinning=0.')
+            if rng is None or not 0 < thinning < 1:
+                raise ValueError(f"thinning={thinning} must lie in [0, 1) and needs rng.")
+            block.data = rng.binomial(block.data.astype(np.int64), 1 - thinning).astype(np.float64)
+            library_size = row_sums(block)
+        return self.schema.encode_expression(block, columns=self._columns, library_size=library_size)
+
+    def library_size(self, rows: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Sum the measured genes of some cells in user units, shape (k,)."""
+        return self._library_size[rows]
+
+
+def _read_slices(adata: AnnData, schema: TissueSchema, *, positions: bool) -> tuple[SliceCells, ...]:
+    key = resolve_query_slice_key(adata, schema.slice_key, positions=positions)
+    groups = slice_rows(adata, key, missing=not positions)
+    if not positions:
+        return tuple(SliceCells(name, rows, None) for name, rows in groups)
+    position = read_position(adata, schema.position_key, missing=True, n_dims=schema.n_dims)
+    return tuple(SliceCells(name, rows, position[rows]) for name, rows in groups)
+
+
+def _match_genes(names: tuple[str, ...], genes: tuple[str, ...]) -> NDArray[np.int64]:
+    """Find for each gene of the schema its column, -1 where there is none."""
+    columns: NDArray[np.int64] = pd.Index(names).get_indexer(pd.Index(genes)).astype(np.int64)
+    missing = [gene for gene, column in zip(genes, columns, strict=True) if column < 0]
+    if not missing:
+        return columns
+    listed = ", ".join(map(repr, missing[:5])) + (", …" if len(missing) > 5 else "")
+    if len(missing) == len(genes):
+        raise ValueError(
+            f"None of the {len(genes)} genes is among var_names (the reference has {listed}; these cells have "
+            f"{', '.join(map(repr, names[:5]))}, …); use the same gene identifiers as the reference."
+        )
+    if len(missing) > len(genes) / 2:
+        raise ValueError(
+            f"{len(missing)} of {len(genes)} genes are missing ({listed}), more than half; "
+            "fit a new reference on the genes that are shared."
+        )
+    warnings.warn(
+        f"{len(missing)} of {len(genes)} genes are missing and count as unmeasured: {listed}.",
+        UserWarning,
+        stacklevel=4,
+    )
+    return columns

@@ -1,0 +1,111 @@
+"""What the network sees at once: one context, and a batch of padded contexts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+
+class Context(NamedTuple):
+    """N cells of one slice.
+
+    Attributes
+    ----------
+    expression
+        Network units, shape (N, G), float32.
+    position
+        Model units, shape (N, D), float32; centred on these cells when ``frame="slice"``; NaN when the source has no
+        positions.
+    measured
+        Genes that are measured and were not dropped, shape (G,).
+    dropout
+        Share r of the measured genes that was dropped; `expression` times sqrt(1 - r) is unscaled.
+    slice_index
+        Number of the slice in the source.
+    rows
+        Row numbers of the cells in the source, shape (N,), int64. In a patch the centre comes first.
+    key
+        (seed, epoch, index), int64, from which further noise for this context can be drawn.
+    """
+
+    expression: NDArray[np.float32]
+    position: NDArray[np.float32]
+    measured: NDArray[np.bool_]
+    dropout: float
+    slice_index: int
+    rows: NDArray[np.int64]
+    key: NDArray[np.int64]
+
+
+class Batch(NamedTuple):
+    """B contexts, padded to the longest of them.
+
+    Attributes
+    ----------
+    expression, position
+        Shapes (B, N, G) and (B, N, D), float32, 0 where padded.
+    mask
+        True for real cells, shape (B, N).
+    measured
+        Shape (B, G), bool.
+    dropout
+        Shape (B,), float32.
+    slice_index
+        Shape (B,), int64.
+    rows
+        Shape (B, N), int64, -1 where padded.
+    key
+        Shape (B, 3), int64.
+    """
+
+    expression: torch.Tensor
+    position: torch.Tensor
+    mask: torch.Tensor
+    measured: torch.Tensor
+    dropout: torch.Tensor
+    slice_index: torch.Tensor
+    rows: torch.Tensor
+    key: torch.Tensor
+
+
+def collate(contexts: Sequence[Context]) -> Batch:
+    """Pad contexts to the longest and stack them.
+
+    Parameters
+    ----------
+    contexts
+        At least one context.
+
+    Returns
+    -------
+    The batch, in the order given.
+    """
+    longest = max(len(context.rows) for context in contexts)
+    n_dims, n_genes = contexts[0].position.shape[1], len(contexts[0].measured)
+    expression = torch.zeros(len(contexts), longest, n_genes)
+    position = torch.zeros(len(contexts), longest, n_dims)
+    mask = torch.zeros(len(contexts), longest, dtype=torch.bool)
+    rows = torch.full((len(contexts), longest), -1)
+    for i, context in enumerate(contexts):
+        n_cells = len(context.rows)
+        expression[i, :n_cells] = torch.from_numpy(context.expression)
+        position[i, :n_cells] = torch.from_numpy(context.position)
+        rows[i, :n_cells] = torch.from_numpy(context.rows)
+        mask[i, :n_cells] = True
+    return Batch(
+        expression=expression,
+        position=position,
+        mask=mask,
+        measured=torch.from_numpy(np.stack([context.measured for context in contexts])),
+        dropout=torch.tensor([context.dropout for context in contexts], dtype=torch.float32),
+        slice_index=torch.tensor([context.slice_index for context in contexts]),
+        rows=rows,
+        key=torch.from_numpy(np.stack([context.key for context in contexts])),
+    )

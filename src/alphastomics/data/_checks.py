@@ -1,0 +1,193 @@
+"""Refusing bad input before anything happens, with the name of what is wrong and the remedy."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import pandas as pd
+import scipy.sparse as sp
+
+from alphastomics.data._matrix import Matrix, as_matrix, flat_blocks, flat_index
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from anndata import AnnData
+    from numpy.typing import NDArray
+
+    from alphastomics.data._schema import Transform
+
+MIN_CELLS = 10
+
+
+class ValueSummary(NamedTuple):
+    """What the values of a matrix are; positions are (row, column) of the first offender."""
+
+    integer: bool
+    nonfinite: tuple[int, int] | None
+    negative: tuple[int, int] | None
+
+    @property
+    def counts(self) -> bool:
+        """Whether all values are non-negative integers."""
+        return self.integer and self.nonfinite is None and self.negative is None
+
+
+def check_in_memory(adata: AnnData) -> None:
+    """Refuse a backed AnnData."""
+    if adata.isbacked:
+        raise ValueError("The AnnData is backed by a file; read it into memory first with adata.to_memory().")
+
+
+def check_key(where: str, mapping: Mapping[str, object] | pd.DataFrame, key: str, argument: str) -> None:
+    """Refuse a key that is not there."""
+    if key not in mapping:
+        found = ", ".join(map(repr, mapping.keys())) or "nothing"
+        raise KeyError(f'{where}["{key}"] is missing (found: {found}); pass {argument}=…')
+
+
+def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
+    """Refuse a value that is none of the choices."""
+    if value not in choices:
+        raise ValueError(f"{name}={value!r} is none of {', '.join(map(repr, choices))}.")
+
+
+def check_genes(names: Iterable[object]) -> tuple[str, ...]:
+    """Give the gene names as strings, refusing duplicates."""
+    index = pd.Index([str(name) for name in names])
+    repeated = index[index.duplicated()].unique()
+    if len(repeated):
+        listed = ", ".join(map(repr, repeated[:5]))
+        raise ValueError(
+            f"{len(repeated)} gene names occur more than once ({listed}); genes are matched by name: "
+            "call adata.var_names_make_unique() or merge them."
+        )
+    if not len(index):
+        raise ValueError("There are no genes; pass an AnnData with variables.")
+    return tuple(index)
+
+
+def expression_matrix(adata: AnnData, layer: str | None) -> Matrix:
+    """Read ``X`` or a layer as CSR or a plain array without copying more than a change of format needs."""
+    if layer is None:
+        where, values = "X", adata.X
+        if values is None:
+            raise KeyError(
+                f"X is missing; pass layer=… (layers: {', '.join(map(repr, adata.layers.keys())) or 'none'})"
+            )
+    else:
+        check_key("layers", adata.layers, layer, "layer")
+        where, values = f'layers["{layer}"]', adata.layers[layer]
+    if not (sp.issparse(values) or isinstance(values, np.ndarray)):
+        kind = f"{type(values).__module__}.{type(values).__name__}"
+        raise ValueError(f"{where} is a {kind}; store a scipy.sparse or numpy array (adata.to_memory()).")
+    return check_matrix(as_matrix(values), where)
+
+
+def read_expression(adata: AnnData, layer: str | None, transform: str) -> tuple[Matrix, Transform, bool]:
+    """Read and check expression; give the matrix, the settled transform, and whether the values are counts."""
+    matrix = expression_matrix(adata, layer)
+    summary = summarise_values(matrix)
+    chosen = resolve_transform(transform, summary)
+    check_values(summary, adata, layer, chosen)
+    return matrix, chosen, summary.counts
+
+
+def check_matrix(matrix: Matrix, where: str) -> Matrix:
+    """Refuse what is not two-dimensional or not numeric."""
+    if matrix.ndim != 2:
+        raise ValueError(f"{where} has {matrix.ndim} dimensions, not 2 (cells × genes).")
+    if matrix.dtype.kind not in "biuf":
+        raise ValueError(f"{where} holds {matrix.dtype} values; convert them to integers or floats.")
+    return matrix
+
+
+def summarise_values(matrix: Matrix) -> ValueSummary:
+    """Look at every stored value once; sparse matrices are read through ``.data`` alone."""
+    integer, nonfinite, negative = True, None, None
+    floating = matrix.dtype.kind == "f"
+    for offset, values in flat_blocks(matrix):
+        if floating:
+            finite = np.isfinite(values)
+            if nonfinite is None and not finite.all():
+                nonfinite = flat_index(matrix, offset + int(np.argmin(finite)))
+            integer = integer and bool((np.trunc(values) == values).all())
+        if negative is None and matrix.dtype.kind in "if" and (below := values < 0).any():
+            negative = flat_index(matrix, offset + int(np.argmax(below)))
+    return ValueSummary(integer, nonfinite, negative)
+
+
+def resolve_transform(transform: str, summary: ValueSummary) -> Transform:
+    """Settle ``"auto"``: ``"log1p"`` if and only if all values are non-negative integers."""
+    check_choice("transform", transform, ("auto", "log1p", "none"))
+    if transform == "auto":
+        return "log1p" if summary.counts else "none"
+    return "log1p" if transform == "log1p" else "none"
+
+
+def check_values(summary: ValueSummary, adata: AnnData, layer: str | None, transform: str) -> None:
+    """Refuse NaN and infinity, and negative values under ``"log1p"``."""
+    where = "X" if layer is None else f'layers["{layer}"]'
+
+    def of(place: tuple[int, int]) -> str:
+        return f"gene {str(adata.var_names[place[1]])!r} in cell {str(adata.obs_names[place[0]])!r}"
+
+    if summary.nonfinite is not None:
+        raise ValueError(
+            f"{where} has NaN or infinite values, the first for {of(summary.nonfinite)}; "
+            "remove these genes or cells, or replace the values."
+        )
+    if transform == "log1p" and summary.negative is not None:
+        raise ValueError(
+            f"{where} has negative values, the first for {of(summary.negative)}, of which log1p has no use; "
+            'pass the layer of raw counts or transform="none".'
+        )
+
+
+def read_position(adata: AnnData, key: str, *, missing: bool, n_dims: int | None = None) -> NDArray[np.float64]:
+    """Read positions as float64, shape (n, D).
+
+    Parameters
+    ----------
+    adata
+        Where they are.
+    key
+        Name in ``obsm``.
+    missing
+        Whether NaN (a cell without a position) is accepted. Infinity never is.
+    n_dims
+        The number of columns wanted; 2 or 3 when None.
+    """
+    check_key("obsm", adata.obsm, key, "position_key")
+    where = f'obsm["{key}"]'
+    try:
+        position = np.array(adata.obsm[key], dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{where} is not a numeric array; store floats of shape (n_cells, 2 or 3).") from error
+    if position.ndim != 2:
+        raise ValueError(f"{where} has {position.ndim} dimensions, not 2 (cells × coordinates).")
+    allowed = (2, 3) if n_dims is None else (n_dims,)
+    if position.shape[1] not in allowed:
+        wanted = " or ".join(map(str, allowed))
+        raise ValueError(f"{where} has {position.shape[1]} columns; positions here have {wanted} coordinates.")
+    bad = ~np.isfinite(position) if not missing else np.isinf(position)
+    if bad.any():
+        cells = np.flatnonzero(bad.any(axis=1))
+        raise ValueError(
+            f"{where} has {'infinite' if missing else 'NaN or infinite'} values in {len(cells)} cells, the first "
+            f"{str(adata.obs_names[cells[0]])!r}; remove these cells"
+            + ("." if missing else ", or place them with tl.reconstruct.")
+        )
+    return position
+
+
+def check_slice(name: str, position: NDArray[np.float64]) -> None:
+    """Refuse a reference slice from which no geometry can be learned."""
+    if len(position) < MIN_CELLS:
+        raise ValueError(
+            f"Slice {name!r} has {len(position)} cells with positions, fewer than {MIN_CELLS}; "
+            "remove the slice, or check slice_key."
+        )
+    if (position == position[0]).all():
+        raise ValueError(f"All {len(position)} cells of slice {name!r} have the same position; check position_key.")

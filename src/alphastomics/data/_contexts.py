@@ -1,0 +1,243 @@
+"""From slices to contexts, the cells that the network sees at once.
+
+Every random draw comes from a generator keyed by (seed, epoch) for the division into contexts and by (seed, epoch,
+index) for what happens to one context. Nothing depends on the process, the worker, or the order of access.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+import torch
+from scipy.spatial import KDTree
+from torch.utils.data import Dataset
+
+from alphastomics.data._batch import Context
+from alphastomics.data._checks import check_choice
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from alphastomics.data._source import CellSource, SliceCells
+
+Kind = Literal["subset", "patch"]
+
+_DIVIDE, _DRAW = 0, 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Augmentation:
+    """Random changes to training contexts.
+
+    Parameters
+    ----------
+    gene_dropout
+        Upper bound, in [0, 1), of the share r of measured genes that a context loses, drawn uniformly per context.
+        Whole columns become 0 and unmeasured; kept values are divided by sqrt(1 - r), which keeps the variance of a
+        sum over genes.
+    thinning
+        Upper bound, in [0, 1), of the share of counts that a context loses, drawn uniformly per context.
+    rotate
+        Whether positions are rotated or reflected, uniformly over the orthogonal group. Ignored for
+        ``frame="shared"``.
+
+    Raises
+    ------
+    ValueError
+        If a bound is outside [0, 1).
+    """
+
+    gene_dropout: float = 0.5
+    thinning: float = 0.0
+    rotate: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("gene_dropout", "thinning"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)} must lie in [0, 1).")
+
+
+class ContextDataset(Dataset[Context]):
+    """The contexts of one epoch, by number.
+
+    Parameters
+    ----------
+    source
+        Where cells come from.
+    context_size
+        Largest number of cells in a context.
+    kind
+        ``"subset"``: each slice is divided at random into contexts of nearly equal size, so that every cell comes
+        exactly once per epoch. ``"patch"``: every cell is a centre once, and a context is its `context_size` nearest
+        cells in the slice; among equally distant cells the first in order are taken.
+    seed
+        A non-negative integer.
+    augmentation
+        Random changes; none when None.
+    slices
+        Names of the slices to use; all when None.
+
+    Raises
+    ------
+    ValueError
+        If a slice is unknown, positions that are needed are missing, or an argument is out of range.
+    """
+
+    def __init__(
+        self,
+        source: CellSource,
+        *,
+        context_size: int,
+        kind: Kind = "subset",
+        seed: int,
+        augmentation: Augmentation | None = None,
+        slices: Sequence[str] | None = None,
+    ) -> None:
+        check_choice("kind", kind, ("subset", "patch"))
+        if context_size < 1 or seed < 0:
+            raise ValueError(f"context_size={context_size} must be positive and seed={seed} not negative.")
+        if augmentation is not None and augmentation.thinning and not source.has_counts:
+            raise ValueError('Only integer counts under transform="log1p" can be thinned; set thinning=0.')
+        self.source = source
+        self.context_size = context_size
+        self.kind = kind
+        self.seed = seed
+        self.augmentation = augmentation
+        self._slices = _choose_slices(source, slices, kind)
+        self._trees = {i: KDTree(_points(source.slices[i])) for i in self._slices} if kind == "patch" else {}
+        self._length = sum(self._n_contexts(len(source.slices[i].rows)) for i in self._slices)
+        # In shared memory, because workers that outlive an epoch hold their own copy of everything else.
+        self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
+        self._plan_epoch = -1
+        self._plan: list[tuple[int, NDArray[np.int64]]] | NDArray[np.int64] = []
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch; loader workers that are kept between epochs see it too."""
+        self._epoch.fill_(epoch)
+
+    def __len__(self) -> int:
+        """Number of contexts in an epoch, the same for every epoch."""
+        return self._length
+
+    def __getitem__(self, index: int) -> Context:
+        """Draw a context of the current epoch."""
+        if not 0 <= index < self._length:
+            raise IndexError(f"Context {index} of {self._length}.")
+        epoch = int(self._epoch)
+        slice_index, cells = self._cells(epoch, index)
+        rng = _generator(_DRAW, self.seed, epoch, index)
+        augmentation = self.augmentation or Augmentation(gene_dropout=0.0, rotate=False)
+        position = self._position(slice_index, cells, rng if augmentation.rotate else None)
+        measured, dropout = _drop_genes(self.source.measured, augmentation.gene_dropout, rng)
+        thinning = rng.uniform(0.0, augmentation.thinning)
+        rows = self.source.slices[slice_index].rows[cells]
+        expression = self.source.expression(rows, thinning=thinning, rng=rng)
+        if dropout:
+            expression = np.where(measured, expression / np.float32(np.sqrt(1 - dropout)), np.float32(0))
+        key = np.array([self.seed, epoch, index], dtype=np.int64)
+        return Context(expression, position, measured, dropout, slice_index, rows, key)
+
+    def _n_contexts(self, n_cells: int) -> int:
+        return n_cells if self.kind == "patch" else -(-n_cells // self.context_size)
+
+    def _cells(self, epoch: int, index: int) -> tuple[int, NDArray[np.int64]]:
+        """Give the slice of a context and the numbers of its cells within the slice."""
+        if self._plan_epoch != epoch:
+            self._plan = self._divide(epoch)
+            self._plan_epoch = epoch
+        slice_index, cells = self._plan[index]
+        if self.kind == "subset":
+            return slice_index, cells
+        slice_index, centre = int(slice_index), int(cells)
+        return slice_index, _nearest(self._trees[slice_index], centre, self.context_size)
+
+    def _divide(self, epoch: int) -> list[tuple[int, NDArray[np.int64]]] | NDArray[np.int64]:
+        """Divide an epoch: (slice, cells) of subsets in a list, or (slice, centre) of patches in an array."""
+        rng = _generator(_DIVIDE, self.seed, epoch)
+        sizes = {i: len(self.source.slices[i].rows) for i in self._slices}
+        if self.kind == "patch":
+            centres = [np.stack([np.full(size, i), np.arange(size)], axis=1) for i, size in sizes.items()]
+            return rng.permutation(np.concatenate(centres))
+        parts: list[tuple[int, NDArray[np.int64]]] = []
+        for i, size in sizes.items():
+            # Ascending cells are read faster, and their order carries no meaning.
+            pieces = np.array_split(rng.permutation(size), self._n_contexts(size))
+            parts.extend((i, np.sort(piece)) for piece in pieces)
+        return [parts[i] for i in rng.permutation(len(parts))]
+
+    def _position(
+        self, slice_index: int, cells: NDArray[np.int64], rng: np.random.Generator | None
+    ) -> NDArray[np.float32]:
+        """Give model units, centred and turned where the frame is free."""
+        schema = self.source.schema
+        position = self.source.slices[slice_index].position
+        if position is None:
+            return np.full((len(cells), schema.n_dims), np.nan, dtype=np.float32)
+        points = position[cells]
+        if schema.frame == "slice":
+            points = points - points.mean(axis=0)
+            if rng is not None:
+                points = points @ _random_rotation(schema.n_dims, rng)
+        return schema.encode_position(points)
+
+
+def _generator(purpose: int, *key: int) -> np.random.Generator:
+    return np.random.default_rng(np.random.SeedSequence(key, spawn_key=(purpose,)))
+
+
+def _choose_slices(source: CellSource, names: Sequence[str] | None, kind: str) -> list[int]:
+    """Number the slices asked for and refuse positions that cannot be trained on."""
+    known = [cells.name for cells in source.slices]
+    if unknown := [name for name in names or () if name not in known]:
+        raise ValueError(f"There is no slice {', '.join(map(repr, unknown))}; there are {', '.join(map(repr, known))}.")
+    chosen = [i for i, name in enumerate(known) if names is None or name in names]
+    for cells in (source.slices[i] for i in chosen):
+        if cells.position is None:
+            if kind == "patch":
+                raise ValueError('kind="patch" needs positions; read them (positions=True) or use kind="subset".')
+        elif absent := int(np.isnan(cells.position).any(axis=1).sum()):
+            raise ValueError(
+                f"Slice {cells.name!r} has {absent} cells without a position; remove them before training, "
+                "or read no positions."
+            )
+    if not chosen:
+        raise ValueError("No slice was chosen; pass slices=None for all of them.")
+    return chosen
+
+
+def _points(cells: SliceCells) -> NDArray[np.float64]:
+    assert cells.position is not None  # refused by _choose_slices
+    return cells.position
+
+
+def _nearest(tree: KDTree, centre: int, size: int) -> NDArray[np.int64]:
+    """Number the cells nearest to a centre, itself first, nearer ones first, ties by number."""
+    points = tree.data
+    reach = np.max(tree.query(points[centre], k=min(size, len(points)))[0])
+    # The tree settles ties as its leaves lie: take all that could be tied, and order them here.
+    found = np.sort(np.asarray(tree.query_ball_point(points[centre], reach * (1 + 1e-9)), dtype=np.int64))
+    squared = ((points[found] - points[centre]) ** 2).sum(axis=1)
+    squared[found == centre] = -1.0
+    return found[np.argsort(squared, kind="stable")[:size]]
+
+
+def _drop_genes(measured: NDArray[np.bool_], bound: float, rng: np.random.Generator) -> tuple[NDArray[np.bool_], float]:
+    """Drop a uniformly drawn share of the measured genes; give what is left and the share."""
+    genes = np.flatnonzero(measured)
+    n_dropped = int(rng.uniform(0.0, bound) * len(genes))
+    if not n_dropped:
+        return measured.copy(), 0.0
+    kept = measured.copy()
+    kept[rng.choice(genes, n_dropped, replace=False)] = False
+    return kept, n_dropped / len(genes)
+
+
+def _random_rotation(n_dims: int, rng: np.random.Generator) -> NDArray[np.float64]:
+    """Draw from the orthogonal group uniformly: QR of Gaussians with the signs of R moved to Q (Mezzadri 2007)."""
+    q, r = np.linalg.qr(rng.standard_normal((n_dims, n_dims)))
+    rotation: NDArray[np.float64] = q * np.sign(np.diagonal(r))
+    return rotation

@@ -1,0 +1,194 @@
+"""From the reference cells of an AnnData to a schema."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from alphastomics.data._checks import (
+    check_choice,
+    check_genes,
+    check_in_memory,
+    check_key,
+    check_slice,
+    read_expression,
+    read_position,
+)
+from alphastomics.data._matrix import Matrix, Moments, canonical, row_blocks, row_sums
+from alphastomics.data._schema import TissueSchema
+from alphastomics.data._slices import categories, resolve_slice_key, slice_rows
+
+if TYPE_CHECKING:
+    from anndata import AnnData
+    from numpy.typing import NDArray
+
+    from alphastomics.data._schema import Frame, Transform
+
+logger = logging.getLogger(__name__)
+
+_SCALE_FLOOR = 0.1
+_RADIUS_RATIO = 5.0
+
+
+def fit_schema(
+    adata: AnnData,
+    *,
+    layer: str | None = None,
+    position_key: str = "spatial",
+    slice_key: str | None = None,
+    cell_type_key: str | None = None,
+    frame: Frame = "slice",
+    sequence_key: str | None = None,
+    transform: str = "auto",
+    missing_positions: bool = False,
+) -> TissueSchema:
+    """Describe a tissue by its reference cells.
+
+    The matrix is read in blocks of rows; moments are float64 and the same to the bit for CSR, CSC, dense, integer and
+    float storage. `adata` is not modified.
+
+    Parameters
+    ----------
+    adata
+        The reference, in memory.
+    layer
+        Where expression is: a key of ``layers``, or ``X`` when None.
+    position_key
+        Where positions are in ``obsm``, shape (n, 2) or (n, 3).
+    slice_key
+        Where the slice of a cell is in ``obs``. None takes ``obs["slice_id"]`` if it is there, else all cells are one
+        slice; the log says which.
+    cell_type_key
+        Where labels are in ``obs``, if anywhere.
+    frame
+        ``"slice"`` or ``"shared"``.
+    sequence_key
+        Where an order of the cells is in ``obs``, if anywhere.
+    transform
+        ``"auto"``, ``"log1p"`` or ``"none"``; ``"auto"`` is ``"log1p"`` if and only if all values are non-negative
+        integers.
+    missing_positions
+        Whether cells may have NaN positions. Such cells are not reference cells: they count for nothing here.
+
+    Returns
+    -------
+    The schema.
+
+    Raises
+    ------
+    KeyError
+        If a named key is missing.
+    ValueError
+        If values, positions or slices cannot be used; the message says which and what to do.
+
+    Warns
+    -----
+    UserWarning
+        If the radii of the slices differ more than fivefold.
+    """
+    check_in_memory(adata)
+    check_choice("frame", frame, ("slice", "shared"))
+    genes = check_genes(adata.var_names)
+    position = read_position(adata, position_key, missing=missing_positions)
+    slice_key = resolve_slice_key(adata, slice_key)
+    cell_types = categories(adata, cell_type_key, "cell_type_key")
+    if sequence_key is not None:
+        check_key("obs", adata.obs, sequence_key, "sequence_key")
+    placed: NDArray[np.bool_] = np.all(np.isfinite(position), axis=1)
+    if not placed.any():
+        raise ValueError(f'obsm["{position_key}"] gives no cell a position; the reference needs some.')
+    groups = [(name, position[rows[placed[rows]]]) for name, rows in slice_rows(adata, slice_key)]
+    slices = {name: points for name, points in groups if len(points)}
+    scale, centre = _fit_frame(slices, frame)
+    matrix, chosen, _ = read_expression(adata, layer, transform)
+    library_size, share, mean, gene_scale = _fit_expression(matrix, np.flatnonzero(placed), chosen)
+    logger.info("%d reference cells, %d genes (%s), %d slices", placed.sum(), len(genes), chosen, len(slices))
+    return TissueSchema(
+        genes=genes,
+        transform=chosen,
+        library_size=library_size,
+        gene_mean=tuple(mean.tolist()),
+        gene_scale=tuple(gene_scale.tolist()),
+        gene_share=tuple(share.tolist()),
+        frame=frame,
+        n_dims=position.shape[1],
+        scale=scale,
+        centre=centre,
+        slices=tuple(slices),
+        cell_types=cell_types,
+        position_key=position_key,
+        slice_key=slice_key,
+        cell_type_key=cell_type_key,
+        layer=layer,
+        sequence_key=sequence_key,
+    )
+
+
+def _fit_frame(slices: dict[str, NDArray[np.float64]], frame: str) -> tuple[float, tuple[float, ...]]:
+    """Scale and centre; see `TissueSchema`."""
+    for name, points in slices.items():
+        check_slice(name, points)
+    n_dims = next(iter(slices.values())).shape[1]
+    if frame == "shared":
+        everything = np.concatenate(list(slices.values()))
+        return _rms_radius(everything) / np.sqrt(n_dims).item(), tuple(everything.mean(axis=0).tolist())
+    radii = {name: _rms_radius(points) for name, points in slices.items()}
+    small, large = min(radii, key=radii.__getitem__), max(radii, key=radii.__getitem__)
+    if radii[large] > _RADIUS_RATIO * radii[small]:
+        warnings.warn(
+            f"The RMS radii of the slices differ {radii[large] / radii[small]:.3g}-fold, from {radii[small]:.4g} "
+            f"({small!r}) to {radii[large]:.4g} ({large!r}), and one scale serves all; check that all positions are "
+            "in the same units.",
+            UserWarning,
+            stacklevel=3,
+        )
+    return float(np.median(list(radii.values())) / np.sqrt(n_dims)), (0.0,) * n_dims
+
+
+def _rms_radius(position: NDArray[np.float64]) -> float:
+    """Root mean square distance from the mean."""
+    return float(np.sqrt(((position - position.mean(axis=0)) ** 2).sum(axis=1).mean()))
+
+
+def _fit_expression(
+    matrix: Matrix, reference: NDArray[np.int64], transform: Transform
+) -> tuple[float | None, NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+    """Median library size, share, mean and floored standard deviation of the genes over the reference cells."""
+    n_genes = matrix.shape[1]
+    moments = Moments(n_genes)
+    if transform == "none":
+        for rows in row_blocks(reference, n_genes):
+            moments.add(canonical(matrix[rows]))
+        return None, np.empty(0), moments.mean, _floored(moments.sd)
+    sizes, totals = _depth(matrix, reference)
+    library_size = float(np.median(sizes[sizes > 0]))
+    done = 0
+    for rows in row_blocks(reference, n_genes):
+        block = canonical(matrix[rows])
+        size = sizes[done : done + len(rows)]
+        factor = np.divide(library_size, size, out=np.ones(len(rows)), where=size > 0)
+        block.data = np.log1p(block.data * np.repeat(factor, np.diff(block.indptr)))
+        moments.add(block)
+        done += len(rows)
+    return library_size, totals / totals.sum(), moments.mean, _floored(moments.sd)
+
+
+def _depth(matrix: Matrix, reference: NDArray[np.int64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Library sizes of the reference cells and totals of the genes."""
+    sizes, totals = [], np.zeros(matrix.shape[1])
+    for rows in row_blocks(reference, matrix.shape[1]):
+        block = canonical(matrix[rows])
+        sizes.append(row_sums(block))
+        totals += np.bincount(block.indices, weights=block.data, minlength=matrix.shape[1])
+    if not totals.any():
+        raise ValueError("All expression values of the reference are zero; check layer.")
+    return np.concatenate(sizes), totals
+
+
+def _floored(sd: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Standard deviations, at least a tenth of the median over the genes that vary."""
+    varying = sd[sd > 0]
+    return np.maximum(sd, _SCALE_FLOOR * np.median(varying) if len(varying) else 1.0)

@@ -1,0 +1,112 @@
+"""Reading an expression matrix in blocks, whatever it is stored as.
+
+Every block becomes the same canonical form, float64 CSR with sorted indices and without stored zeros, before any
+arithmetic. Sums then run over the same numbers in the same order, so that CSR, CSC, dense, integer and float storage
+of one matrix give the same bits, and no more than the non-zero values of a block are ever held.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Union
+
+import numpy as np
+import scipy.sparse as sp
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+Matrix = Union["sp.csr_matrix", "NDArray[Any]"]
+
+_BLOCK_ROWS = 4096
+_BLOCK_VALUES = 2**24
+
+
+def as_matrix(values: Any) -> Matrix:
+    """Give any sparse format as CSR and anything else as a plain array, sharing memory where possible."""
+    if not sp.issparse(values):
+        return np.asarray(values)
+    csr = values.tocsr()
+    return sp.csr_matrix((csr.data, csr.indices, csr.indptr), shape=csr.shape, copy=False)
+
+
+def canonical(matrix: Matrix) -> sp.csr_matrix:
+    """Copy a matrix into float64 CSR with sorted indices, no duplicates and no stored zeros."""
+    if sp.issparse(matrix):
+        result = sp.csr_matrix(matrix, dtype=np.float64, copy=True)
+    else:
+        result = sp.csr_matrix(np.asarray(matrix, dtype=np.float64))
+    result.sum_duplicates()
+    result.eliminate_zeros()
+    return result
+
+
+def row_sums(block: sp.csr_matrix) -> NDArray[np.float64]:
+    """Sum the rows of a canonical block, value after value."""
+    rows = np.repeat(np.arange(block.shape[0]), np.diff(block.indptr))
+    return np.asarray(np.bincount(rows, weights=block.data, minlength=block.shape[0]), dtype=np.float64)
+
+
+def row_blocks(rows: NDArray[np.int64], n_genes: int) -> Iterator[NDArray[np.int64]]:
+    """Cut row numbers into blocks whose dense float64 form would stay near 128 MB; depends on the shape alone."""
+    size = max(1, min(_BLOCK_ROWS, _BLOCK_VALUES // max(1, n_genes)))
+    for start in range(0, len(rows), size):
+        yield rows[start : start + size]
+
+
+def flat_blocks(matrix: Matrix) -> Iterator[tuple[int, NDArray[Any]]]:
+    """Yield the stored values piece by piece as (offset, 1-D values)."""
+    if not isinstance(matrix, np.ndarray):
+        for start in range(0, len(matrix.data), _BLOCK_VALUES):
+            yield start, matrix.data[start : start + _BLOCK_VALUES]
+        return
+    for rows in row_blocks(np.arange(matrix.shape[0]), matrix.shape[1]):
+        yield int(rows[0]) * matrix.shape[1], matrix[rows[0] : rows[-1] + 1].reshape(-1)
+
+
+def flat_index(matrix: Matrix, position: int) -> tuple[int, int]:
+    """Find the row and column of the value that `flat_blocks` numbers `position`."""
+    if not isinstance(matrix, np.ndarray):
+        row = int(np.searchsorted(matrix.indptr, position, side="right")) - 1
+        return row, int(matrix.indices[position])
+    row, column = divmod(position, matrix.shape[1])
+    return row, column
+
+
+def align_columns(matrix: Matrix, columns: NDArray[np.int64]) -> Matrix:
+    """Take columns in the given order; the matrix itself is returned when they are all of them in order."""
+    if matrix.shape[1] == len(columns) and np.array_equal(columns, np.arange(len(columns))):
+        return matrix
+    return matrix[:, columns]
+
+
+class Moments:
+    """Mean and variance per gene over blocks of cells, merged in float64.
+
+    Blocks are merged as in Chan, Golub & LeVeque (1983): with n, m cells, δ the difference of the means and M₂ the
+    sum of squared deviations, M₂ = M₂ₙ + M₂ₘ + δ² n m / (n + m).
+    """
+
+    def __init__(self, n_genes: int) -> None:
+        self.n_cells = 0
+        self.mean = np.zeros(n_genes)
+        self._squares = np.zeros(n_genes)
+
+    def add(self, block: sp.csr_matrix) -> None:
+        """Merge the cells of a canonical block."""
+        n_cells, n_genes = block.shape
+        mean = np.bincount(block.indices, weights=block.data, minlength=n_genes) / n_cells
+        deviation = block.data - mean[block.indices]
+        n_zeros = n_cells - np.bincount(block.indices, minlength=n_genes)
+        squares = np.bincount(block.indices, weights=deviation**2, minlength=n_genes) + n_zeros * mean**2
+        delta = mean - self.mean
+        total = self.n_cells + n_cells
+        self.mean += delta * (n_cells / total)
+        self._squares += squares + delta**2 * (self.n_cells * n_cells / total)
+        self.n_cells = total
+
+    @property
+    def sd(self) -> NDArray[np.float64]:
+        """Population standard deviation."""
+        return np.sqrt(self._squares / self.n_cells)

@@ -1,0 +1,290 @@
+"""What a tissue is: genes, frame, scales and keys, and the way between user units and network units."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from alphastomics.data._matrix import as_matrix, canonical
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import scipy.sparse as sp
+    from numpy.typing import ArrayLike, NDArray
+
+Transform = Literal["log1p", "none"]
+Frame = Literal["slice", "shared"]
+
+CLIP = 10.0
+"""Network units of expression stay within ± this many standard deviations."""
+
+_TUPLES = ("genes", "gene_mean", "gene_scale", "gene_share", "centre", "slices", "cell_types")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, repr=False)
+class TissueSchema:
+    r"""The one description of a tissue, shared by registry, dataset and saved model.
+
+    Expression goes from user units :math:`x` to network units
+    :math:`(f(x) - \text{mean}_g) / \text{scale}_g`, clipped to ±10. Under ``"log1p"``,
+    :math:`f(x) = \log(1 + x\,T / \ell)` with :math:`\ell` the library size of the cell over the measured genes and
+    :math:`T` = `library_size` times the share of the measured genes; under ``"none"``, :math:`f(x) = x`.
+    Positions go to :math:`(x - \text{centre}) / \text{scale}`.
+
+    Parameters
+    ----------
+    genes
+        Names of the genes, in the order of the network, length G.
+    transform
+        ``"log1p"`` or ``"none"``.
+    library_size
+        Median library size of the reference cells, the depth at which expression is compared; None under ``"none"``.
+    gene_mean, gene_scale
+        Mean and standard deviation of the transformed values over the reference cells, length G. The standard
+        deviation is floored at a tenth of the median over varying genes, so that a gene that is constant in the
+        reference does not blow up in a query.
+    gene_share
+        Share of each gene in the counts of the reference, length G; empty under ``"none"``. A query without some
+        genes is brought to the depth that the reference has on the genes they share.
+    frame
+        ``"slice"``: every slice is free up to rotation, reflection and shift. ``"shared"``: one registered frame.
+    n_dims
+        2 or 3.
+    scale
+        User units per model unit: the root-mean-square radius of a slice divided by sqrt(`n_dims`), median over the
+        reference slices (``"slice"``), or that of all reference cells about `centre` (``"shared"``). Coordinates then
+        have about unit variance per axis, which a variance-preserving diffusion needs: it ends in unit noise.
+    centre
+        Origin of model units in user units, length `n_dims`; zeros for ``frame="slice"``, where each context is
+        centred on its own cells.
+    slices
+        Names of the reference slices, sorted.
+    cell_types
+        Names of the cell types, sorted; their order gives the integer codes.
+    position_key, slice_key, cell_type_key, layer, sequence_key
+        Where these were found: ``obsm``, ``obs``, ``obs``, ``layers`` (None: ``X``) and ``obs``.
+
+    Raises
+    ------
+    ValueError
+        If the fields contradict one another.
+    """
+
+    genes: tuple[str, ...]
+    transform: Transform
+    library_size: float | None
+    gene_mean: tuple[float, ...]
+    gene_scale: tuple[float, ...]
+    gene_share: tuple[float, ...]
+    frame: Frame
+    n_dims: int
+    scale: float
+    centre: tuple[float, ...]
+    slices: tuple[str, ...]
+    cell_types: tuple[str, ...]
+    position_key: str
+    slice_key: str | None
+    cell_type_key: str | None
+    layer: str | None
+    sequence_key: str | None
+    # Arrays of the tuples above: converting 20,000 floats on every batch would cost more than the batch.
+    _mean: NDArray[np.float64] = field(init=False, compare=False)
+    _scale: NDArray[np.float64] = field(init=False, compare=False)
+    _share: NDArray[np.float64] = field(init=False, compare=False)
+
+    def __post_init__(self) -> None:
+        self._validate()
+        for name, values in (("_mean", self.gene_mean), ("_scale", self.gene_scale), ("_share", self.gene_share)):
+            object.__setattr__(self, name, np.asarray(values, dtype=np.float64))
+
+    def _validate(self) -> None:
+        n_genes = len(self.genes)
+        log1p = self.transform == "log1p"
+        rules = {
+            "transform must be 'log1p' or 'none'": self.transform in ("log1p", "none"),
+            "frame must be 'slice' or 'shared'": self.frame in ("slice", "shared"),
+            "genes must be at least one and unique": 0 < n_genes == len(set(self.genes)),
+            "gene_mean and gene_scale must have one value per gene": len(self.gene_mean)
+            == len(self.gene_scale)
+            == n_genes,
+            "gene_scale must be positive": all(value > 0 for value in self.gene_scale),
+            "gene_share needs one value per gene under 'log1p', none under 'none'": len(self.gene_share)
+            == n_genes * log1p,
+            "library_size must be positive under 'log1p' and None under 'none'": self.library_size > 0
+            if log1p and self.library_size is not None
+            else not log1p and self.library_size is None,
+            "n_dims must be 2 or 3": self.n_dims in (2, 3),
+            "centre must have n_dims values": len(self.centre) == self.n_dims,
+            "scale must be positive": self.scale > 0,
+        }
+        broken = [rule for rule, holds in rules.items() if not holds]
+        if broken:
+            raise ValueError(f"TissueSchema: {'; '.join(broken)}.")
+
+    def __repr__(self) -> str:
+        return (
+            f"TissueSchema({self.n_genes} genes, transform={self.transform!r}, {len(self.slices)} slices, "
+            f"{self.n_dims}D, frame={self.frame!r}, scale={self.scale:.4g})"
+        )
+
+    @property
+    def n_genes(self) -> int:
+        """Number of genes G."""
+        return len(self.genes)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Give the fields as JSON types; floats keep every bit through JSON."""
+        values = {spec.name: getattr(self, spec.name) for spec in dataclasses.fields(self) if spec.init}
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> TissueSchema:
+        """Rebuild a schema from `to_dict`.
+
+        Parameters
+        ----------
+        values
+            One entry per field, tuples as lists.
+
+        Returns
+        -------
+        The schema, equal to the one written.
+
+        Raises
+        ------
+        ValueError
+            If a field is missing or unknown; the message names it.
+        """
+        names = {spec.name for spec in dataclasses.fields(cls) if spec.init}
+        problems = {"missing": names - set(values), "unknown": set(values) - names}
+        if any(problems.values()):
+            listed = "; ".join(f"{word}: {', '.join(sorted(keys))}" for word, keys in problems.items() if keys)
+            raise ValueError(f"Not a TissueSchema of this version ({listed}).")
+        fields: dict[str, Any] = {name: tuple(value) if name in _TUPLES else value for name, value in values.items()}
+        return cls(**fields)
+
+    def target_library_size(self, measured: ArrayLike | None = None) -> float:
+        """Library size that the measured genes of a median reference cell have.
+
+        Parameters
+        ----------
+        measured
+            Mask over the genes, shape (G,); all of them when None.
+
+        Returns
+        -------
+        Sum of user units per cell to which expression is scaled before the logarithm.
+
+        Raises
+        ------
+        ValueError
+            Under ``transform="none"``, or if the measured genes have no counts in the reference.
+        """
+        if self.library_size is None:
+            raise ValueError('A library size has no meaning under transform="none".')
+        if measured is None:
+            return self.library_size
+        mask = np.asarray(measured, dtype=bool)
+        target = self.library_size if mask.all() else self.library_size * float(self._share[mask].sum())
+        if target <= 0:
+            raise ValueError("The measured genes have no counts in the reference; measure some that have.")
+        return target
+
+    def encode_expression(
+        self,
+        values: sp.spmatrix | ArrayLike,
+        *,
+        columns: ArrayLike | None = None,
+        library_size: ArrayLike | None = None,
+    ) -> NDArray[np.float32]:
+        """Bring expression from user units to network units.
+
+        Parameters
+        ----------
+        values
+            Sparse or dense, shape (k, m), user units.
+        columns
+            For each of the m columns the number of its gene in `genes`, -1 for a gene that is not in the schema; None
+            when the columns are the genes in order. A gene that no column gives is unmeasured.
+        library_size
+            Library sizes of the cells over the measured genes, shape (k,); summed from `values` when None.
+
+        Returns
+        -------
+        Network units, shape (k, G), within ±10 and exactly 0 for unmeasured genes. A cell without counts is all zeros
+        before standardisation.
+
+        Raises
+        ------
+        ValueError
+            If `columns` does not have one entry per column.
+        """
+        block = canonical(as_matrix(values))
+        genes = np.arange(self.n_genes) if columns is None else np.asarray(columns, dtype=np.int64)
+        if len(genes) != block.shape[1]:
+            raise ValueError(f"values has {block.shape[1]} columns, the schema expects {len(genes)}.")
+        rows = np.repeat(np.arange(block.shape[0]), np.diff(block.indptr))
+        column, data = genes[block.indices], block.data
+        if (genes < 0).any():
+            known = column >= 0
+            rows, column, data = rows[known], column[known], data[known]
+        measured = np.zeros(self.n_genes, dtype=bool)
+        measured[genes[genes >= 0]] = True
+        if not measured.any():
+            return np.zeros((block.shape[0], self.n_genes), dtype=np.float32)
+        if self.transform == "log1p":
+            if library_size is None:
+                library_size = np.bincount(rows, weights=data, minlength=block.shape[0])
+            sizes = np.asarray(library_size, dtype=np.float64)
+            factor = np.divide(self.target_library_size(measured), sizes, out=np.ones(block.shape[0]), where=sizes > 0)
+            data = np.log1p(data * factor[rows])
+        standard = (data - self._mean[column]) / self._scale[column]
+        zero = np.where(measured, np.clip(-self._mean / self._scale, -CLIP, CLIP), 0.0).astype(np.float32)
+        network = np.broadcast_to(zero, (block.shape[0], self.n_genes)).copy()
+        network[rows, column] = np.clip(standard, -CLIP, CLIP)
+        return network
+
+    def decode_expression(
+        self, network: ArrayLike, library_size: ArrayLike | None = None, *, measured: ArrayLike | None = None
+    ) -> NDArray[np.float32]:
+        """Bring expression from network units to user units, the inverse of `encode_expression`.
+
+        Parameters
+        ----------
+        network
+            Network units, shape (k, G).
+        library_size
+            Library sizes to restore, shape (k,) or one number; the reference median when None. Ignored under
+            ``transform="none"``.
+        measured
+            Mask of the genes over which `library_size` was counted, shape (G,); all when None.
+
+        Returns
+        -------
+        User units, shape (k, G). Under ``"log1p"`` values are never negative. A gene that was not measured (0 in
+        network units) comes out at its reference mean.
+        """
+        values = np.asarray(network, dtype=np.float64) * self._scale + self._mean
+        if self.transform == "log1p":
+            values = np.maximum(np.expm1(values), 0.0)
+            if library_size is not None:
+                sizes = np.asarray(library_size, dtype=np.float64)
+                values *= (sizes / self.target_library_size(measured)).reshape(-1, 1)
+        return values.astype(np.float32)
+
+    def encode_position(self, position: ArrayLike) -> NDArray[np.float32]:
+        """Bring positions from user units to model units, shape (..., D).
+
+        With ``frame="slice"`` this only scales: a context is centred on its own cells by whoever draws it.
+        """
+        model: NDArray[np.float64] = (np.asarray(position, dtype=np.float64) - np.asarray(self.centre)) / self.scale
+        return model.astype(np.float32)
+
+    def decode_position(self, position: ArrayLike) -> NDArray[np.float64]:
+        """Bring positions from model units to user units, shape (..., D)."""
+        user: NDArray[np.float64] = np.asarray(position, dtype=np.float64) * self.scale + np.asarray(self.centre)
+        return user

@@ -1,0 +1,86 @@
+"""Which cells share a slice."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pandas as pd
+
+from alphastomics.data._checks import check_key
+
+if TYPE_CHECKING:
+    from anndata import AnnData
+    from numpy.typing import NDArray
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_SLICE_KEY = "slice_id"
+SINGLE_SLICE = "slice_0"
+NO_SLICE = "unassigned"
+
+
+def resolve_slice_key(adata: AnnData, slice_key: str | None) -> str | None:
+    """Settle where slices are named: a named key must be there, None takes ``obs["slice_id"]`` if it is there."""
+    if slice_key is not None:
+        check_key("obs", adata.obs, slice_key, "slice_key")
+        return slice_key
+    if DEFAULT_SLICE_KEY in adata.obs:
+        logger.info('Slices are read from obs["%s"].', DEFAULT_SLICE_KEY)
+        return DEFAULT_SLICE_KEY
+    logger.info('obs["%s"] is missing and no slice_key was given: all cells are one slice.', DEFAULT_SLICE_KEY)
+    return None
+
+
+def resolve_query_slice_key(adata: AnnData, slice_key: str | None, *, positions: bool) -> str | None:
+    """Settle where the slices of a query are named.
+
+    Dissociated cells have no slice and are one set; cells with positions must name theirs, because a distance between
+    slices means nothing.
+    """
+    if slice_key is not None and slice_key not in adata.obs and not positions:
+        logger.info('obs["%s"] is missing: all cells are one set without a slice.', slice_key)
+        return None
+    return resolve_slice_key(adata, slice_key)
+
+
+def slice_rows(adata: AnnData, slice_key: str | None, *, missing: bool = False) -> list[tuple[str, NDArray[np.int64]]]:
+    """Group row numbers by slice, sorted by name and independent of the column's type and category order.
+
+    Parameters
+    ----------
+    adata
+        The cells.
+    slice_key
+        A key of ``obs``, or None for one slice.
+    missing
+        Whether cells may have no value there; they then form one set, named ``"unassigned"``, which comes last.
+
+    Returns
+    -------
+    (name, ascending row numbers) of every slice.
+    """
+    everything = np.arange(adata.n_obs, dtype=np.int64)
+    if slice_key is None:
+        return [(SINGLE_SLICE, everything)]
+    names = adata.obs[slice_key].astype(object)
+    absent = names.isna().to_numpy()
+    if absent.any() and not missing:
+        raise ValueError(
+            f'obs["{slice_key}"] is missing for {int(absent.sum())} cells; name their slice or remove them.'
+        )
+    known = everything[~absent]
+    codes, unique = pd.factorize(np.array([str(name) for name in names[~absent]], dtype=object), sort=True)
+    order = np.argsort(codes, kind="stable")
+    bounds = np.searchsorted(codes[order], np.arange(1, len(unique)))
+    groups = [(str(name), known[rows]) for name, rows in zip(unique, np.split(order, bounds), strict=True)]
+    return groups + ([(NO_SLICE, everything[absent])] if absent.any() else [])
+
+
+def categories(adata: AnnData, key: str | None, argument: str) -> tuple[str, ...]:
+    """Give the sorted names that occur in a column of ``obs``; none when no key is given."""
+    if key is None:
+        return ()
+    check_key("obs", adata.obs, key, argument)
+    return tuple(sorted({str(value) for value in adata.obs[key].dropna().unique()}))

@@ -1,0 +1,61 @@
+"""What contexts need of a set of cells, whether it lies in memory or on disk."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from alphastomics.data._schema import TissueSchema
+
+
+class SliceCells(NamedTuple):
+    """The cells of one slice.
+
+    Attributes
+    ----------
+    name
+        Name of the slice.
+    rows
+        Row numbers of its cells in the source, ascending.
+    position
+        Positions in user units, shape (n, D), float64, NaN where a cell has none; None when positions are not read.
+    """
+
+    name: str
+    rows: NDArray[np.int64]
+    position: NDArray[np.float64] | None
+
+
+class CellSource(Protocol):
+    """Cells in slices, with expression in network units on request."""
+
+    @property
+    def schema(self) -> TissueSchema:
+        """The tissue the cells are read for."""
+
+    @property
+    def slices(self) -> tuple[SliceCells, ...]:
+        """The slices, sorted by name."""
+
+    @property
+    def measured(self) -> NDArray[np.bool_]:
+        """Which genes of the schema the cells have, shape (G,)."""
+
+    @property
+    def n_cells(self) -> int:
+        """Number of cells."""
+
+    @property
+    def has_counts(self) -> bool:
+        """Whether the values are counts that can be thinned."""
+
+    def expression(
+        self, rows: NDArray[np.int64], *, thinning: float | None = None, rng: np.random.Generator | None = None
+    ) -> NDArray[np.float32]:
+        """Expression of some cells in network units, shape (k, G)."""
+
+    def library_size(self, rows: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Sum of the measured values of some cells, shape (k,)."""

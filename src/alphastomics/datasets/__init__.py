@@ -1,0 +1,14 @@
+"""Tissues to try things on: simulated ones, and public atlases."""
+
+from __future__ import annotations
+
+from ._public import drosophila_embryo, merfish_hypothalamus, seqfish_embryo, slideseqv2_hippocampus
+from ._synthetic import synthetic_tissue
+
+__all__ = [
+    "drosophila_embryo",
+    "merfish_hypothalamus",
+    "seqfish_embryo",
+    "slideseqv2_hippocampus",
+    "synthetic_tissue",
+]

@@ -1,0 +1,243 @@
+"""Public atlases, harmonised to the keys that this package reads by default."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import anndata as ad
+import numpy as np
+import pandas as pd
+from scipy import sparse
+
+from alphastomics._keys import CELL_TYPE, SLICE, SPATIAL
+
+from ._atlases import BDTNP_SHA256, DROSOPHILA, MERFISH, SEQFISH, SLIDESEQ, Atlas
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from os import PathLike
+
+__all__ = ["drosophila_embryo", "merfish_hypothalamus", "seqfish_embryo", "slideseqv2_hippocampus"]
+
+logger = logging.getLogger(__name__)
+
+
+def seqfish_embryo(path: str | PathLike[str] | None = None) -> ad.AnnData:
+    """Mouse embryo at E8.5 by seqFISH (Lohoff et al. 2022), 2D, one slice, labelled.
+
+    Parameters
+    ----------
+    path
+        An ``.h5ad`` that is already here: the file of :func:`squidpy.datasets.seqfish`, or any other with
+        ``obsm["spatial"]`` and a column ``celltype_mapped_refined`` or ``cell_type``; a column ``slice_id`` is kept.
+        Without it the file is downloaded through squidpy, once, into ``scanpy.settings.datasetdir``.
+
+    Returns
+    -------
+    The object of the source (values of ``X`` as distributed, in CSR float32), with ``obsm["spatial"]`` in float64,
+    ``obs["slice_id"]`` and ``obs["cell_type"]`` categorical, and ``uns["source"]``.
+
+    Raises
+    ------
+    ConnectionError
+        If the file can not be fetched.
+    FileNotFoundError
+        If there is no file at ``path``.
+    KeyError
+        If the file lacks the positions or the cell types.
+    """
+    return _load(SEQFISH, path)
+
+
+def merfish_hypothalamus(path: str | PathLike[str] | None = None) -> ad.AnnData:
+    """Preoptic region of the mouse hypothalamus by MERFISH (Moffitt et al. 2018), 2D, serial sections, labelled.
+
+    A section is a slice, named by its place along the anterior-posterior axis (``bregma_-9``).  Control probes
+    (``Blank*``) and genes that were not measured in every cell are left out; the log names the latter.
+
+    Parameters
+    ----------
+    path
+        An ``.h5ad`` that is already here: the file of :func:`squidpy.datasets.merfish`, or any other with
+        ``obsm["spatial"]`` and columns ``Bregma`` (or ``slice_id``) and ``Cell_class`` (or ``cell_type``).
+        Without it the file is downloaded through squidpy, once, into ``scanpy.settings.datasetdir``.
+
+    Returns
+    -------
+    As :func:`seqfish_embryo`; positions in micrometres.
+
+    Raises
+    ------
+    ConnectionError
+        If the file can not be fetched.
+    FileNotFoundError
+        If there is no file at ``path``.
+    KeyError
+        If the file lacks the positions, the sections or the cell types.
+    """
+    return _load(MERFISH, path)
+
+
+def slideseqv2_hippocampus(path: str | PathLike[str] | None = None) -> ad.AnnData:
+    """Mouse hippocampus by Slide-seqV2 (Stickels et al. 2021), 2D, one slice of beads, labelled.
+
+    Parameters
+    ----------
+    path
+        An ``.h5ad`` that is already here: the file of :func:`squidpy.datasets.slideseqv2`, or any other with
+        ``obsm["spatial"]`` and a column ``cluster`` or ``cell_type``; a column ``slice_id`` is kept.
+        Without it the file is downloaded through squidpy, once, into ``scanpy.settings.datasetdir``.
+
+    Returns
+    -------
+    As :func:`seqfish_embryo`; a bead may hold more than one cell.
+
+    Raises
+    ------
+    ConnectionError
+        If the file can not be fetched.
+    FileNotFoundError
+        If there is no file at ``path``.
+    KeyError
+        If the file lacks the positions or the cell types.
+    """
+    return _load(SLIDESEQ, path)
+
+
+def drosophila_embryo(path: str | PathLike[str] | None = None) -> ad.AnnData:
+    """Virtual embryo of *Drosophila* at stage 5 (Fowlkes et al. 2008), 3D, one slice, without labels.
+
+    One half of the surface of the blastoderm, averaged over many embryos: smooth and easy, an example rather than
+    a proof.  The values are levels of expression, not counts.
+
+    Parameters
+    ----------
+    path
+        An ``.h5ad`` that is already here, with ``obsm["spatial"]``.  Without it two text files are downloaded from the
+        repository of novoSpaRc (Nitzan et al. 2019), once, into ``scanpy.settings.datasetdir``.
+
+    Returns
+    -------
+    As :func:`seqfish_embryo`, without ``obs["cell_type"]``; positions in micrometres, of shape (3039, 3).
+
+    Raises
+    ------
+    ConnectionError
+        If the files can not be fetched.
+    FileNotFoundError
+        If there is no file at ``path``.
+    KeyError
+        If the file lacks the positions.
+    """
+    return _load(DROSOPHILA, path)
+
+
+def _load(atlas: Atlas, path: str | PathLike[str] | None) -> ad.AnnData:
+    if path is not None:
+        if not Path(path).is_file():
+            raise FileNotFoundError(f"path={str(path)!r} is no file; leave path out to download {atlas.name}")
+        return _harmonise(ad.read_h5ad(path), atlas)
+    what = f"{atlas.name}: fetching {atlas.url} ({atlas.contents}) unless it is in the cache"
+    logger.info("%s; source %s; licence %s", what, atlas.paper, atlas.licence)
+    adata = _from_novosparc(atlas) if atlas.squidpy_name is None else _from_squidpy(atlas, atlas.squidpy_name)
+    return _harmonise(adata, atlas)
+
+
+@contextmanager
+def _fetching(atlas: Atlas) -> Iterator[None]:
+    """Say what could not be fetched; wraps nothing but the transfer, so that no other error is called one of it."""
+    try:
+        yield
+    except (OSError, ValueError, RuntimeError, ExceptionGroup) as error:
+        raise ConnectionError(
+            f"{atlas.name} could not be fetched from {atlas.url} ({error}); "
+            f"download it elsewhere and pass the file: datasets.{atlas.name}(path=...)"
+        ) from error
+
+
+def _from_squidpy(atlas: Atlas, name: str) -> ad.AnnData:
+    import squidpy as sq
+
+    fetch = getattr(sq.datasets, name)
+    with _fetching(atlas):
+        return fetch()
+
+
+def _from_novosparc(atlas: Atlas) -> ad.AnnData:
+    import pooch
+    from scanpy import settings
+
+    folder = Path(settings.datasetdir) / "bdtnp"
+    with _fetching(atlas):
+        files = [
+            pooch.retrieve(atlas.url + name, known_hash=f"sha256:{sha256}", fname=name, path=folder)
+            for name, sha256 in BDTNP_SHA256.items()
+        ]
+    expression, positions = (pd.read_csv(file, sep=r"\s+") for file in files)
+    # The positions are those of the whole embryo, the half that has expression first.
+    return ad.AnnData(
+        X=expression.to_numpy(np.float32),
+        obs=pd.DataFrame(index=[f"cell_{i}" for i in range(len(expression))]),
+        var=pd.DataFrame(index=list(expression.columns)),
+        obsm={SPATIAL: positions.to_numpy(np.float64)[: len(expression)]},
+    )
+
+
+def _harmonise(adata: ad.AnnData, atlas: Atlas) -> ad.AnnData:
+    """Positions, slices, labels, measured genes and provenance under the keys that this package reads."""
+    if SPATIAL not in adata.obsm:
+        raise KeyError(f'obsm["spatial"] is missing: this is no file of {atlas.name}; pass one with positions in it')
+    obs = adata.obs
+    slices = obs[SLICE].astype(str) if SLICE in obs else _slice_names(obs, atlas)
+    obs[SLICE] = pd.Categorical(slices)
+    if CELL_TYPE in obs or atlas.cell_type_column is not None:
+        labels = _column(obs, CELL_TYPE, atlas.cell_type_column, atlas).astype("category")
+        obs[CELL_TYPE] = labels.cat.rename_categories(str)
+    adata.X = sparse.csr_matrix(adata.X, dtype=np.float32)
+    adata = _measured(adata, atlas)
+    adata.obsm[SPATIAL] = np.asarray(adata.obsm[SPATIAL], dtype=np.float64)
+    described = {
+        "name": atlas.name,
+        "url": atlas.url,
+        "paper": atlas.paper,
+        "licence": atlas.licence,
+        "units": atlas.units,
+    }
+    adata.uns.setdefault("source", described)
+    logger.info("%s: %d cells, %d genes, %d slices", atlas.name, *adata.shape, adata.obs[SLICE].nunique())
+    return adata
+
+
+def _column(obs: pd.DataFrame, name: str, source: str | None, atlas: Atlas) -> pd.Series:
+    for column in (name, source):
+        if column in obs:
+            return obs[column]
+    raise KeyError(
+        f'obs["{source}"] is missing from the file of {atlas.name}; rename the column to "{name}" or "{source}"'
+    )
+
+
+def _slice_names(obs: pd.DataFrame, atlas: Atlas) -> list[str]:
+    if atlas.slice_column is None:
+        return [atlas.name] * len(obs)
+    column = _column(obs, SLICE, atlas.slice_column, atlas)
+    names = [f"{atlas.slice_column.lower()}_{value:g}" for value in column.astype(float)]
+    if atlas.animal_column in obs and obs[atlas.animal_column].nunique() > 1:
+        names = [f"animal_{animal}_{name}" for animal, name in zip(obs[atlas.animal_column], names, strict=True)]
+    return names
+
+
+def _measured(adata: ad.AnnData, atlas: Atlas) -> ad.AnnData:
+    """Leave out control probes, and genes with a value that is not finite."""
+    finite = np.ones(adata.n_vars, dtype=bool)
+    finite[adata.X.indices[~np.isfinite(adata.X.data)]] = False
+    if not finite.all():
+        logger.info("%s: genes not measured in every cell are left out: %s", atlas.name, list(adata.var_names[~finite]))
+    control = np.zeros(adata.n_vars, dtype=bool)
+    if atlas.control_prefix is not None:
+        control = adata.var_names.str.startswith(atlas.control_prefix)
+    keep = finite & ~control
+    return adata if keep.all() else adata[:, keep].copy()

@@ -1,0 +1,80 @@
+r"""Rigid geometry of sets of cells: centring and the best rotation or reflection (Kabsch 1976, Umeyama 1991).
+
+.. math::
+
+    R^\star = \arg\min_{R \in O(D)} \sum_i w_i \lVert x_i R - y_i \rVert^2 = U V^\top,
+    \qquad U \Sigma V^\top = \sum_i w_i\, x_i^\top y_i
+
+All positions are row vectors, so that a rotation acts from the right: ``x @ R``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def masked_mean(x: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Mean over the cells of each context, (B, 1, D), of ``x`` (B, N, D) where ``mask`` (B, N) is true."""
+    if mask is None:
+        return x.mean(-2, keepdim=True)
+    weight = mask.to(x.dtype).unsqueeze(-1)
+    return (x * weight).sum(-2, keepdim=True) / weight.sum(-2, keepdim=True).clamp_min(1)
+
+
+def centre(x: Tensor, mask: Tensor | None = None) -> Tensor:
+    """``x`` (B, N, D) with zero mean over the real cells; padding is set to zero."""
+    x = x - masked_mean(x, mask)
+    return x if mask is None else x * mask.unsqueeze(-1)
+
+
+@torch.no_grad()
+def kabsch(source: Tensor, target: Tensor, weight: Tensor | None = None, *, reflection: bool = True) -> Tensor:
+    """Rotation (B, D, D) that brings centred ``source`` closest to centred ``target``, both (B, N, D).
+
+    Computed in float32 at least and outside autocast, without a gradient: that of the singular value decomposition
+    is unbounded where singular values meet.
+
+    Parameters
+    ----------
+    source, target
+        Corresponding cells, each centred.
+    weight
+        Weight of each cell, (B, N); zero for padding.
+    reflection
+        Whether the result may be a reflection.
+    """
+    with torch.autocast(source.device.type, enabled=False):
+        dtype = torch.promote_types(source.dtype, torch.float32)
+        source, target = source.to(dtype), target.to(dtype)
+        if weight is not None:
+            source = source * weight.to(dtype).unsqueeze(-1)
+        u, _, vh = torch.linalg.svd(source.transpose(-1, -2) @ target)
+        if not reflection:
+            sign = torch.linalg.det(u @ vh).sign()
+            u = torch.cat([u[..., :-1], u[..., -1:] * sign[..., None, None]], dim=-1)
+        return u @ vh
+
+
+def rotate(x: Tensor, rotation: Tensor) -> Tensor:
+    """``x @ rotation`` in the precision of ``x``: autocast would round positions to three digits."""
+    with torch.autocast(x.device.type, enabled=False):
+        return x @ rotation.to(x.dtype)
+
+
+def align(source: Tensor, target: Tensor, mask: Tensor | None = None, *, reflection: bool = True) -> Tensor:
+    """``source`` (B, N, D) rigidly moved onto ``target``; the result has the centre of ``target``."""
+    offset = masked_mean(target, mask)
+    source = centre(source, mask)
+    rotation = kabsch(source, target - offset, None if mask is None else mask.to(source.dtype), reflection=reflection)
+    return rotate(source, rotation) + offset
+
+
+def random_rotation(n_dims: int, generator: torch.Generator) -> Tensor:
+    """A rotation or reflection (D, D), uniform over O(D) (Mezzadri 2007: QR of a Gaussian, signs fixed)."""
+    q, r = torch.linalg.qr(torch.randn(n_dims, n_dims, generator=generator, dtype=torch.float64))
+    return (q * r.diagonal().sign()).float()

@@ -1,0 +1,132 @@
+r"""Training losses of the two modalities, each averaged over what is really there.
+
+.. math::
+
+    L_\text{mse} &= \frac{\sum_i m_i w\,\lVert x_i - \hat x_i\rVert^2}{D \sum_i m_i} \\
+    L_\text{distance} &= \frac{1}{n(n-1)} \sum_{i \ne j} (D_{ij} - \hat D_{ij})^2, \qquad D_{ij} = \lVert x_i - x_j\rVert \\
+    L_\text{aligned} &= L_\text{mse}(x R^\star, \hat x), \qquad R^\star = \text{Kabsch}(x, \hat x) \\
+    L_\text{neighbour} &= -\frac1n \sum_i \sum_{j \ne i} p_{ij} \log q_{ij}, \qquad
+        p_{ij} \propto e^{-D_{ij}^2 / 2 w^2},\; q_{ij} \propto e^{f_i \cdot f_j / \tau}
+
+The pairwise losses visit the pairs in blocks of rows: memory is O(block * N), not O(N^2).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+from torch.utils.checkpoint import checkpoint
+
+from alphastomics.diffusion.geometry import align
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+BLOCK = 1024  # rows of the pair matrix that are in memory at once
+
+
+def mean_squared_error(
+    predicted: Tensor, true: Tensor, mask: Tensor, weight: Tensor | None = None, features: Tensor | None = None
+) -> Tensor:
+    """Squared error per context, (B,), averaged over real cells and, if given, over measured ``features`` (B, F)."""
+    error = (predicted - true) ** 2
+    share = mask.to(error.dtype).unsqueeze(-1)
+    if features is not None:
+        share = share * features.to(error.dtype).unsqueeze(1)
+    count = share.expand_as(error).sum((1, 2)).clamp_min(1)
+    loss = (error * share).sum((1, 2)) / count
+    return loss if weight is None else loss * weight
+
+
+def aligned_error(predicted: Tensor, true: Tensor, mask: Tensor) -> Tensor:
+    """Squared error per context, (B,), after ``true`` has been rotated or reflected onto ``predicted``."""
+    return mean_squared_error(predicted, align(true, predicted.detach(), mask), mask)
+
+
+class _DistanceError(torch.autograd.Function):
+    """Sum over pairs of (D - D^)^2 with its closed-form gradient, so that no pair matrix is kept.
+
+    dL/dx^_i = 4 sum_j m_i m_j (1 - D_ij / D^_ij) (x^_i - x^_j), counting the pairs (i, j) and (j, i).
+    """
+
+    @staticmethod
+    def forward(ctx, predicted: Tensor, true: Tensor, mask: Tensor) -> Tensor:
+        m = mask.to(predicted.dtype)
+        total = predicted.new_zeros(len(predicted))
+        gradient = torch.empty_like(predicted)
+        for start in range(0, predicted.shape[1], BLOCK):
+            rows = slice(start, start + BLOCK)
+            d_hat = _distances(predicted[:, rows], predicted)
+            d = _distances(true[:, rows], true)
+            pair = m[:, rows, None] * m[:, None, :]
+            residual = (d_hat - d) * pair
+            total += (residual * (d_hat - d)).sum((1, 2))
+            # At D^ = 0 the direction is undefined and the symmetric choice is a zero gradient.
+            c = torch.where(d_hat > 0, residual / d_hat.clamp_min(1e-12), 0.0)
+            gradient[:, rows] = 4 * (predicted[:, rows] * c.sum(-1, keepdim=True) - c @ predicted)
+        ctx.save_for_backward(gradient)
+        return total
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> tuple[Tensor, None, None]:
+        (gradient,) = ctx.saved_tensors
+        return gradient * grad[:, None, None], None, None
+
+
+def _distances(x: Tensor, y: Tensor) -> Tensor:
+    # The default matmul mode is wrong by 1e-2 for near points.
+    return torch.cdist(x, y, compute_mode="donot_use_mm_for_euclid_dist")
+
+
+def distance_error(predicted: Tensor, true: Tensor, mask: Tensor) -> Tensor:
+    """Mean squared difference of all pairwise distances per context, (B,); zero for fewer than two cells."""
+    n = mask.sum(1).to(predicted.dtype)
+    with torch.autocast(predicted.device.type, enabled=False):
+        total = _DistanceError.apply(predicted.float() if predicted.dtype.itemsize < 4 else predicted, true, mask)
+    return total / (n * (n - 1)).clamp_min(1)
+
+
+def _neighbour_block(
+    feature: Tensor, true: Tensor, mask: Tensor, start: int, width: float, temperature: float
+) -> Tensor:
+    rows = slice(start, start + BLOCK)
+    n_rows, n = feature[:, rows].shape[1], feature.shape[1]
+    itself = (
+        torch.arange(n, device=feature.device) == torch.arange(start, start + n_rows, device=feature.device)[:, None]
+    )
+    hidden = itself | ~mask[:, None, :]
+    floor = torch.finfo(torch.float32).min / 4
+    logits = (feature[:, rows] @ feature.transpose(1, 2) / temperature).masked_fill(hidden, floor)
+    closeness = (-(_distances(true[:, rows], true) ** 2) / (2 * width**2)).masked_fill(hidden, floor)
+    log_q = logits - logits.logsumexp(-1, keepdim=True)
+    cross_entropy = -(closeness.softmax(-1) * log_q.masked_fill(hidden, 0.0)).sum(-1)
+    return (cross_entropy * mask[:, rows]).sum(1)
+
+
+def neighbour_error(feature: Tensor, true: Tensor, mask: Tensor, *, width: float, temperature: float = 0.1) -> Tensor:
+    """Cross-entropy per context, (B,), between nearness in the tissue and similarity of ``feature`` (B, N, K).
+
+    Parameters
+    ----------
+    feature
+        One vector per cell; only its direction counts.
+    true
+        Positions (B, N, D) in model units.
+    mask
+        Real cells (B, N).
+    width
+        Standard deviation of the neighbourhood, in model units.
+    temperature
+        Temperature of the similarity.
+    """
+    feature = F.normalize(feature.float(), dim=-1)
+    total = feature.new_zeros(len(feature))
+    blocked = feature.shape[1] > BLOCK
+    for start in range(0, feature.shape[1], BLOCK):
+        arguments = (feature, true, mask, start, width, temperature)
+        total = total + (
+            checkpoint(_neighbour_block, *arguments, use_reentrant=False) if blocked else _neighbour_block(*arguments)
+        )
+    return total / mask.sum(1).clamp_min(1)

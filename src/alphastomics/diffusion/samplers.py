@@ -1,0 +1,147 @@
+r"""The reverse chain: from pure noise at t = 1 to a sample at t = 0 in ``n_steps`` steps.
+
+Given the denoiser's estimate :math:`\hat x_0(z_t, t)`, a step from t to s < t is
+
+.. math::
+
+    \text{ddpm:}\quad & z_s \sim q(z_s \mid z_t, \hat x_0) \\
+    \text{ddim:}\quad & z_s = \alpha_s \hat x_0 + \sqrt{\sigma_s^2 - \eta^2 v}\;\hat\varepsilon + \eta \sqrt{v}\,\xi,
+        \quad v = \operatorname{Var} q(z_s \mid z_t, \hat x_0) \\
+    \text{dpm++2m:}\quad & z_s = \tfrac{\sigma_s}{\sigma_t} z_t - \alpha_s (e^{-h} - 1)\, \hat D,
+        \quad \hat D = (1 + \tfrac{h}{2h'})\,\hat x_0(t) - \tfrac{h}{2h'}\,\hat x_0(t')
+
+with :math:`h = \lambda_s - \lambda_t`, :math:`\lambda = \log(\alpha/\sigma)` and a prime for the step before
+(Ho et al. 2020; Song et al. 2021; Lu et al. 2022). The last step returns :math:`\hat x_0`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, Protocol
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import Tensor
+
+    from alphastomics.diffusion.process import Process
+
+    Denoise = Callable[[Tensor, Tensor], Tensor]  # (z_t, t) -> estimate of x_0
+    Noise = Callable[[], Tensor]  # a fresh standard Gaussian shaped like z_t
+
+SamplerName = Literal["ddpm", "ddim", "dpm++2m"]
+
+
+class Step(Protocol):
+    """One reverse step; ``before`` is (time, estimate of x_0) of the previous step, None at the first."""
+
+    def __call__(
+        self, z_t: Tensor, x_0: Tensor, t: Tensor, s: Tensor, before: tuple[Tensor, Tensor] | None, noise: Noise
+    ) -> Tensor:
+        """From z_t to z_s."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DDIM:
+    """Implicit step; ``eta`` = 0 is deterministic, ``eta`` = 1 is the ancestral step (ddpm)."""
+
+    process: Process
+    eta: float = 0.0
+
+    def __call__(
+        self, z_t: Tensor, x_0: Tensor, t: Tensor, s: Tensor, before: tuple[Tensor, Tensor] | None, noise: Noise
+    ) -> Tensor:
+        """From z_t to z_s."""
+        alpha_s, sigma_s = self.process.coefficients(s, z_t)
+        variance = self.eta**2 * self.process.posterior(z_t, x_0, t, s)[1]
+        epsilon = self.process.epsilon(x_0, z_t, t)
+        z_s = alpha_s * x_0 + (sigma_s**2 - variance).clamp_min(0).sqrt() * epsilon
+        return z_s if self.eta == 0 else z_s + variance.sqrt() * noise()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DDPM:
+    """Ancestral step: a draw of the posterior."""
+
+    process: Process
+
+    def __call__(
+        self, z_t: Tensor, x_0: Tensor, t: Tensor, s: Tensor, before: tuple[Tensor, Tensor] | None, noise: Noise
+    ) -> Tensor:
+        """From z_t to a draw of z_s."""
+        mean, variance = self.process.posterior(z_t, x_0, t, s)
+        return mean + variance.sqrt() * noise()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DPMSolver2M:
+    """Second-order multistep solver of the probability-flow equation; deterministic."""
+
+    process: Process
+
+    def __call__(
+        self, z_t: Tensor, x_0: Tensor, t: Tensor, s: Tensor, before: tuple[Tensor, Tensor] | None, noise: Noise
+    ) -> Tensor:
+        """From z_t to z_s."""
+        _, sigma_t = self.process.coefficients(t, z_t)
+        alpha_s, sigma_s = self.process.coefficients(s, z_t)
+        log_snr = self.process.schedule.log_snr
+        h = (log_snr(s) - log_snr(t)).reshape(-1, 1, 1)
+        if before is not None:
+            t_before, x_0_before = before
+            gain = h / (2 * (log_snr(t) - log_snr(t_before)).reshape(-1, 1, 1))
+            x_0 = x_0 + gain * (x_0 - x_0_before)
+        return sigma_s / sigma_t * z_t - alpha_s * torch.expm1(-h) * x_0
+
+
+def make_step(name: SamplerName, process: Process, *, eta: float = 0.0) -> Step:
+    """The step of sampler ``name``; ``eta`` is used by ``"ddim"`` alone."""
+    if name == "ddpm":
+        return DDPM(process=process)
+    if name == "ddim":
+        return DDIM(process=process, eta=eta)
+    if name == "dpm++2m":
+        return DPMSolver2M(process=process)
+    raise ValueError(f"sampler={name!r} is unknown; choose 'ddpm', 'ddim' or 'dpm++2m'")
+
+
+def time_grid(n_steps: int, *, device: torch.device | str = "cpu") -> Tensor:
+    """Times 1 = t_0 > t_1 > ... > t_{n_steps} = 0, float64 so that no step is rounded away."""
+    if n_steps < 1:
+        raise ValueError(f"n_steps must be at least 1, got {n_steps}")
+    return torch.linspace(1.0, 0.0, n_steps + 1, dtype=torch.float64).to(device=device, dtype=torch.float32)
+
+
+@torch.no_grad()
+def run_chain(
+    denoise: Denoise, step: Step, noise: Noise, *, n_steps: int, on_step: Callable[[], None] | None = None
+) -> Tensor:
+    """Draw one sample per context.
+
+    Parameters
+    ----------
+    denoise
+        Function of (z_t (B, N, D), t (B,)) that returns the estimate of x_0, (B, N, D). What is observed (held
+        cells, the other modality, masks) lives inside it.
+    step
+        Reverse step of :func:`make_step`.
+    noise
+        Function that returns a fresh standard Gaussian (B, N, D), projected as the forward noise is.
+    n_steps
+        Number of calls of the denoiser; 1 returns the conditional mean at t = 1.
+    on_step
+        Called after each step (a progress bar).
+    """
+    z = noise()
+    times = time_grid(n_steps, device=z.device)
+    before: tuple[Tensor, Tensor] | None = None
+    for t, s in zip(times[:-1], times[1:], strict=True):
+        t, s = t.expand(len(z)), s.expand(len(z))
+        x_0 = denoise(z, t)
+        z = x_0 if bool((s == 0).all()) else step(z, x_0, t, s, before, noise)
+        before = (t, x_0)
+        if on_step is not None:
+            on_step()
+    return z

@@ -1,0 +1,112 @@
+"""Scores of the neighbourhood of each cell."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from scipy.spatial import KDTree
+from scipy.spatial.distance import cdist
+from scipy.stats import ks_2samp
+
+from ._distances import check_pair, row_chunks
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike, NDArray
+
+TIE_TOLERANCE = 1e-12  # relative; tree and matrix may round the same distance differently
+
+
+def knn_preservation(true: ArrayLike, predicted: ArrayLike, *, n_neighbors: int = 20) -> float:
+    """Mean share of a cell's true nearest neighbours that are among its predicted nearest neighbours.
+
+    A cell is never its own neighbour; it is left out by its index, so that cells may share a position. Where several
+    cells are tied for the last places, the score is its expectation over breaking the ties at random: a prediction that
+    is one point scores chance, ``n_neighbors / (n_cells - 1)``, whatever the order of the cells, and on a grid, where
+    the truth itself does not say which cells are nearest, even a perfect prediction scores below 1.
+
+    Parameters
+    ----------
+    true
+        True positions, (n_cells, n_dims).
+    predicted
+        Predicted positions of the same cells, in any unit, (n_cells, n_dims).
+    n_neighbors
+        Number of neighbours, at least 1 and less than the number of cells.
+
+    Returns
+    -------
+    The share, in [0, 1].
+
+    Raises
+    ------
+    ValueError
+        If the shapes differ, a value is not finite, or there are not more cells than ``n_neighbors``.
+    """
+    y, x = check_pair(true, predicted)
+    n = len(y)
+    if not 1 <= n_neighbors < n:
+        raise ValueError(f"n_neighbors={n_neighbors} must be at least 1 and less than the number of cells, {n}")
+    true_neighbors, true_tied = _nearest(y, n_neighbors)
+    predicted_neighbors, predicted_tied = _nearest(x, n_neighbors)
+    both = np.sort(np.concatenate([true_neighbors, predicted_neighbors], axis=1), axis=1)
+    shared = (both[:, 1:] == both[:, :-1]).sum(axis=1).astype(np.float64)
+    tied = np.flatnonzero(true_tied | predicted_tied)
+    for rows in row_chunks(len(tied), n):
+        cells = tied[rows]
+        shares = _neighbor_probability(y, cells, n_neighbors), _neighbor_probability(x, cells, n_neighbors)
+        shared[cells] = np.einsum("ij,ij->i", *shares)
+    return float(shared.mean()) / n_neighbors
+
+
+def _nearest(positions: NDArray[np.float64], k: int) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """Find the k nearest other cells of each, (n, k), and whether the k-th is tied with the next one, (n,)."""
+    n = len(positions)
+    distances, neighbors = KDTree(positions).query(positions, k=k + 2)
+    keep = neighbors != np.arange(n)[:, None]
+    keep[keep.all(axis=1), -1] = False  # more than k + 1 cells share the position: all k + 1 that remain are tied
+    neighbors = neighbors[keep].reshape(n, k + 1)
+    distances = distances[keep].reshape(n, k + 1)
+    return neighbors[:, :k], distances[:, k] <= distances[:, k - 1] * (1 + TIE_TOLERANCE)
+
+
+def _neighbor_probability(positions: NDArray[np.float64], cells: NDArray[np.int64], k: int) -> NDArray[np.float64]:
+    """Probability that each cell is among the k nearest of each of ``cells`` when ties are broken at random."""
+    distances = cdist(positions[cells], positions)
+    distances[np.arange(len(cells)), cells] = np.inf
+    last = np.partition(distances, k - 1, axis=1)[:, k - 1 : k]
+    nearer = distances < last
+    tied = distances == last
+    return nearer + tied * ((k - nearer.sum(axis=1)) / tied.sum(axis=1))[:, None]
+
+
+def nearest_neighbor_ks(true: ArrayLike, predicted: ArrayLike) -> float:
+    """Kolmogorov–Smirnov distance between the true and the predicted distribution of nearest-neighbour distances.
+
+    Are the cells as densely and as evenly packed as they should be? It does not ask which cell is where. Equals
+    ``scipy.stats.ks_2samp(...).statistic`` of the distances, after rounding to 1e-9 of the largest true one: without
+    it, the distances of a grid, all equal, would be torn apart by the rounding errors of a rotation.
+
+    Parameters
+    ----------
+    true
+        True positions, (n_cells, n_dims).
+    predicted
+        Predicted positions of the same cells, (n_cells, n_dims), **in the units of the truth**: nothing is rescaled.
+
+    Returns
+    -------
+    The distance, in [0, 1], 0 for equal distributions; NaN for fewer than two cells.
+
+    Raises
+    ------
+    ValueError
+        If the shapes differ or a value is not finite.
+    """
+    y, x = check_pair(true, predicted)
+    if len(y) < 2:
+        return float("nan")
+    # The smallest distance of each row is the cell's own 0, or that of a cell at the same position.
+    nearest = [KDTree(positions).query(positions, k=2)[0][:, 1] for positions in (y, x)]
+    unit = nearest[0].max() or 1.0
+    return float(ks_2samp(*(np.round(distances / unit, 9) for distances in nearest), method="asymp").statistic)

@@ -1,0 +1,141 @@
+"""All scores of predicted positions at once, and the floor and the ceiling that give them a meaning."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pandas as pd
+
+from ._align import aligned_rmsd, procrustes_disparity
+from ._distances import check_pair, contact_precision, distance_matrix_mse, judge_cells, spearman_rows
+from ._neighbors import knn_preservation, nearest_neighbor_ks
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike, NDArray
+
+SPEARMAN_ROWS = 2000
+SCORES = (
+    "distance_spearman",
+    "distance_spearman_median",
+    "knn_preservation",
+    "contact_precision",
+    "aligned_rmsd",
+    "procrustes_disparity",
+    "distance_matrix_mse",
+    "nearest_neighbor_ks",
+)
+
+
+def position_scores(
+    true: ArrayLike,
+    predicted: ArrayLike,
+    *,
+    n_neighbors: int = 20,
+    contact_share: float = 0.05,
+    max_cells: int | None = None,
+    random_state: int = 0,
+    align: bool = True,
+) -> dict[str, float]:
+    """Score predicted positions of one slice.
+
+    A score that is undefined is NaN: all of them for fewer than two cells, ``knn_preservation`` unless there are more
+    cells than neighbours.
+
+    Parameters
+    ----------
+    true
+        True positions, (n_cells, n_dims).
+    predicted
+        Predicted positions of the same cells, (n_cells, n_dims), in the units of the truth.
+    n_neighbors
+        Neighbours of :func:`knn_preservation`, whose chance level is ``n_neighbors / (n_cells - 1)``: neighbourhood
+        scores compare only at equal numbers of cells.
+    contact_share
+        Share of the pairs that :func:`contact_precision` takes for contacts.
+    max_cells
+        Score the cells that ``judge_cells(n_cells, max_cells, random_state)`` chooses; all by default.
+    random_state
+        Seed of that choice and of the rows of :func:`distance_spearman`.
+    align
+        Passed to :func:`aligned_rmsd`; ``False`` where the two frames agree.
+
+    Returns
+    -------
+    ``distance_spearman``, ``distance_spearman_median``, ``knn_preservation``, ``contact_precision``, ``aligned_rmsd``,
+    ``procrustes_disparity``, ``distance_matrix_mse`` and ``nearest_neighbor_ks``.
+
+    Raises
+    ------
+    ValueError
+        If the shapes differ or a value is not finite.
+    """
+    y, x = check_pair(true, predicted)
+    if max_cells is not None:
+        cells = judge_cells(len(y), max_cells, random_state)
+        y, x = y[cells], x[cells]
+    if len(y) < 2:
+        return dict.fromkeys(SCORES, float("nan"))
+    spearman = spearman_rows(y, x, n_rows=SPEARMAN_ROWS, random_state=random_state)
+    values = (
+        float(spearman.mean()) if len(spearman) else float("nan"),
+        float(np.median(spearman)) if len(spearman) else float("nan"),
+        knn_preservation(y, x, n_neighbors=n_neighbors) if len(y) > n_neighbors else float("nan"),
+        contact_precision(y, x, share=contact_share),
+        aligned_rmsd(y, x, align=align),
+        procrustes_disparity(y, x),
+        distance_matrix_mse(y, x),
+        nearest_neighbor_ks(y, x),
+    )
+    return dict(zip(SCORES, values, strict=True))
+
+
+def chance_positions(true: ArrayLike, random_state: int = 0) -> NDArray[np.float64]:
+    """Permute the true positions over all cells: the floor, what a prediction scores that knows only the outline.
+
+    Parameters
+    ----------
+    true
+        True positions, (n_cells, n_dims).
+    random_state
+        Seed of the permutation.
+
+    Returns
+    -------
+    The permuted positions, (n_cells, n_dims).
+    """
+    positions = np.asarray(true, dtype=np.float64)
+    return positions[np.random.default_rng(random_state).permutation(len(positions))]
+
+
+def oracle_positions(true: ArrayLike, cell_type: ArrayLike, random_state: int = 0) -> NDArray[np.float64]:
+    """Permute the true positions within each cell type: what a prediction scores that knows types perfectly, no more.
+
+    Parameters
+    ----------
+    true
+        True positions, (n_cells, n_dims).
+    cell_type
+        Type of each cell, (n_cells,); cells without a type (NaN) form one of their own.
+    random_state
+        Seed of the permutations.
+
+    Returns
+    -------
+    The permuted positions, (n_cells, n_dims).
+
+    Raises
+    ------
+    ValueError
+        If there is not one type per cell.
+    """
+    positions = np.asarray(true, dtype=np.float64)
+    codes = pd.factorize(np.asarray(cell_type, dtype=object))[0]
+    if codes.shape != positions.shape[:1]:
+        raise ValueError(f"cell_type must name one type per cell, got {len(codes)} for {len(positions)} cells")
+    rng = np.random.default_rng(random_state)
+    permuted = np.empty_like(positions)
+    for code in np.unique(codes):
+        cells = np.flatnonzero(codes == code)
+        permuted[cells] = positions[rng.permutation(cells)]
+    return permuted

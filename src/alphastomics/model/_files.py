@@ -1,0 +1,155 @@
+"""A model on disk: ``model.safetensors`` (weights), ``config.json`` (everything else); nothing is ever unpickled."""
+
+from __future__ import annotations
+
+import json
+import math
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import anndata as ad
+import numpy as np
+import pandas as pd
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from scvi.model._utils import parse_device_args
+
+from alphastomics.model._frames import ReferenceFrame
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from anndata import AnnData
+    from torch import Tensor
+
+    from alphastomics.model._model import AlphaSTomics
+
+FORMAT = "alphastomics-model"
+FORMAT_VERSION = 1
+WEIGHTS, CONFIG, DATA = "model.safetensors", "config.json", "adata.h5ad"
+LARGEST_CONFIG = 256 * 2**20  # bytes: 10^6 genes fit many times over
+
+
+class Stored(NamedTuple):
+    """What a model folder holds."""
+
+    weights: dict[str, Tensor]
+    config: dict[str, Any]
+
+
+def write_model(folder: Path, weights: Mapping[str, Tensor], config: Mapping[str, Any], *, overwrite: bool) -> None:
+    """Write a model folder; each file is written under a temporary name and renamed.
+
+    Raises
+    ------
+    FileExistsError
+        If the folder exists, is not empty, and ``overwrite`` is false.
+    """
+    if folder.exists() and any(folder.iterdir()) and not overwrite:
+        raise FileExistsError(f"{folder} exists and is not empty; pass overwrite=True to replace the model in it")
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}
+    text = json.dumps({"format": FORMAT, "format_version": FORMAT_VERSION, **config}, indent=1, allow_nan=False)
+    temporary = folder / f".{WEIGHTS}.tmp"
+    save_file(tensors, temporary)
+    temporary.replace(folder / WEIGHTS)
+    temporary = folder / f".{CONFIG}.tmp"
+    temporary.write_text(text, encoding="utf-8")
+    temporary.replace(folder / CONFIG)
+
+
+def read_model(folder: Path) -> Stored:
+    """Read a model folder.
+
+    Raises
+    ------
+    FileNotFoundError
+        If the folder or one of its two files is missing; a folder with a pickled model says so.
+    ValueError
+        If a file is not ours, truncated, or of another version.
+    """
+    for name in (CONFIG, WEIGHTS):
+        if not (folder / name).is_file():
+            raise FileNotFoundError(f"{folder} is not a model of AlphaSTomics: {name} is missing{_pickle_hint(folder)}")
+    if (folder / CONFIG).stat().st_size > LARGEST_CONFIG:
+        raise ValueError(f"{folder / CONFIG} is too large to be a model's configuration")
+    try:
+        config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{folder / CONFIG} is truncated or not JSON: {error}") from error
+    if not isinstance(config, dict) or config.get("format") != FORMAT:
+        raise ValueError(f"{folder / CONFIG} does not describe a model of AlphaSTomics")
+    if config.get("format_version") != FORMAT_VERSION:
+        raise ValueError(
+            f"{folder} has format version {config.get('format_version')}; this package reads {FORMAT_VERSION}"
+        )
+    try:
+        weights = load_file(folder / WEIGHTS)
+    except (SafetensorError, OSError, ValueError) as error:
+        raise ValueError(f"{folder / WEIGHTS} is truncated or not a safetensors file: {error}") from error
+    return Stored(weights, config)
+
+
+def _pickle_hint(folder: Path) -> str:
+    found = sorted(path.name for path in folder.glob("*.p*t*")) if folder.is_dir() else []
+    return f" ({', '.join(found)} is there: pickled models can run code and are never opened)" if found else ""
+
+
+def plain(value: Any) -> Any:
+    """Nested values as JSON types: arrays and tuples as lists, numpy numbers as numbers."""
+    if isinstance(value, dict):
+        return {str(key): plain(entry) for key, entry in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(entry) for entry in value]
+    if isinstance(value, np.ndarray):
+        return plain(value.tolist())
+    if isinstance(value, np.generic):
+        return plain(value.item())
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+def versions() -> dict[str, str]:
+    """Versions that a result depends on."""
+    return {name: version(name) for name in ("alphastomics", "torch", "scvi-tools", "anndata", "numpy")}
+
+
+def restore(
+    cls: type[AlphaSTomics],
+    folder: Path,
+    adata: AnnData | Literal[False] | None,
+    *,
+    accelerator: str,
+    device: int | str,
+) -> AlphaSTomics:
+    """Rebuild a model from its folder; see :meth:`AlphaSTomics.load`."""
+    stored = read_model(folder)
+    config = stored.config
+    if config.get("class") != cls.__name__:
+        raise ValueError(f"{folder} holds a {config.get('class')}, not a {cls.__name__}")
+    if adata is None and (folder / DATA).is_file():
+        adata = ad.read_h5ad(folder / DATA)
+    try:
+        registry = config["registry"]
+        if adata is None or adata is False:
+            model = cls(registry=registry, **config["init"])
+        else:
+            cls.setup_anndata(adata, **registry["setup_args"], source_registry=registry)
+            model = cls(adata, **config["init"])
+        model.module.load_state_dict(stored.weights)
+        model.frame_ = ReferenceFrame.from_dict(config["frame"]) if config["frame"] is not None else None
+        model.history_ = {
+            name: pd.DataFrame({name: pd.Series({int(i): v for i, v in values.items()}, dtype=float)}).rename_axis(
+                "epoch"
+            )
+            for name, values in config["history"].items()
+        }
+        model.is_trained_ = bool(config["is_trained"])
+    except (KeyError, TypeError, AttributeError, RuntimeError) as error:
+        raise ValueError(f"{folder} does not hold a whole model: {error}") from error
+    model.module.eval()
+    *_, target = parse_device_args(accelerator=accelerator, devices=device, return_device="torch")
+    model.to_device(target)
+    return model

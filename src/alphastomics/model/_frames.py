@@ -1,0 +1,82 @@
+r"""From the canonical frame, in which the model thinks, to the frame of a reference slice, which a user recognises.
+
+.. math:: x_{user} = s\,(x_{model} R + \mu / s), \qquad R = \text{Kabsch}(\hat x, x_{ref})
+
+with the model's conditional mean :math:`\hat x` of the first reference slice and its true positions, whose centroid is
+:math:`\mu`. A registered tissue (``frame="shared"``) needs none of this.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from alphastomics.diffusion.geometry import centre, kabsch
+from alphastomics.model._placing import SlicePositions, content_order, embed_cells
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from alphastomics.data import AnnDataSource, TissueSchema
+    from alphastomics.model._model import AlphaSTomics
+
+CELLS = 2048  # enough to fix a rotation
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReferenceFrame:
+    """Where the canonical frame lies in the first reference slice.
+
+    Parameters
+    ----------
+    slice_name
+        That slice.
+    rotation
+        R, (D, D), acting on row vectors.
+    centroid
+        Mean position of the slice, user units, (D,).
+    """
+
+    slice_name: str
+    rotation: tuple[tuple[float, ...], ...]
+    centroid: tuple[float, ...]
+
+    def to_user(self, x: NDArray[np.float32], schema: TissueSchema) -> NDArray[np.float64]:
+        """Positions (N, D) of the canonical frame in user units."""
+        return (x.astype(np.float64) @ np.asarray(self.rotation)) * schema.scale + np.asarray(self.centroid)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> ReferenceFrame:
+        """Rebuild from :meth:`to_dict`."""
+        rotation = tuple(tuple(row) for row in values["rotation"])
+        return cls(slice_name=values["slice_name"], rotation=rotation, centroid=tuple(values["centroid"]))
+
+
+def fit_frame(model: AlphaSTomics, source: AnnDataSource) -> ReferenceFrame | None:
+    """Find the canonical frame in the first reference slice; None for a shared frame."""
+    if model.schema.frame == "shared" or model.mode == "pos_to_expr":
+        return None
+    cells = source.slices[0]
+    few = np.linspace(0, len(cells.rows) - 1, min(CELLS, len(cells.rows))).astype(np.int64)
+    position = dict(zip(cells.rows[few].tolist(), cells.position[few], strict=True))
+    rows = content_order(source, cells.rows[few])
+    embedding = embed_cells(model.module, source, rows, model.module.device)
+    mean = (
+        SlicePositions(model.module, model.diffusion, embedding, shared_frame=False, max_context=CELLS)
+        .mean.double()
+        .cpu()
+    )
+    true = torch.from_numpy(np.stack([position[row] for row in rows.tolist()]))[None]
+    rotation = kabsch(centre(mean), centre(true))[0]
+    return ReferenceFrame(
+        slice_name=cells.name,
+        rotation=tuple(tuple(float(v) for v in row) for row in rotation),
+        centroid=tuple(float(v) for v in cells.position.mean(0)),
+    )

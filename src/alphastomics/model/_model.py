@@ -1,0 +1,546 @@
+"""The model class that a user holds."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import rich.pretty  # noqa: F401  scvi-tools uses rich.pretty without importing it
+import torch
+from scvi import settings
+from scvi.data import AnnDataManager
+from scvi.data.fields import LayerField
+from scvi.model.base import BaseModelClass
+
+from alphastomics.data import AnnDataSource, Augmentation, TissueSchema, fit_schema
+from alphastomics.diffusion import CosineSchedule, Process
+from alphastomics.model import _files
+from alphastomics.model._fields import ColumnField, PositionField
+from alphastomics.model._frames import ReferenceFrame, fit_frame
+from alphastomics.model._latent import latent_representation
+from alphastomics.model._placing import MAX_CONTEXT, SamplerConfig
+from alphastomics.model._sample import sample_positions
+from alphastomics.nn import Denoiser, DenoiserConfig
+from alphastomics.train import MODES, ContextDataModule, ContextRunner, DiffusionConfig, Mode, TrainingPlan, seconds_of
+from alphastomics.train.ema import MovingAverage
+from alphastomics.train.history import History
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from datetime import timedelta
+
+    from anndata import AnnData
+    from numpy.typing import NDArray
+
+logger = logging.getLogger(__name__)
+
+SCHEMA = "tissue_schema"
+DEFAULT_STEPS = 2000  # optimiser steps when neither max_epochs nor max_time says otherwise
+
+
+class AlphaSTomics(BaseModelClass):
+    """Diffusion transformer over expression and position of the cells of a tissue.
+
+    Parameters
+    ----------
+    adata
+        Reference registered with :meth:`setup_anndata`.
+    registry
+        Registry of an earlier setup, for a model without data.
+    mode
+        What the model learns to sample: ``"expr_to_pos"``, ``"pos_to_expr"``, ``"joint"``, or ``"any"`` of them.
+    d_model, n_layers, n_heads
+        Width, number of blocks, attention heads.
+    gate_type
+        Gate of the attention: ``"headwise"``, ``"elementwise"`` or ``"none"``.
+    use_qk_norm
+        Whether queries and keys are normalised.
+    dropout
+        Share of the branch outputs dropped in training.
+    schedule
+        ``"cosine"`` or ``"cosine_nd"``, see :class:`~alphastomics.diffusion.CosineSchedule`.
+    position_nu, expression_nu
+        Exponent of time of either modality.
+    prediction_type
+        ``"x0"``, ``"epsilon"`` or ``"v"``, see :class:`~alphastomics.diffusion.Process`.
+    random_state
+        Decides the first weights and every draw of training; ``scvi.settings.seed``, or 0, when None.
+
+    Examples
+    --------
+    >>> asx.model.AlphaSTomics.setup_anndata(reference, position_key="spatial", slice_key="slice_id")
+    >>> model = asx.model.AlphaSTomics(reference, mode="expr_to_pos")
+    >>> model.train(max_time=300)
+    >>> placed = model.sample(query, mode="expr_to_pos")
+    """
+
+    _data_splitter_cls = ContextDataModule
+    _training_plan_cls = TrainingPlan
+    _train_runner_cls = ContextRunner
+    _module_cls = Denoiser
+
+    def __init__(
+        self,
+        adata: AnnData | None = None,
+        registry: dict[str, Any] | None = None,
+        mode: Mode = "any",
+        d_model: int = 128,
+        n_layers: int = 4,
+        n_heads: int = 4,
+        gate_type: Literal["headwise", "elementwise", "none"] = "headwise",
+        use_qk_norm: bool = True,
+        dropout: float = 0.0,
+        schedule: Literal["cosine", "cosine_nd"] = "cosine_nd",
+        position_nu: float = 1.0,
+        expression_nu: float = 1.0,
+        prediction_type: Literal["x0", "epsilon", "v"] = "v",
+        random_state: int | None = None,
+    ) -> None:
+        if mode not in MODES:
+            raise ValueError(f"mode={mode!r} is unknown; choose from {', '.join(map(repr, MODES))}")
+        super().__init__(adata, registry)
+        self.schema = TissueSchema.from_dict(self.registry_[SCHEMA])
+        self.diffusion = DiffusionConfig(
+            position=Process(schedule=CosineSchedule(name=schedule, nu=position_nu), prediction_type=prediction_type),
+            expression=Process(
+                schedule=CosineSchedule(name=schedule, nu=expression_nu), prediction_type=prediction_type
+            ),
+        )
+        config = DenoiserConfig(
+            n_genes=self.schema.n_genes,
+            n_dims=self.schema.n_dims,
+            d_model=d_model,
+            n_layers=n_layers,
+            n_heads=n_heads,
+            gate_type=gate_type,
+            use_qk_norm=use_qk_norm,
+            dropout=dropout,
+        )
+        random_state = (settings.seed or 0) if random_state is None else random_state
+        with torch.random.fork_rng():  # leaves the global generator as it was
+            torch.manual_seed(random_state)
+            self.module = self._module_cls(config)
+        self.frame_: ReferenceFrame | None = None
+        self.init_params_ = self._get_init_params(locals())
+        self._model_summary_string = (
+            f"AlphaSTomics model (mode={mode!r}): {self.schema.n_genes} genes, {self.schema.n_dims}D, "
+            f"{len(self.schema.slices)} reference slices, d_model={d_model}, n_layers={n_layers}, n_heads={n_heads}, "
+            f"{sum(p.numel() for p in self.module.parameters()):,} parameters"
+        )
+
+    # -- data --------------------------------------------------------------------------------------------------------
+
+    @classmethod
+    def setup_anndata(
+        cls,
+        adata: AnnData,
+        *,
+        layer: str | None = None,
+        position_key: str = "spatial",
+        slice_key: str | None = None,
+        cell_type_key: str | None = None,
+        frame: Literal["slice", "shared"] = "slice",
+        sequence_key: str | None = None,
+        transform: Literal["auto", "log1p", "none"] = "auto",
+        **kwargs: Any,
+    ) -> None:
+        """Register a reference: cells with expression and positions.
+
+        Everything is checked here, before anything is trained, and ``adata`` is only marked as registered.
+
+        Parameters
+        ----------
+        adata
+            The reference, in memory; sparse or dense, counts or not.
+        layer
+            Where expression is: a key of ``layers``, or ``X`` when None.
+        position_key
+            Where positions are in ``obsm``, shape (n_cells, 2) or (n_cells, 3), any units.
+        slice_key
+            Where the slice of a cell is in ``obs``. None takes ``obs["slice_id"]`` if it is there, else all cells are
+            one slice; the log says which.
+        cell_type_key
+            Where labels are in ``obs``, if anywhere. Training does not use them.
+        frame
+            ``"slice"``: every slice has its own frame, free up to rotation, reflection and shift. ``"shared"``: all
+            slices are registered to one frame.
+        sequence_key
+            Where an order of the cells is in ``obs``, if anywhere.
+        transform
+            ``"log1p"`` (counts: library size to the median, logarithm), ``"none"``, or ``"auto"``: ``"log1p"`` if and
+            only if all values are non-negative integers.
+        **kwargs
+            For scvi-tools' own use (``source_registry``).
+
+        Raises
+        ------
+        KeyError
+            If a named key is missing.
+        ValueError
+            If values, positions or slices cannot be used; the message says which and what to do.
+        """
+        setup_method_args = cls._get_setup_method_args(**locals())
+        source_registry = kwargs.get("source_registry")
+        if source_registry is not None:
+            schema = TissueSchema.from_dict(source_registry[SCHEMA])
+        else:
+            schema = fit_schema(
+                adata,
+                layer=layer,
+                position_key=position_key,
+                slice_key=slice_key,
+                cell_type_key=cell_type_key,
+                frame=frame,
+                sequence_key=sequence_key,
+                transform=transform,
+            )
+        if adata.is_view:
+            adata._init_as_actual(adata.copy())
+        fields = [
+            LayerField("X", layer, is_count_data=False, correct_data_format=False),
+            PositionField("position", position_key),
+            *(
+                ColumnField(name, key)
+                for name, key in (
+                    ("slice", schema.slice_key),
+                    ("cell_type", cell_type_key),
+                    ("sequence", sequence_key),
+                )
+                if key is not None
+            ),
+        ]
+        manager = AnnDataManager(fields=fields, setup_method_args=setup_method_args)
+        manager._registry[SCHEMA] = schema.to_dict()
+        manager.register_fields(adata, **kwargs)
+        cls.register_manager(manager)
+
+    def _query_source(self, adata: AnnData | None, *, positions: bool = False) -> tuple[AnnData, AnnDataSource]:
+        if adata is None:
+            adata = self.adata
+        if adata is None:
+            raise ValueError("This model was loaded without data; pass adata")
+        return adata, AnnDataSource(adata, self.schema, positions=positions)
+
+    @property
+    def mode(self) -> Mode:
+        """What the model was made to sample."""
+        return self.init_params_["non_kwargs"]["mode"]
+
+    # -- training ----------------------------------------------------------------------------------------------------
+
+    def train(
+        self,
+        max_epochs: int | None = None,
+        max_time: str | timedelta | dict[str, float] | float | None = None,
+        accelerator: str = "auto",
+        devices: int | list[int] | str = "auto",
+        strategy: str = "auto",
+        precision: str | int = "auto",
+        batch_size: int = 4096,
+        context_size: int = 1024,
+        context_kind: Literal["subset", "patch"] = "subset",
+        train_size: float | None = None,
+        validation_size: float | None = None,
+        early_stopping: bool = False,
+        augmentation: Augmentation | None = None,
+        num_workers: int = 0,
+        plan_kwargs: dict[str, Any] | None = None,
+        **trainer_kwargs: Any,
+    ) -> None:
+        """Train on the registered reference.
+
+        Parameters
+        ----------
+        max_epochs
+            Number of passes over the cells. None: until ``max_time``, or about 2,000 steps if that is None too.
+        max_time
+            Longest time: seconds, ``"DD:HH:MM:SS"``, a timedelta or its arguments. The learning rate falls with it.
+        accelerator, devices, strategy
+            As in :class:`lightning.pytorch.Trainer`.
+        precision
+            ``"auto"``: bfloat16 for matrix products where the processor or GPU has it, else 32 bits; or any of
+            Lightning's.
+        batch_size, context_size
+            Numbers of cells in a batch and in a context, the cells that the network sees at once.
+        context_kind
+            ``"subset"`` (random cells of a slice: the global shape) or ``"patch"`` (neighbours: the local one).
+        train_size, validation_size
+            Shares of the slices; validation holds out whole slices, none by default.
+        early_stopping
+            Stop when ``validation_loss`` no longer falls; holds out a tenth of the slices unless told otherwise.
+        augmentation
+            Random changes to training contexts; defaults follow from the data.
+        num_workers
+            Processes that cut contexts.
+        plan_kwargs
+            Fields of :class:`~alphastomics.train.PlanConfig`.
+        **trainer_kwargs
+            Passed to :class:`lightning.pytorch.Trainer`.
+
+        Raises
+        ------
+        NonFiniteLossError
+            If the loss becomes NaN or infinite; the model keeps its last good weights.
+        """
+        if self.adata is None:
+            raise ValueError("This model was loaded without data; load it with adata= to train it")
+        source = AnnDataSource(self.adata, self.schema, positions=True)
+        if validation_size is None and (early_stopping or train_size is not None):
+            validation_size = 0.1 if train_size is None else 1 - train_size
+        datamodule = self._data_splitter_cls(
+            source,
+            batch_size=batch_size,
+            context_size=context_size,
+            kind=context_kind,
+            seed=self.init_params_["non_kwargs"]["random_state"],
+            augmentation=augmentation or Augmentation(),
+            validation_size=validation_size,
+            num_workers=num_workers,
+        )
+        seconds = seconds_of(max_time)
+        if max_epochs is None:
+            max_epochs = -1 if seconds is not None else -(-DEFAULT_STEPS // datamodule.steps_per_epoch)
+        plan = self._training_plan_cls(
+            self.module,
+            mode=self.mode,
+            diffusion=self.diffusion,
+            shared_frame=self.schema.frame == "shared",
+            slice_names=tuple(cells.name for cells in source.slices),
+            max_seconds=seconds,
+            **(plan_kwargs or {}),
+        )
+        logger.info(
+            "Training on %d cells, %d genes, %d slices (%s steps an epoch, %s).",
+            source.n_cells, self.schema.n_genes, len(source.slices), datamodule.steps_per_epoch,
+            f"at most {max_epochs} epochs" if seconds is None else f"at most {seconds:.0f} s",
+        )  # fmt: skip
+        runner = self._train_runner_cls(
+            self,
+            training_plan=plan,
+            data_splitter=datamodule,
+            max_epochs=max_epochs,
+            accelerator=accelerator,
+            devices=devices,
+            strategy=strategy,
+            precision=resolve_precision(precision),
+            ema=MovingAverage(plan.config.ema_decay),
+            history=History(self.history_),
+            max_seconds=seconds,
+            early_stopping=early_stopping,
+            **trainer_kwargs,
+        )
+        try:
+            runner()
+        finally:
+            if self.is_trained_:
+                self.frame_ = fit_frame(self, source)
+
+    # -- answers -----------------------------------------------------------------------------------------------------
+
+    def sample(
+        self,
+        adata: AnnData | None = None,
+        mode: Mode = "expr_to_pos",
+        n_steps: int = 30,
+        n_samples: int = 1,
+        reduce: Literal["medoid", "mean"] | None = None,
+        inpaint: bool = False,
+        n_cells: int | None = None,
+        indices: Sequence[int] | NDArray[np.int64] | None = None,
+        batch_size: int | None = None,
+        random_state: int = 0,
+        sampler: Literal["ddpm", "ddim", "dpm++2m"] = "ddpm",
+        eta: float = 0.0,
+    ) -> AnnData:
+        """Sample one modality given the other.
+
+        Parameters
+        ----------
+        adata
+            Query; the reference when None. Cells of one slice (``obs[slice_key]``) are placed together; without that
+            column all cells are one set. It is not modified.
+        mode
+            What is sampled. ``"expr_to_pos"``: positions from expression; ``obsm[position_key]`` of the query is never
+            read unless ``inpaint``.
+        n_steps
+            Number of calls of the denoiser per draw. 1 gives the conditional mean, which is not a sample.
+        n_samples
+            Number of draws of each slice.
+        reduce
+            None: draws one after the other, numbered in ``obs["draw"]`` when there are several. ``"medoid"``: the draw
+            nearest to all others; ``"mean"``: the mean of the aligned draws. Both write the root-mean-square spread of
+            the aligned draws to ``obs["position_uncertainty"]``.
+        inpaint
+            Read the query's positions: finite ones are held to the bit, NaN is sampled.
+        n_cells
+            For ``mode="joint"``: number of cells of the new slice.
+        indices
+            Rows of the query to use; all when None.
+        batch_size
+            Largest number of cells that attend to each other; larger slices are split into overlapping contexts that
+            are fused at every step.
+        random_state
+            Decides every draw.
+        sampler, eta
+            Reverse step, see :mod:`alphastomics.diffusion.samplers`.
+
+        Returns
+        -------
+        A new AnnData: the query's ``X``, ``obs`` and ``var``; ``obsm[position_key]`` in units of the reference, in the
+        frame of its first slice (with ``inpaint``: in the frame of the known cells). Draws of a free frame are aligned
+        to their medoid.
+
+        Raises
+        ------
+        ValueError
+            If the model was not made for ``mode``, or an argument is out of range.
+        """
+        self._check_if_trained(warn=False, message="The model is not trained; call train() first")
+        self._check_mode(mode, n_cells)
+        if adata is None:
+            adata = self.adata
+        if indices is not None and adata is not None:
+            adata = adata[np.asarray(indices)]
+        query, source = self._query_source(adata, positions=inpaint)
+        config = SamplerConfig(n_steps=n_steps, sampler=sampler, eta=eta, max_context=batch_size or MAX_CONTEXT)
+        return sample_positions(
+            self, query, source, config, n_samples=n_samples, reduce=reduce, random_state=random_state
+        )
+
+    def _check_mode(self, mode: str, n_cells: int | None) -> None:
+        if mode not in MODES:
+            raise ValueError(f"mode={mode!r} is unknown; choose from {', '.join(map(repr, MODES))}")
+        if self.mode not in ("any", mode):
+            raise ValueError(
+                f"This model was trained with mode={self.mode!r} and has never seen the states that mode={mode!r} visits; "
+                f"train one with mode={mode!r} or mode='any'"
+            )
+        if mode != "expr_to_pos":
+            raise NotImplementedError(f"Sampling with mode={mode!r} is not available in this version")
+        if n_cells is not None:
+            raise ValueError("n_cells is for mode='joint'; here the query says how many cells there are")
+
+    def get_latent_representation(
+        self,
+        adata: AnnData | None = None,
+        indices: Sequence[int] | NDArray[np.int64] | None = None,
+        batch_size: int | None = None,
+        layer: Literal["encoder", "transformer", "all"] = "transformer",
+    ) -> NDArray[np.float32]:
+        """Embed cells by their expression, and by the cells of their slice.
+
+        Parameters
+        ----------
+        adata
+            Cells; the reference when None. Positions are not read.
+        indices
+            Rows to embed; all when None. Only these cells see each other.
+        batch_size
+            Largest number of cells that attend to each other.
+        layer
+            ``"encoder"``: the embedding of the cell alone; ``"transformer"``: after the last block; ``"all"``: both side
+            by side.
+
+        Returns
+        -------
+        Shape (n_cells, d_model), twice as wide for ``"all"``; independent of the order of the rows.
+        """
+        self._check_if_trained(warn=False, message="The model is not trained; call train() first")
+        if layer not in ("encoder", "transformer", "all"):
+            raise ValueError(f"layer={layer!r} is unknown; choose 'encoder', 'transformer' or 'all'")
+        if adata is None:
+            adata = self.adata
+        if indices is not None and adata is not None:
+            adata = adata[np.asarray(indices)]
+        _, source = self._query_source(adata)
+        return latent_representation(self, source, layer=layer, max_context=batch_size or MAX_CONTEXT)
+
+    # -- files -------------------------------------------------------------------------------------------------------
+
+    def save(
+        self,
+        dir_path: str | Path,
+        prefix: str | None = None,
+        overwrite: bool = False,
+        save_anndata: bool = False,
+        **anndata_write_kwargs: Any,
+    ) -> None:
+        """Save to a folder as safetensors and JSON.
+
+        Parameters
+        ----------
+        dir_path
+            Folder.
+        prefix
+            Not supported: a model has a folder of its own.
+        overwrite
+            Whether to replace a model that is there.
+        save_anndata
+            Whether to save the reference beside it, as ``adata.h5ad``.
+        **anndata_write_kwargs
+            Passed to :meth:`anndata.AnnData.write_h5ad`.
+        """
+        if prefix:
+            raise ValueError("prefix is not supported: a model has a folder of its own")
+        history = {
+            name: {int(i): float(v) for i, v in t.iloc[:, 0].items()} for name, t in (self.history_ or {}).items()
+        }
+        config = {
+            "class": type(self).__name__,
+            "init": self.init_params_["non_kwargs"],
+            "registry": _files.plain(self.registry_),
+            "is_trained": self.is_trained_,
+            "history": _files.plain(history),
+            "frame": self.frame_.to_dict() if self.frame_ is not None else None,
+            "versions": _files.versions(),
+        }
+        _files.write_model(Path(dir_path), self.module.state_dict(), config, overwrite=overwrite)
+        if save_anndata:
+            if self.adata is None:
+                raise ValueError("save_anndata=True, but this model has no data")
+            self.adata.write_h5ad(Path(dir_path) / _files.DATA, **anndata_write_kwargs)
+
+    @classmethod
+    def load(
+        cls,
+        dir_path: str | Path,
+        adata: AnnData | Literal[False] | None = None,
+        accelerator: str = "auto",
+        device: int | str = "auto",
+        prefix: str | None = None,
+        **kwargs: Any,
+    ) -> AlphaSTomics:
+        """Load a model that :meth:`save` wrote; the data it was trained on are not needed.
+
+        Parameters
+        ----------
+        dir_path
+            Folder.
+        adata
+            Data to attach; None takes what was saved beside the model, if anything; False none.
+        accelerator, device
+            Where to put the network.
+        prefix
+            Not supported.
+        **kwargs
+            Not used.
+
+        Raises
+        ------
+        FileNotFoundError, ValueError
+            If the folder does not hold a whole model of this package.
+        """
+        if prefix:
+            raise ValueError("prefix is not supported: a model has a folder of its own")
+        return _files.restore(cls, Path(dir_path), adata, accelerator=accelerator, device=device)
+
+
+def resolve_precision(precision: str | int) -> str | int:
+    """``"auto"`` as bfloat16 where the hardware multiplies it, else 32 bits; anything else as it is."""
+    if precision != "auto":
+        return precision
+    if torch.cuda.is_available():
+        return "bf16-mixed" if torch.cuda.is_bf16_supported(including_emulation=False) else "32-true"
+    return "bf16-mixed" if torch.cpu._is_avx512_bf16_supported() else "32-true"

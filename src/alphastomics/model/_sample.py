@@ -1,0 +1,158 @@
+"""From a query to an AnnData of sampled cells."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, NamedTuple
+
+import anndata as ad
+import numpy as np
+import torch
+from scvi import settings
+from tqdm.auto import tqdm
+
+from alphastomics import _keys
+from alphastomics.model._placing import SamplerConfig, SlicePositions, align_draws, content_order, embed_cells
+
+if TYPE_CHECKING:
+    from anndata import AnnData
+    from numpy.typing import NDArray
+
+    from alphastomics.data import AnnDataSource, SliceCells
+    from alphastomics.model._model import AlphaSTomics
+
+logger = logging.getLogger(__name__)
+
+
+class Placed(NamedTuple):
+    """Positions of the cells of a query.
+
+    Attributes
+    ----------
+    draws
+        (K, n_cells, D), user units.
+    medoid
+        Number of the medoid draw of each cell's slice, (n_cells,).
+    """
+
+    draws: NDArray[np.float64]
+    medoid: NDArray[np.int64]
+
+
+def sample_positions(
+    model: AlphaSTomics,
+    query: AnnData,
+    source: AnnDataSource,
+    config: SamplerConfig,
+    *,
+    n_samples: int,
+    reduce: str | None,
+    random_state: int,
+) -> AnnData:
+    """Place the cells of a query; see :meth:`AlphaSTomics.sample`."""
+    if n_samples < 1:
+        raise ValueError(f"n_samples must be at least 1, got {n_samples}")
+    if reduce not in (None, "medoid", "mean"):
+        raise ValueError(f"reduce={reduce!r} is unknown; choose None, 'medoid' or 'mean'")
+    placed = place(model, source, config, n_samples=n_samples, random_state=random_state)
+    return to_anndata(model, query, placed, reduce=reduce)
+
+
+def place(
+    model: AlphaSTomics, source: AnnDataSource, config: SamplerConfig, *, n_samples: int, random_state: int
+) -> Placed:
+    """Draw positions of every slice of ``source``, aligned over draws where the frame is free."""
+    n_dims = model.schema.n_dims
+    draws = np.empty((n_samples, source.n_cells, n_dims))
+    medoid = np.zeros(source.n_cells, dtype=np.int64)
+    logger.info(
+        "Placing %d cells in %d slices: %d draws of %d steps on %s.",
+        source.n_cells, len(source.slices), n_samples, config.n_steps, model.module.device,
+    )  # fmt: skip
+    total = len(source.slices) * n_samples * config.n_steps
+    with tqdm(total=total, desc="Placing cells", unit="step", disable=settings.verbosity > logging.INFO) as bar:
+        for cells in source.slices:
+            _place_slice(model, source, cells, config, random_state, draws, medoid, bar)
+    return Placed(draws, medoid)
+
+
+def _place_slice(
+    model: AlphaSTomics,
+    source: AnnDataSource,
+    cells: SliceCells,
+    config: SamplerConfig,
+    random_state: int,
+    draws: NDArray[np.float64],
+    medoid: NDArray[np.int64],
+    bar: tqdm,
+) -> None:
+    """Write the draws of one slice and the number of its medoid in place."""
+    schema, device = model.schema, model.module.device
+    rows = content_order(source, cells.rows)
+    known = _known_positions(cells, rows)
+    held = None if known is None else torch.from_numpy(schema.encode_position(known)).to(device)
+    positions = SlicePositions(
+        model.module,
+        model.diffusion,
+        embed_cells(model.module, source, rows, device),
+        shared_frame=schema.frame == "shared",
+        max_context=config.max_context,
+        held=held,
+    )
+    for k in range(len(draws)):
+        # The draws of a slice depend on its cells and the seed, not on which other slices there are.
+        generator = torch.Generator().manual_seed(int(np.random.SeedSequence([random_state, k]).generate_state(1)[0]))
+        x = positions.sample(config, generator, lambda: bar.update()).cpu().numpy()
+        draws[k, rows] = _to_user(model, x, in_user_frame=known is not None)
+    free = known is None and schema.frame == "slice"
+    if len(draws) > 1:
+        draws[:, rows], medoid[rows] = align_draws(draws[:, rows], rigid=free)
+    if known is not None:
+        finite = np.isfinite(known).all(1)
+        draws[:, rows[finite]] = known[finite]
+
+
+def _known_positions(cells: SliceCells, rows: NDArray[np.int64]) -> NDArray[np.float64] | None:
+    """Positions of ``rows`` in user units, NaN where unknown; None when none is known."""
+    if cells.position is None or not np.isfinite(cells.position).all(1).any():
+        return None
+    return cells.position[np.searchsorted(cells.rows, rows)]
+
+
+def _to_user(model: AlphaSTomics, x: NDArray[np.float32], *, in_user_frame: bool) -> NDArray[np.float64]:
+    if in_user_frame or model.schema.frame == "shared":
+        return model.schema.decode_position(x)
+    if model.frame_ is None:
+        raise RuntimeError("The model has no reference frame; train it or load a trained one")
+    return model.frame_.to_user(x, model.schema)
+
+
+def spread(draws: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Root-mean-square distance of aligned draws (K, n, D) from their mean, per cell (n,), in their units."""
+    return np.sqrt(((draws - draws.mean(0)) ** 2).sum(-1).mean(0))
+
+
+def to_anndata(model: AlphaSTomics, query: AnnData, placed: Placed, *, reduce: str | None) -> AnnData:
+    """The query with sampled positions in place of its own."""
+    key, slice_key = model.schema.position_key, model.schema.slice_key
+    bare = ad.AnnData(X=query.X, obs=query.obs.copy(), var=query.var.copy())
+    if slice_key is not None and slice_key in bare.obs:
+        bare.obs[slice_key] = bare.obs[slice_key].astype("category")
+    if reduce is None and len(placed.draws) > 1:
+        tables = []
+        for k, draw in enumerate(placed.draws):
+            table = bare.copy()
+            table.obsm[key] = draw
+            table.obs[_keys.DRAW] = k
+            tables.append(table)
+        result = ad.concat(tables, join="outer", merge="same", index_unique="-")
+        if slice_key is not None and slice_key in result.obs:
+            result.obs[slice_key] = result.obs[slice_key].astype("category")
+        return result
+    if reduce == "medoid":
+        bare.obsm[key] = placed.draws[placed.medoid, np.arange(query.n_obs)]
+    else:
+        bare.obsm[key] = placed.draws.mean(0)
+    if reduce is not None:
+        bare.obs[_keys.POSITION_UNCERTAINTY] = spread(placed.draws)
+    return bare

@@ -1,0 +1,157 @@
+r"""The denoiser: noisy expression and noisy positions of N cells, two clocks, to clean expression and positions.
+
+.. math::
+
+    h^0_i &= E(z^{expr}_i) + P(z^{pos}_i), \qquad c = \psi(t_{expr}, t_{pos}) \\
+    h^{l+1} &= \operatorname{Block}(h^l, c, \text{mask}), \qquad
+    F^{pos}_i = W_p \operatorname{AdaNorm}(h^L_i, c), \quad F^{expr}_i = W_e \operatorname{AdaNorm}(h^L_i, c)
+
+A modality whose clock stands at 1 is absent: nothing of it is left in its noisy value, so its embedding is replaced by
+a learned token. Shapes: B contexts, N cells, G genes, D dimensions, d width.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import nn
+
+from alphastomics.nn.block import AdaptiveNorm, Block
+from alphastomics.nn.embeddings import ClockEmbedding, FourierPosition
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from alphastomics.nn.attention import GateType
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DenoiserConfig:
+    """Architecture of a :class:`Denoiser`.
+
+    Parameters
+    ----------
+    n_genes, n_dims
+        G, and D = 2 or 3.
+    d_model, n_layers, n_heads
+        Width d, number of blocks, attention heads.
+    gate_type, use_qk_norm
+        As in :class:`~alphastomics.nn.attention.SoftmaxAttention`.
+    dropout
+        Share of the branch outputs dropped in training.
+    n_latent
+        Width of the neighbourhood embedding that the contrastive loss shapes.
+    """
+
+    n_genes: int
+    n_dims: int
+    d_model: int = 128
+    n_layers: int = 4
+    n_heads: int = 4
+    gate_type: GateType = "headwise"
+    use_qk_norm: bool = True
+    dropout: float = 0.0
+    n_latent: int = 64
+
+
+class Prediction(NamedTuple):
+    """What the denoiser says of each cell; what the outputs mean is the business of the diffusion process.
+
+    Attributes
+    ----------
+    expression
+        (B, N, G), or None when it was not asked for.
+    position
+        (B, N, D), or None when it was not asked for.
+    latent
+        (B, N, d), the normed output of the last block.
+    """
+
+    expression: Tensor | None
+    position: Tensor | None
+    latent: Tensor
+
+
+class Denoiser(nn.Module):
+    """Diffusion transformer over the cells of a context; see the equations at the head of this file."""
+
+    def __init__(self, config: DenoiserConfig) -> None:
+        super().__init__()
+        self.config = config
+        d = config.d_model
+        self.expression_in = nn.Sequential(nn.Linear(config.n_genes, 2 * d), nn.GELU(), nn.Linear(2 * d, d))
+        self.position_in = FourierPosition(config.n_dims, d)
+        self.expression_missing = nn.Parameter(torch.zeros(d))
+        self.position_missing = nn.Parameter(torch.zeros(d))
+        self.clock = ClockEmbedding(d)
+        self.blocks = nn.ModuleList(
+            Block(d, config.n_heads, gate_type=config.gate_type, use_qk_norm=config.use_qk_norm, dropout=config.dropout)
+            for _ in range(config.n_layers)
+        )
+        self.norm_out = AdaptiveNorm(d)
+        self.expression_out = nn.Linear(d, config.n_genes)
+        self.position_out = nn.Linear(d, config.n_dims)
+        self.neighbour_out = nn.Sequential(nn.Linear(d, d), nn.GELU(), nn.Linear(d, config.n_latent))
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self.position_missing.device
+
+    def embed_expression(self, expression: Tensor, t_expr: Tensor) -> Tensor:
+        """Embedding (B, N, d) of noisy expression (B, N, G); the missing token where the clock stands at 1."""
+        return torch.where((t_expr >= 1)[:, None, None], self.expression_missing, self.expression_in(expression))
+
+    def embed_position(self, position: Tensor, t_pos: Tensor) -> Tensor:
+        """Embedding (B, N, d) of noisy positions (B, N, D); the missing token where the clock stands at 1."""
+        return torch.where((t_pos >= 1)[:, None, None], self.position_missing, self.position_in(position))
+
+    def trunk(
+        self, h: Tensor, t_expr: Tensor, t_pos: Tensor, mask: Tensor | None, predict: tuple[str, ...]
+    ) -> Prediction:
+        """Blocks and heads on the summed embeddings ``h`` (B, N, d); the arguments are those of :meth:`forward`."""
+        clock = self.clock(t_expr, t_pos)
+        if mask is not None:  # a context of padding alone attends to itself, so that its gradients stay finite
+            mask = mask | ~mask.any(dim=1, keepdim=True)
+        for block in self.blocks:
+            h = block(h, clock, mask)
+        (h,) = self.norm_out(h, clock)
+        return Prediction(
+            expression=self.expression_out(h) if "expression" in predict else None,
+            position=self.position_out(h) if "position" in predict else None,
+            latent=h,
+        )
+
+    def forward(
+        self,
+        expression: Tensor,
+        position: Tensor,
+        t_expr: Tensor,
+        t_pos: Tensor,
+        mask: Tensor | None = None,
+        *,
+        predict: tuple[str, ...] = ("expression", "position"),
+    ) -> Prediction:
+        """Run the network.
+
+        Parameters
+        ----------
+        expression
+            Noisy expression (B, N, G) in network units, zero where a gene is unmeasured.
+        position
+            Noisy positions (B, N, D) in model units.
+        t_expr, t_pos
+            Clocks (B,) in [0, 1]; 0 is clean, 1 absent. The values of an absent modality are not used.
+        mask
+            Real cells (B, N); None when all are.
+        predict
+            Which heads to run.
+        """
+        h = self.embed_expression(expression, t_expr) + self.embed_position(position, t_pos)
+        return self.trunk(h, t_expr, t_pos, mask, predict)
+
+    def neighbourhood(self, latent: Tensor) -> Tensor:
+        """Embedding (B, N, n_latent) in which cells that are near in the tissue point the same way."""
+        return self.neighbour_out(latent)

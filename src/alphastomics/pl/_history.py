@@ -1,0 +1,89 @@
+"""Curves of training and validation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ._figure import finish, make_axes
+
+if TYPE_CHECKING:
+    from os import PathLike
+
+    import pandas as pd
+    from matplotlib.axes import Axes
+
+TOTAL_LOSSES = ("train_loss", "train_loss_epoch", "validation_loss")
+
+
+def history(
+    model_or_history: Any,
+    *,
+    keys: str | Sequence[str] | None = None,
+    ax: Axes | None = None,
+    show: bool | None = None,
+    save: str | PathLike[str] | None = None,
+    **kwargs: Any,
+) -> Axes | None:
+    """Draw what training logged.
+
+    Parameters
+    ----------
+    model_or_history
+        A trained model, or its ``history``: a dict of one-column tables whose index is the epoch or the step.
+    keys
+        What to draw, all against the epoch or all against the step. By default the total losses, ``train_loss`` and
+        ``validation_loss``; where neither was logged, everything that was logged by epoch.
+    ax
+        Axes to draw on.
+    show
+        Show the figure. By default as ``scanpy.settings.autoshow`` says, if the backend can; never where `ax` is given.
+    save
+        File to write the figure to.
+    **kwargs
+        Passed to :meth:`matplotlib.axes.Axes.plot`.
+
+    Returns
+    -------
+    The axes; None if the figure was shown.
+
+    Raises
+    ------
+    KeyError
+        If a key was not logged.
+    ValueError
+        If nothing was logged, as before training, or epochs and steps are mixed.
+    """
+    tables = model_or_history if isinstance(model_or_history, Mapping) else model_or_history.history
+    if not tables:
+        raise ValueError("the history is empty; call model.train() first")
+    names = _names(tables, keys)
+    clocks = {str(tables[name].index.name or "epoch") for name in names}
+    if len(clocks) > 1:
+        raise ValueError(f"the keys were logged by {' and by '.join(sorted(clocks))}; draw them one kind at a time")
+    axes = make_axes((1, 1), ax, figsize=(5.0, 3.4))
+    for name in names:
+        curve = tables[name].iloc[:, 0]
+        y = curve.to_numpy(dtype=np.float64)
+        # A line needs two points: one epoch, or values with gaps between them, show as dots.
+        marker = {"marker": "o"} if np.isfinite(y).sum() < 2 else {}
+        axes[0, 0].plot(curve.index.to_numpy(), y, **{"label": name} | marker | kwargs)
+    axes[0, 0].set(xlabel=clocks.pop(), ylabel=names[0] if len(names) == 1 else "")
+    axes[0, 0].legend(frameon=False)
+    done = finish(axes, given=ax is not None, show=show, save=save)
+    return None if done is None else done[0, 0]
+
+
+def _names(tables: Mapping[str, pd.DataFrame], keys: str | Sequence[str] | None) -> list[str]:
+    if keys is None:
+        by_epoch = [name for name in tables if not name.endswith("_step")]
+        return [name for name in TOTAL_LOSSES if name in tables] or by_epoch or list(tables)
+    names = [keys] if isinstance(keys, str) else list(keys)
+    for name in names:
+        if name not in tables:
+            raise KeyError(f"{name!r} was not logged (found: {', '.join(map(repr, tables))}); pass keys=…")
+    if not names:
+        raise ValueError("keys is empty; name at least one, or leave it out")
+    return names

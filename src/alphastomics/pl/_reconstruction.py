@@ -1,0 +1,228 @@
+"""True beside predicted positions."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from alphastomics._keys import RECONSTRUCTED, SPATIAL
+
+from ._color import CellColors, position_colors, value_colors
+from ._figure import finish, make_axes
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from os import PathLike
+
+    from anndata import AnnData
+    from matplotlib.axes import Axes
+    from matplotlib.colors import Colormap
+    from numpy.typing import NDArray
+
+    from alphastomics.tl._evaluate import PlacedSlice
+
+    Positions = NDArray[np.float64]
+
+logger = logging.getLogger(__name__)
+
+LEGEND_ROWS = 14
+
+
+def reconstruction(
+    adata: AnnData,
+    *,
+    truth: str | None = SPATIAL,
+    prediction: str = RECONSTRUCTED,
+    color: str | None = None,
+    library_key: str | None = None,
+    slices: str | Sequence[str] | None = None,
+    cmap: str | Colormap | None = None,
+    palette: str | Sequence[Any] | Mapping[str, Any] | None = None,
+    size: float | None = None,
+    title: str | Sequence[str] | None = None,
+    ax: Axes | Sequence[Axes] | None = None,
+    figsize: tuple[float, float] | None = None,
+    dpi: float | None = None,
+    show: bool | None = None,
+    save: str | PathLike[str] | None = None,
+    **kwargs: Any,
+) -> np.ndarray[Any, Any] | None:
+    """Draw the true beside the predicted positions of each slice.
+
+    A cell has one colour in both panels; by default that of its true place in the slice, so that the eye sees what
+    moved. The prediction is first turned, mirrored and shifted onto the truth, without changing its size, except in
+    slices that had known cells (``obs[prediction + "_placed"]`` is not True throughout), where the frames agree. Both
+    panels have the same limits and equal aspect. Three-dimensional tissue is aligned in all dimensions and drawn in the
+    first two. Cells without a finite position are not drawn. `adata` is not modified.
+
+    Parameters
+    ----------
+    adata
+        Cells with predicted positions.
+    truth
+        Key of the true positions in ``obsm``. The prediction is drawn alone if it is None, or if it is the default and
+        is not there.
+    prediction
+        Key of the predicted positions in ``obsm``.
+    color
+        Column of ``obs``, or a gene, whose expression is read from ``X``. By default cells are coloured by their true
+        first two coordinates, and cells without a truth are grey.
+    library_key
+        Column of ``obs`` that names the slice of each cell; found as in :func:`alphastomics.tl.evaluate` by default.
+    slices
+        Slices to draw, one row each, in this order; all by default.
+    cmap
+        Colour map of numbers. ``vmin`` and ``vmax`` may be given too.
+    palette
+        Colours of categories: a colour map, a list in the order of the categories, or a dict. By default
+        ``uns[color + "_colors"]`` if it is there.
+    size
+        Area of a marker in points²; by default it falls with the number of cells.
+    title
+        One title for each panel, row by row, or one for all.
+    ax
+        Axes to draw on, one for each panel, row by row: truth, prediction, truth, …
+    figsize
+        Width and height of a new figure in inches.
+    dpi
+        Resolution of a new figure.
+    show
+        Show the figure. By default as ``scanpy.settings.autoshow`` says, if the backend can; never where `ax` is given.
+    save
+        File to write the figure to.
+    **kwargs
+        Passed to :meth:`matplotlib.axes.Axes.scatter`.
+
+    Returns
+    -------
+    The axes, (n_slices, 2), or (n_slices, 1) without truth; None if the figure was shown.
+
+    Raises
+    ------
+    KeyError
+        If a key, a slice or the colour is missing.
+    ValueError
+        If truth and prediction differ in dimension, or the number of axes, titles or colours does not fit.
+    """
+    from alphastomics.tl._evaluate import read_slices
+
+    true, predicted = _read(adata, truth, prediction)
+    pieces = _choose(read_slices(adata, prediction, library_key), slices)
+    limits = {"vmin": kwargs.pop("vmin", None), "vmax": kwargs.pop("vmax", None)}
+    values = value_colors(adata, color, cmap=cmap, palette=palette, **limits) if color is not None else None
+    kinds = ["prediction"] if true is None else ["truth", "prediction"]
+    titles = _titles(title, pieces, kinds)
+    legend = _legend(values, pieces)
+    # A column of the legend takes its longest name in small print, 0.075 inches a letter, and a marker.
+    beside = _columns(legend, len(pieces)) * (0.4 + 0.075 * max(map(len, legend), default=0))
+    axes = make_axes((len(pieces), len(kinds)), ax, figsize=figsize, dpi=dpi, beside=beside)
+    if size is None:
+        # Markers cover about half of a panel (250 points square) when the cells fill it.
+        size = float(np.clip(30_000 / max(len(piece.cells) for piece in pieces), 1, 40))
+    for row, piece in enumerate(pieces):
+        panels = _panels(piece, true, predicted)
+        reference = panels[0] if true is not None else np.full_like(panels[0], np.nan)
+        rgba = position_colors(reference) if values is None else values.rgba[piece.cells]
+        _draw_row(axes[row], panels, rgba, titles[row], s=size, **kwargs)
+    if legend:
+        _add_legend(axes, legend, color, given=ax is not None)
+    if values is not None and values.mappable is not None:
+        axes[0, 0].figure.colorbar(values.mappable, ax=list(axes.flat), label=color, shrink=0.8)
+    return finish(axes, given=ax is not None, show=show, save=save)
+
+
+def _read(adata: AnnData, truth: str | None, prediction: str) -> tuple[Positions | None, Positions]:
+    from alphastomics.tl._evaluate import check_same_dims, read_coordinates
+
+    predicted = read_coordinates(adata, prediction, "prediction")
+    if truth is None or (truth == SPATIAL and truth not in adata.obsm):
+        logger.info("there is no truth to draw beside the prediction")
+        return None, predicted
+    true = read_coordinates(adata, truth, "truth")
+    check_same_dims(true, predicted, truth, prediction)
+    return true, predicted
+
+
+def _choose(pieces: list[PlacedSlice], slices: str | Sequence[str] | None) -> list[PlacedSlice]:
+    if slices is None:
+        return pieces
+    by_name = {piece.name: piece for piece in pieces}
+    wanted = [slices] if isinstance(slices, str) else list(slices)
+    for name in wanted:
+        if name not in by_name:
+            raise KeyError(f"there is no slice {name!r} (found: {', '.join(map(repr, by_name))}); pass slices=…")
+    if not wanted:
+        raise ValueError("slices is empty; name at least one, or leave it out to draw all")
+    return [by_name[name] for name in wanted]
+
+
+def _titles(title: str | Sequence[str] | None, pieces: list[PlacedSlice], kinds: list[str]) -> list[list[str]]:
+    n = len(pieces) * len(kinds)
+    if title is None:
+        flat = [f"{piece.name}: {kind}" for piece in pieces for kind in kinds]
+    else:
+        flat = [title] * n if isinstance(title, str) else list(title)
+    if len(flat) != n:
+        raise ValueError(f"{n} panels are to be drawn, but title holds {len(flat)} titles")
+    return [flat[i : i + len(kinds)] for i in range(0, n, len(kinds))]
+
+
+def _panels(piece: PlacedSlice, true: Positions | None, predicted: Positions) -> list[Positions]:
+    """Positions to draw in each panel of one slice, the prediction in the frame of the truth."""
+    from alphastomics.metrics import rigid_align
+
+    moved = predicted[piece.cells]
+    if true is None:
+        return [moved]
+    target = true[piece.cells]
+    both = np.isfinite(target).all(axis=1) & np.isfinite(moved).all(axis=1)
+    if piece.free and both.any():
+        moved = rigid_align(moved[both], target[both])[1].apply(moved)
+    return [target, moved]
+
+
+def _draw_row(
+    axes: np.ndarray[Any, Any], panels: list[Positions], rgba: NDArray[np.float64], titles: list[str], **kwargs: Any
+) -> None:
+    everything = np.concatenate(panels)[:, :2]
+    everything = everything[np.isfinite(everything).all(axis=1)]
+    for ax, positions, title in zip(axes, panels, titles, strict=True):
+        drawn = np.isfinite(positions).all(axis=1)
+        ax.scatter(*positions[drawn, :2].T, c=rgba[drawn], **{"linewidths": 0, "rasterized": True} | kwargs)
+        if len(everything):
+            low, high = everything.min(axis=0), everything.max(axis=0)
+            margin = 0.05 * float((high - low).max()) or 1.0
+            ax.set(xlim=(low[0] - margin, high[0] + margin), ylim=(low[1] - margin, high[1] + margin))
+        ax.set(xticks=[], yticks=[], title=title)
+        ax.set_aspect("equal", adjustable="box")
+
+
+def _legend(colors: CellColors | None, pieces: list[PlacedSlice]) -> dict[str, Any]:
+    """Colour of each category that is drawn."""
+    if colors is None or colors.labels is None:
+        return {}
+    present = set(colors.labels[np.concatenate([piece.cells for piece in pieces])])
+    return {name: shade for name, shade in colors.legend.items() if name in present}
+
+
+def _columns(legend: Mapping[str, Any], n_rows: int) -> int:
+    return -(-len(legend) // (LEGEND_ROWS * n_rows))
+
+
+def _add_legend(axes: np.ndarray[Any, Any], legend: Mapping[str, Any], color: str | None, *, given: bool) -> None:
+    """Explain the categories beside the panels: of the caller's figure only the axes are used."""
+    from matplotlib.lines import Line2D
+
+    style: dict[str, Any] = {
+        "handles": [Line2D([], [], linestyle="", marker="o", color=rgba, label=name) for name, rgba in legend.items()],
+        "title": color,
+        "frameon": False,
+        "fontsize": "small",
+        "ncols": _columns(legend, len(axes)),
+    }
+    if given:
+        axes[0, -1].legend(loc="upper left", bbox_to_anchor=(1.02, 1), borderaxespad=0, **style)
+    else:
+        axes[0, 0].figure.legend(loc="outside right upper", **style)

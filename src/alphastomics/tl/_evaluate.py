@@ -1,0 +1,226 @@
+"""Compare predicted with true positions, slice by slice."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+
+from alphastomics._keys import PLACED_SUFFIX, RECONSTRUCTED, SPATIAL
+from alphastomics.data._checks import check_key
+from alphastomics.data._slices import resolve_slice_key, slice_rows
+from alphastomics.metrics import chance_positions, oracle_positions, position_scores
+
+if TYPE_CHECKING:
+    from anndata import AnnData
+    from numpy.typing import NDArray
+
+logger = logging.getLogger(__name__)
+
+N_NAMES = 5  # cells named in an error
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlacedSlice:
+    """The cells of one slice, as indices into the rows of the AnnData.
+
+    Parameters
+    ----------
+    name
+        Name of the slice.
+    cells
+        All its cells, ascending.
+    placed
+        Those whose position was predicted; the others were known. All of them where nothing was recorded.
+    """
+
+    name: str
+    cells: NDArray[np.int64]
+    placed: NDArray[np.int64]
+
+    @property
+    def free(self) -> bool:
+        """Whether no cell was known, so that the frame of the prediction is arbitrary."""
+        return len(self.placed) == len(self.cells)
+
+
+def evaluate(
+    adata: AnnData,
+    *,
+    truth: str = SPATIAL,
+    prediction: str = RECONSTRUCTED,
+    library_key: str | None = None,
+    cell_type_key: str | None = None,
+    baselines: bool = False,
+    n_neighbors: int = 20,
+    max_cells: int | None = None,
+    random_state: int = 0,
+) -> pd.DataFrame:
+    """Score predicted positions against true ones, one row per slice.
+
+    Only what was predicted counts: where ``obs[prediction + "_placed"]`` exists, known cells are left out, slices
+    without a placed cell have no row, and in slices that had known cells, which fix the frame, ``aligned_rmsd`` takes
+    the plain difference instead of aligning first (``procrustes_disparity`` always compares shapes alone). A cell whose
+    truth is NaN is skipped and counted. The table is returned and nothing is written: `adata` is not modified.
+
+    Parameters
+    ----------
+    adata
+        Cells with both positions; expression is not read.
+    truth
+        Key of the true positions in ``obsm``, (n_cells, n_dims).
+    prediction
+        Key of the predicted positions in ``obsm``, (n_cells, n_dims), in the units of the truth.
+    library_key
+        Column of ``obs`` that names the slice of each cell. By default the one that
+        ``uns[prediction]["params"]["slice_key"]`` names, else ``obs["slice_id"]``, else all cells are one slice.
+    cell_type_key
+        Column of ``obs`` with cell types, for the oracle. By default the one that
+        ``uns[prediction]["params"]["cell_type_key"]`` names, if any. Read with `baselines` only.
+    baselines
+        Add the rows that give a score its meaning: ``chance``, the true positions shuffled over the cells, and, where
+        cell types are known, ``oracle``, the true positions shuffled within each type.
+    n_neighbors
+        Neighbours that ``knn_preservation`` compares; its chance level is ``n_neighbors / (n_cells - 1)``.
+    max_cells
+        Score at most this many cells of each slice (:func:`alphastomics.metrics.judge_cells`).
+    random_state
+        Seed of that choice, of the rows that ``distance_spearman`` samples, and of the baselines.
+
+    Returns
+    -------
+    A table whose index is the slice; with `baselines`, the slice and ``prediction``, ``chance`` or ``oracle`` (levels
+    ``slice`` and ``positions``). Columns: ``n_cells`` that were scored, ``n_skipped`` for want of a truth, and the
+    scores of :func:`alphastomics.metrics.position_scores`, NaN where they are undefined, as in a slice of one cell.
+
+    Raises
+    ------
+    KeyError
+        If a key is missing.
+    ValueError
+        If a predicted position to be scored is not finite, a true one is infinite, the two differ in dimension, or no
+        cell can be scored.
+    """
+    predicted = read_coordinates(adata, prediction, "prediction")
+    true = read_coordinates(adata, truth, "truth")
+    check_same_dims(true, predicted, truth, prediction)
+    types = _cell_types(adata, prediction, cell_type_key) if baselines else None
+    score = partial(position_scores, n_neighbors=n_neighbors, max_cells=max_cells, random_state=random_state)
+    rows: dict[tuple[str, str], dict[str, float]] = {}
+    for piece in read_slices(adata, prediction, library_key):
+        if len(piece.placed) == 0:
+            continue
+        cells = _scored_cells(adata, piece, true, predicted, truth, prediction)
+        counts = {"n_cells": min(len(cells), max_cells or len(cells)), "n_skipped": len(piece.placed) - len(cells)}
+        candidates = {"prediction": predicted[cells]}
+        if baselines:
+            candidates["chance"] = chance_positions(true[cells], random_state)
+        if types is not None:
+            candidates["oracle"] = oracle_positions(true[cells], types[cells], random_state)
+        for kind, positions in candidates.items():
+            rows[piece.name, kind] = counts | score(true[cells], positions, align=piece.free)
+    return _table(rows, truth, prediction, baselines=baselines)
+
+
+def read_coordinates(adata: AnnData, key: str, argument: str) -> NDArray[np.float64]:
+    """Read ``obsm[key]`` as float64, (n_cells, n_dims); a ``KeyError`` names the argument that can change the key."""
+    if key not in adata.obsm:
+        found = ", ".join(map(repr, adata.obsm.keys())) or "nothing"
+        remedy = "run alphastomics.tl.reconstruct(adata) first, or " if argument == "prediction" else ""
+        raise KeyError(f'obsm["{key}"] is missing (found: {found}); {remedy}pass {argument}=…')
+    return np.asarray(adata.obsm[key], dtype=np.float64)
+
+
+def check_same_dims(true: NDArray[np.float64], predicted: NDArray[np.float64], truth: str, prediction: str) -> None:
+    """Refuse a truth and a prediction of different dimension."""
+    if true.shape != predicted.shape:
+        raise ValueError(
+            f'obsm["{truth}"] is of shape {true.shape} and obsm["{prediction}"] of shape {predicted.shape}; '
+            "name two that have the same number of coordinates with truth=… and prediction=…"
+        )
+
+
+def read_slices(adata: AnnData, prediction: str, library_key: str | None) -> list[PlacedSlice]:
+    """Split the cells into slices, sorted by name; cells without a slice are one set, the last."""
+    key = _slice_key(adata, prediction, library_key)
+    placed = _placed(adata, prediction)
+    return [
+        PlacedSlice(name=name, cells=cells, placed=cells[placed[cells]])
+        for name, cells in slice_rows(adata, key, missing=True)
+    ]
+
+
+def _slice_key(adata: AnnData, prediction: str, library_key: str | None) -> str | None:
+    if library_key is not None:
+        check_key("obs", adata.obs, library_key, "library_key")
+        return library_key
+    recorded = _recorded(adata, prediction, "slice_key")
+    return resolve_slice_key(adata, recorded if recorded in adata.obs else None)
+
+
+def _recorded(adata: AnnData, prediction: str, parameter: str) -> Any:
+    """Look up a parameter of the run that made the prediction, or None."""
+    return adata.uns.get(prediction, {}).get("params", {}).get(parameter)
+
+
+def _placed(adata: AnnData, prediction: str) -> NDArray[np.bool_]:
+    key = prediction + PLACED_SUFFIX
+    if key not in adata.obs:
+        return np.ones(adata.n_obs, dtype=bool)
+    column = adata.obs[key]
+    if not pd.api.types.is_bool_dtype(column) or column.isna().any():
+        raise ValueError(f'obs["{key}"] must be True or False for every cell; fill it, or delete it to score all cells')
+    return column.to_numpy(dtype=bool)
+
+
+def _cell_types(adata: AnnData, prediction: str, cell_type_key: str | None) -> NDArray[np.object_] | None:
+    if cell_type_key is not None:
+        check_key("obs", adata.obs, cell_type_key, "cell_type_key")
+        return adata.obs[cell_type_key].to_numpy(dtype=object)
+    recorded = _recorded(adata, prediction, "cell_type_key")
+    return adata.obs[recorded].to_numpy(dtype=object) if recorded in adata.obs else None
+
+
+def _scored_cells(
+    adata: AnnData,
+    piece: PlacedSlice,
+    true: NDArray[np.float64],
+    predicted: NDArray[np.float64],
+    truth: str,
+    prediction: str,
+) -> NDArray[np.int64]:
+    """Placed cells of a slice that have a truth, after refusing values that cannot be compared."""
+    cells = piece.placed[~np.isnan(true[piece.placed]).any(axis=1)]
+    for key, positions, remedy in (
+        (truth, true, "correct them, or set them to NaN to skip these cells"),
+        (prediction, predicted, "place these cells, or leave them out"),
+    ):
+        bad = cells[~np.isfinite(positions[cells]).all(axis=1)]
+        if len(bad):
+            names = ", ".join(adata.obs_names[bad[:N_NAMES]].astype(str)) + (", …" if len(bad) > N_NAMES else "")
+            raise ValueError(
+                f'obsm["{key}"] is not finite for {len(bad)} cells of slice {piece.name!r} ({names}); {remedy}'
+            )
+    return cells
+
+
+def _table(
+    rows: dict[tuple[str, str], dict[str, float]], truth: str, prediction: str, *, baselines: bool
+) -> pd.DataFrame:
+    if not any(row["n_cells"] for row in rows.values()):
+        raise ValueError(
+            f'no cell can be scored: none that was placed has a position in obsm["{truth}"]; '
+            "pass truth=… with the key of the positions that were held out"
+            if rows
+            else f'no cell can be scored: there are none, or obs["{prediction}_placed"] marks none as placed'
+        )
+    index = pd.MultiIndex.from_tuples(rows, names=["slice", "positions"])
+    table = pd.DataFrame(list(rows.values()), index=index)
+    skipped = int(table["n_skipped"].xs("prediction", level="positions").sum())
+    if skipped:
+        logger.info('%d cells have no position in obsm["%s"] and were not scored', skipped, truth)
+    return table if baselines else table.droplevel("positions")

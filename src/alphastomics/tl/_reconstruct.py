@@ -1,0 +1,243 @@
+"""Put cells back into a tissue: training, sampling and bookkeeping in one call."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from alphastomics import _keys
+
+if TYPE_CHECKING:
+    from anndata import AnnData
+    from numpy.typing import NDArray
+
+    from alphastomics.model import AlphaSTomics
+
+logger = logging.getLogger(__name__)
+
+CHAIN_STEPS = 25  # steps of a chain when draws or known cells ask for one
+
+
+def reconstruct(
+    query: AnnData,
+    reference: AnnData | None = None,
+    *,
+    model: AlphaSTomics | None = None,
+    position_key: str | None = None,
+    slice_key: str | None = None,
+    layer: str | None = None,
+    key_added: str = _keys.RECONSTRUCTED,
+    n_samples: int = 1,
+    n_steps: int | None = None,
+    copy: bool = False,
+    random_state: int = 0,
+    **kwargs: Any,
+) -> AnnData | None:
+    """Place cells in a tissue from their expression.
+
+    Parameters
+    ----------
+    query
+        Cells to place. Without ``reference`` and ``model``, those whose position is NaN are placed and the others are
+        the reference; in a slice where some positions are known, these are held.
+    reference
+        Cells with positions, to train on. Positions of the query are then never read.
+    model
+        A trained model; positions of the query are then never read.
+    position_key
+        Where positions are in ``obsm``; ``"spatial"`` when None.
+    slice_key
+        Where the slice of a cell is in ``obs``; ``"slice_id"`` if it is there when None. A query without it is one set.
+    layer
+        Where expression is; ``X`` when None.
+    key_added
+        Where to write.
+    n_samples
+        Number of draws. 1 takes the conditional mean, which scores best; several draws give their medoid, a likely
+        tissue with realistic density, and an uncertainty.
+    n_steps
+        Steps per draw; None takes 1 for a single draw, 25 for several or where positions are known.
+    copy
+        Whether to return a modified copy instead of writing to ``query``.
+    random_state
+        Decides training and draws.
+    **kwargs
+        Arguments of :class:`~alphastomics.model.AlphaSTomics`, of its ``setup_anndata``, ``train`` (``max_time``,
+        ``max_epochs``) and ``sample``.
+
+    Returns
+    -------
+    None, or the copy. Written are ``obsm[key_added]``, shape (n_cells, n_dims) in units of the reference;
+    ``obs[key_added + "_uncertainty"]`` (root mean square over aligned draws, same units; 0 for held cells; only with
+    several draws); ``obs[key_added + "_placed"]`` (False for the reference, first form only);
+    ``uns[key_added]`` (parameters, seed, versions).
+
+    Raises
+    ------
+    TypeError
+        If an argument is unknown.
+    KeyError, ValueError
+        If the data cannot be used; the message says why and what to do.
+
+    Examples
+    --------
+    >>> asx.tl.reconstruct(adata)
+    >>> asx.tl.reconstruct(query, reference=reference, max_time=300)
+    >>> asx.tl.reconstruct(query, model=model, n_samples=8)
+    """
+    if reference is not None and model is not None:
+        raise ValueError("Pass reference= (to train a model) or model= (a trained one), not both")
+    arguments = _sort_arguments(kwargs)
+    setup = {"position_key": position_key or _keys.SPATIAL, "slice_key": slice_key, "layer": layer} | arguments["setup"]
+    placed = None
+    if model is None and reference is None:
+        placed = _unknown(query, setup["position_key"])
+        reference = query[~placed]
+    trained = model if model is not None else _train(reference, setup, arguments, random_state)
+    cells = _cells_to_sample(query, placed, trained)
+    inpaint = placed is not None
+    if n_steps is None:
+        n_steps = 1 if n_samples == 1 and not inpaint else CHAIN_STEPS
+    sampled = trained.sample(
+        query[cells] if inpaint else query,
+        mode="expr_to_pos",
+        n_steps=n_steps,
+        n_samples=n_samples,
+        reduce="medoid" if n_samples > 1 else None,
+        inpaint=inpaint,
+        random_state=random_state,
+        **arguments["sample"],
+    )
+    result = query.copy() if copy else query
+    _write(result, sampled, trained, key_added, cells, placed)
+    result.uns[key_added] = {
+        "params": _parameters(trained, n_samples=n_samples, n_steps=n_steps, random_state=random_state, **kwargs),
+        "versions": _versions(),
+    }
+    return result if copy else None
+
+
+class _Callables(NamedTuple):
+    """Which arguments of reconstruct go where."""
+
+    setup: set[str]
+    init: set[str]
+    train: set[str]
+    sample: set[str]
+
+
+def _sort_arguments(kwargs: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    import lightning.pytorch as pl
+
+    from alphastomics.model import AlphaSTomics
+
+    def names(function: Any) -> set[str]:
+        return set(inspect.signature(function).parameters) - {"self", "adata", "registry", "kwargs", "trainer_kwargs"}
+
+    known = _Callables(
+        setup=names(AlphaSTomics.setup_anndata),
+        init=names(AlphaSTomics.__init__),
+        train=names(AlphaSTomics.train) | names(pl.Trainer.__init__),
+        sample={"sampler", "eta"},
+    )
+    result: dict[str, dict[str, Any]] = {name: {} for name in known._fields}
+    for key, value in kwargs.items():
+        for name in known._fields:
+            if key in getattr(known, name):
+                result[name][key] = value
+                break
+        else:
+            raise TypeError(f"reconstruct() got an unexpected argument {key!r}; no part of the model takes it")
+    return result
+
+
+def _unknown(adata: AnnData, position_key: str) -> NDArray[np.bool_]:
+    """Cells whose position is NaN."""
+    if position_key not in adata.obsm:
+        raise KeyError(
+            f'obsm["{position_key}"] is missing; pass position_key=…, or reference= or model= to place all cells'
+        )
+    placed = np.isnan(np.asarray(adata.obsm[position_key], dtype=float)).any(1)
+    if not placed.any() or placed.all():
+        what = "No cell" if not placed.any() else "Every cell"
+        raise ValueError(
+            f'{what} has NaN in obsm["{position_key}"]: NaN marks the cells to place and the others are the '
+            "reference. Pass reference= or model= to place all cells of an object"
+        )
+    return placed
+
+
+def _train(
+    reference: AnnData, setup: dict[str, Any], arguments: dict[str, dict[str, Any]], random_state: int
+) -> AlphaSTomics:
+    from alphastomics.model import AlphaSTomics
+
+    # Registering marks an object; the caller's stays as it was.
+    reference = reference.copy() if reference.is_view else _shallow(reference)
+    AlphaSTomics.setup_anndata(reference, **setup)
+    model = AlphaSTomics(reference, **({"mode": "expr_to_pos", "random_state": random_state} | arguments["init"]))
+    model.train(**arguments["train"])
+    return model
+
+
+def _shallow(adata: AnnData) -> AnnData:
+    """The same arrays in an object of its own."""
+    import anndata as ad
+
+    return ad.AnnData(X=adata.X, obs=adata.obs, var=adata.var, obsm=dict(adata.obsm), layers=dict(adata.layers))
+
+
+def _cells_to_sample(query: AnnData, placed: NDArray[np.bool_] | None, model: AlphaSTomics) -> NDArray[np.int64]:
+    """Rows to sample: all, or those in slices that have a cell to place."""
+    if placed is None:
+        return np.arange(query.n_obs)
+    key = model.schema.slice_key
+    if key is None:
+        return np.arange(query.n_obs)
+    names = query.obs[key].astype(str)
+    return np.flatnonzero(names.isin(names[placed].unique()).to_numpy())
+
+
+def _write(
+    result: AnnData,
+    sampled: AnnData,
+    model: AlphaSTomics,
+    key: str,
+    cells: NDArray[np.int64],
+    placed: NDArray[np.bool_] | None,
+) -> None:
+    source = model.schema.position_key
+    if placed is None:
+        result.obsm[key] = sampled.obsm[source]
+    else:
+        position = np.array(result.obsm[source], dtype=float)
+        position[cells] = np.where(placed[cells, None], sampled.obsm[source], position[cells])
+        result.obsm[key] = position
+        result.obs[key + _keys.PLACED_SUFFIX] = placed
+    if _keys.POSITION_UNCERTAINTY in sampled.obs:
+        uncertainty = np.zeros(result.n_obs)
+        uncertainty[cells] = sampled.obs[_keys.POSITION_UNCERTAINTY].to_numpy()
+        result.obs[key + _keys.UNCERTAINTY_SUFFIX] = uncertainty
+
+
+def _parameters(model: AlphaSTomics, **parameters: Any) -> dict[str, Any]:
+    """Everything that repeats the call, as values that survive ``write_h5ad``."""
+    everything = {
+        "position_key": model.schema.position_key,
+        "slice_key": model.schema.slice_key or "",
+        "layer": model.schema.layer or "",
+        "model": repr(model.init_params_["non_kwargs"]),
+        **parameters,
+    }
+    return {
+        name: value if isinstance(value, (str, int, float, bool)) else repr(value) for name, value in everything.items()
+    }
+
+
+def _versions() -> dict[str, str]:
+    from alphastomics.model._files import versions
+
+    return versions()

@@ -1,0 +1,23 @@
+"""Training: the plan (one step), the clocks it draws, the loaders, the average of the weights, and the runner."""
+
+from alphastomics.train.clocks import MODES, Mode
+from alphastomics.train.datamodule import ContextDataModule
+from alphastomics.train.ema import MovingAverage
+from alphastomics.train.history import History
+from alphastomics.train.plan import DiffusionConfig, NonFiniteLossError, PlanConfig, TrainingPlan
+from alphastomics.train.runner import ContextRunner, ContextTrainer, seconds_of
+
+__all__ = [
+    "MODES",
+    "ContextDataModule",
+    "ContextRunner",
+    "ContextTrainer",
+    "DiffusionConfig",
+    "History",
+    "Mode",
+    "MovingAverage",
+    "NonFiniteLossError",
+    "PlanConfig",
+    "TrainingPlan",
+    "seconds_of",
+]

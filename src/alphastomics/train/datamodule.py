@@ -1,0 +1,105 @@
+"""From a registered AnnData to loaders of contexts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import lightning.pytorch as pl
+from torch.utils.data import DataLoader
+
+from alphastomics.data import Augmentation, ContextDataset, collate
+
+if TYPE_CHECKING:
+    from alphastomics.data import Batch, CellSource
+
+
+class ContextDataModule(pl.LightningDataModule):
+    """Loaders of training and validation contexts.
+
+    Slices are held out whole: cells of one slice on both sides would leak their neighbours.
+
+    Parameters
+    ----------
+    source
+        Where cells come from.
+    batch_size
+        Number of cells in a batch; ``batch_size // context_size`` contexts, at least one.
+    context_size
+        Largest number of cells in a context.
+    kind
+        ``"subset"`` or ``"patch"``, as in :class:`~alphastomics.data.ContextDataset`.
+    seed
+        Decides every draw.
+    augmentation
+        Random changes to training contexts.
+    validation_size
+        Share of the slices that is held out for validation; None or 0 holds out none.
+    num_workers
+        Processes that cut contexts.
+
+    Raises
+    ------
+    ValueError
+        If slices are to be held out and there is only one.
+    """
+
+    def __init__(
+        self,
+        source: CellSource,
+        *,
+        batch_size: int = 4096,
+        context_size: int = 1024,
+        kind: str = "subset",
+        seed: int = 0,
+        augmentation: Augmentation | None = None,
+        validation_size: float | None = None,
+        num_workers: int = 0,
+    ) -> None:
+        super().__init__()
+        if batch_size < 1 or context_size < 1:
+            raise ValueError(f"batch_size={batch_size} and context_size={context_size} count cells: both at least 1.")
+        self.contexts_per_batch = max(1, batch_size // context_size)
+        self.num_workers = num_workers
+        names = [cells.name for cells in source.slices]
+        held_out = _held_out(names, validation_size)
+        common: dict[str, Any] = {"context_size": context_size, "kind": kind, "seed": seed}
+        self.train_set = ContextDataset(
+            source, augmentation=augmentation, slices=[name for name in names if name not in held_out], **common
+        )
+        self.validation_set = ContextDataset(source, slices=held_out, **common) if held_out else None
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Number of batches in an epoch."""
+        return -(-len(self.train_set) // self.contexts_per_batch)
+
+    def train_dataloader(self) -> DataLoader[Batch]:
+        """Contexts of the epoch that was last chosen by :meth:`set_epoch`."""
+        return self._loader(self.train_set)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch whose contexts are cut next."""
+        self.train_set.set_epoch(epoch)
+
+    def val_dataloader(self) -> DataLoader[Batch] | list[Any]:
+        """The same validation contexts at every epoch."""
+        return [] if self.validation_set is None else self._loader(self.validation_set)
+
+    def _loader(self, dataset: ContextDataset) -> DataLoader[Batch]:
+        # The dataset shuffles: its contexts come in random order, cut anew in every epoch.
+        return DataLoader(
+            dataset, batch_size=self.contexts_per_batch, collate_fn=collate, num_workers=self.num_workers, shuffle=False
+        )
+
+
+def _held_out(names: list[str], validation_size: float | None) -> list[str]:
+    """The last slices by name, as many as the share asks for but at least one on either side."""
+    if not validation_size:
+        return []
+    if not 0 < validation_size < 1:
+        raise ValueError(f"validation_size={validation_size} must lie between 0 and 1")
+    if len(names) < 2:
+        raise ValueError(
+            "validation_size holds out whole slices, and there is only one slice; pass validation_size=None"
+        )
+    return sorted(names)[-min(len(names) - 1, max(1, round(validation_size * len(names)))) :]

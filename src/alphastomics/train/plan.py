@@ -1,0 +1,305 @@
+r"""One training step: noise a batch of contexts, denoise it, compare.
+
+.. math::
+
+    L = \lambda_e L_{expr} + \lambda_p L_{pos} + \lambda_n L_{neighbour}
+
+averaged over the contexts of all processes. ``frame="slice"`` leaves each context free up to a rigid motion, which is
+resolved once, by the model itself: with the positions absent the network predicts its conditional mean in a frame of
+its own choosing (the *canonical frame*: the loss aligns the truth to the prediction), and every noisy context is first
+aligned to that prediction. All later steps are then ordinary diffusion in one frame; see ``docs/theory.md``.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import lightning.pytorch as pl
+import torch
+
+from alphastomics.diffusion import CosineSchedule, Process
+from alphastomics.diffusion.geometry import centre, kabsch, rotate
+from alphastomics.diffusion.losses import aligned_error, distance_error, mean_squared_error, neighbour_error
+from alphastomics.train.clocks import Mode, draw_clocks, keyed_rng
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from alphastomics.data import Batch
+    from alphastomics.nn import Denoiser
+
+
+class NonFiniteLossError(RuntimeError):
+    """The loss became NaN or infinite; the message names the step and the slices."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DiffusionConfig:
+    """The two processes of a model.
+
+    Parameters
+    ----------
+    position, expression
+        Process of each modality.
+    """
+
+    position: Process = field(default_factory=Process)
+    expression: Process = field(default_factory=Process)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> DiffusionConfig:
+        """Rebuild from :meth:`to_dict`."""
+
+        def process(entry: dict[str, Any]) -> Process:
+            return Process(schedule=CosineSchedule(**entry["schedule"]), prediction_type=entry["prediction_type"])
+
+        return cls(position=process(values["position"]), expression=process(values["expression"]))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlanConfig:
+    """Loss weights and optimisation.
+
+    Parameters
+    ----------
+    lr, weight_decay
+        Of AdamW; the rate warms up over ``warmup_steps`` and falls along a cosine to ``final_lr`` * ``lr``.
+    warmup_steps, final_lr
+        See ``lr``.
+    absent
+        Share of contexts in which the modality to be sampled is absent altogether.
+    lambda_expression, lambda_position, lambda_distance, lambda_neighbour
+        Weights of the losses; ``lambda_position`` weighs the aligned and the diffusion loss alike.
+    neighbour_width
+        Standard deviation of the neighbourhood of the contrastive loss, in model units per square root of dimension.
+    max_loss_weight
+        Ceiling of the weight 1 / sigma_t^2 of the diffusion loss.
+    ema_decay
+        Decay of the moving average of the weights, which is what samples and what is kept.
+    """
+
+    lr: float = 1e-3
+    weight_decay: float = 0.02
+    warmup_steps: int = 100
+    final_lr: float = 0.02
+    absent: float = 0.5
+    lambda_expression: float = 1.0
+    lambda_position: float = 1.0
+    lambda_distance: float = 1.0
+    lambda_neighbour: float = 0.1
+    neighbour_width: float = 0.15
+    max_loss_weight: float = 25.0
+    ema_decay: float = 0.998
+
+
+class TrainingPlan(pl.LightningModule):
+    """Losses and optimiser of a :class:`~alphastomics.nn.Denoiser`.
+
+    Parameters
+    ----------
+    module
+        The denoiser.
+    mode
+        What it is trained to sample.
+    diffusion
+        Its two processes.
+    shared_frame
+        Whether positions are registered, so that nothing is aligned or centred.
+    slice_names
+        Names of the slices, for messages.
+    max_seconds
+        Time the training may take; the learning rate then follows the clock on the wall as well as the steps.
+    **config
+        Fields of :class:`PlanConfig`.
+    """
+
+    def __init__(
+        self,
+        module: Denoiser,
+        *,
+        mode: Mode = "any",
+        diffusion: DiffusionConfig | None = None,
+        shared_frame: bool = False,
+        slice_names: tuple[str, ...] = (),
+        max_seconds: float | None = None,
+        **config: Any,
+    ) -> None:
+        super().__init__()
+        self.module = module
+        self.mode: Mode = mode
+        self.diffusion = diffusion or DiffusionConfig()
+        self.shared_frame = shared_frame
+        self.slice_names = slice_names
+        self.max_seconds = max_seconds
+        self.config = PlanConfig(**config)
+        self._started = time.monotonic()
+
+    # -- one step ----------------------------------------------------------------------------------------------------
+
+    def draw(self, batch: Batch, purpose: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Clocks (B,) and standard noise of both modalities, keyed by (seed, epoch, context)."""
+        keys = batch.key.cpu().numpy()
+        device = batch.position.device
+        rngs = [keyed_rng(key, purpose) for key in keys]
+        clocks = [draw_clocks(self.mode, rng, absent=self.config.absent) for rng in rngs]
+        t_expr = torch.tensor([clock.expression for clock in clocks], device=device)
+        t_pos = torch.tensor([clock.position for clock in clocks], device=device)
+        noise = []
+        for value, t in ((batch.expression, t_expr), (batch.position, t_pos)):
+            needed = [bool(0 < x < 1) for x in t]
+            parts = [
+                torch.from_numpy(rng.standard_normal(value.shape[1:], dtype="float32"))
+                if use
+                else torch.zeros(value.shape[1:])
+                for rng, use in zip(rngs, needed, strict=True)
+            ]
+            noise.append(torch.stack(parts).to(device))
+        return t_expr, t_pos, noise[0], noise[1]
+
+    def canonical(self, batch: Batch, mask: Tensor, cells: int = 256) -> Tensor:
+        """Positions rotated or reflected into the model's own frame, from the clean expression of a few cells."""
+        few = slice(None, None, -(-mask.shape[1] // cells))
+        training, self.module.training = self.module.training, False
+        with torch.no_grad():
+            mean = self.conditional_mean(batch.expression[:, few], mask[:, few])
+        self.module.training = training
+        weight = mask[:, few].to(mean.dtype)
+        rotation = kabsch(centre(batch.position[:, few], mask[:, few]), mean, weight)
+        return rotate(centre(batch.position, mask), rotation)
+
+    def conditional_mean(self, expression: Tensor, mask: Tensor) -> Tensor:
+        """Estimate of the positions (B, N, D) of cells of which only the expression is known."""
+        zero, one = expression.new_zeros(len(expression)), expression.new_ones(len(expression))
+        absent = expression.new_zeros(*expression.shape[:2], self.module.config.n_dims)
+        output = self.module(expression, absent, zero, one, mask, predict=("position",)).position.float()
+        return self.clean_position(output, absent, one, mask)
+
+    def clean_position(self, output: Tensor, z: Tensor, t: Tensor, mask: Tensor) -> Tensor:
+        """The network's output as clean positions, centred unless the frame is shared."""
+        x_0 = self.diffusion.position.x0(output, z, t)
+        return x_0 if self.shared_frame else centre(x_0, mask)
+
+    def losses(self, batch: Batch, *, purpose: int = 0) -> dict[str, Tensor]:
+        """Loss of each kind per context, (B,); zero where it does not apply."""
+        t_expr, t_pos, noise_expr, noise_pos = self.draw(batch, purpose)
+        mask = batch.mask
+        x_pos = batch.position if self.shared_frame else centre(batch.position, mask)
+        if not self.shared_frame:
+            noise_pos = centre(noise_pos, mask)
+            if self.mode != "pos_to_expr" and bool((t_pos < 1).any()):
+                x_pos = self.canonical(batch, mask)
+        # Clean expression keeps the gain that makes up for dropped genes; as something to be sampled it must not have it.
+        gain = torch.where(t_expr > 0, (1 - batch.dropout).sqrt(), 1.0)[:, None, None]
+        x_expr = batch.expression * gain
+        z_expr = self.diffusion.expression.noise(x_expr, t_expr, noise_expr) * batch.measured.unsqueeze(1)
+        z_pos = self.diffusion.position.noise(x_pos, t_pos, noise_pos)
+        predict = ("position",) if self.mode == "expr_to_pos" else ("expression", "position")
+        output = self.module(z_expr, z_pos, t_expr, t_pos, None if bool(mask.all()) else mask, predict=predict)
+        losses = self._position_losses(output.position.float(), output.latent, x_pos, z_pos, t_pos, mask)
+        if output.expression is not None:
+            x_0 = self.diffusion.expression.x0(output.expression.float(), z_expr, t_expr)
+            weight = self.diffusion.expression.loss_weight(t_expr, maximum=self.config.max_loss_weight)
+            error = mean_squared_error(x_0, x_expr, mask, weight, features=batch.measured)
+            losses["expression"] = torch.where(t_expr > 0, error, 0.0)
+        return losses
+
+    def _position_losses(
+        self, output: Tensor, latent: Tensor, x_pos: Tensor, z_pos: Tensor, t_pos: Tensor, mask: Tensor
+    ) -> dict[str, Tensor]:
+        """Diffusion loss where the clock runs; aligned, distance and neighbour loss where positions are absent."""
+        x_0 = self.clean_position(output, z_pos, t_pos, mask)
+        losses = {name: x_0.new_zeros(len(x_0)) for name in ("diffusion", "aligned", "distance", "neighbour")}
+        runs = (t_pos > 0) & (t_pos < 1)
+        if bool(runs.any()):
+            weight = self.diffusion.position.loss_weight(t_pos[runs], maximum=self.config.max_loss_weight)
+            losses["diffusion"][runs] = mean_squared_error(x_0[runs], x_pos[runs], mask[runs], weight)
+        absent = t_pos >= 1
+        if bool(absent.any()):
+            predicted, true, real = x_0[absent], x_pos[absent], mask[absent]
+            error = mean_squared_error if self.shared_frame else aligned_error
+            losses["aligned"][absent] = error(predicted, true, real)
+            losses["distance"][absent] = distance_error(predicted, true, real) / 2
+            feature = self.module.neighbourhood(latent[absent])
+            width = self.config.neighbour_width * true.shape[-1] ** 0.5
+            losses["neighbour"][absent] = neighbour_error(feature, true, real, width=width)
+        return losses
+
+    def total(self, losses: dict[str, Tensor], batch: Batch) -> Tensor:
+        """Weighted sum of the losses, averaged over the real contexts of all processes."""
+        config = self.config
+        weights = {
+            "diffusion": config.lambda_position,
+            "aligned": config.lambda_position,
+            "distance": config.lambda_distance,
+            "neighbour": config.lambda_neighbour,
+            "expression": config.lambda_expression,
+        }
+        real = batch.mask.any(1).float()
+        count = real.sum()
+        if self._trainer is not None and self.trainer.world_size > 1:
+            # Lightning averages gradients over processes: divide by the mean count, not by the local one.
+            count = self.trainer.strategy.reduce(count, reduce_op="mean")
+        return sum(weights[name] * (loss * real).sum() for name, loss in losses.items()) / count.clamp_min(1)
+
+    # -- Lightning ---------------------------------------------------------------------------------------------------
+
+    def on_fit_start(self) -> None:
+        """Start the clock that the learning rate may follow."""
+        self._started = time.monotonic()
+
+    def on_train_epoch_start(self) -> None:
+        """Cut new contexts in every epoch."""
+        self.trainer.datamodule.set_epoch(self.current_epoch)
+
+    def training_step(self, batch: Batch, _: int) -> Tensor:
+        """Loss of a batch; raises :class:`NonFiniteLossError` before a broken step reaches the weights."""
+        losses = self.losses(batch)
+        loss = self.total(losses, batch)
+        if not bool(loss.isfinite()):
+            names = sorted({self.slice_names[int(i)] for i in batch.slice_index} if self.slice_names else [])
+            message = (
+                f"The loss is {float(loss):g} at step {self.global_step} (slices: {', '.join(names) or 'unknown'}). "
+                "The model keeps its last good weights. Lower plan_kwargs['lr'] or look for extreme values in these slices."
+            )
+            raise NonFiniteLossError(message)
+        self._log("train", loss, losses, batch)
+        return loss
+
+    def validation_step(self, batch: Batch, _: int) -> None:
+        """Loss of a held-out batch, with the same noise at every epoch."""
+        losses = self.losses(batch, purpose=1)
+        self._log("validation", self.total(losses, batch), losses, batch)
+
+    def _log(self, stage: str, loss: Tensor, losses: dict[str, Tensor], batch: Batch) -> None:
+        values = {f"{stage}_loss": loss.detach()}
+        values |= {f"{stage}_{name}": value.detach().mean() for name, value in losses.items()}
+        self.log_dict(values, on_step=False, on_epoch=True, batch_size=len(batch.mask), sync_dist=True)
+        if stage == "train":
+            self.log("loss", loss.detach(), prog_bar=True, logger=False)
+
+    def progress(self) -> float:
+        """Share of the training that is done, by steps or by time, whichever is further."""
+        total = self.trainer.estimated_stepping_batches
+        done = self.global_step / total if total not in (0, float("inf")) and total > 0 else 0.0
+        if self.max_seconds:
+            done = max(done, (time.monotonic() - self._started) / self.max_seconds)
+        return min(1.0, done)
+
+    def _lr_factor(self, step: int) -> float:
+        warm = min(1.0, (step + 1) / self.config.warmup_steps)
+        cosine = 0.5 * (1 + torch.cos(torch.tensor(torch.pi * self.progress()))).item()
+        return warm * (self.config.final_lr + (1 - self.config.final_lr) * cosine)
+
+    def configure_optimizers(self) -> dict[str, Any]:
+        """AdamW with warm-up and a cosine that follows :meth:`progress`."""
+        optimizer = torch.optim.AdamW(
+            self.module.parameters(), lr=self.config.lr, weight_decay=self.config.weight_decay, betas=(0.9, 0.99)
+        )
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, self._lr_factor)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}

@@ -1,0 +1,140 @@
+"""How training is run: a Lightning trainer with our callbacks, and what is left when it ends, also when it ends badly."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+import warnings
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import lightning.pytorch as pl
+from lightning.pytorch.callbacks import EarlyStopping, Timer, TQDMProgressBar
+from scvi import settings
+from scvi.train import TrainRunner
+
+from alphastomics.train.ema import MovingAverage
+from alphastomics.train.history import History
+
+if TYPE_CHECKING:
+    from alphastomics.train.plan import TrainingPlan
+
+logger = logging.getLogger(__name__)
+
+# Lightning's advice to use more loader workers: contexts are cut from memory in milliseconds.
+_ADVICE = (".*does not have many workers.*", ".*number of training batches.*smaller than the logging interval.*")
+
+
+def seconds_of(max_time: str | timedelta | dict[str, float] | float | None) -> float | None:
+    """Lightning's ``max_time`` ("DD:HH:MM:SS", timedelta or mapping), or plain seconds, as seconds."""
+    if max_time is None:
+        return None
+    if isinstance(max_time, str):
+        parts = max_time.split(":")
+        if len(parts) != 4 or not all(part.strip().isdigit() for part in parts):
+            raise ValueError(f'max_time={max_time!r} is not "DD:HH:MM:SS"; pass seconds as a number')
+        days, hours, minutes, seconds = (int(part) for part in parts)
+        max_time = timedelta(days=days, hours=hours, minutes=minutes, seconds=seconds)
+    if isinstance(max_time, dict):
+        max_time = timedelta(**max_time)
+    seconds = max_time.total_seconds() if isinstance(max_time, timedelta) else float(max_time)
+    if not seconds > 0:
+        raise ValueError(f"max_time must be positive, got {max_time}")
+    return seconds
+
+
+class ContextTrainer(pl.Trainer):
+    """Lightning's trainer with the arguments that scvi-tools passes.
+
+    scvi-tools' own trainer is not used: its checkpoint callback fails with two processes and it forbids early
+    stopping there.
+
+    Parameters
+    ----------
+    plan_config
+        Configuration of the plan (its ``ema_decay``).
+    history
+        Collector of logged values.
+    max_seconds
+        Longest time of training.
+    early_stopping, early_stopping_monitor, early_stopping_patience, early_stopping_min_delta
+        As in scvi-tools.
+    **kwargs
+        Passed to :class:`lightning.pytorch.Trainer`.
+    """
+
+    def __init__(
+        self,
+        *,
+        ema: MovingAverage,
+        history: History,
+        max_seconds: float | None = None,
+        early_stopping: bool = False,
+        early_stopping_monitor: str = "validation_loss",
+        early_stopping_patience: int = 45,
+        early_stopping_min_delta: float = 0.0,
+        callbacks: list[pl.Callback] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        callbacks = [*(callbacks or []), ema, history]
+        if max_seconds is not None:
+            callbacks.append(Timer(duration=timedelta(seconds=max_seconds), interval="step", verbose=False))
+        if early_stopping:
+            callbacks.append(
+                EarlyStopping(
+                    monitor=early_stopping_monitor,
+                    patience=early_stopping_patience,
+                    min_delta=early_stopping_min_delta,
+                )
+            )
+        if kwargs.get("enable_progress_bar", True) and not any(
+            isinstance(c, pl.callbacks.ProgressBar) for c in callbacks
+        ):
+            callbacks.append(TQDMProgressBar(refresh_rate=1))
+        defaults: dict[str, Any] = {
+            "gradient_clip_val": 1.0,
+            "logger": False,
+            "enable_checkpointing": False,
+            "enable_model_summary": False,
+            "num_sanity_val_steps": 0,
+            "log_every_n_steps": 1,
+            "default_root_dir": settings.logging_dir,
+        }
+        super().__init__(callbacks=callbacks, **(defaults | kwargs))
+
+
+class ContextRunner(TrainRunner):
+    """Runs the trainer and leaves a usable model behind.
+
+    After an interrupt (Ctrl-C) the model keeps its last good weights and counts as trained; after an error it keeps
+    them too, and the error is raised.
+    """
+
+    _trainer_cls = ContextTrainer
+
+    def __call__(self) -> None:
+        """Run training."""
+        plan: TrainingPlan = self.training_plan
+        ema = next(c for c in self.trainer.callbacks if isinstance(c, MovingAverage))
+        history = next(c for c in self.trainer.callbacks if isinstance(c, History))
+        on_main_thread = threading.current_thread() is threading.main_thread()
+        handler = signal.getsignal(signal.SIGINT) if on_main_thread else None
+        try:
+            with warnings.catch_warnings():
+                for message in _ADVICE:
+                    warnings.filterwarnings("ignore", message)
+                self.trainer.fit(plan, self.data_splitter, ckpt_path=self.ckpt_path)
+        except SystemExit:  # Lightning's end of a Ctrl-C, after which it leaves the signal ignored
+            logger.warning(
+                "Training was interrupted at step %d; the model keeps its weights.", self.trainer.global_step
+            )
+        finally:
+            if on_main_thread:
+                signal.signal(signal.SIGINT, handler)
+            ema.finish(plan)
+            self.model.history_ = history.tables()
+            self.model.module.eval()
+            self.model.is_trained_ = self.model.is_trained_ or self.trainer.global_step > 0
+            self.model.to_device(self.device)
+            self.model.trainer = self.trainer

@@ -1,0 +1,161 @@
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import anndata as ad
+import numpy as np
+import pytest
+import scipy.sparse as sp
+
+from alphastomics.data import fit_schema
+from alphastomics.data._checks import check_genes, resolve_transform, summarise_values
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    Make = Callable[..., ad.AnnData]
+
+
+def spoil(make: Make, what: str) -> ad.AnnData:
+    adata = make()
+    position = adata.obsm["spatial"]
+    first = adata.obs["slice_id"].to_numpy() == "s0"
+    if what == "position nan":
+        position[3, 1] = np.nan
+    elif what == "position inf":
+        position[3, 1] = np.inf
+    elif what == "1 dimension":
+        adata.obsm["spatial"] = position[:, :1]
+    elif what == "4 dimensions":
+        adata.obsm["spatial"] = np.hstack([position, position])
+    elif what == "not 2D":
+        adata.obsm["spatial"] = position[:, :, None]
+    elif what == "text":
+        adata.obsm["spatial"] = position.astype(str).astype(object) + "x"
+    elif what == "one point":
+        position[first] = 1.0
+    elif what == "small slice":
+        adata = adata[np.r_[np.flatnonzero(first)[:9], np.flatnonzero(~first)]].copy()
+    elif what == "no slice":
+        adata.obs["slice_id"] = adata.obs["slice_id"].astype(object).where(~first, None)
+    elif what == "duplicate genes":
+        adata.var_names = ["g0", *adata.var_names[:-1]]
+    elif what == "empty":
+        adata.X = adata.X * 0
+    return adata
+
+
+@pytest.mark.parametrize(
+    ("what", "message"),
+    [
+        ("position nan", r'obsm\["spatial"\] has NaN or infinite values in 1 cells.*reconstruct'),
+        ("position inf", r"NaN or infinite values in 1 cells"),
+        ("1 dimension", "1 columns"),
+        ("4 dimensions", "4 columns"),
+        ("not 2D", "3 dimensions"),
+        ("text", "not a numeric array"),
+        ("one point", "slice 's0' have the same position"),
+        ("small slice", "'s0' has 9 cells"),
+        ("no slice", r'obs\["slice_id"\] is missing for 60 cells'),
+        ("duplicate genes", "'g0'"),
+        ("empty", "zero; check layer"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:Variable names are not unique")
+def test_bad_input_is_named(make_adata: Make, what: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        fit_schema(spoil(make_adata, what))
+
+
+@pytest.mark.parametrize("storage", [sp.csr_matrix, sp.csc_matrix, np.asarray])
+@pytest.mark.parametrize(("value", "message"), [(np.nan, "NaN"), (np.inf, "NaN"), (-1.0, "negative")])
+def test_bad_values_name_gene_and_cell(make_adata: Make, storage: Callable, value: float, message: str) -> None:
+    adata = make_adata()
+    dense = adata.X.toarray()
+    dense[7, 5] = value
+    adata.X = storage(dense)
+    with pytest.raises(ValueError, match=f"{message}.*gene 'g5' in cell '{adata.obs_names[7]}'"):
+        fit_schema(adata, transform="log1p")
+    if value == -1:
+        assert fit_schema(adata).transform == "none"
+
+
+@pytest.mark.parametrize("argument", ["position_key", "slice_key", "cell_type_key", "sequence_key", "layer"])
+def test_named_keys_must_exist(make_adata: Make, argument: str) -> None:
+    with pytest.raises(KeyError, match=f"nowhere.*pass {argument}="):
+        fit_schema(make_adata(), **{argument: "nowhere"})
+
+
+def test_missing_matrix_and_wrong_choices(make_adata: Make) -> None:
+    adata = make_adata()
+    with pytest.raises(ValueError, match="transform='sqrt'"):
+        fit_schema(adata, transform="sqrt")
+    with pytest.raises(ValueError, match="frame='free'"):
+        fit_schema(adata, frame="free")
+    del adata.X
+    with pytest.raises(KeyError, match="X is missing; pass layer="):
+        fit_schema(adata)
+
+
+def test_backed_is_refused(make_adata: Make, tmp_path: Path) -> None:
+    make_adata().write_h5ad(tmp_path / "a.h5ad")
+    backed = ad.read_h5ad(tmp_path / "a.h5ad", backed="r")
+    with pytest.raises(ValueError, match=r"adata\.to_memory\(\)"):
+        fit_schema(backed)
+    backed.file.close()
+
+
+def test_missing_positions_are_not_reference(make_adata: Make) -> None:
+    adata = make_adata()
+    absent = np.arange(adata.n_obs) % 3 == 0
+    adata.obsm["spatial"][absent, 1] = np.nan
+    schema = fit_schema(adata, missing_positions=True)
+    assert schema == fit_schema(adata[~absent])
+    whole = adata.obs["slice_id"].to_numpy() == "s1"
+    adata.obsm["spatial"][whole] = np.nan
+    assert fit_schema(adata, missing_positions=True).slices == ("s0",)
+    adata.obsm["spatial"][:] = np.nan
+    with pytest.raises(ValueError, match="no cell a position"):
+        fit_schema(adata, missing_positions=True)
+
+
+@pytest.mark.filterwarnings("ignore:Observation names are not unique")
+def test_duplicate_cells_are_accepted(make_adata: Make) -> None:
+    adata = make_adata()
+    adata.obs_names = ["c"] * adata.n_obs
+    first = np.flatnonzero(adata.obs["slice_id"] == "s0")
+    adata.obsm["spatial"][first[:20]] = adata.obsm["spatial"][first[20]]
+    assert fit_schema(adata).n_genes == 12
+
+
+@pytest.mark.parametrize("storage", [sp.csr_matrix, np.asarray, np.asfortranarray])
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ([[0, 3], [1, 2]], "log1p"),
+        ([[0.0, 3.0], [1.0, 2.0]], "log1p"),
+        ([[0.0, 3.5], [1.0, 2.0]], "none"),
+        ([[0.0, -3.0], [1.0, 2.0]], "none"),
+        ([[True, False], [True, True]], "log1p"),
+    ],
+)
+def test_auto_is_log1p_for_counts_only(storage: Callable, values: list, expected: str) -> None:
+    assert resolve_transform("auto", summarise_values(storage(np.array(values)))) == expected
+
+
+def test_every_block_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("alphastomics.data._matrix._BLOCK_VALUES", 6)
+    values = np.ones((9, 4))
+    values[8, 2] = 0.5
+    assert not summarise_values(values).integer
+    assert not summarise_values(sp.csr_matrix(values)).integer
+    values[8, 2] = -2
+    assert summarise_values(values).negative == (8, 2)
+    assert summarise_values(sp.csr_matrix(values)).negative == (8, 2)
+
+
+def test_genes_are_strings() -> None:
+    assert check_genes([1, "b"]) == ("1", "b")
+    with pytest.raises(ValueError, match="no genes"):
+        check_genes([])

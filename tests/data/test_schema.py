@@ -1,0 +1,171 @@
+from __future__ import annotations
+
+import dataclasses
+import json
+import pickle
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from alphastomics.data import TissueSchema
+
+
+def schema(**changes: object) -> TissueSchema:
+    fields = {
+        "genes": ("a", "b", "c"),
+        "transform": "log1p",
+        "library_size": 90.0,
+        "gene_mean": (1.1, 0.3, 2.0),
+        "gene_scale": (0.7, 1 / 3, 1.5),
+        "gene_share": (0.2, 0.3, 0.5),
+        "frame": "slice",
+        "n_dims": 2,
+        "scale": 0.1 + 0.2,
+        "centre": (0.0, 0.0),
+        "slices": ("s0",),
+        "cell_types": (),
+        "position_key": "spatial",
+        "slice_key": None,
+        "cell_type_key": None,
+        "layer": None,
+        "sequence_key": None,
+    }
+    return TissueSchema(**(fields | changes))
+
+
+def plain(**changes: object) -> TissueSchema:
+    return schema(transform="none", library_size=None, gene_share=(), **changes)
+
+
+@given(
+    numbers=hnp.arrays(float, (3, 3), elements=st.floats(1e-300, 1e300)),
+    names=st.lists(st.text(), min_size=3, max_size=3, unique=True),
+    centre=st.tuples(*[st.floats(-1e9, 1e9)] * 3),
+)
+def test_json_round_trip_is_exact(numbers: np.ndarray, names: list[str], centre: tuple[float, ...]) -> None:
+    mean, scale, share = (tuple(row) for row in numbers.tolist())
+    before = schema(
+        genes=tuple(names), gene_mean=mean, gene_scale=scale, gene_share=share, n_dims=3, centre=centre, frame="shared"
+    )
+    after = TissueSchema.from_dict(json.loads(json.dumps(before.to_dict())))
+    assert after == before
+    assert hash(after) == hash(before)
+
+
+def test_from_dict_names_missing_and_unknown_keys() -> None:
+    values = schema().to_dict()
+    del values["gene_scale"]
+    values["colour"] = 1
+    with pytest.raises(ValueError, match="missing: gene_scale; unknown: colour"):
+        TissueSchema.from_dict(values)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"genes": ("a", "b", "a")}, "unique"),
+        ({"gene_mean": (1.0,)}, "one value per gene"),
+        ({"gene_scale": (1.0, 0.0, 1.0)}, "gene_scale must be positive"),
+        ({"library_size": None}, "library_size"),
+        ({"transform": "sqrt"}, "transform"),
+        ({"frame": "free"}, "frame"),
+        ({"n_dims": 4, "centre": (0.0,) * 4}, "n_dims"),
+        ({"centre": (0.0,)}, "centre"),
+        ({"scale": 0.0}, "scale must be positive"),
+    ],
+)
+def test_contradictory_fields_are_refused(changes: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        schema(**changes)
+
+
+def test_frozen_pickled_and_short() -> None:
+    before = schema()
+    after = pickle.loads(pickle.dumps(before))
+    assert after == before
+    np.testing.assert_array_equal(after.encode_expression([[1, 2, 3]]), before.encode_expression([[1, 2, 3]]))
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        before.scale = 2.0
+    assert len(repr(before)) < 150
+
+
+def test_encoding_is_the_formula() -> None:
+    counts = np.array([[1.0, 2.0, 3.0], [0.0, 0.0, 4.0]])
+    spec = schema()
+    normal = np.log1p(counts / counts.sum(1, keepdims=True) * 90.0)
+    expected = (normal - spec.gene_mean) / np.array(spec.gene_scale)
+    result = spec.encode_expression(counts)
+    assert result.dtype == np.float32
+    np.testing.assert_allclose(result, expected, rtol=1e-6)
+    np.testing.assert_array_equal(spec.encode_expression(sp.csc_matrix(counts.astype(int))), result)
+    np.testing.assert_allclose(
+        plain().encode_expression(-counts), (-counts - spec.gene_mean) / np.array(spec.gene_scale), rtol=1e-6
+    )
+
+
+def test_unmeasured_genes_are_zero_and_lower_the_target() -> None:
+    spec = schema()
+    # Columns: gene c, a foreign gene, gene a; gene b is not measured.
+    result = spec.encode_expression(np.array([[3.0, 50.0, 1.0]]), columns=[2, -1, 0])
+    target = 90.0 * (0.2 + 0.5)
+    assert result[0, 1] == 0
+    np.testing.assert_allclose(result[0, 0], (np.log1p(1 / 4 * target) - 1.1) / 0.7, rtol=1e-6)
+    np.testing.assert_allclose(result[0, 2], (np.log1p(3 / 4 * target) - 2.0) / 1.5, rtol=1e-6)
+    with pytest.raises(ValueError, match="2 columns"):
+        spec.encode_expression(np.ones((1, 2)), columns=[0, 1, 2])
+    with pytest.raises(ValueError, match="no counts in the reference"):
+        schema(gene_share=(0.0, 0.5, 0.5)).target_library_size([True, False, False])
+
+
+def test_values_are_clipped_and_empty_cells_finite() -> None:
+    wide = plain(gene_mean=(0.0,) * 3, gene_scale=(1e-3,) * 3)
+    np.testing.assert_array_equal(wide.encode_expression([[1.0, -1.0, 0.0]]), [[10.0, -10.0, 0.0]])
+    spec = schema()
+    expected = -np.array(spec.gene_mean) / spec.gene_scale
+    np.testing.assert_allclose(spec.encode_expression(np.zeros((1, 3)))[0], expected, rtol=1e-6)
+
+
+@settings(deadline=None)
+@given(hnp.arrays(np.int64, st.tuples(st.integers(1, 6), st.just(3)), elements=st.integers(0, 400)))
+def test_counts_come_back(counts: np.ndarray) -> None:
+    spec = schema(gene_scale=(1.0, 1.0, 1.0))
+    network = spec.encode_expression(counts)
+    back = spec.decode_expression(network, counts.sum(1))
+    np.testing.assert_allclose(back, counts, rtol=1e-4, atol=1e-3)
+    measured = np.array([True, False, True])
+    network = spec.encode_expression(counts[:, measured], columns=[0, 2])
+    back = spec.decode_expression(network, counts[:, measured].sum(1), measured=measured)
+    np.testing.assert_allclose(back[:, measured], counts[:, measured], rtol=1e-4, atol=1e-3)
+
+
+def test_generated_cells_get_the_reference_depth_and_no_negative_counts() -> None:
+    spec = schema()
+    np.testing.assert_allclose(spec.decode_expression(np.zeros((1, 3)))[0], np.expm1(spec.gene_mean), rtol=1e-6)
+    assert spec.decode_expression(np.full((1, 3), -10.0)).min() == 0
+
+
+@settings(deadline=None)
+@given(hnp.arrays(float, (4, 3), elements=st.floats(-3, 3)))
+def test_untransformed_values_come_back(values: np.ndarray) -> None:
+    spec = plain(gene_scale=(1.0, 2.0, 0.8))
+    np.testing.assert_allclose(spec.decode_expression(spec.encode_expression(values)), values, atol=1e-5)
+
+
+@given(hnp.arrays(float, (5, 2), elements=st.floats(-1e5, 1e5)))
+def test_positions_come_back(position: np.ndarray) -> None:
+    spec = schema(frame="shared", centre=(4000.0, -20.0), scale=350.0)
+    model = spec.encode_position(position)
+    assert model.dtype == np.float32
+    np.testing.assert_allclose(model[:, 1], (position[:, 1] + 20.0) / 350.0, rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(spec.decode_position(model), position, rtol=1e-6, atol=1e-2)
+
+
+def test_import_needs_no_torch() -> None:
+    code = "import sys, alphastomics.data as d; d.AnnDataSource; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

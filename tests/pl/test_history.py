@@ -1,0 +1,96 @@
+"""``pl.history``: curves of what was logged."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import matplotlib as mpl
+
+mpl.use("Agg")
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+import pytest
+
+from alphastomics.pl import history
+
+
+@pytest.fixture(autouse=True)
+def _close_figures():
+    yield
+    plt.close("all")
+
+
+def table(name: str, values: list[float], clock: str = "epoch") -> pd.DataFrame:
+    return pd.DataFrame({name: values}, index=pd.RangeIndex(len(values), name=clock))
+
+
+@pytest.fixture
+def tables() -> dict[str, pd.DataFrame]:
+    return {
+        "train_position": table("train_position", [2.0, 1.0, 0.5]),
+        "validation_loss": table("validation_loss", [4.0, np.nan, 2.0]),
+        "train_loss": table("train_loss", [3.0, 2.0, 1.0]),
+        "train_loss_step": table("train_loss_step", [3.0] * 9, clock="step"),
+    }
+
+
+def curves(ax) -> dict[str, list[float]]:
+    return {line.get_label(): line.get_ydata().tolist() for line in ax.lines}
+
+
+def test_training_and_validation_are_drawn(tables):
+    ax = history(SimpleNamespace(history=tables), show=False)
+    assert list(curves(ax)) == ["train_loss", "validation_loss"]
+    assert curves(ax)["train_loss"] == [3, 2, 1]
+    assert ax.lines[0].get_xdata().tolist() == [0, 1, 2]
+    assert ax.get_xlabel() == "epoch"
+    assert [text.get_text() for text in ax.get_legend().get_texts()] == ["train_loss", "validation_loss"]
+
+
+def test_keys_are_chosen(tables):
+    ax = history(tables, keys="train_loss_step", show=False)
+    assert list(curves(ax)) == ["train_loss_step"]
+    assert (ax.get_xlabel(), ax.get_ylabel()) == ("step", "train_loss_step")
+    assert list(curves(history(tables, keys=["train_position", "train_loss"], show=False))) == [
+        "train_position",
+        "train_loss",
+    ]
+    del tables["train_loss"], tables["validation_loss"]
+    assert list(curves(history(tables, show=False))) == ["train_position"]
+
+
+def test_one_epoch_is_a_dot(tables):
+    ax = history({"train_loss": tables["train_loss"].iloc[:1]}, show=False)
+    assert ax.lines[0].get_marker() == "o"
+    assert history(tables, show=False).lines[0].get_marker() == "None"
+
+
+def test_given_axes_are_used_and_nothing_is_shown(tables, monkeypatch, tmp_path):
+    monkeypatch.setattr(plt, "show", lambda: pytest.fail("shown"))
+    _, given = plt.subplots()
+    assert history(tables, ax=given, show=True, save=tmp_path / "curves.pdf", color="k") is given
+    assert given.lines[0].get_color() == "k"
+    assert (tmp_path / "curves.pdf").exists()
+    assert len(plt.get_fignums()) == 1
+
+
+@pytest.mark.parametrize(
+    ("keys", "error", "message"),
+    [
+        ("loss", KeyError, "'loss' was not logged .found: 'train_position'"),
+        (["train_loss", "train_loss_step"], ValueError, "by epoch and by step"),
+        ([], ValueError, "keys is empty"),
+    ],
+)
+def test_bad_keys_are_refused(tables, keys, error, message):
+    with pytest.raises(error, match=message):
+        history(tables, keys=keys)
+    assert not plt.get_fignums()
+
+
+def test_an_untrained_model_has_no_history():
+    for empty in ({}, None):
+        with pytest.raises(ValueError, match="train"):
+            history(SimpleNamespace(history=empty))

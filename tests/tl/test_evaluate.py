@@ -1,0 +1,187 @@
+"""``tl.evaluate``: which cells are scored, in which slices, against what."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+from anndata import AnnData
+
+from alphastomics.metrics import chance_positions, oracle_positions, position_scores
+from alphastomics.tl._evaluate import evaluate
+
+SCORES = list(position_scores(np.zeros((1, 2)), np.zeros((1, 2))))
+
+
+@pytest.fixture
+def adata() -> AnnData:
+    """Two slices of 40 and 60 cells, interleaved, without expression."""
+    rng = np.random.default_rng(0)
+    true = rng.uniform(size=(100, 2))
+    slices = pd.Categorical(np.where(np.arange(100) % 5 < 2, "left", "right"), categories=["right", "left", "unused"])
+    obs = pd.DataFrame(
+        {"slice_id": slices, "type": np.array(["a", "b"])[(true[:, 0] > 0.5).astype(int)], "animal": 1},
+        index=[f"cell{i}" for i in range(100)],
+    )
+    obsm = {"spatial": true, "spatial_reconstructed": true @ [[0, 2], [-2, 0]] + rng.normal(scale=0.2, size=true.shape)}
+    return AnnData(obs=obs, obsm=obsm)
+
+
+def scores_of(adata: AnnData, cells: np.ndarray, **options) -> list[float]:
+    pair = adata.obsm["spatial"][cells], adata.obsm["spatial_reconstructed"][cells]
+    return list(position_scores(*pair, **options).values())
+
+
+def test_one_row_per_slice(adata):
+    before = adata.copy()
+    table = evaluate(adata)
+    assert list(table.index) == ["left", "right"]
+    assert table.index.name == "slice"
+    assert list(table.columns) == ["n_cells", "n_skipped", *SCORES]
+    assert table["n_cells"].tolist() == [40, 60]
+    assert table["n_skipped"].tolist() == [0, 0]
+    for name in table.index:
+        expected = scores_of(adata, (adata.obs["slice_id"] == name).to_numpy())
+        assert table.loc[name, SCORES].tolist() == pytest.approx(expected)
+    pd.testing.assert_frame_equal(adata.obs, before.obs)
+    assert not adata.uns
+
+
+def test_options_reach_the_scores(adata):
+    table = evaluate(adata, n_neighbors=5, max_cells=30, random_state=2)
+    assert table["n_cells"].tolist() == [30, 30]
+    cells = (adata.obs["slice_id"] == "left").to_numpy()
+    expected = scores_of(adata, cells, n_neighbors=5, max_cells=30, random_state=2)
+    assert table.loc["left", SCORES].tolist() == pytest.approx(expected)
+
+
+def test_other_keys(adata):
+    adata.obsm["a"], adata.obsm["b"] = adata.obsm["spatial"], adata.obsm["spatial_reconstructed"]
+    expected = evaluate(adata)
+    del adata.obsm["spatial"], adata.obsm["spatial_reconstructed"]
+    pd.testing.assert_frame_equal(evaluate(adata, truth="a", prediction="b"), expected)
+
+
+def test_where_slices_are_found(adata):
+    assert evaluate(adata, library_key="animal").index.tolist() == ["1"]
+    adata.uns["spatial_reconstructed"] = {"params": {"slice_key": "animal"}}
+    assert evaluate(adata).index.tolist() == ["1"]
+    assert evaluate(adata, library_key="slice_id").index.tolist() == ["left", "right"]
+    adata.uns["spatial_reconstructed"]["params"]["slice_key"] = "gone"
+    assert evaluate(adata).index.tolist() == ["left", "right"]
+    del adata.uns["spatial_reconstructed"], adata.obs["slice_id"]
+    table = evaluate(adata)
+    assert table.index.tolist() == ["slice_0"]
+    assert table.loc["slice_0", SCORES].tolist() == pytest.approx(scores_of(adata, np.ones(100, dtype=bool)))
+
+
+def test_cells_without_a_slice_are_one_set(adata):
+    slices = adata.obs["slice_id"].astype(object)
+    slices.iloc[:30] = np.nan
+    adata.obs["slice_id"] = slices
+    table = evaluate(adata)
+    assert table["n_cells"].to_dict() == {"left": 28, "right": 42, "unassigned": 30}
+
+
+def test_only_placed_cells_are_scored_and_their_frame_is_kept(adata):
+    left = (adata.obs["slice_id"] == "left").to_numpy()
+    placed = ~left | (np.arange(100) % 20 > 0)
+    adata.obs["spatial_reconstructed_placed"] = placed
+    table = evaluate(adata)
+    assert table["n_cells"].to_dict() == {"right": 60, "left": 35}
+    # "right" had no known cell: it is realigned. "left" had: the plain difference counts.
+    assert table.loc["right", SCORES].tolist() == pytest.approx(scores_of(adata, ~left))
+    assert table.loc["left", SCORES].tolist() == pytest.approx(scores_of(adata, left & placed, align=False))
+    assert table.loc["left", "aligned_rmsd"] > 2 * table.loc["right", "aligned_rmsd"]
+
+
+def test_a_slice_without_a_placed_cell_has_no_row(adata):
+    adata.obs["spatial_reconstructed_placed"] = (adata.obs["slice_id"] == "left").to_numpy()
+    assert evaluate(adata).index.tolist() == ["left"]
+    adata.obs["spatial_reconstructed_placed"] = False
+    with pytest.raises(ValueError, match="marks none as placed"):
+        evaluate(adata)
+
+
+def test_placed_must_be_boolean(adata):
+    adata.obs["spatial_reconstructed_placed"] = pd.Series([True, None] * 50, index=adata.obs_names, dtype=object)
+    with pytest.raises(ValueError, match=r"spatial_reconstructed_placed.*True or False"):
+        evaluate(adata)
+
+
+def test_cells_without_a_truth_are_skipped_and_counted(adata):
+    right = np.flatnonzero(adata.obs["slice_id"] == "right")
+    adata.obsm["spatial"][right[:7], 1] = np.nan
+    adata.obsm["spatial_reconstructed"][right[:3]] = np.nan
+    table = evaluate(adata)
+    assert table[["n_cells", "n_skipped"]].loc["right"].tolist() == [53, 7]
+    assert table.loc["right", SCORES].tolist() == pytest.approx(scores_of(adata, right[7:]))
+
+
+def test_a_slice_without_any_truth_keeps_its_row(adata):
+    adata.obsm["spatial"][(adata.obs["slice_id"] == "left").to_numpy()] = np.nan
+    table = evaluate(adata, baselines=True)
+    assert table.loc[("left", "prediction"), ["n_cells", "n_skipped"]].tolist() == [0, 40]
+    assert table.loc["left"][SCORES].isna().all(axis=None)
+    adata.obsm["spatial"][:] = np.nan
+    with pytest.raises(ValueError, match=r'position in obsm\["spatial"\]; pass truth='):
+        evaluate(adata)
+
+
+@pytest.mark.parametrize(("key", "value"), [("spatial_reconstructed", np.nan), ("spatial", np.inf)])
+def test_values_that_cannot_be_compared_are_named(adata, key, value):
+    cells = np.flatnonzero(adata.obs["slice_id"] == "left")[:7]
+    adata.obsm[key][cells, 0] = value
+    with pytest.raises(ValueError, match=rf'obsm\["{key}"\].*7 cells of slice \'left\' \(cell0, cell1, .*…\)'):
+        evaluate(adata)
+
+
+def test_baselines(adata):
+    table = evaluate(adata, baselines=True, cell_type_key="type", random_state=3)
+    assert table.index.names == ["slice", "positions"]
+    assert table.xs("left").index.tolist() == ["prediction", "chance", "oracle"]
+    pd.testing.assert_frame_equal(table.xs("prediction", level="positions"), evaluate(adata, random_state=3))
+    cells = (adata.obs["slice_id"] == "left").to_numpy()
+    true, types = adata.obsm["spatial"][cells], adata.obs["type"][cells]
+    for kind, positions in (("chance", chance_positions(true, 3)), ("oracle", oracle_positions(true, types, 3))):
+        expected = list(position_scores(true, positions, random_state=3).values())
+        assert table.loc[("left", kind), SCORES].tolist() == pytest.approx(expected)
+    by_kind = table["distance_spearman"].xs("right")
+    assert by_kind["chance"] < by_kind["oracle"] < by_kind["prediction"]
+
+
+def test_the_oracle_needs_cell_types(adata):
+    assert "oracle" not in evaluate(adata, baselines=True).index.get_level_values("positions")
+    adata.uns["spatial_reconstructed"] = {"params": {"cell_type_key": "type"}}
+    assert "oracle" in evaluate(adata, baselines=True).index.get_level_values("positions")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"truth": "x"}, r'obsm\["x"\] is missing.*pass truth='),
+        ({"prediction": "x"}, r'obsm\["x"\] is missing.*tl\.reconstruct.*pass prediction='),
+        ({"library_key": "x"}, r'obs\["x"\] is missing.*pass library_key='),
+        ({"cell_type_key": "x", "baselines": True}, r'obs\["x"\] is missing.*pass cell_type_key='),
+    ],
+)
+def test_missing_keys_are_named_with_the_remedy(adata, options, message):
+    with pytest.raises(KeyError, match=message):
+        evaluate(adata, **options)
+
+
+def test_truth_and_prediction_must_have_the_same_dimension(adata):
+    adata.obsm["spatial_reconstructed"] = np.zeros((100, 3))
+    with pytest.raises(ValueError, match=r"\(100, 2\).*\(100, 3\)"):
+        evaluate(adata)
+
+
+def test_a_file_and_a_view_give_the_same_table(adata, tmp_path):
+    """What h5ad makes of the columns, and a subset without a copy."""
+    import anndata as ad
+
+    adata.obs["spatial_reconstructed_placed"] = np.arange(100) % 2 == 0
+    adata.write_h5ad(tmp_path / "tissue.h5ad")
+    pd.testing.assert_frame_equal(evaluate(ad.read_h5ad(tmp_path / "tissue.h5ad")), evaluate(adata))
+    left = adata[adata.obs["slice_id"] == "left"]
+    pd.testing.assert_frame_equal(evaluate(left), evaluate(adata).loc[["left"]])
