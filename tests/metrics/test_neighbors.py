@@ -38,8 +38,9 @@ def test_knn_preservation_equals_scikit_learn(n_dims, k):
     assert knn_preservation(true, predicted, n_neighbors=k) == pytest.approx(expected, abs=1e-12)
 
 
+@pytest.mark.slow
 def test_knn_preservation_equals_squidpy():
-    squidpy = pytest.importorskip("squidpy")
+    import squidpy
     from anndata import AnnData
 
     true, predicted = noisy_tissue()

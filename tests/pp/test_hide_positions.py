@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -106,14 +108,15 @@ def test_without_a_slice_column_all_cells_are_one_slice():
         ({"fraction": 0.01}, ValueError, "No cell would be hidden"),
         ({"slices": []}, ValueError, "slices is empty"),
         ({"slices": ["s0", "s9"]}, KeyError, "no slice 's9' .*found: 's0', 's1'"),
-        ({"slices": "s0", "slice_key": "animal"}, KeyError, r'obs\[\\?"animal\\?"\] is missing'),
-        ({"slices": "s0", "position_key": "xy"}, KeyError, r'obsm\[\\?"xy\\?"\] is missing.*pass position_key=…'),
+        ({"slices": "s0", "slice_key": "animal"}, KeyError, r'obs\["animal"\] is missing'),
+        ({"slices": "s0", "position_key": "xy"}, KeyError, r'obsm\["xy"\] is missing.*pass position_key=…'),
     ],
 )
 def test_bad_input_is_refused_and_nothing_is_written(options, error, message):
     adata = make((5, 5))
-    with pytest.raises(error, match=message):
+    with pytest.raises(error) as caught:
         hide_positions(adata, **options)
+    assert re.search(message, caught.value.args[0])
     assert list(adata.obsm) == ["spatial"]
     assert not hidden(adata).any()
 

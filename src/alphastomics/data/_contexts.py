@@ -111,7 +111,7 @@ class ContextDataset(Dataset[Context]):
         self._trees = {i: KDTree(_points(source.slices[i])) for i in self._slices} if kind == "patch" else {}
         self._length = sum(self._n_contexts(len(source.slices[i].rows)) for i in self._slices)
         # In shared memory, because workers that outlive an epoch hold their own copy of everything else.
-        self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
+        self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()
         self._plan_epoch = -1
         self._plan: list[tuple[int, NDArray[np.int64]]] | NDArray[np.int64] = []
 

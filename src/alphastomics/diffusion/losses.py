@@ -13,7 +13,7 @@ The pairwise losses visit the pairs in blocks of rows: memory is O(block * N), n
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -52,7 +52,7 @@ class _DistanceError(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, predicted: Tensor, true: Tensor, mask: Tensor) -> Tensor:
+    def forward(ctx: Any, predicted: Tensor, true: Tensor, mask: Tensor) -> Tensor:
         m = mask.to(predicted.dtype)
         total = predicted.new_zeros(len(predicted))
         gradient = torch.empty_like(predicted)
@@ -70,7 +70,7 @@ class _DistanceError(torch.autograd.Function):
         return total
 
     @staticmethod
-    def backward(ctx, grad: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         (gradient,) = ctx.saved_tensors
         return gradient * grad[:, None, None], None, None
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 from importlib.metadata import version
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import anndata as ad
@@ -19,6 +18,7 @@ from alphastomics.model._frames import ReferenceFrame
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
     from anndata import AnnData
     from torch import Tensor

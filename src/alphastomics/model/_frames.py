@@ -64,6 +64,7 @@ def fit_frame(model: AlphaSTomics, source: AnnDataSource) -> ReferenceFrame | No
     if model.schema.frame == "shared" or model.mode == "pos_to_expr":
         return None
     cells = source.slices[0]
+    assert cells.position is not None  # a training source reads them
     few = np.linspace(0, len(cells.rows) - 1, min(CELLS, len(cells.rows))).astype(np.int64)
     position = dict(zip(cells.rows[few].tolist(), cells.position[few], strict=True))
     rows = content_order(source, cells.rows[few])

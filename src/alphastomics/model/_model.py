@@ -221,6 +221,8 @@ class AlphaSTomics(BaseModelClass):
             adata = self.adata
         if adata is None:
             raise ValueError("This model was loaded without data; pass adata")
+        if adata.n_obs == 0:
+            raise ValueError("The query has no cells; pass some, or check indices")
         return adata, AnnDataSource(adata, self.schema, positions=positions)
 
     @property
@@ -404,7 +406,7 @@ class AlphaSTomics(BaseModelClass):
         if indices is not None and adata is not None:
             adata = adata[np.asarray(indices)]
         query, source = self._query_source(adata, positions=inpaint)
-        config = SamplerConfig(n_steps=n_steps, sampler=sampler, eta=eta, max_context=batch_size or MAX_CONTEXT)
+        config = SamplerConfig(n_steps=n_steps, sampler=sampler, eta=eta, max_context=_max_context(batch_size))
         return sample_positions(
             self, query, source, config, n_samples=n_samples, reduce=reduce, random_state=random_state
         )
@@ -455,7 +457,7 @@ class AlphaSTomics(BaseModelClass):
         if indices is not None and adata is not None:
             adata = adata[np.asarray(indices)]
         _, source = self._query_source(adata)
-        return latent_representation(self, source, layer=layer, max_context=batch_size or MAX_CONTEXT)
+        return latent_representation(self, source, layer=layer, max_context=_max_context(batch_size))
 
     # -- files -------------------------------------------------------------------------------------------------------
 
@@ -535,6 +537,14 @@ class AlphaSTomics(BaseModelClass):
         if prefix:
             raise ValueError("prefix is not supported: a model has a folder of its own")
         return _files.restore(cls, Path(dir_path), adata, accelerator=accelerator, device=device)
+
+
+def _max_context(batch_size: int | None) -> int:
+    if batch_size is None:
+        return MAX_CONTEXT
+    if batch_size < 1:
+        raise ValueError(f"batch_size={batch_size} counts cells: at least 1, or None for {MAX_CONTEXT}")
+    return batch_size
 
 
 def resolve_precision(precision: str | int) -> str | int:

@@ -156,8 +156,9 @@ class SlicePositions:
         reference: Tensor | None = None
         for cells, n_anchors in self.contexts:
             h = self.embedding[cells][None] + self.module.embed_position(z[:, cells], t)
-            output = self.module.trunk(h, zero, t, None, ("position",)).position.float()
-            x_0 = self.process.x0(output, z[:, cells], t)
+            output = self.module.trunk(h, zero, t, None, ("position",)).position
+            assert output is not None  # it was asked for
+            x_0 = self.process.x0(output.float(), z[:, cells], t)
             if not self.shared_frame:
                 x_0 = centre(x_0)
                 anchors = x_0[:, :n_anchors]

@@ -135,7 +135,8 @@ def spread(draws: NDArray[np.float64]) -> NDArray[np.float64]:
 def to_anndata(model: AlphaSTomics, query: AnnData, placed: Placed, *, reduce: str | None) -> AnnData:
     """The query with sampled positions in place of its own."""
     key, slice_key = model.schema.position_key, model.schema.slice_key
-    bare = ad.AnnData(X=query.X, obs=query.obs.copy(), var=query.var.copy())
+    # A copy: what is done to the result in place (scanpy's transforms) must not reach the query.
+    bare = ad.AnnData(X=None if query.X is None else query.X.copy(), obs=query.obs.copy(), var=query.var.copy())
     if slice_key is not None and slice_key in bare.obs:
         bare.obs[slice_key] = bare.obs[slice_key].astype("category")
     if reduce is None and len(placed.draws) > 1:

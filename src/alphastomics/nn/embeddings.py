@@ -49,6 +49,7 @@ class FourierPosition(nn.Module):
         self, n_dims: int, d_model: int, *, n_frequencies: int = 48, lowest: float = 0.05, highest: float = 1.5
     ) -> None:
         super().__init__()
+        self.frequencies: Tensor
         scale = torch.logspace(math.log10(lowest), math.log10(highest), n_frequencies, dtype=torch.float64)
         directions = _directions(n_frequencies, n_dims)
         self.register_buffer("frequencies", (2 * math.pi * scale[:, None] * directions).T.float(), persistent=False)
@@ -65,6 +66,7 @@ class ClockEmbedding(nn.Module):
 
     def __init__(self, d_model: int, *, n_frequencies: int = 32, lowest: float = 0.25, highest: float = 32.0) -> None:
         super().__init__()
+        self.frequencies: Tensor
         scale = torch.logspace(math.log10(lowest), math.log10(highest), n_frequencies, dtype=torch.float64)
         self.register_buffer("frequencies", (2 * math.pi * scale).float(), persistent=False)
         self.mlp = nn.Sequential(

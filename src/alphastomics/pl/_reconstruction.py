@@ -120,7 +120,7 @@ def reconstruction(
     axes = make_axes((len(pieces), len(kinds)), ax, figsize=figsize, dpi=dpi, beside=beside)
     if size is None:
         # Markers cover about half of a panel (250 points square) when the cells fill it.
-        size = float(np.clip(30_000 / max(len(piece.cells) for piece in pieces), 1, 40))
+        size = float(np.clip(30_000 / max(1, *(len(piece.cells) for piece in pieces)), 1, 40))
     for row, piece in enumerate(pieces):
         panels = _panels(piece, true, predicted)
         reference = panels[0] if true is not None else np.full_like(panels[0], np.nan)

@@ -76,7 +76,9 @@ def hide_positions(
     >>> asx.tl.evaluate(adata, truth="spatial_truth")
     """
     if slices is None and fraction is None:
-        raise ValueError("Nothing says what to hide: pass slices=… (all their cells), fraction=… (a random share) or both")
+        raise ValueError(
+            "Nothing says what to hide: pass slices=… (all their cells), fraction=… (a random share) or both"
+        )
     if fraction is not None and not 0 < fraction < 1:
         raise ValueError(f"fraction={fraction} must lie between 0 and 1; pass slices=… to hide whole slices")
     truth_key = position_key + TRUTH_SUFFIX
@@ -95,7 +97,9 @@ def hide_positions(
     result = adata.copy() if copy else adata
     result.obsm[truth_key] = result.obsm[position_key]
     result.obsm[position_key] = position
-    logger.info('Positions of %d of %d cells are hidden; the truth is in obsm["%s"].', len(hidden), len(position), truth_key)
+    logger.info(
+        'Positions of %d of %d cells are hidden; the truth is in obsm["%s"].', len(hidden), len(position), truth_key
+    )
     return result if copy else None
 
 

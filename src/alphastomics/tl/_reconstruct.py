@@ -178,7 +178,8 @@ def _train(
     # Registering marks an object; the caller's stays as it was.
     reference = reference.copy() if reference.is_view else _shallow(reference)
     AlphaSTomics.setup_anndata(reference, **setup)
-    model = AlphaSTomics(reference, **({"mode": "expr_to_pos", "random_state": random_state} | arguments["init"]))
+    init: dict[str, Any] = {"mode": "expr_to_pos", "random_state": random_state, **arguments["init"]}
+    model = AlphaSTomics(reference, **init)
     model.train(**arguments["train"])
     return model
 

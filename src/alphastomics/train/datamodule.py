@@ -87,9 +87,10 @@ class ContextDataModule(pl.LightningDataModule):
 
     def _loader(self, dataset: ContextDataset) -> DataLoader[Batch]:
         # The dataset shuffles: its contexts come in random order, cut anew in every epoch.
-        return DataLoader(
+        loader: DataLoader[Any] = DataLoader(
             dataset, batch_size=self.contexts_per_batch, collate_fn=collate, num_workers=self.num_workers, shuffle=False
         )
+        return loader
 
 
 def _held_out(names: list[str], validation_size: float | None) -> list[str]:

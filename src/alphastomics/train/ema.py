@@ -15,8 +15,6 @@ import torch
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from alphastomics.train.plan import TrainingPlan
-
 
 class MovingAverage(pl.Callback):
     """Keeps the average, validates with it, and leaves it in the module when training ends in any way.
@@ -30,24 +28,26 @@ class MovingAverage(pl.Callback):
     def __init__(self, decay: float) -> None:
         self.decay = decay
         self.n_updates = 0
-        self.average: list[Tensor] | None = None
+        self.average: list[Tensor] = []
         self._last_step = 0
 
     @staticmethod
-    def _weights(plan: TrainingPlan) -> list[Tensor]:
-        return [parameter.data for parameter in plan.module.parameters()]
+    def _weights(plan: pl.LightningModule) -> list[Tensor]:
+        return [parameter.data for parameter in plan.parameters()]
 
-    def on_fit_start(self, trainer: pl.Trainer, pl_module: TrainingPlan) -> None:
+    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Start from the weights as they are, unless a checkpoint brought an average."""
         weights = self._weights(pl_module)
-        if self.average is None:
+        if not self.average:
             self.average = [weight.clone() for weight in weights]
         else:
             self.average = [old.to(new.device) for old, new in zip(self.average, weights, strict=True)]
         self._last_step = trainer.global_step
 
     @torch.no_grad()
-    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: TrainingPlan, *_: Any) -> None:
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
         """Move the average after each step of the optimiser."""
         if trainer.global_step == self._last_step:  # gradients are still being accumulated
             return
@@ -57,29 +57,29 @@ class MovingAverage(pl.Callback):
         self.n_updates += 1
 
     @torch.no_grad()
-    def swap(self, plan: TrainingPlan) -> None:
+    def swap(self, plan: pl.LightningModule) -> None:
         """Exchange the module's weights and the average."""
-        for weight, average in zip(self._weights(plan), self.average or [], strict=self.average is not None):
+        for weight, average in zip(self._weights(plan), self.average, strict=True):
             kept = weight.clone()
             weight.copy_(average)
             average.copy_(kept)
 
-    def on_validation_start(self, trainer: pl.Trainer, pl_module: TrainingPlan) -> None:
+    def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Validate the average."""
-        if self.average is not None:
+        if self.average:
             self.swap(pl_module)
 
     on_validation_end = on_validation_start
 
-    def on_fit_end(self, trainer: pl.Trainer, pl_module: TrainingPlan) -> None:
+    def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Leave the average in the module."""
         self.finish(pl_module)
 
-    def finish(self, plan: TrainingPlan) -> None:
+    def finish(self, plan: pl.LightningModule) -> None:
         """Leave the average in the module, once."""
-        if self.average is not None:
+        if self.average:
             self.swap(plan)
-            self.average = None
+            self.average = []
 
     def state_dict(self) -> dict[str, Any]:
         """The average and its age, for a checkpoint."""

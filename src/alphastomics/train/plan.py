@@ -20,15 +20,21 @@ import lightning.pytorch as pl
 import torch
 
 from alphastomics.diffusion import CosineSchedule, Process
+from alphastomics.diffusion.deformation import deform
 from alphastomics.diffusion.geometry import centre, kabsch, rotate
 from alphastomics.diffusion.losses import aligned_error, distance_error, mean_squared_error, neighbour_error
 from alphastomics.train.clocks import Mode, draw_clocks, keyed_rng
 
 if TYPE_CHECKING:
+    from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
     from torch import Tensor
 
     from alphastomics.data import Batch
     from alphastomics.nn import Denoiser
+
+
+# Purposes of the generators that are keyed by context: training and validation noise, and the deformation.
+TRAINING, VALIDATION, DEFORMATION = 0, 1, 2
 
 
 class NonFiniteLossError(RuntimeError):
@@ -78,6 +84,8 @@ class PlanConfig:
         Weights of the losses; ``lambda_position`` weighs the aligned and the diffusion loss alike.
     neighbour_width
         Standard deviation of the neighbourhood of the contrastive loss, in model units per square root of dimension.
+    deformation
+        Strength of the smooth deformation of diffusion contexts, see :mod:`alphastomics.diffusion.deformation`.
     max_loss_weight
         Ceiling of the weight 1 / sigma_t^2 of the diffusion loss.
     ema_decay
@@ -94,6 +102,7 @@ class PlanConfig:
     lambda_distance: float = 1.0
     lambda_neighbour: float = 0.1
     neighbour_width: float = 0.15
+    deformation: float = 0.2
     max_loss_weight: float = 25.0
     ema_decay: float = 0.998
 
@@ -165,13 +174,25 @@ class TrainingPlan(pl.LightningModule):
     def canonical(self, batch: Batch, mask: Tensor, cells: int = 256) -> Tensor:
         """Positions rotated or reflected into the model's own frame, from the clean expression of a few cells."""
         few = slice(None, None, -(-mask.shape[1] // cells))
-        training, self.module.training = self.module.training, False
+        training = self.module.training
+        self.module.eval()
         with torch.no_grad():
             mean = self.conditional_mean(batch.expression[:, few], mask[:, few])
-        self.module.training = training
+        self.module.train(training)
         weight = mask[:, few].to(mean.dtype)
         rotation = kabsch(centre(batch.position[:, few], mask[:, few]), mean, weight)
         return rotate(centre(batch.position, mask), rotation)
+
+    def deformed(self, x_pos: Tensor, t_pos: Tensor, batch: Batch, purpose: int) -> Tensor:
+        """Deform the contexts whose position clock runs; in validation none."""
+        if not self.config.deformation or purpose == VALIDATION:
+            return x_pos
+        keys = batch.key.cpu().numpy()
+        contexts = [
+            deform(x, self.config.deformation, keyed_rng(key, DEFORMATION)) if 0 < float(t) < 1 else x
+            for x, t, key in zip(x_pos, t_pos, keys, strict=True)
+        ]
+        return centre(torch.stack(contexts), batch.mask)
 
     def conditional_mean(self, expression: Tensor, mask: Tensor) -> Tensor:
         """Estimate of the positions (B, N, D) of cells of which only the expression is known."""
@@ -185,7 +206,7 @@ class TrainingPlan(pl.LightningModule):
         x_0 = self.diffusion.position.x0(output, z, t)
         return x_0 if self.shared_frame else centre(x_0, mask)
 
-    def losses(self, batch: Batch, *, purpose: int = 0) -> dict[str, Tensor]:
+    def losses(self, batch: Batch, *, purpose: int = TRAINING) -> dict[str, Tensor]:
         """Loss of each kind per context, (B,); zero where it does not apply."""
         t_expr, t_pos, noise_expr, noise_pos = self.draw(batch, purpose)
         mask = batch.mask
@@ -193,7 +214,7 @@ class TrainingPlan(pl.LightningModule):
         if not self.shared_frame:
             noise_pos = centre(noise_pos, mask)
             if self.mode != "pos_to_expr" and bool((t_pos < 1).any()):
-                x_pos = self.canonical(batch, mask)
+                x_pos = self.deformed(self.canonical(batch, mask), t_pos, batch, purpose)
         # Clean expression keeps the gain that makes up for dropped genes; as something to be sampled it must not have it.
         gain = torch.where(t_expr > 0, (1 - batch.dropout).sqrt(), 1.0)[:, None, None]
         x_expr = batch.expression * gain
@@ -255,7 +276,7 @@ class TrainingPlan(pl.LightningModule):
 
     def on_train_epoch_start(self) -> None:
         """Cut new contexts in every epoch."""
-        self.trainer.datamodule.set_epoch(self.current_epoch)
+        self.trainer.datamodule.set_epoch(self.current_epoch)  # type: ignore[attr-defined]
 
     def training_step(self, batch: Batch, _: int) -> Tensor:
         """Loss of a batch; raises :class:`NonFiniteLossError` before a broken step reaches the weights."""
@@ -273,7 +294,7 @@ class TrainingPlan(pl.LightningModule):
 
     def validation_step(self, batch: Batch, _: int) -> None:
         """Loss of a held-out batch, with the same noise at every epoch."""
-        losses = self.losses(batch, purpose=1)
+        losses = self.losses(batch, purpose=VALIDATION)
         self._log("validation", self.total(losses, batch), losses, batch)
 
     def _log(self, stage: str, loss: Tensor, losses: dict[str, Tensor], batch: Batch) -> None:
@@ -296,7 +317,7 @@ class TrainingPlan(pl.LightningModule):
         cosine = 0.5 * (1 + torch.cos(torch.tensor(torch.pi * self.progress()))).item()
         return warm * (self.config.final_lr + (1 - self.config.final_lr) * cosine)
 
-    def configure_optimizers(self) -> dict[str, Any]:
+    def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
         """AdamW with warm-up and a cosine that follows :meth:`progress`."""
         optimizer = torch.optim.AdamW(
             self.module.parameters(), lr=self.config.lr, weight_decay=self.config.weight_decay, betas=(0.9, 0.99)

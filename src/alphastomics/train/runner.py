@@ -34,8 +34,7 @@ def seconds_of(max_time: str | timedelta | dict[str, float] | float | None) -> f
         parts = max_time.split(":")
         if len(parts) != 4 or not all(part.strip().isdigit() for part in parts):
             raise ValueError(f'max_time={max_time!r} is not "DD:HH:MM:SS"; pass seconds as a number')
-        days, hours, minutes, seconds = (int(part) for part in parts)
-        max_time = timedelta(days=days, hours=hours, minutes=minutes, seconds=seconds)
+        max_time = timedelta(**dict(zip(("days", "hours", "minutes", "seconds"), map(int, parts), strict=True)))
     if isinstance(max_time, dict):
         max_time = timedelta(**max_time)
     seconds = max_time.total_seconds() if isinstance(max_time, timedelta) else float(max_time)

@@ -1,0 +1,1 @@
+"""What the commands of :mod:`alphastomics.main` are made of."""

@@ -1,0 +1,267 @@
+"""Options that several commands share.
+
+cyclopts turns every field into a flag, reads the type at run time, and takes the help from the docstring. Nothing here
+imports the library, so that ``--help`` is quick; the tests compare choices and defaults with the library's own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from cyclopts import Group, Parameter
+from cyclopts.types import ExistingDirectory, ExistingFile, PositiveInt  # noqa: TC002  read at run time
+
+if TYPE_CHECKING:
+    from anndata import AnnData
+
+    from alphastomics.model import AlphaSTomics
+
+Mode = Literal["expr_to_pos", "pos_to_expr", "joint", "any"]
+
+# Panels of the help, in this order below the options of the command itself.
+DATA, MODEL, TRAINING, LOSSES, GLOBAL = (
+    Group(name, sort_key=rank)
+    for rank, name in enumerate(("Data", "Model", "Training", "Losses and optimiser", "Everywhere"), start=1)
+)
+
+
+UNGATED = Parameter(negative=("--no-gated-attention", "--no-use-gated-attention"))
+
+
+@Parameter(name="*", group=DATA)
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SetupOptions:
+    """Where the reference keeps what.
+
+    Parameters
+    ----------
+    layer
+        Key of ``layers`` with the expression; ``X`` when not given.
+    position_key
+        Key of ``obsm`` with the positions, 2D or 3D, any units.
+    slice_key
+        Column of ``obs`` with the slice of a cell; ``slice_id`` if it is there when not given, else all cells are one.
+    cell_type_key
+        Column of ``obs`` with labels, for scores only.
+    frame
+        ``slice``: every slice has its own frame; ``shared``: all are registered to one.
+    sequence_key
+        Column of ``obs`` with an order of the cells.
+    transform
+        ``log1p`` for counts, ``none``, or ``auto``: by what the values are.
+    """
+
+    layer: str | None = None
+    position_key: str = "spatial"
+    slice_key: str | None = None
+    cell_type_key: str | None = None
+    frame: Literal["slice", "shared"] = "slice"
+    sequence_key: str | None = None
+    transform: Literal["auto", "log1p", "none"] = "auto"
+
+
+@Parameter(name="*", group=MODEL)
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelOptions:
+    """Architecture and diffusion.
+
+    Parameters
+    ----------
+    mode
+        What the model learns to sample.
+    d_model
+        Width.
+    n_layers
+        Number of blocks.
+    n_heads
+        Attention heads.
+    gate_type
+        Gate of the attention.
+    use_gated_attention
+        Whether there is a gate; no is the same as ``--gate-type none``.
+    use_qk_norm
+        Whether queries and keys are normalised.
+    dropout
+        Share of the branch outputs dropped in training.
+    schedule
+        Noise schedule.
+    position_nu
+        Exponent of the time of positions.
+    expression_nu
+        Exponent of the time of expression.
+    prediction_type
+        What the network predicts.
+    """
+
+    mode: Annotated[Mode, Parameter(alias="--training-mode")] = "any"
+    d_model: PositiveInt = 128
+    n_layers: PositiveInt = 4
+    n_heads: PositiveInt = 4
+    gate_type: Literal["headwise", "elementwise", "none"] = "headwise"
+    use_gated_attention: Annotated[bool, UNGATED] = True
+    use_qk_norm: bool = True
+    dropout: float = 0.0
+    schedule: Literal["cosine", "cosine_nd"] = "cosine_nd"
+    position_nu: float = 1.0
+    expression_nu: float = 1.0
+    prediction_type: Literal["x0", "epsilon", "v"] = "v"
+
+    def arguments(self) -> dict[str, Any]:
+        """Arguments of :class:`~alphastomics.model.AlphaSTomics`."""
+        arguments = asdict(self)
+        if not arguments.pop("use_gated_attention"):
+            arguments["gate_type"] = "none"
+        return arguments
+
+
+@Parameter(name="*", group=TRAINING)
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainingOptions:
+    """Training.
+
+    Parameters
+    ----------
+    max_epochs
+        Passes over the cells. Not given: until ``--max-time``, or about 2,000 steps without that.
+    max_time
+        Longest time, in seconds or as ``DD:HH:MM:SS``.
+    batch_size
+        Cells in a batch.
+    context_size
+        Cells that the network sees at once.
+    context_kind
+        ``subset``: random cells of a slice; ``patch``: neighbours.
+    validation_size
+        Share of the slices that is held out for validation, whole slices.
+    early_stopping
+        Stop when the validation loss no longer falls.
+    gene_dropout
+        Upper bound of the share of genes that a context loses.
+    thinning
+        Upper bound of the share of counts that a context loses.
+    num_workers
+        Processes that cut contexts.
+    accelerator
+        ``auto``, ``cpu``, ``gpu``, ``mps``, …
+    devices
+        How many devices, or which.
+    gpus
+        The same as ``--accelerator gpu --devices`` with this number.
+    precision
+        ``auto``, ``32-true``, ``bf16-mixed``, …
+    """
+
+    max_epochs: Annotated[PositiveInt | None, Parameter(alias="--epochs")] = None
+    max_time: float | str | None = None
+    batch_size: PositiveInt = 4096
+    context_size: PositiveInt = 1024
+    context_kind: Literal["subset", "patch"] = "subset"
+    validation_size: float | None = None
+    early_stopping: bool = False
+    gene_dropout: float = 0.5
+    thinning: float = 0.0
+    num_workers: int = 0
+    accelerator: str = "auto"
+    devices: int | str = "auto"
+    gpus: PositiveInt | None = None
+    precision: str = "auto"
+
+    def arguments(self) -> dict[str, Any]:
+        """Arguments of :meth:`~alphastomics.model.AlphaSTomics.train`; imports torch."""
+        from alphastomics.data import Augmentation
+
+        arguments = asdict(self)
+        names = ("gene_dropout", "thinning")
+        arguments["augmentation"] = Augmentation(**{name: arguments.pop(name) for name in names})
+        gpus = arguments.pop("gpus")
+        return arguments if gpus is None else arguments | {"accelerator": "gpu", "devices": gpus}
+
+
+@Parameter(name="*", group=LOSSES)
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlanOptions:
+    """Loss weights and optimiser.
+
+    Parameters
+    ----------
+    lr
+        Learning rate of AdamW.
+    weight_decay
+        Weight decay of AdamW.
+    warmup_steps
+        Steps until the full learning rate.
+    final_lr
+        Share of the learning rate that is left at the end.
+    absent
+        Share of contexts in which the modality to be sampled is absent altogether.
+    lambda_expression
+        Weight of the loss of expression.
+    lambda_position
+        Weight of the loss of positions.
+    lambda_distance
+        Weight of the loss of distances.
+    lambda_neighbour
+        Weight of the contrastive loss of neighbours.
+    neighbour_width
+        Width of the neighbourhood of that loss, in model units per square root of dimension.
+    max_loss_weight
+        Ceiling of the weight of the diffusion loss.
+    ema_decay
+        Decay of the moving average of the weights.
+    """
+
+    lr: float = 1e-3
+    weight_decay: float = 0.02
+    warmup_steps: int = 100
+    final_lr: float = 0.02
+    absent: float = 0.5
+    lambda_expression: float = 1.0
+    lambda_position: float = 1.0
+    lambda_distance: float = 1.0
+    lambda_neighbour: float = 0.1
+    neighbour_width: float = 0.15
+    max_loss_weight: float = 25.0
+    ema_decay: float = 0.998
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True, slots=True)
+class QueryOptions:
+    """A model, and the cells that it is asked about.
+
+    Parameters
+    ----------
+    checkpoint
+        Folder of a model.
+    input_data
+        Cells, an ``.h5ad`` file.
+    accelerator
+        ``auto``, ``cpu``, ``gpu``, ``mps``, …
+    """
+
+    checkpoint: ExistingDirectory
+    input_data: ExistingFile
+    accelerator: str = "auto"
+
+    def read(self) -> tuple[AlphaSTomics, AnnData]:
+        """Load both; imports torch."""
+        from alphastomics._cli._files import read_tissue
+        from alphastomics.model import AlphaSTomics
+
+        model = AlphaSTomics.load(self.checkpoint, adata=False, accelerator=self.accelerator)
+        return model, read_tissue(self.input_data)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DemoModelOptions(ModelOptions):
+    """As :class:`ModelOptions`, for a model that only places cells."""
+
+    mode: Annotated[Mode, Parameter(alias="--training-mode")] = "expr_to_pos"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DemoTrainingOptions(TrainingOptions):
+    """As :class:`TrainingOptions`, for a few minutes."""
+
+    max_time: float | str = 240.0

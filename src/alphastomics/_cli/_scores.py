@@ -1,0 +1,43 @@
+"""Scores of a model on cells whose positions are known."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from anndata import AnnData
+
+    from alphastomics.model import AlphaSTomics
+
+
+def score_model(model: AlphaSTomics, cells: AnnData, *, n_samples: int, n_steps: int | None, seed: int) -> pd.DataFrame:
+    """Place the cells of every slice and compare; a table as :func:`alphastomics.tl.evaluate` gives with baselines.
+
+    Raises
+    ------
+    KeyError
+        If the true positions are missing.
+    """
+    from alphastomics import tl
+
+    schema = model.schema
+    if schema.position_key not in cells.obsm:
+        found = ", ".join(map(repr, cells.obsm.keys())) or "nothing"
+        raise KeyError(
+            f'obsm["{schema.position_key}"] is missing (found: {found}); store the true positions where the reference '
+            "of this model has them"
+        )
+    tl.reconstruct(cells, model=model, n_samples=n_samples, n_steps=n_steps, random_state=seed)
+
+    def there(key: str | None) -> str | None:
+        return key if key in cells.obs else None
+
+    return tl.evaluate(
+        cells,
+        truth=schema.position_key,
+        library_key=there(schema.slice_key),
+        cell_type_key=there(schema.cell_type_key),
+        baselines=True,
+        random_state=seed,
+    )

@@ -1,0 +1,42 @@
+r"""A random smooth deformation of a slice: two specimens of a tissue never have the same shape.
+
+.. math::
+
+    x \leftarrow x (I + s A) + s \sum_{k=1}^{K} \sin(x\,\omega_k + \varphi_k)\, a_k,
+    \qquad A_{ij}, a_{kj}\lVert\omega_k\rVert / c \sim \mathcal N(0, 1),\; \omega_k \sim \mathcal N(0, \ell^{-2} I),\;
+    \varphi_k \sim U(0, 2\pi)
+
+Diffusion contexts are deformed, so that the noisy positions, not the expression alone, say where a cell is: without it
+the denoiser trusts its memory of the reference slices and pulls cells of a new specimen away from where they are.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+N_WAVES = 6
+LENGTH_SCALE = 0.8  # model units: a slice spans about four
+WAVE_SHARE = 0.6  # c, strength of the waves beside the linear part
+
+
+def deform(x: Tensor, strength: float, rng: np.random.Generator) -> Tensor:
+    """Deform positions ``x`` (N, D) in model units; ``strength`` s = 0 leaves them as they are."""
+    n_dims = x.shape[-1]
+    linear = np.eye(n_dims) + strength * rng.standard_normal((n_dims, n_dims))
+    omega = rng.standard_normal((n_dims, N_WAVES)) / LENGTH_SCALE
+    phase = rng.uniform(0, 2 * np.pi, N_WAVES)
+    # Slow waves would be mere shifts: their amplitude is bounded.
+    length = np.maximum(np.linalg.norm(omega, axis=0), 0.5)[:, None]
+    amplitude = WAVE_SHARE * strength * rng.standard_normal((N_WAVES, n_dims)) / length
+
+    def like_x(value: np.ndarray) -> Tensor:
+        return torch.from_numpy(value).to(device=x.device, dtype=x.dtype)
+
+    with torch.autocast(x.device.type, enabled=False):
+        return x @ like_x(linear) + torch.sin(x @ like_x(omega) + like_x(phase)) @ like_x(amplitude)

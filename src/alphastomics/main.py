@@ -1,0 +1,260 @@
+"""The command line: ``alphastomics demo | train | sample | test | extract``.
+
+Importing this module imports neither torch nor the library; every command imports what it needs.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from pathlib import Path  # noqa: TC003  cyclopts reads annotations at run time
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from cyclopts import App, CycloptsError, Parameter
+from cyclopts.types import ExistingFile, PositiveInt  # noqa: TC002
+
+from alphastomics import __version__
+from alphastomics._cli._console import USER_ERRORS, complain, messages
+from alphastomics._cli._options import (
+    GLOBAL,
+    DemoModelOptions,
+    DemoTrainingOptions,
+    ModelOptions,
+    PlanOptions,
+    QueryOptions,
+    SetupOptions,
+    TrainingOptions,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+logger = logging.getLogger("alphastomics")  # not __name__, which is "__main__" in a program
+
+app = App(
+    name="alphastomics",
+    help="Learn the joint distribution of expression and position of the cells of a tissue, and sample from it.",
+    version=__version__,
+)
+app.meta.group_parameters = GLOBAL
+# Errors and exit codes are settled in `main`.
+PLAIN: dict[str, Any] = {"exit_on_error": False, "print_error": False, "result_action": "return_value"}
+
+
+@app.command
+def demo(
+    *,
+    output_dir: Path,
+    seed: int = 0,
+    model: DemoModelOptions = DemoModelOptions(),
+    training: DemoTrainingOptions = DemoTrainingOptions(),
+    plan: PlanOptions = PlanOptions(),
+) -> None:
+    """Simulate a tissue of three slices, train on two, place the cells of the third, and show what came out.
+
+    Ends with an error if regression on the 25 nearest cells does better.
+
+    Parameters
+    ----------
+    output_dir
+        Folder for ``reconstruction.png``, ``scores.json`` and ``reconstruction.h5ad``.
+    seed
+        Decides the tissue, the first weights and every draw.
+    """
+    from alphastomics._cli._demo import check_verdict, run_demo
+    from alphastomics._cli._files import to_text
+
+    table = run_demo(output_dir, model, training, plan, seed)
+    sys.stdout.write(to_text(table))
+    check_verdict(table, output_dir)
+
+
+@app.command
+def train(
+    *,
+    input_data: ExistingFile,
+    output_dir: Path,
+    overwrite: bool = False,
+    seed: int = 0,
+    setup: SetupOptions = SetupOptions(),
+    model: ModelOptions = ModelOptions(),
+    training: TrainingOptions = TrainingOptions(),
+    plan: PlanOptions = PlanOptions(),
+) -> None:
+    """Train a model on cells with expression and positions.
+
+    Parameters
+    ----------
+    input_data
+        Reference, an ``.h5ad`` file.
+    output_dir
+        Folder for the model.
+    overwrite
+        Whether to replace a model that is there.
+    seed
+        Decides the first weights and every draw.
+    """
+    from alphastomics._cli._files import check_folder, read_tissue
+    from alphastomics._cli._training import fit
+
+    check_folder(output_dir, overwrite=overwrite)
+    fitted = fit(read_tissue(input_data), setup, model, training, plan, seed)
+    fitted.save(output_dir, overwrite=overwrite)
+    logger.info("The model is in %s.", output_dir)
+
+
+@app.command
+def sample(
+    *,
+    query: QueryOptions,
+    output: Path,
+    sample_mode: Literal["expr_to_pos", "pos_to_expr", "joint"] = "expr_to_pos",
+    n_steps: PositiveInt = 30,
+    n_samples: PositiveInt = 1,
+    reduce: Literal["medoid", "mean"] | None = None,
+    sampler: Literal["ddpm", "ddim", "dpm++2m"] = "ddpm",
+    inpaint: bool = False,
+    seed: int = 0,
+) -> None:
+    """Sample the positions of cells from their expression.
+
+    What is sampled is never read from the cells, except with ``--inpaint``.
+
+    Parameters
+    ----------
+    output
+        ``.h5ad`` file to write.
+    sample_mode
+        What is sampled.
+    n_steps
+        Calls of the network per draw; 1 gives the conditional mean.
+    n_samples
+        Number of draws.
+    reduce
+        ``medoid``: the draw nearest to all others; ``mean``: the mean. All draws when not given.
+    sampler
+        Reverse step.
+    inpaint
+        Hold the positions that the cells have; sample those that are NaN.
+    seed
+        Decides every draw.
+    """
+    from alphastomics._cli._files import prepare_file, replacing
+
+    prepare_file(output)
+    model, cells = query.read()
+    drawn: dict[str, Any] = {
+        "n_steps": n_steps,
+        "n_samples": n_samples,
+        "reduce": reduce,
+        "sampler": sampler,
+        "random_state": seed,
+    }
+    tissue = model.sample(cells, mode=sample_mode, inpaint=inpaint, **drawn)
+    with replacing(output) as temporary:
+        tissue.write_h5ad(temporary)
+    logger.info("%d cells are in %s.", tissue.n_obs, output)
+
+
+@app.command(name="test")
+def score(
+    *,
+    query: QueryOptions,
+    output: Path | None = None,
+    n_samples: PositiveInt = 1,
+    n_steps: PositiveInt | None = None,
+    seed: int = 0,
+) -> None:
+    """Place the cells of every slice without reading their positions, and score the result against these.
+
+    Parameters
+    ----------
+    output
+        JSON file for the scores.
+    n_samples
+        Number of draws; their medoid is scored.
+    n_steps
+        Calls of the network per draw: 1 for a single draw and 25 for several when not given.
+    seed
+        Decides every draw and the baselines.
+    """
+    from alphastomics._cli._files import prepare_file, to_text, write_json
+    from alphastomics._cli._scores import score_model
+
+    if output is not None:
+        prepare_file(output)
+    table = score_model(*query.read(), n_samples=n_samples, n_steps=n_steps, seed=seed)
+    sys.stdout.write(to_text(table))
+    if output is not None:
+        write_json(output, {name: part.droplevel(0).to_dict(orient="index") for name, part in table.groupby(level=0)})
+
+
+@app.command
+def extract(
+    *, query: QueryOptions, output: Path, layer: Literal["encoder", "transformer", "all"] = "transformer"
+) -> None:
+    """Embed cells by their expression and by the cells of their slice; positions are not read.
+
+    Parameters
+    ----------
+    output
+        ``.npz`` file for the arrays ``latent``, (cells, width), and ``obs_names``.
+    layer
+        ``encoder``: the cell alone; ``transformer``: after the last block; ``all``: both side by side.
+    """
+    import numpy as np
+
+    from alphastomics._cli._files import prepare_file, replacing
+
+    prepare_file(output)
+    model, cells = query.read()
+    latent = model.get_latent_representation(cells, layer=layer)
+    with replacing(output) as temporary, temporary.open("wb") as file:
+        np.savez_compressed(file, latent=latent, obs_names=cells.obs_names.to_numpy(dtype=str))
+    logger.info("Embeddings of %d cells are in %s.", cells.n_obs, output)
+
+
+@app.meta.default
+def _launch(
+    *tokens: Annotated[str, Parameter(show=False, allow_leading_hyphen=True)],
+    traceback: Annotated[bool, Parameter(negative=())] = False,
+) -> int:
+    """Run a command.
+
+    Parameters
+    ----------
+    traceback
+        Show where an error arose.
+    """
+    try:
+        with messages():
+            app(tokens, **PLAIN)
+    except USER_ERRORS as error:
+        if traceback:
+            raise
+        complain(error)
+        return 1
+    return 0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line.
+
+    Parameters
+    ----------
+    argv
+        Arguments; those of the process when None.
+
+    Returns
+    -------
+    Exit status: 0, 1 after an error, 2 for a command line that makes no sense.
+    """
+    try:
+        return app.meta(sys.argv[1:] if argv is None else list(argv), **PLAIN) or 0
+    except CycloptsError as error:
+        complain(error)
+        return 2
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

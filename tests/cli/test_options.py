@@ -1,0 +1,170 @@
+"""The options repeat choices and defaults of the library, so that help needs no torch: here they are compared."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from dataclasses import asdict, fields
+from typing import Any, get_args, get_type_hints
+
+import pytest
+from cyclopts import App, CycloptsError
+
+from alphastomics._cli._options import (
+    DemoModelOptions,
+    DemoTrainingOptions,
+    ModelOptions,
+    PlanOptions,
+    QueryOptions,
+    SetupOptions,
+    TrainingOptions,
+)
+from alphastomics.main import app
+
+
+def parse(*tokens: str) -> dict[str, Any]:
+    return app.parse_args(tokens, exit_on_error=False, print_error=False)[1].arguments
+
+
+@pytest.fixture
+def train_tokens(tmp_path) -> list[str]:
+    (tmp_path / "x.h5ad").touch()
+    return ["train", "--input-data", str(tmp_path / "x.h5ad"), "--output-dir", str(tmp_path / "m")]
+
+
+def parameters(function: Any) -> dict[str, inspect.Parameter]:
+    left_out = {"self", "adata", "registry", "random_state", "kwargs", "trainer_kwargs", "plan_kwargs"}
+    return {name: p for name, p in inspect.signature(function).parameters.items() if name not in left_out}
+
+
+def test_model_options_are_those_of_the_model():
+    from alphastomics.model import AlphaSTomics
+
+    expected = {name: p.default for name, p in parameters(AlphaSTomics.__init__).items()}
+    assert ModelOptions().arguments() == expected
+
+
+def test_setup_options_are_those_of_the_model():
+    from alphastomics.model import AlphaSTomics
+
+    assert asdict(SetupOptions()) == {n: p.default for n, p in parameters(AlphaSTomics.setup_anndata).items()}
+
+
+def test_training_options_are_those_of_the_model():
+    from alphastomics.data import Augmentation
+    from alphastomics.model import AlphaSTomics
+
+    expected = {name: p.default for name, p in parameters(AlphaSTomics.train).items()}
+    arguments = TrainingOptions().arguments()
+    assert arguments.pop("augmentation") == Augmentation()
+    # Not offered: the strategy follows from the devices, and train_size says what validation_size says.
+    assert arguments == {name: expected[name] for name in expected.keys() - {"augmentation", "strategy", "train_size"}}
+
+
+def test_plan_options_are_those_of_the_plan():
+    from alphastomics.train import PlanConfig
+
+    assert asdict(PlanOptions()) == asdict(PlanConfig())
+
+
+def test_demo_differs_in_two_defaults():
+    assert asdict(DemoModelOptions()) == asdict(ModelOptions(mode="expr_to_pos"))
+    assert asdict(DemoTrainingOptions()) == asdict(TrainingOptions(max_time=240.0))
+
+
+@pytest.mark.parametrize(
+    ("options", "method", "name"),
+    [
+        (ModelOptions, "__init__", "gate_type"),
+        (ModelOptions, "__init__", "schedule"),
+        (ModelOptions, "__init__", "prediction_type"),
+        (SetupOptions, "setup_anndata", "frame"),
+        (SetupOptions, "setup_anndata", "transform"),
+        (TrainingOptions, "train", "context_kind"),
+    ],
+)
+def test_choices_are_those_of_the_model(options, method, name):
+    from alphastomics.model import AlphaSTomics
+
+    annotation = parameters(getattr(AlphaSTomics, method))[name].annotation
+    assert list(get_args(get_type_hints(options)[name])) == re.findall(r'"([^"]+)"', annotation)
+
+
+@pytest.mark.parametrize("name", ["reduce", "sampler"])
+def test_choices_of_sample_are_those_of_the_model(name):
+    from alphastomics.main import sample
+    from alphastomics.model import AlphaSTomics
+
+    wanted = re.findall(r'"([^"]+)"', inspect.signature(AlphaSTomics.sample).parameters[name].annotation)
+    assert re.findall(r'"([^"]+)"', inspect.signature(sample).parameters[name].annotation) == wanted
+
+
+def test_modes_are_those_of_training():
+    from alphastomics.train import MODES
+
+    assert get_args(get_type_hints(ModelOptions)["mode"]) == MODES
+
+
+@pytest.mark.parametrize("options", [SetupOptions, ModelOptions, TrainingOptions, PlanOptions, QueryOptions])
+def test_every_option_has_help(options):
+    documented = re.findall(r"^    (\w+)$", inspect.getdoc(options) and options.__doc__ or "", flags=re.MULTILINE)
+    assert documented[documented.index("Parameters") + 1 :] == [field.name for field in fields(options)]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "group", "expected"),
+    [
+        (["--mode", "joint"], "model", ModelOptions(mode="joint")),
+        (["--training-mode", "joint"], "model", ModelOptions(mode="joint")),
+        (
+            ["--d-model", "32", "--n-layers=2", "--n-heads", "1"],
+            "model",
+            ModelOptions(d_model=32, n_layers=2, n_heads=1),
+        ),
+        (["--no-use-qk-norm"], "model", ModelOptions(use_qk_norm=False)),
+        (["--no-gated-attention"], "model", ModelOptions(use_gated_attention=False)),
+        (["--gate-type", "elementwise"], "model", ModelOptions(gate_type="elementwise")),
+        (
+            ["--prediction-type", "x0", "--position-nu", "2"],
+            "model",
+            ModelOptions(prediction_type="x0", position_nu=2.0),
+        ),
+        (["--epochs", "3"], "training", TrainingOptions(max_epochs=3)),
+        (["--max-epochs", "3"], "training", TrainingOptions(max_epochs=3)),
+        (["--max-time", "90"], "training", TrainingOptions(max_time=90.0)),
+        (["--max-time", "00:01:00:00"], "training", TrainingOptions(max_time="00:01:00:00")),
+        (["--num-workers", "2"], "training", TrainingOptions(num_workers=2)),
+        (["--devices", "2"], "training", TrainingOptions(devices=2)),
+        (["--devices", "0,1"], "training", TrainingOptions(devices="0,1")),
+        (["--gpus", "2"], "training", TrainingOptions(gpus=2)),
+        (["--gene-dropout", ".2", "--thinning", ".1"], "training", TrainingOptions(gene_dropout=0.2, thinning=0.1)),
+        (["--lambda-neighbour", "0", "--lr", "1e-4"], "plan", PlanOptions(lambda_neighbour=0.0, lr=1e-4)),
+        (["--slice-key", "animal", "--frame", "shared"], "setup", SetupOptions(slice_key="animal", frame="shared")),
+    ],
+)
+def test_flags(train_tokens, tokens, group, expected):
+    assert parse(*train_tokens, *tokens)[group] == expected
+
+
+def test_demo_keeps_its_defaults_beside_given_flags(tmp_path):
+    arguments = parse("demo", "--output-dir", str(tmp_path), "--d-model", "32", "--epochs", "2")
+    assert arguments["model"] == DemoModelOptions(d_model=32)
+    assert arguments["training"] == DemoTrainingOptions(max_epochs=2)
+
+
+def test_aliases_become_arguments():
+    assert ModelOptions(use_gated_attention=False).arguments()["gate_type"] == "none"
+    arguments = TrainingOptions(gpus=2, devices="auto").arguments()
+    assert (arguments["accelerator"], arguments["devices"]) == ("gpu", 2)
+    assert TrainingOptions(thinning=0.25).arguments()["augmentation"].thinning == 0.25
+
+
+@pytest.mark.parametrize("tokens", [["--d-model", "0"], ["--epochs", "0"], ["--mode", "both"], ["--dmodel", "8"]])
+def test_values_that_make_no_sense_are_refused_at_once(train_tokens, tokens):
+    with pytest.raises(CycloptsError, match=tokens[0]):
+        parse(*train_tokens, *tokens)
+
+
+def test_commands():
+    assert isinstance(app, App)
+    assert [name for name in app if not name.startswith("-")] == ["demo", "train", "sample", "test", "extract"]

@@ -1,0 +1,125 @@
+"""One small model, trained once; tests that train make their own."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import scipy.sparse as sp
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from anndata import AnnData
+
+    from alphastomics.model import AlphaSTomics
+
+SMALL = {"d_model": 32, "n_layers": 2, "n_heads": 2}
+BRIEF = {
+    "context_size": 128,
+    "batch_size": 384,
+    "precision": "32-true",
+    "accelerator": "cpu",
+    "enable_progress_bar": False,
+}
+
+
+@pytest.fixture(scope="session")
+def _reference() -> AnnData:
+    from alphastomics.datasets import synthetic_tissue
+
+    return synthetic_tissue(n_slices=3, n_cells=300, n_genes=60, random_state=0)
+
+
+@pytest.fixture
+def reference(_reference: AnnData) -> AnnData:
+    """Three slices of 300 cells, unregistered; the test may change it."""
+    return _reference.copy()
+
+
+@pytest.fixture(scope="session")
+def train_briefly() -> Callable[..., AlphaSTomics]:
+    """Train a model for a moment, with other arguments of ``train`` on request."""
+
+    def train(model: AlphaSTomics, **kwargs: Any) -> AlphaSTomics:
+        model.train(**(BRIEF | {"max_epochs": 1} | kwargs))
+        return model
+
+    return train
+
+
+@pytest.fixture(scope="session")
+def make_model() -> Callable[..., AlphaSTomics]:
+    """Register a copy of the cells and make a small model of them."""
+
+    def make(adata: AnnData, *, mode: str = "expr_to_pos", setup: dict[str, Any] | None = None, **kwargs: Any) -> Any:
+        from alphastomics.model import AlphaSTomics
+
+        adata = adata.copy()
+        AlphaSTomics.setup_anndata(adata, **(setup or {}))
+        return AlphaSTomics(adata, mode=mode, **(SMALL | kwargs))
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def _trained(_reference: AnnData, make_model: Callable, train_briefly: Callable) -> AlphaSTomics:
+    model = make_model(_reference, setup={"slice_key": "slice_id"})
+    return train_briefly(model, max_epochs=40, plan_kwargs={"lr": 4e-3, "warmup_steps": 5})
+
+
+@pytest.fixture
+def trained(_trained: AlphaSTomics) -> Iterator[AlphaSTomics]:
+    """The trained model that all tests share; nothing may change its weights."""
+    before = weights(_trained)
+    yield _trained
+    assert weights(_trained) == before, "a test changed the shared model"
+
+
+def weights(model: AlphaSTomics) -> dict[str, bytes]:
+    return {name: tensor.cpu().numpy().tobytes() for name, tensor in model.module.state_dict().items()}
+
+
+@pytest.fixture(scope="session")
+def weights_of() -> Callable[[AlphaSTomics], dict[str, bytes]]:
+    """The weights of a model, as bytes by name."""
+    return weights
+
+
+@pytest.fixture(scope="session")
+def positions_of() -> Callable[[AnnData], bytes]:
+    """The positions of a sampled AnnData as bytes, after looking that they are positions at all."""
+
+    def read(adata: AnnData) -> bytes:
+        positions = adata.obsm["spatial"]
+        assert positions.dtype == np.float64
+        assert np.isfinite(positions).all()
+        assert (positions.std(axis=0) > 1).all()
+        return positions.tobytes()
+
+    return read
+
+
+@pytest.fixture(scope="session")
+def assert_same() -> Callable[[AnnData, AnnData], None]:
+    """Compare everything that two AnnData hold, to the bit."""
+
+    def same_array(a: Any, b: Any) -> bool:
+        if sp.issparse(a):
+            parts = ("data", "indices", "indptr")
+            return a.format == b.format and all(same_array(getattr(a, part), getattr(b, part)) for part in parts)
+        return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
+
+    def check(a: AnnData, b: AnnData) -> None:
+        assert same_array(a.X, b.X)
+        for name in ("obsm", "varm", "layers", "obsp"):
+            left, right = getattr(a, name), getattr(b, name)
+            assert list(left) == list(right)
+            assert all(same_array(left[key], right[key]) for key in left)
+        pd.testing.assert_frame_equal(a.obs, b.obs)
+        pd.testing.assert_frame_equal(a.var, b.var)
+        assert repr(a.uns) == repr(b.uns)
+
+    return check
