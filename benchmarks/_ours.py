@@ -13,10 +13,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     import numpy as np
-    from alphastomics.model import AlphaSTomics
     from anndata import AnnData
     from numpy.typing import NDArray
 
+    from alphastomics.model import AlphaSTomics
     from benchmarks._data import Fold
 
 DEFAULT = "alphastomics"

@@ -103,7 +103,14 @@ def _run_ours(
         if entry is None or entry["model"] != name:
             place = lambda method=method: fold.in_source_order(_ours.place(model, fold.query, method, seed=seed))
             _keep(
-                results, fold, method, seed, parameters[method], place, model=name, train_seconds=round(train_seconds, 1)
+                results,
+                fold,
+                method,
+                seed,
+                parameters[method],
+                place,
+                model=name,
+                train_seconds=round(train_seconds, 1),
             )
 
 

@@ -48,8 +48,9 @@ def make_slice(n_cells: int, n_genes: int) -> AnnData:
 
 def measure(path: Path, n_steps: int) -> dict[str, Any]:
     """Peak memory of a few training steps on the slice in a file."""
-    import alphastomics as asx
     import anndata as ad
+
+    import alphastomics as asx
 
     model_class = asx.model.AlphaSTomics
     imports = peak_bytes()
@@ -59,9 +60,7 @@ def measure(path: Path, n_steps: int) -> dict[str, Any]:
     model_class.setup_anndata(adata, position_key="spatial", slice_key="slice_id")
     model = model_class(adata, mode="expr_to_pos", random_state=0)
     before = peak_bytes()
-    model.train(
-        max_epochs=1, max_steps=n_steps, batch_size=CONTEXT, context_size=CONTEXT, enable_progress_bar=False
-    )
+    model.train(max_epochs=1, max_steps=n_steps, batch_size=CONTEXT, context_size=CONTEXT, enable_progress_bar=False)
     peak = peak_bytes()
     return {
         "n_cells": adata.n_obs,
@@ -102,9 +101,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         for n_cells in options.cells:
             file = Path(folder) / f"{n_cells}.h5ad"
             in_fresh_process("benchmarks.memory", "--make", n_cells, "--genes", options.genes, "--file", file)
-            runs.append(
-                in_fresh_process("benchmarks.memory", "--measure", "--steps", options.steps, "--file", file)
-            )
+            runs.append(in_fresh_process("benchmarks.memory", "--measure", "--steps", options.steps, "--file", file))
     ratios = {quantity: runs[1][quantity] / runs[0][quantity] for quantity in QUANTITIES}
     content = {
         "benchmark": "memory",

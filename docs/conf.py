@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import re
-import shutil
 from importlib.metadata import metadata
 from typing import TYPE_CHECKING
-
-from sphinxcontrib import katex
 
 if TYPE_CHECKING:
     from docutils.nodes import Element
     from sphinx.addnodes import pending_xref
     from sphinx.application import Sphinx
     from sphinx.environment import BuildEnvironment
-    from sphinx.util.tags import Tags
-
-    tags: Tags  # defined by Sphinx
 
 info = metadata("alphastomics")
 project = "AlphaSTomics"
@@ -52,7 +46,6 @@ myst_enable_extensions = ["amsmath", "colon_fence", "deflist", "dollarmath"]
 myst_heading_anchors = 3
 nb_execution_mode = "off"  # `make test-all` executes the tutorials
 nb_merge_streams = True
-katex_prerender = shutil.which(katex.NODEJS_BINARY) is not None
 
 nitpicky = True
 # Names of other projects resolve only where their inventories can be fetched; ours must always resolve.
@@ -61,10 +54,9 @@ _others = [
     "pyarrow", "scanpy", "scipy", "scvi", "squidpy", "torch", "types", "typing",
 ]  # fmt: skip
 nitpick_ignore_regex = [("py:.*", rf"({'|'.join(_others)})(\..*)?"), ("py:data", "Ellipsis")]
-suppress_warnings = ["toc.empty_glob"]
 
 intersphinx_mapping = {}
-if tags.has("online"):
+if tags.has("online"):  # noqa: F821  Sphinx defines it
     intersphinx_mapping = {
         "anndata": ("https://anndata.readthedocs.io/en/stable/", None),
         "matplotlib": ("https://matplotlib.org/stable/", None),

@@ -103,7 +103,7 @@ def documented_names() -> list[str]:
     text = (ROOT / "docs" / "api.md").read_text()
     names = []
     for block in re.findall(r"```\{eval-rst\}\n(.*?)```", text, flags=re.DOTALL):
-        (module,) = re.findall(r"^\.\. (?:current)?module:: (\S+)$", block, flags=re.MULTILINE)
+        (module,) = re.findall(r"^\.\. currentmodule:: (\S+)$", block, flags=re.MULTILINE)
         names += [f"{module}.{name}" for name in re.findall(r"^    ([A-Za-z_]\w*)$", block, flags=re.MULTILINE)]
     return names
 

@@ -20,22 +20,33 @@ if TYPE_CHECKING:
 CLIP = 10.0
 
 
-def scaled_expression(reference: AnnData, query: AnnData) -> tuple[Array, Array]:
-    """Per-gene standardised expression of the genes both objects have, ``(n_ref, n_genes)`` and ``(n_query, n_genes)``.
+def expression_features(reference: AnnData, query: AnnData, *, scale: bool) -> tuple[Array, Array]:
+    """Centred expression of the genes both objects have, ``(n_ref, n_genes)`` and ``(n_query, n_genes)``.
 
-    Counts (non-negative integers in the reference) are first brought to the median library size of the reference and
-    log1p transformed; other values are only standardised. Moments are the reference's.
+    Counts are first brought to the median library size of the reference and log1p transformed. With ``scale`` every gene
+    has unit variance (clipped at ±10); without, one factor serves all genes, so that weak genes weigh less. All moments
+    are the reference's: moments of the query itself would hide real differences between the animals.
     """
-    genes = [gene for gene in reference.var_names if gene in set(query.var_names)]
-    if not genes:
+    genes = reference.var_names[reference.var_names.isin(query.var_names)]
+    if not len(genes):
         raise ValueError("reference and query share no gene in var_names")
     ref, new = (_dense(a[:, genes].X) for a in (reference, query))
-    if (ref >= 0).all() and (ref == np.round(ref)).all():
+    if is_counts(ref):
         size = np.median(ref.sum(axis=1))
         ref, new = (np.log1p(x * (size / np.maximum(x.sum(axis=1, keepdims=True), 1.0))) for x in (ref, new))
-    mean, sd = ref.mean(axis=0), ref.std(axis=0)
+    mean = ref.mean(axis=0)
+    if not scale:
+        sd = np.sqrt(ref.var(axis=0).mean())
+        return (ref - mean) / sd, (new - mean) / sd
+    sd = ref.std(axis=0)
     sd[sd == 0] = 1.0
     return np.clip((ref - mean) / sd, -CLIP, CLIP), np.clip((new - mean) / sd, -CLIP, CLIP)
+
+
+def is_counts(x: object) -> bool:
+    """Whether all values are non-negative integers."""
+    values = np.asarray(x.data if sparse.issparse(x) else x)
+    return bool((values >= 0).all() and (values == np.round(values)).all())
 
 
 def principal_components(ref: Array, new: Array, *, n_components: int = 50) -> tuple[Array, Array]:

@@ -16,7 +16,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from scipy.spatial import cKDTree
 
-from benchmarks.baselines._features import common_frame, principal_components, scaled_expression, slice_rows
+from benchmarks.baselines._features import (
+    common_frame,
+    expression_features,
+    is_counts,
+    principal_components,
+    slice_rows,
+)
 from benchmarks.baselines._training import Perceptron, apply, spread, train_on_slices
 
 if TYPE_CHECKING:
@@ -25,12 +31,14 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 PARAMETERS: dict[str, Any] = {
+    "scale": False,
     "n_hidden": 256,
     "n_embedding": 32,
     "n_layers": 3,
     "dropout": 0.1,
-    "gene_dropout": 0.2,
-    "context_size": 1024,
+    "gene_dropout_counts": 0.5,
+    "gene_dropout_other": 0.1,
+    "context_size": 512,
     "n_steps": 1000,
     "learning_rate": 1e-3,
     "weight_decay": 1e-2,
@@ -54,11 +62,12 @@ def soft_info_nce(
 
 def contrastive_knn(reference: AnnData, query: AnnData, *, seed: int) -> NDArray[np.float64]:
     """Mean position of the nearest reference cells in a contrastive embedding of the genes."""
-    return _contrastive(reference, query, seed=seed, **PARAMETERS)
+    return place(reference, query, seed=seed, **PARAMETERS)
 
 
-def _contrastive(reference: AnnData, query: AnnData, *, seed: int, **p: Any) -> NDArray[np.float64]:
-    ref, new = scaled_expression(reference, query)
+def place(reference: AnnData, query: AnnData, *, seed: int, **p: Any) -> NDArray[np.float64]:
+    """As :func:`contrastive_knn`, with other parameters."""
+    ref, new = expression_features(reference, query, scale=p["scale"])
     frame = common_frame(reference, principal_components(ref, new)[0])
     rows = slice_rows(reference)
     width = p["kernel_width"] * spread(frame, rows)
@@ -72,8 +81,9 @@ def _contrastive(reference: AnnData, query: AnnData, *, seed: int, **p: Any) -> 
         network = Perceptron(
             ref.shape[1], p["n_hidden"], p["n_embedding"], n_layers=p["n_layers"], dropout=p["dropout"]
         )
-        training = ("n_steps", "context_size", "gene_dropout", "learning_rate", "weight_decay")
-        train_on_slices(network, ref, frame, rows, loss, seed=seed, **{key: p[key] for key in training})
+        training = {key: p[key] for key in ("n_steps", "context_size", "learning_rate", "weight_decay")}
+        training["gene_dropout"] = p["gene_dropout_counts" if is_counts(reference.X) else "gene_dropout_other"]
+        train_on_slices(network, ref, frame, rows, loss, seed=seed, **training)
     z_ref, z_new = (_unit(apply(network, x)) for x in (ref, new))
     return frame[cKDTree(z_ref).query(z_new, k=p["n_neighbours"])[1]].mean(axis=1)
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from benchmarks.baselines._features import scaled_expression, slice_rows
+from benchmarks.baselines._features import expression_features, is_counts, slice_rows
 from benchmarks.baselines._training import Perceptron, apply, spread, train_on_slices
 
 if TYPE_CHECKING:
@@ -20,10 +20,12 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 PARAMETERS: dict[str, Any] = {
+    "scale": False,
     "n_hidden": 256,
     "n_layers": 3,
     "dropout": 0.1,
-    "gene_dropout": 0.2,
+    "gene_dropout_counts": 0.5,
+    "gene_dropout_other": 0.1,
     "context_size": 512,
     "n_steps": 1000,
     "learning_rate": 1e-3,
@@ -38,11 +40,12 @@ def distance_loss(output: torch.Tensor, positions: torch.Tensor) -> torch.Tensor
 
 def distance_mlp(reference: AnnData, query: AnnData, *, seed: int) -> NDArray[np.float64]:
     """Read-out of a three-layer perceptron trained on the distance matrices of the reference slices."""
-    return _distance_mlp(reference, query, seed=seed, **PARAMETERS)
+    return place(reference, query, seed=seed, **PARAMETERS)
 
 
-def _distance_mlp(reference: AnnData, query: AnnData, *, seed: int, **p: Any) -> NDArray[np.float64]:
-    ref, new = scaled_expression(reference, query)
+def place(reference: AnnData, query: AnnData, *, seed: int, **p: Any) -> NDArray[np.float64]:
+    """As :func:`distance_mlp`, with other parameters."""
+    ref, new = expression_features(reference, query, scale=p["scale"])
     positions = np.asarray(reference.obsm["spatial"], dtype=np.float64)
     rows = slice_rows(reference)
     scale = spread(positions, rows)
@@ -51,8 +54,7 @@ def _distance_mlp(reference: AnnData, query: AnnData, *, seed: int, **p: Any) ->
         network = Perceptron(
             ref.shape[1], p["n_hidden"], positions.shape[1], n_layers=p["n_layers"], dropout=p["dropout"]
         )
-        training = ("n_steps", "context_size", "gene_dropout", "learning_rate", "weight_decay")
-        train_on_slices(
-            network, ref, positions / scale, rows, distance_loss, seed=seed, **{key: p[key] for key in training}
-        )
+        training = {key: p[key] for key in ("n_steps", "context_size", "learning_rate", "weight_decay")}
+        training["gene_dropout"] = p["gene_dropout_counts" if is_counts(reference.X) else "gene_dropout_other"]
+        train_on_slices(network, ref, positions / scale, rows, distance_loss, seed=seed, **training)
     return apply(network, new) * scale

@@ -10,27 +10,40 @@ from typing import TYPE_CHECKING, Any
 
 from scipy.spatial import cKDTree
 
-from benchmarks.baselines._features import common_frame, principal_components, scaled_expression
+from benchmarks.baselines._features import common_frame, expression_features, principal_components
 
 if TYPE_CHECKING:
     import numpy as np
     from anndata import AnnData
     from numpy.typing import NDArray
 
-PARAMETERS: dict[str, Any] = {"n_components": 50}
+N_COMPONENTS = 50
 
 
-def _knn(reference: AnnData, query: AnnData, n_neighbours: int) -> NDArray[np.float64]:
-    ref, new = principal_components(*scaled_expression(reference, query), **PARAMETERS)
-    nearest = cKDTree(ref).query(new, k=n_neighbours)[1]
+def parameters(n_neighbours: int, *, scale: bool) -> dict[str, Any]:
+    """What a variant is run with."""
+    return {"n_components": N_COMPONENTS, "n_neighbours": n_neighbours, "scale": scale}
+
+
+def place(reference: AnnData, query: AnnData, *, seed: int, **p: Any) -> NDArray[np.float64]:
+    """Mean position of the nearest reference cells in the space of principal components."""
+    ref, new = principal_components(
+        *expression_features(reference, query, scale=p["scale"]), n_components=p["n_components"]
+    )
+    nearest = cKDTree(ref).query(new, k=p["n_neighbours"])[1]
     return common_frame(reference, ref)[nearest].mean(axis=1)
 
 
 def knn_25(reference: AnnData, query: AnnData, *, seed: int) -> NDArray[np.float64]:
-    """Mean position of the 25 nearest reference cells in the space of 50 principal components."""
-    return _knn(reference, query, 25)
+    """25 neighbours, genes of unit variance."""
+    return place(reference, query, seed=seed, **parameters(25, scale=True))
 
 
 def knn_30(reference: AnnData, query: AnnData, *, seed: int) -> NDArray[np.float64]:
-    """Mean position of the 30 nearest reference cells in the space of 50 principal components."""
-    return _knn(reference, query, 30)
+    """30 neighbours, genes of unit variance."""
+    return place(reference, query, seed=seed, **parameters(30, scale=True))
+
+
+def knn_30_unscaled(reference: AnnData, query: AnnData, *, seed: int) -> NDArray[np.float64]:
+    """30 neighbours, genes with the variance they have."""
+    return place(reference, query, seed=seed, **parameters(30, scale=False))

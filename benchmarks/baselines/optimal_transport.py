@@ -15,30 +15,45 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from benchmarks.baselines._features import common_frame, principal_components, scaled_expression
+from benchmarks.baselines._features import common_frame, expression_features, principal_components
 
 if TYPE_CHECKING:
     from anndata import AnnData
     from numpy.typing import NDArray
 
-PARAMETERS: dict[str, Any] = {"n_components": 50, "max_reference": 4000, "epsilon": 0.02, "max_iterations": 500}
+PARAMETERS: dict[str, Any] = {
+    "scale": False,
+    "n_components": 50,
+    "max_reference": 4000,
+    "epsilon": 0.02,
+    "max_iterations": 500,
+}
 
 
 def optimal_transport(reference: AnnData, query: AnnData, *, seed: int) -> NDArray[np.float64]:
     """Barycentric projection of the entropic plan between query and (a sample of) the reference."""
-    return _optimal_transport(reference, query, seed=seed, **PARAMETERS)
+    return place(reference, query, seed=seed, **PARAMETERS)
 
 
-def _optimal_transport(reference: AnnData, query: AnnData, *, seed: int, **p: Any) -> NDArray[np.float64]:
+def place(reference: AnnData, query: AnnData, *, seed: int, **p: Any) -> NDArray[np.float64]:
+    """As :func:`optimal_transport`, with other parameters."""
     import ot
 
-    ref, new = principal_components(*scaled_expression(reference, query), n_components=p["n_components"])
+    ref, new = principal_components(
+        *expression_features(reference, query, scale=p["scale"]), n_components=p["n_components"]
+    )
     frame = common_frame(reference, ref)
     kept = np.sort(np.random.default_rng(seed).permutation(len(ref))[: p["max_reference"]])
     cost = ot.dist(new, ref[kept], metric="sqeuclidean")
     cost /= cost.mean()
     uniform = np.full(len(new), 1 / len(new)), np.full(len(kept), 1 / len(kept))
     plan = ot.sinkhorn(
-        *uniform, cost, reg=p["epsilon"], method="sinkhorn_log", numItermax=p["max_iterations"], stopThr=1e-5, warn=False
+        *uniform,
+        cost,
+        reg=p["epsilon"],
+        method="sinkhorn_log",
+        numItermax=p["max_iterations"],
+        stopThr=1e-5,
+        warn=False,
     )
     return plan @ frame[kept] / plan.sum(axis=1, keepdims=True)

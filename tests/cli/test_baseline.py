@@ -14,7 +14,7 @@ from alphastomics.metrics import distance_spearman
 
 @pytest.fixture(scope="module")
 def parts():
-    tissue = synthetic_tissue(n_cells=400, n_genes=60, random_state=0)
+    tissue = synthetic_tissue(n_cells=400, n_genes=60, random_state=1)
     asked = (tissue.obs["slice_id"] == "slice_2").to_numpy()
     return tissue[asked].copy(), tissue[~asked].copy()
 
@@ -46,7 +46,7 @@ def test_as_good_as_with_true_frames(parts):
     ours = distance_spearman(true, knn_positions(query, reference))
     registered = distance_spearman(true, knn_positions(query, reference, position_key="spatial_anatomy"))
     assert ours > registered - 0.02
-    assert registered > 0.4
+    assert registered > 0.55
 
 
 def test_query_positions_are_not_read(parts):

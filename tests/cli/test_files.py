@@ -14,9 +14,8 @@ from alphastomics._cli._files import check_folder, number, prepare_file, read_ti
 def test_a_file_appears_whole_or_not_at_all(tmp_path):
     path = tmp_path / "a.txt"
     path.write_text("old")
-    with pytest.raises(RuntimeError, match="halfway"), replacing(path) as temporary:
-        temporary.write_text("ne")
-        raise RuntimeError("halfway")
+    with pytest.raises(TypeError), replacing(path) as temporary, temporary.open("w") as file:
+        file.writelines(["ne", None])
     assert path.read_text() == "old"
     with replacing(path) as temporary:
         assert temporary.suffix == ".txt"

@@ -37,6 +37,10 @@ def parameters(function: Any) -> dict[str, inspect.Parameter]:
     return {name: p for name, p in inspect.signature(function).parameters.items() if name not in left_out}
 
 
+def quoted(annotation: str) -> list[str]:
+    return re.findall(r"[\"']([^\"',]+)[\"']", annotation)
+
+
 def test_model_options_are_those_of_the_model():
     from alphastomics.model import AlphaSTomics
 
@@ -87,7 +91,7 @@ def test_choices_are_those_of_the_model(options, method, name):
     from alphastomics.model import AlphaSTomics
 
     annotation = parameters(getattr(AlphaSTomics, method))[name].annotation
-    assert list(get_args(get_type_hints(options)[name])) == re.findall(r'"([^"]+)"', annotation)
+    assert list(get_args(get_type_hints(options)[name])) == quoted(annotation)
 
 
 @pytest.mark.parametrize("name", ["reduce", "sampler"])
@@ -95,8 +99,9 @@ def test_choices_of_sample_are_those_of_the_model(name):
     from alphastomics.main import sample
     from alphastomics.model import AlphaSTomics
 
-    wanted = re.findall(r'"([^"]+)"', inspect.signature(AlphaSTomics.sample).parameters[name].annotation)
-    assert re.findall(r'"([^"]+)"', inspect.signature(sample).parameters[name].annotation) == wanted
+    wanted = quoted(inspect.signature(AlphaSTomics.sample).parameters[name].annotation)
+    assert quoted(inspect.signature(sample).parameters[name].annotation) == wanted
+    assert wanted
 
 
 def test_modes_are_those_of_training():

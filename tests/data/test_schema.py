@@ -27,6 +27,7 @@ def schema(**changes: object) -> TissueSchema:
         "frame": "slice",
         "n_dims": 2,
         "scale": 0.1 + 0.2,
+        "spacing": 0.02,
         "centre": (0.0, 0.0),
         "slices": ("s0",),
         "cell_types": (),

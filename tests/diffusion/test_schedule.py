@@ -80,7 +80,7 @@ def test_small_noise_keeps_its_digits_in_single_precision(name):
 @names
 def test_noise_grows_and_signal_falls(name):
     schedule = CosineSchedule(name=name)
-    u = torch.linspace(0, 1, 1001)
+    u = torch.linspace(0, 1, 1001, dtype=torch.float64)
     assert bool((schedule.alpha(u).diff() < 0).all())
     assert bool((schedule.sigma(u).diff() > 0).all())
     assert bool((schedule.log_snr(u).diff() <= 0).all())

@@ -205,6 +205,8 @@ class PlanOptions:
         Weight of the contrastive loss of neighbours.
     neighbour_width
         Width of the neighbourhood of that loss, in model units per square root of dimension.
+    deformation
+        Strength of the smooth deformation of diffusion contexts.
     max_loss_weight
         Ceiling of the weight of the diffusion loss.
     ema_decay
@@ -221,6 +223,7 @@ class PlanOptions:
     lambda_distance: float = 1.0
     lambda_neighbour: float = 0.1
     neighbour_width: float = 0.15
+    deformation: float = 0.2
     max_loss_weight: float = 25.0
     ema_decay: float = 0.998
 

@@ -23,6 +23,9 @@ class Context(NamedTuple):
     position
         Model units, shape (N, D), float32; centred on these cells when ``frame="slice"``; NaN when the source has no
         positions.
+    patch
+        Positions of the cells around a random cell of the slice, at full or at some lower density, shape (P, D),
+        float32, model units, centred; empty when the source has no positions.
     measured
         Genes that are measured and were not dropped, shape (G,).
     dropout
@@ -37,6 +40,7 @@ class Context(NamedTuple):
 
     expression: NDArray[np.float32]
     position: NDArray[np.float32]
+    patch: NDArray[np.float32]
     measured: NDArray[np.bool_]
     dropout: float
     slice_index: int
@@ -51,6 +55,8 @@ class Batch(NamedTuple):
     ----------
     expression, position
         Shapes (B, N, G) and (B, N, D), float32, 0 where padded.
+    patch
+        Shape (B, P, D), NaN where padded.
     mask
         True for real cells, shape (B, N).
     measured
@@ -67,6 +73,7 @@ class Batch(NamedTuple):
 
     expression: torch.Tensor
     position: torch.Tensor
+    patch: torch.Tensor
     mask: torch.Tensor
     measured: torch.Tensor
     dropout: torch.Tensor
@@ -92,16 +99,19 @@ def collate(contexts: Sequence[Context]) -> Batch:
     expression = torch.zeros(len(contexts), longest, n_genes)
     position = torch.zeros(len(contexts), longest, n_dims)
     mask = torch.zeros(len(contexts), longest, dtype=torch.bool)
+    patch = torch.full((len(contexts), max(len(context.patch) for context in contexts), n_dims), torch.nan)
     rows = torch.full((len(contexts), longest), -1)
     for i, context in enumerate(contexts):
         n_cells = len(context.rows)
         expression[i, :n_cells] = torch.from_numpy(context.expression)
         position[i, :n_cells] = torch.from_numpy(context.position)
+        patch[i, : len(context.patch)] = torch.from_numpy(context.patch)
         rows[i, :n_cells] = torch.from_numpy(context.rows)
         mask[i, :n_cells] = True
     return Batch(
         expression=expression,
         position=position,
+        patch=patch,
         mask=mask,
         measured=torch.from_numpy(np.stack([context.measured for context in contexts])),
         dropout=torch.tensor([context.dropout for context in contexts], dtype=torch.float32),

@@ -22,11 +22,14 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from alphastomics.data._source import CellSource, SliceCells
+    from alphastomics.data._source import CellSource
 
 Kind = Literal["subset", "patch"]
 
 _DIVIDE, _DRAW = 0, 1
+
+PATCH_SIZE = 256  # cells of the neighbourhood that comes with every context
+LOWEST_DENSITY = 0.25  # share of the cells that is left in the thinnest of them
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,7 +111,7 @@ class ContextDataset(Dataset[Context]):
         self.seed = seed
         self.augmentation = augmentation
         self._slices = _choose_slices(source, slices, kind)
-        self._trees = {i: KDTree(_points(source.slices[i])) for i in self._slices} if kind == "patch" else {}
+        self._trees = {i: KDTree(position) for i in self._slices if (position := source.slices[i].position) is not None}
         self._length = sum(self._n_contexts(len(source.slices[i].rows)) for i in self._slices)
         # In shared memory, because workers that outlive an epoch hold their own copy of everything else.
         self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()
@@ -139,7 +142,21 @@ class ContextDataset(Dataset[Context]):
         if dropout:
             expression = np.where(measured, expression / np.float32(np.sqrt(1 - dropout)), np.float32(0))
         key = np.array([self.seed, epoch, index], dtype=np.int64)
-        return Context(expression, position, measured, dropout, slice_index, rows, key)
+        patch = self._patch(slice_index, rng)
+        return Context(expression, position, patch, measured, dropout, slice_index, rows, key)
+
+    def _patch(self, slice_index: int, rng: np.random.Generator) -> NDArray[np.float32]:
+        """Cells around a random one: the nearest at full density, or a random share of more of them."""
+        schema = self.source.schema
+        if slice_index not in self._trees:
+            return np.empty((0, schema.n_dims), dtype=np.float32)
+        points = self._trees[slice_index].data
+        density = rng.uniform(LOWEST_DENSITY, 1.0)
+        centre = points[rng.integers(len(points))]
+        n_near = min(round(PATCH_SIZE / density), len(points))
+        near = np.atleast_1d(self._trees[slice_index].query(centre, n_near)[1])
+        cells = rng.permutation(near)[: max(2, round(density * n_near))]
+        return ((points[cells] - centre) / schema.scale).astype(np.float32)
 
     def _n_contexts(self, n_cells: int) -> int:
         return n_cells if self.kind == "patch" else -(-n_cells // self.context_size)
@@ -207,11 +224,6 @@ def _choose_slices(source: CellSource, names: Sequence[str] | None, kind: str) -
     if not chosen:
         raise ValueError("No slice was chosen; pass slices=None for all of them.")
     return chosen
-
-
-def _points(cells: SliceCells) -> NDArray[np.float64]:
-    assert cells.position is not None  # refused by _choose_slices
-    return cells.position
 
 
 def _nearest(tree: KDTree, centre: int, size: int) -> NDArray[np.int64]:

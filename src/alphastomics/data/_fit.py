@@ -7,6 +7,7 @@ import warnings
 from typing import TYPE_CHECKING
 
 import numpy as np
+from scipy.spatial import KDTree
 
 from alphastomics.data._checks import (
     check_choice,
@@ -116,6 +117,7 @@ def fit_schema(
         frame=frame,
         n_dims=position.shape[1],
         scale=scale,
+        spacing=_fit_spacing(slices),
         centre=centre,
         slices=tuple(slices),
         cell_types=cell_types,
@@ -146,6 +148,15 @@ def _fit_frame(slices: dict[str, NDArray[np.float64]], frame: str) -> tuple[floa
             stacklevel=3,
         )
     return float(np.median(list(radii.values())) / np.sqrt(n_dims)), (0.0,) * n_dims
+
+
+def _fit_spacing(slices: dict[str, NDArray[np.float64]]) -> float:
+    """Distance between neighbouring cells; see `TissueSchema`."""
+    medians = []
+    for points in slices.values():
+        distinct = np.unique(points, axis=0)  # at least two, or check_slice had refused the slice
+        medians.append(np.median(KDTree(distinct).query(distinct, 2)[0][:, 1]))
+    return float(np.median(medians))
 
 
 def _rms_radius(position: NDArray[np.float64]) -> float:

@@ -58,6 +58,9 @@ class TissueSchema:
         User units per model unit: the root-mean-square radius of a slice divided by sqrt(`n_dims`), median over the
         reference slices (``"slice"``), or that of all reference cells about `centre` (``"shared"``). Coordinates then
         have about unit variance per axis, which a variance-preserving diffusion needs: it ends in unit noise.
+    spacing
+        Distance from a cell to its nearest neighbour, user units: median over the cells of a slice, then over the
+        reference slices. Coincident cells do not count.
     centre
         Origin of model units in user units, length `n_dims`; zeros for ``frame="slice"``, where each context is
         centred on its own cells.
@@ -83,6 +86,7 @@ class TissueSchema:
     frame: Frame
     n_dims: int
     scale: float
+    spacing: float
     centre: tuple[float, ...]
     slices: tuple[str, ...]
     cell_types: tuple[str, ...]
@@ -120,6 +124,7 @@ class TissueSchema:
             "n_dims must be 2 or 3": self.n_dims in (2, 3),
             "centre must have n_dims values": len(self.centre) == self.n_dims,
             "scale must be positive": self.scale > 0,
+            "spacing must be positive": self.spacing > 0,
         }
         broken = [rule for rule, holds in rules.items() if not holds]
         if broken:

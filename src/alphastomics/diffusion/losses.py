@@ -6,7 +6,8 @@ r"""Training losses of the two modalities, each averaged over what is really the
     L_\text{distance} &= \frac{1}{n(n-1)} \sum_{i \ne j} (D_{ij} - \hat D_{ij})^2, \qquad D_{ij} = \lVert x_i - x_j\rVert \\
     L_\text{aligned} &= L_\text{mse}(x R^\star, \hat x), \qquad R^\star = \text{Kabsch}(x, \hat x) \\
     L_\text{neighbour} &= -\frac1n \sum_i \sum_{j \ne i} p_{ij} \log q_{ij}, \qquad
-        p_{ij} \propto e^{-D_{ij}^2 / 2 w^2},\; q_{ij} \propto e^{f_i \cdot f_j / \tau}
+        p_{ij} \propto e^{-D_{ij}^2 / 2 w^2},\; q_{ij} \propto e^{f_i \cdot f_j / \tau} \\
+    L_\text{layout} &= \text{the same with } q_{ij} \propto (1 + \hat D_{ij}^2 / w^2)^{-1}
 
 The pairwise losses visit the pairs in blocks of rows: memory is O(block * N), not O(N^2).
 """
@@ -22,7 +23,11 @@ from torch.utils.checkpoint import checkpoint
 from alphastomics.diffusion.geometry import align
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch import Tensor
+
+    Similarity = Callable[[Tensor, Tensor], Tensor]  # (B, n, K), (B, N, K) -> logits (B, n, N)
 
 BLOCK = 1024  # rows of the pair matrix that are in memory at once
 
@@ -89,20 +94,30 @@ def distance_error(predicted: Tensor, true: Tensor, mask: Tensor) -> Tensor:
 
 
 def _neighbour_block(
-    feature: Tensor, true: Tensor, mask: Tensor, start: int, width: float, temperature: float
+    value: Tensor, true: Tensor, mask: Tensor, start: int, width: float, similarity: Similarity
 ) -> Tensor:
     rows = slice(start, start + BLOCK)
-    n_rows, n = feature[:, rows].shape[1], feature.shape[1]
-    itself = (
-        torch.arange(n, device=feature.device) == torch.arange(start, start + n_rows, device=feature.device)[:, None]
-    )
-    hidden = itself | ~mask[:, None, :]
+    n_rows, n = value[:, rows].shape[1], value.shape[1]
+    number = torch.arange(n, device=value.device)
+    hidden = (number == number[start : start + n_rows, None]) | ~mask[:, None, :]
     floor = torch.finfo(torch.float32).min / 4
-    logits = (feature[:, rows] @ feature.transpose(1, 2) / temperature).masked_fill(hidden, floor)
+    log_q = similarity(value[:, rows], value).masked_fill(hidden, floor).log_softmax(-1)
     closeness = (-(_distances(true[:, rows], true) ** 2) / (2 * width**2)).masked_fill(hidden, floor)
-    log_q = logits - logits.logsumexp(-1, keepdim=True)
     cross_entropy = -(closeness.softmax(-1) * log_q.masked_fill(hidden, 0.0)).sum(-1)
     return (cross_entropy * mask[:, rows]).sum(1)
+
+
+def _neighbour_cross_entropy(
+    value: Tensor, true: Tensor, mask: Tensor, *, width: float, similarity: Similarity
+) -> Tensor:
+    total = value.new_zeros(len(value))
+    blocked = value.shape[1] > BLOCK
+    for start in range(0, value.shape[1], BLOCK):
+        arguments = (value, true, mask, start, width, similarity)
+        total = total + (
+            checkpoint(_neighbour_block, *arguments, use_reentrant=False) if blocked else _neighbour_block(*arguments)
+        )
+    return total / mask.sum(1).clamp_min(1)
 
 
 def neighbour_error(feature: Tensor, true: Tensor, mask: Tensor, *, width: float, temperature: float = 0.1) -> Tensor:
@@ -121,12 +136,34 @@ def neighbour_error(feature: Tensor, true: Tensor, mask: Tensor, *, width: float
     temperature
         Temperature of the similarity.
     """
-    feature = F.normalize(feature.float(), dim=-1)
-    total = feature.new_zeros(len(feature))
-    blocked = feature.shape[1] > BLOCK
-    for start in range(0, feature.shape[1], BLOCK):
-        arguments = (feature, true, mask, start, width, temperature)
-        total = total + (
-            checkpoint(_neighbour_block, *arguments, use_reentrant=False) if blocked else _neighbour_block(*arguments)
-        )
-    return total / mask.sum(1).clamp_min(1)
+
+    def similarity(rows: Tensor, cells: Tensor) -> Tensor:
+        return rows @ cells.transpose(1, 2) / temperature
+
+    return _neighbour_cross_entropy(
+        F.normalize(feature.float(), dim=-1), true, mask, width=width, similarity=similarity
+    )
+
+
+def layout_error(predicted: Tensor, true: Tensor, mask: Tensor, *, width: float) -> Tensor:
+    """Cross-entropy per context, (B,), between nearness in the tissue and nearness of the ``predicted`` positions.
+
+    The heavy-tailed kernel of t-SNE (van der Maaten & Hinton 2008) on the predicted side: who is whose neighbour
+    counts, however far away a whole group has been placed.
+
+    Parameters
+    ----------
+    predicted, true
+        Positions (B, N, D) in model units.
+    mask
+        Real cells (B, N).
+    width
+        Width of the neighbourhood on both sides, in model units.
+    """
+
+    def similarity(rows: Tensor, cells: Tensor) -> Tensor:
+        squared = (rows**2).sum(-1, keepdim=True) + (cells**2).sum(-1)[:, None, :] - 2 * rows @ cells.transpose(1, 2)
+        return -torch.log1p(squared.clamp_min(0) / width**2)
+
+    with torch.autocast(predicted.device.type, enabled=False):
+        return _neighbour_cross_entropy(predicted.float(), true, mask, width=width, similarity=similarity)

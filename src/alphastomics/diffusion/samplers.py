@@ -21,6 +21,8 @@ from typing import TYPE_CHECKING, Literal, Protocol
 
 import torch
 
+from alphastomics.diffusion.process import per_cell
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -85,15 +87,16 @@ class DPMSolver2M:
         self, z_t: Tensor, x_0: Tensor, t: Tensor, s: Tensor, before: tuple[Tensor, Tensor] | None, noise: Noise
     ) -> Tensor:
         """From z_t to z_s."""
-        _, sigma_t = self.process.coefficients(t, z_t)
+        alpha_t, sigma_t = self.process.coefficients(t, z_t)
         alpha_s, sigma_s = self.process.coefficients(s, z_t)
-        log_snr = self.process.schedule.log_snr
-        h = (log_snr(s) - log_snr(t)).reshape(-1, 1, 1)
         if before is not None:
             t_before, x_0_before = before
-            gain = h / (2 * (log_snr(t) - log_snr(t_before)).reshape(-1, 1, 1))
-            x_0 = x_0 + gain * (x_0 - x_0_before)
-        return sigma_s / sigma_t * z_t - alpha_s * torch.expm1(-h) * x_0
+            log_before, log_t, log_s = (self.process.schedule.log_snr(u) for u in (t_before, t, s))
+            # Where the clamped log SNR does not move there is nothing to extrapolate from.
+            gain = torch.where(log_t > log_before, (log_s - log_t) / (2 * (log_t - log_before)), 0.0)
+            x_0 = x_0 + per_cell(gain, x_0) * (x_0 - x_0_before)
+        # alpha_s e^{-h} = sigma_s alpha_t / sigma_t, which needs no clamp at either end.
+        return sigma_s / sigma_t * (z_t - alpha_t * x_0) + alpha_s * x_0
 
 
 def make_step(name: SamplerName, process: Process, *, eta: float = 0.0) -> Step:

@@ -58,7 +58,12 @@ class CosineSchedule:
 
     def sigma(self, u: Tensor) -> Tensor:
         """Noise at time ``u`` in [0, 1], same shape."""
-        return (1 - self.alpha(u) ** 2).clamp_min(0).sqrt()
+        # 1 - alpha^2 has no digits left near u = 0: cos^2 a_0 - cos^2 a = sin(a - a_0) sin(a + a_0) keeps them.
+        a_0 = 0.5 * math.pi * self.s / (1 + self.s)
+        step = 0.5 * math.pi * u.clamp(0, 1) ** self.nu / (1 + self.s)
+        squared = (step.sin() * (step + 2 * a_0).sin() / math.cos(a_0) ** 2).clamp(0, 1)
+        squared = squared * (2 - squared) if self.name == "cosine" else squared
+        return torch.where(u >= 1, 1.0, squared.sqrt())
 
     def log_snr(self, u: Tensor) -> Tensor:
         """Half log signal-to-noise ratio, log(alpha / sigma), clamped to +-10."""

@@ -9,6 +9,8 @@ from scvi.data.fields import NumericalObsField, ObsmField
 if TYPE_CHECKING:
     from anndata import AnnData
 
+SCHEMA = "tissue_schema"  # where the schema is in the registry
+
 
 class PositionField(ObsmField):
     """Coordinates in ``obsm``; a query may lack them."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from contextlib import contextmanager
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -14,10 +15,12 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from scvi.model._utils import parse_device_args
 
+from alphastomics.data import TissueSchema
+from alphastomics.model._fields import SCHEMA
 from alphastomics.model._frames import ReferenceFrame
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
     from anndata import AnnData
@@ -116,6 +119,15 @@ def versions() -> dict[str, str]:
     return {name: version(name) for name in ("alphastomics", "torch", "scvi-tools", "anndata", "numpy")}
 
 
+@contextmanager
+def _whole(folder: Path) -> Iterator[None]:
+    """Tell what a damaged model breaks as the damage that it is."""
+    try:
+        yield
+    except (KeyError, TypeError, AttributeError, RuntimeError) as error:
+        raise ValueError(f"{folder} does not hold a whole model: {error}") from error
+
+
 def restore(
     cls: type[AlphaSTomics],
     folder: Path,
@@ -131,13 +143,14 @@ def restore(
         raise ValueError(f"{folder} holds a {config.get('class')}, not a {cls.__name__}")
     if adata is None and (folder / DATA).is_file():
         adata = ad.read_h5ad(folder / DATA)
-    try:
-        registry = config["registry"]
-        if adata is None or adata is False:
-            model = cls(registry=registry, **config["init"])
-        else:
-            cls.setup_anndata(adata, **registry["setup_args"], source_registry=registry)
-            model = cls(adata, **config["init"])
+    with _whole(folder):
+        registry, setup = config["registry"], dict(config["registry"]["setup_args"])
+        TissueSchema.from_dict(registry[SCHEMA])
+    data = None if adata is False else adata
+    if data is not None:  # what is wrong with these data is no fault of the folder
+        cls.setup_anndata(data, **setup, source_registry=registry)
+    with _whole(folder):
+        model = cls(data, registry if data is None else None, **config["init"])
         model.module.load_state_dict(stored.weights)
         model.frame_ = ReferenceFrame.from_dict(config["frame"]) if config["frame"] is not None else None
         model.history_ = {
@@ -147,8 +160,6 @@ def restore(
             for name, values in config["history"].items()
         }
         model.is_trained_ = bool(config["is_trained"])
-    except (KeyError, TypeError, AttributeError, RuntimeError) as error:
-        raise ValueError(f"{folder} does not hold a whole model: {error}") from error
     model.module.eval()
     *_, target = parse_device_args(accelerator=accelerator, devices=device, return_device="torch")
     model.to_device(target)

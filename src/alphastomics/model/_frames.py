@@ -70,7 +70,14 @@ def fit_frame(model: AlphaSTomics, source: AnnDataSource) -> ReferenceFrame | No
     rows = content_order(source, cells.rows[few])
     embedding = embed_cells(model.module, source, rows, model.module.device)
     mean = (
-        SlicePositions(model.module, model.diffusion, embedding, shared_frame=False, max_context=CELLS)
+        SlicePositions(
+            model.module,
+            model.diffusion,
+            embedding,
+            shared_frame=False,
+            spacing=model.schema.spacing / model.schema.scale,
+            max_context=CELLS,
+        )
         .mean.double()
         .cpu()
     )

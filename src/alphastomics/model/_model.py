@@ -17,7 +17,7 @@ from scvi.model.base import BaseModelClass
 from alphastomics.data import AnnDataSource, Augmentation, TissueSchema, fit_schema
 from alphastomics.diffusion import CosineSchedule, Process
 from alphastomics.model import _files
-from alphastomics.model._fields import ColumnField, PositionField
+from alphastomics.model._fields import SCHEMA, ColumnField, PositionField
 from alphastomics.model._frames import ReferenceFrame, fit_frame
 from alphastomics.model._latent import latent_representation
 from alphastomics.model._placing import MAX_CONTEXT, SamplerConfig
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-SCHEMA = "tissue_schema"
 DEFAULT_STEPS = 2000  # optimiser steps when neither max_epochs nor max_time says otherwise
 
 
@@ -93,7 +92,7 @@ class AlphaSTomics(BaseModelClass):
         use_qk_norm: bool = True,
         dropout: float = 0.0,
         schedule: Literal["cosine", "cosine_nd"] = "cosine_nd",
-        position_nu: float = 1.0,
+        position_nu: float = 2.0,
         expression_nu: float = 1.0,
         prediction_type: Literal["x0", "epsilon", "v"] = "v",
         random_state: int | None = None,
@@ -310,6 +309,7 @@ class AlphaSTomics(BaseModelClass):
             diffusion=self.diffusion,
             shared_frame=self.schema.frame == "shared",
             slice_names=tuple(cells.name for cells in source.slices),
+            spacing=self.schema.spacing / self.schema.scale,
             max_seconds=seconds,
             **(plan_kwargs or {}),
         )
@@ -333,6 +333,7 @@ class AlphaSTomics(BaseModelClass):
             early_stopping=early_stopping,
             **trainer_kwargs,
         )
+        self.module.train()  # Lightning leaves it as it is, and after an earlier training that is eval()
         try:
             runner()
         finally:
@@ -486,23 +487,25 @@ class AlphaSTomics(BaseModelClass):
         """
         if prefix:
             raise ValueError("prefix is not supported: a model has a folder of its own")
+        if save_anndata and self.adata is None:
+            raise ValueError("save_anndata=True, but this model has no data")
         history = {
             name: {int(i): float(v) for i, v in t.iloc[:, 0].items()} for name, t in (self.history_ or {}).items()
         }
         config = {
             "class": type(self).__name__,
-            "init": self.init_params_["non_kwargs"],
+            "init": _files.plain(self.init_params_["non_kwargs"]),
             "registry": _files.plain(self.registry_),
             "is_trained": self.is_trained_,
             "history": _files.plain(history),
             "frame": self.frame_.to_dict() if self.frame_ is not None else None,
             "versions": _files.versions(),
         }
-        _files.write_model(Path(dir_path), self.module.state_dict(), config, overwrite=overwrite)
+        folder = Path(dir_path)
+        _files.write_model(folder, self.module.state_dict(), config, overwrite=overwrite)
+        (folder / _files.DATA).unlink(missing_ok=True)  # those of the model that was there
         if save_anndata:
-            if self.adata is None:
-                raise ValueError("save_anndata=True, but this model has no data")
-            self.adata.write_h5ad(Path(dir_path) / _files.DATA, **anndata_write_kwargs)
+            self.adata.write_h5ad(folder / _files.DATA, **anndata_write_kwargs)
 
     @classmethod
     def load(

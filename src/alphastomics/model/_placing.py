@@ -22,6 +22,8 @@ import torch
 
 from alphastomics.diffusion import make_step, run_chain
 from alphastomics.diffusion.geometry import centre, kabsch
+from alphastomics.nn import nearest_neighbours
+from alphastomics.train.packing import SWITCH
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -105,6 +107,8 @@ class SlicePositions:
         Embedded expression (N, d).
     shared_frame
         Whether positions are registered.
+    spacing
+        Distance between neighbouring cells in model units.
     max_context
         Largest number of cells that attend to each other.
     held
@@ -118,11 +122,12 @@ class SlicePositions:
         embedding: Tensor,
         *,
         shared_frame: bool,
+        spacing: float,
         max_context: int,
         held: Tensor | None = None,
     ) -> None:
         self.module, self.process, self.shared_frame = module, diffusion.position, shared_frame
-        self.embedding = embedding
+        self.embedding, self.spacing = embedding, spacing
         self.n_dims = module.config.n_dims
         self.contexts = split_contexts(len(embedding), max_context, embedding.device)
         self.mean = self._estimate(embedding.new_zeros(1, len(embedding), self.n_dims), embedding.new_ones(1))
@@ -172,6 +177,17 @@ class SlicePositions:
         x_0 = total / count
         return x_0 if self.shared_frame or len(self.contexts) == 1 else centre(x_0)
 
+    def estimate(self, z: Tensor, t: Tensor) -> Tensor:
+        """Estimate of the clean positions (1, N, D): by packing where the noise is as fine as the cells are spaced."""
+        alpha, sigma = self.process.coefficients(t, z)
+        noise = sigma / alpha / self.spacing
+        if float(noise.max()) > SWITCH:
+            return self._estimate(z, t)
+        y = (z / alpha / self.spacing)[0]
+        packing = self.module.packing
+        x_0 = packing(y, noise.reshape(()), nearest_neighbours(y, packing.n_neighbours))[None] * self.spacing
+        return x_0 if self.shared_frame else centre(x_0)
+
     @torch.no_grad()
     def sample(
         self, config: SamplerConfig, generator: torch.Generator, on_step: Callable[[], None] | None = None
@@ -185,7 +201,7 @@ class SlicePositions:
         def denoise(z: Tensor, t: Tensor) -> Tensor:
             if self.known is not None:
                 z[:, self.known] = self.process.noise(self.value[None], t, noise()[:, self.known])
-            x_0 = self.mean.clone() if bool((t >= 1).all()) else self._estimate(z, t)
+            x_0 = self.mean.clone() if bool((t >= 1).all()) else self.estimate(z, t)
             if self.known is not None:
                 x_0[:, self.known] = self.value
             return x_0

@@ -96,6 +96,7 @@ def _place_slice(
         model.diffusion,
         embed_cells(model.module, source, rows, device),
         shared_frame=schema.frame == "shared",
+        spacing=schema.spacing / schema.scale,
         max_context=config.max_context,
         held=held,
     )
@@ -127,9 +128,14 @@ def _to_user(model: AlphaSTomics, x: NDArray[np.float32], *, in_user_frame: bool
     return model.frame_.to_user(x, model.schema)
 
 
+def mean_of(draws: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Mean of draws (K, n, D), to the bit where all agree, as those of a held cell do."""
+    return draws[0] + (draws - draws[0]).mean(0)
+
+
 def spread(draws: NDArray[np.float64]) -> NDArray[np.float64]:
     """Root-mean-square distance of aligned draws (K, n, D) from their mean, per cell (n,), in their units."""
-    return np.sqrt(((draws - draws.mean(0)) ** 2).sum(-1).mean(0))
+    return np.sqrt(((draws - mean_of(draws)) ** 2).sum(-1).mean(0))
 
 
 def to_anndata(model: AlphaSTomics, query: AnnData, placed: Placed, *, reduce: str | None) -> AnnData:
@@ -153,7 +159,7 @@ def to_anndata(model: AlphaSTomics, query: AnnData, placed: Placed, *, reduce: s
     if reduce == "medoid":
         bare.obsm[key] = placed.draws[placed.medoid, np.arange(query.n_obs)]
     else:
-        bare.obsm[key] = placed.draws.mean(0)
+        bare.obsm[key] = mean_of(placed.draws)
     if reduce is not None:
         bare.obs[_keys.POSITION_UNCERTAINTY] = spread(placed.draws)
     return bare

@@ -2,5 +2,6 @@
 
 from alphastomics.nn.attention import SoftmaxAttention
 from alphastomics.nn.denoiser import Denoiser, DenoiserConfig, Prediction
+from alphastomics.nn.packing import PackingNetwork, nearest_neighbours
 
-__all__ = ["Denoiser", "DenoiserConfig", "Prediction", "SoftmaxAttention"]
+__all__ = ["Denoiser", "DenoiserConfig", "PackingNetwork", "Prediction", "SoftmaxAttention", "nearest_neighbours"]

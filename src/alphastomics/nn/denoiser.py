@@ -20,6 +20,7 @@ from torch import nn
 
 from alphastomics.nn.block import AdaptiveNorm, Block
 from alphastomics.nn.embeddings import ClockEmbedding, FourierPosition
+from alphastomics.nn.packing import PackingNetwork
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -93,6 +94,7 @@ class Denoiser(nn.Module):
         self.norm_out = AdaptiveNorm(d)
         self.expression_out = nn.Linear(d, config.n_genes)
         self.position_out = nn.Linear(d, config.n_dims)
+        self.packing = PackingNetwork()
         self.neighbour_out = nn.Sequential(nn.Linear(d, d), nn.GELU(), nn.Linear(d, config.n_latent))
 
     @property

@@ -39,7 +39,7 @@ def keyed_rng(key: NDArray[np.int64], purpose: int) -> np.random.Generator:
     return np.random.default_rng([*(int(k) for k in key), purpose])
 
 
-def draw_clocks(mode: Mode, rng: np.random.Generator, *, absent: float) -> Clocks:
+def draw_clocks(mode: Mode, rng: np.random.Generator, *, absent: float, smallest: float = SMALLEST) -> Clocks:
     """Draw the clocks of one context.
 
     Parameters
@@ -50,20 +50,18 @@ def draw_clocks(mode: Mode, rng: np.random.Generator, *, absent: float) -> Clock
         Generator of this context.
     absent
         Probability that the modality to be sampled is absent altogether (its clock stands at 1).
+    smallest
+        Smallest time of a position clock that runs.
     """
     kind, u, v = rng.random(3)
-    t_1, t_2 = (float(SMALLEST + (1 - SMALLEST) * x) for x in (u, v))
+    t_1, t_2 = float(smallest + (1 - smallest) * u), float(SMALLEST + (1 - SMALLEST) * v)
     if mode == "expr_to_pos":
         return Clocks(0.0, 1.0 if kind < absent else t_1)
     if mode == "pos_to_expr":
-        return Clocks(1.0 if kind < absent else t_1, 0.0)
+        return Clocks(1.0 if kind < absent else t_2, 0.0)
     if mode == "joint":
         if kind < absent / 2:
             return Clocks(0.0, 1.0)
-        return Clocks(1.0, 1.0) if kind < absent * 0.6 else Clocks(t_1, t_1 if kind < (1 + absent) / 2 else t_2)
-    one_way = draw_clocks("expr_to_pos", rng, absent=absent)
-    if kind < 0.4:
-        return one_way
-    if kind < 0.7:
-        return Clocks(one_way.position, 0.0)
-    return draw_clocks("joint", rng, absent=absent)
+        return Clocks(1.0, 1.0) if kind < absent * 0.6 else Clocks(t_1 if kind < (1 + absent) / 2 else t_2, t_1)
+    part: Mode = "expr_to_pos" if kind < 0.4 else "pos_to_expr" if kind < 0.7 else "joint"
+    return draw_clocks(part, rng, absent=absent, smallest=smallest)

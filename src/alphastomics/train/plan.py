@@ -22,8 +22,15 @@ import torch
 from alphastomics.diffusion import CosineSchedule, Process
 from alphastomics.diffusion.deformation import deform
 from alphastomics.diffusion.geometry import centre, kabsch, rotate
-from alphastomics.diffusion.losses import aligned_error, distance_error, mean_squared_error, neighbour_error
-from alphastomics.train.clocks import Mode, draw_clocks, keyed_rng
+from alphastomics.diffusion.losses import (
+    aligned_error,
+    distance_error,
+    layout_error,
+    mean_squared_error,
+    neighbour_error,
+)
+from alphastomics.train.clocks import SMALLEST, Mode, draw_clocks, keyed_rng
+from alphastomics.train.packing import SWITCH, packing_losses
 
 if TYPE_CHECKING:
     from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
@@ -68,6 +75,11 @@ class DiffusionConfig:
         return cls(position=process(values["position"]), expression=process(values["expression"]))
 
 
+def diffusion_time(diffusion: DiffusionConfig, ratio: float) -> float:
+    """Time at which the noise of positions is ``ratio`` times their signal."""
+    return diffusion.position.schedule.time_of_ratio(ratio)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlanConfig:
     """Loss weights and optimisation.
@@ -80,12 +92,15 @@ class PlanConfig:
         See ``lr``.
     absent
         Share of contexts in which the modality to be sampled is absent altogether.
-    lambda_expression, lambda_position, lambda_distance, lambda_neighbour
+    lambda_expression, lambda_position, lambda_distance, lambda_neighbour, lambda_layout
         Weights of the losses; ``lambda_position`` weighs the aligned and the diffusion loss alike.
-    neighbour_width
-        Standard deviation of the neighbourhood of the contrastive loss, in model units per square root of dimension.
+    neighbour_width, layout_width
+        Widths of the neighbourhoods of the contrastive and of the layout loss, in model units per square root of
+        dimension.
     deformation
         Strength of the smooth deformation of diffusion contexts, see :mod:`alphastomics.diffusion.deformation`.
+    lambda_packing
+        Weight of the packing loss; its network shares nothing with the rest.
     max_loss_weight
         Ceiling of the weight 1 / sigma_t^2 of the diffusion loss.
     ema_decay
@@ -100,8 +115,11 @@ class PlanConfig:
     lambda_expression: float = 1.0
     lambda_position: float = 1.0
     lambda_distance: float = 1.0
-    lambda_neighbour: float = 0.1
+    lambda_neighbour: float = 0.3
+    lambda_layout: float = 1.0
+    lambda_packing: float = 1.0
     neighbour_width: float = 0.15
+    layout_width: float = 0.1
     deformation: float = 0.2
     max_loss_weight: float = 25.0
     ema_decay: float = 0.998
@@ -122,6 +140,8 @@ class TrainingPlan(pl.LightningModule):
         Whether positions are registered, so that nothing is aligned or centred.
     slice_names
         Names of the slices, for messages.
+    spacing
+        Distance between neighbouring cells in model units; 0 trains no packing network.
     max_seconds
         Time the training may take; the learning rate then follows the clock on the wall as well as the steps.
     **config
@@ -136,6 +156,7 @@ class TrainingPlan(pl.LightningModule):
         diffusion: DiffusionConfig | None = None,
         shared_frame: bool = False,
         slice_names: tuple[str, ...] = (),
+        spacing: float = 0.0,
         max_seconds: float | None = None,
         **config: Any,
     ) -> None:
@@ -145,6 +166,8 @@ class TrainingPlan(pl.LightningModule):
         self.diffusion = diffusion or DiffusionConfig()
         self.shared_frame = shared_frame
         self.slice_names = slice_names
+        self.spacing = spacing
+        self.smallest = max(SMALLEST, diffusion_time(self.diffusion, SWITCH * spacing / 2) if spacing else 0.0)
         self.max_seconds = max_seconds
         self.config = PlanConfig(**config)
         self._started = time.monotonic()
@@ -156,7 +179,7 @@ class TrainingPlan(pl.LightningModule):
         keys = batch.key.cpu().numpy()
         device = batch.position.device
         rngs = [keyed_rng(key, purpose) for key in keys]
-        clocks = [draw_clocks(self.mode, rng, absent=self.config.absent) for rng in rngs]
+        clocks = [draw_clocks(self.mode, rng, absent=self.config.absent, smallest=self.smallest) for rng in rngs]
         t_expr = torch.tensor([clock.expression for clock in clocks], device=device)
         t_pos = torch.tensor([clock.position for clock in clocks], device=device)
         noise = []
@@ -228,6 +251,8 @@ class TrainingPlan(pl.LightningModule):
             weight = self.diffusion.expression.loss_weight(t_expr, maximum=self.config.max_loss_weight)
             error = mean_squared_error(x_0, x_expr, mask, weight, features=batch.measured)
             losses["expression"] = torch.where(t_expr > 0, error, 0.0)
+        if self.spacing:
+            losses["packing"] = packing_losses(self.module.packing, batch, self.spacing, purpose)
         return losses
 
     def _position_losses(
@@ -235,7 +260,7 @@ class TrainingPlan(pl.LightningModule):
     ) -> dict[str, Tensor]:
         """Diffusion loss where the clock runs; aligned, distance and neighbour loss where positions are absent."""
         x_0 = self.clean_position(output, z_pos, t_pos, mask)
-        losses = {name: x_0.new_zeros(len(x_0)) for name in ("diffusion", "aligned", "distance", "neighbour")}
+        losses = {name: x_0.new_zeros(len(x_0)) for name in ("diffusion", "aligned", "distance", "neighbour", "layout")}
         runs = (t_pos > 0) & (t_pos < 1)
         if bool(runs.any()):
             weight = self.diffusion.position.loss_weight(t_pos[runs], maximum=self.config.max_loss_weight)
@@ -249,6 +274,8 @@ class TrainingPlan(pl.LightningModule):
             feature = self.module.neighbourhood(latent[absent])
             width = self.config.neighbour_width * true.shape[-1] ** 0.5
             losses["neighbour"][absent] = neighbour_error(feature, true, real, width=width)
+            width = self.config.layout_width * true.shape[-1] ** 0.5
+            losses["layout"][absent] = layout_error(predicted, true, real, width=width)
         return losses
 
     def total(self, losses: dict[str, Tensor], batch: Batch) -> Tensor:
@@ -259,7 +286,9 @@ class TrainingPlan(pl.LightningModule):
             "aligned": config.lambda_position,
             "distance": config.lambda_distance,
             "neighbour": config.lambda_neighbour,
+            "layout": config.lambda_layout,
             "expression": config.lambda_expression,
+            "packing": config.lambda_packing,
         }
         real = batch.mask.any(1).float()
         count = real.sum()

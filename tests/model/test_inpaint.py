@@ -1,0 +1,185 @@
+"""Positions that are held, and the frame that they or a registration fix."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from alphastomics.datasets import synthetic_tissue
+from alphastomics.metrics import distance_spearman
+from alphastomics.model import AlphaSTomics
+
+STEPS = 4
+
+
+def hide(adata, rows):
+    """Take the positions of some cells away; give those that there were."""
+    true = adata.obsm["spatial"].copy()
+    adata.obsm["spatial"][rows] = np.nan
+    return true
+
+
+@pytest.fixture
+def partly(reference):
+    """slice_0 is known but for 90 cells, slice_1 all known, slice_2 all unknown."""
+    true = hide(reference, np.r_[0:90, 600:900])
+    return reference, true, np.isfinite(reference.obsm["spatial"]).all(1)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {},
+        {"n_samples": 3, "reduce": "medoid"},
+        {"n_samples": 3, "reduce": "mean"},
+        {"batch_size": 100},
+        {"sampler": "dpm++2m"},
+    ],
+    ids=["one", "medoid", "mean", "contexts", "solver"],
+)
+def test_known_positions_are_held_to_the_bit(trained, partly, arguments):
+    adata, true, known = partly
+    result = trained.sample(adata, inpaint=True, n_steps=STEPS, **arguments)
+    assert result.obsm["spatial"][known].tobytes() == true[known].tobytes()
+    placed = result.obsm["spatial"][~known]
+    assert np.isfinite(placed).all()
+    assert (placed != true[~known]).any(axis=1).all()
+    if "reduce" in arguments:
+        assert (result.obs["position_uncertainty"][known] == 0).all()
+        assert (result.obs["position_uncertainty"][~known] > 0).all()
+
+
+def test_every_draw_holds_the_known_positions(trained, partly):
+    adata, true, known = partly
+    draws = trained.sample(adata, inpaint=True, n_steps=2, n_samples=2).obsm["spatial"].reshape(2, 900, 2)
+    for draw in draws:
+        assert draw[known].tobytes() == true[known].tobytes()
+    assert (draws[0][~known] != draws[1][~known]).all()
+
+
+def test_cells_are_placed_among_the_known_ones(trained, partly):
+    adata, true, _ = partly
+    placed = trained.sample(adata, inpaint=True, n_steps=8).obsm["spatial"][:90]
+    for axis in range(2):
+        assert np.corrcoef(placed[:, axis], true[:90, axis])[0, 1] > 0.4
+
+
+@pytest.mark.parametrize("reflected", [False, True])
+def test_a_moved_input_gives_the_moved_output(trained, reference, reflected):
+    one = reference[reference.obs["slice_id"] == "slice_1"].copy()
+    hide(one, np.arange(0, 300, 3))
+    angle = 2.1
+    rotation = np.array([[np.cos(angle), np.sin(angle)], [-np.sin(angle), np.cos(angle)]])
+    rotation[:, 1] *= -1 if reflected else 1
+    shift = np.array([4000.0, -700.0])
+    still = trained.sample(one, inpaint=True, n_steps=STEPS).obsm["spatial"]
+    one.obsm["spatial"] = one.obsm["spatial"] @ rotation + shift
+    moved = trained.sample(one, inpaint=True, n_steps=STEPS).obsm["spatial"]
+    np.testing.assert_allclose(moved, still @ rotation + shift, atol=2e-3 * still.std())
+
+
+def test_all_known_is_returned_and_none_known_is_free(trained, reference, positions_of):
+    true = reference.obsm["spatial"].tobytes()
+    assert positions_of(trained.sample(reference, inpaint=True, n_steps=2)) == true
+    free = positions_of(trained.sample(reference, n_steps=STEPS))
+    hide(reference, slice(None))
+    assert positions_of(trained.sample(reference, inpaint=True, n_steps=STEPS)) == free
+
+
+def test_half_a_position_is_none(trained, partly):
+    adata, true, known = partly
+    adata.obsm["spatial"][200, 1] = np.nan
+    result = trained.sample(adata, inpaint=True, n_steps=2).obsm["spatial"]
+    assert np.isfinite(result).all()
+    assert (result[200] != true[200]).all()
+    known[200] = False
+    assert result[known].tobytes() == true[known].tobytes()
+
+
+@pytest.mark.parametrize("n_known", [1, 2])
+def test_few_known_cells_are_enough(trained, reference, n_known):
+    true = hide(reference, np.arange(n_known, 300))
+    result = trained.sample(reference, inpaint=True, n_steps=2).obsm["spatial"]
+    assert np.isfinite(result).all()
+    assert result[:n_known].tobytes() == true[:n_known].tobytes()
+    spread = np.linalg.norm(result[:300] - result[:300].mean(0), axis=1)
+    assert 0.1 < np.sqrt((spread**2).mean()) / trained.schema.scale < 3
+
+
+def test_permuted_rows_permute_the_result(trained, partly):
+    adata, *_ = partly
+    order = np.random.default_rng(0).permutation(900)
+    expected = trained.sample(adata, inpaint=True, n_steps=2).obsm["spatial"]
+    result = trained.sample(adata[order].copy(), inpaint=True, n_steps=2).obsm["spatial"]
+    assert result.tobytes() == expected[order].tobytes()
+
+
+def test_positions_that_cannot_be_held_are_refused(trained, reference):
+    for position, error in ((np.inf, "infinite values in 1 cells"), (None, "3 columns")):
+        query = reference.copy()
+        if position is None:
+            query.obsm["spatial"] = query.obsm["spatial"][:, [0, 1, 1]]
+        else:
+            query.obsm["spatial"][5] = position
+        with pytest.raises(ValueError, match=error):
+            trained.sample(query, inpaint=True)
+    del query.obsm["spatial"]
+    with pytest.raises(KeyError, match=r'obsm\["spatial"\] is missing.*position_key'):
+        trained.sample(query, inpaint=True)
+    del reference.obs["slice_id"]
+    with pytest.raises(KeyError, match=r'obs\["slice_id"\] is missing'):
+        trained.sample(reference, inpaint=True)
+
+
+# -- a registered tissue ------------------------------------------------------------------------------------------------
+
+OFFSET = np.array([5000.0, -3000.0])
+
+
+@pytest.fixture(scope="module")
+def registered_tissue():
+    adata = synthetic_tissue(n_slices=2, n_cells=250, n_genes=60, rotate=False, random_state=1)
+    adata.obsm["spatial"] = adata.obsm["spatial"] + OFFSET
+    return adata
+
+
+@pytest.fixture(scope="module")
+def registered(registered_tissue, make_model, train_briefly):
+    model = make_model(registered_tissue, setup={"frame": "shared"})
+    return train_briefly(model, max_epochs=30, plan_kwargs={"lr": 4e-3, "warmup_steps": 5})
+
+
+@pytest.mark.parametrize("n_steps", [1, 8])
+def test_shared_frame_needs_no_alignment(registered, registered_tissue, n_steps):
+    assert registered.frame_ is None
+    query = registered_tissue[250:].copy()
+    true = query.obsm["spatial"]
+    query.obsm["spatial"] = np.full_like(true, np.nan)
+    placed = registered.sample(query, n_steps=n_steps).obsm["spatial"]
+    assert np.abs(placed.mean(0) - true.mean(0)).max() < 0.35 * true.std()
+    for axis in range(2):
+        assert np.corrcoef(placed[:, axis], true[:, axis])[0, 1] > 0.5
+    assert distance_spearman(true, placed) > 0.4
+
+
+def test_shared_frame_holds_and_does_not_follow_the_known_cells(registered, registered_tissue):
+    query = registered_tissue.copy()
+    true = hide(query, np.arange(0, 500, 2))
+    result = registered.sample(query, inpaint=True, n_steps=STEPS).obsm["spatial"]
+    assert result[1::2].tobytes() == true[1::2].tobytes()
+    for axis in range(2):
+        assert np.corrcoef(result[::2, axis], true[::2, axis])[0, 1] > 0.5
+
+
+def test_shared_frame_draws_are_not_moved(registered, registered_tissue):
+    single = registered.sample(registered_tissue, n_steps=STEPS).obsm["spatial"]
+    draws = registered.sample(registered_tissue, n_steps=STEPS, n_samples=3).obsm["spatial"]
+    assert draws[:500].tobytes() == single.tobytes()
+
+
+def test_shared_frame_survives_the_disk(registered, registered_tissue, tmp_path, positions_of):
+    registered.save(tmp_path / "m")
+    loaded = AlphaSTomics.load(tmp_path / "m", adata=False)
+    assert loaded.frame_ is None
+    expected = positions_of(registered.sample(registered_tissue, n_steps=2))
+    assert positions_of(loaded.sample(registered_tissue, n_steps=2)) == expected

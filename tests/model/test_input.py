@@ -1,0 +1,198 @@
+"""Bad input is refused before anything is trained, with its name, and stays as it was."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+
+from alphastomics.model import AlphaSTomics
+from alphastomics.tl import reconstruct
+
+
+def _set(adata, **columns):
+    for key, value in columns.items():
+        adata.obs[key] = value
+
+
+def _position(adata, position):
+    adata.obsm["spatial"] = position
+
+
+def _value(adata, value):
+    adata.X = adata.X.copy()
+    adata.X.data[0] = value
+
+
+def _few(adata):
+    names = np.array(["slice_0"] * 9 + ["slice_1"] * (adata.n_obs - 9))
+    adata.obs["slice_id"] = names
+
+
+def _nan_position(adata):
+    adata.obsm["spatial"][3] = np.nan
+
+
+BAD = {
+    "no positions": (lambda a: a.obsm.pop("spatial"), {}, KeyError, r'obsm\["spatial"\] is missing.*position_key='),
+    "other position key": (None, {"position_key": "X_tissue"}, KeyError, r'obsm\["X_tissue"\] is missing \(found: '),
+    "no slice key": (None, {"slice_key": "section"}, KeyError, r'obs\["section"\] is missing.*slice_key='),
+    "no cell type key": (None, {"cell_type_key": "label"}, KeyError, r'obs\["label"\] is missing.*cell_type_key='),
+    "no sequence key": (None, {"sequence_key": "order"}, KeyError, r'obs\["order"\] is missing.*sequence_key='),
+    "no layer": (None, {"layer": "counts"}, KeyError, r'layers\["counts"\] is missing.*layer='),
+    "slice without a name": (lambda a: _set(a, slice_id=a.obs["slice_id"].where(a.obs.index != a.obs.index[0])), {}, ValueError, "missing for 1 cells"),
+    "NaN value": (lambda a: _value(a, np.nan), {}, ValueError, "X has NaN or infinite values, the first for gene '"),
+    "infinite value": (lambda a: _value(a, np.inf), {}, ValueError, "X has NaN or infinite values, the first for gene '"),
+    "negative value": (lambda a: _value(a, -2), {"transform": "log1p"}, ValueError, "X has negative values, the first for gene '"),
+    "all zero": (lambda a: setattr(a, "X", sp.csr_matrix(a.shape, dtype=np.float32)), {}, ValueError, "are zero; check layer"),
+    "few cells": (_few, {}, ValueError, "Slice 'slice_0' has 9 cells with positions, fewer than 10"),
+    "one place": (lambda a: _position(a, np.ones((a.n_obs, 2))), {}, ValueError, "cells of slice 'slice_0' have the same position"),
+    "NaN position": (_nan_position, {}, ValueError, r'obsm\["spatial"\] has NaN .*in 1 cells'),
+    "one coordinate": (lambda a: _position(a, a.obsm["spatial"][:, :1]), {}, ValueError, "has 1 columns; positions here have 2 or 3"),
+    "four coordinates": (lambda a: _position(a, np.tile(a.obsm["spatial"], 2)), {}, ValueError, "has 4 columns; positions here have 2 or 3"),
+    "duplicate genes": (lambda a: setattr(a, "var_names", ["g", "g", *map(str, range(a.n_vars - 2))]), {}, ValueError, r"1 gene names occur more than once \('g'\)"),
+    "no genes": (None, {}, ValueError, "no genes"),
+    "unknown frame": (None, {"frame": "global"}, ValueError, "frame='global' is none of 'slice', 'shared'"),
+    "unknown transform": (None, {"transform": "sqrt"}, ValueError, "transform='sqrt' is none of"),
+}  # fmt: skip
+
+
+@pytest.fixture
+def no_training(monkeypatch):
+    """Fail if anything is trained."""
+    monkeypatch.setattr(AlphaSTomics, "train", lambda *_, **__: pytest.fail("training was started"))
+
+
+@pytest.fixture(params=BAD)
+def bad(request, reference):
+    """A tissue that cannot be used: (tissue, arguments, error, message)."""
+    change, arguments, error, message = BAD[request.param]
+    if request.param == "no genes":
+        reference = reference[:, :0].copy()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Variable names are not unique")
+        if change is not None:
+            change(reference)
+    return reference, arguments, error, message
+
+
+@pytest.mark.filterwarnings("ignore:Variable names are not unique")
+def test_setup_refuses_and_changes_nothing(bad, assert_same, no_training):
+    adata, arguments, error, message = bad
+    before = adata.copy()
+    with pytest.raises(error, match=message):
+        AlphaSTomics.setup_anndata(adata, **arguments)
+    assert_same(adata, before)
+
+
+@pytest.mark.filterwarnings("ignore:Variable names are not unique")
+def test_reconstruct_refuses_a_bad_reference_and_changes_nothing(bad, assert_same, no_training, _reference):
+    adata, arguments, error, message = bad
+    query = _reference.copy()
+    before, query_before = adata.copy(), query.copy()
+    with pytest.raises(error, match=message):
+        reconstruct(query, reference=adata, **arguments)
+    assert_same(adata, before)
+    assert_same(query, query_before)
+
+
+def test_backed_reference_is_refused(reference, tmp_path):
+    import anndata as ad
+
+    reference.write_h5ad(tmp_path / "tissue.h5ad")
+    backed = ad.read_h5ad(tmp_path / "tissue.h5ad", backed="r")
+    with pytest.raises(ValueError, match=r"backed.*to_memory"):
+        AlphaSTomics.setup_anndata(backed)
+    backed.file.close()
+
+
+def test_a_model_without_registered_data_says_so(reference):
+    with pytest.raises(ValueError, match="set up your AnnData"):
+        AlphaSTomics(reference)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"d_model": 30, "n_heads": 4}, "d_model=30 is not a multiple of n_heads=4"),
+        ({"gate_type": "wide"}, "gate_type='wide' is unknown"),
+        ({"schedule": "linear"}, "schedule='linear' is unknown"),
+        ({"prediction_type": "score"}, "prediction_type='score' is unknown"),
+        ({"position_nu": 0.0}, "nu must be positive"),
+    ],
+)
+def test_bad_architecture_is_refused(reference, make_model, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        make_model(reference, **arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"context_size": 0}, ValueError, "context_size=0"),
+        ({"batch_size": 0}, ValueError, "batch_size=0"),
+        ({"context_kind": "cube"}, ValueError, "'cube'"),
+        ({"validation_size": 1.5}, ValueError, "validation_size=1.5"),
+        ({"plan_kwargs": {"learning_rate": 1}}, TypeError, "learning_rate"),
+        ({"unheard_of": 1}, TypeError, "unheard_of"),
+    ],
+)
+def test_bad_arguments_of_train_are_refused(reference, make_model, train_briefly, arguments, error, message):
+    model = make_model(reference)
+    with pytest.raises(error, match=message):
+        train_briefly(model, **arguments)
+    assert not model.is_trained_
+
+
+# -- odd, and accepted --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore:Observation names are not unique")
+@pytest.mark.parametrize("kind", ["subset", "patch"])
+def test_duplicate_names_and_positions_are_accepted(reference, make_model, train_briefly, kind, tmp_path):
+    adata = reference[np.r_[0:60, 300:360]].copy()
+    adata.obs_names = ["cell"] * adata.n_obs
+    adata.obsm["spatial"][:20] = adata.obsm["spatial"][0]
+    model = train_briefly(make_model(adata), context_size=30, context_kind=kind, limit_train_batches=3)
+    for arguments in ({}, {"n_samples": 2}, {"n_samples": 2, "reduce": "mean"}, {"inpaint": True}):
+        result = model.sample(adata, n_steps=2, **arguments)
+        assert np.isfinite(result.obsm["spatial"]).all()
+    model.save(tmp_path / "m", save_anndata=True)
+    assert AlphaSTomics.load(tmp_path / "m").adata.n_obs == 120
+
+
+def test_values_that_are_no_counts_are_taken_as_they_are(reference, make_model, train_briefly):
+    reference.X = sp.csr_matrix(np.random.default_rng(0).normal(size=reference.shape).astype(np.float32))
+    model = train_briefly(make_model(reference[:300].copy()))
+    assert model.schema.transform == "none"
+    assert np.isfinite(model.sample(n_steps=2).obsm["spatial"]).all()
+
+
+@pytest.mark.filterwarnings("ignore:Trying to modify attribute")
+def test_a_view_is_registered_as_a_copy_of_its_own(reference, assert_same):
+    before = reference.copy()
+    view = reference[:300]
+    AlphaSTomics.setup_anndata(view)
+    assert not view.is_view
+    model = AlphaSTomics(view, d_model=16, n_layers=1, n_heads=1)
+    assert model.adata.n_obs == 300
+    assert_same(reference, before)
+
+
+def test_a_layer_is_read_instead_of_x(reference, make_model, train_briefly, positions_of):
+    plain = train_briefly(make_model(reference[:300].copy()))
+    layered = reference[:300].copy()
+    layered.layers["counts"] = layered.X.copy()
+    layered.X = None
+    model = train_briefly(make_model(layered, setup={"layer": "counts"}))
+    assert positions_of(model.sample(n_steps=2)) == positions_of(plain.sample(n_steps=2))
+
+
+def test_slice_key_none_takes_slice_id_or_one_slice(reference, make_model):
+    assert make_model(reference).schema.slices == ("slice_0", "slice_1", "slice_2")
+    assert make_model(reference).schema.slice_key == "slice_id"
+    del reference.obs["slice_id"]
+    assert len(make_model(reference).schema.slices) == 1
+    assert make_model(reference).schema.slice_key is None

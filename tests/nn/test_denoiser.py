@@ -1,0 +1,182 @@
+"""What must hold of the denoiser whatever its weights are."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from alphastomics.nn import Denoiser, DenoiserConfig
+
+GATES = ["headwise", "elementwise", "none"]
+close = {"atol": 1e-5, "rtol": 1e-5}
+
+
+@pytest.mark.parametrize("gate_type", GATES)
+@pytest.mark.parametrize("use_qk_norm", [True, False])
+@pytest.mark.parametrize("n_dims", [2, 3])
+def test_shapes(make_denoiser, make_inputs, gate_type, use_qk_norm, n_dims):
+    denoiser = make_denoiser(gate_type=gate_type, use_qk_norm=use_qk_norm, n_dims=n_dims)
+    expression, position, latent = denoiser(*make_inputs(n_dims=n_dims))
+    assert expression.shape == (3, 10, 9)
+    assert position.shape == (3, 10, n_dims)
+    assert latent.shape == (3, 10, 32)
+    assert denoiser.neighbourhood(latent).shape == (3, 10, 8)
+
+
+def test_heads_that_were_not_asked_for_do_not_run(make_denoiser, make_inputs):
+    denoiser, inputs = make_denoiser(), make_inputs()
+    both = denoiser(*inputs)
+    only_position, only_expression = (denoiser(*inputs, predict=(name,)) for name in ("position", "expression"))
+    assert only_position.expression is None
+    assert only_expression.position is None
+    assert torch.equal(only_position.position, both.position)
+    assert torch.equal(only_expression.expression, both.expression)
+
+
+@pytest.mark.parametrize("gate_type", GATES)
+def test_padding_changes_no_prediction(make_denoiser, make_inputs, gate_type):
+    denoiser, inputs = make_denoiser(gate_type=gate_type), make_inputs()
+    expected = denoiser(*inputs)
+    expression, position = (torch.cat([x, 100 * torch.ones_like(x)], dim=1) for x in inputs[:2])
+    mask = (torch.arange(20) < 10).expand(3, 20)
+    for padded, alone in zip(denoiser(expression, position, *inputs[2:], mask), expected, strict=True):
+        torch.testing.assert_close(padded[:, :10], alone, **close)
+
+
+def test_contexts_of_a_batch_do_not_mix(make_denoiser, make_inputs):
+    denoiser, inputs = make_denoiser(), make_inputs()
+    together = denoiser(*inputs)
+    for i in range(3):
+        alone = denoiser(*(x[i : i + 1] for x in inputs))
+        for one, all_ in zip(alone, together, strict=True):
+            torch.testing.assert_close(one[0], all_[i], **close)
+
+
+def test_the_order_of_cells_carries_no_meaning(make_denoiser, make_inputs):
+    denoiser, inputs = make_denoiser(), make_inputs()
+    order = torch.randperm(10)
+    expected = denoiser(*inputs)
+    permuted = denoiser(inputs.expression[:, order], inputs.position[:, order], *inputs[2:])
+    for one, other in zip(permuted, expected, strict=True):
+        torch.testing.assert_close(one, other[:, order], **close)
+
+
+def test_a_context_of_padding_alone_is_finite_and_disturbs_no_other(make_denoiser, make_inputs):
+    denoiser, inputs = make_denoiser(), make_inputs()
+    mask = torch.ones(3, 10, dtype=torch.bool)
+    expected = denoiser(*inputs, mask)
+    mask[1] = False
+    result = denoiser(*inputs, mask)
+    torch.testing.assert_close(result.position[[0, 2]], expected.position[[0, 2]])
+    assert bool(result.position.isfinite().all())
+    (result.position.sum() + result.expression.sum()).backward()
+    gradients = [p.grad for p in denoiser.parameters() if p.grad is not None]
+    assert all(bool(gradient.isfinite().all()) for gradient in gradients)
+    assert any(bool(gradient.any()) for gradient in gradients)
+
+
+@pytest.mark.parametrize("modality", ["expression", "position"])
+@pytest.mark.parametrize("value", [0.0, 1e6, float("nan"), float("inf")])
+def test_values_of_an_absent_modality_change_no_byte(make_denoiser, make_inputs, modality, value):
+    denoiser, inputs = make_denoiser(), make_inputs()
+    clock = {"expression": "t_expr", "position": "t_pos"}[modality]
+    absent = inputs._replace(**{clock: torch.ones(3)})
+    poisoned = absent._replace(**{modality: torch.full_like(getattr(inputs, modality), value)})
+    for one, other in zip(denoiser(*absent), denoiser(*poisoned), strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("modality", ["expression", "position"])
+def test_absence_is_decided_context_by_context(make_denoiser, make_inputs, modality):
+    denoiser, inputs = make_denoiser(), make_inputs()
+    clock = {"expression": "t_expr", "position": "t_pos"}[modality]
+    mixed = inputs._replace(**{clock: torch.tensor([1.0, 0.5, 1.0])})
+    moved = mixed._replace(**{modality: getattr(inputs, modality) + 1})
+    same = (denoiser(*mixed).position == denoiser(*moved).position).flatten(1).all(1)
+    assert same.tolist() == [True, False, True]
+
+
+def test_an_absent_modality_leaves_no_gradient(make_denoiser, make_inputs):
+    denoiser, inputs = make_denoiser(), make_inputs()
+    expression = inputs.expression.requires_grad_()
+    result = denoiser(expression, inputs.position, torch.ones(3), inputs.t_pos)
+    result.position.sum().backward()
+    assert not bool(expression.grad.any())
+    assert not any(bool(p.grad.any()) for p in denoiser.expression_in.parameters())
+    assert bool(denoiser.expression_missing.grad.any())
+
+
+@pytest.mark.parametrize("clock", ["t_expr", "t_pos"])
+def test_clocks_matter(make_denoiser, make_inputs, clock):
+    """A norm over features of the clocks alone, or over the sum after them, would erase them."""
+    denoiser, inputs = make_denoiser(), make_inputs()
+    outputs = [denoiser(*inputs._replace(**{clock: torch.full((3,), t)})).position for t in (0.1, 0.3, 0.6, 0.95)]
+    for one, other in zip(outputs[:-1], outputs[1:], strict=True):
+        assert float((one - other).norm() / one.norm()) > 0.05
+
+
+def test_at_first_the_clocks_are_ignored(make_inputs):
+    denoiser, inputs = Denoiser(DenoiserConfig(n_genes=9, n_dims=2, d_model=32, n_layers=2)), make_inputs()
+    torch.testing.assert_close(
+        denoiser(*inputs).position, denoiser(*inputs._replace(t_pos=torch.full((3,), 0.5))).position
+    )
+
+
+@pytest.mark.parametrize("modality", ["expression", "position"])
+def test_each_cell_follows_its_own_values_most(make_denoiser, make_inputs, modality):
+    denoiser, inputs = make_denoiser(), make_inputs(b=1)
+    changed = getattr(inputs, modality).clone()
+    changed[0, 4] += 1
+    moved = (denoiser(*inputs._replace(**{modality: changed})).latent - denoiser(*inputs).latent)[0].norm(dim=-1)
+    assert int(moved.argmax()) == 4
+    assert bool((moved > 0).all())
+
+
+@pytest.mark.parametrize("gate_type", GATES)
+@pytest.mark.parametrize("use_qk_norm", [True, False])
+def test_every_parameter_learns(make_inputs, gate_type, use_qk_norm):
+    """After the first step nothing hides behind a zero any more; packing is trained by a loss of its own."""
+    torch.manual_seed(0)
+    config = DenoiserConfig(
+        n_genes=9, n_dims=2, d_model=32, n_layers=2, n_heads=4, gate_type=gate_type, use_qk_norm=use_qk_norm
+    )
+    denoiser, inputs = Denoiser(config), make_inputs()
+    inputs = inputs._replace(t_expr=torch.tensor([0.0, 1.0, 0.3]), t_pos=torch.tensor([1.0, 0.4, 0.7]))
+    optimizer = torch.optim.AdamW(denoiser.parameters(), lr=1e-2)
+    for _ in range(3):
+        expression, position, latent = denoiser(*inputs)
+        optimizer.zero_grad()
+        (
+            expression.square().sum() + (position - 1).square().sum() + denoiser.neighbourhood(latent).square().sum()
+        ).backward()
+        optimizer.step()
+    own = {name: p for name, p in denoiser.named_parameters() if not name.startswith("packing.")}
+    assert [name for name, p in own.items() if p.grad is None or not bool(p.grad.any())] == []
+
+
+@pytest.mark.parametrize(("gate_type", "more"), [("headwise", 4 * 256 * 8), ("elementwise", 4 * 256 * 256)])
+def test_parameters_of_the_gates_of_a_network(gate_type, more):
+    def count(gate_type: str) -> int:
+        with torch.device("meta"):
+            denoiser = Denoiser(
+                DenoiserConfig(n_genes=5, n_dims=2, d_model=256, n_layers=4, n_heads=8, gate_type=gate_type)
+            )
+        return sum(p.numel() for p in denoiser.parameters())
+
+    assert count(gate_type) - count("none") == more
+
+
+def test_dropout_acts_in_training_alone(make_denoiser, make_inputs):
+    denoiser, inputs = make_denoiser(dropout=0.5), make_inputs()
+    assert torch.equal(denoiser(*inputs).position, denoiser(*inputs).position)
+    denoiser.train()
+    assert not torch.allclose(denoiser(*inputs).position, denoiser(*inputs).position)
+
+
+def test_weights_alone_make_the_network(make_denoiser, make_inputs):
+    denoiser, inputs = make_denoiser(), make_inputs()
+    copy = Denoiser(denoiser.config).eval()
+    copy.load_state_dict(denoiser.state_dict())
+    for one, other in zip(denoiser(*inputs), copy(*inputs), strict=True):
+        assert torch.equal(one, other)
+    assert set(denoiser.state_dict()) == {name for name, _ in denoiser.named_parameters()}

@@ -1,0 +1,363 @@
+"""The command line, from tokens to files."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import subprocess
+import sys
+from functools import partial
+from typing import TYPE_CHECKING
+
+import anndata as ad
+import numpy as np
+import pytest
+
+from alphastomics.datasets import synthetic_tissue
+from alphastomics.main import main
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from anndata import AnnData
+
+TINY = ["--d-model", "16", "--n-layers", "1", "--n-heads", "2", "--context-size", "64"]
+SHORT = [*TINY, "--epochs", "2", "--accelerator", "cpu"]
+COMMANDS = ["demo", "train", "sample", "test", "extract"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """``ref.h5ad`` (two slices), ``query.h5ad`` (the third, with its positions), and ``model/`` trained on the first."""
+    folder = tmp_path_factory.mktemp("tissue")
+    tissue = synthetic_tissue(n_cells=90, n_genes=20, random_state=0)
+    asked = (tissue.obs["slice_id"] == "slice_2").to_numpy()
+    tissue[~asked].write_h5ad(folder / "ref.h5ad")
+    tissue[asked].write_h5ad(folder / "query.h5ad")
+    tokens = ["train", "--input-data", str(folder / "ref.h5ad"), "--output-dir", str(folder / "model"), *SHORT]
+    assert main([*tokens, "--mode", "expr_to_pos", "--cell-type-key", "cell_type"]) == 0
+    return folder
+
+
+@pytest.fixture
+def query(folder: Path) -> list[str]:
+    return ["--checkpoint", str(folder / "model"), "--input-data", str(folder / "query.h5ad"), "--accelerator", "cpu"]
+
+
+def files_in(path: Path) -> list[str]:
+    return sorted(str(file.relative_to(path)) for file in path.rglob("*") if file.is_file())
+
+
+def complaint(capsys: pytest.CaptureFixture[str]) -> str:
+    """The one line that an error leaves on stderr."""
+    text = capsys.readouterr().err
+    assert "Traceback" not in text
+    (line,) = [line for line in text.splitlines() if line.startswith("alphastomics: ")]
+    assert text.endswith(line + "\n")
+    return line
+
+
+# -- help ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("module", ["alphastomics", "alphastomics.main"])
+def test_it_runs_as_a_module(module):
+    run = subprocess.run(
+        [sys.executable, "-m", module, "--help"], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert all(re.search(rf"^│ {command} ", run.stdout, flags=re.MULTILINE) for command in COMMANDS)
+
+
+def test_a_failure_is_the_exit_code_of_the_process():
+    run = subprocess.run(
+        [sys.executable, "-m", "alphastomics.main", "frob"], capture_output=True, text=True, timeout=60
+    )
+    assert run.returncode == 2
+    assert run.stderr.startswith('alphastomics: Unknown command "frob"')
+    assert run.stderr.count("\n") == 1
+
+
+def test_help_takes_less_than_a_second() -> None:
+    def seconds() -> float:
+        before = os.times()
+        subprocess.run([sys.executable, "-m", "alphastomics", "--help"], capture_output=True, check=True, timeout=60)
+        after = os.times()
+        # Of the processor, not of the clock: a busy machine is not a slow program.
+        return sum(getattr(after, name) - getattr(before, name) for name in ("children_user", "children_system"))
+
+    assert min(seconds() for _ in range(3)) < 1.0
+
+
+@pytest.mark.parametrize("tokens", [["--help"], ["train", "--help"], ["--version"], ["train"]])
+def test_torch_waits_for_work(tokens):
+    code = f"import sys; from alphastomics.main import main; main({tokens}); print(*sys.modules)"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert {"torch", "scvi", "lightning", "scanpy", "pandas", "matplotlib"}.isdisjoint(run.stdout.split())
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_of_a_command(command, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "160")
+    assert main([command, "--help"]) == 0
+    text = capsys.readouterr().out
+    flags = re.findall(r"^│ \*? *(--[a-z-]+)[^│]*? {2,}(\S[^│]*)│", text, flags=re.MULTILINE)
+    assert len(flags) > 4
+    assert [flag for flag, help_ in flags if help_.startswith("[")] == []
+
+
+def test_version(capsys):
+    from alphastomics import __version__
+
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"{__version__}\n"
+
+
+# -- train, sample, test, extract ------------------------------------------------------------------------------------
+
+
+def test_train_writes_a_model_and_nothing_else(folder, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    before = logging.getLogger("alphastomics").handlers[:]
+    tokens = ["train", "--input-data", str(folder / "ref.h5ad"), "--output-dir", "new/model", *SHORT]
+    assert main([*tokens, "--no-gated-attention", "--no-use-qk-norm", "--lambda-neighbour", "0", "--seed", "3"]) == 0
+    assert files_in(tmp_path) == ["new/model/config.json", "new/model/model.safetensors"]
+    init = json.loads((tmp_path / "new/model/config.json").read_text())["init"]
+    assert (init["gate_type"], init["use_qk_norm"], init["d_model"], init["random_state"]) == ("none", False, 16, 3)
+    assert logging.getLogger("alphastomics").handlers == before
+    assert main(tokens) == 1
+    assert main([*tokens, "--overwrite"]) == 0
+    assert json.loads((tmp_path / "new/model/config.json").read_text())["init"]["random_state"] == 0
+
+
+def test_training_is_the_same_as_in_python(folder, tmp_path):
+    from alphastomics.model import AlphaSTomics
+
+    reference = ad.read_h5ad(folder / "ref.h5ad")
+    AlphaSTomics.setup_anndata(reference, cell_type_key="cell_type")
+    model = AlphaSTomics(reference, mode="expr_to_pos", d_model=16, n_layers=1, n_heads=2, random_state=0)
+    model.train(max_epochs=2, context_size=64, accelerator="cpu", enable_progress_bar=False)
+    model.save(tmp_path / "model")
+    assert (tmp_path / "model/model.safetensors").read_bytes() == (folder / "model/model.safetensors").read_bytes()
+
+
+def sampled(query: list[str], path: Path, *tokens: str) -> AnnData:
+    assert main(["sample", *query, "--output", str(path), "--n-steps", "3", *tokens]) == 0
+    return ad.read_h5ad(path)
+
+
+def test_sample_is_that_of_the_model(folder, query, tmp_path, monkeypatch):
+    from alphastomics.model import AlphaSTomics
+
+    monkeypatch.chdir(tmp_path)
+    cells = ad.read_h5ad(folder / "query.h5ad")
+    model = AlphaSTomics.load(folder / "model", adata=False, accelerator="cpu")
+    placed = sampled(query, tmp_path / "new" / "out.h5ad", "--seed", "5", "--sampler", "ddim")
+    expected = model.sample(cells, n_steps=3, sampler="ddim", random_state=5)
+    np.testing.assert_array_equal(placed.obsm["spatial"], expected.obsm["spatial"])
+    assert list(placed.obs_names) == list(cells.obs_names)
+    assert files_in(tmp_path) == ["new/out.h5ad"]
+
+
+def test_sample_reads_positions_only_to_inpaint(folder, query, tmp_path):
+    cells = ad.read_h5ad(folder / "query.h5ad")
+    truth = cells.obsm["spatial"].copy()
+    cells.obsm["spatial"][:30] = np.nan
+    cells.write_h5ad(tmp_path / "partly.h5ad")
+    partly = [*query[:3], str(tmp_path / "partly.h5ad"), *query[4:]]
+    free, blind, held = (
+        sampled(tokens, tmp_path / "out.h5ad", *more).obsm["spatial"]
+        for tokens, more in ((query, []), (partly, []), (partly, ["--inpaint"]))
+    )
+    np.testing.assert_array_equal(free, blind)
+    np.testing.assert_array_equal(held[30:], truth[30:])
+    assert np.isfinite(held).all()
+
+
+def test_sample_draws_and_reduces(query, tmp_path):
+    every = sampled(query, tmp_path / "a.h5ad", "--n-samples", "2")
+    medoid = sampled(query, tmp_path / "b.h5ad", "--n-samples", "2", "--reduce", "medoid")
+    assert list(every.obs["draw"].unique()) == [0, 1]
+    assert every.n_obs == 2 * medoid.n_obs
+    draws = every.obsm["spatial"].reshape(2, medoid.n_obs, 2)
+    assert any(np.array_equal(draw, medoid.obsm["spatial"]) for draw in draws)
+    assert (medoid.obs["position_uncertainty"] > 0).all()
+
+
+def test_test_prints_and_writes_the_scores_of_evaluate(folder, query, tmp_path, capsys, monkeypatch):
+    from alphastomics import tl
+    from alphastomics.model import AlphaSTomics
+
+    monkeypatch.chdir(tmp_path)
+    assert main(["test", *query, "--output", "scores.json"]) == 0
+    text = capsys.readouterr().out
+    cells = ad.read_h5ad(folder / "query.h5ad")
+    tl.reconstruct(cells, model=AlphaSTomics.load(folder / "model", adata=False, accelerator="cpu"))
+    expected = tl.evaluate(cells, baselines=True, cell_type_key="cell_type")
+    scores = json.loads((tmp_path / "scores.json").read_text())
+    assert list(scores) == ["slice_2"]
+    assert list(scores["slice_2"]) == ["prediction", "chance", "oracle"]
+    for kind, values in scores["slice_2"].items():
+        assert values == pytest.approx(expected.loc[("slice_2", kind)].to_dict())
+        assert all(f"{value:.4g}" in text for value in values.values())
+    assert files_in(tmp_path) == ["scores.json"]
+
+
+def test_extract_writes_plain_arrays(folder, query, tmp_path):
+    from alphastomics.model import AlphaSTomics
+
+    assert main(["extract", *query, "--output", str(tmp_path / "z"), "--layer", "all"]) == 0
+    cells = ad.read_h5ad(folder / "query.h5ad")
+    with np.load(tmp_path / "z", allow_pickle=False) as arrays:
+        assert sorted(arrays) == ["latent", "obs_names"]
+        assert arrays["obs_names"].tolist() == cells.obs_names.tolist()
+        model = AlphaSTomics.load(folder / "model", adata=False, accelerator="cpu")
+        np.testing.assert_array_equal(arrays["latent"], model.get_latent_representation(cells, layer="all"))
+    assert files_in(tmp_path) == ["z"]
+
+
+# -- demo ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def tiny_demo(tmp_path, monkeypatch) -> list[str]:
+    monkeypatch.setattr("alphastomics.datasets.synthetic_tissue", partial(synthetic_tissue, n_cells=90, n_genes=20))
+    monkeypatch.chdir(tmp_path)
+    return ["demo", "--output-dir", "demo", *SHORT]
+
+
+def check_demo(folder: Path, text: str) -> dict[str, dict[str, float]]:
+    """The files of a demo, and that what was printed is what was written."""
+    assert files_in(folder) == [f"demo/{name}" for name in ("reconstruction.h5ad", "reconstruction.png", "scores.json")]
+    scores = json.loads((folder / "demo/scores.json").read_text())
+    assert list(scores) == ["AlphaSTomics", "25-NN regression", "chance", "oracle within type"]
+    header, *lines = text.splitlines()
+    assert [header.index(name) for name in scores] == sorted(header.index(name) for name in scores)
+    printed = {line.split()[0]: line.split()[1:] for line in lines}
+    for name in scores["chance"]:
+        assert [float(value) for value in printed[name]] == pytest.approx(
+            [values[name] for values in scores.values()], rel=1e-3
+        )
+    assert (folder / "demo/reconstruction.png").read_bytes().startswith(b"\x89PNG")
+    return scores
+
+
+def table_in(text: str) -> str:
+    """What was printed, without the progress bar."""
+    return text[text.index(" AlphaSTomics ") :].rstrip("\n")
+
+
+def test_demo_fails_loudly_when_the_regression_is_better(tiny_demo, tmp_path, capsys, monkeypatch):
+    def perfect(query: AnnData, reference: AnnData) -> np.ndarray:
+        return query.obsm["spatial"]
+
+    monkeypatch.setattr("alphastomics._cli._baseline.knn_positions", perfect)
+    assert main(tiny_demo) == 1
+    captured = capsys.readouterr()
+    assert re.search(r"alphastomics: The demo failed: .* 1\.000 by 25-NN.*--max-time", captured.err)
+    check_demo(tmp_path, table_in(captured.out))
+
+
+def test_demo_hides_the_positions_of_the_third_slice(tiny_demo, tmp_path, capsys, monkeypatch):
+    from alphastomics import tl
+
+    def reconstruct(query: AnnData, **options: object) -> None:
+        assert list(query.obsm) == []
+        placed.append(query.n_obs)
+        original(query, **options)
+
+    def useless(query: AnnData, reference: AnnData) -> np.ndarray:
+        slices.extend(reference.obs["slice_id"].unique())
+        return np.random.default_rng(0).normal(size=query.obsm["spatial"].shape)
+
+    placed, slices, original = [], [], tl.reconstruct
+    monkeypatch.setattr(tl, "reconstruct", reconstruct)
+    monkeypatch.setattr("alphastomics._cli._baseline.knn_positions", useless)
+    assert main([*tiny_demo, "--seed", "1"]) == 0
+    assert placed == [90]
+    assert slices == ["slice_0", "slice_1"]
+    check_demo(tmp_path, table_in(capsys.readouterr().out))
+    cells = ad.read_h5ad(tmp_path / "demo/reconstruction.h5ad")
+    assert sorted(cells.obsm) == ["spatial", "spatial_anatomy", "spatial_reconstructed"]
+    assert set(cells.obs["slice_id"]) == {"slice_2"}
+
+
+@pytest.mark.parametrize("time", ["301", "00:00:05:01"])
+def test_demo_is_short(tiny_demo, time, capsys, tmp_path):
+    assert main([*tiny_demo, "--max-time", time]) == 1
+    assert complaint(capsys) == "alphastomics: The demo trains for at most 300 s; lower --max-time …"
+    assert files_in(tmp_path) == []
+
+
+@pytest.mark.slow
+def test_demo(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    code = main(["demo", "--output-dir", "demo", "--max-time", "60"])
+    captured = capsys.readouterr()
+    scores = check_demo(tmp_path, table_in(captured.out))
+    ours, regression, chance, _ = (values["distance_spearman"] for values in scores.values())
+    # A minute on a busy machine need not suffice to win, but the exit code must say who won.
+    assert code == (0 if ours > regression else 1)
+    assert ours > chance + 0.2
+
+
+# -- bad input -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("tokens", "code", "message"),
+    [
+        (["frob"], 2, 'Unknown command "frob"'),
+        (["train", "--output-dir", "m"], 2, "--input-data requires an argument"),
+        (["train", "--input-data", "none.h5ad", "--output-dir", "m"], 2, '"none.h5ad" does not exist'),
+        (["train", "--input-data", "REF", "--output-dir", "m", "--dmodel", "3"], 2, "Did you mean --d-model"),
+        (["train", "--input-data", "REF", "--output-dir", "m", "--mode", "both"], 2, "--mode. Choose from"),
+        (["train", "--input-data", "text", "--output-dir", "m"], 1, "text cannot be read as .h5ad"),
+        (["train", "--input-data", "REF", "--output-dir", "text"], 1, "text is a file; name a folder"),
+        (["train", "--input-data", "REF", "--output-dir", "MODEL"], 1, "is not empty; pass --overwrite"),
+        (["train", "--input-data", "REF", "--output-dir", "m", "--slice-key", "a"], 1, r'obs\["a"\] .* --slice-key …'),
+        (["train", "--input-data", "REF", "--output-dir", "m", "--layer", "a"], 1, r'layers\["a"\] .* --layer …'),
+        (["train", "--input-data", "REF", "--output-dir", "m", "--gene-dropout", "1"], 1, "gene_dropout=1.0 must lie"),
+        (["train", "--input-data", "REF", "--output-dir", "m", "--max-time", "soon"], 1, "max_time='soon'"),
+        (["sample", "--checkpoint", "empty", "--input-data", "REF", "--output", "o"], 1, "config.json is missing"),
+        (["sample", "--checkpoint", "MODEL", "--input-data", "REF", "--output", "empty"], 1, "empty is a folder"),
+        (
+            ["sample", "--checkpoint", "MODEL", "--input-data", "REF", "--output", "o", "--sample-mode", "joint"],
+            1,
+            "mode=",
+        ),
+        (["test", "--checkpoint", "MODEL", "--input-data", "BARE"], 1, r'obsm\["spatial"\] is missing'),
+    ],
+)
+def test_bad_input_is_one_clear_line(tokens, code, message, folder, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "text").write_text("no")
+    (tmp_path / "empty").mkdir()
+    bare = ad.read_h5ad(folder / "query.h5ad")
+    del bare.obsm
+    bare.write_h5ad("bare.h5ad")
+    before = files_in(tmp_path)
+    model = str(folder / "model")
+    stand_ins = {"REF": str(folder / "ref.h5ad"), "MODEL": model, "BARE": "bare.h5ad"}
+    assert main([stand_ins.get(token, token) for token in tokens]) == code
+    assert re.search(message, complaint(capsys))
+    assert files_in(tmp_path) == before
+
+
+def test_traceback_on_request(tmp_path):
+    (tmp_path / "x.h5ad").write_text("no")
+    tokens = ["train", "--input-data", str(tmp_path / "x.h5ad"), "--output-dir", str(tmp_path / "m")]
+    with pytest.raises(ValueError, match="cannot be read") as caught:
+        main([*tokens, "--traceback"])
+    assert isinstance(caught.value.__cause__, OSError)
+
+
+def test_a_bug_keeps_its_traceback(monkeypatch, tmp_path):
+    def broken(path: object) -> None:
+        raise AttributeError("no such thing")
+
+    monkeypatch.setattr("alphastomics._cli._files.read_tissue", broken)
+    (tmp_path / "x.h5ad").touch()
+    with pytest.raises(AttributeError, match="no such thing"):
+        main(["train", "--input-data", str(tmp_path / "x.h5ad"), "--output-dir", str(tmp_path / "m")])

@@ -1,0 +1,433 @@
+"""reconstruct: train, place and keep the books in one call, in its three forms."""
+
+from __future__ import annotations
+
+import anndata as ad
+import numpy as np
+import pandas as pd
+import pytest
+
+from alphastomics.datasets import synthetic_tissue
+from alphastomics.tl import evaluate, reconstruct
+
+SMALL = {"d_model": 32, "n_layers": 2, "n_heads": 2}
+BRIEF = {
+    "max_epochs": 1,
+    "context_size": 128,
+    "batch_size": 384,
+    "precision": "32-true",
+    "accelerator": "cpu",
+    "enable_progress_bar": False,
+}
+QUICK = SMALL | BRIEF
+KEY = "spatial_reconstructed"
+
+
+@pytest.fixture(scope="module")
+def _cells():
+    return synthetic_tissue(n_slices=3, n_cells=200, n_genes=60, random_state=0)
+
+
+@pytest.fixture
+def cells(_cells):
+    return _cells.copy()
+
+
+@pytest.fixture
+def reference(_cells):
+    return _cells[:400].copy()
+
+
+@pytest.fixture
+def query(_cells):
+    """Cells of the third slice, dissociated."""
+    query = _cells[400:].copy()
+    del query.obsm["spatial"], query.obs["slice_id"]
+    return query
+
+
+@pytest.fixture(scope="module")
+def model(_cells):
+    from alphastomics.model import AlphaSTomics
+
+    adata = _cells[:400].copy()
+    AlphaSTomics.setup_anndata(adata, cell_type_key="cell_type")
+    model = AlphaSTomics(adata, mode="expr_to_pos", **SMALL)
+    model.train(**(BRIEF | {"max_epochs": 25, "plan_kwargs": {"lr": 4e-3, "warmup_steps": 5}}))
+    return model
+
+
+@pytest.fixture
+def no_training(monkeypatch):
+    from alphastomics.model import AlphaSTomics
+
+    monkeypatch.setattr(AlphaSTomics, "train", lambda *_, **__: pytest.fail("training was started"))
+
+
+def same(a, b):
+    """Whether two AnnData hold the same, to the bit."""
+    assert (a.X != b.X).nnz == 0
+    assert a.X.dtype == b.X.dtype
+    pd.testing.assert_frame_equal(a.obs, b.obs)
+    pd.testing.assert_frame_equal(a.var, b.var)
+    assert list(a.obsm) == list(b.obsm)
+    assert all(a.obsm[key].tobytes() == b.obsm[key].tobytes() for key in a.obsm)
+    assert repr(a.uns) == repr(b.uns)
+    return True
+
+
+def without_result(adata, key=KEY):
+    """A copy without what reconstruct writes, and the names of that."""
+    rest = adata.copy()
+    written = []
+    for where in (rest.obsm, rest.uns):
+        if key in where:
+            written.append(key)
+            del where[key]
+    columns = [name for name in rest.obs if name.startswith(key)]
+    rest.obs = rest.obs.drop(columns=columns)
+    return rest, sorted([*written, *columns])
+
+
+# -- form 3: a trained model --------------------------------------------------------------------------------------------
+
+
+def test_with_a_model(model, query):
+    before = query.copy()
+    assert reconstruct(query, model=model) is None
+    rest, written = without_result(query)
+    assert same(rest, before)
+    assert written == [KEY, KEY]
+    placed = query.obsm[KEY]
+    assert placed.shape == (200, 2)
+    assert placed.dtype == np.float64
+    assert np.array_equal(placed, model.sample(query, n_steps=1).obsm["spatial"])
+
+
+def test_place_is_judged_by_evaluate(model, cells):
+    reconstruct(cells, model=model)
+    table = evaluate(cells, baselines=True)["distance_spearman"].unstack()
+    assert table.index.tolist() == ["slice_0", "slice_1", "slice_2"]
+    assert (table["prediction"] > table["chance"] + 0.3).all()
+
+
+def test_positions_of_the_query_are_not_read(model, cells):
+    reconstruct(cells, model=model)
+    expected = cells.obsm[KEY].tobytes()
+    cells.obsm["spatial"][:] = np.nan
+    reconstruct(cells, model=model)
+    assert cells.obsm[KEY].tobytes() == expected
+
+
+def test_several_draws_give_their_medoid_and_an_uncertainty(model, query):
+    reconstruct(query, model=model, n_samples=3, n_steps=4, random_state=5)
+    expected = model.sample(query, n_samples=3, n_steps=4, reduce="medoid", random_state=5)
+    assert query.obsm[KEY].tobytes() == expected.obsm["spatial"].tobytes()
+    assert query.obs[KEY + "_uncertainty"].tolist() == expected.obs["position_uncertainty"].tolist()
+    assert (query.obs[KEY + "_uncertainty"] > 0).all()
+    assert query.uns[KEY]["params"]["n_samples"] == 3
+
+
+def test_a_second_call_replaces_what_the_first_wrote(model, query, cells):
+    reconstruct(query, model=model, n_samples=2, n_steps=2)
+    reconstruct(query, model=model)
+    fresh = query.copy()
+    fresh, _ = without_result(fresh)
+    reconstruct(fresh, model=model)
+    assert same(query, fresh)
+
+
+def test_copy_and_key_added(model, query):
+    before = query.copy()
+    result = reconstruct(query, model=model, copy=True, key_added="placed", n_samples=2, n_steps=2)
+    assert same(query, before)
+    rest, written = without_result(result, "placed")
+    assert same(rest, before)
+    assert written == ["placed", "placed", "placed_uncertainty"]
+    reconstruct(query, model=model, key_added="placed", n_samples=2, n_steps=2)
+    assert same(query, result)
+
+
+def test_rows_may_be_in_any_order(model, query):
+    order = np.random.default_rng(0).permutation(query.n_obs)
+    permuted = query[order].copy()
+    for adata in (query, permuted):
+        reconstruct(adata, model=model, n_samples=2, n_steps=3)
+    assert permuted.obsm[KEY].tobytes() == query.obsm[KEY][order].tobytes()
+
+
+def test_arguments_of_sample_are_passed_on(model, query):
+    reconstruct(query, model=model, n_steps=3, sampler="ddim", eta=0.5, random_state=2)
+    expected = model.sample(query, n_steps=3, sampler="ddim", eta=0.5, random_state=2)
+    assert query.obsm[KEY].tobytes() == expected.obsm["spatial"].tobytes()
+
+
+# -- form 2: a reference ------------------------------------------------------------------------------------------------
+
+
+def test_with_a_reference(query, reference):
+    before, reference_before = query.copy(), reference.copy()
+    assert reconstruct(query, reference=reference, **QUICK) is None
+    assert same(reference, reference_before)
+    rest, written = without_result(query)
+    assert same(rest, before)
+    assert written == [KEY, KEY]
+    assert np.isfinite(query.obsm[KEY]).all()
+
+
+def test_same_arguments_give_the_same_bytes_and_another_seed_others(query, reference):
+    def run(**arguments):
+        return reconstruct(query, reference, copy=True, **(QUICK | arguments)).obsm[KEY].tobytes()
+
+    first = run(random_state=3)
+    np.random.seed(9)
+    assert run(random_state=3) == first
+    assert run(random_state=4) != first
+    assert run(random_state=3, d_model=16) != first
+
+
+def test_keys_are_passed_on(query, reference):
+    plain = reconstruct(query, reference, copy=True, **QUICK)
+    for adata in (query, reference):
+        adata.layers["counts"] = adata.X.copy()
+        adata.X = adata.X * 0
+    reference.obsm["xy"] = reference.obsm.pop("spatial")
+    reference.obs["section"] = reference.obs.pop("slice_id")
+    reconstruct(query, reference, position_key="xy", slice_key="section", layer="counts", **QUICK)
+    assert query.obsm[KEY].tobytes() == plain.obsm[KEY].tobytes()
+    parameters = query.uns[KEY]["params"]
+    assert (parameters["position_key"], parameters["slice_key"], parameters["layer"]) == ("xy", "section", "counts")
+
+
+def test_a_view_as_reference(query, _cells):
+    view = _cells[:400]
+    expected = reconstruct(query, view.copy(), copy=True, **QUICK)
+    reconstruct(query, view, **QUICK)
+    assert view.is_view
+    assert query.obsm[KEY].tobytes() == expected.obsm[KEY].tobytes()
+
+
+def test_a_shared_frame(query, reference):
+    reconstruct(query, reference, frame="shared", **QUICK)
+    reference.obsm["spatial"] += 10_000
+    moved = reconstruct(query, reference, frame="shared", copy=True, **QUICK)
+    np.testing.assert_allclose(moved.obsm[KEY], query.obsm[KEY] + 10_000, atol=1)
+
+
+# -- form 1: one object -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def partly(cells):
+    """slice_0 is known, half of slice_1 and all of slice_2 are not."""
+    cells.obsm["truth"] = cells.obsm["spatial"].copy()
+    unknown = np.r_[200:300, 400:600]
+    cells.obsm["spatial"][unknown] = np.nan
+    placed = np.zeros(600, dtype=bool)
+    placed[unknown] = True
+    return cells, placed
+
+
+@pytest.mark.parametrize("n_samples", [1, 2])
+def test_cells_without_a_position_are_placed(partly, n_samples):
+    cells, placed = partly
+    before = cells.copy()
+    reconstruct(cells, n_samples=n_samples, n_steps=3, **QUICK)
+    rest, written = without_result(cells)
+    assert same(rest, before)
+    assert written == [KEY, KEY, KEY + "_placed"] + [KEY + "_uncertainty"] * (n_samples > 1)
+    assert cells.obs[KEY + "_placed"].dtype == bool
+    assert cells.obs[KEY + "_placed"].tolist() == placed.tolist()
+    assert cells.obsm[KEY][~placed].tobytes() == cells.obsm["truth"][~placed].tobytes()
+    assert np.isfinite(cells.obsm[KEY]).all()
+    if n_samples > 1:
+        uncertainty = cells.obs[KEY + "_uncertainty"]
+        assert (uncertainty[~placed] == 0).all()
+        assert (uncertainty[placed] > 0).all()
+    table = evaluate(cells, truth="truth")
+    assert table["n_cells"].to_dict() == {"slice_1": 100, "slice_2": 200}
+    assert table[["distance_spearman", "aligned_rmsd"]].notna().all(axis=None)
+
+
+def test_placed_cells_lie_among_the_known_ones(partly):
+    cells, placed = partly
+    training = QUICK | {"max_epochs": 30, "plan_kwargs": {"lr": 4e-3, "warmup_steps": 5}}
+    reconstruct(cells, n_steps=8, **training)
+    for axis in range(2):
+        assert np.corrcoef(cells.obsm[KEY][200:300, axis], cells.obsm["truth"][200:300, axis])[0, 1] > 0.4
+    scores = evaluate(cells, truth="truth")
+    assert scores.loc["slice_1", "aligned_rmsd"] < 1.1  # not realigned: shuffled positions give 1.4
+    assert scores.loc["slice_2", "distance_spearman"] > 0.25
+
+
+def test_truth_of_hidden_cells_cannot_leak(partly):
+    cells, placed = partly
+    first = reconstruct(cells, n_steps=2, copy=True, **QUICK)
+    cells.obsm["truth"][placed] = np.random.default_rng(0).normal(size=(placed.sum(), 2))
+    second = reconstruct(cells, n_steps=2, copy=True, **QUICK)
+    assert first.obsm[KEY].tobytes() == second.obsm[KEY].tobytes()
+
+
+def test_one_slice_without_a_name(cells):
+    one = cells[:200].copy()
+    del one.obs["slice_id"]
+    true = one.obsm["spatial"].copy()
+    one.obsm["spatial"][:50] = np.nan
+    reconstruct(one, n_steps=2, **QUICK)
+    assert one.obsm[KEY][50:].tobytes() == true[50:].tobytes()
+    assert one.obs[KEY + "_placed"].sum() == 50
+    assert evaluate(one, truth=KEY)["n_cells"].tolist() == [50]
+
+
+def test_a_slice_with_a_few_known_cells_is_placed_around_them(partly):
+    cells, placed = partly
+    cells.obsm["spatial"][400:404] = cells.obsm["truth"][400:404]
+    placed[400:404] = False
+    reconstruct(cells, n_steps=2, **QUICK)
+    assert cells.obs[KEY + "_placed"].tolist() == placed.tolist()
+    assert cells.obsm[KEY][~placed].tobytes() == cells.obsm["truth"][~placed].tobytes()
+    assert np.isfinite(cells.obsm[KEY]).all()
+
+
+def test_nothing_or_everything_to_place_is_refused(cells, no_training):
+    before = cells.copy()
+    with pytest.raises(ValueError, match=r'No cell has NaN in obsm\["spatial"\].*reference= or model='):
+        reconstruct(cells)
+    cells.obsm["spatial"][:] = np.nan
+    with pytest.raises(ValueError, match=r'Every cell has NaN in obsm\["spatial"\].*reference= or model='):
+        reconstruct(cells)
+    del cells.obsm["spatial"], before.obsm["spatial"]
+    with pytest.raises(KeyError, match=r'obsm\["spatial"\] is missing; pass position_key='):
+        reconstruct(cells)
+    assert same(cells, before)
+
+
+@pytest.mark.filterwarnings("ignore:Observation names are not unique")
+def test_duplicate_names_are_accepted(partly):
+    cells, placed = partly
+    cells.obs_names = ["cell"] * cells.n_obs
+    reconstruct(cells, n_steps=2, n_samples=2, **QUICK)
+    assert cells.obs[KEY + "_placed"].tolist() == placed.tolist()
+    assert np.isfinite(cells.obsm[KEY]).all()
+
+
+# -- bookkeeping --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("form", ["model", "reference", "alone"])
+def test_result_survives_a_file(model, query, reference, partly, tmp_path, form):
+    arguments = {"n_samples": 2, "n_steps": 2, "random_state": 4}
+    if form == "model":
+        adata = query
+        reconstruct(adata, model=model, **arguments)
+    elif form == "reference":
+        adata = query
+        reconstruct(adata, reference, transform="log1p", plan_kwargs={"lr": 1e-3}, **arguments, **QUICK)
+    else:
+        adata = partly[0]
+        reconstruct(adata, **arguments, **QUICK)
+    adata.write_h5ad(tmp_path / "result.h5ad")
+    read = ad.read_h5ad(tmp_path / "result.h5ad")
+    assert read.obsm[KEY].tobytes() == adata.obsm[KEY].tobytes()
+    pd.testing.assert_frame_equal(read.obs, adata.obs)
+    stored, told = read.uns[KEY], adata.uns[KEY]
+    assert stored["versions"] == told["versions"]
+    assert stored["versions"].keys() >= {"alphastomics", "torch", "scvi-tools", "anndata"}
+    assert dict(stored["params"]) == told["params"]
+    assert {name: stored["params"][name] for name in arguments} == arguments
+    assert "'d_model': 32" in stored["params"]["model"]
+    if form != "model":
+        assert stored["params"]["max_epochs"] == 1
+        assert stored["params"]["precision"] == "32-true"
+    if form == "alone":
+        assert evaluate(read, truth="truth")["n_cells"].to_dict() == {"slice_1": 100, "slice_2": 200}
+
+
+def test_parameters_repeat_the_call(query, reference):
+    reconstruct(query, reference, n_samples=2, n_steps=2, random_state=7, **QUICK)
+    parameters = dict(query.uns[KEY]["params"])
+    for name in ("model", "layer"):  # what there was no need to pass
+        del parameters[name]
+    again = reconstruct(query, reference, copy=True, key_added="again", **parameters)
+    assert again.obsm["again"].tobytes() == query.obsm[KEY].tobytes()
+
+
+def test_cell_types_are_recorded_for_evaluate(model, cells):
+    cells.obs["slice_id"] = cells.obs["slice_id"].astype(str)
+    reconstruct(cells, model=model)
+    assert cells.uns[KEY]["params"]["cell_type_key"] == "cell_type"
+    assert "oracle" in evaluate(cells, baselines=True).index.get_level_values("positions")
+
+
+# -- refusals, all before training --------------------------------------------------------------------------------------
+
+
+def refuses(error, message, query, *args, **kwargs):
+    before = query.copy()
+    with pytest.raises(error, match=message):
+        reconstruct(query, *args, **kwargs)
+    assert same(query, before)
+
+
+def test_reference_and_model_are_not_both(model, query, reference, no_training):
+    refuses(ValueError, "reference= .* or model= .*, not both", query, reference=reference, model=model)
+
+
+@pytest.mark.parametrize("name", ["max_epoch", "n_head", "self", "adata", "registry", "kwargs", "trainer_kwargs", "mode_"])
+def test_unknown_argument_is_named(query, reference, no_training, name):
+    refuses(TypeError, f"unexpected argument '{name}'", query, reference, **{name: 1})
+
+
+@pytest.mark.parametrize("arguments", [{"max_epochs": 5}, {"d_model": 8}, {"transform": "none"}, {"layer": "counts"}])
+def test_arguments_that_a_trained_model_cannot_follow_are_refused(model, query, no_training, arguments):
+    (name,) = arguments
+    refuses(TypeError, f"{name}.*model=", query, model=model, **arguments)
+
+
+def test_keys_that_the_trained_model_has_anyway_are_accepted(model, query):
+    reconstruct(query, model=model, position_key="spatial", slice_key="slice_id")
+    assert np.isfinite(query.obsm[KEY]).all()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"n_samples": 0}, "n_samples must be at least 1"),
+        ({"n_steps": 0}, "n_steps must be at least 1"),
+        ({"sampler": "euler"}, "sampler='euler' is unknown"),
+        ({"mode": "pos_to_expr"}, "pos_to_expr"),
+    ],
+)
+def test_bad_arguments_are_refused(query, reference, no_training, arguments, message):
+    refuses(ValueError, message, query, reference, **arguments)
+
+
+def test_unusable_query_is_refused(query, reference, no_training, tmp_path):
+    strange = query.copy()
+    strange.var_names = [f"ENSG{i}" for i in range(strange.n_vars)]
+    refuses(ValueError, "None of the 60 genes", strange, reference, **QUICK)
+    broken = query.copy()
+    broken.X.data[3] = np.nan
+    with pytest.raises(ValueError, match="NaN or infinite"):
+        reconstruct(broken, reference, **QUICK)
+    assert KEY not in broken.obsm
+    with pytest.raises(ValueError, match="no cells"):
+        reconstruct(query[:0].copy(), reference, **QUICK)
+    query.write_h5ad(tmp_path / "query.h5ad")
+    backed = ad.read_h5ad(tmp_path / "query.h5ad", backed="r")
+    with pytest.raises(ValueError, match="backed"):
+        reconstruct(backed, reference, **QUICK)
+    backed.file.close()
+
+
+def test_missing_genes_are_told_once(query, reference):
+    with pytest.warns(UserWarning, match="10 of 60 genes are missing") as caught:
+        reconstruct(query[:, :50].copy(), reference, copy=True, **QUICK)
+    assert len([w for w in caught if "genes are missing" in str(w.message)]) == 1
+
+
+def test_untrained_model_is_refused(query, reference):
+    from alphastomics.model import AlphaSTomics
+
+    AlphaSTomics.setup_anndata(reference)
+    refuses(RuntimeError, "not trained", query, model=AlphaSTomics(reference, mode="expr_to_pos", **SMALL))
