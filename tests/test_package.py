@@ -25,7 +25,7 @@ HEAVY = {"torch", "scvi", "lightning", "scanpy", "squidpy", "pandas", "matplotli
 
 
 def in_fresh_interpreter(code: str) -> str:
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
     return run.stdout
 
 

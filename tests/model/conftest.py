@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from alphastomics.model import AlphaSTomics
 
-SMALL = {"d_model": 32, "n_layers": 2, "n_heads": 2}
+SMALL = {"d_model": 32, "n_layers": 2, "n_heads": 2, "dropout": 0.0}
 BRIEF = {
     "context_size": 128,
     "batch_size": 384,
@@ -51,6 +51,19 @@ def train_briefly() -> Callable[..., AlphaSTomics]:
 
 
 @pytest.fixture(scope="session")
+def train_well(train_briefly: Callable[..., AlphaSTomics]) -> Callable[[AlphaSTomics], AlphaSTomics]:
+    """Train a model for some seconds, until it places cells where they belong."""
+
+    def train(model: AlphaSTomics) -> AlphaSTomics:
+        from alphastomics.data import Augmentation
+
+        plan = {"lr": 4e-3, "warmup_steps": 5, "lambda_packing": 0.0}
+        return train_briefly(model, max_epochs=40, augmentation=Augmentation(), plan_kwargs=plan)
+
+    return train
+
+
+@pytest.fixture(scope="session")
 def make_model() -> Callable[..., AlphaSTomics]:
     """Register a copy of the cells and make a small model of them."""
 
@@ -65,9 +78,9 @@ def make_model() -> Callable[..., AlphaSTomics]:
 
 
 @pytest.fixture(scope="session")
-def _trained(_reference: AnnData, make_model: Callable, train_briefly: Callable) -> AlphaSTomics:
+def _trained(_reference: AnnData, make_model: Callable, train_well: Callable) -> AlphaSTomics:
     model = make_model(_reference, setup={"slice_key": "slice_id"})
-    return train_briefly(model, max_epochs=40, plan_kwargs={"lr": 4e-3, "warmup_steps": 5})
+    return train_well(model)
 
 
 @pytest.fixture

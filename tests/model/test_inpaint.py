@@ -57,11 +57,12 @@ def test_every_draw_holds_the_known_positions(trained, partly):
     assert (draws[0][~known] != draws[1][~known]).all()
 
 
-def test_cells_are_placed_among_the_known_ones(trained, partly):
+@pytest.mark.parametrize(("n_steps", "least"), [(1, 0.5), (4, 0.2)])
+def test_cells_are_placed_among_the_known_ones(trained, partly, n_steps, least):
     adata, true, _ = partly
-    placed = trained.sample(adata, inpaint=True, n_steps=8).obsm["spatial"][:90]
+    placed = trained.sample(adata, inpaint=True, n_steps=n_steps).obsm["spatial"][:90]
     for axis in range(2):
-        assert np.corrcoef(placed[:, axis], true[:90, axis])[0, 1] > 0.4
+        assert np.corrcoef(placed[:, axis], true[:90, axis])[0, 1] > least
 
 
 @pytest.mark.parametrize("reflected", [False, True])
@@ -144,12 +145,11 @@ def registered_tissue():
 
 
 @pytest.fixture(scope="module")
-def registered(registered_tissue, make_model, train_briefly):
-    model = make_model(registered_tissue, setup={"frame": "shared"})
-    return train_briefly(model, max_epochs=30, plan_kwargs={"lr": 4e-3, "warmup_steps": 5})
+def registered(registered_tissue, make_model, train_well):
+    return train_well(make_model(registered_tissue, setup={"frame": "shared"}))
 
 
-@pytest.mark.parametrize("n_steps", [1, 8])
+@pytest.mark.parametrize("n_steps", [1, 3])
 def test_shared_frame_needs_no_alignment(registered, registered_tissue, n_steps):
     assert registered.frame_ is None
     query = registered_tissue[250:].copy()

@@ -10,6 +10,7 @@ import scipy.sparse as sp
 
 from alphastomics.model import AlphaSTomics
 from alphastomics.tl import reconstruct
+from alphastomics.train import ContextRunner
 
 
 def _set(adata, **columns):
@@ -62,7 +63,7 @@ BAD = {
 @pytest.fixture
 def no_training(monkeypatch):
     """Fail if anything is trained."""
-    monkeypatch.setattr(AlphaSTomics, "train", lambda *_, **__: pytest.fail("training was started"))
+    monkeypatch.setattr(ContextRunner, "__call__", lambda _: pytest.fail("training was started"))
 
 
 @pytest.fixture(params=BAD)
@@ -88,9 +89,9 @@ def test_setup_refuses_and_changes_nothing(bad, assert_same, no_training):
 
 
 @pytest.mark.filterwarnings("ignore:Variable names are not unique")
-def test_reconstruct_refuses_a_bad_reference_and_changes_nothing(bad, assert_same, no_training, _reference):
+def test_reconstruct_refuses_a_bad_reference_and_changes_nothing(bad, assert_same, no_training, tissue):
     adata, arguments, error, message = bad
-    query = _reference.copy()
+    query = tissue
     before, query_before = adata.copy(), query.copy()
     with pytest.raises(error, match=message):
         reconstruct(query, reference=adata, **arguments)

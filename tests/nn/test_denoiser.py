@@ -111,6 +111,7 @@ def test_clocks_matter(make_denoiser, make_inputs, clock):
     """A norm over features of the clocks alone, or over the sum after them, would erase them."""
     denoiser, inputs = make_denoiser(), make_inputs()
     outputs = [denoiser(*inputs._replace(**{clock: torch.full((3,), t)})).position for t in (0.1, 0.3, 0.6, 0.95)]
+    outputs = [output.detach() for output in outputs]
     for one, other in zip(outputs[:-1], outputs[1:], strict=True):
         assert float((one - other).norm() / one.norm()) > 0.05
 

@@ -101,4 +101,4 @@ def test_it_learns_that_cells_exclude_each_other():
         loss.backward()
         optimizer.step()
         errors.append(float(loss.detach()) / 0.09)
-    assert np.mean(errors[-30:]) < 0.75
+    assert np.mean(errors[-30:]) < 0.85

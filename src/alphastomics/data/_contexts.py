@@ -44,6 +44,9 @@ class Augmentation:
         sum over genes.
     thinning
         Upper bound, in [0, 1), of the share of counts that a context loses, drawn uniformly per context.
+    gene_noise
+        Standard deviation, in network units, of a gain and of an offset that each gene gets per context: what differs
+        between two specimens or two runs of an instrument.
     rotate
         Whether positions are rotated or reflected, uniformly over the orthogonal group. Ignored for
         ``frame="shared"``.
@@ -51,17 +54,20 @@ class Augmentation:
     Raises
     ------
     ValueError
-        If a bound is outside [0, 1).
+        If a bound is outside [0, 1), or `gene_noise` is negative.
     """
 
     gene_dropout: float = 0.5
     thinning: float = 0.0
+    gene_noise: float = 0.0
     rotate: bool = True
 
     def __post_init__(self) -> None:
         for name in ("gene_dropout", "thinning"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} must lie in [0, 1).")
+        if self.gene_noise < 0:
+            raise ValueError(f"gene_noise={self.gene_noise} must not be negative.")
 
 
 class ContextDataset(Dataset[Context]):
@@ -139,6 +145,8 @@ class ContextDataset(Dataset[Context]):
         thinning = rng.uniform(0.0, augmentation.thinning)
         rows = self.source.slices[slice_index].rows[cells]
         expression = self.source.expression(rows, thinning=thinning, rng=rng)
+        if augmentation.gene_noise:
+            expression = _disturb_genes(expression, self.source.measured, augmentation.gene_noise, rng)
         if dropout:
             expression = np.where(measured, expression / np.float32(np.sqrt(1 - dropout)), np.float32(0))
         key = np.array([self.seed, epoch, index], dtype=np.int64)
@@ -246,6 +254,14 @@ def _drop_genes(measured: NDArray[np.bool_], bound: float, rng: np.random.Genera
     kept = measured.copy()
     kept[rng.choice(genes, n_dropped, replace=False)] = False
     return kept, n_dropped / len(genes)
+
+
+def _disturb_genes(
+    expression: NDArray[np.float32], measured: NDArray[np.bool_], strength: float, rng: np.random.Generator
+) -> NDArray[np.float32]:
+    """Give every gene a gain and an offset of its own, the same for all cells of the context."""
+    gain, offset = rng.standard_normal((2, expression.shape[1]), dtype=np.float32) * np.float32(strength)
+    return np.where(measured, expression * (1 + gain) + offset, np.float32(0))
 
 
 def _random_rotation(n_dims: int, rng: np.random.Generator) -> NDArray[np.float64]:

@@ -24,6 +24,7 @@ from alphastomics.model._placing import MAX_CONTEXT, SamplerConfig
 from alphastomics.model._sample import sample_positions
 from alphastomics.nn import Denoiser, DenoiserConfig
 from alphastomics.train import MODES, ContextDataModule, ContextRunner, DiffusionConfig, Mode, TrainingPlan, seconds_of
+from alphastomics.train.defaults import default_augmentation, default_dropout
 from alphastomics.train.ema import MovingAverage
 from alphastomics.train.history import History
 
@@ -57,7 +58,7 @@ class AlphaSTomics(BaseModelClass):
     use_qk_norm
         Whether queries and keys are normalised.
     dropout
-        Share of the branch outputs dropped in training.
+        Share of the branch outputs dropped in training; None: by the size and kind of the reference.
     schedule
         ``"cosine"`` or ``"cosine_nd"``, see :class:`~alphastomics.diffusion.CosineSchedule`.
     position_nu, expression_nu
@@ -90,7 +91,7 @@ class AlphaSTomics(BaseModelClass):
         n_heads: int = 4,
         gate_type: Literal["headwise", "elementwise", "none"] = "headwise",
         use_qk_norm: bool = True,
-        dropout: float = 0.0,
+        dropout: float | None = None,
         schedule: Literal["cosine", "cosine_nd"] = "cosine_nd",
         position_nu: float = 2.0,
         expression_nu: float = 1.0,
@@ -107,6 +108,8 @@ class AlphaSTomics(BaseModelClass):
                 schedule=CosineSchedule(name=schedule, nu=expression_nu), prediction_type=prediction_type
             ),
         )
+        if dropout is None:
+            dropout = default_dropout(self.schema, self.summary_stats.n_cells)
         config = DenoiserConfig(
             n_genes=self.schema.n_genes,
             n_dims=self.schema.n_dims,
@@ -118,7 +121,7 @@ class AlphaSTomics(BaseModelClass):
             dropout=dropout,
         )
         random_state = (settings.seed or 0) if random_state is None else random_state
-        with torch.random.fork_rng():  # leaves the global generator as it was
+        with torch.random.fork_rng(devices=[]):  # leaves the global generator as it was
             torch.manual_seed(random_state)
             self.module = self._module_cls(config)
         self.frame_: ReferenceFrame | None = None
@@ -229,6 +232,10 @@ class AlphaSTomics(BaseModelClass):
         """What the model was made to sample."""
         return self.init_params_["non_kwargs"]["mode"]
 
+    def default_augmentation(self) -> Augmentation:
+        """Random changes to training contexts that suit the size and kind of the reference."""
+        return default_augmentation(self.schema, self.summary_stats.n_cells)
+
     # -- training ----------------------------------------------------------------------------------------------------
 
     def train(
@@ -240,7 +247,7 @@ class AlphaSTomics(BaseModelClass):
         strategy: str = "auto",
         precision: str | int = "auto",
         batch_size: int = 4096,
-        context_size: int = 1024,
+        context_size: int = 512,
         context_kind: Literal["subset", "patch"] = "subset",
         train_size: float | None = None,
         validation_size: float | None = None,
@@ -296,7 +303,7 @@ class AlphaSTomics(BaseModelClass):
             context_size=context_size,
             kind=context_kind,
             seed=self.init_params_["non_kwargs"]["random_state"],
-            augmentation=augmentation or Augmentation(),
+            augmentation=augmentation or self.default_augmentation(),
             validation_size=validation_size,
             num_workers=num_workers,
         )
@@ -335,7 +342,9 @@ class AlphaSTomics(BaseModelClass):
         )
         self.module.train()  # Lightning leaves it as it is, and after an earlier training that is eval()
         try:
-            runner()
+            with torch.random.fork_rng(devices=[]):  # dropout draws from the global generator
+                torch.manual_seed(self.init_params_["non_kwargs"]["random_state"])
+                runner()
         finally:
             if self.is_trained_:
                 self.frame_ = fit_frame(self, source)
@@ -356,6 +365,7 @@ class AlphaSTomics(BaseModelClass):
         random_state: int = 0,
         sampler: Literal["ddpm", "ddim", "dpm++2m"] = "ddpm",
         eta: float = 0.0,
+        n_views: int = 1,
     ) -> AnnData:
         """Sample one modality given the other.
 
@@ -386,6 +396,8 @@ class AlphaSTomics(BaseModelClass):
             are fused at every step.
         random_state
             Decides every draw.
+        n_views
+            Number of random views (subsets of genes and of cells) over which the conditional mean is averaged.
         sampler, eta
             Reverse step, see :mod:`alphastomics.diffusion.samplers`.
 
@@ -407,7 +419,9 @@ class AlphaSTomics(BaseModelClass):
         if indices is not None and adata is not None:
             adata = adata[np.asarray(indices)]
         query, source = self._query_source(adata, positions=inpaint)
-        config = SamplerConfig(n_steps=n_steps, sampler=sampler, eta=eta, max_context=_max_context(batch_size))
+        config = SamplerConfig(
+            n_steps=n_steps, sampler=sampler, eta=eta, max_context=_max_context(batch_size), n_views=n_views
+        )
         return sample_positions(
             self, query, source, config, n_samples=n_samples, reduce=reduce, random_state=random_state
         )

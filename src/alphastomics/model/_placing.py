@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from alphastomics.diffusion import make_step, run_chain
-from alphastomics.diffusion.geometry import centre, kabsch
+from alphastomics.diffusion import Process, make_step, run_chain
+from alphastomics.diffusion.geometry import align, centre, kabsch
 from alphastomics.nn import nearest_neighbours
 from alphastomics.train.packing import SWITCH
 
@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
 ROWS = 4096  # cells whose expression is dense at the same time
 ANCHOR_SHARE = 0.25
+VIEW_DROPOUT = 0.2  # share of the genes that a view leaves out
+VIEW_CONTEXT = 1024  # cells of a view that attend to each other
 MAX_CONTEXT = 32_768  # cells that attend to each other
 
 
@@ -55,12 +57,23 @@ class SamplerConfig:
         Noise of ``"ddim"``, between 0 (none) and 1 (that of ``"ddpm"``).
     max_context
         Largest number of cells that attend to each other.
+    n_views
+        Number of views over which the conditional mean is averaged, see :meth:`SlicePositions.average_views`; 1 uses
+        the whole slice as it is.
     """
 
     n_steps: int = 30
     sampler: SamplerName = "ddpm"
     eta: float = 0.0
     max_context: int = MAX_CONTEXT
+    n_views: int = 1
+
+    def __post_init__(self) -> None:
+        if self.n_steps < 1:
+            raise ValueError(f"n_steps must be at least 1, got {self.n_steps}")
+        if not 0 <= self.eta <= 1:
+            raise ValueError(f"eta={self.eta} must lie between 0 and 1")
+        make_step(self.sampler, Process())  # refuses an unknown name
 
 
 def content_order(source: CellSource, rows: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -82,15 +95,25 @@ def _blocks(rows: NDArray[np.int64]) -> list[NDArray[np.int64]]:
 
 
 @torch.no_grad()
-def embed_cells(module: Denoiser, source: CellSource, rows: NDArray[np.int64], device: torch.device) -> Tensor:
+def embed_cells(
+    module: Denoiser,
+    source: CellSource,
+    rows: NDArray[np.int64],
+    device: torch.device,
+    genes: NDArray[np.bool_] | None = None,
+) -> Tensor:
     """Embedding of clean expression (N, d) without ever holding (N, G).
 
-    Genes that the cells lack are treated as genes dropped in training: what is left is scaled up.
+    Genes that the cells lack, or that ``genes`` (G,) leaves out, are treated as genes dropped in training: what is left
+    is scaled up.
     """
     zero = torch.zeros(1, device=device)
-    gain = float(1 / np.sqrt(source.measured.mean()))
+    used = source.measured if genes is None else source.measured & genes
+    gain = used / np.sqrt(used.mean())
     parts = [
-        module.embed_expression(torch.from_numpy(source.expression(block) * np.float32(gain)).to(device)[None], zero)[0]
+        module.embed_expression(
+            torch.from_numpy(source.expression(block) * gain.astype(np.float32)).to(device)[None], zero
+        )[0]
         for block in _blocks(rows)
     ]
     return torch.cat(parts)
@@ -151,6 +174,30 @@ class SlicePositions:
     def to_user_frame(self, x: Tensor) -> Tensor:
         """Positions (N, D) of the canonical frame in the frame of the known cells."""
         return (x - self.shift) @ self.rotation.T + self.offset
+
+    @torch.no_grad()
+    def average_views(
+        self, source: CellSource, rows: NDArray[np.int64], n_views: int, rng: np.random.Generator
+    ) -> None:
+        """Replace the conditional mean by its average over views, as a network trained with dropout is averaged.
+
+        A view leaves out a random fifth of the genes and divides the slice at random into contexts; each context is
+        placed on its own and turned onto the mean of the whole slice.
+        """
+        n, whole = len(rows), self.mean
+        total = torch.zeros_like(whole)
+        one = self.embedding.new_ones(1)
+        for _ in range(n_views):
+            genes = rng.random(source.schema.n_genes) >= VIEW_DROPOUT
+            embedding = embed_cells(self.module, source, rows, self.embedding.device, genes)
+            for cells in torch.from_numpy(rng.permutation(n)).tensor_split(max(1, round(n / VIEW_CONTEXT))):
+                absent = whole.new_zeros(1, len(cells), self.n_dims)
+                h = embedding[cells][None] + self.module.position_missing
+                output = self.module.trunk(h, 0 * one, one, None, ("position",)).position
+                assert output is not None  # it was asked for
+                x_0 = self.process.x0(output.float(), absent, one)
+                total[:, cells] += x_0 if self.shared_frame else align(x_0, whole[:, cells])
+        self.mean = total / n_views
 
     @torch.no_grad()
     def _estimate(self, z: Tensor, t: Tensor) -> Tensor:

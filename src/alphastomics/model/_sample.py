@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, NamedTuple
+import warnings
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import anndata as ad
 import numpy as np
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from alphastomics.model._model import AlphaSTomics
 
 logger = logging.getLogger(__name__)
+
+VIEWS = 1  # keeps the draws of views apart from those of the chain
 
 
 class Placed(NamedTuple):
@@ -50,12 +53,28 @@ def sample_positions(
     random_state: int,
 ) -> AnnData:
     """Place the cells of a query; see :meth:`AlphaSTomics.sample`."""
+    _check_draws(n_samples, reduce)
+    placed = place(model, source, config, n_samples=n_samples, random_state=random_state)
+    return to_anndata(model, query, placed, reduce=reduce)
+
+
+def check_query(
+    model: AlphaSTomics, query: AnnData, *, n_samples: int, n_steps: int, inpaint: bool, **sampler: Any
+) -> None:
+    """Refuse what :meth:`AlphaSTomics.sample` will refuse, before a model is trained for it."""
+    model._check_mode("expr_to_pos", None)
+    _check_draws(n_samples, None)
+    SamplerConfig(n_steps=n_steps, **sampler)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # sample() will tell
+        model._query_source(query, positions=inpaint)
+
+
+def _check_draws(n_samples: int, reduce: str | None) -> None:
     if n_samples < 1:
         raise ValueError(f"n_samples must be at least 1, got {n_samples}")
     if reduce not in (None, "medoid", "mean"):
         raise ValueError(f"reduce={reduce!r} is unknown; choose None, 'medoid' or 'mean'")
-    placed = place(model, source, config, n_samples=n_samples, random_state=random_state)
-    return to_anndata(model, query, placed, reduce=reduce)
 
 
 def place(
@@ -100,6 +119,8 @@ def _place_slice(
         max_context=config.max_context,
         held=held,
     )
+    if config.n_views > 1:
+        positions.average_views(source, rows, config.n_views, np.random.default_rng([random_state, VIEWS]))
     for k in range(len(draws)):
         # The draws of a slice depend on its cells and the seed, not on which other slices there are.
         generator = torch.Generator().manual_seed(int(np.random.SeedSequence([random_state, k]).generate_state(1)[0]))

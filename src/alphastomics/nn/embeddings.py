@@ -18,14 +18,18 @@ from torch import Tensor, nn
 
 
 def _directions(n: int, n_dims: int) -> Tensor:
-    """N unit vectors (n, D): golden-angle steps on the half circle, or a golden spiral on the half sphere."""
+    """N unit vectors (n, D), evenly spread in every run of them: golden angles, or plastic numbers on the half sphere.
+
+    A spiral over the sphere would tie the direction of a wave to its frequency. (Roberts 2018, the R2 sequence.)
+    """
     k = torch.arange(n, dtype=torch.float64)
-    golden = (1 + math.sqrt(5)) / 2
     if n_dims == 2:
+        golden = (1 + math.sqrt(5)) / 2
         angle = math.pi * (k / golden % 1)
         return torch.stack([angle.cos(), angle.sin()], dim=1)
-    z = 1 - (k + 0.5) / n
-    angle = 2 * math.pi * k / golden
+    plastic = 1.324717957244746
+    z = 1 - k / plastic**2 % 1
+    angle = 2 * math.pi * (k / plastic % 1)
     r = (1 - z**2).sqrt()
     return torch.stack([r * angle.cos(), r * angle.sin(), z], dim=1)
 
@@ -57,7 +61,8 @@ class FourierPosition(nn.Module):
 
     def forward(self, position: Tensor) -> Tensor:
         """``position`` (B, N, D) to (B, N, d)."""
-        phase = position @ self.frequencies
+        with torch.autocast(position.device.type, enabled=False):  # bfloat16 turns fast waves by a good part of a cycle
+            phase = position @ self.frequencies
         return self.mlp(torch.cat([position, phase.sin(), phase.cos()], dim=-1))
 
 

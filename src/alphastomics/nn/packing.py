@@ -62,7 +62,8 @@ class PackingNetwork(nn.Module):
             for _ in range(n_layers)
         )
         self.update = nn.ModuleList(
-            nn.Sequential(nn.Linear(2 * width, width), nn.SiLU(), nn.Linear(width, width)) for _ in range(n_layers)
+            nn.Sequential(nn.Linear(2 * width, width), nn.SiLU(), nn.Linear(width, width))
+            for _ in range(n_layers - 1)  # after the last round of messages nobody reads h
         )
         self.push = nn.ModuleList(nn.Linear(width, 1) for _ in range(n_layers))
 
@@ -76,12 +77,13 @@ class PackingNetwork(nn.Module):
             level = self.basis(r.log())
             h = self.start(level).expand(len(y), -1)
             gain = r / torch.sqrt(1 + r**2)
-            for message, update, push in zip(self.message, self.update, self.push, strict=True):
+            for layer, (message, push) in enumerate(zip(self.message, self.push, strict=True)):
                 offset = y[:, None] - y[neighbours]  # (N, k, D)
                 distance = offset.norm(dim=-1) + 1e-6
                 pair = (h[:, None].expand(-1, neighbours.shape[1], -1), h[neighbours])
                 features = (self.basis(distance.log()), level.expand(*distance.shape, -1))
                 m = message(torch.cat([*pair, *features], dim=-1))
-                h = h + update(torch.cat([h, m.mean(1)], dim=-1))
+                if layer < len(self.update):
+                    h = h + self.update[layer](torch.cat([h, m.mean(1)], dim=-1))
                 y = y + gain * (push(m) * offset / (distance[..., None] + SOFTENING)).mean(1)
             return y

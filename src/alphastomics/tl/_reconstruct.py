@@ -93,16 +93,22 @@ def reconstruct(
     arguments = _sort_arguments(kwargs)
     setup = {"position_key": position_key or _keys.SPATIAL, "slice_key": slice_key, "layer": layer} | arguments["setup"]
     placed = None
-    if model is None and reference is None:
+    if model is not None:
+        _check_unused(model, arguments, position_key=position_key, slice_key=slice_key, layer=layer)
+    elif reference is None:
         placed = _unknown(query, setup["position_key"])
-        reference = query[~placed]
-    trained = model if model is not None else _train(reference, setup, arguments, random_state)
+        reference = query[_reference_rows(query, placed, setup["slice_key"])]
+    trained = model if model is not None else _untrained(reference, setup, arguments["init"], random_state)
     cells = _cells_to_sample(query, placed, trained)
     inpaint = placed is not None
+    subject = query[cells] if inpaint else query
     if n_steps is None:
         n_steps = 1 if n_samples == 1 and not inpaint else CHAIN_STEPS
+    if model is None:
+        _check_query(trained, subject, n_samples=n_samples, n_steps=n_steps, inpaint=inpaint, **arguments["sample"])
+        trained.train(**arguments["train"])
     sampled = trained.sample(
-        query[cells] if inpaint else query,
+        subject,
         mode="expr_to_pos",
         n_steps=n_steps,
         n_samples=n_samples,
@@ -170,18 +176,47 @@ def _unknown(adata: AnnData, position_key: str) -> NDArray[np.bool_]:
     return placed
 
 
-def _train(
-    reference: AnnData, setup: dict[str, Any], arguments: dict[str, dict[str, Any]], random_state: int
-) -> AlphaSTomics:
+def _reference_rows(adata: AnnData, placed: NDArray[np.bool_], slice_key: str | None) -> NDArray[np.bool_]:
+    """Known cells to train on: not those of a slice that has too few of them, which are only held."""
+    from alphastomics.data._checks import MIN_CELLS
+
+    key = slice_key or _keys.SLICE
+    if key not in adata.obs:
+        return ~placed
+    names, slices = np.unique(adata.obs[key].astype(str).to_numpy(), return_inverse=True)
+    n_known = np.bincount(slices[~placed], minlength=len(names))
+    few = (n_known > 0) & (n_known < MIN_CELLS)
+    if not few.any() or n_known.max() < MIN_CELLS:
+        return ~placed
+    logger.info("Slices with fewer than %d known cells are not trained on: %s.", MIN_CELLS, ", ".join(names[few]))
+    return ~placed & ~few[slices]
+
+
+def _check_unused(model: AlphaSTomics, arguments: dict[str, dict[str, Any]], **keys: str | None) -> None:
+    """Refuse what a trained model cannot follow any more."""
+    unused = [name for part in ("setup", "init", "train") for name in arguments[part]]
+    unused += [name for name, key in keys.items() if key not in (None, getattr(model.schema, name))]
+    if unused:
+        raise TypeError(
+            f"{', '.join(unused)} cannot change what model= has learned; leave it out, or pass reference= to train "
+            "another model"
+        )
+
+
+def _check_query(model: AlphaSTomics, query: AnnData, **arguments: Any) -> None:
+    from alphastomics.model._sample import check_query
+
+    check_query(model, query, **arguments)
+
+
+def _untrained(reference: AnnData, setup: dict[str, Any], arguments: dict[str, Any], random_state: int) -> AlphaSTomics:
     from alphastomics.model import AlphaSTomics
 
     # Registering marks an object; the caller's stays as it was.
     reference = reference.copy() if reference.is_view else _shallow(reference)
     AlphaSTomics.setup_anndata(reference, **setup)
-    init: dict[str, Any] = {"mode": "expr_to_pos", "random_state": random_state, **arguments["init"]}
-    model = AlphaSTomics(reference, **init)
-    model.train(**arguments["train"])
-    return model
+    init: dict[str, Any] = {"mode": "expr_to_pos", "random_state": random_state, **arguments}
+    return AlphaSTomics(reference, **init)
 
 
 def _shallow(adata: AnnData) -> AnnData:
@@ -211,6 +246,9 @@ def _write(
     placed: NDArray[np.bool_] | None,
 ) -> None:
     source = model.schema.position_key
+    for column in (key + _keys.PLACED_SUFFIX, key + _keys.UNCERTAINTY_SUFFIX):
+        if column in result.obs:  # of an earlier call
+            del result.obs[column]
     if placed is None:
         result.obsm[key] = sampled.obsm[source]
     else:
@@ -227,14 +265,15 @@ def _write(
 def _parameters(model: AlphaSTomics, **parameters: Any) -> dict[str, Any]:
     """Everything that repeats the call, as values that survive ``write_h5ad``."""
     everything = {
-        "position_key": model.schema.position_key,
-        "slice_key": model.schema.slice_key or "",
-        "layer": model.schema.layer or "",
+        **{name: getattr(model.schema, name) for name in ("position_key", "slice_key", "cell_type_key", "layer")},
         "model": repr(model.init_params_["non_kwargs"]),
         **parameters,
     }
+    plain = {name: value.item() if isinstance(value, np.generic) else value for name, value in everything.items()}
     return {
-        name: value if isinstance(value, (str, int, float, bool)) else repr(value) for name, value in everything.items()
+        name: value if isinstance(value, (str, int, float, bool)) else repr(value)
+        for name, value in plain.items()
+        if value is not None
     }
 
 

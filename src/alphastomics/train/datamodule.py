@@ -48,7 +48,7 @@ class ContextDataModule(pl.LightningDataModule):
         source: CellSource,
         *,
         batch_size: int = 4096,
-        context_size: int = 1024,
+        context_size: int = 512,
         kind: str = "subset",
         seed: int = 0,
         augmentation: Augmentation | None = None,

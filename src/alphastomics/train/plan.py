@@ -182,28 +182,30 @@ class TrainingPlan(pl.LightningModule):
         clocks = [draw_clocks(self.mode, rng, absent=self.config.absent, smallest=self.smallest) for rng in rngs]
         t_expr = torch.tensor([clock.expression for clock in clocks], device=device)
         t_pos = torch.tensor([clock.position for clock in clocks], device=device)
+        # Numbers are drawn for real cells alone: what a context is padded to must not move its generator.
+        n_cells = batch.mask.sum(1).tolist()
         noise = []
         for value, t in ((batch.expression, t_expr), (batch.position, t_pos)):
-            needed = [bool(0 < x < 1) for x in t]
-            parts = [
-                torch.from_numpy(rng.standard_normal(value.shape[1:], dtype="float32"))
-                if use
-                else torch.zeros(value.shape[1:])
-                for rng, use in zip(rngs, needed, strict=True)
-            ]
-            noise.append(torch.stack(parts).to(device))
+            parts = torch.zeros(value.shape)
+            for part, rng, n, clock in zip(parts, rngs, n_cells, t.tolist(), strict=True):
+                if 0 < clock < 1:
+                    part[:n] = torch.from_numpy(rng.standard_normal((n, value.shape[2]), dtype="float32"))
+            noise.append(parts.to(device))
         return t_expr, t_pos, noise[0], noise[1]
 
     def canonical(self, batch: Batch, mask: Tensor, cells: int = 256) -> Tensor:
         """Positions rotated or reflected into the model's own frame, from the clean expression of a few cells."""
-        few = slice(None, None, -(-mask.shape[1] // cells))
+        # Every context chooses among its own cells, which come first, whatever it is padded to.
+        n_cells = mask.sum(1, keepdim=True)
+        number = torch.arange(min(cells, mask.shape[1]), device=mask.device) * (-(-n_cells // cells))
+        few, few_mask = number.clamp_max(mask.shape[1] - 1)[..., None], number < n_cells
         training = self.module.training
         self.module.eval()
         with torch.no_grad():
-            mean = self.conditional_mean(batch.expression[:, few], mask[:, few])
+            mean = self.conditional_mean(batch.expression.take_along_dim(few, 1), few_mask)
         self.module.train(training)
-        weight = mask[:, few].to(mean.dtype)
-        rotation = kabsch(centre(batch.position[:, few], mask[:, few]), mean, weight)
+        few_position = centre(batch.position.take_along_dim(few, 1), few_mask)
+        rotation = kabsch(few_position, mean, few_mask.to(mean.dtype))
         return rotate(centre(batch.position, mask), rotation)
 
     def deformed(self, x_pos: Tensor, t_pos: Tensor, batch: Batch, purpose: int) -> Tensor:
@@ -314,7 +316,7 @@ class TrainingPlan(pl.LightningModule):
         if not bool(loss.isfinite()):
             names = sorted({self.slice_names[int(i)] for i in batch.slice_index} if self.slice_names else [])
             message = (
-                f"The loss is {float(loss):g} at step {self.global_step} (slices: {', '.join(names) or 'unknown'}). "
+                f"The loss is {loss.item():g} at step {self.global_step} (slices: {', '.join(names) or 'unknown'}). "
                 "The model keeps its last good weights. Lower plan_kwargs['lr'] or look for extreme values in these slices."
             )
             raise NonFiniteLossError(message)
@@ -342,7 +344,7 @@ class TrainingPlan(pl.LightningModule):
         return min(1.0, done)
 
     def _lr_factor(self, step: int) -> float:
-        warm = min(1.0, (step + 1) / self.config.warmup_steps)
+        warm = min(1.0, (step + 1) / max(1, self.config.warmup_steps))
         cosine = 0.5 * (1 + torch.cos(torch.tensor(torch.pi * self.progress()))).item()
         return warm * (self.config.final_lr + (1 - self.config.final_lr) * cosine)
 

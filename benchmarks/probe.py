@@ -1,0 +1,119 @@
+"""Does the network denoise, or does it ignore its noisy input? The probe on a trained model.
+
+At noise-to-signal ratios .1, .3 and 1 the aligned root-mean-square error of the estimate of x0 is compared with the
+smaller of two trivial answers: the noisy positions themselves, and the estimate without any positions (t = 1). Below 1
+the network uses both. The relative error of turning the input by 90 degrees says whether the estimate follows. Run as
+``python -m benchmarks.probe --model-dir DIR``; slices of the reference and the held-out slice are probed.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from benchmarks import _ours
+from benchmarks._data import BENCHMARKS, DEFAULT_MINUTES, find_data
+from benchmarks._report import machine, versions, write_json
+from benchmarks._runner import RESULTS
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from anndata import AnnData
+    from numpy.typing import NDArray
+
+    from alphastomics.model import AlphaSTomics
+
+RATIOS = (0.1, 0.3, 1.0)
+
+
+def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """Options."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.probe", formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
+    parser.add_argument("--benchmark", choices=BENCHMARKS, default="seqfish", help="its first fold")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--minutes", type=float, help="training time; default that of the benchmark")
+    parser.add_argument("--model-dir", type=Path, help="take the model that the benchmark left here, or leave it here")
+    parser.add_argument("--output", type=Path, default=RESULTS / "probe.json")
+    parser.add_argument("--data-dir", help="folder of the .h5ad files; default $ALPHASTOMICS_DATA or ../shared/data")
+    options = parser.parse_args(argv)
+    options.minutes = options.minutes or DEFAULT_MINUTES[options.benchmark]
+    return options
+
+
+def probe(model: AlphaSTomics, cells: AnnData, truth: NDArray[np.float64], *, seed: int) -> dict[str, dict[str, float]]:
+    """Errors at every ratio for one slice, over those of the trivial answers."""
+    import torch
+
+    from alphastomics.data import AnnDataSource
+    from alphastomics.diffusion.geometry import align, centre, kabsch
+    from alphastomics.model._placing import MAX_CONTEXT, SlicePositions, content_order, embed_cells
+
+    cells = cells.copy()
+    cells.obsm.clear()
+    source = AnnDataSource(cells, model.schema, positions=False)
+    rows = content_order(source, np.arange(cells.n_obs))
+    device = model.module.device
+    positions = SlicePositions(
+        model.module, model.diffusion, embed_cells(model.module, source, rows, device),
+        shared_frame=False, spacing=model.schema.spacing / model.schema.scale, max_context=MAX_CONTEXT,
+    )  # fmt: skip
+    mean, process = positions.mean, model.diffusion.position
+    x = centre(torch.from_numpy(truth[rows] / model.schema.scale).float()[None].to(device))
+    x = x @ kabsch(x, mean)
+
+    def error(estimate: Any) -> float:
+        return float(((estimate - align(x, estimate)) ** 2).sum(-1).mean().sqrt())
+
+    generator = torch.Generator().manual_seed(seed)
+    quarter_turn = torch.eye(x.shape[-1], device=device)
+    quarter_turn[:2, :2] = torch.tensor([[0.0, 1.0], [-1.0, 0.0]])
+    found = {}
+    for ratio in RATIOS:
+        t = torch.full((1,), process.schedule.time_of_ratio(ratio), device=device)
+        z = process.noise(x, t, centre(torch.randn(x.shape, generator=generator).to(device)))
+        estimate = positions.estimate(z, t)
+        trivial = {"copying": error(z / process.schedule.alpha(t)), "without positions": error(mean)}
+        # The sampler's denoising function: whatever frame z comes in, it is turned to the canonical one and back.
+        back = kabsch(z @ quarter_turn, mean)
+        turned = positions.estimate(z @ quarter_turn @ back, t) @ back.transpose(-1, -2)
+        reference = positions.estimate(z @ kabsch(z, mean), t) @ kabsch(z, mean).transpose(-1, -2)
+        follow = (turned - reference @ quarter_turn).norm() / reference.norm()
+        found[str(ratio)] = {
+            **trivial,
+            "estimate": error(estimate),
+            "over the better": error(estimate) / min(trivial.values()),
+            "turning": float(follow),
+        }
+    return found
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Probe the reference slices and the held-out one."""
+    options = parse(argv)
+    fold = BENCHMARKS[options.benchmark](find_data(options.data_dir))[0]
+    path = options.model_dir and options.model_dir / options.benchmark / f"{fold.name}_seed{options.seed}"
+    model, _ = _ours.obtain_model(fold, seed=options.seed, minutes=options.minutes, path=path)
+    slices = {"held out": (fold.query, fold.truth[fold.order])}
+    for name in model.schema.slices:
+        cells = fold.reference[fold.reference.obs["slice_id"].astype(str) == name]
+        slices[f"reference {name}"] = (cells, np.asarray(cells.obsm["spatial"]))
+    report = {name: probe(model, cells, truth, seed=options.seed) for name, (cells, truth) in slices.items()}
+    write_json(
+        options.output,
+        {"benchmark": "probe", "tissue": options.benchmark, "seed": options.seed, "model": _ours.fingerprint(model),
+         "training": _ours.training_parameters(options.minutes), "probe": report, "versions": versions(),
+         "machine": machine()},
+    )  # fmt: skip
+    for name, levels in report.items():
+        for ratio, line in levels.items():
+            print(f"{name}, sigma/alpha {ratio}: " + ", ".join(f"{key} {value:.3f}" for key, value in line.items()))
+
+
+if __name__ == "__main__":
+    main()

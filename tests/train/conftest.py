@@ -1,0 +1,108 @@
+"""Small slices of different sizes, a tiny plan for them, and a way to run it."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+from alphastomics.data import AnnDataSource, Augmentation, ContextDataset, collate, fit_schema
+from alphastomics.datasets import synthetic_tissue
+from alphastomics.nn import Denoiser, DenoiserConfig
+from alphastomics.nn.block import AdaptiveNorm
+from alphastomics.train import ContextDataModule, ContextRunner, History, MovingAverage, TrainingPlan
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from alphastomics.data import Batch
+
+SIZES = (90, 70, 40)
+
+
+@pytest.fixture(scope="session")
+def sources() -> dict[str, AnnDataSource]:
+    """The same cells, with a frame per slice and with one frame."""
+    adata = synthetic_tissue(n_slices=3, n_cells=SIZES, n_genes=20, random_state=0)
+    return {
+        frame: AnnDataSource(adata, fit_schema(adata, frame=frame), positions=True) for frame in ("slice", "shared")
+    }
+
+
+@pytest.fixture(scope="session")
+def source(sources) -> AnnDataSource:
+    return sources["slice"]
+
+
+@pytest.fixture
+def make_batch(source) -> Callable[..., Batch]:
+    """Whole slices of the given epochs as contexts, all in one batch."""
+
+    def make(n_epochs: int = 4, **kwargs: Any) -> Batch:
+        dataset = ContextDataset(source, context_size=100, seed=0, augmentation=Augmentation(), **kwargs)
+        contexts = []
+        for epoch in range(n_epochs):
+            dataset.set_epoch(epoch)
+            contexts += [dataset[i] for i in range(len(dataset))]
+        return collate(contexts)
+
+    return make
+
+
+def single(batch: Batch, i: int) -> Batch:
+    """Context ``i`` alone, without its padding."""
+    n = int(batch.mask[i].sum())
+    per_cell = {"expression", "position", "mask", "rows"}
+    return type(batch)(*(x[i : i + 1, :n] if name in per_cell else x[i : i + 1] for name, x in batch._asdict().items()))
+
+
+@pytest.fixture
+def singles() -> Callable[[Batch], list[Batch]]:
+    return lambda batch: [single(batch, i) for i in range(len(batch.mask))]
+
+
+@pytest.fixture
+def make_plan(source) -> Callable[..., TrainingPlan]:
+    """A plan whose adaptive norms do not start at zero."""
+
+    def make(*, dropout: float = 0.0, seed: int = 1, **kwargs: Any) -> TrainingPlan:
+        torch.manual_seed(seed)
+        module = Denoiser(
+            DenoiserConfig(n_genes=20, n_dims=2, d_model=32, n_layers=2, n_heads=4, n_latent=8, dropout=dropout)
+        )
+        for part in module.modules():
+            if isinstance(part, AdaptiveNorm):
+                torch.nn.init.normal_(part.modulation.weight, std=0.1)
+        spacing = source.schema.spacing / source.schema.scale
+        slice_names = tuple(cells.name for cells in source.slices)
+        return TrainingPlan(module, **{"spacing": spacing, "slice_names": slice_names, **kwargs})
+
+    return make
+
+
+@pytest.fixture
+def fit(source) -> Callable[..., ContextRunner]:
+    """Train a plan for some epochs on one thread, as a model would, and give back the runner."""
+
+    def run(plan: TrainingPlan, *, data: dict[str, Any] | None = None, **kwargs: Any) -> ContextRunner:
+        options: dict[str, Any] = {"batch_size": 100, "context_size": 45, "augmentation": Augmentation(), "seed": 0}
+        datamodule = ContextDataModule(**({"source": source} | options | (data or {})))
+        model = SimpleNamespace(
+            module=plan.module, history_=None, is_trained_=False, to_device=lambda _: None, trainer=None
+        )
+        trainer = {
+            "max_epochs": 1,
+            "accelerator": "cpu",
+            "devices": 1,
+            "precision": "32-true",
+            "enable_progress_bar": False,
+            "ema": MovingAverage(plan.config.ema_decay),
+            "history": History(),
+        }
+        runner = ContextRunner(model, training_plan=plan, data_splitter=datamodule, **(trainer | kwargs))
+        runner()
+        return runner
+
+    return run

@@ -1,0 +1,257 @@
+"""One training step: what it draws, and that neither padding, nor batching, nor the frame of a slice changes it."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from alphastomics.data import collate
+from alphastomics.diffusion import CosineSchedule, Process
+from alphastomics.diffusion.geometry import align, centre, random_rotation
+from alphastomics.train import MODES, DiffusionConfig, PlanConfig
+
+modes = pytest.mark.parametrize("mode", MODES)
+
+
+def turned(batch, reflect: bool):
+    """Every context rotated, reflected and shifted on its own; padding stays at zero."""
+    turns = torch.stack([random_rotation(2, torch.Generator().manual_seed(i)) for i in range(len(batch.mask))])
+    if not reflect:
+        turns[:, 0] *= torch.linalg.det(turns).sign()[:, None]
+    return batch._replace(position=(batch.position @ turns + 3) * batch.mask[..., None])
+
+
+def without_padding(losses: dict, i: int) -> dict:
+    return {name: float(value[i].detach()) for name, value in losses.items()}
+
+
+@modes
+def test_draws_do_not_depend_on_the_batch(make_plan, make_batch, singles, mode):
+    plan, batch = make_plan(mode=mode), make_batch()
+    together = plan.draw(batch, 0)
+    assert len({float(t) for t in together[0]} | {float(t) for t in together[1]}) > 2
+    for i, alone in enumerate(singles(batch)):
+        n = alone.mask.shape[1]
+        for one, other in zip(plan.draw(alone, 0), together, strict=True):
+            assert torch.equal(one[0], other[i] if other.ndim == 1 else other[i, :n])
+
+
+def test_draws_depend_on_the_key_and_the_purpose(make_plan, make_batch):
+    plan, batch = make_plan(mode="joint", absent=0.0), make_batch(n_epochs=1)
+    torch.manual_seed(7)
+    first = plan.draw(batch, 0)
+    assert all(torch.equal(one, other) for one, other in zip(first, plan.draw(batch, 0), strict=True))
+    for changed in (plan.draw(batch, 1), plan.draw(batch._replace(key=batch.key + 1), 0)):
+        assert not any(torch.equal(one, other) for one, other in zip(first, changed, strict=True))
+
+
+def test_noise_is_standard_and_independent(make_plan, make_batch):
+    plan, batch = make_plan(mode="joint", absent=0.0), make_batch()
+    _, _, noise_expr, noise_pos = plan.draw(batch, 0)
+    for noise in (noise_expr[batch.mask], noise_pos[batch.mask]):
+        assert float(noise.mean()) == pytest.approx(0, abs=0.06)
+        assert float(noise.var()) == pytest.approx(1, rel=0.06)
+    first, second = (x[batch.mask][:, :2].flatten() for x in (noise_expr, noise_pos))
+    assert abs(np.corrcoef(first, second)[0, 1]) < 0.1
+
+
+@modes
+def test_losses_of_a_batch_are_those_of_its_contexts(make_plan, make_batch, singles, mode):
+    plan, batch = make_plan(mode=mode), make_batch()
+    together = plan.losses(batch)
+    for i, alone in enumerate(singles(batch)):
+        assert without_padding(plan.losses(alone), 0) == pytest.approx(without_padding(together, i), abs=1e-5, rel=1e-4)
+
+
+@modes
+def test_what_padding_holds_does_not_matter(make_plan, make_batch, mode):
+    plan, batch = make_plan(mode=mode), make_batch()
+    rubbish = {
+        name: torch.where(batch.mask[..., None], getattr(batch, name), 77.0) for name in ("expression", "position")
+    }
+    expected, actual = plan.losses(batch), plan.losses(batch._replace(**rubbish))
+    for name, value in expected.items():
+        torch.testing.assert_close(actual[name], value, atol=1e-5, rtol=1e-4)
+
+
+def test_the_canonical_frame_does_not_depend_on_padding(make_plan, make_batch, singles):
+    """The few cells that fix it are chosen among the cells of the context."""
+    plan, batch = make_plan(), make_batch(n_epochs=1)
+    together = plan.canonical(batch, batch.mask, cells=32)
+    for i, alone in enumerate(singles(batch)):
+        expected = plan.canonical(alone, alone.mask, cells=32)[0]
+        torch.testing.assert_close(together[i, : len(expected)], expected, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("reflect", [False, True])
+def test_the_canonical_frame_forgets_the_frame_of_the_slice(make_plan, make_batch, reflect):
+    plan, batch = make_plan(), make_batch()
+    expected = plan.canonical(batch, batch.mask)
+    actual = plan.canonical(turned(batch, reflect), batch.mask)
+    torch.testing.assert_close(actual, expected, atol=1e-4, rtol=1e-4)
+    assert not torch.allclose(turned(batch, reflect).position, batch.position, atol=0.1)
+
+
+def test_the_canonical_frame_is_a_rigid_motion_onto_the_conditional_mean(make_plan, make_batch):
+    plan, batch = make_plan(), make_batch()
+    mean = plan.conditional_mean(batch.expression, batch.mask).detach()
+    expected = centre(align(batch.position, mean, batch.mask), batch.mask)
+    torch.testing.assert_close(plan.canonical(batch, batch.mask), expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("mode", ["expr_to_pos", "joint", "any"])
+@pytest.mark.parametrize("reflect", [False, True])
+def test_the_frame_of_a_slice_changes_no_loss(make_plan, make_batch, mode, reflect):
+    """The key property: where a slice lies, and which way it faces, says nothing."""
+    plan, batch = make_plan(mode=mode), make_batch()
+    expected, actual = plan.losses(batch), plan.losses(turned(batch, reflect))
+    assert bool((sum(expected.values()) > 0).all())
+    for name, value in expected.items():
+        torch.testing.assert_close(actual[name], value, atol=1e-3, rtol=1e-3)
+
+
+def test_finding_the_frame_leaves_the_network_as_it_was(make_plan, make_batch):
+    """Dropout is off while the frame is found, or the frame would be random, and on afterwards."""
+    plan, batch = make_plan(dropout=0.5), make_batch()
+    plan.module.train()
+    frames = [plan.canonical(batch, batch.mask) for _ in range(2)]
+    assert torch.equal(*frames)
+    assert all(module.training for module in plan.module.modules())
+    plan.module.eval()
+    plan.canonical(batch, batch.mask)
+    assert not any(module.training for module in plan.module.modules())
+    assert not frames[0].requires_grad
+
+
+def test_a_shared_frame_is_left_alone(make_plan, sources):
+    """Registered positions are neither centred nor turned: moving the truth changes the loss."""
+    from alphastomics.data import ContextDataset
+
+    dataset = ContextDataset(sources["shared"], context_size=100, seed=0)
+    batch = collate([dataset[i] for i in range(3)])
+    plan = make_plan(mode="expr_to_pos", shared_frame=True, absent=1.0)
+    predicted = plan.conditional_mean(batch.expression, batch.mask).detach()
+    expected = ((predicted - batch.position) ** 2).mean(-1)
+    for i, loss in enumerate(plan.losses(batch)["aligned"].detach()):
+        assert float(loss) == pytest.approx(float(expected[i][batch.mask[i]].mean()), rel=1e-4)
+    assert not torch.allclose(plan.losses(turned(batch, False))["aligned"], plan.losses(batch)["aligned"], rtol=1e-2)
+
+
+def test_each_loss_applies_where_its_clock_says(make_plan, make_batch):
+    plan, batch = make_plan(mode="any"), make_batch(n_epochs=8)
+    t_expr, t_pos, *_ = plan.draw(batch, 0)
+    losses = plan.losses(batch)
+    runs, absent = (t_pos > 0) & (t_pos < 1), t_pos == 1
+    applies = {"diffusion": runs, "aligned": absent, "distance": absent, "neighbour": absent, "expression": t_expr > 0}
+    for name, where in applies.items():
+        assert 0 < int(where.sum()) < len(where)
+        assert torch.equal(losses[name] > 0, where), name
+
+
+def test_the_diffusion_loss_is_the_weighted_error_of_the_clean_positions(make_plan, make_batch):
+    """Rebuilt from the parts for one context; deformation is off, as in validation."""
+    plan, batch = make_plan(mode="expr_to_pos", absent=0.0, deformation=0.0), make_batch(n_epochs=1)
+    _, t, _, noise = plan.draw(batch, 0)
+    x, process = plan.canonical(batch, batch.mask), plan.diffusion.position
+    z = process.noise(x, t, centre(noise, batch.mask))
+    output = plan.module(batch.expression, z, torch.zeros_like(t), t, batch.mask).position
+    x_0 = centre(process.x0(output, z, t), batch.mask)
+    weight = (1 / process.schedule.sigma(t) ** 2).clamp_max(plan.config.max_loss_weight)
+    for i, loss in enumerate(plan.losses(batch)["diffusion"].detach()):
+        error = ((x_0 - x)[i][batch.mask[i]] ** 2).mean().detach()
+        assert float(loss) == pytest.approx(float(weight[i] * error), rel=1e-3)
+
+
+def test_validation_neither_deforms_nor_repeats_the_noise_of_training(make_plan, make_batch):
+    plan, batch = make_plan(mode="expr_to_pos", absent=0.0), make_batch()
+    x, t = plan.canonical(batch, batch.mask), torch.full((12,), 0.5)
+    assert torch.equal(plan.deformed(x, t, batch, 1), x)
+    moved = plan.deformed(x, t, batch, 0)
+    assert not torch.allclose(moved, x, atol=0.05)
+    torch.testing.assert_close(moved, centre(moved, batch.mask), atol=1e-6, rtol=0)
+    still = plan.deformed(x, torch.ones(12), batch, 0)
+    torch.testing.assert_close(still, x, atol=1e-6, rtol=0)
+
+
+def test_unmeasured_genes_have_no_say(make_plan, make_batch):
+    plan, batch = make_plan(mode="pos_to_expr"), make_batch()
+    changed = torch.where(batch.measured[:, None], batch.expression, 5.0)
+    assert not torch.equal(changed, batch.expression)
+    torch.testing.assert_close(
+        plan.losses(batch._replace(expression=changed))["expression"], plan.losses(batch)["expression"]
+    )
+
+
+@modes
+def test_a_context_of_padding_alone_weighs_nothing(make_plan, make_batch, mode):
+    plan, batch = make_plan(mode=mode), make_batch(n_epochs=2)
+    mask = batch.mask.clone()
+    mask[[1, 4]] = False
+    real = [0, 2, 3, 5]
+    masked = batch._replace(mask=mask)
+    kept = type(batch)(*(x[real] for x in batch))
+    total = plan.total(plan.losses(masked), masked)
+    torch.testing.assert_close(total, plan.total(plan.losses(kept), kept), atol=1e-5, rtol=1e-4)
+    total.backward()
+    assert all(bool(p.grad.isfinite().all()) for p in plan.parameters() if p.grad is not None)
+
+
+def test_total_is_the_weighted_mean_over_real_contexts(make_plan, make_batch):
+    plan = make_plan(lambda_position=2.0, lambda_distance=3.0, lambda_neighbour=5.0, lambda_expression=7.0)
+    batch = make_batch(n_epochs=1)
+    names = ("diffusion", "aligned", "distance", "neighbour", "expression", "packing")
+    losses = {name: torch.tensor([1.0, 2.0, 300.0]) * 10**i for i, name in enumerate(names)}
+    mask = batch.mask.clone()
+    mask[2] = False
+    weights = [2, 2, 3, 5, 7, plan.config.lambda_packing]
+    expected = sum(weight * 10**i for i, weight in enumerate(weights)) * 1.5
+    assert float(plan.total(losses, batch._replace(mask=mask))) == pytest.approx(expected)
+    mask[:] = False
+    assert float(plan.total(losses, batch._replace(mask=mask))) == 0
+
+
+def test_every_parameter_is_trained(make_plan, make_batch):
+    """With registered parameters that no loss reaches, several processes would wait for each other for ever."""
+    plan, batch = make_plan(mode="any"), make_batch(n_epochs=8)
+    plan.total(plan.losses(batch), batch).backward()
+    assert [name for name, p in plan.named_parameters() if p.grad is None or not bool(p.grad.any())] == []
+
+
+def test_learning_rate_warms_up_and_falls_to_its_final_share(make_plan):
+    plan = make_plan(warmup_steps=10, final_lr=0.1)
+    plan._trainer = SimpleNamespace(estimated_stepping_batches=100, global_step=0)
+    factors = []
+    for step in range(101):
+        plan._trainer.global_step = step
+        factors.append(plan._lr_factor(step))
+    expected = 0.1 + 0.9 * 0.5 * (1 + np.cos(np.pi * np.arange(101) / 100))
+    np.testing.assert_allclose(factors[10:], expected[10:], rtol=1e-5)
+    np.testing.assert_allclose(factors[:10], expected[:10] * np.arange(1, 11) / 10, rtol=1e-5)
+    assert make_plan(warmup_steps=0).config.warmup_steps == 0
+
+
+def test_learning_rate_follows_the_clock_where_time_is_short(make_plan, monkeypatch):
+    plan = make_plan(max_seconds=100.0)
+    plan._trainer = SimpleNamespace(estimated_stepping_batches=float("inf"), global_step=3)
+    monkeypatch.setattr("alphastomics.train.plan.time.monotonic", lambda: plan._started + 40)
+    assert plan.progress() == pytest.approx(0.4)
+    plan._trainer.estimated_stepping_batches = 4
+    assert plan.progress() == pytest.approx(0.75)
+    monkeypatch.setattr("alphastomics.train.plan.time.monotonic", lambda: plan._started + 1000)
+    assert plan.progress() == 1
+
+
+def test_no_warm_up_is_a_choice(make_plan):
+    plan = make_plan(warmup_steps=0)
+    plan._trainer = SimpleNamespace(estimated_stepping_batches=100, global_step=0)
+    assert plan._lr_factor(0) == pytest.approx(1)
+
+
+def test_configuration_survives_json():
+    config = DiffusionConfig(position=Process(schedule=CosineSchedule(name="cosine", nu=2.0), prediction_type="x0"))
+    assert DiffusionConfig.from_dict(config.to_dict()) == config
+    with pytest.raises(TypeError, match="learning_rate"):
+        PlanConfig(learning_rate=1.0)
