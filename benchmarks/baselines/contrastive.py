@@ -39,7 +39,7 @@ PARAMETERS: dict[str, Any] = {
     "gene_dropout_counts": 0.5,
     "gene_dropout_other": 0.1,
     "context_size": 512,
-    "n_steps": 1000,
+    "n_steps": 600,
     "learning_rate": 1e-3,
     "weight_decay": 1e-2,
     "temperature": 0.1,

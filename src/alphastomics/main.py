@@ -113,6 +113,7 @@ def sample(
     n_samples: PositiveInt = 1,
     reduce: Literal["medoid", "mean"] | None = None,
     sampler: Literal["ddpm", "ddim", "dpm++2m"] = "ddpm",
+    n_views: PositiveInt = 1,
     inpaint: bool = False,
     seed: int = 0,
 ) -> None:
@@ -134,6 +135,8 @@ def sample(
         ``medoid``: the draw nearest to all others; ``mean``: the mean. All draws when not given.
     sampler
         Reverse step.
+    n_views
+        Random subsets of genes and cells over which the conditional mean is averaged.
     inpaint
         Hold the positions that the cells have; sample those that are NaN.
     seed

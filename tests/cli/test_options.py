@@ -55,20 +55,38 @@ def test_setup_options_are_those_of_the_model():
 
 
 def test_training_options_are_those_of_the_model():
-    from alphastomics.data import Augmentation
     from alphastomics.model import AlphaSTomics
 
     expected = {name: p.default for name, p in parameters(AlphaSTomics.train).items()}
-    arguments = TrainingOptions().arguments()
-    assert arguments.pop("augmentation") == Augmentation()
+    arguments = TrainingOptions().arguments(StandIn())
+    assert arguments.pop("augmentation") == StandIn().default_augmentation()
     # Not offered: the strategy follows from the devices, and train_size says what validation_size says.
     assert arguments == {name: expected[name] for name in expected.keys() - {"augmentation", "strategy", "train_size"}}
+
+
+class StandIn:
+    """The part of a model that the options ask for the augmentation that suits its reference."""
+
+    def default_augmentation(self):
+        from alphastomics.data import Augmentation
+
+        return Augmentation(gene_dropout=0.7, thinning=0.6, gene_noise=0.4)
+
+
+def test_given_augmentation_changes_that_of_the_model():
+    from alphastomics.data import Augmentation
+
+    changed = TrainingOptions(thinning=0.25).arguments(StandIn())["augmentation"]
+    assert changed == Augmentation(gene_dropout=0.7, thinning=0.25, gene_noise=0.4)
+    assert {f.name for f in fields(Augmentation)} - {f.name for f in fields(TrainingOptions)} == {"rotate"}
 
 
 def test_plan_options_are_those_of_the_plan():
     from alphastomics.train import PlanConfig
 
-    assert asdict(PlanOptions()) == asdict(PlanConfig())
+    assert {field.name for field in fields(PlanOptions)} == {field.name for field in fields(PlanConfig)}
+    assert PlanOptions().arguments() == {}
+    assert PlanOptions(lambda_neighbour=0.0, lr=0.1).arguments() == {"lr": 0.1, "lambda_neighbour": 0.0}
 
 
 def test_demo_differs_in_two_defaults():
@@ -159,9 +177,8 @@ def test_demo_keeps_its_defaults_beside_given_flags(tmp_path):
 
 def test_aliases_become_arguments():
     assert ModelOptions(use_gated_attention=False).arguments()["gate_type"] == "none"
-    arguments = TrainingOptions(gpus=2, devices="auto").arguments()
+    arguments = TrainingOptions(gpus=2, devices="auto").arguments(StandIn())
     assert (arguments["accelerator"], arguments["devices"]) == ("gpu", 2)
-    assert TrainingOptions(thinning=0.25).arguments()["augmentation"].thinning == 0.25
 
 
 @pytest.mark.parametrize("tokens", [["--d-model", "0"], ["--epochs", "0"], ["--mode", "both"], ["--dmodel", "8"]])

@@ -14,7 +14,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from alphastomics.diffusion import losses
-from alphastomics.diffusion.losses import aligned_error, distance_error, mean_squared_error, neighbour_error
+from alphastomics.diffusion.losses import (
+    aligned_error,
+    distance_error,
+    layout_error,
+    mean_squared_error,
+    neighbour_error,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,12 +45,20 @@ def real(x: Tensor, i: int) -> np.ndarray:
     return x[i, : SIZES[i]].detach().double().numpy()
 
 
-def dense_neighbour(feature: np.ndarray, true: np.ndarray, width: float, temperature: float) -> float:
-    unit = feature / np.linalg.norm(feature, axis=1, keepdims=True)
-    logits, closeness = unit @ unit.T / temperature, -(cdist(true, true) ** 2) / (2 * width**2)
-    others = ~np.eye(len(true), dtype=bool)
+def dense_cross_entropy(logits: np.ndarray, true: np.ndarray, width: float) -> float:
+    """Between nearness in the tissue and the given similarity, over the other cells of each cell."""
+    closeness, others = -(cdist(true, true) ** 2) / (2 * width**2), ~np.eye(len(true), dtype=bool)
     rows = [-(softmax(closeness[i, others[i]]) * log_softmax(logits[i, others[i]])).sum() for i in range(len(true))]
     return float(np.mean(rows))
+
+
+def dense_neighbour(feature: np.ndarray, true: np.ndarray, width: float, temperature: float) -> float:
+    unit = feature / np.linalg.norm(feature, axis=1, keepdims=True)
+    return dense_cross_entropy(unit @ unit.T / temperature, true, width)
+
+
+def dense_layout(predicted: np.ndarray, true: np.ndarray, width: float) -> float:
+    return dense_cross_entropy(-np.log1p(cdist(predicted, predicted) ** 2 / width**2), true, width)
 
 
 LOSSES = {
@@ -52,9 +66,11 @@ LOSSES = {
     "aligned": aligned_error,
     "distance": distance_error,
     "neighbour": lambda predicted, true, mask: neighbour_error(predicted, true, mask, width=0.3),
+    "layout": lambda predicted, true, mask: layout_error(predicted, true, mask, width=0.3),
 }
 every_loss = pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES)
-PAIRWISE = ["distance", "neighbour"]
+PAIRWISE = ["distance", "neighbour", "layout"]
+CROSS_ENTROPIES = (LOSSES["neighbour"], LOSSES["layout"])
 
 
 @pytest.mark.parametrize("n_dims", [2, 3])
@@ -69,9 +85,10 @@ def test_losses_are_those_of_the_formulas(n_dims):
             "aligned": np.mean((x - moved) ** 2),
             "distance": np.mean((pdist(x) - pdist(y)) ** 2),
             "neighbour": dense_neighbour(x, y, 0.3, 0.1),
+            "layout": dense_layout(x, y, 0.3),
         }
         for name, value in expected.items():
-            tolerance = 1e-5 if name == "neighbour" else 1e-9  # the former is computed in single precision
+            tolerance = 1e-5 if LOSSES[name] in CROSS_ENTROPIES else 1e-9  # the former compute in single precision
             assert float(LOSSES[name](predicted, true, mask)[i]) == pytest.approx(value, rel=tolerance, abs=1e-6)
 
 
@@ -129,9 +146,9 @@ def test_values_and_gradients_are_finite_where_formulas_divide_by_zero(loss, cas
     value = value.detach()
     assert bool(value.isfinite().all())
     assert bool(gradient.isfinite().all())
-    if case == "equal" and loss is not LOSSES["neighbour"]:
+    if case == "equal" and loss not in CROSS_ENTROPIES:
         assert float(value) == pytest.approx(0, abs=1e-10)
-    if case in ("one cell", "no cell") and loss in (distance_error, LOSSES["neighbour"]):
+    if case in ("one cell", "no cell") and loss in (distance_error, *CROSS_ENTROPIES):
         assert float(value) == 0
 
 
@@ -216,7 +233,7 @@ def test_distances_of_near_points_far_from_the_origin_are_exact():
     assert float((wrong**2).sum() / (60 * 59)) != pytest.approx(expected, rel=1e-2)
 
 
-@pytest.mark.parametrize("name", ["aligned", "distance"])
+@pytest.mark.parametrize("name", ["aligned", "distance", "layout"])
 def test_position_losses_know_no_frame(name):
     predicted, true, mask = positions(3)
     turn, _ = np.linalg.qr(np.random.default_rng(0).normal(size=(3, 3)))

@@ -57,8 +57,8 @@ def train_well(train_briefly: Callable[..., AlphaSTomics]) -> Callable[[AlphaSTo
     def train(model: AlphaSTomics) -> AlphaSTomics:
         from alphastomics.data import Augmentation
 
-        plan = {"lr": 4e-3, "warmup_steps": 5, "lambda_packing": 0.0}
-        return train_briefly(model, max_epochs=40, augmentation=Augmentation(), plan_kwargs=plan)
+        plan = {"lr": 6e-3, "warmup_steps": 5, "lambda_packing": 0.0}
+        return train_briefly(model, max_epochs=20, augmentation=Augmentation(), plan_kwargs=plan)
 
     return train
 

@@ -210,7 +210,9 @@ def test_early_stopping_holds_out_a_slice(small, make_model, train_briefly):
     assert model.history["validation_loss"].index.tolist() == [0, 1, 2]
     assert model.history["train_loss"].index.tolist() == [0, 1, 2]
     data = model.trainer.datamodule
-    used = [{int(dataset[i].slice_index) for i in range(len(dataset))} for dataset in (data.train_set, data.validation_set)]
+    used = [
+        {int(dataset[i].slice_index) for i in range(len(dataset))} for dataset in (data.train_set, data.validation_set)
+    ]
     assert used == [{0}, {1}]
 
 
@@ -233,7 +235,8 @@ def test_max_time(small, make_model, train_briefly, max_time):
 
 
 @pytest.mark.parametrize(
-    ("max_time", "message"), [("5 minutes", "DD:HH:MM:SS"), ("00:05:00", "DD:HH:MM:SS"), (0, "positive"), (-1, "positive")]
+    ("max_time", "message"),
+    [("5 minutes", "DD:HH:MM:SS"), ("00:05:00", "DD:HH:MM:SS"), (0, "positive"), (-1, "positive")],
 )
 def test_bad_max_time_is_refused(small, make_model, train_briefly, max_time, message):
     with pytest.raises(ValueError, match=message):

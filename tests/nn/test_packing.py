@@ -65,7 +65,8 @@ def test_the_order_of_cells_is_immaterial():
 
 def test_without_noise_nothing_moves():
     module, y = network(), cells()
-    moved = [float((module(y, torch.tensor(r), nearest_neighbours(y, 12)) - y).norm()) for r in (1e-6, 1e-3, 1.0)]
+    neighbours = nearest_neighbours(y, 12)
+    moved = [(module(y, torch.tensor(r), neighbours) - y).norm().item() for r in (1e-6, 1e-3, 1.0)]
     assert moved[0] < 1e-3 * moved[2]
     assert moved[0] < moved[1] < moved[2]
 

@@ -101,6 +101,7 @@ def fit(source) -> Callable[..., ContextRunner]:
             "ema": MovingAverage(plan.config.ema_decay),
             "history": History(),
         }
+        plan.module.train()  # the runner of an earlier training left it in eval mode, and Lightning keeps that
         runner = ContextRunner(model, training_plan=plan, data_splitter=datamodule, **(trainer | kwargs))
         runner()
         return runner

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import binomtest, kstest
 
-from alphastomics.train.clocks import MODES, SMALLEST, Clocks, draw_clocks, keyed_rng
+from alphastomics.train.clocks import MODES, SMALLEST, Clocks, draw_clocks, keyed_rng, spread_kind
 
 N = 4000
 SMALLEST_POSITION = 0.05
@@ -93,3 +93,32 @@ def test_every_part_of_the_key_matters():
     keys = [(0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1), (1, 1, 0)]
     values = {float(keyed_rng(np.array(key), purpose).random()) for key in keys for purpose in range(3)}
     assert len(values) == 15
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_given_kind_decides_which_clocks_run(mode):
+    rng = np.random.default_rng(0)
+    for kind in (0.05, 0.45, 0.65, 0.95):
+        both = [draw_clocks(mode, rng, absent=0.5, kind=kind) for _ in range(50)]
+        if mode != "any":  # there it decides about the question, and a fresh number about its clocks
+            assert (
+                len({(np.ceil(t_expr) + (t_expr == 1), np.ceil(t_pos) + (t_pos == 1)) for t_expr, t_pos in both}) == 1
+            )
+        assert len(set(both)) in (1, 50) or mode == "any"
+
+
+def test_kinds_are_uniform_and_even_within_an_epoch():
+    """Any few contexts that follow each other share out the kinds."""
+    kinds = np.array([[spread_kind(np.array([0, epoch, i]), 0) for i in range(40)] for epoch in range(100)])
+    assert kstest(kinds[:, 0], "uniform").pvalue > 0.001
+    for start in range(32):
+        low = (kinds[:, start : start + 8] < 0.5).sum(1)
+        assert low.min() >= 3
+        assert low.max() <= 5
+
+
+def test_kinds_depend_on_every_part_of_the_key_and_nothing_else():
+    keys = [(0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1)]
+    values = [[spread_kind(np.array(key), purpose) for key in keys for purpose in (0, 1)] for _ in range(2)]
+    assert values[0] == values[1]
+    assert len(set(values[0])) == 8

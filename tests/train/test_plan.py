@@ -49,7 +49,7 @@ def test_draws_depend_on_the_key_and_the_purpose(make_plan, make_batch):
 
 
 def test_noise_is_standard_and_independent(make_plan, make_batch):
-    plan, batch = make_plan(mode="joint", absent=0.0), make_batch()
+    plan, batch = make_plan(mode="joint", absent=0.0), make_batch(n_epochs=20)
     _, _, noise_expr, noise_pos = plan.draw(batch, 0)
     for noise in (noise_expr[batch.mask], noise_pos[batch.mask]):
         assert float(noise.mean()) == pytest.approx(0, abs=0.06)
@@ -145,7 +145,8 @@ def test_each_loss_applies_where_its_clock_says(make_plan, make_batch):
     t_expr, t_pos, *_ = plan.draw(batch, 0)
     losses = plan.losses(batch)
     runs, absent = (t_pos > 0) & (t_pos < 1), t_pos == 1
-    applies = {"diffusion": runs, "aligned": absent, "distance": absent, "neighbour": absent, "expression": t_expr > 0}
+    applies = dict.fromkeys(("aligned", "distance", "neighbour", "layout"), absent)
+    applies |= {"diffusion": runs, "expression": t_expr > 0}
     for name, where in applies.items():
         assert 0 < int(where.sum()) < len(where)
         assert torch.equal(losses[name] > 0, where), name
@@ -200,13 +201,15 @@ def test_a_context_of_padding_alone_weighs_nothing(make_plan, make_batch, mode):
 
 
 def test_total_is_the_weighted_mean_over_real_contexts(make_plan, make_batch):
-    plan = make_plan(lambda_position=2.0, lambda_distance=3.0, lambda_neighbour=5.0, lambda_expression=7.0)
+    plan = make_plan(
+        lambda_position=2.0, lambda_distance=3.0, lambda_neighbour=5.0, lambda_expression=7.0, lambda_layout=11.0
+    )
     batch = make_batch(n_epochs=1)
-    names = ("diffusion", "aligned", "distance", "neighbour", "expression", "packing")
+    names = ("diffusion", "aligned", "distance", "neighbour", "expression", "layout", "packing")
     losses = {name: torch.tensor([1.0, 2.0, 300.0]) * 10**i for i, name in enumerate(names)}
     mask = batch.mask.clone()
     mask[2] = False
-    weights = [2, 2, 3, 5, 7, plan.config.lambda_packing]
+    weights = [2, 2, 3, 5, 7, 11, plan.config.lambda_packing]
     expected = sum(weight * 10**i for i, weight in enumerate(weights)) * 1.5
     assert float(plan.total(losses, batch._replace(mask=mask))) == pytest.approx(expected)
     mask[:] = False

@@ -1,12 +1,13 @@
 """Options that several commands share.
 
 cyclopts turns every field into a flag, reads the type at run time, and takes the help from the docstring. Nothing here
-imports the library, so that ``--help`` is quick; the tests compare choices and defaults with the library's own.
+imports the library, so that ``--help`` is quick; the tests compare choices and defaults with the library's own. What
+the library tunes, or settles by the data, is None here and left to it.
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Group, Parameter
@@ -83,7 +84,7 @@ class ModelOptions:
     use_qk_norm
         Whether queries and keys are normalised.
     dropout
-        Share of the branch outputs dropped in training.
+        Share of the branch outputs dropped in training; by the size of the reference when not given.
     schedule
         Noise schedule.
     position_nu
@@ -101,9 +102,9 @@ class ModelOptions:
     gate_type: Literal["headwise", "elementwise", "none"] = "headwise"
     use_gated_attention: Annotated[bool, UNGATED] = True
     use_qk_norm: bool = True
-    dropout: float = 0.0
+    dropout: float | None = None
     schedule: Literal["cosine", "cosine_nd"] = "cosine_nd"
-    position_nu: float = 1.0
+    position_nu: float = 2.0
     expression_nu: float = 1.0
     prediction_type: Literal["x0", "epsilon", "v"] = "v"
 
@@ -137,9 +138,11 @@ class TrainingOptions:
     early_stopping
         Stop when the validation loss no longer falls.
     gene_dropout
-        Upper bound of the share of genes that a context loses.
+        Upper bound of the share of genes that a context loses; by the size of the reference when not given.
     thinning
-        Upper bound of the share of counts that a context loses.
+        Upper bound of the share of counts that a context loses; likewise.
+    gene_noise
+        Standard deviation of a gain and an offset that each gene gets per context; likewise.
     num_workers
         Processes that cut contexts.
     accelerator
@@ -155,25 +158,24 @@ class TrainingOptions:
     max_epochs: Annotated[PositiveInt | None, Parameter(alias="--epochs")] = None
     max_time: float | str | None = None
     batch_size: PositiveInt = 4096
-    context_size: PositiveInt = 1024
+    context_size: PositiveInt = 512
     context_kind: Literal["subset", "patch"] = "subset"
     validation_size: float | None = None
     early_stopping: bool = False
-    gene_dropout: float = 0.5
-    thinning: float = 0.0
+    gene_dropout: float | None = None
+    thinning: float | None = None
+    gene_noise: float | None = None
     num_workers: int = 0
     accelerator: str = "auto"
     devices: int | str = "auto"
     gpus: PositiveInt | None = None
     precision: str = "auto"
 
-    def arguments(self) -> dict[str, Any]:
-        """Arguments of :meth:`~alphastomics.model.AlphaSTomics.train`; imports torch."""
-        from alphastomics.data import Augmentation
-
+    def arguments(self, model: AlphaSTomics) -> dict[str, Any]:
+        """Arguments of :meth:`~alphastomics.model.AlphaSTomics.train` for that model."""
         arguments = asdict(self)
-        names = ("gene_dropout", "thinning")
-        arguments["augmentation"] = Augmentation(**{name: arguments.pop(name) for name in names})
+        changes = {name: arguments.pop(name) for name in ("gene_dropout", "thinning", "gene_noise")}
+        arguments["augmentation"] = replace(model.default_augmentation(), **given(changes))
         gpus = arguments.pop("gpus")
         return arguments if gpus is None else arguments | {"accelerator": "gpu", "devices": gpus}
 
@@ -181,7 +183,7 @@ class TrainingOptions:
 @Parameter(name="*", group=LOSSES)
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlanOptions:
-    """Loss weights and optimiser.
+    """Loss weights and optimiser; what is not given is left to the library.
 
     Parameters
     ----------
@@ -203,8 +205,14 @@ class PlanOptions:
         Weight of the loss of distances.
     lambda_neighbour
         Weight of the contrastive loss of neighbours.
+    lambda_layout
+        Weight of the layout loss.
+    lambda_packing
+        Weight of the packing loss.
     neighbour_width
-        Width of the neighbourhood of that loss, in model units per square root of dimension.
+        Width of a neighbourhood in the contrastive loss, in model units per square root of dimension.
+    layout_width
+        Width of a neighbourhood in the layout loss, in the same units.
     deformation
         Strength of the smooth deformation of diffusion contexts.
     max_loss_weight
@@ -213,19 +221,31 @@ class PlanOptions:
         Decay of the moving average of the weights.
     """
 
-    lr: float = 1e-3
-    weight_decay: float = 0.02
-    warmup_steps: int = 100
-    final_lr: float = 0.02
-    absent: float = 0.5
-    lambda_expression: float = 1.0
-    lambda_position: float = 1.0
-    lambda_distance: float = 1.0
-    lambda_neighbour: float = 0.1
-    neighbour_width: float = 0.15
-    deformation: float = 0.2
-    max_loss_weight: float = 25.0
-    ema_decay: float = 0.998
+    lr: float | None = None
+    weight_decay: float | None = None
+    warmup_steps: int | None = None
+    final_lr: float | None = None
+    absent: float | None = None
+    lambda_expression: float | None = None
+    lambda_position: float | None = None
+    lambda_distance: float | None = None
+    lambda_neighbour: float | None = None
+    lambda_layout: float | None = None
+    lambda_packing: float | None = None
+    neighbour_width: float | None = None
+    layout_width: float | None = None
+    deformation: float | None = None
+    max_loss_weight: float | None = None
+    ema_decay: float | None = None
+
+    def arguments(self) -> dict[str, Any]:
+        """Fields of :class:`~alphastomics.train.PlanConfig` that were given."""
+        return given(asdict(self))
+
+
+def given(options: dict[str, Any]) -> dict[str, Any]:
+    """What is not None."""
+    return {name: value for name, value in options.items() if value is not None}
 
 
 @Parameter(name="*")

@@ -34,7 +34,7 @@ def fit(
 
     AlphaSTomics.setup_anndata(reference, **asdict(setup))
     fitted = AlphaSTomics(reference, **model.arguments(), random_state=seed)
-    fitted.train(**training.arguments(), plan_kwargs=asdict(plan))
+    fitted.train(**training.arguments(fitted), plan_kwargs=plan.arguments())
     if not fitted.is_trained:
         raise RuntimeError("Training ended before its first step; there is no model to keep")
     return fitted

@@ -24,7 +24,7 @@ from alphastomics.model._placing import MAX_CONTEXT, SamplerConfig
 from alphastomics.model._sample import sample_positions
 from alphastomics.nn import Denoiser, DenoiserConfig
 from alphastomics.train import MODES, ContextDataModule, ContextRunner, DiffusionConfig, Mode, TrainingPlan, seconds_of
-from alphastomics.train.defaults import default_augmentation, default_dropout
+from alphastomics.train.defaults import default_augmentation, default_dropout, default_n_views
 from alphastomics.train.ema import MovingAverage
 from alphastomics.train.history import History
 
@@ -235,6 +235,10 @@ class AlphaSTomics(BaseModelClass):
     def default_augmentation(self) -> Augmentation:
         """Random changes to training contexts that suit the size and kind of the reference."""
         return default_augmentation(self.schema, self.summary_stats.n_cells)
+
+    def default_n_views(self) -> int:
+        """Number of views over which :func:`~alphastomics.tl.reconstruct` averages the conditional mean."""
+        return default_n_views(self.schema, self.summary_stats.n_cells)
 
     # -- training ----------------------------------------------------------------------------------------------------
 

@@ -73,6 +73,8 @@ class SamplerConfig:
             raise ValueError(f"n_steps must be at least 1, got {self.n_steps}")
         if not 0 <= self.eta <= 1:
             raise ValueError(f"eta={self.eta} must lie between 0 and 1")
+        if self.n_views < 1:
+            raise ValueError(f"n_views must be at least 1, got {self.n_views}")
         make_step(self.sampler, Process())  # refuses an unknown name
 
 
@@ -152,6 +154,7 @@ class SlicePositions:
         self.module, self.process, self.shared_frame = module, diffusion.position, shared_frame
         self.embedding, self.spacing = embedding, spacing
         self.n_dims = module.config.n_dims
+        self.max_context = max_context
         self.contexts = split_contexts(len(embedding), max_context, embedding.device)
         self.mean = self._estimate(embedding.new_zeros(1, len(embedding), self.n_dims), embedding.new_ones(1))
         self.known: Tensor | None = None
@@ -187,10 +190,13 @@ class SlicePositions:
         n, whole = len(rows), self.mean
         total = torch.zeros_like(whole)
         one = self.embedding.new_ones(1)
+        n_contexts = max(1, round(n / VIEW_CONTEXT), -(-n // self.max_context))
         for _ in range(n_views):
             genes = rng.random(source.schema.n_genes) >= VIEW_DROPOUT
+            if not (genes & source.measured).any():  # of very few genes
+                genes = source.measured
             embedding = embed_cells(self.module, source, rows, self.embedding.device, genes)
-            for cells in torch.from_numpy(rng.permutation(n)).tensor_split(max(1, round(n / VIEW_CONTEXT))):
+            for cells in torch.from_numpy(rng.permutation(n)).tensor_split(n_contexts):
                 absent = whole.new_zeros(1, len(cells), self.n_dims)
                 h = embedding[cells][None] + self.module.position_missing
                 output = self.module.trunk(h, 0 * one, one, None, ("position",)).position

@@ -104,6 +104,8 @@ def reconstruct(
     subject = query[cells] if inpaint else query
     if n_steps is None:
         n_steps = 1 if n_samples == 1 and not inpaint else CHAIN_STEPS
+    if n_steps == 1:
+        arguments["sample"].setdefault("n_views", trained.default_n_views())
     if model is None:
         _check_query(trained, subject, n_samples=n_samples, n_steps=n_steps, inpaint=inpaint, **arguments["sample"])
         trained.train(**arguments["train"])
@@ -147,7 +149,7 @@ def _sort_arguments(kwargs: dict[str, Any]) -> dict[str, dict[str, Any]]:
         setup=names(AlphaSTomics.setup_anndata),
         init=names(AlphaSTomics.__init__),
         train=names(AlphaSTomics.train) | names(pl.Trainer.__init__),
-        sample={"sampler", "eta"},
+        sample={"sampler", "eta", "n_views"},
     )
     result: dict[str, dict[str, Any]] = {name: {} for name in known._fields}
     for key, value in kwargs.items():

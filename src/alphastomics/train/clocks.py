@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 Mode = Literal["expr_to_pos", "pos_to_expr", "joint", "any"]
 MODES: tuple[Mode, ...] = ("expr_to_pos", "pos_to_expr", "joint", "any")
 
+_KIND = 20
 SMALLEST = 0.01  # below this the noise is finer than anything a tissue holds
 
 
@@ -39,7 +40,20 @@ def keyed_rng(key: NDArray[np.int64], purpose: int) -> np.random.Generator:
     return np.random.default_rng([*(int(k) for k in key), purpose])
 
 
-def draw_clocks(mode: Mode, rng: np.random.Generator, *, absent: float, smallest: float = SMALLEST) -> Clocks:
+def spread_kind(key: NDArray[np.int64], purpose: int) -> float:
+    """A number in [0, 1) for the context ``key`` = (seed, epoch, index) that decides what kind of state it trains.
+
+    Additive recurrence with the golden ratio: contexts that follow each other in an epoch are spread evenly over the
+    kinds, so that a batch of a few contexts holds a fair share of each.
+    """
+    seed, epoch, index = (int(k) for k in key)
+    start = np.random.default_rng([seed, epoch, purpose, _KIND]).random()
+    return float((start + index * (np.sqrt(5) - 1) / 2) % 1)
+
+
+def draw_clocks(
+    mode: Mode, rng: np.random.Generator, *, absent: float, smallest: float = SMALLEST, kind: float | None = None
+) -> Clocks:
     """Draw the clocks of one context.
 
     Parameters
@@ -52,8 +66,11 @@ def draw_clocks(mode: Mode, rng: np.random.Generator, *, absent: float, smallest
         Probability that the modality to be sampled is absent altogether (its clock stands at 1).
     smallest
         Smallest time of a position clock that runs.
+    kind
+        Uniform number that decides which clocks run; drawn when None.
     """
-    kind, u, v = rng.random(3)
+    drawn, u, v = rng.random(3)
+    kind = float(drawn) if kind is None else kind
     t_1, t_2 = float(smallest + (1 - smallest) * u), float(SMALLEST + (1 - SMALLEST) * v)
     if mode == "expr_to_pos":
         return Clocks(0.0, 1.0 if kind < absent else t_1)

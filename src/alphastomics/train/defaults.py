@@ -22,8 +22,13 @@ def default_augmentation(schema: TissueSchema, n_cells: int) -> Augmentation:
     if schema.transform == "none":
         return Augmentation(gene_dropout=0.2)
     if n_cells < FEW_CELLS:
-        return Augmentation(gene_dropout=0.8, thinning=0.9, gene_noise=0.2)
-    return Augmentation(gene_dropout=0.5, thinning=0.5, gene_noise=0.1)
+        return Augmentation(gene_dropout=0.8, thinning=0.9, gene_noise=0.4)
+    return Augmentation(gene_dropout=0.5, thinning=0.5, gene_noise=0.2)
+
+
+def default_n_views(schema: TissueSchema, n_cells: int) -> int:
+    """Views over which the conditional mean is averaged, for a model of a reference of ``n_cells`` cells."""
+    return 8 if n_cells < FEW_CELLS and schema.transform == "log1p" else 1
 
 
 def default_dropout(schema: TissueSchema, n_cells: int) -> float:

@@ -30,6 +30,7 @@ class MovingAverage(pl.Callback):
         self.n_updates = 0
         self.average: list[Tensor] = []
         self._last_step = 0
+        self._swapped = False
 
     @staticmethod
     def _weights(plan: pl.LightningModule) -> list[Tensor]:
@@ -63,6 +64,7 @@ class MovingAverage(pl.Callback):
             kept = weight.clone()
             weight.copy_(average)
             average.copy_(kept)
+        self._swapped = not self._swapped
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Validate the average."""
@@ -76,10 +78,11 @@ class MovingAverage(pl.Callback):
         self.finish(pl_module)
 
     def finish(self, plan: pl.LightningModule) -> None:
-        """Leave the average in the module, once."""
+        """Leave the average in the module, once; in the midst of validation it is there already."""
         if self.average:
-            self.swap(plan)
-            self.average = []
+            if not self._swapped:
+                self.swap(plan)
+            self.average, self._swapped = [], False
 
     def state_dict(self) -> dict[str, Any]:
         """The average and its age, for a checkpoint."""

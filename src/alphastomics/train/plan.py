@@ -29,7 +29,7 @@ from alphastomics.diffusion.losses import (
     mean_squared_error,
     neighbour_error,
 )
-from alphastomics.train.clocks import SMALLEST, Mode, draw_clocks, keyed_rng
+from alphastomics.train.clocks import SMALLEST, Mode, draw_clocks, keyed_rng, spread_kind
 from alphastomics.train.packing import SWITCH, packing_losses
 
 if TYPE_CHECKING:
@@ -179,7 +179,12 @@ class TrainingPlan(pl.LightningModule):
         keys = batch.key.cpu().numpy()
         device = batch.position.device
         rngs = [keyed_rng(key, purpose) for key in keys]
-        clocks = [draw_clocks(self.mode, rng, absent=self.config.absent, smallest=self.smallest) for rng in rngs]
+        clocks = [
+            draw_clocks(
+                self.mode, rng, absent=self.config.absent, smallest=self.smallest, kind=spread_kind(key, purpose)
+            )
+            for rng, key in zip(rngs, keys, strict=True)
+        ]
         t_expr = torch.tensor([clock.expression for clock in clocks], device=device)
         t_pos = torch.tensor([clock.position for clock in clocks], device=device)
         # Numbers are drawn for real cells alone: what a context is padded to must not move its generator.

@@ -1,0 +1,53 @@
+"""Tables of logged values, and how they continue."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pandas as pd
+import torch
+
+from alphastomics.train import History
+
+
+def run(history: History, values: list[dict[str, float]]) -> History:
+    for epoch, metrics in enumerate(values):
+        trainer = SimpleNamespace(
+            current_epoch=epoch, callback_metrics={name: torch.tensor(value) for name, value in metrics.items()}
+        )
+        history.on_train_epoch_end(trainer, None)
+    return history
+
+
+def test_tables_are_those_of_scvi():
+    history = run(History(), [{"train_loss": 3.0, "validation_loss": 5.0, "loss": 9.0}, {"train_loss": 2.0}])
+    tables = history.tables()
+    assert set(tables) == {"train_loss", "validation_loss"}
+    expected = pd.DataFrame({"train_loss": [3.0, 2.0]}, index=pd.Index([0, 1], name="epoch"))
+    pd.testing.assert_frame_equal(tables["train_loss"], expected)
+    assert tables["validation_loss"].index.tolist() == [0]
+
+
+def test_further_training_continues_the_count():
+    first = run(History(), [{"train_loss": 3.0}, {"train_loss": 2.0}]).tables()
+    first["train_only_before"] = first["train_loss"].rename(columns={"train_loss": "train_only_before"})
+    second = run(History(first), [{"train_loss": 1.0, "validation_loss": 4.0}]).tables()
+    assert second["train_loss"]["train_loss"].tolist() == [3.0, 2.0, 1.0]
+    assert second["train_loss"].index.tolist() == [0, 1, 2]
+    assert second["train_loss"].index.name == "epoch"
+    assert second["validation_loss"].index.tolist() == [2]
+    assert second["train_only_before"].index.tolist() == [0, 1]
+    assert first["train_loss"].index.tolist() == [0, 1]
+
+
+def test_training_that_logged_nothing_leaves_what_was():
+    first = run(History(), [{"train_loss": 3.0}]).tables()
+    pd.testing.assert_frame_equal(History(first).tables()["train_loss"], first["train_loss"])
+    assert History(None).tables() == {}
+
+
+def test_a_checkpoint_brings_its_values():
+    first = run(History(), [{"train_loss": 3.0}, {"train_loss": 2.0}])
+    second = History()
+    second.load_state_dict(first.state_dict())
+    pd.testing.assert_frame_equal(second.tables()["train_loss"], first.tables()["train_loss"])
