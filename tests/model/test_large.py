@@ -136,8 +136,8 @@ def test_fused_sample_is_a_sample_of_the_same_tissue(trained, one_set):
 
 def test_fused_result_depends_on_the_cells_not_on_their_order(trained, one_set):
     order = np.random.default_rng(0).permutation(900)
-    expected = trained.sample(one_set, n_steps=2, batch_size=250).obsm["spatial"]
-    result = trained.sample(one_set[order].copy(), n_steps=2, batch_size=250).obsm["spatial"]
+    expected = trained.sample(one_set, n_steps=2, batch_size=250, n_views=2).obsm["spatial"]
+    result = trained.sample(one_set[order].copy(), n_steps=2, batch_size=250, n_views=2).obsm["spatial"]
     assert result.tobytes() == expected[order].tobytes()
 
 
@@ -153,7 +153,7 @@ def test_batch_size_bounds_what_attends_to_what(trained, one_set, monkeypatch):
     few = one_set[:90].copy()
     for batch_size in (1, 2, 20, 90):
         sizes.clear()
-        result = trained.sample(few, n_steps=1, batch_size=batch_size)
+        result = trained.sample(few, n_steps=1, batch_size=batch_size, n_views=2)
         assert max(sizes) <= batch_size
         assert np.isfinite(result.obsm["spatial"]).all()
 

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 import scipy.sparse as sp
 
-from alphastomics.metrics import distance_spearman
+from alphastomics.metrics import aligned_rmsd, distance_spearman
 
 STEPS = 4
 
@@ -142,13 +142,17 @@ def test_no_shared_gene_is_refused(trained, reference):
 # -- rows ---------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("arguments", [{}, {"n_samples": 3, "reduce": "medoid"}, {"n_samples": 3, "reduce": "mean"}])
+@pytest.mark.parametrize(
+    "arguments",
+    [{}, {"n_views": 3}, {"n_samples": 3, "reduce": "medoid"}, {"n_samples": 3, "reduce": "mean"}],
+    ids=["one", "views", "medoid", "mean"],
+)
 def test_permuted_rows_permute_the_result(trained, reference, arguments):
     permuted, order = reorder(reference)
     expected = trained.sample(reference, n_steps=STEPS, **arguments)
     result = trained.sample(permuted, n_steps=STEPS, **arguments)
     assert result.obsm["spatial"].tobytes() == expected.obsm["spatial"][order].tobytes()
-    if arguments:
+    if "reduce" in arguments:
         assert result.obs["position_uncertainty"].equals(expected.obs["position_uncertainty"].iloc[order])
 
 
@@ -173,10 +177,11 @@ def test_cells_of_equal_expression_change_places_at_most(trained, reference):
 
 
 def test_a_slice_is_placed_the_same_alone_or_beside_others(trained, reference):
-    together = trained.sample(reference, n_steps=STEPS, n_samples=2, reduce="medoid")
+    arguments = {"n_steps": STEPS, "n_samples": 2, "reduce": "medoid", "n_views": 2}
+    together = trained.sample(reference, **arguments)
     for name in ("slice_0", "slice_2"):
         cells = (reference.obs["slice_id"] == name).to_numpy()
-        alone = trained.sample(reference[cells].copy(), n_steps=STEPS, n_samples=2, reduce="medoid")
+        alone = trained.sample(reference[cells].copy(), **arguments)
         assert alone.obsm["spatial"].tobytes() == together.obsm["spatial"][cells].tobytes()
 
 
@@ -335,8 +340,6 @@ def test_mean_and_uncertainty_are_those_of_the_draws(trained, reference):
 def test_first_draw_does_not_depend_on_how_many_follow(trained, reference):
     cells = (reference.obs["slice_id"] == "slice_0").to_numpy()
     one = reference[cells].copy()
-    from alphastomics.metrics import aligned_rmsd
-
     single = trained.sample(one, n_steps=STEPS).obsm["spatial"]
     first = trained.sample(one, n_steps=STEPS, n_samples=3).obsm["spatial"][:300]
     assert aligned_rmsd(single, first) < 1e-6
@@ -350,6 +353,22 @@ def test_other_samplers_agree_on_the_tissue(trained, reference, sampler):
     assert distance_spearman(mean, result) > 0.2
 
 
+def test_views_are_averaged(trained, reference):
+    one = reference[reference.obs["slice_id"] == "slice_1"].copy()
+    whole, few, many, other = (
+        trained.sample(one, n_steps=1, n_views=n, random_state=seed).obsm["spatial"]
+        for n, seed in ((1, 0), (2, 0), (16, 0), (16, 1))
+    )
+    assert aligned_rmsd(whole, many) < 0.5
+    # The mean of many views depends on which they are less than that of few.
+    assert 0 < aligned_rmsd(many, other) < aligned_rmsd(many, few)
+
+
+def test_views_of_very_few_genes(make_model, train_briefly, reference):
+    model = train_briefly(make_model(reference[:, :2].copy()))
+    assert np.isfinite(model.sample(n_steps=1, n_views=20).obsm["spatial"]).all()
+
+
 # -- refusals -----------------------------------------------------------------------------------------------------------
 
 
@@ -360,6 +379,8 @@ def test_other_samplers_agree_on_the_tissue(trained, reference, sampler):
         ({"n_steps": 0}, "n_steps must be at least 1"),
         ({"reduce": "median"}, "reduce='median' is unknown"),
         ({"sampler": "euler"}, "sampler='euler' is unknown"),
+        ({"eta": 1.5}, "eta=1.5 must lie between 0 and 1"),
+        ({"n_views": 0}, "n_views must be at least 1"),
         ({"batch_size": 0}, "batch_size"),
         ({"batch_size": -5}, "batch_size"),
         ({"mode": "positions"}, "mode='positions' is unknown"),

@@ -121,8 +121,9 @@ def reconstruct(
     )
     result = query.copy() if copy else query
     _write(result, sampled, trained, key_added, cells, placed)
+    used = {"n_samples": n_samples, "n_steps": n_steps, "random_state": random_state} | kwargs | arguments["sample"]
     result.uns[key_added] = {
-        "params": _parameters(trained, n_samples=n_samples, n_steps=n_steps, random_state=random_state, **kwargs),
+        "params": _parameters(trained, **used),
         "versions": _versions(),
     }
     return result if copy else None

@@ -45,7 +45,7 @@ TRAINING, VALIDATION, DEFORMATION = 0, 1, 2
 
 
 class NonFiniteLossError(RuntimeError):
-    """The loss became NaN or infinite; the message names the step and the slices."""
+    """The loss or its gradient became NaN or infinite; the message names the step and the slices."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -171,6 +171,7 @@ class TrainingPlan(pl.LightningModule):
         self.max_seconds = max_seconds
         self.config = PlanConfig(**config)
         self._started = time.monotonic()
+        self._current: Tensor | tuple[int, ...] = ()  # slices of the batch that is being learned
 
     # -- one step ----------------------------------------------------------------------------------------------------
 
@@ -318,15 +319,25 @@ class TrainingPlan(pl.LightningModule):
         """Loss of a batch; raises :class:`NonFiniteLossError` before a broken step reaches the weights."""
         losses = self.losses(batch)
         loss = self.total(losses, batch)
-        if not bool(loss.isfinite()):
-            names = sorted({self.slice_names[int(i)] for i in batch.slice_index} if self.slice_names else [])
-            message = (
-                f"The loss is {loss.item():g} at step {self.global_step} (slices: {', '.join(names) or 'unknown'}). "
-                "The model keeps its last good weights. Lower plan_kwargs['lr'] or look for extreme values in these slices."
-            )
-            raise NonFiniteLossError(message)
+        self._current = batch.slice_index
+        self._refuse_if_broken("loss", loss)
         self._log("train", loss, losses, batch)
         return loss
+
+    def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Refuse a gradient that is not finite, which a finite loss can have."""
+        gradients = [p.grad for p in self.module.parameters() if p.grad is not None]
+        self._refuse_if_broken("gradient norm", torch.nn.utils.get_total_norm(gradients))
+
+    def _refuse_if_broken(self, what: str, value: Tensor) -> None:
+        if bool(value.isfinite()):
+            return
+        names = sorted({self.slice_names[int(i)] for i in self._current} if self.slice_names else [])
+        message = (
+            f"The {what} is {value.item():g} at step {self.global_step} (slices: {', '.join(names) or 'unknown'}). "
+            "The model keeps its last good weights. Lower plan_kwargs['lr'] or look for extreme values in these slices."
+        )
+        raise NonFiniteLossError(message)
 
     def validation_step(self, batch: Batch, _: int) -> None:
         """Loss of a held-out batch, with the same noise at every epoch."""
