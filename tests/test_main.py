@@ -224,6 +224,7 @@ def test_extract_writes_plain_arrays(folder, query, tmp_path):
 def tiny_demo(tmp_path, monkeypatch) -> list[str]:
     monkeypatch.setattr("alphastomics.datasets.synthetic_tissue", partial(synthetic_tissue, n_cells=90, n_genes=20))
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "120")  # the table is as wide as the terminal
     return ["demo", "--output-dir", "demo", *SHORT]
 
 
