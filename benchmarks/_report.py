@@ -110,7 +110,7 @@ def summarise(
 
     Returns
     -------
-    method -> ``n_seeds``, ``seconds`` (mean of a run) and, for every score, ``[mean, sd]``.
+    method -> ``n_seeds``, ``seconds`` (mean of a run) and, for every score, ``[mean, sd]``, sd None for a single seed.
     """
     found = {(e["method"], e["fold"], e["seed"]): e for e in entries}
     summary: dict[str, dict[str, Any]] = {}
@@ -123,16 +123,21 @@ def summarise(
         line["seconds"] = float(np.mean([run["seconds"] for row in complete for run in row]))
         for score in complete[0][0]["scores"]:
             means = [float(np.mean([run["scores"][score] for run in row])) for row in complete]
-            line[score] = [float(np.mean(means)), float(np.std(means, ddof=1)) if len(means) > 1 else 0.0]
+            line[score] = [float(np.mean(means)), float(np.std(means, ddof=1)) if len(means) > 1 else None]
         summary[method] = line
     return summary
+
+
+def mean_sd(mean: float, sd: float | None, form: str = ".3f") -> str:
+    """A mean with its standard deviation, alone where there is none."""
+    return f"{mean:{form}}" if sd is None else f"{mean:{form}} ± {sd:.{form[-2]}f}"
 
 
 def table(summary: Mapping[str, Mapping[str, Any]], scores: Sequence[str]) -> str:
     """The summary side by side, one line per method, as a Markdown table."""
     lines = [["method", *scores, "seconds", "seeds"]]
     for method, line in summary.items():
-        cells = [f"{line[score][0]:.3f} ± {line[score][1]:.3f}" for score in scores]
+        cells = [mean_sd(*line[score]) for score in scores]
         lines.append([method, *cells, f"{line['seconds']:.0f}", str(line["n_seeds"])])
     widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
     rows = ["| " + " | ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)) + " |" for line in lines]

@@ -15,7 +15,7 @@ import numpy as np
 
 from benchmarks import _judge, _ours
 from benchmarks._data import BENCHMARKS, DEFAULT_MINUTES, find_data
-from benchmarks._report import Results, summarise, table
+from benchmarks._report import Results, mean_sd, summarise, table
 from benchmarks._runner import RESULTS
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def differences(
                 line: dict[str, Any] = {"method": f"{row(sampler, few)} - {row(sampler, many)}", "n_seeds": len(both)}
                 for metric in _judge.METRICS:
                     delta = [a[metric] - b[metric] for a, b in both]
-                    line[metric] = [float(np.mean(delta)), float(np.std(delta, ddof=1)) if len(delta) > 1 else 0.0]
+                    line[metric] = [float(np.mean(delta)), float(np.std(delta, ddof=1)) if len(delta) > 1 else None]
                 found.append(line)
     return found
 
@@ -108,7 +108,7 @@ def run(fold: Fold, options: argparse.Namespace) -> None:
     print(table(summary, _judge.METRICS))
     print("\npaired differences")
     for line in paired:
-        print(line["method"] + ": " + ", ".join(f"{m} {line[m][0]:+.4f} ± {line[m][1]:.4f}" for m in _judge.METRICS))
+        print(line["method"] + ": " + ", ".join(f"{m} {mean_sd(*line[m], '+.4f')}" for m in _judge.METRICS))
 
 
 if __name__ == "__main__":

@@ -14,12 +14,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
-from scipy.spatial import cKDTree
 
 from benchmarks.baselines._features import (
     common_frame,
     expression_features,
     is_counts,
+    nearest,
     principal_components,
     slice_rows,
 )
@@ -85,7 +85,7 @@ def place(reference: AnnData, query: AnnData, *, seed: int, **p: Any) -> NDArray
         training["gene_dropout"] = p["gene_dropout_counts" if is_counts(reference.X) else "gene_dropout_other"]
         train_on_slices(network, ref, frame, rows, loss, seed=seed, **training)
     z_ref, z_new = (_unit(apply(network, x)) for x in (ref, new))
-    return frame[cKDTree(z_ref).query(z_new, k=p["n_neighbours"])[1]].mean(axis=1)
+    return frame[nearest(z_ref, z_new, n_neighbours=p["n_neighbours"])].mean(axis=1)
 
 
 def _unit(z: NDArray[np.float64]) -> NDArray[np.float64]:

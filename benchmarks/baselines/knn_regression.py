@@ -8,9 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from scipy.spatial import cKDTree
-
-from benchmarks.baselines._features import common_frame, expression_features, principal_components
+from benchmarks.baselines._features import common_frame, expression_features, nearest, principal_components
 
 if TYPE_CHECKING:
     import numpy as np
@@ -30,8 +28,7 @@ def place(reference: AnnData, query: AnnData, *, seed: int, **p: Any) -> NDArray
     ref, new = principal_components(
         *expression_features(reference, query, scale=p["scale"]), n_components=p["n_components"]
     )
-    nearest = cKDTree(ref).query(new, k=p["n_neighbours"])[1]
-    return common_frame(reference, ref)[nearest].mean(axis=1)
+    return common_frame(reference, ref)[nearest(ref, new, n_neighbours=p["n_neighbours"])].mean(axis=1)
 
 
 def knn_25(reference: AnnData, query: AnnData, *, seed: int) -> NDArray[np.float64]:

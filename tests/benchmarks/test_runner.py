@@ -101,6 +101,9 @@ def test_summary_is_mean_over_folds_then_over_seeds():
     assert summary["m"]["n_seeds"] == 2
     assert summary["m"]["a"] == pytest.approx([5.5, np.std([0.5, 10.5], ddof=1)])
     assert "5.500 ± 7.071" in _report.table(summary, ["a"])
+    single = _report.summarise(entries, ["m"], ["x", "y"], [1])
+    assert single["m"]["a"] == [10.5, None]
+    assert "±" not in _report.table(single, ["a"])
 
 
 def test_variants_are_of_one_model(fold, tmp_path, monkeypatch):

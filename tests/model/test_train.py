@@ -315,8 +315,19 @@ class Interrupt(pl.Callback):
             raise KeyboardInterrupt
 
 
-def test_ctrl_c_ends_training_with_a_usable_model(small, make_model, train_briefly, caplog):
-    handler = signal.getsignal(signal.SIGINT)
+@pytest.fixture
+def handler():
+    """What Ctrl-C does outside training."""
+
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGINT, stop)
+    yield stop
+    signal.signal(signal.SIGINT, before)
+
+
+def test_ctrl_c_ends_training_with_a_usable_model(small, make_model, train_briefly, caplog, handler):
     model = make_model(small)
     train_briefly(model, max_epochs=50, callbacks=[Interrupt("on_train_batch_start", 3)])
     assert signal.getsignal(signal.SIGINT) is handler
@@ -351,14 +362,13 @@ def test_ctrl_c_before_the_first_step_leaves_an_untrained_model(small, make_mode
     assert finite(model)
 
 
-def test_other_errors_are_raised_as_they_are(small, make_model, train_briefly, capsys):
+def test_other_errors_are_raised_as_they_are(small, make_model, train_briefly, capsys, handler):
     class Fail(pl.Callback):
         def on_train_batch_start(self, trainer, *_):
             if trainer.global_step == 2:
                 raise OSError("disk full")
 
     model = make_model(small)
-    handler = signal.getsignal(signal.SIGINT)
     with pytest.raises(OSError, match="disk full"):
         train_briefly(model, max_epochs=5, callbacks=[Fail()])
     assert "Exception raised" not in capsys.readouterr().out
