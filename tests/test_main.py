@@ -294,6 +294,7 @@ def test_demo_is_short(tiny_demo, time, capsys, tmp_path):
 @pytest.mark.slow
 def test_demo(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "120")
     code = main(["demo", "--output-dir", "demo", "--max-time", "60"])
     captured = capsys.readouterr()
     scores = check_demo(tmp_path, table_in(captured.out))

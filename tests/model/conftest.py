@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import scipy.sparse as sp
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
     from anndata import AnnData
 
@@ -37,6 +39,21 @@ def _reference() -> AnnData:
 def reference(_reference: AnnData) -> AnnData:
     """Three slices of 300 cells, unregistered; the test may change it."""
     return _reference.copy()
+
+
+@pytest.fixture
+def small(reference: AnnData) -> AnnData:
+    """Two slices of 100 cells: one step an epoch with the batches of `train_briefly`."""
+    return reference[np.r_[0:100, 300:400]].copy()
+
+
+@pytest.fixture(autouse=True)
+def _empty_folder(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Whatever is trained or sampled leaves nothing in the working directory."""
+    folder = tmp_path_factory.mktemp("cwd")
+    monkeypatch.chdir(folder)
+    yield
+    assert list(folder.iterdir()) == []
 
 
 @pytest.fixture(scope="session")
@@ -89,6 +106,19 @@ def trained(_trained: AlphaSTomics) -> Iterator[AlphaSTomics]:
     before = weights(_trained)
     yield _trained
     assert weights(_trained) == before, "a test changed the shared model"
+
+
+@pytest.fixture(scope="session")
+def _folder(_trained: AlphaSTomics, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model") / "saved"
+    _trained.save(folder)
+    return folder
+
+
+@pytest.fixture
+def folder(_folder: Path, tmp_path: Path) -> Path:
+    """A saved model; the test may damage it."""
+    return shutil.copytree(_folder, tmp_path / "copy")
 
 
 def weights(model: AlphaSTomics) -> dict[str, bytes]:

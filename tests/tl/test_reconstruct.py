@@ -31,6 +31,15 @@ WELL = BRIEF | {
 KEY = "spatial_reconstructed"
 
 
+@pytest.fixture(autouse=True)
+def _empty_folder(tmp_path_factory, monkeypatch):
+    """Nothing is left in the working directory."""
+    folder = tmp_path_factory.mktemp("cwd")
+    monkeypatch.chdir(folder)
+    yield
+    assert list(folder.iterdir()) == []
+
+
 @pytest.fixture(scope="module")
 def _cells():
     return synthetic_tissue(n_slices=3, n_cells=200, n_genes=60, random_state=0)
