@@ -38,7 +38,8 @@ def train_on_slices(
     rows: Sequence[NDArray[np.intp]],
     loss: Loss,
     *,
-    n_steps: int,
+    n_epochs: float,
+    min_steps: int,
     context_size: int,
     gene_dropout: float,
     learning_rate: float,
@@ -47,10 +48,11 @@ def train_on_slices(
 ) -> None:
     """Minimise ``loss(output, positions)`` over random contexts, each drawn from one slice in proportion to its size.
 
-    A share ``gene_dropout`` of the input entries is set to 0, the mean of a standardised gene. The learning rate falls
+    The contexts amount to ``n_epochs`` passes over the cells, but to no fewer than ``min_steps``. A share ``gene_dropout`` of the input entries is set to 0, the mean of a standardised gene. The learning rate falls
     to zero along a half cosine.
     """
     rng = np.random.default_rng(seed)
+    n_steps = max(min_steps, round(n_epochs * len(expression) / context_size))
     x, y = torch.as_tensor(expression, dtype=torch.float32), torch.as_tensor(positions, dtype=torch.float32)
     optimiser = torch.optim.AdamW(network.parameters(), lr=learning_rate, weight_decay=weight_decay)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, n_steps)

@@ -39,7 +39,8 @@ PARAMETERS: dict[str, Any] = {
     "gene_dropout_counts": 0.5,
     "gene_dropout_other": 0.1,
     "context_size": 512,
-    "n_steps": 600,
+    "n_epochs": 40,
+    "min_steps": 500,
     "learning_rate": 1e-3,
     "weight_decay": 1e-2,
     "temperature": 0.1,
@@ -81,7 +82,7 @@ def place(reference: AnnData, query: AnnData, *, seed: int, **p: Any) -> NDArray
         network = Perceptron(
             ref.shape[1], p["n_hidden"], p["n_embedding"], n_layers=p["n_layers"], dropout=p["dropout"]
         )
-        training = {key: p[key] for key in ("n_steps", "context_size", "learning_rate", "weight_decay")}
+        training = {key: p[key] for key in ("n_epochs", "min_steps", "context_size", "learning_rate", "weight_decay")}
         training["gene_dropout"] = p["gene_dropout_counts" if is_counts(reference.X) else "gene_dropout_other"]
         train_on_slices(network, ref, frame, rows, loss, seed=seed, **training)
     z_ref, z_new = (_unit(apply(network, x)) for x in (ref, new))

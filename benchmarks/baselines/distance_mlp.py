@@ -27,7 +27,8 @@ PARAMETERS: dict[str, Any] = {
     "gene_dropout_counts": 0.5,
     "gene_dropout_other": 0.1,
     "context_size": 512,
-    "n_steps": 600,
+    "n_epochs": 40,
+    "min_steps": 500,
     "learning_rate": 1e-3,
     "weight_decay": 1e-2,
 }
@@ -54,7 +55,7 @@ def place(reference: AnnData, query: AnnData, *, seed: int, **p: Any) -> NDArray
         network = Perceptron(
             ref.shape[1], p["n_hidden"], positions.shape[1], n_layers=p["n_layers"], dropout=p["dropout"]
         )
-        training = {key: p[key] for key in ("n_steps", "context_size", "learning_rate", "weight_decay")}
+        training = {key: p[key] for key in ("n_epochs", "min_steps", "context_size", "learning_rate", "weight_decay")}
         training["gene_dropout"] = p["gene_dropout_counts" if is_counts(reference.X) else "gene_dropout_other"]
         train_on_slices(network, ref, positions / scale, rows, distance_loss, seed=seed, **training)
     return apply(network, new) * scale

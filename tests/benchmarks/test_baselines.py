@@ -11,7 +11,7 @@ from scipy import sparse
 
 from benchmarks import _judge
 
-SHORT = {"n_steps": 40, "context_size": 128, "n_hidden": 32}
+SHORT = {"n_epochs": 0, "min_steps": 40, "context_size": 128, "n_hidden": 32}
 QUICK = {
     "knn_30": knn_regression.knn_30,
     "contrastive": partial(contrastive.place, **contrastive.PARAMETERS | SHORT),
