@@ -48,8 +48,9 @@ def train_on_slices(
 ) -> None:
     """Minimise ``loss(output, positions)`` over random contexts, each drawn from one slice in proportion to its size.
 
-    The contexts amount to ``n_epochs`` passes over the cells, but to no fewer than ``min_steps``. A share ``gene_dropout`` of the input entries is set to 0, the mean of a standardised gene. The learning rate falls
-    to zero along a half cosine.
+    The contexts amount to ``n_epochs`` passes over the cells, but to no fewer than ``min_steps``. A share
+    ``gene_dropout`` of the input entries is set to 0, the mean of a centred gene. The learning rate falls to zero along
+    a half cosine.
     """
     rng = np.random.default_rng(seed)
     n_steps = max(min_steps, round(n_epochs * len(expression) / context_size))

@@ -89,9 +89,9 @@ def test_plan_options_are_those_of_the_plan():
     assert PlanOptions(lambda_neighbour=0.0, lr=0.1).arguments() == {"lr": 0.1, "lambda_neighbour": 0.0}
 
 
-def test_demo_differs_in_two_defaults():
+def test_demo_differs_in_few_defaults():
     assert asdict(DemoModelOptions()) == asdict(ModelOptions(mode="expr_to_pos"))
-    assert asdict(DemoTrainingOptions()) == asdict(TrainingOptions(max_time=240.0))
+    assert asdict(DemoTrainingOptions()) == asdict(TrainingOptions(max_time=240.0, batch_size=256, context_size=256))
 
 
 @pytest.mark.parametrize(

@@ -227,5 +227,5 @@ def test_bad_max_time_is_refused(small, make_model, train_briefly, max_time, mes
 
 def test_one_number_of_epochs_when_nothing_is_said(small, make_model, train_briefly):
     model = train_briefly(make_model(small), max_epochs=None, callbacks=[Stop(1)])
-    assert model.trainer.max_epochs == 2000  # one step an epoch
+    assert model.trainer.max_epochs == 4000  # one step an epoch
     assert model.trainer.global_step == 1

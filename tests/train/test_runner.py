@@ -134,6 +134,17 @@ def test_a_loss_that_is_not_finite_names_the_step_and_the_slices(make_plan, fit)
     assert "lr" in str(error.value)
 
 
+def spoil(trainer, plan) -> None:
+    plan.module.position_out.bias.register_hook(lambda gradient: gradient * float("inf"))
+
+
+def test_a_gradient_that_is_not_finite_does_not_reach_the_weights(make_plan, fit):
+    plan = make_plan(absent=1.0, mode="expr_to_pos")
+    with pytest.raises(NonFiniteLossError, match=r"gradient norm is (inf|nan) at step 2 \(slices: slice_"):
+        fit(plan, max_epochs=3, callbacks=[AtStep(2, spoil)])
+    assert all(bool(weight.isfinite().all()) for weight in weights(plan))
+
+
 def test_after_a_bad_loss_the_last_good_average_is_left(make_plan, fit):
     """The same as if training had ended before the bad step."""
     bad, good = make_plan(), make_plan()

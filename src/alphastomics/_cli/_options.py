@@ -157,7 +157,7 @@ class TrainingOptions:
 
     max_epochs: Annotated[PositiveInt | None, Parameter(alias="--epochs")] = None
     max_time: float | str | None = None
-    batch_size: PositiveInt = 4096
+    batch_size: PositiveInt = 1024
     context_size: PositiveInt = 512
     context_kind: Literal["subset", "patch"] = "subset"
     validation_size: float | None = None
@@ -285,6 +285,8 @@ class DemoModelOptions(ModelOptions):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DemoTrainingOptions(TrainingOptions):
-    """As :class:`TrainingOptions`, for a few minutes."""
+    """As :class:`TrainingOptions`, for a few minutes: small contexts, for as many steps as fit."""
 
     max_time: float | str = 240.0
+    batch_size: PositiveInt = 256
+    context_size: PositiveInt = 256

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-DEFAULT_STEPS = 2000  # optimiser steps when neither max_epochs nor max_time says otherwise
+DEFAULT_STEPS = 4000  # optimiser steps when neither max_epochs nor max_time says otherwise
 
 
 class AlphaSTomics(BaseModelClass):
@@ -250,7 +250,7 @@ class AlphaSTomics(BaseModelClass):
         devices: int | list[int] | str = "auto",
         strategy: str = "auto",
         precision: str | int = "auto",
-        batch_size: int = 4096,
+        batch_size: int = 1024,
         context_size: int = 512,
         context_kind: Literal["subset", "patch"] = "subset",
         train_size: float | None = None,
@@ -266,7 +266,7 @@ class AlphaSTomics(BaseModelClass):
         Parameters
         ----------
         max_epochs
-            Number of passes over the cells. None: until ``max_time``, or about 2,000 steps if that is None too.
+            Number of passes over the cells. None: until ``max_time``, or about 4,000 steps if that is None too.
         max_time
             Longest time: seconds, ``"DD:HH:MM:SS"``, a timedelta or its arguments. The learning rate falls with it.
         accelerator, devices, strategy

@@ -47,7 +47,7 @@ class ContextDataModule(pl.LightningDataModule):
         self,
         source: CellSource,
         *,
-        batch_size: int = 4096,
+        batch_size: int = 1024,
         context_size: int = 512,
         kind: str = "subset",
         seed: int = 0,

@@ -325,7 +325,12 @@ class TrainingPlan(pl.LightningModule):
         return loss
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Refuse a gradient that is not finite, which a finite loss can have."""
+        """Refuse a gradient that is not finite, which a finite loss can have.
+
+        With 16 bits the gradient is scaled until it overflows, and such steps are skipped: nothing to refuse.
+        """
+        if getattr(self.trainer.precision_plugin, "scaler", None) is not None:
+            return
         gradients = [p.grad for p in self.module.parameters() if p.grad is not None]
         self._refuse_if_broken("gradient norm", torch.nn.utils.get_total_norm(gradients))
 

@@ -23,7 +23,11 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 # Lightning's advice to use more loader workers: contexts are cut from memory in milliseconds.
-_ADVICE = (".*does not have many workers.*", ".*number of training batches.*smaller than the logging interval.*")
+_ADVICE = (
+    ".*does not have many workers.*",
+    "Total length of `list` across ranks is zero.*",
+    ".*number of training batches.*smaller than the logging interval.*",
+)
 
 
 def seconds_of(max_time: str | timedelta | dict[str, float] | float | None) -> float | None:
