@@ -31,11 +31,19 @@ def assert_same(left: Context, right: Context) -> None:
 
 
 @settings(deadline=None, max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(context_size=st.integers(1, 70), seed=st.integers(0, 2**31), epoch=st.integers(0, 1000))
-def test_subsets_partition_every_slice(make_adata: Make, context_size: int, seed: int, epoch: int) -> None:
+@given(
+    context_size=st.integers(1, 70),
+    seed=st.integers(0, 2**31),
+    epoch=st.integers(0, 1000),
+    composition=st.sampled_from([0.0, 5.0]),
+)
+def test_subsets_partition_every_slice(
+    make_adata: Make, context_size: int, seed: int, epoch: int, composition: float
+) -> None:
     adata = make_adata()
     source = source_of(adata)
-    dataset = ContextDataset(source, context_size=context_size, seed=seed)
+    augmentation = Augmentation(gene_dropout=0.0, composition=composition)
+    dataset = ContextDataset(source, context_size=context_size, seed=seed, augmentation=augmentation)
     dataset.set_epoch(epoch)
     contexts = [dataset[i] for i in range(len(dataset))]
     np.testing.assert_array_equal(np.sort(np.concatenate([c.rows for c in contexts])), np.arange(adata.n_obs))
@@ -59,6 +67,24 @@ def test_slices_are_shuffled_and_epochs_differ(make_adata: Make) -> None:
     assert any(not np.array_equal(a.rows, dataset[i].rows) for i, a in enumerate(first))
     dataset.set_epoch(0)
     assert_same(dataset[3], first[3])
+
+
+def test_composition_gathers_cells_that_lie_together(make_adata: Make) -> None:
+    def scatter(composition: float, shift: float = 0.0) -> tuple[float, list[np.ndarray]]:
+        adata = make_adata(n_cells=(300,))
+        adata.obsm["spatial"] += shift
+        augmentation = Augmentation(gene_dropout=0.0, rotate=False, composition=composition)
+        dataset = ContextDataset(source_of(adata), context_size=30, seed=0, augmentation=augmentation)
+        rows = [dataset[i].rows for i in range(len(dataset))]
+        spread = np.mean([adata.obsm["spatial"][r].var(axis=0).mean() for r in rows])
+        return float(spread / adata.obsm["spatial"].var(axis=0).mean()), rows
+
+    fair, weak, strong = (scatter(strength)[0] for strength in (0.0, 2.0, 20.0))
+    assert 0.9 < fair < 1.1
+    assert strong < weak < fair
+    assert strong < 0.9
+    for one, other in zip(scatter(5.0)[1], scatter(5.0, shift=1000.0)[1], strict=True):
+        np.testing.assert_array_equal(one, other)  # where the origin lies means nothing
 
 
 def test_values_of_a_context(make_adata: Make) -> None:

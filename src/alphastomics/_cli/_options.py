@@ -143,6 +143,8 @@ class TrainingOptions:
         Upper bound of the share of counts that a context loses; likewise.
     gene_noise
         Standard deviation of a gain and an offset that each gene gets per context; likewise.
+    composition
+        How unlike each other the contexts of a slice are in their composition.
     num_workers
         Processes that cut contexts.
     accelerator
@@ -165,6 +167,7 @@ class TrainingOptions:
     gene_dropout: float | None = None
     thinning: float | None = None
     gene_noise: float | None = None
+    composition: float | None = None
     num_workers: int = 0
     accelerator: str = "auto"
     devices: int | str = "auto"
@@ -174,7 +177,7 @@ class TrainingOptions:
     def arguments(self, model: AlphaSTomics) -> dict[str, Any]:
         """Arguments of :meth:`~alphastomics.model.AlphaSTomics.train` for that model."""
         arguments = asdict(self)
-        changes = {name: arguments.pop(name) for name in ("gene_dropout", "thinning", "gene_noise")}
+        changes = {name: arguments.pop(name) for name in ("gene_dropout", "thinning", "gene_noise", "composition")}
         arguments["augmentation"] = replace(model.default_augmentation(), **given(changes))
         gpus = arguments.pop("gpus")
         return arguments if gpus is None else arguments | {"accelerator": "gpu", "devices": gpus}

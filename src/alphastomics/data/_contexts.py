@@ -29,6 +29,7 @@ Kind = Literal["subset", "patch"]
 _DIVIDE, _DRAW = 0, 1
 
 PATCH_SIZE = 256  # cells of the neighbourhood that comes with every context
+N_WAVES, WAVE_NUMBERS = 3, (0.3, 2.0)  # radians per model unit; a slice spans about four units
 LOWEST_DENSITY = 0.25  # share of the cells that is left in the thinnest of them
 
 
@@ -47,6 +48,10 @@ class Augmentation:
     gene_noise
         Standard deviation, in network units, of a gain and of an offset that each gene gets per context: what differs
         between two specimens or two runs of an instrument.
+    composition
+        How unlike each other the contexts of a slice are in their composition: upper bound of the strength with which a
+        random smooth field over the slice, of unit variance, gathers cells into contexts, drawn uniformly per slice and
+        epoch. 0 makes every context a fair sample of its slice. Only for contexts of kind ``"subset"``.
     rotate
         Whether positions are rotated or reflected, uniformly over the orthogonal group. Ignored for
         ``frame="shared"``.
@@ -54,20 +59,22 @@ class Augmentation:
     Raises
     ------
     ValueError
-        If a bound is outside [0, 1), or `gene_noise` is negative.
+        If a bound is outside [0, 1), or `gene_noise` or `composition` is negative.
     """
 
     gene_dropout: float = 0.5
     thinning: float = 0.0
     gene_noise: float = 0.0
+    composition: float = 0.0
     rotate: bool = True
 
     def __post_init__(self) -> None:
         for name in ("gene_dropout", "thinning"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} must lie in [0, 1).")
-        if self.gene_noise < 0:
-            raise ValueError(f"gene_noise={self.gene_noise} must not be negative.")
+        for name in ("gene_noise", "composition"):
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"{name}={getattr(self, name)} must not be negative.")
 
 
 class ContextDataset(Dataset[Context]):
@@ -81,8 +88,9 @@ class ContextDataset(Dataset[Context]):
         Largest number of cells in a context.
     kind
         ``"subset"``: each slice is divided at random into contexts of nearly equal size, so that every cell comes
-        exactly once per epoch. ``"patch"``: every cell is a centre once, and a context is its `context_size` nearest
-        cells in the slice; among equally distant cells the first in order are taken.
+        exactly once per epoch; see `composition` of :class:`Augmentation`. ``"patch"``: every cell is a centre once,
+        and a context is its `context_size` nearest cells in the slice; among equally distant cells the first in order
+        are taken.
     seed
         A non-negative integer.
     augmentation
@@ -190,9 +198,18 @@ class ContextDataset(Dataset[Context]):
         parts: list[tuple[int, NDArray[np.int64]]] = []
         for i, size in sizes.items():
             # Ascending cells are read faster, and their order carries no meaning.
-            pieces = np.array_split(rng.permutation(size), self._n_contexts(size))
+            pieces = np.array_split(self._order(i, size, rng), self._n_contexts(size))
             parts.extend((i, np.sort(piece)) for piece in pieces)
         return [parts[i] for i in rng.permutation(len(parts))]
+
+    def _order(self, slice_index: int, size: int, rng: np.random.Generator) -> NDArray[np.int64]:
+        """Order the cells of a slice at random, gathered to some degree by where they lie."""
+        position = self.source.slices[slice_index].position
+        strength = self.augmentation.composition if self.augmentation else 0.0
+        if position is None or not strength:
+            return rng.permutation(size)
+        field = _smooth_field((position - position.mean(axis=0)) / self.source.schema.scale, rng)
+        return np.argsort(rng.uniform(0.0, strength) * field + rng.standard_normal(size), kind="stable")
 
     def _position(
         self, slice_index: int, cells: NDArray[np.int64], rng: np.random.Generator | None
@@ -243,6 +260,17 @@ def _nearest(tree: KDTree, centre: int, size: int) -> NDArray[np.int64]:
     squared = ((points[found] - points[centre]) ** 2).sum(axis=1)
     squared[found == centre] = -1.0
     return found[np.argsort(squared, kind="stable")[:size]]
+
+
+def _smooth_field(x: NDArray[np.float64], rng: np.random.Generator) -> NDArray[np.float64]:
+    """Random field over positions (N, D) in model units, of unit variance: a few waves as long as a tissue is wide."""
+    field = np.zeros(len(x))
+    for _ in range(N_WAVES):
+        direction = rng.standard_normal(x.shape[1])
+        wave = direction * (rng.uniform(*WAVE_NUMBERS) / np.linalg.norm(direction))
+        field += np.sin(x @ wave + rng.uniform(0.0, 2 * np.pi))
+    deviation = field.std()
+    return field / deviation if deviation > 0 else field
 
 
 def _drop_genes(measured: NDArray[np.bool_], bound: float, rng: np.random.Generator) -> tuple[NDArray[np.bool_], float]:

@@ -15,15 +15,16 @@ if TYPE_CHECKING:
     from alphastomics.data import TissueSchema
 
 FEW_CELLS = 5000
+COMPOSITION = 5.0
 
 
 def default_augmentation(schema: TissueSchema, n_cells: int) -> Augmentation:
-    """Gene dropout and thinning for a reference of ``n_cells`` cells."""
+    """Composition, gene dropout, thinning and gene noise for a reference of ``n_cells`` cells."""
     if schema.transform == "none":
-        return Augmentation(gene_dropout=0.2)
+        return Augmentation(gene_dropout=0.2, composition=COMPOSITION)
     if n_cells < FEW_CELLS:
-        return Augmentation(gene_dropout=0.8, thinning=0.9, gene_noise=0.4)
-    return Augmentation(gene_dropout=0.5, thinning=0.5, gene_noise=0.2)
+        return Augmentation(gene_dropout=0.8, thinning=0.9, gene_noise=0.4, composition=COMPOSITION)
+    return Augmentation(gene_dropout=0.5, thinning=0.5, gene_noise=0.2, composition=COMPOSITION)
 
 
 def default_n_views(schema: TissueSchema, n_cells: int) -> int:
