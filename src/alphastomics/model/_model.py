@@ -124,6 +124,8 @@ class AlphaSTomics(BaseModelClass):
         with torch.random.fork_rng(devices=[]):  # leaves the global generator as it was
             torch.manual_seed(random_state)
             self.module = self._module_cls(config)
+        if self.schema.transform == "log1p":  # deviations of other values are in units that mean nothing
+            self.module.weigh_genes(self.schema.gene_scale)
         self.frame_: ReferenceFrame | None = None
         self.init_params_ = self._get_init_params(locals())
         self._model_summary_string = (

@@ -2,12 +2,12 @@ r"""The denoiser: noisy expression and noisy positions of N cells, two clocks, t
 
 .. math::
 
-    h^0_i &= E(z^{expr}_i) + P(z^{pos}_i), \qquad c = \psi(t_{expr}, t_{pos}) \\
+    h^0_i &= E(w \odot z^{expr}_i) + P(z^{pos}_i), \qquad c = \psi(t_{expr}, t_{pos}) \\
     h^{l+1} &= \operatorname{Block}(h^l, c, \text{mask}), \qquad
     F^{pos}_i = W_p \operatorname{AdaNorm}(h^L_i, c), \quad F^{expr}_i = W_e \operatorname{AdaNorm}(h^L_i, c)
 
-A modality whose clock stands at 1 is absent: nothing of it is left in its noisy value, so its embedding is replaced by
-a learned token. Shapes: B contexts, N cells, G genes, D dimensions, d width.
+w weighs the genes, see :meth:`Denoiser.weigh_genes`. A modality whose clock stands at 1 is absent: nothing of it is left
+in its noisy value, so its embedding is replaced by a learned token. Shapes: B contexts, N cells, G genes, D dimensions, d width.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -23,6 +24,7 @@ from alphastomics.nn.embeddings import ClockEmbedding, FourierPosition
 from alphastomics.nn.packing import PackingNetwork
 
 if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
     from torch import Tensor
 
     from alphastomics.nn.attention import GateType
@@ -82,6 +84,8 @@ class Denoiser(nn.Module):
         super().__init__()
         self.config = config
         d = config.d_model
+        self.gene_weight: Tensor
+        self.register_buffer("gene_weight", torch.ones(config.n_genes))
         self.expression_in = nn.Sequential(nn.Linear(config.n_genes, 2 * d), nn.GELU(), nn.Linear(2 * d, d))
         self.position_in = FourierPosition(config.n_dims, d)
         self.expression_missing = nn.Parameter(torch.zeros(d))
@@ -97,6 +101,15 @@ class Denoiser(nn.Module):
         self.packing = PackingNetwork()
         self.neighbour_out = nn.Sequential(nn.Linear(d, d), nn.GELU(), nn.Linear(d, config.n_latent))
 
+    def weigh_genes(self, gene_scale: ArrayLike) -> None:
+        """Let genes count by the standard deviation (G,) that they had in the reference.
+
+        In network units all genes vary alike. Much of the variance of a gene that varies little is counting noise, and a
+        network that learns from all genes at the same rate learns that noise by heart.
+        """
+        weight = torch.as_tensor(np.asarray(gene_scale), dtype=torch.float32)
+        self.gene_weight.copy_(weight / weight.square().mean().sqrt())
+
     @property
     def device(self) -> torch.device:
         """Where the weights are."""
@@ -104,7 +117,8 @@ class Denoiser(nn.Module):
 
     def embed_expression(self, expression: Tensor, t_expr: Tensor) -> Tensor:
         """Embedding (B, N, d) of noisy expression (B, N, G); the missing token where the clock stands at 1."""
-        return torch.where((t_expr >= 1)[:, None, None], self.expression_missing, self.expression_in(expression))
+        embedding = self.expression_in(expression * self.gene_weight)
+        return torch.where((t_expr >= 1)[:, None, None], self.expression_missing, embedding)
 
     def embed_position(self, position: Tensor, t_pos: Tensor) -> Tensor:
         """Embedding (B, N, d) of noisy positions (B, N, D); the missing token where the clock stands at 1."""
