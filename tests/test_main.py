@@ -160,6 +160,19 @@ def test_sample_is_that_of_the_model(folder, query, tmp_path, monkeypatch):
     assert files_in(tmp_path) == ["new/out.h5ad"]
 
 
+def test_views_and_refinement_reach_the_model(folder, query, tmp_path):
+    from alphastomics.model import AlphaSTomics
+
+    cells = ad.read_h5ad(folder / "query.h5ad")
+    model = AlphaSTomics.load(folder / "model", adata=False, accelerator="cpu")
+    path = tmp_path / "out.h5ad"
+    tokens = ["sample", *query, "--output", str(path), "--n-steps", "1", "--n-views", "2", "--refine"]
+    assert main(tokens) == 0
+    expected = model.sample(cells, n_steps=1, n_views=2, refine=True, random_state=0)
+    np.testing.assert_array_equal(ad.read_h5ad(path).obsm["spatial"], expected.obsm["spatial"])
+    assert not np.array_equal(expected.obsm["spatial"], model.sample(cells, n_steps=1).obsm["spatial"])
+
+
 def test_sample_reads_positions_only_to_inpaint(folder, query, tmp_path):
     cells = ad.read_h5ad(folder / "query.h5ad")
     truth = cells.obsm["spatial"].copy()

@@ -114,6 +114,7 @@ def sample(
     reduce: Literal["medoid", "mean"] | None = None,
     sampler: Literal["ddpm", "ddim", "dpm++2m"] = "ddpm",
     n_views: PositiveInt = 1,
+    refine: bool = False,
     inpaint: bool = False,
     seed: int = 0,
 ) -> None:
@@ -137,6 +138,8 @@ def sample(
         Reverse step.
     n_views
         Random subsets of genes and cells over which the conditional mean is averaged.
+    refine
+        Move the cells of the conditional mean towards those that resemble them in the neighbourhood embedding.
     inpaint
         Hold the positions that the cells have; sample those that are NaN.
     seed
@@ -151,6 +154,8 @@ def sample(
         "n_samples": n_samples,
         "reduce": reduce,
         "sampler": sampler,
+        "n_views": n_views,
+        "refine": refine,
         "random_state": seed,
     }
     tissue = model.sample(cells, mode=sample_mode, inpaint=inpaint, **drawn)

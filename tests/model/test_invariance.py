@@ -112,8 +112,8 @@ def test_no_shared_gene_is_refused(trained, reference):
 
 @pytest.mark.parametrize(
     "arguments",
-    [{}, {"n_views": 3}, {"n_samples": 3, "reduce": "medoid"}, {"n_samples": 3, "reduce": "mean"}],
-    ids=["one", "views", "medoid", "mean"],
+    [{}, {"n_views": 3}, {"refine": True}, {"n_samples": 3, "reduce": "medoid"}, {"n_samples": 3, "reduce": "mean"}],
+    ids=["one", "views", "refined", "medoid", "mean"],
 )
 def test_permuted_rows_permute_the_result(trained, reference, arguments):
     permuted, order = reorder(reference)

@@ -120,7 +120,7 @@ def test_with_a_model(model, query):
     assert placed.dtype == np.float64
     n_views = query.uns[KEY]["params"]["n_views"]
     assert n_views == model.default_n_views()
-    assert np.array_equal(placed, model.sample(query, n_steps=1, n_views=n_views).obsm["spatial"])
+    assert np.array_equal(placed, model.sample(query, n_steps=1, n_views=n_views, refine=True).obsm["spatial"])
 
 
 def test_place_is_judged_by_evaluate(model, cells):
@@ -334,7 +334,7 @@ def test_duplicate_names_are_accepted(partly):
 
 def test_one_draw_is_the_mean_over_the_views_asked_for(model, query):
     reconstruct(query, model=model, n_views=3, random_state=4)
-    expected = model.sample(query, n_steps=1, n_views=3, random_state=4)
+    expected = model.sample(query, n_steps=1, n_views=3, refine=True, random_state=4)
     assert query.obsm[KEY].tobytes() == expected.obsm["spatial"].tobytes()
     assert query.uns[KEY]["params"]["n_views"] == 3
 

@@ -372,6 +372,7 @@ class AlphaSTomics(BaseModelClass):
         sampler: Literal["ddpm", "ddim", "dpm++2m"] = "ddpm",
         eta: float = 0.0,
         n_views: int = 1,
+        refine: bool = False,
     ) -> AnnData:
         """Sample one modality given the other.
 
@@ -404,6 +405,9 @@ class AlphaSTomics(BaseModelClass):
             Decides every draw.
         n_views
             Number of random views (subsets of genes and of cells) over which the conditional mean is averaged.
+        refine
+            Move the cells of the conditional mean towards those that resemble them in the neighbourhood embedding: more
+            of its neighbours are right, and fewer cells gather between the places where they could lie.
         sampler, eta
             Reverse step, see :mod:`alphastomics.diffusion.samplers`.
 
@@ -426,7 +430,12 @@ class AlphaSTomics(BaseModelClass):
             adata = adata[np.asarray(indices)]
         query, source = self._query_source(adata, positions=inpaint)
         config = SamplerConfig(
-            n_steps=n_steps, sampler=sampler, eta=eta, max_context=_max_context(batch_size), n_views=n_views
+            n_steps=n_steps,
+            sampler=sampler,
+            eta=eta,
+            max_context=_max_context(batch_size),
+            n_views=n_views,
+            refine=refine,
         )
         return sample_positions(
             self, query, source, config, n_samples=n_samples, reduce=reduce, random_state=random_state

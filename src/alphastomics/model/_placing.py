@@ -19,9 +19,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 
 from alphastomics.diffusion import Process, make_step, run_chain
 from alphastomics.diffusion.geometry import align, centre, kabsch
+from alphastomics.model._layout import refine_layout
 from alphastomics.nn import nearest_neighbours
 from alphastomics.train.packing import SWITCH
 
@@ -60,6 +62,8 @@ class SamplerConfig:
     n_views
         Number of views over which the conditional mean is averaged, see :meth:`SlicePositions.average_views`; 1 uses
         the whole slice as it is.
+    refine
+        Whether to move the conditional mean towards the neighbourhood embedding, see :func:`refine_layout`.
     """
 
     n_steps: int = 30
@@ -67,6 +71,7 @@ class SamplerConfig:
     eta: float = 0.0
     max_context: int = MAX_CONTEXT
     n_views: int = 1
+    refine: bool = False
 
     def __post_init__(self) -> None:
         if self.n_steps < 1:
@@ -204,6 +209,17 @@ class SlicePositions:
                 x_0 = self.process.x0(output.float(), absent, one)
                 total[:, cells] += x_0 if self.shared_frame else align(x_0, whole[:, cells])
         self.mean = total / n_views
+
+    @torch.no_grad()
+    def refine(self, generator: torch.Generator) -> None:
+        """Move the cells of the conditional mean towards those that resemble them in the neighbourhood embedding."""
+        one = self.embedding.new_ones(1)
+        feature = self.embedding.new_zeros(len(self.embedding), self.module.config.n_latent)
+        for cells, _ in self.contexts:
+            h = self.embedding[cells][None] + self.module.position_missing
+            latent = self.module.trunk(h, 0 * one, one, None, ()).latent
+            feature[cells] = F.normalize(self.module.neighbourhood(latent)[0].float(), dim=-1)
+        self.mean = refine_layout(self.mean[0], feature, generator)[None]
 
     @torch.no_grad()
     def _estimate(self, z: Tensor, t: Tensor) -> Tensor:

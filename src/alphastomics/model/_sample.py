@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-VIEWS = 1  # keeps the draws of views apart from those of the chain
+VIEWS, LAYOUT = 1, 2  # keep the draws of views and of the layout apart from those of the chain
 
 
 class Placed(NamedTuple):
@@ -121,10 +121,11 @@ def _place_slice(
     )
     if config.n_views > 1:
         positions.average_views(source, rows, config.n_views, np.random.default_rng([random_state, VIEWS]))
+    if config.refine:
+        positions.refine(_generator(random_state, 0, LAYOUT))
     for k in range(len(draws)):
         # The draws of a slice depend on its cells and the seed, not on which other slices there are.
-        generator = torch.Generator().manual_seed(int(np.random.SeedSequence([random_state, k]).generate_state(1)[0]))
-        x = positions.sample(config, generator, lambda: bar.update()).cpu().numpy()
+        x = positions.sample(config, _generator(random_state, k), lambda: bar.update()).cpu().numpy()
         draws[k, rows] = _to_user(model, x, in_user_frame=known is not None)
     free = known is None and schema.frame == "slice"
     if len(draws) > 1:
@@ -132,6 +133,10 @@ def _place_slice(
     if known is not None:
         finite = np.isfinite(known).all(1)
         draws[:, rows[finite]] = known[finite]
+
+
+def _generator(*key: int) -> torch.Generator:
+    return torch.Generator().manual_seed(int(np.random.SeedSequence(key).generate_state(1)[0]))
 
 
 def _known_positions(cells: SliceCells, rows: NDArray[np.int64]) -> NDArray[np.float64] | None:

@@ -56,8 +56,8 @@ def reconstruct(
     key_added
         Where to write.
     n_samples
-        Number of draws. 1 takes the conditional mean, which scores best; several draws give their medoid, a likely
-        tissue with realistic density, and an uncertainty.
+        Number of draws. 1 takes the refined conditional mean, which scores best; several draws give their medoid, a
+        likely tissue with realistic density, and an uncertainty.
     n_steps
         Steps per draw; None takes 1 for a single draw, 25 for several or where positions are known.
     copy
@@ -105,7 +105,7 @@ def reconstruct(
     if n_steps is None:
         n_steps = 1 if n_samples == 1 and not inpaint else CHAIN_STEPS
     if n_steps == 1:
-        arguments["sample"].setdefault("n_views", trained.default_n_views())
+        arguments["sample"] = {"n_views": trained.default_n_views(), "refine": True} | arguments["sample"]
     if model is None:
         _check_query(trained, subject, n_samples=n_samples, n_steps=n_steps, inpaint=inpaint, **arguments["sample"])
         trained.train(**arguments["train"])
@@ -150,7 +150,7 @@ def _sort_arguments(kwargs: dict[str, Any]) -> dict[str, dict[str, Any]]:
         setup=names(AlphaSTomics.setup_anndata),
         init=names(AlphaSTomics.__init__),
         train=names(AlphaSTomics.train) | names(pl.Trainer.__init__),
-        sample={"sampler", "eta", "n_views"},
+        sample={"sampler", "eta", "n_views", "refine"},
     )
     result: dict[str, dict[str, Any]] = {name: {} for name in known._fields}
     for key, value in kwargs.items():
