@@ -98,6 +98,18 @@ def test_eta_leads_from_no_noise_to_full_noise():
     assert 0.05 < shares[1] < shares[2] - 0.05
 
 
+@pytest.mark.parametrize("eta", [0.0, 0.3, 1.0])
+def test_a_step_of_ddim_spends_its_noise_as_the_formula_says(eta):
+    process, unit = Process(), torch.ones(1, 1, 1, dtype=torch.float64)
+    t, s = torch.tensor([0.7], dtype=torch.float64), torch.tensor([0.4], dtype=torch.float64)
+    step, zero = make_step("ddim", process, eta=eta), torch.zeros_like(unit)
+    sigma_t, sigma_s = float(process.schedule.sigma(t)), float(process.schedule.sigma(s))
+    variance = float(process.posterior(zero, zero, t, s)[1])
+    assert float(step(zero, zero, t, s, None, lambda: unit)) == pytest.approx(eta * variance**0.5)
+    kept = float(step(sigma_t * unit, zero, t, s, None, lambda: zero))  # a z_t whose noise is one
+    assert kept**2 + eta**2 * variance == pytest.approx(sigma_s**2)
+
+
 @pytest.mark.parametrize("name", SAMPLERS)
 @pytest.mark.parametrize("n_steps", [1, 2, 13])
 def test_the_denoiser_is_called_exactly_n_times(name, n_steps):

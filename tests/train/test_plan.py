@@ -177,6 +177,30 @@ def test_validation_neither_deforms_nor_repeats_the_noise_of_training(make_plan,
     torch.testing.assert_close(still, x, atol=1e-6, rtol=0)
 
 
+def test_validation_has_noise_of_its_own(make_plan, make_batch, monkeypatch):
+    plan, batch, purposes = make_plan(), make_batch(n_epochs=1), []
+    losses = plan.losses
+    monkeypatch.setattr(plan, "losses", lambda batch, purpose=0: purposes.append(purpose) or losses(batch))
+    monkeypatch.setattr(plan, "_log", lambda *_: None)
+    plan.training_step(batch, 0)
+    plan.validation_step(batch, 0)
+    assert purposes == [0, 1]
+
+
+def test_expression_to_be_sampled_has_no_gain_for_dropped_genes(make_plan, make_batch):
+    """What is given is scaled up for the genes that were dropped; what is asked for is expression as it was measured."""
+    plan, batch = make_plan(mode="pos_to_expr", absent=1.0), make_batch(n_epochs=2)
+    assert float(batch.dropout.max()) > 0.1
+    one, zero = torch.ones(6), torch.zeros(6)
+    position = centre(batch.position, batch.mask)
+    output = plan.module(torch.zeros_like(batch.expression), position, one, zero, batch.mask).expression
+    x_0 = plan.diffusion.expression.x0(output, torch.zeros_like(output), one)
+    true = batch.expression * (1 - batch.dropout).sqrt()[:, None, None]
+    for i, loss in enumerate(plan.losses(batch)["expression"].detach()):
+        error = ((x_0 - true)[i][batch.mask[i]][:, batch.measured[i]] ** 2).mean().detach()
+        assert float(loss) == pytest.approx(float(error), rel=1e-4)
+
+
 def test_unmeasured_genes_have_no_say(make_plan, make_batch):
     plan, batch = make_plan(mode="pos_to_expr"), make_batch()
     changed = torch.where(batch.measured[:, None], batch.expression, 5.0)
