@@ -10,7 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-PLACING = ("seqfish", "starmap_mpfc", "drosophila3d", "sampler")
+PLACING = ("seqfish", "starmap_mpfc", "drosophila3d", "sampler", "probe")
 MEASURING = ("denoiser_speed", "memory")
 MODELS = Path(__file__).parent / "models"
 

@@ -116,4 +116,4 @@ BENCHMARKS: dict[str, Callable[[Path], list[Fold]]] = {
     "starmap_mpfc": starmap_mpfc,
     "drosophila3d": drosophila3d,
 }
-DEFAULT_MINUTES = {"seqfish": 15.0, "starmap_mpfc": 5.0, "drosophila3d": 5.0}
+DEFAULT_MINUTES = {"seqfish": 12.0, "starmap_mpfc": 4.0, "drosophila3d": 4.0}

@@ -56,7 +56,7 @@ def obtain_model(fold: Fold, *, seed: int, minutes: float, path: Path | None) ->
     start = time.perf_counter()
     asx.model.AlphaSTomics.setup_anndata(reference, position_key="spatial", slice_key="slice_id")
     model = asx.model.AlphaSTomics(reference, mode="expr_to_pos", random_state=seed)
-    model.train(max_time=60 * minutes)
+    model.train(max_time=60 * minutes, enable_progress_bar=False)
     seconds = time.perf_counter() - start
     if path is not None and note is not None:
         # The note goes first and comes back last: a model that was half written is never taken for a finished one.

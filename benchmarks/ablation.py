@@ -31,6 +31,7 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     "no layout loss": {"plan": {"lambda_layout": 0.0}},
     "no deformation": {"plan": {"deformation": 0.0}},
     "no packing": {"plan": {"lambda_packing": 0.0}},
+    "fair contexts": {"augmentation": {"composition": 0.0}},
     "no gene dropout": {"augmentation": {"gene_dropout": 0.0}},
     "no thinning": {"augmentation": {"thinning": 0.0}},
     "no dropout": {"model": {"dropout": 0.0}},
