@@ -70,6 +70,9 @@ def probe(model: AlphaSTomics, cells: AnnData, truth: NDArray[np.float64], *, se
     def error(estimate: Any) -> float:
         return float(((estimate - align(x, estimate)) ** 2).sum(-1).mean().sqrt())
 
+    def estimate(z: torch.Tensor) -> torch.Tensor:
+        return positions.estimate(z, t, positions.believe(z, t))
+
     generator = torch.Generator().manual_seed(seed)
     quarter_turn = torch.eye(x.shape[-1], device=device)
     quarter_turn[:2, :2] = torch.tensor([[0.0, 1.0], [-1.0, 0.0]])
@@ -77,17 +80,17 @@ def probe(model: AlphaSTomics, cells: AnnData, truth: NDArray[np.float64], *, se
     for ratio in RATIOS:
         t = torch.full((1,), process.schedule.time_of_ratio(ratio), device=device)
         z = process.noise(x, t, centre(torch.randn(x.shape, generator=generator).to(device)))
-        estimate = positions.estimate(z, t)
+        denoised = estimate(z)
         trivial = {"copying": error(z / process.schedule.alpha(t)), "without positions": error(mean)}
         # The sampler's denoising function: whatever frame z comes in, it is turned to the canonical one and back.
         back = kabsch(z @ quarter_turn, mean)
-        turned = positions.estimate(z @ quarter_turn @ back, t) @ back.transpose(-1, -2)
-        reference = positions.estimate(z @ kabsch(z, mean), t) @ kabsch(z, mean).transpose(-1, -2)
+        turned = estimate(z @ quarter_turn @ back) @ back.transpose(-1, -2)
+        reference = estimate(z @ kabsch(z, mean)) @ kabsch(z, mean).transpose(-1, -2)
         follow = (turned - reference @ quarter_turn).norm() / reference.norm()
         found[str(ratio)] = {
             **trivial,
-            "estimate": error(estimate),
-            "over the better": error(estimate) / min(trivial.values()),
+            "estimate": error(denoised),
+            "over the better": error(denoised) / min(trivial.values()),
             "turning": float(follow),
         }
     return found

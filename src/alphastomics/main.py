@@ -112,7 +112,7 @@ def sample(
     n_steps: PositiveInt = 30,
     n_samples: PositiveInt = 1,
     reduce: Literal["medoid", "mean"] | None = None,
-    sampler: Literal["ddpm", "ddim", "dpm++2m"] = "ddpm",
+    sampler: Literal["ddpm", "ddim", "dpm++2m"] | None = None,
     n_views: PositiveInt = 1,
     refine: bool = False,
     inpaint: bool = False,
@@ -135,7 +135,7 @@ def sample(
     reduce
         ``medoid``: the draw nearest to all others; ``mean``: the mean. All draws when not given.
     sampler
-        Reverse step.
+        Reverse step; when not given dpm++2m, and ddpm where positions are known.
     n_views
         Random subsets of genes and cells over which the conditional mean is averaged.
     refine

@@ -78,7 +78,7 @@ def test_slices_of_any_name_and_type(trained, reference, positions_of, kind):
 
 
 def test_one_cell_is_placed(trained, reference):
-    result = trained.sample(reference[:1].copy(), n_steps=2, n_samples=2, reduce="mean")
+    result = trained.sample(reference[:1].copy(), n_steps=20, n_samples=2, reduce="mean")
     assert result.obsm["spatial"].shape == (1, 2)
     assert np.isfinite(result.obsm["spatial"]).all()
 

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     Denoise = Callable[[Tensor, Tensor], Tensor]  # (z_t, t) -> estimate of x_0
     Noise = Callable[[], Tensor]  # a fresh standard Gaussian shaped like z_t
 
+GRID_POWER = 1.5  # of the share of steps that are left, to give the time
+
 SamplerName = Literal["ddpm", "ddim", "dpm++2m"]
 
 
@@ -111,10 +113,11 @@ def make_step(name: SamplerName, process: Process, *, eta: float = 0.0) -> Step:
 
 
 def time_grid(n_steps: int, *, device: torch.device | str = "cpu") -> Tensor:
-    """Times 1 = t_0 > t_1 > ... > t_{n_steps} = 0, float64 so that no step is rounded away."""
+    """Times 1 = t_0 > t_1 > ... > t_{n_steps} = 0, denser towards 0, float64 so that no step is rounded away."""
     if n_steps < 1:
         raise ValueError(f"n_steps must be at least 1, got {n_steps}")
-    return torch.linspace(1.0, 0.0, n_steps + 1, dtype=torch.float64).to(device=device, dtype=torch.float32)
+    share_left = torch.linspace(1.0, 0.0, n_steps + 1, dtype=torch.float64)
+    return (share_left**GRID_POWER).to(device=device, dtype=torch.float32)
 
 
 @torch.no_grad()

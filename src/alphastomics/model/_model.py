@@ -24,7 +24,7 @@ from alphastomics.model._placing import MAX_CONTEXT, SamplerConfig
 from alphastomics.model._sample import sample_positions
 from alphastomics.nn import Denoiser, DenoiserConfig
 from alphastomics.train import MODES, ContextDataModule, ContextRunner, DiffusionConfig, Mode, TrainingPlan, seconds_of
-from alphastomics.train.defaults import default_augmentation, default_dropout, default_n_views
+from alphastomics.train.defaults import default_augmentation, default_dropout, default_placement
 from alphastomics.train.ema import MovingAverage
 from alphastomics.train.history import History
 
@@ -238,9 +238,9 @@ class AlphaSTomics(BaseModelClass):
         """Random changes to training contexts that suit the size and kind of the reference."""
         return default_augmentation(self.schema, self.summary_stats.n_cells)
 
-    def default_n_views(self) -> int:
-        """Number of views over which :func:`~alphastomics.tl.reconstruct` averages the conditional mean."""
-        return default_n_views(self.schema, self.summary_stats.n_cells)
+    def default_placement(self) -> dict[str, Any]:
+        """Arguments of :meth:`sample` by which :func:`~alphastomics.tl.reconstruct` takes the conditional mean."""
+        return default_placement(self.schema, self.summary_stats.n_cells)
 
     # -- training ----------------------------------------------------------------------------------------------------
 
@@ -369,7 +369,7 @@ class AlphaSTomics(BaseModelClass):
         indices: Sequence[int] | NDArray[np.int64] | None = None,
         batch_size: int | None = None,
         random_state: int = 0,
-        sampler: Literal["ddpm", "ddim", "dpm++2m"] = "ddpm",
+        sampler: Literal["ddpm", "ddim", "dpm++2m"] | None = None,
         eta: float = 0.0,
         n_views: int = 1,
         refine: bool = False,
@@ -409,7 +409,9 @@ class AlphaSTomics(BaseModelClass):
             Move the cells of the conditional mean towards those that resemble them in the neighbourhood embedding: more
             of its neighbours are right, and fewer cells gather between the places where they could lie.
         sampler, eta
-            Reverse step, see :mod:`alphastomics.diffusion.samplers`.
+            Reverse step, see :mod:`alphastomics.diffusion.samplers`. None takes ``"dpm++2m"``, which needs the fewest
+            steps, and where positions are known ``"ddpm"``, whose fresh noise lets cells forget what disagrees with
+            them.
 
         Returns
         -------

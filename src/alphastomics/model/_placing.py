@@ -23,6 +23,7 @@ import torch.nn.functional as F
 
 from alphastomics.diffusion import Process, make_step, run_chain
 from alphastomics.diffusion.geometry import align, centre, kabsch
+from alphastomics.model._belief import Belief, believe
 from alphastomics.model._layout import refine_layout
 from alphastomics.nn import nearest_neighbours
 from alphastomics.train.packing import SWITCH
@@ -54,7 +55,7 @@ class SamplerConfig:
     n_steps
         Number of calls of the denoiser; 1 gives the conditional mean.
     sampler
-        ``"ddpm"``, ``"ddim"`` or ``"dpm++2m"``.
+        ``"ddpm"``, ``"ddim"`` or ``"dpm++2m"``; None takes the last, and the first where positions are known.
     eta
         Noise of ``"ddim"``, between 0 (none) and 1 (that of ``"ddpm"``).
     max_context
@@ -67,7 +68,7 @@ class SamplerConfig:
     """
 
     n_steps: int = 30
-    sampler: SamplerName = "ddpm"
+    sampler: SamplerName | None = None
     eta: float = 0.0
     max_context: int = MAX_CONTEXT
     n_views: int = 1
@@ -80,7 +81,8 @@ class SamplerConfig:
             raise ValueError(f"eta={self.eta} must lie between 0 and 1")
         if self.n_views < 1:
             raise ValueError(f"n_views must be at least 1, got {self.n_views}")
-        make_step(self.sampler, Process())  # refuses an unknown name
+        if self.sampler is not None:
+            make_step(self.sampler, Process())  # refuses an unknown name
 
 
 def content_order(source: CellSource, rows: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -246,15 +248,23 @@ class SlicePositions:
         x_0 = total / count
         return x_0 if self.shared_frame or len(self.contexts) == 1 else centre(x_0)
 
-    def estimate(self, z: Tensor, t: Tensor) -> Tensor:
-        """Estimate of the clean positions (1, N, D): by packing where the noise is as fine as the cells are spaced."""
+    def believe(self, z: Tensor, t: Tensor) -> Belief | None:
+        """What expression says of each cell, where the noise is as fine as cells are spaced; None elsewhere and for one cell."""
         alpha, sigma = self.process.coefficients(t, z)
-        noise = sigma / alpha / self.spacing
-        if float(noise.max()) > SWITCH:
+        n = (sigma / alpha).reshape(())
+        if z.shape[1] < 2 or float(n) > SWITCH * self.spacing:
+            return None
+        return believe(lambda y: self._estimate(alpha * y, t), z / alpha, n, centred=not self.shared_frame)
+
+    def estimate(self, z: Tensor, t: Tensor, belief: Belief | None) -> Tensor:
+        """Estimate of the clean positions (1, N, D), by packing where there is a belief."""
+        if belief is None:
             return self._estimate(z, t)
-        y = (z / alpha / self.spacing)[0]
+        alpha, sigma = self.process.coefficients(t, z)
+        x_0, error = belief.estimate(z / alpha, (sigma / alpha).reshape(()))
+        y = x_0[0] / self.spacing
         packing = self.module.packing
-        x_0 = packing(y, noise.reshape(()), nearest_neighbours(y, packing.n_neighbours))[None] * self.spacing
+        x_0 = packing(y, error / self.spacing, nearest_neighbours(y, packing.n_neighbours))[None] * self.spacing
         return x_0 if self.shared_frame else centre(x_0)
 
     @torch.no_grad()
@@ -262,6 +272,7 @@ class SlicePositions:
         self, config: SamplerConfig, generator: torch.Generator, on_step: Callable[[], None] | None = None
     ) -> Tensor:
         """Draw positions (N, D): in the canonical frame, or in that of the known cells where there are some."""
+        belief: Belief | None = None
 
         def noise() -> Tensor:
             epsilon = torch.randn(1, len(self.embedding), self.n_dims, generator=generator).to(self.embedding.device)
@@ -270,12 +281,18 @@ class SlicePositions:
         def denoise(z: Tensor, t: Tensor) -> Tensor:
             if self.known is not None:
                 z[:, self.known] = self.process.noise(self.value[None], t, noise()[:, self.known])
-            x_0 = self.mean.clone() if bool((t >= 1).all()) else self.estimate(z, t)
+            if bool((t >= 1).all()):
+                x_0 = self.mean.clone()
+            else:
+                nonlocal belief
+                belief = belief or self.believe(z, t)
+                x_0 = self.estimate(z, t, belief)
             if self.known is not None:
                 x_0[:, self.known] = self.value
             return x_0
 
-        step = make_step(config.sampler, self.process, eta=config.eta)
+        sampler = config.sampler or ("dpm++2m" if self.known is None else "ddpm")
+        step = make_step(sampler, self.process, eta=config.eta)
         x = run_chain(denoise, step, noise, n_steps=config.n_steps, on_step=on_step)[0]
         return x if self.known is None else self.to_user_frame(x)
 

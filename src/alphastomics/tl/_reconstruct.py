@@ -105,7 +105,7 @@ def reconstruct(
     if n_steps is None:
         n_steps = 1 if n_samples == 1 and not inpaint else CHAIN_STEPS
     if n_steps == 1:
-        arguments["sample"] = {"n_views": trained.default_n_views(), "refine": True} | arguments["sample"]
+        arguments["sample"] = trained.default_placement() | arguments["sample"]
     if model is None:
         _check_query(trained, subject, n_samples=n_samples, n_steps=n_steps, inpaint=inpaint, **arguments["sample"])
         trained.train(**arguments["train"])

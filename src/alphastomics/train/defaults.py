@@ -7,7 +7,7 @@ little of it. ``docs/design-notes.md`` gives the measurements.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from alphastomics.data import Augmentation
 
@@ -27,9 +27,13 @@ def default_augmentation(schema: TissueSchema, n_cells: int) -> Augmentation:
     return Augmentation(gene_dropout=0.5, thinning=0.5, gene_noise=0.2, composition=COMPOSITION)
 
 
-def default_n_views(schema: TissueSchema, n_cells: int) -> int:
-    """Views over which the conditional mean is averaged, for a model of a reference of ``n_cells`` cells."""
-    return 8 if n_cells < FEW_CELLS and schema.transform == "log1p" else 1
+def default_placement(schema: TissueSchema, n_cells: int) -> dict[str, Any]:
+    """How the conditional mean is taken: ``n_views`` and ``refine`` of ``sample``, for a reference of ``n_cells`` cells.
+
+    Values that are not counts place a cell more exactly than the neighbourhood embedding resolves.
+    """
+    counts = schema.transform == "log1p"
+    return {"n_views": 8 if counts and n_cells < FEW_CELLS else 1, "refine": counts}
 
 
 def default_dropout(schema: TissueSchema, n_cells: int) -> float:
