@@ -3,7 +3,8 @@
 At noise-to-signal ratios .1, .3 and 1 the aligned root-mean-square error of the estimate of x0 is compared with the
 smaller of two trivial answers: the noisy positions themselves, and the estimate without any positions (t = 1). Below 1
 the network uses both. The relative error of turning the input by 90 degrees says whether the estimate follows. Run as
-``python -m benchmarks.probe --model-dir DIR``; slices of the reference and the held-out slice are probed.
+``python -m benchmarks.probe --model-dir DIR``. Probed are the held-out slice, and each slice of the reference in its own
+shape, which the network knows by heart, and in a new one.
 """
 
 from __future__ import annotations
@@ -96,6 +97,17 @@ def probe(model: AlphaSTomics, cells: AnnData, truth: NDArray[np.float64], *, se
     return found
 
 
+def reshaped(position: NDArray[np.float64], scale: float, *, seed: int) -> NDArray[np.float64]:
+    """Positions deformed as contexts are in training, by a deformation that no context had."""
+    import torch
+
+    from alphastomics.diffusion.deformation import deform
+    from alphastomics.train import PlanConfig
+
+    x = torch.from_numpy((position - position.mean(axis=0)) / scale)
+    return deform(x, PlanConfig().deformation, np.random.default_rng([seed, len(x)])).numpy() * scale
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     """Probe the reference slices and the held-out one."""
     options = parse(argv)
@@ -105,7 +117,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     slices = {"held out": (fold.query, fold.truth[fold.order])}
     for name in model.schema.slices:
         cells = fold.reference[fold.reference.obs["slice_id"].astype(str) == name]
-        slices[f"reference {name}"] = (cells, np.asarray(cells.obsm["spatial"]))
+        position = np.asarray(cells.obsm["spatial"])
+        slices[f"reference {name}"] = (cells, position)
+        slices[f"reference {name}, in a new shape"] = (cells, reshaped(position, model.schema.scale, seed=options.seed))
     report = {name: probe(model, cells, truth, seed=options.seed) for name, (cells, truth) in slices.items()}
     write_json(
         options.output,
