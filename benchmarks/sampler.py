@@ -35,7 +35,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--benchmark", choices=BENCHMARKS, default="seqfish", help="its first fold is placed")
     parser.add_argument("--steps", nargs="+", type=int, default=list(STEPS))
-    parser.add_argument("--samplers", nargs="+", choices=SAMPLERS, default=["ddpm"])
+    parser.add_argument("--samplers", nargs="+", choices=SAMPLERS, default=["dpm++2m"])
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2], help="of the draws")
     parser.add_argument("--model-seed", type=int, default=0, help="of the training")
     parser.add_argument("--minutes", type=float, help="training time; default that of the benchmark")
