@@ -31,3 +31,15 @@ SD = "sd"
 
 POSITION_UNCERTAINTY = "position_uncertainty"
 """``obs`` of a sampled AnnData: root mean square over the aligned draws."""
+
+EXPRESSION_SCORES = "expression_scores"
+"""``uns``: scores of predicted expression, one row per slice."""
+
+CLUSTER_SCORES = "cluster_scores"
+"""``uns``: scores of clusters against labels, one row per slice."""
+
+MORAN = "morans_i"
+"""``uns``: Moran's I, one row per slice and gene."""
+
+MODALITY_AGREEMENT = "modality_agreement"
+"""``uns``: agreement of expression and position with a reference, one row per slice."""
