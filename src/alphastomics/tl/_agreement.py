@@ -80,6 +80,8 @@ class AgreementJudge:
         pieces = [piece[:, measured] for piece in pieces[: len(slices)]]
         used = np.concatenate([cells for _, cells, _ in slices])
         size = median_library_size(matrix[used][:, measured]) if counts else None
+        if size is not None and not np.isfinite(size):
+            raise ValueError("every cell of the reference is empty in the genes that both measure; check layer=")
         expressions = [piece if size is None else log1p_normalized(piece, size) for piece in pieces]
         positions = [points for *_, points in slices]
         options = {"n_components": n_components, "n_neighbors": n_neighbors, "random_state": random_state}
@@ -165,7 +167,8 @@ def modality_agreement(
     layer
         Where expression is in both; ``X`` when None.
     library_key
-        Column of ``obs`` that names the slice of each cell in both; ``"slice_id"`` where it is there when None.
+        Column of ``obs`` that names the slice of each cell; ``"slice_id"`` if it is there when None, and in a
+        reference that lacks the column.
     n_components, n_neighbors
         Principal components of the reference, and its cells that are averaged.
     transform
