@@ -48,18 +48,18 @@ class _Comparison:
     pearson_cell: Array
     cosine_cell: Array
 
-    def all_genes(self, values: Array) -> Array:
+    def all_genes(self, values: Array) -> NDArray[np.float64]:
         """Values of all genes, NaN for the unmeasured."""
         result = np.full(len(self.measured), np.nan)
         result[self.measured] = values
         return result
 
     @property
-    def pearson_gene(self) -> Array:
+    def pearson_gene(self) -> NDArray[np.float64]:
         return self.all_genes(_ratio(self.products, self.true_squares, self.predicted_squares))
 
     @property
-    def variance_ratio(self) -> Array:
+    def variance_ratio(self) -> NDArray[np.float64]:
         varies = self.true_squares > 0
         ratio = np.full(len(varies), np.nan)
         return self.all_genes(np.divide(self.predicted_squares, self.true_squares, out=ratio, where=varies))
@@ -70,7 +70,7 @@ class _Comparison:
         return self.squared_error / n_values if n_values else float("nan")
 
 
-def _ratio(products: Array, true_squares: Array, predicted_squares: Array) -> Array:
+def _ratio(products: Array, true_squares: Array, predicted_squares: Array) -> NDArray[np.float64]:
     """Products over the root of the squares: NaN where those of the truth are 0, 0 where those of the prediction are."""
     result = np.where(true_squares > 0, 0.0, np.nan)
     both = (true_squares > 0) & (predicted_squares > 0)
@@ -78,7 +78,7 @@ def _ratio(products: Array, true_squares: Array, predicted_squares: Array) -> Ar
     return result
 
 
-def _deviations(block: Array, axis: int) -> Array:
+def _deviations(block: Array, axis: int) -> NDArray[np.float64]:
     """Differences from the mean, exactly 0 where all values are equal."""
     constant = block.max(axis=axis, keepdims=True) == block.min(axis=axis, keepdims=True)
     return np.where(constant, 0.0, block - block.mean(axis=axis, keepdims=True))
@@ -155,7 +155,7 @@ def expression_mse(true: Any, predicted: Any) -> float:
     return _compare(true, predicted).mse
 
 
-def pearson_per_gene(true: Any, predicted: Any) -> Array:
+def pearson_per_gene(true: Any, predicted: Any) -> NDArray[np.float64]:
     """Pearson correlation of each gene over the cells.
 
     Parameters
@@ -178,7 +178,7 @@ def pearson_per_gene(true: Any, predicted: Any) -> Array:
     return _compare(true, predicted).pearson_gene
 
 
-def pearson_per_cell(true: Any, predicted: Any) -> Array:
+def pearson_per_cell(true: Any, predicted: Any) -> NDArray[np.float64]:
     """Pearson correlation of each cell over the measured genes.
 
     Parameters
@@ -200,7 +200,7 @@ def pearson_per_cell(true: Any, predicted: Any) -> Array:
     return _compare(true, predicted).pearson_cell
 
 
-def cosine_per_cell(true: Any, predicted: Any) -> Array:
+def cosine_per_cell(true: Any, predicted: Any) -> NDArray[np.float64]:
     """Cosine similarity of each cell over the measured genes.
 
     Parameters
@@ -222,7 +222,7 @@ def cosine_per_cell(true: Any, predicted: Any) -> Array:
     return _compare(true, predicted).cosine_cell
 
 
-def variance_ratio_per_gene(true: Any, predicted: Any) -> Array:
+def variance_ratio_per_gene(true: Any, predicted: Any) -> NDArray[np.float64]:
     """Variance of each gene over the cells in the prediction, over that in the truth.
 
     A sample looks like data where it is 1. A mean over draws, which correlates better than any draw, stays below 1.

@@ -33,7 +33,7 @@ def _library_sizes(matrix: Matrix) -> NDArray[np.float64]:
     return np.asarray(matrix.sum(axis=1, dtype=np.float64)).ravel()
 
 
-def log1p_normalized(expression: Any, library_size: float) -> Matrix:
+def log1p_normalized(expression: Any, library_size: float) -> Any:
     r"""Bring every cell to one library size and take logarithms, :math:`\log(1 + x_{ig} L / \sum_h x_{ih})`.
 
     The scale on which expression is scored. Equals :func:`scanpy.pp.normalize_total` followed by
