@@ -58,8 +58,8 @@ def cluster_scores(labels: ArrayLike, clusters: ArrayLike) -> dict[str, float]:
 
     Returns
     -------
-    ``adjusted_rand`` (:func:`sklearn.metrics.adjusted_rand_score`, 0 for chance, 1 for equal partitions),
-    ``normalized_mutual_information`` (:func:`sklearn.metrics.normalized_mutual_info_score`, arithmetic mean; chance is
+    ``adjusted_rand`` (``sklearn.metrics.adjusted_rand_score``, 0 for chance, 1 for equal partitions),
+    ``normalized_mutual_information`` (``sklearn.metrics.normalized_mutual_info_score``, arithmetic mean; chance is
     above 0 and grows with the number of clusters) and ``matched_accuracy`` (:func:`matched_accuracy`); NaN without a
     cell.
 
