@@ -2,7 +2,7 @@ r"""One training step: noise a batch of contexts, denoise it, compare.
 
 .. math::
 
-    L = \lambda_e L_{expr} + \lambda_p L_{pos} + \lambda_n L_{neighbour}
+    L = \lambda_e L_{expr} + \lambda_p L_{pos} + \lambda_n L_{neighbour} + \lambda_b L_{balance}
 
 averaged over the contexts of all processes. ``frame="slice"`` leaves each context free up to a rigid motion, which is
 resolved once, by the model itself: with the positions absent the network predicts its conditional mean in a frame of
@@ -13,6 +13,7 @@ aligned to that prediction. All later steps are then ordinary diffusion in one f
 from __future__ import annotations
 
 import time
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -29,15 +30,20 @@ from alphastomics.diffusion.losses import (
     mean_squared_error,
     neighbour_error,
 )
+from alphastomics.nn import balance_losses
+from alphastomics.nn.diagnostics import SeenLayer, watch_layers
 from alphastomics.train.clocks import SMALLEST, Mode, draw_clocks, keyed_rng, spread_kind
+from alphastomics.train.diagnostics import EVERY, layer_statistics
 from alphastomics.train.packing import SWITCH, packing_losses
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
     from torch import Tensor
 
     from alphastomics.data import Batch
-    from alphastomics.nn import Denoiser
+    from alphastomics.nn import Denoiser, Routing
 
 
 # Purposes of the generators that are keyed by context: training and validation noise, and the deformation.
@@ -101,6 +107,8 @@ class PlanConfig:
         Strength of the smooth deformation of diffusion contexts, see :mod:`alphastomics.diffusion.deformation`.
     lambda_packing
         Weight of the packing loss; its network shares nothing with the rest.
+    moe_load_balance_loss_weight
+        Weight lambda_b of the loss that keeps experts in even use, see :mod:`alphastomics.nn.experts`; 0.01 to 0.1.
     max_loss_weight
         Ceiling of the weight 1 / sigma_t^2 of the diffusion loss.
     ema_decay
@@ -118,6 +126,7 @@ class PlanConfig:
     lambda_neighbour: float = 0.3
     lambda_layout: float = 1.0
     lambda_packing: float = 1.0
+    moe_load_balance_loss_weight: float = 0.01
     neighbour_width: float = 0.15
     layout_width: float = 0.1
     deformation: float = 0.2
@@ -170,6 +179,7 @@ class TrainingPlan(pl.LightningModule):
         self.smallest = max(SMALLEST, diffusion_time(self.diffusion, SWITCH * spacing / 2) if spacing else 0.0)
         self.max_seconds = max_seconds
         self.config = PlanConfig(**config)
+        self.last_look = -1  # epoch in which the layers were last looked at
         self._started = time.monotonic()
         self._current: Tensor | tuple[int, ...] = ()  # slices of the batch that is being learned
 
@@ -252,13 +262,17 @@ class TrainingPlan(pl.LightningModule):
         z_expr = self.diffusion.expression.noise(x_expr, t_expr, noise_expr) * batch.measured.unsqueeze(1)
         z_pos = self.diffusion.position.noise(x_pos, t_pos, noise_pos)
         predict = ("position",) if self.mode == "expr_to_pos" else ("expression", "position")
-        output = self.module(z_expr, z_pos, t_expr, t_pos, None if bool(mask.all()) else mask, predict=predict)
+        real = None if bool(mask.all()) else mask
+        routings: list[Routing] = []
+        output = self.module(z_expr, z_pos, t_expr, t_pos, real, predict=predict, routings=routings)
         losses = self._position_losses(output.position.float(), output.latent, x_pos, z_pos, t_pos, mask)
         if output.expression is not None:
             x_0 = self.diffusion.expression.x0(output.expression.float(), z_expr, t_expr)
             weight = self.diffusion.expression.loss_weight(t_expr, maximum=self.config.max_loss_weight)
             error = mean_squared_error(x_0, x_expr, mask, weight, features=batch.measured)
             losses["expression"] = torch.where(t_expr > 0, error, 0.0)
+        if routings:
+            losses["balance"] = balance_losses(routings, mask)
         if self.spacing:
             losses["packing"] = packing_losses(self.module.packing, batch, self.spacing, purpose)
         return losses
@@ -297,6 +311,7 @@ class TrainingPlan(pl.LightningModule):
             "layout": config.lambda_layout,
             "expression": config.lambda_expression,
             "packing": config.lambda_packing,
+            "balance": config.moe_load_balance_loss_weight,
         }
         real = batch.mask.any(1).float()
         count = real.sum()
@@ -317,11 +332,14 @@ class TrainingPlan(pl.LightningModule):
 
     def training_step(self, batch: Batch, _: int) -> Tensor:
         """Loss of a batch; raises :class:`NonFiniteLossError` before a broken step reaches the weights."""
-        losses = self.losses(batch)
+        look = self.global_step % EVERY == 0
+        self.last_look = self.current_epoch if look else self.last_look
+        with watch_layers(self.module) if look else nullcontext(dict[int, SeenLayer]()) as seen:
+            losses = self.losses(batch)
         loss = self.total(losses, batch)
         self._current = batch.slice_index
         self._refuse_if_broken("loss", loss)
-        self._log("train", loss, losses, batch)
+        self._log("train", loss, losses, batch, seen)
         return loss
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
@@ -349,9 +367,17 @@ class TrainingPlan(pl.LightningModule):
         losses = self.losses(batch, purpose=VALIDATION)
         self._log("validation", self.total(losses, batch), losses, batch)
 
-    def _log(self, stage: str, loss: Tensor, losses: dict[str, Tensor], batch: Batch) -> None:
+    def _log(
+        self,
+        stage: str,
+        loss: Tensor,
+        losses: dict[str, Tensor],
+        batch: Batch,
+        seen: Mapping[int, SeenLayer] | None = None,
+    ) -> None:
         values = {f"{stage}_loss": loss.detach()}
         values |= {f"{stage}_{name}": value.detach().mean() for name, value in losses.items()}
+        values |= layer_statistics(seen or {}, batch.mask)
         self.log_dict(values, on_step=False, on_epoch=True, batch_size=len(batch.mask), sync_dist=True)
         if stage == "train":
             self.log("loss", loss.detach(), prog_bar=True, logger=False)
