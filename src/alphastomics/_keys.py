@@ -31,3 +31,15 @@ SD = "sd"
 
 POSITION_UNCERTAINTY = "position_uncertainty"
 """``obs`` of a sampled AnnData: root mean square over the aligned draws."""
+
+GATES = "attention_gates"
+"""``obsm``: mean gate of each head for each cell; ``uns``: their means and spreads."""
+
+SINKS = "attention_sinks"
+"""``obsm``: mean attention that each cell receives; ``uns``: the largest share per slice, layer and head."""
+
+MAPS = "attention_maps"
+"""``obsm``: attention that chosen cells pay to each cell."""
+
+EXPERTS = "experts"
+"""``obs[EXPERTS + "_layer_0"]``, …: the most probable expert of a cell; ``uns``: use of the experts."""

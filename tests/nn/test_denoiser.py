@@ -8,6 +8,12 @@ import torch
 from alphastomics.nn import Denoiser, DenoiserConfig
 
 GATES = ["headwise", "elementwise", "none"]
+KINDS = [
+    {},
+    {"attention": "linear"},
+    {"use_moe": True},
+    {"attention": "linear", "use_moe": True, "moe_top_k": 1, "expert_width": "full"},
+]
 close = {"atol": 1e-5, "rtol": 1e-5}
 
 
@@ -33,9 +39,9 @@ def test_heads_that_were_not_asked_for_do_not_run(make_denoiser, make_inputs):
     assert torch.equal(only_expression.expression, both.expression)
 
 
-@pytest.mark.parametrize("gate_type", GATES)
-def test_padding_changes_no_prediction(make_denoiser, make_inputs, gate_type):
-    denoiser, inputs = make_denoiser(gate_type=gate_type), make_inputs()
+@pytest.mark.parametrize("kind", [*({"gate_type": gate_type} for gate_type in GATES), *KINDS[1:]])
+def test_padding_changes_no_prediction(make_denoiser, make_inputs, kind):
+    denoiser, inputs = make_denoiser(**kind), make_inputs()
     expected = denoiser(*inputs)
     expression, position = (torch.cat([x, 100 * torch.ones_like(x)], dim=1) for x in inputs[:2])
     mask = (torch.arange(20) < 10).expand(3, 20)
@@ -43,8 +49,9 @@ def test_padding_changes_no_prediction(make_denoiser, make_inputs, gate_type):
         torch.testing.assert_close(padded[:, :10], alone, **close)
 
 
-def test_contexts_of_a_batch_do_not_mix(make_denoiser, make_inputs):
-    denoiser, inputs = make_denoiser(), make_inputs()
+@pytest.mark.parametrize("kind", KINDS)
+def test_contexts_of_a_batch_do_not_mix(make_denoiser, make_inputs, kind):
+    denoiser, inputs = make_denoiser(**kind), make_inputs()
     together = denoiser(*inputs)
     for i in range(3):
         alone = denoiser(*(x[i : i + 1] for x in inputs))
@@ -52,8 +59,9 @@ def test_contexts_of_a_batch_do_not_mix(make_denoiser, make_inputs):
             torch.testing.assert_close(one[0], all_[i], **close)
 
 
-def test_the_order_of_cells_carries_no_meaning(make_denoiser, make_inputs):
-    denoiser, inputs = make_denoiser(), make_inputs()
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_order_of_cells_carries_no_meaning(make_denoiser, make_inputs, kind):
+    denoiser, inputs = make_denoiser(**kind), make_inputs()
     order = torch.randperm(10)
     expected = denoiser(*inputs)
     permuted = denoiser(inputs.expression[:, order], inputs.position[:, order], *inputs[2:])
@@ -61,8 +69,9 @@ def test_the_order_of_cells_carries_no_meaning(make_denoiser, make_inputs):
         torch.testing.assert_close(one, other[:, order], **close)
 
 
-def test_a_context_of_padding_alone_is_finite_and_disturbs_no_other(make_denoiser, make_inputs):
-    denoiser, inputs = make_denoiser(), make_inputs()
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_context_of_padding_alone_is_finite_and_disturbs_no_other(make_denoiser, make_inputs, kind):
+    denoiser, inputs = make_denoiser(**kind), make_inputs()
     mask = torch.ones(3, 10, dtype=torch.bool)
     expected = denoiser(*inputs, mask)
     mask[1] = False

@@ -67,11 +67,12 @@ def singles() -> Callable[[Batch], list[Batch]]:
 def make_plan(source) -> Callable[..., TrainingPlan]:
     """A plan whose adaptive norms do not start at zero."""
 
-    def make(*, dropout: float = 0.0, seed: int = 1, **kwargs: Any) -> TrainingPlan:
+    def make(
+        *, dropout: float = 0.0, seed: int = 1, network: dict[str, Any] | None = None, **kwargs: Any
+    ) -> TrainingPlan:
         torch.manual_seed(seed)
-        module = Denoiser(
-            DenoiserConfig(n_genes=20, n_dims=2, d_model=32, n_layers=2, n_heads=4, n_latent=8, dropout=dropout)
-        )
+        size = {"n_genes": 20, "n_dims": 2, "d_model": 32, "n_layers": 2, "n_heads": 4, "n_latent": 8}
+        module = Denoiser(DenoiserConfig(**size, dropout=dropout, **(network or {})))
         for part in module.modules():
             if isinstance(part, AdaptiveNorm):
                 torch.nn.init.normal_(part.modulation.weight, std=0.1)

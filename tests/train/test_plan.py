@@ -240,11 +240,42 @@ def test_total_is_the_weighted_mean_over_real_contexts(make_plan, make_batch):
     assert float(plan.total(losses, batch._replace(mask=mask))) == 0
 
 
-def test_every_parameter_is_trained(make_plan, make_batch):
+MOE = {"use_moe": True, "moe_top_k": 1}
+
+
+@pytest.mark.parametrize("network", [{}, MOE, MOE | {"attention": "linear", "moe_top_k": 2}])
+def test_every_parameter_is_trained(make_plan, make_batch, network):
     """With registered parameters that no loss reaches, several processes would wait for each other for ever."""
-    plan, batch = make_plan(mode="any"), make_batch(n_epochs=8)
+    plan, batch = make_plan(mode="any", network=network), make_batch(n_epochs=8)
     plan.total(plan.losses(batch), batch).backward()
     assert [name for name, p in plan.named_parameters() if p.grad is None or not bool(p.grad.any())] == []
+
+
+@pytest.mark.parametrize("top_k", [1, 2])
+def test_balance_is_a_loss_of_its_own(make_plan, make_batch, top_k):
+    """It is that of the real cells, reaches the total with its weight, and is 0 for a context of padding alone."""
+    plan = make_plan(network={"use_moe": True, "moe_top_k": top_k}, moe_load_balance_loss_weight=0.25)
+    plan.eval()
+    batch = make_batch(n_epochs=1)
+    losses = plan.losses(batch)
+    assert losses["balance"].shape == (3,)
+    without = {name: loss for name, loss in losses.items() if name != "balance"}
+    expected = plan.total(without, batch) + 0.25 * losses["balance"].mean()
+    torch.testing.assert_close(plan.total(losses, batch), expected)
+    mask = batch.mask.clone()
+    mask[1] = False
+    assert plan.losses(batch._replace(mask=mask))["balance"][1] == 0
+    assert "balance" not in make_plan().losses(batch)
+
+
+def test_losses_with_experts_do_not_depend_on_padding(make_plan, make_batch, singles):
+    plan, batch = make_plan(network=MOE), make_batch(n_epochs=1)
+    plan.eval()
+    together = plan.losses(batch)
+    for i, alone in enumerate(singles(batch)):
+        one = plan.losses(alone)
+        for name in set(together) - {"balance"}:
+            assert float(one[name][0].detach()) == pytest.approx(float(together[name][i].detach()), rel=1e-3, abs=1e-5)
 
 
 def test_learning_rate_warms_up_and_falls_to_its_final_share(make_plan):

@@ -145,10 +145,10 @@ class Experts(nn.Module):
         rank[order] = torch.arange(len(slot), device=slot.device) - (count.cumsum(0) - count)[slot[order]]
         place = (n_blocks.cumsum(0) - n_blocks)[slot] * size + rank
         rows = cells.new_zeros(len(owner) * size, cells.shape[1])
-        rows = rows.index_copy(0, place, cells.repeat_interleave(self.top_k, dim=0)).view(len(owner), size, -1)
+        rows = rows.index_copy(0, place, cells.repeat_interleave(self.top_k, dim=0)).unflatten(0, (len(owner), size))
         hidden = F.gelu(torch.baddbmm(self.bias_1[owner, None], rows, self.weight_1[owner]))
         y = torch.baddbmm(self.bias_2[owner, None], hidden, self.weight_2[owner]).flatten(0, 1)[place]
-        return (y.view(-1, self.top_k, y.shape[1]) * weight[..., None].to(y.dtype)).sum(dim=1)
+        return (y.view(len(cells), self.top_k, y.shape[1]) * weight[..., None].to(y.dtype)).sum(dim=1)
 
 
 def _layer(num_experts: int, n_in: int, n_out: int) -> tuple[nn.Parameter, nn.Parameter]:
