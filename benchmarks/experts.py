@@ -2,7 +2,8 @@
 
 Both loops use the same weights, router and choices. ``loop over experts`` visits each expert once and gathers its cells;
 ``loop over choices and experts`` visits each expert once for every rank of choice, as published implementations do. Time
-is measured in one process by turns, so that a busy machine slows all alike. Run as ``python -m benchmarks.experts``.
+is measured in one process by turns, so that a busy machine slows all alike: on one thread, where the arithmetic takes
+nearly all of it, and on all, where starting many small products does. Run as ``python -m benchmarks.experts``.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import argparse
 import json
 import statistics
 import time
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -81,18 +83,20 @@ def measure(size: argparse.Namespace) -> dict[str, Any]:
 
     torch.manual_seed(0)
     seconds: dict[str, dict[str, list[float]]] = {}
-    for width in EXPERT_WIDTHS:
+    for width, threads in product(EXPERT_WIDTHS, sorted({1, torch.get_num_threads()})):
+        torch.set_num_threads(threads)
         module = Experts(size.width, 4 * size.width, num_experts=size.experts, top_k=size.top_k, width=width).eval()
         x = torch.randn(size.cells, size.width, requires_grad=True)
         for method in METHODS.values():
             torch.testing.assert_close(method(module, x), batched(module, x), atol=1e-4, rtol=1e-4)
-        seconds[width] = {name: [] for name in METHODS}
+        timed: dict[str, list[float]] = {name: [] for name in METHODS}
+        seconds[f"{width}, threads: {threads}"] = timed
         for repeat in range(size.repeats + 3):
             for name, method in METHODS.items():
                 start = time.perf_counter()
                 method(module, x).square().sum().backward()
                 if repeat >= 3:  # the first rounds warm up
-                    seconds[width][name].append(time.perf_counter() - start)
+                    timed[name].append(time.perf_counter() - start)
     return {"seconds": seconds, "machine": machine()}
 
 
@@ -112,7 +116,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     )
     for name, default in SIZES.items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=default)
-    parser.add_argument("--repeats", type=int, default=51)
+    parser.add_argument("--repeats", type=int, default=25)
     parser.add_argument("--output", type=Path, default=RESULT)
     parser.add_argument("--measure", action="store_true", help=argparse.SUPPRESS)
     return parser.parse_args(argv)
@@ -127,7 +131,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parameters = {name: getattr(options, name) for name in (*SIZES, "repeats")}
     flags = [f"--{name.replace('_', '-')}={value}" for name, value in parameters.items()]
     found = in_fresh_process("benchmarks.experts", "--measure", *flags)
-    ratios = {width: compare(seconds) for width, seconds in found["seconds"].items()}
+    ratios = {setting: compare(seconds) for setting, seconds in found["seconds"].items()}
     content = {
         "benchmark": "experts",
         "parameters": parameters,
@@ -137,11 +141,11 @@ def main(argv: Sequence[str] | None = None) -> None:
         "machine": found["machine"],
     }
     write_json(options.output, content)
-    for width, seconds in found["seconds"].items():
+    for setting, seconds in found["seconds"].items():
         for name, values in seconds.items():
-            print(f"{width}, {name}: {1000 * statistics.median(values):.1f} ms")
-        for name, ratio in ratios[width].items():
-            print(f"{width}, {name} / {OURS}: time {ratio:.2f}")
+            print(f"{setting}, {name}: {1000 * statistics.median(values):.1f} ms")
+        for name, ratio in ratios[setting].items():
+            print(f"{setting}, {name} / {OURS}: time {ratio:.2f}")
 
 
 if __name__ == "__main__":

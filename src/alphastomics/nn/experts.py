@@ -103,15 +103,15 @@ class Experts(nn.Module):
         """``x`` (B, N, d) to (B, N, d), 0 where ``mask`` (B, N) is false, and where the cells went."""
         b, n, d = x.shape
         cells = x.reshape(-1, d)
-        real = torch.arange(b * n, device=x.device) if mask is None else mask.flatten().nonzero()[:, 0]
-        cells = cells[real]
+        real = None if mask is None else mask.flatten().nonzero()[:, 0]
+        if real is not None:
+            cells = cells.index_select(0, real)
         probability, expert, weight = self.route(cells)
-        y = self.mix(cells, expert, weight)
         assigned = F.one_hot(expert, self.num_experts).sum(dim=1).to(probability.dtype)
-        y, probability, assigned = (
-            part.new_zeros(b * n, part.shape[1]).index_copy(0, real, part).view(b, n, -1)
-            for part in (y, probability, assigned)
-        )
+        parts = [self.mix(cells, expert, weight), probability, assigned]
+        if real is not None:
+            parts = [part.new_zeros(b * n, part.shape[1]).index_copy(0, real, part) for part in parts]
+        y, probability, assigned = (part.view(b, n, -1) for part in parts)
         return y, Routing(probability, assigned)
 
     def route(self, cells: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -138,16 +138,21 @@ class Experts(nn.Module):
         count = slot.bincount(minlength=self.num_experts)
         share = LARGEST_SHARE * -(-len(slot) // self.num_experts)
         size = max(1, min(share, int(count.max())))
-        n_blocks = -(-count // size)
-        owner = torch.arange(self.num_experts, device=slot.device).repeat_interleave(n_blocks)
-        order = slot.argsort(stable=True)
+        n_blocks = (-(-count // size)).clamp_min(1)
         rank = torch.empty_like(slot)
+        order = slot.argsort(stable=True)
         rank[order] = torch.arange(len(slot), device=slot.device) - (count.cumsum(0) - count)[slot[order]]
         place = (n_blocks.cumsum(0) - n_blocks)[slot] * size + rank
-        rows = cells.new_zeros(len(owner) * size, cells.shape[1])
-        rows = rows.index_copy(0, place, cells.repeat_interleave(self.top_k, dim=0)).unflatten(0, (len(owner), size))
-        hidden = F.gelu(torch.baddbmm(self.bias_1[owner, None], rows, self.weight_1[owner]))
-        y = torch.baddbmm(self.bias_2[owner, None], hidden, self.weight_2[owner]).flatten(0, 1)[place]
+        weights = (self.weight_1, self.bias_1, self.weight_2, self.bias_2)
+        if int(n_blocks.max()) > 1:
+            owner = torch.arange(self.num_experts, device=slot.device).repeat_interleave(n_blocks)
+            w_1, b_1, w_2, b_2 = (value.index_select(0, owner) for value in weights)
+        else:  # nearly always: the weights are taken as they lie
+            w_1, b_1, w_2, b_2 = weights
+        rows = cells.new_zeros(len(w_1) * size, cells.shape[1])
+        rows = rows.index_copy(0, place, cells.repeat_interleave(self.top_k, dim=0))
+        hidden = F.gelu(torch.baddbmm(b_1[:, None], rows.view(len(w_1), size, -1), w_1))
+        y = torch.baddbmm(b_2[:, None], hidden, w_2).flatten(0, 1).index_select(0, place)
         return (y.view(len(cells), self.top_k, y.shape[1]) * weight[..., None].to(y.dtype)).sum(dim=1)
 
 
