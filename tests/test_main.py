@@ -124,7 +124,7 @@ def test_train_writes_a_model_and_nothing_else(folder, tmp_path, monkeypatch):
     assert main([*tokens, "--no-gated-attention", "--no-use-qk-norm", "--lambda-neighbour", "0", "--seed", "3"]) == 0
     assert files_in(tmp_path) == ["new/model/config.json", "new/model/model.safetensors"]
     init = json.loads((tmp_path / "new/model/config.json").read_text())["init"]
-    assert (init["gate_type"], init["use_qk_norm"], init["d_model"], init["random_state"]) == ("none", False, 16, 3)
+    assert (init["attention"], init["use_qk_norm"], init["d_model"], init["random_state"]) == ("linear", False, 16, 3)
     assert logging.getLogger("alphastomics").handlers == before
     assert main(tokens) == 1
     assert main([*tokens, "--overwrite"]) == 0
