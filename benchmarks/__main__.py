@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 PLACING = ("seqfish", "starmap_mpfc", "drosophila3d", "sampler", "probe")
-MEASURING = ("denoiser_speed", "memory")
+MEASURING = ("denoiser_speed", "experts", "memory", "scores")
 MODELS = Path(__file__).parent / "models"
 
 

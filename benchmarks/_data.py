@@ -88,19 +88,25 @@ def _stripped(adata: ad.AnnData, rows: NDArray[np.intp], prefix: str, *, keep_po
     return bare
 
 
+def labelled_folds(benchmark: str, folder: Path) -> dict[str, tuple[ad.AnnData, ad.AnnData]]:
+    """Reference and held-out slice of every fold, with all that the source says of them."""
+    if benchmark == "seqfish":
+        adata = ad.read_h5ad(folder / "seqfish_mouse_embryo_dev.h5ad")
+        name = adata.obs["slice_id"].astype(str).to_numpy()
+        return {"embryo2_z2": (adata[np.isin(name, ["embryo1_z2", "embryo1_z5"])], adata[name == "embryo2_z2"])}
+    adata = ad.read_h5ad(folder / "starmap_mpfc.h5ad")
+    name = adata.obs["slice_id"].astype(str).to_numpy()
+    return {mouse: (adata[name != mouse], adata[name == mouse]) for mouse in ("BZ5", "BZ9", "BZ14")}
+
+
 def seqfish(folder: Path) -> list[Fold]:
     """Both planes of embryo 1 against one plane of embryo 2."""
-    adata = ad.read_h5ad(folder / "seqfish_mouse_embryo_dev.h5ad")
-    name = adata.obs["slice_id"].astype(str)
-    reference = adata[name.isin(["embryo1_z2", "embryo1_z5"]).to_numpy()]
-    return [make_fold("embryo2_z2", reference, adata[(name == "embryo2_z2").to_numpy()])]
+    return [make_fold(name, *pair) for name, pair in labelled_folds("seqfish", folder).items()]
 
 
 def starmap_mpfc(folder: Path) -> list[Fold]:
     """Each mouse against the other two."""
-    adata = ad.read_h5ad(folder / "starmap_mpfc.h5ad")
-    name = adata.obs["slice_id"].astype(str).to_numpy()
-    return [make_fold(mouse, adata[name != mouse], adata[name == mouse]) for mouse in ("BZ5", "BZ9", "BZ14")]
+    return [make_fold(name, *pair) for name, pair in labelled_folds("starmap_mpfc", folder).items()]
 
 
 def drosophila3d(folder: Path) -> list[Fold]:

@@ -31,12 +31,12 @@ VARIANTS: dict[str, dict[str, Any]] = {
 """Rows that vary the sampler of one trained model, with the arguments of ``model.sample``."""
 
 
-def training_parameters(minutes: float) -> dict[str, Any]:
+def training_parameters(minutes: float, *, mode: str = "expr_to_pos") -> dict[str, Any]:
     """What decides a trained model besides its data and its seed; the device, because a minute of it buys steps."""
     import torch
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    return {"mode": "expr_to_pos", "minutes": minutes, "device": device}
+    return {"mode": mode, "minutes": minutes, "device": device}
 
 
 def obtain_model(fold: Fold, *, seed: int, minutes: float, path: Path | None) -> tuple[AlphaSTomics, float]:
@@ -44,18 +44,25 @@ def obtain_model(fold: Fold, *, seed: int, minutes: float, path: Path | None) ->
 
     A saved model counts only if it was trained with the same parameters. A new one is saved when ``path`` is given.
     """
+    return train_or_load(fold.reference, seed=seed, minutes=minutes, mode="expr_to_pos", path=path)
+
+
+def train_or_load(
+    reference: AnnData, *, seed: int, minutes: float, mode: str, path: Path | None
+) -> tuple[AlphaSTomics, float]:
+    """As :func:`obtain_model`, for a reference and a mode."""
     import alphastomics as asx
 
-    parameters = training_parameters(minutes) | {"seed": seed, "n_cells": fold.reference.n_obs}
+    parameters = training_parameters(minutes, mode=mode) | {"seed": seed, "n_cells": reference.n_obs}
     note = None if path is None else path.with_suffix(".json")
     if path is not None and note is not None and note.is_file():
         saved = json.loads(note.read_text())
         if saved["parameters"] == parameters:
             return asx.model.AlphaSTomics.load(path, adata=False), saved["seconds"]
-    reference = fold.reference.copy()
+    reference = reference.copy()
     start = time.perf_counter()
     asx.model.AlphaSTomics.setup_anndata(reference, position_key="spatial", slice_key="slice_id")
-    model = asx.model.AlphaSTomics(reference, mode="expr_to_pos", random_state=seed)
+    model = asx.model.AlphaSTomics(reference, mode=mode, random_state=seed)
     model.train(max_time=60 * minutes, enable_progress_bar=False)
     seconds = time.perf_counter() - start
     if path is not None and note is not None:

@@ -124,7 +124,7 @@ def test_train_writes_a_model_and_nothing_else(folder, tmp_path, monkeypatch):
     assert main([*tokens, "--no-gated-attention", "--no-use-qk-norm", "--lambda-neighbour", "0", "--seed", "3"]) == 0
     assert files_in(tmp_path) == ["new/model/config.json", "new/model/model.safetensors"]
     init = json.loads((tmp_path / "new/model/config.json").read_text())["init"]
-    assert (init["gate_type"], init["use_qk_norm"], init["d_model"], init["random_state"]) == ("none", False, 16, 3)
+    assert (init["attention"], init["use_qk_norm"], init["d_model"], init["random_state"]) == ("linear", False, 16, 3)
     assert logging.getLogger("alphastomics").handlers == before
     assert main(tokens) == 1
     assert main([*tokens, "--overwrite"]) == 0
@@ -158,6 +158,24 @@ def test_sample_is_that_of_the_model(folder, query, tmp_path, monkeypatch):
     np.testing.assert_array_equal(placed.obsm["spatial"], expected.obsm["spatial"])
     assert list(placed.obs_names) == list(cells.obs_names)
     assert files_in(tmp_path) == ["new/out.h5ad"]
+
+
+def test_every_direction_is_sampled(folder, tmp_path):
+    from alphastomics.model import AlphaSTomics
+
+    model, out = str(tmp_path / "any"), tmp_path / "out.h5ad"
+    tokens = ["train", "--input-data", str(folder / "ref.h5ad"), "--output-dir", model, *SHORT, "--mode", "any"]
+    assert main(tokens) == 0
+    loaded = AlphaSTomics.load(model, adata=False, accelerator="cpu")
+    steps = ["--n-steps", "3", "--output", str(out)]
+    cells = ad.read_h5ad(folder / "query.h5ad")
+    query = ["sample", "--checkpoint", model, "--input-data", str(folder / "query.h5ad"), *steps]
+    assert main([*query, "--sample-mode", "pos_to_expr", "--n-samples", "2", "--reduce", "mean"]) == 0
+    expected = loaded.sample(cells, mode="pos_to_expr", n_steps=3, n_samples=2, reduce="mean")
+    np.testing.assert_array_equal(ad.read_h5ad(out).X.toarray(), expected.X.toarray())
+    assert main(["sample", "--checkpoint", model, "--sample-mode", "joint", "--n-cells", "40", *steps]) == 0
+    expected = loaded.sample(mode="joint", n_cells=40, n_steps=3)
+    np.testing.assert_array_equal(ad.read_h5ad(out).obsm["spatial"], expected.obsm["spatial"])
 
 
 def test_views_and_refinement_reach_the_model(folder, query, tmp_path):
@@ -335,6 +353,7 @@ def test_demo(tmp_path, monkeypatch, capsys):
         (["train", "--input-data", "REF", "--output-dir", "m", "--layer", "a"], 1, r'layers\["a"\] .* --layer …'),
         (["train", "--input-data", "REF", "--output-dir", "m", "--gene-dropout", "1"], 1, "gene_dropout=1.0 must lie"),
         (["train", "--input-data", "REF", "--output-dir", "m", "--max-time", "soon"], 1, "max_time='soon'"),
+        (["sample", "--checkpoint", "MODEL", "--output", "o"], 1, "--input-data is needed"),
         (["sample", "--checkpoint", "empty", "--input-data", "REF", "--output", "o"], 1, "config.json is missing"),
         (["sample", "--checkpoint", "MODEL", "--input-data", "REF", "--output", "empty"], 1, "empty is a folder"),
         (

@@ -31,3 +31,27 @@ SD = "sd"
 
 POSITION_UNCERTAINTY = "position_uncertainty"
 """``obs`` of a sampled AnnData: root mean square over the aligned draws."""
+
+EXPRESSION_SCORES = "expression_scores"
+"""``uns``: scores of predicted expression, one row per slice."""
+
+CLUSTER_SCORES = "cluster_scores"
+"""``uns``: scores of clusters against labels, one row per slice."""
+
+MORAN = "morans_i"
+"""``uns``: Moran's I, one row per slice and gene."""
+
+MODALITY_AGREEMENT = "modality_agreement"
+"""``uns``: agreement of expression and position with a reference, one row per slice."""
+
+GATES = "attention_gates"
+"""``obsm``: mean gate of each head for each cell; ``uns``: their means and spreads."""
+
+SINKS = "attention_sinks"
+"""``obsm``: mean attention that each cell receives; ``uns``: the largest share per slice, layer and head."""
+
+MAPS = "attention_maps"
+"""``obsm``: attention that chosen cells pay to each cell."""
+
+EXPERTS = "experts"
+"""``obs[EXPERTS + "_layer_0"]``, …: the most probable expert of a cell; ``uns``: use of the experts."""

@@ -117,9 +117,10 @@ def sample(
     n_views: PositiveInt = 1,
     refine: bool = False,
     inpaint: bool = False,
+    n_cells: PositiveInt | None = None,
     seed: int = 0,
 ) -> None:
-    """Sample the positions of cells from their expression.
+    """Sample positions of cells from their expression, their expression from positions, or whole tissues.
 
     What is sampled is never read from the cells, except with ``--inpaint``.
 
@@ -128,7 +129,8 @@ def sample(
     output
         ``.h5ad`` file to write.
     sample_mode
-        What is sampled.
+        ``expr_to_pos``: positions of cells from their expression; ``pos_to_expr``: the other way round; ``joint``: new
+        slices of ``--n-cells`` cells.
     n_steps
         Calls of the network per draw; 1 gives the conditional mean.
     n_samples
@@ -142,14 +144,16 @@ def sample(
     refine
         Move the cells of the conditional mean towards those that resemble them in the neighbourhood embedding.
     inpaint
-        Hold the positions that the cells have; sample those that are NaN.
+        Hold what the cells have of the modality that is sampled; sample what is NaN.
+    n_cells
+        Number of cells of a slice that is drawn as a whole.
     seed
         Decides every draw.
     """
     from alphastomics._cli._files import prepare_file, replacing
 
     prepare_file(output)
-    model, cells = query.read()
+    model, cells = (query.load(), None) if sample_mode == "joint" else query.read()
     drawn: dict[str, Any] = {
         "n_steps": n_steps,
         "n_samples": n_samples,
@@ -157,6 +161,7 @@ def sample(
         "sampler": sampler,
         "n_views": n_views,
         "refine": refine,
+        "n_cells": n_cells,
         "random_state": seed,
     }
     tissue = model.sample(cells, mode=sample_mode, inpaint=inpaint, **drawn)

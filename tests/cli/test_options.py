@@ -98,6 +98,8 @@ def test_demo_differs_in_few_defaults():
     ("options", "method", "name"),
     [
         (ModelOptions, "__init__", "gate_type"),
+        (ModelOptions, "__init__", "attention"),
+        (ModelOptions, "__init__", "expert_width"),
         (ModelOptions, "__init__", "schedule"),
         (ModelOptions, "__init__", "prediction_type"),
         (SetupOptions, "setup_anndata", "frame"),
@@ -146,7 +148,17 @@ def test_every_option_has_help(options):
         ),
         (["--no-use-qk-norm"], "model", ModelOptions(use_qk_norm=False)),
         (["--no-gated-attention"], "model", ModelOptions(use_gated_attention=False)),
+        (["--no-use-gated-attention"], "model", ModelOptions(use_gated_attention=False)),
+        (["--use-gated-attention"], "model", ModelOptions()),
         (["--gate-type", "elementwise"], "model", ModelOptions(gate_type="elementwise")),
+        (["--attention", "linear"], "model", ModelOptions(attention="linear")),
+        (
+            ["--use-moe", "--num-experts", "8", "--moe-top-k=1", "--expert-width", "full"],
+            "model",
+            ModelOptions(use_moe=True, num_experts=8, moe_top_k=1, expert_width="full"),
+        ),
+        (["--no-moe"], "model", ModelOptions(use_moe=False)),
+        (["--moe-load-balance-loss-weight", "0.1"], "plan", PlanOptions(moe_load_balance_loss_weight=0.1)),
         (
             ["--prediction-type", "x0", "--position-nu", "2"],
             "model",
@@ -176,7 +188,7 @@ def test_demo_keeps_its_defaults_beside_given_flags(tmp_path):
 
 
 def test_aliases_become_arguments():
-    assert ModelOptions(use_gated_attention=False).arguments()["gate_type"] == "none"
+    assert ModelOptions(use_gated_attention=False).arguments()["attention"] == "linear"
     arguments = TrainingOptions(gpus=2, devices="auto").arguments(StandIn())
     assert (arguments["accelerator"], arguments["devices"]) == ("gpu", 2)
 

@@ -126,6 +126,15 @@ def test_data_without_the_layer_are_no_damage_of_the_folder(make_model, referenc
         AlphaSTomics.load(tmp_path / "m", adata=reference)
 
 
+def test_a_model_from_before_there_were_experts_loads(folder, reference, positions_of, trained):
+    config = json.loads((folder / "config.json").read_text())
+    for name in ("attention", "use_moe", "num_experts", "moe_top_k", "expert_width"):
+        del config["init"][name]
+    (folder / "config.json").write_text(json.dumps(config))
+    loaded = AlphaSTomics.load(folder, adata=False)
+    assert positions_of(loaded.sample(reference, n_steps=2)) == positions_of(trained.sample(reference, n_steps=2))
+
+
 # -- overwriting -------------------------------------------------------------------------------------------------------
 
 

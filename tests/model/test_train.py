@@ -85,6 +85,10 @@ def test_history_is_kept_and_continued(small, make_model, train_briefly):
     train_briefly(model, max_epochs=2)
     first = {name: table.copy() for name, table in model.history.items()}
     assert {"train_loss", "train_diffusion", "train_aligned", "train_distance", "train_neighbour"} <= set(first)
+    layers = {name: first.pop(name) for name in list(first) if name.startswith("train_layer_")}
+    for name, table in layers.items():
+        assert table.index.tolist() == [0]  # one step an epoch, and the layers are looked at in every tenth
+        assert model.history[name].index.tolist() == [0]
     for name, table in first.items():
         assert isinstance(table, pd.DataFrame)
         assert list(table.columns) == [name]
@@ -229,3 +233,61 @@ def test_one_number_of_epochs_when_nothing_is_said(small, make_model, train_brie
     model = train_briefly(make_model(small), max_epochs=None, callbacks=[Stop(1)])
     assert model.trainer.max_epochs == 4000  # one step an epoch
     assert model.trainer.global_step == 1
+
+
+# -- kinds of attention and experts -----------------------------------------------------------------------------------
+
+MOE = {"attention": "linear", "use_moe": True, "num_experts": 4, "moe_top_k": 1}
+
+
+def test_history_tells_of_the_layers(small, make_model, train_briefly):
+    model = train_briefly(make_model(small, use_moe=True), max_epochs=11, context_size=50)
+    per_layer = {f"train_layer_{i}_{name}" for i in range(2) for name in ("gate_mean", "gate_sd", "sink")}
+    usage = [f"train_layer_1_expert_usage_{expert}" for expert in range(4)]
+    assert per_layer | set(usage) <= set(model.history)
+    for name in per_layer | set(usage):
+        assert model.history[name].index.tolist() == [0, 10]
+        assert ((model.history[name] >= 0) & (model.history[name] <= 1)).all(axis=None)
+    np.testing.assert_allclose(sum(model.history[name].to_numpy() for name in usage), 1, rtol=1e-5)
+    assert ((model.history["train_balance"] > 0.5) & (model.history["train_balance"] < 4)).all(axis=None)
+    assert (model.history["train_layer_0_sink"] >= 1 / 50 - 1e-6).all(axis=None)
+    other = train_briefly(make_model(small, attention="linear"))
+    assert not {name for name in other.history if "gate" in name or "expert" in name or name == "train_balance"}
+
+
+def test_noise_of_the_router_follows_the_seed(small, make_model, train_briefly, weights_of):
+    first, second, other = (
+        train_briefly(make_model(small, random_state=seed, **MOE), max_epochs=2) for seed in (7, 7, 8)
+    )
+    assert weights_of(first) == weights_of(second) != weights_of(other)
+
+
+def test_linear_attention_with_experts_is_saved_and_loaded(small, make_model, train_briefly, tmp_path, positions_of):
+    model = train_briefly(make_model(small, expert_width="full", **MOE))
+    model.save(tmp_path / "m")
+    loaded = AlphaSTomics.load(tmp_path / "m", adata=False)
+    assert loaded.module.config == model.module.config
+    assert loaded.module.config.expert_width == "full"
+    assert positions_of(loaded.sample(small, n_steps=3)) == positions_of(model.sample(n_steps=3))
+
+
+def test_parameters_are_told_and_few_cells_advised(small, make_model, caplog):
+    with caplog.at_level(logging.INFO, logger="alphastomics"):
+        model = make_model(small, use_moe=True)
+    assert "num_experts=4 and moe_top_k=2; for 200 cells the advice is 4 and 1" in caplog.text
+    caplog.clear()
+    with caplog.at_level(logging.INFO, logger="alphastomics"):
+        assert "active" not in make_model(small)._model_summary_string
+        make_model(small, **MOE)
+    assert "advice" not in caplog.text
+    ffn = model.module.blocks[0].ffn
+    idle = 2 * 2 * sum(p[0].numel() for p in (ffn.weight_1, ffn.bias_1, ffn.weight_2, ffn.bias_2))
+    total = sum(p.numel() for p in model.module.parameters())
+    assert f"{total:,} parameters, {total - idle:,} active" in model._model_summary_string
+
+
+def test_experts_that_cannot_be_are_refused(small, make_model):
+    with pytest.raises(ValueError, match="moe_top_k=5 must lie between 1 and num_experts=4"):
+        make_model(small, use_moe=True, moe_top_k=5)
+    with pytest.raises(ValueError, match="attention='linear' has no gate"):
+        make_model(small, attention="linear", gate_type="elementwise")

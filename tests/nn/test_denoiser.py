@@ -8,6 +8,12 @@ import torch
 from alphastomics.nn import Denoiser, DenoiserConfig
 
 GATES = ["headwise", "elementwise", "none"]
+KINDS = [
+    {},
+    {"attention": "linear"},
+    {"use_moe": True},
+    {"attention": "linear", "use_moe": True, "moe_top_k": 1, "expert_width": "full"},
+]
 close = {"atol": 1e-5, "rtol": 1e-5}
 
 
@@ -33,9 +39,9 @@ def test_heads_that_were_not_asked_for_do_not_run(make_denoiser, make_inputs):
     assert torch.equal(only_expression.expression, both.expression)
 
 
-@pytest.mark.parametrize("gate_type", GATES)
-def test_padding_changes_no_prediction(make_denoiser, make_inputs, gate_type):
-    denoiser, inputs = make_denoiser(gate_type=gate_type), make_inputs()
+@pytest.mark.parametrize("kind", [*({"gate_type": gate_type} for gate_type in GATES), *KINDS[1:]])
+def test_padding_changes_no_prediction(make_denoiser, make_inputs, kind):
+    denoiser, inputs = make_denoiser(**kind), make_inputs()
     expected = denoiser(*inputs)
     expression, position = (torch.cat([x, 100 * torch.ones_like(x)], dim=1) for x in inputs[:2])
     mask = (torch.arange(20) < 10).expand(3, 20)
@@ -43,8 +49,9 @@ def test_padding_changes_no_prediction(make_denoiser, make_inputs, gate_type):
         torch.testing.assert_close(padded[:, :10], alone, **close)
 
 
-def test_contexts_of_a_batch_do_not_mix(make_denoiser, make_inputs):
-    denoiser, inputs = make_denoiser(), make_inputs()
+@pytest.mark.parametrize("kind", KINDS)
+def test_contexts_of_a_batch_do_not_mix(make_denoiser, make_inputs, kind):
+    denoiser, inputs = make_denoiser(**kind), make_inputs()
     together = denoiser(*inputs)
     for i in range(3):
         alone = denoiser(*(x[i : i + 1] for x in inputs))
@@ -52,8 +59,9 @@ def test_contexts_of_a_batch_do_not_mix(make_denoiser, make_inputs):
             torch.testing.assert_close(one[0], all_[i], **close)
 
 
-def test_the_order_of_cells_carries_no_meaning(make_denoiser, make_inputs):
-    denoiser, inputs = make_denoiser(), make_inputs()
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_order_of_cells_carries_no_meaning(make_denoiser, make_inputs, kind):
+    denoiser, inputs = make_denoiser(**kind), make_inputs()
     order = torch.randperm(10)
     expected = denoiser(*inputs)
     permuted = denoiser(inputs.expression[:, order], inputs.position[:, order], *inputs[2:])
@@ -61,8 +69,9 @@ def test_the_order_of_cells_carries_no_meaning(make_denoiser, make_inputs):
         torch.testing.assert_close(one, other[:, order], **close)
 
 
-def test_a_context_of_padding_alone_is_finite_and_disturbs_no_other(make_denoiser, make_inputs):
-    denoiser, inputs = make_denoiser(), make_inputs()
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_context_of_padding_alone_is_finite_and_disturbs_no_other(make_denoiser, make_inputs, kind):
+    denoiser, inputs = make_denoiser(**kind), make_inputs()
     mask = torch.ones(3, 10, dtype=torch.bool)
     expected = denoiser(*inputs, mask)
     mask[1] = False
@@ -143,8 +152,10 @@ def test_every_parameter_learns(make_inputs, gate_type, use_qk_norm):
     denoiser, inputs = Denoiser(config), make_inputs()
     inputs = inputs._replace(t_expr=torch.tensor([0.0, 1.0, 0.3]), t_pos=torch.tensor([1.0, 0.4, 0.7]))
     optimizer = torch.optim.AdamW(denoiser.parameters(), lr=1e-2)
+    held = torch.zeros(3, 10, dtype=torch.bool)
+    held[1, :3] = True
     for _ in range(3):
-        expression, position, latent = denoiser(*inputs)
+        expression, position, latent = denoiser(*inputs, held=held)
         optimizer.zero_grad()
         (
             expression.square().sum() + (position - 1).square().sum() + denoiser.neighbourhood(latent).square().sum()
@@ -190,3 +201,23 @@ def test_genes_count_by_their_deviation(make_denoiser, make_inputs):
     denoiser.weigh_genes(scale.numpy())
     torch.testing.assert_close(denoiser(expression, *rest).position, expected)
     assert float(denoiser.gene_weight.square().mean()) == pytest.approx(1)
+
+
+def test_held_cells_are_given_clean_and_marked_at_any_time(make_denoiser, make_inputs):
+    denoiser, inputs = make_denoiser(), make_inputs()
+    torch.nn.init.normal_(denoiser.expression_held)
+    inputs = inputs._replace(t_expr=torch.ones(3))
+    held = torch.zeros(3, 10, dtype=torch.bool)
+    expected = denoiser(*inputs)
+    for one, other in zip(denoiser(*inputs, held=held), expected, strict=True):
+        assert torch.equal(one, other)
+    held[:, 2] = True
+    one = denoiser(*inputs, held=held).position
+    changed = inputs.expression.clone()
+    changed[:, 3:] = 7.0  # absent cells have no say
+    assert torch.equal(denoiser(*inputs._replace(expression=changed), held=held).position, one)
+    changed[:, 2] = 7.0
+    assert not torch.allclose(denoiser(*inputs._replace(expression=changed), held=held).position, one)
+    marked = denoiser.embed_expression(inputs.expression, torch.zeros(3), held)[:, 2]
+    bare = denoiser.embed_expression(inputs.expression, torch.zeros(3))[:, 2]
+    torch.testing.assert_close(marked - bare, denoiser.expression_held.expand(3, -1))

@@ -7,8 +7,18 @@ import pandas as pd
 import pytest
 from anndata import AnnData
 
-from alphastomics.metrics import chance_positions, oracle_positions, position_scores
+from alphastomics import tl
+from alphastomics.metrics import (
+    chance_positions,
+    cluster_scores,
+    judge_cells,
+    morans_i,
+    oracle_positions,
+    position_scores,
+)
+from alphastomics.metrics._position import chance_order
 from alphastomics.tl._evaluate import evaluate
+from alphastomics.tl._expression import read_pair
 
 SCORES = list(position_scores(np.zeros((1, 2)), np.zeros((1, 2))))
 
@@ -185,3 +195,111 @@ def test_a_file_and_a_view_give_the_same_table(adata, tmp_path):
     pd.testing.assert_frame_equal(evaluate(ad.read_h5ad(tmp_path / "tissue.h5ad")), evaluate(adata))
     left = adata[adata.obs["slice_id"] == "left"]
     pd.testing.assert_frame_equal(evaluate(left), evaluate(adata).loc[["left"]])
+
+
+def with_expression(tissue: AnnData) -> AnnData:
+    """Positions and expression predicted, clusters found."""
+    rng = np.random.default_rng(0)
+    tissue.obsm["spatial_reconstructed"] = tissue.obsm["spatial"] + rng.normal(scale=80, size=(360, 2))
+    tissue.layers["predicted"] = rng.poisson(tissue.X.toarray() + 0.1).astype(float)
+    codes = tissue.obs["cell_type"].cat.codes.to_numpy()
+    tissue.obs["leiden"] = np.where(rng.random(360) < 0.3, rng.integers(5, size=360), codes).astype(str)
+    return tissue
+
+
+def test_without_a_request_nothing_but_positions_is_read(adata):
+    """Byte for byte the table of positions, from an object without expression."""
+    plain = evaluate(adata, baselines=True, cell_type_key="type")
+    assert list(plain.columns) == ["n_cells", "n_skipped", *SCORES]
+    for row in plain.itertuples():
+        true = adata.obsm["spatial"][(adata.obs["slice_id"] == row.Index[0]).to_numpy()]
+        if row.Index[1] == "chance":
+            assert list(row[3:]) == list(position_scores(true, chance_positions(true, 0)).values())
+
+
+def test_expression_and_clusters_join_the_row_of_their_slice(tissue):
+    adata = with_expression(tissue)
+    plain = evaluate(adata, baselines=True, cell_type_key="cell_type")
+    options = {"expression_layer": "predicted", "cluster_key": "leiden", "cell_type_key": "cell_type"}
+    table = evaluate(adata, baselines=True, **options)
+    pd.testing.assert_frame_equal(table[plain.columns], plain)
+    alone = tl.expression_scores(adata, "predicted", baselines=True, cell_type_key="cell_type", copy=True)
+    columns = [name for name in alone.columns if name != "n_cells"]
+    np.testing.assert_allclose(table[columns].to_numpy(), alone[columns].to_numpy(), rtol=1e-12)
+    clusters = tl.cluster_scores(adata, "leiden", baselines=True, copy=True).drop(columns=["n_cells", "n_skipped"])
+    np.testing.assert_allclose(table.loc[clusters.index, clusters.columns], clusters, rtol=1e-12)
+    assert list(table.columns) == [*plain.columns, *columns, "moran_correlation", *clusters.columns]
+    expression_only = evaluate(adata, prediction=None, expression_layer="predicted")
+    assert list(expression_only.columns) == ["n_cells", "n_skipped", *columns, "moran_correlation"]
+
+
+def moran_of(adata: AnnData, name: str, **keys) -> np.ndarray:
+    return tl.morans_i(adata, copy=True, **keys).loc[name, "I"].to_numpy()
+
+
+def test_morans_i_takes_what_was_predicted(tissue):
+    adata = with_expression(tissue)
+    truth = moran_of(adata, "slice_1")
+    # The layer is brought to the depth of the truth, which morans_i, alone, does not know.
+    pair = read_pair(adata, "predicted", layer=None, prediction_layer=None, transform="auto")
+    cells = np.flatnonzero(adata.obs["slice_id"] == "slice_1")
+    scaled = pair.scaled(cells)[1]
+    cases = [
+        ({"autocorrelation": True}, moran_of(adata, "slice_1", spatial_key="spatial_reconstructed")),
+        ({"prediction": None, "expression_layer": "predicted"}, morans_i(scaled, adata.obsm["spatial"][cells])),
+        ({"expression_layer": "predicted"}, morans_i(scaled, adata.obsm["spatial_reconstructed"][cells])),
+    ]
+    values = []
+    for options, predicted in cases:
+        table = evaluate(adata, **options)
+        values.append(table.loc["slice_1", "moran_correlation"])
+        assert values[-1] == pytest.approx(np.corrcoef(truth, predicted)[0, 1], abs=1e-9)
+    assert len(set(values)) == 3
+    chance = evaluate(adata, autocorrelation=True, baselines=True)["moran_correlation"].xs("chance", level="positions")
+    assert (chance < evaluate(adata, autocorrelation=True)["moran_correlation"]).all()
+
+
+def test_a_reference_judges_the_agreement(tissue):
+    tissue = with_expression(tissue)
+    adata, real = (tissue[tissue.obs["slice_id"].isin(names)].copy() for names in (["slice_0"], ["slice_1", "slice_2"]))
+    table = evaluate(adata, reference=real, baselines=True)["modality_agreement"].xs("slice_0")
+    for key, kind in (("spatial_reconstructed", "prediction"), ("spatial", "chance")):
+        judged = adata.copy()
+        judged.obsm["spatial"] = adata.obsm[key][chance_order(120, 0)] if kind == "chance" else adata.obsm[key]
+        expected = tl.modality_agreement(judged, real, copy=True)["modality_agreement"].item()
+        assert table[kind] == pytest.approx(expected, abs=1e-9)
+    joint = evaluate(adata, prediction=None, reference=real)
+    assert list(joint.columns) == ["n_cells", "n_skipped", "modality_agreement"]
+    expected = tl.modality_agreement(adata, real, copy=True)["modality_agreement"].item()
+    assert joint.loc["slice_0", "modality_agreement"] == pytest.approx(expected, abs=1e-9)
+
+
+def test_only_scored_cells_count_in_every_score(tissue):
+    adata = with_expression(tissue)
+    adata.obsm["spatial"][:20] = np.nan
+    adata.obs["spatial_reconstructed_placed"] = np.arange(360) % 10 > 0
+    adata.obs.loc[adata.obs_names[30:35], "leiden"] = np.nan
+    options = {"expression_layer": "predicted", "cluster_key": "leiden"}
+    kept = (np.arange(360) >= 20) & (np.arange(360) % 10 > 0)
+    expected = evaluate(adata[kept].copy(), **options)
+    found = evaluate(adata, **options)
+    same = [name for name in found.columns if name not in ("n_skipped", "aligned_rmsd")]
+    pd.testing.assert_frame_equal(found[same], expected[same])
+
+
+def test_max_cells_holds_for_every_score(tissue):
+    adata = with_expression(tissue)
+    table = evaluate(adata, expression_layer="predicted", cluster_key="leiden", max_cells=50)
+    cells = np.flatnonzero(adata.obs["slice_id"] == "slice_0")
+    chosen = cells[judge_cells(120, 50)]
+    labels, clusters = (adata.obs[key].to_numpy(dtype=object)[chosen] for key in ("cell_type", "leiden"))
+    assert table.loc["slice_0", "adjusted_rand"] == pytest.approx(cluster_scores(labels, clusters)["adjusted_rand"])
+    everything = evaluate(adata, expression_layer="predicted")
+    assert (table["pearson_gene"] != everything["pearson_gene"]).all()
+
+
+def test_something_must_be_predicted(tissue):
+    with pytest.raises(ValueError, match="nothing to score"):
+        evaluate(tissue, prediction=None)
+    with pytest.raises(KeyError, match=r'layers\["x"\] is missing'):
+        evaluate(tissue, prediction=None, expression_layer="x")

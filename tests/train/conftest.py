@@ -41,7 +41,7 @@ def make_batch(source) -> Callable[..., Batch]:
     """Whole slices of the given epochs as contexts, all in one batch."""
 
     def make(n_epochs: int = 4, **kwargs: Any) -> Batch:
-        dataset = ContextDataset(source, context_size=100, seed=0, augmentation=Augmentation(), **kwargs)
+        dataset = ContextDataset(source, context_size=100, seed=0, augmentation=Augmentation(), targets=True, **kwargs)
         contexts = []
         for epoch in range(n_epochs):
             dataset.set_epoch(epoch)
@@ -54,7 +54,7 @@ def make_batch(source) -> Callable[..., Batch]:
 def single(batch: Batch, i: int) -> Batch:
     """Context ``i`` alone, without its padding."""
     n = int(batch.mask[i].sum())
-    per_cell = {"expression", "position", "mask", "rows"}
+    per_cell = {"expression", "target", "position", "mask", "rows"}
     return type(batch)(*(x[i : i + 1, :n] if name in per_cell else x[i : i + 1] for name, x in batch._asdict().items()))
 
 
@@ -67,11 +67,12 @@ def singles() -> Callable[[Batch], list[Batch]]:
 def make_plan(source) -> Callable[..., TrainingPlan]:
     """A plan whose adaptive norms do not start at zero."""
 
-    def make(*, dropout: float = 0.0, seed: int = 1, **kwargs: Any) -> TrainingPlan:
+    def make(
+        *, dropout: float = 0.0, seed: int = 1, network: dict[str, Any] | None = None, **kwargs: Any
+    ) -> TrainingPlan:
         torch.manual_seed(seed)
-        module = Denoiser(
-            DenoiserConfig(n_genes=20, n_dims=2, d_model=32, n_layers=2, n_heads=4, n_latent=8, dropout=dropout)
-        )
+        size = {"n_genes": 20, "n_dims": 2, "d_model": 32, "n_layers": 2, "n_heads": 4, "n_latent": 8}
+        module = Denoiser(DenoiserConfig(**size, dropout=dropout, **(network or {})))
         for part in module.modules():
             if isinstance(part, AdaptiveNorm):
                 torch.nn.init.normal_(part.modulation.weight, std=0.1)
@@ -87,7 +88,13 @@ def fit(source) -> Callable[..., ContextRunner]:
     """Train a plan for some epochs on one thread, as a model would, and give back the runner."""
 
     def run(plan: TrainingPlan, *, data: dict[str, Any] | None = None, **kwargs: Any) -> ContextRunner:
-        options: dict[str, Any] = {"batch_size": 100, "context_size": 45, "augmentation": Augmentation(), "seed": 0}
+        options: dict[str, Any] = {
+            "batch_size": 100,
+            "context_size": 45,
+            "augmentation": Augmentation(),
+            "seed": 0,
+            "targets": True,
+        }
         datamodule = ContextDataModule(**({"source": source} | options | (data or {})))
         model = SimpleNamespace(
             module=plan.module, history_=None, is_trained_=False, to_device=lambda _: None, trainer=None

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from alphastomics.data import collate
+from alphastomics.data import Augmentation, ContextDataset, collate
 from alphastomics.diffusion import CosineSchedule, Process
 from alphastomics.diffusion.geometry import align, centre, random_rotation
 from alphastomics.train import MODES, DiffusionConfig, PlanConfig
@@ -21,7 +21,8 @@ def turned(batch, reflect: bool):
     turns = torch.stack([random_rotation(2, torch.Generator().manual_seed(i)) for i in range(len(batch.mask))])
     if not reflect:
         turns[:, 0] *= torch.linalg.det(turns).sign()[:, None]
-    return batch._replace(position=(batch.position @ turns + 3) * batch.mask[..., None])
+    slice_centre = (batch.centre[:, None] @ turns)[:, 0] + 3
+    return batch._replace(position=(batch.position @ turns + 3) * batch.mask[..., None], centre=slice_centre)
 
 
 def without_padding(losses: dict, i: int) -> dict:
@@ -70,7 +71,8 @@ def test_losses_of_a_batch_are_those_of_its_contexts(make_plan, make_batch, sing
 def test_what_padding_holds_does_not_matter(make_plan, make_batch, mode):
     plan, batch = make_plan(mode=mode), make_batch()
     rubbish = {
-        name: torch.where(batch.mask[..., None], getattr(batch, name), 77.0) for name in ("expression", "position")
+        name: torch.where(batch.mask[..., None], getattr(batch, name), 77.0)
+        for name in ("expression", "target", "position")
     }
     expected, actual = plan.losses(batch), plan.losses(batch._replace(**rubbish))
     for name, value in expected.items():
@@ -187,27 +189,51 @@ def test_validation_has_noise_of_its_own(make_plan, make_batch, monkeypatch):
     assert purposes == [0, 1]
 
 
-def test_expression_to_be_sampled_has_no_gain_for_dropped_genes(make_plan, make_batch):
-    """What is given is scaled up for the genes that were dropped; what is asked for is expression as it was measured."""
-    plan, batch = make_plan(mode="pos_to_expr", absent=1.0), make_batch(n_epochs=2)
-    assert float(batch.dropout.max()) > 0.1
-    one, zero = torch.ones(6), torch.zeros(6)
-    position = centre(batch.position, batch.mask)
-    output = plan.module(torch.zeros_like(batch.expression), position, one, zero, batch.mask).expression
-    x_0 = plan.diffusion.expression.x0(output, torch.zeros_like(output), one)
-    true = batch.expression * (1 - batch.dropout).sqrt()[:, None, None]
-    for i, loss in enumerate(plan.losses(batch)["expression"].detach()):
-        error = ((x_0 - true)[i][batch.mask[i]][:, batch.measured[i]] ** 2).mean().detach()
-        assert float(loss) == pytest.approx(float(error), rel=1e-4)
+def test_expression_to_be_sampled_is_as_it_was_measured(make_plan, make_batch):
+    """Augmentation is for what is given; what is asked for is all genes of the cells that nobody knows."""
+    plan, batch = make_plan(mode="pos_to_expr", absent=1.0, deformation=0.0), make_batch(n_epochs=4)
+    t_expr, t_pos, *_ = plan.draw(batch, 0)
+    asked, held = t_expr == 1, plan.held(batch, t_expr, 0)
+    assert 0 < int(held[asked].any(1).sum()) < int(asked.sum())
+    position = plan.canonical(batch, batch.mask, plan.centred(batch, t_pos))
+    given = torch.where(held[..., None], batch.target, 0.0)
+    output = plan.module(given, position, t_expr, t_pos, batch.mask, held=held).expression
+    x_0 = plan.diffusion.expression.x0(output, torch.zeros_like(output), t_expr)
+    losses = plan.losses(batch)["expression"].detach()
+    for i in asked.nonzero()[:, 0].tolist():
+        error = ((x_0 - batch.target)[i][batch.mask[i] & ~held[i]] ** 2).mean().detach()
+        assert float(losses[i]) == pytest.approx(float(error), rel=1e-4)
 
 
-def test_unmeasured_genes_have_no_say(make_plan, make_batch):
-    plan, batch = make_plan(mode="pos_to_expr"), make_batch()
-    changed = torch.where(batch.measured[:, None], batch.expression, 5.0)
-    assert not torch.equal(changed, batch.expression)
-    torch.testing.assert_close(
-        plan.losses(batch._replace(expression=changed))["expression"], plan.losses(batch)["expression"]
+def test_held_cells_have_a_share_of_their_own_and_cost_nothing(make_plan, make_batch):
+    plan, batch = make_plan(mode="pos_to_expr", absent=1.0), make_batch(n_epochs=40)
+    t_expr, *_ = plan.draw(batch, 0)
+    held = plan.held(batch, t_expr, 0)
+    assert not bool(held[t_expr == 0].any())
+    assert not bool((held & ~batch.mask).any())
+    shares = (held.sum(1) / batch.mask.sum(1))[t_expr > 0]
+    assert 0.3 < float((shares == 0).float().mean()) < 0.7
+    assert 0.02 < float(shares[shares > 0].median()) < 0.3
+    assert torch.equal(held, plan.held(batch, t_expr, 0))
+    assert not torch.equal(held, plan.held(batch, t_expr, 1))
+
+
+def test_given_positions_are_those_of_the_slice(make_plan, source):
+    """A context is a part of a slice that is known as a whole: its cells lie about the centre of the slice."""
+    dataset = ContextDataset(source, context_size=30, seed=0, augmentation=Augmentation(composition=20.0), targets=True)
+    batch = collate([dataset[i] for i in range(len(dataset))])
+    plan = make_plan()
+    about_context, about_slice = (
+        plan.centred(batch, torch.ones(len(batch.mask))),
+        plan.centred(batch, torch.zeros(len(batch.mask))),
     )
+    torch.testing.assert_close(about_context, centre(batch.position, batch.mask))
+    for i, cells in enumerate(source.slices):
+        here = (batch.slice_index == i).nonzero()[:, 0]
+        whole = torch.cat([about_slice[j][batch.mask[j]].square().sum(1).sqrt() for j in here])
+        rows = torch.cat([batch.rows[j][batch.mask[j]] for j in here])
+        x = cells.position[np.searchsorted(cells.rows, rows.numpy())] - cells.position.mean(0)
+        np.testing.assert_allclose(whole, np.linalg.norm(x, axis=1) / source.schema.scale, atol=1e-4)
 
 
 @modes
@@ -240,11 +266,42 @@ def test_total_is_the_weighted_mean_over_real_contexts(make_plan, make_batch):
     assert float(plan.total(losses, batch._replace(mask=mask))) == 0
 
 
-def test_every_parameter_is_trained(make_plan, make_batch):
+MOE = {"use_moe": True, "moe_top_k": 1}
+
+
+@pytest.mark.parametrize("network", [{}, MOE, MOE | {"attention": "linear", "moe_top_k": 2}])
+def test_every_parameter_is_trained(make_plan, make_batch, network):
     """With registered parameters that no loss reaches, several processes would wait for each other for ever."""
-    plan, batch = make_plan(mode="any"), make_batch(n_epochs=8)
+    plan, batch = make_plan(mode="any", network=network), make_batch(n_epochs=8)
     plan.total(plan.losses(batch), batch).backward()
     assert [name for name, p in plan.named_parameters() if p.grad is None or not bool(p.grad.any())] == []
+
+
+@pytest.mark.parametrize("top_k", [1, 2])
+def test_balance_is_a_loss_of_its_own(make_plan, make_batch, top_k):
+    """It is that of the real cells, reaches the total with its weight, and is 0 for a context of padding alone."""
+    plan = make_plan(network={"use_moe": True, "moe_top_k": top_k}, moe_load_balance_loss_weight=0.25)
+    plan.eval()
+    batch = make_batch(n_epochs=1)
+    losses = plan.losses(batch)
+    assert losses["balance"].shape == (3,)
+    without = {name: loss for name, loss in losses.items() if name != "balance"}
+    expected = plan.total(without, batch) + 0.25 * losses["balance"].mean()
+    torch.testing.assert_close(plan.total(losses, batch), expected)
+    mask = batch.mask.clone()
+    mask[1] = False
+    assert plan.losses(batch._replace(mask=mask))["balance"][1] == 0
+    assert "balance" not in make_plan().losses(batch)
+
+
+def test_losses_with_experts_do_not_depend_on_padding(make_plan, make_batch, singles):
+    plan, batch = make_plan(network=MOE), make_batch(n_epochs=1)
+    plan.eval()
+    together = plan.losses(batch)
+    for i, alone in enumerate(singles(batch)):
+        one = plan.losses(alone)
+        for name in set(together) - {"balance"}:
+            assert float(one[name][0].detach()) == pytest.approx(float(together[name][i].detach()), rel=1e-3, abs=1e-5)
 
 
 def test_learning_rate_warms_up_and_falls_to_its_final_share(make_plan):

@@ -27,7 +27,9 @@ DATA, MODEL, TRAINING, LOSSES, GLOBAL = (
 )
 
 
+# The names of the first version of the method, both ways of saying no.
 UNGATED = Parameter(negative=("--no-gated-attention", "--no-use-gated-attention"))
+DENSE = Parameter(negative=("--no-moe", "--no-use-moe"))
 
 
 @Parameter(name="*", group=DATA)
@@ -78,11 +80,21 @@ class ModelOptions:
     n_heads
         Attention heads.
     gate_type
-        Gate of the attention.
+        Gate of softmax attention.
     use_gated_attention
-        Whether there is a gate; no is the same as ``--gate-type none``.
+        Softmax attention with a gate; no is the same as ``--attention linear``.
     use_qk_norm
         Whether queries and keys are normalised.
+    attention
+        ``softmax``, or ``linear``, the baseline.
+    use_moe
+        A mixture of experts in the place of the feed-forward networks.
+    num_experts
+        Number of experts: 4 below 10,000 cells, 8 up to 100,000, 16 above are advised.
+    moe_top_k
+        How many experts see a cell: 1 is advised below 10,000 cells, 2 above.
+    expert_width
+        ``split``: the experts share the width of the feed-forward network; ``full``: each has all of it.
     dropout
         Share of the branch outputs dropped in training; by the size of the reference when not given.
     schedule
@@ -102,6 +114,11 @@ class ModelOptions:
     gate_type: Literal["headwise", "elementwise", "none"] = "headwise"
     use_gated_attention: Annotated[bool, UNGATED] = True
     use_qk_norm: bool = True
+    attention: Literal["softmax", "linear"] = "softmax"
+    use_moe: Annotated[bool, DENSE] = False
+    num_experts: PositiveInt = 4
+    moe_top_k: PositiveInt = 2
+    expert_width: Literal["split", "full"] = "split"
     dropout: float | None = None
     schedule: Literal["cosine", "cosine_nd"] = "cosine_nd"
     position_nu: float = 2.0
@@ -112,7 +129,7 @@ class ModelOptions:
         """Arguments of :class:`~alphastomics.model.AlphaSTomics`."""
         arguments = asdict(self)
         if not arguments.pop("use_gated_attention"):
-            arguments["gate_type"] = "none"
+            arguments["attention"] = "linear"
         return arguments
 
 
@@ -212,6 +229,8 @@ class PlanOptions:
         Weight of the layout loss.
     lambda_packing
         Weight of the packing loss.
+    moe_load_balance_loss_weight
+        Weight of the loss that keeps experts in even use.
     neighbour_width
         Width of a neighbourhood in the contrastive loss, in model units per square root of dimension.
     layout_width
@@ -235,6 +254,7 @@ class PlanOptions:
     lambda_neighbour: float | None = None
     lambda_layout: float | None = None
     lambda_packing: float | None = None
+    moe_load_balance_loss_weight: float | None = None
     neighbour_width: float | None = None
     layout_width: float | None = None
     deformation: float | None = None
@@ -261,22 +281,28 @@ class QueryOptions:
     checkpoint
         Folder of a model.
     input_data
-        Cells, an ``.h5ad`` file.
+        Cells, an ``.h5ad`` file; only a tissue that is drawn as a whole needs none.
     accelerator
         ``auto``, ``cpu``, ``gpu``, ``mps``, …
     """
 
     checkpoint: ExistingDirectory
-    input_data: ExistingFile
+    input_data: ExistingFile | None = None
     accelerator: str = "auto"
 
-    def read(self) -> tuple[AlphaSTomics, AnnData]:
-        """Load both; imports torch."""
-        from alphastomics._cli._files import read_tissue
+    def load(self) -> AlphaSTomics:
+        """Load the model; imports torch."""
         from alphastomics.model import AlphaSTomics
 
-        model = AlphaSTomics.load(self.checkpoint, adata=False, accelerator=self.accelerator)
-        return model, read_tissue(self.input_data)
+        return AlphaSTomics.load(self.checkpoint, adata=False, accelerator=self.accelerator)
+
+    def read(self) -> tuple[AlphaSTomics, AnnData]:
+        """Load the model and the cells."""
+        from alphastomics._cli._files import read_tissue
+
+        if self.input_data is None:
+            raise ValueError("--input-data is needed: the cells that the model is asked about")
+        return self.load(), read_tissue(self.input_data)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

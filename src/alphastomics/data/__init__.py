@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from alphastomics.data._anndata import AnnDataSource
 from alphastomics.data._fit import fit_schema
+from alphastomics.data._partial import PartialExpression, read_partial
 from alphastomics.data._schema import TissueSchema
 from alphastomics.data._source import CellSource, SliceCells
 
@@ -30,10 +31,12 @@ __all__ = [
     "CellSource",
     "Context",
     "ContextDataset",
+    "PartialExpression",
     "SliceCells",
     "TissueSchema",
     "collate",
     "fit_schema",
+    "read_partial",
 ]
 
 

@@ -30,6 +30,11 @@ class Context(NamedTuple):
         Genes that are measured and were not dropped, shape (G,).
     dropout
         Share r of the measured genes that was dropped; `expression` times sqrt(1 - r) is unscaled.
+    target
+        Expression as it was measured, without any augmentation, network units, shape (N, G), float32; shape (N, 0) where
+        nobody asks for it.
+    centre
+        Centre of the whole slice in the frame of `position`, shape (D,), float32.
     slice_index
         Number of the slice in the source.
     rows
@@ -43,6 +48,8 @@ class Context(NamedTuple):
     patch: NDArray[np.float32]
     measured: NDArray[np.bool_]
     dropout: float
+    target: NDArray[np.float32]
+    centre: NDArray[np.float32]
     slice_index: int
     rows: NDArray[np.int64]
     key: NDArray[np.int64]
@@ -63,6 +70,10 @@ class Batch(NamedTuple):
         Shape (B, G), bool.
     dropout
         Shape (B,), float32.
+    target
+        Shape (B, N, G) or (B, N, 0), 0 where padded.
+    centre
+        Shape (B, D).
     slice_index
         Shape (B,), int64.
     rows
@@ -77,6 +88,8 @@ class Batch(NamedTuple):
     mask: torch.Tensor
     measured: torch.Tensor
     dropout: torch.Tensor
+    target: torch.Tensor
+    centre: torch.Tensor
     slice_index: torch.Tensor
     rows: torch.Tensor
     key: torch.Tensor
@@ -98,6 +111,7 @@ def collate(contexts: Sequence[Context]) -> Batch:
     n_dims, n_genes = contexts[0].position.shape[1], len(contexts[0].measured)
     expression = torch.zeros(len(contexts), longest, n_genes)
     position = torch.zeros(len(contexts), longest, n_dims)
+    target = torch.zeros(len(contexts), longest, contexts[0].target.shape[1])
     mask = torch.zeros(len(contexts), longest, dtype=torch.bool)
     patch = torch.full((len(contexts), max(len(context.patch) for context in contexts), n_dims), torch.nan)
     rows = torch.full((len(contexts), longest), -1)
@@ -105,6 +119,7 @@ def collate(contexts: Sequence[Context]) -> Batch:
         n_cells = len(context.rows)
         expression[i, :n_cells] = torch.from_numpy(context.expression)
         position[i, :n_cells] = torch.from_numpy(context.position)
+        target[i, :n_cells] = torch.from_numpy(context.target)
         patch[i, : len(context.patch)] = torch.from_numpy(context.patch)
         rows[i, :n_cells] = torch.from_numpy(context.rows)
         mask[i, :n_cells] = True
@@ -115,6 +130,8 @@ def collate(contexts: Sequence[Context]) -> Batch:
         mask=mask,
         measured=torch.from_numpy(np.stack([context.measured for context in contexts])),
         dropout=torch.tensor([context.dropout for context in contexts], dtype=torch.float32),
+        target=target,
+        centre=torch.from_numpy(np.stack([context.centre for context in contexts])),
         slice_index=torch.tensor([context.slice_index for context in contexts]),
         rows=rows,
         key=torch.from_numpy(np.stack([context.key for context in contexts])),

@@ -97,6 +97,8 @@ class ContextDataset(Dataset[Context]):
         Random changes; none when None.
     slices
         Names of the slices to use; all when None.
+    targets
+        Whether contexts also hold expression without augmentation, as something to be sampled.
 
     Raises
     ------
@@ -113,6 +115,7 @@ class ContextDataset(Dataset[Context]):
         seed: int,
         augmentation: Augmentation | None = None,
         slices: Sequence[str] | None = None,
+        targets: bool = False,
     ) -> None:
         check_choice("kind", kind, ("subset", "patch"))
         if context_size < 1 or seed < 0:
@@ -124,6 +127,7 @@ class ContextDataset(Dataset[Context]):
         self.kind = kind
         self.seed = seed
         self.augmentation = augmentation
+        self.targets = targets
         self._slices = _choose_slices(source, slices, kind)
         self._trees = {i: KDTree(position) for i in self._slices if (position := source.slices[i].position) is not None}
         self._length = sum(self._n_contexts(len(source.slices[i].rows)) for i in self._slices)
@@ -148,7 +152,7 @@ class ContextDataset(Dataset[Context]):
         slice_index, cells = self._cells(epoch, index)
         rng = _generator(_DRAW, self.seed, epoch, index)
         augmentation = self.augmentation or Augmentation(gene_dropout=0.0, rotate=False)
-        position = self._position(slice_index, cells, rng if augmentation.rotate else None)
+        position, centre = self._position(slice_index, cells, rng if augmentation.rotate else None)
         measured, dropout = _drop_genes(self.source.measured, augmentation.gene_dropout, rng)
         thinning = rng.uniform(0.0, augmentation.thinning)
         rows = self.source.slices[slice_index].rows[cells]
@@ -159,7 +163,8 @@ class ContextDataset(Dataset[Context]):
             expression = np.where(measured, expression / np.float32(np.sqrt(1 - dropout)), np.float32(0))
         key = np.array([self.seed, epoch, index], dtype=np.int64)
         patch = self._patch(slice_index, rng)
-        return Context(expression, position, patch, measured, dropout, slice_index, rows, key)
+        target = self.source.expression(rows) if self.targets else np.empty((len(rows), 0), dtype=np.float32)
+        return Context(expression, position, patch, measured, dropout, target, centre, slice_index, rows, key)
 
     def _patch(self, slice_index: int, rng: np.random.Generator) -> NDArray[np.float32]:
         """Cells around a random one: the nearest at full density, or a random share of more of them."""
@@ -213,18 +218,19 @@ class ContextDataset(Dataset[Context]):
 
     def _position(
         self, slice_index: int, cells: NDArray[np.int64], rng: np.random.Generator | None
-    ) -> NDArray[np.float32]:
-        """Give model units, centred and turned where the frame is free."""
+    ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """Give model units, centred and turned where the frame is free, and where the centre of the slice then lies."""
         schema = self.source.schema
         position = self.source.slices[slice_index].position
         if position is None:
-            return np.full((len(cells), schema.n_dims), np.nan, dtype=np.float32)
-        points = position[cells]
+            return np.full((len(cells), schema.n_dims), np.nan, dtype=np.float32), np.zeros(schema.n_dims, np.float32)
+        points, centre = position[cells], position.mean(axis=0)
         if schema.frame == "slice":
-            points = points - points.mean(axis=0)
+            points, centre = points - points.mean(axis=0), centre - points.mean(axis=0)
             if rng is not None:
-                points = points @ _random_rotation(schema.n_dims, rng)
-        return schema.encode_position(points)
+                rotation = _random_rotation(schema.n_dims, rng)
+                points, centre = points @ rotation, centre @ rotation
+        return schema.encode_position(points), schema.encode_position(centre)
 
 
 def _generator(purpose: int, *key: int) -> np.random.Generator:

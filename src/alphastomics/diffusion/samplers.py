@@ -24,13 +24,14 @@ import torch
 from alphastomics.diffusion.process import per_cell
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from torch import Tensor
 
     from alphastomics.diffusion.process import Process
 
     Denoise = Callable[[Tensor, Tensor], Tensor]  # (z_t, t) -> estimate of x_0
+    JointDenoise = Callable[[tuple[Tensor, ...], Tensor], tuple[Tensor, ...]]  # the same for several modalities
     Noise = Callable[[], Tensor]  # a fresh standard Gaussian shaped like z_t
 
 GRID_POWER = 1.5  # of the share of steps that are left, to give the time
@@ -140,14 +141,42 @@ def run_chain(
     on_step
         Called after each step (a progress bar).
     """
-    z = noise()
-    times = time_grid(n_steps, device=z.device)
-    before: tuple[Tensor, Tensor] | None = None
+    (x,) = run_joint_chain(lambda z, t: (denoise(z[0], t),), (step,), (noise,), n_steps=n_steps, on_step=on_step)
+    return x
+
+
+@torch.no_grad()
+def run_joint_chain(
+    denoise: JointDenoise,
+    steps: Sequence[Step],
+    noises: Sequence[Noise],
+    *,
+    n_steps: int,
+    on_step: Callable[[], None] | None = None,
+) -> tuple[Tensor, ...]:
+    """Draw one sample per context of several modalities whose clocks run together.
+
+    Parameters
+    ----------
+    denoise
+        Function of (z_t of every modality, t (B,)) that returns the estimate of x_0 of every modality.
+    steps, noises
+        Reverse step and noise of every modality, as in :func:`run_chain`.
+    n_steps, on_step
+        As in :func:`run_chain`.
+    """
+    z = tuple(noise() for noise in noises)
+    times = time_grid(n_steps, device=z[0].device)
+    before: tuple[tuple[Tensor, Tensor] | None, ...] = (None,) * len(z)
     for t, s in zip(times[:-1], times[1:], strict=True):
-        t, s = t.expand(len(z)), s.expand(len(z))
+        t, s = t.expand(len(z[0])), s.expand(len(z[0]))
         x_0 = denoise(z, t)
-        z = x_0 if bool((s == 0).all()) else step(z, x_0, t, s, before, noise)
-        before = (t, x_0)
+        if bool((s == 0).all()):
+            z = x_0
+        else:
+            parts = zip(z, x_0, steps, before, noises, strict=True)
+            z = tuple(step(z_m, x_m, t, s, before_m, noise) for z_m, x_m, step, before_m, noise in parts)
+        before = tuple((t, x_m) for x_m in x_0)
         if on_step is not None:
             on_step()
     return z

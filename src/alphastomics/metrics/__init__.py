@@ -2,8 +2,20 @@
 
 from __future__ import annotations
 
+from ._agreement import modality_agreement
 from ._align import RigidTransform, aligned_rmsd, procrustes_disparity, rigid_align
+from ._clusters import cluster_scores, matched_accuracy
 from ._distances import contact_precision, distance_matrix_mse, distance_spearman, judge_cells
+from ._expression import (
+    cosine_per_cell,
+    expression_mse,
+    expression_scores,
+    pearson_per_cell,
+    pearson_per_gene,
+    variance_ratio_per_gene,
+)
+from ._library_size import log1p_normalized, median_library_size
+from ._moran import moran_correlation, morans_i
 from ._neighbors import knn_preservation, nearest_neighbor_ks
 from ._position import chance_positions, oracle_positions, position_scores
 
@@ -11,14 +23,27 @@ __all__ = [
     "RigidTransform",
     "aligned_rmsd",
     "chance_positions",
+    "cluster_scores",
     "contact_precision",
+    "cosine_per_cell",
     "distance_matrix_mse",
     "distance_spearman",
+    "expression_mse",
+    "expression_scores",
     "judge_cells",
     "knn_preservation",
+    "log1p_normalized",
+    "matched_accuracy",
+    "median_library_size",
+    "modality_agreement",
+    "moran_correlation",
+    "morans_i",
     "nearest_neighbor_ks",
     "oracle_positions",
+    "pearson_per_cell",
+    "pearson_per_gene",
     "position_scores",
     "procrustes_disparity",
     "rigid_align",
+    "variance_ratio_per_gene",
 ]

@@ -47,8 +47,8 @@ def knn_preservation(true: ArrayLike, predicted: ArrayLike, *, n_neighbors: int 
     n = len(y)
     if not 1 <= n_neighbors < n:
         raise ValueError(f"n_neighbors={n_neighbors} must be at least 1 and less than the number of cells, {n}")
-    true_neighbors, true_tied = _nearest(y, n_neighbors)
-    predicted_neighbors, predicted_tied = _nearest(x, n_neighbors)
+    true_neighbors, true_tied = nearest_cells(y, n_neighbors)
+    predicted_neighbors, predicted_tied = nearest_cells(x, n_neighbors)
     both = np.sort(np.concatenate([true_neighbors, predicted_neighbors], axis=1), axis=1)
     shared = (both[:, 1:] == both[:, :-1]).sum(axis=1).astype(np.float64)
     tied = np.flatnonzero(true_tied | predicted_tied)
@@ -59,7 +59,7 @@ def knn_preservation(true: ArrayLike, predicted: ArrayLike, *, n_neighbors: int 
     return float(shared.mean()) / n_neighbors
 
 
-def _nearest(positions: NDArray[np.float64], k: int) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+def nearest_cells(positions: NDArray[np.float64], k: int) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
     """Find the k nearest other cells of each, (n, k), and whether the k-th is tied with the next one, (n,)."""
     n = len(positions)
     distances, neighbors = KDTree(positions).query(positions, k=k + 2)

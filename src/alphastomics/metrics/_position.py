@@ -105,7 +105,7 @@ def chance_positions(true: ArrayLike, random_state: int = 0) -> NDArray[np.float
     The permuted positions, (n_cells, n_dims).
     """
     positions = np.asarray(true, dtype=np.float64)
-    return positions[np.random.default_rng(random_state).permutation(len(positions))]
+    return positions[chance_order(len(positions), random_state)]
 
 
 def oracle_positions(true: ArrayLike, cell_type: ArrayLike, random_state: int = 0) -> NDArray[np.float64]:
@@ -130,12 +130,22 @@ def oracle_positions(true: ArrayLike, cell_type: ArrayLike, random_state: int = 
         If there is not one type per cell.
     """
     positions = np.asarray(true, dtype=np.float64)
+    return positions[oracle_order(len(positions), cell_type, random_state)]
+
+
+def chance_order(n_cells: int, random_state: int) -> NDArray[np.int64]:
+    """Permute all cells, (n_cells,)."""
+    return np.random.default_rng(random_state).permutation(n_cells)
+
+
+def oracle_order(n_cells: int, cell_type: ArrayLike, random_state: int) -> NDArray[np.int64]:
+    """Permute the cells of each type among themselves, (n_cells,)."""
     codes = pd.factorize(np.asarray(cell_type, dtype=object))[0]
-    if codes.shape != positions.shape[:1]:
-        raise ValueError(f"cell_type must name one type per cell, got {len(codes)} for {len(positions)} cells")
+    if codes.shape != (n_cells,):
+        raise ValueError(f"cell_type must name one type per cell, got {len(codes)} for {n_cells} cells")
     rng = np.random.default_rng(random_state)
-    permuted = np.empty_like(positions)
+    order = np.empty(n_cells, dtype=np.int64)
     for code in np.unique(codes):
         cells = np.flatnonzero(codes == code)
-        permuted[cells] = positions[rng.permutation(cells)]
-    return permuted
+        order[cells] = rng.permutation(cells)
+    return order

@@ -26,11 +26,14 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from alphastomics.diffusion.geometry import centre
+from alphastomics.nn import nearest_neighbours
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from torch import Tensor
+
+    from alphastomics.nn import PackingNetwork
 
 PROBE = 0.3  # step of the finite difference, in units of the noise
 LOWEST = 0.01  # of J
@@ -48,6 +51,12 @@ class Belief(NamedTuple):
         """Estimate (1, N, D) of the clean positions from ``y`` of noise ``n`` (), and the error () that is left."""
         precision = self.precision + n**-2
         return (self.weighted_mean + y / n**2) / precision, precision**-0.5
+
+    def packed(self, packing: PackingNetwork, y: Tensor, n: Tensor, spacing: float) -> Tensor:
+        """Estimate (1, N, D) after packing, which removes what is left of the error; ``spacing`` as of ``y``."""
+        x, error = self.estimate(y, n)
+        x = x[0] / spacing
+        return packing(x, error / spacing, nearest_neighbours(x, packing.n_neighbours))[None] * spacing
 
 
 def believe(denoise: Callable[[Tensor], Tensor], y: Tensor, n: Tensor, *, centred: bool) -> Belief:

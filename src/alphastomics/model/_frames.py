@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from alphastomics.diffusion.geometry import centre, kabsch
-from alphastomics.model._placing import SlicePositions, content_order, embed_cells
+from alphastomics.model._position_chain import SlicePositions, content_order, embed_cells
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -61,7 +61,7 @@ class ReferenceFrame:
 
 def fit_frame(model: AlphaSTomics, source: AnnDataSource) -> ReferenceFrame | None:
     """Find the canonical frame in the first reference slice; None for a shared frame."""
-    if model.schema.frame == "shared" or model.mode == "pos_to_expr":
+    if model.schema.frame == "shared":
         return None
     cells = source.slices[0]
     assert cells.position is not None  # a training source reads them

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from alphastomics.model._placing import content_order, embed_cells, split_contexts
+from alphastomics.model._position_chain import content_order, embed_cells, split_contexts
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

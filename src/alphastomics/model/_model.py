@@ -17,14 +17,16 @@ from scvi.model.base import BaseModelClass
 from alphastomics.data import AnnDataSource, Augmentation, TissueSchema, fit_schema
 from alphastomics.diffusion import CosineSchedule, Process
 from alphastomics.model import _files
+from alphastomics.model._expression_sample import sample_expression
 from alphastomics.model._fields import SCHEMA, ColumnField, PositionField
 from alphastomics.model._frames import ReferenceFrame, fit_frame
 from alphastomics.model._latent import latent_representation
-from alphastomics.model._placing import MAX_CONTEXT, SamplerConfig
-from alphastomics.model._sample import sample_positions
-from alphastomics.nn import Denoiser, DenoiserConfig
+from alphastomics.model._position_chain import MAX_CONTEXT, SamplerConfig
+from alphastomics.model._position_sample import sample_positions
+from alphastomics.model._tissue_sample import sample_tissue
+from alphastomics.nn import Denoiser, DenoiserConfig, count_parameters
 from alphastomics.train import MODES, ContextDataModule, ContextRunner, DiffusionConfig, Mode, TrainingPlan, seconds_of
-from alphastomics.train.defaults import default_augmentation, default_dropout, default_placement
+from alphastomics.train.defaults import advised_experts, default_augmentation, default_dropout, default_placement
 from alphastomics.train.ema import MovingAverage
 from alphastomics.train.history import History
 
@@ -54,9 +56,17 @@ class AlphaSTomics(BaseModelClass):
     d_model, n_layers, n_heads
         Width, number of blocks, attention heads.
     gate_type
-        Gate of the attention: ``"headwise"``, ``"elementwise"`` or ``"none"``.
+        Gate of softmax attention: ``"headwise"``, ``"elementwise"`` or ``"none"``.
     use_qk_norm
         Whether queries and keys are normalised.
+    attention
+        ``"softmax"``, or ``"linear"``: the baseline whose cost grows with the cells alone, without gate and norms.
+    use_moe
+        Whether a mixture of experts takes the place of the feed-forward networks.
+    num_experts, moe_top_k
+        Number of experts, and how many of them see a cell; see :func:`~alphastomics.train.advised_experts`.
+    expert_width
+        ``"split"``: the experts share the width of the feed-forward network; ``"full"``: each has all of it.
     dropout
         Share of the branch outputs dropped in training; None: by the size and kind of the reference.
     schedule
@@ -91,6 +101,11 @@ class AlphaSTomics(BaseModelClass):
         n_heads: int = 4,
         gate_type: Literal["headwise", "elementwise", "none"] = "headwise",
         use_qk_norm: bool = True,
+        attention: Literal["softmax", "linear"] = "softmax",
+        use_moe: bool = False,
+        num_experts: int = 4,
+        moe_top_k: int = 2,
+        expert_width: Literal["split", "full"] = "split",
         dropout: float | None = None,
         schedule: Literal["cosine", "cosine_nd"] = "cosine_nd",
         position_nu: float = 2.0,
@@ -119,7 +134,14 @@ class AlphaSTomics(BaseModelClass):
             gate_type=gate_type,
             use_qk_norm=use_qk_norm,
             dropout=dropout,
+            attention=attention,
+            use_moe=use_moe,
+            num_experts=num_experts,
+            moe_top_k=moe_top_k,
+            expert_width=expert_width,
         )
+        if use_moe:
+            self._advise_experts(num_experts, moe_top_k)
         random_state = (settings.seed or 0) if random_state is None else random_state
         with torch.random.fork_rng(devices=[]):  # leaves the global generator as it was
             torch.manual_seed(random_state)
@@ -131,8 +153,18 @@ class AlphaSTomics(BaseModelClass):
         self._model_summary_string = (
             f"AlphaSTomics model (mode={mode!r}): {self.schema.n_genes} genes, {self.schema.n_dims}D, "
             f"{len(self.schema.slices)} reference slices, d_model={d_model}, n_layers={n_layers}, n_heads={n_heads}, "
-            f"{sum(p.numel() for p in self.module.parameters()):,} parameters"
+            f"{_describe_parameters(self.module)}"
         )
+
+    def _advise_experts(self, num_experts: int, moe_top_k: int) -> None:
+        """Say what the number of cells advises, where it is something else."""
+        n_cells = self.summary_stats.n_cells
+        advice = advised_experts(n_cells)
+        if advice != {"num_experts": num_experts, "moe_top_k": moe_top_k}:
+            logger.info(
+                "num_experts=%d and moe_top_k=%d; for %d cells the advice is %d and %d.",
+                num_experts, moe_top_k, n_cells, advice["num_experts"], advice["moe_top_k"],
+            )  # fmt: skip
 
     # -- data --------------------------------------------------------------------------------------------------------
 
@@ -220,13 +252,17 @@ class AlphaSTomics(BaseModelClass):
         manager.register_fields(adata, **kwargs)
         cls.register_manager(manager)
 
-    def _query_source(self, adata: AnnData | None, *, positions: bool = False) -> tuple[AnnData, AnnDataSource]:
+    def _check_query(self, adata: AnnData | None) -> AnnData:
         if adata is None:
             adata = self.adata
         if adata is None:
             raise ValueError("This model was loaded without data; pass adata")
         if adata.n_obs == 0:
             raise ValueError("The query has no cells; pass some, or check indices")
+        return adata
+
+    def _query_source(self, adata: AnnData | None, *, positions: bool = False) -> tuple[AnnData, AnnDataSource]:
+        adata = self._check_query(adata)
         return adata, AnnDataSource(adata, self.schema, positions=positions)
 
     @property
@@ -312,6 +348,7 @@ class AlphaSTomics(BaseModelClass):
             augmentation=augmentation or self.default_augmentation(),
             validation_size=validation_size,
             num_workers=num_workers,
+            targets=self.mode != "expr_to_pos",
         )
         seconds = seconds_of(max_time)
         if max_epochs is None:
@@ -426,11 +463,6 @@ class AlphaSTomics(BaseModelClass):
         """
         self._check_if_trained(warn=False, message="The model is not trained; call train() first")
         self._check_mode(mode, n_cells)
-        if adata is None:
-            adata = self.adata
-        if indices is not None and adata is not None:
-            adata = adata[np.asarray(indices)]
-        query, source = self._query_source(adata, positions=inpaint)
         config = SamplerConfig(
             n_steps=n_steps,
             sampler=sampler,
@@ -439,9 +471,18 @@ class AlphaSTomics(BaseModelClass):
             n_views=n_views,
             refine=refine,
         )
-        return sample_positions(
-            self, query, source, config, n_samples=n_samples, reduce=reduce, random_state=random_state
-        )
+        draws: dict[str, Any] = {"n_samples": n_samples, "reduce": reduce, "random_state": random_state}
+        if mode == "joint":
+            assert n_cells is not None  # _check_mode refuses
+            return sample_tissue(self, n_cells, config, **draws)
+        if adata is None:
+            adata = self.adata
+        if indices is not None and adata is not None:
+            adata = adata[np.asarray(indices)]
+        if mode == "pos_to_expr":
+            return sample_expression(self, self._check_query(adata), config, inpaint=inpaint, **draws)
+        query, source = self._query_source(adata, positions=inpaint)
+        return sample_positions(self, query, source, config, **draws)
 
     def _check_mode(self, mode: str, n_cells: int | None) -> None:
         if mode not in MODES:
@@ -451,9 +492,11 @@ class AlphaSTomics(BaseModelClass):
                 f"This model was trained with mode={self.mode!r} and has never seen the states that mode={mode!r} visits; "
                 f"train one with mode={mode!r} or mode='any'"
             )
-        if mode != "expr_to_pos":
-            raise NotImplementedError(f"Sampling with mode={mode!r} is not available in this version")
-        if n_cells is not None:
+        if mode == "any":
+            raise ValueError("mode='any' trains a model of everything; sample 'expr_to_pos', 'pos_to_expr' or 'joint'")
+        if mode == "joint" and n_cells is None:
+            raise ValueError("mode='joint' reads no query; say by n_cells how many cells the new slice has")
+        if mode != "joint" and n_cells is not None:
             raise ValueError("n_cells is for mode='joint'; here the query says how many cells there are")
 
     def get_latent_representation(
@@ -579,6 +622,11 @@ def _max_context(batch_size: int | None) -> int:
     if batch_size < 1:
         raise ValueError(f"batch_size={batch_size} counts cells: at least 1, or None for {MAX_CONTEXT}")
     return batch_size
+
+
+def _describe_parameters(module: Denoiser) -> str:
+    total, active = count_parameters(module)
+    return f"{total:,} parameters" + (f", {active:,} active" if active < total else "")
 
 
 def resolve_precision(precision: str | int) -> str | int:

@@ -1,7 +1,24 @@
 """The networks. They know no diffusion: clocks are numbers in [0, 1], outputs are what the loss makes of them."""
 
-from alphastomics.nn.attention import SoftmaxAttention
+from alphastomics.nn.attention import Attention, LinearAttention, SoftmaxAttention, make_attention
 from alphastomics.nn.denoiser import Denoiser, DenoiserConfig, Prediction
+from alphastomics.nn.experts import Experts, ParameterCount, Routing, balance_losses, count_parameters, expert_usage
 from alphastomics.nn.packing import PackingNetwork, nearest_neighbours
 
-__all__ = ["Denoiser", "DenoiserConfig", "PackingNetwork", "Prediction", "SoftmaxAttention", "nearest_neighbours"]
+__all__ = [
+    "Attention",
+    "Denoiser",
+    "DenoiserConfig",
+    "Experts",
+    "LinearAttention",
+    "PackingNetwork",
+    "ParameterCount",
+    "Prediction",
+    "Routing",
+    "SoftmaxAttention",
+    "balance_losses",
+    "count_parameters",
+    "expert_usage",
+    "make_attention",
+    "nearest_neighbours",
+]

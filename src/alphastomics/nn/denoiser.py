@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike
     from torch import Tensor
 
-    from alphastomics.nn.attention import GateType
+    from alphastomics.nn.attention import AttentionKind, GateType
+    from alphastomics.nn.experts import ExpertWidth, Routing
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,11 +42,16 @@ class DenoiserConfig:
     d_model, n_layers, n_heads
         Width d, number of blocks, attention heads.
     gate_type, use_qk_norm
-        As in :class:`~alphastomics.nn.attention.SoftmaxAttention`.
+        As in :class:`~alphastomics.nn.SoftmaxAttention`.
     dropout
         Share of the branch outputs dropped in training.
     n_latent
         Width of the neighbourhood embedding that the contrastive loss shapes.
+    attention
+        ``"softmax"`` or ``"linear"``, see :class:`~alphastomics.nn.SoftmaxAttention` and :class:`~alphastomics.nn.LinearAttention`.
+    use_moe, num_experts, moe_top_k, expert_width
+        Whether a mixture of experts takes the place of the feed-forward networks, and which, see
+        :class:`~alphastomics.nn.experts.Experts`.
     """
 
     n_genes: int
@@ -57,6 +63,11 @@ class DenoiserConfig:
     use_qk_norm: bool = True
     dropout: float = 0.0
     n_latent: int = 64
+    attention: AttentionKind = "softmax"
+    use_moe: bool = False
+    num_experts: int = 4
+    moe_top_k: int = 2
+    expert_width: ExpertWidth = "split"
 
 
 class Prediction(NamedTuple):
@@ -90,9 +101,21 @@ class Denoiser(nn.Module):
         self.position_in = FourierPosition(config.n_dims, d)
         self.expression_missing = nn.Parameter(torch.zeros(d))
         self.position_missing = nn.Parameter(torch.zeros(d))
+        self.expression_held = nn.Parameter(torch.zeros(d))
         self.clock = ClockEmbedding(d)
         self.blocks = nn.ModuleList(
-            Block(d, config.n_heads, gate_type=config.gate_type, use_qk_norm=config.use_qk_norm, dropout=config.dropout)
+            Block(
+                d,
+                config.n_heads,
+                gate_type=config.gate_type,
+                use_qk_norm=config.use_qk_norm,
+                dropout=config.dropout,
+                attention=config.attention,
+                use_moe=config.use_moe,
+                num_experts=config.num_experts,
+                moe_top_k=config.moe_top_k,
+                expert_width=config.expert_width,
+            )
             for _ in range(config.n_layers)
         )
         self.norm_out = AdaptiveNorm(d)
@@ -115,24 +138,38 @@ class Denoiser(nn.Module):
         """Where the weights are."""
         return self.position_missing.device
 
-    def embed_expression(self, expression: Tensor, t_expr: Tensor) -> Tensor:
-        """Embedding (B, N, d) of noisy expression (B, N, G); the missing token where the clock stands at 1."""
+    def embed_expression(self, expression: Tensor, t_expr: Tensor, held: Tensor | None = None) -> Tensor:
+        """Embedding (B, N, d) of noisy expression (B, N, G).
+
+        The missing token where the clock stands at 1; cells that are ``held`` (B, N) bring clean values at any time and
+        are marked.
+        """
         embedding = self.expression_in(expression * self.gene_weight)
-        return torch.where((t_expr >= 1)[:, None, None], self.expression_missing, embedding)
+        absent = (t_expr >= 1)[:, None, None]
+        if held is None:
+            return torch.where(absent, self.expression_missing, embedding)
+        held = held[..., None]
+        return torch.where(absent & ~held, self.expression_missing, embedding + held * self.expression_held)
 
     def embed_position(self, position: Tensor, t_pos: Tensor) -> Tensor:
         """Embedding (B, N, d) of noisy positions (B, N, D); the missing token where the clock stands at 1."""
         return torch.where((t_pos >= 1)[:, None, None], self.position_missing, self.position_in(position))
 
     def trunk(
-        self, h: Tensor, t_expr: Tensor, t_pos: Tensor, mask: Tensor | None, predict: tuple[str, ...]
+        self,
+        h: Tensor,
+        t_expr: Tensor,
+        t_pos: Tensor,
+        mask: Tensor | None,
+        predict: tuple[str, ...],
+        routings: list[Routing] | None = None,
     ) -> Prediction:
         """Blocks and heads on the summed embeddings ``h`` (B, N, d); the arguments are those of :meth:`forward`."""
         clock = self.clock(t_expr, t_pos)
         if mask is not None:  # a context of padding alone attends to itself, so that its gradients stay finite
             mask = mask | ~mask.any(dim=1, keepdim=True)
         for block in self.blocks:
-            h = block(h, clock, mask)
+            h = block(h, clock, mask, routings)
         (h,) = self.norm_out(h, clock)
         return Prediction(
             expression=self.expression_out(h) if "expression" in predict else None,
@@ -148,7 +185,9 @@ class Denoiser(nn.Module):
         t_pos: Tensor,
         mask: Tensor | None = None,
         *,
+        held: Tensor | None = None,
         predict: tuple[str, ...] = ("expression", "position"),
+        routings: list[Routing] | None = None,
     ) -> Prediction:
         """Run the network.
 
@@ -162,11 +201,15 @@ class Denoiser(nn.Module):
             Clocks (B,) in [0, 1]; 0 is clean, 1 absent. The values of an absent modality are not used.
         mask
             Real cells (B, N); None when all are.
+        held
+            Cells (B, N) whose expression is known and clean, whatever its clock says; None when there are none.
         predict
             Which heads to run.
+        routings
+            A list to which every layer with experts adds where the cells went.
         """
-        h = self.embed_expression(expression, t_expr) + self.embed_position(position, t_pos)
-        return self.trunk(h, t_expr, t_pos, mask, predict)
+        h = self.embed_expression(expression, t_expr, held) + self.embed_position(position, t_pos)
+        return self.trunk(h, t_expr, t_pos, mask, predict, routings)
 
     def neighbourhood(self, latent: Tensor) -> Tensor:
         """Embedding (B, N, n_latent) in which cells that are near in the tissue point the same way."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ._history import history
+from ._layers import attention_gates, attention_maps, attention_sinks, expert_usage
 from ._reconstruction import reconstruction
 
-__all__ = ["history", "reconstruction"]
+__all__ = ["attention_gates", "attention_maps", "attention_sinks", "expert_usage", "history", "reconstruction"]

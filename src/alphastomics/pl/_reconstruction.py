@@ -134,7 +134,8 @@ def reconstruction(
 
 
 def _read(adata: AnnData, truth: str | None, prediction: str) -> tuple[Positions | None, Positions]:
-    from alphastomics.tl._evaluate import check_same_dims, read_coordinates
+    from alphastomics.tl._evaluate import check_same_dims
+    from alphastomics.tl._tables import read_coordinates
 
     predicted = read_coordinates(adata, prediction, "prediction")
     if truth is None or (truth == SPATIAL and truth not in adata.obsm):

@@ -1,6 +1,22 @@
-"""Tools: place cells, and judge where they were placed."""
+"""Tools: place cells, judge what was sampled, and look inside the network."""
 
+from alphastomics.tl._agreement import modality_agreement
+from alphastomics.tl._clusters import cluster_scores
 from alphastomics.tl._evaluate import evaluate
+from alphastomics.tl._expression import expression_scores
+from alphastomics.tl._layers import attention_gates, attention_maps, attention_sinks, expert_usage
+from alphastomics.tl._moran import morans_i
 from alphastomics.tl._reconstruct import reconstruct
 
-__all__ = ["evaluate", "reconstruct"]
+__all__ = [
+    "attention_gates",
+    "attention_maps",
+    "attention_sinks",
+    "cluster_scores",
+    "evaluate",
+    "expert_usage",
+    "expression_scores",
+    "modality_agreement",
+    "morans_i",
+    "reconstruct",
+]

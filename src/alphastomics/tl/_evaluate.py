@@ -1,4 +1,4 @@
-"""Compare predicted with true positions, slice by slice."""
+"""Compare predicted with true tissue, slice by slice."""
 
 from __future__ import annotations
 
@@ -10,14 +10,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from alphastomics._keys import PLACED_SUFFIX, RECONSTRUCTED, SPATIAL
+from alphastomics._keys import CELL_TYPE, PLACED_SUFFIX, RECONSTRUCTED, SPATIAL
 from alphastomics.data._checks import check_key
 from alphastomics.data._slices import resolve_slice_key, slice_rows
-from alphastomics.metrics import chance_positions, oracle_positions, position_scores
+from alphastomics.metrics import judge_cells, position_scores
+from alphastomics.tl._extras import ExtraScores
+from alphastomics.tl._tables import baseline_orders, read_coordinates
 
 if TYPE_CHECKING:
     from anndata import AnnData
     from numpy.typing import NDArray
+
+    from alphastomics.tl._expression import Transform
 
 logger = logging.getLogger(__name__)
 
@@ -52,15 +56,22 @@ def evaluate(
     adata: AnnData,
     *,
     truth: str = SPATIAL,
-    prediction: str = RECONSTRUCTED,
+    prediction: str | None = RECONSTRUCTED,
     library_key: str | None = None,
     cell_type_key: str | None = None,
     baselines: bool = False,
     n_neighbors: int = 20,
     max_cells: int | None = None,
     random_state: int = 0,
+    layer: str | None = None,
+    expression_layer: str | None = None,
+    transform: Transform = "auto",
+    autocorrelation: bool = False,
+    reference: AnnData | None = None,
+    cluster_key: str | None = None,
+    label_key: str = CELL_TYPE,
 ) -> pd.DataFrame:
-    """Score predicted positions against true ones, one row per slice.
+    """Score predicted positions, and where asked for expression and clusters, against the truth, one row per slice.
 
     Only what was predicted counts: where ``obs[prediction + "_placed"]`` exists, known cells are left out, slices
     without a placed cell have no row, and in slices that had known cells, which fix the frame, ``aligned_rmsd`` takes
@@ -70,11 +81,13 @@ def evaluate(
     Parameters
     ----------
     adata
-        Cells with both positions; expression is not read.
+        Cells with both positions; expression is read only for scores that need it.
     truth
         Key of the true positions in ``obsm``, (n_cells, n_dims).
     prediction
-        Key of the predicted positions in ``obsm``, (n_cells, n_dims), in the units of the truth.
+        Key of the predicted positions in ``obsm``, (n_cells, n_dims), in the units of the truth. None where positions
+        were not predicted: there are then no scores of positions, and the prediction is judged at the positions under
+        `truth`. In a joint sample, that `reference` judges, these are the sampled ones.
     library_key
         Column of ``obs`` that names the slice of each cell. By default the one that
         ``uns[prediction]["params"]["slice_key"]`` names, else ``obs["slice_id"]``, else all cells are one slice.
@@ -83,19 +96,39 @@ def evaluate(
         ``uns[prediction]["params"]["cell_type_key"]`` names, if any. Read with `baselines` only.
     baselines
         Add the rows that give a score its meaning: ``chance``, the true positions shuffled over the cells, and, where
-        cell types are known, ``oracle``, the true positions shuffled within each type.
+        cell types are known, ``oracle``, the true positions shuffled within each type. Expression and clusters are
+        shuffled likewise.
     n_neighbors
         Neighbours that ``knn_preservation`` compares; its chance level is ``n_neighbors / (n_cells - 1)``.
     max_cells
         Score at most this many cells of each slice (:func:`alphastomics.metrics.judge_cells`).
     random_state
         Seed of that choice, of the rows that ``distance_spearman`` samples, and of the baselines.
+    layer
+        Where the true expression is; ``X`` when None.
+    expression_layer
+        Layer with predicted expression: adds ``n_genes`` and the scores of :func:`expression_scores`, and what
+        `autocorrelation` adds.
+    transform
+        Scale on which expression is compared; see :func:`expression_scores`.
+    autocorrelation
+        Add ``moran_correlation``, over genes, between Moran's I of the true expression on the true positions and that
+        of the prediction: the predicted expression, where there is one, on the predicted positions, where there are.
+    reference
+        Real slices, apart from those of `adata`, with positions under the same key as the truth: adds
+        ``modality_agreement`` of the expression and positions of the prediction with them.
+    cluster_key
+        Column of ``obs`` with clusters: adds the scores of :func:`cluster_scores` over the cells that have a label
+        and a cluster.
+    label_key
+        Column of ``obs`` with the labels that clusters are compared with.
 
     Returns
     -------
     A table whose index is the slice; with `baselines`, the slice and ``prediction``, ``chance`` or ``oracle`` (levels
     ``slice`` and ``positions``). Columns: ``n_cells`` that were scored, ``n_skipped`` for want of a truth, and the
-    scores of :func:`alphastomics.metrics.position_scores`, NaN where they are undefined, as in a slice of one cell.
+    scores of :func:`alphastomics.metrics.position_scores`, NaN where they are undefined, as in a slice of one cell; then
+    those that were asked for.
 
     Raises
     ------
@@ -103,36 +136,45 @@ def evaluate(
         If a key is missing.
     ValueError
         If a predicted position to be scored is not finite, a true one is infinite, the two differ in dimension, or no
-        cell can be scored.
+        cell can be scored; if nothing was predicted; if expression or clusters cannot be used.
     """
-    predicted = read_coordinates(adata, prediction, "prediction")
+    if prediction is None and expression_layer is None and cluster_key is None and reference is None:
+        raise ValueError("there is nothing to score: pass prediction=, expression_layer=, cluster_key= or reference=")
+    predicted = None if prediction is None else read_coordinates(adata, prediction, "prediction")
     true = read_coordinates(adata, truth, "truth")
-    check_same_dims(true, predicted, truth, prediction)
+    if predicted is None:
+        predicted = true
+    check_same_dims(true, predicted, truth, str(prediction))
     types = _cell_types(adata, prediction, cell_type_key) if baselines else None
     score = partial(position_scores, n_neighbors=n_neighbors, max_cells=max_cells, random_state=random_state)
+    extras = ExtraScores.read(
+        adata,
+        truth=truth,
+        layer=layer,
+        expression_layer=expression_layer,
+        transform=transform,
+        autocorrelation=autocorrelation,
+        reference=reference,
+        library_key=None if reference is None else _slice_key(adata, prediction, library_key),
+        label_key=label_key,
+        cluster_key=cluster_key,
+        random_state=random_state,
+    )
     rows: dict[tuple[str, str], dict[str, float]] = {}
     for piece in read_slices(adata, prediction, library_key):
         if len(piece.placed) == 0:
             continue
         cells = _scored_cells(adata, piece, true, predicted, truth, prediction)
+        chosen = np.arange(len(cells)) if max_cells is None else judge_cells(len(cells), max_cells, random_state)
         counts = {"n_cells": min(len(cells), max_cells or len(cells)), "n_skipped": len(piece.placed) - len(cells)}
-        candidates = {"prediction": predicted[cells]}
+        orders: dict[str, NDArray[np.int64] | None] = {"prediction": None}
         if baselines:
-            candidates["chance"] = chance_positions(true[cells], random_state)
-        if types is not None:
-            candidates["oracle"] = oracle_positions(true[cells], types[cells], random_state)
-        for kind, positions in candidates.items():
-            rows[piece.name, kind] = counts | score(true[cells], positions, align=piece.free)
+            orders |= baseline_orders(len(cells), None if types is None else types[cells], random_state)
+        for kind, order in orders.items():
+            positions = predicted[cells] if order is None else true[cells[order]]
+            row = counts if prediction is None else counts | score(true[cells], positions, align=piece.free)
+            rows[piece.name, kind] = row | extras.score(cells, order, true[cells], positions, chosen=chosen)
     return _table(rows, truth, prediction, baselines=baselines)
-
-
-def read_coordinates(adata: AnnData, key: str, argument: str) -> NDArray[np.float64]:
-    """Read ``obsm[key]`` as float64, (n_cells, n_dims); a ``KeyError`` names the argument that can change the key."""
-    if key not in adata.obsm:
-        found = ", ".join(map(repr, adata.obsm.keys())) or "nothing"
-        remedy = "run alphastomics.tl.reconstruct(adata) first, or " if argument == "prediction" else ""
-        raise KeyError(f'obsm["{key}"] is missing (found: {found}); {remedy}pass {argument}=…')
-    return np.asarray(adata.obsm[key], dtype=np.float64)
 
 
 def check_same_dims(true: NDArray[np.float64], predicted: NDArray[np.float64], truth: str, prediction: str) -> None:
@@ -144,7 +186,7 @@ def check_same_dims(true: NDArray[np.float64], predicted: NDArray[np.float64], t
         )
 
 
-def read_slices(adata: AnnData, prediction: str, library_key: str | None) -> list[PlacedSlice]:
+def read_slices(adata: AnnData, prediction: str | None, library_key: str | None) -> list[PlacedSlice]:
     """Split the cells into slices, sorted by name; cells without a slice are one set, the last."""
     key = _slice_key(adata, prediction, library_key)
     placed = _placed(adata, prediction)
@@ -154,7 +196,7 @@ def read_slices(adata: AnnData, prediction: str, library_key: str | None) -> lis
     ]
 
 
-def _slice_key(adata: AnnData, prediction: str, library_key: str | None) -> str | None:
+def _slice_key(adata: AnnData, prediction: str | None, library_key: str | None) -> str | None:
     if library_key is not None:
         check_key("obs", adata.obs, library_key, "library_key")
         return library_key
@@ -162,14 +204,14 @@ def _slice_key(adata: AnnData, prediction: str, library_key: str | None) -> str 
     return resolve_slice_key(adata, recorded if recorded in adata.obs else None)
 
 
-def _recorded(adata: AnnData, prediction: str, parameter: str) -> Any:
+def _recorded(adata: AnnData, prediction: str | None, parameter: str) -> Any:
     """Look up a parameter of the run that made the prediction, or None."""
     return adata.uns.get(prediction, {}).get("params", {}).get(parameter)
 
 
-def _placed(adata: AnnData, prediction: str) -> NDArray[np.bool_]:
-    key = prediction + PLACED_SUFFIX
-    if key not in adata.obs:
+def _placed(adata: AnnData, prediction: str | None) -> NDArray[np.bool_]:
+    key = f"{prediction}{PLACED_SUFFIX}"
+    if prediction is None or key not in adata.obs:
         return np.ones(adata.n_obs, dtype=bool)
     column = adata.obs[key]
     if not pd.api.types.is_bool_dtype(column) or column.isna().any():
@@ -177,7 +219,7 @@ def _placed(adata: AnnData, prediction: str) -> NDArray[np.bool_]:
     return column.to_numpy(dtype=bool)
 
 
-def _cell_types(adata: AnnData, prediction: str, cell_type_key: str | None) -> NDArray[np.object_] | None:
+def _cell_types(adata: AnnData, prediction: str | None, cell_type_key: str | None) -> NDArray[np.object_] | None:
     if cell_type_key is not None:
         check_key("obs", adata.obs, cell_type_key, "cell_type_key")
         return adata.obs[cell_type_key].to_numpy(dtype=object)
@@ -191,7 +233,7 @@ def _scored_cells(
     true: NDArray[np.float64],
     predicted: NDArray[np.float64],
     truth: str,
-    prediction: str,
+    prediction: str | None,
 ) -> NDArray[np.int64]:
     """Placed cells of a slice that have a truth, after refusing values that cannot be compared."""
     cells = piece.placed[~np.isnan(true[piece.placed]).any(axis=1)]
@@ -209,7 +251,7 @@ def _scored_cells(
 
 
 def _table(
-    rows: dict[tuple[str, str], dict[str, float]], truth: str, prediction: str, *, baselines: bool
+    rows: dict[tuple[str, str], dict[str, float]], truth: str, prediction: str | None, *, baselines: bool
 ) -> pd.DataFrame:
     if not any(row["n_cells"] for row in rows.values()):
         raise ValueError(

@@ -207,7 +207,7 @@ def _check_unused(model: AlphaSTomics, arguments: dict[str, dict[str, Any]], **k
 
 
 def _check_query(model: AlphaSTomics, query: AnnData, **arguments: Any) -> None:
-    from alphastomics.model._sample import check_query
+    from alphastomics.model._position_sample import check_query
 
     check_query(model, query, **arguments)
 

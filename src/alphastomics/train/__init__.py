@@ -2,6 +2,7 @@
 
 from alphastomics.train.clocks import MODES, Mode
 from alphastomics.train.datamodule import ContextDataModule
+from alphastomics.train.defaults import advised_experts
 from alphastomics.train.ema import MovingAverage
 from alphastomics.train.history import History
 from alphastomics.train.plan import DiffusionConfig, NonFiniteLossError, PlanConfig, TrainingPlan
@@ -19,5 +20,6 @@ __all__ = [
     "NonFiniteLossError",
     "PlanConfig",
     "TrainingPlan",
+    "advised_experts",
     "seconds_of",
 ]

@@ -4,7 +4,7 @@ r"""Which clocks run, and where they stand, for each context of a batch.
 mode                      t_expr                         t_pos
 ========================  =============================  =============================
 ``expr_to_pos``           0                              1 (absent) or U(0, 1)
-``pos_to_expr``           1 (absent) or U(0, 1)          0
+``pos_to_expr``           1 (absent), U(0, 1), or 0      0, or 1 with t_expr 0
 ``joint``                 U(0, 1), 1, or 0 with t_pos 1  U(0, 1) or 1
 ``any``                   0, U(0, 1) or 1                0, U(0, 1) or 1
 ========================  =============================  =============================
@@ -25,6 +25,7 @@ Mode = Literal["expr_to_pos", "pos_to_expr", "joint", "any"]
 MODES: tuple[Mode, ...] = ("expr_to_pos", "pos_to_expr", "joint", "any")
 
 _KIND = 20
+FRAME_SHARE = 0.2  # of the contexts of pos_to_expr: those that teach the canonical frame
 SMALLEST = 0.01  # below this the noise is finer than anything a tissue holds
 
 
@@ -75,7 +76,9 @@ def draw_clocks(
     if mode == "expr_to_pos":
         return Clocks(0.0, 1.0 if kind < absent else t_1)
     if mode == "pos_to_expr":
-        return Clocks(1.0 if kind < absent else t_2, 0.0)
+        if kind < FRAME_SHARE:
+            return Clocks(0.0, 1.0)
+        return Clocks(1.0 if kind < FRAME_SHARE + (1 - FRAME_SHARE) * absent else t_2, 0.0)
     if mode == "joint":
         if kind < absent / 2:
             return Clocks(0.0, 1.0)

@@ -36,6 +36,8 @@ class ContextDataModule(pl.LightningDataModule):
         Share of the slices that is held out for validation; None or 0 holds out none.
     num_workers
         Processes that cut contexts.
+    targets
+        Whether expression is something to be sampled, as in :class:`~alphastomics.data.ContextDataset`.
 
     Raises
     ------
@@ -54,6 +56,7 @@ class ContextDataModule(pl.LightningDataModule):
         augmentation: Augmentation | None = None,
         validation_size: float | None = None,
         num_workers: int = 0,
+        targets: bool = False,
     ) -> None:
         super().__init__()
         if batch_size < 1 or context_size < 1:
@@ -62,7 +65,7 @@ class ContextDataModule(pl.LightningDataModule):
         self.num_workers = num_workers
         names = [cells.name for cells in source.slices]
         held_out = _held_out(names, validation_size)
-        common: dict[str, Any] = {"context_size": context_size, "kind": kind, "seed": seed}
+        common: dict[str, Any] = {"context_size": context_size, "kind": kind, "seed": seed, "targets": targets}
         self.train_set = ContextDataset(
             source, augmentation=augmentation, slices=[name for name in names if name not in held_out], **common
         )

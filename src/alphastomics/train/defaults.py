@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from alphastomics.data import TissueSchema
 
 FEW_CELLS = 5000
+MANY_CELLS, MOST_CELLS = 10_000, 100_000  # from where on more experts have enough cells to learn from
 COMPOSITION = 5.0
 
 
@@ -39,3 +40,13 @@ def default_placement(schema: TissueSchema, n_cells: int) -> dict[str, Any]:
 def default_dropout(schema: TissueSchema, n_cells: int) -> float:
     """Dropout of the branches of the network for a reference of ``n_cells`` cells."""
     return 0.2 if n_cells < FEW_CELLS and schema.transform == "log1p" else 0.0
+
+
+def advised_experts(n_cells: int) -> dict[str, int]:
+    """Advice for ``num_experts`` and ``moe_top_k`` by the number of cells: 4 and 1, 8 and 2 from 10,000, 16 and 2 from 100,000.
+
+    An expert sees the share ``moe_top_k / num_experts`` of the cells, and with few cells learns them by heart.
+    """
+    if n_cells < MANY_CELLS:
+        return {"num_experts": 4, "moe_top_k": 1}
+    return {"num_experts": 8 if n_cells <= MOST_CELLS else 16, "moe_top_k": 2}

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 import lightning.pytorch as pl
 import pandas as pd
 
+from alphastomics.train.diagnostics import LAYER
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -27,8 +29,10 @@ class History(pl.Callback):
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Take what this epoch logged."""
+        # Layers are not looked at in every epoch, and Lightning goes on showing what was seen last.
+        stale = getattr(pl_module, "last_look", None) != trainer.current_epoch
         for name, value in trainer.callback_metrics.items():
-            if name.startswith(("train_", "validation_")):
+            if name.startswith(("train_", "validation_")) and not (stale and name.startswith(LAYER)):
                 self.values.setdefault(name, {})[self.offset + trainer.current_epoch] = float(value)
 
     def tables(self) -> dict[str, pd.DataFrame]:

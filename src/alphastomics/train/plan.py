@@ -2,7 +2,7 @@ r"""One training step: noise a batch of contexts, denoise it, compare.
 
 .. math::
 
-    L = \lambda_e L_{expr} + \lambda_p L_{pos} + \lambda_n L_{neighbour}
+    L = \lambda_e L_{expr} + \lambda_p L_{pos} + \lambda_n L_{neighbour} + \lambda_b L_{balance}
 
 averaged over the contexts of all processes. ``frame="slice"`` leaves each context free up to a rigid motion, which is
 resolved once, by the model itself: with the positions absent the network predicts its conditional mean in a frame of
@@ -13,10 +13,12 @@ aligned to that prediction. All later steps are then ordinary diffusion in one f
 from __future__ import annotations
 
 import time
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import lightning.pytorch as pl
+import numpy as np
 import torch
 
 from alphastomics.diffusion import CosineSchedule, Process
@@ -29,19 +31,26 @@ from alphastomics.diffusion.losses import (
     mean_squared_error,
     neighbour_error,
 )
+from alphastomics.nn import balance_losses
+from alphastomics.nn.diagnostics import SeenLayer, watch_layers
 from alphastomics.train.clocks import SMALLEST, Mode, draw_clocks, keyed_rng, spread_kind
+from alphastomics.train.diagnostics import EVERY, layer_statistics
 from alphastomics.train.packing import SWITCH, packing_losses
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
     from torch import Tensor
 
     from alphastomics.data import Batch
-    from alphastomics.nn import Denoiser
+    from alphastomics.nn import Denoiser, Routing
 
 
 # Purposes of the generators that are keyed by context: training and validation noise, and the deformation.
-TRAINING, VALIDATION, DEFORMATION = 0, 1, 2
+TRAINING, VALIDATION, DEFORMATION, HELD = 0, 1, 2, 3
+HELD_CONTEXTS = 0.5  # share of the contexts to be given an expression in which some cells have it already
+HELD_SHARE = 0.02, 0.5  # of their cells
 
 
 class NonFiniteLossError(RuntimeError):
@@ -101,6 +110,8 @@ class PlanConfig:
         Strength of the smooth deformation of diffusion contexts, see :mod:`alphastomics.diffusion.deformation`.
     lambda_packing
         Weight of the packing loss; its network shares nothing with the rest.
+    moe_load_balance_loss_weight
+        Weight lambda_b of the loss that keeps experts in even use, see ``nn/experts.py``; 0.01 to 0.1.
     max_loss_weight
         Ceiling of the weight 1 / sigma_t^2 of the diffusion loss.
     ema_decay
@@ -118,6 +129,7 @@ class PlanConfig:
     lambda_neighbour: float = 0.3
     lambda_layout: float = 1.0
     lambda_packing: float = 1.0
+    moe_load_balance_loss_weight: float = 0.01
     neighbour_width: float = 0.15
     layout_width: float = 0.1
     deformation: float = 0.2
@@ -170,6 +182,7 @@ class TrainingPlan(pl.LightningModule):
         self.smallest = max(SMALLEST, diffusion_time(self.diffusion, SWITCH * spacing / 2) if spacing else 0.0)
         self.max_seconds = max_seconds
         self.config = PlanConfig(**config)
+        self.last_look = -1  # epoch in which the layers were last looked at
         self._started = time.monotonic()
         self._current: Tensor | tuple[int, ...] = ()  # slices of the batch that is being learned
 
@@ -199,8 +212,8 @@ class TrainingPlan(pl.LightningModule):
             noise.append(parts.to(device))
         return t_expr, t_pos, noise[0], noise[1]
 
-    def canonical(self, batch: Batch, mask: Tensor, cells: int = 256) -> Tensor:
-        """Positions rotated or reflected into the model's own frame, from the clean expression of a few cells."""
+    def canonical(self, batch: Batch, mask: Tensor, x_pos: Tensor | None = None, cells: int = 256) -> Tensor:
+        """Positions ``x_pos`` rotated or reflected into the model's own frame, from the clean expression of a few cells."""
         # Every context chooses among its own cells, which come first, whatever it is padded to.
         n_cells = mask.sum(1, keepdim=True)
         number = torch.arange(min(cells, mask.shape[1]), device=mask.device) * (-(-n_cells // cells))
@@ -212,7 +225,7 @@ class TrainingPlan(pl.LightningModule):
         self.module.train(training)
         few_position = centre(batch.position.take_along_dim(few, 1), few_mask)
         rotation = kabsch(few_position, mean, few_mask.to(mean.dtype))
-        return rotate(centre(batch.position, mask), rotation)
+        return rotate(centre(batch.position, mask) if x_pos is None else x_pos, rotation)
 
     def deformed(self, x_pos: Tensor, t_pos: Tensor, batch: Batch, purpose: int) -> Tensor:
         """Deform the contexts whose position clock runs; in validation none."""
@@ -220,10 +233,29 @@ class TrainingPlan(pl.LightningModule):
             return x_pos
         keys = batch.key.cpu().numpy()
         contexts = [
-            deform(x, self.config.deformation, keyed_rng(key, DEFORMATION)) if 0 < float(t) < 1 else x
+            deform(x, self.config.deformation, keyed_rng(key, DEFORMATION)) if float(t) < 1 else x
             for x, t, key in zip(x_pos, t_pos, keys, strict=True)
         ]
-        return centre(torch.stack(contexts), batch.mask)
+        return torch.where(
+            (t_pos <= 0)[:, None, None], torch.stack(contexts), centre(torch.stack(contexts), batch.mask)
+        )
+
+    def centred(self, batch: Batch, t_pos: Tensor) -> Tensor:
+        """Positions about the centre of the context, or of the whole slice where they are given."""
+        given = (t_pos <= 0)[:, None, None]
+        about_slice = (batch.position - batch.centre[:, None]) * batch.mask[..., None]
+        return torch.where(given, about_slice, centre(batch.position, batch.mask))
+
+    def held(self, batch: Batch, t_expr: Tensor, purpose: int) -> Tensor:
+        """Cells (B, N) whose expression is given while that of the others is sampled: none in half of the contexts."""
+        held = torch.zeros_like(batch.mask)
+        for row, mask, t, key in zip(held, batch.mask, t_expr.tolist(), batch.key.cpu().numpy(), strict=True):
+            rng = keyed_rng(key, HELD + purpose)
+            if t > 0 and rng.random() < HELD_CONTEXTS:
+                share = np.exp(rng.uniform(*np.log(HELD_SHARE)))
+                n = int(mask.sum())
+                row[:n] = torch.from_numpy(rng.random(n) < share).to(row.device)
+        return held
 
     def conditional_mean(self, expression: Tensor, mask: Tensor) -> Tensor:
         """Estimate of the positions (B, N, D) of cells of which only the expression is known."""
@@ -241,24 +273,34 @@ class TrainingPlan(pl.LightningModule):
         """Loss of each kind per context, (B,); zero where it does not apply."""
         t_expr, t_pos, noise_expr, noise_pos = self.draw(batch, purpose)
         mask = batch.mask
-        x_pos = batch.position if self.shared_frame else centre(batch.position, mask)
+        x_pos = batch.position if self.shared_frame else self.centred(batch, t_pos)
         if not self.shared_frame:
             noise_pos = centre(noise_pos, mask)
-            if self.mode != "pos_to_expr" and bool((t_pos < 1).any()):
-                x_pos = self.deformed(self.canonical(batch, mask), t_pos, batch, purpose)
-        # Clean expression keeps the gain that makes up for dropped genes; as something to be sampled it must not have it.
-        gain = torch.where(t_expr > 0, (1 - batch.dropout).sqrt(), 1.0)[:, None, None]
-        x_expr = batch.expression * gain
-        z_expr = self.diffusion.expression.noise(x_expr, t_expr, noise_expr) * batch.measured.unsqueeze(1)
+            if bool((t_pos < 1).any()):
+                x_pos = self.deformed(self.canonical(batch, mask, x_pos), t_pos, batch, purpose)
+        x_expr, measured, held = batch.expression, batch.measured, None
+        if self.mode != "expr_to_pos":
+            sampled = (t_expr > 0)[:, None]
+            x_expr = torch.where(sampled[..., None], batch.target, x_expr)
+            measured = measured | sampled
+            held = self.held(batch, t_expr, purpose)
+        z_expr = self.diffusion.expression.noise(x_expr, t_expr, noise_expr) * measured.unsqueeze(1)
+        if held is not None:
+            z_expr = torch.where(held[..., None], x_expr, z_expr)
         z_pos = self.diffusion.position.noise(x_pos, t_pos, noise_pos)
         predict = ("position",) if self.mode == "expr_to_pos" else ("expression", "position")
-        output = self.module(z_expr, z_pos, t_expr, t_pos, None if bool(mask.all()) else mask, predict=predict)
+        real = None if bool(mask.all()) else mask
+        routings: list[Routing] = []
+        output = self.module(z_expr, z_pos, t_expr, t_pos, real, held=held, predict=predict, routings=routings)
         losses = self._position_losses(output.position.float(), output.latent, x_pos, z_pos, t_pos, mask)
         if output.expression is not None:
             x_0 = self.diffusion.expression.x0(output.expression.float(), z_expr, t_expr)
             weight = self.diffusion.expression.loss_weight(t_expr, maximum=self.config.max_loss_weight)
-            error = mean_squared_error(x_0, x_expr, mask, weight, features=batch.measured)
+            asked = mask if held is None else mask & ~held
+            error = mean_squared_error(x_0, x_expr, asked, weight, features=measured)
             losses["expression"] = torch.where(t_expr > 0, error, 0.0)
+        if routings:
+            losses["balance"] = balance_losses(routings, mask)
         if self.spacing:
             losses["packing"] = packing_losses(self.module.packing, batch, self.spacing, purpose)
         return losses
@@ -297,6 +339,7 @@ class TrainingPlan(pl.LightningModule):
             "layout": config.lambda_layout,
             "expression": config.lambda_expression,
             "packing": config.lambda_packing,
+            "balance": config.moe_load_balance_loss_weight,
         }
         real = batch.mask.any(1).float()
         count = real.sum()
@@ -317,11 +360,14 @@ class TrainingPlan(pl.LightningModule):
 
     def training_step(self, batch: Batch, _: int) -> Tensor:
         """Loss of a batch; raises :class:`NonFiniteLossError` before a broken step reaches the weights."""
-        losses = self.losses(batch)
+        look = self.global_step % EVERY == 0
+        self.last_look = self.current_epoch if look else self.last_look
+        with watch_layers(self.module) if look else nullcontext(dict[int, SeenLayer]()) as seen:
+            losses = self.losses(batch)
         loss = self.total(losses, batch)
         self._current = batch.slice_index
         self._refuse_if_broken("loss", loss)
-        self._log("train", loss, losses, batch)
+        self._log("train", loss, losses, batch, seen)
         return loss
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
@@ -349,9 +395,17 @@ class TrainingPlan(pl.LightningModule):
         losses = self.losses(batch, purpose=VALIDATION)
         self._log("validation", self.total(losses, batch), losses, batch)
 
-    def _log(self, stage: str, loss: Tensor, losses: dict[str, Tensor], batch: Batch) -> None:
+    def _log(
+        self,
+        stage: str,
+        loss: Tensor,
+        losses: dict[str, Tensor],
+        batch: Batch,
+        seen: Mapping[int, SeenLayer] | None = None,
+    ) -> None:
         values = {f"{stage}_loss": loss.detach()}
         values |= {f"{stage}_{name}": value.detach().mean() for name, value in losses.items()}
+        values |= layer_statistics(seen or {}, batch.mask)
         self.log_dict(values, on_step=False, on_epoch=True, batch_size=len(batch.mask), sync_dist=True)
         if stage == "train":
             self.log("loss", loss.detach(), prog_bar=True, logger=False)

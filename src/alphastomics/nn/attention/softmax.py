@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 GateType = Literal["headwise", "elementwise", "none"]
 
+BLOCK = 2**23  # entries of the attention matrix that `received` holds at the same time
+
 
 class HeadNorm(nn.Module):
     """RMS norm over the channels of a head, with a learned scale in the precision of its input."""
@@ -65,13 +67,48 @@ class SoftmaxAttention(nn.Module):
         self.k_norm = HeadNorm(self.d_head) if use_qk_norm else nn.Identity()
         self.out = nn.Linear(d_model, d_model)
 
+    def heads(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Normed q and k, and v, each (B, H, N, d_h)."""
+        b, n, _ = x.shape
+        q, k, v = self.qkv(x).view(b, n, 3, self.n_heads, self.d_head).permute(2, 0, 3, 1, 4)
+        return self.q_norm(q), self.k_norm(k), v
+
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """``x`` (B, N, d) to (B, N, d); cells where ``mask`` (B, N) is false are attended by nobody."""
         b, n, d = x.shape
-        q, k, v = self.qkv(x).view(b, n, 3, self.n_heads, self.d_head).permute(2, 0, 3, 1, 4)  # (B, H, N, d_h)
+        q, k, v = self.heads(x)
         attend = None if mask is None else mask[:, None, None, :]
-        o = F.scaled_dot_product_attention(self.q_norm(q), self.k_norm(k), v, attn_mask=attend)
+        o = F.scaled_dot_product_attention(q, k, v, attn_mask=attend)
         o = o.transpose(1, 2)  # (B, N, H, d_h)
-        if self.gate is not None:
-            o = o * self.gate(x).sigmoid().view(b, n, self.n_heads, -1)
+        gates = self.gates(x)
+        if gates is not None:
+            o = o * gates.view(b, n, self.n_heads, -1)
         return self.out(o.reshape(b, n, d))
+
+    def gates(self, x: Tensor) -> Tensor | None:
+        """Gates in (0, 1): (B, N, H) if headwise, (B, N, d) if elementwise, None if there are none."""
+        return None if self.gate is None else self.gate(x).sigmoid()
+
+    def weights(self, x: Tensor, rows: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Rows (R,) of the attention matrix, (B, H, R, N)."""
+        q, k, _ = self.heads(x)
+        return self._softmax(q[:, :, rows], k, mask)
+
+    def received(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Mean attention that each cell receives from the real ones, (B, H, N), by blocks of rows."""
+        q, k, _ = self.heads(x)
+        b, n, _ = x.shape
+        total = x.new_zeros(b, self.n_heads, n)
+        size = max(1, BLOCK // (b * self.n_heads * n))
+        for start in range(0, n, size):
+            block = self._softmax(q[:, :, start : start + size], k, mask)
+            if mask is not None:
+                block = block * mask[:, None, start : start + size, None]
+            total += block.sum(dim=2)
+        return total / (n if mask is None else mask.sum(dim=1)[:, None, None])
+
+    def _softmax(self, q: Tensor, k: Tensor, mask: Tensor | None) -> Tensor:
+        scores = q @ k.mT / self.d_head**0.5
+        if mask is not None:
+            scores = scores.masked_fill(~mask[:, None, None, :], float("-inf"))
+        return scores.softmax(dim=-1)

@@ -25,7 +25,6 @@ from alphastomics.diffusion import Process, make_step, run_chain
 from alphastomics.diffusion.geometry import align, centre, kabsch
 from alphastomics.model._belief import Belief, believe
 from alphastomics.model._layout import refine_layout
-from alphastomics.nn import nearest_neighbours
 from alphastomics.train.packing import SWITCH
 
 if TYPE_CHECKING:
@@ -261,10 +260,7 @@ class SlicePositions:
         if belief is None:
             return self._estimate(z, t)
         alpha, sigma = self.process.coefficients(t, z)
-        x_0, error = belief.estimate(z / alpha, (sigma / alpha).reshape(()))
-        y = x_0[0] / self.spacing
-        packing = self.module.packing
-        x_0 = packing(y, error / self.spacing, nearest_neighbours(y, packing.n_neighbours))[None] * self.spacing
+        x_0 = belief.packed(self.module.packing, z / alpha, (sigma / alpha).reshape(()), self.spacing)
         return x_0 if self.shared_frame else centre(x_0)
 
     @torch.no_grad()

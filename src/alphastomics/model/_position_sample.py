@@ -13,7 +13,8 @@ from scvi import settings
 from tqdm.auto import tqdm
 
 from alphastomics import _keys
-from alphastomics.model._placing import SamplerConfig, SlicePositions, align_draws, content_order, embed_cells
+from alphastomics.model._draws import check_draws, draw_generator, stack_draws
+from alphastomics.model._position_chain import SamplerConfig, SlicePositions, align_draws, content_order, embed_cells
 
 if TYPE_CHECKING:
     from anndata import AnnData
@@ -53,7 +54,7 @@ def sample_positions(
     random_state: int,
 ) -> AnnData:
     """Place the cells of a query; see :meth:`AlphaSTomics.sample`."""
-    _check_draws(n_samples, reduce)
+    check_draws(n_samples, reduce)
     placed = place(model, source, config, n_samples=n_samples, random_state=random_state)
     return to_anndata(model, query, placed, reduce=reduce)
 
@@ -63,18 +64,11 @@ def check_query(
 ) -> None:
     """Refuse what :meth:`AlphaSTomics.sample` will refuse, before a model is trained for it."""
     model._check_mode("expr_to_pos", None)
-    _check_draws(n_samples, None)
+    check_draws(n_samples, None)
     SamplerConfig(n_steps=n_steps, **sampler)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # sample() will tell
         model._query_source(query, positions=inpaint)
-
-
-def _check_draws(n_samples: int, reduce: str | None) -> None:
-    if n_samples < 1:
-        raise ValueError(f"n_samples must be at least 1, got {n_samples}")
-    if reduce not in (None, "medoid", "mean"):
-        raise ValueError(f"reduce={reduce!r} is unknown; choose None, 'medoid' or 'mean'")
 
 
 def place(
@@ -122,21 +116,17 @@ def _place_slice(
     if config.n_views > 1:
         positions.average_views(source, rows, config.n_views, np.random.default_rng([random_state, VIEWS]))
     if config.refine:
-        positions.refine(_generator(random_state, 0, LAYOUT))
+        positions.refine(draw_generator(random_state, 0, LAYOUT))
     for k in range(len(draws)):
         # The draws of a slice depend on its cells and the seed, not on which other slices there are.
-        x = positions.sample(config, _generator(random_state, k), lambda: bar.update()).cpu().numpy()
-        draws[k, rows] = _to_user(model, x, in_user_frame=known is not None)
+        x = positions.sample(config, draw_generator(random_state, k), lambda: bar.update()).cpu().numpy()
+        draws[k, rows] = to_user(model, x, in_user_frame=known is not None)
     free = known is None and schema.frame == "slice"
     if len(draws) > 1:
         draws[:, rows], medoid[rows] = align_draws(draws[:, rows], rigid=free)
     if known is not None:
         finite = np.isfinite(known).all(1)
         draws[:, rows[finite]] = known[finite]
-
-
-def _generator(*key: int) -> torch.Generator:
-    return torch.Generator().manual_seed(int(np.random.SeedSequence(key).generate_state(1)[0]))
 
 
 def _known_positions(cells: SliceCells, rows: NDArray[np.int64]) -> NDArray[np.float64] | None:
@@ -146,7 +136,8 @@ def _known_positions(cells: SliceCells, rows: NDArray[np.int64]) -> NDArray[np.f
     return cells.position[np.searchsorted(cells.rows, rows)]
 
 
-def _to_user(model: AlphaSTomics, x: NDArray[np.float32], *, in_user_frame: bool) -> NDArray[np.float64]:
+def to_user(model: AlphaSTomics, x: NDArray[np.float32], *, in_user_frame: bool = False) -> NDArray[np.float64]:
+    """Positions (N, D) in user units, from the canonical frame or, with ``in_user_frame``, from that of the user."""
     if in_user_frame or model.schema.frame == "shared":
         return model.schema.decode_position(x)
     if model.frame_ is None:
@@ -169,23 +160,16 @@ def to_anndata(model: AlphaSTomics, query: AnnData, placed: Placed, *, reduce: s
     key, slice_key = model.schema.position_key, model.schema.slice_key
     # A copy: what is done to the result in place (scanpy's transforms) must not reach the query.
     bare = ad.AnnData(X=None if query.X is None else query.X.copy(), obs=query.obs.copy(), var=query.var.copy())
-    if slice_key is not None and slice_key in bare.obs:
-        bare.obs[slice_key] = bare.obs[slice_key].astype("category")
-    if reduce is None and len(placed.draws) > 1:
+    if reduce is None:
         tables = []
-        for k, draw in enumerate(placed.draws):
+        for draw in placed.draws:
             table = bare.copy()
             table.obsm[key] = draw
-            table.obs[_keys.DRAW] = k
             tables.append(table)
-        result = ad.concat(tables, join="outer", merge="same", index_unique="-")
-        if slice_key is not None and slice_key in result.obs:
-            result.obs[slice_key] = result.obs[slice_key].astype("category")
-        return result
+        return stack_draws(tables, slice_key)
     if reduce == "medoid":
         bare.obsm[key] = placed.draws[placed.medoid, np.arange(query.n_obs)]
     else:
         bare.obsm[key] = mean_of(placed.draws)
-    if reduce is not None:
-        bare.obs[_keys.POSITION_UNCERTAINTY] = spread(placed.draws)
-    return bare
+    bare.obs[_keys.POSITION_UNCERTAINTY] = spread(placed.draws)
+    return stack_draws([bare], slice_key)

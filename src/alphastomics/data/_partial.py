@@ -1,0 +1,77 @@
+"""Reading cells of which only some values were measured."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from alphastomics.data._checks import check_genes, check_in_memory, expression_matrix
+from alphastomics.data._schema import CLIP
+
+if TYPE_CHECKING:
+    from anndata import AnnData
+    from numpy.typing import NDArray
+
+    from alphastomics.data._schema import TissueSchema
+
+
+class PartialExpression(NamedTuple):
+    """Expression that is known in part.
+
+    Attributes
+    ----------
+    values
+        User units, shape (N, G), NaN where unknown.
+    network
+        Network units, shape (N, G), float32, NaN where unknown.
+    library_size
+        Total counts that the known genes of each cell stand for, shape (N,); NaN where nothing is known, and under
+        ``transform="none"``.
+    """
+
+    values: NDArray[np.float64]
+    network: NDArray[np.float32]
+    library_size: NDArray[np.float64]
+
+
+def read_partial(adata: AnnData, schema: TissueSchema) -> PartialExpression:
+    """Read the expression of cells, NaN where it is to be found out.
+
+    Parameters
+    ----------
+    adata
+        The cells, in memory. Genes that it does not have are unknown; genes that the schema does not have are ignored.
+    schema
+        The tissue to read them for.
+
+    Raises
+    ------
+    ValueError
+        If values are infinite, or negative under ``"log1p"``.
+    """
+    check_in_memory(adata)
+    columns = pd.Index(check_genes(adata.var_names)).get_indexer(pd.Index(schema.genes))
+    there = np.flatnonzero(columns >= 0)
+    matrix = expression_matrix(adata, schema.layer)[:, columns[there]]
+    values = np.full((adata.n_obs, schema.n_genes), np.nan)
+    values[:, there] = matrix if isinstance(matrix, np.ndarray) else matrix.toarray()
+    if np.isinf(values).any():
+        raise ValueError("Expression has infinite values; unknown values are NaN.")
+    known = np.isfinite(values)
+    if schema.transform == "none":
+        network = (values - schema.gene_mean) / schema.gene_scale
+        return PartialExpression(values, _clip(network), np.full(adata.n_obs, np.nan))
+    if (values[known] < 0).any():
+        raise ValueError("Expression has negative values, of which log1p has no use; unknown values are NaN.")
+    share = known @ np.asarray(schema.gene_share)
+    size = np.nansum(values, axis=1)
+    total = np.divide(size, share, out=np.full(len(size), np.nan), where=share > 0)
+    factor = np.divide(schema.target_library_size(), total, out=np.ones(len(size)), where=total > 0)
+    network = (np.log1p(values * factor[:, None]) - schema.gene_mean) / schema.gene_scale
+    return PartialExpression(values, _clip(network), total)
+
+
+def _clip(network: NDArray[np.float64]) -> NDArray[np.float32]:
+    return np.clip(network, -CLIP, CLIP).astype(np.float32)

@@ -1,0 +1,181 @@
+"""From cells with positions to an AnnData with sampled expression."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+import anndata as ad
+import numpy as np
+import pandas as pd
+import scipy.sparse as sp
+import torch
+from scvi import settings
+from tqdm.auto import tqdm
+
+from alphastomics import _keys
+from alphastomics.data import AnnDataSource, read_partial
+from alphastomics.diffusion.geometry import centre, kabsch
+from alphastomics.model._draws import check_draws, draw_generator, stack_draws
+from alphastomics.model._expression_chain import SliceExpression
+from alphastomics.model._position_chain import SamplerConfig, SlicePositions, content_order, embed_cells
+
+if TYPE_CHECKING:
+    from anndata import AnnData
+    from numpy.typing import NDArray
+
+    from alphastomics.data import PartialExpression, SliceCells, TissueSchema
+    from alphastomics.model._model import AlphaSTomics
+
+logger = logging.getLogger(__name__)
+
+FRAME_CELLS = 20  # known cells that fix a frame
+
+
+def sample_expression(
+    model: AlphaSTomics,
+    query: AnnData,
+    config: SamplerConfig,
+    *,
+    n_samples: int,
+    reduce: str | None,
+    inpaint: bool,
+    random_state: int,
+) -> AnnData:
+    """Write expression into places; see :meth:`AlphaSTomics.sample`."""
+    check_draws(n_samples, reduce)
+    source = AnnDataSource(query, model.schema, positions=True, expression=False)
+    for cells in source.slices:
+        if cells.position is None or not np.isfinite(cells.position).all():
+            raise ValueError(
+                f'Slice {cells.name!r} has cells without a position in obsm["{model.schema.position_key}"]; '
+                "place them first (mode='expr_to_pos'), or remove them."
+            )
+    known = read_partial(query, model.schema) if inpaint else None
+    logger.info(
+        "Writing expression into %d places in %d slices: %d draws of %d steps on %s.",
+        source.n_cells, len(source.slices), n_samples, config.n_steps, model.module.device,
+    )  # fmt: skip
+    total = len(source.slices) * n_samples * config.n_steps
+    draws = np.empty((n_samples, source.n_cells, model.schema.n_genes), dtype=np.float32)
+    with tqdm(total=total, desc="Sampling expression", unit="step", disable=settings.verbosity > logging.INFO) as bar:
+        for cells in source.slices:
+            chain, rows = _slice_chain(model, query, cells, config, known)
+            for k in range(n_samples):
+                # Two draws share their noise up to its sign.
+                generator = draw_generator(random_state, k // 2)
+                x = chain.sample(config, generator, mirrored=bool(k % 2), on_step=lambda: bar.update())
+                draws[k, rows] = x.cpu().numpy()
+    return to_anndata(model, query, draws, known, reduce=reduce)
+
+
+def _slice_chain(
+    model: AlphaSTomics,
+    query: AnnData,
+    cells: SliceCells,
+    config: SamplerConfig,
+    known: PartialExpression | None,
+) -> tuple[SliceExpression, NDArray[np.int64]]:
+    """The chain of one slice, and the rows of the query in the order of its cells."""
+    assert cells.position is not None  # sample_expression refuses
+    # Sorted by position: the noise of a cell then does not depend on the order of the rows.
+    order = np.lexsort(cells.position.T)
+    rows, device = cells.rows[order], model.module.device
+    network = None if known is None else torch.from_numpy(known.network[rows]).to(device)
+    position = _canonical(model, query, rows, cells.position[order], known)
+    chain = SliceExpression(
+        model.module,
+        model.diffusion,
+        torch.from_numpy(position).to(device),
+        max_context=config.max_context,
+        known=network if network is not None and bool(network.isfinite().any()) else None,
+    )
+    return chain, rows
+
+
+def _canonical(
+    model: AlphaSTomics,
+    query: AnnData,
+    rows: NDArray[np.int64],
+    position: NDArray[np.float64],
+    known: PartialExpression | None,
+) -> NDArray[np.float32]:
+    """Positions in the canonical frame: that of the reference, or where cells are known the frame that they fix."""
+    schema = model.schema
+    if schema.frame == "shared":
+        return schema.encode_position(position)
+    x = (position - position.mean(axis=0)) / schema.scale
+    whole = np.zeros(len(rows), dtype=bool) if known is None else np.isfinite(known.values[rows]).all(axis=1)
+    if whole.sum() >= FRAME_CELLS:
+        return (x @ _frame_of_known(model, query[rows[whole]].copy(), x[whole])).astype(np.float32)
+    if model.frame_ is None:
+        raise RuntimeError("The model has no reference frame; train it or load a trained one")
+    return (x @ np.asarray(model.frame_.rotation).T).astype(np.float32)
+
+
+def _frame_of_known(model: AlphaSTomics, cells: AnnData, x: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Rotation of positions ``x`` that brings cells to where the model expects them by their expression."""
+    source = AnnDataSource(cells, model.schema, positions=False)
+    rows = content_order(source, np.arange(source.n_cells))
+    schema = model.schema
+    mean = SlicePositions(
+        model.module,
+        model.diffusion,
+        embed_cells(model.module, source, rows, model.module.device),
+        shared_frame=False,
+        spacing=schema.spacing / schema.scale,
+        max_context=source.n_cells,
+    ).mean.double().cpu()  # fmt: skip
+    return kabsch(centre(torch.from_numpy(x[rows])[None]), centre(mean))[0].numpy()
+
+
+def to_anndata(
+    model: AlphaSTomics,
+    query: AnnData,
+    draws: NDArray[np.float32],
+    known: PartialExpression | None,
+    *,
+    reduce: str | None,
+) -> AnnData:
+    """The query's cells with sampled expression, in the units of the reference."""
+    schema = model.schema
+    size = np.full(query.n_obs, np.nan) if known is None else known.library_size
+    size = np.where(np.isfinite(size) & (size > 0), size, schema.library_size or np.nan)
+
+    def decode(x: NDArray[np.float32]) -> NDArray[np.float32]:
+        values = schema.decode_expression(x, size)
+        return values if known is None else np.where(np.isfinite(known.values), known.values, values).astype(np.float32)
+
+    bare = ad.AnnData(obs=query.obs.copy(), var=reference_genes(model), shape=(query.n_obs, schema.n_genes))
+    bare.obsm[schema.position_key] = np.array(query.obsm[schema.position_key], dtype=np.float64)
+    if schema.transform == "log1p":
+        bare.obs[_keys.LIBRARY_SIZE] = size
+    values = [decode(x) for x in draws]
+    if reduce == "mean":
+        bare.layers[_keys.SD] = np.std(values, axis=0, dtype=np.float64).astype(np.float32)
+        values = [np.asarray(np.mean(values, axis=0, dtype=np.float64), dtype=np.float32)]
+    elif reduce == "medoid":
+        flat = draws.reshape(len(draws), -1).astype(np.float64)
+        gram = flat @ flat.T
+        distance = np.diag(gram)[:, None] + np.diag(gram) - 2 * gram
+        values = [values[int(distance.sum(1).argmin())]]
+    tables = []
+    for x in values:
+        table = bare.copy()
+        store_expression(table, x, schema)
+        tables.append(table)
+    return stack_draws(tables, schema.slice_key)
+
+
+def store_expression(table: AnnData, values: NDArray[np.float32], schema: TissueSchema) -> None:
+    """Put expression where the reference has it, and into ``X``; sparse where it is of counts."""
+    table.X = sp.csr_matrix(values) if schema.transform == "log1p" else values
+    if schema.layer is not None:
+        table.layers[schema.layer] = table.X.copy()
+
+
+def reference_genes(model: AlphaSTomics) -> pd.DataFrame:
+    """``var`` of the reference, or its gene names where it is not at hand."""
+    genes = list(model.schema.genes)
+    adata = model.adata
+    return pd.DataFrame(index=pd.Index(genes)) if adata is None else adata.var.loc[genes].copy()

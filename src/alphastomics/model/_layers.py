@@ -1,0 +1,192 @@
+"""What goes on inside the network for given cells: gates, attention, experts.
+
+The cells of a slice are seen as :meth:`AlphaSTomics.get_latent_representation` sees them: expression clean, positions
+absent, all cells of the slice in one context, or in several where it is large.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+
+from alphastomics.model._position_chain import MAX_CONTEXT, content_order, embed_cells, split_contexts
+from alphastomics.nn.diagnostics import SeenLayer, watch_layers
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from anndata import AnnData
+    from numpy.typing import NDArray
+
+    from alphastomics.data import AnnDataSource
+    from alphastomics.model._model import AlphaSTomics
+
+
+class SeenContext(NamedTuple):
+    """One context, after the network has run.
+
+    Attributes
+    ----------
+    slice_name
+        The slice of its cells.
+    rows
+        Row numbers of its cells, (N,).
+    layers
+        What each layer was given, by number.
+    """
+
+    slice_name: str
+    rows: NDArray[np.int64]
+    layers: dict[int, SeenLayer]
+
+
+class GateValues(NamedTuple):
+    """Gates of cells.
+
+    Attributes
+    ----------
+    mean
+        Mean gate of each head, (n_cells, L, H).
+    summary
+        Mean and standard deviation over cells and channels, (L, H, 2).
+    """
+
+    mean: NDArray[np.float32]
+    summary: NDArray[np.float64]
+
+
+class SinkValues(NamedTuple):
+    """Attention that cells receive.
+
+    Attributes
+    ----------
+    received
+        Mean attention that each cell receives, over heads, (n_cells, L).
+    slices
+        Name of the slice of each context.
+    n_cells
+        Cells of each context, (C,).
+    share
+        Largest mean attention that a cell of the context receives, (C, L, H).
+    """
+
+    received: NDArray[np.float32]
+    slices: list[str]
+    n_cells: NDArray[np.int64]
+    share: NDArray[np.float64]
+
+
+class ExpertValues(NamedTuple):
+    """Use of the experts.
+
+    Attributes
+    ----------
+    first
+        The most probable expert of each cell, (n_cells, L).
+    usage, probability
+        Share of all assignments that each expert gets, and its mean probability, (L, E).
+    """
+
+    first: NDArray[np.int64]
+    usage: NDArray[np.float64]
+    probability: NDArray[np.float64]
+
+
+def query_source(model: AlphaSTomics, adata: AnnData) -> AnnDataSource:
+    """The cells as the network reads them, after looking that it can say anything of them."""
+    model._check_if_trained(warn=False, message="The model is not trained; call train() first")
+    if model.mode == "pos_to_expr":
+        raise ValueError("This model was trained with mode='pos_to_expr' and has never seen cells without positions")
+    return model._query_source(adata)[1]
+
+
+@torch.no_grad()
+def seen_contexts(model: AlphaSTomics, source: AnnDataSource, max_context: int = MAX_CONTEXT) -> Iterator[SeenContext]:
+    """Run the network on each context and tell what its layers were given; cells may be in several contexts."""
+    module, device = model.module, model.module.device
+    zero, one = torch.zeros(1, device=device), torch.ones(1, device=device)
+    for cells in source.slices:
+        rows = content_order(source, cells.rows)
+        encoded = embed_cells(module, source, rows, device)
+        for index, _ in split_contexts(len(rows), max_context, device):
+            with watch_layers(module) as seen:
+                module.trunk(encoded[index][None] + module.position_missing, zero, one, None, ())
+            yield SeenContext(cells.name, rows[index.cpu().numpy()], seen)
+
+
+@torch.no_grad()
+def gate_values(model: AlphaSTomics, source: AnnDataSource) -> GateValues:
+    """Gates of all cells, mean over the channels of a head."""
+    config = model.module.config
+    if config.attention == "linear" or config.gate_type == "none":
+        raise ValueError(
+            f"The attention of this model has no gate (attention={config.attention!r}, gate_type={config.gate_type!r})"
+        )
+    shape = (source.n_cells, config.n_layers, config.n_heads)
+    mean, square = np.zeros(shape), np.zeros(shape)
+    for context in seen_contexts(model, source):
+        for i, layer in context.layers.items():
+            gates = layer.attention.gates(layer.x)
+            assert gates is not None  # looked at above
+            heads = gates[0].double().view(len(context.rows), config.n_heads, -1)
+            mean[context.rows, i] = heads.mean(-1).cpu()
+            square[context.rows, i] = heads.square().mean(-1).cpu()
+    middle = mean.mean(0)
+    sd = np.sqrt(np.maximum(square.mean(0) - middle**2, 0))
+    return GateValues(mean.astype(np.float32), np.stack([middle, sd], axis=-1))
+
+
+@torch.no_grad()
+def sink_values(model: AlphaSTomics, source: AnnDataSource) -> SinkValues:
+    """Mean attention that each cell receives; the attention matrix is visited by blocks of rows."""
+    config = model.module.config
+    received = np.zeros((source.n_cells, config.n_layers), dtype=np.float32)
+    slices, sizes, shares = [], [], []
+    for context in seen_contexts(model, source):
+        by_layer = [layer.attention.received(layer.x)[0] for _, layer in sorted(context.layers.items())]
+        for i, values in enumerate(by_layer):
+            received[context.rows, i] = values.mean(0).cpu()
+        slices.append(context.slice_name)
+        sizes.append(len(context.rows))
+        shares.append([values.max(dim=1).values.tolist() for values in by_layer])
+    return SinkValues(received, slices, np.array(sizes), np.array(shares, dtype=np.float64))
+
+
+@torch.no_grad()
+def attention_rows(
+    model: AlphaSTomics, source: AnnDataSource, cells: NDArray[np.int64], *, layer: int, head: int | None
+) -> NDArray[np.float32]:
+    """Attention that each of ``cells`` (M,) pays to every cell, (n_cells, M); NaN for cells of other contexts."""
+    result = np.full((source.n_cells, len(cells)), np.nan, dtype=np.float32)
+    for context in seen_contexts(model, source):
+        wanted = np.flatnonzero(np.isin(cells, context.rows))
+        if not len(wanted):
+            continue
+        place = {row: i for i, row in enumerate(context.rows.tolist())}
+        seen = context.layers[layer]
+        rows = torch.tensor([place[int(cells[i])] for i in wanted], device=seen.x.device)
+        weights = seen.attention.weights(seen.x, rows)[0]  # (H, R, N)
+        weights = weights.mean(0) if head is None else weights[head]
+        result[np.ix_(context.rows, wanted)] = weights.T.cpu()
+    return result
+
+
+@torch.no_grad()
+def expert_values(model: AlphaSTomics, source: AnnDataSource) -> ExpertValues:
+    """Where every layer sends the cells."""
+    config = model.module.config
+    if not config.use_moe:
+        raise ValueError("This model has no experts; make one with use_moe=True")
+    first = np.zeros((source.n_cells, config.n_layers), dtype=np.int64)
+    shape = (source.n_cells, config.n_layers, config.num_experts)
+    assigned, probability = np.zeros(shape, dtype=np.float32), np.zeros(shape, dtype=np.float32)
+    for context in seen_contexts(model, source):
+        for i, layer in context.layers.items():
+            routing: Any = layer.routing
+            first[context.rows, i] = routing.probability[0].argmax(dim=1).cpu()
+            assigned[context.rows, i] = routing.assigned[0].cpu()
+            probability[context.rows, i] = routing.probability[0].cpu()
+    usage = assigned.mean(0, dtype=np.float64) / config.moe_top_k
+    return ExpertValues(first, usage, probability.mean(0, dtype=np.float64))

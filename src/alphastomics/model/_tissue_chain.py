@@ -1,0 +1,115 @@
+"""The reverse chain of expression and position together: a new slice.
+
+Both clocks run from 1 to 0 at the same time. Positions are in the canonical frame throughout, so that contexts of a slice
+beyond ``max_context`` need no alignment: their estimates are averaged where they share cells. Where the noise of the
+positions is as fine as the cells are spaced, packing takes part as in :mod:`alphastomics.model._position_chain`; the clock of the
+positions is shown to the network no further than it was trained.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from alphastomics.diffusion import make_step, run_joint_chain
+from alphastomics.diffusion.geometry import centre
+from alphastomics.model._belief import Belief, believe
+from alphastomics.model._position_chain import split_contexts
+from alphastomics.train.clocks import SMALLEST
+from alphastomics.train.packing import SWITCH
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import Tensor
+
+    from alphastomics.model._position_chain import SamplerConfig
+    from alphastomics.nn import Denoiser
+    from alphastomics.train import DiffusionConfig
+
+
+class SliceTissue:
+    """A slice of which nothing is known but its number of cells.
+
+    Parameters
+    ----------
+    module, diffusion
+        The trained network and its processes.
+    n_cells
+        Number of cells N.
+    shared_frame
+        Whether positions are registered.
+    spacing
+        Distance between neighbouring cells in model units.
+    max_context
+        Largest number of cells that attend to each other.
+    """
+
+    def __init__(
+        self,
+        module: Denoiser,
+        diffusion: DiffusionConfig,
+        n_cells: int,
+        *,
+        shared_frame: bool,
+        spacing: float,
+        max_context: int,
+    ) -> None:
+        self.module, self.diffusion, self.shared_frame, self.spacing = module, diffusion, shared_frame, spacing
+        self.n_cells = n_cells
+        self.contexts = split_contexts(n_cells, max_context, module.device)
+        self.smallest = max(SMALLEST, diffusion.position.schedule.time_of_ratio(SWITCH * spacing / 2))
+
+    def _estimate(self, z_expr: Tensor, z_pos: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
+        """Estimates of the clean expression (1, N, G) and positions (1, N, D) by the network."""
+        expression, position = torch.zeros_like(z_expr), torch.zeros_like(z_pos)
+        count = z_pos.new_zeros(1, self.n_cells, 1)
+        t_pos = t.clamp_min(self.smallest)
+        for cells, _ in self.contexts:
+            output = self.module(z_expr[:, cells], z_pos[:, cells], t, t_pos)
+            expression[:, cells] += self.diffusion.expression.x0(output.expression.float(), z_expr[:, cells], t)
+            x_pos = self.diffusion.position.x0(output.position.float(), z_pos[:, cells], t_pos)
+            position[:, cells] += x_pos
+            count[:, cells] += 1
+        position = position / count
+        return expression / count, position if self.shared_frame else centre(position)
+
+    @torch.no_grad()
+    def sample(
+        self, config: SamplerConfig, generator: torch.Generator, on_step: Callable[[], None] | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Draw expression (N, G) in network units and positions (N, D) in the canonical frame."""
+        n_genes, n_dims = self.module.config.n_genes, self.module.config.n_dims
+        device, process = self.module.device, self.diffusion.position
+        belief: Belief | None = None
+
+        def noise_expr() -> Tensor:
+            return torch.randn(1, self.n_cells, n_genes, generator=generator).to(device)
+
+        def noise_pos() -> Tensor:
+            epsilon = torch.randn(1, self.n_cells, n_dims, generator=generator).to(device)
+            return epsilon if self.shared_frame else centre(epsilon)
+
+        def denoise(z: tuple[Tensor, ...], t: Tensor) -> tuple[Tensor, ...]:
+            nonlocal belief
+            z_expr, z_pos = z
+            expression, position = self._estimate(z_expr, z_pos, t)
+            alpha, sigma = process.coefficients(t, z_pos)
+            n = (sigma / alpha).reshape(())
+            if self.n_cells > 1 and float(n) <= SWITCH * self.spacing:
+                belief = belief or believe(
+                    lambda y: self._estimate(z_expr, alpha * y, t)[1], z_pos / alpha, n, centred=not self.shared_frame
+                )
+                position = belief.packed(self.module.packing, z_pos / alpha, n, self.spacing)
+                position = position if self.shared_frame else centre(position)
+            return expression, position
+
+        steps = tuple(
+            make_step(config.sampler or "dpm++2m", p, eta=config.eta)
+            for p in (self.diffusion.expression, self.diffusion.position)
+        )
+        x_expr, x_pos = run_joint_chain(
+            denoise, steps, (noise_expr, noise_pos), n_steps=config.n_steps, on_step=on_step
+        )
+        return x_expr[0], x_pos[0]

@@ -1,0 +1,67 @@
+"""New slices as an AnnData."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+import anndata as ad
+import numpy as np
+import pandas as pd
+from scvi import settings
+from tqdm.auto import tqdm
+
+from alphastomics import _keys
+from alphastomics.data._slices import DEFAULT_SLICE_KEY
+from alphastomics.model._draws import check_draws, draw_generator, stack_draws
+from alphastomics.model._expression_sample import reference_genes, store_expression
+from alphastomics.model._position_sample import to_user
+from alphastomics.model._tissue_chain import SliceTissue
+
+if TYPE_CHECKING:
+    from anndata import AnnData
+
+    from alphastomics.model._model import AlphaSTomics
+    from alphastomics.model._position_chain import SamplerConfig
+
+logger = logging.getLogger(__name__)
+
+
+def sample_tissue(
+    model: AlphaSTomics, n_cells: int, config: SamplerConfig, *, n_samples: int, reduce: str | None, random_state: int
+) -> AnnData:
+    """Draw whole slices; see :meth:`AlphaSTomics.sample`."""
+    check_draws(n_samples, reduce)
+    if reduce is not None:
+        raise ValueError(f"reduce={reduce!r} has no meaning for mode='joint': the cells of two draws are not the same")
+    if n_cells < 1:
+        raise ValueError(f"n_cells must be at least 1, got {n_cells}")
+    schema = model.schema
+    tissue = SliceTissue(
+        model.module,
+        model.diffusion,
+        n_cells,
+        shared_frame=schema.frame == "shared",
+        spacing=schema.spacing / schema.scale,
+        max_context=config.max_context,
+    )
+    logger.info(
+        "Drawing %d slices of %d cells in %d steps on %s.", n_samples, n_cells, config.n_steps, tissue.module.device
+    )
+    tables = []
+    total = n_samples * config.n_steps
+    with tqdm(total=total, desc="Drawing tissue", unit="step", disable=settings.verbosity > logging.INFO) as bar:
+        for k in range(n_samples):
+            expression, position = tissue.sample(config, draw_generator(random_state, k), lambda: bar.update())
+            names = [f"cell_{i}" for i in range(n_cells)]
+            table = ad.AnnData(
+                obs=pd.DataFrame({schema.slice_key or DEFAULT_SLICE_KEY: f"sample_{k}"}, index=names),
+                var=reference_genes(model),
+                shape=(n_cells, schema.n_genes),
+            )
+            table.obsm[schema.position_key] = to_user(model, position.cpu().numpy())
+            store_expression(table, schema.decode_expression(expression.cpu().numpy()), schema)
+            if schema.library_size is not None:
+                table.obs[_keys.LIBRARY_SIZE] = np.full(n_cells, schema.library_size)
+            tables.append(table)
+    return stack_draws(tables, schema.slice_key or DEFAULT_SLICE_KEY)

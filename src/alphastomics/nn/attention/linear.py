@@ -1,0 +1,71 @@
+r"""Linear attention (Shen et al., WACV 2021): the baseline without an N x N matrix, and without a gate.
+
+.. math::
+
+    o = W_o\, \phi(q)\, \big[\psi(k)^\top v\big], \qquad
+    \phi(q)_{ic} = \operatorname*{softmax}_c q_{ic}, \quad \psi(k)_{jc} = \operatorname*{softmax}_j k_{jc}
+
+per head. :math:`A = \phi(q)\,\psi(k)^\top` is an attention matrix: not negative, and its rows sum to 1. Its rank is at
+most the number of channels of a head, and it is never formed: time and memory grow with N alone.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from torch import nn
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class LinearAttention(nn.Module):
+    """Multi-head linear attention over the cells of a context.
+
+    Parameters
+    ----------
+    d_model
+        Width d.
+    n_heads
+        Number of heads H; d must be a multiple.
+    """
+
+    def __init__(self, d_model: int, n_heads: int) -> None:
+        super().__init__()
+        if d_model % n_heads:
+            raise ValueError(f"d_model={d_model} is not a multiple of n_heads={n_heads}")
+        self.n_heads, self.d_head = n_heads, d_model // n_heads
+        self.qkv = nn.Linear(d_model, 3 * d_model)
+        self.out = nn.Linear(d_model, d_model)
+
+    def features(self, x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Features of q and k, and v, each (B, H, N, d_h)."""
+        b, n, _ = x.shape
+        q, k, v = self.qkv(x).view(b, n, 3, self.n_heads, self.d_head).permute(2, 0, 3, 1, 4)
+        if mask is not None:
+            k = k.masked_fill(~mask[:, None, :, None], float("-inf"))
+        return q.softmax(dim=-1), k.softmax(dim=-2), v
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """``x`` (B, N, d) to (B, N, d); cells where ``mask`` (B, N) is false are attended by nobody."""
+        q, k, v = self.features(x, mask)
+        o = q @ (k.mT @ v.to(k.dtype))
+        return self.out(o.transpose(1, 2).reshape(x.shape))
+
+    def gates(self, x: Tensor) -> None:
+        """There is no gate."""
+
+    def weights(self, x: Tensor, rows: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Rows (R,) of the attention matrix, (B, H, R, N)."""
+        q, k, _ = self.features(x, mask)
+        return q[:, :, rows] @ k.mT
+
+    def received(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Mean attention that each cell receives from the real ones, (B, H, N)."""
+        q, k, _ = self.features(x, mask)
+        if mask is None:
+            mean = q.mean(dim=2, keepdim=True)
+        else:
+            real = mask[:, None, :, None].to(q.dtype)
+            mean = (q * real).sum(dim=2, keepdim=True) / real.sum(dim=2, keepdim=True)
+        return (k * mean).sum(dim=-1)

@@ -1,0 +1,215 @@
+r"""Mixture of experts with noisy top-k gating (Shazeer et al., ICLR 2017) in the place of the feed-forward network.
+
+.. math::
+
+    s_i &= x_i W_r + \varepsilon_i \odot \operatorname{softplus}(x_i W_n), \qquad
+    p_i = \operatorname{softmax}(s_i), \qquad T_i = \text{the } k \text{ largest of } p_i \\
+    y_i &= \sum_{e \in T_i} w_{ie}\, f_e(x_i), \qquad
+    f_e(x) = W^2_e \operatorname{GELU}(W^1_e x + b^1_e) + b^2_e \\
+    w_{ie} &= p_{ie} \Big/ \sum_{e' \in T_i} p_{ie'} \;\; (k \ge 2), \qquad w_{ie} = p_{ie} \;\; (k = 1)
+
+with :math:`\varepsilon \sim N(0, I)` in training and 0 otherwise. For k = 1 the weight is the plain probability (Fedus
+et al., JMLR 2022): renormalised it would be 1, and the router would learn nothing from the task. So that experts are
+used evenly, training adds
+
+.. math:: L_{balance} = E \sum_e f_e P_e,
+
+f the share of all k N assignments of the real cells that expert e got, P its mean probability: 1 when balanced.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+ExpertWidth = Literal["split", "full"]
+
+LARGEST_SHARE = 2  # an expert that gets more than twice its share is run in several blocks
+
+
+class Routing(NamedTuple):
+    """Where the cells of a batch went in one layer.
+
+    Attributes
+    ----------
+    probability
+        p, (B, N, E), 0 for cells that were not routed.
+    assigned
+        1 for the experts that a cell went to, (B, N, E), else 0.
+    """
+
+    probability: Tensor
+    assigned: Tensor
+
+
+class ParameterCount(NamedTuple):
+    """Parameters of a network, and how many of them one cell meets."""
+
+    total: int
+    active: int
+
+
+class Experts(nn.Module):
+    """E two-layer networks, k of which see a cell.
+
+    All experts run in one batched product: assignments are sorted by expert, and every expert's cells are padded to the
+    same number. No cell is dropped, so neither padding nor the order of the cells changes what a cell gets.
+
+    Parameters
+    ----------
+    d_model, d_ff
+        Width d, and width of the dense network whose place this takes.
+    num_experts
+        E.
+    top_k
+        k, the number of experts that a cell goes to.
+    width
+        ``"split"``: experts are d_ff / E wide, together as large as the dense network; ``"full"``: each is d_ff wide.
+
+    Raises
+    ------
+    ValueError
+        If k is not between 1 and E, the width is unknown, or d_ff cannot be split evenly.
+    """
+
+    def __init__(self, d_model: int, d_ff: int, *, num_experts: int, top_k: int, width: ExpertWidth = "split") -> None:
+        super().__init__()
+        if not 1 <= top_k <= num_experts:
+            raise ValueError(f"moe_top_k={top_k} must lie between 1 and num_experts={num_experts}")
+        if width not in ("split", "full"):
+            raise ValueError(f"expert_width={width!r} is unknown; choose 'split' or 'full'")
+        if width == "split" and d_ff % num_experts:
+            raise ValueError(
+                f"a width of {d_ff} cannot be split among num_experts={num_experts}; take a divisor, or "
+                "expert_width='full'"
+            )
+        hidden = d_ff // num_experts if width == "split" else d_ff
+        self.num_experts, self.top_k = num_experts, top_k
+        self.router = nn.Linear(d_model, num_experts, bias=False)
+        self.noise = nn.Linear(d_model, num_experts, bias=False)
+        nn.init.zeros_(self.noise.weight)  # a standard deviation of log 2 to begin with
+        self.weight_1, self.bias_1 = _layer(num_experts, d_model, hidden)
+        self.weight_2, self.bias_2 = _layer(num_experts, hidden, d_model)
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Routing]:
+        """``x`` (B, N, d) to (B, N, d), 0 where ``mask`` (B, N) is false, and where the cells went."""
+        b, n, d = x.shape
+        cells = x.reshape(-1, d)
+        real = None if mask is None else mask.flatten().nonzero()[:, 0]
+        if real is not None:
+            cells = cells.index_select(0, real)
+        probability, expert, weight = self.route(cells)
+        assigned = F.one_hot(expert, self.num_experts).sum(dim=1).to(probability.dtype)
+        parts = [self.mix(cells, expert, weight), probability, assigned]
+        if real is not None:
+            parts = [part.new_zeros(b * n, part.shape[1]).index_copy(0, real, part) for part in parts]
+        y, probability, assigned = (part.view(b, n, -1) for part in parts)
+        return y, Routing(probability, assigned)
+
+    def route(self, cells: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Probabilities (M, E) of ``cells`` (M, d), and the chosen experts and their weights, both (M, k)."""
+        with torch.autocast(cells.device.type, enabled=False):  # near ties must not be settled by rounding
+            cells = cells.float() if cells.dtype in (torch.bfloat16, torch.float16) else cells
+            score = F.linear(cells, self.router.weight.to(cells.dtype))
+            if self.training:
+                spread = F.softplus(F.linear(cells, self.noise.weight.to(cells.dtype)))
+                score = score + torch.randn_like(score) * spread
+            probability = score.softmax(dim=-1)
+            weight, expert = probability.topk(self.top_k, dim=-1)
+            if self.top_k > 1:
+                weight = weight / weight.sum(dim=-1, keepdim=True)
+        return probability, expert, weight
+
+    def mix(self, cells: Tensor, expert: Tensor, weight: Tensor) -> Tensor:
+        """Weighted sum (M, d) of the chosen experts for ``cells`` (M, d).
+
+        The cells of an expert fill a block; an expert with more than ``LARGEST_SHARE`` times its share fills several,
+        so that padding stays bounded even when all cells go to one expert.
+        """
+        slot = expert.flatten()  # (M k)
+        count = slot.bincount(minlength=self.num_experts)
+        share = LARGEST_SHARE * -(-len(slot) // self.num_experts)
+        size = max(1, min(share, int(count.max())))
+        n_blocks = (-(-count // size)).clamp_min(1)
+        rank = torch.empty_like(slot)
+        order = slot.argsort(stable=True)
+        rank[order] = torch.arange(len(slot), device=slot.device) - (count.cumsum(0) - count)[slot[order]]
+        place = (n_blocks.cumsum(0) - n_blocks)[slot] * size + rank
+        weights = (self.weight_1, self.bias_1, self.weight_2, self.bias_2)
+        if int(n_blocks.max()) > 1:
+            owner = torch.arange(self.num_experts, device=slot.device).repeat_interleave(n_blocks)
+            w_1, b_1, w_2, b_2 = (value.index_select(0, owner) for value in weights)
+        else:  # nearly always: the weights are taken as they lie
+            w_1, b_1, w_2, b_2 = weights
+        rows = cells.new_zeros(len(w_1) * size, cells.shape[1])
+        rows = rows.index_copy(0, place, cells.repeat_interleave(self.top_k, dim=0))
+        hidden = F.gelu(torch.baddbmm(b_1[:, None], rows.view(len(w_1), size, -1), w_1))
+        y = torch.baddbmm(b_2[:, None], hidden, w_2).flatten(0, 1).index_select(0, place)
+        return (y.view(len(cells), self.top_k, y.shape[1]) * weight[..., None].to(y.dtype)).sum(dim=1)
+
+
+def _layer(num_experts: int, n_in: int, n_out: int) -> tuple[nn.Parameter, nn.Parameter]:
+    """Weights (E, n_in, n_out) and biases (E, n_out), each expert's as those of ``nn.Linear`` begin."""
+    bound = n_in**-0.5
+    weight, bias = torch.empty(num_experts, n_in, n_out), torch.empty(num_experts, n_out)
+    return nn.Parameter(weight.uniform_(-bound, bound)), nn.Parameter(bias.uniform_(-bound, bound))
+
+
+def balance_losses(routings: Sequence[Routing], mask: Tensor) -> Tensor:
+    r"""Balance loss of each context, (B,), whose mean over the real contexts of all processes is that of the cells.
+
+    .. math:: L_b = \frac{E}{\bar n} \sum_e f_e \sum_{i \in b} p_{ie}, \qquad \bar n = \text{mean cells of a real context}
+
+    averaged over layers. f has no gradient.
+
+    Parameters
+    ----------
+    routings
+        One for each layer.
+    mask
+        Real cells (B, N).
+    """
+    assigned = torch.stack([_per_context(routing.assigned, mask) for routing in routings])  # (L, B, E)
+    probability = torch.stack([_per_context(routing.probability, mask) for routing in routings])
+    counts = torch.cat([assigned.sum(dim=1).flatten(), mask.sum()[None], mask.any(dim=1).sum()[None]])
+    counts = _sum_over_processes(counts.detach())
+    share = counts[:-2].view(len(routings), 1, -1)
+    share = share / share.sum(dim=-1, keepdim=True).clamp_min(1)
+    mean_size = (counts[-2] / counts[-1].clamp_min(1)).clamp_min(1)
+    per_layer = share.shape[-1] * (share * probability).sum(dim=-1) / mean_size
+    return per_layer.mean(dim=0)
+
+
+def expert_usage(routing: Routing, mask: Tensor) -> Tensor:
+    """Share of the assignments of real cells that each expert got, (E,)."""
+    count = _per_context(routing.assigned, mask).sum(dim=0)
+    return count / count.sum().clamp_min(1)
+
+
+def count_parameters(network: nn.Module) -> ParameterCount:
+    """Count the parameters of a network, and those that one cell meets: k of the E experts of each layer."""
+    total = sum(parameter.numel() for parameter in network.parameters())
+    idle = 0
+    for part in network.modules():
+        if isinstance(part, Experts):
+            of_experts = sum(p.numel() for p in (part.weight_1, part.bias_1, part.weight_2, part.bias_2))
+            idle += of_experts // part.num_experts * (part.num_experts - part.top_k)
+    return ParameterCount(total, total - idle)
+
+
+def _per_context(value: Tensor, mask: Tensor) -> Tensor:
+    return (value * mask[..., None]).sum(dim=1)
+
+
+def _sum_over_processes(value: Tensor) -> Tensor:
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        torch.distributed.all_reduce(value)
+    return value

@@ -1,0 +1,235 @@
+"""What the tools that look inside the network found."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from alphastomics import _keys
+
+from ._figure import finish, make_axes
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from os import PathLike
+
+    import pandas as pd
+    from anndata import AnnData
+    from matplotlib.axes import Axes
+
+HEALTHY = (0.3, 0.7)  # mean of the gates
+
+
+def attention_gates(
+    adata: AnnData,
+    *,
+    key: str = _keys.GATES,
+    ax: Axes | None = None,
+    show: bool | None = None,
+    save: str | PathLike[str] | None = None,
+    **kwargs: Any,
+) -> Axes | None:
+    """Draw mean and standard deviation of the gates of each head, and the healthy range of the mean, 0.5 ± 0.2.
+
+    Parameters
+    ----------
+    adata
+        Cells after :func:`alphastomics.tl.attention_gates`.
+    key
+        Where that wrote.
+    ax
+        Axes to draw on.
+    show
+        Show the figure. By default as ``scanpy.settings.autoshow`` says, if the backend can; never where `ax` is given.
+    save
+        File to write the figure to.
+    **kwargs
+        Passed to :meth:`matplotlib.axes.Axes.errorbar`.
+
+    Returns
+    -------
+    The axes; None if the figure was shown.
+
+    Raises
+    ------
+    KeyError
+        If the key is missing.
+    """
+    table = _summary(adata, key, "attention_gates")
+    axes = make_axes((1, 1), ax, figsize=(5.0, 3.4))
+    axes[0, 0].axhspan(*HEALTHY, color="0.9", label="healthy mean")
+    for head, rows in table.groupby("head"):
+        x = rows["layer"] + _offset(head, table["head"].nunique())
+        style = {"fmt": "o", "capsize": 2, "label": f"head {head}"}
+        axes[0, 0].errorbar(x, rows["mean"], yerr=rows["sd"], **style | kwargs)
+    axes[0, 0].set(xlabel="layer", ylabel="gate (mean ± sd)", ylim=(0, 1), xticks=sorted(table["layer"].unique()))
+    return _finish_one(axes, ax, show, save)
+
+
+def attention_sinks(
+    adata: AnnData,
+    *,
+    key: str = _keys.SINKS,
+    ax: Axes | None = None,
+    show: bool | None = None,
+    save: str | PathLike[str] | None = None,
+    **kwargs: Any,
+) -> Axes | None:
+    """Draw the largest mean attention that a cell receives, as a multiple of the uniform 1 / n; 1 is no sink.
+
+    Parameters
+    ----------
+    adata
+        Cells after :func:`alphastomics.tl.attention_sinks`.
+    key
+        Where that wrote.
+    ax
+        Axes to draw on.
+    show
+        Show the figure. By default as ``scanpy.settings.autoshow`` says, if the backend can; never where `ax` is given.
+    save
+        File to write the figure to.
+    **kwargs
+        Passed to :meth:`matplotlib.axes.Axes.scatter`.
+
+    Returns
+    -------
+    The axes; None if the figure was shown.
+
+    Raises
+    ------
+    KeyError
+        If the key is missing.
+    """
+    table = _summary(adata, key, "attention_sinks")
+    axes = make_axes((1, 1), ax, figsize=(5.0, 3.4))
+    axes[0, 0].axhline(1, color="0.6", linestyle="--", label="uniform")
+    for head, rows in table.groupby("head"):
+        x = rows["layer"] + _offset(head, table["head"].nunique())
+        axes[0, 0].scatter(x, rows["share"] / rows["uniform"], **{"label": f"head {head}"} | kwargs)
+    axes[0, 0].set(xlabel="layer", ylabel="largest attention received × n", yscale="log")
+    axes[0, 0].set_xticks(sorted(table["layer"].unique()))
+    return _finish_one(axes, ax, show, save)
+
+
+def expert_usage(
+    adata: AnnData,
+    *,
+    key: str = _keys.EXPERTS,
+    ax: Axes | None = None,
+    show: bool | None = None,
+    save: str | PathLike[str] | None = None,
+    **kwargs: Any,
+) -> Axes | None:
+    """Draw the share of all assignments that each expert gets, by layer, and the share 1 / E of an even use.
+
+    Parameters
+    ----------
+    adata
+        Cells after :func:`alphastomics.tl.expert_usage`.
+    key
+        Where that wrote.
+    ax
+        Axes to draw on.
+    show
+        Show the figure. By default as ``scanpy.settings.autoshow`` says, if the backend can; never where `ax` is given.
+    save
+        File to write the figure to.
+    **kwargs
+        Passed to :meth:`matplotlib.axes.Axes.bar`.
+
+    Returns
+    -------
+    The axes; None if the figure was shown.
+
+    Raises
+    ------
+    KeyError
+        If the key is missing.
+    """
+    table = _summary(adata, key, "expert_usage")
+    axes = make_axes((1, 1), ax, figsize=(5.0, 3.4))
+    n_experts = table["expert"].nunique()
+    for expert, rows in table.groupby("expert"):
+        x = rows["layer"] + _offset(expert, n_experts)
+        axes[0, 0].bar(x, rows["usage"], **{"width": 0.8 / n_experts, "label": f"expert {expert}"} | kwargs)
+    axes[0, 0].axhline(1 / n_experts, color="0.4", linestyle="--", label="even use")
+    axes[0, 0].set(xlabel="layer", ylabel="share of assignments", xticks=sorted(table["layer"].unique()))
+    return _finish_one(axes, ax, show, save)
+
+
+def attention_maps(
+    adata: AnnData,
+    *,
+    key: str = _keys.MAPS,
+    position_key: str = _keys.SPATIAL,
+    ax: Axes | Sequence[Axes] | None = None,
+    show: bool | None = None,
+    save: str | PathLike[str] | None = None,
+    **kwargs: Any,
+) -> np.ndarray[Any, Any] | None:
+    """Draw the cells of the slice of each chosen cell, coloured by the attention that it pays them.
+
+    Parameters
+    ----------
+    adata
+        Cells after :func:`alphastomics.tl.attention_maps`.
+    key
+        Where that wrote.
+    position_key
+        Where positions are in ``obsm``; the first two coordinates are drawn.
+    ax
+        Axes to draw on, one for each chosen cell.
+    show
+        Show the figure. By default as ``scanpy.settings.autoshow`` says, if the backend can; never where `ax` is given.
+    save
+        File to write the figure to.
+    **kwargs
+        Passed to :meth:`matplotlib.axes.Axes.scatter`.
+
+    Returns
+    -------
+    The axes, (1, n_chosen); None if the figure was shown.
+
+    Raises
+    ------
+    KeyError
+        If a key is missing.
+    """
+    for name in (key, position_key):
+        if name not in adata.obsm:
+            remedy = "run alphastomics.tl.attention_maps first" if name == key else "pass position_key=…"
+            raise KeyError(f'obsm["{name}"] is missing; {remedy}')
+    maps, positions = adata.obsm[key], np.asarray(adata.obsm[position_key], dtype=np.float64)[:, :2]
+    axes = make_axes((1, maps.shape[1]), ax)
+    for panel, cell in zip(axes[0], maps.columns, strict=True):
+        weight = maps[cell].to_numpy()
+        seen = np.flatnonzero(np.isfinite(weight) & np.isfinite(positions).all(axis=1))
+        seen = seen[np.argsort(weight[seen])]  # what matters on top
+        style = {"s": 8, "linewidths": 0, "cmap": "viridis", "rasterized": True}
+        points = panel.scatter(*positions[seen].T, c=weight[seen], **style | kwargs)
+        panel.scatter(*positions[adata.obs_names.get_loc(cell)], marker="x", color="r")
+        panel.set(title=cell, xticks=[], yticks=[])
+        panel.set_aspect("equal", adjustable="box")
+        panel.figure.colorbar(points, ax=panel, label="attention", shrink=0.8)
+    return finish(axes, given=ax is not None, show=show, save=save)
+
+
+def _summary(adata: AnnData, key: str, tool: str) -> pd.DataFrame:
+    if key not in adata.uns:
+        raise KeyError(f'uns["{key}"] is missing; run alphastomics.tl.{tool} first, or pass key=…')
+    return adata.uns[key]["summary"]
+
+
+def _offset(part: Any, n_parts: int) -> float:
+    """Where one of several parts stands beside the number of its layer."""
+    return 0.8 * ((int(part) + 0.5) / n_parts - 0.5)
+
+
+def _finish_one(
+    axes: np.ndarray[Any, Any], ax: Axes | None, show: bool | None, save: str | PathLike[str] | None
+) -> Axes | None:
+    axes[0, 0].legend(frameon=False, fontsize="small")
+    done = finish(axes, given=ax is not None, show=show, save=save)
+    return None if done is None else done[0, 0]

@@ -1,0 +1,142 @@
+"""The scores that :func:`alphastomics.tl.evaluate` adds to those of positions when they are asked for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pandas as pd
+
+from alphastomics._keys import MODALITY_AGREEMENT
+from alphastomics.metrics import cluster_scores, expression_scores, moran_correlation
+from alphastomics.tl._agreement import AgreementJudge
+from alphastomics.tl._clusters import read_clusters
+from alphastomics.tl._expression import ExpressionPair, read_pair
+
+if TYPE_CHECKING:
+    import numpy as np
+    from anndata import AnnData
+    from numpy.typing import NDArray
+
+    Array = NDArray[np.float64]
+
+MORAN_NEIGHBORS = 6
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExtraScores:
+    """What was asked for beyond positions, read once for all slices.
+
+    Parameters
+    ----------
+    pair
+        True and predicted expression; the true one twice where none was predicted. None where expression is not read.
+    expression
+        Whether expression was predicted.
+    autocorrelation
+        Whether Moran's I is compared.
+    judge
+        Real slices that judge the agreement of the modalities, if any.
+    clusters
+        Labels and clusters of all cells, if any.
+    """
+
+    pair: ExpressionPair | None
+    expression: bool
+    autocorrelation: bool
+    judge: AgreementJudge | None
+    clusters: tuple[NDArray[np.object_], NDArray[np.object_]] | None
+
+    @classmethod
+    def read(
+        cls,
+        adata: AnnData,
+        *,
+        truth: str,
+        layer: str | None,
+        expression_layer: str | None,
+        transform: str,
+        autocorrelation: bool,
+        reference: AnnData | None,
+        library_key: str | None,
+        label_key: str,
+        cluster_key: str | None,
+        random_state: int,
+    ) -> ExtraScores:
+        """Read what the arguments of :func:`alphastomics.tl.evaluate` ask for, and nothing else."""
+        wanted = expression_layer is not None or autocorrelation or reference is not None
+        pair = None
+        if wanted:
+            pair = read_pair(adata, expression_layer, layer=layer, prediction_layer=None, transform=transform)
+        judge = None
+        if reference is not None:
+            judge = AgreementJudge.fit(
+                adata, reference, spatial_key=truth, layer=layer, library_key=library_key, transform=transform,
+                n_components=30, n_neighbors=25, random_state=random_state,
+            )  # fmt: skip
+        return cls(
+            pair=pair,
+            expression=expression_layer is not None,
+            autocorrelation=autocorrelation or expression_layer is not None,
+            judge=judge,
+            clusters=None if cluster_key is None else read_clusters(adata, label_key, cluster_key),
+        )
+
+    def score(
+        self,
+        cells: NDArray[np.int64],
+        order: NDArray[np.int64] | None,
+        true: Array,
+        positions: Array,
+        *,
+        chosen: NDArray[np.int64],
+    ) -> dict[str, float]:
+        """Score some cells of one slice.
+
+        Parameters
+        ----------
+        cells
+            The cells, as rows of the object.
+        order
+            For a baseline, which of the cells each one gets its values from; None for the prediction.
+        true, positions
+            True positions of the cells, and those that are judged: predicted, or the true ones in that order.
+        chosen
+            Those of the cells that are scored.
+        """
+        scores: dict[str, float] = {}
+        if self.pair is not None:
+            scores |= self._score_expression(self.pair, cells, order, true, positions, chosen)
+        if self.clusters is not None:
+            labels, clusters = (values[cells] for values in self.clusters)
+            if order is not None:
+                clusters = clusters[order]
+            known = chosen[~(pd.isna(labels[chosen]) | pd.isna(clusters[chosen]))]
+            scores |= cluster_scores(labels[known], clusters[known])
+        return scores
+
+    def _score_expression(
+        self,
+        pair: ExpressionPair,
+        cells: NDArray[np.int64],
+        order: NDArray[np.int64] | None,
+        true: Array,
+        positions: Array,
+        chosen: NDArray[np.int64],
+    ) -> dict[str, float]:
+        scores: dict[str, float] = {}
+        expression, predicted, measured = pair.scaled(cells)
+        if self.expression:
+            other = predicted if order is None else expression[order]
+            scores = {"n_genes": int(measured.sum()), **expression_scores(expression[chosen], other[chosen])}
+        sampled = predicted if order is None else expression
+        if self.autocorrelation:
+            enough = len(chosen) > MORAN_NEIGHBORS
+            sides = (expression[chosen], true[chosen], sampled[chosen], positions[chosen])
+            scores["moran_correlation"] = (
+                moran_correlation(*sides, n_neighbors=MORAN_NEIGHBORS) if enough else float("nan")
+            )
+        if self.judge is not None:
+            raw = pair.predicted if order is None else pair.true
+            scores[MODALITY_AGREEMENT] = self.judge.score(self.judge.scaled(raw[cells[chosen]]), positions[chosen])
+        return scores

@@ -1,0 +1,67 @@
+"""What the scores of ``tl`` share: which cells are a slice, which rows give a score its meaning, where tables go."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pandas as pd
+
+from alphastomics.data._checks import check_key
+from alphastomics.data._slices import resolve_slice_key, slice_rows
+from alphastomics.metrics._position import chance_order, oracle_order
+
+if TYPE_CHECKING:
+    from anndata import AnnData
+    from numpy.typing import NDArray
+
+    Rows = dict[tuple[str, str], dict[str, float]]
+
+
+def library_slices(adata: AnnData, library_key: str | None) -> list[tuple[str, NDArray[np.int64]]]:
+    """Group the cells by slice, sorted by name; cells without a slice are one set, the last."""
+    if library_key is not None:
+        check_key("obs", adata.obs, library_key, "library_key")
+    return slice_rows(adata, resolve_slice_key(adata, library_key), missing=True)
+
+
+def read_coordinates(adata: AnnData, key: str, argument: str) -> NDArray[np.float64]:
+    """Read ``obsm[key]`` as float64, (n_cells, n_dims); a ``KeyError`` names the argument that can change the key."""
+    if key not in adata.obsm:
+        found = ", ".join(map(repr, adata.obsm.keys())) or "nothing"
+        remedy = "run alphastomics.tl.reconstruct(adata) first, or " if argument == "prediction" else ""
+        raise KeyError(f'obsm["{key}"] is missing (found: {found}); {remedy}pass {argument}=…')
+    return np.asarray(adata.obsm[key], dtype=np.float64)
+
+
+def obs_values(adata: AnnData, key: str | None, argument: str) -> NDArray[np.object_] | None:
+    """Read a column of ``obs``, None where no key is given."""
+    if key is None:
+        return None
+    check_key("obs", adata.obs, key, argument)
+    return adata.obs[key].to_numpy(dtype=object)
+
+
+def baseline_orders(n_cells: int, types: NDArray[np.object_] | None, random_state: int) -> dict[str, NDArray[np.int64]]:
+    """The cells shuffled for ``chance`` and, where types are known, for ``oracle``, as :mod:`alphastomics.metrics`."""
+    orders = {"chance": chance_order(n_cells, random_state)}
+    if types is not None:
+        orders["oracle"] = oracle_order(n_cells, types, random_state)
+    return orders
+
+
+def as_table(rows: Rows, level: str, *, keep: bool) -> pd.DataFrame:
+    """One row per slice and kind, the second named ``level`` and dropped where it says nothing."""
+    if not rows:
+        raise ValueError("no cell can be scored: there are none, or none has a position")
+    index = pd.MultiIndex.from_tuples(rows, names=["slice", level])
+    table = pd.DataFrame(list(rows.values()), index=index)
+    return table if keep else table.droplevel(level)
+
+
+def store(adata: AnnData, key: str, table: pd.DataFrame, *, copy: bool) -> pd.DataFrame | None:
+    """Return the table, or write it to ``uns[key]``, flat, because a file keeps no index of two levels."""
+    if copy:
+        return table
+    adata.uns[key] = table.reset_index(level=list(range(1, table.index.nlevels))) if table.index.nlevels > 1 else table
+    return None

@@ -1,0 +1,64 @@
+r"""What training tells of the inside of the network, by layer: gates, attention sinks, use of the experts.
+
+.. math::
+
+    \text{gate\_mean} = \operatorname{mean}_{i,h}\, g_{ih}, \qquad
+    \text{gate\_sd} = \operatorname{sd}_{i,h}\, g_{ih}, \qquad
+    \text{sink} = \max_{h,j} \frac1n \sum_i A_{hij}
+
+Healthy gates have a mean of 0.5 ± 0.2; a sink of 1 / n is none at all.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from alphastomics.nn import expert_usage
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from torch import Tensor
+
+    from alphastomics.nn.diagnostics import SeenLayer
+
+LAYER = "train_layer_"  # what the names of all statistics begin with
+EVERY = 10  # steps between two looks, so that looking takes no time
+SINK_CELLS = 256  # cells among which sinks are looked for
+
+
+@torch.no_grad()
+def layer_statistics(seen: Mapping[int, SeenLayer], mask: Tensor) -> dict[str, Tensor]:
+    """Statistics of each layer by name, ``train_layer_0_gate_mean``, ``…_gate_sd``, ``…_sink``, ``…_expert_usage_0``, ….
+
+    Parameters
+    ----------
+    seen
+        What each layer was given.
+    mask
+        Real cells (B, N).
+    """
+    values: dict[str, Tensor] = {}
+    first = int(mask.any(dim=1).int().argmax())  # a context that is not padding alone, where there is one
+    few = mask[first : first + 1, :SINK_CELLS]
+    for i, layer in seen.items():
+        name = f"{LAYER}{i}"
+        gates = layer.attention.gates(layer.x)
+        if gates is not None:
+            values[f"{name}_gate_mean"], values[f"{name}_gate_sd"] = _mean_sd(gates.float(), mask)
+        if bool(few.any()):
+            x = layer.x[first : first + 1, :SINK_CELLS]
+            values[f"{name}_sink"] = layer.attention.received(x, few).max().float()
+        if layer.routing is not None:
+            usage = expert_usage(layer.routing, mask)
+            values |= {f"{name}_expert_usage_{expert}": share for expert, share in enumerate(usage)}
+    return values
+
+
+def _mean_sd(gates: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    real = mask[..., None].expand_as(gates)
+    n = real.sum().clamp_min(1)
+    mean = (gates * real).sum() / n
+    return mean, (((gates - mean) * real).square().sum() / n).sqrt()

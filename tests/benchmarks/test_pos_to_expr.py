@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scipy.stats import ortho_group
+
+from benchmarks import pos_to_expr
+
+
+def test_centroids_fix_the_rigid_map():
+    rng = np.random.default_rng(0)
+    x, labels = rng.normal(size=(200, 2)), rng.choice(list("abcd"), 200)
+    x += np.array([{"a": (3, 0), "b": (0, 5), "c": (-4, 1), "d": (1, -2)}[label] for label in labels])
+    turn = ortho_group.rvs(2, random_state=1)
+    y = x @ turn + [10, -3]
+    np.testing.assert_allclose(pos_to_expr.rigid_map(x, labels, y, labels)(x), y)
+    extra = np.concatenate([labels, ["e"]])  # a type that only one side has says nothing
+    np.testing.assert_allclose(pos_to_expr.rigid_map(x, labels, np.vstack([y, [99, 99]]), extra)(x), y)
+
+
+def task_of(position, reference, query, known):
+    cells = type("Cells", (), {})
+    of = cells()
+    of.X = reference
+    asked = cells()
+    asked.X, asked.obsm, asked.n_obs = query, {"spatial": position}, len(query)
+    return pos_to_expr.Task(of, asked, position, known)
+
+
+def test_the_truth_has_perfect_scores_and_a_constant_none():
+    rng = np.random.default_rng(0)
+    position = rng.uniform(size=(300, 2))
+    true = np.column_stack([position, rng.normal(size=(300, 8))])
+    task = task_of(position, true, true, np.arange(15))
+    perfect = pos_to_expr.judge(true, true, task)
+    assert perfect == pytest.approx({"pearson": 1, "mse": 0, "moran": 1, "variance": 1})
+    constant = pos_to_expr.judge(np.broadcast_to(true.mean(0), true.shape), true, task)
+    assert constant["pearson"] == pytest.approx(0)
+    assert constant["mse"] == pytest.approx(1, abs=0.05)
+    assert constant["variance"] == pytest.approx(0)
+
+
+def test_only_unknown_cells_and_spatial_genes_are_judged():
+    rng = np.random.default_rng(0)
+    position = rng.uniform(size=(300, 2))
+    true = np.column_stack([position, rng.normal(size=(300, 8))])
+    predicted = true.copy()
+    predicted[:15] = 50.0
+    predicted[:, 2:] = 0.0
+    scores = pos_to_expr.judge(predicted, true, task_of(position, true, true, np.arange(15)))
+    assert scores["pearson"] == pytest.approx(1)
+    assert scores["mse"] == pytest.approx(0)
+
+
+def test_baselines_read_only_what_is_known():
+    rng = np.random.default_rng(0)
+    position, reference = rng.uniform(size=(300, 2)), rng.poisson(3, size=(300, 5))
+    query, known = rng.poisson(3, size=(300, 5)), np.arange(0, 300, 20)
+    expected = pos_to_expr.baselines(task_of(position, reference, query, known), 15.0)
+    poisoned = query.copy()
+    poisoned[np.setdiff1d(np.arange(300), known)] = 99
+    for name, values in pos_to_expr.baselines(task_of(position, reference, poisoned, known), 15.0).items():
+        np.testing.assert_array_equal(values, expected[name])

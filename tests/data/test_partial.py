@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+
+from alphastomics.data import AnnDataSource, fit_schema, read_partial
+from alphastomics.datasets import synthetic_tissue
+
+
+@pytest.fixture
+def adata():
+    return synthetic_tissue(n_slices=2, n_cells=60, n_genes=25, random_state=0)
+
+
+@pytest.mark.parametrize("transform", ["log1p", "none"])
+def test_what_is_known_altogether_is_read_as_by_the_source(adata, transform):
+    schema = fit_schema(adata, transform=transform)
+    partial = read_partial(adata, schema)
+    expected = AnnDataSource(adata, schema, positions=False).expression(np.arange(adata.n_obs))
+    np.testing.assert_allclose(partial.network, expected, atol=1e-5)
+    np.testing.assert_array_equal(partial.values, adata.X.toarray())
+    if transform == "log1p":
+        np.testing.assert_allclose(partial.library_size, adata.X.toarray().sum(1))
+    else:
+        assert np.isnan(partial.library_size).all()
+
+
+def test_unknown_values_and_missing_genes_are_unknown(adata):
+    schema = fit_schema(adata)
+    values = adata.X.toarray().astype(float)
+    values[:7] = np.nan
+    values[7:9, :5] = np.nan
+    adata.X = values
+    partial = read_partial(adata[:, ::-1][:, :20].copy(), schema)
+    values[:, :5] = np.nan  # the first five genes of the schema are the last of these cells, which were left out
+    np.testing.assert_array_equal(partial.values, values)
+    np.testing.assert_array_equal(np.isnan(partial.network), np.isnan(values))
+    assert np.isnan(partial.library_size[:7]).all()
+    share = np.asarray(schema.gene_share)[5:].sum()
+    np.testing.assert_allclose(partial.library_size[7:], np.nansum(values[7:], axis=1) / share)
+
+
+def test_the_known_genes_are_brought_to_the_depth_they_have_in_the_reference(adata):
+    """A cell of which half of the genes are known reads as the same cell of which that half was measured."""
+    schema = fit_schema(adata)
+    half = adata[:, :13].copy()
+    with pytest.warns(UserWarning, match="12 of 25 genes"):
+        source = AnnDataSource(half, schema, positions=False)
+    expected = source.expression(np.arange(adata.n_obs))[:, :13]
+    np.testing.assert_allclose(read_partial(half, schema).network[:, :13], expected, atol=1e-5)
+
+
+def test_impossible_values_are_refused(adata):
+    schema = fit_schema(adata)
+    values = adata.X.toarray().astype(float)
+    for bad, message in ((np.inf, "infinite"), (-1.0, "negative")):
+        values[3, 3] = bad
+        adata.X = sp.csr_matrix(values)
+        with pytest.raises(ValueError, match=message):
+            read_partial(adata, schema)

@@ -1,0 +1,202 @@
+"""One model of everything answers every question; the modality that is sampled is never read."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+N_STEPS = 4
+
+
+@pytest.fixture(scope="module")
+def train_on(make_model, train_briefly):
+    """A small model of some cells, trained for a moment."""
+
+    def train(adata, *, max_epochs=8, **arguments):
+        return train_briefly(make_model(adata, **arguments), max_epochs=max_epochs)
+
+    return train
+
+
+@pytest.fixture(scope="module")
+def everything(_reference, train_on):
+    return train_on(_reference, mode="any")
+
+
+@pytest.fixture
+def places(reference):
+    return reference[reference.obs["slice_id"] == "slice_1"].copy()
+
+
+def write(model, cells, **arguments):
+    return model.sample(cells, mode="pos_to_expr", **{"n_steps": N_STEPS} | arguments)
+
+
+def values(result) -> np.ndarray:
+    return result.X.toarray()
+
+
+# -- expression from positions -------------------------------------------------------------------------------------------
+
+
+def test_expression_is_written_into_places(everything, places):
+    result = write(everything, places)
+    assert list(result.var_names) == list(everything.schema.genes)
+    assert list(result.obs_names) == list(places.obs_names)
+    np.testing.assert_array_equal(result.obsm["spatial"], places.obsm["spatial"])
+    assert np.isfinite(values(result)).all()
+    assert (values(result) >= 0).all()
+    assert values(result).std() > 0
+    np.testing.assert_array_equal(result.obs["library_size"], everything.schema.library_size)
+    assert result.obs["slice_id"].dtype == "category"
+
+
+@pytest.mark.parametrize("poison", ["nan", "noise", "other genes"])
+def test_expression_of_the_query_is_never_read(everything, places, poison):
+    expected = values(write(everything, places)).tobytes()
+    if poison == "nan":
+        places.X = np.full(places.shape, np.nan)
+    elif poison == "noise":
+        places.X = np.random.default_rng(0).normal(size=places.shape)
+    else:
+        places = places[:, :1].copy()
+        places.var_names = ["nonsense"]
+    assert values(write(everything, places)).tobytes() == expected
+
+
+def test_permuted_rows_permute_the_expression(everything, places):
+    order = np.random.default_rng(0).permutation(places.n_obs)
+    expected = values(write(everything, places))[order]
+    np.testing.assert_array_equal(values(write(everything, places[order].copy())), expected)
+
+
+def test_slices_do_not_see_each_other(everything, reference, places):
+    together = write(everything, reference)
+    here = (together.obs["slice_id"] == "slice_1").to_numpy()
+    np.testing.assert_allclose(values(together)[here], values(write(everything, places)), rtol=1e-4, atol=1e-4)
+
+
+def test_shifting_a_slice_changes_nothing(everything, places):
+    expected = values(write(everything, places))
+    places.obsm["spatial"] = places.obsm["spatial"] + 1000.0
+    np.testing.assert_allclose(values(write(everything, places)), expected, rtol=1e-2, atol=1e-2)
+
+
+def test_a_place_without_position_is_refused(everything, places):
+    places.obsm["spatial"][3] = np.nan
+    with pytest.raises(ValueError, match="'slice_1' has cells without a position"):
+        write(everything, places)
+
+
+def test_draws_of_expression(everything, places):
+    every = write(everything, places, n_samples=4)
+    assert every.obs["draw"].tolist() == np.repeat(range(4), places.n_obs).tolist()
+    draws = values(every).reshape(4, places.n_obs, -1)
+    mean = write(everything, places, n_samples=4, reduce="mean")
+    np.testing.assert_allclose(values(mean), draws.mean(0), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(mean.layers["sd"], draws.std(0), rtol=1e-4, atol=1e-5)
+    medoid = values(write(everything, places, n_samples=4, reduce="medoid"))
+    assert any(np.array_equal(medoid, draw) for draw in draws)
+    np.testing.assert_array_equal(draws[0], values(write(everything, places)))
+
+
+def test_mirrored_draws_have_a_mean_of_less_error(everything, places):
+    """Two draws with opposite noise: what is linear in the noise cancels."""
+    schema = everything.schema
+    target = schema.target_library_size()
+
+    def network(x):
+        return (np.log1p(x * target / schema.library_size) - schema.gene_mean) / schema.gene_scale
+
+    draws = network(values(write(everything, places, n_samples=8))).reshape(8, places.n_obs, -1)
+    mean = draws.mean(0)
+    pairs, strangers = draws[0] + draws[1], draws[0] + draws[2]
+    assert ((pairs / 2 - mean) ** 2).mean() < 0.7 * ((strangers / 2 - mean) ** 2).mean()
+
+
+def test_known_cells_are_held_to_the_bit(everything, places):
+    x = places.X.toarray().astype(np.float32)
+    hidden = np.arange(0, places.n_obs, 2)
+    x[hidden] = np.nan
+    places.X = x
+    result = write(everything, places, inpaint=True, n_samples=2, reduce="mean")
+    known = np.isfinite(x[:, 0])
+    np.testing.assert_array_equal(values(result)[known], x[known])
+    assert np.isfinite(values(result)).all()
+    assert (result.layers["sd"][known] == 0).all()
+    assert (result.layers["sd"][~known] > 0).any()
+    np.testing.assert_allclose(result.obs["library_size"][known], x[known].sum(1))
+    free = write(everything, places)
+    assert not np.array_equal(values(free)[~known], values(result)[~known])
+
+
+def test_known_genes_are_held_and_the_others_sampled(everything, places):
+    part = places[:, :40].copy()
+    result = write(everything, part, inpaint=True)
+    np.testing.assert_array_equal(values(result)[:, :40], part.X.toarray())
+    assert values(result)[:, 40:].std() > 0
+    np.testing.assert_allclose(
+        result.obs["library_size"], part.X.toarray().sum(1) / np.asarray(everything.schema.gene_share)[:40].sum()
+    )
+
+
+def test_large_slices_are_split(everything, places):
+    result = write(everything, places, batch_size=120)
+    assert np.isfinite(values(result)).all()
+    assert not np.array_equal(values(result), values(write(everything, places)))
+
+
+# -- both ----------------------------------------------------------------------------------------------------------------
+
+
+def test_a_tissue_is_drawn(everything, reference):
+    result = everything.sample(mode="joint", n_cells=150, n_steps=12, n_samples=2)
+    assert result.shape == (300, reference.n_vars)
+    assert result.obs["slice_id"].unique().tolist() == ["sample_0", "sample_1"]
+    assert result.obs_names.is_unique
+    assert np.isfinite(result.obsm["spatial"]).all()
+    assert np.isfinite(values(result)).all()
+    first, second = values(result)[:150], values(result)[150:]
+    assert not np.array_equal(first, second)
+    again = everything.sample(mode="joint", n_cells=150, n_steps=12, n_samples=2)
+    np.testing.assert_array_equal(values(again), values(result))
+    np.testing.assert_array_equal(again.obsm["spatial"], result.obsm["spatial"])
+    size = np.linalg.norm(reference.obsm["spatial"] - reference.obsm["spatial"].mean(0), axis=1)
+    drawn = result.obsm["spatial"][:150]
+    assert np.linalg.norm(drawn - drawn.mean(0), axis=1).mean() < 3 * size.mean()
+
+
+def test_a_single_cell_is_drawn(everything):
+    assert everything.sample(mode="joint", n_cells=1, n_steps=12).shape == (1, 60)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"mode": "any"}, "mode='any' trains"),
+        ({"mode": "joint"}, "n_cells"),
+        ({"mode": "joint", "n_cells": 0}, "n_cells must be at least 1"),
+        ({"mode": "joint", "n_cells": 5, "n_samples": 2, "reduce": "mean"}, "no meaning for mode='joint'"),
+        ({"mode": "pos_to_expr", "n_cells": 5}, "n_cells is for mode='joint'"),
+        ({"mode": "pos_to_expr", "n_samples": 0}, "n_samples must be at least 1"),
+    ],
+)
+def test_impossible_requests_are_refused(everything, places, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        everything.sample(None if arguments["mode"] == "joint" else places, **arguments)
+
+
+@pytest.mark.parametrize("mode", ["pos_to_expr", "joint"])
+def test_a_model_of_one_direction_answers_it_and_refuses_the_others(small, train_on, mode):
+    model = train_on(small, mode=mode, max_epochs=2)
+    arguments = {"mode": "joint", "n_cells": 20} if mode == "joint" else {"mode": mode, "adata": small}
+    assert np.isfinite(model.sample(n_steps=2, **arguments).obsm["spatial"]).all()
+    with pytest.raises(ValueError, match=f"trained with mode='{mode}'"):
+        model.sample(small, mode="expr_to_pos")
+
+
+def test_a_shared_frame_is_sampled_in_every_direction(reference, train_on):
+    model = train_on(reference, mode="any", setup={"frame": "shared"}, max_epochs=2)
+    assert np.isfinite(values(write(model, reference))).all()
+    assert np.isfinite(model.sample(mode="joint", n_cells=30, n_steps=10).obsm["spatial"]).all()
+    assert np.isfinite(model.sample(reference, n_steps=3).obsm["spatial"]).all()
