@@ -7,7 +7,8 @@ r"""The denoiser: noisy expression and noisy positions of N cells, two clocks, t
     F^{pos}_i = W_p \operatorname{AdaNorm}(h^L_i, c), \quad F^{expr}_i = W_e \operatorname{AdaNorm}(h^L_i, c)
 
 w weighs the genes, see :meth:`Denoiser.weigh_genes`. A modality whose clock stands at 1 is absent: nothing of it is left
-in its noisy value, so its embedding is replaced by a learned token. Shapes: B contexts, N cells, G genes, D dimensions, d width.
+in its noisy value, so its embedding is replaced by a learned token; single masked entries have tokens of their own, see
+:meth:`Denoiser.embed_expression` and :meth:`Denoiser.embed_position`. Shapes: B contexts, N cells, G genes, D dimensions, d width.
 """
 
 from __future__ import annotations
@@ -46,6 +47,8 @@ class DenoiserConfig:
         Share of the branch outputs dropped in training.
     n_latent
         Width of the neighbourhood embedding that the contrastive loss shapes.
+    mask_tokens
+        Whether there are tokens for masked entries.
     """
 
     n_genes: int
@@ -57,6 +60,7 @@ class DenoiserConfig:
     use_qk_norm: bool = True
     dropout: float = 0.0
     n_latent: int = 64
+    mask_tokens: bool = False
 
 
 class Prediction(NamedTuple):
@@ -90,6 +94,9 @@ class Denoiser(nn.Module):
         self.position_in = FourierPosition(config.n_dims, d)
         self.expression_missing = nn.Parameter(torch.zeros(d))
         self.position_missing = nn.Parameter(torch.zeros(d))
+        if config.mask_tokens:
+            self.expression_mask = nn.Parameter(torch.zeros(config.n_genes))
+            self.position_mask = nn.Parameter(torch.zeros(config.n_dims, d))
         self.clock = ClockEmbedding(d)
         self.blocks = nn.ModuleList(
             Block(d, config.n_heads, gate_type=config.gate_type, use_qk_norm=config.use_qk_norm, dropout=config.dropout)
@@ -115,14 +122,30 @@ class Denoiser(nn.Module):
         """Where the weights are."""
         return self.position_missing.device
 
-    def embed_expression(self, expression: Tensor, t_expr: Tensor) -> Tensor:
-        """Embedding (B, N, d) of noisy expression (B, N, G); the missing token where the clock stands at 1."""
+    def embed_expression(self, expression: Tensor, t_expr: Tensor, masked: Tensor | None = None) -> Tensor:
+        """Embedding (B, N, d) of noisy expression (B, N, G); the missing token where the clock stands at 1.
+
+        A ``masked`` entry (B, N, G) is read as the learned value of its gene. The first layer is linear in the genes, so
+        this adds one learned vector per masked gene, along the weights of that gene.
+        """
+        if masked is not None:
+            expression = torch.where(masked, self.expression_mask, expression)
         embedding = self.expression_in(expression * self.gene_weight)
         return torch.where((t_expr >= 1)[:, None, None], self.expression_missing, embedding)
 
-    def embed_position(self, position: Tensor, t_pos: Tensor) -> Tensor:
-        """Embedding (B, N, d) of noisy positions (B, N, D); the missing token where the clock stands at 1."""
-        return torch.where((t_pos >= 1)[:, None, None], self.position_missing, self.position_in(position))
+    def embed_position(self, position: Tensor, t_pos: Tensor, masked: Tensor | None = None) -> Tensor:
+        """Embedding (B, N, d) of noisy positions (B, N, D); the missing token where the clock stands at 1.
+
+        A ``masked`` coordinate (B, N, D) is read as 0, the centre, and a learned vector of its axis is added to the
+        embedding. Waves mix the axes: with one coordinate fixed they still tell the others, but a value in its place,
+        learned or not, is also where some cell lies. That it is not known has to be said outside of the waves.
+        """
+        if masked is None:
+            embedding = self.position_in(position)
+        else:
+            known = position.masked_fill(masked, 0.0)
+            embedding = self.position_in(known) + masked.to(position.dtype) @ self.position_mask
+        return torch.where((t_pos >= 1)[:, None, None], self.position_missing, embedding)
 
     def trunk(
         self, h: Tensor, t_expr: Tensor, t_pos: Tensor, mask: Tensor | None, predict: tuple[str, ...]
@@ -149,6 +172,7 @@ class Denoiser(nn.Module):
         mask: Tensor | None = None,
         *,
         predict: tuple[str, ...] = ("expression", "position"),
+        masked: tuple[Tensor | None, Tensor | None] = (None, None),
     ) -> Prediction:
         """Run the network.
 
@@ -164,8 +188,10 @@ class Denoiser(nn.Module):
             Real cells (B, N); None when all are.
         predict
             Which heads to run.
+        masked
+            Masked entries of expression (B, N, G) and of positions (B, N, D), whose values are not used.
         """
-        h = self.embed_expression(expression, t_expr) + self.embed_position(position, t_pos)
+        h = self.embed_expression(expression, t_expr, masked[0]) + self.embed_position(position, t_pos, masked[1])
         return self.trunk(h, t_expr, t_pos, mask, predict)
 
     def neighbourhood(self, latent: Tensor) -> Tensor:
