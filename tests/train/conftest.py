@@ -69,9 +69,9 @@ def make_plan(source) -> Callable[..., TrainingPlan]:
 
     def make(*, dropout: float = 0.0, seed: int = 1, **kwargs: Any) -> TrainingPlan:
         torch.manual_seed(seed)
-        module = Denoiser(
-            DenoiserConfig(n_genes=20, n_dims=2, d_model=32, n_layers=2, n_heads=4, n_latent=8, dropout=dropout)
-        )
+        config = {"n_genes": 20, "n_dims": 2, "d_model": 32, "n_layers": 2, "n_heads": 4, "n_latent": 8}
+        tokens = kwargs.get("masking") is not None
+        module = Denoiser(DenoiserConfig(**config, dropout=dropout, mask_tokens=tokens))
         for part in module.modules():
             if isinstance(part, AdaptiveNorm):
                 torch.nn.init.normal_(part.modulation.weight, std=0.1)
