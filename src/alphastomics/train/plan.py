@@ -2,7 +2,7 @@ r"""One training step: noise a batch of contexts, denoise it, compare.
 
 .. math::
 
-    L = \lambda_e L_{expr} + \lambda_p L_{pos} + \lambda_n L_{neighbour}
+    L = \lambda_e L_{expr} + \lambda_p L_{pos} + \lambda_n L_{neighbour} + \lambda_m L_{masked}
 
 averaged over the contexts of all processes. ``frame="slice"`` leaves each context free up to a rigid motion, which is
 resolved once, by the model itself: with the positions absent the network predicts its conditional mean in a frame of
