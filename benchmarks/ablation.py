@@ -38,6 +38,7 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     "position_nu 1": {"model": {"position_nu": 1.0}},
     "predict x0": {"model": {"prediction_type": "x0"}},
     "LUNA's cosine": {"model": {"schedule": "cosine"}},
+    "masking": {"model": {"enable_masking": True}},
     "no gate": {"model": {"gate_type": "none"}},
     "width 64": {"model": {"d_model": 64}},
     "contexts of 1,024": {"train": {"context_size": 1024}},

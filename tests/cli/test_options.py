@@ -81,6 +81,22 @@ def test_given_augmentation_changes_that_of_the_model():
     assert {f.name for f in fields(Augmentation)} - {f.name for f in fields(TrainingOptions)} == {"rotate"}
 
 
+def test_given_masking_makes_a_configuration():
+    from alphastomics.diffusion import MaskingConfig, MaskStrategy
+
+    masking = TrainingOptions(mask_strategy="block", mask_ramp_steps=9).arguments(StandIn())["masking"]
+    assert masking == MaskingConfig(mask_strategy="block", mask_ramp_steps=9)
+    assert get_args(get_args(get_type_hints(TrainingOptions)["mask_strategy"])[0]) == get_args(MaskStrategy)
+
+
+def test_help_tells_the_defaults_of_masking():
+    from alphastomics.diffusion import MaskingConfig
+
+    for name in ("expression_mask_ratio", "position_mask_ratio", "masking_probability"):
+        told = re.search(rf"^    {name}\n.*; (\.\d+) when not given", TrainingOptions.__doc__, flags=re.MULTILINE)
+        assert float(told[1]) == getattr(MaskingConfig(), name)
+
+
 def test_plan_options_are_those_of_the_plan():
     from alphastomics.train import PlanConfig
 
@@ -174,6 +190,19 @@ def test_every_option_has_help(options):
         (["--gpus", "2"], "training", TrainingOptions(gpus=2)),
         (["--gene-dropout", ".2", "--thinning", ".1"], "training", TrainingOptions(gene_dropout=0.2, thinning=0.1)),
         (["--lambda-neighbour", "0", "--lr", "1e-4"], "plan", PlanOptions(lambda_neighbour=0.0, lr=1e-4)),
+        (["--enable-masking"], "model", ModelOptions(enable_masking=True)),
+        (["--disable-masking"], "model", ModelOptions(enable_masking=False)),
+        (
+            ["--expression-mask-ratio", ".4", "--position-mask-ratio", "0.3", "--mask-strategy", "block"],
+            "training",
+            TrainingOptions(expression_mask_ratio=0.4, position_mask_ratio=0.3, mask_strategy="block"),
+        ),
+        (
+            ["--masking-probability", "1", "--initial-mask-share", ".1", "--mask-ramp-steps", "500"],
+            "training",
+            TrainingOptions(masking_probability=1.0, initial_mask_share=0.1, mask_ramp_steps=500),
+        ),
+        (["--reconstruction-weight", "2"], "plan", PlanOptions(reconstruction_weight=2.0)),
         (["--slice-key", "animal", "--frame", "shared"], "setup", SetupOptions(slice_key="animal", frame="shared")),
     ],
 )

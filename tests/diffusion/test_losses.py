@@ -110,6 +110,17 @@ def test_unmeasured_genes_and_weights():
     assert float(actual[2]) == 0
 
 
+def test_chosen_entries():
+    predicted, true, mask = positions(5)
+    entries = torch.rand(predicted.shape, generator=torch.Generator().manual_seed(4)) < 0.5
+    entries[2] = False
+    actual = mean_squared_error(predicted, true, mask, entries=entries)
+    for i in range(2):
+        squared = (real(predicted, i) - real(true, i)) ** 2
+        assert float(actual[i]) == pytest.approx(np.mean(squared[entries[i, : len(squared)].numpy()]))
+    assert float(actual[2]) == 0
+
+
 @every_loss
 def test_padding_changes_nothing(loss):
     predicted, true, mask = (x.float() if x.is_floating_point() else x for x in positions())

@@ -49,6 +49,45 @@ def test_padding_changes_no_prediction(make_denoiser, make_inputs, kind):
         torch.testing.assert_close(padded[:, :10], alone, **close)
 
 
+@pytest.mark.parametrize("n_dims", [2, 3])
+def test_masked_entries_are_not_seen_but_known_to_be_masked(make_denoiser, make_inputs, n_dims):
+    denoiser, inputs = make_denoiser(mask_tokens=True, n_dims=n_dims), make_inputs(n_dims=n_dims)
+    generator = torch.Generator().manual_seed(3)
+    masked = tuple(torch.rand(x.shape, generator=generator) < 0.4 for x in inputs[:2])
+    other = [torch.where(m, torch.nan, x) for x, m in zip(inputs[:2], masked, strict=True)]
+    expected = denoiser(*inputs, masked=masked)
+    for one, two in zip(denoiser(*other, *inputs[2:], masked=masked), expected, strict=True):
+        assert torch.equal(one, two)
+    torch.nn.init.normal_(denoiser.expression_mask)
+    torch.nn.init.normal_(denoiser.position_mask)
+    zeros = [x.masked_fill(m, 0.0) for x, m in zip(inputs[:2], masked, strict=True)]
+    for i, name in enumerate(("expression", "position")):
+        embed = getattr(denoiser, f"embed_{name}")
+        with_tokens, without = embed(inputs[i], inputs[2] * 0, masked=masked[i]), embed(zeros[i], inputs[2] * 0)
+        hit = masked[i].any(-1)
+        assert bool(((with_tokens - without).abs().amax(-1) > 1e-3)[hit].all())
+        torch.testing.assert_close(with_tokens[~hit], without[~hit])
+
+
+def test_gradients_reach_the_mask_tokens_of_masked_features_alone(make_denoiser, make_inputs):
+    denoiser, inputs = make_denoiser(mask_tokens=True), make_inputs()
+    masked = torch.zeros_like(inputs.expression, dtype=torch.bool), torch.zeros_like(inputs.position, dtype=torch.bool)
+    masked[0][:, 3, [2, 5]] = True
+    masked[1][:, 4, 1] = True
+    denoiser(*inputs, masked=masked).latent.square().sum().backward()
+    assert denoiser.expression_mask.grad.nonzero().flatten().tolist() == [2, 5]
+    assert denoiser.position_mask.grad.abs().sum(1).nonzero().flatten().tolist() == [1]
+
+
+def test_without_masking_there_are_no_tokens(make_denoiser):
+    plain, masking = make_denoiser(), make_denoiser(mask_tokens=True)
+    tokens = {"expression_mask": (9,), "position_mask": (2, 32)}
+    extra = masking.state_dict().keys() - plain.state_dict().keys()
+    assert {name: tuple(masking.state_dict()[name].shape) for name in extra} == tokens
+    for name, value in plain.state_dict().items():
+        assert torch.equal(value, masking.state_dict()[name])
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_contexts_of_a_batch_do_not_mix(make_denoiser, make_inputs, kind):
     denoiser, inputs = make_denoiser(**kind), make_inputs()

@@ -72,7 +72,8 @@ def make_plan(source) -> Callable[..., TrainingPlan]:
     ) -> TrainingPlan:
         torch.manual_seed(seed)
         size = {"n_genes": 20, "n_dims": 2, "d_model": 32, "n_layers": 2, "n_heads": 4, "n_latent": 8}
-        module = Denoiser(DenoiserConfig(**size, dropout=dropout, **(network or {})))
+        tokens = kwargs.get("masking") is not None
+        module = Denoiser(DenoiserConfig(**size, dropout=dropout, mask_tokens=tokens, **(network or {})))
         for part in module.modules():
             if isinstance(part, AdaptiveNorm):
                 torch.nn.init.normal_(part.modulation.weight, std=0.1)

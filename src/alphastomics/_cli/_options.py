@@ -7,7 +7,7 @@ the library tunes, or settles by the data, is None here and left to it.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Group, Parameter
@@ -28,6 +28,7 @@ DATA, MODEL, TRAINING, LOSSES, GLOBAL = (
 
 
 # The names of the first version of the method, both ways of saying no.
+UNMASKED = Parameter(negative=("--disable-masking", "--no-enable-masking"))
 UNGATED = Parameter(negative=("--no-gated-attention", "--no-use-gated-attention"))
 DENSE = Parameter(negative=("--no-moe", "--no-use-moe"))
 
@@ -105,6 +106,8 @@ class ModelOptions:
         Exponent of the time of expression.
     prediction_type
         What the network predicts.
+    enable_masking
+        Whether training masks some entries and asks for them.
     """
 
     mode: Annotated[Mode, Parameter(alias="--training-mode")] = "any"
@@ -124,6 +127,7 @@ class ModelOptions:
     position_nu: float = 2.0
     expression_nu: float = 1.0
     prediction_type: Literal["x0", "epsilon", "v"] = "v"
+    enable_masking: Annotated[bool, UNMASKED] = False
 
     def arguments(self) -> dict[str, Any]:
         """Arguments of :class:`~alphastomics.model.AlphaSTomics`."""
@@ -162,6 +166,19 @@ class TrainingOptions:
         Standard deviation of a gain and an offset that each gene gets per context; likewise.
     composition
         How unlike each other the contexts of a slice are in their composition.
+    mask_strategy
+        With ``--enable-masking``, which entries are masked: ``random``, in a ``block`` of neighbouring genes, or
+        ``structured``, the largest values.
+    expression_mask_ratio
+        Share of the entries of expression that is masked; .3 when not given.
+    position_mask_ratio
+        Share of the coordinates that is masked; .33 when not given.
+    masking_probability
+        Probability that a context is masked; .5 when not given.
+    initial_mask_share
+        Share of both ratios at the first step.
+    mask_ramp_steps
+        Steps over which the ratios grow to their full value.
     num_workers
         Processes that cut contexts.
     accelerator
@@ -185,6 +202,12 @@ class TrainingOptions:
     thinning: float | None = None
     gene_noise: float | None = None
     composition: float | None = None
+    mask_strategy: Literal["random", "block", "structured"] | None = None
+    expression_mask_ratio: float | None = None
+    position_mask_ratio: float | None = None
+    masking_probability: float | None = None
+    initial_mask_share: float | None = None
+    mask_ramp_steps: int | None = None
     num_workers: int = 0
     accelerator: str = "auto"
     devices: int | str = "auto"
@@ -193,7 +216,11 @@ class TrainingOptions:
 
     def arguments(self, model: AlphaSTomics) -> dict[str, Any]:
         """Arguments of :meth:`~alphastomics.model.AlphaSTomics.train` for that model."""
+        from alphastomics.diffusion import MaskingConfig
+
         arguments = asdict(self)
+        masks = given({field.name: arguments.pop(field.name) for field in fields(MaskingConfig)})
+        arguments["masking"] = MaskingConfig(**masks) if masks else None
         changes = {name: arguments.pop(name) for name in ("gene_dropout", "thinning", "gene_noise", "composition")}
         arguments["augmentation"] = replace(model.default_augmentation(), **given(changes))
         gpus = arguments.pop("gpus")
@@ -231,6 +258,8 @@ class PlanOptions:
         Weight of the packing loss.
     moe_load_balance_loss_weight
         Weight of the loss that keeps experts in even use.
+    reconstruction_weight
+        Weight of the loss of masked entries.
     neighbour_width
         Width of a neighbourhood in the contrastive loss, in model units per square root of dimension.
     layout_width
@@ -255,6 +284,7 @@ class PlanOptions:
     lambda_layout: float | None = None
     lambda_packing: float | None = None
     moe_load_balance_loss_weight: float | None = None
+    reconstruction_weight: float | None = None
     neighbour_width: float | None = None
     layout_width: float | None = None
     deformation: float | None = None

@@ -1,7 +1,18 @@
-"""The mathematics of the diffusion: schedule, process, samplers, geometry, losses. It knows no network and no data."""
+"""The mathematics of the diffusion: process, samplers, masking, geometry, losses. It knows no network and no data."""
 
+from alphastomics.diffusion.masking import MaskingConfig, MaskStrategy
 from alphastomics.diffusion.process import Process
 from alphastomics.diffusion.samplers import SamplerName, make_step, run_chain, run_joint_chain, time_grid
 from alphastomics.diffusion.schedule import CosineSchedule
 
-__all__ = ["CosineSchedule", "Process", "SamplerName", "make_step", "run_chain", "run_joint_chain", "time_grid"]
+__all__ = [
+    "CosineSchedule",
+    "MaskStrategy",
+    "MaskingConfig",
+    "Process",
+    "SamplerName",
+    "make_step",
+    "run_chain",
+    "run_joint_chain",
+    "time_grid",
+]

@@ -33,13 +33,23 @@ BLOCK = 1024  # rows of the pair matrix that are in memory at once
 
 
 def mean_squared_error(
-    predicted: Tensor, true: Tensor, mask: Tensor, weight: Tensor | None = None, features: Tensor | None = None
+    predicted: Tensor,
+    true: Tensor,
+    mask: Tensor,
+    weight: Tensor | None = None,
+    features: Tensor | None = None,
+    entries: Tensor | None = None,
 ) -> Tensor:
-    """Squared error per context, (B,), averaged over real cells and, if given, over measured ``features`` (B, F)."""
+    """Squared error per context, (B,), averaged over real cells.
+
+    If given, over measured ``features`` (B, F) of them, and over chosen ``entries`` (B, N, F); 0 where none is left.
+    """
     error = (predicted - true) ** 2
     share = mask.to(error.dtype).unsqueeze(-1)
     if features is not None:
         share = share * features.to(error.dtype).unsqueeze(1)
+    if entries is not None:
+        share = share * entries.to(error.dtype)
     count = share.expand_as(error).sum((1, 2)).clamp_min(1)
     loss = (error * share).sum((1, 2)) / count
     return loss if weight is None else loss * weight

@@ -15,7 +15,7 @@ from scvi.data.fields import LayerField
 from scvi.model.base import BaseModelClass
 
 from alphastomics.data import AnnDataSource, Augmentation, TissueSchema, fit_schema
-from alphastomics.diffusion import CosineSchedule, Process
+from alphastomics.diffusion import CosineSchedule, MaskingConfig, Process
 from alphastomics.model import _files
 from alphastomics.model._expression_sample import sample_expression
 from alphastomics.model._fields import SCHEMA, ColumnField, PositionField
@@ -75,6 +75,8 @@ class AlphaSTomics(BaseModelClass):
         Exponent of time of either modality.
     prediction_type
         ``"x0"``, ``"epsilon"`` or ``"v"``, see :class:`~alphastomics.diffusion.Process`.
+    enable_masking
+        Whether training masks some entries and asks for them, see :class:`~alphastomics.diffusion.MaskingConfig`.
     random_state
         Decides the first weights and every draw of training; ``scvi.settings.seed``, or 0, when None.
 
@@ -111,6 +113,7 @@ class AlphaSTomics(BaseModelClass):
         position_nu: float = 2.0,
         expression_nu: float = 1.0,
         prediction_type: Literal["x0", "epsilon", "v"] = "v",
+        enable_masking: bool = False,
         random_state: int | None = None,
     ) -> None:
         if mode not in MODES:
@@ -139,6 +142,7 @@ class AlphaSTomics(BaseModelClass):
             num_experts=num_experts,
             moe_top_k=moe_top_k,
             expert_width=expert_width,
+            mask_tokens=enable_masking,
         )
         if use_moe:
             self._advise_experts(num_experts, moe_top_k)
@@ -295,6 +299,7 @@ class AlphaSTomics(BaseModelClass):
         validation_size: float | None = None,
         early_stopping: bool = False,
         augmentation: Augmentation | None = None,
+        masking: MaskingConfig | None = None,
         num_workers: int = 0,
         plan_kwargs: dict[str, Any] | None = None,
         **trainer_kwargs: Any,
@@ -322,6 +327,9 @@ class AlphaSTomics(BaseModelClass):
             Stop when ``validation_loss`` no longer falls; holds out a tenth of the slices unless told otherwise.
         augmentation
             Random changes to training contexts; defaults follow from the data.
+        masking
+            Which entries are masked, for a model with ``enable_masking=True``; defaults of
+            :class:`~alphastomics.diffusion.MaskingConfig` when None.
         num_workers
             Processes that cut contexts.
         plan_kwargs
@@ -336,6 +344,9 @@ class AlphaSTomics(BaseModelClass):
         """
         if self.adata is None:
             raise ValueError("This model was loaded without data; load it with adata= to train it")
+        maskable = self.module.config.mask_tokens
+        if masking is not None and not maskable:
+            raise ValueError("This model has no mask tokens; make it with enable_masking=True to train it with masking")
         source = AnnDataSource(self.adata, self.schema, positions=True)
         if validation_size is None and (early_stopping or train_size is not None):
             validation_size = 0.1 if train_size is None else 1 - train_size
@@ -361,6 +372,7 @@ class AlphaSTomics(BaseModelClass):
             slice_names=tuple(cells.name for cells in source.slices),
             spacing=self.schema.spacing / self.schema.scale,
             max_seconds=seconds,
+            masking=(masking or MaskingConfig()) if maskable else None,
             **(plan_kwargs or {}),
         )
         logger.info(

@@ -7,7 +7,8 @@ r"""The denoiser: noisy expression and noisy positions of N cells, two clocks, t
     F^{pos}_i = W_p \operatorname{AdaNorm}(h^L_i, c), \quad F^{expr}_i = W_e \operatorname{AdaNorm}(h^L_i, c)
 
 w weighs the genes, see :meth:`Denoiser.weigh_genes`. A modality whose clock stands at 1 is absent: nothing of it is left
-in its noisy value, so its embedding is replaced by a learned token. Shapes: B contexts, N cells, G genes, D dimensions, d width.
+in its noisy value, so its embedding is replaced by a learned token; single masked entries have tokens of their own, see
+:meth:`Denoiser.embed_expression` and :meth:`Denoiser.embed_position`. Shapes: B contexts, N cells, G genes, D dimensions, d width.
 """
 
 from __future__ import annotations
@@ -52,6 +53,8 @@ class DenoiserConfig:
     use_moe, num_experts, moe_top_k, expert_width
         Whether a mixture of experts takes the place of the feed-forward networks, and which, see
         :class:`~alphastomics.nn.experts.Experts`.
+    mask_tokens
+        Whether there are tokens for masked entries.
     """
 
     n_genes: int
@@ -68,6 +71,7 @@ class DenoiserConfig:
     num_experts: int = 4
     moe_top_k: int = 2
     expert_width: ExpertWidth = "split"
+    mask_tokens: bool = False
 
 
 class Prediction(NamedTuple):
@@ -102,6 +106,9 @@ class Denoiser(nn.Module):
         self.expression_missing = nn.Parameter(torch.zeros(d))
         self.position_missing = nn.Parameter(torch.zeros(d))
         self.expression_held = nn.Parameter(torch.zeros(d))
+        if config.mask_tokens:
+            self.expression_mask = nn.Parameter(torch.zeros(config.n_genes))
+            self.position_mask = nn.Parameter(torch.zeros(config.n_dims, d))
         self.clock = ClockEmbedding(d)
         self.blocks = nn.ModuleList(
             Block(
@@ -138,12 +145,17 @@ class Denoiser(nn.Module):
         """Where the weights are."""
         return self.position_missing.device
 
-    def embed_expression(self, expression: Tensor, t_expr: Tensor, held: Tensor | None = None) -> Tensor:
+    def embed_expression(
+        self, expression: Tensor, t_expr: Tensor, held: Tensor | None = None, masked: Tensor | None = None
+    ) -> Tensor:
         """Embedding (B, N, d) of noisy expression (B, N, G).
 
         The missing token where the clock stands at 1; cells that are ``held`` (B, N) bring clean values at any time and
-        are marked.
+        are marked. A ``masked`` entry (B, N, G) is read as the learned value of its gene. The first layer is linear in
+        the genes, so this adds one learned vector per masked gene, along the weights of that gene.
         """
+        if masked is not None:
+            expression = torch.where(masked, self.expression_mask, expression)
         embedding = self.expression_in(expression * self.gene_weight)
         absent = (t_expr >= 1)[:, None, None]
         if held is None:
@@ -151,9 +163,19 @@ class Denoiser(nn.Module):
         held = held[..., None]
         return torch.where(absent & ~held, self.expression_missing, embedding + held * self.expression_held)
 
-    def embed_position(self, position: Tensor, t_pos: Tensor) -> Tensor:
-        """Embedding (B, N, d) of noisy positions (B, N, D); the missing token where the clock stands at 1."""
-        return torch.where((t_pos >= 1)[:, None, None], self.position_missing, self.position_in(position))
+    def embed_position(self, position: Tensor, t_pos: Tensor, masked: Tensor | None = None) -> Tensor:
+        """Embedding (B, N, d) of noisy positions (B, N, D); the missing token where the clock stands at 1.
+
+        A ``masked`` coordinate (B, N, D) is read as 0, the centre, and a learned vector of its axis is added to the
+        embedding. Waves mix the axes: with one coordinate fixed they still tell the others, but a value in its place,
+        learned or not, is also where some cell lies. That it is not known has to be said outside of the waves.
+        """
+        if masked is None:
+            embedding = self.position_in(position)
+        else:
+            known = position.masked_fill(masked, 0.0)
+            embedding = self.position_in(known) + masked.to(position.dtype) @ self.position_mask
+        return torch.where((t_pos >= 1)[:, None, None], self.position_missing, embedding)
 
     def trunk(
         self,
@@ -188,6 +210,7 @@ class Denoiser(nn.Module):
         held: Tensor | None = None,
         predict: tuple[str, ...] = ("expression", "position"),
         routings: list[Routing] | None = None,
+        masked: tuple[Tensor | None, Tensor | None] = (None, None),
     ) -> Prediction:
         """Run the network.
 
@@ -205,10 +228,12 @@ class Denoiser(nn.Module):
             Cells (B, N) whose expression is known and clean, whatever its clock says; None when there are none.
         predict
             Which heads to run.
+        masked
+            Masked entries of expression (B, N, G) and of positions (B, N, D), whose values are not used.
         routings
             A list to which every layer with experts adds where the cells went.
         """
-        h = self.embed_expression(expression, t_expr, held) + self.embed_position(position, t_pos)
+        h = self.embed_expression(expression, t_expr, held, masked[0]) + self.embed_position(position, t_pos, masked[1])
         return self.trunk(h, t_expr, t_pos, mask, predict, routings)
 
     def neighbourhood(self, latent: Tensor) -> Tensor:

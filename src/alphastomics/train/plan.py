@@ -2,7 +2,7 @@ r"""One training step: noise a batch of contexts, denoise it, compare.
 
 .. math::
 
-    L = \lambda_e L_{expr} + \lambda_p L_{pos} + \lambda_n L_{neighbour} + \lambda_b L_{balance}
+    L = \lambda_e L_{expr} + \lambda_p L_{pos} + \lambda_n L_{neighbour} + \lambda_b L_{balance} + \lambda_m L_{masked}
 
 averaged over the contexts of all processes. ``frame="slice"`` leaves each context free up to a rigid motion, which is
 resolved once, by the model itself: with the positions absent the network predicts its conditional mean in a frame of
@@ -31,10 +31,12 @@ from alphastomics.diffusion.losses import (
     mean_squared_error,
     neighbour_error,
 )
+from alphastomics.diffusion.masking import clean_value
 from alphastomics.nn import balance_losses
 from alphastomics.nn.diagnostics import SeenLayer, watch_layers
 from alphastomics.train.clocks import SMALLEST, Mode, draw_clocks, keyed_rng, spread_kind
 from alphastomics.train.diagnostics import EVERY, layer_statistics
+from alphastomics.train.masking import Masks, draw_masks
 from alphastomics.train.packing import SWITCH, packing_losses
 
 if TYPE_CHECKING:
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from alphastomics.data import Batch
+    from alphastomics.diffusion import MaskingConfig
     from alphastomics.nn import Denoiser, Routing
 
 
@@ -112,6 +115,8 @@ class PlanConfig:
         Weight of the packing loss; its network shares nothing with the rest.
     moe_load_balance_loss_weight
         Weight lambda_b of the loss that keeps experts in even use, see ``nn/experts.py``; 0.01 to 0.1.
+    reconstruction_weight
+        Weight of the loss of masked entries, where there are any.
     max_loss_weight
         Ceiling of the weight 1 / sigma_t^2 of the diffusion loss.
     ema_decay
@@ -130,6 +135,7 @@ class PlanConfig:
     lambda_layout: float = 1.0
     lambda_packing: float = 1.0
     moe_load_balance_loss_weight: float = 0.01
+    reconstruction_weight: float = 0.5
     neighbour_width: float = 0.15
     layout_width: float = 0.1
     deformation: float = 0.2
@@ -156,8 +162,15 @@ class TrainingPlan(pl.LightningModule):
         Distance between neighbouring cells in model units; 0 trains no packing network.
     max_seconds
         Time the training may take; the learning rate then follows the clock on the wall as well as the steps.
+    masking
+        Which entries are masked in training; none when None.
     **config
         Fields of :class:`PlanConfig`.
+
+    Raises
+    ------
+    ValueError
+        If entries are to be masked and the denoiser has no tokens for them.
     """
 
     def __init__(
@@ -170,9 +183,12 @@ class TrainingPlan(pl.LightningModule):
         slice_names: tuple[str, ...] = (),
         spacing: float = 0.0,
         max_seconds: float | None = None,
+        masking: MaskingConfig | None = None,
         **config: Any,
     ) -> None:
         super().__init__()
+        if masking is not None and not module.config.mask_tokens:
+            raise ValueError("The denoiser has no mask tokens; make it with mask_tokens=True, or pass masking=None")
         self.module = module
         self.mode: Mode = mode
         self.diffusion = diffusion or DiffusionConfig()
@@ -181,6 +197,7 @@ class TrainingPlan(pl.LightningModule):
         self.spacing = spacing
         self.smallest = max(SMALLEST, diffusion_time(self.diffusion, SWITCH * spacing / 2) if spacing else 0.0)
         self.max_seconds = max_seconds
+        self.masking = masking
         self.config = PlanConfig(**config)
         self.last_look = -1  # epoch in which the layers were last looked at
         self._started = time.monotonic()
@@ -264,10 +281,32 @@ class TrainingPlan(pl.LightningModule):
         output = self.module(expression, absent, zero, one, mask, predict=("position",)).position.float()
         return self.clean_position(output, absent, one, mask)
 
-    def clean_position(self, output: Tensor, z: Tensor, t: Tensor, mask: Tensor) -> Tensor:
+    def clean_position(
+        self, output: Tensor, z: Tensor, t: Tensor, mask: Tensor, masked: Tensor | None = None
+    ) -> Tensor:
         """The network's output as clean positions, centred unless the frame is shared."""
-        x_0 = self.diffusion.position.x0(output, z, t)
+        x_0 = clean_value(self.diffusion.position, output, z, t, masked)
         return x_0 if self.shared_frame else centre(x_0, mask)
+
+    def masks(
+        self,
+        batch: Batch,
+        x_expr: Tensor,
+        x_pos: Tensor,
+        measured: Tensor,
+        t_expr: Tensor,
+        t_pos: Tensor,
+        purpose: int,
+    ) -> Masks:
+        """Masked entries; none in validation.
+
+        The ratio follows the trainer's own count of steps, which a checkpoint holds and a resumed training takes up: a
+        count kept beside it could only disagree.
+        """
+        if self.masking is None or purpose == VALIDATION:
+            return Masks()
+        share = self.masking.share(0 if self._trainer is None else self.global_step)
+        return draw_masks(self.masking, batch, x_expr, x_pos, measured, t_expr, t_pos, share=share)
 
     def losses(self, batch: Batch, *, purpose: int = TRAINING) -> dict[str, Tensor]:
         """Loss of each kind per context, (B,); zero where it does not apply."""
@@ -288,17 +327,29 @@ class TrainingPlan(pl.LightningModule):
         if held is not None:
             z_expr = torch.where(held[..., None], x_expr, z_expr)
         z_pos = self.diffusion.position.noise(x_pos, t_pos, noise_pos)
-        predict = ("position",) if self.mode == "expr_to_pos" else ("expression", "position")
+        masks = self.masks(batch, x_expr, x_pos, measured, t_expr, t_pos, purpose)
+        only_position = self.mode == "expr_to_pos" and masks.expression is None
+        predict = ("position",) if only_position else ("expression", "position")
         real = None if bool(mask.all()) else mask
         routings: list[Routing] = []
-        output = self.module(z_expr, z_pos, t_expr, t_pos, real, held=held, predict=predict, routings=routings)
-        losses = self._position_losses(output.position.float(), output.latent, x_pos, z_pos, t_pos, mask)
+        output = self.module(
+            z_expr, z_pos, t_expr, t_pos, real, held=held, predict=predict, masked=masks, routings=routings
+        )
+        x_0_pos = self.clean_position(output.position.float(), z_pos, t_pos, mask, masks.position)
+        losses = self._position_losses(x_0_pos, output.latent, x_pos, t_pos, mask, masks.position)
         if output.expression is not None:
-            x_0 = self.diffusion.expression.x0(output.expression.float(), z_expr, t_expr)
+            x_0 = clean_value(self.diffusion.expression, output.expression.float(), z_expr, t_expr, masks.expression)
+        if self.mode != "expr_to_pos":
             weight = self.diffusion.expression.loss_weight(t_expr, maximum=self.config.max_loss_weight)
             asked = mask if held is None else mask & ~held
-            error = mean_squared_error(x_0, x_expr, asked, weight, features=measured)
+            seen = None if masks.expression is None else ~masks.expression
+            error = mean_squared_error(x_0, x_expr, asked, weight, features=measured, entries=seen)
             losses["expression"] = torch.where(t_expr > 0, error, 0.0)
+        if masks.expression is not None:
+            # What is asked back never has the gain: it is a value of the tissue, not of an input that lacks genes.
+            gain = torch.where(t_expr > 0, 1.0, (1 - batch.dropout).sqrt())[:, None, None]
+            losses["masked"] = mean_squared_error(x_0, x_expr * gain, mask, entries=masks.expression)
+            losses["masked"] = losses["masked"] + mean_squared_error(x_0_pos, x_pos, mask, entries=masks.position)
         if routings:
             losses["balance"] = balance_losses(routings, mask)
         if self.spacing:
@@ -306,15 +357,15 @@ class TrainingPlan(pl.LightningModule):
         return losses
 
     def _position_losses(
-        self, output: Tensor, latent: Tensor, x_pos: Tensor, z_pos: Tensor, t_pos: Tensor, mask: Tensor
+        self, x_0: Tensor, latent: Tensor, x_pos: Tensor, t_pos: Tensor, mask: Tensor, masked: Tensor | None
     ) -> dict[str, Tensor]:
         """Diffusion loss where the clock runs; aligned, distance and neighbour loss where positions are absent."""
-        x_0 = self.clean_position(output, z_pos, t_pos, mask)
         losses = {name: x_0.new_zeros(len(x_0)) for name in ("diffusion", "aligned", "distance", "neighbour", "layout")}
         runs = (t_pos > 0) & (t_pos < 1)
         if bool(runs.any()):
             weight = self.diffusion.position.loss_weight(t_pos[runs], maximum=self.config.max_loss_weight)
-            losses["diffusion"][runs] = mean_squared_error(x_0[runs], x_pos[runs], mask[runs], weight)
+            seen = None if masked is None else ~masked[runs]
+            losses["diffusion"][runs] = mean_squared_error(x_0[runs], x_pos[runs], mask[runs], weight, entries=seen)
         absent = t_pos >= 1
         if bool(absent.any()):
             predicted, true, real = x_0[absent], x_pos[absent], mask[absent]
@@ -340,6 +391,7 @@ class TrainingPlan(pl.LightningModule):
             "expression": config.lambda_expression,
             "packing": config.lambda_packing,
             "balance": config.moe_load_balance_loss_weight,
+            "masked": config.reconstruction_weight,
         }
         real = batch.mask.any(1).float()
         count = real.sum()

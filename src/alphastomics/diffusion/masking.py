@@ -1,0 +1,188 @@
+r"""Masked diffusion: entries of a modality that are hidden from the denoiser and asked back clean.
+
+.. math::
+
+    \lvert M \rvert = \operatorname{round}(r\,\lvert E \rvert), \qquad M \subseteq E, \qquad
+    \tilde z = \begin{cases} \tau & \text{in } M \\ z_t & \text{elsewhere} \end{cases}, \qquad
+    L_\text{masked} = \frac{1}{\lvert M \rvert} \sum_{(i,f) \in M} (x_{0,if} - \hat x_{0,if})^2
+
+E are the entries of one modality in one context: (real cell, measured gene), N·G of them, or (real cell, axis), N·D of
+them. What is rounded is the number for the whole context, to the nearest integer and ties to the even one, as Python's
+``round``: a third of the coordinates cannot be hidden cell by cell. :math:`\tau` is a learned token. Of a masked entry
+nothing is left in the input, so it is an entry whose clock stands at 1, and the network's output is read accordingly.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, get_args
+
+import numpy as np
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+    from torch import Tensor
+
+    from alphastomics.diffusion.process import Process
+
+MaskStrategy = Literal["random", "block", "structured"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MaskingConfig:
+    """Which entries are masked in training.
+
+    Parameters
+    ----------
+    mask_strategy
+        ``"random"``: any entries alike. ``"block"``: in every cell a run of neighbouring genes (or axes), in the order of
+        the features that are measured. ``"structured"``: those of the largest absolute value, equal ones by chance.
+    expression_mask_ratio, position_mask_ratio
+        Share r of the entries of a context that is masked, in [0, 1].
+    masking_probability
+        Probability that a context is masked at all; the others show the network what it sees when it samples.
+    initial_mask_share
+        Share of both ratios at the first step, in [0, 1].
+    mask_ramp_steps
+        Steps of the optimiser over which the ratios grow linearly to their full value; 0 starts with that.
+
+    Raises
+    ------
+    ValueError
+        If a share is outside [0, 1], the number of steps is negative, or the strategy is unknown.
+    """
+
+    mask_strategy: MaskStrategy = "random"
+    expression_mask_ratio: float = 0.3
+    position_mask_ratio: float = 0.33
+    masking_probability: float = 0.5
+    initial_mask_share: float = 0.0
+    mask_ramp_steps: int = 0
+
+    def __post_init__(self) -> None:
+        if self.mask_strategy not in get_args(MaskStrategy):
+            known = ", ".join(map(repr, get_args(MaskStrategy)))
+            raise ValueError(f"mask_strategy={self.mask_strategy!r} is unknown; choose from {known}")
+        for name in ("expression_mask_ratio", "position_mask_ratio", "masking_probability", "initial_mask_share"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name}={getattr(self, name)} must lie in [0, 1]")
+        if self.mask_ramp_steps < 0:
+            raise ValueError(f"mask_ramp_steps={self.mask_ramp_steps} must not be negative")
+
+    def share(self, step: int) -> float:
+        """Share of the ratios that is masked at a step of the optimiser, counted from 0."""
+        if step >= self.mask_ramp_steps:
+            return 1.0
+        return self.initial_mask_share + (1 - self.initial_mask_share) * step / self.mask_ramp_steps
+
+
+def n_masked(ratio: float, n_entries: int) -> int:
+    """|M| of |E| = ``n_entries``."""
+    return round(ratio * n_entries)
+
+
+def choose_entries(
+    shape: tuple[int, int],
+    count: int,
+    strategy: MaskStrategy,
+    rng: np.random.Generator,
+    value: NDArray[np.floating] | None = None,
+) -> NDArray[np.bool_]:
+    """Choose ``count`` of N * F entries, all of which are there.
+
+    Parameters
+    ----------
+    shape
+        (N, F).
+    count
+        Exactly so many are chosen, under every strategy.
+    strategy
+        See :class:`MaskingConfig`.
+    rng
+        Source of every draw.
+    value
+        Clean values (N, F), which ``"structured"`` needs.
+    """
+    if not count:
+        return np.zeros(shape, dtype=bool)
+    if strategy == "block":
+        return _blocks(shape, count, rng)
+    if strategy == "random":
+        score = rng.random(shape, dtype=np.float32)
+    elif value is None:
+        raise ValueError('strategy="structured" needs the values')
+    else:
+        score = np.abs(value)
+    return _largest(score.reshape(-1), count, rng).reshape(shape)
+
+
+def _largest(score: NDArray[np.floating], count: int, rng: np.random.Generator) -> NDArray[np.bool_]:
+    """Choose exactly ``count`` of the largest scores in linear time, among equal ones by chance."""
+    least = np.partition(score, len(score) - count)[len(score) - count]
+    chosen: NDArray[np.bool_] = score > least
+    tied = np.flatnonzero(score == least)
+    chosen[rng.choice(tied, count - int(chosen.sum()), replace=False)] = True
+    return chosen
+
+
+def _blocks(shape: tuple[int, int], count: int, rng: np.random.Generator) -> NDArray[np.bool_]:
+    """One run of features per cell; widths differ by at most one and sum to ``count``."""
+    n, n_features = shape
+    width, extra = divmod(count, n)
+    widths = width + (rng.permutation(n) < extra)
+    start = np.floor(rng.random(n) * (n_features - widths + 1))
+    feature = np.arange(n_features)
+    chosen: NDArray[np.bool_] = (feature >= start[:, None]) & (feature < (start + widths)[:, None])
+    return chosen
+
+
+def draw_mask(
+    value: Tensor,
+    mask: Tensor,
+    features: Tensor,
+    *,
+    ratio: float,
+    strategy: MaskStrategy,
+    rngs: Sequence[np.random.Generator | None],
+) -> Tensor:
+    """Draw the masked entries of every context of a batch, True where masked, (B, N, F).
+
+    Each context has a generator of its own and draws for its entries alone, so that neither padding nor the rest of the
+    batch moves its draws. Memory is a few numbers per entry of one context.
+
+    Parameters
+    ----------
+    value
+        Clean values (B, N, F); only ``"structured"`` reads them.
+    mask
+        Real cells (B, N).
+    features
+        Measured features (B, F).
+    ratio
+        Share r of the entries.
+    strategy
+        See :class:`MaskingConfig`.
+    rngs
+        Generator of each context; None masks nothing in it.
+    """
+    masked = np.zeros(tuple(value.shape), dtype=bool)
+    for i, rng in enumerate(rngs):
+        if rng is None:
+            continue
+        entries = np.ix_(mask[i].cpu().numpy(), features[i].cpu().numpy())
+        shape = len(entries[0]), entries[1].size
+        clean = value[i].detach().float().cpu().numpy()[entries] if strategy == "structured" else None
+        masked[i][entries] = choose_entries(shape, n_masked(ratio, shape[0] * shape[1]), strategy, rng, clean)
+    return torch.from_numpy(masked).to(value.device)
+
+
+def clean_value(process: Process, output: Tensor, z_t: Tensor, t: Tensor, masked: Tensor | None) -> Tensor:
+    """The clean value that the network's ``output`` (B, N, F) stands for, where ``masked`` with the clock at 1.
+
+    With any other reading the noisy value, which the network did not see, would be part of its answer.
+    """
+    x_0 = process.x0(output, z_t, t)
+    return x_0 if masked is None else torch.where(masked, process.x0(output, z_t, torch.ones_like(t)), x_0)

@@ -1,0 +1,248 @@
+"""Masked diffusion in training: what is asked, of which entries, in which contexts, and that it is learned."""
+
+from __future__ import annotations
+
+import lightning.pytorch as pl
+import numpy as np
+import pytest
+import torch
+
+from alphastomics.data import AnnDataSource, Augmentation, ContextDataset, collate, fit_schema
+from alphastomics.datasets import synthetic_tissue
+from alphastomics.diffusion import MaskingConfig
+from alphastomics.nn import Denoiser, DenoiserConfig, Prediction
+from alphastomics.train import MODES, TrainingPlan
+from alphastomics.train.masking import Masks, draw_masks
+from alphastomics.train.plan import TRAINING, VALIDATION
+
+ALWAYS = MaskingConfig(masking_probability=1.0)
+modes = pytest.mark.parametrize("mode", MODES)
+
+
+def clocks_and_masks(plan: TrainingPlan, batch) -> tuple[torch.Tensor, torch.Tensor, Masks]:
+    t_expr, t_pos, *_ = plan.draw(batch, TRAINING)
+    masks = plan.masks(batch, batch.expression, batch.position, batch.measured, t_expr, t_pos, TRAINING)
+    return t_expr, t_pos, masks
+
+
+@modes
+def test_ratios_are_exact_and_absent_modalities_have_no_masks(make_plan, make_batch, mode):
+    plan, batch = make_plan(mode=mode, masking=ALWAYS), make_batch()
+    t_expr, t_pos, masks = clocks_and_masks(plan, batch)
+    n, genes = batch.mask.sum(1).tolist(), batch.measured.sum(1).tolist()
+    for i in range(len(n)):
+        assert int(masks.expression[i].sum()) == (round(0.3 * n[i] * genes[i]) if t_expr[i] < 1 else 0)
+        assert int(masks.position[i].sum()) == (round(0.33 * n[i] * 2) if t_pos[i] < 1 else 0)
+    assert len(set(genes)) > 1  # some genes were dropped
+    assert not bool((masks.expression & ~batch.measured[:, None, :]).any())
+    assert not bool(masks.expression[~batch.mask].any())
+
+
+@pytest.mark.parametrize("strategy", ["random", "block", "structured"])
+def test_masks_do_not_depend_on_the_batch(make_plan, make_batch, singles, strategy):
+    masking = MaskingConfig(mask_strategy=strategy, masking_probability=0.7)
+    plan, batch = make_plan(mode="joint", absent=0.0, masking=masking), make_batch()
+    *_, together = clocks_and_masks(plan, batch)
+    assert 0 < int(together.expression.any(2).any(1).sum()) < len(batch.mask)
+    for i, alone in enumerate(singles(batch)):
+        n = alone.mask.shape[1]
+        for one, other in zip(clocks_and_masks(plan, alone)[2], together, strict=True):
+            assert torch.equal(one[0], other[i, :n])
+
+
+def test_masks_depend_on_the_key_and_move_no_other_draw(make_plan, make_batch):
+    plan, batch = make_plan(mode="joint", absent=0.0, masking=ALWAYS), make_batch()
+    first, again = clocks_and_masks(plan, batch)[2], clocks_and_masks(plan, batch)[2]
+    other = draw_masks(
+        ALWAYS,
+        batch._replace(key=batch.key + 1),
+        batch.expression,
+        batch.position,
+        batch.measured,
+        torch.zeros(len(batch.mask)),
+        torch.zeros(len(batch.mask)),
+        share=1.0,
+    )
+    for one, same, changed in zip(first, again, other, strict=True):
+        assert torch.equal(one, same)
+        assert not torch.equal(one, changed)
+    plain = make_plan(mode="joint", absent=0.0)
+    assert all(torch.equal(a, b) for a, b in zip(plan.draw(batch, 0), plain.draw(batch, 0), strict=True))
+
+
+def test_contexts_are_masked_with_the_probability_asked_for(make_plan, make_batch):
+    plan = make_plan(mode="joint", absent=0.0, masking=MaskingConfig(masking_probability=0.25))
+    masks = clocks_and_masks(plan, make_batch(n_epochs=60))[2]
+    hit = masks.expression.any(2).any(1)
+    assert torch.equal(hit, masks.position.any(2).any(1))
+    assert float(hit.float().mean()) == pytest.approx(0.25, abs=4 * np.sqrt(0.25 * 0.75 / len(hit)))
+
+
+class Answer(torch.nn.Module):
+    """Says what it was told to say."""
+
+    def __init__(self, module: Denoiser, expression: torch.Tensor, position: torch.Tensor) -> None:
+        super().__init__()
+        self.module, self.expression, self.position = module, expression, position
+
+    def forward(self, *args, masked=(None, None), **kwargs) -> Prediction:
+        self.masked = masked
+        return self.module(*args, masked=masked, **kwargs)._replace(expression=self.expression, position=self.position)
+
+    def __getattr__(self, name: str):
+        return (
+            getattr(self._modules["module"], name) if name in ("neighbourhood", "config") else super().__getattr__(name)
+        )
+
+
+@pytest.mark.parametrize("mode", ["any", "pos_to_expr", "joint", "expr_to_pos"])
+def test_the_target_is_clean_and_only_masked_entries_are_compared(make_plan, make_batch, sources, mode):
+    """In a shared frame nothing is turned, so that the truth is known: -x_0 in the language of v at t = 1."""
+    plan = make_plan(mode=mode, masking=ALWAYS, shared_frame=True, deformation=0.0, spacing=0.0)
+    batch = make_batch()
+    true = batch.target
+    plan.module = answer = Answer(plan.module, -true, -batch.position)
+    exact = plan.losses(batch)
+    masks = answer.masked
+    dropped = (plan.draw(batch, TRAINING)[0] <= 0)[:, None] & ~batch.measured
+    assert not bool((masks[0] & dropped[:, None]).any())
+    assert float(exact["masked"].abs().max()) == pytest.approx(0, abs=1e-10)
+    n_expr, n_pos = masks[0].sum((1, 2)), masks[1].sum((1, 2))
+    answer.expression = torch.where(masks[0], -true, 7.0)
+    answer.position = torch.where(masks[1], -batch.position, 7.0)
+    assert float(plan.losses(batch)["masked"].abs().max()) == pytest.approx(0, abs=1e-10)
+    answer.expression = torch.where(masks[0], -true + 2, -true)
+    answer.position = torch.where(masks[1], -batch.position + 1, -batch.position)
+    wrong = plan.losses(batch)
+    torch.testing.assert_close(wrong["masked"], 4.0 * (n_expr > 0) + 1.0 * (n_pos > 0))
+    for name in exact.keys() - {"masked"}:  # masked entries are judged once
+        torch.testing.assert_close(wrong[name], exact[name])
+
+
+@modes
+@pytest.mark.parametrize("shared_frame", [False, True])
+def test_losses_of_a_batch_are_those_of_its_contexts(make_plan, make_batch, singles, mode, shared_frame):
+    plan, batch = make_plan(mode=mode, masking=ALWAYS, shared_frame=shared_frame), make_batch()
+    together = plan.losses(batch)
+    assert bool((together["masked"] > 0).any())
+    assert ("expression" in together) == (mode != "expr_to_pos")
+    for i, alone in enumerate(singles(batch)):
+        for name, value in plan.losses(alone).items():
+            assert float(value[0].detach()) == pytest.approx(float(together[name][i].detach()), abs=1e-5, rel=1e-4)
+
+
+@modes
+def test_validation_masks_nothing(make_plan, make_batch, mode):
+    masking, plain, batch = make_plan(mode=mode, masking=ALWAYS), make_plan(mode=mode), make_batch()
+    expected, actual = plain.losses(batch, purpose=VALIDATION), masking.losses(batch, purpose=VALIDATION)
+    assert actual.keys() == expected.keys()
+    assert all(torch.equal(actual[name], value) for name, value in expected.items())
+
+
+@modes
+def test_what_is_not_masked_is_trained_as_before(make_plan, make_batch, mode):
+    """With masking that never happens every other loss and gradient is the same to the bit."""
+    plain, batch = make_plan(mode=mode), make_batch()
+    never = make_plan(mode=mode, masking=MaskingConfig(masking_probability=0.0))
+    expected, actual = plain.losses(batch), never.losses(batch)
+    assert actual.keys() - expected.keys() == {"masked"}
+    assert not bool(actual["masked"].any())
+    assert all(torch.equal(actual[name], value) for name, value in expected.items())
+    plain.total(expected, batch).backward()
+    never.total(actual, batch).backward()
+    for (name, one), other in zip(
+        plain.named_parameters(), (p for n, p in never.named_parameters() if not n.endswith("_mask")), strict=True
+    ):
+        if one.grad is not None:
+            assert torch.equal(one.grad, other.grad), name
+        elif other.grad is not None:  # of a head that only masked entries use
+            assert not bool(other.grad.any()), name
+
+
+def test_tokens_have_a_gradient_in_every_step_and_learn_where_they_are_used(make_plan, make_batch):
+    batch = make_batch()
+    for probability in (0.0, 1.0):
+        plan = make_plan(mode="joint", absent=0.0, masking=MaskingConfig(masking_probability=probability))
+        plan.total(plan.losses(batch), batch).backward()
+        for token in (plan.module.expression_mask, plan.module.position_mask):
+            assert bool(token.grad.any()) == bool(probability)
+
+
+def test_the_loss_has_the_weight_asked_for(make_plan, make_batch):
+    batch = make_batch()
+    plans = [make_plan(masking=ALWAYS, reconstruction_weight=weight) for weight in (0.0, 3.0)]
+    losses = [plan.losses(batch) for plan in plans]
+    low, high = (float(plan.total(loss, batch).detach()) for plan, loss in zip(plans, losses, strict=True))
+    assert high - low == pytest.approx(3 * float(losses[0]["masked"].detach().mean()), rel=1e-4)
+
+
+def test_a_denoiser_without_tokens_is_refused(make_plan):
+    with pytest.raises(ValueError, match="mask_tokens=True"):
+        TrainingPlan(make_plan().module, masking=ALWAYS)
+
+
+class Shares(pl.Callback):
+    """Share of masked entries among those there are, at every step."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[int, float]] = []
+
+    def on_train_start(self, trainer, pl_module):
+        draw = pl_module.masks
+
+        def masks(batch, *args):
+            result = draw(batch, *args)
+            if result.expression is not None:
+                n_entries = int((batch.mask.sum(1) * batch.measured.sum(1)).sum())
+                self.seen.append((trainer.global_step, int(result.expression.sum()) / n_entries))
+            return result
+
+        pl_module.masks = masks
+
+
+@pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`")
+def test_a_resumed_training_takes_up_the_ratio(make_plan, fit, tmp_path):
+    masking = MaskingConfig(masking_probability=1.0, initial_mask_share=0.1, mask_ramp_steps=10)
+
+    def run(*callbacks: pl.Callback, **kwargs):
+        shares, plan = Shares(), make_plan(mode="expr_to_pos", masking=masking, warmup_steps=1)
+        fit(plan, max_epochs=4, callbacks=[shares, *callbacks], **kwargs)
+        return shares.seen, [p.detach().clone() for p in plan.parameters()]
+
+    saver = pl.callbacks.ModelCheckpoint(dirpath=tmp_path, filename="{epoch}", save_top_k=-1)
+    whole, weights = run(saver, enable_checkpointing=True)
+    rest, resumed = run(ckpt_path=tmp_path / "epoch=1.ckpt")
+    half = len(whole) // 2
+    assert rest == whole[half:]
+    assert all(torch.equal(one, other) for one, other in zip(weights, resumed, strict=True))
+    for step, share in whole:
+        assert share == pytest.approx(0.3 * masking.share(step), abs=2e-3)
+    assert whole[0][1] < rest[0][1] < 0.299 < rest[-1][1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["random", "block"])
+def test_genes_are_filled_better_than_by_their_mean(fit, strategy):
+    """In a slice that was not trained on, from the other genes; 0 in network units is the mean of a gene."""
+    tissue = {"n_slices": 3, "n_cells": 400, "n_genes": 40, "depth": 2e4, "dropout": 0.0, "batch_effect": 0.0}
+    adata = synthetic_tissue(**tissue, random_state=0)
+    held_out = (adata.obs["slice_id"] == adata.obs["slice_id"].cat.categories[-1]).to_numpy()
+    known, unknown = adata[~held_out].copy(), adata[held_out].copy()
+    schema = fit_schema(known)
+    sources = [AnnDataSource(cells, schema, positions=True) for cells in (known, unknown)]
+    masking = MaskingConfig(mask_strategy=strategy, masking_probability=1.0, position_mask_ratio=0.0)
+    torch.manual_seed(0)
+    config = DenoiserConfig(n_genes=40, n_dims=2, d_model=64, n_layers=2, n_heads=4, mask_tokens=True)
+    plan = TrainingPlan(Denoiser(config), mode="expr_to_pos", masking=masking, reconstruction_weight=1.0, lr=3e-3)
+    augmentation = Augmentation(gene_dropout=0.0)
+    data = {"source": sources[0], "batch_size": 400, "context_size": 200, "augmentation": augmentation}
+    fit(plan, data=data, max_epochs=80)
+    batch = collate([ContextDataset(sources[1], context_size=400, seed=5)[0]])
+    zero, one = torch.zeros(1), torch.ones(1)
+    masks = draw_masks(masking, batch, batch.expression, batch.position, batch.measured, zero, one, share=1.0)
+    with torch.no_grad():
+        output = plan.module(batch.expression, batch.position, zero, one, masked=masks).expression
+    true, m = batch.expression[0], masks.expression[0]
+    error, own_mean = ((((value - true)[m]) ** 2).mean() for value in (-output[0], true.mean(0).expand_as(true)))
+    assert float(error) < 0.9 * float(own_mean)
+    assert float(error) < 0.9 * float((true[m] ** 2).mean())
