@@ -7,6 +7,9 @@ import pandas as pd
 import pytest
 
 from alphastomics.metrics import aligned_rmsd, distance_spearman
+from alphastomics.model import _position_sample
+from alphastomics.model._position_chain import embed_cells
+from alphastomics.model._position_sample import spread
 
 STEPS = 4
 
@@ -47,17 +50,40 @@ def test_draws_are_aligned_to_their_medoid(trained, reference):
     assert which[int(np.argmin(np.sum(far, axis=1)))]
 
 
-def test_mean_and_uncertainty_are_those_of_the_draws(trained, reference):
-    draws = trained.sample(reference, n_steps=STEPS, n_samples=3).obsm["spatial"].reshape(3, -1, 2)
-    mean = trained.sample(reference, n_steps=STEPS, n_samples=3, reduce="mean")
-    medoid = trained.sample(reference, n_steps=STEPS, n_samples=3, reduce="medoid")
-    np.testing.assert_allclose(mean.obsm["spatial"], draws.mean(0), rtol=1e-12)
-    rms = np.sqrt(np.square(draws - draws.mean(0)).sum(2).mean(0))
-    for result in (mean, medoid):
-        assert result.n_obs == reference.n_obs
+def test_mean_and_uncertainty_are_those_of_draws_from_halves_of_the_genes(trained, reference, monkeypatch):
+    seen = []
+
+    def embed(module, source, rows, device, genes=None):
+        seen.append(genes)
+        return embed_cells(module, source, rows, device, genes)
+
+    monkeypatch.setattr(_position_sample, "embed_cells", embed)
+    aligned = []
+    monkeypatch.setattr(_position_sample, "spread", lambda draws: aligned.append(draws) or spread(draws))
+    one = reference[reference.obs["slice_id"] == "slice_0"].copy()
+    mean = trained.sample(one, n_steps=STEPS, n_samples=4, reduce="mean")
+    assert [int(genes.sum()) for genes in seen] == [reference.n_vars // 2] * 4
+    assert (seen[0] ^ seen[1]).all()
+    assert (seen[2] ^ seen[3]).all()
+    assert (seen[0] != seen[2]).any()
+    medoid = trained.sample(one, n_steps=STEPS, n_samples=4, reduce="medoid")
+    assert [genes is None for genes in seen[4:]] == [True] + 4 * [False]
+    for result, halves in zip((mean, medoid), aligned, strict=True):
+        assert result.n_obs == one.n_obs
         assert "draw" not in result.obs
-        np.testing.assert_allclose(result.obs["position_uncertainty"], rms, rtol=1e-9)
-    assert (rms > 0).all()
+        expected = np.sqrt(halves.var(axis=0, ddof=1).sum(-1))
+        np.testing.assert_allclose(np.sort(result.obs["position_uncertainty"]), np.sort(expected), rtol=1e-9)
+        assert (expected > 0).all()
+    np.testing.assert_allclose(np.sort(mean.obsm["spatial"], 0), np.sort(aligned[0].mean(0), 0), rtol=1e-9)
+    draws = trained.sample(one, n_steps=STEPS, n_samples=4).obsm["spatial"].reshape(4, -1, 2)
+    assert sum(np.array_equal(draw, medoid.obsm["spatial"]) for draw in draws) == 1
+
+
+def test_one_draw_has_no_uncertainty(trained, reference):
+    for reduce in ("mean", "medoid"):
+        result = trained.sample(reference, n_steps=STEPS, reduce=reduce)
+        np.testing.assert_array_equal(result.obsm["spatial"], trained.sample(reference, n_steps=STEPS).obsm["spatial"])
+        assert not result.obs["position_uncertainty"].any()
 
 
 def test_first_draw_does_not_depend_on_how_many_follow(trained, reference):

@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from alphastomics.data._anndata import AnnDataSource
+from alphastomics.data._crowding import crowding
 from alphastomics.data._fit import fit_schema
 from alphastomics.data._partial import PartialExpression, read_partial
 from alphastomics.data._schema import TissueSchema
@@ -35,6 +36,7 @@ __all__ = [
     "SliceCells",
     "TissueSchema",
     "collate",
+    "crowding",
     "fit_schema",
     "read_partial",
 ]

@@ -33,6 +33,9 @@ class Context(NamedTuple):
     target
         Expression as it was measured, without any augmentation, network units, shape (N, G), float32; shape (N, 0) where
         nobody asks for it.
+    crowding
+        How crowded the surroundings of each cell are, shape (N, K), float32, see :mod:`alphastomics.data._crowding`;
+        shape (N, 0) where nobody asks for it.
     centre
         Centre of the whole slice in the frame of `position`, shape (D,), float32.
     slice_index
@@ -49,6 +52,7 @@ class Context(NamedTuple):
     measured: NDArray[np.bool_]
     dropout: float
     target: NDArray[np.float32]
+    crowding: NDArray[np.float32]
     centre: NDArray[np.float32]
     slice_index: int
     rows: NDArray[np.int64]
@@ -72,6 +76,8 @@ class Batch(NamedTuple):
         Shape (B,), float32.
     target
         Shape (B, N, G) or (B, N, 0), 0 where padded.
+    crowding
+        Shape (B, N, K) or (B, N, 0), 0 where padded.
     centre
         Shape (B, D).
     slice_index
@@ -89,6 +95,7 @@ class Batch(NamedTuple):
     measured: torch.Tensor
     dropout: torch.Tensor
     target: torch.Tensor
+    crowding: torch.Tensor
     centre: torch.Tensor
     slice_index: torch.Tensor
     rows: torch.Tensor
@@ -112,6 +119,7 @@ def collate(contexts: Sequence[Context]) -> Batch:
     expression = torch.zeros(len(contexts), longest, n_genes)
     position = torch.zeros(len(contexts), longest, n_dims)
     target = torch.zeros(len(contexts), longest, contexts[0].target.shape[1])
+    crowding = torch.zeros(len(contexts), longest, contexts[0].crowding.shape[1])
     mask = torch.zeros(len(contexts), longest, dtype=torch.bool)
     patch = torch.full((len(contexts), max(len(context.patch) for context in contexts), n_dims), torch.nan)
     rows = torch.full((len(contexts), longest), -1)
@@ -120,6 +128,7 @@ def collate(contexts: Sequence[Context]) -> Batch:
         expression[i, :n_cells] = torch.from_numpy(context.expression)
         position[i, :n_cells] = torch.from_numpy(context.position)
         target[i, :n_cells] = torch.from_numpy(context.target)
+        crowding[i, :n_cells] = torch.from_numpy(context.crowding)
         patch[i, : len(context.patch)] = torch.from_numpy(context.patch)
         rows[i, :n_cells] = torch.from_numpy(context.rows)
         mask[i, :n_cells] = True
@@ -131,6 +140,7 @@ def collate(contexts: Sequence[Context]) -> Batch:
         measured=torch.from_numpy(np.stack([context.measured for context in contexts])),
         dropout=torch.tensor([context.dropout for context in contexts], dtype=torch.float32),
         target=target,
+        crowding=crowding,
         centre=torch.from_numpy(np.stack([context.centre for context in contexts])),
         slice_index=torch.tensor([context.slice_index for context in contexts]),
         rows=rows,

@@ -16,6 +16,7 @@ from torch.utils.data import Dataset
 
 from alphastomics.data._batch import Context
 from alphastomics.data._checks import check_choice
+from alphastomics.data._crowding import RANKS, crowding
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 Kind = Literal["subset", "patch"]
 
-_DIVIDE, _DRAW = 0, 1
+_DIVIDE, _DRAW, _THIN = 0, 1, 2
 
 PATCH_SIZE = 256  # cells of the neighbourhood that comes with every context
 N_WAVES, WAVE_NUMBERS = 3, (0.3, 2.0)  # radians per model unit; a slice spans about four units
@@ -98,7 +99,8 @@ class ContextDataset(Dataset[Context]):
     slices
         Names of the slices to use; all when None.
     targets
-        Whether contexts also hold expression without augmentation, as something to be sampled.
+        Whether contexts also hold what is needed where expression is to be sampled: expression without augmentation, and
+        how crowded the surroundings of a cell are, after a random share of the other cells of its slice was left out.
 
     Raises
     ------
@@ -164,7 +166,17 @@ class ContextDataset(Dataset[Context]):
         key = np.array([self.seed, epoch, index], dtype=np.int64)
         patch = self._patch(slice_index, rng)
         target = self.source.expression(rows) if self.targets else np.empty((len(rows), 0), dtype=np.float32)
-        return Context(expression, position, patch, measured, dropout, target, centre, slice_index, rows, key)
+        crowd = self._crowding(slice_index, cells, epoch, index)
+        return Context(expression, position, patch, measured, dropout, target, crowd, centre, slice_index, rows, key)
+
+    def _crowding(self, slice_index: int, cells: NDArray[np.int64], epoch: int, index: int) -> NDArray[np.float32]:
+        """Give the crowding of cells among a random share of the cells of the slice."""
+        position = self.source.slices[slice_index].position
+        if not self.targets or position is None:
+            return np.zeros((len(cells), len(RANKS) if self.targets else 0), dtype=np.float32)
+        rng = _generator(_THIN, self.seed, epoch, index)
+        density = rng.uniform(LOWEST_DENSITY, 1.0) if self.augmentation else 1.0
+        return crowding(position, cells, among=rng.random(len(position)) < density)
 
     def _patch(self, slice_index: int, rng: np.random.Generator) -> NDArray[np.float32]:
         """Cells around a random one: the nearest at full density, or a random share of more of them."""

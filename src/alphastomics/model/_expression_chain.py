@@ -39,6 +39,8 @@ class SliceExpression:
         Largest number of cells that attend to each other.
     known
         Known expression (N, G) in network units, NaN where unknown; None when nothing is known.
+    crowding
+        How crowded the surroundings of each cell are (N, K); None when it is not known.
     """
 
     def __init__(
@@ -49,9 +51,11 @@ class SliceExpression:
         *,
         max_context: int,
         known: Tensor | None = None,
+        crowding: Tensor | None = None,
     ) -> None:
         self.module, self.process = module, diffusion.expression
         self.position = position[None]
+        self.crowding = None if crowding is None else crowding[None]
         self.contexts = split_contexts(len(position), max_context, position.device)
         self.known = None if known is None else known.isfinite()[None]
         self.value = None if known is None else known.nan_to_num()[None]
@@ -63,8 +67,9 @@ class SliceExpression:
         total, count = torch.zeros_like(z), z.new_zeros(1, z.shape[1], 1)
         for cells, _ in self.contexts:
             held = None if self.whole is None else self.whole[:, cells]
+            crowding = None if self.crowding is None else self.crowding[:, cells]
             z_cells, x = z[:, cells], self.position[:, cells]
-            output = self.module(z_cells, x, t, zero, held=held, predict=("expression",)).expression
+            output = self.module(z_cells, x, t, zero, held=held, crowding=crowding, predict=("expression",)).expression
             assert output is not None  # it was asked for
             total[:, cells] += self.process.x0(output.float(), z_cells, t)
             count[:, cells] += 1

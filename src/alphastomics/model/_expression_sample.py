@@ -14,7 +14,7 @@ from scvi import settings
 from tqdm.auto import tqdm
 
 from alphastomics import _keys
-from alphastomics.data import AnnDataSource, read_partial
+from alphastomics.data import AnnDataSource, crowding, read_partial
 from alphastomics.diffusion.geometry import centre, kabsch
 from alphastomics.model._draws import check_draws, draw_generator, stack_draws
 from alphastomics.model._expression_chain import SliceExpression
@@ -89,6 +89,7 @@ def _slice_chain(
         torch.from_numpy(position).to(device),
         max_context=config.max_context,
         known=network if network is not None and bool(network.isfinite().any()) else None,
+        crowding=torch.from_numpy(crowding(cells.position[order])).to(device),
     )
     return chain, rows
 

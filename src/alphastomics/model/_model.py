@@ -439,8 +439,9 @@ class AlphaSTomics(BaseModelClass):
             Number of draws of each slice.
         reduce
             None: draws one after the other, numbered in ``obs["draw"]`` when there are several. ``"medoid"``: the draw
-            nearest to all others; ``"mean"``: the mean of the aligned draws. Both write the root-mean-square spread of
-            the aligned draws to ``obs["position_uncertainty"]``.
+            nearest to all others; ``"mean"``: the mean of the aligned draws, each from a random half of the genes. Both
+            write the standard deviation (over all dimensions together) of aligned draws from halves of the genes to
+            ``obs["position_uncertainty"]``; ``"medoid"`` makes these draws for it, which doubles the time.
         inpaint
             Read the query's positions: finite ones are held to the bit, NaN is sampled.
         n_cells

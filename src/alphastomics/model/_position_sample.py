@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-VIEWS, LAYOUT = 1, 2  # keep the draws of views and of the layout apart from those of the chain
+VIEWS, LAYOUT, HALVES = 1, 2, 3  # keep the draws of views, layout and halves of the genes apart from those of the chain
 
 
 class Placed(NamedTuple):
@@ -37,10 +37,13 @@ class Placed(NamedTuple):
         (K, n_cells, D), user units.
     medoid
         Number of the medoid draw of each cell's slice, (n_cells,).
+    uncertainty
+        Spread of draws that each see half of the genes, (n_cells,), user units; 0 where it was not asked for.
     """
 
     draws: NDArray[np.float64]
     medoid: NDArray[np.int64]
+    uncertainty: NDArray[np.float64]
 
 
 def sample_positions(
@@ -55,7 +58,7 @@ def sample_positions(
 ) -> AnnData:
     """Place the cells of a query; see :meth:`AlphaSTomics.sample`."""
     check_draws(n_samples, reduce)
-    placed = place(model, source, config, n_samples=n_samples, random_state=random_state)
+    placed = place(model, source, config, n_samples=n_samples, reduce=reduce, random_state=random_state)
     return to_anndata(model, query, placed, reduce=reduce)
 
 
@@ -72,21 +75,30 @@ def check_query(
 
 
 def place(
-    model: AlphaSTomics, source: AnnDataSource, config: SamplerConfig, *, n_samples: int, random_state: int
+    model: AlphaSTomics,
+    source: AnnDataSource,
+    config: SamplerConfig,
+    *,
+    n_samples: int,
+    reduce: str | None,
+    random_state: int,
 ) -> Placed:
     """Draw positions of every slice of ``source``, aligned over draws where the frame is free."""
     n_dims = model.schema.n_dims
-    draws = np.empty((n_samples, source.n_cells, n_dims))
-    medoid = np.zeros(source.n_cells, dtype=np.int64)
+    placed = Placed(
+        np.empty((n_samples, source.n_cells, n_dims)),
+        np.zeros(source.n_cells, dtype=np.int64),
+        np.zeros(source.n_cells),
+    )
     logger.info(
         "Placing %d cells in %d slices: %d draws of %d steps on %s.",
         source.n_cells, len(source.slices), n_samples, config.n_steps, model.module.device,
     )  # fmt: skip
-    total = len(source.slices) * n_samples * config.n_steps
+    total = len(source.slices) * n_samples * config.n_steps * (2 if reduce == "medoid" else 1)
     with tqdm(total=total, desc="Placing cells", unit="step", disable=settings.verbosity > logging.INFO) as bar:
         for cells in source.slices:
-            _place_slice(model, source, cells, config, random_state, draws, medoid, bar)
-    return Placed(draws, medoid)
+            _place_slice(model, source, cells, config, reduce, random_state, placed, bar)
+    return placed
 
 
 def _place_slice(
@@ -94,39 +106,72 @@ def _place_slice(
     source: AnnDataSource,
     cells: SliceCells,
     config: SamplerConfig,
+    reduce: str | None,
     random_state: int,
-    draws: NDArray[np.float64],
-    medoid: NDArray[np.int64],
+    placed: Placed,
     bar: tqdm,
 ) -> None:
-    """Write the draws of one slice and the number of its medoid in place."""
+    """Write what ``placed`` says of one slice in place.
+
+    The mean and the uncertainty are of draws that each see a random half of the genes: bagging (Breiman 1996). Draws that
+    all see the same genes agree on what is peculiar to the genes of this specimen, and their spread says too little.
+    """
     schema, device = model.schema, model.module.device
     rows = content_order(source, cells.rows)
     known = _known_positions(cells, rows)
     held = None if known is None else torch.from_numpy(schema.encode_position(known)).to(device)
-    positions = SlicePositions(
-        model.module,
-        model.diffusion,
-        embed_cells(model.module, source, rows, device),
-        shared_frame=schema.frame == "shared",
-        spacing=schema.spacing / schema.scale,
-        max_context=config.max_context,
-        held=held,
-    )
-    if config.n_views > 1:
-        positions.average_views(source, rows, config.n_views, np.random.default_rng([random_state, VIEWS]))
-    if config.refine:
-        positions.refine(draw_generator(random_state, 0, LAYOUT))
-    for k in range(len(draws)):
-        # The draws of a slice depend on its cells and the seed, not on which other slices there are.
-        x = positions.sample(config, draw_generator(random_state, k), lambda: bar.update()).cpu().numpy()
-        draws[k, rows] = to_user(model, x, in_user_frame=known is not None)
     free = known is None and schema.frame == "slice"
-    if len(draws) > 1:
-        draws[:, rows], medoid[rows] = align_draws(draws[:, rows], rigid=free)
+    n_samples = len(placed.draws)
+
+    def positions(genes: NDArray[np.bool_] | None = None, n_views: int = 1) -> SlicePositions:
+        chain = SlicePositions(
+            model.module,
+            model.diffusion,
+            embed_cells(model.module, source, rows, device, genes),
+            shared_frame=schema.frame == "shared",
+            spacing=schema.spacing / schema.scale,
+            max_context=config.max_context,
+            held=held,
+        )
+        if n_views > 1:
+            chain.average_views(source, rows, n_views, np.random.default_rng([random_state, VIEWS]))
+        if config.refine:
+            chain.refine(draw_generator(random_state, 0, LAYOUT))
+        return chain
+
+    def draw(chain: SlicePositions, k: int) -> NDArray[np.float64]:
+        # The draws of a slice depend on its cells and the seed, not on which other slices there are.
+        x = chain.sample(config, draw_generator(random_state, k), lambda: bar.update()).cpu().numpy()
+        return to_user(model, x, in_user_frame=known is not None)
+
+    averaged = reduce == "mean" and n_samples > 1
+    if not averaged:
+        chain = positions(n_views=config.n_views)
+        draws = np.stack([draw(chain, k) for k in range(n_samples)])
+        if n_samples > 1:
+            draws, placed.medoid[rows] = align_draws(draws, rigid=free)
+    if reduce is not None and n_samples > 1:
+        halves = np.stack([draw(positions(_half_of_genes(source, random_state, k)), k) for k in range(n_samples)])
+        halves, _ = align_draws(halves, rigid=free)
+        placed.uncertainty[rows] = spread(halves)
+        if averaged:
+            draws = halves
+    placed.draws[:, rows] = draws
     if known is not None:
         finite = np.isfinite(known).all(1)
-        draws[:, rows[finite]] = known[finite]
+        placed.draws[:, rows[finite]] = known[finite]
+        placed.uncertainty[rows[finite]] = 0.0
+
+
+def _half_of_genes(source: AnnDataSource, random_state: int, k: int) -> NDArray[np.bool_] | None:
+    """The genes (G,) that draw ``k`` sees: two draws together see each measured gene once; None where there is one gene."""
+    genes = np.flatnonzero(source.measured)
+    if len(genes) < 2:
+        return None
+    shuffled = np.random.default_rng([random_state, HALVES, k // 2]).permutation(genes)
+    seen = np.zeros(source.schema.n_genes, dtype=bool)
+    seen[shuffled[k % 2 :: 2]] = True
+    return seen
 
 
 def _known_positions(cells: SliceCells, rows: NDArray[np.int64]) -> NDArray[np.float64] | None:
@@ -151,8 +196,8 @@ def mean_of(draws: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def spread(draws: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Root-mean-square distance of aligned draws (K, n, D) from their mean, per cell (n,), in their units."""
-    return np.sqrt(((draws - mean_of(draws)) ** 2).sum(-1).mean(0))
+    """Standard deviation of aligned draws (K, n, D) over all dimensions together, per cell (n,), in their units."""
+    return np.sqrt(((draws - mean_of(draws)) ** 2).sum(-1).sum(0) / (len(draws) - 1))
 
 
 def to_anndata(model: AlphaSTomics, query: AnnData, placed: Placed, *, reduce: str | None) -> AnnData:
@@ -171,5 +216,5 @@ def to_anndata(model: AlphaSTomics, query: AnnData, placed: Placed, *, reduce: s
         bare.obsm[key] = placed.draws[placed.medoid, np.arange(query.n_obs)]
     else:
         bare.obsm[key] = mean_of(placed.draws)
-    bare.obs[_keys.POSITION_UNCERTAINTY] = spread(placed.draws)
+    bare.obs[_keys.POSITION_UNCERTAINTY] = placed.uncertainty
     return stack_draws([bare], slice_key)

@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 from alphastomics.nn.block import AdaptiveNorm, Block
-from alphastomics.nn.embeddings import ClockEmbedding, FourierPosition
+from alphastomics.nn.embeddings import ClockEmbedding, CrowdingEmbedding, FourierPosition
 from alphastomics.nn.packing import PackingNetwork
 
 if TYPE_CHECKING:
@@ -55,6 +55,8 @@ class DenoiserConfig:
         :class:`~alphastomics.nn.experts.Experts`.
     mask_tokens
         Whether there are tokens for masked entries.
+    n_ranks
+        K, the number of neighbours whose distances tell how crowded the surroundings of a cell are.
     """
 
     n_genes: int
@@ -72,6 +74,7 @@ class DenoiserConfig:
     moe_top_k: int = 2
     expert_width: ExpertWidth = "split"
     mask_tokens: bool = False
+    n_ranks: int = 9
 
 
 class Prediction(NamedTuple):
@@ -103,6 +106,7 @@ class Denoiser(nn.Module):
         self.register_buffer("gene_weight", torch.ones(config.n_genes))
         self.expression_in = nn.Sequential(nn.Linear(config.n_genes, 2 * d), nn.GELU(), nn.Linear(2 * d, d))
         self.position_in = FourierPosition(config.n_dims, d)
+        self.crowding_in = CrowdingEmbedding(config.n_ranks, d)
         self.expression_missing = nn.Parameter(torch.zeros(d))
         self.position_missing = nn.Parameter(torch.zeros(d))
         self.expression_held = nn.Parameter(torch.zeros(d))
@@ -163,9 +167,12 @@ class Denoiser(nn.Module):
         held = held[..., None]
         return torch.where(absent & ~held, self.expression_missing, embedding + held * self.expression_held)
 
-    def embed_position(self, position: Tensor, t_pos: Tensor, masked: Tensor | None = None) -> Tensor:
+    def embed_position(
+        self, position: Tensor, t_pos: Tensor, masked: Tensor | None = None, crowding: Tensor | None = None
+    ) -> Tensor:
         """Embedding (B, N, d) of noisy positions (B, N, D); the missing token where the clock stands at 1.
 
+        ``crowding`` (B, N, K) is a function of all positions of the slice, and is used where these are known.
         A ``masked`` coordinate (B, N, D) is read as 0, the centre, and a learned vector of its axis is added to the
         embedding. Waves mix the axes: with one coordinate fixed they still tell the others, but a value in its place,
         learned or not, is also where some cell lies. That it is not known has to be said outside of the waves.
@@ -175,6 +182,8 @@ class Denoiser(nn.Module):
         else:
             known = position.masked_fill(masked, 0.0)
             embedding = self.position_in(known) + masked.to(position.dtype) @ self.position_mask
+        if crowding is not None:
+            embedding = embedding + (t_pos <= 0)[:, None, None] * self.crowding_in(crowding)
         return torch.where((t_pos >= 1)[:, None, None], self.position_missing, embedding)
 
     def trunk(
@@ -211,6 +220,7 @@ class Denoiser(nn.Module):
         predict: tuple[str, ...] = ("expression", "position"),
         routings: list[Routing] | None = None,
         masked: tuple[Tensor | None, Tensor | None] = (None, None),
+        crowding: Tensor | None = None,
     ) -> Prediction:
         """Run the network.
 
@@ -230,10 +240,14 @@ class Denoiser(nn.Module):
             Which heads to run.
         masked
             Masked entries of expression (B, N, G) and of positions (B, N, D), whose values are not used.
+        crowding
+            How crowded the surroundings of each cell are (B, N, K), see :func:`alphastomics.data.crowding`; used where the
+            clock of positions stands at 0. None when it is not known.
         routings
             A list to which every layer with experts adds where the cells went.
         """
-        h = self.embed_expression(expression, t_expr, held, masked[0]) + self.embed_position(position, t_pos, masked[1])
+        h = self.embed_expression(expression, t_expr, held, masked[0])
+        h = h + self.embed_position(position, t_pos, masked[1], crowding)
         return self.trunk(h, t_expr, t_pos, mask, predict, routings)
 
     def neighbourhood(self, latent: Tensor) -> Tensor:

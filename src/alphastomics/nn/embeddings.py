@@ -66,6 +66,20 @@ class FourierPosition(nn.Module):
         return self.mlp(torch.cat([position, phase.sin(), phase.cos()], dim=-1))
 
 
+class CrowdingEmbedding(nn.Module):
+    """Crowding (B, N, K), logarithms of relative distances, to (B, N, d)."""
+
+    SPREAD = 0.3  # that of the logarithms in most tissues
+
+    def __init__(self, n_ranks: int, d_model: int) -> None:
+        super().__init__()
+        self.mlp = nn.Sequential(nn.Linear(n_ranks, d_model), nn.GELU(), nn.Linear(d_model, d_model))
+
+    def forward(self, crowding: Tensor) -> Tensor:
+        """``crowding`` (B, N, K) to (B, N, d)."""
+        return self.mlp(crowding / self.SPREAD)
+
+
 class ClockEmbedding(nn.Module):
     """Clocks of both modalities, each (B,), in [0, 1], to one conditioning vector (B, d)."""
 

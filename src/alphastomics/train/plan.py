@@ -333,7 +333,16 @@ class TrainingPlan(pl.LightningModule):
         real = None if bool(mask.all()) else mask
         routings: list[Routing] = []
         output = self.module(
-            z_expr, z_pos, t_expr, t_pos, real, held=held, predict=predict, masked=masks, routings=routings
+            z_expr,
+            z_pos,
+            t_expr,
+            t_pos,
+            real,
+            held=held,
+            predict=predict,
+            masked=masks,
+            crowding=batch.crowding if batch.crowding.shape[-1] else None,
+            routings=routings,
         )
         x_0_pos = self.clean_position(output.position.float(), z_pos, t_pos, mask, masks.position)
         losses = self._position_losses(x_0_pos, output.latent, x_pos, t_pos, mask, masks.position)
