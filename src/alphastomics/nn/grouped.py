@@ -1,6 +1,6 @@
 r"""Networks of two layers, each for a group of rows of its own, without a loop in the graph of autograd.
 
-.. math:: y_r = W^2_{e(r)} \operatorname{GELU}(W^1_{e(r)} x_r + b^1_{e(r)}) + b^2_{e(r)}
+.. math:: y_r = \operatorname{GELU}(x_r W^1_{e(r)} + b^1_{e(r)}) W^2_{e(r)} + b^2_{e(r)}
 
 Groups of equal size run in batched products. Others run one after another within one node of the graph: a group stays
 in the cache through both layers, and no gradient as large as all weights is filled for each group, as autograd would.
