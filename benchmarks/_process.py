@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import resource
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 ROOT = Path(__file__).resolve().parents[1]
 STATUS = Path("/proc/self/status")
@@ -27,8 +31,12 @@ def peak_bytes() -> int:
     return peak if sys.platform == "darwin" else 1024 * peak
 
 
-def in_fresh_process(module: str, *arguments: object) -> dict[str, Any]:
-    """Run ``python -m module arguments`` from the repository root and read the JSON of its last line of output."""
+def in_fresh_process(module: str, *arguments: object, environment: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """Run ``python -m module arguments`` from the repository root and read the JSON of its last line of output.
+
+    ``environment`` is added to the variables of this process.
+    """
     command = [sys.executable, "-W", "ignore", "-m", module, *map(str, arguments)]
-    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
+    variables = {**os.environ, **(environment or {})}
+    done = subprocess.run(command, cwd=ROOT, env=variables, stdout=subprocess.PIPE, text=True, check=True)
     return json.loads(done.stdout.splitlines()[-1])

@@ -10,7 +10,7 @@ import pytest
 import torch
 from scipy.special import log_softmax, softmax
 
-from alphastomics.nn import Experts, Routing, balance_losses, count_parameters, expert_usage
+from alphastomics.nn import Experts, Routing, balance_losses, count_parameters, expert_usage, grouped
 from alphastomics.nn.block import Block
 
 D, D_FF = 8, 12
@@ -28,6 +28,12 @@ def cells(b: int = 2, n: int = 9, *, seed: int = 3) -> torch.Tensor:
     return torch.randn(b, n, D, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
+@pytest.fixture(params=["even", "as counted"])
+def layout(request, monkeypatch):
+    """Both ways to run the experts, whatever their sizes."""
+    monkeypatch.setattr(grouped, "START_OF_THREAD", 10**12 if request.param == "even" else 0)
+
+
 def gelu(x: np.ndarray) -> np.ndarray:
     return torch.nn.functional.gelu(torch.from_numpy(x)).numpy()
 
@@ -41,6 +47,7 @@ def dense(module: Experts, x: np.ndarray) -> np.ndarray:
     return sum(w * (gelu(x @ w1[e] + b1[e]) @ w2[e] + b2[e]) for w, e in zip(weight, chosen, strict=True))
 
 
+@pytest.mark.usefixtures("layout")
 @pytest.mark.parametrize("top_k", [1, 2, 4])
 @pytest.mark.parametrize("width", ["split", "full"])
 def test_experts_are_those_of_the_formula(top_k, width):
@@ -76,6 +83,7 @@ def test_full_experts_are_as_wide_as_the_dense_network():
 # -- routing -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("layout")
 @pytest.mark.parametrize("top_k", [1, 2])
 def test_padding_changes_nothing(top_k):
     module, x = experts(top_k=top_k), cells()
@@ -98,6 +106,7 @@ def test_order_of_the_cells_carries_no_meaning():
     torch.testing.assert_close(module(x[:, order])[0], module(x)[0][:, order])
 
 
+@pytest.mark.usefixtures("layout")
 @pytest.mark.parametrize("top_k", [1, 2])
 def test_all_cells_to_the_same_experts(top_k):
     module, x = experts(num_experts=6, top_k=top_k), cells()
@@ -116,6 +125,7 @@ def test_all_cells_to_the_same_experts(top_k):
     assert bool(module.weight_1.grad[2].any())
 
 
+@pytest.mark.usefixtures("layout")
 def test_no_cells_at_all():
     module, x = experts(), cells()
     y, routing = module(x, torch.zeros(2, 9, dtype=torch.bool))
@@ -126,6 +136,7 @@ def test_no_cells_at_all():
     assert all(p.grad is not None and not bool(p.grad.any()) for n, p in module.named_parameters() if "noise" not in n)
 
 
+@pytest.mark.usefixtures("layout")
 @pytest.mark.parametrize("top_k", [1, 2])
 def test_the_router_learns_from_the_task(top_k):
     module = experts(top_k=top_k)

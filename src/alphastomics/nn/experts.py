@@ -25,14 +25,14 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from alphastomics.nn.grouped import even_counts, grouped_networks
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from torch import Tensor
 
 ExpertWidth = Literal["split", "full"]
-
-LARGEST_SHARE = 2  # an expert that gets more than twice its share is run in several blocks
 
 
 class Routing(NamedTuple):
@@ -60,8 +60,8 @@ class ParameterCount(NamedTuple):
 class Experts(nn.Module):
     """E two-layer networks, k of which see a cell.
 
-    All experts run in one batched product: assignments are sorted by expert, and every expert's cells are padded to the
-    same number. No cell is dropped, so neither padding nor the order of the cells changes what a cell gets.
+    All experts run at once over the assignments, sorted by expert, see ``alphastomics.nn.grouped``. No cell is dropped,
+    so neither padding nor the order of the cells changes what a cell gets.
 
     Parameters
     ----------
@@ -129,31 +129,28 @@ class Experts(nn.Module):
         return probability, expert, weight
 
     def mix(self, cells: Tensor, expert: Tensor, weight: Tensor) -> Tensor:
-        """Weighted sum (M, d) of the chosen experts for ``cells`` (M, d).
-
-        The cells of an expert fill a block; an expert with more than ``LARGEST_SHARE`` times its share fills several,
-        so that padding stays bounded even when all cells go to one expert.
-        """
-        slot = expert.flatten()  # (M k)
-        count = slot.bincount(minlength=self.num_experts)
-        share = LARGEST_SHARE * -(-len(slot) // self.num_experts)
-        size = max(1, min(share, int(count.max())))
-        n_blocks = (-(-count // size)).clamp_min(1)
-        rank = torch.empty_like(slot)
-        order = slot.argsort(stable=True)
-        rank[order] = torch.arange(len(slot), device=slot.device) - (count.cumsum(0) - count)[slot[order]]
-        place = (n_blocks.cumsum(0) - n_blocks)[slot] * size + rank
+        """Weighted sum (M, d) of the chosen experts for ``cells`` (M, d); ``expert`` and ``weight`` are (M, k)."""
+        rows, place, counts = self._lay_out(expert.flatten())
         weights = (self.weight_1, self.bias_1, self.weight_2, self.bias_2)
-        if int(n_blocks.max()) > 1:
-            owner = torch.arange(self.num_experts, device=slot.device).repeat_interleave(n_blocks)
-            w_1, b_1, w_2, b_2 = (value.index_select(0, owner) for value in weights)
-        else:  # nearly always: the weights are taken as they lie
-            w_1, b_1, w_2, b_2 = weights
-        rows = cells.new_zeros(len(w_1) * size, cells.shape[1])
-        rows = rows.index_copy(0, place, cells.repeat_interleave(self.top_k, dim=0))
-        hidden = F.gelu(torch.baddbmm(b_1[:, None], rows.view(len(w_1), size, -1), w_1))
-        y = torch.baddbmm(b_2[:, None], hidden, w_2).flatten(0, 1).index_select(0, place)
+        y = grouped_networks(cells.index_select(0, rows), *weights, counts).index_select(0, place)
         return (y.view(len(cells), self.top_k, y.shape[1]) * weight[..., None].to(y.dtype)).sum(dim=1)
+
+    def _lay_out(self, slot: Tensor) -> tuple[Tensor, Tensor, list[int]]:
+        """Sort assignments (M k) by expert: the cell of each row, the row of each assignment, and the rows per expert.
+
+        Rows that are added to make experts even repeat cell 0, and nothing reads what becomes of them.
+        """
+        count = slot.bincount(minlength=self.num_experts)
+        counts = even_counts(count.tolist(), self.weight_1[0].numel(), slot.device)
+        shift = _starts(torch.tensor(counts, device=slot.device)) - _starts(count)
+        order, index = slot.argsort(stable=True), torch.arange(len(slot), device=slot.device)
+        place = torch.empty_like(slot).index_copy_(0, order, index + shift[slot[order]])
+        rows = slot.new_zeros(sum(counts)).index_copy_(0, place, index // self.top_k)
+        return rows, place, counts
+
+
+def _starts(count: Tensor) -> Tensor:
+    return count.cumsum(0) - count
 
 
 def _layer(num_experts: int, n_in: int, n_out: int) -> tuple[nn.Parameter, nn.Parameter]:
