@@ -65,5 +65,5 @@ def test_one_model_serves_all_and_finished_runs_are_kept(make_tissue, tmp_path, 
     assert len(of_any) == 1
     assert set(contents["directions"]["compared"]) == set(directions.COMPARED)
     assert set(contents["gene_inpainting"]["ratios"]) == set(gene_inpainting.QUESTIONS)
-    assert set(contents["joint"]["excess"]) == {joint.NEAREST, joint.MEAN}
+    assert set(contents["joint"]["excess"]) == set(joint.MOMENTS)
     assert set(contents["uncertainty"]["summary"]) == {*uncertainty.POSITION_ROWS, *uncertainty.EXPRESSION_ROWS}

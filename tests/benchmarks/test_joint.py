@@ -119,12 +119,27 @@ def test_components_are_those_of_the_reference():
 
 def test_excess_is_the_mean_over_folds_then_over_seeds():
     entries = [
-        {"method": m, "fold": f, "seed": s, "scores": {"auc": v + 0.1 * s * (m == joint.SAMPLE)}}
+        {"method": m, "fold": f, "seed": s, "scores": dict.fromkeys(joint.MOMENTS, v + 0.1 * s * (m == joint.SAMPLE))}
         for s in (0, 1)
         for f in "xy"
         for m, v in ((joint.SAMPLE, 0.8), (joint.NEAREST, 0.7), (joint.MEAN, 0.75))
     ]
-    found = joint.excess(entries, [0, 1, 2])
+    found = joint.excess(entries, [0, 1, 2])["auc"]
     assert found[joint.NEAREST] == pytest.approx([0.15, 0.1 / np.sqrt(2)])
     assert found[joint.MEAN] == pytest.approx([0.1, 0.1 / np.sqrt(2)])
-    assert joint.excess(entries, [0])[joint.MEAN] == [pytest.approx(0.05), None]
+    assert joint.excess(entries, [0])["auc_raw"][joint.MEAN] == [pytest.approx(0.05), None]
+    assert joint.excess(entries, [2]) == {}
+
+
+def test_depth_of_a_specimen_is_seen_by_the_raw_score_alone(make_tissue):
+    reference, held_out = make_tissue(0, n_cells=400), make_tissue(1, n_slices=1, n_cells=400)
+    drawn = make_tissue(2, n_slices=1, n_cells=400)
+    rng = np.random.default_rng(0)
+    held_out.X = rng.binomial(held_out.X.astype(int), 0.15).astype(np.float32)
+    areas, each = joint.compare(reference, held_out, drawn, float(np.median(reference.X.sum(1))), seed=0)
+    assert list(areas) == [joint.NEAREST, joint.MEAN, joint.SHUFFLED, joint.SAMPLE]
+    assert set(each) == {"s0", "s1"}
+    for score in joint.MOMENTS:
+        both = [one[score] for one in each.values()]
+        assert (areas[joint.NEAREST][score], areas[joint.MEAN][score]) == pytest.approx((min(both), np.mean(both)))
+    assert areas[joint.SAMPLE]["auc_raw"] > areas[joint.SAMPLE]["auc"] + 0.1
