@@ -13,8 +13,8 @@ genes, as their counts over the share that they have of the counts of the refere
   reference; those of a cell with hidden genes are their posterior mean under probabilistic principal components
   (Tipping & Bishop 1999, J. R. Stat. Soc. B 61:611), and where the same genes are hidden in all cells the reference cells
   are embedded without them too, so that both are alike;
-- k is the one of 5, 10, 20, 50, 100 and 200 that is best on the reference alone, each of its slices being completed from
-  the others with as much hidden; ``best k`` is the one that is best on the truth: no choice of k could do better;
+- k is the one of 5, 10, 20, 50, 100, 200 and 400 that is best on the reference alone, each of its slices being completed
+  from the others with as much hidden; ``best k`` is the one that is best on the truth: no choice of these does better;
 - ``cell type``: mean of the reference cells of the same type. The type of the held-out cell is its true label, which
   nothing else is told;
 - ``any``: mean of 16 samples, ``model.sample(query, mode="pos_to_expr", inpaint=True)``.
@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     Array = NDArray[np.float64]
 
 HIDDEN_SHARE = 0.3
-NEIGHBOURS = (5, 10, 20, 50, 100, 200)
+NEIGHBOURS = (5, 10, 20, 50, 100, 200, 400)
 N_COMPONENTS = 50
 SPATIAL_SHARE = 0.2
 QUESTIONS = ("genes", "entries")

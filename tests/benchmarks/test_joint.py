@@ -131,6 +131,7 @@ def test_excess_is_the_mean_over_folds_then_over_seeds():
     assert joint.excess(entries, [2]) == {}
 
 
+@pytest.mark.slow
 def test_depth_of_a_specimen_is_seen_by_the_raw_score_alone(make_tissue):
     reference, held_out = make_tissue(0, n_cells=400), make_tissue(1, n_slices=1, n_cells=400)
     drawn = make_tissue(2, n_slices=1, n_cells=400)
