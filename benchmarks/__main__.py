@@ -1,4 +1,4 @@
-"""Every benchmark in order: ``python -m benchmarks [--model-dir DIR] [--data-dir DIR]``.
+"""The benchmarks in order: ``python -m benchmarks [--model-dir DIR] [--data-dir DIR]``.
 
 Each runs in a process of its own. What an earlier call finished is kept, so an interrupted call is simply repeated.
 """
@@ -10,7 +10,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+from benchmarks._held_out import TISSUES
+
 PLACING = ("seqfish", "starmap_mpfc", "drosophila3d", "sampler", "probe")
+HELD_OUT = ("pos_to_expr", "directions", "gene_inpainting", "uncertainty", "joint")
 MEASURING = ("denoiser_speed", "experts", "memory", "scores")
 MODELS = Path(__file__).parent / "models"
 
@@ -22,13 +25,12 @@ def main() -> None:
     parser.add_argument("--data-dir", help="folder of the .h5ad files; default $ALPHASTOMICS_DATA or ../shared/data")
     options = parser.parse_args()
     shared = ["--model-dir", str(options.model_dir)] + (["--data-dir", options.data_dir] if options.data_dir else [])
-    for name in (*PLACING, *MEASURING):
+    runs = [[name, *shared] for name in PLACING]
+    runs += [[name, *shared, "--benchmark", tissue] for tissue in TISSUES for name in HELD_OUT]
+    for name, *arguments in [*runs, *([name] for name in MEASURING)]:
         print(f"\n=== {name}", flush=True)
-        subprocess.run(
-            [sys.executable, "-m", f"benchmarks.{name}", *(shared if name in PLACING else [])],
-            cwd=Path(__file__).parents[1],
-            check=True,
-        )
+        command = [sys.executable, "-m", f"benchmarks.{name}", *arguments]
+        subprocess.run(command, cwd=Path(__file__).parents[1], check=True)
 
 
 if __name__ == "__main__":

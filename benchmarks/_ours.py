@@ -39,6 +39,11 @@ def training_parameters(minutes: float, *, mode: str = "expr_to_pos") -> dict[st
     return {"mode": mode, "minutes": minutes, "device": device}
 
 
+def model_path(folder: Path | None, tissue: str, fold: str, *, mode: str, seed: int) -> Path | None:
+    """Where the one model of a tissue, fold, mode and seed is kept for all benchmarks; None where none are kept."""
+    return folder and folder / tissue / f"{fold}_{mode}_seed{seed}"
+
+
 def obtain_model(fold: Fold, *, seed: int, minutes: float, path: Path | None) -> tuple[AlphaSTomics, float]:
     """A model of the fold's reference and the seconds its training took, loaded from ``path`` if it was saved there.
 

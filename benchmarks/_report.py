@@ -139,6 +139,11 @@ def table(summary: Mapping[str, Mapping[str, Any]], scores: Sequence[str]) -> st
     for method, line in summary.items():
         cells = [mean_sd(*line[score]) for score in scores]
         lines.append([method, *cells, f"{line['seconds']:.0f}", str(line["n_seeds"])])
+    return markdown(lines)
+
+
+def markdown(lines: Sequence[Sequence[str]]) -> str:
+    """Cells of a table as Markdown, the first line its head."""
     widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
     rows = ["| " + " | ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)) + " |" for line in lines]
     rows.insert(1, "| " + " | ".join("-" * w for w in widths) + " |")

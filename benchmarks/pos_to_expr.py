@@ -14,27 +14,25 @@ Run as ``python -m benchmarks.pos_to_expr --benchmark starmap_mpfc``.
 
 from __future__ import annotations
 
-import argparse
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import scipy.sparse as sp
 from scipy.spatial import KDTree
 
-from benchmarks import _ours
-from benchmarks._data import DEFAULT_MINUTES, find_data, labelled_folds
-from benchmarks._report import Results, summarise, table
-from benchmarks._runner import RESULTS
+from benchmarks import _held_out, _ours
+from benchmarks._report import table
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Callable, Sequence
 
     from anndata import AnnData
     from numpy.typing import NDArray
 
     from alphastomics.model import AlphaSTomics
+    from benchmarks._report import Results
 
 KNOWN_SHARE = 0.05
 REFERENCE_NEIGHBOURS = 200
@@ -94,11 +92,16 @@ def make_task(reference: AnnData, held_out: AnnData, *, seed: int) -> Task:
     return Task(reference, query, places, known)
 
 
+def dense(values: Any) -> NDArray[np.float64]:
+    """A matrix of expression, sparse or not, as an array."""
+    return np.asarray(values.toarray() if sp.issparse(values) else values, dtype=np.float64)
+
+
 def normalised(values: Any, depth: float) -> NDArray[np.float64]:
     """log1p at library size ``depth``."""
-    dense = (values.toarray() if sp.issparse(values) else np.asarray(values)).astype(np.float64)
-    size = dense.sum(1, keepdims=True)
-    return np.log1p(dense * np.divide(depth, size, out=np.zeros_like(size), where=size > 0))
+    counts = dense(values)
+    size = counts.sum(-1, keepdims=True)
+    return np.log1p(counts * np.divide(depth, size, out=np.zeros_like(size), where=size > 0))
 
 
 def morans_i(x: NDArray[np.float64], position: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -108,6 +111,17 @@ def morans_i(x: NDArray[np.float64], position: NDArray[np.float64]) -> NDArray[n
     return (z * z[near].mean(1)).sum(0) / np.maximum((z**2).sum(0), 1e-12)
 
 
+def gene_correlation(
+    x: NDArray[np.float64], y: NDArray[np.float64], cells: NDArray[np.bool_] | None = None
+) -> NDArray[np.float64]:
+    """Correlation of every gene over the cells, or over those that ``cells`` (N, G) chooses for it; 0 without variance."""
+    weight = np.ones(x.shape) if cells is None else cells.astype(np.float64)
+    n = np.maximum(weight.sum(0), 1)
+    z_x, z_y = (weight * (values - (weight * values).sum(0) / n) for values in (x, y))
+    norm = np.sqrt((z_x**2).sum(0) * (z_y**2).sum(0))
+    return np.divide((z_x * z_y).sum(0), norm, out=np.zeros(len(norm)), where=norm > 0)
+
+
 def judge(predicted: NDArray[np.float64], true: NDArray[np.float64], task: Task) -> dict[str, float]:
     """Scores of a prediction; see the head of this file."""
     position = task.query.obsm["spatial"]
@@ -115,26 +129,30 @@ def judge(predicted: NDArray[np.float64], true: NDArray[np.float64], task: Task)
     top = np.argsort(-moran)[: max(1, round(0.2 * len(moran)))]
     asked = np.setdiff1d(np.arange(len(true)), task.known)
     p, t = predicted[asked], true[asked]
-    z_p, z_t = p - p.mean(0), t - t.mean(0)
-    norm = np.sqrt((z_p**2).sum(0) * (z_t**2).sum(0))
-    correlation = np.divide((z_p * z_t).sum(0), norm, out=np.zeros(len(norm)), where=norm > 0)
     varies = t.var(0) > 0
     return {
-        "pearson": float(correlation[top].mean()),
+        "pearson": float(gene_correlation(p, t)[top].mean()),
         "mse": float(((p - t)[:, top] ** 2).mean() / t[:, top].var(0).mean()),
         "moran": float(np.corrcoef(morans_i(predicted, position), moran)[0, 1]),
         "variance": float(np.median(p.var(0)[varies] / t.var(0)[varies])),
     }
 
 
+def neighbour_mean(values: NDArray[np.float64], near: NDArray[np.intp]) -> NDArray[np.float64]:
+    """Mean of ``values`` (M, G) over the rows ``near`` (N, k)."""
+    n, k = near.shape
+    rows = np.arange(0, n * k + 1, k)
+    return sp.csr_array((np.full(n * k, 1 / k), near.ravel(), rows), shape=(n, len(values))) @ values
+
+
 def baselines(task: Task, depth: float) -> dict[str, NDArray[np.float64]]:
     """Label-free guesses: neighbours in the reference, neighbours among the known cells, and the mean of both."""
     x = task.query.obsm["spatial"]
     near = KDTree(task.places).query(x, REFERENCE_NEIGHBOURS)[1]
-    of_reference = normalised(task.reference.X, depth)[near].mean(1)
+    of_reference = neighbour_mean(normalised(task.reference.X, depth), near)
     of_known = normalised(task.query.X, depth)[task.known]
     close = KDTree(x[task.known]).query(x, KNOWN_NEIGHBOURS)[1]
-    interpolated = of_known[close].mean(1)
+    interpolated = neighbour_mean(of_known, close)
     return {
         "reference neighbours": of_reference,
         "known neighbours": interpolated,
@@ -144,77 +162,59 @@ def baselines(task: Task, depth: float) -> dict[str, NDArray[np.float64]]:
 
 def ours(model: AlphaSTomics, task: Task, depth: float, *, inpaint: bool, seed: int) -> dict[str, NDArray[np.float64]]:
     """The mean of the samples, and one of them."""
-    query = task.query.copy()
+    known = None
     if inpaint:
-        values = query.X.toarray() if sp.issparse(query.X) else np.array(query.X)
-        hidden = np.full(values.shape, np.nan, dtype=np.float32)
-        hidden[task.known] = values[task.known]
-        query.X = hidden
-    else:
-        query.X = None
-    drawn = model.sample(query, mode="pos_to_expr", inpaint=inpaint, n_samples=SAMPLES, random_state=seed)
-    draws = normalised(drawn.X, depth).reshape(SAMPLES, query.n_obs, -1)
+        known = np.full(task.query.shape, np.nan)
+        known[task.known] = dense(task.query.X)[task.known]
+    draws = normalised(draw_expression(model, task.query, known, seed=seed), depth)
     return {"mean": draws.mean(0), "sample": draws[0]}
+
+
+def draw_expression(
+    model: AlphaSTomics, query: AnnData, known: NDArray[np.float64] | None, *, seed: int
+) -> NDArray[np.float64]:
+    """Draws (K, N, G) of the query's expression, in its units, given its positions and ``known``, NaN where unknown."""
+    asked = query.copy()
+    asked.X = None if known is None else known.astype(np.float32)
+    drawn = model.sample(asked, mode="pos_to_expr", inpaint=known is not None, n_samples=SAMPLES, random_state=seed)
+    return dense(drawn.X).reshape(SAMPLES, query.n_obs, -1)
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """Options."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.pos_to_expr", formatter_class=argparse.ArgumentDefaultsHelpFormatter
-    )
-    parser.add_argument("--benchmark", choices=("seqfish", "starmap_mpfc"), default="starmap_mpfc")
-    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    parser = _held_out.parser("pos_to_expr")
     parser.add_argument("--mode", choices=("any", "pos_to_expr"), default="any", help="of the model")
-    parser.add_argument("--minutes", type=float, help="training time; default that of the benchmark")
-    parser.add_argument("--model-dir", type=Path, help="keep trained models here and use those that are there")
-    parser.add_argument("--output", type=Path, help="default benchmarks/results/pos_to_expr_BENCHMARK.json")
-    parser.add_argument("--data-dir", help="folder of the .h5ad files; default $ALPHASTOMICS_DATA or ../shared/data")
-    options = parser.parse_args(argv)
-    options.minutes = options.minutes or DEFAULT_MINUTES[options.benchmark]
-    options.output = options.output or RESULTS / f"pos_to_expr_{options.benchmark}.json"
-    return options
+    return _held_out.parse(parser, argv)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Train and judge every fold and seed that is not finished, and print the table."""
-    options = parse(argv)
-    folds = labelled_folds(options.benchmark, find_data(options.data_dir))
-    results = Results(options.output, {"benchmark": "pos_to_expr", "tissue": options.benchmark})
-    for seed in options.seeds:
-        for name, (reference, held_out) in folds.items():
-            run(results, name, make_task(reference, held_out, seed=seed), seed=seed, options=options)
-    methods = list(dict.fromkeys(entry["method"] for entry in results.entries))
-    summary = summarise(results.entries, methods, list(folds), options.seeds)
-    results.write(summary=summary)
+    _, summary = _held_out.run_folds(run, parse(argv))
     print(table(summary, SCORES))
 
 
-def run(results: Results, name: str, task: Task, *, seed: int, options: argparse.Namespace) -> None:
+def run(
+    results: Results, name: str, reference: AnnData, held_out: AnnData, *, seed: int, options: argparse.Namespace
+) -> None:
     """Judge the baselines and one model on one fold."""
     training = _ours.training_parameters(options.minutes, mode=options.mode)
     if results.find(training, method=f"{options.mode}, known, sample", fold=name, seed=seed):
         return
-    path = (
-        options.model_dir and options.model_dir / f"pos_to_expr_{options.benchmark}" / f"{name}_{options.mode}_{seed}"
-    )
-    model, seconds = _ours.train_or_load(
-        task.reference, seed=seed, minutes=options.minutes, mode=options.mode, path=path
-    )
+    task = make_task(reference, held_out, seed=seed)
+    model, seconds = _held_out.trained(reference, name, mode=options.mode, seed=seed, options=options)
     depth = model.schema.library_size
     true = normalised(task.query.X, depth)
-    predictions = baselines(task, depth)
-    start = time.perf_counter()
+    for method, values in baselines(task, depth).items():
+        _held_out.keep(results, method, name, seed, parameters={}, scores=judge(values, true, task))
     for question, inpaint in (("registered", False), ("known", True)):
+        start = time.perf_counter()
         drawn = ours(model, task, depth, inpaint=inpaint, seed=seed)
-        predictions |= {f"{options.mode}, {question}, {kind}": values for kind, values in drawn.items()}
-    for method, values in predictions.items():
-        scores = judge(values, true, task)
-        own = method.startswith(options.mode)
-        results.add(
-            method=method, fold=name, seed=seed, parameters=training if own else {}, scores=scores,
-            seconds=round(time.perf_counter() - start, 1) if own else 0.0, train_seconds=round(seconds, 1),
-        )  # fmt: skip
-        print(f"{name}, seed {seed}, {method}: " + ", ".join(f"{k} {v:.3f}" for k, v in scores.items()), flush=True)
+        for kind, values in drawn.items():
+            _held_out.keep(
+                results, f"{options.mode}, {question}, {kind}", name, seed, parameters=training,
+                scores=judge(values, true, task), seconds=time.perf_counter() - start, train_seconds=round(seconds, 1),
+                model=_ours.fingerprint(model),
+            )  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -1,0 +1,83 @@
+"""What the benchmarks share that ask a trained model about held-out slices whose labels are known: options and loop."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from benchmarks import _ours
+from benchmarks._data import DEFAULT_MINUTES, find_data, labelled_folds
+from benchmarks._report import Results, summarise
+from benchmarks._runner import RESULTS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from anndata import AnnData
+
+    from alphastomics.model import AlphaSTomics
+
+TISSUES = ("starmap_mpfc", "seqfish")
+
+
+def parser(name: str, *, tissue: str = TISSUES[0]) -> argparse.ArgumentParser:
+    """Options that these benchmarks have in common; ``tissue`` is the default one."""
+    found = argparse.ArgumentParser(
+        prog=f"python -m benchmarks.{name}", formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
+    found.add_argument("--benchmark", choices=TISSUES, default=tissue, help="whose folds")
+    found.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    found.add_argument("--minutes", type=float, help="training time of a model; default that of the benchmark")
+    found.add_argument("--model-dir", type=Path, help="keep trained models here and use those that are there")
+    found.add_argument("--output", type=Path, help=f"default benchmarks/results/{name}_BENCHMARK.json")
+    found.add_argument("--data-dir", help="folder of the .h5ad files; default $ALPHASTOMICS_DATA or ../shared/data")
+    found.set_defaults(name=name)
+    return found
+
+
+def parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argparse.Namespace:
+    """Read the options and fill in what the tissue decides."""
+    options = parser.parse_args(argv)
+    options.minutes = options.minutes or DEFAULT_MINUTES[options.benchmark]
+    options.output = options.output or RESULTS / f"{options.name}_{options.benchmark}.json"
+    return options
+
+
+def run_folds(run: Callable[..., None], options: argparse.Namespace) -> tuple[Results, dict[str, dict[str, Any]]]:
+    """Call ``run(results, fold, reference, held_out, seed=, options=)`` for every seed and fold, and summarise."""
+    folds = labelled_folds(options.benchmark, find_data(options.data_dir))
+    results = Results(options.output, {"benchmark": options.name, "tissue": options.benchmark})
+    for seed in options.seeds:
+        for fold, (reference, held_out) in folds.items():
+            run(results, fold, reference, held_out, seed=seed, options=options)
+    methods = list(dict.fromkeys(entry["method"] for entry in results.entries))
+    summary = summarise(results.entries, methods, list(folds), options.seeds)
+    results.write(summary=summary)
+    return results, summary
+
+
+def trained(
+    reference: AnnData, fold: str, *, mode: str, seed: int, options: argparse.Namespace
+) -> tuple[AlphaSTomics, float]:
+    """The model of this fold, mode and seed and the seconds of its training, from ``--model-dir`` if it is there."""
+    path = _ours.model_path(options.model_dir, options.benchmark, fold, mode=mode, seed=seed)
+    return _ours.train_or_load(reference, seed=seed, minutes=options.minutes, mode=mode, path=path)
+
+
+def keep(
+    results: Results,
+    method: str,
+    fold: str,
+    seed: int,
+    *,
+    parameters: Mapping[str, Any],
+    scores: Mapping[str, float],
+    seconds: float = 0.0,
+    **fields: Any,
+) -> None:
+    """Keep the scores of a finished run and print them."""
+    results.add(
+        method=method, fold=fold, seed=seed, parameters=parameters, scores=scores, seconds=round(seconds, 1), **fields
+    )
+    print(f"{fold}, seed {seed}, {method}: " + ", ".join(f"{k} {v:.3f}" for k, v in scores.items()), flush=True)

@@ -1,0 +1,274 @@
+r"""Hidden genes of cells whose position is known: ours beside nearest neighbours in space and in expression.
+
+The held-out slice is registered to the reference by the rigid map of ``pos_to_expr.py`` (cell-type centroids of 5 % of its
+cells). Two questions: ``genes``, the same 30 % of the genes are hidden in every cell; ``entries``, a random 30 % of all
+entries. What is hidden differs from seed to seed. Whatever completes them sees the rest of the held-out slice, its
+registered positions, and the reference whole.
+
+Values are log1p at the median library size of the reference. The library size of a cell is estimated from its measured
+genes, as their counts over the share that they have of the counts of the reference.
+
+- ``space``: mean over the k reference cells nearest to the registered position;
+- ``expression``: mean over the k reference cells nearest in 50 principal components of the standardised genes of the
+  reference; those of a cell with hidden genes are their posterior mean under probabilistic principal components
+  (Tipping & Bishop 1999, J. R. Stat. Soc. B 61:611), and where the same genes are hidden in all cells the reference cells
+  are embedded without them too, so that both are alike;
+- k is the one of 5, 10, 20, 50, 100, 200 and 400 that is best on the reference alone, each of its slices being completed
+  from the others with as much hidden; ``best k`` is the one that is best on the truth: no choice of these does better;
+- ``cell type``: mean of the reference cells of the same type. The type of the held-out cell is its true label, which
+  nothing else is told;
+- ``any``: mean of 16 samples, ``model.sample(query, mode="pos_to_expr", inpaint=True)``.
+
+Judged are the entries that are hidden, in the 95 % of the cells that did not register the slice: ``pearson``, mean over
+the genes of the correlation over cells; ``pearson_spatial``, the same over the fifth of these genes with the highest
+Moran's I in the truth; ``mse``, mean squared error over mean variance. Printed too is the ratio of ours to every other
+row. Run as ``python -m benchmarks.gene_inpainting --benchmark starmap_mpfc``.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from scipy.spatial import KDTree
+from sklearn.decomposition import PCA
+
+from benchmarks import _held_out, _ours
+from benchmarks._report import markdown, table
+from benchmarks.baselines._features import CLIP, nearest
+from benchmarks.pos_to_expr import (
+    dense,
+    draw_expression,
+    gene_correlation,
+    make_task,
+    morans_i,
+    neighbour_mean,
+    normalised,
+)
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Mapping, Sequence
+
+    from anndata import AnnData
+    from numpy.typing import NDArray
+
+    from benchmarks._report import Results
+    from benchmarks.pos_to_expr import Task
+
+    Array = NDArray[np.float64]
+
+HIDDEN_SHARE = 0.3
+NEIGHBOURS = (5, 10, 20, 50, 100, 200, 400)
+N_COMPONENTS = 50
+SPATIAL_SHARE = 0.2
+QUESTIONS = ("genes", "entries")
+BASELINES = ("space", "expression")
+OURS = "any"
+SCORES = ("pearson", "pearson_spatial", "mse")
+
+
+class Cells(NamedTuple):
+    """Counts (N, G) and positions (N, D), in the frame of the first reference slice, of some cells."""
+
+    counts: Array
+    position: Array
+
+    def at(self, rows: NDArray[np.bool_]) -> Cells:
+        """Some of them."""
+        return Cells(self.counts[rows], self.position[rows])
+
+
+def hide(shape: tuple[int, int], question: str, rng: np.random.Generator) -> NDArray[np.bool_]:
+    """Which entries (N, G) are hidden."""
+    if question == "genes":
+        hidden = np.zeros(shape, dtype=bool)
+        hidden[:, rng.choice(shape[1], round(HIDDEN_SHARE * shape[1]), replace=False)] = True
+        return hidden
+    flat = np.zeros(shape[0] * shape[1], dtype=bool)
+    flat[rng.choice(flat.size, round(HIDDEN_SHARE * flat.size), replace=False)] = True
+    return flat.reshape(shape)
+
+
+def at_depth(counts: Array, known: NDArray[np.bool_], share: Array, depth: float) -> Array:
+    """log1p at library size ``depth`` of the known entries, 0 elsewhere; ``share`` (G,) of the counts is each gene's."""
+    seen = np.where(known, counts, 0.0)
+    size, part = seen.sum(1), known @ share
+    return np.log1p(seen * np.divide(depth * part, size, out=np.zeros(len(size)), where=size > 0)[:, None])
+
+
+class Components:
+    """Principal components of cells, some of whose genes may be unknown."""
+
+    def __init__(self, values: Array) -> None:
+        self.mean, self.sd = values.mean(0), values.std(0)
+        self.sd[self.sd == 0] = 1.0
+        pca = PCA(min(N_COMPONENTS, min(values.shape) - 1), svd_solver="covariance_eigh").fit(self._standard(values))
+        self.noise = max(float(pca.noise_variance_), 1e-6)
+        self.scale = np.sqrt(np.maximum(pca.explained_variance_ - self.noise, 0.0))
+        self.loadings = pca.components_.T * self.scale
+
+    def _standard(self, values: Array) -> Array:
+        return np.clip((values - self.mean) / self.sd, -CLIP, CLIP)
+
+    def __call__(self, values: Array, known: NDArray[np.bool_]) -> Array:
+        """Posterior mean of the scores (N, K); ``known`` is (N, G), or (1, G) where it is the same for all cells."""
+        w, n_genes = self.loadings, len(self.mean)
+        outer = (w[:, :, None] * w[:, None, :]).reshape(n_genes, -1)
+        precision = (known @ outer).reshape(len(known), w.shape[1], -1) + self.noise * np.eye(w.shape[1])
+        seen = np.where(known, self._standard(values), 0.0) @ w
+        return np.linalg.solve(precision, seen[..., None])[..., 0] * self.scale
+
+
+def neighbours(reference: Cells, query: Cells, hidden: NDArray[np.bool_], depth: float) -> dict[str, NDArray[np.intp]]:
+    """Reference cells nearest to every query cell in space and in expression, (N, largest k), nearest first."""
+    k = min(NEIGHBOURS[-1], len(reference.counts))
+    share = reference.counts.sum(0) / reference.counts.sum()
+    everywhere = np.ones((1, len(share)), dtype=bool)
+    components = Components(at_depth(reference.counts, everywhere, share, depth))
+    alike = ~hidden.all(0, keepdims=True)  # without the genes that no query cell has
+    of_reference = components(at_depth(reference.counts, alike, share, depth), alike)
+    of_query = components(at_depth(query.counts, ~hidden, share, depth), ~hidden)
+    return {
+        "space": KDTree(reference.position).query(query.position, k)[1].reshape(len(query.counts), k),
+        "expression": nearest(of_reference, of_query, n_neighbours=k),
+    }
+
+
+def best_k(near: NDArray[np.intp], values: Array, true: Array, asked: NDArray[np.bool_]) -> dict[int, float]:
+    """Mean correlation of the asked entries for every k that there is."""
+    genes = asked.any(0)
+    return {
+        k: float(gene_correlation(neighbour_mean(values, near[:, :k]), true, asked)[genes].mean())
+        for k in NEIGHBOURS
+        if k <= near.shape[1]
+    }
+
+
+def choose_k(
+    reference: Cells, slices: NDArray[np.str_], question: str, hidden: NDArray[np.bool_], depth: float, *, seed: int
+) -> dict[str, int]:
+    """The best k on the reference alone: each of its slices completed from the others."""
+    rng, found = np.random.default_rng([seed, 1]), []
+    for name in np.unique(slices):
+        rest, here = reference.at(slices != name), reference.at(slices == name)
+        # The same genes where these are the question, new entries where those are.
+        mask = (
+            np.broadcast_to(hidden[0], here.counts.shape)
+            if question == "genes"
+            else hide(here.counts.shape, question, rng)
+        )
+        near = neighbours(rest, here, mask, depth)
+        values, true = normalised(rest.counts, depth), normalised(here.counts, depth)
+        found.append({way: best_k(near[way], values, true, mask) for way in BASELINES})
+    shared = [k for k in NEIGHBOURS if all(k in scores["space"] for scores in found)]
+    return {way: max(shared, key=lambda k: sum(scores[way][k] for scores in found)) for way in BASELINES}
+
+
+def type_means(values: Array, labels: NDArray[np.str_], wanted: NDArray[np.str_]) -> Array:
+    """Mean of ``values`` (M, G) over the cells of each wanted label; over all cells for one that is not there."""
+    means = {label: values[labels == label].mean(0) for label in np.unique(labels)}
+    return np.stack([means.get(label, values.mean(0)) for label in wanted])
+
+
+def judge(predicted: Array, true: Array, asked: NDArray[np.bool_], moran: Array) -> dict[str, float]:
+    """Scores over the asked entries (N, G); ``moran`` (G,) is that of the truth."""
+    genes = np.flatnonzero(asked.any(0))
+    spatial = genes[np.argsort(-moran[genes])[: max(1, round(SPATIAL_SHARE * len(genes)))]]
+    correlation = gene_correlation(predicted, true, asked)
+    n = asked[:, genes].sum(0)
+    centred = np.where(asked, true - np.where(asked, true, 0.0).sum(0) / np.maximum(asked.sum(0), 1), 0.0)[:, genes]
+    error = np.where(asked, predicted - true, 0.0)[:, genes]
+    return {
+        "pearson": float(correlation[genes].mean()),
+        "pearson_spatial": float(correlation[spatial].mean()),
+        "mse": float(((error**2).sum(0) / n).mean() / ((centred**2).sum(0) / n).mean()),
+    }
+
+
+def baselines(
+    task: Task, hidden: NDArray[np.bool_], question: str, depth: float, *, seed: int
+) -> dict[str, tuple[Array, dict[str, Any]]]:
+    """What needs no model: predictions (N, G), each with the k that it used."""
+    reference = Cells(dense(task.reference.X), task.places)
+    query = Cells(dense(task.query.X), np.asarray(task.query.obsm["spatial"]))
+    values, true = normalised(reference.counts, depth), normalised(query.counts, depth)
+    asked = asked_entries(task, hidden)
+    slices = task.reference.obs["slice_id"].astype(str).to_numpy()
+    chosen = choose_k(reference, slices, question, hidden, depth, seed=seed)
+    near = neighbours(reference, query, hidden, depth)
+    found: dict[str, tuple[Array, dict[str, Any]]] = {}
+    for way in BASELINES:
+        on_truth = best_k(near[way], values, true, asked)
+        for name, k in ((way, chosen[way]), (f"{way}, best k", max(on_truth, key=on_truth.__getitem__))):
+            found[name] = neighbour_mean(values, near[way][:, :k]), {"k": k}
+    labels, wanted = (a.obs["cell_type"].astype(str).to_numpy() for a in (task.reference, task.query))
+    found["cell type"] = type_means(values, labels, wanted), {}
+    return found
+
+
+def asked_entries(task: Task, hidden: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Hidden entries of the cells that did not register the slice."""
+    asked = hidden.copy()
+    asked[task.known] = False
+    return asked
+
+
+def ratios(summary: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, dict[str, float]]]:
+    """Question -> other row -> score -> mean of ours over that row's."""
+    found: dict[str, dict[str, dict[str, float]]] = {}
+    for question in QUESTIONS:
+        ours = summary.get(f"{question}, {OURS}")
+        others = [m for m in summary if m.startswith(f"{question}, ") and m != f"{question}, {OURS}"]
+        if ours is not None:
+            found[question] = {
+                m.removeprefix(f"{question}, "): {s: ours[s][0] / summary[m][s][0] for s in SCORES} for m in others
+            }
+    return found
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Train and judge every fold and seed that is not finished, and print the tables."""
+    options = _held_out.parse(_held_out.parser("gene_inpainting"), argv)
+    results, summary = _held_out.run_folds(run, options)
+    found = ratios(summary)
+    results.write(summary=summary, ratios=found)
+    print(table(summary, SCORES))
+    lines = [["ours over", *SCORES]]
+    for question, others in found.items():
+        lines += [[f"{question}, {name}", *(f"{line[s]:.2f}" for s in SCORES)] for name, line in others.items()]
+    print("\n" + markdown(lines))
+
+
+def run(
+    results: Results, name: str, reference: AnnData, held_out: AnnData, *, seed: int, options: argparse.Namespace
+) -> None:
+    """Both questions about one fold."""
+    training = _ours.training_parameters(options.minutes, mode="any")
+    left = [q for q in QUESTIONS if not results.find(training, method=f"{q}, {OURS}", fold=name, seed=seed)]
+    if not left:
+        return
+    task = make_task(reference, held_out, seed=seed)
+    model, train_seconds = _held_out.trained(reference, name, mode="any", seed=seed, options=options)
+    depth = model.schema.library_size
+    true = normalised(task.query.X, depth)
+    moran = morans_i(true, task.query.obsm["spatial"])
+    for question in left:
+        hidden = hide(true.shape, question, np.random.default_rng(seed))
+        asked = asked_entries(task, hidden)
+        for method, (values, used) in baselines(task, hidden, question, depth, seed=seed).items():
+            scores = judge(values, true, asked, moran)
+            _held_out.keep(results, f"{question}, {method}", name, seed, parameters={}, scores=scores, **used)
+        start = time.perf_counter()
+        known = np.where(hidden, np.nan, dense(task.query.X))
+        drawn = normalised(draw_expression(model, task.query, known, seed=seed), depth).mean(0)
+        _held_out.keep(
+            results, f"{question}, {OURS}", name, seed, parameters=training, scores=judge(drawn, true, asked, moran),
+            seconds=time.perf_counter() - start, train_seconds=round(train_seconds, 1),
+            model=_ours.fingerprint(model),
+        )  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,253 @@
+"""Can a classifier tell the neighbourhoods of a sampled slice from those of real held-out tissue?
+
+``model.sample(mode="joint")`` draws a slice of as many cells as the held-out one. A histogram gradient boosting
+classifier (scikit-learn's, 100 iterations) learns to tell cells of the sample from cells of the held-out slice by their
+neighbourhoods; the area under its ROC curve, .5 for a perfect sample, is compared with that for real slices of the
+reference against the same held-out slice, because animals differ too.
+
+What the classifier sees of a cell:
+
+- its 20 principal components, and the mean of those of its 8 nearest cells in the tissue. They are fitted on the
+  standardised log1p expression of the reference, at its median library size, to which every cell is brought;
+- the distances to these 8 cells, nearest first, over the cell spacing that the tissue would have if its cells filled it
+  evenly, root mean square radius / N^(1/D).
+
+Two scores. For ``auc`` every tissue's components have mean 0 and variance 1 over its own cells. Depth and batch shift and
+stretch the components of a whole specimen; one look at a single cell then tells two mice apart, both areas are near 1, and
+a sample could not fail. ``auc_raw`` is without this: it also sees whether means and variances are those of real tissue,
+and says little where the area of the reference is near 1.
+
+Frame, unit and size of the tissue cannot be seen: nothing depends on where, which way round or how large it lies, nor on
+the number of its cells. How cells are packed can be seen: cells that overlap, clump or leave holes that real tissue does
+not have are nearer or farther than this spacing, which is a property of the whole tissue and not fitted to the distances
+between neighbours; a division by their own median would have made density free.
+
+Neighbours are sought among all cells of a tissue; then both classes are cut to the same number of cells, that of the
+smallest tissue of the fold, in every comparison. Folds are of spatial blocks: every tissue is cut into 4 x 4 blocks of
+equal numbers of cells (quantiles along the first principal axis, within each along the second; the third, if any, is not
+cut). Blocks of the two tissues are paired so that their mean components differ least in sum, and pairs go to 5 folds as
+a whole: were a region held out of one tissue and its like in the other trained on, the classifier would take test cells
+for the other tissue, and the area for two equal tissues would lie well below .5. A cell is not trained on if it is one
+of the neighbours of a test cell, or has one. The score is the mean over folds.
+
+- ``sample``: the drawn slice; one draw per model;
+- ``reference, nearest``, ``reference, mean``: the smallest and the mean area of the reference slices, the first being the
+  strictest to compare with;
+- ``reference, shuffled``: the first reference slice with its cells permuted over their places: real expression and real
+  places, no relation. Where it is not far above ``reference, nearest``, the score tells nothing.
+
+Printed too is sample - reference. Run as ``python -m benchmarks.joint --benchmark starmap_mpfc``.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from scipy.optimize import linear_sum_assignment
+from scipy.spatial.distance import cdist
+from sklearn.decomposition import PCA
+from sklearn.ensemble import HistGradientBoostingClassifier
+from sklearn.metrics import roc_auc_score
+from sklearn.model_selection import StratifiedGroupKFold
+
+from benchmarks import _held_out, _ours
+from benchmarks._judge import nearest_neighbours
+from benchmarks._report import mean_sd, table
+from benchmarks.baselines._features import CLIP
+from benchmarks.pos_to_expr import normalised
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Callable, Mapping, Sequence
+
+    from anndata import AnnData
+    from numpy.typing import NDArray
+
+    from benchmarks._report import Results
+
+    Array = NDArray[np.float64]
+
+N_COMPONENTS = 20
+N_NEIGHBOURS = 8
+CUTS = 4
+N_FOLDS = 5
+SAMPLE, NEAREST, MEAN, SHUFFLED = "sample", "reference, nearest", "reference, mean", "reference, shuffled"
+
+
+class Tissue(NamedTuple):
+    """What the classifier may see of a tissue, and what the folds are made of.
+
+    Attributes
+    ----------
+    features
+        (N, number of features).
+    near
+        Neighbours of every cell, (N, 8).
+    block
+        Spatial block of every cell, (N,).
+    """
+
+    features: Array
+    near: NDArray[np.intp]
+    block: NDArray[np.intp]
+
+
+def fit_components(values: Array) -> Callable[[Array], Array]:
+    """Principal components of standardised expression (N, G), as a function of expression."""
+    mean, sd = values.mean(0), values.std(0)
+    sd[sd == 0] = 1.0
+    standard = lambda x: np.clip((x - mean) / sd, -CLIP, CLIP)
+    pca = PCA(min(N_COMPONENTS, *values.shape), svd_solver="covariance_eigh").fit(standard(values))
+    return lambda x: pca.transform(standard(x))
+
+
+def blocks(position: Array) -> NDArray[np.intp]:
+    """Number of the block of every cell: quantiles along the first principal axis, within each along the second."""
+    x = position - position.mean(0)
+    axes = x @ np.linalg.svd(x, full_matrices=False)[2].T
+    strip = _quantile(axes[:, 0])
+    block = np.empty(len(x), dtype=np.intp)
+    for i in range(CUTS):
+        block[strip == i] = CUTS * i + _quantile(axes[strip == i, 1])
+    return block
+
+
+def _quantile(values: Array) -> NDArray[np.intp]:
+    """Which of the equal parts, by size, each value is in."""
+    return np.argsort(np.argsort(values)) * CUTS // len(values)
+
+
+def describe(components: Array, position: Array) -> Tissue:
+    """Neighbourhoods of a tissue from the components of its expression (N, K) and its positions (N, D)."""
+    n, n_dims = position.shape
+    near = nearest_neighbours(position, N_NEIGHBOURS)
+    distance = np.linalg.norm(position[near] - position[:, None], axis=2)
+    spacing = np.sqrt(((position - position.mean(0)) ** 2).sum(1).mean()) / n ** (1 / n_dims)
+    features = [components, components[near].mean(1), distance / spacing]
+    return Tissue(np.hstack(features), near, blocks(position))
+
+
+def paired_blocks(a: Tissue, b: Tissue) -> NDArray[np.intp]:
+    """Block of every cell of both, those of ``b`` by the number of the block of ``a`` that they are most like."""
+    half = (a.features.shape[1] - N_NEIGHBOURS) // 2  # the components of the cell itself
+    means = [np.stack([t.features[t.block == i, :half].mean(0) for i in range(CUTS**2)]) for t in (a, b)]
+    of_a, of_b = linear_sum_assignment(cdist(*means))
+    return np.concatenate([a.block, of_a[np.argsort(of_b)][b.block]])
+
+
+def auc(a: Tissue, b: Tissue, n_cells: int, *, seed: int) -> float:
+    """Area under the ROC curve for telling ``n_cells`` of one from as many of the other, mean over spatial folds."""
+    rng = np.random.default_rng(seed)
+    n_a = len(a.block)
+    features, block = np.vstack([a.features, b.features]), paired_blocks(a, b)
+    near = np.vstack([a.near, b.near + n_a])
+    label = np.arange(len(block)) >= n_a
+    used = np.zeros(len(block), dtype=bool)
+    for rows in np.split(np.arange(len(block)), [n_a]):
+        used[rng.choice(rows, n_cells, replace=False)] = True
+    areas = []
+    folds = StratifiedGroupKFold(N_FOLDS, shuffle=True, random_state=seed)
+    for _, rows in folds.split(features, label, block):
+        test = np.zeros(len(block), dtype=bool)
+        test[rows] = True
+        near_test = test | test[near].any(1)
+        near_test[near[test]] = True
+        train = used & ~near_test
+        test &= used
+        model = HistGradientBoostingClassifier(early_stopping=False, random_state=seed)
+        model.fit(features[train], label[train])
+        areas.append(roc_auc_score(label[test], model.predict_proba(features[test])[:, 1]))
+    return float(np.mean(areas))
+
+
+def own_moments(components: Array) -> Array:
+    """Components of one tissue with mean 0 and variance 1 over its cells."""
+    sd = components.std(0)
+    return (components - components.mean(0)) / np.where(sd > 0, sd, 1.0)
+
+
+MOMENTS: dict[str, Callable[[Array], Array]] = {"auc": own_moments, "auc_raw": lambda components: components}
+"""Score -> what is done to the components of a tissue."""
+
+
+def excess(entries: Sequence[Mapping[str, Any]], seeds: Sequence[int]) -> dict[str, dict[str, list[float | None]]]:
+    """Score -> row of the reference -> sample minus it, mean over folds, ``[mean, sd]`` over the finished seeds."""
+    scores = {(e["method"], e["fold"], e["seed"]): e["scores"] for e in entries}
+    folds = sorted({e["fold"] for e in entries})
+    whole = [s for s in seeds if all((m, f, s) in scores for m in (SAMPLE, NEAREST, MEAN) for f in folds)]
+    found: dict[str, dict[str, list[float | None]]] = {}
+    for score in MOMENTS if whole else ():
+        found[score] = {}
+        for other in (NEAREST, MEAN):
+            delta = [np.mean([scores[SAMPLE, f, s][score] - scores[other, f, s][score] for f in folds]) for s in whole]
+            found[score][other] = [float(np.mean(delta)), float(np.std(delta, ddof=1)) if len(delta) > 1 else None]
+    return found
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Judge every fold and seed that is not finished, and print the table."""
+    options = _held_out.parse(_held_out.parser("joint"), argv)
+    results, summary = _held_out.run_folds(run, options)
+    found = excess(results.entries, options.seeds)
+    results.write(summary=summary, excess=found)
+    print(table(summary, tuple(MOMENTS)))
+    for score, others in found.items():
+        for other, value in others.items():
+            print(f"{score}: {SAMPLE} - {other}: {mean_sd(*value, '+.3f')}")
+
+
+def run(
+    results: Results, name: str, reference: AnnData, held_out: AnnData, *, seed: int, options: argparse.Namespace
+) -> None:
+    """All comparisons of one fold."""
+    training = _ours.training_parameters(options.minutes, mode="any")
+    if results.find(training, method=SAMPLE, fold=name, seed=seed):
+        return
+    model, train_seconds = _held_out.trained(reference, name, mode="any", seed=seed, options=options)
+    start = time.perf_counter()
+    drawn = model.sample(mode="joint", n_cells=held_out.n_obs, random_state=seed)
+    seconds = time.perf_counter() - start
+    areas, each = compare(reference, held_out, drawn, model.schema.library_size, seed=seed)
+    for method, scores in areas.items():
+        if method == SAMPLE:
+            fields = {"seconds": seconds, "train_seconds": round(train_seconds, 1), "model": _ours.fingerprint(model)}
+            _held_out.keep(results, method, name, seed, parameters=training, scores=scores, **fields)
+        else:
+            _held_out.keep(results, method, name, seed, parameters={}, scores=scores, slices=each)
+
+
+def compare(
+    reference: AnnData, held_out: AnnData, drawn: AnnData, depth: float, *, seed: int
+) -> tuple[dict[str, dict[str, float]], dict[str, dict[str, float]]]:
+    """Scores of every row, the sample last, and of every slice of the reference."""
+    values = normalised(reference.X, depth)
+    components = fit_components(values)
+    slices = reference.obs["slice_id"].astype(str).to_numpy()
+    names = np.unique(slices).tolist()
+    position = np.asarray(reference.obsm["spatial"], dtype=np.float64)
+    cells = {s: (components(values[slices == s]), position[slices == s]) for s in names}
+    mixed = np.random.default_rng(seed).permutation(cells[names[0]][0])
+    cells[SHUFFLED] = mixed, cells[names[0]][1]
+    cells[SAMPLE], truth = (
+        (components(normalised(a.X, depth)), np.asarray(a.obsm["spatial"], dtype=np.float64)) for a in (drawn, held_out)
+    )
+    n_cells = min(len(x) for x, _ in (truth, *cells.values()))
+    found = {
+        row: {
+            score: auc(describe(change(x), y), describe(change(truth[0]), truth[1]), n_cells, seed=seed)
+            for score, change in MOMENTS.items()
+        }
+        for row, (x, y) in cells.items()
+    }
+    each = {s: found[s] for s in names}
+    areas = {
+        row: {score: float(pick([one[score] for one in each.values()])) for score in MOMENTS}
+        for row, pick in ((NEAREST, min), (MEAN, np.mean))
+    }
+    return areas | {row: found[row] for row in (SHUFFLED, SAMPLE)}, each
+
+
+if __name__ == "__main__":
+    main()
