@@ -72,6 +72,7 @@ if tags.has("online"):  # noqa: F821  Sphinx defines it
 html_theme = "sphinx_book_theme"
 html_title = project
 html_static_path = ["_static"]
+html_css_files = ["tables.css"]
 html_theme_options = {
     "repository_url": repository_url,
     "use_repository_button": True,

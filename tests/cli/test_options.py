@@ -210,6 +210,26 @@ def test_flags(train_tokens, tokens, group, expected):
     assert parse(*train_tokens, *tokens)[group] == expected
 
 
+def test_flags_of_the_earlier_version_mean_the_same(train_tokens):
+    """Its full example, with underscores as it wrote them."""
+    tokens = """
+        --use_gated_attention --gate_type elementwise --use_moe --num_experts 8 --moe_top_k 2 --enable_masking
+        --expression_mask_ratio 0.3 --position_mask_ratio 0.33 --batch_size 64 --epochs 100 --lr 1e-4
+        --training_mode joint --gpus 2 --num_workers 4 --seed 42
+    """
+    parsed = parse(*train_tokens, *tokens.split())
+    assert parsed["seed"] == 42
+    assert parsed["plan"] == PlanOptions(lr=1e-4)
+    assert parsed["model"] == ModelOptions(
+        mode="joint", gate_type="elementwise", use_moe=True, num_experts=8, moe_top_k=2, enable_masking=True
+    )
+    assert parsed["training"] == TrainingOptions(
+        max_epochs=100, batch_size=64, gpus=2, num_workers=4, expression_mask_ratio=0.3, position_mask_ratio=0.33
+    )
+    off = parse(*train_tokens, "--no_gated_attention", "--no_moe", "--disable_masking")["model"]
+    assert off.arguments() == ModelOptions(attention="linear").arguments()
+
+
 def test_demo_keeps_its_defaults_beside_given_flags(tmp_path):
     arguments = parse("demo", "--output-dir", str(tmp_path), "--d-model", "32", "--epochs", "2")
     assert arguments["model"] == DemoModelOptions(d_model=32)

@@ -187,6 +187,34 @@ def test_other_ways_to_train(small, make_model, train_briefly, arguments):
     assert np.isfinite(model.sample(n_steps=2).obsm["spatial"]).all()
 
 
+class ClippedGradients(pl.Callback):
+    """Norms of the gradients that the optimiser was given."""
+
+    def __init__(self) -> None:
+        self.norms: list[float] = []
+
+    def on_before_zero_grad(self, trainer, pl_module, optimizer):
+        gradients = [p.grad for p in pl_module.parameters() if p.grad is not None]
+        if gradients:
+            self.norms.append(float(torch.nn.utils.get_total_norm(gradients)))
+
+
+def test_gradients_are_accumulated_and_clipped_on_request(small, make_model, train_briefly):
+    seen = ClippedGradients()
+    model = train_briefly(
+        make_model(small),
+        max_epochs=3,
+        context_size=50,
+        batch_size=50,
+        accumulate_grad_batches=2,
+        gradient_clip_val=1e-3,
+        callbacks=[seen],
+    )
+    assert model.trainer.num_training_batches == 4
+    assert model.trainer.global_step == 3 * 4 / 2
+    np.testing.assert_allclose(seen.norms, 1e-3, rtol=1e-3)
+
+
 # -- when to stop ------------------------------------------------------------------------------------------------------
 
 

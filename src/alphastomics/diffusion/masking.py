@@ -80,7 +80,7 @@ class MaskingConfig:
 
 
 def n_masked(ratio: float, n_entries: int) -> int:
-    """|M| of |E| = ``n_entries``."""
+    """Number of masked entries among ``n_entries``."""
     return round(ratio * n_entries)
 
 

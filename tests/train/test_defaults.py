@@ -1,0 +1,46 @@
+"""The fewer cells a reference has, the more it is protected from being learned by heart."""
+
+from __future__ import annotations
+
+import pytest
+
+from alphastomics.data import fit_schema
+from alphastomics.model import AlphaSTomics
+from alphastomics.train.defaults import default_augmentation, default_dropout, default_placement
+
+
+@pytest.fixture
+def counts(tissue):
+    return fit_schema(tissue, transform="log1p")
+
+
+@pytest.fixture
+def plain_values(tissue):
+    return fit_schema(tissue, transform="none")
+
+
+def strengths(schema, n_cells: int) -> list[float]:
+    augmentation = default_augmentation(schema, n_cells)
+    names = ("gene_dropout", "thinning", "gene_noise")
+    return [*(getattr(augmentation, name) for name in names), default_dropout(schema, n_cells)]
+
+
+def test_fewer_cells_are_regularised_more(counts):
+    few, many = strengths(counts, 4_999), strengths(counts, 5_000)
+    assert all(strong > moderate for strong, moderate in zip(few, many, strict=True))
+    assert default_placement(counts, 4_999)["n_views"] > default_placement(counts, 5_000)["n_views"] == 1
+
+
+def test_values_that_are_not_counts_need_little(counts, plain_values):
+    assert strengths(plain_values, 1_000)[1:] == [0, 0, 0]
+    assert strengths(plain_values, 1_000)[0] < strengths(counts, 1_000_000)[0]
+    assert default_placement(plain_values, 1_000) == {"n_views": 1, "refine": False}
+
+
+def test_a_model_takes_what_suits_its_reference_unless_told_otherwise(tissue, counts):
+    AlphaSTomics.setup_anndata(tissue)
+    model = AlphaSTomics(tissue, d_model=16, n_layers=1, n_heads=2)
+    assert model.module.config.dropout == default_dropout(counts, tissue.n_obs)
+    assert model.default_augmentation() == default_augmentation(counts, tissue.n_obs)
+    assert model.default_placement() == default_placement(counts, tissue.n_obs)
+    assert AlphaSTomics(tissue, d_model=16, n_layers=1, n_heads=2, dropout=0.0).module.config.dropout == 0
