@@ -191,10 +191,12 @@ def test_every_parameter_learns(make_inputs, gate_type, use_qk_norm):
     denoiser, inputs = Denoiser(config), make_inputs()
     inputs = inputs._replace(t_expr=torch.tensor([0.0, 1.0, 0.3]), t_pos=torch.tensor([1.0, 0.4, 0.7]))
     optimizer = torch.optim.AdamW(denoiser.parameters(), lr=1e-2)
-    held = torch.zeros(3, 10, dtype=torch.bool)
+    held = torch.zeros(3, 10, 9, dtype=torch.bool)
     held[1, :3] = True
+    crowding = torch.linspace(-1, 1, 9).expand(3, 10, 9)
+    inputs = inputs._replace(t_pos=torch.tensor([1.0, 0.4, 0.0]))
     for _ in range(3):
-        expression, position, latent = denoiser(*inputs, held=held)
+        expression, position, latent = denoiser(*inputs, held=held, crowding=crowding)
         optimizer.zero_grad()
         (
             expression.square().sum() + (position - 1).square().sum() + denoiser.neighbourhood(latent).square().sum()
@@ -242,21 +244,22 @@ def test_genes_count_by_their_deviation(make_denoiser, make_inputs):
     assert float(denoiser.gene_weight.square().mean()) == pytest.approx(1)
 
 
-def test_held_cells_are_given_clean_and_marked_at_any_time(make_denoiser, make_inputs):
+def test_held_entries_are_given_clean_and_marked_at_any_time(make_denoiser, make_inputs):
     denoiser, inputs = make_denoiser(), make_inputs()
     torch.nn.init.normal_(denoiser.expression_held)
     inputs = inputs._replace(t_expr=torch.ones(3))
-    held = torch.zeros(3, 10, dtype=torch.bool)
+    held = torch.zeros_like(inputs.expression, dtype=torch.bool)
     expected = denoiser(*inputs)
     for one, other in zip(denoiser(*inputs, held=held), expected, strict=True):
         assert torch.equal(one, other)
-    held[:, 2] = True
+    held[:, 2, [1, 4]] = True
     one = denoiser(*inputs, held=held).position
     changed = inputs.expression.clone()
-    changed[:, 3:] = 7.0  # absent cells have no say
+    changed[~held] = torch.nan  # what is absent has no say
     assert torch.equal(denoiser(*inputs._replace(expression=changed), held=held).position, one)
-    changed[:, 2] = 7.0
+    changed[:, 2, 4] = 7.0
     assert not torch.allclose(denoiser(*inputs._replace(expression=changed), held=held).position, one)
     marked = denoiser.embed_expression(inputs.expression, torch.zeros(3), held)[:, 2]
     bare = denoiser.embed_expression(inputs.expression, torch.zeros(3))[:, 2]
-    torch.testing.assert_close(marked - bare, denoiser.expression_held.expand(3, -1))
+    mark = denoiser.expression_held[[1, 4]].sum(0) / inputs.expression.shape[-1] ** 0.5
+    torch.testing.assert_close(marked - bare, mark.expand(3, -1))

@@ -3,8 +3,7 @@
 The network sees all cells of the slice, up to ``max_context``; a larger slice is split into contexts that share anchors,
 and the estimates of an anchor are averaged over contexts at every step, as in :mod:`alphastomics.model._position_chain`.
 
-Cells whose expression is known are given to the network clean and marked, as in training. Where only some genes of a cell
-are known, these are held: noised to the level of each step, and exact in the end.
+Known values, of whole cells or of some genes, are given to the network clean and marked at every step, as in training.
 """
 
 from __future__ import annotations
@@ -59,14 +58,13 @@ class SliceExpression:
         self.contexts = split_contexts(len(position), max_context, position.device)
         self.known = None if known is None else known.isfinite()[None]
         self.value = None if known is None else known.nan_to_num()[None]
-        self.whole = None if self.known is None else self.known.all(2)
 
     def estimate(self, z: Tensor, t: Tensor) -> Tensor:
         """Estimate of the clean expression (1, N, G)."""
         zero = torch.zeros_like(t)
         total, count = torch.zeros_like(z), z.new_zeros(1, z.shape[1], 1)
         for cells, _ in self.contexts:
-            held = None if self.whole is None else self.whole[:, cells]
+            held = None if self.known is None else self.known[:, cells]
             crowding = None if self.crowding is None else self.crowding[:, cells]
             z_cells, x = z[:, cells], self.position[:, cells]
             output = self.module(z_cells, x, t, zero, held=held, crowding=crowding, predict=("expression",)).expression
@@ -96,12 +94,10 @@ class SliceExpression:
             return sign * torch.randn(shape, generator=generator).to(self.position.device)
 
         def denoise(z: Tensor, t: Tensor) -> Tensor:
-            if self.known is None or self.value is None or self.whole is None:
+            if self.known is None or self.value is None:
                 return self.estimate(z, t)
-            noised = torch.where(self.whole[..., None], self.value, self.process.noise(self.value, t, noise()))
-            z[:] = torch.where(self.known, noised, z)
+            z[:] = torch.where(self.known, self.value, z)
             return torch.where(self.known, self.value, self.estimate(z, t))
 
-        partly = self.known is not None and bool((self.known.any(2) & ~self.known.all(2)).any())
-        step = make_step(config.sampler or ("ddpm" if partly else "dpm++2m"), self.process, eta=config.eta)
+        step = make_step(config.sampler or "dpm++2m", self.process, eta=config.eta)
         return run_chain(denoise, step, noise, n_steps=config.n_steps, on_step=on_step)[0]

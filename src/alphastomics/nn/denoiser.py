@@ -109,7 +109,7 @@ class Denoiser(nn.Module):
         self.crowding_in = CrowdingEmbedding(config.n_ranks, d)
         self.expression_missing = nn.Parameter(torch.zeros(d))
         self.position_missing = nn.Parameter(torch.zeros(d))
-        self.expression_held = nn.Parameter(torch.zeros(d))
+        self.expression_held = nn.Parameter(torch.zeros(config.n_genes, d))
         if config.mask_tokens:
             self.expression_mask = nn.Parameter(torch.zeros(config.n_genes))
             self.position_mask = nn.Parameter(torch.zeros(config.n_dims, d))
@@ -152,20 +152,26 @@ class Denoiser(nn.Module):
     def embed_expression(
         self, expression: Tensor, t_expr: Tensor, held: Tensor | None = None, masked: Tensor | None = None
     ) -> Tensor:
-        """Embedding (B, N, d) of noisy expression (B, N, G).
+        r"""Embedding (B, N, d) of noisy expression (B, N, G).
 
-        The missing token where the clock stands at 1; cells that are ``held`` (B, N) bring clean values at any time and
-        are marked. A ``masked`` entry (B, N, G) is read as the learned value of its gene. The first layer is linear in
-        the genes, so this adds one learned vector per masked gene, along the weights of that gene.
+        The missing token where the clock stands at 1. Entries that are ``held`` (B, N, G) are clean at any time, which
+
+        .. math:: m_i = \frac{1}{\sqrt G} \sum_g h_{ig} M_g
+
+        says; at 1 the others are read as 0, and a cell without held entries is absent. A ``masked`` entry (B, N, G) is
+        read as the learned value of its gene. The first layer is linear in the genes, so this adds one learned vector per
+        masked gene, along the weights of that gene.
         """
         if masked is not None:
             expression = torch.where(masked, self.expression_mask, expression)
-        embedding = self.expression_in(expression * self.gene_weight)
         absent = (t_expr >= 1)[:, None, None]
         if held is None:
+            embedding = self.expression_in(expression * self.gene_weight)
             return torch.where(absent, self.expression_missing, embedding)
-        held = held[..., None]
-        return torch.where(absent & ~held, self.expression_missing, embedding + held * self.expression_held)
+        expression = expression.masked_fill(absent & ~held, 0.0)
+        mark = held.to(expression.dtype) @ self.expression_held / self.config.n_genes**0.5
+        embedding = self.expression_in(expression * self.gene_weight) + mark
+        return torch.where(absent & ~held.any(dim=-1, keepdim=True), self.expression_missing, embedding)
 
     def embed_position(
         self, position: Tensor, t_pos: Tensor, masked: Tensor | None = None, crowding: Tensor | None = None
@@ -235,7 +241,7 @@ class Denoiser(nn.Module):
         mask
             Real cells (B, N); None when all are.
         held
-            Cells (B, N) whose expression is known and clean, whatever its clock says; None when there are none.
+            Entries of expression (B, N, G) that are known and clean, whatever its clock says; None when there are none.
         predict
             Which heads to run.
         masked

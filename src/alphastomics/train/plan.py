@@ -18,7 +18,6 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import lightning.pytorch as pl
-import numpy as np
 import torch
 
 from alphastomics.diffusion import CosineSchedule, Process
@@ -36,6 +35,7 @@ from alphastomics.nn import balance_losses
 from alphastomics.nn.diagnostics import SeenLayer, watch_layers
 from alphastomics.train.clocks import SMALLEST, Mode, draw_clocks, keyed_rng, spread_kind
 from alphastomics.train.diagnostics import EVERY, layer_statistics
+from alphastomics.train.held import draw_held
 from alphastomics.train.masking import Masks, draw_masks
 from alphastomics.train.packing import SWITCH, packing_losses
 
@@ -52,8 +52,6 @@ if TYPE_CHECKING:
 
 # Purposes of the generators that are keyed by context: training and validation noise, and the deformation.
 TRAINING, VALIDATION, DEFORMATION, HELD = 0, 1, 2, 3
-HELD_CONTEXTS = 0.5  # share of the contexts to be given an expression in which some cells have it already
-HELD_SHARE = 0.02, 0.5  # of their cells
 
 
 class NonFiniteLossError(RuntimeError):
@@ -263,15 +261,13 @@ class TrainingPlan(pl.LightningModule):
         about_slice = (batch.position - batch.centre[:, None]) * batch.mask[..., None]
         return torch.where(given, about_slice, centre(batch.position, batch.mask))
 
-    def held(self, batch: Batch, t_expr: Tensor, purpose: int) -> Tensor:
-        """Cells (B, N) whose expression is given while that of the others is sampled: none in half of the contexts."""
-        held = torch.zeros_like(batch.mask)
+    def held(self, batch: Batch, x_expr: Tensor, t_expr: Tensor, purpose: int) -> Tensor:
+        """Entries (B, N, G) of expression that are given while the others are sampled, see :func:`draw_held`."""
+        held = torch.zeros_like(x_expr, dtype=torch.bool)
         for row, mask, t, key in zip(held, batch.mask, t_expr.tolist(), batch.key.cpu().numpy(), strict=True):
-            rng = keyed_rng(key, HELD + purpose)
-            if t > 0 and rng.random() < HELD_CONTEXTS:
-                share = np.exp(rng.uniform(*np.log(HELD_SHARE)))
+            if t > 0:
                 n = int(mask.sum())
-                row[:n] = torch.from_numpy(rng.random(n) < share).to(row.device)
+                row[:n] = torch.from_numpy(draw_held(n, x_expr.shape[2], keyed_rng(key, HELD + purpose))).to(row.device)
         return held
 
     def conditional_mean(self, expression: Tensor, mask: Tensor) -> Tensor:
@@ -322,10 +318,10 @@ class TrainingPlan(pl.LightningModule):
             sampled = (t_expr > 0)[:, None]
             x_expr = torch.where(sampled[..., None], batch.target, x_expr)
             measured = measured | sampled
-            held = self.held(batch, t_expr, purpose)
+            held = self.held(batch, x_expr, t_expr, purpose)
         z_expr = self.diffusion.expression.noise(x_expr, t_expr, noise_expr) * measured.unsqueeze(1)
         if held is not None:
-            z_expr = torch.where(held[..., None], x_expr, z_expr)
+            z_expr = torch.where(held, x_expr, z_expr)
         z_pos = self.diffusion.position.noise(x_pos, t_pos, noise_pos)
         masks = self.masks(batch, x_expr, x_pos, measured, t_expr, t_pos, purpose)
         only_position = self.mode == "expr_to_pos" and masks.expression is None
@@ -350,9 +346,9 @@ class TrainingPlan(pl.LightningModule):
             x_0 = clean_value(self.diffusion.expression, output.expression.float(), z_expr, t_expr, masks.expression)
         if self.mode != "expr_to_pos":
             weight = self.diffusion.expression.loss_weight(t_expr, maximum=self.config.max_loss_weight)
-            asked = mask if held is None else mask & ~held
-            seen = None if masks.expression is None else ~masks.expression
-            error = mean_squared_error(x_0, x_expr, asked, weight, features=measured, entries=seen)
+            assert held is not None
+            asked = ~held if masks.expression is None else ~(held | masks.expression)
+            error = mean_squared_error(x_0, x_expr, mask, weight, features=measured, entries=asked)
             losses["expression"] = torch.where(t_expr > 0, error, 0.0)
         if masks.expression is not None:
             # What is asked back never has the gain: it is a value of the tissue, not of an input that lacks genes.
