@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from anndata import AnnData
 
     from alphastomics.data import Batch
+    from alphastomics.data._batch import Context
     from alphastomics.nn import ParameterCount
 
 VALIDATION_CONTEXTS = 8
@@ -109,7 +110,7 @@ def _held_out_batches(model: AlphaSTomics, query: AnnData, arguments: Mapping[st
     size = arguments.get("context_size", 512)
     kind = arguments.get("context_kind", "subset")
     dataset = ContextDataset(source, context_size=size, kind=kind, seed=0, targets=model.mode != "expr_to_pos")
-    contexts = []
+    contexts: list[Context] = []
     for epoch in range(VALIDATION_CONTEXTS):
         dataset.set_epoch(epoch)
         contexts += [dataset[i] for i in range(min(len(dataset), VALIDATION_CONTEXTS - len(contexts)))]

@@ -38,7 +38,5 @@ def matched_width(config: DenoiserConfig, n_parameters: int) -> int:
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if total(middle) < n_parameters else (low, middle)
-    nearest = min(
-        (k for k in (low, high) if k > 0), key=lambda k: abs(total(k) - n_parameters)
-    )
+    nearest = min((k for k in (low, high) if k > 0), key=lambda k: abs(total(k) - n_parameters))
     return step * nearest

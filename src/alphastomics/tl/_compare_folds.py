@@ -122,8 +122,9 @@ def fingerprint(parts: Sequence[AnnData], schema: TissueSchema) -> str:
     """Short hash of expression, genes, positions and slices."""
     digest = hashlib.sha256()
     for adata in parts:
-        matrix = expression_matrix(adata, schema.layer)
-        matrix = sp.csr_matrix(matrix) if sp.issparse(matrix) else np.asarray(matrix)
+        matrix: Any = expression_matrix(adata, schema.layer)
+        if sp.issparse(matrix):
+            matrix = sp.csr_matrix(matrix)
         arrays = [matrix.indptr, matrix.indices, matrix.data] if sp.issparse(matrix) else [matrix]
         for array in [*arrays, np.asarray(adata.obsm[schema.position_key])]:
             digest.update(str((array.shape, array.dtype)).encode())

@@ -70,7 +70,9 @@ def sampled_expression(model: AlphaSTomics, placed: AnnData, scoring: Scoring, *
     schema = model.schema
     asked = _some_cells(placed, schema, scoring.max_cells)
     registered = asked.copy()
-    true, predicted = (np.array(asked.obsm[key], dtype=np.float64) for key in (schema.position_key, _keys.RECONSTRUCTED))
+    true, predicted = (
+        np.array(asked.obsm[key], dtype=np.float64) for key in (schema.position_key, _keys.RECONSTRUCTED)
+    )
     if schema.frame == "slice":
         for _, rows in slice_rows(asked, schema.slice_key):
             true[rows] = rigid_align(true[rows], predicted[rows])[0]

@@ -71,7 +71,9 @@ def choose_configurations(chosen: Mapping[str, Configuration] | Sequence[str] | 
         unknown = [name for name in chosen if name not in CONFIGURATIONS]
         if unknown:
             listed = ", ".join(map(repr, CONFIGURATIONS))
-            raise KeyError(f"{', '.join(map(repr, unknown))} is no configuration; choose configurations=… from {listed}")
+            raise KeyError(
+                f"{', '.join(map(repr, unknown))} is no configuration; choose configurations=… from {listed}"
+            )
         found = {name: CONFIGURATIONS[name] for name in chosen}
     if not found:
         raise ValueError("configurations=… is empty; name at least one, or leave it out")
