@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import torch
 from scvi.model._utils import parse_device_args
 
 from alphastomics.data import AnnDataSource, ContextDataset, collate
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from alphastomics.nn import ParameterCount
 
 VALIDATION_CONTEXTS = 8
+LinAlgError: type[Exception] = torch.linalg.LinAlgError  # type: ignore[attr-defined]  # where weights became infinite
 
 
 class TrialRecord(NamedTuple):
@@ -97,7 +99,7 @@ def train_trial(model: AlphaSTomics, query: AnnData, **arguments: Any) -> TrialR
     failure = ""
     try:
         model.train(callbacks=callbacks, **arguments)
-    except NonFiniteLossError as error:
+    except (NonFiniteLossError, LinAlgError) as error:
         failure = str(error)
     if model.trainer.interrupted and not failure:
         raise KeyboardInterrupt

@@ -140,7 +140,10 @@ def compare(
         logger.info(
             "Run %d of %d: %s, seed %d%s.", k, len(trials), trial.name, trial.seed, ", is finished" if run else ""
         )
-        runs.append(run or store.add(run_trial(trial, scoring)))
+        run = run or store.add(run_trial(trial, scoring))
+        if run["failure"]:
+            logger.warning("%s, seed %d, has no scores. %s", trial.name, trial.seed, run["failure"])
+        runs.append(run)
     for seed, fold in folds.items():
         runs += baseline_runs(fold, scoring, seed)
     found = tables(runs)
