@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import anndata as ad
 import numpy as np
+import pandas as pd
 import pytest
 
 from alphastomics.datasets import synthetic_tissue
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 TINY = ["--d-model", "16", "--n-layers", "1", "--n-heads", "2", "--context-size", "64"]
 SHORT = [*TINY, "--epochs", "2", "--accelerator", "cpu"]
-COMMANDS = ["demo", "train", "sample", "test", "extract"]
+COMMANDS = ["demo", "train", "sample", "test", "extract", "compare"]
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +91,7 @@ def test_help_takes_less_than_a_second() -> None:
     assert min(seconds() for _ in range(3)) < 1.0
 
 
-@pytest.mark.parametrize("tokens", [["--help"], ["train", "--help"], ["--version"], ["train"]])
+@pytest.mark.parametrize("tokens", [["--help"], ["train", "--help"], ["compare", "--help"], ["--version"], ["train"]])
 def test_torch_waits_for_work(tokens):
     code = f"import sys; from alphastomics.main import main; main({tokens}); print(*sys.modules)"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
@@ -246,6 +247,79 @@ def test_extract_writes_plain_arrays(folder, query, tmp_path):
         model = AlphaSTomics.load(folder / "model", adata=False, accelerator="cpu")
         np.testing.assert_array_equal(arrays["latent"], model.get_latent_representation(cells, layer="all"))
     assert files_in(tmp_path) == ["z"]
+
+
+# -- compare ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def comparison(folder, tmp_path, monkeypatch) -> list[str]:
+    monkeypatch.chdir(tmp_path)
+    tokens = ["compare", "--input-data", str(folder / "ref.h5ad"), "--output-dir", "out", *TINY, "--accelerator", "cpu"]
+    tokens += ["--configurations", "linear", "gated_matched", "--max-steps", "2", "--seeds", "3", "4"]
+    return [*tokens, "--n-samples", "2", "--n-steps", "2", "--max-cells", "40", "--cell-type-key", "cell_type"]
+
+
+def test_compare_writes_what_the_tool_returns(folder, comparison, tmp_path, capsys):
+    from alphastomics import tl
+
+    assert main(comparison) == 0
+    text = capsys.readouterr().out
+    names = [f"out/comparison.{suffix}" for suffix in ("csv", "json", "md", "png")]
+    assert files_in(tmp_path) == names
+    before = {name: (tmp_path / name).read_bytes() for name in names}
+    expected = tl.compare(
+        ad.read_h5ad(folder / "ref.h5ad"), configurations=["linear", "gated_matched"], seeds=[3, 4], max_steps=2,
+        d_model=16, n_layers=1, n_heads=2, context_size=64, accelerator="cpu", n_samples=2, n_steps=2, max_cells=40,
+        cell_type_key="cell_type", enable_progress_bar=False,
+    )  # fmt: skip
+    table = pd.read_csv(tmp_path / "out/comparison.csv", index_col=0)
+    assert table.index.tolist() == ["linear", "gated_matched", "chance", "oracle"]
+    times = [name for name in table if "seconds" in name]
+    pd.testing.assert_frame_equal(
+        table.drop(columns=times).astype(float), expected.drop(columns=times).astype(float), rtol=1e-5
+    )
+    assert before["out/comparison.png"].startswith(b"\x89PNG")
+    header, _, *lines = (tmp_path / "out/comparison.md").read_text().splitlines()
+    written = [dict(zip(header.split(" | "), line.split(" | "), strict=True)) for line in lines]
+    mean, sd = expected.loc["linear", ["distance_spearman", "distance_spearman_sd"]]
+    assert written[0]["distance_spearman"] == f"{mean:.4g} ± {sd:.2g}"
+    assert [row["parameters"] for row in written] == [str(n) for n in expected["parameters"][:2]] + ["–", "–"]
+    assert re.search(rf"distance_spearman +{mean:.4g}", text)
+    # The second call has nothing to train.
+    assert main(comparison) == 0
+    assert all((tmp_path / name).read_bytes() == content for name, content in before.items() if "png" not in name)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "message"),
+    [
+        (["--output-dir", "text"], "text is a file; name a folder"),
+        (["--output-dir", "full"], "full is not empty and holds no comparison.json"),
+        (["--configurations", "gates"], "'gates' is no configuration"),
+        (["--held-out", "slice_7"], "no slice 'slice_7'; choose --held-out … from"),
+        (["--max-time", "3"], "not both"),
+        (["--max-time", "soon"], "not both|max_time='soon'"),
+        (["--mode", "joint"], "joint"),
+    ],
+)
+def test_a_comparison_that_makes_no_sense_is_one_clear_line(comparison, tokens, message, tmp_path, capsys):
+    (tmp_path / "text").write_text("no")
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full/a").touch()
+    before = files_in(tmp_path)
+    assert main(replaced(comparison, tokens)) in (1, 2)
+    assert re.search(message, complaint(capsys))
+    assert files_in(tmp_path) == before
+
+
+def replaced(tokens: list[str], new: list[str]) -> list[str]:
+    """Tokens with another value of one option, or with a further option."""
+    if new[0] not in tokens:
+        return [*tokens, *new]
+    start = tokens.index(new[0])
+    end = next((i for i in range(start + 1, len(tokens)) if tokens[i].startswith("--")), len(tokens))
+    return tokens[:start] + new + tokens[end:]
 
 
 # -- demo ------------------------------------------------------------------------------------------------------------

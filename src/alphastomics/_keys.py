@@ -55,3 +55,6 @@ MAPS = "attention_maps"
 
 EXPERTS = "experts"
 """``obs[EXPERTS + "_layer_0"]``, …: the most probable expert of a cell; ``uns``: use of the experts."""
+
+COMPARISON = "comparison"
+"""``uns``: configurations that were compared: a summary, the runs, their curves."""

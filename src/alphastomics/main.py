@@ -1,4 +1,4 @@
-"""The command line: ``alphastomics demo | train | sample | test | extract``.
+"""The command line: ``alphastomics demo | train | sample | test | extract | compare``.
 
 Importing this module imports neither torch nor the library; every command imports what it needs.
 """
@@ -18,6 +18,8 @@ from alphastomics import __version__
 from alphastomics._cli._console import USER_ERRORS, complain, messages
 from alphastomics._cli._options import (
     GLOBAL,
+    SEVERAL,
+    ComparisonOptions,
     DemoModelOptions,
     DemoTrainingOptions,
     ModelOptions,
@@ -226,6 +228,36 @@ def extract(
     with replacing(output) as temporary, temporary.open("wb") as file:
         np.savez_compressed(file, latent=latent, obs_names=cells.obs_names.to_numpy(dtype=str))
     logger.info("Embeddings of %d cells are in %s.", cells.n_obs, output)
+
+
+@app.command
+def compare(
+    *,
+    input_data: ExistingFile,
+    output_dir: Annotated[Path, Parameter(alias="--output")],
+    seeds: Annotated[tuple[int, ...], SEVERAL] = (0, 1, 2),
+    setup: SetupOptions = SetupOptions(),
+    options: ComparisonOptions = ComparisonOptions(),
+) -> None:
+    """Train linear and gated attention, dense and with experts, and variants of them, and score each on held-out slices.
+
+    Writes ``comparison.csv`` and ``comparison.md`` (the table), ``comparison.png`` (curves and scores) and
+    ``comparison.json`` (every run). The same command continues what was interrupted.
+
+    Parameters
+    ----------
+    input_data
+        Cells with expression and positions, an ``.h5ad`` file.
+    output_dir
+        Folder for the comparison, new or that of an earlier one.
+    seeds
+        Seeds, one training of every configuration for each.
+    """
+    from alphastomics._cli._compare import run_comparison
+    from alphastomics._cli._files import to_text
+
+    table = run_comparison(input_data, output_dir, seeds, setup, options)
+    sys.stdout.write(to_text(table.astype(float)))
 
 
 @app.meta.default

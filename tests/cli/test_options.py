@@ -11,6 +11,7 @@ import pytest
 from cyclopts import App, CycloptsError
 
 from alphastomics._cli._options import (
+    ComparisonOptions,
     DemoModelOptions,
     DemoTrainingOptions,
     ModelOptions,
@@ -105,6 +106,28 @@ def test_plan_options_are_those_of_the_plan():
     assert PlanOptions(lambda_neighbour=0.0, lr=0.1).arguments() == {"lr": 0.1, "lambda_neighbour": 0.0}
 
 
+def test_comparison_options_are_those_of_the_tool():
+    from alphastomics.model import AlphaSTomics
+    from alphastomics.tl import compare
+
+    own = {name: p.default for name, p in inspect.signature(compare).parameters.items()}
+    passed_on = {n: p.default for f in (AlphaSTomics.__init__, AlphaSTomics.train) for n, p in parameters(f).items()}
+    options = ComparisonOptions().arguments()
+    assert options == {name: (passed_on | own)[name] for name in options}
+    # Not options of this group: what decides the run besides, and what the command names itself.
+    others = {"adata", "query", "seeds", "results", "key_added", "kwargs", *asdict(SetupOptions())}
+    assert set(own) - others <= set(options)
+
+
+def test_several_values_follow_one_flag(tmp_path):
+    (tmp_path / "x.h5ad").touch()
+    tokens = ["compare", "--input-data", str(tmp_path / "x.h5ad"), "--output", str(tmp_path / "c")]
+    found = parse(*tokens, "--seeds", "0", "4", "--configurations", "linear", "gated", "--held-out", "a")
+    assert found["output_dir"] == tmp_path / "c"
+    assert found["seeds"] == (0, 4)
+    assert found["options"] == ComparisonOptions(configurations=("linear", "gated"), held_out=("a",))
+
+
 def test_demo_differs_in_few_defaults():
     assert asdict(DemoModelOptions()) == asdict(ModelOptions(mode="expr_to_pos"))
     assert asdict(DemoTrainingOptions()) == asdict(TrainingOptions(max_time=240.0, batch_size=256, context_size=256))
@@ -146,7 +169,9 @@ def test_modes_are_those_of_training():
     assert get_args(get_type_hints(ModelOptions)["mode"]) == MODES
 
 
-@pytest.mark.parametrize("options", [SetupOptions, ModelOptions, TrainingOptions, PlanOptions, QueryOptions])
+@pytest.mark.parametrize(
+    "options", [SetupOptions, ModelOptions, TrainingOptions, PlanOptions, QueryOptions, ComparisonOptions]
+)
 def test_every_option_has_help(options):
     documented = re.findall(r"^    (\w+)$", inspect.getdoc(options) and options.__doc__ or "", flags=re.MULTILINE)
     assert documented[documented.index("Parameters") + 1 :] == [field.name for field in fields(options)]
@@ -250,4 +275,11 @@ def test_values_that_make_no_sense_are_refused_at_once(train_tokens, tokens):
 
 def test_commands():
     assert isinstance(app, App)
-    assert [name for name in app if not name.startswith("-")] == ["demo", "train", "sample", "test", "extract"]
+    assert [name for name in app if not name.startswith("-")] == [
+        "demo",
+        "train",
+        "sample",
+        "test",
+        "extract",
+        "compare",
+    ]

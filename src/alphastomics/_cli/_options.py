@@ -31,6 +31,7 @@ DATA, MODEL, TRAINING, LOSSES, GLOBAL = (
 UNMASKED = Parameter(negative=("--disable-masking", "--no-enable-masking"))
 UNGATED = Parameter(negative=("--no-gated-attention", "--no-use-gated-attention"))
 DENSE = Parameter(negative=("--no-moe", "--no-use-moe"))
+SEVERAL = Parameter(consume_multiple=True, negative=())
 
 
 @Parameter(name="*", group=DATA)
@@ -225,6 +226,66 @@ class TrainingOptions:
         arguments["augmentation"] = replace(model.default_augmentation(), **given(changes))
         gpus = arguments.pop("gpus")
         return arguments if gpus is None else arguments | {"accelerator": "gpu", "devices": gpus}
+
+
+@Parameter(name="*", group=TRAINING)
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ComparisonOptions:
+    """What is compared, and on what terms.
+
+    Parameters
+    ----------
+    configurations
+        Names of configurations, of those that ``alphastomics.tl.compare`` lists; all of them when not given.
+    held_out
+        Slices to score; the last by name when not given.
+    max_time
+        Time of each training, in seconds or as ``DD:HH:MM:SS``; 180 seconds when no number of steps is given.
+    max_steps
+        Steps of each training instead.
+    mode
+        ``any`` scores positions and expression, ``expr_to_pos`` positions alone.
+    d_model
+        Width, except where it is what differs.
+    n_layers
+        Number of blocks.
+    n_heads
+        Attention heads.
+    batch_size
+        Cells in a batch.
+    context_size
+        Cells that the network sees at once.
+    n_samples
+        Draws of expression whose mean is scored.
+    n_steps
+        Calls of the network per draw of expression.
+    max_cells
+        Cells of each slice whose expression is sampled.
+    accelerator
+        ``auto``, ``cpu``, ``gpu``, ``mps``, …
+    precision
+        ``auto``, ``32-true``, ``bf16-mixed``, …
+    """
+
+    configurations: Annotated[tuple[str, ...] | None, SEVERAL] = None
+    held_out: Annotated[tuple[str, ...] | None, SEVERAL] = None
+    max_time: float | str | None = None
+    max_steps: PositiveInt | None = None
+    mode: Literal["any", "expr_to_pos"] = "any"
+    d_model: PositiveInt = 128
+    n_layers: PositiveInt = 4
+    n_heads: PositiveInt = 4
+    batch_size: PositiveInt = 1024
+    context_size: PositiveInt = 512
+    n_samples: PositiveInt = 4
+    n_steps: PositiveInt = 10
+    max_cells: PositiveInt = 2000
+    accelerator: str = "auto"
+    precision: str = "auto"
+
+    def arguments(self) -> dict[str, Any]:
+        """Arguments of :func:`alphastomics.tl.compare`."""
+        return asdict(self)
 
 
 @Parameter(name="*", group=LOSSES)

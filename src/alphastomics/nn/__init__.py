@@ -4,6 +4,7 @@ from alphastomics.nn.attention import Attention, LinearAttention, SoftmaxAttenti
 from alphastomics.nn.denoiser import Denoiser, DenoiserConfig, Prediction
 from alphastomics.nn.experts import Experts, ParameterCount, Routing, balance_losses, count_parameters, expert_usage
 from alphastomics.nn.packing import PackingNetwork, nearest_neighbours
+from alphastomics.nn.width import matched_width
 
 __all__ = [
     "Attention",
@@ -20,5 +21,6 @@ __all__ = [
     "count_parameters",
     "expert_usage",
     "make_attention",
+    "matched_width",
     "nearest_neighbours",
 ]

@@ -1,7 +1,9 @@
-"""Tools: place cells, judge what was sampled, and look inside the network."""
+"""Tools: place cells, judge what was sampled, compare models, and look inside the network."""
 
 from alphastomics.tl._agreement import modality_agreement
 from alphastomics.tl._clusters import cluster_scores
+from alphastomics.tl._compare import compare
+from alphastomics.tl._configurations import Configuration
 from alphastomics.tl._evaluate import evaluate
 from alphastomics.tl._expression import expression_scores
 from alphastomics.tl._layers import attention_gates, attention_maps, attention_sinks, expert_usage
@@ -9,10 +11,12 @@ from alphastomics.tl._moran import morans_i
 from alphastomics.tl._reconstruct import reconstruct
 
 __all__ = [
+    "Configuration",
     "attention_gates",
     "attention_maps",
     "attention_sinks",
     "cluster_scores",
+    "compare",
     "evaluate",
     "expert_usage",
     "expression_scores",

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from alphastomics import _keys
+from alphastomics.tl._arguments import sort_arguments
 
 if TYPE_CHECKING:
     from anndata import AnnData
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 CHAIN_STEPS = 25  # steps of a chain when draws or known cells ask for one
+PLACEMENT = frozenset({"sampler", "eta", "n_views", "refine"})
 
 
 def reconstruct(
@@ -90,7 +91,7 @@ def reconstruct(
     """
     if reference is not None and model is not None:
         raise ValueError("Pass reference= (to train a model) or model= (a trained one), not both")
-    arguments = _sort_arguments(kwargs)
+    arguments = sort_arguments(kwargs, caller="reconstruct", sample=PLACEMENT)
     setup = {"position_key": position_key or _keys.SPATIAL, "slice_key": slice_key, "layer": layer} | arguments["setup"]
     placed = None
     if model is not None:
@@ -127,40 +128,6 @@ def reconstruct(
         "versions": _versions(),
     }
     return result if copy else None
-
-
-class _Callables(NamedTuple):
-    """Which arguments of reconstruct go where."""
-
-    setup: set[str]
-    init: set[str]
-    train: set[str]
-    sample: set[str]
-
-
-def _sort_arguments(kwargs: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    import lightning.pytorch as pl
-
-    from alphastomics.model import AlphaSTomics
-
-    def names(function: Any) -> set[str]:
-        return set(inspect.signature(function).parameters) - {"self", "adata", "registry", "kwargs", "trainer_kwargs"}
-
-    known = _Callables(
-        setup=names(AlphaSTomics.setup_anndata),
-        init=names(AlphaSTomics.__init__),
-        train=names(AlphaSTomics.train) | names(pl.Trainer.__init__),
-        sample={"sampler", "eta", "n_views", "refine"},
-    )
-    result: dict[str, dict[str, Any]] = {name: {} for name in known._fields}
-    for key, value in kwargs.items():
-        for name in known._fields:
-            if key in getattr(known, name):
-                result[name][key] = value
-                break
-        else:
-            raise TypeError(f"reconstruct() got an unexpected argument {key!r}; no part of the model takes it")
-    return result
 
 
 def _unknown(adata: AnnData, position_key: str) -> NDArray[np.bool_]:

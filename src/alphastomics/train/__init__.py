@@ -6,6 +6,7 @@ from alphastomics.train.defaults import advised_experts
 from alphastomics.train.ema import MovingAverage
 from alphastomics.train.history import History
 from alphastomics.train.plan import DiffusionConfig, NonFiniteLossError, PlanConfig, TrainingPlan
+from alphastomics.train.recorder import TrainingRecorder
 from alphastomics.train.runner import ContextRunner, ContextTrainer, seconds_of
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "NonFiniteLossError",
     "PlanConfig",
     "TrainingPlan",
+    "TrainingRecorder",
     "advised_experts",
     "seconds_of",
 ]

@@ -1,0 +1,145 @@
+"""What a comparison of models needs to know of one training: its curves, and how long a step takes."""
+
+from __future__ import annotations
+
+import time
+from statistics import median
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import lightning.pytorch as pl
+import torch
+
+from alphastomics.train.ema import MovingAverage
+from alphastomics.train.plan import VALIDATION
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from alphastomics.data import Batch
+    from alphastomics.train.plan import TrainingPlan
+
+N_POINTS = 15
+
+
+class CurvePoint(NamedTuple):
+    """The state of a training at one moment.
+
+    Attributes
+    ----------
+    step
+        Steps of the optimiser so far.
+    seconds
+        Time since the first step, what was spent on validation included.
+    train_loss
+        Mean loss of the epochs since the last point.
+    validation_loss
+        Loss of the averaged weights on the held-out batches; NaN without any.
+    """
+
+    step: int
+    seconds: float
+    train_loss: float
+    validation_loss: float
+
+
+class TrainingRecorder(pl.Callback):
+    """Records losses at points that are spread evenly over a training, and the time of every step.
+
+    Both losses leave out the balance of experts, which only some networks have. Validation has the same contexts and the
+    same noise at every point. Points lie at the ends of epochs.
+
+    Parameters
+    ----------
+    batches
+        Held-out contexts without augmentation.
+    n_points
+        About how many points there shall be.
+    """
+
+    def __init__(self, batches: Sequence[Batch] = (), n_points: int = N_POINTS) -> None:
+        self.batches, self.n_points = batches, n_points
+        self.points: list[CurvePoint] = []
+        self._steps: list[tuple[float, float]] = []
+        self._epochs: list[tuple[int, float]] = []  # steps and loss of the epochs since the last point
+        self._now = self._began = (0.0, 0.0)
+        self._epoch_began_at = 0
+
+    @property
+    def step_seconds(self) -> float:
+        """Median time of a step."""
+        return median(step[0] for step in self._steps) if self._steps else float("nan")
+
+    @property
+    def step_processor_seconds(self) -> float:
+        """Median time that a step keeps processors busy, all threads together; other programs do not count."""
+        return median(step[1] for step in self._steps) if self._steps else float("nan")
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Start the clocks."""
+        self._began = _clocks()
+
+    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Remember where the epoch began."""
+        self._epoch_began_at = trainer.global_step
+
+    def on_train_batch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, _: int) -> None:
+        """Look at the clocks before a step."""
+        self._now = _clocks()
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, _: int
+    ) -> None:
+        """Look at the clocks after it."""
+        wall, processor = _clocks()
+        self._steps.append((wall - self._now[0], processor - self._now[1]))
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Take the loss of the epoch, and add a point when one is due."""
+        plan: TrainingPlan = pl_module  # type: ignore[assignment]
+        values = trainer.callback_metrics
+        loss = float(values["train_loss"])
+        if "train_balance" in values:
+            loss -= plan.config.moe_load_balance_loss_weight * float(values["train_balance"])
+        self._epochs.append((trainer.global_step - self._epoch_began_at, loss))
+        if plan.progress() * self.n_points >= len(self.points) + 1:
+            self._add(trainer, plan)
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Add the last point."""
+        if self._epochs:
+            self._add(trainer, pl_module)  # type: ignore[arg-type]
+
+    def _add(self, trainer: pl.Trainer, plan: TrainingPlan) -> None:
+        n_steps = sum(steps for steps, _ in self._epochs)
+        train_loss = sum(steps * loss for steps, loss in self._epochs) / max(1, n_steps)
+        self._epochs = []
+        validation_loss = self._validate(trainer, plan)
+        seconds = _clocks()[0] - self._began[0]
+        self.points.append(CurvePoint(trainer.global_step, seconds, train_loss, validation_loss))
+
+    @torch.no_grad()
+    def _validate(self, trainer: pl.Trainer, plan: TrainingPlan) -> float:
+        if not self.batches:
+            return float("nan")
+        average = next(c for c in trainer.callbacks if isinstance(c, MovingAverage))  # type: ignore[attr-defined]
+        average.swap(plan)
+        plan.eval()
+        try:
+            losses = [self._loss(trainer, plan, batch) for batch in self.batches]
+        finally:
+            plan.train()
+            average.swap(plan)
+        return sum(losses) / len(losses)
+
+    @staticmethod
+    def _loss(trainer: pl.Trainer, plan: TrainingPlan, batch: Batch) -> float:
+        batch = trainer.strategy.batch_to_device(batch, plan.device)
+        with trainer.precision_plugin.val_step_context():
+            losses = plan.losses(batch, purpose=VALIDATION)
+        losses.pop("balance", None)
+        return float(plan.total(losses, batch))
+
+
+def _clocks() -> tuple[float, float]:
+    """Time on the wall, and of the processors by this process."""
+    return time.perf_counter(), time.process_time()

@@ -1,0 +1,32 @@
+"""The width at which a denoiser has a given size."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from alphastomics.nn import Denoiser, DenoiserConfig, count_parameters, matched_width
+
+CONFIG = DenoiserConfig(n_genes=20, n_dims=2, d_model=16, n_layers=1, n_heads=4)
+
+
+def total(width: int) -> int:
+    return count_parameters(Denoiser(replace(CONFIG, d_model=width))).total
+
+
+@pytest.mark.parametrize("n_parameters", [1, 10_000, 27_345, 31_192, 60_000])
+def test_no_width_comes_nearer(n_parameters):
+    found = matched_width(CONFIG, n_parameters)
+    nearest = min(abs(total(width) - n_parameters) for width in range(4, 60, 4))
+    assert found % 4 == 0
+    assert abs(total(found) - n_parameters) == nearest
+
+
+def test_the_size_of_a_width_gives_the_width():
+    assert [matched_width(CONFIG, total(width)) for width in (4, 16, 36)] == [4, 16, 36]
+
+
+def test_an_odd_number_of_heads_has_an_even_width():
+    config = replace(CONFIG, n_heads=3, d_model=18)
+    assert matched_width(config, 20_000) % 6 == 0

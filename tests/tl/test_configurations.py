@@ -1,0 +1,72 @@
+"""What is compared by default."""
+
+from __future__ import annotations
+
+import pytest
+
+from alphastomics.model import AlphaSTomics
+from alphastomics.model._trial import make_trial_model, parameters_of
+from alphastomics.tl import Configuration
+from alphastomics.tl._configurations import CONFIGURATIONS, choose_configurations
+from alphastomics.train import PlanConfig
+
+
+@pytest.fixture(scope="module")
+def counts(_tissue):
+    """Parameters of every default configuration at the default size."""
+    reference = _tissue.copy()
+    AlphaSTomics.setup_anndata(reference)
+    made = {name: make_trial_model(reference, c.model, match=c.match) for name, c in CONFIGURATIONS.items()}
+    return {name: parameters_of(model) for name, model in made.items()}
+
+
+def test_rows_are_of_one_size_but_for_the_wide_experts_and_their_match(counts):
+    gated = counts["gated"].total
+    others = set(counts) - {"gated_moe_full", "gated_matched"}
+    assert all(counts[name].total == pytest.approx(gated, rel=0.05) for name in others)
+    assert counts["gated_moe_full"].total > 1.4 * gated
+    assert counts["gated_matched"].total == pytest.approx(counts["gated_moe_full"].total, rel=0.03)
+
+
+def test_counts_follow_from_the_architecture(counts):
+    d, layers, heads = 128, 4, 4
+    gated = counts["gated"]
+    norms = 2 * d // heads
+    assert gated.total == gated.active
+    assert gated.total - counts["linear"].total == layers * (d * heads + norms)
+    assert gated.total - counts["gated_no_qk_norm"].total == layers * norms
+    assert counts["gated_elementwise"].total - gated.total == layers * (d * d - d * heads)
+    # Four experts share the hidden layer; each has an output bias of its own, and there is a router and its noise.
+    assert counts["gated_moe"].total - gated.total == layers * (3 * d + 2 * 4 * d)
+    expert = 2 * d * 4 * d // 4 + d + d
+    assert counts["gated_moe"].total - counts["gated_moe"].active == layers * 2 * expert
+    assert counts["gated_moe_4_top_1"].total - counts["gated_moe_4_top_1"].active == layers * 3 * expert
+    assert counts["linear_moe"].total - counts["linear"].total == counts["gated_moe"].total - gated.total
+
+
+def test_only_the_learning_rate_tells_the_last_from_linear():
+    slow, quick = CONFIGURATIONS["linear"], CONFIGURATIONS["linear_high_lr"]
+    assert slow.model == quick.model
+    assert set(quick.plan) == {"lr"}
+    assert quick.plan["lr"] == 3 * PlanConfig().lr
+
+
+def test_configurations_are_chosen_by_name_or_given():
+    assert list(choose_configurations(None)) == list(CONFIGURATIONS)
+    assert list(choose_configurations(["gated", "linear"])) == ["gated", "linear"]
+    assert choose_configurations("gated") == {"gated": Configuration()}
+    own = {"wide": Configuration(model={"d_model": 256})}
+    assert choose_configurations(own) == own
+
+
+@pytest.mark.parametrize(
+    ("chosen", "error", "message"),
+    [
+        (["gates"], KeyError, "'gates' is no configuration; .* 'linear', 'gated'"),
+        ([], ValueError, "is empty"),
+        ({"oracle": Configuration()}, ValueError, "oracle is the name of a baseline"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused(chosen, error, message):
+    with pytest.raises(error, match=message):
+        choose_configurations(chosen)
