@@ -47,7 +47,7 @@ lint: $(VENV)/.installed-lint
 $(VENV)/.installed: pyproject.toml constraints.txt
 	test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
-	$(PIP_INSTALL) --editable ".[dask,hub,ot]"
+	$(PIP_INSTALL) --editable ".[dask,hub,ot,spatialdata]"
 	touch $@
 
 $(VENV)/.installed-%: $(VENV)/.installed

@@ -51,7 +51,7 @@ nitpicky = True
 # Names of other projects resolve only where their inventories can be fetched; ours must always resolve.
 _others = [
     "anndata", "collections", "cyclopts", "datetime", "lightning", "matplotlib", "numpy", "os", "pandas", "pathlib",
-    "pyarrow", "scanpy", "scipy", "scvi", "squidpy", "torch", "types", "typing",
+    "pyarrow", "scanpy", "scipy", "scvi", "spatialdata", "squidpy", "torch", "types", "typing",
 ]  # fmt: skip
 nitpick_ignore_regex = [("py:.*", rf"({'|'.join(_others)})(\..*)?"), ("py:data", "Ellipsis")]
 
@@ -65,6 +65,7 @@ if tags.has("online"):  # noqa: F821  Sphinx defines it
         "python": ("https://docs.python.org/3/", None),
         "scanpy": ("https://scanpy.readthedocs.io/en/stable/", None),
         "scvi-tools": ("https://docs.scvi-tools.org/en/stable/", None),
+        "spatialdata": ("https://spatialdata.scverse.org/en/stable/", None),
         "squidpy": ("https://squidpy.readthedocs.io/en/stable/", None),
         "torch": ("https://docs.pytorch.org/docs/stable/", None),
     }

@@ -11,6 +11,9 @@ SLICE = "slice_id"
 CELL_TYPE = "cell_type"
 """``obs``: the label of a cell."""
 
+INSTANCE = "instance_id"
+"""``obs``: the identifier of a cell among the instances of its element in a SpatialData."""
+
 RECONSTRUCTED = "spatial_reconstructed"
 """``obsm``: sampled positions; ``uns``: what is needed to sample them again."""
 
