@@ -39,9 +39,9 @@ from benchmarks._report import markdown, table
 from benchmarks.baselines._features import CLIP, nearest
 from benchmarks.pos_to_expr import (
     dense,
-    draw_expression,
     gene_correlation,
     make_task,
+    mean_expression,
     morans_i,
     neighbour_mean,
     normalised,
@@ -262,7 +262,7 @@ def run(
             _held_out.keep(results, f"{question}, {method}", name, seed, parameters={}, scores=scores, **used)
         start = time.perf_counter()
         known = np.where(hidden, np.nan, dense(task.query.X))
-        drawn = normalised(draw_expression(model, task.query, known, seed=seed), depth).mean(0)
+        drawn = mean_expression(model, task.query, known, depth, seed=seed)
         _held_out.keep(
             results, f"{question}, {OURS}", name, seed, parameters=training, scores=judge(drawn, true, asked, moran),
             seconds=time.perf_counter() - start, train_seconds=round(train_seconds, 1),

@@ -93,11 +93,24 @@ def test_draws_of_expression(everything, places):
     assert every.obs["draw"].tolist() == np.repeat(range(4), places.n_obs).tolist()
     draws = values(every).reshape(4, places.n_obs, -1)
     mean = write(everything, places, n_samples=4, reduce="mean")
-    np.testing.assert_allclose(values(mean), draws.mean(0), rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(mean.layers["sd"], draws.std(0), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(mean.layers["sd"], draws.std(0, ddof=1), rtol=1e-4, atol=1e-5)
     medoid = values(write(everything, places, n_samples=4, reduce="medoid"))
     assert any(np.array_equal(medoid, draw) for draw in draws)
     np.testing.assert_array_equal(draws[0], values(write(everything, places)))
+
+
+def test_the_mean_is_that_of_the_draws_without_their_noise(everything, places):
+    """On the scale on which the network works; the estimate of the clean value is a martingale along the chain."""
+    schema = everything.schema
+
+    def network(x):
+        return (np.log1p(x * schema.target_library_size() / schema.library_size) - schema.gene_mean) / schema.gene_scale
+
+    mean = network(values(write(everything, places, n_samples=4, reduce="mean")))
+    draws = network(values(write(everything, places, n_samples=16))).reshape(16, *mean.shape)
+    assert ((mean - draws.mean(0)) ** 2).mean() < 0.2 * draws.var(0).mean()
+    assert mean.var(0).mean() > 0.05  # it is not the same everywhere
+    np.testing.assert_array_equal(mean, network(values(write(everything, places, n_samples=4, reduce="mean"))))
 
 
 def test_mirrored_draws_have_a_mean_of_less_error(everything, places):

@@ -1,9 +1,15 @@
-"""The reverse chain of expression over a slice whose positions are known.
+r"""The reverse chain of expression over a slice whose positions are known.
 
 The network sees all cells of the slice, up to ``max_context``; a larger slice is split into contexts that share anchors,
 and the estimates of an anchor are averaged over contexts at every step, as in :mod:`alphastomics.model._position_chain`.
 
 Known values, of whole cells or of some genes, are given to the network clean and marked at every step, as in training.
+What whole known cells tell beyond that moves the mean of the others by :math:`\delta`, see
+:mod:`alphastomics.model._kriging`. In a Gaussian tissue of unit variance that is
+
+.. math:: \hat x_0 = f(z_t, t) + \frac{\sigma_t^2}{\alpha_t^2 + \sigma_t^2}\, \delta:
+
+all of it where nothing is seen, and nothing where the noisy value itself already tells.
 """
 
 from __future__ import annotations
@@ -13,6 +19,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from alphastomics.diffusion import make_step, run_chain
+from alphastomics.model._kriging import krige
 from alphastomics.model._position_chain import split_contexts
 
 if TYPE_CHECKING:
@@ -23,6 +30,9 @@ if TYPE_CHECKING:
     from alphastomics.model._position_chain import SamplerConfig
     from alphastomics.nn import Denoiser
     from alphastomics.train import DiffusionConfig
+
+
+N_FOLDS = 5  # of the known cells, for what the network makes of each without it
 
 
 class SliceExpression:
@@ -40,6 +50,11 @@ class SliceExpression:
         Known expression (N, G) in network units, NaN where unknown; None when nothing is known.
     crowding
         How crowded the surroundings of each cell are (N, K); None when it is not known.
+
+    Attributes
+    ----------
+    error
+        Mean squared residual of each cell that is known as a whole (n,), in the order of the cells.
     """
 
     def __init__(
@@ -58,13 +73,23 @@ class SliceExpression:
         self.contexts = split_contexts(len(position), max_context, position.device)
         self.known = None if known is None else known.isfinite()[None]
         self.value = None if known is None else known.nan_to_num()[None]
+        self.error = position.new_zeros(0)
+        self.shift = self._shift()
 
     def estimate(self, z: Tensor, t: Tensor) -> Tensor:
         """Estimate of the clean expression (1, N, G)."""
+        x_0 = self._estimate(z, t, self.known)
+        if self.shift is None:
+            return x_0
+        alpha, sigma = self.process.coefficients(t, z)
+        return x_0 + sigma**2 / (alpha**2 + sigma**2) * self.shift
+
+    def _estimate(self, z: Tensor, t: Tensor, known: Tensor | None) -> Tensor:
+        """What the network says (1, N, G), averaged over contexts."""
         zero = torch.zeros_like(t)
         total, count = torch.zeros_like(z), z.new_zeros(1, z.shape[1], 1)
         for cells, _ in self.contexts:
-            held = None if self.known is None else self.known[:, cells]
+            held = None if known is None else known[:, cells]
             crowding = None if self.crowding is None else self.crowding[:, cells]
             z_cells, x = z[:, cells], self.position[:, cells]
             output = self.module(z_cells, x, t, zero, held=held, crowding=crowding, predict=("expression",)).expression
@@ -72,6 +97,44 @@ class SliceExpression:
             total[:, cells] += self.process.x0(output.float(), z_cells, t)
             count[:, cells] += 1
         return total / count
+
+    @torch.no_grad()
+    def mean(self, crowding: Tensor) -> Tensor:
+        """Conditional mean (N, G) of the expression, the first step of every chain, with another ``crowding`` (N, K)."""
+        one = self.position.new_ones(1)
+        z = self.position.new_zeros(1, self.position.shape[1], self.module.config.n_genes)
+        own, self.crowding = self.crowding, crowding[None]
+        try:
+            if self.known is None or self.value is None:
+                return self.estimate(z, one)[0]
+            x_0 = self.estimate(torch.where(self.known, self.value, z), one)
+            return torch.where(self.known, self.value, x_0)[0]
+        finally:
+            self.crowding = own
+
+    @torch.no_grad()
+    def left_out(self) -> tuple[Tensor, Tensor]:
+        """Numbers (n,) of the cells known as a whole, and their mean (n, G) given those of the other folds only."""
+        assert self.known is not None
+        assert self.value is not None
+        whole = self.known[0].all(-1).nonzero()[:, 0]
+        mean = self.value.new_zeros(len(whole), self.value.shape[2])
+        one = self.value.new_ones(1)
+        for fold in range(min(N_FOLDS, len(whole))):
+            known = self.known.clone()
+            known[:, whole[fold::N_FOLDS]] = False
+            x_0 = self._estimate(torch.where(known, self.value, 0.0), one, known)
+            mean[fold::N_FOLDS] = x_0[0, whole[fold::N_FOLDS]]
+        return whole, mean
+
+    def _shift(self) -> Tensor | None:
+        """What the residuals of known cells say of the others, (1, N, G)."""
+        if self.known is None or self.value is None:
+            return None
+        whole, mean = self.left_out()
+        residual = self.value[0, whole] - mean
+        self.error = residual.square().mean(dim=1)
+        return krige(self.position[0], whole, residual)[None]
 
     @torch.no_grad()
     def sample(

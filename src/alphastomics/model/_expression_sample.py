@@ -15,6 +15,7 @@ from tqdm.auto import tqdm
 
 from alphastomics import _keys
 from alphastomics.data import AnnDataSource, crowding, read_partial
+from alphastomics.data._contexts import LOWEST_DENSITY
 from alphastomics.diffusion.geometry import centre, kabsch
 from alphastomics.model._draws import check_draws, draw_generator, stack_draws
 from alphastomics.model._expression_chain import SliceExpression
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 FRAME_CELLS = 20  # known cells that fix a frame
+VIEWS = 4  # keeps the draws of views apart from those of the chain
 
 
 def sample_expression(
@@ -58,15 +60,21 @@ def sample_expression(
     )  # fmt: skip
     total = len(source.slices) * n_samples * config.n_steps
     draws = np.empty((n_samples, source.n_cells, model.schema.n_genes), dtype=np.float32)
+    mean = np.empty(draws.shape[1:], dtype=np.float32)
     with tqdm(total=total, desc="Sampling expression", unit="step", disable=settings.verbosity > logging.INFO) as bar:
         for cells in source.slices:
             chain, rows = _slice_chain(model, query, cells, config, known)
+            if reduce == "mean":
+                assert cells.position is not None  # as above
+                mean[rows] = _mean_over_views(
+                    chain, cells.position[np.searchsorted(cells.rows, rows)], n_samples, random_state
+                )
             for k in range(n_samples):
                 # Two draws share their noise up to its sign.
                 generator = draw_generator(random_state, k // 2)
                 x = chain.sample(config, generator, mirrored=bool(k % 2), on_step=lambda: bar.update())
                 draws[k, rows] = x.cpu().numpy()
-    return to_anndata(model, query, draws, known, reduce=reduce)
+    return to_anndata(model, query, draws, known, reduce=reduce, mean=mean if reduce == "mean" else None)
 
 
 def _slice_chain(
@@ -82,36 +90,67 @@ def _slice_chain(
     order = np.lexsort(cells.position.T)
     rows, device = cells.rows[order], model.module.device
     network = None if known is None else torch.from_numpy(known.network[rows]).to(device)
-    position = _canonical(model, query, rows, cells.position[order], known)
-    chain = SliceExpression(
-        model.module,
-        model.diffusion,
-        torch.from_numpy(position).to(device),
-        max_context=config.max_context,
-        known=network if network is not None and bool(network.isfinite().any()) else None,
-        crowding=torch.from_numpy(crowding(cells.position[order])).to(device),
-    )
-    return chain, rows
+    crowd = torch.from_numpy(crowding(cells.position[order])).to(device)
+    chains = [
+        SliceExpression(
+            model.module,
+            model.diffusion,
+            torch.from_numpy(position).to(device),
+            max_context=config.max_context,
+            known=network if network is not None and bool(network.isfinite().any()) else None,
+            crowding=crowd,
+        )
+        for position in _frames(model, query, rows, cells.position[order], known)
+    ]
+    return _better_frame(chains), rows
 
 
-def _canonical(
+def _better_frame(chains: list[SliceExpression]) -> SliceExpression:
+    """The first chain, unless another explains the known cells better by more than chance (two standard errors)."""
+    first, best, gain = chains[0], chains[0], 0.0
+    for other in chains[1:]:
+        difference = first.error - other.error
+        mean, error = float(difference.mean()), float(difference.std()) / len(difference) ** 0.5
+        if mean > max(gain, 2 * error):
+            best, gain = other, mean
+    return best
+
+
+def _mean_over_views(
+    chain: SliceExpression, position: NDArray[np.float64], n_views: int, random_state: int
+) -> NDArray[np.float32]:
+    """Conditional mean (N, G), averaged over views in which a random share of the cells is left out of the crowding.
+
+    The estimate of clean expression is a martingale along the chain: at every step its mean over draws is the conditional
+    mean, and at the first step, where nothing was drawn yet, it is that without noise.
+    """
+    device, means = chain.position.device, []
+    for k in range(n_views):
+        rng = np.random.default_rng([random_state, VIEWS, k])
+        among = rng.random(len(position)) < rng.uniform(LOWEST_DENSITY, 1.0)
+        means.append(chain.mean(torch.from_numpy(crowding(position, among=among)).to(device)).cpu().numpy())
+    return np.stack(means).mean(axis=0, dtype=np.float64).astype(np.float32)
+
+
+def _frames(
     model: AlphaSTomics,
     query: AnnData,
     rows: NDArray[np.int64],
     position: NDArray[np.float64],
     known: PartialExpression | None,
-) -> NDArray[np.float32]:
-    """Positions in the canonical frame: that of the reference, or where cells are known the frame that they fix."""
+) -> list[NDArray[np.float32]]:
+    """Positions in what may be the canonical frame: that of the reference, and the one that known cells fix."""
     schema = model.schema
     if schema.frame == "shared":
-        return schema.encode_position(position)
-    x = (position - position.mean(axis=0)) / schema.scale
-    whole = np.zeros(len(rows), dtype=bool) if known is None else np.isfinite(known.values[rows]).all(axis=1)
-    if whole.sum() >= FRAME_CELLS:
-        return (x @ _frame_of_known(model, query[rows[whole]].copy(), x[whole])).astype(np.float32)
+        return [schema.encode_position(position)]
     if model.frame_ is None:
         raise RuntimeError("The model has no reference frame; train it or load a trained one")
-    return (x @ np.asarray(model.frame_.rotation).T).astype(np.float32)
+    x = (position - position.mean(axis=0)) / schema.scale
+    frames = [np.asarray(model.frame_.rotation).T]
+    whole = np.zeros(len(rows), dtype=bool) if known is None else np.isfinite(known.values[rows]).all(axis=1)
+    if whole.sum() >= FRAME_CELLS:
+        frames.append(_frame_of_known(model, query[rows[whole]].copy(), x[whole]))
+    return [(x @ frame).astype(np.float32) for frame in frames]
 
 
 def _frame_of_known(model: AlphaSTomics, cells: AnnData, x: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -137,8 +176,15 @@ def to_anndata(
     known: PartialExpression | None,
     *,
     reduce: str | None,
+    mean: NDArray[np.float32] | None = None,
 ) -> AnnData:
-    """The query's cells with sampled expression, in the units of the reference."""
+    """The query's cells with sampled expression, in the units of the reference.
+
+    Parameters
+    ----------
+    mean
+        Conditional mean (n_cells, G) in network units, for ``reduce="mean"``.
+    """
     schema = model.schema
     size = np.full(query.n_obs, np.nan) if known is None else known.library_size
     size = np.where(np.isfinite(size) & (size > 0), size, schema.library_size or np.nan)
@@ -153,8 +199,10 @@ def to_anndata(
         bare.obs[_keys.LIBRARY_SIZE] = size
     values = [decode(x) for x in draws]
     if reduce == "mean":
-        bare.layers[_keys.SD] = np.std(values, axis=0, dtype=np.float64).astype(np.float32)
-        values = [np.asarray(np.mean(values, axis=0, dtype=np.float64), dtype=np.float32)]
+        sd = np.std(values, axis=0, dtype=np.float64, ddof=min(1, len(values) - 1))
+        bare.layers[_keys.SD] = sd.astype(np.float32)
+        assert mean is not None
+        values = [decode(mean)]
     elif reduce == "medoid":
         flat = draws.reshape(len(draws), -1).astype(np.float64)
         gram = flat @ flat.T

@@ -83,5 +83,5 @@ def draw_clocks(
         if kind < absent / 2:
             return Clocks(0.0, 1.0)
         return Clocks(1.0, 1.0) if kind < absent * 0.6 else Clocks(t_1 if kind < (1 + absent) / 2 else t_2, t_1)
-    part: Mode = "expr_to_pos" if kind < 0.4 else "pos_to_expr" if kind < 0.7 else "joint"
+    part: Mode = "expr_to_pos" if kind < 0.35 else "pos_to_expr" if kind < 0.75 else "joint"
     return draw_clocks(part, rng, absent=absent, smallest=smallest)

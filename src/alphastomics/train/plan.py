@@ -348,7 +348,8 @@ class TrainingPlan(pl.LightningModule):
             weight = self.diffusion.expression.loss_weight(t_expr, maximum=self.config.max_loss_weight)
             assert held is not None
             asked = ~held if masks.expression is None else ~(held | masks.expression)
-            error = mean_squared_error(x_0, x_expr, mask, weight, features=measured, entries=asked)
+            genes = measured * self.module.gene_weight.square()
+            error = mean_squared_error(x_0, x_expr, mask, weight, features=genes, entries=asked)
             losses["expression"] = torch.where(t_expr > 0, error, 0.0)
         if masks.expression is not None:
             # What is asked back never has the gain: it is a value of the tissue, not of an input that lacks genes.
