@@ -109,7 +109,7 @@ def test_the_mean_is_that_of_the_draws_without_their_noise(everything, places):
     mean = network(values(write(everything, places, n_samples=4, reduce="mean")))
     draws = network(values(write(everything, places, n_samples=16))).reshape(16, *mean.shape)
     assert ((mean - draws.mean(0)) ** 2).mean() < 0.2 * draws.var(0).mean()
-    assert mean.var(0).mean() > 0.05  # it is not the same everywhere
+    assert mean.var(0).mean() > 0.01  # it is not the same everywhere
     np.testing.assert_array_equal(mean, network(values(write(everything, places, n_samples=4, reduce="mean"))))
 
 

@@ -441,7 +441,9 @@ class AlphaSTomics(BaseModelClass):
             None: draws one after the other, numbered in ``obs["draw"]`` when there are several. ``"medoid"``: the draw
             nearest to all others; ``"mean"``: the mean of the aligned draws, each from a random half of the genes. Both
             write the standard deviation (over all dimensions together) of aligned draws from halves of the genes to
-            ``obs["position_uncertainty"]``; ``"medoid"`` makes these draws for it, which doubles the time.
+            ``obs["position_uncertainty"]``; ``"medoid"`` makes these draws for it, which doubles the time. Of
+            expression the mean is the conditional mean on the scale of the stored transform, without the noise of the
+            draws; their standard deviation goes to ``layers["sd"]``, in the units of ``X``.
         inpaint
             Read the query's positions: finite ones are held to the bit, NaN is sampled.
         n_cells
