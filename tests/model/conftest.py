@@ -166,3 +166,23 @@ def assert_same() -> Callable[[AnnData, AnnData], None]:
         assert repr(a.uns) == repr(b.uns)
 
     return check
+
+
+@pytest.fixture(scope="session")
+def train_on(make_model, train_briefly):
+    """A small model of some cells, trained for a moment."""
+
+    def train(adata, *, max_epochs=8, **arguments):
+        return train_briefly(make_model(adata, **arguments), max_epochs=max_epochs)
+
+    return train
+
+
+@pytest.fixture(scope="session")
+def everything(_reference, train_on):
+    return train_on(_reference, mode="any")
+
+
+@pytest.fixture
+def places(reference):
+    return reference[reference.obs["slice_id"] == "slice_1"].copy()

@@ -16,10 +16,9 @@ from tqdm.auto import tqdm
 from alphastomics import _keys
 from alphastomics.data import AnnDataSource, crowding, read_partial
 from alphastomics.data._contexts import LOWEST_DENSITY
-from alphastomics.diffusion.geometry import centre, kabsch
 from alphastomics.model._draws import check_draws, draw_generator, stack_draws
 from alphastomics.model._expression_chain import SliceExpression
-from alphastomics.model._position_chain import SamplerConfig, SlicePositions, content_order, embed_cells
+from alphastomics.model._frames import rotation_between
 
 if TYPE_CHECKING:
     from anndata import AnnData
@@ -27,9 +26,11 @@ if TYPE_CHECKING:
 
     from alphastomics.data import PartialExpression, SliceCells, TissueSchema
     from alphastomics.model._model import AlphaSTomics
+    from alphastomics.model._position_chain import SamplerConfig
 
 logger = logging.getLogger(__name__)
 
+LEAST_COUNT = 1e-3
 FRAME_CELLS = 20  # known cells that fix a frame
 VIEWS = 4  # keeps the draws of views apart from those of the chain
 
@@ -156,17 +157,7 @@ def _frames(
 def _frame_of_known(model: AlphaSTomics, cells: AnnData, x: NDArray[np.float64]) -> NDArray[np.float64]:
     """Rotation of positions ``x`` that brings cells to where the model expects them by their expression."""
     source = AnnDataSource(cells, model.schema, positions=False)
-    rows = content_order(source, np.arange(source.n_cells))
-    schema = model.schema
-    mean = SlicePositions(
-        model.module,
-        model.diffusion,
-        embed_cells(model.module, source, rows, model.module.device),
-        shared_frame=False,
-        spacing=schema.spacing / schema.scale,
-        max_context=source.n_cells,
-    ).mean.double().cpu()  # fmt: skip
-    return kabsch(centre(torch.from_numpy(x[rows])[None]), centre(mean))[0].numpy()
+    return rotation_between(model, source, np.arange(source.n_cells), x, to_model=True)
 
 
 def to_anndata(
@@ -189,8 +180,8 @@ def to_anndata(
     size = np.full(query.n_obs, np.nan) if known is None else known.library_size
     size = np.where(np.isfinite(size) & (size > 0), size, schema.library_size or np.nan)
 
-    def decode(x: NDArray[np.float32]) -> NDArray[np.float32]:
-        values = schema.decode_expression(x, size)
+    def decode(x: NDArray[np.float32], *, drawn: bool = True) -> NDArray[np.float32]:
+        values = decode_draw(model, x, size) if drawn else schema.decode_expression(x, size)
         return values if known is None else np.where(np.isfinite(known.values), known.values, values).astype(np.float32)
 
     bare = ad.AnnData(obs=query.obs.copy(), var=reference_genes(model), shape=(query.n_obs, schema.n_genes))
@@ -202,7 +193,7 @@ def to_anndata(
         sd = np.std(values, axis=0, dtype=np.float64, ddof=min(1, len(values) - 1))
         bare.layers[_keys.SD] = sd.astype(np.float32)
         assert mean is not None
-        values = [decode(mean)]
+        values = [decode(mean, drawn=False)]
     elif reduce == "medoid":
         flat = draws.reshape(len(draws), -1).astype(np.float64)
         gram = flat @ flat.T
@@ -214,6 +205,17 @@ def to_anndata(
         store_expression(table, x, schema)
         tables.append(table)
     return stack_draws(tables, schema.slice_key)
+
+
+def decode_draw(
+    model: AlphaSTomics, x: NDArray[np.float32], library_size: NDArray[np.float64] | None = None
+) -> NDArray[np.float32]:
+    """Expression (N, G) in user units from a draw in network units, with the marginals of the reference."""
+    x = x if model.marginals_ is None else model.marginals_.apply(x)
+    values = model.schema.decode_expression(x, library_size)
+    if model.schema.transform == "log1p":  # a zero count that went there and back is not quite 0
+        values[values < LEAST_COUNT] = 0.0
+    return values
 
 
 def store_expression(table: AnnData, values: NDArray[np.float32], schema: TissueSchema) -> None:

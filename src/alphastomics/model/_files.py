@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import anndata as ad
 import numpy as np
 import pandas as pd
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from scvi.model._utils import parse_device_args
@@ -18,6 +19,7 @@ from scvi.model._utils import parse_device_args
 from alphastomics.data import TissueSchema
 from alphastomics.model._fields import SCHEMA
 from alphastomics.model._frames import ReferenceFrame
+from alphastomics.model._marginals import LEVELS, Marginals
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
 
 FORMAT = "alphastomics-model"
 FORMAT_VERSION = 1
+MARGINALS = "marginals."  # before the names of tensors that are not weights
 WEIGHTS, CONFIG, DATA = "model.safetensors", "config.json", "adata.h5ad"
 LARGEST_CONFIG = 256 * 2**20  # bytes: 10^6 genes fit many times over
 
@@ -94,6 +97,24 @@ def read_model(folder: Path) -> Stored:
     return Stored(weights, config)
 
 
+def marginals_to_tensors(marginals: Marginals | None) -> dict[str, Tensor]:
+    """What goes beside the weights."""
+    if marginals is None:
+        return {}
+    return {MARGINALS + name: torch.from_numpy(getattr(marginals, name)) for name in ("sampled", "true")}
+
+
+def marginals_from_tensors(tensors: Mapping[str, Tensor], n_genes: int) -> Marginals | None:
+    """Rebuild from :func:`marginals_to_tensors`; None where there are none."""
+    parts = {name.removeprefix(MARGINALS): tensors[name] for name in tensors if name.startswith(MARGINALS)}
+    if not parts:
+        return None
+    marginals = Marginals(**{name: part.float().numpy() for name, part in parts.items()})
+    if not marginals.sampled.shape == marginals.true.shape == (len(LEVELS), n_genes):
+        raise RuntimeError(f"marginals of shape {marginals.sampled.shape} do not fit {n_genes} genes")
+    return marginals
+
+
 def _pickle_hint(folder: Path) -> str:
     found = sorted(path.name for path in folder.glob("*.p*t*")) if folder.is_dir() else []
     return f" ({', '.join(found)} is there: pickled models can run code and are never opened)" if found else ""
@@ -151,7 +172,10 @@ def restore(
         cls.setup_anndata(data, **setup, source_registry=registry)
     with _whole(folder):
         model = cls(data, registry if data is None else None, **config["init"])
-        model.module.load_state_dict(stored.weights)
+        model.marginals_ = marginals_from_tensors(stored.weights, model.schema.n_genes)
+        model.module.load_state_dict(
+            {name: value for name, value in stored.weights.items() if not name.startswith(MARGINALS)}
+        )
         model.frame_ = ReferenceFrame.from_dict(config["frame"]) if config["frame"] is not None else None
         model.history_ = {
             name: pd.DataFrame({name: pd.Series({int(i): v for i, v in values.items()}, dtype=float)}).rename_axis(

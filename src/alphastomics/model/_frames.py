@@ -20,7 +20,7 @@ from alphastomics.model._position_chain import SlicePositions, content_order, em
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from alphastomics.data import AnnDataSource, TissueSchema
+    from alphastomics.data import AnnDataSource, SliceCells, TissueSchema
     from alphastomics.model._model import AlphaSTomics
 
 CELLS = 2048  # enough to fix a rotation
@@ -65,10 +65,38 @@ def fit_frame(model: AlphaSTomics, source: AnnDataSource) -> ReferenceFrame | No
         return None
     cells = source.slices[0]
     assert cells.position is not None  # a training source reads them
-    few = np.linspace(0, len(cells.rows) - 1, min(CELLS, len(cells.rows))).astype(np.int64)
-    position = dict(zip(cells.rows[few].tolist(), cells.position[few], strict=True))
-    rows = content_order(source, cells.rows[few])
-    embedding = embed_cells(model.module, source, rows, model.module.device)
+    few = evenly(len(cells.rows), CELLS)
+    rotation = rotation_between(model, source, cells.rows[few], cells.position[few], to_model=False)
+    return ReferenceFrame(
+        slice_name=cells.name,
+        rotation=tuple(tuple(float(v) for v in row) for row in rotation),
+        centroid=tuple(float(v) for v in cells.position.mean(0)),
+    )
+
+
+def to_canonical(
+    model: AlphaSTomics, source: AnnDataSource, cells: SliceCells, few: NDArray[np.int64]
+) -> NDArray[np.float32]:
+    """Positions (n, D), in the canonical frame and model units, of the cells ``few`` of a slice whose expression is known."""
+    schema = model.schema
+    assert cells.position is not None
+    if schema.frame == "shared":
+        return schema.encode_position(cells.position[few])
+    rotation = rotation_between(model, source, cells.rows[few], cells.position[few], to_model=True)
+    return ((cells.position[few] - cells.position.mean(0)) / schema.scale @ rotation).astype(np.float32)
+
+
+def rotation_between(
+    model: AlphaSTomics,
+    source: AnnDataSource,
+    rows: NDArray[np.int64],
+    position: NDArray[np.float64],
+    *,
+    to_model: bool,
+) -> NDArray[np.float64]:
+    """Rotation (D, D) between the true positions of cells and where the model expects them by their expression."""
+    order = content_order(source, rows)
+    embedding = embed_cells(model.module, source, order, model.module.device)
     mean = (
         SlicePositions(
             model.module,
@@ -76,15 +104,18 @@ def fit_frame(model: AlphaSTomics, source: AnnDataSource) -> ReferenceFrame | No
             embedding,
             shared_frame=False,
             spacing=model.schema.spacing / model.schema.scale,
-            max_context=CELLS,
+            max_context=max(CELLS, len(rows)),
         )
         .mean.double()
         .cpu()
     )
-    true = torch.from_numpy(np.stack([position[row] for row in rows.tolist()]))[None]
-    rotation = kabsch(centre(mean), centre(true))[0]
-    return ReferenceFrame(
-        slice_name=cells.name,
-        rotation=tuple(tuple(float(v) for v in row) for row in rotation),
-        centroid=tuple(float(v) for v in cells.position.mean(0)),
-    )
+    of = dict(zip(rows.tolist(), position, strict=True))
+    true = torch.from_numpy(np.stack([of[row] for row in order.tolist()]))[None]
+    pair = (centre(true), centre(mean)) if to_model else (centre(mean), centre(true))
+    rotation: NDArray[np.float64] = kabsch(*pair)[0].numpy()
+    return rotation
+
+
+def evenly(n: int, most: int) -> NDArray[np.int64]:
+    """At most ``most`` of n numbers, evenly spread."""
+    return np.linspace(0, n - 1, min(most, n)).astype(np.int64)

@@ -21,6 +21,7 @@ from alphastomics.model._expression_sample import sample_expression
 from alphastomics.model._fields import SCHEMA, ColumnField, PositionField
 from alphastomics.model._frames import ReferenceFrame, fit_frame
 from alphastomics.model._latent import latent_representation
+from alphastomics.model._marginals import Marginals, fit_marginals
 from alphastomics.model._position_chain import MAX_CONTEXT, SamplerConfig
 from alphastomics.model._position_sample import sample_positions
 from alphastomics.model._tissue_sample import sample_tissue
@@ -153,6 +154,7 @@ class AlphaSTomics(BaseModelClass):
         if self.schema.transform == "log1p":  # deviations of other values are in units that mean nothing
             self.module.weigh_genes(self.schema.gene_scale)
         self.frame_: ReferenceFrame | None = None
+        self.marginals_: Marginals | None = None
         self.init_params_ = self._get_init_params(locals())
         self._model_summary_string = (
             f"AlphaSTomics model (mode={mode!r}): {self.schema.n_genes} genes, {self.schema.n_dims}D, "
@@ -403,6 +405,7 @@ class AlphaSTomics(BaseModelClass):
         finally:
             if self.is_trained_:
                 self.frame_ = fit_frame(self, source)
+                self.marginals_ = fit_marginals(self, source) if self.mode != "expr_to_pos" else None
 
     # -- answers -----------------------------------------------------------------------------------------------------
 
@@ -591,7 +594,8 @@ class AlphaSTomics(BaseModelClass):
             "versions": _files.versions(),
         }
         folder = Path(dir_path)
-        _files.write_model(folder, self.module.state_dict(), config, overwrite=overwrite)
+        tensors = self.module.state_dict() | _files.marginals_to_tensors(self.marginals_)
+        _files.write_model(folder, tensors, config, overwrite=overwrite)
         (folder / _files.DATA).unlink(missing_ok=True)  # those of the model that was there
         if save_anndata:
             self.adata.write_h5ad(folder / _files.DATA, **anndata_write_kwargs)

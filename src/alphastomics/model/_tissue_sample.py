@@ -14,7 +14,7 @@ from tqdm.auto import tqdm
 from alphastomics import _keys
 from alphastomics.data._slices import DEFAULT_SLICE_KEY
 from alphastomics.model._draws import check_draws, draw_generator, stack_draws
-from alphastomics.model._expression_sample import reference_genes, store_expression
+from alphastomics.model._expression_sample import decode_draw, reference_genes, store_expression
 from alphastomics.model._position_sample import to_user
 from alphastomics.model._tissue_chain import SliceTissue
 
@@ -60,7 +60,7 @@ def sample_tissue(
                 shape=(n_cells, schema.n_genes),
             )
             table.obsm[schema.position_key] = to_user(model, position.cpu().numpy())
-            store_expression(table, schema.decode_expression(expression.cpu().numpy()), schema)
+            store_expression(table, decode_draw(model, expression.cpu().numpy()), schema)
             if schema.library_size is not None:
                 table.obs[_keys.LIBRARY_SIZE] = np.full(n_cells, schema.library_size)
             tables.append(table)

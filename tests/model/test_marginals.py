@@ -1,0 +1,60 @@
+"""Marginals of sampled expression: the map itself, how it is fitted, and where it is kept."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from alphastomics.model import AlphaSTomics
+from alphastomics.model._marginals import LEVELS, Marginals
+
+
+@pytest.fixture
+def samples():
+    rng = np.random.default_rng(0)
+    true = rng.standard_normal((3000, 4)).astype(np.float32)
+    true[:, 1] = np.where(rng.random(3000) < 0.7, -0.5, np.abs(true[:, 1]))  # zero counts
+    true[:, 2] = 1.0  # a gene without variance
+    sampled = (0.4 * rng.standard_normal((2000, 4)) + 0.2).astype(np.float32)
+    return sampled, true
+
+
+def test_what_is_mapped_has_the_marginals_of_the_reference(samples):
+    sampled, true = samples
+    mapped = Marginals.of(sampled, true).apply(sampled)
+    for g in (0, 1, 3):
+        levels = np.linspace(0.01, 0.99, 50)
+        np.testing.assert_allclose(np.quantile(mapped[:, g], levels), np.quantile(true[:, g], levels), atol=0.12)
+    assert (mapped[:, 1] == np.float32(-0.5)).mean() == pytest.approx(0.7, abs=0.03)
+    assert (mapped[:, 2] == 1).all()
+
+
+def test_no_cell_is_moved_past_another_and_what_fits_stays(samples):
+    sampled, true = samples
+    mapped = Marginals.of(sampled, true).apply(sampled)
+    for g in range(4):
+        assert (np.diff(mapped[np.argsort(sampled[:, g]), g]) >= 0).all()
+    np.testing.assert_allclose(Marginals.of(true, true).apply(true), true, atol=1e-6)
+    shifted = Marginals.of(sampled, true).apply(sampled + 0.2)
+    assert (shifted[:, [0, 3]].mean(0) > mapped[:, [0, 3]].mean(0) + 0.2).all()  # a query may differ from the reference
+
+
+def test_training_fits_them_and_a_file_keeps_them(everything, places, tmp_path):
+    marginals = everything.marginals_
+    assert marginals.true.shape == marginals.sampled.shape == (len(LEVELS), places.n_vars)
+    assert (np.diff(marginals.true, axis=0) >= 0).all()
+    everything.save(tmp_path / "model")
+    loaded = AlphaSTomics.load(tmp_path / "model", adata=False)
+    for name in ("sampled", "true"):
+        np.testing.assert_array_equal(getattr(loaded.marginals_, name), getattr(marginals, name))
+
+
+def test_samples_have_as_many_zeros_as_the_reference(everything, reference):
+    drawn = everything.sample(reference, mode="pos_to_expr", n_steps=4, random_state=1)
+    share, expected = (x.X.toarray() == 0 for x in (drawn, reference))
+    assert share.mean() == pytest.approx(expected.mean(), abs=0.1)
+    assert np.abs(share.mean(0) - expected.mean(0)).max() < 0.35
+
+
+def test_a_model_of_positions_alone_has_none(trained):
+    assert trained.marginals_ is None
