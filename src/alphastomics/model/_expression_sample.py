@@ -15,10 +15,10 @@ from tqdm.auto import tqdm
 
 from alphastomics import _keys
 from alphastomics.data import AnnDataSource, crowding, read_partial
-from alphastomics.diffusion.geometry import centre, kabsch
 from alphastomics.model._draws import check_draws, draw_generator, stack_draws
 from alphastomics.model._expression_chain import SliceExpression
-from alphastomics.model._position_chain import SamplerConfig, SlicePositions, content_order, embed_cells
+from alphastomics.model._frames import rotation_of_cells
+from alphastomics.model._position_chain import SamplerConfig, content_order
 
 if TYPE_CHECKING:
     from anndata import AnnData
@@ -118,16 +118,7 @@ def _frame_of_known(model: AlphaSTomics, cells: AnnData, x: NDArray[np.float64])
     """Rotation of positions ``x`` that brings cells to where the model expects them by their expression."""
     source = AnnDataSource(cells, model.schema, positions=False)
     rows = content_order(source, np.arange(source.n_cells))
-    schema = model.schema
-    mean = SlicePositions(
-        model.module,
-        model.diffusion,
-        embed_cells(model.module, source, rows, model.module.device),
-        shared_frame=False,
-        spacing=schema.spacing / schema.scale,
-        max_context=source.n_cells,
-    ).mean.double().cpu()  # fmt: skip
-    return kabsch(centre(torch.from_numpy(x[rows])[None]), centre(mean))[0].numpy()
+    return rotation_of_cells(model, source, rows, x[rows], max_context=source.n_cells)
 
 
 def to_anndata(

@@ -19,6 +19,7 @@ from alphastomics.model._position_chain import SlicePositions, content_order, em
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+    from torch import Tensor
 
     from alphastomics.data import AnnDataSource, TissueSchema
     from alphastomics.model._model import AlphaSTomics
@@ -59,6 +60,28 @@ class ReferenceFrame:
         return cls(slice_name=values["slice_name"], rotation=rotation, centroid=tuple(values["centroid"]))
 
 
+def canonical_mean(model: AlphaSTomics, source: AnnDataSource, rows: NDArray[np.int64], *, max_context: int) -> Tensor:
+    """Where the model expects cells by their expression alone: (1, N, D), canonical frame, model units, float64."""
+    schema = model.schema
+    positions = SlicePositions(
+        model.module,
+        model.diffusion,
+        embed_cells(model.module, source, rows, model.module.device),
+        shared_frame=False,
+        spacing=schema.spacing / schema.scale,
+        max_context=max_context,
+    )
+    return positions.mean.double().cpu()
+
+
+def rotation_of_cells(
+    model: AlphaSTomics, source: AnnDataSource, rows: NDArray[np.int64], x: NDArray[np.float64], *, max_context: int
+) -> NDArray[np.float64]:
+    """Rotation (D, D) that brings positions ``x`` of ``rows`` to where the model expects these cells."""
+    mean = canonical_mean(model, source, rows, max_context=max_context)
+    return kabsch(centre(torch.from_numpy(x)[None]), centre(mean))[0].numpy()
+
+
 def fit_frame(model: AlphaSTomics, source: AnnDataSource) -> ReferenceFrame | None:
     """Find the canonical frame in the first reference slice; None for a shared frame."""
     if model.schema.frame == "shared":
@@ -68,19 +91,7 @@ def fit_frame(model: AlphaSTomics, source: AnnDataSource) -> ReferenceFrame | No
     few = np.linspace(0, len(cells.rows) - 1, min(CELLS, len(cells.rows))).astype(np.int64)
     position = dict(zip(cells.rows[few].tolist(), cells.position[few], strict=True))
     rows = content_order(source, cells.rows[few])
-    embedding = embed_cells(model.module, source, rows, model.module.device)
-    mean = (
-        SlicePositions(
-            model.module,
-            model.diffusion,
-            embedding,
-            shared_frame=False,
-            spacing=model.schema.spacing / model.schema.scale,
-            max_context=CELLS,
-        )
-        .mean.double()
-        .cpu()
-    )
+    mean = canonical_mean(model, source, rows, max_context=CELLS)
     true = torch.from_numpy(np.stack([position[row] for row in rows.tolist()]))[None]
     rotation = kabsch(centre(mean), centre(true))[0]
     return ReferenceFrame(
