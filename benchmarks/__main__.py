@@ -13,7 +13,7 @@ from pathlib import Path
 from benchmarks._held_out import TISSUES
 
 PLACING = ("seqfish", "starmap_mpfc", "drosophila3d", "sampler", "probe")
-HELD_OUT = ("pos_to_expr", "directions", "gene_inpainting", "uncertainty", "joint")
+HELD_OUT = ("pos_to_expr", "directions", "gene_inpainting", "uncertainty", "joint", "embeddings")
 MEASURING = ("denoiser_speed", "experts", "memory", "scores")
 MODELS = Path(__file__).parent / "models"
 

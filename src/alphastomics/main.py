@@ -207,9 +207,13 @@ def score(
 
 @app.command
 def extract(
-    *, query: QueryOptions, output: Path, layer: Literal["encoder", "transformer", "all"] = "transformer"
+    *,
+    query: QueryOptions,
+    output: Path,
+    layer: Literal["encoder", "transformer", "all"] = "transformer",
+    use_positions: bool = False,
 ) -> None:
-    """Embed cells by their expression and by the cells of their slice; positions are not read.
+    """Embed cells by their expression, by the cells of their slice, and by their positions where these are used.
 
     Parameters
     ----------
@@ -217,6 +221,8 @@ def extract(
         ``.npz`` file for the arrays ``latent``, (cells, width), and ``obs_names``.
     layer
         ``encoder``: the cell alone; ``transformer``: after the last block; ``all``: both side by side.
+    use_positions
+        Whether the model sees where the cells lie; if not, positions are never read.
     """
     import numpy as np
 
@@ -224,7 +230,7 @@ def extract(
 
     prepare_file(output)
     model, cells = query.read()
-    latent = model.get_latent_representation(cells, layer=layer)
+    latent = model.get_latent_representation(cells, layer=layer, use_positions=use_positions)
     with replacing(output) as temporary, temporary.open("wb") as file:
         np.savez_compressed(file, latent=latent, obs_names=cells.obs_names.to_numpy(dtype=str))
     logger.info("Embeddings of %d cells are in %s.", cells.n_obs, output)

@@ -6,10 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks import _held_out, _ours, directions, gene_inpainting, joint, pos_to_expr, uncertainty
+from benchmarks import _held_out, _ours, directions, embeddings, gene_inpainting, joint, pos_to_expr, uncertainty
 
 SCRIPTS = {
     "directions": directions,
+    "embeddings": embeddings,
     "gene_inpainting": gene_inpainting,
     "joint": joint,
     "pos_to_expr": pos_to_expr,
@@ -66,4 +67,5 @@ def test_one_model_serves_all_and_finished_runs_are_kept(make_tissue, tmp_path, 
     assert set(contents["directions"]["compared"]) == set(directions.COMPARED)
     assert set(contents["gene_inpainting"]["ratios"]) == set(gene_inpainting.QUESTIONS)
     assert set(contents["joint"]["excess"]) == set(joint.MOMENTS)
+    assert set(contents["embeddings"]["summary"]) == {embeddings.PCS, embeddings.AVERAGED, *embeddings.OURS}
     assert set(contents["uncertainty"]["summary"]) == {*uncertainty.POSITION_ROWS, *uncertainty.EXPRESSION_ROWS}

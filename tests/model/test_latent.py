@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
 LAYERS = ("encoder", "transformer", "all")
 
@@ -60,3 +61,121 @@ def test_many_cells_are_embedded_in_contexts(trained, reference, monkeypatch):
 def test_unknown_layer_is_refused(trained, reference):
     with pytest.raises(ValueError, match="layer='last' is unknown"):
         trained.get_latent_representation(reference, layer="last")
+
+
+# -- with positions --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def model(make_model, train_well):
+    """A model of every direction; nothing here changes it."""
+    from alphastomics.datasets import synthetic_tissue
+
+    adata = synthetic_tissue(n_slices=3, n_cells=300, n_genes=60, random_state=0)
+    return train_well(make_model(adata, mode="any", setup={"slice_key": "slice_id"}))
+
+
+@pytest.fixture
+def embed(model):
+    """Embedding with positions."""
+
+    def call(adata, **kwargs):
+        return model.get_latent_representation(adata, **({"layer": "all", "use_positions": True} | kwargs))
+
+    return call
+
+
+def correlation(a, b):
+    return np.corrcoef(a.ravel(), b.ravel())[0, 1]
+
+
+def test_positions_are_used_on_request(embed, reference):
+    placed = embed(reference)
+    assert placed.shape == (900, 64)
+    assert np.isfinite(placed).all()
+    without = embed(reference, use_positions=False)
+    shuffled = reference.copy()
+    shuffled.obsm["spatial"] = np.random.default_rng(0).permuted(reference.obsm["spatial"], axis=0)
+    elsewhere = embed(shuffled)
+    for half in (slice(32), slice(32, None)):
+        assert correlation(placed[:, half], without[:, half]) < 0.99
+        assert correlation(placed[:, half], elsewhere[:, half]) < 0.99
+
+
+@pytest.mark.parametrize("batch_size", [None, 128])
+def test_permuted_rows_permute_the_embedding_with_positions(embed, reference, batch_size):
+    alike = np.r_[np.zeros(40, dtype=int), 40:900]
+    reference.X = reference.X[alike]  # cells that only their positions tell apart
+    order = np.random.default_rng(0).permutation(900)
+    expected = embed(reference, batch_size=batch_size)
+    assert embed(reference[order].copy(), batch_size=batch_size).tobytes() == expected[order].tobytes()
+
+
+def test_a_moved_turned_and_mirrored_slice_is_the_same_slice(embed, reference):
+    expected = embed(reference)
+    rotation = np.linalg.qr(np.random.default_rng(0).standard_normal((2, 2)))[0] @ np.diag([1, -1])
+    reference.obsm["spatial"] = reference.obsm["spatial"] @ rotation + [1000, -50]
+    np.testing.assert_allclose(embed(reference), expected, rtol=0, atol=2e-3)
+    reference.obsm["spatial"] = reference.obsm["spatial"] * [1, 1.5]
+    assert np.abs(embed(reference) - expected).max() > 0.1
+
+
+def test_a_registered_slice_is_taken_where_it_lies(reference, make_model, train_briefly):
+    model = train_briefly(make_model(reference, mode="any", setup={"slice_key": "slice_id", "frame": "shared"}))
+    expected = model.get_latent_representation(use_positions=True)
+    moved = model.adata.copy()
+    moved.obsm["spatial"] = moved.obsm["spatial"] + moved.obsm["spatial"].std()
+    assert np.abs(model.get_latent_representation(moved, use_positions=True) - expected).max() > 0.01
+
+
+@pytest.mark.parametrize("use_positions", [False, True])
+def test_one_context_equals_the_forward_pass_of_the_network(model, reference, use_positions):
+    from alphastomics.data import AnnDataSource, crowding
+    from alphastomics.model._frames import rotation_of_cells
+
+    cells = reference[reference.obs["slice_id"] == "slice_1"].copy()
+    source, rows = AnnDataSource(cells, model.schema, positions=True), np.arange(300)
+    x = (cells.obsm["spatial"] - cells.obsm["spatial"].mean(axis=0)) / model.schema.scale
+    x = x @ rotation_of_cells(model, source, rows, x, max_context=300)
+    tensors = (source.expression(rows), x.astype(np.float32), crowding(cells.obsm["spatial"]))
+    expression, position, crowded = (torch.from_numpy(array)[None] for array in tensors)
+    with torch.no_grad():
+        t_pos = torch.full((1,), float(not use_positions))
+        output = model.module(expression, position, torch.zeros(1), t_pos, crowding=crowded)
+    result = model.get_latent_representation(cells, use_positions=use_positions)
+    np.testing.assert_allclose(result, output.latent[0].numpy(), rtol=0, atol=1e-3)
+
+
+def test_large_slices_with_positions_are_embedded_in_contexts(model, embed, reference, monkeypatch):
+    sizes = []
+    trunk = model.module.trunk
+
+    def watch(h, *args):
+        sizes.append(h.shape[1])
+        return trunk(h, *args)
+
+    whole = embed(reference)
+    monkeypatch.setattr(model.module, "trunk", watch)
+    part = embed(reference, batch_size=100)
+    assert max(sizes) <= 100
+    assert correlation(whole, part) > 0.9
+
+
+@pytest.mark.parametrize("n_cells", [1, 2])
+def test_few_cells_with_positions(embed, reference, n_cells):
+    assert np.isfinite(embed(reference[:n_cells].copy())).all()
+
+
+def test_cells_without_a_position_are_refused(embed, reference):
+    reference.obsm["spatial"][[3, 7], 0] = np.nan
+    with pytest.raises(ValueError, match=r"'slice_0' has 2 cells without a position .* use_positions=False"):
+        embed(reference)
+    assert np.isfinite(embed(reference, use_positions=False)).all()
+    del reference.obsm["spatial"]
+    with pytest.raises(KeyError, match="spatial"):
+        embed(reference)
+
+
+def test_a_model_that_never_saw_given_places_refuses_positions(trained, reference):
+    with pytest.raises(ValueError, match="mode='expr_to_pos' and has never seen cells in given places"):
+        trained.get_latent_representation(reference, use_positions=True)

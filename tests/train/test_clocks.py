@@ -81,8 +81,8 @@ def test_any_visits_the_states_of_every_question():
     }
     assert sum(state.sum() for state in states.values()) == N
     assert min(state.mean() for state in states.values()) > 0.01
-    assert likely((t_expr == 0) & running(t_pos), 0.4 * 0.5)
-    assert likely((t_pos == 0), 0.3 * (1 - FRAME_SHARE))
+    assert likely((t_expr == 0) & running(t_pos), 0.35 * 0.5)
+    assert likely((t_pos == 0), 0.4 * (1 - FRAME_SHARE))
 
 
 @given(key=st.tuples(*[st.integers(0, 2**40)] * 3), mode=st.sampled_from(MODES), purpose=st.integers(0, 3))

@@ -91,7 +91,9 @@ class Answer(torch.nn.Module):
 
     def __getattr__(self, name: str):
         return (
-            getattr(self._modules["module"], name) if name in ("neighbourhood", "config") else super().__getattr__(name)
+            getattr(self._modules["module"], name)
+            if name in ("neighbourhood", "config", "gene_weight")
+            else super().__getattr__(name)
         )
 
 

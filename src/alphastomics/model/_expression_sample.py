@@ -18,7 +18,8 @@ from alphastomics.data import AnnDataSource, crowding, read_partial
 from alphastomics.data._contexts import LOWEST_DENSITY
 from alphastomics.model._draws import check_draws, draw_generator, stack_draws
 from alphastomics.model._expression_chain import SliceExpression
-from alphastomics.model._frames import rotation_between
+from alphastomics.model._frames import rotation_of_cells
+from alphastomics.model._position_chain import content_order
 
 if TYPE_CHECKING:
     from anndata import AnnData
@@ -157,7 +158,8 @@ def _frames(
 def _frame_of_known(model: AlphaSTomics, cells: AnnData, x: NDArray[np.float64]) -> NDArray[np.float64]:
     """Rotation of positions ``x`` that brings cells to where the model expects them by their expression."""
     source = AnnDataSource(cells, model.schema, positions=False)
-    return rotation_between(model, source, np.arange(source.n_cells), x, to_model=True)
+    rows = content_order(source, np.arange(source.n_cells))
+    return rotation_of_cells(model, source, rows, x[rows], max_context=source.n_cells)
 
 
 def to_anndata(

@@ -19,6 +19,7 @@ from alphastomics.model._position_chain import SlicePositions, content_order, em
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+    from torch import Tensor
 
     from alphastomics.data import AnnDataSource, SliceCells, TissueSchema
     from alphastomics.model._model import AlphaSTomics
@@ -59,6 +60,28 @@ class ReferenceFrame:
         return cls(slice_name=values["slice_name"], rotation=rotation, centroid=tuple(values["centroid"]))
 
 
+def canonical_mean(model: AlphaSTomics, source: AnnDataSource, rows: NDArray[np.int64], *, max_context: int) -> Tensor:
+    """Where the model expects cells by their expression alone: (1, N, D), canonical frame, model units, float64."""
+    schema = model.schema
+    positions = SlicePositions(
+        model.module,
+        model.diffusion,
+        embed_cells(model.module, source, rows, model.module.device),
+        shared_frame=False,
+        spacing=schema.spacing / schema.scale,
+        max_context=max_context,
+    )
+    return positions.mean.double().cpu()
+
+
+def rotation_of_cells(
+    model: AlphaSTomics, source: AnnDataSource, rows: NDArray[np.int64], x: NDArray[np.float64], *, max_context: int
+) -> NDArray[np.float64]:
+    """Rotation (D, D) that brings positions ``x`` of ``rows`` to where the model expects these cells."""
+    mean = canonical_mean(model, source, rows, max_context=max_context)
+    return kabsch(centre(torch.from_numpy(x)[None]), centre(mean))[0].numpy()
+
+
 def fit_frame(model: AlphaSTomics, source: AnnDataSource) -> ReferenceFrame | None:
     """Find the canonical frame in the first reference slice; None for a shared frame."""
     if model.schema.frame == "shared":
@@ -66,7 +89,11 @@ def fit_frame(model: AlphaSTomics, source: AnnDataSource) -> ReferenceFrame | No
     cells = source.slices[0]
     assert cells.position is not None  # a training source reads them
     few = evenly(len(cells.rows), CELLS)
-    rotation = rotation_between(model, source, cells.rows[few], cells.position[few], to_model=False)
+    position = dict(zip(cells.rows[few].tolist(), cells.position[few], strict=True))
+    rows = content_order(source, cells.rows[few])
+    mean = canonical_mean(model, source, rows, max_context=CELLS)
+    true = torch.from_numpy(np.stack([position[row] for row in rows.tolist()]))[None]
+    rotation = kabsch(centre(mean), centre(true))[0]
     return ReferenceFrame(
         slice_name=cells.name,
         rotation=tuple(tuple(float(v) for v in row) for row in rotation),
@@ -82,38 +109,8 @@ def to_canonical(
     assert cells.position is not None
     if schema.frame == "shared":
         return schema.encode_position(cells.position[few])
-    rotation = rotation_between(model, source, cells.rows[few], cells.position[few], to_model=True)
-    return ((cells.position[few] - cells.position.mean(0)) / schema.scale @ rotation).astype(np.float32)
-
-
-def rotation_between(
-    model: AlphaSTomics,
-    source: AnnDataSource,
-    rows: NDArray[np.int64],
-    position: NDArray[np.float64],
-    *,
-    to_model: bool,
-) -> NDArray[np.float64]:
-    """Rotation (D, D) between the true positions of cells and where the model expects them by their expression."""
-    order = content_order(source, rows)
-    embedding = embed_cells(model.module, source, order, model.module.device)
-    mean = (
-        SlicePositions(
-            model.module,
-            model.diffusion,
-            embedding,
-            shared_frame=False,
-            spacing=model.schema.spacing / model.schema.scale,
-            max_context=max(CELLS, len(rows)),
-        )
-        .mean.double()
-        .cpu()
-    )
-    of = dict(zip(rows.tolist(), position, strict=True))
-    true = torch.from_numpy(np.stack([of[row] for row in order.tolist()]))[None]
-    pair = (centre(true), centre(mean)) if to_model else (centre(mean), centre(true))
-    rotation: NDArray[np.float64] = kabsch(*pair)[0].numpy()
-    return rotation
+    x = (cells.position[few] - cells.position.mean(axis=0)) / schema.scale
+    return (x @ rotation_of_cells(model, source, cells.rows[few], x, max_context=len(few))).astype(np.float32)
 
 
 def evenly(n: int, most: int) -> NDArray[np.int64]:

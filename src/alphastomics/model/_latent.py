@@ -1,4 +1,13 @@
-"""Embeddings of cells whose positions are absent."""
+r"""Embeddings of cells, by their expression and, where it is asked for, by their positions.
+
+.. math::
+
+    h^0_i = E(x^{expr}_i) \; [+ \, P(x^{pos}_i)], \qquad h^L = \operatorname{trunk}(h^0, t_{expr} = 0, t_{pos} = 1 \; [0])
+
+Positions that are not asked for are absent: their missing token stands in, and their clock at 1. Those that are given are
+clean, with their clock at 0, and seen in the canonical frame. In a free frame the expression of the cells says how their
+slice lies in it, so that moving, turning or mirroring a slice changes nothing.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +16,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from alphastomics.data import crowding
+from alphastomics.model._frames import CELLS, evenly, rotation_of_cells
 from alphastomics.model._position_chain import content_order, embed_cells, split_contexts
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+    from torch import Tensor
 
-    from alphastomics.data import AnnDataSource
+    from alphastomics.data import AnnDataSource, SliceCells
     from alphastomics.model._model import AlphaSTomics
 
 
@@ -20,21 +32,65 @@ if TYPE_CHECKING:
 def latent_representation(
     model: AlphaSTomics, source: AnnDataSource, *, layer: str, max_context: int
 ) -> NDArray[np.float32]:
-    """Embed the cells of each slice together; see :meth:`AlphaSTomics.get_latent_representation`."""
+    """Embed the cells of each slice together; see :meth:`AlphaSTomics.get_latent_representation`.
+
+    Positions are used where ``source`` has read them.
+    """
     module, device = model.module, model.module.device
     width = module.config.d_model * (2 if layer == "all" else 1)
     result = np.empty((source.n_cells, width), dtype=np.float32)
-    zero, one = torch.zeros(1, device=device), torch.ones(1, device=device)
+    zero = torch.zeros(1, device=device)
     for cells in source.slices:
-        rows = content_order(source, cells.rows)
+        rows, position = _ordered(source, cells)
         encoded = embed_cells(module, source, rows, device)
+        if position is not None:
+            encoded = encoded + _embed_positions(model, source, rows, position, max_context)
+        t_pos = zero + float(position is None)
         parts = {"encoder": encoded}
         if layer != "encoder":
             out = torch.zeros_like(encoded)
             for index, _ in split_contexts(len(rows), max_context, device):
-                h = encoded[index][None] + module.position_missing
-                out[index] = module.trunk(h, zero, one, None, ()).latent[0].float()
+                h = encoded[index][None]
+                if position is None:
+                    h = h + module.position_missing
+                out[index] = module.trunk(h, zero, t_pos, None, ()).latent[0].float()
             parts["transformer"] = out
         wanted = ("encoder", "transformer") if layer == "all" else (layer,)
         result[rows] = torch.cat([parts[name] for name in wanted], dim=1).cpu().numpy()
     return result
+
+
+def _ordered(source: AnnDataSource, cells: SliceCells) -> tuple[NDArray[np.int64], NDArray[np.float64] | None]:
+    """Rows of a slice in an order that does not depend on that of the rows, and the positions (N, D) in that order."""
+    if cells.position is None:
+        return content_order(source, cells.rows), None
+    absent = int((~np.isfinite(cells.position).all(axis=1)).sum())
+    if absent:
+        raise ValueError(
+            f"Slice {cells.name!r} has {absent} cells without a position in "
+            f"obsm[\"{source.schema.position_key}\"]; place them first (mode='expr_to_pos'), remove them, or pass "
+            "use_positions=False."
+        )
+    # Cells of the same expression lie in different places: position decides between them.
+    rows = content_order(source, cells.rows[np.lexsort(cells.position.T)])
+    return rows, cells.position[np.searchsorted(cells.rows, rows)]
+
+
+def _embed_positions(
+    model: AlphaSTomics,
+    source: AnnDataSource,
+    rows: NDArray[np.int64],
+    position: NDArray[np.float64],
+    max_context: int,
+) -> Tensor:
+    """Embedding (N, d) of the positions of one slice and of how crowded they are."""
+    schema, device = model.schema, model.module.device
+    if schema.frame == "shared":
+        x = schema.encode_position(position)
+    else:
+        free = (position - position.mean(axis=0)) / schema.scale
+        few = evenly(len(rows), CELLS)
+        x = (free @ rotation_of_cells(model, source, rows[few], free[few], max_context=max_context)).astype(np.float32)
+    crowded = torch.from_numpy(crowding(position)).to(device)
+    given = torch.zeros(1, device=device)
+    return model.module.embed_position(torch.from_numpy(x).to(device)[None], given, crowding=crowded[None])[0]

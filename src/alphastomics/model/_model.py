@@ -523,13 +523,14 @@ class AlphaSTomics(BaseModelClass):
         indices: Sequence[int] | NDArray[np.int64] | None = None,
         batch_size: int | None = None,
         layer: Literal["encoder", "transformer", "all"] = "transformer",
+        use_positions: bool = False,
     ) -> NDArray[np.float32]:
-        """Embed cells by their expression, and by the cells of their slice.
+        """Embed cells by their expression, by the cells of their slice, and by their positions where these are used.
 
         Parameters
         ----------
         adata
-            Cells; the reference when None. Positions are not read.
+            Cells; the reference when None.
         indices
             Rows to embed; all when None. Only these cells see each other.
         batch_size
@@ -537,19 +538,37 @@ class AlphaSTomics(BaseModelClass):
         layer
             ``"encoder"``: the embedding of the cell alone; ``"transformer"``: after the last block; ``"all"``: both side
             by side.
+        use_positions
+            Whether the model sees where the cells lie. If not, ``obsm[position_key]`` is never read, and cells are
+            embedded as dissociated ones are. Positions of a free frame (``frame="slice"``) need no registration: the
+            expression of the cells says how their slice lies.
 
         Returns
         -------
-        Shape (n_cells, d_model), twice as wide for ``"all"``; independent of the order of the rows.
+        Shape (n_cells, d_model), twice as wide for ``"all"``; independent of the order of the rows. Embeddings with and
+        without positions are not comparable.
+
+        Raises
+        ------
+        KeyError
+            If positions, or the slices they belong to, are to be used and are missing.
+        ValueError
+            If positions are to be used and a cell has none, or the model has never seen expression in given places: only
+            ``mode="any"`` and ``mode="pos_to_expr"`` have.
         """
         self._check_if_trained(warn=False, message="The model is not trained; call train() first")
         if layer not in ("encoder", "transformer", "all"):
             raise ValueError(f"layer={layer!r} is unknown; choose 'encoder', 'transformer' or 'all'")
+        if use_positions and self.mode not in ("any", "pos_to_expr"):
+            raise ValueError(
+                f"This model was trained with mode={self.mode!r} and has never seen cells in given places; pass "
+                "use_positions=False, or train one with mode='any'"
+            )
         if adata is None:
             adata = self.adata
         if indices is not None and adata is not None:
             adata = adata[np.asarray(indices)]
-        _, source = self._query_source(adata)
+        _, source = self._query_source(adata, positions=use_positions)
         return latent_representation(self, source, layer=layer, max_context=_max_context(batch_size))
 
     # -- files -------------------------------------------------------------------------------------------------------
