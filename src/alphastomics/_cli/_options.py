@@ -146,7 +146,7 @@ class TrainingOptions:
     Parameters
     ----------
     max_epochs
-        Passes over the cells. Not given: until ``--max-time``, or about 2,000 steps without that.
+        Passes over the cells. Not given: until ``--max-time``, or about 4,000 steps without that.
     max_time
         Longest time, in seconds or as ``DD:HH:MM:SS``.
     batch_size

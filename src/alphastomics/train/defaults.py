@@ -43,7 +43,9 @@ def default_dropout(schema: TissueSchema, n_cells: int) -> float:
 
 
 def advised_experts(n_cells: int) -> dict[str, int]:
-    """Advice for ``num_experts`` and ``moe_top_k`` by the number of cells: 4 and 1, 8 and 2 from 10,000, 16 and 2 from 100,000.
+    """Advice for ``num_experts`` and ``moe_top_k``: 4 and 1 below 10,000 cells, 8 and 2 up to 100,000, 16 and 2 beyond.
+
+    10,000 cells are advised 8 experts, and so are exactly 100,000.
 
     An expert sees the share ``moe_top_k / num_experts`` of the cells, and with few cells learns them by heart.
     """
