@@ -18,7 +18,7 @@ RECONSTRUCTED = "spatial_reconstructed"
 """``obsm``: sampled positions; ``uns``: what is needed to sample them again."""
 
 UNCERTAINTY_SUFFIX = "_uncertainty"
-"""``obs[RECONSTRUCTED + ...]``: root mean square over the aligned draws."""
+"""``obs[RECONSTRUCTED + ...]``: standard deviation of aligned draws from halves of the genes."""
 
 PLACED_SUFFIX = "_placed"
 """``obs[RECONSTRUCTED + ...]``: whether the cell was placed, or is part of the reference."""
@@ -33,7 +33,7 @@ SD = "sd"
 """``layers``: standard deviation of expression over the draws."""
 
 POSITION_UNCERTAINTY = "position_uncertainty"
-"""``obs`` of a sampled AnnData: root mean square over the aligned draws."""
+"""``obs`` of a sampled AnnData: standard deviation of aligned draws from halves of the genes."""
 
 EXPRESSION_SCORES = "expression_scores"
 """``uns``: scores of predicted expression, one row per slice."""
