@@ -400,11 +400,11 @@ def test_demo_is_short(tiny_demo, time, capsys, tmp_path):
 def test_demo(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "120")
-    code = main(["demo", "--output-dir", "demo", "--max-time", "60"])
+    code = main(["demo", "--output-dir", "demo", "--max-epochs", "40", "--max-time", "300"])
     captured = capsys.readouterr()
     scores = check_demo(tmp_path, table_in(captured.out))
     ours, regression, chance, _ = (values["distance_spearman"] for values in scores.values())
-    # A minute on a busy machine need not suffice to win, but the exit code must say who won.
+    # So short a training need not suffice to win, but the exit code must say who won.
     assert code == (0 if ours > regression else 1)
     assert ours > chance + 0.2
 
