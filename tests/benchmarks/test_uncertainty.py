@@ -15,75 +15,92 @@ def calibrated(n_draws: int, shape: tuple[int, int], *, seed: int = 0):
     return draws, centre + s * rng.normal(size=shape)
 
 
-def test_calibrated_positions_are_covered():
+def placement(n_draws: int, shape: tuple[int, int]):
+    """Mean of calibrated draws, its standard deviation over all dimensions, and the truth."""
+    draws, truth = calibrated(n_draws, shape)
+    return draws.mean(0), np.sqrt(draws.var(0, ddof=1).sum(1)), truth
+
+
+@pytest.mark.parametrize("n_dims", [2, 3])
+def test_calibrated_positions_are_covered(n_dims):
+    predicted, s, truth = placement(200, (4000, n_dims))
+    scores = uncertainty.judge_positions(predicted, s, truth)
+    assert scores["spearman"] > 0.5
+    assert scores["coverage"] == pytest.approx(0.8, abs=0.02)
+    assert scores["error_over_spread"] == pytest.approx(1, abs=0.05)
+    unrelated = uncertainty.judge_positions(predicted, np.random.default_rng(0).permutation(s), truth)
+    assert abs(unrelated["spearman"]) < 0.05
+    assert uncertainty.judge_positions(predicted, np.full_like(s, s.mean()), truth)["spearman"] == 0
+
+
+def test_few_calibrated_draws_come_to_what_is_said():
     draws, truth = calibrated(8, (4000, 2))
-    scores = uncertainty.judge_positions(draws, truth)
-    mean, medoid = (scores[row] for row in uncertainty.POSITION_ROWS)
-    assert mean["spearman"] > 0.5
-    assert mean["coverage_draws"] == pytest.approx(0.8, abs=0.03)
-    assert 0.65 < mean["coverage"] < 0.8  # the spread of few draws is what is given, and it is small
-    assert mean["error_over_spread"] == pytest.approx(np.sqrt(9 / 7), abs=0.05)
-    assert medoid["error_over_spread"] > mean["error_over_spread"]
-    assert medoid["coverage"] < mean["coverage"]
-    many, truth = calibrated(200, (4000, 2))
-    assert uncertainty.judge_positions(many, truth)["position, mean"]["coverage"] == pytest.approx(0.8, abs=0.02)
+    s = np.sqrt(draws.var(0, ddof=1).sum(1))
+    mean, single = (uncertainty.judge_positions(x, s, truth) for x in (draws.mean(0), draws[0]))
+    assert mean["error_over_spread"] == pytest.approx(np.sqrt(9 / 8), abs=0.05)
+    assert single["error_over_spread"] == pytest.approx(np.sqrt(2), abs=0.07)
+    assert single["coverage"] < mean["coverage"] < 0.8
 
 
 def test_frame_and_scale_of_a_placement_do_not_matter():
-    draws, truth = calibrated(6, (200, 2))
-    expected = uncertainty.judge_positions(draws, truth)
-    moved = 3 * draws @ ortho_group.rvs(2, random_state=0) + [5, -2]
-    for row, scores in uncertainty.judge_positions(moved, truth).items():
-        assert scores == pytest.approx(expected[row])
-    _, aligned, scale = uncertainty.align(moved, moved[0], draws[0])
-    np.testing.assert_allclose(aligned, draws[0])
+    predicted, s, truth = placement(6, (200, 2))
+    moved = 3 * predicted @ ortho_group.rvs(2, random_state=0) + [5, -2]
+    expected = uncertainty.judge_positions(predicted, s, truth)
+    assert uncertainty.judge_positions(moved, 3 * s, truth) == pytest.approx(expected)
+    aligned, scale = uncertainty.align(moved, predicted)
+    np.testing.assert_allclose(aligned, predicted)
     assert scale == pytest.approx(1 / 3)
 
 
-def test_too_small_a_spread_is_found_out():
-    draws, truth = calibrated(16, (1000, 2))
-    timid = draws.mean(0) + 0.2 * (draws - draws.mean(0))
-    for scores in uncertainty.judge_positions(timid, truth).values():
-        assert scores["coverage"] < 0.2
-        assert scores["coverage_draws"] < 0.2
-        assert scores["error_over_spread"] > 4
+def test_wrong_spread_is_found_out():
+    predicted, s, truth = placement(16, (1000, 2))
+    timid = uncertainty.judge_positions(predicted, 0.2 * s, truth)
+    assert timid["coverage"] < 0.2
+    assert timid["error_over_spread"] > 4
+    shy = uncertainty.judge_positions(predicted, 5 * s, truth)
+    assert shy["coverage"] > 0.99
+    assert shy["error_over_spread"] < 0.3
 
 
 def test_calibrated_expression_is_covered():
     rng = np.random.default_rng(0)
     s = np.exp(rng.normal(size=(3000, 4)))
-    draws, true = s * rng.normal(size=(16, 3000, 4)), s * rng.normal(size=(3000, 4))
-    scores = uncertainty.judge_expression(draws, true)
+    error = np.abs(s * rng.normal(size=(3000, 4)))
+    scores = uncertainty.judge(error, s)
     assert scores["spearman"] > 0.4
-    assert scores["coverage_draws"] == pytest.approx(0.8, abs=0.02)
-    assert 0.7 < scores["coverage"] < 0.8
-    unrelated = uncertainty.judge_expression(draws, true[rng.permutation(3000)])
-    assert unrelated["spearman"] < 0.2  # not 0: the mean of few draws is off by the spread
-    constant = uncertainty.judge_expression(np.zeros_like(draws), true)
-    assert constant["spearman"] == 0
-    assert constant["coverage"] == 0
-
-
-def test_medoid_is_the_draw_nearest_to_the_others():
-    draws = np.random.default_rng(0).normal(size=(7, 20, 2))
-    cost = [((draws - draws[j]) ** 2).sum() for j in range(7)]
-    assert uncertainty.medoid(draws) == int(np.argmin(cost))
+    assert scores["coverage"] == pytest.approx(0.8, abs=0.02)
+    assert scores["error_over_spread"] == pytest.approx(1, abs=0.05)
+    assert uncertainty.judge(error, 0.2 * s)["coverage"] < 0.25
+    assert abs(uncertainty.judge(error[rng.permutation(3000)], s)["spearman"]) < 0.05
+    assert uncertainty.judge(error, np.zeros_like(s))["spearman"] == 0
+    assert uncertainty.judge(error, np.zeros_like(s))["coverage"] == 0
 
 
 @pytest.mark.slow
-def test_spread_is_that_of_the_package(make_tissue, tmp_path):
+def test_judged_is_what_the_package_returns(make_tissue):
     reference, held_out = make_tissue(0), make_tissue(1, n_slices=1)
     model, _ = _ours.train_or_load(reference, seed=0, minutes=0.02, mode="any", path=None)
     fold = _data.make_fold("held", reference, held_out)
-    draws = uncertainty.place(model, fold, seed=3)
-    arguments = {"mode": "expr_to_pos", "random_state": 3, **uncertainty.POSITION_DRAWS}
-    placed = model.sample(fold.query.copy(), reduce="medoid", **arguments)
-    given = placed.obs["position_uncertainty"].to_numpy()
-    np.testing.assert_allclose(fold.in_source_order(given), uncertainty.spread(draws))
-    np.testing.assert_allclose(fold.in_source_order(placed.obsm["spatial"]), draws[uncertainty.medoid(draws)])
+    for reduce in ("mean", "medoid"):
+        predicted, s = uncertainty.place(model, fold, f"position, {reduce}", seed=3)
+        placed = model.sample(fold.query.copy(), n_steps=25, n_samples=8, reduce=reduce, random_state=3)
+        np.testing.assert_allclose(predicted[fold.order], placed.obsm["spatial"])
+        np.testing.assert_allclose(s[fold.order], placed.obs["position_uncertainty"])
+        assert (s > 0).all()
     task = pos_to_expr.make_task(reference, held_out, seed=0)
-    drawn = pos_to_expr.draw_expression(model, task.query, None, seed=3)
-    asked = task.query.copy()
-    asked.X = None
-    written = model.sample(asked, mode="pos_to_expr", n_samples=pos_to_expr.SAMPLES, reduce="mean", random_state=3)
-    np.testing.assert_allclose(written.layers["sd"], drawn.std(0), rtol=1e-3, atol=1e-4)
+    asked = np.setdiff1d(np.arange(held_out.n_obs), task.known)
+    places = task.query.copy()
+    places.X = None
+    arguments = {"mode": "pos_to_expr", "n_samples": 16, "random_state": 3}
+    given = model.sample(places, reduce="mean", **arguments)
+    written, s, true = uncertainty.write(model, task, 'expression, layers["sd"]', seed=3)
+    np.testing.assert_allclose(written, given.X.toarray()[asked])
+    np.testing.assert_allclose(s, given.layers["sd"][asked])
+    np.testing.assert_allclose(true.sum(1), given.obs["library_size"].to_numpy()[asked])
+    drawn = model.sample(places, **arguments)
+    counts = np.stack([drawn[drawn.obs["draw"] == k].X.toarray()[asked] for k in range(16)])
+    draws = np.log1p(counts / counts.sum(-1, keepdims=True) * model.schema.library_size)
+    written, s, of_log = uncertainty.write(model, task, "expression, log1p", seed=3)
+    np.testing.assert_allclose(written, draws.mean(0), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(s, draws.std(0, ddof=1), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(of_log, np.log1p(true))
