@@ -153,6 +153,17 @@ def test_an_absent_modality_leaves_no_gradient(make_denoiser, make_inputs):
     assert bool(denoiser.expression_missing.grad.any())
 
 
+def test_embeddings_start_from_the_components(make_denoiser, make_inputs):
+    denoiser, x = make_denoiser(n_components=4), make_inputs().expression
+    before = denoiser.embed_expression(x, torch.zeros(3)).detach()
+    components = torch.linalg.qr(torch.randn(9, 3, generator=torch.Generator().manual_seed(0))).Q
+    denoiser.set_components(components)
+    added = denoiser.embed_expression(x, torch.zeros(3)).detach() - before
+    torch.testing.assert_close(added[..., :3], x @ components, atol=1e-5, rtol=1e-5)
+    assert float(added[..., 3:].abs().max()) < 1e-5
+    assert "components" not in dict(denoiser.named_parameters())
+
+
 @pytest.mark.parametrize("clock", ["t_expr", "t_pos"])
 def test_clocks_matter(make_denoiser, make_inputs, clock):
     """A norm over features of the clocks alone, or over the sum after them, would erase them."""
@@ -231,7 +242,10 @@ def test_weights_alone_make_the_network(make_denoiser, make_inputs):
     copy.load_state_dict(denoiser.state_dict())
     for one, other in zip(denoiser(*inputs), copy(*inputs), strict=True):
         assert torch.equal(one, other)
-    assert set(denoiser.state_dict()) == {name for name, _ in denoiser.named_parameters()} | {"gene_weight"}
+    assert set(denoiser.state_dict()) == {name for name, _ in denoiser.named_parameters()} | {
+        "gene_weight",
+        "components",
+    }
 
 
 def test_genes_count_by_their_deviation(make_denoiser, make_inputs):

@@ -17,6 +17,7 @@ from scvi.model.base import BaseModelClass
 from alphastomics.data import AnnDataSource, Augmentation, TissueSchema, fit_schema
 from alphastomics.diffusion import CosineSchedule, MaskingConfig, Process
 from alphastomics.model import _files
+from alphastomics.model._components import principal_components
 from alphastomics.model._expression_sample import sample_expression
 from alphastomics.model._fields import SCHEMA, ColumnField, PositionField
 from alphastomics.model._frames import ReferenceFrame, fit_frame
@@ -397,6 +398,8 @@ class AlphaSTomics(BaseModelClass):
             early_stopping=early_stopping,
             **trainer_kwargs,
         )
+        if not self.is_trained_:
+            self.module.set_components(principal_components(source, self.module.components.shape[1]))
         self.module.train()  # Lightning leaves it as it is, and after an earlier training that is eval()
         try:
             with torch.random.fork_rng(devices=[]):  # dropout draws from the global generator

@@ -2,11 +2,12 @@ r"""The denoiser: noisy expression and noisy positions of N cells, two clocks, t
 
 .. math::
 
-    h^0_i &= E(w \odot z^{expr}_i) + P(z^{pos}_i), \qquad c = \psi(t_{expr}, t_{pos}) \\
+    h^0_i &= E(w \odot z^{expr}_i) + V^\top z^{expr}_i + P(z^{pos}_i), \qquad c = \psi(t_{expr}, t_{pos}) \\
     h^{l+1} &= \operatorname{Block}(h^l, c, \text{mask}), \qquad
     F^{pos}_i = W_p \operatorname{AdaNorm}(h^L_i, c), \quad F^{expr}_i = W_e \operatorname{AdaNorm}(h^L_i, c)
 
-w weighs the genes, see :meth:`Denoiser.weigh_genes`. A modality whose clock stands at 1 is absent: nothing of it is left
+w weighs the genes, see :meth:`Denoiser.weigh_genes`; V are principal components of the reference, see
+:meth:`Denoiser.set_components`. A modality whose clock stands at 1 is absent: nothing of it is left
 in its noisy value, so its embedding is replaced by a learned token; single masked entries have tokens of their own, see
 :meth:`Denoiser.embed_expression` and :meth:`Denoiser.embed_position`. Shapes: B contexts, N cells, G genes, D dimensions, d width.
 """
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import torch
 from torch import nn
+from torch.nn import functional
 
 from alphastomics.nn.block import AdaptiveNorm, Block
 from alphastomics.nn.embeddings import ClockEmbedding, CrowdingEmbedding, FourierPosition
@@ -57,6 +59,8 @@ class DenoiserConfig:
         Whether there are tokens for masked entries.
     n_ranks
         K, the number of neighbours whose distances tell how crowded the surroundings of a cell are.
+    n_components
+        Principal components of the reference that the embedding of expression starts from.
     """
 
     n_genes: int
@@ -75,6 +79,7 @@ class DenoiserConfig:
     expert_width: ExpertWidth = "split"
     mask_tokens: bool = False
     n_ranks: int = 9
+    n_components: int = 20
 
 
 class Prediction(NamedTuple):
@@ -104,6 +109,8 @@ class Denoiser(nn.Module):
         d = config.d_model
         self.gene_weight: Tensor
         self.register_buffer("gene_weight", torch.ones(config.n_genes))
+        self.components: Tensor
+        self.register_buffer("components", torch.zeros(config.n_genes, min(config.n_components, d)))
         self.expression_in = nn.Sequential(nn.Linear(config.n_genes, 2 * d), nn.GELU(), nn.Linear(2 * d, d))
         self.position_in = FourierPosition(config.n_dims, d)
         self.crowding_in = CrowdingEmbedding(config.n_ranks, d)
@@ -144,6 +151,16 @@ class Denoiser(nn.Module):
         weight = torch.as_tensor(np.asarray(gene_scale), dtype=torch.float32)
         self.gene_weight.copy_(weight / weight.square().mean().sqrt())
 
+    def set_components(self, components: ArrayLike) -> None:
+        """Let the first channels of every embedding of expression be its scores on ``components`` (G, K), orthonormal.
+
+        They hold what cells differ by most before anything is learned, and what training makes of the other channels
+        cannot take it away. With fewer components than there are channels for, the rest stay as they are.
+        """
+        values = torch.as_tensor(np.asarray(components), dtype=torch.float32)
+        self.components.zero_()
+        self.components[:, : values.shape[1]] = values
+
     @property
     def device(self) -> torch.device:
         """Where the weights are."""
@@ -166,12 +183,15 @@ class Denoiser(nn.Module):
             expression = torch.where(masked, self.expression_mask, expression)
         absent = (t_expr >= 1)[:, None, None]
         if held is None:
-            embedding = self.expression_in(expression * self.gene_weight)
-            return torch.where(absent, self.expression_missing, embedding)
+            return torch.where(absent, self.expression_missing, self._embed(expression))
         expression = expression.masked_fill(absent & ~held, 0.0)
         mark = held.to(expression.dtype) @ self.expression_held / self.config.n_genes**0.5
-        embedding = self.expression_in(expression * self.gene_weight) + mark
+        embedding = self._embed(expression) + mark
         return torch.where(absent & ~held.any(dim=-1, keepdim=True), self.expression_missing, embedding)
+
+    def _embed(self, expression: Tensor) -> Tensor:
+        scores = functional.pad(expression @ self.components, (0, self.config.d_model - self.components.shape[1]))
+        return self.expression_in(expression * self.gene_weight) + scores
 
     def embed_position(
         self, position: Tensor, t_pos: Tensor, masked: Tensor | None = None, crowding: Tensor | None = None

@@ -2,7 +2,7 @@ r"""One training step: noise a batch of contexts, denoise it, compare.
 
 .. math::
 
-    L = \lambda_e L_{expr} + \lambda_p L_{pos} + \lambda_n L_{neighbour} + \lambda_b L_{balance} + \lambda_m L_{masked}
+    L = \lambda_e L_{expr} + \lambda_c L_{completion} + \lambda_p L_{pos} + \lambda_n L_{neighbour} + \lambda_b L_{balance} + \lambda_m L_{masked}
 
 averaged over the contexts of all processes. ``frame="slice"`` leaves each context free up to a rigid motion, which is
 resolved once, by the model itself: with the positions absent the network predicts its conditional mean in a frame of
@@ -104,6 +104,8 @@ class PlanConfig:
         Share of contexts in which the modality to be sampled is absent altogether.
     lambda_expression, lambda_position, lambda_distance, lambda_neighbour, lambda_layout
         Weights of the losses; ``lambda_position`` weighs the aligned and the diffusion loss alike.
+    lambda_completion
+        Weight of the loss of expression that is given, thinned and with genes missing, and asked for in full.
     neighbour_width, layout_width
         Widths of the neighbourhoods of the contrastive and of the layout loss, in model units per square root of
         dimension.
@@ -127,6 +129,7 @@ class PlanConfig:
     final_lr: float = 0.02
     absent: float = 0.5
     lambda_expression: float = 1.0
+    lambda_completion: float = 3.0
     lambda_position: float = 1.0
     lambda_distance: float = 1.0
     lambda_neighbour: float = 0.3
@@ -351,6 +354,12 @@ class TrainingPlan(pl.LightningModule):
             genes = measured * self.module.gene_weight.square()
             error = mean_squared_error(x_0, x_expr, mask, weight, features=genes, entries=asked)
             losses["expression"] = torch.where(t_expr > 0, error, 0.0)
+            # Clean, but thinned and with genes missing, the input leaves something to say: what the cell holds in full.
+            one, every = torch.ones_like(t_expr), self.module.gene_weight.square()[None]
+            whole = clean_value(self.diffusion.expression, output.expression.float(), z_expr, one, None)
+            unmasked = None if masks.expression is None else ~masks.expression
+            error = mean_squared_error(whole, batch.target, mask, features=every, entries=unmasked)
+            losses["completion"] = torch.where(t_expr > 0, 0.0, error)
         if masks.expression is not None:
             # What is asked back never has the gain: it is a value of the tissue, not of an input that lacks genes.
             gain = torch.where(t_expr > 0, 1.0, (1 - batch.dropout).sqrt())[:, None, None]
@@ -395,6 +404,7 @@ class TrainingPlan(pl.LightningModule):
             "neighbour": config.lambda_neighbour,
             "layout": config.lambda_layout,
             "expression": config.lambda_expression,
+            "completion": config.lambda_completion,
             "packing": config.lambda_packing,
             "balance": config.moe_load_balance_loss_weight,
             "masked": config.reconstruction_weight,
