@@ -307,6 +307,8 @@ class PlanOptions:
         Share of contexts in which the modality to be sampled is absent altogether.
     lambda_expression
         Weight of the loss of expression.
+    lambda_completion
+        Weight of the loss of expression that is given with genes missing and asked for in full.
     lambda_position
         Weight of the loss of positions.
     lambda_distance
@@ -339,6 +341,7 @@ class PlanOptions:
     final_lr: float | None = None
     absent: float | None = None
     lambda_expression: float | None = None
+    lambda_completion: float | None = None
     lambda_position: float | None = None
     lambda_distance: float | None = None
     lambda_neighbour: float | None = None

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from alphastomics.diffusion import make_step, run_chain
+from alphastomics.model._dependence import nearest
 from alphastomics.model._kriging import krige
 from alphastomics.model._position_chain import split_contexts
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from alphastomics.model._dependence import Dependence
     from alphastomics.model._position_chain import SamplerConfig
     from alphastomics.nn import Denoiser
     from alphastomics.train import DiffusionConfig
@@ -50,6 +52,10 @@ class SliceExpression:
         Known expression (N, G) in network units, NaN where unknown; None when nothing is known.
     crowding
         How crowded the surroundings of each cell are (N, K); None when it is not known.
+    t_pos
+        Clock of the positions.
+    dependence
+        What the noise of neighbours has in common; None for nothing.
 
     Attributes
     ----------
@@ -66,9 +72,11 @@ class SliceExpression:
         max_context: int,
         known: Tensor | None = None,
         crowding: Tensor | None = None,
+        t_pos: float = 0.0,
+        dependence: Dependence | None = None,
     ) -> None:
         self.module, self.process = module, diffusion.expression
-        self.position = position[None]
+        self.position, self.t_pos, self.dependence = position[None], t_pos, dependence
         self.crowding = None if crowding is None else crowding[None]
         self.contexts = split_contexts(len(position), max_context, position.device)
         self.known = None if known is None else known.isfinite()[None]
@@ -86,13 +94,13 @@ class SliceExpression:
 
     def _estimate(self, z: Tensor, t: Tensor, known: Tensor | None) -> Tensor:
         """What the network says (1, N, G), averaged over contexts."""
-        zero = torch.zeros_like(t)
+        t_pos = torch.full_like(t, self.t_pos)
         total, count = torch.zeros_like(z), z.new_zeros(1, z.shape[1], 1)
         for cells, _ in self.contexts:
             held = None if known is None else known[:, cells]
             crowding = None if self.crowding is None else self.crowding[:, cells]
             z_cells, x = z[:, cells], self.position[:, cells]
-            output = self.module(z_cells, x, t, zero, held=held, crowding=crowding, predict=("expression",)).expression
+            output = self.module(z_cells, x, t, t_pos, held=held, crowding=crowding, predict=("expression",)).expression
             assert output is not None  # it was asked for
             total[:, cells] += self.process.x0(output.float(), z_cells, t)
             count[:, cells] += 1
@@ -152,9 +160,15 @@ class SliceExpression:
         """
         shape = (1, self.position.shape[1], self.module.config.n_genes)
         sign = -1.0 if mirrored else 1.0
+        dependence = self.dependence
+        near = None if dependence is None else nearest(self.position[0].cpu())
 
         def noise() -> Tensor:
-            return sign * torch.randn(shape, generator=generator).to(self.position.device)
+            if dependence is None or near is None:
+                drawn = torch.randn(shape, generator=generator)
+            else:
+                drawn = dependence.noise(near, generator)[None]
+            return sign * drawn.to(self.position.device)
 
         def denoise(z: Tensor, t: Tensor) -> Tensor:
             if self.known is None or self.value is None:

@@ -101,6 +101,7 @@ def _slice_chain(
             max_context=config.max_context,
             known=network if network is not None and bool(network.isfinite().any()) else None,
             crowding=crowd,
+            dependence=model.dependence_,
         )
         for position in _frames(model, query, rows, cells.position[order], known)
     ]

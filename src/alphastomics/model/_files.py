@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from contextlib import contextmanager
+from dataclasses import fields
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -17,9 +18,11 @@ from safetensors.torch import load_file, save_file
 from scvi.model._utils import parse_device_args
 
 from alphastomics.data import TissueSchema
+from alphastomics.model._dependence import Dependence
 from alphastomics.model._fields import SCHEMA
 from alphastomics.model._frames import ReferenceFrame
-from alphastomics.model._marginals import LEVELS, Marginals
+from alphastomics.model._marginals import Marginals
+from alphastomics.model._outline import Outlines
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -32,7 +35,12 @@ if TYPE_CHECKING:
 
 FORMAT = "alphastomics-model"
 FORMAT_VERSION = 1
-MARGINALS = "marginals."  # before the names of tensors that are not weights
+FITTED = "fitted."  # before the names of tensors that are not weights
+_FITTED: dict[str, type[Marginals | Dependence | Outlines]] = {
+    "marginals": Marginals,
+    "dependence": Dependence,
+    "outlines": Outlines,
+}
 WEIGHTS, CONFIG, DATA = "model.safetensors", "config.json", "adata.h5ad"
 LARGEST_CONFIG = 256 * 2**20  # bytes: 10^6 genes fit many times over
 
@@ -97,22 +105,28 @@ def read_model(folder: Path) -> Stored:
     return Stored(weights, config)
 
 
-def marginals_to_tensors(marginals: Marginals | None) -> dict[str, Tensor]:
-    """What goes beside the weights."""
-    if marginals is None:
-        return {}
-    return {MARGINALS + name: torch.from_numpy(getattr(marginals, name)) for name in ("sampled", "true")}
+def fitted_to_tensors(model: AlphaSTomics) -> dict[str, Tensor]:
+    """What was fitted after training, which goes beside the weights: the tensors of each object behind its name."""
+    return {
+        f"{FITTED}{name}.{field.name}": torch.from_numpy(getattr(value, field.name))
+        for name in _FITTED
+        if (value := getattr(model, f"{name}_")) is not None
+        for field in fields(value)
+    }
 
 
-def marginals_from_tensors(tensors: Mapping[str, Tensor], n_genes: int) -> Marginals | None:
-    """Rebuild from :func:`marginals_to_tensors`; None where there are none."""
-    parts = {name.removeprefix(MARGINALS): tensors[name] for name in tensors if name.startswith(MARGINALS)}
-    if not parts:
-        return None
-    marginals = Marginals(**{name: part.float().numpy() for name, part in parts.items()})
-    if not marginals.sampled.shape == marginals.true.shape == (len(LEVELS), n_genes):
-        raise RuntimeError(f"marginals of shape {marginals.sampled.shape} do not fit {n_genes} genes")
-    return marginals
+def _restore_fitted(model: AlphaSTomics, tensors: Mapping[str, Tensor]) -> None:
+    """Undo :func:`fitted_to_tensors`; None where there is nothing."""
+    n_genes = model.schema.n_genes
+    for name, kind in _FITTED.items():
+        prefix = f"{FITTED}{name}."
+        parts = {n.removeprefix(prefix): value.float().numpy() for n, value in tensors.items() if n.startswith(prefix)}
+        if not parts:
+            continue
+        for part, value in parts.items():
+            if kind is not Outlines and value.shape[-1] != n_genes:
+                raise RuntimeError(f"{name}.{part} of shape {value.shape} does not fit {n_genes} genes")
+        setattr(model, f"{name}_", kind(**parts))
 
 
 def _pickle_hint(folder: Path) -> str:
@@ -172,9 +186,9 @@ def restore(
         cls.setup_anndata(data, **setup, source_registry=registry)
     with _whole(folder):
         model = cls(data, registry if data is None else None, **config["init"])
-        model.marginals_ = marginals_from_tensors(stored.weights, model.schema.n_genes)
+        _restore_fitted(model, stored.weights)
         model.module.load_state_dict(
-            {name: value for name, value in stored.weights.items() if not name.startswith(MARGINALS)}
+            {name: value for name, value in stored.weights.items() if not name.startswith(FITTED)}
         )
         model.frame_ = ReferenceFrame.from_dict(config["frame"]) if config["frame"] is not None else None
         model.history_ = {

@@ -17,12 +17,12 @@ from scvi.model.base import BaseModelClass
 from alphastomics.data import AnnDataSource, Augmentation, TissueSchema, fit_schema
 from alphastomics.diffusion import CosineSchedule, MaskingConfig, Process
 from alphastomics.model import _files
+from alphastomics.model._calibration import fit_dependence, fit_marginals, fit_outlines
 from alphastomics.model._components import principal_components
 from alphastomics.model._expression_sample import sample_expression
 from alphastomics.model._fields import SCHEMA, ColumnField, PositionField
 from alphastomics.model._frames import ReferenceFrame, fit_frame
 from alphastomics.model._latent import latent_representation
-from alphastomics.model._marginals import Marginals, fit_marginals
 from alphastomics.model._position_chain import MAX_CONTEXT, SamplerConfig
 from alphastomics.model._position_sample import sample_positions
 from alphastomics.model._tissue_sample import sample_tissue
@@ -38,6 +38,10 @@ if TYPE_CHECKING:
 
     from anndata import AnnData
     from numpy.typing import NDArray
+
+    from alphastomics.model._dependence import Dependence
+    from alphastomics.model._marginals import Marginals
+    from alphastomics.model._outline import Outlines
 
 logger = logging.getLogger(__name__)
 
@@ -156,6 +160,8 @@ class AlphaSTomics(BaseModelClass):
             self.module.weigh_genes(self.schema.gene_scale)
         self.frame_: ReferenceFrame | None = None
         self.marginals_: Marginals | None = None
+        self.dependence_: Dependence | None = None
+        self.outlines_: Outlines | None = None
         self.init_params_ = self._get_init_params(locals())
         self._model_summary_string = (
             f"AlphaSTomics model (mode={mode!r}): {self.schema.n_genes} genes, {self.schema.n_dims}D, "
@@ -408,7 +414,11 @@ class AlphaSTomics(BaseModelClass):
         finally:
             if self.is_trained_:
                 self.frame_ = fit_frame(self, source)
-                self.marginals_ = fit_marginals(self, source) if self.mode != "expr_to_pos" else None
+                if self.mode != "expr_to_pos":
+                    self.marginals_ = fit_marginals(self, source)
+                    self.dependence_ = fit_dependence(self, source)
+                if self.mode in ("any", "joint"):
+                    self.outlines_ = fit_outlines(self, source)
 
     # -- answers -----------------------------------------------------------------------------------------------------
 
@@ -616,7 +626,7 @@ class AlphaSTomics(BaseModelClass):
             "versions": _files.versions(),
         }
         folder = Path(dir_path)
-        tensors = self.module.state_dict() | _files.marginals_to_tensors(self.marginals_)
+        tensors = self.module.state_dict() | _files.fitted_to_tensors(self)
         _files.write_model(folder, tensors, config, overwrite=overwrite)
         (folder / _files.DATA).unlink(missing_ok=True)  # those of the model that was there
         if save_anndata:

@@ -8,6 +8,7 @@ positions is shown to the network no further than it was trained.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import torch
@@ -16,8 +17,8 @@ from alphastomics.diffusion import make_step, run_joint_chain
 from alphastomics.diffusion.geometry import centre
 from alphastomics.model._belief import Belief, believe
 from alphastomics.model._position_chain import split_contexts
-from alphastomics.train.clocks import SMALLEST
-from alphastomics.train.packing import SWITCH
+from alphastomics.nn import nearest_neighbours
+from alphastomics.train.packing import SWITCH, smallest_time
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
     from alphastomics.model._position_chain import SamplerConfig
     from alphastomics.nn import Denoiser
     from alphastomics.train import DiffusionConfig
+
+
+LOOSEST, FINEST, PACKING_STEPS = 2.0, 0.05, 12  # noise in spacings
 
 
 class SliceTissue:
@@ -59,7 +63,7 @@ class SliceTissue:
         self.module, self.diffusion, self.shared_frame, self.spacing = module, diffusion, shared_frame, spacing
         self.n_cells = n_cells
         self.contexts = split_contexts(n_cells, max_context, module.device)
-        self.smallest = max(SMALLEST, diffusion.position.schedule.time_of_ratio(SWITCH * spacing / 2))
+        self.smallest = smallest_time(diffusion.position.schedule, spacing)
 
     def _estimate(self, z_expr: Tensor, z_pos: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
         """Estimates of the clean expression (1, N, G) and positions (1, N, D) by the network."""
@@ -74,6 +78,29 @@ class SliceTissue:
             count[:, cells] += 1
         position = position / count
         return expression / count, position if self.shared_frame else centre(position)
+
+    @torch.no_grad()
+    def packed(self, position: Tensor, generator: torch.Generator) -> Tensor:
+        r"""Pack cells (N, D) whose places are right but for a few spacings.
+
+        .. math:: z_s = \hat x + \frac{s^2}{r^2} (z_r - \hat x) + s \sqrt{1 - s^2 / r^2}\; \varepsilon
+
+        from noise r to noise s < r: the reverse chain of positions with packing as the only denoiser.
+        """
+        packing = self.module.packing
+        if not self.spacing or self.n_cells < 2:
+            return position
+        z = position / self.spacing
+        levels = torch.logspace(math.log10(LOOSEST), math.log10(FINEST), PACKING_STEPS).to(z)
+
+        def noise() -> Tensor:
+            return torch.randn(z.shape, generator=generator).to(z)
+
+        z = z + LOOSEST * noise()
+        for r, s in zip(levels[:-1], levels[1:], strict=True):
+            x = packing(z, r, nearest_neighbours(z, packing.n_neighbours))
+            z = x + (s / r) ** 2 * (z - x) + s * (1 - (s / r) ** 2).sqrt() * noise()
+        return packing(z, levels[-1], nearest_neighbours(z, packing.n_neighbours)) * self.spacing
 
     @torch.no_grad()
     def sample(

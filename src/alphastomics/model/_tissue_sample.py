@@ -8,18 +8,25 @@ from typing import TYPE_CHECKING
 import anndata as ad
 import numpy as np
 import pandas as pd
+import torch
 from scvi import settings
 from tqdm.auto import tqdm
 
 from alphastomics import _keys
+from alphastomics.data import crowding
 from alphastomics.data._slices import DEFAULT_SLICE_KEY
+from alphastomics.model._calibration import place_time
 from alphastomics.model._draws import check_draws, draw_generator, stack_draws
+from alphastomics.model._expression_chain import SliceExpression
 from alphastomics.model._expression_sample import decode_draw, reference_genes, store_expression
 from alphastomics.model._position_sample import to_user
 from alphastomics.model._tissue_chain import SliceTissue
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from anndata import AnnData
+    from torch import Tensor
 
     from alphastomics.model._model import AlphaSTomics
     from alphastomics.model._position_chain import SamplerConfig
@@ -49,10 +56,17 @@ def sample_tissue(
         "Drawing %d slices of %d cells in %d steps on %s.", n_samples, n_cells, config.n_steps, tissue.module.device
     )
     tables = []
-    total = n_samples * config.n_steps
+    total = 2 * n_samples * config.n_steps
     with tqdm(total=total, desc="Drawing tissue", unit="step", disable=settings.verbosity > logging.INFO) as bar:
         for k in range(n_samples):
-            expression, position = tissue.sample(config, draw_generator(random_state, k), lambda: bar.update())
+            generator = draw_generator(random_state, k)
+            _, position = tissue.sample(config, generator, lambda: bar.update())
+            if model.outlines_ is not None:
+                slices = len(model.outlines_.quantiles)
+                number = int(torch.randint(slices, (), generator=generator))
+                moved = torch.from_numpy(model.outlines_.apply(position.cpu().numpy(), number))
+                position = tissue.packed(moved.to(position), generator)
+            expression = _expression_in(model, position, config, generator, lambda: bar.update())
             names = [f"cell_{i}" for i in range(n_cells)]
             table = ad.AnnData(
                 obs=pd.DataFrame({schema.slice_key or DEFAULT_SLICE_KEY: f"sample_{k}"}, index=names),
@@ -65,3 +79,27 @@ def sample_tissue(
                 table.obs[_keys.LIBRARY_SIZE] = np.full(n_cells, schema.library_size)
             tables.append(table)
     return stack_draws(tables, schema.slice_key or DEFAULT_SLICE_KEY)
+
+
+def _expression_in(
+    model: AlphaSTomics,
+    position: Tensor,
+    config: SamplerConfig,
+    generator: torch.Generator,
+    on_step: Callable[[], None],
+) -> Tensor:
+    """Draw expression (N, G) for the positions (N, D) of a draw, in the canonical frame.
+
+    The expression that was drawn with them belongs to them as well, but not to its neighbours: while it was drawn it was
+    not yet known which cells these would be.
+    """
+    chain = SliceExpression(
+        model.module,
+        model.diffusion,
+        position,
+        max_context=config.max_context,
+        crowding=torch.from_numpy(crowding(position.cpu().numpy())).to(position.device),
+        t_pos=place_time(model),
+        dependence=model.dependence_,
+    )
+    return chain.sample(config, generator, on_step=on_step)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 
-def _directions(n: int, n_dims: int) -> Tensor:
+def directions(n: int, n_dims: int) -> Tensor:
     """N unit vectors (n, D), evenly spread in every run of them: golden angles, or plastic numbers on the half sphere.
 
     A spiral over the sphere would tie the direction of a wave to its frequency. (Roberts 2018, the R2 sequence.)
@@ -55,8 +55,8 @@ class FourierPosition(nn.Module):
         super().__init__()
         self.frequencies: Tensor
         scale = torch.logspace(math.log10(lowest), math.log10(highest), n_frequencies, dtype=torch.float64)
-        directions = _directions(n_frequencies, n_dims)
-        self.register_buffer("frequencies", (2 * math.pi * scale[:, None] * directions).T.float(), persistent=False)
+        waves = scale[:, None] * directions(n_frequencies, n_dims)
+        self.register_buffer("frequencies", (2 * math.pi * waves).T.float(), persistent=False)
         self.mlp = nn.Sequential(nn.Linear(2 * n_frequencies + n_dims, d_model), nn.GELU(), nn.Linear(d_model, d_model))
 
     def forward(self, position: Tensor) -> Tensor:

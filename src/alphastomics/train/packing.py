@@ -14,18 +14,24 @@ import numpy as np
 import torch
 
 from alphastomics.nn import nearest_neighbours
-from alphastomics.train.clocks import keyed_rng
+from alphastomics.train.clocks import SMALLEST, keyed_rng
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from alphastomics.data import Batch
+    from alphastomics.diffusion import CosineSchedule
     from alphastomics.nn import PackingNetwork
 
 SWITCH = 3.0  # noise, in spacings, below which packing says where cells are
 LOWEST, HIGHEST = 0.03, 6.0  # noise levels of training, in spacings
 RIM = 2.5  # spacings
 PURPOSE = 10
+
+
+def smallest_time(schedule: CosineSchedule, spacing: float) -> float:
+    """Smallest time of positions that the denoiser is trained for, with cells ``spacing`` apart; packing goes on from there."""
+    return max(SMALLEST, schedule.time_of_ratio(SWITCH * spacing / 2)) if spacing else SMALLEST
 
 
 def packing_losses(network: PackingNetwork, batch: Batch, spacing: float, purpose: int) -> Tensor:

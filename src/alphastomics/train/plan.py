@@ -33,11 +33,11 @@ from alphastomics.diffusion.losses import (
 from alphastomics.diffusion.masking import clean_value
 from alphastomics.nn import balance_losses
 from alphastomics.nn.diagnostics import SeenLayer, watch_layers
-from alphastomics.train.clocks import SMALLEST, Mode, draw_clocks, keyed_rng, spread_kind
+from alphastomics.train.clocks import Mode, draw_clocks, keyed_rng, spread_kind
 from alphastomics.train.diagnostics import EVERY, layer_statistics
 from alphastomics.train.held import draw_held
 from alphastomics.train.masking import Masks, draw_masks
-from alphastomics.train.packing import SWITCH, packing_losses
+from alphastomics.train.packing import packing_losses, smallest_time
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -83,11 +83,6 @@ class DiffusionConfig:
             return Process(schedule=CosineSchedule(**entry["schedule"]), prediction_type=entry["prediction_type"])
 
         return cls(position=process(values["position"]), expression=process(values["expression"]))
-
-
-def diffusion_time(diffusion: DiffusionConfig, ratio: float) -> float:
-    """Time at which the noise of positions is ``ratio`` times their signal."""
-    return diffusion.position.schedule.time_of_ratio(ratio)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -196,7 +191,7 @@ class TrainingPlan(pl.LightningModule):
         self.shared_frame = shared_frame
         self.slice_names = slice_names
         self.spacing = spacing
-        self.smallest = max(SMALLEST, diffusion_time(self.diffusion, SWITCH * spacing / 2) if spacing else 0.0)
+        self.smallest = smallest_time(self.diffusion.position.schedule, spacing)
         self.max_seconds = max_seconds
         self.masking = masking
         self.config = PlanConfig(**config)

@@ -1,0 +1,71 @@
+"""What the noise of neighbouring cells has in common, how it is fitted, and where it is kept."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from alphastomics.metrics import morans_i
+from alphastomics.model import AlphaSTomics
+from alphastomics.model._dependence import N_NEIGHBOURS, Dependence, nearest
+
+
+@pytest.fixture
+def position():
+    return np.random.default_rng(0).random((4000, 2))
+
+
+def draw(share, position, seed=0):
+    noise = Dependence(share=np.asarray(share, dtype=np.float32)).noise(
+        nearest(position), torch.Generator().manual_seed(seed)
+    )
+    return noise.numpy()
+
+
+def test_each_cell_alone_is_drawn_as_without_it(position):
+    share = [0.0, 0.3, 1.0]
+    draws = np.stack([draw(share, position[:200], seed) for seed in range(400)])
+    np.testing.assert_allclose(draws.mean(0), 0, atol=0.25)
+    np.testing.assert_allclose(draws.var(0).mean(0), 1, atol=0.03)
+    assert draws.var(0).max() < 1.6
+    np.testing.assert_allclose(np.quantile(draws, [0.1, 0.9], axis=(0, 1)), [[-1.2816] * 3, [1.2816] * 3], atol=0.02)
+
+
+def test_neighbours_share_as_much_as_is_asked(position):
+    x = draw([0.0, 0.25, 0.5, 1.0], position)
+    found = morans_i(x, position)
+    assert found[0] == pytest.approx(0, abs=0.03)
+    np.testing.assert_allclose(found[1:3], found[3] * np.array([0.25, 0.5]), atol=0.03)
+    assert found[3] > 0.3
+    assert abs(np.corrcoef(x[:, 2], x[:, 3])[0, 1]) < 0.1  # genes are drawn apart
+
+
+@pytest.mark.parametrize("n", [1, 2, N_NEIGHBOURS, N_NEIGHBOURS + 1])
+def test_few_cells(n, position):
+    near = nearest(position[:n])
+    assert near.shape == (n, min(n, N_NEIGHBOURS + 1))
+    assert (near == torch.arange(n)[:, None]).any(1).all()
+    assert np.isfinite(draw([0.5, 1.0], position[:n])).all()
+
+
+def test_training_fits_it_and_a_file_keeps_it(everything, places, tmp_path):
+    share = everything.dependence_.share
+    assert share.shape == (places.n_vars,)
+    assert ((share >= 0) & (share <= 1)).all()
+    everything.save(tmp_path / "model")
+    loaded = AlphaSTomics.load(tmp_path / "model", adata=False)
+    np.testing.assert_array_equal(loaded.dependence_.share, share)
+
+
+def test_neighbours_are_as_alike_as_in_the_reference(everything, places, monkeypatch):
+    def level():
+        drawn = everything.sample(places, mode="pos_to_expr", n_steps=8, random_state=1)
+        return np.nanmean(morans_i(drawn.X, places.obsm["spatial"]))
+
+    true = np.nanmean(morans_i(np.log1p(places.X.toarray()), places.obsm["spatial"]))
+    with_it = level()
+    monkeypatch.setattr(everything, "dependence_", None)
+    without = level()
+    assert abs(with_it - true) < abs(without - true)
+    assert with_it > without
