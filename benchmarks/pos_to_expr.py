@@ -181,8 +181,11 @@ def draw_expression(
 def mean_expression(
     model: AlphaSTomics, query: AnnData, known: NDArray[np.float64] | None, depth: float, *, seed: int
 ) -> NDArray[np.float64]:
-    """Mean of the samples (N, G) as log1p at library size ``depth``; the mean is taken on that scale."""
-    drawn = _sample(model, query, known, n_samples=SAMPLES, reduce="mean", random_state=seed)
+    """Mean of the samples (N, G) as log1p at library size ``depth``; the mean is taken on that scale.
+
+    It is that of the views of the samples and takes no steps (``reduce="mean"``); steps would only draw ``layers["sd"]``.
+    """
+    drawn = _sample(model, query, known, n_samples=SAMPLES, reduce="mean", n_steps=1, random_state=seed)
     return np.log1p(dense(drawn.X) * (depth / drawn.obs["library_size"].to_numpy())[:, None])
 
 

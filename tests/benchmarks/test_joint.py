@@ -137,7 +137,7 @@ def test_depth_of_a_specimen_is_seen_by_the_raw_score_alone(make_tissue):
     drawn = make_tissue(2, n_slices=1, n_cells=400)
     rng = np.random.default_rng(0)
     held_out.X = rng.binomial(held_out.X.astype(int), 0.15).astype(np.float32)
-    areas, each = joint.compare(reference, held_out, drawn, float(np.median(reference.X.sum(1))), seed=0)
+    areas, each = joint.compare(reference, held_out, [drawn], float(np.median(reference.X.sum(1))), seed=0)
     assert list(areas) == [joint.NEAREST, joint.MEAN, joint.SHUFFLED, joint.SAMPLE]
     assert set(each) == {"s0", "s1"}
     for score in joint.MOMENTS:

@@ -25,7 +25,9 @@ if TYPE_CHECKING:
     from alphastomics.model._model import AlphaSTomics
 
 
-CELLS, PATCHES = 1024, 8  # of a slice that are sampled, and where neighbours count, in how many pieces
+CELLS = 1024  # of a slice that are sampled
+PATCHES, PATCH_CELLS = 8, 256  # that are sampled where neighbours count
+MOST_CELLS = 16_384  # of a slice that are read at once
 MARGINAL_SLICES, DEPENDENCE_SLICES = 4, 2
 OUTLINE_SLICES, OUTLINE_CELLS = 16, 8192
 FEWEST = 50  # cells of a slice below which Moran's I is mostly chance
@@ -100,32 +102,39 @@ def fit_dependence(model: AlphaSTomics, source: AnnDataSource, *, n_steps: int =
     chains = [reference_chain(model, source, cells, few) for cells, few in patches]
     places = [cells.position[few] for cells, few in patches if cells.position is not None]
 
-    def moran(share: NDArray[np.float32] | None) -> NDArray[np.float64]:
+    def moran(share: NDArray[np.float32]) -> NDArray[np.float64]:
         generator, found = torch.Generator().manual_seed(0), []
-        for chain, place, (cells, few) in zip(chains, places, patches, strict=True):
-            if share is None:
-                x = source.expression(cells.rows[few])
-            else:
-                chain.dependence = Dependence(share=share)
-                x = marginals.apply(chain.sample(SamplerConfig(n_steps=n_steps), generator).cpu().numpy())
+        for chain, place in zip(chains, places, strict=True):
+            chain.dependence = Dependence(share=share)
+            x = marginals.apply(chain.sample(SamplerConfig(n_steps=n_steps), generator).cpu().numpy())
             found.append(np.nan_to_num(morans_i(x, place)))
         return np.mean(found, axis=0)
 
-    true, low, high = moran(None), moran(nothing), moran(nothing + 1)
+    # Of whole slices: patches are too few to tell how a pattern of the size of an organ differs between genes.
+    true = np.mean([_moran(source, cells) for cells, _ in patches], axis=0)
+    low, high = moran(nothing), moran(nothing + 1)
     effect = np.maximum(high - low, LEAST_EFFECT)
     share = np.clip((true - low) / effect, 0, 1)
     share = np.clip(share + (true - moran(share.astype(np.float32))) / effect, 0, 1)
     return Dependence(share=share.astype(np.float32))
 
 
+def _moran(source: AnnDataSource, cells: SliceCells) -> NDArray[np.float64]:
+    """Moran's I (G,) of a slice, or of as many of its cells about the middle as are read at once; 0 for a constant gene."""
+    assert cells.position is not None  # a training source reads them
+    away = np.linalg.norm(cells.position - np.median(cells.position, axis=0), axis=1)
+    few = np.sort(np.argsort(away, kind="stable")[:MOST_CELLS])
+    return np.nan_to_num(morans_i(source.expression(cells.rows[few]), cells.position[few]))
+
+
 def _patches(cells: SliceCells) -> NDArray[np.int64]:
     """Numbers of cells in patches all over a slice: cells chosen one by one would have lost their neighbours."""
     assert cells.position is not None  # a training source reads them
     n_cells = len(cells.position)
-    if n_cells <= CELLS:
+    if n_cells <= PATCHES * PATCH_CELLS:
         return np.arange(n_cells)
     middles = np.random.default_rng(0).choice(n_cells, PATCHES, replace=False)
-    near = KDTree(cells.position).query(cells.position[middles], CELLS // PATCHES)[1]
+    near = KDTree(cells.position).query(cells.position[middles], PATCH_CELLS)[1]
     return np.unique(near)
 
 
