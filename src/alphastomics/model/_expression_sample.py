@@ -33,6 +33,7 @@ logger = logging.getLogger(__name__)
 
 LEAST_COUNT = 1e-3
 FRAME_CELLS = 20  # known cells that fix a frame
+OVERLAP = 1.0  # model units between the centres of two slices up to which they overlap: about the radius of a slice
 VIEWS = 4  # keeps the draws of views apart from those of the chain
 
 
@@ -142,18 +143,24 @@ def _frames(
     position: NDArray[np.float64],
     known: PartialExpression | None,
 ) -> list[NDArray[np.float32]]:
-    """Positions in what may be the canonical frame: that of the reference, and the one that known cells fix."""
+    """Positions in what may be the canonical frame: that of the reference, and the one that known cells fix.
+
+    A slice that overlaps with the first reference slice is taken as registered to it, its centre included: where tissue is
+    missing at one side, the centre of what is left is not that of a whole slice.
+    """
     schema = model.schema
     if schema.frame == "shared":
         return [schema.encode_position(position)]
     if model.frame_ is None:
         raise RuntimeError("The model has no reference frame; train it or load a trained one")
-    x = (position - position.mean(axis=0)) / schema.scale
-    frames = [np.asarray(model.frame_.rotation).T]
+    rotation, centre = np.asarray(model.frame_.rotation).T, position.mean(axis=0)
+    x = (position - centre) / schema.scale
+    shift = (centre - np.asarray(model.frame_.centroid)) / schema.scale
+    frames = [(x + shift if np.linalg.norm(shift) < OVERLAP else x) @ rotation]
     whole = np.zeros(len(rows), dtype=bool) if known is None else np.isfinite(known.values[rows]).all(axis=1)
     if whole.sum() >= FRAME_CELLS:
-        frames.append(_frame_of_known(model, query[rows[whole]].copy(), x[whole]))
-    return [(x @ frame).astype(np.float32) for frame in frames]
+        frames.append(x @ _frame_of_known(model, query[rows[whole]].copy(), x[whole]))
+    return [frame.astype(np.float32) for frame in frames]
 
 
 def _frame_of_known(model: AlphaSTomics, cells: AnnData, x: NDArray[np.float64]) -> NDArray[np.float64]:
