@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from alphastomics.model._expression_sample import _frames
+
 N_STEPS = 4
 
 
@@ -194,3 +196,16 @@ def test_a_shared_frame_is_sampled_in_every_direction(reference, train_on):
     assert np.isfinite(values(write(model, reference))).all()
     assert np.isfinite(model.sample(mode="joint", n_cells=30, n_steps=10).obsm["spatial"]).all()
     assert np.isfinite(model.sample(reference, n_steps=3).obsm["spatial"]).all()
+
+
+def test_a_slice_that_overlaps_with_the_first_keeps_its_place(everything, places):
+    """Cut at one side, it has another centre, and its cells still lie where they lay in the whole slice."""
+    rotation, scale = np.asarray(everything.frame_.rotation).T, everything.schema.scale
+    x = places.obsm["spatial"] - places.obsm["spatial"].mean(0) + np.asarray(everything.frame_.centroid)
+    part = x[:, 0] < np.quantile(x[:, 0], 0.6)
+    whole, cut, away = (
+        _frames(everything, places, np.arange(len(p)), p, None)[0] for p in (x, x[part], x[part] + 100 * scale)
+    )
+    np.testing.assert_allclose(whole[part], cut, atol=1e-5)
+    np.testing.assert_allclose(whole, (x - x.mean(0)) / scale @ rotation, atol=1e-5)
+    np.testing.assert_allclose(away, cut - cut.mean(0), atol=1e-3)

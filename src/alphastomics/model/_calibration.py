@@ -30,6 +30,7 @@ PATCHES, PATCH_CELLS = 8, 256  # that are sampled where neighbours count
 MOST_CELLS = 16_384  # of a slice that are read at once
 MARGINAL_SLICES, DEPENDENCE_SLICES = 4, 2
 OUTLINE_SLICES, OUTLINE_CELLS = 16, 8192
+DRAWS = 2  # over which Moran's I of samples is averaged
 FEWEST = 50  # cells of a slice below which Moran's I is mostly chance
 LEAST_EFFECT = 0.05  # of all noise being shared, where the samples of a gene hardly follow their noise
 
@@ -80,7 +81,7 @@ def fit_marginals(model: AlphaSTomics, source: AnnDataSource, *, n_steps: int = 
     return Marginals.of(np.concatenate(sampled), np.concatenate(true))
 
 
-def fit_dependence(model: AlphaSTomics, source: AnnDataSource, *, n_steps: int = 15) -> Dependence:
+def fit_dependence(model: AlphaSTomics, source: AnnDataSource, *, n_steps: int = 10) -> Dependence:
     """Sample the expression of patches of the reference at their places, and compare how alike neighbours are.
 
     Parameters
@@ -106,8 +107,9 @@ def fit_dependence(model: AlphaSTomics, source: AnnDataSource, *, n_steps: int =
         generator, found = torch.Generator().manual_seed(0), []
         for chain, place in zip(chains, places, strict=True):
             chain.dependence = Dependence(share=share)
-            x = marginals.apply(chain.sample(SamplerConfig(n_steps=n_steps), generator).cpu().numpy())
-            found.append(np.nan_to_num(morans_i(x, place)))
+            for _ in range(DRAWS):
+                x = marginals.apply(chain.sample(SamplerConfig(n_steps=n_steps), generator).cpu().numpy())
+                found.append(np.nan_to_num(morans_i(x, place)))
         return np.mean(found, axis=0)
 
     # Of whole slices: patches are too few to tell how a pattern of the size of an organ differs between genes.

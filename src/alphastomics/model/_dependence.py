@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
     from torch import Tensor
 
-N_NEIGHBOURS = 30
+N_NEIGHBOURS = 10
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

@@ -448,7 +448,9 @@ class AlphaSTomics(BaseModelClass):
             column all cells are one set. It is not modified.
         mode
             What is sampled. ``"expr_to_pos"``: positions from expression; ``obsm[position_key]`` of the query is never
-            read unless ``inpaint``.
+            read unless ``inpaint``. ``"pos_to_expr"``: expression at positions; a slice that overlaps with the first
+            reference slice counts as registered to it, one that lies elsewhere is moved there by its centre.
+            ``"joint"``: new slices, each in the outline of a reference slice.
         n_steps
             Number of calls of the denoiser per draw. 1 gives the conditional mean, which is not a sample.
         n_samples
