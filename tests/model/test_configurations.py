@@ -54,9 +54,9 @@ def test_clean_values_and_latent_of_every_cell(configured):
 
 @pytest.mark.parametrize(("loss", "share"), [("distance", 0.85), ("expression", 0.95)])
 def test_training_learns_what_holds_in_another_slice(configured, loss, share):
-    """What is learned first holds in the training slices alone: losses rise before they fall."""
+    """Of places, what is learned first holds in the training slices alone: their loss rises before it falls."""
     values = configured.history[f"validation_{loss}"].to_numpy()[:, 0]
-    assert values[-1] < share * values.max()
+    assert values[-1] < share * (values.max() if loss == "distance" else values[0])
 
 
 def test_masked_entries_are_asked_for(configured):

@@ -22,12 +22,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
-from scipy.spatial import KDTree
 
 if TYPE_CHECKING:
-    from numpy.typing import ArrayLike, NDArray
+    import numpy as np
+    from numpy.typing import NDArray
     from torch import Tensor
 
 N_NEIGHBOURS = 10
@@ -46,18 +45,11 @@ class Dependence:
     share: NDArray[np.float32]
 
     def noise(self, near: Tensor, generator: torch.Generator) -> Tensor:
-        """Draw noise (N, G) of cells whose nearest cells, themselves among them, are ``near`` (N, k + 1)."""
+        """Draw noise (N, G) of cells whose nearest other cells are ``near`` (N, k)."""
         shape = len(near), len(self.share)
         own, shared = torch.randn(shape, generator=generator), torch.randn(shape, generator=generator)
-        field = torch.zeros(shape)
-        for rank in near.unbind(1):  # one at a time: (N, k + 1, G) is too much for a large slice
+        field = shared.clone()
+        for rank in near.unbind(1):  # one at a time: (N, k, G) is too much for a large slice
             field += shared[rank]
         share = torch.from_numpy(self.share)
-        return (1 - share).sqrt() * own + (share / near.shape[1]).sqrt() * field
-
-
-def nearest(position: ArrayLike) -> Tensor:
-    """Numbers (N, k + 1) of the cells nearest to each of the positions (N, D), itself among them; fewer if there are fewer."""
-    points = np.asarray(position, dtype=np.float64)
-    k = min(N_NEIGHBOURS + 1, len(points))
-    return torch.from_numpy(KDTree(points).query(points, k)[1].reshape(len(points), k))
+        return (1 - share).sqrt() * own + (share / (near.shape[1] + 1)).sqrt() * field

@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING
 import torch
 
 from alphastomics.diffusion import make_step, run_chain
-from alphastomics.model._dependence import nearest
+from alphastomics.model._dependence import N_NEIGHBOURS
 from alphastomics.model._kriging import krige
 from alphastomics.model._position_chain import split_contexts
+from alphastomics.nn import nearest_neighbours
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -161,7 +162,7 @@ class SliceExpression:
         shape = (1, self.position.shape[1], self.module.config.n_genes)
         sign = -1.0 if mirrored else 1.0
         dependence = self.dependence
-        near = None if dependence is None else nearest(self.position[0].cpu())
+        near = None if dependence is None else nearest_neighbours(self.position[0].cpu(), N_NEIGHBOURS)
 
         def noise() -> Tensor:
             if dependence is None or near is None:

@@ -42,21 +42,17 @@ class Outlines:
     def of(cls, slices: Sequence[NDArray[np.float32]]) -> Outlines:
         """Outlines of slices of positions (n, D)."""
         n_dims = slices[0].shape[1]
-        axes = _axes(N_DIRECTIONS * (n_dims - 1), n_dims)
+        axes = directions(N_DIRECTIONS * (n_dims - 1), n_dims).numpy()
         quantiles = [np.quantile(x.astype(np.float64) @ axes.T, LEVELS, axis=0).T for x in slices]
         return cls(quantiles=np.stack(quantiles).astype(np.float32))
 
     def apply(self, x: NDArray[np.float32], number: int) -> NDArray[np.float32]:
         """Move positions (N, D) into the outline of the slice ``number``."""
         y, targets = x.astype(np.float64), self.quantiles[number].astype(np.float64)
-        axes = _axes(len(targets), x.shape[1])
+        axes = directions(len(targets), x.shape[1]).numpy()
         for _ in range(N_SWEEPS):
             for axis, target in zip(axes, targets, strict=True):
                 along = y @ axis
                 level = (np.argsort(np.argsort(along, kind="stable")) + 0.5) / len(y)
                 y += (np.interp(level, LEVELS, target) - along)[:, None] * axis
         return y.astype(np.float32)
-
-
-def _axes(n: int, n_dims: int) -> NDArray[np.float64]:
-    return directions(n, n_dims).numpy()
