@@ -1,9 +1,8 @@
 """The reverse chain of expression and position together: a new slice.
 
 Both clocks run from 1 to 0 at the same time. Positions are in the canonical frame throughout, so that contexts of a slice
-beyond ``max_context`` need no alignment: their estimates are averaged where they share cells. Where the noise of the
-positions is as fine as the cells are spaced, packing takes part as in :mod:`alphastomics.model._position_chain`; the clock of the
-positions is shown to the network no further than it was trained.
+beyond ``max_context`` need no alignment: their estimates are averaged where they share cells. The clock of the positions is
+shown to the network no further than it was trained; how cells are packed is decided last, once they lie in an outline.
 """
 
 from __future__ import annotations
@@ -15,10 +14,9 @@ import torch
 
 from alphastomics.diffusion import make_step, run_joint_chain
 from alphastomics.diffusion.geometry import centre
-from alphastomics.model._belief import Belief, believe
 from alphastomics.model._position_chain import split_contexts
 from alphastomics.nn import nearest_neighbours
-from alphastomics.train.packing import SWITCH, smallest_time
+from alphastomics.train.packing import smallest_time
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -108,8 +106,7 @@ class SliceTissue:
     ) -> tuple[Tensor, Tensor]:
         """Draw expression (N, G) in network units and positions (N, D) in the canonical frame."""
         n_genes, n_dims = self.module.config.n_genes, self.module.config.n_dims
-        device, process = self.module.device, self.diffusion.position
-        belief: Belief | None = None
+        device = self.module.device
 
         def noise_expr() -> Tensor:
             return torch.randn(1, self.n_cells, n_genes, generator=generator).to(device)
@@ -119,18 +116,8 @@ class SliceTissue:
             return epsilon if self.shared_frame else centre(epsilon)
 
         def denoise(z: tuple[Tensor, ...], t: Tensor) -> tuple[Tensor, ...]:
-            nonlocal belief
             z_expr, z_pos = z
-            expression, position = self._estimate(z_expr, z_pos, t)
-            alpha, sigma = process.coefficients(t, z_pos)
-            n = (sigma / alpha).reshape(())
-            if self.n_cells > 1 and float(n) <= SWITCH * self.spacing:
-                belief = belief or believe(
-                    lambda y: self._estimate(z_expr, alpha * y, t)[1], z_pos / alpha, n, centred=not self.shared_frame
-                )
-                position = belief.packed(self.module.packing, z_pos / alpha, n, self.spacing)
-                position = position if self.shared_frame else centre(position)
-            return expression, position
+            return self._estimate(z_expr, z_pos, t)
 
         steps = tuple(
             make_step(config.sampler or "dpm++2m", p, eta=config.eta)

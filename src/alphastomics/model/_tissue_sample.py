@@ -43,7 +43,8 @@ def sample_tissue(
         raise ValueError(f"reduce={reduce!r} has no meaning for mode='joint': the cells of two draws are not the same")
     if n_cells < 1:
         raise ValueError(f"n_cells must be at least 1, got {n_cells}")
-    schema = model.schema
+    schema, outlines = model.schema, model.outlines_
+    assert outlines is not None  # a trained model that draws tissue has them
     tissue = SliceTissue(
         model.module,
         model.diffusion,
@@ -61,11 +62,9 @@ def sample_tissue(
         for k in range(n_samples):
             generator = draw_generator(random_state, k)
             _, position = tissue.sample(config, generator, lambda: bar.update())
-            if model.outlines_ is not None:
-                slices = len(model.outlines_.quantiles)
-                number = int(torch.randint(slices, (), generator=generator))
-                moved = torch.from_numpy(model.outlines_.apply(position.cpu().numpy(), number))
-                position = tissue.packed(moved.to(position), generator)
+            number = int(torch.randint(len(outlines.quantiles), (), generator=generator))
+            moved = torch.from_numpy(outlines.apply(position.cpu().numpy(), number))
+            position = tissue.packed(moved.to(position), generator)
             expression = _expression_in(model, position, config, generator, lambda: bar.update())
             names = [f"cell_{i}" for i in range(n_cells)]
             table = ad.AnnData(
