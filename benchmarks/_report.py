@@ -137,7 +137,7 @@ def table(summary: Mapping[str, Mapping[str, Any]], scores: Sequence[str]) -> st
     """The summary side by side, one line per method, as a Markdown table."""
     lines = [["method", *scores, "seconds", "seeds"]]
     for method, line in summary.items():
-        cells = [mean_sd(*line[score]) for score in scores]
+        cells = [mean_sd(*line[score]) if score in line else "" for score in scores]
         lines.append([method, *cells, f"{line['seconds']:.0f}", str(line["n_seeds"])])
     return markdown(lines)
 

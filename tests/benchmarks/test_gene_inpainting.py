@@ -33,8 +33,15 @@ def test_hidden_values_are_never_read(task, question):
     expected = inpainting.baselines(task, hidden, question, 100.0, seed=0)
     task.query.X[hidden] = 99
     poisoned = inpainting.baselines(task, hidden, question, 100.0, seed=0)
-    assert list(expected) == ["space", "space, best k", "expression", "expression, best k", "cell type"]
-    for name in ("space", "expression", "cell type"):
+    assert list(expected) == [
+        "space",
+        "space, best k",
+        "expression",
+        "expression, best k",
+        "cell type",
+        "cell type, predicted",
+    ]
+    for name in ("space", "expression", "cell type", "cell type, predicted"):
         np.testing.assert_array_equal(poisoned[name][0], expected[name][0])
 
 
@@ -107,6 +114,14 @@ def test_type_means_fall_back_to_all_cells():
     values, labels = np.arange(8.0).reshape(4, 2), np.array(list("aabb"))
     means = inpainting.type_means(values, labels, np.array(["b", "a", "c"]))
     np.testing.assert_array_equal(means, [[5, 6], [1, 2], [3, 4]])
+
+
+def test_predicted_types_are_those_that_components_tell():
+    labels = np.repeat(["a", "b"], 100)
+    components = np.where(labels == "a", -5.0, 5.0)[:, None] + np.random.default_rng(0).normal(size=(200, 3))
+    values = np.where(labels == "a", 1.0, 3.0)[:, None]
+    found = inpainting.predicted_type_means(values, labels, components, np.array([[-5.0] * 3, [5.0] * 3]))
+    np.testing.assert_allclose(found, [[1.0], [3.0]], atol=0.15)
 
 
 def test_ratios_are_to_every_other_row_of_the_question():

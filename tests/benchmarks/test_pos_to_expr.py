@@ -61,3 +61,16 @@ def test_baselines_read_only_what_is_known():
     poisoned[np.setdiff1d(np.arange(300), known)] = 99
     for name, values in pos_to_expr.baselines(task_of(position, reference, poisoned, known), 15.0).items():
         np.testing.assert_array_equal(values, expected[name])
+
+
+def test_other_cells_tell_nothing_of_noise_and_much_of_a_gradient():
+    """A cell is not among its own neighbours: of a gene without pattern they know nothing."""
+    rng = np.random.default_rng(0)
+    position = rng.uniform(size=(400, 2))
+    gradient = rng.poisson(50 * position[:, :1] * np.ones((1, 5)) + 1)
+    noise = rng.poisson(20, size=(400, 20))
+    for counts, low, high in ((np.hstack([gradient, noise]), 0.8, 1.0), (noise, -0.1, 0.2)):
+        task = task_of(position, counts, counts, np.arange(20))
+        scores, k = pos_to_expr.all_other_cells(task, 500.0)
+        assert low < scores["pearson"] < high
+        assert k in pos_to_expr.OTHER_NEIGHBOURS

@@ -191,12 +191,12 @@ def test_validation_has_noise_of_its_own(make_plan, make_batch, monkeypatch):
 
 def test_expression_to_be_sampled_is_as_it_was_measured(make_plan, make_batch):
     """Augmentation is for what is given; what is asked for is all genes of the cells that nobody knows."""
-    plan, batch = make_plan(mode="pos_to_expr", absent=1.0, deformation=0.0), make_batch(n_epochs=4)
+    plan, batch = make_plan(mode="pos_to_expr", absent=1.0, deformation=0.0), make_batch(n_epochs=12)
     t_expr, t_pos, *_ = plan.draw(batch, 0)
-    asked, held = t_expr == 1, plan.held(batch, batch.target, t_expr, 0)
+    asked, (held, value) = t_expr == 1, plan.held(batch, batch.target, t_expr, 0)
     assert 0 < int(held[asked].any(2).any(1).sum()) < int(asked.sum())
     position = plan.canonical(batch, batch.mask, plan.centred(batch, t_pos))
-    given = torch.where(held, batch.target, 0.0)
+    given = torch.where(held, value, 0.0)
     output = plan.module(given, position, t_expr, t_pos, batch.mask, held=held, crowding=batch.crowding).expression
     x_0 = plan.diffusion.expression.x0(output, torch.zeros_like(output), t_expr)
     losses = plan.losses(batch)["expression"].detach()
@@ -208,15 +208,33 @@ def test_expression_to_be_sampled_is_as_it_was_measured(make_plan, make_batch):
 def test_held_entries_are_those_of_sampled_contexts(make_plan, make_batch, singles):
     plan, batch = make_plan(mode="pos_to_expr", absent=1.0), make_batch(n_epochs=20)
     t_expr, *_ = plan.draw(batch, 0)
-    held = plan.held(batch, batch.target, t_expr, 0)
+    held, _ = plan.held(batch, batch.target, t_expr, 0)
     assert not bool(held[t_expr == 0].any())
     assert not bool(held[~batch.mask].any())
     none = ~held[t_expr > 0].any(2).any(1)
-    assert 0.3 < float(none.float().mean()) < 0.7
-    assert not torch.equal(held, plan.held(batch, batch.target, t_expr, 1))
+    assert 0.1 < float(none.float().mean()) < 0.5
+    assert not torch.equal(held, plan.held(batch, batch.target, t_expr, 1)[0])
     for i, alone in enumerate(singles(batch)):
         n = alone.mask.shape[1]
-        assert torch.equal(plan.held(alone, alone.target, t_expr[i : i + 1], 0)[0], held[i, :n])
+        assert torch.equal(plan.held(alone, alone.target, t_expr[i : i + 1], 0)[0][0], held[i, :n])
+
+
+def test_genes_are_given_as_an_input_has_them(make_plan, source):
+    """Whole cells are given as measured; some genes of a cell thinned, and only where the input has them."""
+    augmentation = Augmentation(gene_dropout=0.8, thinning=0.9, gene_noise=0.4)
+    dataset = ContextDataset(source, context_size=30, seed=0, augmentation=augmentation, targets=True)
+    batch = collate([dataset[i] for i in range(len(dataset))])
+    plan, t_expr = make_plan(mode="pos_to_expr"), torch.ones(len(batch.mask))
+    held, value = plan.held(batch, batch.target, t_expr, 0)
+    whole = held.all(-1)
+    assert bool(whole.any())
+    assert torch.equal(value[whole], batch.target[whole])
+    part = held & ~whole[..., None]
+    assert bool(part.any())
+    assert not bool((part & ~batch.measured[:, None]).any())
+    expected = batch.expression * (1 - batch.dropout).sqrt()[:, None, None]
+    torch.testing.assert_close(value[part], expected[part], rtol=0, atol=0)
+    assert not torch.allclose(value[part], batch.target[part])
 
 
 def test_given_positions_are_those_of_the_slice(make_plan, source):

@@ -328,11 +328,13 @@ class PlanOptions:
     layout_width
         Width of a neighbourhood in the layout loss, in the same units.
     deformation
-        Strength of the smooth deformation of diffusion contexts.
+        Strength of the smooth deformation of diffusion contexts; by default by the number of cells.
     max_loss_weight
         Ceiling of the weight of the diffusion loss.
     ema_decay
         Decay of the moving average of the weights.
+    packing_lr
+        Learning rate of the packing network.
     """
 
     lr: float | None = None
@@ -354,6 +356,7 @@ class PlanOptions:
     deformation: float | None = None
     max_loss_weight: float | None = None
     ema_decay: float | None = None
+    packing_lr: float | None = None
 
     def arguments(self) -> dict[str, Any]:
         """Fields of :class:`~alphastomics.train.PlanConfig` that were given."""

@@ -4,8 +4,8 @@ The network sees all cells of the slice, up to ``max_context``; a larger slice i
 and the estimates of an anchor are averaged over contexts at every step, as in :mod:`alphastomics.model._position_chain`.
 
 Known values, of whole cells or of some genes, are given to the network clean and marked at every step, as in training.
-What whole known cells tell beyond that moves the mean of the others by :math:`\delta`, see
-:mod:`alphastomics.model._kriging`. In a Gaussian tissue of unit variance that is
+What whole known cells tell of the others beyond that, see :mod:`alphastomics.model._kriging`, and what alike cells of the
+reference tell of the unknown genes of a cell, see :mod:`alphastomics.model._exemplars`, moves the mean by :math:`\delta`. In a Gaussian tissue of unit variance that is
 
 .. math:: \hat x_0 = f(z_t, t) + \frac{\sigma_t^2}{\alpha_t^2 + \sigma_t^2}\, \delta:
 
@@ -30,12 +30,14 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from alphastomics.model._dependence import Dependence
+    from alphastomics.model._exemplars import Exemplars
     from alphastomics.model._position_chain import SamplerConfig
     from alphastomics.nn import Denoiser
     from alphastomics.train import DiffusionConfig
 
 
 N_FOLDS = 5  # of the known cells, for what the network makes of each without it
+LEFT_OUT = 0.2  # of the known values of cells that are known in part, for what exemplars add
 
 
 class SliceExpression:
@@ -57,6 +59,8 @@ class SliceExpression:
         Clock of the positions.
     dependence
         What the noise of neighbours has in common; None for nothing.
+    exemplars
+        Cells of the reference, for what they tell of cells that are known in part; None for nothing.
 
     Attributes
     ----------
@@ -75,9 +79,11 @@ class SliceExpression:
         crowding: Tensor | None = None,
         t_pos: float = 0.0,
         dependence: Dependence | None = None,
+        exemplars: Exemplars | None = None,
     ) -> None:
         self.module, self.process = module, diffusion.expression
         self.position, self.t_pos, self.dependence = position[None], t_pos, dependence
+        self.exemplars = exemplars
         self.crowding = None if crowding is None else crowding[None]
         self.contexts = split_contexts(len(position), max_context, position.device)
         self.known = None if known is None else known.isfinite()[None]
@@ -136,14 +142,42 @@ class SliceExpression:
             mean[fold::N_FOLDS] = x_0[0, whole[fold::N_FOLDS]]
         return whole, mean
 
+    @torch.no_grad()
     def _shift(self) -> Tensor | None:
-        """What the residuals of known cells say of the others, (1, N, G)."""
+        """What known values say beyond the network, (1, N, G)."""
         if self.known is None or self.value is None:
             return None
         whole, mean = self.left_out()
         residual = self.value[0, whole] - mean
         self.error = residual.square().mean(dim=1)
-        return krige(self.position[0], whole, residual)[None]
+        return (krige(self.position[0], whole, residual) + self._retrieved())[None]
+
+    def _retrieved(self) -> Tensor:
+        """What alike exemplars say of cells that are known in part, (N, G)."""
+        assert self.known is not None
+        assert self.value is not None
+        known, value = self.known[0], self.value[0]
+        shift = torch.zeros_like(value)
+        part = known.any(-1) & ~known.all(-1)
+        if self.exemplars is None or not bool(part.any()):
+            return shift
+        left = torch.rand(known.shape, generator=torch.Generator().manual_seed(0)).to(value.device) < LEFT_OUT
+        left &= known & part[:, None]
+        difference, mean = self._difference(known & ~left, part)
+        seen, residual = left[part], value[part] - mean
+        power = difference[seen].square().sum().clamp_min(1e-12)
+        share = ((difference * residual)[seen].sum() / power).clamp(0, 1)
+        shift[part] = share * self._difference(known, part)[0]
+        return shift
+
+    def _difference(self, known: Tensor, part: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean of the exemplars that are alike to the cells ``part`` (N,) minus that of the network, and the latter."""
+        assert self.exemplars is not None
+        assert self.value is not None
+        value = torch.where(known, self.value[0], 0.0)
+        mean = self._estimate(value[None], value.new_ones(1), known[None])[0, part]
+        alike = self.exemplars.alike(value[part].cpu().numpy(), known[part].cpu().numpy())
+        return torch.from_numpy(alike).to(mean) - mean, mean
 
     @torch.no_grad()
     def sample(

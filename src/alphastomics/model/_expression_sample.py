@@ -103,6 +103,7 @@ def _slice_chain(
             known=network if network is not None and bool(network.isfinite().any()) else None,
             crowding=crowd,
             dependence=model.dependence_,
+            exemplars=model.exemplars_,
         )
         for position in _frames(model, query, rows, cells.position[order], known)
     ]

@@ -19,6 +19,7 @@ from scvi.model._utils import parse_device_args
 
 from alphastomics.data import TissueSchema
 from alphastomics.model._dependence import Dependence
+from alphastomics.model._exemplars import Exemplars
 from alphastomics.model._fields import SCHEMA
 from alphastomics.model._frames import ReferenceFrame
 from alphastomics.model._marginals import Marginals
@@ -36,10 +37,11 @@ if TYPE_CHECKING:
 FORMAT = "alphastomics-model"
 FORMAT_VERSION = 1
 FITTED = "fitted."  # before the names of tensors that are not weights
-_FITTED: dict[str, type[Marginals | Dependence | Outlines]] = {
+_FITTED: dict[str, type[Marginals | Dependence | Outlines | Exemplars]] = {
     "marginals": Marginals,
     "dependence": Dependence,
     "outlines": Outlines,
+    "exemplars": Exemplars,
 }
 WEIGHTS, CONFIG, DATA = "model.safetensors", "config.json", "adata.h5ad"
 LARGEST_CONFIG = 256 * 2**20  # bytes: 10^6 genes fit many times over

@@ -19,6 +19,7 @@ from alphastomics.diffusion import CosineSchedule, MaskingConfig, Process
 from alphastomics.model import _files
 from alphastomics.model._calibration import fit_dependence, fit_marginals, fit_outlines
 from alphastomics.model._components import principal_components
+from alphastomics.model._exemplars import Exemplars
 from alphastomics.model._expression_sample import sample_expression
 from alphastomics.model._fields import SCHEMA, ColumnField, PositionField
 from alphastomics.model._frames import ReferenceFrame, fit_frame
@@ -28,7 +29,13 @@ from alphastomics.model._position_sample import sample_positions
 from alphastomics.model._tissue_sample import sample_tissue
 from alphastomics.nn import Denoiser, DenoiserConfig, count_parameters
 from alphastomics.train import MODES, ContextDataModule, ContextRunner, DiffusionConfig, Mode, TrainingPlan, seconds_of
-from alphastomics.train.defaults import advised_experts, default_augmentation, default_dropout, default_placement
+from alphastomics.train.defaults import (
+    advised_experts,
+    default_augmentation,
+    default_deformation,
+    default_dropout,
+    default_placement,
+)
 from alphastomics.train.ema import MovingAverage
 from alphastomics.train.history import History
 
@@ -162,6 +169,7 @@ class AlphaSTomics(BaseModelClass):
         self.marginals_: Marginals | None = None
         self.dependence_: Dependence | None = None
         self.outlines_: Outlines | None = None
+        self.exemplars_: Exemplars | None = None
         self.init_params_ = self._get_init_params(locals())
         self._model_summary_string = (
             f"AlphaSTomics model (mode={mode!r}): {self.schema.n_genes} genes, {self.schema.n_dims}D, "
@@ -382,7 +390,7 @@ class AlphaSTomics(BaseModelClass):
             spacing=self.schema.spacing / self.schema.scale,
             max_seconds=seconds,
             masking=(masking or MaskingConfig()) if maskable else None,
-            **(plan_kwargs or {}),
+            **{"deformation": default_deformation(source.n_cells), **(plan_kwargs or {})},
         )
         logger.info(
             "Training on %d cells, %d genes, %d slices (%s steps an epoch, %s).",
@@ -417,6 +425,7 @@ class AlphaSTomics(BaseModelClass):
                 if self.mode != "expr_to_pos":
                     self.marginals_ = fit_marginals(self, source)
                     self.dependence_ = fit_dependence(self, source)
+                    self.exemplars_ = Exemplars.of(source)
                 if self.mode in ("any", "joint"):
                     self.outlines_ = fit_outlines(self, source)
 
@@ -597,6 +606,9 @@ class AlphaSTomics(BaseModelClass):
         **anndata_write_kwargs: Any,
     ) -> None:
         """Save to a folder as safetensors and JSON.
+
+        A model that completes cells holds expression of up to 8,192 cells of its reference, see :mod:`alphastomics.model._exemplars`:
+        share it as you would share these.
 
         Parameters
         ----------

@@ -54,11 +54,8 @@ def make_trials(
 ) -> list[Trial]:
     """All runs, seed by seed. Every model is made once, so that an argument it refuses costs no training."""
     from alphastomics.model._trial import device_kind
-    from alphastomics.train import PlanConfig
-
     common = dict(arguments["train"])
     plan = common.pop("plan_kwargs", None) or {}
-    plans = {name: asdict(PlanConfig(**{**plan, **each.plan})) for name, each in chosen.items()}
     shared = {
         "train": {name: value for name, value in common.items() if name not in INDIFFERENT},
         "setup": arguments["setup"],
@@ -75,8 +72,9 @@ def make_trials(
         for name in chosen:
             init = made[name, fold.fingerprint] | {"random_state": seed}
             data = {"fingerprint": fold.fingerprint, "held_out": fold.held_out}
-            settings = shared | {"model": init, "plan": plans[name], "data": data}
-            trials.append(Trial(name, seed, fold, init, common | {"plan_kwargs": plans[name]}, as_json(settings)))
+            whole = _plan(fold, {**plan, **chosen[name].plan})
+            settings = shared | {"model": init, "plan": whole, "data": data}
+            trials.append(Trial(name, seed, fold, init, common | {"plan_kwargs": whole}, as_json(settings)))
     return trials
 
 
@@ -86,6 +84,14 @@ def _init(fold: Fold, common: Mapping[str, Any], configuration: Configuration) -
 
     model = make_trial_model(fold.reference, {**common, **configuration.model}, match=configuration.match)
     return dict(model.init_params_["non_kwargs"])
+
+
+def _plan(fold: Fold, given: Mapping[str, Any]) -> dict[str, Any]:
+    """All fields of the training plan."""
+    from alphastomics.train import PlanConfig
+    from alphastomics.train.defaults import default_deformation
+
+    return asdict(PlanConfig(**{"deformation": default_deformation(fold.reference.n_obs), **given}))
 
 
 def run_trial(trial: Trial, scoring: Scoring) -> dict[str, Any]:

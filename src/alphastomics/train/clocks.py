@@ -26,6 +26,7 @@ MODES: tuple[Mode, ...] = ("expr_to_pos", "pos_to_expr", "joint", "any")
 
 _KIND = 20
 FRAME_SHARE = 0.2  # of the contexts of pos_to_expr: those that teach the canonical frame
+PLACING, WRITING = 0.25, 0.85  # cumulative shares of the parts of "any"; the rest is joint
 SMALLEST = 0.01  # below this the noise is finer than anything a tissue holds
 
 
@@ -83,5 +84,5 @@ def draw_clocks(
         if kind < absent / 2:
             return Clocks(0.0, 1.0)
         return Clocks(1.0, 1.0) if kind < absent * 0.6 else Clocks(t_1 if kind < (1 + absent) / 2 else t_2, t_1)
-    part: Mode = "expr_to_pos" if kind < 0.35 else "pos_to_expr" if kind < 0.75 else "joint"
+    part: Mode = "expr_to_pos" if kind < PLACING else "pos_to_expr" if kind < WRITING else "joint"
     return draw_clocks(part, rng, absent=absent, smallest=smallest)

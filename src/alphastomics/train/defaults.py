@@ -28,6 +28,15 @@ def default_augmentation(schema: TissueSchema, n_cells: int) -> Augmentation:
     return Augmentation(gene_dropout=0.5, thinning=0.5, gene_noise=0.2, composition=COMPOSITION)
 
 
+def default_deformation(n_cells: int) -> float:
+    """Strength of the smooth deformation of contexts for a reference of ``n_cells`` cells.
+
+    Two embryos differ by more than sections of one cortex do, and nothing in a reference of one or two specimens tells which
+    it will be; ``docs/design-notes.md`` gives the measurements.
+    """
+    return 0.1 if n_cells < FEW_CELLS else 0.2
+
+
 def default_placement(schema: TissueSchema, n_cells: int) -> dict[str, Any]:
     """How the conditional mean is taken: ``n_views`` and ``refine`` of ``sample``, for a reference of ``n_cells`` cells.
 

@@ -93,6 +93,8 @@ class PlanConfig:
     ----------
     lr, weight_decay
         Of AdamW; the rate warms up over ``warmup_steps`` and falls along a cosine to ``final_lr`` * ``lr``.
+    packing_lr
+        Rate of the packing network, which takes the same course.
     warmup_steps, final_lr
         See ``lr``.
     absent
@@ -105,7 +107,8 @@ class PlanConfig:
         Widths of the neighbourhoods of the contrastive and of the layout loss, in model units per square root of
         dimension.
     deformation
-        Strength of the smooth deformation of diffusion contexts, see :mod:`alphastomics.diffusion.deformation`.
+        Strength of the smooth deformation of diffusion contexts, see :mod:`alphastomics.diffusion.deformation`;
+        :meth:`~alphastomics.model.AlphaSTomics.train` chooses it by the number of cells.
     lambda_packing
         Weight of the packing loss; its network shares nothing with the rest.
     moe_load_balance_loss_weight
@@ -137,6 +140,7 @@ class PlanConfig:
     deformation: float = 0.2
     max_loss_weight: float = 25.0
     ema_decay: float = 0.998
+    packing_lr: float = 5e-3
 
 
 class TrainingPlan(pl.LightningModule):
@@ -259,14 +263,20 @@ class TrainingPlan(pl.LightningModule):
         about_slice = (batch.position - batch.centre[:, None]) * batch.mask[..., None]
         return torch.where(given, about_slice, centre(batch.position, batch.mask))
 
-    def held(self, batch: Batch, x_expr: Tensor, t_expr: Tensor, purpose: int) -> Tensor:
-        """Entries (B, N, G) of expression that are given while the others are sampled, see :func:`draw_held`."""
+    def held(self, batch: Batch, x_expr: Tensor, t_expr: Tensor, purpose: int) -> tuple[Tensor, Tensor]:
+        """Entries (B, N, G) of expression that are given while the others are sampled, and the values that are given.
+
+        Whole cells are given as they are. Of some genes of a cell is given what an input has, thinned and with genes
+        missing: in full they are a fingerprint by which the network would know the cell by heart.
+        """
         held = torch.zeros_like(x_expr, dtype=torch.bool)
         for row, mask, t, key in zip(held, batch.mask, t_expr.tolist(), batch.key.cpu().numpy(), strict=True):
             if t > 0:
                 n = int(mask.sum())
                 row[:n] = torch.from_numpy(draw_held(n, x_expr.shape[2], keyed_rng(key, HELD + purpose))).to(row.device)
-        return held
+        whole = held.all(dim=-1, keepdim=True)
+        thinned = batch.expression * (1 - batch.dropout).sqrt()[:, None, None]
+        return held & (whole | batch.measured[:, None]), torch.where(whole, x_expr, thinned)
 
     def conditional_mean(self, expression: Tensor, mask: Tensor) -> Tensor:
         """Estimate of the positions (B, N, D) of cells of which only the expression is known."""
@@ -311,15 +321,15 @@ class TrainingPlan(pl.LightningModule):
             noise_pos = centre(noise_pos, mask)
             if bool((t_pos < 1).any()):
                 x_pos = self.deformed(self.canonical(batch, mask, x_pos), t_pos, batch, purpose)
-        x_expr, measured, held = batch.expression, batch.measured, None
+        x_expr, given, measured, held = batch.expression, batch.expression, batch.measured, None
         if self.mode != "expr_to_pos":
             sampled = (t_expr > 0)[:, None]
             x_expr = torch.where(sampled[..., None], batch.target, x_expr)
             measured = measured | sampled
-            held = self.held(batch, x_expr, t_expr, purpose)
+            held, given = self.held(batch, x_expr, t_expr, purpose)
         z_expr = self.diffusion.expression.noise(x_expr, t_expr, noise_expr) * measured.unsqueeze(1)
         if held is not None:
-            z_expr = torch.where(held, x_expr, z_expr)
+            z_expr = torch.where(held, given, z_expr)
         z_pos = self.diffusion.position.noise(x_pos, t_pos, noise_pos)
         masks = self.masks(batch, x_expr, x_pos, measured, t_expr, t_pos, purpose)
         only_position = self.mode == "expr_to_pos" and masks.expression is None
@@ -488,8 +498,11 @@ class TrainingPlan(pl.LightningModule):
 
     def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
         """AdamW with warm-up and a cosine that follows :meth:`progress`."""
+        others = [p for name, p in self.module.named_parameters() if not name.startswith("packing.")]
+        packing = list(self.module.packing.parameters())
+        groups: list[dict[str, Any]] = [{"params": others}, {"params": packing, "lr": self.config.packing_lr}]
         optimizer = torch.optim.AdamW(
-            self.module.parameters(), lr=self.config.lr, weight_decay=self.config.weight_decay, betas=(0.9, 0.99)
+            groups, lr=self.config.lr, weight_decay=self.config.weight_decay, betas=(0.9, 0.99)
         )
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, self._lr_factor)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
