@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from benchmarks._data import Fold
 
 DEFAULT = "alphastomics"
+MODE = "any"  # the package's default: one model for every question, and for all benchmarks of a tissue
 LONG_CHAIN = "chain_500"
 VARIANTS: dict[str, dict[str, Any]] = {
     "one_step": {"n_steps": 1},
@@ -31,7 +32,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 """Rows that vary the sampler of one trained model, with the arguments of ``model.sample``."""
 
 
-def training_parameters(minutes: float, *, mode: str = "expr_to_pos") -> dict[str, Any]:
+def training_parameters(minutes: float, *, mode: str = MODE) -> dict[str, Any]:
     """What decides a trained model besides its data and its seed; the device, because a minute of it buys steps."""
     import torch
 
@@ -49,7 +50,7 @@ def obtain_model(fold: Fold, *, seed: int, minutes: float, path: Path | None) ->
 
     A saved model counts only if it was trained with the same parameters. A new one is saved when ``path`` is given.
     """
-    return train_or_load(fold.reference, seed=seed, minutes=minutes, mode="expr_to_pos", path=path)
+    return train_or_load(fold.reference, seed=seed, minutes=minutes, mode=MODE, path=path)
 
 
 def train_or_load(

@@ -64,7 +64,7 @@ def run(benchmark: str, folds: Sequence[Fold], options: argparse.Namespace) -> N
                     _run_plain(results, fold, method, seed)
     for seed in options.seeds if ours else ():
         for fold in folds:
-            path = _ours.model_path(options.model_dir, benchmark, fold.name, mode="expr_to_pos", seed=seed)
+            path = _ours.model_path(options.model_dir, benchmark, fold.name, mode=_ours.MODE, seed=seed)
             _run_ours(results, fold, ours, seed, options.minutes, path)
     summary = summarise(results.entries, options.methods, [fold.name for fold in folds], options.seeds)
     results.write(summary=summary)

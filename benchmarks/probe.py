@@ -112,7 +112,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Probe the reference slices and the held-out one."""
     options = parse(argv)
     fold = BENCHMARKS[options.benchmark](find_data(options.data_dir))[0]
-    path = _ours.model_path(options.model_dir, options.benchmark, fold.name, mode="expr_to_pos", seed=options.seed)
+    path = _ours.model_path(options.model_dir, options.benchmark, fold.name, mode=_ours.MODE, seed=options.seed)
     model, _ = _ours.obtain_model(fold, seed=options.seed, minutes=options.minutes, path=path)
     slices = {"held out": (fold.query, fold.truth[fold.order])}
     for name in model.schema.slices:

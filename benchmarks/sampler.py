@@ -80,9 +80,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 def run(fold: Fold, options: argparse.Namespace) -> None:
     """Score one fold."""
     results = Results(options.output, {"benchmark": "sampler", "tissue": options.benchmark})
-    path = _ours.model_path(
-        options.model_dir, options.benchmark, fold.name, mode="expr_to_pos", seed=options.model_seed
-    )
+    path = _ours.model_path(options.model_dir, options.benchmark, fold.name, mode=_ours.MODE, seed=options.model_seed)
     model, train_seconds = _ours.obtain_model(fold, seed=options.model_seed, minutes=options.minutes, path=path)
     training = _ours.training_parameters(options.minutes) | {"model_seed": options.model_seed}
     name, methods = _ours.fingerprint(model), []
