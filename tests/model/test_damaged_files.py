@@ -152,3 +152,14 @@ def test_failed_save_leaves_the_model_that_was_there(trained, folder, monkeypatc
     with pytest.raises(TypeError):
         trained.save(folder, overwrite=True)
     assert contents(folder) == before
+
+
+@pytest.mark.parametrize("name", ["marginals.true", "dependence.share", "outlines.quantiles", "exemplars.expression"])
+def test_what_was_fitted_to_another_tissue_is_named(everything, tmp_path, name):
+    everything.save(tmp_path / "m")
+    path = tmp_path / "m" / "model.safetensors"
+    tensors = load_file(path)
+    tensors[f"fitted.{name}"] = tensors[f"fitted.{name}"][..., :-1].contiguous()
+    save_file(tensors, path)
+    with pytest.raises(ValueError, match=f"{name.partition('.')[0]} do not fit"):
+        AlphaSTomics.load(tmp_path / "m", adata=False)

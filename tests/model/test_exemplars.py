@@ -7,6 +7,7 @@ import pytest
 import torch
 from sklearn.decomposition import PCA
 
+from alphastomics.data import AnnDataSource
 from alphastomics.model import _exemplars
 from alphastomics.model._exemplars import Exemplars, _scores
 from alphastomics.model._expression_chain import SliceExpression
@@ -107,3 +108,17 @@ def test_exemplars_that_are_of_no_use_are_not_used():
     known = np.where(np.random.default_rng(1).random(true.shape) < 0.3, np.nan, true)
     useless = Exemplars(expression=-10 * np.abs(cells(400, 0)))
     assert np.abs(chain(known, useless).shift.numpy()).max() < 0.5
+
+
+def test_training_keeps_them_and_so_does_a_file(everything, trained, tmp_path):
+    assert everything.exemplars_.expression.shape == (everything.adata.n_obs, everything.schema.n_genes)
+    assert trained.exemplars_ is None  # it only places cells
+    everything.save(tmp_path / "m")
+    again = type(everything).load(tmp_path / "m", adata=False)
+    np.testing.assert_array_equal(again.exemplars_.expression, everything.exemplars_.expression)
+
+
+def test_a_large_panel_keeps_fewer_cells(everything, monkeypatch):
+    source = AnnDataSource(everything.adata, everything.schema, positions=True)
+    monkeypatch.setattr(_exemplars, "MOST_VALUES", 5 * everything.schema.n_genes)
+    assert len(Exemplars.of(source).expression) == 5

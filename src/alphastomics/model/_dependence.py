@@ -44,6 +44,10 @@ class Dependence:
 
     share: NDArray[np.float32]
 
+    def fits(self, n_genes: int, n_dims: int) -> bool:
+        """Whether the shape is that of a tissue of so many genes and axes."""
+        return self.share.shape == (n_genes,)
+
     def noise(self, near: Tensor, generator: torch.Generator) -> Tensor:
         """Draw noise (N, G) of cells whose nearest other cells are ``near`` (N, k)."""
         shape = len(near), len(self.share)

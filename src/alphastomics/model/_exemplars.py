@@ -54,6 +54,10 @@ class Exemplars:
         most = max(1, min(MOST_CELLS, MOST_VALUES // len(source.measured)))
         return cls(expression=source.expression(evenly(source.n_cells, most)))
 
+    def fits(self, n_genes: int, n_dims: int) -> bool:
+        """Whether the shape is that of a tissue of so many genes and axes."""
+        return self.expression.shape == (len(self.expression), n_genes)
+
     def alike(self, value: NDArray[np.float32], known: NDArray[np.bool_]) -> NDArray[np.float32]:
         """Mean expression (N, G) of the exemplars that are nearest to cells of which only some values are ``known``.
 

@@ -119,16 +119,16 @@ def fitted_to_tensors(model: AlphaSTomics) -> dict[str, Tensor]:
 
 def _restore_fitted(model: AlphaSTomics, tensors: Mapping[str, Tensor]) -> None:
     """Undo :func:`fitted_to_tensors`; None where there is nothing."""
-    n_genes = model.schema.n_genes
+    n_genes, n_dims = model.schema.n_genes, model.schema.n_dims
     for name, kind in _FITTED.items():
         prefix = f"{FITTED}{name}."
         parts = {n.removeprefix(prefix): value.float().numpy() for n, value in tensors.items() if n.startswith(prefix)}
         if not parts:
             continue
-        for part, value in parts.items():
-            if kind is not Outlines and value.shape[-1] != n_genes:
-                raise RuntimeError(f"{name}.{part} of shape {value.shape} does not fit {n_genes} genes")
-        setattr(model, f"{name}_", kind(**parts))
+        value = kind(**parts)
+        if not value.fits(n_genes, n_dims):
+            raise RuntimeError(f"{name} do not fit {n_genes} genes in {n_dims} dimensions")
+        setattr(model, f"{name}_", value)
 
 
 def _pickle_hint(folder: Path) -> str:

@@ -41,6 +41,10 @@ class Marginals:
         quantiles = (np.quantile(np.asarray(x, dtype=np.float64), LEVELS, axis=0) for x in (sampled, true))
         return cls(**dict(zip(("sampled", "true"), (q.astype(np.float32) for q in quantiles), strict=True)))
 
+    def fits(self, n_genes: int, n_dims: int) -> bool:
+        """Whether the shapes are those of a tissue of so many genes and axes."""
+        return self.sampled.shape == self.true.shape == (len(LEVELS), n_genes)
+
     def apply(self, x: NDArray[np.float32]) -> NDArray[np.float32]:
         """Map values (N, G) that the model sampled."""
         columns = [np.interp(x[:, g], self.sampled[:, g], self.true[:, g]) for g in range(x.shape[1])]

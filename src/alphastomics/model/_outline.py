@@ -46,6 +46,10 @@ class Outlines:
         quantiles = [np.quantile(x.astype(np.float64) @ axes.T, LEVELS, axis=0).T for x in slices]
         return cls(quantiles=np.stack(quantiles).astype(np.float32))
 
+    def fits(self, n_genes: int, n_dims: int) -> bool:
+        """Whether the shape is that of a tissue of so many genes and axes."""
+        return self.quantiles.shape == (len(self.quantiles), N_DIRECTIONS * (n_dims - 1), len(LEVELS))
+
     def apply(self, x: NDArray[np.float32], number: int) -> NDArray[np.float32]:
         """Move positions (N, D) into the outline of the slice ``number``."""
         y, targets = x.astype(np.float64), self.quantiles[number].astype(np.float64)

@@ -54,6 +54,7 @@ def make_trials(
 ) -> list[Trial]:
     """All runs, seed by seed. Every model is made once, so that an argument it refuses costs no training."""
     from alphastomics.model._trial import device_kind
+
     common = dict(arguments["train"])
     plan = common.pop("plan_kwargs", None) or {}
     shared = {
