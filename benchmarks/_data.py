@@ -122,4 +122,4 @@ BENCHMARKS: dict[str, Callable[[Path], list[Fold]]] = {
     "starmap_mpfc": starmap_mpfc,
     "drosophila3d": drosophila3d,
 }
-DEFAULT_MINUTES = {"seqfish": 8.0, "starmap_mpfc": 3.0, "drosophila3d": 4.0}
+DEFAULT_MINUTES = {"seqfish": 12.0, "starmap_mpfc": 3.0, "drosophila3d": 4.0}

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
+import torch
 
-from alphastomics.model._expression_sample import _frames
+from alphastomics.model._expression_chain import SliceExpression
+from alphastomics.model._expression_sample import _deformation, _frames
+from alphastomics.train.defaults import default_deformation
 
 N_STEPS = 4
 
@@ -209,3 +214,24 @@ def test_a_slice_that_overlaps_with_the_first_keeps_its_place(everything, places
     np.testing.assert_allclose(whole[part], cut, atol=1e-5)
     np.testing.assert_allclose(whole, (x - x.mean(0)) / scale @ rotation, atol=1e-5)
     np.testing.assert_allclose(away, cut - cut.mean(0), atol=1e-3)
+
+
+def test_views_of_the_mean_are_deformed_as_in_training_and_leave_the_chain_as_it_was(everything, places, monkeypatch):
+    """Every view is of a slice of another shape; those of a registered frame keep theirs."""
+    seen, mean = [], SliceExpression.mean
+
+    def watched(self, crowding, position):
+        seen.append(position)
+        own = self.position
+        found = mean(self, crowding, position)
+        assert self.position is own
+        return found
+
+    monkeypatch.setattr(SliceExpression, "mean", watched)
+    everything.sample(places, mode="pos_to_expr", n_samples=3, reduce="mean", n_steps=1)
+    assert len(seen) == 3 * places.obs["slice_id"].nunique()
+    assert not torch.allclose(seen[0], seen[1])
+    assert float((seen[0] - seen[1]).abs().max()) < 2
+    assert _deformation(everything) == default_deformation(everything.adata.n_obs) > 0
+    registered = SimpleNamespace(schema=SimpleNamespace(frame="shared"))
+    assert _deformation(registered) == 0

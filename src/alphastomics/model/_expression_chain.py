@@ -114,18 +114,25 @@ class SliceExpression:
         return total / count
 
     @torch.no_grad()
-    def mean(self, crowding: Tensor) -> Tensor:
-        """Conditional mean (N, G) of the expression, the first step of every chain, with another ``crowding`` (N, K)."""
+    def mean(self, crowding: Tensor, position: Tensor) -> Tensor:
+        """Conditional mean (N, G) of the expression, the first step of every chain, for another view of the slice.
+
+        Parameters
+        ----------
+        crowding, position
+            Crowding (N, K) and positions (N, D) that take the place of the slice's own.
+        """
         one = self.position.new_ones(1)
         z = self.position.new_zeros(1, self.position.shape[1], self.module.config.n_genes)
-        own, self.crowding = self.crowding, crowding[None]
+        own = self.crowding, self.position
+        self.crowding, self.position = crowding[None], position[None]
         try:
             if self.known is None or self.value is None:
                 return self.estimate(z, one)[0]
             x_0 = self.estimate(torch.where(self.known, self.value, z), one)
             return torch.where(self.known, self.value, x_0)[0]
         finally:
-            self.crowding = own
+            self.crowding, self.position = own
 
     @torch.no_grad()
     def left_out(self) -> tuple[Tensor, Tensor]:

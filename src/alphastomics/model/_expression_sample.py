@@ -16,10 +16,12 @@ from tqdm.auto import tqdm
 from alphastomics import _keys
 from alphastomics.data import AnnDataSource, crowding, read_partial
 from alphastomics.data._contexts import LOWEST_DENSITY
+from alphastomics.diffusion.deformation import deform
 from alphastomics.model._draws import check_draws, draw_generator, stack_draws
 from alphastomics.model._expression_chain import SliceExpression
 from alphastomics.model._frames import rotation_of_cells
 from alphastomics.model._position_chain import content_order
+from alphastomics.train.defaults import default_deformation
 
 if TYPE_CHECKING:
     from anndata import AnnData
@@ -69,9 +71,8 @@ def sample_expression(
             chain, rows = _slice_chain(model, query, cells, config, known)
             if reduce == "mean":
                 assert cells.position is not None  # as above
-                mean[rows] = _mean_over_views(
-                    chain, cells.position[np.searchsorted(cells.rows, rows)], n_samples, random_state
-                )
+                places = cells.position[np.searchsorted(cells.rows, rows)]
+                mean[rows] = _mean_over_views(chain, places, n_samples, random_state, deformation=_deformation(model))
             for k in range(n_samples):
                 # Two draws share their noise up to its sign.
                 generator = draw_generator(random_state, k // 2)
@@ -121,19 +122,25 @@ def _better_frame(chains: list[SliceExpression]) -> SliceExpression:
     return best
 
 
+def _deformation(model: AlphaSTomics) -> float:
+    """Strength with which views are deformed: that of training, where positions of a shared frame are left alone."""
+    return 0.0 if model.schema.frame == "shared" else default_deformation(int(model.summary_stats.n_cells))
+
+
 def _mean_over_views(
-    chain: SliceExpression, position: NDArray[np.float64], n_views: int, random_state: int
+    chain: SliceExpression, places: NDArray[np.float64], n_views: int, random_state: int, *, deformation: float
 ) -> NDArray[np.float32]:
-    """Conditional mean (N, G), averaged over views in which a random share of the cells is left out of the crowding.
+    """Conditional mean (N, G), averaged over views: as in training, the slice is deformed, and cells are left out of the crowding.
 
     The estimate of clean expression is a martingale along the chain: at every step its mean over draws is the conditional
     mean, and at the first step, where nothing was drawn yet, it is that without noise.
     """
-    device, means = chain.position.device, []
+    position, means = chain.position[0], []
     for k in range(n_views):
         rng = np.random.default_rng([random_state, VIEWS, k])
-        among = rng.random(len(position)) < rng.uniform(LOWEST_DENSITY, 1.0)
-        means.append(chain.mean(torch.from_numpy(crowding(position, among=among)).to(device)).cpu().numpy())
+        among = rng.random(len(places)) < rng.uniform(LOWEST_DENSITY, 1.0)
+        crowd = torch.from_numpy(crowding(places, among=among)).to(position.device)
+        means.append(chain.mean(crowd, deform(position, deformation, rng)).cpu().numpy())
     return np.stack(means).mean(axis=0, dtype=np.float64).astype(np.float32)
 
 
