@@ -1,4 +1,4 @@
-"""The tables of README's section "Measured", from the committed results: ``python -m benchmarks.readme`` prints them."""
+"""The tables of the README and of ``docs/design-notes.md``, from the committed results: ``python -m benchmarks.readme`` prints them."""
 
 from __future__ import annotations
 
@@ -38,6 +38,29 @@ SCORES = {
 }
 
 
+PLANES = {"starmap_mpfc": "STARmap mouse cortex, three folds", "seqfish": "seqFISH mouse embryo"}
+NEIGHBOURS = ("reference neighbours", "known neighbours", "both neighbours")
+QUESTIONS = (
+    ("pos_to_expr", "expression at registered places, Pearson ↑", "any, registered, mean", "pearson", NEIGHBOURS),
+    ("pos_to_expr", "squared error over variance ↓", "any, registered, mean", "mse", NEIGHBOURS),
+    ("pos_to_expr", "with 5 % of the cells known, Pearson ↑", "any, known, mean", "pearson", (*NEIGHBOURS, "all other cells")),
+    ("pos_to_expr", "squared error over variance ↓", "any, known, mean", "mse", (*NEIGHBOURS, "all other cells")),
+    ("pos_to_expr", "one sample, Moran's I as in the truth ↑", "any, registered, sample", "moran", ("reference slices",)),
+    ("pos_to_expr", "one sample, variance over that of the truth", "any, registered, sample", "variance", ()),
+    ("pos_to_expr", "with 5 % known, Moran's I as in the truth ↑", "any, known, sample", "moran", ("reference slices",)),
+    ("gene_inpainting", "30 % of the genes hidden, Pearson ↑", "genes, any", "pearson", (
+        "genes, space", "genes, expression", "genes, cell type", "genes, cell type, predicted")),
+    ("gene_inpainting", "30 % of the entries hidden, Pearson ↑", "entries, any", "pearson", (
+        "entries, space", "entries, expression", "entries, cell type", "entries, cell type, predicted")),
+    ("joint", "a drawn slice told from held-out tissue, area under the curve ↓", "sample", "auc", (
+        "reference, mean", "reference, nearest")),
+    ("embeddings", "cell types, ARI of k-means ↑", "transformer", "type_ari", ("PCs",)),
+    ("embeddings", "cell types, NMI ↑", "transformer", "type_nmi", ("PCs",)),
+    ("embeddings", "layers, ARI ↑", "transformer", "layer_ari", ("PCs",)),
+    ("embeddings", "layers, NMI ↑", "transformer", "layer_nmi", ("PCs",)),
+)  # fmt: skip
+
+
 def tissue_table(summary: dict[str, Any]) -> str:
     """One benchmark as a Markdown table, mean ± standard deviation over seeds."""
     lines = ["| method | " + " | ".join(SCORES.values()) + " |", "| --- |" + " ---: |" * len(SCORES)]
@@ -60,5 +83,23 @@ def tables(folder: Path = RESULTS) -> str:
     return "\n\n".join(parts)
 
 
+def model_table(tissue: str, folder: Path = RESULTS) -> str:
+    """What one model of every direction says about a tissue, beside what it is compared with."""
+    lines = ["| question | ours | compared with |", "| --- | ---: | --- |"]
+    seeds = 0
+    for benchmark, question, method, score, others in QUESTIONS:
+        path = folder / f"{benchmark}_{tissue}.json"
+        summary = json.loads(path.read_text()).get("summary", {}) if path.is_file() else {}
+        if score not in summary.get(method, {}):
+            continue
+        seeds = max(seeds, summary[method]["n_seeds"])
+        named = [f"{mean_sd(*summary[o][score])} {o.removeprefix('genes, ').removeprefix('entries, ')}" for o in others]
+        lines.append(f"| {question} | {mean_sd(*summary[method][score])} | {'; '.join(named)} |")
+    heading = f"{PLANES[tissue]}, {seeds} seed{'s' if seeds > 1 else ''}"
+    return f"{heading}:\n\n" + "\n".join(lines)
+
+
 if __name__ == "__main__":
     print(tables())
+    for name in PLANES:
+        print(f"\n{model_table(name)}")

@@ -1,8 +1,14 @@
 from __future__ import annotations
 
+import pytest
 from benchmarks._data import ROOT
-from benchmarks.readme import tables
+from benchmarks.readme import PLANES, model_table, tables
 
 
 def test_the_figures_of_the_readme_are_those_of_the_results():
     assert tables() in (ROOT / "README.md").read_text()
+
+
+@pytest.mark.parametrize("tissue", PLANES)
+def test_the_figures_of_the_design_notes_are_those_of_the_results(tissue):
+    assert model_table(tissue) in (ROOT / "docs" / "design-notes.md").read_text()

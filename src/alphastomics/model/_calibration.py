@@ -30,7 +30,7 @@ PATCHES, PATCH_CELLS = 8, 256  # that are sampled where neighbours count
 MOST_CELLS = 16_384  # of a slice that are read at once
 MARGINAL_SLICES, DEPENDENCE_SLICES = 4, 2
 OUTLINE_SLICES, OUTLINE_CELLS = 16, 8192
-DRAWS = 2  # over which Moran's I of samples is averaged
+DRAWS, ROUNDS = 4, 2  # over which Moran's I of samples is averaged; of corrections
 FEWEST = 50  # cells of a slice below which Moran's I is mostly chance
 LEAST_EFFECT = 0.05  # of all noise being shared, where the samples of a gene hardly follow their noise
 
@@ -117,7 +117,8 @@ def fit_dependence(model: AlphaSTomics, source: AnnDataSource, *, n_steps: int =
     low, high = moran(nothing), moran(nothing + 1)
     effect = np.maximum(high - low, LEAST_EFFECT)
     share = np.clip((true - low) / effect, 0, 1)
-    share = np.clip(share + (true - moran(share.astype(np.float32))) / effect, 0, 1)
+    for _ in range(ROUNDS):
+        share = np.clip(share + (true - moran(share.astype(np.float32))) / effect, 0, 1)
     return Dependence(share=share.astype(np.float32))
 
 
