@@ -90,6 +90,7 @@ def test_any_visits_the_states_of_every_question():
         "the start of both": (t_expr == 1) & (t_pos == 1),
     }
     assert sum(state.sum() for state in states.values()) == N
+    assert likely(states["the start of both"], (1 - WRITING) * 0.05)
     assert min(state.mean() for state in states.values()) > 0.005
     assert likely((t_expr == 0) & running(t_pos), PLACING * 0.5)
     assert likely((t_pos == 0), (WRITING - PLACING) * (1 - FRAME_SHARE))

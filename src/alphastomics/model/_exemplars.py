@@ -15,17 +15,17 @@ is rare; its neighbours know it, and the two err differently (Khandelwal et al. 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import cached_property
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from sklearn.decomposition import PCA
 from sklearn.neighbors import NearestNeighbors
+from sklearn.utils import gen_batches
 
 from alphastomics.model._frames import evenly
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from numpy.typing import NDArray
 
     from alphastomics.data import AnnDataSource
@@ -36,7 +36,16 @@ N_NEIGHBOURS = 50
 CHUNK = 2048  # cells whose components are solved for at once
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class _Components(NamedTuple):
+    """The scaled components W (G, K), their scales (K,), the mean (G,), and the variance that they leave."""
+
+    loadings: NDArray[np.floating]
+    scale: NDArray[np.floating]
+    mean: NDArray[np.floating]
+    noise: float
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Exemplars:
     """Cells of the reference.
 
@@ -58,6 +67,13 @@ class Exemplars:
         """Whether the shape is that of a tissue of so many genes and axes."""
         return self.expression.shape == (len(self.expression), n_genes)
 
+    @cached_property
+    def _components(self) -> _Components:
+        pca = PCA(min(N_COMPONENTS, *self.expression.shape), random_state=0).fit(self.expression)
+        noise = max(float(pca.noise_variance_), 1e-6)
+        scale = np.sqrt(np.maximum(pca.explained_variance_ - noise, 0.0))
+        return _Components((pca.components_ * scale[:, None]).T, scale, pca.mean_, noise)
+
     def alike(self, value: NDArray[np.float32], known: NDArray[np.bool_]) -> NDArray[np.float32]:
         """Mean expression (N, G) of the exemplars that are nearest to cells of which only some values are ``known``.
 
@@ -68,14 +84,11 @@ class Exemplars:
         known
             Which values are known, (N, G).
         """
-        pca = PCA(min(N_COMPONENTS, *self.expression.shape), random_state=0).fit(self.expression)
-        noise = max(float(pca.noise_variance_), 1e-6)
-        scale = np.sqrt(np.maximum(pca.explained_variance_ - noise, 0.0))
-        loadings = (pca.components_ * scale[:, None]).T
+        loadings, scale, mean, noise = self._components
         # Without the genes that no cell has: both sides are then shrunken alike.
         there = np.atleast_2d(known.any(axis=0))
-        of_exemplars = _scores(self.expression - pca.mean_, there, loadings, noise) * scale
-        of_cells = _scores(np.where(known, value - pca.mean_, 0.0), known, loadings, noise) * scale
+        of_exemplars = _scores(self.expression - mean, there, loadings, noise) * scale
+        of_cells = _scores(value - mean, known, loadings, noise) * scale
         k = min(N_NEIGHBOURS, len(of_exemplars))
         near = NearestNeighbors(n_neighbors=k, algorithm="brute").fit(of_exemplars).kneighbors(of_cells)[1]
         total = np.zeros(value.shape)
@@ -96,10 +109,6 @@ def _scores(
     outer = (loadings[:, :, None] * loadings[:, None, :]).reshape(n_genes, k * k)
     solved = [
         np.linalg.solve((known[rows] @ outer).reshape(-1, k, k) + prior, seen[rows][..., None])[..., 0]
-        for rows in _chunks(len(x))
+        for rows in gen_batches(len(x), CHUNK)
     ]
     return np.concatenate(solved)
-
-
-def _chunks(n_cells: int) -> Iterator[slice]:
-    return (slice(start, start + CHUNK) for start in range(0, n_cells, CHUNK))

@@ -3,9 +3,10 @@ r"""The reverse chain of expression over a slice whose positions are known.
 The network sees all cells of the slice, up to ``max_context``; a larger slice is split into contexts that share anchors,
 and the estimates of an anchor are averaged over contexts at every step, as in :mod:`alphastomics.model._position_chain`.
 
-Known values, of whole cells or of some genes, are given to the network clean and marked at every step, as in training.
+Known values, of whole cells or of some genes, are given to the network clean and marked at every step.
 What whole known cells tell of the others beyond that, see :mod:`alphastomics.model._kriging`, and what alike cells of the
-reference tell of the unknown genes of a cell, see :mod:`alphastomics.model._exemplars`, moves the mean by :math:`\delta`. In a Gaussian tissue of unit variance that is
+reference tell of the unknown genes of a cell, see :mod:`alphastomics.model._exemplars`, moves the mean by :math:`\delta`.
+In a Gaussian tissue of unit variance that is
 
 .. math:: \hat x_0 = f(z_t, t) + \frac{\sigma_t^2}{\alpha_t^2 + \sigma_t^2}\, \delta:
 

@@ -123,7 +123,7 @@ def _better_frame(chains: list[SliceExpression]) -> SliceExpression:
 
 
 def _deformation(model: AlphaSTomics) -> float:
-    """Strength with which views are deformed: that of training, where positions of a shared frame are left alone."""
+    """Strength with which views are deformed: the default of training, where positions of a shared frame are left alone."""
     return 0.0 if model.schema.frame == "shared" else default_deformation(int(model.summary_stats.n_cells))
 
 

@@ -32,7 +32,7 @@ def default_deformation(n_cells: int) -> float:
     """Strength of the smooth deformation of contexts for a reference of ``n_cells`` cells.
 
     Two embryos differ by more than sections of one cortex do, and nothing in a reference of one or two specimens tells which
-    it will be; ``docs/design-notes.md`` gives the measurements.
+    it will be. What is written was better with these on one data set of each kind.
     """
     return 0.1 if n_cells < FEW_CELLS else 0.2
 
