@@ -21,9 +21,9 @@ def nearest(position):
     return nearest_neighbours(torch.from_numpy(position), N_NEIGHBOURS)
 
 
-def draw(share, position, seed=0):
+def draw(share, position, seed=0, mean=None):
     noise = Dependence(share=np.asarray(share, dtype=np.float32)).noise(
-        nearest(position), torch.Generator().manual_seed(seed)
+        nearest(position), torch.Generator().manual_seed(seed), None if mean is None else torch.from_numpy(mean)
     )
     return noise.numpy()
 
@@ -44,6 +44,31 @@ def test_neighbours_share_as_much_as_is_asked(position):
     np.testing.assert_allclose(found[1:3], found[3] * np.array([0.25, 0.5]), atol=0.03)
     assert found[3] > 0.3
     assert abs(np.corrcoef(x[:, 2], x[:, 3])[0, 1]) < 0.1  # genes are drawn apart
+
+
+def test_chance_is_kept_out_of_the_slice(position):
+    position = position[:600]
+    waves = np.sin(4 * position @ np.array([[1.0, 0.0, 2.0], [0.0, 1.0, 1.0]]))
+    mean = (waves + np.random.default_rng(1).normal(size=waves.shape)).astype(np.float32)
+    near = nearest(position).numpy()
+    graph = np.zeros((600, 600))
+    np.put_along_axis(graph, near, 1 / near.shape[1], axis=1)
+
+    def statistic(x):
+        x = x - x.mean(0)
+        return ((graph @ x) * x).sum(0) / np.square(x).sum(0)
+
+    draws = [draw([0.0, 0.3, 0.8], position, seed, mean) for seed in range(3)]
+    for x in draws:
+        np.testing.assert_allclose(x.mean(0), 0, atol=1e-5)
+        np.testing.assert_allclose(x.var(0), 1, atol=1e-4)
+        for gene in range(3):
+            assert np.corrcoef(x[:, gene], mean[:, gene])[0, 1] == pytest.approx(0, abs=1e-4)
+    alone, together = (np.array([statistic(a * mean + x) for x in draws]) for a in (0.0, 1.0))
+    assert alone.std(0).max() < 0.01  # 600 cells leave .02 to chance
+    assert together.std(0).max() < 0.01
+    by_chance = np.array([statistic(draw([0.0, 0.3, 0.8], position, seed)) for seed in range(3)])
+    np.testing.assert_allclose(alone.mean(0), by_chance.mean(0), atol=0.03)
 
 
 @pytest.mark.parametrize("n", [1, 2, N_NEIGHBOURS, N_NEIGHBOURS + 1])

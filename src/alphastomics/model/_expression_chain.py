@@ -15,6 +15,7 @@ all of it where nothing is seen, and nothing where the noisy value itself alread
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import torch
@@ -114,7 +115,6 @@ class SliceExpression:
             count[:, cells] += 1
         return total / count
 
-    @torch.no_grad()
     def mean(self, crowding: Tensor, position: Tensor) -> Tensor:
         """Conditional mean (N, G) of the expression, the first step of every chain, for another view of the slice.
 
@@ -123,17 +123,27 @@ class SliceExpression:
         crowding, position
             Crowding (N, K) and positions (N, D) that take the place of the slice's own.
         """
-        one = self.position.new_ones(1)
-        z = self.position.new_zeros(1, self.position.shape[1], self.module.config.n_genes)
         own = self.crowding, self.position
         self.crowding, self.position = crowding[None], position[None]
         try:
-            if self.known is None or self.value is None:
-                return self.estimate(z, one)[0]
-            x_0 = self.estimate(torch.where(self.known, self.value, z), one)
-            return torch.where(self.known, self.value, x_0)[0]
+            return self._first_estimate()
         finally:
             self.crowding, self.position = own
+
+    @cached_property
+    def own_mean(self) -> Tensor:
+        """Conditional mean (N, G) of the expression in the slice as it is."""
+        return self._first_estimate()
+
+    @torch.no_grad()
+    def _first_estimate(self) -> Tensor:
+        """Estimate (N, G) where nothing but the known values is seen."""
+        one = self.position.new_ones(1)
+        z = self.position.new_zeros(1, self.position.shape[1], self.module.config.n_genes)
+        if self.known is None or self.value is None:
+            return self.estimate(z, one)[0]
+        x_0 = self.estimate(torch.where(self.known, self.value, z), one)
+        return torch.where(self.known, self.value, x_0)[0]
 
     @torch.no_grad()
     def left_out(self) -> tuple[Tensor, Tensor]:
@@ -205,12 +215,13 @@ class SliceExpression:
         sign = -1.0 if mirrored else 1.0
         dependence = self.dependence
         near = None if dependence is None else nearest_neighbours(self.position[0].cpu(), N_NEIGHBOURS)
+        mean = None if dependence is None else self.own_mean.cpu()
 
         def noise() -> Tensor:
             if dependence is None or near is None:
                 drawn = torch.randn(shape, generator=generator)
             else:
-                drawn = dependence.noise(near, generator)[None]
+                drawn = dependence.noise(near, generator, mean)[None]
             return sign * drawn.to(self.position.device)
 
         def denoise(z: Tensor, t: Tensor) -> Tensor:
