@@ -85,9 +85,11 @@ class Answer(torch.nn.Module):
         super().__init__()
         self.module, self.expression, self.position = module, expression, position
 
-    def forward(self, *args, masked=(None, None), **kwargs) -> Prediction:
-        self.masked = masked
-        return self.module(*args, masked=masked, **kwargs)._replace(expression=self.expression, position=self.position)
+    def forward(self, *args, masked=(None, None), held=None, **kwargs) -> Prediction:
+        self.masked, self.held = masked, held
+        return self.module(*args, masked=masked, held=held, **kwargs)._replace(
+            expression=self.expression, position=self.position
+        )
 
     def __getattr__(self, name: str):
         return (
@@ -119,6 +121,18 @@ def test_the_target_is_clean_and_only_masked_entries_are_compared(make_plan, mak
     torch.testing.assert_close(wrong["masked"], 4.0 * (n_expr > 0) + 1.0 * (n_pos > 0))
     for name in exact.keys() - {"masked"}:  # masked entries are judged once
         torch.testing.assert_close(wrong[name], exact[name])
+
+
+def test_what_is_masked_is_not_marked_as_known(make_plan, make_batch):
+    batch, held = make_batch(n_epochs=20), []
+    for masking in (None, ALWAYS):
+        plan = make_plan(mode="pos_to_expr", masking=masking, shared_frame=True, deformation=0.0, spacing=0.0)
+        plan.module = answer = Answer(plan.module, batch.target, batch.position)
+        plan.losses(batch)
+        held.append(answer.held)
+    masks = answer.masked[0]
+    assert bool((held[0] & masks).any())
+    assert torch.equal(held[1], held[0] & ~masks)
 
 
 @modes

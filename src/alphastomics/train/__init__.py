@@ -1,11 +1,12 @@
 """Training: the plan (one step), the clocks it draws, the loaders, the average of the weights, and the runner."""
 
 from alphastomics.train.clocks import MODES, Mode
+from alphastomics.train.config import DiffusionConfig, PlanConfig
 from alphastomics.train.datamodule import ContextDataModule
 from alphastomics.train.defaults import advised_experts
 from alphastomics.train.ema import MovingAverage
 from alphastomics.train.history import History
-from alphastomics.train.plan import DiffusionConfig, NonFiniteLossError, PlanConfig, TrainingPlan
+from alphastomics.train.plan import NonFiniteLossError, TrainingPlan
 from alphastomics.train.recorder import TrainingRecorder
 from alphastomics.train.runner import ContextRunner, ContextTrainer, seconds_of
 

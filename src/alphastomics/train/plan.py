@@ -14,13 +14,11 @@ from __future__ import annotations
 
 import time
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import lightning.pytorch as pl
 import torch
 
-from alphastomics.diffusion import CosineSchedule, Process
 from alphastomics.diffusion.deformation import deform
 from alphastomics.diffusion.geometry import centre, kabsch, rotate
 from alphastomics.diffusion.losses import (
@@ -34,6 +32,7 @@ from alphastomics.diffusion.masking import clean_value
 from alphastomics.nn import balance_losses
 from alphastomics.nn.diagnostics import SeenLayer, watch_layers
 from alphastomics.train.clocks import Mode, draw_clocks, keyed_rng, spread_kind
+from alphastomics.train.config import DiffusionConfig, PlanConfig
 from alphastomics.train.diagnostics import EVERY, layer_statistics
 from alphastomics.train.held import draw_held
 from alphastomics.train.masking import Masks, draw_masks
@@ -56,91 +55,6 @@ TRAINING, VALIDATION, DEFORMATION, HELD = 0, 1, 2, 3
 
 class NonFiniteLossError(RuntimeError):
     """The loss or its gradient became NaN or infinite; the message names the step and the slices."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class DiffusionConfig:
-    """The two processes of a model.
-
-    Parameters
-    ----------
-    position, expression
-        Process of each modality.
-    """
-
-    position: Process = field(default_factory=Process)
-    expression: Process = field(default_factory=Process)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> DiffusionConfig:
-        """Rebuild from :meth:`to_dict`."""
-
-        def process(entry: dict[str, Any]) -> Process:
-            return Process(schedule=CosineSchedule(**entry["schedule"]), prediction_type=entry["prediction_type"])
-
-        return cls(position=process(values["position"]), expression=process(values["expression"]))
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PlanConfig:
-    """Loss weights and optimisation.
-
-    Parameters
-    ----------
-    lr, weight_decay
-        Of AdamW; the rate warms up over ``warmup_steps`` and falls along a cosine to ``final_lr`` * ``lr``.
-    packing_lr
-        Rate of the packing network, which takes the same course.
-    warmup_steps, final_lr
-        See ``lr``.
-    absent
-        Share of contexts in which the modality to be sampled is absent altogether.
-    lambda_expression, lambda_position, lambda_distance, lambda_neighbour, lambda_layout
-        Weights of the losses; ``lambda_position`` weighs the aligned and the diffusion loss alike.
-    lambda_completion
-        Weight of the loss of expression that is given, thinned and with genes missing, and asked for in full.
-    neighbour_width, layout_width
-        Widths of the neighbourhoods of the contrastive and of the layout loss, in model units per square root of
-        dimension.
-    deformation
-        Strength of the smooth deformation of diffusion contexts, see :mod:`alphastomics.diffusion.deformation`;
-        :meth:`~alphastomics.model.AlphaSTomics.train` chooses it by the number of cells.
-    lambda_packing
-        Weight of the packing loss; its network shares nothing with the rest.
-    moe_load_balance_loss_weight
-        Weight lambda_b of the loss that keeps experts in even use, see ``nn/experts.py``; 0.01 to 0.1.
-    reconstruction_weight
-        Weight of the loss of masked entries, where there are any.
-    max_loss_weight
-        Ceiling of the weight 1 / sigma_t^2 of the diffusion loss.
-    ema_decay
-        Decay of the moving average of the weights, which is what samples and what is kept.
-    """
-
-    lr: float = 1e-3
-    weight_decay: float = 0.02
-    warmup_steps: int = 100
-    final_lr: float = 0.02
-    absent: float = 0.5
-    lambda_expression: float = 1.0
-    lambda_completion: float = 3.0
-    lambda_position: float = 1.0
-    lambda_distance: float = 1.0
-    lambda_neighbour: float = 0.3
-    lambda_layout: float = 1.0
-    lambda_packing: float = 1.0
-    moe_load_balance_loss_weight: float = 0.01
-    reconstruction_weight: float = 0.5
-    neighbour_width: float = 0.15
-    layout_width: float = 0.1
-    deformation: float = 0.2
-    max_loss_weight: float = 25.0
-    ema_decay: float = 0.998
-    packing_lr: float = 5e-3
 
 
 class TrainingPlan(pl.LightningModule):
@@ -332,6 +246,8 @@ class TrainingPlan(pl.LightningModule):
             z_expr = torch.where(held, given, z_expr)
         z_pos = self.diffusion.position.noise(x_pos, t_pos, noise_pos)
         masks = self.masks(batch, x_expr, x_pos, measured, t_expr, t_pos, purpose)
+        if held is not None and masks.expression is not None:
+            held = held & ~masks.expression  # what is masked is not marked as known
         only_position = self.mode == "expr_to_pos" and masks.expression is None
         predict = ("position",) if only_position else ("expression", "position")
         real = None if bool(mask.all()) else mask
