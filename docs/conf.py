@@ -53,7 +53,8 @@ _others = [
     "anndata", "collections", "cyclopts", "datetime", "lightning", "matplotlib", "numpy", "os", "pandas", "pathlib",
     "pyarrow", "scanpy", "scipy", "scvi", "spatialdata", "squidpy", "torch", "types", "typing",
 ]  # fmt: skip
-nitpick_ignore_regex = [("py:.*", rf"({'|'.join(_others)})(\..*)?"), ("py:data", "Ellipsis")]
+# Attributes of a class keep the name under which an annotation imports PyTorch's tensor.
+nitpick_ignore_regex = [("py:.*", rf"({'|'.join(_others)})(\..*)?"), ("py:data", "Ellipsis"), ("py:class", "Tensor")]
 
 intersphinx_mapping = {}
 if tags.has("online"):  # noqa: F821  Sphinx defines it
@@ -90,6 +91,12 @@ def resolve_public_name(app: Sphinx, env: BuildEnvironment, node: pending_xref, 
     return env.domains["py"].resolve_xref(env, node["refdoc"], app.builder, node["reftype"], public, node, content)
 
 
+def skip_field(app: Sphinx, what: str, name: str, member: object, skip: bool, options: object) -> bool | None:
+    """Leave out the fields of a named tuple, "Alias for field number …", which the section `Attributes` tells."""
+    return True if type(member).__name__ == "_tuplegetter" else None
+
+
 def setup(app: Sphinx) -> None:
     """Register what this site adds to Sphinx."""
+    app.connect("autodoc-skip-member", skip_field)
     app.connect("missing-reference", resolve_public_name)

@@ -35,6 +35,9 @@ SD = "sd"
 POSITION_UNCERTAINTY = "position_uncertainty"
 """``obs`` of a sampled AnnData: standard deviation of aligned draws from halves of the genes."""
 
+POSITION_SCORES = "position_scores"
+"""``uns``: scores of predicted positions, one row per slice."""
+
 EXPRESSION_SCORES = "expression_scores"
 """``uns``: scores of predicted expression, one row per slice."""
 

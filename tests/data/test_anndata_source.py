@@ -118,6 +118,26 @@ def test_moments_equal_dense_ones(make_adata: Make, monkeypatch: pytest.MonkeyPa
     np.testing.assert_allclose(network, (normal - normal.mean(0)) / normal.std(0), atol=1e-5)
 
 
+@pytest.mark.parametrize("transform", ["log1p", "none"])
+def test_a_difference_between_slices_reaches_the_network_and_comes_back(make_adata: Make, transform: str) -> None:
+    """Standardised slice by slice, both slices would look alike; here half of the genes are thrice as high in one."""
+    low = make_adata((80,)).X.toarray().astype(np.float64)
+    values = np.concatenate([low, low * np.where(np.arange(12) < 6, 3, 1)])
+    position = np.random.default_rng(0).normal(size=(160, 2))
+    adata = ad.AnnData(values, obs={"slice_id": np.repeat(["low", "high"], 80)}, obsm={"spatial": position})
+    source = AnnDataSource(adata, fit_schema(adata, transform=transform), positions=True)
+    network = source.expression(np.arange(160))
+    size = values.sum(1, keepdims=True)
+    normal = np.log1p(values * np.median(size) / size) if transform == "log1p" else values
+    first, second = np.split(network, 2)
+    difference = (normal[80:].mean(0) - normal[:80].mean(0)) / normal.std(0)
+    np.testing.assert_allclose(second.mean(0) - first.mean(0), difference, atol=1e-5)
+    assert difference[:6].min() > 0.25
+    back = source.schema.decode_expression(network, source.library_size(np.arange(160)))
+    ratio = back[80:].sum(0) / back[:80].sum(0)
+    np.testing.assert_allclose(ratio, np.where(np.arange(12) < 6, 3, 1), rtol=1e-4)
+
+
 def test_moments_survive_a_large_offset() -> None:
     rng = np.random.default_rng(0)
     values = 1e8 + rng.normal(size=(1000, 2))

@@ -12,6 +12,8 @@ import numpy as np
 import pandas as pd
 import pytest
 from scipy.stats import ortho_group
+from sklearn.cluster import KMeans
+from sklearn.metrics import adjusted_rand_score
 
 from alphastomics import tl
 from alphastomics.datasets import synthetic_tissue
@@ -107,6 +109,7 @@ def test_the_table_is_mean_and_deviation_of_the_runs(compared):
         for measure in ("train_loss", "validation_loss", "step_seconds", "step_processor_seconds", "n_steps"):
             assert table.loc[name, measure] == pytest.approx(np.mean([run[measure] for run in runs]))
     wanted = {"distance_spearman", "knn_preservation", "pearson_gene", "moran_correlation", "validation_loss_sd"}
+    wanted |= {"adjusted_rand", "normalized_mutual_information", "modality_agreement"}
     assert wanted < set(table)
     assert np.isfinite(table.loc[CHOSEN].astype(float).to_numpy()).all()
     pd.testing.assert_frame_equal(adata.uns["comparison"]["summary"], table)
@@ -157,6 +160,12 @@ def test_a_run_is_what_anyone_can_do_by_hand(compared, cells):
     assert some.n_obs == 40
     for name, value in expression_scores(*both).items():
         assert scores[name] == pytest.approx(value, abs=1e-6)
+    labels = query.obs["cell_type"].astype(str)
+    means = KMeans(labels.nunique(), n_init=10, random_state=1).fit(model.get_latent_representation(query))
+    assert scores["adjusted_rand"] == pytest.approx(adjusted_rand_score(labels, means.labels_))
+    drawn = model.sample(mode="joint", n_cells=40, n_steps=2, random_state=1)
+    agreement = tl.modality_agreement(drawn, query, copy=True, random_state=1)["modality_agreement"]
+    assert scores["modality_agreement"] == pytest.approx(agreement.mean())
 
 
 def test_baselines_are_those_of_evaluate(compared, cells):

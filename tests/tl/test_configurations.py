@@ -6,6 +6,7 @@ import pytest
 
 from alphastomics.model import AlphaSTomics
 from alphastomics.model._trial import make_trial_model, parameters_of
+from alphastomics.nn import Experts, ParameterCount, count_parameters
 from alphastomics.tl import Configuration
 from alphastomics.tl._configurations import CONFIGURATIONS, choose_configurations
 from alphastomics.train import PlanConfig
@@ -42,6 +43,56 @@ def test_counts_follow_from_the_architecture(counts):
     assert counts["gated_moe"].total - counts["gated_moe"].active == layers * 2 * expert
     assert counts["gated_moe_4_top_1"].total - counts["gated_moe_4_top_1"].active == layers * 3 * expert
     assert counts["linear_moe"].total - counts["linear"].total == counts["gated_moe"].total - gated.total
+
+
+def test_gated_is_the_default_with_a_gate_for_each_head(tissue):
+    """What the earlier documents advise to begin with; elementwise gates and experts are there on request."""
+    AlphaSTomics.setup_anndata(tissue)
+    config = AlphaSTomics(tissue).module.config
+    found = (config.attention, config.gate_type, config.use_qk_norm, config.use_moe)
+    assert found == ("softmax", "headwise", True, False)
+    assert CONFIGURATIONS["gated"] == Configuration()
+
+
+# -- parameters of the earlier documents -------------------------------------------------------------------------------
+
+# What they count: dense networks of two layers, with linear and with gated attention, and one feed-forward network of these.
+LINEAR, GATED, N_LAYERS, DENSE = 707_508, 444_988, 2, 65_920
+
+
+def of_experts(width: str) -> ParameterCount:
+    return count_parameters(Experts(128, 256, num_experts=4, top_k=2, width=width))
+
+
+def with_experts(dense: int, width: str) -> ParameterCount:
+    """Parameters of an earlier dense network whose feed-forward networks became experts of ours."""
+    experts = of_experts(width)
+    total = dense + N_LAYERS * (experts.total - DENSE)
+    return ParameterCount(total, total - N_LAYERS * (experts.total - experts.active))
+
+
+def per_cent(part: int, whole: int) -> float:
+    return round(100 * part / whole, 1)
+
+
+def test_shares_of_the_readme_are_those_of_split_experts():
+    experts, linear, gated = of_experts("split"), with_experts(LINEAR, "split"), with_experts(GATED, "split")
+    assert per_cent(experts.active, experts.total) == 50.8
+    assert per_cent(linear.active, linear.total) == 90.7
+    assert [round(n / 1000) for n in (*linear, *gated)] == [710, 644, 448, 382]
+    changes = [linear.total - LINEAR, linear.active - LINEAR, gated.total - LINEAR, gated.active - LINEAR]
+    assert [per_cent(change, LINEAR) for change in changes] == [0.4, -9.0, -36.7, -46.1]
+
+
+def test_counts_of_the_demos_are_those_of_full_experts():
+    linear, gated = with_experts(LINEAR, "full"), with_experts(GATED, "full")
+    assert linear == (1_105_076, 841_396)
+    assert gated == (842_556, 578_876)
+    assert per_cent(linear.active, linear.total) == 76.1
+    assert [per_cent(n - LINEAR, LINEAR) for n in (linear.total, *gated)] == [56.2, 19.1, -18.2]
+
+
+# -- choosing ----------------------------------------------------------------------------------------------------------
 
 
 def test_only_the_learning_rate_tells_the_last_from_linear():

@@ -8,6 +8,7 @@ from alphastomics.tl._evaluate import evaluate
 from alphastomics.tl._expression import expression_scores
 from alphastomics.tl._layers import attention_gates, attention_maps, attention_sinks, expert_usage
 from alphastomics.tl._moran import morans_i
+from alphastomics.tl._position import position_scores
 from alphastomics.tl._reconstruct import reconstruct
 
 __all__ = [
@@ -22,5 +23,6 @@ __all__ = [
     "expression_scores",
     "modality_agreement",
     "morans_i",
+    "position_scores",
     "reconstruct",
 ]

@@ -53,8 +53,8 @@ def compare(
 
     Every run trains on the other slices and places the held-out cells as :func:`reconstruct` does by default; a model of
     mode ``"any"`` then also writes expression into their true places, turned into the frame of the reference by the one
-    rigid map that brings them closest to where it placed the cells. What is held out decides nothing in training; the
-    validation loss is only watched.
+    rigid map that brings them closest to where it placed the cells, and draws a slice of its own. What is held out decides
+    nothing in training; the validation loss is only watched.
 
     All rows have the same width, depth, data, seeds and optimiser, and the same time or the same number of steps. With
     experts that share the width of the dense network (``expert_width="split"``), and with a gate for each head, the total
@@ -87,11 +87,12 @@ def compare(
     mode
         ``"any"``, or ``"expr_to_pos"`` for models that only place cells.
     n_samples, n_steps
-        Draws of expression whose mean is scored, and steps of each.
+        Draws of expression whose mean is scored, and steps of each, and of the slices that are drawn.
     max_cells
-        Expression is sampled for at most so many cells of each slice.
+        Expression is sampled for at most so many cells of each slice, and at most so many are drawn.
     position_key, slice_key, cell_type_key
-        As in :meth:`~alphastomics.model.AlphaSTomics.setup_anndata`; labels are for the oracle alone.
+        As in :meth:`~alphastomics.model.AlphaSTomics.setup_anndata`; labels are for the oracle and for the scores of
+        clusters alone.
     results
         JSON file in which every finished run is kept at once. A later call with the same file repeats no run that has the
         same configuration, seed, data and settings; the runs of other calls stay in it.
@@ -108,7 +109,9 @@ def compare(
     the scores; ``parameters``, ``active_parameters`` (those that a cell meets) and ``d_model``; ``n_steps`` and
     ``train_seconds``; ``step_seconds`` and ``step_processor_seconds``, the median over steps of the time on the wall, and of
     that for which processors were busy, which other programs do not change; ``train_loss`` and ``validation_loss`` at the end,
-    without the balance of experts; the scores of :func:`evaluate`, of positions and, for mode ``"any"``, of expression.
+    without the balance of experts; the scores of :func:`evaluate`, of positions and, for mode ``"any"``, of expression and,
+    as ``modality_agreement``, of the slices that the model draws; with `cell_type_key`, those of :func:`cluster_scores`, of
+    embeddings clustered by k-means.
     Losses and scores have their standard deviation over seeds in ``…_sd``. It includes that between slices where seeds hold
     out different ones; since all configurations have the same, compare them seed by seed.
 

@@ -1,4 +1,4 @@
-"""How a compared model is scored: where it places held-out cells, and what it writes into their places."""
+"""How a compared model is scored: where it places held-out cells, what it writes into their places, how it embeds and draws."""
 
 from __future__ import annotations
 
@@ -6,11 +6,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pandas as pd
+from sklearn.cluster import KMeans
 
 from alphastomics import _keys
 from alphastomics.data._checks import expression_matrix
 from alphastomics.data._slices import slice_rows
 from alphastomics.metrics import judge_cells, rigid_align
+from alphastomics.tl._agreement import modality_agreement
+from alphastomics.tl._clusters import cluster_scores
 from alphastomics.tl._evaluate import evaluate
 from alphastomics.tl._reconstruct import reconstruct
 
@@ -22,7 +25,8 @@ if TYPE_CHECKING:
 
     Scores = dict[str, dict[str, float]]
 
-PREDICTED = "_predicted"
+PREDICTED, CLUSTERS = "_predicted", "_clusters"
+KMEANS_STARTS = 10
 
 
 class Scoring(NamedTuple):
@@ -39,7 +43,7 @@ class Scoring(NamedTuple):
     max_cells
         Cells of a slice.
     cell_type_key
-        Column of ``obs`` with labels for the oracle, or None.
+        Column of ``obs`` with labels for the oracle and for clusters of embeddings, or None.
     """
 
     expression: bool
@@ -50,15 +54,47 @@ class Scoring(NamedTuple):
 
 
 def score_model(model: AlphaSTomics, query: AnnData, scoring: Scoring, *, seed: int) -> Scores:
-    """Scores of a trained model on every held-out slice: of positions, and of expression where asked for."""
+    """Scores of a trained model on every held-out slice.
+
+    Of positions; of embeddings where labels are named; of expression, and of drawn tissue, where asked for.
+    """
     placed = query.copy()
     reconstruct(placed, model=model, random_state=seed)
-    scores = _rows(evaluate(placed, truth=model.schema.position_key, **_library(model.schema)))
-    if not scoring.expression:
-        return scores
-    asked = sampled_expression(model, placed, scoring, seed=seed)
-    table = evaluate(asked, prediction=None, **_expression(model.schema))
-    return _joined(scores, _rows(table))
+    parts = [_rows(evaluate(placed, truth=model.schema.position_key, **_library(model.schema)))]
+    if scoring.expression:
+        asked = sampled_expression(model, placed, scoring, seed=seed)
+        parts.append(_rows(evaluate(asked, prediction=None, **_expression(model.schema))))
+        parts.append(drawn_agreement(model, query, scoring, seed=seed))
+    if scoring.cell_type_key in query.obs:
+        parts.append(embedding_scores(model, query, str(scoring.cell_type_key), seed=seed))
+    return _joined(*parts)
+
+
+def embedding_scores(model: AlphaSTomics, query: AnnData, label_key: str, *, seed: int) -> Scores:
+    """Clusters of the embeddings of held-out cells, by k-means with as many clusters as there are labels, against these."""
+    labelled = query.copy()
+    k = max(1, int(query.obs[label_key].nunique()))
+    latent = model.get_latent_representation(query)
+    means = KMeans(min(k, len(latent)), n_init=KMEANS_STARTS, random_state=seed)
+    labelled.obs[CLUSTERS] = means.fit_predict(latent).astype(str)
+    table = cluster_scores(labelled, CLUSTERS, label_key=label_key, copy=True, **_library(model.schema))
+    assert table is not None  # copy=True
+    return _rows(table.drop(columns=["n_cells", "n_skipped"]))
+
+
+def drawn_agreement(model: AlphaSTomics, query: AnnData, scoring: Scoring, *, seed: int) -> Scores:
+    """Agreement of a drawn slice with every held-out one, which has as many cells, up to ``max_cells``."""
+    schema, scores = model.schema, {}
+    for name, rows in slice_rows(query, schema.slice_key):
+        n_cells = min(len(rows), scoring.max_cells)
+        drawn = model.sample(mode="joint", n_cells=n_cells, n_steps=scoring.n_steps, random_state=seed)
+        table = modality_agreement(
+            drawn, query[rows].copy(), spatial_key=schema.position_key, layer=schema.layer, transform=schema.transform,
+            copy=True, random_state=seed, **_library(schema),
+        )  # fmt: skip
+        assert table is not None  # copy=True
+        scores[name] = {_keys.MODALITY_AGREEMENT: float(table[_keys.MODALITY_AGREEMENT].mean())}
+    return scores
 
 
 def sampled_expression(model: AlphaSTomics, placed: AnnData, scoring: Scoring, *, seed: int) -> AnnData:

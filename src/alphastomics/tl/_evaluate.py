@@ -15,13 +15,14 @@ from alphastomics.data._checks import check_key
 from alphastomics.data._slices import resolve_slice_key, slice_rows
 from alphastomics.metrics import judge_cells, position_scores
 from alphastomics.tl._extras import ExtraScores
-from alphastomics.tl._tables import baseline_orders, read_coordinates
+from alphastomics.tl._tables import as_table, baseline_orders, read_coordinates
 
 if TYPE_CHECKING:
     from anndata import AnnData
     from numpy.typing import NDArray
 
     from alphastomics.tl._expression import Transform
+    from alphastomics.tl._tables import Rows
 
 logger = logging.getLogger(__name__)
 
@@ -50,6 +51,37 @@ class PlacedSlice:
     def free(self) -> bool:
         """Whether no cell was known, so that the frame of the prediction is arbitrary."""
         return len(self.placed) == len(self.cells)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PositionPair:
+    """True positions of all cells, and those that are judged.
+
+    Parameters
+    ----------
+    true, predicted
+        (n_cells, n_dims); the true ones twice where positions were not predicted.
+    truth, prediction
+        Their keys in ``obsm``; no prediction where positions were not predicted.
+    argument
+        The argument that names the truth, for errors.
+    """
+
+    true: NDArray[np.float64]
+    predicted: NDArray[np.float64]
+    truth: str
+    prediction: str | None
+    argument: str
+
+    @classmethod
+    def read(cls, adata: AnnData, truth: str, prediction: str | None, *, argument: str) -> PositionPair:
+        """Read both; a ``KeyError`` names the argument that can change the key."""
+        predicted = None if prediction is None else read_coordinates(adata, prediction, "prediction")
+        true = read_coordinates(adata, truth, argument)
+        if predicted is None:
+            predicted = true
+        check_same_dims(true, predicted, truth, str(prediction), argument=argument)
+        return cls(true=true, predicted=predicted, truth=truth, prediction=prediction, argument=argument)
 
 
 def evaluate(
@@ -140,13 +172,7 @@ def evaluate(
     """
     if prediction is None and expression_layer is None and cluster_key is None and reference is None:
         raise ValueError("there is nothing to score: pass prediction=, expression_layer=, cluster_key= or reference=")
-    predicted = None if prediction is None else read_coordinates(adata, prediction, "prediction")
-    true = read_coordinates(adata, truth, "truth")
-    if predicted is None:
-        predicted = true
-    check_same_dims(true, predicted, truth, str(prediction))
-    types = _cell_types(adata, prediction, cell_type_key) if baselines else None
-    score = partial(position_scores, n_neighbors=n_neighbors, max_cells=max_cells, random_state=random_state)
+    pair = PositionPair.read(adata, truth, prediction, argument="truth")
     extras = ExtraScores.read(
         adata,
         truth=truth,
@@ -160,29 +186,64 @@ def evaluate(
         cluster_key=cluster_key,
         random_state=random_state,
     )
-    rows: dict[tuple[str, str], dict[str, float]] = {}
-    for piece in read_slices(adata, prediction, library_key):
+    return score_slices(
+        adata,
+        pair,
+        extras=extras,
+        library_key=library_key,
+        cell_type_key=cell_type_key,
+        baselines=baselines,
+        n_neighbors=n_neighbors,
+        max_cells=max_cells,
+        random_state=random_state,
+    )
+
+
+def score_slices(
+    adata: AnnData,
+    pair: PositionPair,
+    *,
+    extras: ExtraScores | None = None,
+    library_key: str | None,
+    cell_type_key: str | None,
+    baselines: bool,
+    n_neighbors: int,
+    max_cells: int | None,
+    random_state: int,
+) -> pd.DataFrame:
+    """Score what was placed, slice by slice; the arguments are those of :func:`evaluate`."""
+    types = _cell_types(adata, pair.prediction, cell_type_key) if baselines else None
+    score = partial(position_scores, n_neighbors=n_neighbors, max_cells=max_cells, random_state=random_state)
+    rows: Rows = {}
+    for piece in read_slices(adata, pair.prediction, library_key):
         if len(piece.placed) == 0:
             continue
-        cells = _scored_cells(adata, piece, true, predicted, truth, prediction)
+        cells = _scored_cells(adata, piece, pair)
+        true = pair.true[cells]
         chosen = np.arange(len(cells)) if max_cells is None else judge_cells(len(cells), max_cells, random_state)
         counts = {"n_cells": min(len(cells), max_cells or len(cells)), "n_skipped": len(piece.placed) - len(cells)}
         orders: dict[str, NDArray[np.int64] | None] = {"prediction": None}
         if baselines:
             orders |= baseline_orders(len(cells), None if types is None else types[cells], random_state)
         for kind, order in orders.items():
-            positions = predicted[cells] if order is None else true[cells[order]]
-            row = counts if prediction is None else counts | score(true[cells], positions, align=piece.free)
-            rows[piece.name, kind] = row | extras.score(cells, order, true[cells], positions, chosen=chosen)
-    return _table(rows, truth, prediction, baselines=baselines)
+            positions = pair.predicted[cells] if order is None else true[order]
+            row: dict[str, float] = {**counts}
+            if pair.prediction is not None:
+                row |= score(true, positions, align=piece.free)
+            if extras is not None:
+                row |= extras.score(cells, order, true, positions, chosen=chosen)
+            rows[piece.name, kind] = row
+    return _table(rows, pair, baselines=baselines)
 
 
-def check_same_dims(true: NDArray[np.float64], predicted: NDArray[np.float64], truth: str, prediction: str) -> None:
-    """Refuse a truth and a prediction of different dimension."""
+def check_same_dims(
+    true: NDArray[np.float64], predicted: NDArray[np.float64], truth: str, prediction: str, *, argument: str = "truth"
+) -> None:
+    """Refuse a truth, named by `argument`, and a prediction of different dimension."""
     if true.shape != predicted.shape:
         raise ValueError(
             f'obsm["{truth}"] is of shape {true.shape} and obsm["{prediction}"] of shape {predicted.shape}; '
-            "name two that have the same number of coordinates with truth=… and prediction=…"
+            f"name two that have the same number of coordinates with {argument}=… and prediction=…"
         )
 
 
@@ -227,19 +288,12 @@ def _cell_types(adata: AnnData, prediction: str | None, cell_type_key: str | Non
     return adata.obs[recorded].to_numpy(dtype=object) if recorded in adata.obs else None
 
 
-def _scored_cells(
-    adata: AnnData,
-    piece: PlacedSlice,
-    true: NDArray[np.float64],
-    predicted: NDArray[np.float64],
-    truth: str,
-    prediction: str | None,
-) -> NDArray[np.int64]:
+def _scored_cells(adata: AnnData, piece: PlacedSlice, pair: PositionPair) -> NDArray[np.int64]:
     """Placed cells of a slice that have a truth, after refusing values that cannot be compared."""
-    cells = piece.placed[~np.isnan(true[piece.placed]).any(axis=1)]
+    cells = piece.placed[~np.isnan(pair.true[piece.placed]).any(axis=1)]
     for key, positions, remedy in (
-        (truth, true, "correct them, or set them to NaN to skip these cells"),
-        (prediction, predicted, "place these cells, or leave them out"),
+        (pair.truth, pair.true, "correct them, or set them to NaN to skip these cells"),
+        (pair.prediction, pair.predicted, "place these cells, or leave them out"),
     ):
         bad = cells[~np.isfinite(positions[cells]).all(axis=1)]
         if len(bad):
@@ -250,19 +304,16 @@ def _scored_cells(
     return cells
 
 
-def _table(
-    rows: dict[tuple[str, str], dict[str, float]], truth: str, prediction: str | None, *, baselines: bool
-) -> pd.DataFrame:
+def _table(rows: Rows, pair: PositionPair, *, baselines: bool) -> pd.DataFrame:
     if not any(row["n_cells"] for row in rows.values()):
         raise ValueError(
-            f'no cell can be scored: none that was placed has a position in obsm["{truth}"]; '
-            "pass truth=… with the key of the positions that were held out"
+            f'no cell can be scored: none that was placed has a position in obsm["{pair.truth}"]; '
+            f"pass {pair.argument}=… with the key of the positions that were held out"
             if rows
-            else f'no cell can be scored: there are none, or obs["{prediction}_placed"] marks none as placed'
+            else f'no cell can be scored: there are none, or obs["{pair.prediction}_placed"] marks none as placed'
         )
-    index = pd.MultiIndex.from_tuples(rows, names=["slice", "positions"])
-    table = pd.DataFrame(list(rows.values()), index=index)
+    table = as_table(rows, "positions", keep=True)
     skipped = int(table["n_skipped"].xs("prediction", level="positions").sum())
     if skipped:
-        logger.info('%d cells have no position in obsm["%s"] and were not scored', skipped, truth)
+        logger.info('%d cells have no position in obsm["%s"] and were not scored', skipped, pair.truth)
     return table if baselines else table.droplevel("positions")
