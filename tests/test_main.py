@@ -427,14 +427,21 @@ def test_demo(tmp_path, monkeypatch, capsys):
         (["train", "--input-data", "REF", "--output-dir", "m", "--layer", "a"], 1, r'layers\["a"\] .* --layer …'),
         (["train", "--input-data", "REF", "--output-dir", "m", "--gene-dropout", "1"], 1, "gene_dropout=1.0 must lie"),
         (["train", "--input-data", "REF", "--output-dir", "m", "--max-time", "soon"], 1, "max_time='soon'"),
+        (
+            ["train", "--input-data", "REF", "--output-dir", "m", "--num-experts", "8"],
+            1,
+            "num_experts=8 .* use_moe=True",
+        ),
+        (["train", "--input-data", "REF", "--output-dir", "m", "--gpus", "1", "--devices", "1"], 1, "--gpus names"),
         (["sample", "--checkpoint", "MODEL", "--output", "o"], 1, "--input-data is needed"),
         (["sample", "--checkpoint", "empty", "--input-data", "REF", "--output", "o"], 1, "config.json is missing"),
         (["sample", "--checkpoint", "MODEL", "--input-data", "REF", "--output", "empty"], 1, "empty is a folder"),
         (
             ["sample", "--checkpoint", "MODEL", "--input-data", "REF", "--output", "o", "--sample-mode", "joint"],
             1,
-            "mode=",
+            "leave --input-data out",
         ),
+        (["sample", "--checkpoint", "MODEL", "--output", "o", "--sample-mode", "joint"], 1, "mode="),
         (["test", "--checkpoint", "MODEL", "--input-data", "BARE"], 1, r'obsm\["spatial"\] is missing'),
     ],
 )

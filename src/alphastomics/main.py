@@ -155,6 +155,8 @@ def sample(
     from alphastomics._cli._files import prepare_file, replacing
 
     prepare_file(output)
+    if sample_mode == "joint" and query.input_data is not None:
+        raise ValueError("--sample-mode joint draws new cells and reads none; leave --input-data out")
     model, cells = (query.load(), None) if sample_mode == "joint" else query.read()
     drawn: dict[str, Any] = {
         "n_steps": n_steps,

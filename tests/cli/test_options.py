@@ -150,7 +150,7 @@ def test_choices_are_those_of_the_model(options, method, name):
     from alphastomics.model import AlphaSTomics
 
     annotation = parameters(getattr(AlphaSTomics, method))[name].annotation
-    assert list(get_args(get_type_hints(options)[name])) == quoted(annotation)
+    assert quoted(str(get_type_hints(options)[name])) == quoted(annotation)
 
 
 @pytest.mark.parametrize("name", ["reduce", "sampler"])
@@ -190,7 +190,7 @@ def test_every_option_has_help(options):
         (["--no-use-qk-norm"], "model", ModelOptions(use_qk_norm=False)),
         (["--no-gated-attention"], "model", ModelOptions(use_gated_attention=False)),
         (["--no-use-gated-attention"], "model", ModelOptions(use_gated_attention=False)),
-        (["--use-gated-attention"], "model", ModelOptions()),
+        (["--use-gated-attention"], "model", ModelOptions(use_gated_attention=True)),
         (["--gate-type", "elementwise"], "model", ModelOptions(gate_type="elementwise")),
         (["--attention", "linear"], "model", ModelOptions(attention="linear")),
         (
@@ -246,8 +246,9 @@ def test_flags_of_the_earlier_version_mean_the_same(train_tokens):
     assert parsed["seed"] == 42
     assert parsed["plan"] == PlanOptions(lr=1e-4)
     assert parsed["model"] == ModelOptions(
-        mode="joint", gate_type="elementwise", use_moe=True, num_experts=8, moe_top_k=2, enable_masking=True
-    )
+        mode="joint", use_gated_attention=True, gate_type="elementwise", use_moe=True, num_experts=8, moe_top_k=2,
+        enable_masking=True,
+    )  # fmt: skip
     assert parsed["training"] == TrainingOptions(
         max_epochs=100, batch_size=64, gpus=2, num_workers=4, expression_mask_ratio=0.3, position_mask_ratio=0.33
     )
@@ -265,6 +266,32 @@ def test_aliases_become_arguments():
     assert ModelOptions(use_gated_attention=False).arguments()["attention"] == "linear"
     arguments = TrainingOptions(gpus=2, devices="auto").arguments(StandIn())
     assert (arguments["accelerator"], arguments["devices"]) == ("gpu", 2)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "message"),
+    [
+        (["--attention", "softmax", "--no-use-gated-attention"], "--attention softmax and --no-use-gated-attention"),
+        (["--attention", "linear", "--use-gated-attention"], "--attention linear and --use-gated-attention"),
+        (["--gpus", "2", "--accelerator", "cpu"], "--gpus names accelerator and devices"),
+        (["--gpus", "2", "--devices", "1"], "--gpus names accelerator and devices"),
+    ],
+)
+def test_flags_that_contradict_each_other_are_refused(train_tokens, tokens, message):
+    with pytest.raises(ValueError, match=message):
+        parse(*train_tokens, *tokens)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "attention"),
+    [
+        (["--attention", "linear", "--no-gated-attention"], "linear"),
+        (["--attention", "softmax", "--use-gated-attention"], "softmax"),
+        (["--use-gated-attention"], "softmax"),
+    ],
+)
+def test_flags_that_say_the_same_twice_are_accepted(train_tokens, tokens, attention):
+    assert parse(*train_tokens, *tokens)["model"].arguments()["attention"] == attention
 
 
 @pytest.mark.parametrize("tokens", [["--d-model", "0"], ["--epochs", "0"], ["--mode", "both"], ["--dmodel", "8"]])

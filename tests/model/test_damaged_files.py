@@ -112,6 +112,9 @@ DAMAGE = {
     "no rotation": lambda config: config["frame"].pop("rotation"),
     "frame a list": lambda config: config.update(frame=[1, 2]),
     "epochs of words": lambda config: config.update(history={"train_loss": {"first": 1.0}}),
+    "deformation a word": lambda config: config.update(deformation="strong"),
+    "deformation true": lambda config: config.update(deformation=True),
+    "deformation infinite": lambda config: config.update(deformation=float("inf")),
     "history a number": lambda config: config.update(history=3),
 }
 

@@ -49,6 +49,13 @@ def test_known_positions_are_held_to_the_bit(trained, partly, arguments):
         assert (result.obs["position_uncertainty"][~known] > 0).all()
 
 
+def test_of_one_draw_only_what_is_held_is_certain(trained, partly):
+    adata, _, known = partly
+    for reduce in ("mean", "medoid"):
+        result = trained.sample(adata, inpaint=True, n_steps=2, reduce=reduce)
+        np.testing.assert_array_equal(result.obs["position_uncertainty"], np.where(known, 0, np.nan))
+
+
 def test_every_draw_holds_the_known_positions(trained, partly):
     adata, true, known = partly
     draws = trained.sample(adata, inpaint=True, n_steps=2, n_samples=2).obsm["spatial"].reshape(2, 900, 2)

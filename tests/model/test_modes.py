@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 import torch
 
+from alphastomics.model import AlphaSTomics
 from alphastomics.model._expression_chain import SliceExpression
-from alphastomics.model._expression_sample import _deformation, _frames
+from alphastomics.model._expression_sample import _deformation, _frames, mirrored_sd
 from alphastomics.train.defaults import default_deformation
 
 N_STEPS = 4
@@ -80,7 +81,7 @@ def test_draws_of_expression(everything, places):
     assert every.obs["draw"].tolist() == np.repeat(range(4), places.n_obs).tolist()
     draws = values(every).reshape(4, places.n_obs, -1)
     mean = write(everything, places, n_samples=4, reduce="mean")
-    np.testing.assert_allclose(mean.layers["sd"], draws.std(0, ddof=1), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(mean.layers["sd"], draws.std(0), rtol=1e-4, atol=1e-5)
     medoid = values(write(everything, places, n_samples=4, reduce="medoid"))
     assert any(np.array_equal(medoid, draw) for draw in draws)
     np.testing.assert_array_equal(draws[0], values(write(everything, places)))
@@ -113,6 +114,25 @@ def test_mirrored_draws_have_a_mean_of_less_error(everything, places):
     mean = draws.mean(0)
     pairs, strangers = draws[0] + draws[1], draws[0] + draws[2]
     assert ((pairs / 2 - mean) ** 2).mean() < 0.7 * ((strangers / 2 - mean) ** 2).mean()
+
+
+@pytest.mark.parametrize("n_draws", [2, 3, 4, 5, 16])
+def test_the_spread_of_mirrored_draws_is_that_of_a_linear_chain(n_draws):
+    rng = np.random.default_rng(0)
+    noise = rng.normal(size=(n_draws, 400, 100)) * 2
+    noise[1::2] = -noise[: n_draws - 1 : 2]
+    sd = mirrored_sd(list(noise + rng.normal(size=(400, 100))))
+    assert np.square(sd, dtype=np.float64).mean() == pytest.approx(4, rel=0.03)
+
+
+def test_one_draw_says_nothing_of_its_spread_but_of_what_is_held(everything, places):
+    x = places.X.toarray().astype(np.float32)
+    x[::2] = np.nan
+    places.X = x
+    sd = write(everything, places, inpaint=True, reduce="mean").layers["sd"]
+    np.testing.assert_array_equal(np.isnan(sd), np.isnan(x))
+    assert (sd[1::2] == 0).all()
+    assert np.isnan(write(everything, places, reduce="mean").layers["sd"]).all()
 
 
 def test_known_cells_are_held_to_the_bit(everything, places):
@@ -180,11 +200,23 @@ def test_a_single_cell_is_drawn(everything):
         ({"mode": "joint", "n_cells": 5, "n_samples": 2, "reduce": "mean"}, "no meaning for mode='joint'"),
         ({"mode": "pos_to_expr", "n_cells": 5}, "n_cells is for mode='joint'"),
         ({"mode": "pos_to_expr", "n_samples": 0}, "n_samples must be at least 1"),
+        ({"mode": "joint", "n_cells": 5, "inpaint": True}, "mode='joint' draws new cells.*leave inpaint out"),
+        ({"mode": "joint", "n_cells": 5, "indices": [0]}, "mode='joint' reads no query; leave indices out"),
+        ({"mode": "joint", "n_cells": 5, "n_views": 2}, "n_views is for mode='expr_to_pos'.*mode='joint'"),
+        ({"mode": "joint", "n_cells": 5, "eta": 0.5}, "eta=0.5 is for sampler='ddim'"),
+        ({"mode": "pos_to_expr", "n_views": 2}, "n_views is for mode='expr_to_pos'.*mode='pos_to_expr'"),
+        ({"mode": "pos_to_expr", "refine": True}, "refine is for mode='expr_to_pos'.*mode='pos_to_expr'"),
+        ({"mode": "pos_to_expr", "eta": 0.5, "sampler": "ddpm"}, "eta=0.5 is for sampler='ddim'"),
     ],
 )
 def test_impossible_requests_are_refused(everything, places, arguments, message):
     with pytest.raises(ValueError, match=message):
         everything.sample(None if arguments["mode"] == "joint" else places, **arguments)
+
+
+def test_a_query_is_refused_where_none_is_read(everything, places):
+    with pytest.raises(ValueError, match="mode='joint' reads no query; leave adata out"):
+        everything.sample(places, mode="joint", n_cells=5)
 
 
 @pytest.mark.parametrize("mode", ["pos_to_expr", "joint"])
@@ -235,3 +267,16 @@ def test_views_of_the_mean_are_deformed_as_in_training_and_leave_the_chain_as_it
     assert _deformation(everything) == default_deformation(everything.adata.n_obs) > 0
     registered = SimpleNamespace(schema=SimpleNamespace(frame="shared"))
     assert _deformation(registered) == 0
+
+
+def test_views_are_deformed_as_the_last_training_was(small, train_on, train_briefly, tmp_path):
+    model = train_on(small, mode="pos_to_expr", max_epochs=1)
+    model.deformation_ = None  # as if saved before there was one
+    assert _deformation(model) == default_deformation(small.n_obs)
+    train_briefly(model, plan_kwargs={"deformation": 0.37})
+    assert _deformation(model) == 0.37
+    model.save(tmp_path / "m")
+    loaded = AlphaSTomics.load(tmp_path / "m", adata=small)
+    assert _deformation(loaded) == 0.37
+    train_briefly(loaded)
+    assert _deformation(loaded) == default_deformation(small.n_obs)

@@ -427,6 +427,7 @@ def test_keys_that_the_trained_model_has_anyway_are_accepted(model, query):
         ({"n_steps": 0}, "n_steps must be at least 1"),
         ({"sampler": "euler"}, "sampler='euler' is unknown"),
         ({"sampler": "ddim", "eta": 2}, "eta=2 must lie between 0 and 1"),
+        ({"eta": 0.5}, "eta=0.5 is for sampler='ddim'"),
         ({"mode": "pos_to_expr"}, "trained with mode='pos_to_expr'"),
     ],
     ids=lambda value: "" if isinstance(value, str) else "-".join(value),

@@ -84,11 +84,11 @@ class ModelOptions:
     gate_type
         Gate of softmax attention.
     use_gated_attention
-        Softmax attention with a gate; no is the same as ``--attention linear``.
+        The same as ``--attention softmax``; no is the same as ``--attention linear``.
     use_qk_norm
         Whether queries and keys are normalised.
     attention
-        ``softmax``, or ``linear``, the baseline.
+        ``softmax``, the default, or ``linear``, the baseline.
     use_moe
         A mixture of experts in the place of the feed-forward networks.
     num_experts
@@ -116,9 +116,9 @@ class ModelOptions:
     n_layers: PositiveInt = 4
     n_heads: PositiveInt = 4
     gate_type: Literal["headwise", "elementwise", "none"] = "headwise"
-    use_gated_attention: Annotated[bool, UNGATED] = True
+    use_gated_attention: Annotated[bool | None, UNGATED] = None
     use_qk_norm: bool = True
-    attention: Literal["softmax", "linear"] = "softmax"
+    attention: Literal["softmax", "linear"] | None = None
     use_moe: Annotated[bool, DENSE] = False
     num_experts: PositiveInt = 4
     moe_top_k: PositiveInt = 2
@@ -130,12 +130,18 @@ class ModelOptions:
     prediction_type: Literal["x0", "epsilon", "v"] = "v"
     enable_masking: Annotated[bool, UNMASKED] = False
 
+    def __post_init__(self) -> None:
+        if self.attention is not None and self.use_gated_attention is (self.attention == "linear"):
+            no = "" if self.use_gated_attention else "no-"
+            raise ValueError(
+                f"--attention {self.attention} and --{no}use-gated-attention contradict each other; give one"
+            )
+
     def arguments(self) -> dict[str, Any]:
         """Arguments of :class:`~alphastomics.model.AlphaSTomics`."""
         arguments = asdict(self)
-        if not arguments.pop("use_gated_attention"):
-            arguments["attention"] = "linear"
-        return arguments
+        ungated = arguments.pop("use_gated_attention") is False
+        return arguments | {"attention": self.attention or ("linear" if ungated else "softmax")}
 
 
 @Parameter(name="*", group=TRAINING)
@@ -214,6 +220,10 @@ class TrainingOptions:
     devices: int | str = "auto"
     gpus: PositiveInt | None = None
     precision: str = "auto"
+
+    def __post_init__(self) -> None:
+        if self.gpus is not None and (self.accelerator, self.devices) != ("auto", "auto"):
+            raise ValueError("--gpus names accelerator and devices; give it alone, or --accelerator and --devices")
 
     def arguments(self, model: AlphaSTomics) -> dict[str, Any]:
         """Arguments of :meth:`~alphastomics.model.AlphaSTomics.train` for that model."""

@@ -1,4 +1,4 @@
-"""What all directions of sampling have in common: how many draws, from which noise, in what AnnData."""
+"""What all directions of sampling have in common: what is refused, how many draws, from which noise, in what AnnData."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
     from anndata import AnnData
 
+    from alphastomics.model._position_chain import SamplerConfig
+
 
 def check_draws(n_samples: int, reduce: str | None) -> None:
     """Refuse a number of draws, or a way to reduce them, that does not exist."""
@@ -22,6 +24,39 @@ def check_draws(n_samples: int, reduce: str | None) -> None:
         raise ValueError(f"n_samples must be at least 1, got {n_samples}")
     if reduce not in (None, "medoid", "mean"):
         raise ValueError(f"reduce={reduce!r} is unknown; choose None, 'medoid' or 'mean'")
+
+
+def check_effect(
+    mode: str,
+    config: SamplerConfig,
+    *,
+    n_samples: int,
+    reduce: str | None,
+    inpaint: bool = False,
+    queried: bool = False,
+    selected: bool = False,
+) -> None:
+    """Refuse arguments of :meth:`AlphaSTomics.sample` that would have no effect beside the others.
+
+    Parameters
+    ----------
+    queried, selected
+        Whether a query was given, and rows of it.
+    """
+    joint, places, ddim = mode == "joint", mode == "expr_to_pos", config.sampler == "ddim"
+    halves = reduce == "mean" and n_samples > 1  # draws from halves of the genes take the place of views
+    refused = {
+        "mode='joint' reads no query; leave adata out": joint and queried,
+        "mode='joint' reads no query; leave indices out": joint and selected,
+        "mode='joint' draws new cells, of which none is known; leave inpaint out": joint and inpaint,
+        f"eta={config.eta} is for sampler='ddim'; pass that sampler, or leave eta out": config.eta > 0 and not ddim,
+        f"n_views is for mode='expr_to_pos'; leave it out of mode={mode!r}": not places and config.n_views > 1,
+        f"refine is for mode='expr_to_pos'; leave it out of mode={mode!r}": not places and config.refine,
+        "n_views has no effect on reduce='mean' of several draws; leave one out": halves and config.n_views > 1,
+    }
+    for sentence, holds in refused.items():
+        if holds:
+            raise ValueError(sentence)
 
 
 def draw_generator(*key: int) -> torch.Generator:

@@ -24,6 +24,8 @@ from alphastomics.model._position_chain import content_order
 from alphastomics.train.defaults import default_deformation
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from anndata import AnnData
     from numpy.typing import NDArray
 
@@ -74,7 +76,7 @@ def sample_expression(
                 places = cells.position[np.searchsorted(cells.rows, rows)]
                 mean[rows] = _mean_over_views(chain, places, n_samples, random_state, deformation=_deformation(model))
             for k in range(n_samples):
-                # Two draws share their noise up to its sign.
+                # Two draws share their noise up to its sign; `mirrored_sd` counts on it.
                 generator = draw_generator(random_state, k // 2)
                 x = chain.sample(config, generator, mirrored=bool(k % 2), on_step=lambda: bar.update())
                 draws[k, rows] = x.cpu().numpy()
@@ -123,8 +125,12 @@ def _better_frame(chains: list[SliceExpression]) -> SliceExpression:
 
 
 def _deformation(model: AlphaSTomics) -> float:
-    """Strength with which views are deformed: the default of training, where positions of a shared frame are left alone."""
-    return 0.0 if model.schema.frame == "shared" else default_deformation(int(model.summary_stats.n_cells))
+    """Strength with which views are deformed: that of the last training, which leaves positions of a shared frame alone."""
+    if model.schema.frame == "shared":
+        return 0.0
+    if model.deformation_ is None:  # saved before the strength was
+        return default_deformation(int(model.summary_stats.n_cells))
+    return model.deformation_
 
 
 def _mean_over_views(
@@ -208,8 +214,8 @@ def to_anndata(
         bare.obs[_keys.LIBRARY_SIZE] = size
     values = [decode(x) for x in draws]
     if reduce == "mean":
-        sd = np.std(values, axis=0, dtype=np.float64, ddof=min(1, len(values) - 1))
-        bare.layers[_keys.SD] = sd.astype(np.float32)
+        sd = mirrored_sd(values)
+        bare.layers[_keys.SD] = sd if known is None else np.where(np.isfinite(known.values), np.float32(0), sd)
         assert mean is not None
         values = [decode(mean, drawn=False)]
     elif reduce == "medoid":
@@ -223,6 +229,16 @@ def to_anndata(
         store_expression(table, x, schema)
         tables.append(table)
     return stack_draws(tables, schema.slice_key)
+
+
+def mirrored_sd(draws: Sequence[NDArray[np.float32]]) -> NDArray[np.float32]:
+    """Standard deviation over mirrored draws (K, N, G), (N, G); NaN of a single one, which says nothing of it."""
+    n = len(draws)
+    if n == 1:
+        return np.full_like(draws[0], np.nan)
+    # The mean of a mirrored pair is the true one where the chain is linear: no degree of freedom is spent on it. A draw
+    # that is left over shifts the mean of all by its share.
+    return np.std(draws, axis=0, dtype=np.float64, ddof=(n % 2) / n).astype(np.float32)
 
 
 def decode_draw(

@@ -19,6 +19,7 @@ from alphastomics.diffusion import CosineSchedule, MaskingConfig, Process
 from alphastomics.model import _files
 from alphastomics.model._calibration import fit_dependence, fit_marginals, fit_outlines
 from alphastomics.model._components import principal_components
+from alphastomics.model._draws import check_effect
 from alphastomics.model._exemplars import Exemplars
 from alphastomics.model._expression_sample import sample_expression
 from alphastomics.model._fields import SCHEMA, ColumnField, PositionField
@@ -159,6 +160,8 @@ class AlphaSTomics(BaseModelClass):
         )
         if use_moe:
             self._advise_experts(num_experts, moe_top_k)
+        else:
+            _refuse_experts(config)
         random_state = (settings.seed or 0) if random_state is None else random_state
         with torch.random.fork_rng(devices=[]):  # leaves the global generator as it was
             torch.manual_seed(random_state)
@@ -166,6 +169,7 @@ class AlphaSTomics(BaseModelClass):
         if self.schema.transform == "log1p":  # deviations of other values are in units that mean nothing
             self.module.weigh_genes(self.schema.gene_scale)
         self.frame_: ReferenceFrame | None = None
+        self.deformation_: float | None = None  # strength of the last training
         self.marginals_: Marginals | None = None
         self.dependence_: Dependence | None = None
         self.outlines_: Outlines | None = None
@@ -422,6 +426,7 @@ class AlphaSTomics(BaseModelClass):
         finally:
             if self.is_trained_:
                 self.frame_ = fit_frame(self, source)
+                self.deformation_ = float(plan.config.deformation)
                 if self.mode != "expr_to_pos":
                     self.marginals_ = fit_marginals(self, source)
                     self.dependence_ = fit_dependence(self, source)
@@ -448,60 +453,99 @@ class AlphaSTomics(BaseModelClass):
         n_views: int = 1,
         refine: bool = False,
     ) -> AnnData:
-        """Sample one modality given the other.
+        """Sample one modality given the other, or both.
 
         Parameters
         ----------
         adata
-            Query; the reference when None. Cells of one slice (``obs[slice_key]``) are placed together; without that
-            column all cells are one set. It is not modified.
+            Query; the reference when None. It is not modified. Not for ``mode="joint"``, which reads none.
         mode
-            What is sampled. ``"expr_to_pos"``: positions from expression; ``obsm[position_key]`` of the query is never
-            read unless ``inpaint``. ``"pos_to_expr"``: expression at positions; a slice that overlaps with the first
-            reference slice counts as registered to it, one that lies elsewhere is moved there by its centre.
-            ``"joint"``: new slices, each in the outline of a reference slice.
+            What is sampled. ``"expr_to_pos"``: positions from expression. ``"pos_to_expr"``: expression at positions.
+            ``"joint"``: new slices, each in the outline of a reference slice drawn at random. The query's own values of
+            what is sampled are never read unless ``inpaint``.
         n_steps
-            Number of calls of the denoiser per draw. 1 gives the conditional mean, which is not a sample.
+            Number of calls of the denoiser per draw. 1 gives the conditional mean, which is not a sample; all draws of
+            expression are then the same.
         n_samples
             Number of draws of each slice.
         reduce
-            None: draws one after the other, numbered in ``obs["draw"]`` when there are several. ``"medoid"``: the draw
-            nearest to all others; ``"mean"``: the mean of the aligned draws, each from a random half of the genes. Both
-            write the standard deviation (over all dimensions together) of aligned draws from halves of the genes to
-            ``obs["position_uncertainty"]``; ``"medoid"`` makes these draws for it, which doubles the time. Of
-            expression the mean is the conditional mean on the scale of the stored transform, without the noise of the
-            draws; their standard deviation goes to ``layers["sd"]``, in the units of ``X``.
+            What becomes of several draws. None: all of them are returned. ``"medoid"``: the draw nearest to all others is,
+            for positions slice by slice. ``"mean"``: their mean is, for positions after alignment, each draw seeing a random
+            half of the genes; for expression the conditional mean on the scale of the stored transform, without the noise of
+            the draws and averaged over ``n_samples`` views of the slice. With either, positions have an uncertainty, for
+            which ``"medoid"`` makes as many draws again; ``"mean"`` of expression has a standard deviation. Both are NaN of
+            a single draw, which says nothing of them. Not for ``mode="joint"``: the cells of two draws are not the same.
         inpaint
-            Read the query's positions: finite ones are held to the bit, NaN is sampled.
+            Read the query's own values of what is sampled: known ones are held to the bit, NaN is sampled. A position is
+            known if all its coordinates are; expression is known value by value, and genes that the query lacks are
+            sampled. Not for ``mode="joint"``.
         n_cells
-            For ``mode="joint"``: number of cells of the new slice.
+            For ``mode="joint"`` alone, and needed there: number of cells of a new slice.
         indices
-            Rows of the query to use; all when None.
+            Rows of the query to use; all when None. Not for ``mode="joint"``.
         batch_size
             Largest number of cells that attend to each other; larger slices are split into overlapping contexts that
             are fused at every step.
         random_state
             Decides every draw.
-        n_views
-            Number of random views (subsets of genes and of cells) over which the conditional mean is averaged.
-        refine
-            Move the cells of the conditional mean towards those that resemble them in the neighbourhood embedding: more
-            of its neighbours are right, and fewer cells gather between the places where they could lie.
         sampler, eta
             Reverse step, see :mod:`alphastomics.diffusion.samplers`. None takes ``"dpm++2m"``, which needs the fewest
-            steps, and where positions are known ``"ddpm"``, whose fresh noise lets cells forget what disagrees with
-            them.
+            steps, and where positions are held ``"ddpm"``, whose fresh noise lets cells forget what disagrees with
+            them. ``eta`` is for ``sampler="ddim"``.
+        n_views
+            For positions: number of random views (subsets of genes and of cells) over which the conditional mean, from
+            which every chain starts, is averaged. Not for ``reduce="mean"`` of several draws.
+        refine
+            For positions: move the cells of the conditional mean towards those that resemble them in the neighbourhood
+            embedding: more of its neighbours are right, and fewer cells gather between the places where they could lie.
 
         Returns
         -------
-        A new AnnData: the query's ``X``, ``obs`` and ``var``; ``obsm[position_key]`` in units of the reference, in the
-        frame of its first slice (with ``inpaint``: in the frame of the known cells). Draws of a free frame are aligned
-        to their medoid.
+        A new AnnData
+            Positions are in units of the reference. Several draws (``n_samples > 1`` without ``reduce``) come one after the
+            other, numbered in ``obs["draw"]`` and at the end of the names of the cells.
+        ``mode="expr_to_pos"``
+            The query's ``X``, ``obs`` and ``var``, not its layers; and, of shape (n_cells, n_dims), ``obsm[position_key]``:
+            in the frame of the first reference slice; in the shared frame for ``frame="shared"``; in the frame of its known
+            cells for a slice of which ``inpaint`` knows some. Cells of one slice (``obs[slice_key]``) are placed together;
+            without that column all cells are one set. Draws in a free frame are aligned to their medoid. With ``reduce``,
+            ``obs["position_uncertainty"]``: standard deviation over all dimensions together, in units of the positions, of
+            aligned draws that each see a random half of the genes; 0 where a position is held.
+        ``mode="pos_to_expr"``
+            The query's ``obs`` and ``obsm[position_key]``, the ``var`` of the reference (its gene names alone where it is not
+            at hand) and, of shape (n_cells, n_genes), ``X`` in units of the reference, also in ``layers`` where the reference
+            has its expression there; CSR under ``transform="log1p"``, dense under ``"none"``. With ``reduce="mean"``,
+            ``layers["sd"]``: standard deviation over the draws in the units of ``X``, 0 where a value is held, and 0
+            everywhere with ``n_steps=1``, which draws no noise. Under ``"log1p"`` ``obs["library_size"]``: the total
+            counts to which a cell was brought, what those of its genes stand for that ``inpaint`` knows, else the median
+            of the reference. Under ``frame="slice"`` a slice that overlaps with the first reference slice counts as
+            registered to it, and one that lies elsewhere is read as if its centre were there; at least 20 cells that
+            ``inpaint`` knows as a whole turn it to where they fit better, if they clearly do.
+        ``mode="joint"``
+            ``n_cells`` cells for each draw, named ``cell_0`` and so on; ``X``, ``var`` and ``obs["library_size"]`` as above, at
+            the median library size of the reference; ``obsm[position_key]``, (n_cells, n_dims), in the frame of the first
+            reference slice, or in the shared one; ``obs[slice_key]``, ``obs["slice_id"]`` where the reference names none:
+            ``"sample_0"`` for the first draw, and so on.
 
         Raises
         ------
+        RuntimeError
+            If the model is not trained.
+        KeyError
+            If the query lacks what is read: the expression of the cells to place, ``X`` or the layer of the reference; the
+            places to write into, ``obsm[position_key]``, and ``obs[slice_key]`` if the reference has it; with ``inpaint``
+            both.
         ValueError
-            If the model was not made for ``mode``, or an argument is out of range.
+            If the model was not made for ``mode``; if an argument is out of range, or has no effect beside the others; if
+            the query has no cells, or values that cannot be used, or fewer than half of the genes by which cells are placed;
+            if a cell has no position to write expression into, or positions are read and a cell has no slice; if there is no
+            query and the model was loaded without data.
+
+        Notes
+        -----
+        An interval that holds the truth with a probability of 80 %, as far as the uncertainty is right: a position lies within
+        1.27 times ``obs["position_uncertainty"]`` of the mean in two dimensions, within 1.24 times in three; a value of
+        expression within 1.28 times ``layers["sd"]`` of ``X`` with ``reduce="mean"``. ``docs/theory.md`` says why.
         """
         self._check_if_trained(warn=False, message="The model is not trained; call train() first")
         self._check_mode(mode, n_cells)
@@ -512,6 +556,15 @@ class AlphaSTomics(BaseModelClass):
             max_context=_max_context(batch_size),
             n_views=n_views,
             refine=refine,
+        )
+        check_effect(
+            mode,
+            config,
+            n_samples=n_samples,
+            reduce=reduce,
+            inpaint=inpaint,
+            queried=adata is not None,
+            selected=indices is not None,
         )
         draws: dict[str, Any] = {"n_samples": n_samples, "reduce": reduce, "random_state": random_state}
         if mode == "joint":
@@ -637,6 +690,7 @@ class AlphaSTomics(BaseModelClass):
             "is_trained": self.is_trained_,
             "history": _files.plain(history),
             "frame": self.frame_.to_dict() if self.frame_ is not None else None,
+            "deformation": self.deformation_,
             "versions": _files.versions(),
         }
         folder = Path(dir_path)
@@ -687,6 +741,15 @@ def _max_context(batch_size: int | None) -> int:
     if batch_size < 1:
         raise ValueError(f"batch_size={batch_size} counts cells: at least 1, or None for {MAX_CONTEXT}")
     return batch_size
+
+
+def _refuse_experts(config: DenoiserConfig) -> None:
+    """Refuse arguments of experts for a network without any; a default cannot be told from a choice."""
+    default = DenoiserConfig(n_genes=config.n_genes, n_dims=config.n_dims)
+    values = {name: getattr(config, name) for name in _files.OF_EXPERTS}
+    given = [f"{name}={value!r}" for name, value in values.items() if value != getattr(default, name)]
+    if given:
+        raise ValueError(f"{', '.join(given)} is for a model with experts; pass use_moe=True, or leave it out")
 
 
 def _describe_parameters(module: Denoiser) -> str:

@@ -13,7 +13,7 @@ from scvi import settings
 from tqdm.auto import tqdm
 
 from alphastomics import _keys
-from alphastomics.model._draws import check_draws, draw_generator, stack_draws
+from alphastomics.model._draws import check_draws, check_effect, draw_generator, stack_draws
 from alphastomics.model._position_chain import SamplerConfig, SlicePositions, align_draws, content_order, embed_cells
 
 if TYPE_CHECKING:
@@ -38,7 +38,8 @@ class Placed(NamedTuple):
     medoid
         Number of the medoid draw of each cell's slice, (n_cells,).
     uncertainty
-        Spread of draws that each see half of the genes, (n_cells,), user units; 0 where it was not asked for.
+        Spread of draws that each see half of the genes, (n_cells,), user units; NaN where there is none: it was not
+        asked for, or there is a single draw.
     """
 
     draws: NDArray[np.float64]
@@ -68,7 +69,7 @@ def check_query(
     """Refuse what :meth:`AlphaSTomics.sample` will refuse, before a model is trained for it."""
     model._check_mode("expr_to_pos", None)
     check_draws(n_samples, None)
-    SamplerConfig(n_steps=n_steps, **sampler)
+    check_effect("expr_to_pos", SamplerConfig(n_steps=n_steps, **sampler), n_samples=n_samples, reduce=None)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # sample() will tell
         model._query_source(query, positions=inpaint)
@@ -88,7 +89,7 @@ def place(
     placed = Placed(
         np.empty((n_samples, source.n_cells, n_dims)),
         np.zeros(source.n_cells, dtype=np.int64),
-        np.zeros(source.n_cells),
+        np.full(source.n_cells, np.nan),
     )
     logger.info(
         "Placing %d cells in %d slices: %d draws of %d steps on %s.",
