@@ -13,7 +13,7 @@ from pathlib import Path
 from benchmarks._held_out import TISSUES
 
 PLACING = ("seqfish", "starmap_mpfc", "drosophila3d", "sampler", "probe")
-HELD_OUT = ("pos_to_expr", "directions", "gene_inpainting", "uncertainty", "joint", "embeddings")
+HELD_OUT = ("pos_to_expr", "directions", "gene_inpainting", "uncertainty", "joint", "embeddings", "likelihood")
 MEASURING = ("denoiser_speed", "experts", "memory", "scores")
 MODELS = Path(__file__).parent / "models"
 
@@ -27,6 +27,8 @@ def main() -> None:
     shared = ["--model-dir", str(options.model_dir)] + (["--data-dir", options.data_dir] if options.data_dir else [])
     runs = [[name, *shared] for name in PLACING]
     runs += [[name, *shared, "--benchmark", tissue] for tissue in TISSUES for name in HELD_OUT]
+    data = shared[2:]
+    runs += [["compare", *data, "--benchmark", tissue] for tissue in TISSUES]
     for name, *arguments in [*runs, *([name] for name in MEASURING)]:
         print(f"\n=== {name}", flush=True)
         command = [sys.executable, "-m", f"benchmarks.{name}", *arguments]
