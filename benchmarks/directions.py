@@ -130,12 +130,13 @@ def run(
     """Ask the three models of one fold and seed."""
     for mode, kinds in KINDS.items():
         training = _ours.training_parameters(options.minutes, mode=mode)
-        if all(results.find(training, method=row(mode, kind), fold=name, seed=seed) for kind in kinds):
+        asked = {kind: pos_to_expr.asked(training, kind) for kind in kinds}
+        if all(results.find(asked[kind], method=row(mode, kind), fold=name, seed=seed) for kind in kinds):
             continue
         model, train_seconds = _held_out.trained(reference, name, mode=mode, seed=seed, options=options)
         for kind, (scores, seconds) in answers(model, name, reference, held_out, mode=mode, seed=seed).items():
             _held_out.keep(
-                results, row(mode, kind), name, seed, parameters=training, scores=scores, seconds=seconds,
+                results, row(mode, kind), name, seed, parameters=asked[kind], scores=scores, seconds=seconds,
                 train_seconds=round(train_seconds, 1), model=_ours.fingerprint(model),
                 epochs=len(model.history["train_loss"]),
             )  # fmt: skip

@@ -54,11 +54,27 @@ QUESTIONS = (
         "entries, space", "entries, expression", "entries, cell type", "entries, cell type, predicted")),
     ("joint", "a drawn slice told from held-out tissue, area under the curve ↓", "sample", "auc", (
         "reference, mean", "reference, nearest")),
-    ("embeddings", "cell types, ARI of k-means ↑", "transformer", "type_ari", ("PCs",)),
-    ("embeddings", "cell types, NMI ↑", "transformer", "type_nmi", ("PCs",)),
-    ("embeddings", "layers, ARI ↑", "transformer", "layer_ari", ("PCs",)),
-    ("embeddings", "layers, NMI ↑", "transformer", "layer_nmi", ("PCs",)),
+    ("embeddings", "cell types in embeddings, ARI of k-means ↑", "all", "type_ari", ("PCs",)),
+    ("embeddings", "NMI ↑", "all", "type_nmi", ("PCs",)),
+    ("embeddings", "ARI of Louvain clusters ↑", "all", "type_ari_louvain", ("PCs",)),
+    ("embeddings", "NMI ↑", "all", "type_nmi_louvain", ("PCs",)),
+    ("embeddings", "layers of the cortex, ARI of k-means ↑", "all", "layer_ari", ("PCs",)),
+    ("embeddings", "NMI ↑", "all", "layer_nmi", ("PCs",)),
+    ("uncertainty", "uncertainty of positions, Spearman with their error ↑", "position, mean", "spearman", ()),
+    ("uncertainty", "share of positions in 80 % regions", "position, mean", "coverage", ()),
+    ("uncertainty", "uncertainty of expression, Spearman with its error ↑", "expression, log1p", "spearman", ()),
+    ("uncertainty", "share of values in 80 % intervals", "expression, log1p", "coverage", ()),
+    ("directions", "placed cells, distance Spearman ↑", "any, placed", "distance_spearman", ("expr_to_pos, placed",)),
+    ("directions", "placed cells, 20 neighbours kept ↑", "any, placed", "knn_20", ("expr_to_pos, placed",)),
+    ("directions", "placed cells, contacts ↑", "any, placed", "contact_5", ("expr_to_pos, placed",)),
+    ("directions", "written expression, Pearson ↑", "any, mean", "pearson", ("pos_to_expr, mean",)),
+    ("directions", "one sample, Moran's I as in the truth ↑", "any, sample", "moran", ("pos_to_expr, sample",)),
 )  # fmt: skip
+NAMED = {
+    "expr_to_pos, placed": "a model that only places",
+    "pos_to_expr, mean": "a model that only writes",
+    "pos_to_expr, sample": "a model that only writes",
+}
 
 
 def tissue_table(summary: dict[str, Any]) -> str:
@@ -83,6 +99,11 @@ def tables(folder: Path = RESULTS) -> str:
     return "\n\n".join(parts)
 
 
+def named_row(row: str) -> str:
+    """What a row is called in a table."""
+    return NAMED.get(row, row.removeprefix("genes, ").removeprefix("entries, "))
+
+
 def model_table(tissue: str, folder: Path = RESULTS) -> str:
     """What one model of every direction says about a tissue, beside what it is compared with."""
     lines = ["| question | ours | compared with |", "| --- | ---: | --- |"]
@@ -93,11 +114,7 @@ def model_table(tissue: str, folder: Path = RESULTS) -> str:
         if score not in summary.get(method, {}):
             continue
         seeds = max(seeds, summary[method]["n_seeds"])
-        named = [
-            f"{mean_sd(*summary[other][score])} {other.removeprefix('genes, ').removeprefix('entries, ')}"
-            for other in others
-            if other in summary
-        ]
+        named = [f"{mean_sd(*summary[other][score])} {named_row(other)}" for other in others if other in summary]
         lines.append(f"| {question} | {mean_sd(*summary[method][score])} | {'; '.join(named)} |")
     heading = f"{PLANES[tissue]}, {seeds} seed{'s' if seeds > 1 else ''}"
     return f"{heading}:\n\n" + "\n".join(lines)
