@@ -130,7 +130,7 @@ def run(
     """Ask the three models of one fold and seed."""
     for mode, kinds in KINDS.items():
         training = _ours.training_parameters(options.minutes, mode=mode)
-        asked = {kind: pos_to_expr.asked(training, kind) for kind in kinds}
+        asked = {kind: pos_to_expr.row_parameters(training, kind) for kind in kinds}
         if all(results.find(asked[kind], method=row(mode, kind), fold=name, seed=seed) for kind in kinds):
             continue
         model, train_seconds = _held_out.trained(reference, name, mode=mode, seed=seed, options=options)

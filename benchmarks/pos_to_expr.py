@@ -204,7 +204,7 @@ def ours(model: AlphaSTomics, task: Task, depth: float, *, inpaint: bool, seed: 
     }
 
 
-def asked(training: dict[str, Any], kind: str) -> dict[str, Any]:
+def row_parameters(training: dict[str, Any], kind: str) -> dict[str, Any]:
     """What decides a row of :func:`ours`."""
     return training | ({"singles": SINGLES} if kind == "sample" else {})
 
@@ -252,7 +252,7 @@ def run(
 ) -> None:
     """Judge the baselines and one model on one fold."""
     training = _ours.training_parameters(options.minutes, mode=options.mode)
-    if results.find(asked(training, "sample"), method=f"{options.mode}, known, sample", fold=name, seed=seed):
+    if results.find(row_parameters(training, "sample"), method=f"{options.mode}, known, sample", fold=name, seed=seed):
         return
     task = make_task(reference, held_out, seed=seed)
     model, seconds = _held_out.trained(reference, name, mode=options.mode, seed=seed, options=options)
@@ -267,7 +267,7 @@ def run(
         start = time.perf_counter()
         for kind, scores in ours(model, task, depth, inpaint=inpaint, seed=seed).items():
             _held_out.keep(
-                results, f"{options.mode}, {question}, {kind}", name, seed, parameters=asked(training, kind),
+                results, f"{options.mode}, {question}, {kind}", name, seed, parameters=row_parameters(training, kind),
                 scores=scores, seconds=time.perf_counter() - start, train_seconds=round(seconds, 1),
                 model=_ours.fingerprint(model),
             )  # fmt: skip
