@@ -3,8 +3,8 @@ r"""Does the model know where it is wrong? Its uncertainty against its true erro
 Judged is what ``model.sample`` returns: a prediction and its standard deviation s, cell by cell.
 
 **Position.** The held-out slice is placed from its expression alone by 8 draws of 10 steps, with ``reduce="mean"`` and
-with ``reduce="medoid"``; s is ``obs["position_uncertainty"]``, the root of the variance of draws from halves of the
-genes, summed over the D dimensions. The prediction is brought onto the truth by the transform of the judge's
+with ``reduce="medoid"``; s is ``obs["position_uncertainty"]``, the root mean square distance of draws from halves of the
+genes to the prediction. The prediction is brought onto the truth by the transform of the judge's
 ``aligned_rmsd`` (rotation, reflection, shift and scale, which expression does not tell), and s is scaled with it; the
 error e is the distance that is left, in the units of the truth.
 

@@ -509,8 +509,9 @@ class AlphaSTomics(BaseModelClass):
             in the frame of the first reference slice; in the shared frame for ``frame="shared"``; in the frame of its known
             cells for a slice of which ``inpaint`` knows some. Cells of one slice (``obs[slice_key]``) are placed together;
             without that column all cells are one set. Draws in a free frame are aligned to their medoid. With ``reduce``,
-            ``obs["position_uncertainty"]``: standard deviation over all dimensions together, in units of the positions, of
-            aligned draws that each see a random half of the genes; 0 where a position is held.
+            ``obs["position_uncertainty"]``: root mean square distance, in units of the positions, of aligned draws that each
+            see a random half of the genes from the position that is returned; of their mean that is their standard deviation
+            over all dimensions together. 0 where a position is held.
         ``mode="pos_to_expr"``
             The query's ``obs`` and ``obsm[position_key]``, the ``var`` of the reference (its gene names alone where it is not
             at hand) and, of shape (n_cells, n_genes), ``X`` in units of the reference, also in ``layers`` where the reference
@@ -544,7 +545,7 @@ class AlphaSTomics(BaseModelClass):
         Notes
         -----
         An interval that holds the truth with a probability of 80 %, as far as the uncertainty is right: a position lies within
-        1.27 times ``obs["position_uncertainty"]`` of the mean in two dimensions, within 1.24 times in three; a value of
+        1.27 times ``obs["position_uncertainty"]`` in two dimensions, within 1.24 times in three; a value of
         expression within 1.28 times ``layers["sd"]`` of ``X`` with ``reduce="mean"``. ``docs/theory.md`` says why.
         """
         self._check_if_trained(warn=False, message="The model is not trained; call train() first")

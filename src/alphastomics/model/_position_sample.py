@@ -13,6 +13,7 @@ from scvi import settings
 from tqdm.auto import tqdm
 
 from alphastomics import _keys
+from alphastomics.diffusion.geometry import kabsch
 from alphastomics.model._draws import check_draws, check_effect, draw_generator, stack_draws
 from alphastomics.model._position_chain import SamplerConfig, SlicePositions, align_draws, content_order, embed_cells
 
@@ -38,8 +39,8 @@ class Placed(NamedTuple):
     medoid
         Number of the medoid draw of each cell's slice, (n_cells,).
     uncertainty
-        Spread of draws that each see half of the genes, (n_cells,), user units; NaN where there is none: it was not
-        asked for, or there is a single draw.
+        Root mean square distance of draws that each see half of the genes from what is returned, (n_cells,), user units;
+        NaN where there is none: it was not asked for, or there is a single draw.
     """
 
     draws: NDArray[np.float64]
@@ -115,7 +116,8 @@ def _place_slice(
     """Write what ``placed`` says of one slice in place.
 
     The mean and the uncertainty are of draws that each see a random half of the genes: bagging (Breiman 1996). Draws that
-    all see the same genes agree on what is peculiar to the genes of this specimen, and their spread says too little.
+    all see the same genes agree on what is peculiar to the genes of this specimen, and their spread says too little. The
+    medoid lies off the mean, by which its uncertainty is larger.
     """
     schema, device = model.schema, model.module.device
     rows = content_order(source, cells.rows)
@@ -157,11 +159,24 @@ def _place_slice(
         placed.uncertainty[rows] = spread(halves)
         if averaged:
             draws = halves
+        else:
+            medoid = draws[placed.medoid[rows[0]]]
+            away = np.linalg.norm(_onto(mean_of(halves), medoid, rigid=free) - medoid, axis=1)
+            placed.uncertainty[rows] = np.hypot(placed.uncertainty[rows], away)
     placed.draws[:, rows] = draws
     if known is not None:
         finite = np.isfinite(known).all(1)
         placed.draws[:, rows[finite]] = known[finite]
         placed.uncertainty[rows[finite]] = 0.0
+
+
+def _onto(x: NDArray[np.float64], y: NDArray[np.float64], *, rigid: bool) -> NDArray[np.float64]:
+    """Positions ``x`` (N, D), rotated, reflected and shifted onto ``y`` where ``rigid``."""
+    if not rigid:
+        return x
+    offset = y.mean(0)
+    source, target = (torch.from_numpy(each - each.mean(0))[None] for each in (x, y))
+    return (source @ kabsch(source, target))[0].numpy() + offset
 
 
 def _half_of_genes(source: AnnDataSource, random_state: int, k: int) -> NDArray[np.bool_] | None:

@@ -72,8 +72,8 @@ def reconstruct(
     Returns
     -------
     None, or the copy. Written are ``obsm[key_added]``, shape (n_cells, n_dims) in units of the reference;
-    ``obs[key_added + "_uncertainty"]`` (standard deviation of draws, same units; 0 for held cells; only with
-    several draws); ``obs[key_added + "_placed"]`` (False for the reference, first form only);
+    ``obs[key_added + "_uncertainty"]`` (root mean square distance of draws from it, same units; 0 for held cells; only
+    with several draws); ``obs[key_added + "_placed"]`` (False for the reference, first form only);
     ``uns[key_added]`` (parameters, seed, versions).
 
     Raises
