@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
+import pandas as pd
+
 from benchmarks import _ours
 from benchmarks._report import mean_sd
 from benchmarks._runner import RESULTS
+from benchmarks.compare import printed
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -120,7 +123,22 @@ def model_table(tissue: str, folder: Path = RESULTS) -> str:
     return f"{heading}:\n\n" + "\n".join(lines)
 
 
+def comparison(tissue: str, folder: Path = RESULTS) -> str:
+    """The configurations side by side; nothing where they were not run."""
+    path = folder / f"compare_{tissue}.json"
+    if not path.is_file():
+        return ""
+    found = json.loads(path.read_text())
+    minutes = max(run["settings"]["train"]["max_time"] for run in found["runs"]) / 60
+    seeds = len({run["seed"] for run in found["runs"]})
+    heading = (
+        f"{PLANES[tissue].partition(',')[0]}, {minutes:g} min of training each, {seeds} seed{'s' if seeds > 1 else ''}"
+    )
+    return f"{heading}:\n\n{printed(pd.DataFrame.from_dict(found['summary'], orient='index'))}"
+
+
 if __name__ == "__main__":
     print(tables())
     for name in PLANES:
         print(f"\n{model_table(name)}")
+        print(f"\n{comparison(name)}")

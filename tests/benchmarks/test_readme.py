@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 from benchmarks._data import ROOT
-from benchmarks.readme import PLANES, model_table, tables
+from benchmarks.readme import PLANES, comparison, model_table, tables
 
 
 def test_the_figures_of_the_readme_are_those_of_the_results():
@@ -11,4 +11,6 @@ def test_the_figures_of_the_readme_are_those_of_the_results():
 
 @pytest.mark.parametrize("tissue", PLANES)
 def test_the_figures_of_the_design_notes_are_those_of_the_results(tissue):
-    assert model_table(tissue) in (ROOT / "docs" / "design-notes.md").read_text()
+    text = (ROOT / "docs" / "design-notes.md").read_text()
+    assert model_table(tissue) in text
+    assert comparison(tissue) in text
