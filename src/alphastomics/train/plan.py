@@ -79,7 +79,7 @@ class TrainingPlan(pl.LightningModule):
     masking
         Which entries are masked in training; none when None.
     **config
-        Fields of :class:`PlanConfig`.
+        Fields of :class:`~alphastomics.train.PlanConfig`.
 
     Raises
     ------
