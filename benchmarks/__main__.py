@@ -24,10 +24,10 @@ def main() -> None:
     parser.add_argument("--model-dir", type=Path, default=MODELS, help="where trained models are kept")
     parser.add_argument("--data-dir", help="folder of the .h5ad files; default $ALPHASTOMICS_DATA or ../shared/data")
     options = parser.parse_args()
-    shared = ["--model-dir", str(options.model_dir)] + (["--data-dir", options.data_dir] if options.data_dir else [])
+    data = ["--data-dir", options.data_dir] if options.data_dir else []
+    shared = ["--model-dir", str(options.model_dir), *data]
     runs = [[name, *shared] for name in PLACING]
     runs += [[name, *shared, "--benchmark", tissue] for tissue in TISSUES for name in HELD_OUT]
-    data = shared[2:]
     runs += [["compare", *data, "--benchmark", tissue] for tissue in TISSUES]
     for name, *arguments in [*runs, *([name] for name in MEASURING)]:
         print(f"\n=== {name}", flush=True)

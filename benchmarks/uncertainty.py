@@ -9,8 +9,8 @@ genes to the prediction. The prediction is brought onto the truth by the transfo
 error e is the distance that is left, in the units of the truth.
 
 **Expression.** It is written into the registered places of the held-out slice, question (a) of ``pos_to_expr.py``, by 8
-draws of 10 steps, and compared in the 95 % of the cells that did not register it; e is the absolute difference, for every gene and
-cell (D = 1). Row ``log1p``: mean and standard deviation of the draws (``reduce=None``), as log1p at the median library
+draws of 10 steps, and compared in the 95 % of the cells that did not register it; e is the absolute difference, for every
+gene and cell (D = 1). Row ``log1p``: mean and standard deviation of the draws (``reduce=None``), as log1p at the median library
 size of the reference; the variance is the mean square, because the draws are mirrored pairs. Row ``layers["sd"]``: ``X``
 and ``layers["sd"]`` of ``reduce="mean"``, in the units of the reference, against counts scaled to that library size.
 
@@ -51,7 +51,10 @@ if TYPE_CHECKING:
     Array = NDArray[np.float64]
 
 SHARE = 0.8
-DRAWS: dict[str, Any] = {"n_samples": 8, "n_steps": 10}  # more steps change no score of a draw by much (sampler.json)
+DRAWS: dict[str, Any] = {
+    "n_samples": 8,
+    "n_steps": 10,
+}  # of more steps only the spacing of cells differs (seqfish.json)
 # Rows, with the arguments of `model.sample`.
 POSITION_ROWS: dict[str, dict[str, Any]] = {
     "position, mean": DRAWS | {"reduce": "mean"},

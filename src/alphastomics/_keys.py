@@ -33,7 +33,7 @@ SD = "sd"
 """``layers``: standard deviation of expression over the draws."""
 
 POSITION_UNCERTAINTY = "position_uncertainty"
-"""``obs`` of a sampled AnnData: standard deviation of aligned draws from halves of the genes."""
+"""``obs`` of a sampled AnnData: root mean square distance of aligned draws from halves of the genes."""
 
 POSITION_SCORES = "position_scores"
 """``uns``: scores of predicted positions, one row per slice."""

@@ -11,6 +11,9 @@ def test_the_figures_of_the_readme_are_those_of_the_results():
 
 @pytest.mark.parametrize("tissue", PLANES)
 def test_the_figures_of_the_design_notes_are_those_of_the_results(tissue):
-    text = (ROOT / "docs" / "design-notes.md").read_text()
-    assert model_table(tissue) in text
-    assert comparison(tissue) in text
+    assert model_table(tissue) in (ROOT / "docs" / "design-notes.md").read_text()
+
+
+@pytest.mark.parametrize("tissue", [name for name in PLANES if comparison(name)])
+def test_the_comparison_in_the_design_notes_is_that_of_the_results(tissue):
+    assert comparison(tissue) in (ROOT / "docs" / "design-notes.md").read_text()

@@ -8,7 +8,7 @@ import torch
 
 from alphastomics.metrics import morans_i
 from alphastomics.model import AlphaSTomics
-from alphastomics.model._dependence import N_NEIGHBOURS, Dependence
+from alphastomics.model._dependence import N_NEIGHBOURS, Dependence, Surroundings
 from alphastomics.nn import nearest_neighbours
 
 
@@ -22,10 +22,9 @@ def nearest(position):
 
 
 def draw(share, position, seed=0, mean=None):
-    noise = Dependence(share=np.asarray(share, dtype=np.float32)).noise(
-        nearest(position), torch.Generator().manual_seed(seed), None if mean is None else torch.from_numpy(mean)
-    )
-    return noise.numpy()
+    around = Surroundings.of(nearest(position), None if mean is None else torch.from_numpy(mean))
+    dependence = Dependence(share=np.asarray(share, dtype=np.float32))
+    return dependence.noise(around, torch.Generator().manual_seed(seed)).numpy()
 
 
 def test_each_cell_alone_is_drawn_as_without_it(position):

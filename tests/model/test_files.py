@@ -142,13 +142,6 @@ def test_a_model_from_before_its_deformation_was_kept_loads(folder):
     assert AlphaSTomics.load(folder, adata=False).deformation_ is None
 
 
-def test_arguments_of_experts_that_once_meant_nothing_are_left_out(folder):
-    config = json.loads((folder / "config.json").read_text())
-    config["init"]["num_experts"] = 8
-    (folder / "config.json").write_text(json.dumps(config))
-    assert AlphaSTomics.load(folder, adata=False).module.config.num_experts == 4
-
-
 # -- overwriting -------------------------------------------------------------------------------------------------------
 
 

@@ -10,10 +10,10 @@ normal whatever the shares a are, so that every cell alone is drawn as without t
 Given their places the network draws cells that know little of each other; in tissue, cells that touch share a niche, and
 transcripts leak from one to the next.
 
-In a slice of N cells chance moves Moran's I of one draw by about :math:`1/\sqrt N`, which is as much as genes differ by. It
-is kept out: over the cells of a slice, the noise of every gene has mean 0, variance 1 and the Moran's I that it has on
-average, and is uncorrelated with the mean of the slice, m, and with that of the neighbours, Wm. To second order Moran's I
-of a draw is then that of all draws together.
+In a slice of N cells chance moves Moran's I of one draw by about :math:`\sqrt{2 / (k N)}`. It is kept out: over the cells
+of a slice, the noise of every gene has mean 0, variance 1 and the Moran's I that it has on average, and is uncorrelated with
+the mean of the slice, m, and with that of the neighbours, Wm. To second order Moran's I of a draw is then that of all draws
+together.
 
 The share of a gene is that with which samples at the places of the reference have Moran's I of the reference's own cells:
 
@@ -32,6 +32,8 @@ import scipy.sparse as sp
 import torch
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
     from torch import Tensor
 
@@ -56,18 +58,9 @@ class Dependence:
         """Whether the shape is that of a tissue of so many genes and axes."""
         return self.share.shape == (n_genes,)
 
-    def noise(self, near: Tensor, generator: torch.Generator, mean: Tensor | None = None) -> Tensor:
-        """Draw noise (N, G).
-
-        Parameters
-        ----------
-        near
-            The nearest other cells of every cell, (N, k).
-        generator
-            Of the numbers.
-        mean
-            Mean expression of the slice (N, G); None leaves its correlation with the noise to chance.
-        """
+    def noise(self, around: Surroundings, generator: torch.Generator) -> Tensor:
+        """Draw noise (N, G) of the cells of a slice."""
+        near = around.near
         shape = len(near), len(self.share)
         own, seeds = torch.randn(shape, generator=generator), torch.randn(shape, generator=generator)
         field = seeds.clone()
@@ -76,27 +69,52 @@ class Dependence:
         field /= (near.shape[1] + 1) ** 0.5
         share = torch.from_numpy(self.share)
         if len(near) >= FEWEST:
-            own, field, share = _balanced(own, field, share, near, mean)
+            own, field, share = _balanced(own, field, share, around)
         return (1 - share).sqrt() * own + share.sqrt() * field
 
 
-def _balanced(
-    own: Tensor, field: Tensor, share: Tensor, near: Tensor, mean: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor]:
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Surroundings:
+    """What the noise of a slice has to know of it.
+
+    Parameters
+    ----------
+    near
+        The nearest other cells of every cell, (N, k).
+    given
+        Columns (N, G) of mean 0, orthogonal to each other, with which the noise is not to be correlated.
+    expected
+        Moran's I that the shared part of the noise has on average; not computed for fewer than 100 cells.
+    """
+
+    near: Tensor
+    given: tuple[Tensor, ...]
+    expected: float
+
+    @classmethod
+    def of(cls, near: Tensor, mean: Tensor | None = None) -> Surroundings:
+        """Those of cells with the neighbours ``near`` (N, k) and the mean expression ``mean`` (N, G), if that counts."""
+        given: tuple[Tensor, ...] = ()
+        if len(near) < FEWEST:
+            return cls(near=near, given=given, expected=0.0)
+        if mean is not None:
+            centred = mean - mean.mean(0)
+            given = (centred, _without(_lag(centred, near), [centred]))
+        return cls(near=near, given=given, expected=_expected(near))
+
+
+def _balanced(own: Tensor, field: Tensor, share: Tensor, around: Surroundings) -> tuple[Tensor, Tensor, Tensor]:
     """Both parts of the noise (N, G) without what chance put into them, and shares (G,) that give the Moran's I wanted.
 
     With parts that are uncorrelated, and uncorrelated with each other's neighbours, Moran's I is linear in the share.
     """
-    given = []
-    if mean is not None:
-        centred = mean - mean.mean(0)
-        given = [centred, _without(_lag(centred, near), [centred])]
+    near, given = around.near, around.given
     own = _without(own, given)
     own_lag = _without(_lag(own, near), [*given, own])
     field = _without(field, [*given, own, own_lag])
     own, field = (x / x.square().mean(0).clamp_min(TINY).sqrt() for x in (own, field))
     low, high = ((x * _lag(x, near)).mean(0) for x in (own, field))
-    wanted = share * _expected(near)
+    wanted = share * around.expected
     return own, field, ((wanted - low) / (high - low).clamp_min(LEAST_GAIN)).clamp(0, 1)
 
 
@@ -117,7 +135,7 @@ def _lag(x: Tensor, near: Tensor) -> Tensor:
     return total / (2 * near.shape[1])
 
 
-def _without(x: Tensor, given: list[Tensor]) -> Tensor:
+def _without(x: Tensor, given: Sequence[Tensor]) -> Tensor:
     """Take from x (N, G) its mean and its parts along ``given``, orthogonal columns of mean 0 of the same shape."""
     x = x - x.mean(0)
     for other in given:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from alphastomics.diffusion import make_step, run_chain
-from alphastomics.model._dependence import N_NEIGHBOURS
+from alphastomics.model._dependence import N_NEIGHBOURS, Surroundings
 from alphastomics.model._kriging import krige
 from alphastomics.model._position_chain import split_contexts
 from alphastomics.nn import nearest_neighbours
@@ -131,9 +131,10 @@ class SliceExpression:
             self.crowding, self.position = own
 
     @cached_property
-    def own_mean(self) -> Tensor:
-        """Conditional mean (N, G) of the expression in the slice as it is."""
-        return self._first_estimate()
+    def surroundings(self) -> Surroundings:
+        """Neighbours of the cells, and the conditional mean of their expression in the slice as it is."""
+        near = nearest_neighbours(self.position[0].cpu(), N_NEIGHBOURS)
+        return Surroundings.of(near, self._first_estimate().cpu())
 
     @torch.no_grad()
     def _first_estimate(self) -> Tensor:
@@ -214,14 +215,12 @@ class SliceExpression:
         shape = (1, self.position.shape[1], self.module.config.n_genes)
         sign = -1.0 if mirrored else 1.0
         dependence = self.dependence
-        near = None if dependence is None else nearest_neighbours(self.position[0].cpu(), N_NEIGHBOURS)
-        mean = None if dependence is None else self.own_mean.cpu()
 
         def noise() -> Tensor:
-            if dependence is None or near is None:
+            if dependence is None:
                 drawn = torch.randn(shape, generator=generator)
             else:
-                drawn = dependence.noise(near, generator, mean)[None]
+                drawn = dependence.noise(self.surroundings, generator)[None]
             return sign * drawn.to(self.position.device)
 
         def denoise(z: Tensor, t: Tensor) -> Tensor:

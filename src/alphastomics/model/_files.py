@@ -43,7 +43,6 @@ _FITTED: dict[str, type[Marginals | Dependence | Outlines | Exemplars]] = {
     "outlines": Outlines,
     "exemplars": Exemplars,
 }
-OF_EXPERTS = ("num_experts", "moe_top_k", "expert_width")  # arguments of a model with experts
 WEIGHTS, CONFIG, DATA = "model.safetensors", "config.json", "adata.h5ad"
 LARGEST_CONFIG = 256 * 2**20  # bytes: 10^6 genes fit many times over
 
@@ -132,11 +131,6 @@ def _restore_fitted(model: AlphaSTomics, tensors: Mapping[str, Tensor]) -> None:
         setattr(model, f"{name}_", value)
 
 
-def _arguments(init: dict[str, Any]) -> dict[str, Any]:
-    """Arguments of a model; those of experts, which it once took without having any, are left out where it has none."""
-    return {name: value for name, value in init.items() if name not in OF_EXPERTS or init.get("use_moe")}
-
-
 def _deformation(value: Any) -> float | None:
     """The strength of deformation of the last training; None in models saved before it was."""
     if value is None or (isinstance(value, float) and math.isfinite(value)):
@@ -200,7 +194,7 @@ def restore(
     if data is not None:  # what is wrong with these data is no fault of the folder
         cls.setup_anndata(data, **setup, source_registry=registry)
     with _whole(folder):
-        model = cls(data, registry if data is None else None, **_arguments(config["init"]))
+        model = cls(data, registry if data is None else None, **config["init"])
         _restore_fitted(model, stored.weights)
         model.module.load_state_dict(
             {name: value for name, value in stored.weights.items() if not name.startswith(FITTED)}

@@ -747,7 +747,7 @@ def _max_context(batch_size: int | None) -> int:
 def _refuse_experts(config: DenoiserConfig) -> None:
     """Refuse arguments of experts for a network without any; a default cannot be told from a choice."""
     default = DenoiserConfig(n_genes=config.n_genes, n_dims=config.n_dims)
-    values = {name: getattr(config, name) for name in _files.OF_EXPERTS}
+    values = {name: getattr(config, name) for name in ("num_experts", "moe_top_k", "expert_width")}
     given = [f"{name}={value!r}" for name, value in values.items() if value != getattr(default, name)]
     if given:
         raise ValueError(f"{', '.join(given)} is for a model with experts; pass use_moe=True, or leave it out")

@@ -13,7 +13,7 @@ from scvi import settings
 from tqdm.auto import tqdm
 
 from alphastomics import _keys
-from alphastomics.diffusion.geometry import kabsch
+from alphastomics.diffusion.geometry import align
 from alphastomics.model._draws import check_draws, check_effect, draw_generator, stack_draws
 from alphastomics.model._position_chain import SamplerConfig, SlicePositions, align_draws, content_order, embed_cells
 
@@ -161,22 +161,16 @@ def _place_slice(
             draws = halves
         else:
             medoid = draws[placed.medoid[rows[0]]]
-            away = np.linalg.norm(_onto(mean_of(halves), medoid, rigid=free) - medoid, axis=1)
+            middle = mean_of(halves)
+            if free:
+                middle = align(*(torch.from_numpy(each)[None] for each in (middle, medoid)))[0].numpy()
+            away = np.linalg.norm(middle - medoid, axis=1)
             placed.uncertainty[rows] = np.hypot(placed.uncertainty[rows], away)
     placed.draws[:, rows] = draws
     if known is not None:
         finite = np.isfinite(known).all(1)
         placed.draws[:, rows[finite]] = known[finite]
         placed.uncertainty[rows[finite]] = 0.0
-
-
-def _onto(x: NDArray[np.float64], y: NDArray[np.float64], *, rigid: bool) -> NDArray[np.float64]:
-    """Positions ``x`` (N, D), rotated, reflected and shifted onto ``y`` where ``rigid``."""
-    if not rigid:
-        return x
-    offset = y.mean(0)
-    source, target = (torch.from_numpy(each - each.mean(0))[None] for each in (x, y))
-    return (source @ kabsch(source, target))[0].numpy() + offset
 
 
 def _half_of_genes(source: AnnDataSource, random_state: int, k: int) -> NDArray[np.bool_] | None:
