@@ -21,6 +21,7 @@ from alphastomics.model._draws import check_draws, draw_generator, stack_draws
 from alphastomics.model._expression_chain import SliceExpression
 from alphastomics.model._frames import rotation_of_cells
 from alphastomics.model._position_chain import content_order
+from alphastomics.model._spread import pooled_sd
 from alphastomics.train.defaults import default_deformation
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ def sample_expression(
     )  # fmt: skip
     total = len(source.slices) * n_samples * config.n_steps
     draws = np.empty((n_samples, source.n_cells, model.schema.n_genes), dtype=np.float32)
-    mean = np.empty(draws.shape[1:], dtype=np.float32)
+    mean, slices = np.empty(draws.shape[1:], dtype=np.float32), []
     with tqdm(total=total, desc="Sampling expression", unit="step", disable=settings.verbosity > logging.INFO) as bar:
         for cells in source.slices:
             chain, rows = _slice_chain(model, query, cells, config, known)
@@ -76,11 +77,12 @@ def sample_expression(
                 places = cells.position[np.searchsorted(cells.rows, rows)]
                 mean[rows] = _mean_over_views(chain, places, n_samples, random_state, deformation=_deformation(model))
             for k in range(n_samples):
-                # Two draws share their noise up to its sign; `mirrored_sd` counts on it.
+                # Two draws share their noise up to its sign; `pooled_sd` counts on it.
                 generator = draw_generator(random_state, k // 2)
                 x = chain.sample(config, generator, mirrored=bool(k % 2), on_step=lambda: bar.update())
                 draws[k, rows] = x.cpu().numpy()
-    return to_anndata(model, query, draws, known, reduce=reduce, mean=mean if reduce == "mean" else None)
+            slices.append(rows)
+    return to_anndata(model, query, draws, known, reduce=reduce, mean=mean if reduce == "mean" else None, slices=slices)
 
 
 def _slice_chain(
@@ -192,6 +194,7 @@ def to_anndata(
     *,
     reduce: str | None,
     mean: NDArray[np.float32] | None = None,
+    slices: Sequence[NDArray[np.int64]] = (),
 ) -> AnnData:
     """The query's cells with sampled expression, in the units of the reference.
 
@@ -199,6 +202,8 @@ def to_anndata(
     ----------
     mean
         Conditional mean (n_cells, G) in network units, for ``reduce="mean"``.
+    slices
+        Rows of each slice, in an order that does not depend on the query's; also for ``reduce="mean"``.
     """
     schema = model.schema
     size = np.full(query.n_obs, np.nan) if known is None else known.library_size
@@ -214,10 +219,14 @@ def to_anndata(
         bare.obs[_keys.LIBRARY_SIZE] = size
     values = [decode(x) for x in draws]
     if reduce == "mean":
-        sd = mirrored_sd(values)
-        bare.layers[_keys.SD] = sd if known is None else np.where(np.isfinite(known.values), np.float32(0), sd)
         assert mean is not None
-        values = [decode(mean, drawn=False)]
+        average = decode(mean, drawn=False)
+        drawn = np.ones(mean.shape, dtype=bool) if known is None else ~np.isfinite(known.values)
+        sd, every = np.zeros_like(average), np.stack(values)
+        for rows in slices:
+            sd[rows] = pooled_sd(every[:, rows], average[rows], drawn[rows], counts=schema.transform == "log1p")
+        bare.layers[_keys.SD] = sd
+        values = [average]
     elif reduce == "medoid":
         flat = draws.reshape(len(draws), -1).astype(np.float64)
         gram = flat @ flat.T
@@ -229,16 +238,6 @@ def to_anndata(
         store_expression(table, x, schema)
         tables.append(table)
     return stack_draws(tables, schema.slice_key)
-
-
-def mirrored_sd(draws: Sequence[NDArray[np.float32]]) -> NDArray[np.float32]:
-    """Standard deviation over mirrored draws (K, N, G), (N, G); NaN of a single one, which says nothing of it."""
-    n = len(draws)
-    if n == 1:
-        return np.full_like(draws[0], np.nan)
-    # The mean of a mirrored pair is the true one where the chain is linear: no degree of freedom is spent on it. A draw
-    # that is left over shifts the mean of all by its share.
-    return np.std(draws, axis=0, dtype=np.float64, ddof=(n % 2) / n).astype(np.float32)
 
 
 def decode_draw(

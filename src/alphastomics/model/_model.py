@@ -516,8 +516,9 @@ class AlphaSTomics(BaseModelClass):
             The query's ``obs`` and ``obsm[position_key]``, the ``var`` of the reference (its gene names alone where it is not
             at hand) and, of shape (n_cells, n_genes), ``X`` in units of the reference, also in ``layers`` where the reference
             has its expression there; CSR under ``transform="log1p"``, dense under ``"none"``. With ``reduce="mean"``,
-            ``layers["sd"]``: standard deviation over the draws in the units of ``X``, 0 where a value is held, and 0
-            everywhere with ``n_steps=1``, which draws no noise. Under ``"log1p"`` ``obs["library_size"]``: the total
+            ``layers["sd"]``: standard deviation of the draws in the units of ``X``, for which the cells of a slice share
+            what few draws tell of each; NaN with ``n_samples=1``, 0 where a value is held, and 0 everywhere with
+            ``n_steps=1``, which draws no noise. Under ``"log1p"`` ``obs["library_size"]``: the total
             counts to which a cell was brought, what those of its genes stand for that ``inpaint`` knows, else the median
             of the reference. Under ``frame="slice"`` a slice that overlaps with the first reference slice counts as
             registered to it, and one that lies elsewhere is read as if its centre were there; at least 20 cells that
@@ -546,7 +547,8 @@ class AlphaSTomics(BaseModelClass):
         -----
         An interval that holds the truth with a probability of 80 %, as far as the uncertainty is right: a position lies within
         1.27 times ``obs["position_uncertainty"]`` in two dimensions, within 1.24 times in three; a value of
-        expression within 1.28 times ``layers["sd"]`` of ``X`` with ``reduce="mean"``. ``docs/theory.md`` says why.
+        expression within 1.28 times ``layers["sd"]`` of ``X`` with ``reduce="mean"``, counts with a higher one, because they
+        are skewed. ``docs/theory.md`` says why.
         """
         self._check_if_trained(warn=False, message="The model is not trained; call train() first")
         self._check_mode(mode, n_cells)
