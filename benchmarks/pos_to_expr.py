@@ -10,9 +10,10 @@ with the highest Moran's I in the truth, as log1p at the median library size of 
   variance over that of the truth. Both are of interest for a single sample: rows ``sample`` have the mean of the scores of
   four of them, each judged on its own.
 
-Two rows say what can be reached. ``all other cells``: the mean of the nearest cells of the held-out slice itself, every cell
+Three rows say what can be reached. ``all other cells``: the mean of the nearest cells of the held-out slice itself, every cell
 without its own expression, with the number of neighbours that is best for the slice; twenty times as many cells as are known
-to anything else. ``reference slices``: Moran's I of real tissue, the mean over the slices of the reference of its correlation
+to anything else. ``true layers``, where layers were annotated: the mean of the nearest reference cells of the very layer that
+each cell was given by hand, the slice registered by all of its cells. ``reference slices``: Moran's I of real tissue, the mean over the slices of the reference of its correlation
 with that of the truth, and the correlation of their mean.
 
 Run as ``python -m benchmarks.pos_to_expr --benchmark starmap_mpfc``.
@@ -45,6 +46,7 @@ REFERENCE_NEIGHBOURS = 200
 KNOWN_NEIGHBOURS = 5
 MORAN_NEIGHBOURS = 8
 OTHER_NEIGHBOURS = (4, 8, 16, 32, 64, 128)
+LAYER_NEIGHBOURS = 100
 SCORES = ("pearson", "mse", "moran", "variance")
 SAMPLES = 16  # whose mean is judged
 SINGLES = 4  # that are judged one by one
@@ -177,6 +179,23 @@ def all_other_cells(task: Task, depth: float) -> tuple[dict[str, float], int]:
     return found[best], best
 
 
+def true_layers(task: Task, held_out: AnnData, depth: float) -> NDArray[np.float64] | None:
+    """Mean (N, G) of the nearest reference cells of the true layer, registered by all cells; None without layers."""
+    if "layer" not in held_out.obs or "layer" not in task.reference.obs:
+        return None
+    labels, known_labels = (of.obs["cell_type"].astype(str).to_numpy() for of in (held_out, task.reference))
+    x = np.asarray(held_out.obsm["spatial"], dtype=np.float64)
+    x = rigid_map(x, labels, task.places, known_labels)(x)
+    layers, known_layers = (of.obs["layer"].astype(str).to_numpy() for of in (held_out, task.reference))
+    values = normalised(task.reference.X, depth)
+    guess = np.broadcast_to(values.mean(0), (len(x), values.shape[1])).copy()
+    for layer in np.intersect1d(layers, known_layers):
+        asked, there = layers == layer, known_layers == layer
+        near = KDTree(task.places[there]).query(x[asked], min(LAYER_NEIGHBOURS, there.sum()))[1]
+        guess[asked] = neighbour_mean(values[there], near)
+    return guess
+
+
 def reference_slices(task: Task, depth: float) -> dict[str, float]:
     """Correlation of Moran's I in real slices of the reference with that of the truth."""
     true = morans_i(normalised(task.query.X, depth), task.query.obsm["spatial"])
@@ -262,6 +281,9 @@ def run(
         _held_out.keep(results, method, name, seed, parameters={}, scores=judge(values, true, task))
     scores, k = all_other_cells(task, depth)
     _held_out.keep(results, "all other cells", name, seed, parameters={}, scores=scores, k=k)
+    layered = true_layers(task, held_out, depth)
+    if layered is not None:
+        _held_out.keep(results, "true layers", name, seed, parameters={}, scores=judge(layered, true, task))
     _held_out.keep(results, "reference slices", name, seed, parameters={}, scores=reference_slices(task, depth))
     for question, inpaint in (("registered", False), ("known", True)):
         start = time.perf_counter()

@@ -44,8 +44,8 @@ SCORES = {
 PLANES = {"starmap_mpfc": "STARmap mouse cortex, three folds", "seqfish": "seqFISH mouse embryo"}
 NEIGHBOURS = ("reference neighbours", "known neighbours", "both neighbours")
 QUESTIONS = (
-    ("pos_to_expr", "expression at registered places, Pearson ↑", "any, registered, mean", "pearson", NEIGHBOURS[:1]),
-    ("pos_to_expr", "squared error over variance ↓", "any, registered, mean", "mse", NEIGHBOURS[:1]),
+    ("pos_to_expr", "expression at registered places, Pearson ↑", "any, registered, mean", "pearson", (*NEIGHBOURS[:1], "true layers")),
+    ("pos_to_expr", "squared error over variance ↓", "any, registered, mean", "mse", (*NEIGHBOURS[:1], "true layers")),
     ("pos_to_expr", "with 5 % of the cells known, Pearson ↑", "any, known, mean", "pearson", (*NEIGHBOURS, "all other cells")),
     ("pos_to_expr", "squared error over variance ↓", "any, known, mean", "mse", (*NEIGHBOURS, "all other cells")),
     ("pos_to_expr", "one sample, Moran's I as in the truth ↑", "any, registered, sample", "moran", ("reference slices",)),

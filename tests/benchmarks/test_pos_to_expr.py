@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import anndata as ad
 import numpy as np
 import pytest
 from scipy.stats import ortho_group
@@ -61,6 +62,24 @@ def test_baselines_read_only_what_is_known():
     poisoned[np.setdiff1d(np.arange(300), known)] = 99
     for name, values in pos_to_expr.baselines(task_of(position, reference, poisoned, known), 15.0).items():
         np.testing.assert_array_equal(values, expected[name])
+
+
+def test_true_layers_tell_what_layers_tell():
+    """Two layers that places do not tell, because they lie in each other."""
+    rng = np.random.default_rng(0)
+    x = rng.uniform(size=(400, 2))
+    layer = rng.choice(["L1", "L2"], 400)
+    counts = rng.poisson(np.where(layer == "L1", 5, 50)[:, None] * [1, 0, 0] + [0, 60, 60])
+    cells = ad.AnnData(
+        counts, obs={"layer": layer, "cell_type": np.where(x[:, 0] < 0.5, "a", "b")}, obsm={"spatial": x}
+    )
+    task = pos_to_expr.Task(cells, cells, x, np.arange(20))
+    true = pos_to_expr.normalised(counts, 150.0)
+    guess = pos_to_expr.true_layers(task, cells, 150.0)
+    assert pos_to_expr.gene_correlation(guess, true)[0] > 0.95
+    assert pos_to_expr.gene_correlation(pos_to_expr.baselines(task, 150.0)["reference neighbours"], true)[0] < 0.3
+    del cells.obs["layer"]
+    assert pos_to_expr.true_layers(task, cells, 150.0) is None
 
 
 def test_other_cells_tell_nothing_of_noise_and_much_of_a_gradient():
