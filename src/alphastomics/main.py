@@ -1,4 +1,4 @@
-"""The command line: ``alphastomics demo | train | sample | test | extract | compare``.
+"""The command line: ``alphastomics demo | preprocess | stage1 | stage2 | train | sample | test | extract | compare``.
 
 Importing this module imports neither torch nor the library; every command imports what it needs.
 """
@@ -12,7 +12,7 @@ from pathlib import Path  # noqa: TC003  cyclopts reads annotations at run time
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import App, CycloptsError, Parameter
-from cyclopts.types import ExistingFile, PositiveInt  # noqa: TC002
+from cyclopts.types import ExistingDirectory, ExistingFile, PositiveInt  # noqa: TC002
 
 from alphastomics import __version__
 from alphastomics._cli._console import USER_ERRORS, complain, messages
@@ -28,6 +28,7 @@ from alphastomics._cli._options import (
     SetupOptions,
     TrainingOptions,
 )
+from alphastomics._cli._preprocess import DatasetOptions, SliceOptions
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -70,6 +71,76 @@ def demo(
     table = run_demo(output_dir, model, training, plan, seed)
     sys.stdout.write(to_text(table))
     check_verdict(table, output_dir)
+
+
+@app.command
+def preprocess(
+    *,
+    input_dir: ExistingDirectory,
+    output_dir: Path,
+    seed: int = 0,
+    slices: SliceOptions = SliceOptions(),
+    dataset: DatasetOptions = DatasetOptions(),
+) -> None:
+    """Make a dataset of a folder of .h5ad files: both stages, one after the other.
+
+    What an interrupted call finished is kept.
+
+    Parameters
+    ----------
+    input_dir
+        Folder with ``.h5ad`` files.
+    output_dir
+        Folder for ``data`` and ``metadata.json``; the slices in ``_intermediate_slices`` may be deleted afterwards.
+    seed
+        Decides the split.
+    """
+    from alphastomics.data.preprocess import preprocess as run
+
+    info = run(input_dir, output_dir, slices.options(), dataset.options(seed))
+    logger.info("%s is in %s.", info.schema, output_dir)
+
+
+@app.command
+def stage1(*, input_dir: ExistingDirectory, output_dir: Path, slices: SliceOptions = SliceOptions()) -> None:
+    """Write every slice of a folder of .h5ad files into a file of its own.
+
+    Parameters
+    ----------
+    input_dir
+        Folder with ``.h5ad`` files.
+    output_dir
+        Folder for the slices.
+    """
+    from alphastomics.data.preprocess import stage1 as run
+
+    tasks = run(input_dir, output_dir, slices.options())
+    logger.info("%d slices are in %s.", len(tasks), output_dir)
+
+
+@app.command
+def stage2(
+    *,
+    input_dirs: Annotated[list[ExistingDirectory], SEVERAL],
+    output_dir: Path,
+    seed: int = 0,
+    dataset: DatasetOptions = DatasetOptions(),
+) -> None:
+    """Merge slices that stage1 has written into one dataset.
+
+    Parameters
+    ----------
+    input_dirs
+        Folders of slices.
+    output_dir
+        Folder for ``data`` and ``metadata.json``.
+    seed
+        Decides the split.
+    """
+    from alphastomics.data.preprocess import stage2 as run
+
+    info = run(input_dirs, output_dir, dataset.options(seed))
+    logger.info("%s is in %s.", info.schema, output_dir)
 
 
 @app.command

@@ -85,28 +85,35 @@ class Moments:
     """Mean and variance per gene over blocks of cells, merged in float64.
 
     Blocks are merged as in Chan, Golub & LeVeque (1983): with n, m cells, δ the difference of the means and M₂ the
-    sum of squared deviations, M₂ = M₂ₙ + M₂ₘ + δ² n m / (n + m).
+    sum of squared deviations, M₂ = M₂ₙ + M₂ₘ + δ² n m / (n + m). A gene counts the cells that measure it.
     """
 
     def __init__(self, n_genes: int) -> None:
-        self.n_cells = 0
+        self.n_cells = np.zeros(n_genes, dtype=np.int64)
         self.mean = np.zeros(n_genes)
-        self._squares = np.zeros(n_genes)
+        self.squares = np.zeros(n_genes)
 
-    def add(self, block: sp.csr_matrix) -> None:
-        """Merge the cells of a canonical block."""
+    def add(self, block: sp.csr_matrix, measured: NDArray[np.bool_] | None = None) -> None:
+        """Merge the cells of a canonical block, for the genes that are ``measured`` (G,)."""
         n_cells, n_genes = block.shape
-        mean = np.bincount(block.indices, weights=block.data, minlength=n_genes) / n_cells
-        deviation = block.data - mean[block.indices]
+        part = Moments(n_genes)
+        part.n_cells += n_cells if measured is None else n_cells * measured
+        part.mean = np.bincount(block.indices, weights=block.data, minlength=n_genes) / n_cells
+        deviation = block.data - part.mean[block.indices]
         n_zeros = n_cells - np.bincount(block.indices, minlength=n_genes)
-        squares = np.bincount(block.indices, weights=deviation**2, minlength=n_genes) + n_zeros * mean**2
-        delta = mean - self.mean
-        total = self.n_cells + n_cells
-        self.mean += delta * (n_cells / total)
-        self._squares += squares + delta**2 * (self.n_cells * n_cells / total)
+        part.squares = np.bincount(block.indices, weights=deviation**2, minlength=n_genes) + n_zeros * part.mean**2
+        self.merge(part)
+
+    def merge(self, part: Moments) -> None:
+        """Merge the cells that another one has seen."""
+        delta = part.mean - self.mean
+        total = self.n_cells + part.n_cells
+        share = np.divide(part.n_cells, total, out=np.zeros(len(total)), where=total > 0)
+        self.mean += delta * share
+        self.squares += np.where(part.n_cells > 0, part.squares + delta**2 * (self.n_cells * share), 0.0)
         self.n_cells = total
 
     @property
     def sd(self) -> NDArray[np.float64]:
         """Population standard deviation."""
-        return np.sqrt(self._squares / self.n_cells)
+        return np.sqrt(self.squares / np.maximum(self.n_cells, 1))

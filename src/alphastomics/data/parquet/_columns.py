@@ -1,0 +1,153 @@
+"""Cells as rows of a Parquet file.
+
+================  ==================  ==========================================================================
+column            type                what
+================  ==================  ==========================================================================
+``cell_id``       string              name of the cell
+``slice_id``      string              its slice
+``cell_type``     string, or null     its label; only where there are labels
+``library_size``  float64             sum of its values, over the genes that its slice measures
+``position``      3 × float64         in the units of the input; z = 0, or number of the section times its spacing
+``expression``    G × float32         untransformed, genes in the order of the schema; where most values are not 0
+``indices``       list of int32       in its place: numbers of the genes that are not 0, ascending
+``values``        list of float32     and their values
+================  ==================  ==========================================================================
+
+A row group holds cells of one slice.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import scipy.sparse as sp
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+CELL, SLICE, LABEL, SIZE, POSITION = "cell_id", "slice_id", "cell_type", "library_size", "position"
+EXPRESSION, INDICES, VALUES = "expression", "indices", "values"
+N_AXES = 3
+
+
+class Cells(NamedTuple):
+    """Cells of one slice.
+
+    Attributes
+    ----------
+    names
+        (N,).
+    slice_id
+        Name of their slice.
+    labels
+        (N,), None where one is missing; None where there are none at all.
+    library_size
+        (N,), float64.
+    position
+        (N, 3), float64.
+    expression
+        CSR (N, G), float32, untransformed.
+    """
+
+    names: NDArray[np.object_]
+    slice_id: str
+    labels: NDArray[np.object_] | None
+    library_size: NDArray[np.float64]
+    position: NDArray[np.float64]
+    expression: sp.csr_matrix
+
+    def take(self, rows: NDArray[np.integer]) -> Cells:
+        """Some of the cells."""
+        labels = None if self.labels is None else self.labels[rows]
+        return Cells(
+            self.names[rows], self.slice_id, labels, self.library_size[rows], self.position[rows], self.expression[rows]
+        )
+
+    @classmethod
+    def concatenate(cls, parts: Sequence[Cells]) -> Cells:
+        """Cells of one slice in one piece."""
+        if len(parts) == 1:
+            return parts[0]
+        labels = [part.labels for part in parts if part.labels is not None]
+        return cls(
+            np.concatenate([part.names for part in parts]),
+            parts[0].slice_id,
+            np.concatenate(labels) if labels else None,
+            np.concatenate([part.library_size for part in parts]),
+            np.concatenate([part.position for part in parts]),
+            sp.csr_matrix(sp.vstack([part.expression for part in parts], format="csr")),
+        )
+
+
+def arrow_schema(n_genes: int, *, dense: bool, labels: bool) -> pa.Schema:
+    """Columns of a file."""
+    fields = [pa.field(CELL, pa.string(), nullable=False), pa.field(SLICE, pa.string(), nullable=False)]
+    if labels:
+        fields.append(pa.field(LABEL, pa.string()))
+    fields.append(pa.field(SIZE, pa.float64(), nullable=False))
+    fields.append(pa.field(POSITION, pa.list_(pa.float64(), N_AXES), nullable=False))
+    if dense:
+        return pa.schema([*fields, pa.field(EXPRESSION, pa.list_(pa.float32(), n_genes), nullable=False)])
+    lists = [(INDICES, pa.int32()), (VALUES, pa.float32())]
+    return pa.schema([*fields, *(pa.field(name, pa.list_(kind), nullable=False) for name, kind in lists)])
+
+
+def to_arrow(cells: Cells, schema: pa.Schema) -> pa.Table:
+    """A table with the columns of ``schema``."""
+    n = len(cells.names)
+    columns = {
+        CELL: pa.array(cells.names, pa.string()),
+        SLICE: pa.array([cells.slice_id] * n, pa.string()),
+        SIZE: pa.array(cells.library_size, pa.float64()),
+        POSITION: pa.FixedSizeListArray.from_arrays(pa.array(cells.position.ravel(), pa.float64()), N_AXES),
+    }
+    if LABEL in schema.names:
+        columns[LABEL] = pa.nulls(n, pa.string()) if cells.labels is None else pa.array(cells.labels, pa.string())
+    x = cells.expression
+    if EXPRESSION in schema.names:
+        values = pa.array(x.toarray().astype(np.float32, copy=False).ravel(), pa.float32())
+        columns[EXPRESSION] = pa.FixedSizeListArray.from_arrays(values, x.shape[1])
+    else:
+        offsets = pa.array(x.indptr.astype(np.int32), pa.int32())
+        columns[INDICES] = pa.ListArray.from_arrays(offsets, pa.array(x.indices.astype(np.int32), pa.int32()))
+        columns[VALUES] = pa.ListArray.from_arrays(offsets, pa.array(x.data.astype(np.float32), pa.float32()))
+    return pa.table([columns[name] for name in schema.names], schema=schema)
+
+
+def from_arrow(table: pa.Table, n_genes: int) -> Cells:
+    """The cells of a table, all of one slice."""
+    names = table.column(SLICE).unique().to_pylist()
+    if len(names) != 1:
+        raise ValueError(f"a row group holds cells of one slice, this one of {names}")
+    labels = None
+    if LABEL in table.column_names:
+        labels = table.column(LABEL).to_numpy(zero_copy_only=False).astype(object)
+    return Cells(
+        table.column(CELL).to_numpy(zero_copy_only=False).astype(object),
+        names[0],
+        labels,
+        table.column(SIZE).to_numpy(),
+        read_position(table),
+        read_expression(table, n_genes),
+    )
+
+
+def read_position(table: pa.Table) -> NDArray[np.float64]:
+    """Positions (N, 3) of a table."""
+    flat = table.column(POSITION).combine_chunks().flatten()
+    return np.asarray(flat, dtype=np.float64).reshape(-1, N_AXES)
+
+
+def read_expression(table: pa.Table, n_genes: int) -> sp.csr_matrix:
+    """Expression (N, G) of a table, as CSR, float32."""
+    if EXPRESSION in table.column_names:
+        flat = table.column(EXPRESSION).combine_chunks().flatten()
+        return sp.csr_matrix(np.asarray(flat, dtype=np.float32).reshape(-1, n_genes))
+    indices, values = (table.column(name).combine_chunks() for name in (INDICES, VALUES))
+    offsets = np.asarray(indices.offsets)
+    data, columns = np.asarray(values.flatten()), np.asarray(indices.flatten())
+    return sp.csr_matrix((data, columns, offsets - offsets[0]), shape=(len(indices), n_genes), copy=False)

@@ -1,0 +1,144 @@
+"""What ``metadata.json`` says of a dataset: one description of the tissue, and every file that belongs to it."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from alphastomics.data._schema import TissueSchema
+from alphastomics.data.parquet._files import checksum, read_json, write_json
+
+if TYPE_CHECKING:
+    from os import PathLike
+
+FORMAT, FORMAT_VERSION = "alphastomics-dataset", 1
+METADATA, FOLDER = "metadata.json", "data"
+SPLITS = ("train", "validation", "test")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Shard:
+    """A file of a dataset.
+
+    Parameters
+    ----------
+    file
+        Its name in the folder ``data``.
+    split
+        ``"train"``, ``"validation"`` or ``"test"``.
+    groups
+        Slice and number of cells of every row group, in order.
+    sha256
+        Checksum.
+    """
+
+    file: str
+    split: str
+    groups: tuple[tuple[str, int], ...]
+    sha256: str
+
+    @property
+    def n_cells(self) -> int:
+        """Number of cells."""
+        return sum(n for _, n in self.groups)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DatasetInfo:
+    """A dataset.
+
+    Parameters
+    ----------
+    schema
+        The tissue, fitted to the cells of the training set.
+    shards
+        Its files.
+    unmeasured
+        Slice -> genes that it does not measure, where there are any.
+    counts
+        Whether all values are counts that can be thinned.
+    parameters
+        How it was made.
+    """
+
+    schema: TissueSchema
+    shards: tuple[Shard, ...]
+    unmeasured: dict[str, tuple[str, ...]]
+    counts: bool
+    parameters: dict[str, Any]
+
+    def write(self, folder: Path) -> None:
+        """Write ``metadata.json``, which makes a dataset whole."""
+        write_json(
+            folder / METADATA,
+            {
+                "format": FORMAT,
+                "format_version": FORMAT_VERSION,
+                "schema": self.schema.to_dict(),
+                "shards": [asdict(shard) for shard in self.shards],
+                "unmeasured": self.unmeasured,
+                "counts": self.counts,
+                "parameters": self.parameters,
+            },
+        )
+
+    @classmethod
+    def read(cls, folder: str | PathLike[str]) -> DatasetInfo:
+        """Read ``metadata.json``.
+
+        Raises
+        ------
+        FileNotFoundError
+            If there is none.
+        ValueError
+            If it is none of ours, or of a later version.
+        """
+        folder = Path(folder)
+        path = folder / METADATA
+        if not path.is_file():
+            raise FileNotFoundError(
+                f"{folder} is no dataset: {METADATA} is missing; make one with alphastomics preprocess"
+            )
+        values = read_json(path)
+        if not isinstance(values, dict) or values.get("format") != FORMAT:
+            raise ValueError(f"{path} does not describe a dataset of AlphaSTomics")
+        version = values.get("format_version")
+        if version != FORMAT_VERSION:
+            raise ValueError(
+                f"{path} has format_version {version!r}, and this version of alphastomics reads {FORMAT_VERSION}; "
+                "update it, or make the dataset again"
+            )
+        try:
+            return cls(
+                schema=TissueSchema.from_dict(values["schema"]),
+                shards=tuple(_shard(entry) for entry in values["shards"]),
+                unmeasured={str(name): tuple(map(str, genes)) for name, genes in values["unmeasured"].items()},
+                counts=bool(values["counts"]),
+                parameters=dict(values["parameters"]),
+            )
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise ValueError(f"{path} is damaged ({error}); make the dataset again") from error
+
+    def check_files(self, folder: Path) -> None:
+        """Compare every file with its checksum; reads all of them.
+
+        Raises
+        ------
+        ValueError
+            If one is missing or differs.
+        """
+        for shard in self.shards:
+            path = folder / FOLDER / shard.file
+            if not path.is_file():
+                raise ValueError(f"{path} is missing; make the dataset again")
+            if checksum(path) != shard.sha256:
+                raise ValueError(f"{path} differs from what was written (checksum); make the dataset again")
+
+
+def _shard(entry: dict[str, Any]) -> Shard:
+    file, split = str(entry["file"]), str(entry["split"])
+    if "/" in file or "\\" in file or file.startswith(".") or split not in SPLITS:
+        raise ValueError(f"{file!r} is no file of a split")
+    groups = tuple((str(name), int(n)) for name, n in entry["groups"])
+    return Shard(file=file, split=split, groups=groups, sha256=str(entry["sha256"]))

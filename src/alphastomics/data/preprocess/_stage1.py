@@ -1,0 +1,257 @@
+"""Stage 1: every slice into a file of its own, its cells along a Hilbert curve, its genes in the common order.
+
+A slice whose file and parameters are those of an earlier run is kept. Values are stored as they are: what a dataset as a
+whole decides, library size and moments, is stage 2's.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+import scipy.sparse as sp
+
+from alphastomics.data._checks import MIN_CELLS
+from alphastomics.data._hilbert import hilbert_order
+from alphastomics.data.parquet._columns import N_AXES, Cells, arrow_schema
+from alphastomics.data.parquet._files import ROW_GROUP, read_json, write_json, writing
+from alphastomics.data.preprocess._h5ad import RawSlice, RawTissue
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from alphastomics.data.preprocess._options import Stage1Options
+
+logger = logging.getLogger(__name__)
+
+FORMAT, FORMAT_VERSION = "alphastomics-slices", 1
+OVERVIEW = "stage1.json"
+AT_ONCE = 8 * ROW_GROUP  # cells of a slice that are in memory at once; a larger slice is read once for each so many
+WINDOW = 16_384  # rows of a file that are read at once
+N_NAMES = 5
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SliceTask:
+    """One slice to be written.
+
+    Parameters
+    ----------
+    number
+        Its number, in the order of names.
+    raw
+        Where it is.
+    target
+        The file to write, without its suffix.
+    options
+        Those of the stage, with the genes settled.
+    """
+
+    number: int
+    raw: RawSlice
+    target: Path
+    options: Stage1Options
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """All that decides the result."""
+        source = self.raw.path.stat()
+        return {
+            "options": fingerprint(self.options.to_dict()),
+            "source": [self.raw.path.name, source.st_size, source.st_mtime_ns],
+            "slice": self.raw.name,
+            "number": self.number,
+        }
+
+
+def find_tissues(input_dir: Path) -> list[Path]:
+    """The ``.h5ad`` files of a folder, by name.
+
+    Raises
+    ------
+    FileNotFoundError
+        If there is none.
+    """
+    found = sorted(input_dir.glob("*.h5ad")) if input_dir.is_dir() else []
+    if not found:
+        raise FileNotFoundError(f"{input_dir} has no .h5ad file; name the folder that has with --input-dir")
+    return found
+
+
+def plan_slices(input_dir: Path, output_dir: Path, options: Stage1Options) -> list[SliceTask]:
+    """Settle genes, slices and files; nothing but names is read."""
+    raw, genes = [], dict.fromkeys(options.genes or ())
+    for path in find_tissues(input_dir):
+        with RawTissue.open(path, options) as tissue:
+            raw += tissue.slices(options)
+            if options.genes is None:
+                genes.update(dict.fromkeys(tissue.genes))
+            elif not set(tissue.genes) & set(genes):
+                raise ValueError(f"{path} has none of the genes of the gene list; use the same gene identifiers")
+    raw.sort(key=lambda each: each.name)
+    for one, other in zip(raw, raw[1:], strict=False):
+        if one.name == other.name:
+            raise ValueError(
+                f"slice {one.name!r} is in {one.path.name} and in {other.path.name}; name slices apart, or pass slice_key=…"
+            )
+    settled = replace(options, genes=tuple(genes))
+    return [
+        SliceTask(number=i, raw=each, target=output_dir / f"{i:05d}", options=settled) for i, each in enumerate(raw)
+    ]
+
+
+def write_slice(task: SliceTask) -> dict[str, Any]:
+    """Write a slice and what is said of it, unless both are there; give the latter."""
+    note, parameters = task.target.with_suffix(".json"), task.parameters
+    if note.is_file() and task.target.with_suffix(".parquet").is_file():
+        record: dict[str, Any] = read_json(note)
+        if record["parameters"] == parameters:
+            return record
+    note.unlink(missing_ok=True)  # a slice is finished when its note is there
+    with RawTissue.open(task.raw.path, task.options) as tissue:
+        record = {"slice": task.raw.name, "animal": task.raw.animal, "parameters": parameters} | _write(task, tissue)
+    write_json(note, record)
+    return record
+
+
+def _write(task: SliceTask, tissue: RawTissue) -> dict[str, Any]:
+    assert task.options.genes is not None  # plan_slices settles them
+    rows = task.raw.rows
+    if len(rows) < MIN_CELLS:
+        raise ValueError(
+            f"{task.raw.path}: slice {task.raw.name!r} has {len(rows)} cells, fewer than {MIN_CELLS}; remove it"
+        )
+    column = pd.Index(task.options.genes).get_indexer(pd.Index(tissue.genes))
+    measured = np.zeros(len(task.options.genes), dtype=bool)
+    measured[column[column >= 0]] = True
+    order = rows[hilbert_order(tissue.position[rows])]
+    labels = task.options.cell_type_key is not None
+    schema = arrow_schema(len(measured), dense=False, labels=labels)
+    totals, counts, n_values, seen = np.zeros(len(measured)), True, 0, set[str]()
+    with writing(task.target.with_suffix(".parquet"), schema) as file:
+        for start in range(0, len(order), AT_ONCE):
+            cells = _read(task, tissue, order[start : start + AT_ONCE], column)
+            x = cells.expression
+            totals += np.asarray(x.sum(axis=0, dtype=np.float64)).ravel()
+            counts = counts and bool((np.trunc(x.data) == x.data).all())
+            n_values += x.nnz
+            seen |= set() if cells.labels is None else {label for label in cells.labels if label is not None}
+            for group in range(0, len(cells.names), ROW_GROUP):
+                file.write(cells.take(np.arange(group, min(group + ROW_GROUP, len(cells.names)))))
+    return {
+        "n_cells": len(rows),
+        "n_values": n_values,
+        "counts": counts,
+        "totals": totals.tolist(),
+        "labels": sorted(seen),
+        "unmeasured": [gene for gene, there in zip(task.options.genes, measured, strict=True) if not there],
+    }
+
+
+def _read(task: SliceTask, tissue: RawTissue, rows: NDArray[np.int64], column: NDArray[np.integer]) -> Cells:
+    """Cells in the order of ``rows``, read in the order of the file."""
+    assert task.options.genes is not None
+    ascending = np.sort(rows)
+    parts = [_aligned(tissue.expression(window), column, len(task.options.genes)) for window in _windows(ascending)]
+    for window, part in zip(_windows(ascending), parts, strict=True):
+        _check(part, task, tissue, window)
+    x = sp.csr_matrix(sp.vstack(parts, format="csr"))[np.searchsorted(ascending, rows)]
+    position = np.full((len(rows), N_AXES), task.number * task.options.z_spacing)
+    position[:, : tissue.position.shape[1]] = tissue.position[rows]
+    return Cells(
+        tissue.names(rows),
+        task.raw.name,
+        tissue.labels(task.options.cell_type_key, rows),
+        np.asarray(x.sum(axis=1, dtype=np.float64)).ravel(),
+        position,
+        x,
+    )
+
+
+def _windows(rows: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
+    """Cut ascending rows where a stretch of the file ends."""
+    window = (rows - rows[0]) // WINDOW
+    yield from np.split(rows, np.flatnonzero(np.diff(window)) + 1)
+
+
+def _aligned(block: sp.csr_matrix, column: NDArray[np.integer], n_genes: int) -> sp.csr_matrix:
+    """Genes of a canonical block in the common order; others are left out."""
+    there = column[block.indices] >= 0
+    rows = np.repeat(np.arange(block.shape[0]), np.diff(block.indptr))[there]
+    values = block.data[there].astype(np.float32)
+    return sp.csr_matrix((values, (rows, column[block.indices[there]])), shape=(block.shape[0], n_genes))
+
+
+def _check(block: sp.csr_matrix, task: SliceTask, tissue: RawTissue, rows: NDArray[np.int64]) -> None:
+    """Refuse values that nothing can be made of."""
+    bad = ~np.isfinite(block.data)
+    what, remedy = "NaN or infinite", "remove these cells or genes, or replace the values"
+    if task.options.log_normalize and not bad.any():
+        bad = block.data < 0
+        what, remedy = "negative", "pass the layer of raw counts, or --skip-log-normalize"
+    if bad.any():
+        place = int(np.argmax(bad))
+        cell = tissue.names(rows)[int(np.searchsorted(block.indptr, place, side="right")) - 1]
+        assert task.options.genes is not None
+        gene = task.options.genes[block.indices[place]]
+        raise ValueError(f"{task.raw.path}: expression is {what}, first for gene {gene!r} in cell {cell!r}; {remedy}")
+
+
+def fingerprint(values: Any) -> str:
+    """Short hash of plain values."""
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def begin(output_dir: Path, options: Stage1Options) -> None:
+    """Note what the slices of a folder are made with, or refuse a folder that was begun with something else.
+
+    Raises
+    ------
+    ValueError
+        If it was; the message says which parameters differ.
+    """
+    path = output_dir / OVERVIEW
+    if path.is_file():
+        earlier, now = read_json(path).get("options", {}), options.to_dict()
+        differ = [name for name in now if earlier.get(name) != now[name]]
+        if differ:
+            listed = "; ".join(f"{name} was {_short(earlier.get(name))}, is {_short(now[name])}" for name in differ)
+            raise ValueError(
+                f"{output_dir} holds slices made with other parameters ({listed}); name another folder, or delete it"
+            )
+    output_dir.mkdir(parents=True, exist_ok=True)
+    write_json(path, _overview(options))
+
+
+def end(
+    output_dir: Path, options: Stage1Options, tasks: Sequence[SliceTask], records: Sequence[dict[str, Any]]
+) -> None:
+    """Note which slices there are, which ends the stage."""
+    genes = tasks[0].options.genes
+    assert genes is not None  # plan_slices settles them
+    files = [{"file": task.target.name, "slice": record["slice"]} for task, record in zip(tasks, records, strict=True)]
+    write_json(output_dir / OVERVIEW, _overview(options) | {"genes": list(genes), "slices": files})
+    for record in records:
+        if names := record["unmeasured"]:
+            listed = ", ".join(map(repr, names[:N_NAMES])) + (", …" if len(names) > N_NAMES else "")
+            logger.warning(
+                "Slice %r lacks %d genes, which count as unmeasured: %s.", record["slice"], len(names), listed
+            )
+
+
+def _overview(options: Stage1Options) -> dict[str, Any]:
+    n_dims = 3 if options.position_is_3d or options.z_spacing else 2
+    return {"format": FORMAT, "format_version": FORMAT_VERSION, "options": options.to_dict(), "n_dims": n_dims}
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "…"

@@ -1,0 +1,128 @@
+"""The commands that make datasets, from tokens to files."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from alphastomics.data.parquet._dataset import DatasetInfo
+from alphastomics.datasets import synthetic_tissue
+from alphastomics.main import main
+
+
+@pytest.fixture(scope="module")
+def raw(tmp_path_factory):
+    """A folder with a file for each of four slices, of two animals, and a gene list."""
+    folder = tmp_path_factory.mktemp("raw")
+    tissue = synthetic_tissue(n_slices=4, n_cells=50, n_genes=20, random_state=0)
+    tissue.obsm["place"] = tissue.obsm.pop("spatial")
+    tissue.obs["label"] = tissue.obs.pop("cell_type")
+    tissue.obs["animal"] = np.where(tissue.obs["slice_id"].isin(["slice_0", "slice_1"]), "a", "b")
+    for name, rows in tissue.obs.groupby("slice_id", observed=True).indices.items():
+        tissue[rows].copy().write_h5ad(folder / f"{name}.h5ad")
+    (folder / "genes.txt").write_text("\n".join(tissue.var_names[:15][::-1]) + "\n\n")
+    return folder
+
+
+def read(folder, split):
+    files = sorted((folder / "data").glob(f"{split}*.parquet"))
+    return [row for file in files for row in pq.read_table(file).to_pylist()]
+
+
+def run(*tokens):
+    return main([str(token) for token in tokens])
+
+
+KEYS = ["--position-key", "place"]
+
+
+def test_a_folder_becomes_a_dataset(raw, tmp_path):
+    out = tmp_path / "out"
+    tokens = ["--max-shard-size", 100, "--cell-type-key", "label"]
+    assert run("preprocess", "--input-dir", raw, "--output-dir", out, *KEYS, *tokens) == 0
+    names = sorted(str(file.relative_to(out)) for file in out.rglob("*.parquet") if "_intermediate" not in str(file))
+    shards = ["data/train-00000.parquet", "data/train-00001.parquet"]
+    assert names == ["data/test.parquet", *shards, "data/validation.parquet"]
+    assert (out / "metadata.json").is_file()
+    assert (out / "_intermediate_slices").is_dir()
+    cells = [row for split in ("train", "validation", "test") for row in read(out, split)]
+    assert len({row["cell_id"] for row in cells}) == len(cells) == 200
+    assert {"position", "cell_type", "slice_id"} <= set(cells[0])
+    assert ("expression" in cells[0]) or {"indices", "values"} <= set(cells[0])
+    assert len(cells[0]["position"]) == 3
+
+
+def test_shares_of_cells(raw, tmp_path):
+    tokens = ["--train-ratio", 0.5, "--val-ratio", 0.25, "--seed", 1]
+    assert run("preprocess", "--input-dir", raw, "--output-dir", tmp_path, *KEYS, *tokens) == 0
+    assert [len(read(tmp_path, split)) for split in ("train", "validation", "test")] == [100, 50, 50]
+
+
+def test_animals_and_labels(raw, tmp_path):
+    tokens = ["--split", "animal", "--animal-key", "animal", "--train-ratio", 0.5, "--val-ratio", 0]
+    tokens += ["--cell-type-key", "label"]
+    assert run("preprocess", "--input-dir", raw, "--output-dir", tmp_path, *KEYS, *tokens) == 0
+    groups = [{row["slice_id"] for row in read(tmp_path, split)} for split in ("train", "test")]
+    assert sorted(map(sorted, groups)) == [["slice_0", "slice_1"], ["slice_2", "slice_3"]]
+    assert all(row["cell_type"] for row in read(tmp_path, "train"))
+
+
+def test_both_stages_with_a_gene_list_and_no_transform(raw, tmp_path):
+    tokens = ["--gene-list-file", raw / "genes.txt", "--skip-log-normalize", "--z-spacing", 10]
+    assert run("stage1", "--input-dir", raw, "--output-dir", tmp_path / "slices", *KEYS, *tokens) == 0
+    out = tmp_path / "out"
+    assert (
+        run("stage2", "--input-dirs", tmp_path / "slices", "--output-dir", out, "--skip-scale", "--split", "slice") == 0
+    )
+    info = DatasetInfo.read(out)
+    assert list(info.schema.genes) == (raw / "genes.txt").read_text().split()
+    assert info.schema.transform == "none"
+    assert set(np.asarray(info.schema.gene_scale)) == {1.0}
+    cells = [row for split in ("train", "validation", "test") for row in read(out, split)]
+    assert {row["position"][2] for row in cells} == {0.0, 10.0, 20.0, 30.0}
+
+
+def test_three_coordinates_are_asked_for(raw, tmp_path, capsys):
+    assert run("preprocess", "--input-dir", raw, "--output-dir", tmp_path, *KEYS, "--position-is-3d") != 0
+    assert complaint(capsys)
+
+
+def complaint(capsys):
+    """The one line that an error leaves on stderr."""
+    text = capsys.readouterr().err
+    assert "Traceback" not in text
+    (line,) = [line for line in text.splitlines() if line.startswith("alphastomics: ")]
+    return line
+
+
+@pytest.mark.parametrize(
+    ("tokens", "message"),
+    [
+        (["--position-key", "nowhere"], r"slice_0\.h5ad.*nowhere"),
+        ([*KEYS, "--train-ratio", "0.9", "--val-ratio", "0.3"], "must lie in .* sum to at most 1"),
+        ([*KEYS, "--cell-type-key", "nothing"], r"slice_0\.h5ad.*nothing"),
+    ],
+)
+def test_a_mistake_is_one_line(raw, tmp_path, capsys, tokens, message):
+    assert run("preprocess", "--input-dir", raw, "--output-dir", tmp_path / "out", *tokens) != 0
+    assert re.search(message, complaint(capsys))
+    assert not (tmp_path / "out" / "metadata.json").exists()
+
+
+def test_a_folder_without_files_is_one_line(tmp_path, capsys):
+    (tmp_path / "empty").mkdir()
+    assert run("preprocess", "--input-dir", tmp_path / "empty", "--output-dir", tmp_path / "out") != 0
+    assert "h5ad" in complaint(capsys)
+
+
+def test_other_parameters_are_named(raw, tmp_path, capsys):
+    tokens = ["preprocess", "--input-dir", raw, "--output-dir", tmp_path, *KEYS]
+    assert run(*tokens) == 0
+    assert run(*tokens) == 0  # what is finished is kept
+    assert run(*tokens, "--z-spacing", 3) != 0
+    assert "z_spacing" in complaint(capsys)
+    assert json.loads((tmp_path / "metadata.json").read_text())

@@ -1,0 +1,313 @@
+"""From ``.h5ad`` files to a dataset: every cell once, as it was, described as an AnnData of the same cells is."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections import Counter
+
+import anndata as ad
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import scipy.sparse as sp
+
+from alphastomics.data import fit_schema
+from alphastomics.data._hilbert import hilbert_order
+from alphastomics.data.parquet._columns import from_arrow
+from alphastomics.data.parquet._dataset import DatasetInfo
+from alphastomics.data.preprocess import _stage1
+from alphastomics.data.preprocess._options import Stage1Options, Stage2Options
+from alphastomics.data.preprocess._run import preprocess, stage1, stage2
+from alphastomics.datasets import synthetic_tissue
+
+LABELLED = Stage1Options(cell_type_key="cell_type")
+
+
+@pytest.fixture(scope="module")
+def _tissue():
+    return synthetic_tissue(n_slices=5, n_cells=(90, 70, 40, 110, 60), n_genes=25, random_state=0)
+
+
+@pytest.fixture
+def tissue(_tissue):
+    return _tissue.copy()
+
+
+@pytest.fixture
+def raw(tissue, tmp_path):
+    """A folder with a file for each slice."""
+    folder = tmp_path / "raw"
+    folder.mkdir()
+    for name, rows in tissue.obs.groupby("slice_id", observed=True).indices.items():
+        tissue[rows].copy().write_h5ad(folder / f"{name}.h5ad")
+    return folder
+
+
+def read(folder):
+    """All cells of a dataset, and the row groups they are in."""
+    info, groups = DatasetInfo.read(folder), []
+    for shard in info.shards:
+        file = pq.ParquetFile(folder / "data" / shard.file)
+        for i in range(file.num_row_groups):
+            groups.append((shard, from_arrow(file.read_row_group(i), info.schema.n_genes)))
+    return info, groups
+
+
+def files_in(folder):
+    return {path.relative_to(folder): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def dense(x):
+    return x.toarray() if sp.issparse(x) else np.asarray(x)
+
+
+@pytest.mark.parametrize("split", ["cell", "slice"])
+@pytest.mark.parametrize("stored", ["csr", "csc", "dense"])
+def test_every_cell_comes_once_as_it_was(raw, tissue, tmp_path, split, stored):
+    for path in raw.iterdir():
+        adata = ad.read_h5ad(path)
+        adata.X = {"csr": sp.csr_matrix, "csc": sp.csc_matrix, "dense": dense}[stored](adata.X)
+        adata.write_h5ad(path)
+    preprocess(raw, tmp_path / "out", LABELLED, Stage2Options(split=split, max_shard_size=100))
+    info, groups = read(tmp_path / "out")
+    names = np.concatenate([cells.names for _, cells in groups])
+    assert sorted(names) == sorted(tissue.obs_names)
+    for shard, cells in groups:
+        truth = tissue[cells.names.astype(str)]
+        np.testing.assert_array_equal(cells.expression.toarray(), dense(truth.X))
+        np.testing.assert_array_equal(cells.position[:, :2], truth.obsm["spatial"])
+        assert (cells.position[:, 2] == 0).all()
+        assert set(truth.obs["slice_id"]) == {cells.slice_id}
+        assert cells.labels.tolist() == truth.obs["cell_type"].astype(str).tolist()
+        np.testing.assert_allclose(cells.library_size, dense(truth.X).sum(1))
+        assert shard.n_cells <= 100
+    for name in tissue.obs["slice_id"].unique() if split == "slice" else ():
+        position = np.concatenate([cells.position[:, :2] for _, cells in groups if cells.slice_id == name])
+        np.testing.assert_array_equal(hilbert_order(position), np.arange(len(position)))
+    assert {shard.split for shard in info.shards} == {"train", "validation", "test"}
+
+
+@pytest.mark.parametrize("options", [{"split": "cell"}, {"split": "slice", "train_ratio": 0.6, "frame": "shared"}])
+def test_the_description_is_that_of_an_anndata_of_the_training_cells(raw, tissue, tmp_path, options):
+    chosen = Stage2Options(**options)
+    info = preprocess(raw, tmp_path / "out", LABELLED, chosen)
+    _, groups = read(tmp_path / "out")
+    training = np.concatenate([cells.names for shard, cells in groups if shard.split == "train"]).astype(str)
+    expected = fit_schema(tissue[training].copy(), cell_type_key="cell_type", frame=chosen.frame)
+    for name in ("genes", "transform", "library_size", "slices", "frame", "n_dims"):
+        assert getattr(info.schema, name) == getattr(expected, name)
+    for name in ("gene_mean", "gene_scale", "gene_share", "scale", "spacing", "centre"):
+        np.testing.assert_allclose(getattr(info.schema, name), getattr(expected, name), rtol=1e-9, atol=1e-12)
+
+
+def test_shares_of_cells_are_exact_over_all_slices(raw, tissue, tmp_path):
+    preprocess(raw, tmp_path / "out", LABELLED, Stage2Options(train_ratio=0.7, val_ratio=0.2))
+    info, groups = read(tmp_path / "out")
+    count = Counter()
+    for shard, cells in groups:
+        count[shard.split] += len(cells.names)
+    n = tissue.n_obs
+    assert count == {"train": round(0.7 * n), "validation": round(0.9 * n) - round(0.7 * n), "test": n - round(0.9 * n)}
+    for name in info.schema.slices:  # and nearly so in every slice
+        share = sum(len(c.names) for s, c in groups if c.slice_id == name and s.split == "train")
+        assert share == pytest.approx(0.7 * (tissue.obs["slice_id"] == name).sum(), abs=1)
+
+
+def test_animals_stay_together(raw, tissue, tmp_path):
+    for path in raw.iterdir():
+        adata = ad.read_h5ad(path)
+        adata.obs["mouse"] = "a" if path.stem in ("slice_0", "slice_3") else path.stem
+        adata.write_h5ad(path)
+    options = Stage1Options(animal_key="mouse")
+    preprocess(raw, tmp_path / "out", options, Stage2Options(split="animal", train_ratio=0.5, val_ratio=0.25))
+    _, groups = read(tmp_path / "out")
+    where = {cells.slice_id: shard.split for shard, cells in groups}
+    assert where["slice_0"] == where["slice_3"]
+    assert set(where.values()) == {"train", "validation", "test"}
+
+
+def test_genes_are_matched_by_name_and_missing_ones_are_unmeasured(raw, tissue, tmp_path, caplog):
+    path = raw / "slice_1.h5ad"
+    adata = ad.read_h5ad(path)
+    adata[:, adata.var_names[::-1][:20]].copy().write_h5ad(path)
+    info = preprocess(raw, tmp_path / "out", Stage1Options(), Stage2Options(split="slice"))
+    lacking = tuple(tissue.var_names[:5])
+    assert info.schema.genes == tuple(tissue.var_names)
+    assert info.unmeasured == {"slice_1": lacking}
+    assert "lacks 5 genes" in caplog.text
+    _, groups = read(tmp_path / "out")
+    (cells,) = [cells for _, cells in groups if cells.slice_id == "slice_1"]
+    truth = dense(tissue[cells.names.astype(str)].X)
+    truth[:, :5] = 0
+    np.testing.assert_array_equal(cells.expression.toarray(), truth)
+
+
+def test_a_gene_list_decides_genes_and_their_order(raw, tissue, tmp_path):
+    genes = (*tissue.var_names[[7, 3, 11]], "of no file")
+    info = preprocess(raw, tmp_path / "out", Stage1Options(genes=genes), Stage2Options())
+    assert info.schema.genes == genes
+    assert set(info.unmeasured) == set(tissue.obs["slice_id"])
+    assert set(sum(info.unmeasured.values(), ())) == {"of no file"}
+
+
+def test_sections_have_their_number_as_height(raw, tmp_path):
+    info = preprocess(raw, tmp_path / "out", Stage1Options(z_spacing=10.0), Stage2Options(frame="shared"))
+    _, groups = read(tmp_path / "out")
+    for _, cells in groups:
+        assert (cells.position[:, 2] == 10.0 * int(cells.slice_id[-1])).all()
+    assert info.schema.n_dims == 3
+
+
+def test_values_that_are_transformed_stay_as_they_are(raw, tissue, tmp_path):
+    info = preprocess(raw, tmp_path / "out", Stage1Options(log_normalize=False), Stage2Options())
+    assert info.schema.transform == "none"
+    assert not info.counts
+    assert info.schema.library_size is None
+
+
+def test_logarithms_and_counts_meet_as_logarithms(raw, tissue, tmp_path):
+    other = tmp_path / "other"
+    other.mkdir()
+    for name in ("slice_0", "slice_1"):
+        adata = ad.read_h5ad(raw / f"{name}.h5ad")
+        adata.X = adata.X.astype(np.float32)
+        adata.X.data = np.log1p(adata.X.data)
+        adata.write_h5ad(other / f"{name}.h5ad")
+        (raw / f"{name}.h5ad").unlink()
+    genes = tuple(tissue.var_names)
+    stage1(raw, tmp_path / "a", Stage1Options(genes=genes))
+    stage1(other, tmp_path / "b", Stage1Options(genes=genes, log_normalize=False))
+    info = stage2([tmp_path / "a", tmp_path / "b"], tmp_path / "out", Stage2Options(split="slice"))
+    assert (info.schema.transform, info.counts) == ("none", False)
+    _, groups = read(tmp_path / "out")
+    for _, cells in groups:
+        if cells.slice_id in ("slice_0", "slice_1"):
+            expected = np.log1p(dense(tissue[cells.names.astype(str)].X))
+            np.testing.assert_allclose(cells.expression.toarray(), expected, rtol=1e-6)
+        else:
+            assert cells.expression.max() < 10
+
+
+# -- again, and after an end that was none ------------------------------------------------------------------------------
+
+
+def test_what_is_finished_is_kept(raw, tmp_path, monkeypatch):
+    out = tmp_path / "out"
+    preprocess(raw, out, LABELLED, Stage2Options())
+    before = {path: path.stat().st_mtime_ns for path in out.rglob("*.parquet")}
+    monkeypatch.setattr(_stage1, "_write", None)  # would fail
+    preprocess(raw, out, LABELLED, Stage2Options())
+    assert {path: path.stat().st_mtime_ns for path in out.rglob("*.parquet")} == before
+
+
+def test_other_parameters_are_named(raw, tmp_path):
+    out = tmp_path / "out"
+    preprocess(raw, out, LABELLED, Stage2Options())
+    with pytest.raises(ValueError, match=r"cell_type_key was 'cell_type', is None"):
+        preprocess(raw, out, Stage1Options(), Stage2Options())
+    with pytest.raises(ValueError, match=r"other parameters \(train_ratio was 0.8, is 0.5; seed was 0, is 1\)"):
+        preprocess(raw, out, LABELLED, Stage2Options(train_ratio=0.5, seed=1))
+
+
+def test_a_file_that_changed_is_read_again(raw, tissue, tmp_path):
+    stage1(raw, tmp_path / "slices", LABELLED)
+    adata = ad.read_h5ad(raw / "slice_2.h5ad")
+    adata[:30].copy().write_h5ad(raw / "slice_2.h5ad")
+    stage1(raw, tmp_path / "slices", LABELLED)
+    notes = [json.loads(path.read_text()) for path in sorted((tmp_path / "slices").glob("0*.json"))]
+    assert [note["n_cells"] for note in notes] == [90, 70, 30, 110, 60]
+
+
+@pytest.mark.parametrize("after", [0, 2, 4])
+def test_an_interrupted_run_ends_as_an_undisturbed_one(raw, tmp_path, after):
+    out, straight = tmp_path / "out", tmp_path / "straight"
+
+    def interrupted(function, tasks):
+        for i, task in enumerate(tasks):
+            if i == after:
+                raise KeyboardInterrupt
+            yield function(task)
+
+    with pytest.raises(KeyboardInterrupt):
+        preprocess(raw, out, LABELLED, Stage2Options(max_shard_size=60), run=interrupted)
+    assert not (out / "metadata.json").exists()
+    stage1(raw, out / "_intermediate_slices", LABELLED)
+    if after:
+        with pytest.raises(KeyboardInterrupt):
+            stage2([out / "_intermediate_slices"], out, Stage2Options(max_shard_size=60), run=interrupted)
+        assert not (out / "metadata.json").exists()
+    preprocess(raw, out, LABELLED, Stage2Options(max_shard_size=60))
+    preprocess(raw, straight, LABELLED, Stage2Options(max_shard_size=60))
+    assert files_in(out) == files_in(straight)
+
+
+# -- bad input ----------------------------------------------------------------------------------------------------------
+
+
+def spoil(name):
+    def decorated(function):
+        return pytest.param(function, id=name)
+
+    return decorated
+
+
+def _empty(folder):
+    for path in folder.iterdir():
+        path.unlink()
+
+
+def _cut(folder):
+    path = folder / "slice_0.h5ad"
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def _no_place(folder):
+    adata = ad.read_h5ad(folder / "slice_0.h5ad")
+    adata.obsm["X_umap"] = adata.obsm["spatial"]
+    del adata.obsm["spatial"]
+    adata.write_h5ad(folder / "slice_0.h5ad")
+
+
+def _negative(folder):
+    adata = ad.read_h5ad(folder / "slice_0.h5ad")
+    adata.X = dense(adata.X)
+    adata.X[3, 4] = -1
+    adata.write_h5ad(folder / "slice_0.h5ad")
+
+
+def _twice(folder):
+    shutil.copy(folder / "slice_0.h5ad", folder / "again.h5ad")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (_empty, "no .h5ad file"),
+        (_cut, r"slice_0.h5ad cannot be read as .h5ad"),
+        (_no_place, r'slice_0.h5ad: obsm\["spatial"\] is missing'),
+        (_negative, r"slice_0.h5ad: expression is negative, first for gene 'gene_4'"),
+        (_twice, r"slice 'slice_0' is in again.h5ad and in slice_0.h5ad"),
+    ],
+)
+def test_bad_input_is_named_and_nothing_is_half_written(raw, tmp_path, change, message):
+    change(raw)
+    with pytest.raises((ValueError, KeyError, FileNotFoundError), match=message):
+        preprocess(raw, tmp_path / "out", LABELLED, Stage2Options())
+    assert not list((tmp_path / "out").rglob("*.tmp"))
+    assert not (tmp_path / "out" / "metadata.json").exists()
+
+
+def test_other_gene_lists_are_refused(raw, tissue, tmp_path):
+    stage1(raw, tmp_path / "a", Stage1Options(genes=tuple(tissue.var_names)))
+    stage1(raw, tmp_path / "b", Stage1Options(genes=tuple(tissue.var_names[[1, 0, *range(2, 25)]])))
+    with pytest.raises(ValueError, match=r"different gene lists \(first difference: 'gene_0' and 'gene_1'\)"):
+        stage2([tmp_path / "a", tmp_path / "b"], tmp_path / "out", Stage2Options())
+
+
+@pytest.mark.parametrize(
+    "ratios", [{"train_ratio": 0.9, "val_ratio": 0.2}, {"train_ratio": 0.0}, {"val_ratio": -0.1}, {"train_ratio": 1.1}]
+)
+def test_ratios_must_be_shares(ratios):
+    with pytest.raises(ValueError, match="sum to at most 1"):
+        Stage2Options(**ratios)
