@@ -109,7 +109,7 @@ def find_object(name: str) -> None:
 def find(name: str) -> None:
     """Find what a name of this version stands for; an error if there is no such thing."""
     kinds: list[tuple[str, Callable[[str], None]]] = [
-        (r"alphastomics( [a-z0-9]+( --[a-z-]+)*)?", find_flags),
+        (r"alphastomics( [a-z0-9]+( --[a-z0-9-]+)*)?", find_flags),
         (r"python -m [a-z_.0-9]+", find_module),
         (r"[\w./*-]+\.(md|py|ipynb|toml|png|cff)|LICENSE|Makefile", find_file),
         (r"[a-z_]+(\.\w+)+(\(.*\))?", find_object),

@@ -304,6 +304,9 @@ def test_commands():
     assert isinstance(app, App)
     assert [name for name in app if not name.startswith("-")] == [
         "demo",
+        "preprocess",
+        "stage1",
+        "stage2",
         "train",
         "sample",
         "test",

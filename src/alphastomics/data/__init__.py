@@ -15,6 +15,7 @@ from alphastomics.data._source import CellSource, SliceCells
 if TYPE_CHECKING:
     from alphastomics.data._batch import Batch, Context, collate
     from alphastomics.data._contexts import Augmentation, ContextDataset
+    from alphastomics.data._loaders import create_dataloaders
 
 # These need torch, which takes seconds to import.
 _WITH_TORCH = {
@@ -23,6 +24,7 @@ _WITH_TORCH = {
     "Context": "_batch",
     "ContextDataset": "_contexts",
     "collate": "_batch",
+    "create_dataloaders": "_loaders",
 }
 
 __all__ = [
@@ -36,6 +38,7 @@ __all__ = [
     "SliceCells",
     "TissueSchema",
     "collate",
+    "create_dataloaders",
     "crowding",
     "fit_schema",
     "read_partial",

@@ -64,6 +64,7 @@ class AnnDataSource:
     def __init__(self, adata: AnnData, schema: TissueSchema, *, positions: bool, expression: bool = True) -> None:
         check_in_memory(adata)
         self.schema = schema
+        self.buffer_size: int | None = None
         self.n_cells: int = adata.n_obs
         self.slices = _read_slices(adata, schema, positions=positions)
         self.measured: NDArray[np.bool_] = np.zeros(schema.n_genes, dtype=bool)
@@ -135,6 +136,14 @@ class AnnDataSource:
             block.data = rng.binomial(block.data.astype(np.int64), 1 - thinning).astype(np.float64)
             library_size = row_sums(block)
         return self.schema.encode_expression(block, columns=self._columns, library_size=library_size)
+
+    def measured_in(self, slice_index: int) -> NDArray[np.bool_]:
+        """Which genes of the schema the cells of a slice have, (G,): all slices have the same."""
+        return self.measured
+
+    def pieces(self, slice_index: int) -> list[NDArray[np.int64]]:
+        """All cells of a slice in one piece: everything is in memory."""
+        return [np.arange(len(self.slices[slice_index].rows))]
 
     def library_size(self, rows: NDArray[np.int64]) -> NDArray[np.float64]:
         """Sum the measured genes of some cells in user units, shape (k,)."""

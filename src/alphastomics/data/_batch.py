@@ -28,6 +28,8 @@ class Context(NamedTuple):
         float32, model units, centred; empty when the source has no positions.
     measured
         Genes that are measured and were not dropped, shape (G,).
+    present
+        Genes that are measured, shape (G,).
     dropout
         Share r of the measured genes that was dropped; `expression` times sqrt(1 - r) is unscaled.
     target
@@ -50,6 +52,7 @@ class Context(NamedTuple):
     position: NDArray[np.float32]
     patch: NDArray[np.float32]
     measured: NDArray[np.bool_]
+    present: NDArray[np.bool_]
     dropout: float
     target: NDArray[np.float32]
     crowding: NDArray[np.float32]
@@ -70,7 +73,7 @@ class Batch(NamedTuple):
         Shape (B, P, D), NaN where padded.
     mask
         True for real cells, shape (B, N).
-    measured
+    measured, present
         Shape (B, G), bool.
     dropout
         Shape (B,), float32.
@@ -93,6 +96,7 @@ class Batch(NamedTuple):
     patch: torch.Tensor
     mask: torch.Tensor
     measured: torch.Tensor
+    present: torch.Tensor
     dropout: torch.Tensor
     target: torch.Tensor
     crowding: torch.Tensor
@@ -114,7 +118,9 @@ def collate(contexts: Sequence[Context]) -> Batch:
     -------
     The batch, in the order given.
     """
-    longest = max(len(context.rows) for context in contexts)
+    if len(contexts) == 1 and len(contexts[0].rows):
+        return _alone(contexts[0])
+    longest = max(1, *(len(context.rows) for context in contexts))
     n_dims, n_genes = contexts[0].position.shape[1], len(contexts[0].measured)
     expression = torch.zeros(len(contexts), longest, n_genes)
     position = torch.zeros(len(contexts), longest, n_dims)
@@ -138,6 +144,7 @@ def collate(contexts: Sequence[Context]) -> Batch:
         patch=patch,
         mask=mask,
         measured=torch.from_numpy(np.stack([context.measured for context in contexts])),
+        present=torch.from_numpy(np.stack([context.present for context in contexts])),
         dropout=torch.tensor([context.dropout for context in contexts], dtype=torch.float32),
         target=target,
         crowding=crowding,
@@ -145,4 +152,24 @@ def collate(contexts: Sequence[Context]) -> Batch:
         slice_index=torch.tensor([context.slice_index for context in contexts]),
         rows=rows,
         key=torch.from_numpy(np.stack([context.key for context in contexts])),
+    )
+
+
+def _alone(context: Context) -> Batch:
+    """A batch of one context, without copying its cells."""
+    rows = torch.from_numpy(context.rows)[None]
+    return Batch(
+        expression=torch.from_numpy(context.expression)[None],
+        position=torch.from_numpy(context.position)[None],
+        patch=torch.from_numpy(context.patch)[None],
+        mask=torch.ones(rows.shape, dtype=torch.bool),
+        measured=torch.from_numpy(context.measured)[None],
+        present=torch.from_numpy(context.present)[None],
+        dropout=torch.tensor([context.dropout], dtype=torch.float32),
+        target=torch.from_numpy(context.target)[None],
+        crowding=torch.from_numpy(context.crowding)[None],
+        centre=torch.from_numpy(context.centre)[None],
+        slice_index=torch.tensor([context.slice_index]),
+        rows=rows,
+        key=torch.from_numpy(context.key)[None],
     )

@@ -17,6 +17,7 @@ from torch.utils.data import Dataset
 from alphastomics.data._batch import Context
 from alphastomics.data._checks import check_choice
 from alphastomics.data._crowding import RANKS, crowding
+from alphastomics.data._order import PADDING, Portion, stretches, windowed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -132,15 +133,29 @@ class ContextDataset(Dataset[Context]):
         self.targets = targets
         self._slices = _choose_slices(source, slices, kind)
         self._trees = {i: KDTree(position) for i in self._slices if (position := source.slices[i].position) is not None}
-        self._length = sum(self._n_contexts(len(source.slices[i].rows)) for i in self._slices)
+        self._centre = {
+            i: position.mean(axis=0) for i in self._slices if (position := source.slices[i].position) is not None
+        }
+        self._n_drawn = sum(n for i in self._slices for n in self._n_contexts(i))
+        self.set_streams(1)
         # In shared memory, because workers that outlive an epoch hold their own copy of everything else.
         self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()
-        self._plan_epoch = -1
         self._plan: list[tuple[int, NDArray[np.int64]]] | NDArray[np.int64] = []
+        self._sequence: NDArray[np.int64] = np.empty(0, dtype=np.int64)
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch; loader workers that are kept between epochs see it too."""
         self._epoch.fill_(epoch)
+
+    def set_streams(self, n_streams: int, multiple: int = 1) -> None:
+        """Choose how many processes draw contexts, each a stretch of them, and of what its length is a multiple.
+
+        Stretches follow each other, all of the same length; see :mod:`alphastomics.data._order`.
+        """
+        self.n_streams, self.multiple = n_streams, multiple
+        per_stream = -(-self._n_drawn // n_streams)
+        self._length = n_streams * multiple * -(-per_stream // multiple)
+        self._plan_epoch = -1
 
     def __len__(self) -> int:
         """Number of contexts in an epoch, the same for every epoch."""
@@ -152,22 +167,27 @@ class ContextDataset(Dataset[Context]):
             raise IndexError(f"Context {index} of {self._length}.")
         epoch = int(self._epoch)
         slice_index, cells = self._cells(epoch, index)
+        if not len(cells):
+            return self._padding(epoch, index)
         rng = _generator(_DRAW, self.seed, epoch, index)
         augmentation = self.augmentation or Augmentation(gene_dropout=0.0, rotate=False)
         position, centre = self._position(slice_index, cells, rng if augmentation.rotate else None)
-        measured, dropout = _drop_genes(self.source.measured, augmentation.gene_dropout, rng)
+        present = self.source.measured_in(slice_index)
+        measured, dropout = _drop_genes(present, augmentation.gene_dropout, rng)
         thinning = rng.uniform(0.0, augmentation.thinning)
         rows = self.source.slices[slice_index].rows[cells]
         expression = self.source.expression(rows, thinning=thinning, rng=rng)
         if augmentation.gene_noise:
-            expression = _disturb_genes(expression, self.source.measured, augmentation.gene_noise, rng)
+            expression = _disturb_genes(expression, present, augmentation.gene_noise, rng)
         if dropout:
             expression = np.where(measured, expression / np.float32(np.sqrt(1 - dropout)), np.float32(0))
         key = np.array([self.seed, epoch, index], dtype=np.int64)
         patch = self._patch(slice_index, rng)
         target = self.source.expression(rows) if self.targets else np.empty((len(rows), 0), dtype=np.float32)
         crowd = self._crowding(slice_index, cells, epoch, index)
-        return Context(expression, position, patch, measured, dropout, target, crowd, centre, slice_index, rows, key)
+        return Context(
+            expression, position, patch, measured, present, dropout, target, crowd, centre, slice_index, rows, key
+        )
 
     def _crowding(self, slice_index: int, cells: NDArray[np.int64], epoch: int, index: int) -> NDArray[np.float32]:
         """Give the crowding of cells among a random share of the cells of the slice."""
@@ -191,42 +211,107 @@ class ContextDataset(Dataset[Context]):
         cells = rng.permutation(near)[: max(2, round(density * n_near))]
         return ((points[cells] - centre) / schema.scale).astype(np.float32)
 
-    def _n_contexts(self, n_cells: int) -> int:
-        return n_cells if self.kind == "patch" else -(-n_cells // self.context_size)
+    def _padding(self, epoch: int, index: int) -> Context:
+        """A context without cells."""
+        n_genes, n_dims = self.source.schema.n_genes, self.source.schema.n_dims
+        none = np.empty((0, n_dims), dtype=np.float32)
+        return Context(
+            expression=np.empty((0, n_genes), dtype=np.float32),
+            position=none,
+            patch=none,
+            measured=np.zeros(n_genes, dtype=bool),
+            present=np.zeros(n_genes, dtype=bool),
+            dropout=0.0,
+            target=np.empty((0, n_genes if self.targets else 0), dtype=np.float32),
+            crowding=np.empty((0, len(RANKS) if self.targets else 0), dtype=np.float32),
+            centre=np.zeros(n_dims, dtype=np.float32),
+            slice_index=0,
+            rows=np.empty(0, dtype=np.int64),
+            key=np.array([self.seed, epoch, index], dtype=np.int64),
+        )
+
+    def _n_portions(self, slice_index: int) -> int:
+        """Number of parts of a slice that are read one after the other: one, if the buffer holds it."""
+        size, pieces = len(self.source.slices[slice_index].rows), self.source.pieces(slice_index)
+        if self.kind == "patch":
+            return len(pieces)
+        return 1 if self.source.buffer_size is None else min(len(pieces), -(-size // self.source.buffer_size))
+
+    def _n_contexts(self, slice_index: int) -> list[int]:
+        """Number of contexts of every portion of a slice, the same in every epoch."""
+        pieces = self.source.pieces(slice_index)
+        if self.kind == "patch":
+            return [len(piece) for piece in pieces]
+        largest = max(map(len, pieces))
+        parts = np.array_split(np.arange(len(pieces)), self._n_portions(slice_index))
+        size = len(self.source.slices[slice_index].rows)
+        return [-(-min(len(part) * largest, size) // self.context_size) for part in parts]
 
     def _cells(self, epoch: int, index: int) -> tuple[int, NDArray[np.int64]]:
-        """Give the slice of a context and the numbers of its cells within the slice."""
+        """Give the slice of a context and the numbers of its cells within the slice; none for padding."""
         if self._plan_epoch != epoch:
-            self._plan = self._divide(epoch)
+            self._plan, self._sequence = self._divide(epoch)
             self._plan_epoch = epoch
-        slice_index, cells = self._plan[index]
+        number = int(self._sequence[index])
+        if number == PADDING:
+            return 0, np.empty(0, dtype=np.int64)
+        slice_index, cells = self._plan[number]
         if self.kind == "subset":
             return slice_index, cells
         slice_index, centre = int(slice_index), int(cells)
         return slice_index, _nearest(self._trees[slice_index], centre, self.context_size)
 
-    def _divide(self, epoch: int) -> list[tuple[int, NDArray[np.int64]]] | NDArray[np.int64]:
-        """Divide an epoch: (slice, cells) of subsets in a list, or (slice, centre) of patches in an array."""
+    def _divide(self, epoch: int) -> tuple[list[tuple[int, NDArray[np.int64]]] | NDArray[np.int64], NDArray[np.int64]]:
+        """Divide an epoch: (slice, cells) of subsets in a list, or (slice, centre) of patches in an array; and their order."""
         rng = _generator(_DIVIDE, self.seed, epoch)
-        sizes = {i: len(self.source.slices[i].rows) for i in self._slices}
-        if self.kind == "patch":
-            centres = [np.stack([np.full(size, i), np.arange(size)], axis=1) for i, size in sizes.items()]
-            return rng.permutation(np.concatenate(centres))
-        parts: list[tuple[int, NDArray[np.int64]]] = []
-        for i, size in sizes.items():
-            # Ascending cells are read faster, and their order carries no meaning.
-            pieces = np.array_split(self._order(i, size, rng), self._n_contexts(size))
-            parts.extend((i, np.sort(piece)) for piece in pieces)
-        return [parts[i] for i in rng.permutation(len(parts))]
+        parts: list[tuple[int, NDArray[np.int64]]] | NDArray[np.int64]
+        parts, portions = self._centres() if self.kind == "patch" else self._subsets(rng)
+        if self.n_streams == 1:
+            streams = stretches(portions if self._holds(portions) else _shuffled(portions, rng), 1, self.multiple)
+        else:
+            streams = stretches(_shuffled(portions, rng), self.n_streams, self.multiple)
+        buffer_size = None if self.source.buffer_size is None else max(1, self.source.buffer_size // self.n_streams)
+        return parts, np.concatenate([windowed(stream, buffer_size, rng) for stream in streams])
 
-    def _order(self, slice_index: int, size: int, rng: np.random.Generator) -> NDArray[np.int64]:
-        """Order the cells of a slice at random, gathered to some degree by where they lie."""
+    def _holds(self, portions: list[Portion]) -> bool:
+        return (
+            self.source.buffer_size is None or sum(portion.n_cells for portion in portions) <= self.source.buffer_size
+        )
+
+    def _subsets(self, rng: np.random.Generator) -> tuple[list[tuple[int, NDArray[np.int64]]], list[Portion]]:
+        """Every portion of every slice, divided at random into contexts."""
+        contexts: list[tuple[int, NDArray[np.int64]]] = []
+        portions = []
+        for i in self._slices:
+            pieces, counts = self.source.pieces(i), self._n_contexts(i)
+            if len(counts) > 1:
+                pieces = [pieces[k] for k in rng.permutation(len(pieces))]
+            for part, n in zip(np.array_split(np.arange(len(pieces)), len(counts)), counts, strict=True):
+                cells = np.concatenate([pieces[k] for k in part])
+                # Ascending cells are read faster, and their order carries no meaning.
+                divided = np.array_split(cells[self._order(i, cells, rng)], n)
+                portions.append(Portion(np.arange(len(contexts), len(contexts) + n), len(cells)))
+                contexts.extend((i, np.sort(each)) for each in divided)
+        return contexts, portions
+
+    def _centres(self) -> tuple[NDArray[np.int64], list[Portion]]:
+        """Every cell of every slice as a centre, by the pieces that are read together."""
+        centres, portions, done = [], [], 0
+        for i in self._slices:
+            for piece in self.source.pieces(i):
+                centres.append(np.stack([np.full(len(piece), i), piece], axis=1))
+                portions.append(Portion(np.arange(done, done + len(piece)), len(piece)))
+                done += len(piece)
+        return np.concatenate(centres), portions
+
+    def _order(self, slice_index: int, cells: NDArray[np.int64], rng: np.random.Generator) -> NDArray[np.int64]:
+        """Order some cells of a slice at random, gathered to some degree by where they lie."""
         position = self.source.slices[slice_index].position
         strength = self.augmentation.composition if self.augmentation else 0.0
         if position is None or not strength:
-            return rng.permutation(size)
-        field = _smooth_field((position - position.mean(axis=0)) / self.source.schema.scale, rng)
-        return np.argsort(rng.uniform(0.0, strength) * field + rng.standard_normal(size), kind="stable")
+            return rng.permutation(len(cells))
+        field = _smooth_field((position[cells] - self._centre[slice_index]) / self.source.schema.scale, rng)
+        return np.argsort(rng.uniform(0.0, strength) * field + rng.standard_normal(len(cells)), kind="stable")
 
     def _position(
         self, slice_index: int, cells: NDArray[np.int64], rng: np.random.Generator | None
@@ -236,13 +321,17 @@ class ContextDataset(Dataset[Context]):
         position = self.source.slices[slice_index].position
         if position is None:
             return np.full((len(cells), schema.n_dims), np.nan, dtype=np.float32), np.zeros(schema.n_dims, np.float32)
-        points, centre = position[cells], position.mean(axis=0)
+        points, centre = position[cells], self._centre[slice_index]
         if schema.frame == "slice":
             points, centre = points - points.mean(axis=0), centre - points.mean(axis=0)
             if rng is not None:
                 rotation = _random_rotation(schema.n_dims, rng)
                 points, centre = points @ rotation, centre @ rotation
         return schema.encode_position(points), schema.encode_position(centre)
+
+
+def _shuffled(portions: list[Portion], rng: np.random.Generator) -> list[Portion]:
+    return [portions[i] for i in rng.permutation(len(portions))]
 
 
 def _generator(purpose: int, *key: int) -> np.random.Generator:

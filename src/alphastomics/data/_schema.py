@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
+import scipy.sparse as sp
 
 from alphastomics.data._matrix import as_matrix, canonical
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    import scipy.sparse as sp
     from numpy.typing import ArrayLike, NDArray
 
 Transform = Literal["log1p", "none"]
@@ -241,17 +241,40 @@ class TissueSchema:
         measured[genes[genes >= 0]] = True
         if not measured.any():
             return np.zeros((block.shape[0], self.n_genes), dtype=np.float32)
-        if self.transform == "log1p":
-            if library_size is None:
-                library_size = np.bincount(rows, weights=data, minlength=block.shape[0])
-            sizes = np.asarray(library_size, dtype=np.float64)
-            factor = np.divide(self.target_library_size(measured), sizes, out=np.ones(block.shape[0]), where=sizes > 0)
-            data = np.log1p(data * factor[rows])
-        standard = (data - self._mean[column]) / self._scale[column]
-        zero = np.where(measured, np.clip(-self._mean / self._scale, -CLIP, CLIP), 0.0).astype(np.float32)
-        network = np.broadcast_to(zero, (block.shape[0], self.n_genes)).copy()
-        network[rows, column] = np.clip(standard, -CLIP, CLIP)
+        if library_size is None and self.transform == "log1p":
+            library_size = np.bincount(rows, weights=data, minlength=block.shape[0])
+        known = sp.csr_matrix((data, (rows, column)), shape=(block.shape[0], self.n_genes))
+        network: NDArray[np.float32] = self.deviations(known, measured, library_size).toarray()
+        network += self.zeros(measured)
         return network
+
+    def zeros(self, measured: NDArray[np.bool_]) -> NDArray[np.float32]:
+        """Network units (G,) of a value of 0; 0 for genes that are not ``measured`` (G,)."""
+        zero = np.clip(-self._mean / self._scale, -CLIP, CLIP)
+        return np.where(measured, zero, 0.0).astype(np.float32)
+
+    def deviations(
+        self, block: sp.csr_matrix, measured: NDArray[np.bool_], library_size: ArrayLike | None
+    ) -> sp.csr_matrix:
+        """What the values of cells add to those of 0, network units, sparse where they are.
+
+        Parameters
+        ----------
+        block
+            User units, CSR (k, G), genes in order, none that is not ``measured``.
+        measured
+            Genes that the cells have, (G,).
+        library_size
+            (k,); not read under ``transform="none"``.
+        """
+        data = block.data.astype(np.float64)
+        if self.transform == "log1p":
+            sizes = np.asarray(library_size, dtype=np.float64)
+            factor = np.divide(self.target_library_size(measured), sizes, out=np.ones(len(sizes)), where=sizes > 0)
+            data = np.log1p(data * np.repeat(factor, np.diff(block.indptr)))
+        standard = (data - self._mean[block.indices]) / self._scale[block.indices]
+        added = np.clip(standard, -CLIP, CLIP) - self.zeros(measured)[block.indices]
+        return sp.csr_matrix((added.astype(np.float32), block.indices, block.indptr), shape=block.shape, copy=False)
 
     def decode_expression(
         self, network: ArrayLike, library_size: ArrayLike | None = None, *, measured: ArrayLike | None = None

@@ -42,11 +42,21 @@ class CellSource(Protocol):
 
     @property
     def measured(self) -> NDArray[np.bool_]:
-        """Which genes of the schema the cells have, shape (G,)."""
+        """Which genes of the schema any of the cells have, shape (G,)."""
+
+    def measured_in(self, slice_index: int) -> NDArray[np.bool_]:
+        """Which genes of the schema the cells of a slice have, shape (G,)."""
+
+    def pieces(self, slice_index: int) -> list[NDArray[np.int64]]:
+        """Numbers, within a slice, of cells that are read together; neighbours where there are several pieces."""
 
     @property
     def n_cells(self) -> int:
         """Number of cells."""
+
+    @property
+    def buffer_size(self) -> int | None:
+        """Number of cells whose expression is held at once; None where all of it is in memory."""
 
     @property
     def has_counts(self) -> bool:

@@ -21,7 +21,7 @@ from alphastomics.train.packing import smallest_time
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from alphastomics.data import AnnDataSource, SliceCells
+    from alphastomics.data import CellSource, SliceCells
     from alphastomics.model._model import AlphaSTomics
 
 
@@ -43,7 +43,7 @@ def place_time(model: AlphaSTomics) -> float:
 
 
 def reference_chain(
-    model: AlphaSTomics, source: AnnDataSource, cells: SliceCells, few: NDArray[np.int64]
+    model: AlphaSTomics, source: CellSource, cells: SliceCells, few: NDArray[np.int64]
 ) -> SliceExpression:
     """The chain of the cells ``few`` of a slice, all of them in one context."""
     assert cells.position is not None  # a training source reads them
@@ -58,7 +58,7 @@ def reference_chain(
     )
 
 
-def fit_marginals(model: AlphaSTomics, source: AnnDataSource, *, n_steps: int = 20) -> Marginals:
+def fit_marginals(model: AlphaSTomics, source: CellSource, *, n_steps: int = 20) -> Marginals:
     """Sample the expression of some cells of the reference at their positions, and compare.
 
     Parameters
@@ -81,7 +81,7 @@ def fit_marginals(model: AlphaSTomics, source: AnnDataSource, *, n_steps: int = 
     return Marginals.of(np.concatenate(sampled), np.concatenate(true))
 
 
-def fit_dependence(model: AlphaSTomics, source: AnnDataSource, *, n_steps: int = 10) -> Dependence:
+def fit_dependence(model: AlphaSTomics, source: CellSource, *, n_steps: int = 10) -> Dependence:
     """Sample the expression of patches of the reference at their places, and compare how alike neighbours are.
 
     Parameters
@@ -122,7 +122,7 @@ def fit_dependence(model: AlphaSTomics, source: AnnDataSource, *, n_steps: int =
     return Dependence(share=share.astype(np.float32))
 
 
-def _moran(source: AnnDataSource, cells: SliceCells) -> NDArray[np.float64]:
+def _moran(source: CellSource, cells: SliceCells) -> NDArray[np.float64]:
     """Moran's I (G,) of a slice, or of as many of its cells about the middle as are read at once; 0 for a constant gene."""
     assert cells.position is not None  # a training source reads them
     away = np.linalg.norm(cells.position - np.median(cells.position, axis=0), axis=1)
@@ -141,7 +141,7 @@ def _patches(cells: SliceCells) -> NDArray[np.int64]:
     return np.unique(near)
 
 
-def fit_outlines(model: AlphaSTomics, source: AnnDataSource) -> Outlines:
+def fit_outlines(model: AlphaSTomics, source: CellSource) -> Outlines:
     """Outlines of the slices of the reference."""
     chosen = [source.slices[i] for i in evenly(len(source.slices), OUTLINE_SLICES)]
     return Outlines.of([to_canonical(model, source, cells, evenly(len(cells.rows), OUTLINE_CELLS)) for cells in chosen])

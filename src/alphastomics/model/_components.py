@@ -17,12 +17,12 @@ from alphastomics.model._frames import evenly
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from alphastomics.data import AnnDataSource
+    from alphastomics.data import CellSource
 
 CELLS = 5_000  # that are looked at: more move the first components by less than another animal does
 
 
-def principal_components(source: AnnDataSource, n_components: int) -> NDArray[np.float32]:
+def principal_components(source: CellSource, n_components: int) -> NDArray[np.float32]:
     """The first components (G, K), K at most ``n_components`` and what cells and genes allow."""
     expression = source.expression(evenly(source.n_cells, CELLS))
     k = min(n_components, *expression.shape)

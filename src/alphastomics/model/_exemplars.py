@@ -28,7 +28,7 @@ from alphastomics.model._frames import evenly
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from alphastomics.data import AnnDataSource
+    from alphastomics.data import CellSource
 
 MOST_CELLS, MOST_VALUES = 8192, 2**23  # that are kept of the reference
 N_COMPONENTS = 32
@@ -58,7 +58,7 @@ class Exemplars:
     expression: NDArray[np.float32]
 
     @classmethod
-    def of(cls, source: AnnDataSource) -> Exemplars:
+    def of(cls, source: CellSource) -> Exemplars:
         """Cells from all over a reference: 8,192, or as many as make eight million values."""
         most = max(1, min(MOST_CELLS, MOST_VALUES // len(source.measured)))
         return cls(expression=source.expression(evenly(source.n_cells, most)))

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
-    from alphastomics.data import AnnDataSource, SliceCells, TissueSchema
+    from alphastomics.data import CellSource, SliceCells, TissueSchema
     from alphastomics.model._model import AlphaSTomics
 
 CELLS = 2048  # enough to fix a rotation
@@ -60,7 +60,7 @@ class ReferenceFrame:
         return cls(slice_name=values["slice_name"], rotation=rotation, centroid=tuple(values["centroid"]))
 
 
-def canonical_mean(model: AlphaSTomics, source: AnnDataSource, rows: NDArray[np.int64], *, max_context: int) -> Tensor:
+def canonical_mean(model: AlphaSTomics, source: CellSource, rows: NDArray[np.int64], *, max_context: int) -> Tensor:
     """Where the model expects cells by their expression alone: (1, N, D), canonical frame, model units, float64."""
     schema = model.schema
     positions = SlicePositions(
@@ -75,14 +75,14 @@ def canonical_mean(model: AlphaSTomics, source: AnnDataSource, rows: NDArray[np.
 
 
 def rotation_of_cells(
-    model: AlphaSTomics, source: AnnDataSource, rows: NDArray[np.int64], x: NDArray[np.float64], *, max_context: int
+    model: AlphaSTomics, source: CellSource, rows: NDArray[np.int64], x: NDArray[np.float64], *, max_context: int
 ) -> NDArray[np.float64]:
     """Rotation (D, D) that brings positions ``x`` of ``rows`` to where the model expects these cells."""
     mean = canonical_mean(model, source, rows, max_context=max_context)
     return kabsch(centre(torch.from_numpy(x)[None]), centre(mean))[0].numpy()
 
 
-def fit_frame(model: AlphaSTomics, source: AnnDataSource) -> ReferenceFrame | None:
+def fit_frame(model: AlphaSTomics, source: CellSource) -> ReferenceFrame | None:
     """Find the canonical frame in the first reference slice; None for a shared frame."""
     if model.schema.frame == "shared":
         return None
@@ -102,7 +102,7 @@ def fit_frame(model: AlphaSTomics, source: AnnDataSource) -> ReferenceFrame | No
 
 
 def to_canonical(
-    model: AlphaSTomics, source: AnnDataSource, cells: SliceCells, few: NDArray[np.int64]
+    model: AlphaSTomics, source: CellSource, cells: SliceCells, few: NDArray[np.int64]
 ) -> NDArray[np.float32]:
     """Positions (n, D), in the canonical frame and model units, of the cells ``few`` of a slice whose expression is known."""
     schema = model.schema

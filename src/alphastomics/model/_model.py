@@ -11,10 +11,10 @@ import rich.pretty  # noqa: F401  scvi-tools uses rich.pretty without importing 
 import torch
 from scvi import settings
 from scvi.data import AnnDataManager
-from scvi.data.fields import LayerField
 from scvi.model.base import BaseModelClass
 
 from alphastomics.data import AnnDataSource, Augmentation, TissueSchema, fit_schema
+from alphastomics.data.parquet._source import BUFFER, ParquetSource
 from alphastomics.diffusion import CosineSchedule, MaskingConfig, Process
 from alphastomics.model import _files
 from alphastomics.model._calibration import fit_dependence, fit_marginals, fit_outlines
@@ -22,7 +22,7 @@ from alphastomics.model._components import principal_components
 from alphastomics.model._draws import check_effect
 from alphastomics.model._exemplars import Exemplars
 from alphastomics.model._expression_sample import sample_expression
-from alphastomics.model._fields import SCHEMA, ColumnField, PositionField
+from alphastomics.model._fields import SCHEMA, dataset_registry, schema_fields
 from alphastomics.model._frames import ReferenceFrame, fit_frame
 from alphastomics.model._latent import latent_representation
 from alphastomics.model._position_chain import MAX_CONTEXT, SamplerConfig
@@ -43,6 +43,7 @@ from alphastomics.train.history import History
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from datetime import timedelta
+    from os import PathLike
 
     from anndata import AnnData
     from numpy.typing import NDArray
@@ -168,6 +169,7 @@ class AlphaSTomics(BaseModelClass):
             self.module = self._module_cls(config)
         if self.schema.transform == "log1p":  # deviations of other values are in units that mean nothing
             self.module.weigh_genes(self.schema.gene_scale)
+        self._dataset: ParquetSource | None = None  # the reference, where it is on disk
         self.frame_: ReferenceFrame | None = None
         self.deformation_: float | None = None  # strength of the last training
         self.marginals_: Marginals | None = None
@@ -259,23 +261,33 @@ class AlphaSTomics(BaseModelClass):
             )
         if adata.is_view:
             adata._init_as_actual(adata.copy())
-        fields = [
-            LayerField("X", layer, is_count_data=False, correct_data_format=False),
-            PositionField("position", position_key),
-            *(
-                ColumnField(name, key)
-                for name, key in (
-                    ("slice", schema.slice_key),
-                    ("cell_type", cell_type_key),
-                    ("sequence", sequence_key),
-                )
-                if key is not None
-            ),
-        ]
-        manager = AnnDataManager(fields=fields, setup_method_args=setup_method_args)
+        manager = AnnDataManager(fields=schema_fields(schema), setup_method_args=setup_method_args)
         manager._registry[SCHEMA] = schema.to_dict()
         manager.register_fields(adata, **kwargs)
         cls.register_manager(manager)
+
+    @classmethod
+    def from_parquet(cls, data_dir: str | PathLike[str], *, buffer_size: int = BUFFER, **kwargs: Any) -> AlphaSTomics:
+        """A model of a dataset on disk, which :meth:`train` then reads a part at a time.
+
+        Parameters
+        ----------
+        data_dir
+            Folder that ``alphastomics preprocess`` wrote.
+        buffer_size
+            Number of cells whose expression is held in memory at once.
+        **kwargs
+            Arguments of :class:`AlphaSTomics`.
+
+        Raises
+        ------
+        FileNotFoundError, ValueError
+            If the dataset is not there, or damaged.
+        """
+        source = ParquetSource(data_dir, buffer_size=buffer_size)
+        model = cls(registry=dataset_registry(cls, source), **kwargs)
+        model._dataset = source
+        return model
 
     def _check_query(self, adata: AnnData | None) -> AnnData:
         if adata is None:
@@ -363,12 +375,12 @@ class AlphaSTomics(BaseModelClass):
         NonFiniteLossError
             If the loss becomes NaN or infinite; the model keeps its last good weights.
         """
-        if self.adata is None:
+        if self.adata is None and self._dataset is None:
             raise ValueError("This model was loaded without data; load it with adata= to train it")
         maskable = self.module.config.mask_tokens
         if masking is not None and not maskable:
             raise ValueError("This model has no mask tokens; make it with enable_masking=True to train it with masking")
-        source = AnnDataSource(self.adata, self.schema, positions=True)
+        source = self._dataset or AnnDataSource(self.adata, self.schema, positions=True)
         if validation_size is None and (early_stopping or train_size is not None):
             validation_size = 0.1 if train_size is None else 1 - train_size
         datamodule = self._data_splitter_cls(

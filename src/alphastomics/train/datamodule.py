@@ -8,6 +8,7 @@ import lightning.pytorch as pl
 from torch.utils.data import DataLoader
 
 from alphastomics.data import Augmentation, ContextDataset, collate
+from alphastomics.data._loaders import make_loader
 
 if TYPE_CHECKING:
     from alphastomics.data import Batch, CellSource
@@ -22,6 +23,8 @@ class ContextDataModule(pl.LightningDataModule):
     ----------
     source
         Where cells come from.
+    validation
+        Where those of validation come from, if they are apart.
     batch_size
         Number of cells in a batch; ``batch_size // context_size`` contexts, at least one.
     context_size
@@ -49,6 +52,7 @@ class ContextDataModule(pl.LightningDataModule):
         self,
         source: CellSource,
         *,
+        validation: CellSource | None = None,
         batch_size: int = 1024,
         context_size: int = 512,
         kind: str = "subset",
@@ -64,12 +68,14 @@ class ContextDataModule(pl.LightningDataModule):
         self.contexts_per_batch = max(1, batch_size // context_size)
         self.num_workers = num_workers
         names = [cells.name for cells in source.slices]
-        held_out = _held_out(names, validation_size)
+        held_out = _held_out(names, validation_size) if validation is None else []
         common: dict[str, Any] = {"context_size": context_size, "kind": kind, "seed": seed, "targets": targets}
         self.train_set = ContextDataset(
             source, augmentation=augmentation, slices=[name for name in names if name not in held_out], **common
         )
         self.validation_set = ContextDataset(source, slices=held_out, **common) if held_out else None
+        if validation is not None:
+            self.validation_set = ContextDataset(validation, **common)
 
     @property
     def steps_per_epoch(self) -> int:
@@ -89,6 +95,11 @@ class ContextDataModule(pl.LightningDataModule):
         return [] if self.validation_set is None else self._loader(self.validation_set)
 
     def _loader(self, dataset: ContextDataset) -> DataLoader[Batch]:
+        if dataset.source.buffer_size is not None:
+            rank, world_size = (0, 1) if self.trainer is None else (self.trainer.global_rank, self.trainer.world_size)
+            return make_loader(
+                dataset, self.contexts_per_batch, num_workers=self.num_workers, rank=rank, world_size=world_size
+            )
         # The dataset shuffles: its contexts come in random order, cut anew in every epoch.
         loader: DataLoader[Any] = DataLoader(
             dataset, batch_size=self.contexts_per_batch, collate_fn=collate, num_workers=self.num_workers, shuffle=False

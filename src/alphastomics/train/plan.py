@@ -190,7 +190,8 @@ class TrainingPlan(pl.LightningModule):
                 row[:n] = torch.from_numpy(draw_held(n, x_expr.shape[2], keyed_rng(key, HELD + purpose))).to(row.device)
         whole = held.all(dim=-1, keepdim=True)
         thinned = batch.expression * (1 - batch.dropout).sqrt()[:, None, None]
-        return held & (whole | batch.measured[:, None]), torch.where(whole, x_expr, thinned)
+        held = held & batch.present[:, None] & (whole | batch.measured[:, None])
+        return held, torch.where(whole, x_expr, thinned)
 
     def conditional_mean(self, expression: Tensor, mask: Tensor) -> Tensor:
         """Estimate of the positions (B, N, D) of cells of which only the expression is known."""
@@ -239,7 +240,7 @@ class TrainingPlan(pl.LightningModule):
         if self.mode != "expr_to_pos":
             sampled = (t_expr > 0)[:, None]
             x_expr = torch.where(sampled[..., None], batch.target, x_expr)
-            measured = measured | sampled
+            measured = measured | (sampled & batch.present)
             held, given = self.held(batch, x_expr, t_expr, purpose)
         z_expr = self.diffusion.expression.noise(x_expr, t_expr, noise_expr) * measured.unsqueeze(1)
         if held is not None:
@@ -276,7 +277,7 @@ class TrainingPlan(pl.LightningModule):
             error = mean_squared_error(x_0, x_expr, mask, weight, features=genes, entries=asked)
             losses["expression"] = torch.where(t_expr > 0, error, 0.0)
             # Clean, but thinned and with genes missing, the input leaves something to say: what the cell holds in full.
-            one, every = torch.ones_like(t_expr), self.module.gene_weight.square()[None]
+            one, every = torch.ones_like(t_expr), batch.present * self.module.gene_weight.square()
             whole = clean_value(self.diffusion.expression, output.expression.float(), z_expr, one, None)
             unmasked = None if masks.expression is None else ~masks.expression
             error = mean_squared_error(whole, batch.target, mask, features=every, entries=unmasked)

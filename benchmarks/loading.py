@@ -1,0 +1,170 @@
+"""How fast contexts come: cells a second of the loader of datasets on disk, beside what users have.
+
+Simulated counts of some slices, 500 genes, written as one h5ad file for each, made a dataset by
+``alphastomics.data.preprocess``, and read in batches of 1,024 cells, all on one core, by turns, so that a busy machine slows
+all alike:
+
+- ``first epoch``: ours from the files, a tenth of the cells held at once, every cell read and decoded once;
+- ``later epochs``: ours where the buffer holds all cells, after the first epoch;
+- ``scvi``: ``AnnDataLoader`` over all cells in memory as CSR, shuffled;
+- ``backed``: random cells of one backed h5ad file that holds all of them, sorted, as an array.
+
+Ratios are medians over the turns of ours over theirs. Run as ``python -m benchmarks.loading``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from benchmarks._report import machine, markdown, versions, write_json
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from anndata import AnnData
+
+RESULT = Path(__file__).parent / "results" / "loading.json"
+CONTEXT = 1024
+OURS, THEIRS = ("first epoch", "later epochs"), ("scvi", "backed")
+BACKED_BATCHES = 5
+
+
+def make_slice(number: int, n_cells: int, n_genes: int) -> AnnData:
+    """Negative binomial counts at random places."""
+    import anndata as ad
+    import numpy as np
+    import pandas as pd
+    from scipy import sparse
+
+    rng = np.random.default_rng(number)
+    mean = np.random.default_rng(0).gamma(0.5, 0.6, n_genes)
+    counts = sparse.csr_matrix(rng.poisson(rng.gamma(2.0, mean / 2, size=(n_cells, n_genes))).astype(np.float32))
+    name = f"slice_{number}"
+    obs = pd.DataFrame({"slice_id": name}, index=[f"{name}_{i}" for i in range(n_cells)])
+    var = pd.DataFrame(index=[f"gene_{i}" for i in range(n_genes)])
+    return ad.AnnData(counts, obs=obs, var=var, obsm={"spatial": rng.uniform(0, 1000, (n_cells, 2))})
+
+
+def make_files(folder: Path, *, n_slices: int, n_cells: int, n_genes: int) -> int:
+    """Write the slices, the dataset and the file that holds all cells; give the number of cells."""
+    import anndata as ad
+
+    from alphastomics.data.preprocess import Stage1Options, Stage2Options, preprocess
+
+    slices = [make_slice(i, n_cells // n_slices, n_genes) for i in range(n_slices)]
+    (folder / "slices").mkdir()
+    for i, each in enumerate(slices):
+        each.write_h5ad(folder / "slices" / f"slice_{i}.h5ad")
+    together = ad.concat(slices)
+    together.write_h5ad(folder / "all.h5ad")
+    preprocess(folder / "slices", folder / "dataset", Stage1Options(), Stage2Options(train_ratio=1.0, val_ratio=0.0))
+    return int(together.n_obs)
+
+
+def speed(batches: Callable[[], int]) -> float:
+    """Cells a second of a function that reads cells and gives their number."""
+    start = time.perf_counter()
+    n_cells = batches()
+    return n_cells / (time.perf_counter() - start)
+
+
+def readers(folder: Path, n_cells: int) -> dict[str, Callable[[], int]]:
+    """Functions that read cells and give their number."""
+    import anndata as ad
+    import numpy as np
+    import scvi
+
+    from alphastomics.data import ContextDataset
+    from alphastomics.data._loaders import make_loader
+    from alphastomics.data.parquet._source import ParquetSource
+
+    def ours(dataset: ContextDataset, epoch: int) -> int:
+        dataset.set_epoch(epoch)
+        return sum(int(batch.mask.sum()) for batch in make_loader(dataset, 1))
+
+    def from_files() -> int:
+        source = ParquetSource(folder / "dataset", buffer_size=n_cells // 10)
+        return ours(ContextDataset(source, context_size=CONTEXT, seed=0), 0)
+
+    held = ContextDataset(ParquetSource(folder / "dataset", buffer_size=n_cells), context_size=CONTEXT, seed=0)
+    ours(held, 0)
+    epochs = iter(range(1, 1000))
+    in_memory = ad.read_h5ad(folder / "all.h5ad")
+    scvi.model.SCVI.setup_anndata(in_memory)
+    manager = scvi.model.SCVI(in_memory).adata_manager
+
+    def scvi_loader() -> int:
+        loader = scvi.dataloaders.AnnDataLoader(manager, batch_size=CONTEXT, shuffle=True)
+        return sum(len(batch["X"]) for batch in loader)
+
+    on_disk, rng = ad.read_h5ad(folder / "all.h5ad", backed="r"), np.random.default_rng(0)
+
+    def backed() -> int:
+        for _ in range(BACKED_BATCHES):
+            rows = np.sort(rng.choice(n_cells, CONTEXT, replace=False))
+            on_disk.X[rows].toarray()
+        return BACKED_BATCHES * CONTEXT
+
+    return {
+        "first epoch": from_files,
+        "later epochs": lambda: ours(held, next(epochs)),
+        "scvi": scvi_loader,
+        "backed": backed,
+    }
+
+
+def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """Options."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.loading", formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
+    parser.add_argument("--cells", type=int, default=100_000)
+    parser.add_argument("--genes", type=int, default=500)
+    parser.add_argument("--slices", type=int, default=10)
+    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--output", type=Path, default=RESULT)
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Read by turns and print the ratios."""
+    import torch
+
+    options = parse(argv)
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        n_cells = make_files(folder, n_slices=options.slices, n_cells=options.cells, n_genes=options.genes)
+        read = readers(folder, n_cells)
+        turns = [{name: speed(each) for name, each in read.items()} for _ in range(options.turns)]
+    ratios: dict[str, dict[str, float]] = {
+        one: {other: statistics.median(turn[one] / turn[other] for turn in turns) for other in THEIRS} for one in OURS
+    }
+    content: dict[str, Any] = {
+        "benchmark": "loading",
+        "parameters": {
+            "cells": n_cells, "genes": options.genes, "slices": options.slices, "context_size": CONTEXT,
+        },
+        "ratios": ratios,
+        "cells_per_second": turns,
+        "versions": versions(),
+        "machine": machine(),
+    }  # fmt: skip
+    write_json(options.output, content)
+    print(
+        markdown(
+            [
+                ["cells per second, ours over", *THEIRS],
+                *([one, *(f"{ratios[one][o]:.1f}" for o in THEIRS)] for one in OURS),
+            ]
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()

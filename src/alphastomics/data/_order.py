@@ -1,0 +1,151 @@
+"""The order in which the contexts of an epoch are drawn: at random, and so that what is read lasts for a while.
+
+What is read together, a slice or a part of a large one, is a *portion*. Portions are put in random order. A window of them,
+no more cells than the buffer holds, is open at a time; the next context is any of those that are left in the window, and a
+portion without contexts makes room for the next. A buffer that holds everything gives every order the same chance.
+
+Processes take equal stretches of the sequence of portions, each with a window of its own, so that a slice is read by one of
+them, or by two where a stretch ends. Contexts of padding make the stretches equally long: all ranks take as many steps.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+PADDING = -1  # number of a context without cells
+
+
+class Portion(NamedTuple):
+    """Contexts that need the same cells.
+
+    Attributes
+    ----------
+    contexts
+        Their numbers, (n,).
+    n_cells
+        How many cells they need.
+    """
+
+    contexts: NDArray[np.int64]
+    n_cells: int
+
+
+def stretches(portions: Sequence[Portion], n: int, multiple: int = 1) -> list[list[Portion]]:
+    """Cut a sequence of portions into ``n`` stretches with equally many contexts, padded to a multiple.
+
+    Parameters
+    ----------
+    portions
+        In the order in which they are read.
+    n
+        Number of stretches.
+    multiple
+        Of which the number of contexts of a stretch is.
+    """
+    total = sum(len(portion.contexts) for portion in portions)
+    length = -(-total // n)
+    length = -(-length // multiple) * multiple
+    cut: list[list[Portion]] = [[] for _ in range(n)]
+    ends = np.round(np.arange(1, n + 1) * total / n).astype(int)
+    done, stretch = 0, 0
+    for portion in portions:
+        left = portion.contexts
+        while len(left):
+            while done >= ends[stretch]:
+                stretch += 1
+            part, left = np.split(left, [ends[stretch] - done])
+            cut[stretch].append(Portion(part, portion.n_cells))
+            done += len(part)
+    for each in cut:
+        lacking = length - sum(len(portion.contexts) for portion in each)
+        if lacking:
+            each.append(Portion(np.full(lacking, PADDING), 0))
+    return cut
+
+
+def windowed(portions: Sequence[Portion], buffer_size: int | None, rng: np.random.Generator) -> NDArray[np.int64]:
+    """Contexts in the order in which they are drawn.
+
+    Parameters
+    ----------
+    portions
+        In the order in which they are read.
+    buffer_size
+        Number of cells that are held at once, at least one portion; None holds everything.
+    rng
+        Where the draws come from.
+    """
+    if buffer_size is None or sum(portion.n_cells for portion in portions) <= buffer_size:
+        return (
+            rng.permutation(np.concatenate([portion.contexts for portion in portions]))
+            if portions
+            else np.empty(0, int)
+        )
+    waiting, window, room, order = list(portions)[::-1], list[list[int]](), buffer_size, []
+    sizes: list[int] = []
+    while waiting or window:
+        while waiting and (not window or waiting[-1].n_cells <= room):
+            portion = waiting.pop()
+            window.append(rng.permutation(portion.contexts).tolist())
+            sizes.append(portion.n_cells)
+            room -= portion.n_cells
+        left = np.array([len(contexts) for contexts in window])
+        chosen = int(np.searchsorted(np.cumsum(left), rng.integers(left.sum()), side="right"))
+        order.append(window[chosen].pop())
+        if not window[chosen]:
+            room += sizes[chosen]
+            del window[chosen], sizes[chosen]
+    return np.array(order, dtype=np.int64)
+
+
+class StreamSampler:
+    """Batches of contexts for one rank, turn and turn about for the processes that load them.
+
+    Process w of W of a rank cuts every W-th batch; all batches of a process come from one stretch, so that what it reads
+    serves it again.
+
+    Parameters
+    ----------
+    length
+        Number of contexts of an epoch, all ranks and processes together.
+    contexts_per_batch
+        Contexts in a batch.
+    rank, world_size
+        Number of this rank, and of all.
+    n_workers
+        Processes that load for a rank, at least one.
+    start
+        Batches to leave out: where an interrupted epoch goes on.
+    """
+
+    def __init__(
+        self,
+        length: int,
+        contexts_per_batch: int,
+        *,
+        rank: int = 0,
+        world_size: int = 1,
+        n_workers: int = 1,
+        start: int = 0,
+    ) -> None:
+        self.per_stretch = length // (world_size * n_workers)
+        self.contexts_per_batch, self.rank, self.n_workers, self.start = contexts_per_batch, rank, n_workers, start
+
+    def __len__(self) -> int:
+        """Number of batches."""
+        return max(0, self.n_workers * -(-self.per_stretch // self.contexts_per_batch) - self.start)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        """Numbers of the contexts of every batch."""
+        for batch in range(self.start, self.start + len(self)):
+            turn, worker = divmod(batch, self.n_workers)
+            first = (self.rank * self.n_workers + worker) * self.per_stretch
+            low = first + turn * self.contexts_per_batch
+            yield list(range(low, min(low + self.contexts_per_batch, first + self.per_stretch)))

@@ -1,0 +1,88 @@
+"""The order of contexts: every one once, equal stretches, few portions open at a time, slices mixed as chance mixes them."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import chi2
+
+from alphastomics.data._order import PADDING, Portion, StreamSampler, stretches, windowed
+
+
+def portions_of(sizes, n_cells=10):
+    starts = np.concatenate([[0], np.cumsum(sizes)])
+    return [Portion(np.arange(a, b), n_cells) for a, b in zip(starts, starts[1:], strict=False)]
+
+
+@given(st.lists(st.integers(1, 12), min_size=1, max_size=12), st.integers(1, 6), st.integers(1, 4))
+def test_stretches_hold_every_context_once_and_are_equally_long(sizes, n, multiple):
+    cut = stretches(portions_of(sizes), n, multiple)
+    numbers = [np.concatenate([portion.contexts for portion in each]) for each in cut]
+    assert len({len(each) for each in numbers}) == 1
+    assert len(numbers[0]) % multiple == 0
+    real = np.concatenate(numbers)
+    assert sorted(real[real != PADDING]) == list(range(sum(sizes)))
+    assert (real == PADDING).sum() < n * (multiple + 1)
+    assert sum(len(each) - (each[-1].n_cells == 0) for each in cut) <= len(sizes) + n - 1  # few portions are cut
+
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=10), st.integers(5, 60), st.integers(0, 9))
+def test_a_window_draws_every_context_once_and_holds_no_more_than_the_buffer(sizes, buffer_size, seed):
+    portions = portions_of(sizes)
+    order = windowed(portions, buffer_size, np.random.default_rng(seed))
+    assert sorted(order) == list(range(sum(sizes)))
+    owner = np.repeat(np.arange(len(sizes)), sizes)[order]
+    first = {k: int(np.argmax(owner == k)) for k in range(len(sizes))}
+    last = {k: len(order) - 1 - int(np.argmax(owner[::-1] == k)) for k in range(len(sizes))}
+    for step in range(len(order)):
+        begun = [k for k in first if first[k] <= step <= last[k]]
+        assert 10 * len(begun) <= max(buffer_size, 10)
+
+
+def test_what_is_held_at_once_is_shuffled_as_a_whole():
+    portions = portions_of([3, 4, 5])
+    rng, again = np.random.default_rng(0), np.random.default_rng(0)
+    np.testing.assert_array_equal(windowed(portions, None, rng), again.permutation(12))
+    assert len(windowed([], 10, rng)) == 0
+
+
+def test_slices_follow_each_other_as_often_as_chance_says():
+    sizes, statistic, freedom = [8, 8, 12, 20], 0.0, 0
+    owner = np.repeat(np.arange(4), sizes)
+    n = len(owner)
+    for seed in range(20):
+        order = owner[windowed(portions_of(sizes), 40, np.random.default_rng(seed))]
+        found = Counter(zip(order[:-1].tolist(), order[1:].tolist(), strict=True))
+        for a in range(4):
+            for b in range(4):
+                expected = (n - 1) * sizes[a] / n * (sizes[b] - (a == b)) / (n - 1)
+                statistic += (found[a, b] - expected) ** 2 / expected
+        freedom += 9
+    assert chi2.sf(statistic, freedom) > 0.01
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+@pytest.mark.parametrize("n_workers", [1, 2, 3])
+def test_ranks_take_equally_many_batches_and_together_all_contexts(world_size, n_workers):
+    length, per_batch = 6 * world_size * n_workers, 4
+    seen, batches = [], []
+    for rank in range(world_size):
+        sampler = StreamSampler(length, per_batch, rank=rank, world_size=world_size, n_workers=n_workers)
+        batches.append(len(list(sampler)))
+        assert batches[-1] == len(sampler)
+        for k, batch in enumerate(sampler):
+            seen += batch
+            stretch = {i // 6 for i in batch}
+            assert stretch == {rank * n_workers + k % n_workers}  # a loader process keeps to its stretch
+    assert len(set(batches)) == 1
+    assert sorted(seen) == list(range(length))
+
+
+def test_an_epoch_goes_on_where_it_was_left():
+    everything = list(StreamSampler(24, 3, n_workers=2))
+    assert list(StreamSampler(24, 3, n_workers=2, start=5)) == everything[5:]
+    assert len(StreamSampler(24, 3, n_workers=2, start=99)) == 0

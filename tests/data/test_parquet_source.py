@@ -1,0 +1,175 @@
+"""Cells of a dataset on disk are those of an AnnData: the same values, places and contexts, whatever is held in memory."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections import Counter
+
+import numpy as np
+import pytest
+from torch.utils.data import DataLoader
+
+from alphastomics.data import AnnDataSource, Augmentation, ContextDataset, collate
+from alphastomics.data._order import StreamSampler
+from alphastomics.data.parquet._source import ParquetSource
+from alphastomics.data.preprocess import Stage1Options, Stage2Options, preprocess
+from alphastomics.datasets import synthetic_tissue
+
+
+@pytest.fixture(scope="module")
+def tissue():
+    return synthetic_tissue(n_slices=4, n_cells=(90, 70, 40, 110), n_genes=20, random_state=0)
+
+
+@pytest.fixture(scope="module")
+def folder(tissue, tmp_path_factory):
+    raw, out = tmp_path_factory.mktemp("raw"), tmp_path_factory.mktemp("dataset")
+    tissue.write_h5ad(raw / "all.h5ad")
+    preprocess(raw, out, Stage1Options(), Stage2Options(train_ratio=1.0, val_ratio=0.0, max_shard_size=60))
+    return out
+
+
+def order_of(source, tissue):
+    """Rows of the AnnData in the order of the source."""
+    import pyarrow.parquet as pq
+
+    names = []
+    for path in source._paths:
+        names += pq.read_table(path, columns=["cell_id"]).column(0).to_pylist()
+    return tissue.obs_names.get_indexer(names)
+
+
+@pytest.mark.parametrize("buffer_size", [1, 100, 10_000])
+def test_values_and_places_are_those_of_the_anndata(folder, tissue, buffer_size):
+    source = ParquetSource(folder, buffer_size=buffer_size)
+    memory = AnnDataSource(tissue, source.schema, positions=True)
+    rows = order_of(source, tissue)
+    assert sorted(rows) == list(range(tissue.n_obs))
+    chosen = np.random.default_rng(0).permutation(source.n_cells)[:150]
+    np.testing.assert_array_equal(source.expression(chosen), memory.expression(rows[chosen]))
+    np.testing.assert_array_equal(source.library_size(chosen), memory.library_size(rows[chosen]))
+    assert [cells.name for cells in source.slices] == [cells.name for cells in memory.slices]
+    for cells in source.slices:
+        np.testing.assert_array_equal(cells.position, tissue.obsm["spatial"][rows[cells.rows]])
+    assert source.has_counts
+    assert source.measured.all()
+    held = sum(source.groups[i].n_cells for i in source._kept)
+    assert held <= max(buffer_size, max(group.n_cells for group in source.groups))
+
+
+def test_counts_are_thinned(folder):
+    source = ParquetSource(folder)
+    rows = np.arange(200)
+    thinned = source.expression(rows, thinning=0.5, rng=np.random.default_rng(0))
+    again = source.expression(rows, thinning=0.5, rng=np.random.default_rng(0))
+    np.testing.assert_array_equal(thinned, again)
+    assert np.abs(thinned - source.expression(rows)).max() > 0
+    with pytest.raises(ValueError, match="needs rng"):
+        source.expression(rows, thinning=0.5)
+
+
+def test_a_source_can_be_sent_to_another_process(folder):
+    source = ParquetSource(folder)
+    source.expression(np.arange(10))
+    other = pickle.loads(pickle.dumps(source))
+    assert not other._kept
+    np.testing.assert_array_equal(other.expression(np.arange(10)), source.expression(np.arange(10)))
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")  # of a machine with few processors
+@pytest.mark.parametrize("kind", ["subset", "patch"])
+@pytest.mark.parametrize("buffer_size", [70, 10_000])
+@pytest.mark.parametrize(("world_size", "n_workers"), [(1, 0), (1, 1), (2, 0), (1, 2), (1, 3), (2, 2), (2, 3)])
+def test_every_cell_comes_once_an_epoch(folder, kind, buffer_size, world_size, n_workers):
+    if n_workers and (kind == "patch" or buffer_size > 70):
+        pytest.skip("processes are slow to start, and do the same")
+    seen, batches = Counter(), []
+    for rank in range(world_size):
+        source = ParquetSource(folder, buffer_size=buffer_size)
+        dataset = ContextDataset(source, context_size=32, kind=kind, seed=0, augmentation=Augmentation(composition=5.0))
+        streams = world_size * max(1, n_workers)
+        dataset.set_streams(streams, 2)
+        dataset.set_epoch(3)
+        sampler = StreamSampler(len(dataset), 2, rank=rank, world_size=world_size, n_workers=max(1, n_workers))
+        loader = DataLoader(dataset, batch_sampler=sampler, collate_fn=collate, num_workers=n_workers)
+        batches.append(0)
+        for batch in loader:
+            batches[-1] += 1
+            rows = batch.rows[:, :1] if kind == "patch" else batch.rows
+            seen.update(rows[rows >= 0].tolist())
+    assert sorted(seen) == list(range(source.n_cells))
+    assert set(seen.values()) == {1}
+    assert len(set(batches)) == 1
+
+
+def test_a_context_costs_few_reads(folder, monkeypatch):
+    source = ParquetSource(folder, buffer_size=150)
+    reads = []
+    load = ParquetSource._load
+    monkeypatch.setattr(ParquetSource, "_load", lambda self, group: (reads.append(group), load(self, group))[1])
+    dataset = ContextDataset(source, context_size=32, seed=0)
+    for epoch in range(3):
+        dataset.set_epoch(epoch)
+        for i in range(len(dataset)):
+            dataset[i]
+    assert len(reads) <= 1.2 * 3 * len(source.groups)  # forgetting what was used least lately is nearly the best
+
+
+# -- what is not whole ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def copy(folder, tmp_path):
+    import shutil
+
+    shutil.copytree(folder, tmp_path / "copy")
+    return tmp_path / "copy"
+
+
+def first_file(folder):
+    return min((folder / "data").iterdir())
+
+
+def change(folder, **values):
+    path = folder / "metadata.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+
+def test_a_folder_without_a_dataset_is_refused(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"metadata.json is missing; make one with alphastomics preprocess"):
+        ParquetSource(tmp_path)
+
+
+def test_a_later_format_is_refused(copy):
+    change(copy, format_version=99)
+    with pytest.raises(ValueError, match="format_version 99"):
+        ParquetSource(copy)
+
+
+@pytest.mark.parametrize("values", [{"schema": {}}, {"shards": [{"file": "../x", "split": "train"}]}, {"shards": 3}])
+def test_damaged_metadata_are_refused(copy, values):
+    change(copy, **values)
+    with pytest.raises(ValueError, match="is damaged"):
+        ParquetSource(copy)
+
+
+def test_a_file_cut_in_half_is_refused(copy):
+    path = first_file(copy)
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    with pytest.raises(ValueError, match="is no whole Parquet file"):
+        ParquetSource(copy)
+
+
+def test_a_flipped_byte_is_found_by_its_checksum(copy):
+    source, path = ParquetSource(copy), first_file(copy)
+    data = bytearray(path.read_bytes())
+    data[len(data) // 3] ^= 255
+    path.write_bytes(bytes(data))
+    with pytest.raises(ValueError, match="checksum"):
+        source.info.check_files(copy)
+
+
+def test_splits_without_cells_are_refused(folder):
+    with pytest.raises(ValueError, match="has no cells for test"):
+        ParquetSource(folder, ("test",))

@@ -1,0 +1,80 @@
+"""A model of a dataset on disk: that of the same cells in memory."""
+
+from __future__ import annotations
+
+import anndata as ad
+import numpy as np
+import pandas as pd
+import pytest
+import scipy.sparse as sp
+import torch
+
+from alphastomics.data.parquet._source import ParquetSource
+from alphastomics.data.preprocess import Stage1Options, Stage2Options, preprocess
+from alphastomics.datasets import synthetic_tissue
+from alphastomics.model import AlphaSTomics
+
+TINY = {"d_model": 16, "n_layers": 1, "n_heads": 2, "random_state": 0}
+SHORT = {"max_steps": 3, "context_size": 40, "batch_size": 80, "accelerator": "cpu"}
+SHORT |= {"enable_progress_bar": False, "precision": "32-true"}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A dataset of three slices, of eight contexts: no batch is padded."""
+    raw, out = tmp_path_factory.mktemp("raw"), tmp_path_factory.mktemp("dataset")
+    tissue = synthetic_tissue(n_slices=3, n_cells=(90, 70, 90), n_genes=25, random_state=0)
+    for name, rows in tissue.obs.groupby("slice_id", observed=True).indices.items():
+        tissue[rows].copy().write_h5ad(raw / f"{name}.h5ad")
+    preprocess(raw, out, Stage1Options(), Stage2Options(train_ratio=1.0, val_ratio=0.0))
+    return out
+
+
+def in_memory(folder):
+    """The cells of a dataset, in its order."""
+    source = ParquetSource(folder)
+    counts = np.concatenate([source._read(i).values.toarray() for i in range(len(source.groups))])
+    position, names = np.empty((source.n_cells, 2)), np.empty(source.n_cells, dtype=object)
+    for cells in source.slices:
+        position[cells.rows], names[cells.rows] = cells.position, cells.name
+    obs = pd.DataFrame({"slice_id": pd.Categorical(names)}, index=[f"cell_{i}" for i in range(source.n_cells)])
+    adata = ad.AnnData(
+        sp.csr_matrix(counts.astype(np.float32)), obs=obs, var=pd.DataFrame(index=list(source.schema.genes))
+    )
+    adata.obsm["spatial"] = position
+    return adata
+
+
+def weights(model):
+    return torch.cat([parameter.detach().ravel() for parameter in model.module.parameters()])
+
+
+def test_a_model_of_a_dataset_is_that_of_its_cells(folder):
+    streamed = AlphaSTomics.from_parquet(folder, **TINY)
+    adata = in_memory(folder)
+    AlphaSTomics.setup_anndata(adata, position_key="spatial", slice_key="slice_id")
+    held = AlphaSTomics(adata, **TINY)
+    start = weights(held).clone()
+    torch.testing.assert_close(weights(streamed), start, rtol=1e-5, atol=1e-6)
+    for model in (streamed, held):
+        model.train(**SHORT)
+    learned = weights(held) - start
+    assert learned.norm() > 0
+    assert (weights(streamed) - weights(held)).norm() < 1e-2 * learned.norm()
+    placed = [model.sample(adata[:70].copy(), mode="expr_to_pos", n_steps=2) for model in (streamed, held)]
+    np.testing.assert_allclose(placed[0].obsm["spatial"], placed[1].obsm["spatial"], rtol=1e-2, atol=1)
+
+
+def test_a_part_at_a_time(folder, tmp_path):
+    model = AlphaSTomics.from_parquet(folder, buffer_size=100, **TINY)
+    model.train(**SHORT)
+    model.save(tmp_path / "model")
+    loaded = AlphaSTomics.load(tmp_path / "model", adata=False)
+    query = in_memory(folder)[:50].copy()
+    expected = model.sample(query, mode="pos_to_expr", n_steps=2)
+    np.testing.assert_array_equal(loaded.sample(query, mode="pos_to_expr", n_steps=2).X.toarray(), expected.X.toarray())
+
+
+def test_no_dataset_is_an_error(tmp_path):
+    with pytest.raises(FileNotFoundError, match="metadata.json"):
+        AlphaSTomics.from_parquet(tmp_path)
