@@ -276,6 +276,7 @@ def test_collate_pads(make_adata: Make) -> None:
         assert batch.dropout[i] == np.float32(c.dropout)
 
 
+@pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")  # of a machine with few processors
 @pytest.mark.slow
 def test_kept_workers_serve_every_cell_once_and_see_the_epoch(make_adata: Make) -> None:
     adata = make_adata()
