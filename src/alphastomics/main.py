@@ -97,8 +97,8 @@ def preprocess(
     """
     from alphastomics.data.preprocess import preprocess as run
 
-    info = run(input_dir, output_dir, slices.options(), dataset.options(seed))
-    logger.info("%s is in %s.", info.schema, output_dir)
+    schema = run(input_dir, output_dir, slices.options(), dataset.options(seed))
+    logger.info("%s is in %s.", schema, output_dir)
 
 
 @app.command
@@ -114,8 +114,8 @@ def stage1(*, input_dir: ExistingDirectory, output_dir: Path, slices: SliceOptio
     """
     from alphastomics.data.preprocess import stage1 as run
 
-    tasks = run(input_dir, output_dir, slices.options())
-    logger.info("%d slices are in %s.", len(tasks), output_dir)
+    n_slices = run(input_dir, output_dir, slices.options())
+    logger.info("%d slices are in %s.", n_slices, output_dir)
 
 
 @app.command
@@ -139,8 +139,8 @@ def stage2(
     """
     from alphastomics.data.preprocess import stage2 as run
 
-    info = run(input_dirs, output_dir, dataset.options(seed))
-    logger.info("%s is in %s.", info.schema, output_dir)
+    schema = run(input_dirs, output_dir, dataset.options(seed))
+    logger.info("%s is in %s.", schema, output_dir)
 
 
 @app.command

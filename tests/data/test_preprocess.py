@@ -91,7 +91,8 @@ def test_every_cell_comes_once_as_it_was(raw, tissue, tmp_path, split, stored):
 @pytest.mark.parametrize("options", [{"split": "cell"}, {"split": "slice", "train_ratio": 0.6, "frame": "shared"}])
 def test_the_description_is_that_of_an_anndata_of_the_training_cells(raw, tissue, tmp_path, options):
     chosen = Stage2Options(**options)
-    info = preprocess(raw, tmp_path / "out", LABELLED, chosen)
+    preprocess(raw, tmp_path / "out", LABELLED, chosen)
+    info = DatasetInfo.read(tmp_path / "out")
     _, groups = read(tmp_path / "out")
     training = np.concatenate([cells.names for shard, cells in groups if shard.split == "train"]).astype(str)
     expected = fit_schema(tissue[training].copy(), cell_type_key="cell_type", frame=chosen.frame)
@@ -131,7 +132,8 @@ def test_genes_are_matched_by_name_and_missing_ones_are_unmeasured(raw, tissue, 
     path = raw / "slice_1.h5ad"
     adata = ad.read_h5ad(path)
     adata[:, adata.var_names[::-1][:20]].copy().write_h5ad(path)
-    info = preprocess(raw, tmp_path / "out", Stage1Options(), Stage2Options(split="slice"))
+    preprocess(raw, tmp_path / "out", Stage1Options(), Stage2Options(split="slice"))
+    info = DatasetInfo.read(tmp_path / "out")
     lacking = tuple(tissue.var_names[:5])
     assert info.schema.genes == tuple(tissue.var_names)
     assert info.unmeasured == {"slice_1": lacking}
@@ -145,14 +147,16 @@ def test_genes_are_matched_by_name_and_missing_ones_are_unmeasured(raw, tissue, 
 
 def test_a_gene_list_decides_genes_and_their_order(raw, tissue, tmp_path):
     genes = (*tissue.var_names[[7, 3, 11]], "of no file")
-    info = preprocess(raw, tmp_path / "out", Stage1Options(genes=genes), Stage2Options())
+    preprocess(raw, tmp_path / "out", Stage1Options(genes=genes), Stage2Options())
+    info = DatasetInfo.read(tmp_path / "out")
     assert info.schema.genes == genes
     assert set(info.unmeasured) == set(tissue.obs["slice_id"])
     assert set(sum(info.unmeasured.values(), ())) == {"of no file"}
 
 
 def test_sections_have_their_number_as_height(raw, tmp_path):
-    info = preprocess(raw, tmp_path / "out", Stage1Options(z_spacing=10.0), Stage2Options(frame="shared"))
+    preprocess(raw, tmp_path / "out", Stage1Options(z_spacing=10.0), Stage2Options(frame="shared"))
+    info = DatasetInfo.read(tmp_path / "out")
     _, groups = read(tmp_path / "out")
     for _, cells in groups:
         assert (cells.position[:, 2] == 10.0 * int(cells.slice_id[-1])).all()
@@ -160,7 +164,8 @@ def test_sections_have_their_number_as_height(raw, tmp_path):
 
 
 def test_values_that_are_transformed_stay_as_they_are(raw, tissue, tmp_path):
-    info = preprocess(raw, tmp_path / "out", Stage1Options(log_normalize=False), Stage2Options())
+    preprocess(raw, tmp_path / "out", Stage1Options(log_normalize=False), Stage2Options())
+    info = DatasetInfo.read(tmp_path / "out")
     assert info.schema.transform == "none"
     assert not info.counts
     assert info.schema.library_size is None
@@ -178,7 +183,8 @@ def test_logarithms_and_counts_meet_as_logarithms(raw, tissue, tmp_path):
     genes = tuple(tissue.var_names)
     stage1(raw, tmp_path / "a", Stage1Options(genes=genes))
     stage1(other, tmp_path / "b", Stage1Options(genes=genes, log_normalize=False))
-    info = stage2([tmp_path / "a", tmp_path / "b"], tmp_path / "out", Stage2Options(split="slice"))
+    stage2([tmp_path / "a", tmp_path / "b"], tmp_path / "out", Stage2Options(split="slice"))
+    info = DatasetInfo.read(tmp_path / "out")
     assert (info.schema.transform, info.counts) == ("none", False)
     _, groups = read(tmp_path / "out")
     for _, cells in groups:

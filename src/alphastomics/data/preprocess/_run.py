@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 from tqdm.auto import tqdm
 
-from alphastomics.data.preprocess._stage1 import SliceTask, begin, end, plan_slices, write_slice
+from alphastomics.data.preprocess._stage1 import begin, end, plan_slices, write_slice
 from alphastomics.data.preprocess._stage2 import write_dataset
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from os import PathLike
 
-    from alphastomics.data.parquet._dataset import DatasetInfo
+    from alphastomics.data._schema import TissueSchema
     from alphastomics.data.preprocess._options import Stage1Options, Stage2Options
 
     Run = Callable[[Callable[[Any], Any], Sequence[Any]], Iterable[Any]]
@@ -24,7 +24,7 @@ INTERMEDIATE = "_intermediate_slices"
 
 def stage1(
     input_dir: str | PathLike[str], output_dir: str | PathLike[str], options: Stage1Options, *, run: Run = map
-) -> list[SliceTask]:
+) -> int:
     """Write every slice of the ``.h5ad`` files of a folder into a file of its own.
 
     What an earlier call with the same parameters finished is kept.
@@ -40,6 +40,10 @@ def stage1(
     run
         Applies a function to tasks, in order.
 
+    Returns
+    -------
+    Number of slices.
+
     Raises
     ------
     FileNotFoundError, KeyError, ValueError
@@ -50,7 +54,7 @@ def stage1(
     begin(target, options)
     records = list(tqdm(run(write_slice, tasks), total=len(tasks), desc="Reading slices", unit="slice"))
     end(target, options, tasks, records)
-    return tasks
+    return len(tasks)
 
 
 def stage2(
@@ -59,9 +63,30 @@ def stage2(
     options: Stage2Options,
     *,
     run: Run = map,
-) -> DatasetInfo:
-    """Merge slices into one dataset; see :func:`write_dataset`."""
-    return write_dataset([Path(folder) for folder in input_dirs], Path(output_dir), options, run)
+) -> TissueSchema:
+    """Merge slices into one dataset.
+
+    Parameters
+    ----------
+    input_dirs
+        Folders that :func:`stage1` has finished.
+    output_dir
+        Folder for ``data`` and ``metadata.json``.
+    options
+        How the dataset is divided and scaled.
+    run
+        Applies a function to tasks, in order.
+
+    Returns
+    -------
+    The tissue, fitted to the cells of the training set.
+
+    Raises
+    ------
+    FileNotFoundError, ValueError
+        If the slices cannot be used together, or the folder holds another dataset.
+    """
+    return write_dataset([Path(folder) for folder in input_dirs], Path(output_dir), options, run).schema
 
 
 def preprocess(
@@ -71,8 +96,31 @@ def preprocess(
     second: Stage2Options,
     *,
     run: Run = map,
-) -> DatasetInfo:
-    """Both stages; the slices go to ``_intermediate_slices`` of ``output_dir`` and may be deleted afterwards."""
+) -> TissueSchema:
+    """Make a dataset of the ``.h5ad`` files of a folder: :func:`stage1`, then :func:`stage2`.
+
+    The slices go to ``_intermediate_slices`` of ``output_dir`` and may be deleted afterwards.
+
+    Parameters
+    ----------
+    input_dir
+        Folder with ``.h5ad`` files.
+    output_dir
+        Folder for ``data`` and ``metadata.json``.
+    first, second
+        Options of the stages.
+    run
+        Applies a function to tasks, in order.
+
+    Returns
+    -------
+    The tissue, fitted to the cells of the training set.
+
+    Raises
+    ------
+    FileNotFoundError, KeyError, ValueError
+        As the stages do.
+    """
     slices = Path(output_dir) / INTERMEDIATE
     stage1(input_dir, slices, first, run=run)
     return stage2([slices], output_dir, second, run=run)
