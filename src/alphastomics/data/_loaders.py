@@ -75,14 +75,22 @@ def create_dataloaders(
         Folder that ``alphastomics preprocess`` wrote.
     batch_size
         Number of cells in a batch.
-    context_size, kind, augmentation, targets, seed
-        As in :class:`~alphastomics.data.ContextDataset`; only training contexts are augmented.
+    context_size
+        Largest number of cells in a context.
     streaming
         Whether at most `buffer_size` cells are held at once; all of them otherwise.
     buffer_size
         Number of cells whose expression a process holds, and among which contexts are shuffled.
     num_workers
         Processes that cut contexts.
+    kind
+        ``"subset"``: random cells of a slice, each once in an epoch; ``"patch"``: each cell with its nearest ones.
+    augmentation
+        Random changes to training contexts; none when None.
+    targets
+        Whether contexts also hold expression as it was measured, and how crowded the surroundings of a cell are.
+    seed
+        Decides contexts and their order.
 
     Raises
     ------
