@@ -218,10 +218,12 @@ class ParquetSource:
         values, measured = self._load(group), self._measured[group.slice_index]
         sizes = self._library_size[group.start : group.start + group.n_cells]
         deviations, zeros = self.schema.deviations(values, measured, sizes), self.schema.zeros(measured)
-        dense = 4 * self.buffer_size * self.schema.n_genes <= DENSE_BYTES
-        found = (
-            Kept(values, None, zeros, deviations.toarray() + zeros) if dense else Kept(values, deviations, zeros, None)
-        )
+        if 4 * self.buffer_size * self.schema.n_genes <= DENSE_BYTES:
+            network = deviations.toarray()
+            network += zeros
+            found = Kept(values, None, zeros, network)
+        else:
+            found = Kept(values, deviations, zeros, None)
         self._kept[number] = found
         while len(self._kept) > 1 and sum(self.groups[i].n_cells for i in self._kept) > self.buffer_size:
             self._kept.popitem(last=False)
