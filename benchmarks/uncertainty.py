@@ -51,10 +51,8 @@ if TYPE_CHECKING:
     Array = NDArray[np.float64]
 
 SHARE = 0.8
-DRAWS: dict[str, Any] = {
-    "n_samples": 8,
-    "n_steps": 10,
-}  # of more steps only the spacing of cells differs (seqfish.json)
+# Of more steps only the spacing of cells differs (seqfish.json).
+DRAWS: dict[str, Any] = {"n_samples": 8, "n_steps": 10}
 # Rows, with the arguments of `model.sample`.
 POSITION_ROWS: dict[str, dict[str, Any]] = {
     "position, mean": DRAWS | {"reduce": "mean"},

@@ -222,9 +222,10 @@ def to_anndata(
         assert mean is not None
         average = decode(mean, drawn=False)
         drawn = np.ones(mean.shape, dtype=bool) if known is None else ~np.isfinite(known.values)
-        sd, every = np.zeros_like(average), np.stack(values)
+        sd = np.zeros_like(average)
         for rows in slices:
-            sd[rows] = pooled_sd(every[:, rows], average[rows], drawn[rows], counts=schema.transform == "log1p")
+            here = np.stack([x[rows] for x in values])
+            sd[rows] = pooled_sd(here, average[rows], drawn[rows], counts=schema.transform == "log1p")
         bare.layers[_keys.SD] = sd
         values = [average]
     elif reduce == "medoid":

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from alphastomics.data._schema import TissueSchema
-from alphastomics.data.parquet._files import checksum, read_json, write_json
+from alphastomics.data.parquet._files import read_json, write_json
 
 if TYPE_CHECKING:
     from os import PathLike
@@ -119,21 +119,6 @@ class DatasetInfo:
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ValueError(f"{path} is damaged ({error}); make the dataset again") from error
-
-    def check_files(self, folder: Path) -> None:
-        """Compare every file with its checksum; reads all of them.
-
-        Raises
-        ------
-        ValueError
-            If one is missing or differs.
-        """
-        for shard in self.shards:
-            path = folder / FOLDER / shard.file
-            if not path.is_file():
-                raise ValueError(f"{path} is missing; make the dataset again")
-            if checksum(path) != shard.sha256:
-                raise ValueError(f"{path} differs from what was written (checksum); make the dataset again")
 
 
 def _shard(entry: dict[str, Any]) -> Shard:

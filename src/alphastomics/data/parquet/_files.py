@@ -37,7 +37,10 @@ def replacing(path: Path) -> Iterator[Path]:
 @contextmanager
 def writing(path: Path, schema: pa.Schema) -> Iterator[CellWriter]:
     """Write a file of cells; it appears when it is whole."""
-    with replacing(path) as temporary, pq.ParquetWriter(temporary, schema, compression="zstd") as file:
+    with (
+        replacing(path) as temporary,
+        pq.ParquetWriter(temporary, schema, compression="zstd", write_page_checksum=True) as file,
+    ):
         yield CellWriter(file, schema)
 
 
@@ -69,7 +72,7 @@ def open_parquet(path: Path) -> pq.ParquetFile:
         If it is none, or cut off.
     """
     try:
-        return pq.ParquetFile(path)
+        return pq.ParquetFile(path, page_checksum_verification=True)
     except (pa.ArrowInvalid, pa.ArrowException, OSError) as error:
         raise ValueError(f"{path} is no whole Parquet file ({_first_line(error)}); make the dataset again") from error
 

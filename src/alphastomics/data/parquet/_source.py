@@ -24,7 +24,7 @@ from alphastomics.data.parquet._dataset import FOLDER, DatasetInfo
 from alphastomics.data.parquet._files import open_parquet
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
     from os import PathLike
 
     import pyarrow as pa
@@ -111,7 +111,10 @@ class ParquetSource:
         groups: list[tuple[int, int, int]] = []
         for file, path in enumerate(self._paths):
             with open_parquet(path) as parquet:
-                table = parquet.read(columns=[SLICE, SIZE, POSITION])
+                try:
+                    table = parquet.read(columns=[SLICE, SIZE, POSITION])
+                except (OSError, ValueError) as error:
+                    raise ValueError(f"{path} is damaged; make the dataset again") from error
                 lengths = [parquet.metadata.row_group(i).num_rows for i in range(parquet.num_row_groups)]
             start = 0
             labels = table.column(SLICE)
@@ -131,10 +134,14 @@ class ParquetSource:
         )
         self._starts = starts[:-1]
         self.n_cells = int(starts[-1])
-        slices = []
-        for i, name in enumerate(kinds):
-            rows = np.concatenate([np.arange(g.start, g.start + g.n_cells) for g in self.groups if g.slice_index == i])
+        of_slice: list[list[Group]] = [[] for _ in kinds]
+        for group in self.groups:
+            of_slice[group.slice_index].append(group)
+        slices, self._pieces = [], []
+        for name, here in zip(kinds, of_slice, strict=True):
+            rows = np.concatenate([np.arange(group.start, group.start + group.n_cells) for group in here])
             slices.append(SliceCells(name, rows, position[rows]))
+            self._pieces.append(np.split(np.arange(len(rows)), np.cumsum([group.n_cells for group in here])[:-1]))
         self.slices: tuple[SliceCells, ...] = tuple(slices)
         genes = np.asarray(self.schema.genes, dtype=object)
         self._measured = np.stack([~np.isin(genes, self.info.unmeasured.get(name, ())) for name in kinds])
@@ -158,12 +165,7 @@ class ParquetSource:
 
     def pieces(self, slice_index: int) -> list[NDArray[np.int64]]:
         """Numbers, within a slice, of the cells that are read together."""
-        found, start = [], 0
-        for group in self.groups:
-            if group.slice_index == slice_index:
-                found.append(np.arange(start, start + group.n_cells))
-                start += group.n_cells
-        return found
+        return self._pieces[slice_index]
 
     def library_size(self, rows: NDArray[np.int64]) -> NDArray[np.float64]:
         """Sum of the measured values of some cells, (k,)."""
@@ -240,8 +242,3 @@ class ParquetSource:
         except (OSError, ValueError) as error:
             raise ValueError(f"Row group {group.number} of {path} is damaged; make the dataset again") from error
         return read_expression(table, self.schema.n_genes)
-
-    def blocks(self) -> Iterator[NDArray[np.int64]]:
-        """Rows of all cells, by row groups."""
-        for group in self.groups:
-            yield np.arange(group.start, group.start + group.n_cells)
