@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
+import scipy.sparse as sp
 
 from alphastomics.data._checks import (
     check_genes,
@@ -14,6 +15,7 @@ from alphastomics.data._checks import (
     read_expression,
     read_position,
 )
+from alphastomics.data._encode import Encoder
 from alphastomics.data._fit import fit_schema
 from alphastomics.data._matrix import Matrix, align_columns, canonical, row_blocks, row_sums
 from alphastomics.data._slices import resolve_query_slice_key, slice_rows
@@ -74,6 +76,7 @@ class AnnDataSource:
             self._read_expression(adata)
         self._columns = np.flatnonzero(self.measured)
         self._library_size = self._sum_rows()
+        self._encoder = Encoder(schema, self.measured)
         if expression and schema.transform == "log1p":
             self._check_depth()
 
@@ -82,7 +85,11 @@ class AnnDataSource:
         self.measured = columns >= 0
         matrix, transform, counts = read_expression(adata, self.schema.layer, self.schema.transform)
         self.has_counts = counts and transform == "log1p"
-        self._matrix = align_columns(matrix, columns[self.measured])
+        matrix = align_columns(matrix, columns[self.measured])
+        if not isinstance(matrix, np.ndarray) and not matrix.has_canonical_format:
+            matrix = sp.csr_matrix(matrix, copy=True)
+            matrix.sum_duplicates()
+        self._matrix = matrix
 
     def _sum_rows(self) -> NDArray[np.float64]:
         blocks = row_blocks(np.arange(self.n_cells), self._matrix.shape[1])
@@ -126,16 +133,12 @@ class AnnDataSource:
         ValueError
             If thinning is asked of values that are not counts under ``"log1p"``, or without `rng`.
         """
-        block = canonical(self._matrix[rows])
-        library_size = self._library_size[rows]
-        if thinning:
-            if not self.has_counts:
-                raise ValueError('Only integer counts under transform="log1p" can be thinned; set thinning=0.')
-            if rng is None or not 0 < thinning < 1:
-                raise ValueError(f"thinning={thinning} must lie in [0, 1) and needs rng.")
-            block.data = rng.binomial(block.data.astype(np.int64), 1 - thinning).astype(np.float64)
-            library_size = row_sums(block)
-        return self.schema.encode_expression(block, columns=self._columns, library_size=library_size)
+        if thinning and not self.has_counts:
+            raise ValueError('Only integer counts under transform="log1p" can be thinned; set thinning=0.')
+        block = self._matrix[rows]
+        if isinstance(block, np.ndarray):
+            block = sp.csr_matrix(block)  # and not the dense way: one matrix gives the same bits however it is stored
+        return self._encoder.sparse(block, self._library_size[rows], columns=self._columns, thinning=thinning, rng=rng)
 
     def measured_in(self, slice_index: int) -> NDArray[np.bool_]:
         """Which genes of the schema the cells of a slice have, (G,): all slices have the same."""

@@ -1,0 +1,157 @@
+r"""Network units of the cells of a context, the arithmetic that every batch waits for.
+
+.. math:: z_g = \operatorname{clip}(a_g\, y_g + b_g, \pm 10), \qquad
+    y_g = \log(1 + x_g\, T / \ell) \;\text{or}\; x_g, \qquad
+    a_g = 1 / \text{scale}_g,\quad b_g = -\text{mean}_g / \text{scale}_g
+
+in the symbols of :class:`~alphastomics.data.TissueSchema`, whose :meth:`~alphastomics.data.TissueSchema.encode_expression`
+is the same in float64 and for genes in any order. Here it is float32, in place, a few rows at a time so that they stay in
+the cache of the processor: some ten times faster, and the same to 1e-5. Zeros are never transformed where cells are sparse.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import scipy.sparse as sp
+
+from alphastomics.data._schema import CLIP
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from alphastomics.data._schema import TissueSchema
+
+BLOCK_VALUES = 2**15  # of float32: 128 KiB
+SMALL_COUNT = 24
+
+
+class Encoder:
+    """From user units to network units, for cells that measure the same genes.
+
+    Parameters
+    ----------
+    schema
+        The tissue.
+    measured
+        Genes that the cells have, (G,).
+    """
+
+    def __init__(self, schema: TissueSchema, measured: NDArray[np.bool_]) -> None:
+        self._log1p = schema.transform == "log1p"
+        self._target = schema.target_library_size(measured) if self._log1p and measured.any() else 0.0
+        slope = np.where(measured, 1.0 / np.asarray(schema.gene_scale), 0.0)
+        offset = -np.asarray(schema.gene_mean) * slope
+        self._rows = max(1, BLOCK_VALUES // schema.n_genes)
+        # As many rows as a block has: one long loop is several times faster than one for each row.
+        self._slope, self._offset = (np.tile(values.astype(np.float32), (self._rows, 1)) for values in (slope, offset))
+        self._n_genes = schema.n_genes
+
+    def sparse(
+        self,
+        values: sp.csr_matrix,
+        library_size: NDArray[np.float64],
+        *,
+        columns: NDArray[np.int64] | None = None,
+        thinning: float | None = None,
+        rng: np.random.Generator | None = None,
+    ) -> NDArray[np.float32]:
+        """Encode sparse cells.
+
+        Parameters
+        ----------
+        values
+            User units, (k, m), canonical.
+        library_size
+            Of the cells over the measured genes, (k,); not read under ``transform="none"``.
+        columns
+            For each of the m columns the number of its gene; None when they are the genes in order.
+        thinning, rng
+            Share of the counts to remove at random, and where the draws come from.
+
+        Returns
+        -------
+        Network units (k, G).
+        """
+        data = values.data.astype(np.float32)
+        lengths = np.diff(values.indptr)
+        if thinning:
+            data = thin(data, thinning, rng)
+            library_size = np.bincount(np.repeat(np.arange(len(lengths)), lengths), data, len(lengths)).astype(
+                np.float64
+            )
+        if self._log1p:
+            data *= np.repeat(self._factor(library_size), lengths)
+            data += np.float32(1)
+            np.log(data, out=data)
+        genes = values.indices if columns is None else columns[values.indices]
+        shape = (len(lengths), self._n_genes)
+        found = sp.csr_matrix((data, genes, values.indptr), shape=shape, copy=False).toarray()
+        return self._standardised(found)
+
+    def dense(
+        self,
+        values: NDArray[np.float32],
+        library_size: NDArray[np.float64],
+        *,
+        thinning: float | None = None,
+        rng: np.random.Generator | None = None,
+    ) -> NDArray[np.float32]:
+        """Encode dense cells (k, G), genes in order, 0 for those that are not measured, in their place."""
+        if thinning:
+            flat = values.reshape(-1)
+            filled = np.flatnonzero(flat)
+            flat[filled] = thin(flat[filled], thinning, rng)
+            library_size = values.sum(axis=1, dtype=np.float64)
+        if not self._log1p:
+            return self._standardised(values)
+        return self._standardised(values, self._factor(library_size)[:, None])
+
+    def _factor(self, library_size: NDArray[np.float64]) -> NDArray[np.float32]:
+        """T over the library size, 1 for cells without counts."""
+        factor = np.divide(self._target, library_size, out=np.ones(len(library_size)), where=library_size > 0)
+        return factor.astype(np.float32)
+
+    def _standardised(
+        self, values: NDArray[np.float32], factor: NDArray[np.float32] | None = None
+    ) -> NDArray[np.float32]:
+        """Bring values to network units in their place, after the logarithm where there is a ``factor`` (k, 1)."""
+        for start in range(0, len(values), self._rows):
+            block = values[start : start + self._rows]
+            if factor is not None:
+                block *= factor[start : start + self._rows]
+                block += np.float32(1)
+                np.log(block, out=block)
+            block *= self._slope[: len(block)]
+            block += self._offset[: len(block)]
+            if block.max(initial=0) > CLIP or block.min(initial=0) < -CLIP:
+                np.clip(block, -CLIP, CLIP, out=block)
+        return values
+
+
+def thin(counts: NDArray[np.float32], thinning: float, rng: np.random.Generator | None) -> NDArray[np.float32]:
+    """Keep each of the counts with probability ``1 - thinning``, to the nearest of 1 / 65,536.
+
+    Where counts are small every one of them draws 16 bits, which is several times faster than ``rng.binomial``.
+
+    Parameters
+    ----------
+    counts
+        Positive integers, (n,).
+    thinning
+        In (0, 1).
+    rng
+        Where the draws come from.
+    """
+    if rng is None or not 0 < thinning < 1:
+        raise ValueError(f"thinning={thinning} must lie in [0, 1) and needs rng.")
+    bound = round((1 - thinning) * 2**16)
+    small = counts <= SMALL_COUNT
+    kept = np.empty_like(counts)
+    few = counts[small].astype(np.int64)
+    ends = np.cumsum(few)
+    stays = rng.integers(0, 2**16, few.sum(), dtype=np.uint16) < bound
+    kept[small] = np.diff(np.cumsum(stays, dtype=np.int64)[ends - 1], prepend=0)
+    kept[~small] = rng.binomial(counts[~small].astype(np.int64), bound / 2**16)
+    return kept

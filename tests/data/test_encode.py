@@ -1,0 +1,87 @@
+"""The fast way to network units is the definition's, for cells stored in any way."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from alphastomics.data import fit_schema
+from alphastomics.data._encode import SMALL_COUNT, Encoder, thin
+from alphastomics.datasets import synthetic_tissue
+
+
+@pytest.fixture(scope="module")
+def tissue():
+    return synthetic_tissue(n_slices=2, n_cells=120, n_genes=30, random_state=1)
+
+
+@pytest.mark.parametrize("transform", ["log1p", "none"])
+@pytest.mark.parametrize("n_measured", [30, 12])
+def test_it_is_the_definition_for_sparse_and_dense_cells(tissue, transform, n_measured):
+    schema = fit_schema(tissue, transform=transform)
+    measured = np.arange(30) % 5 < n_measured / 6
+    assert measured.sum() == n_measured
+    counts = tissue.X.toarray().astype(np.float64) * measured
+    counts[3] = 0
+    if transform == "none":
+        counts = np.where(measured, counts - 1.5, 0.0)
+    columns = np.flatnonzero(measured)
+    expected = schema.encode_expression(counts[:, measured], columns=columns)
+    encoder, size = Encoder(schema, measured), counts.sum(axis=1)
+    dense = encoder.dense(counts.astype(np.float32), size)
+    np.testing.assert_allclose(dense, expected, rtol=1e-5, atol=1e-5)
+    np.testing.assert_array_equal(encoder.sparse(sp.csr_matrix(counts), size), dense)
+    some = encoder.sparse(sp.csr_matrix(counts[:, measured]), size, columns=columns)
+    np.testing.assert_array_equal(some, dense)
+    assert (dense[:, ~measured] == 0).all()
+
+
+def test_values_far_out_are_clipped(tissue):
+    schema = fit_schema(tissue, transform="none")
+    values = np.full((2, 30), 1e6, dtype=np.float32)
+    values[1] *= -1
+    result = Encoder(schema, np.ones(30, dtype=bool)).dense(values, np.ones(2))
+    assert (result == [[10.0], [-10.0]]).all()
+
+
+@settings(max_examples=30, deadline=None)
+@given(seed=st.integers(0, 1000), thinning=st.floats(0.01, 0.99))
+def test_thinned_cells_are_the_same_however_they_are_stored(tissue, seed, thinning):
+    encoder = Encoder(fit_schema(tissue), np.ones(30, dtype=bool))
+    size = np.asarray(tissue.X.sum(axis=1), dtype=np.float64).ravel()
+    draws = {"thinning": thinning, "rng": np.random.default_rng(seed)}
+    sparse = encoder.sparse(sp.csr_matrix(tissue.X), size, **draws)
+    draws["rng"] = np.random.default_rng(seed)
+    np.testing.assert_array_equal(encoder.dense(tissue.X.toarray().astype(np.float32), size, **draws), sparse)
+
+
+@pytest.mark.parametrize("count", [1, 2, 7, SMALL_COUNT, SMALL_COUNT + 1, 500])
+@pytest.mark.parametrize("thinning", [0.05, 0.5, 0.9])
+def test_what_is_left_of_counts_is_binomial(count, thinning):
+    kept = thin(np.full(20_000, count, dtype=np.float32), thinning, np.random.default_rng(count))
+    law = stats.binom(count, 1 - thinning)
+    edges = np.unique(np.minimum(law.ppf(np.linspace(0.1, 0.9, 9)), count - 1))
+    seen = np.histogram(kept, [-np.inf, *(edges + 0.5), np.inf])[0]
+    expected = np.diff([0, *law.cdf(edges), 1]) * len(kept)
+    assert expected.min() > 5
+    assert stats.chisquare(seen, expected).pvalue > 1e-4
+    assert (kept == np.trunc(kept)).all()
+
+
+def test_neighbours_in_memory_are_thinned_independently():
+    kept = thin(np.tile(np.array([3, 40, 1], dtype=np.float32), 5000), 0.5, np.random.default_rng(0)).reshape(-1, 3)
+    correlation = np.corrcoef(kept.T)[np.triu_indices(3, 1)]
+    assert np.abs(correlation).max() < 0.05
+    np.testing.assert_allclose(kept.mean(axis=0), [1.5, 20, 0.5], rtol=0.03)
+
+
+@pytest.mark.parametrize(
+    ("thinning", "rng"), [(0.5, None), (1.0, np.random.default_rng(0)), (-0.1, np.random.default_rng(0))]
+)
+def test_impossible_shares_are_refused(thinning, rng):
+    with pytest.raises(ValueError, match="must lie in"):
+        thin(np.ones(3, dtype=np.float32), thinning, rng)
