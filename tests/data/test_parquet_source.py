@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -74,6 +75,61 @@ def test_a_source_can_be_sent_to_another_process(folder):
     other = pickle.loads(pickle.dumps(source))
     assert not other._kept
     np.testing.assert_array_equal(other.expression(np.arange(10)), source.expression(np.arange(10)))
+
+
+@pytest.fixture(scope="module")
+def dense_folder(tissue, tmp_path_factory):
+    """A dataset of values that are not counts, most of them not 0."""
+    raw, out = tmp_path_factory.mktemp("raw"), tmp_path_factory.mktemp("dense")
+    values = tissue.copy()
+    values.X = np.log1p(tissue.X.toarray() + 0.5).astype(np.float32)
+    values.write_h5ad(raw / "all.h5ad")
+    preprocess(raw, out, Stage1Options(log_normalize=False), Stage2Options(train_ratio=1.0, val_ratio=0.0))
+    return out
+
+
+def rewritten(folder, to, **options):
+    """The same dataset with files that were not written by this package."""
+    import shutil
+
+    shutil.copytree(folder, to)
+    for path in (to / "data").iterdir():
+        file = pq.ParquetFile(path)
+        with pq.ParquetWriter(path.with_suffix(".new"), file.schema_arrow, **options) as writer:
+            for i in range(file.num_row_groups):
+                table = file.read_row_group(i)
+                writer.write_table(table, row_group_size=table.num_rows)
+        path.with_suffix(".new").replace(path)
+    return to
+
+
+@pytest.mark.parametrize("name", ["folder", "dense_folder"])
+@pytest.mark.parametrize("options", [{}, {"compression": "none", "data_page_size": 256, "use_dictionary": False}])
+def test_files_stored_otherwise_are_read_too(request, name, options, tmp_path, monkeypatch):
+    whole = request.getfixturevalue(name)
+    source = ParquetSource(whole)
+    rows = np.random.default_rng(0).permutation(source.n_cells)[:200]
+    expected = source.expression(rows)
+    other = ParquetSource(rewritten(whole, tmp_path / "other", **options))
+    assert all(other._mapped(*other._open(group.file), group) is None for group in other.groups)
+    np.testing.assert_array_equal(other.expression(rows), expected)
+    monkeypatch.setattr(ParquetSource, "_mapped", lambda *_: None)
+    np.testing.assert_array_equal(ParquetSource(whole).expression(rows), expected)
+
+
+@pytest.mark.parametrize("name", ["folder", "dense_folder"])
+def test_our_files_are_mapped(request, name):
+    source = ParquetSource(request.getfixturevalue(name))
+    assert all(source._mapped(*source._open(group.file), group) is not None for group in source.groups)
+
+
+def test_several_threads_read_at_once(folder):
+    source = ParquetSource(folder, buffer_size=1)
+    expected = {cells.name: source.expression(cells.rows) for cells in source.slices}
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(source.expression, [cells.rows for cells in source.slices] * 20))
+    for cells, values in zip(source.slices * 20, found, strict=True):
+        np.testing.assert_array_equal(values, expected[cells.name])
 
 
 # One process reads in every way; several, which are slow to start, in one of them.

@@ -11,6 +11,7 @@ column            type                what
 ``expression``    G × float32         untransformed, genes in the order of the schema; where most values are not 0
 ``indices``       list of int32       in its place: numbers of the genes that are not 0, ascending
 ``values``        list of float32     and their values
+``n_genes``       int32               how many these are; only beside them
 ================  ==================  ==========================================================================
 
 A row group holds cells of one slice.
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 CELL, SLICE, LABEL, SIZE, POSITION = "cell_id", "slice_id", "cell_type", "library_size", "position"
-EXPRESSION, INDICES, VALUES = "expression", "indices", "values"
+EXPRESSION, INDICES, VALUES, LENGTH = "expression", "indices", "values", "n_genes"
 N_AXES = 3
 
 
@@ -92,6 +93,7 @@ def arrow_schema(n_genes: int, *, dense: bool, labels: bool) -> pa.Schema:
     fields.append(pa.field(POSITION, pa.list_(pa.float64(), N_AXES), nullable=False))
     if dense:
         return pa.schema([*fields, pa.field(EXPRESSION, pa.list_(pa.float32(), n_genes), nullable=False)])
+    fields.append(pa.field(LENGTH, pa.int32(), nullable=False))
     lists = [(INDICES, pa.int32()), (VALUES, pa.float32())]
     return pa.schema([*fields, *(pa.field(name, pa.list_(kind), nullable=False) for name, kind in lists)])
 
@@ -112,6 +114,7 @@ def to_arrow(cells: Cells, schema: pa.Schema) -> pa.Table:
         values = pa.array(x.toarray().astype(np.float32, copy=False).ravel(), pa.float32())
         columns[EXPRESSION] = pa.FixedSizeListArray.from_arrays(values, x.shape[1])
     else:
+        columns[LENGTH] = pa.array(np.diff(x.indptr).astype(np.int32), pa.int32())
         offsets = pa.array(x.indptr.astype(np.int32), pa.int32())
         columns[INDICES] = pa.ListArray.from_arrays(offsets, pa.array(x.indices.astype(np.int32), pa.int32()))
         columns[VALUES] = pa.ListArray.from_arrays(offsets, pa.array(x.data.astype(np.float32), pa.float32()))

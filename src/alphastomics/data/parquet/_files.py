@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from alphastomics.data.parquet._columns import from_arrow, to_arrow
+from alphastomics.data.parquet._columns import EXPRESSION, INDICES, POSITION, VALUES, from_arrow, to_arrow
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 ROW_GROUP = 8192  # cells: a context of a slice up to this size is one read
 TEMPORARY = ".tmp"
 BLOCK = 2**20
+LARGEST_PAGE = 2**31 - 1
 
 
 @contextmanager
@@ -35,12 +36,29 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def writing(path: Path, schema: pa.Schema) -> Iterator[CellWriter]:
-    """Write a file of cells; it appears when it is whole."""
-    with (
-        replacing(path) as temporary,
-        pq.ParquetWriter(temporary, schema, compression="zstd", write_page_checksum=True) as file,
-    ):
+def writing(path: Path, schema: pa.Schema, *, mapped: bool = False) -> Iterator[CellWriter]:
+    """Write a file of cells; it appears when it is whole.
+
+    Parameters
+    ----------
+    path
+        The file.
+    schema
+        Its columns.
+    mapped
+        Whether expression is stored so that :mod:`~alphastomics.data.parquet._pages` reads it; it is compressed if not.
+    """
+    options: dict[str, Any] = {"compression": "zstd", "write_page_checksum": True}
+    if mapped:
+        plain = [f"{name}.list.element" for name in (EXPRESSION, INDICES, VALUES) if name in schema.names]
+        others = [name for name in schema.names if name not in (EXPRESSION, INDICES, VALUES, POSITION)]
+        options |= {
+            "compression": dict.fromkeys([*others, f"{POSITION}.list.element"], "zstd") | dict.fromkeys(plain, "none"),
+            "use_dictionary": others,
+            "write_statistics": others,
+            "data_page_size": LARGEST_PAGE,
+        }
+    with replacing(path) as temporary, pq.ParquetWriter(temporary, schema, **options) as file:
         yield CellWriter(file, schema)
 
 

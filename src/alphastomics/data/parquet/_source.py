@@ -1,7 +1,9 @@
-"""Cells of a dataset on disk: names, places and library sizes in memory, expression read by row groups and kept for a while."""
+"""Cells of a dataset on disk: places and library sizes in memory, expression read by row groups and kept for a while."""
 
 from __future__ import annotations
 
+import mmap
+import threading
 from collections import OrderedDict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -9,10 +11,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import scipy.sparse as sp
 
+from alphastomics.data._encode import Encoder
 from alphastomics.data._source import SliceCells
 from alphastomics.data.parquet._columns import (
     EXPRESSION,
     INDICES,
+    LENGTH,
     POSITION,
     SIZE,
     SLICE,
@@ -20,21 +24,20 @@ from alphastomics.data.parquet._columns import (
     read_expression,
     read_position,
 )
-from alphastomics.data.parquet._dataset import FOLDER, DatasetInfo
+from alphastomics.data.parquet._dataset import FOLDER, METADATA, DatasetInfo
 from alphastomics.data.parquet._files import open_parquet
+from alphastomics.data.parquet._pages import mapped_values
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from os import PathLike
 
-    import pyarrow as pa
     import pyarrow.parquet as pq
     from numpy.typing import NDArray
 
     from alphastomics.data._schema import TissueSchema
 
 BUFFER = 50_000  # cells whose expression is kept
-DENSE_BYTES = 2**29  # what a buffer may take whose rows are ready to be copied; a larger one is kept sparse
 
 
 class Group(NamedTuple):
@@ -47,23 +50,11 @@ class Group(NamedTuple):
     slice_index: int
 
 
-class Kept(NamedTuple):
-    """Expression of a row group: user units, what it adds to the network units of zeros, these, and all in network units.
-
-    Of the second and the last one is there: rows of the last are copied faster, the second takes less memory.
-    """
-
-    values: sp.csr_matrix
-    deviations: sp.csr_matrix | None
-    zeros: NDArray[np.float32]
-    network: NDArray[np.float32] | None
-
-
 class ParquetSource:
     """Cells of some splits of a dataset.
 
-    Expression is read by row groups, which are kept, the least recently used ones forgotten first. A source can be sent to
-    other processes, which open its files for themselves.
+    Expression is read by row groups, which are kept, the least recently used ones forgotten first. A source can be read by
+    several threads, and sent to other processes, which open its files for themselves.
 
     Parameters
     ----------
@@ -98,7 +89,8 @@ class ParquetSource:
                 f"{folder} has other genes than the model; make the dataset with the gene list of the model"
             )
         self.buffer_size = buffer_size
-        self._paths = [self.folder / FOLDER / shard.file for shard in self.info.shards if shard.split in splits]
+        self._shards = [shard for shard in self.info.shards if shard.split in splits]
+        self._paths = [self.folder / FOLDER / shard.file for shard in self._shards]
         if not self._paths:
             raise ValueError(f"{folder} has no cells for {', '.join(splits)}")
         self.has_counts = self.info.counts
@@ -107,24 +99,29 @@ class ParquetSource:
 
     def _index(self) -> None:
         """Read all but expression."""
-        positions, sizes, names = [], [], list[str]()
+        positions, sizes, names, n_values = [], [], list[str](), []
         groups: list[tuple[int, int, int]] = []
-        for file, path in enumerate(self._paths):
+        for file, (path, shard) in enumerate(zip(self._paths, self._shards, strict=True)):
             with open_parquet(path) as parquet:
                 try:
-                    table = parquet.read(columns=[SLICE, SIZE, POSITION])
+                    columns = [name for name in (SLICE, SIZE, POSITION, LENGTH) if name in parquet.schema_arrow.names]
+                    table = parquet.read(columns=columns)
                 except (OSError, ValueError) as error:
                     raise ValueError(f"{path} is damaged; make the dataset again") from error
+                labels = table.column(SLICE)
                 lengths = [parquet.metadata.row_group(i).num_rows for i in range(parquet.num_row_groups)]
-            start = 0
-            labels = table.column(SLICE)
-            for number, n in enumerate(lengths):
-                names.append(labels[start].as_py())
-                groups.append((file, number, n))
-                start += n
+            found = tuple((str(labels[sum(lengths[:i])]), n) for i, n in enumerate(lengths))
+            if found != shard.groups:
+                raise ValueError(f"{path} does not hold the cells that {METADATA} lists; make the dataset again")
+            names += [name for name, _ in found]
+            groups += [(file, number, n) for number, n in enumerate(lengths)]
             positions.append(read_position(table)[:, : self.schema.n_dims])
             sizes.append(table.column(SIZE).to_numpy())
+            if LENGTH in table.column_names:
+                n_values.append(table.column(LENGTH).to_numpy())
         self._library_size: NDArray[np.float64] = np.concatenate(sizes)
+        # How many values a cell has, where all files say so.
+        self._lengths = np.concatenate(n_values) if len(n_values) == len(sizes) else None
         position = np.concatenate(positions)
         kinds = sorted(set(names))
         starts = np.concatenate([[0], np.cumsum([n for *_, n in groups])])
@@ -145,15 +142,18 @@ class ParquetSource:
         self.slices: tuple[SliceCells, ...] = tuple(slices)
         genes = np.asarray(self.schema.genes, dtype=object)
         self._measured = np.stack([~np.isin(genes, self.info.unmeasured.get(name, ())) for name in kinds])
+        encoders = {mask.tobytes(): Encoder(self.schema, mask) for mask in np.unique(self._measured, axis=0)}
+        self._encoders = [encoders[mask.tobytes()] for mask in self._measured]
         self.measured: NDArray[np.bool_] = np.any(self._measured, axis=0)
 
     def _forget(self) -> None:
-        self._files: dict[int, pq.ParquetFile] = {}
-        self._kept: OrderedDict[int, Kept] = OrderedDict()
+        self._files: dict[int, tuple[pq.ParquetFile, mmap.mmap]] = {}
+        self._kept: OrderedDict[int, sp.csr_matrix | NDArray[np.float32]] = OrderedDict()
+        self._reading = threading.Lock()
 
     def __getstate__(self) -> dict[str, Any]:
         """Everything but open files and what was read."""
-        return {name: value for name, value in self.__dict__.items() if name not in ("_files", "_kept")}
+        return {name: value for name, value in self.__dict__.items() if name not in ("_files", "_kept", "_reading")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__ |= state
@@ -174,71 +174,80 @@ class ParquetSource:
     def expression(
         self, rows: NDArray[np.int64], *, thinning: float | None = None, rng: np.random.Generator | None = None
     ) -> NDArray[np.float32]:
-        """Expression of some cells in network units, (k, G); see :meth:`AnnDataSource.expression`.
-
-        All of them are of one slice, or of slices that measure the same genes.
-        """
+        """Expression of some cells in network units, (k, G); see :meth:`AnnDataSource.expression`."""
+        if thinning and not self.has_counts:
+            raise ValueError('Only integer counts under transform="log1p" can be thinned; set thinning=0.')
         network = np.empty((len(rows), self.schema.n_genes), dtype=np.float32)
         number = np.searchsorted(self._starts, rows, side="right") - 1
         ends = [0, *(np.flatnonzero(np.diff(number)) + 1).tolist(), len(rows)]
         for start, end in zip(ends, ends[1:], strict=False):  # stretches of one row group
             group = int(number[start])
             here, kept = rows[start:end] - self._starts[group], self._read(group)
-            measured = self._measured[self.groups[group].slice_index]
-            if kept.network is not None and not thinning:
-                np.take(kept.network, here, axis=0, out=network[start:end], mode="clip")  # "raise" copies once more
-                continue
-            if thinning:
-                deviation = self._thinned(kept.values[here], measured, thinning, rng)
+            encoder, size = self._encoders[self.groups[group].slice_index], self._library_size[rows[start:end]]
+            out = network[start:end]
+            if isinstance(kept, np.ndarray):
+                # Rows as bytes: those of a mapped file need not lie where numbers may.
+                np.take(kept, here, axis=0, out=out.view(np.uint8), mode="clip")  # "raise" copies once more
+                encoder.dense(out, size, thinning=thinning, rng=rng)
             else:
-                assert kept.deviations is not None  # as `network` is not
-                deviation = kept.deviations[here]
-            deviation.toarray(out=network[start:end])
-            network[start:end] += kept.zeros
+                out[:] = encoder.sparse(kept[here], size, thinning=thinning, rng=rng)
         return network
 
-    def _thinned(
-        self,
-        values: sp.csr_matrix,
-        measured: NDArray[np.bool_],
-        thinning: float,
-        rng: np.random.Generator | None,
-    ) -> sp.csr_matrix:
-        if not self.has_counts:
-            raise ValueError('Only integer counts under transform="log1p" can be thinned; set thinning=0.')
-        if rng is None or not 0 < thinning < 1:
-            raise ValueError(f"thinning={thinning} must lie in [0, 1) and needs rng.")
-        data = rng.binomial(values.data.astype(np.int64), 1 - thinning).astype(np.float64)
-        block = sp.csr_matrix((data, values.indices, values.indptr), shape=values.shape, copy=False)
-        return self.schema.deviations(block, measured, np.asarray(block.sum(axis=1)).ravel())
-
-    def _read(self, number: int) -> Kept:
-        if number in self._kept:
-            self._kept.move_to_end(number)
-            return self._kept[number]
-        group = self.groups[number]
-        values, measured = self._load(group), self._measured[group.slice_index]
-        sizes = self._library_size[group.start : group.start + group.n_cells]
-        deviations, zeros = self.schema.deviations(values, measured, sizes), self.schema.zeros(measured)
-        if 4 * self.buffer_size * self.schema.n_genes <= DENSE_BYTES:
-            network = deviations.toarray()
-            network += zeros
-            found = Kept(values, None, zeros, network)
-        else:
-            found = Kept(values, deviations, zeros, None)
-        self._kept[number] = found
-        while len(self._kept) > 1 and sum(self.groups[i].n_cells for i in self._kept) > self.buffer_size:
-            self._kept.popitem(last=False)
+    def _read(self, number: int) -> sp.csr_matrix | NDArray[np.uint8]:
+        """Values of a row group: sparse, or the bytes of its dense rows."""
+        with self._reading:
+            if number in self._kept:
+                self._kept.move_to_end(number)
+                return self._kept[number]
+        found = self._load(self.groups[number])
+        with self._reading:
+            self._kept[number] = found
+            while len(self._kept) > 1 and sum(self.groups[i].n_cells for i in self._kept) > self.buffer_size:
+                self._kept.popitem(last=False)
         return found
 
-    def _load(self, group: Group) -> sp.csr_matrix:
+    def _load(self, group: Group) -> sp.csr_matrix | NDArray[np.uint8]:
         path = self._paths[group.file]
-        if group.file not in self._files:
-            self._files[group.file] = open_parquet(path)
-        file = self._files[group.file]
-        columns = [name for name in (EXPRESSION, INDICES, VALUES) if name in file.schema_arrow.names]
         try:
-            table: pa.Table = file.read_row_group(group.number, columns=columns)
+            file, content = self._open(group.file)
+            found = self._mapped(file, content, group)
+            if found is None:
+                columns = [name for name in (EXPRESSION, INDICES, VALUES) if name in file.schema_arrow.names]
+                found = read_expression(file.read_row_group(group.number, columns=columns), self.schema.n_genes)
+            if isinstance(found, np.ndarray):
+                return found
+            if found.nnz and not 0 <= found.indices.min() <= found.indices.max() < self.schema.n_genes:
+                raise ValueError("it names genes that there are not")
         except (OSError, ValueError) as error:
             raise ValueError(f"Row group {group.number} of {path} is damaged; make the dataset again") from error
-        return read_expression(table, self.schema.n_genes)
+        return found
+
+    def _open(self, number: int) -> tuple[pq.ParquetFile, mmap.mmap]:
+        with self._reading:
+            if number not in self._files:
+                path = self._paths[number]
+                with path.open("rb") as file:
+                    content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+                self._files[number] = open_parquet(path), content
+            return self._files[number]
+
+    def _mapped(
+        self, file: pq.ParquetFile, content: mmap.mmap, group: Group
+    ) -> sp.csr_matrix | NDArray[np.uint8] | None:
+        """Values of a row group from the mapped file, if it is stored for that."""
+        footer, n_genes = file.metadata.row_group(group.number), self.schema.n_genes
+        chunks = {chunk.path_in_schema.split(".")[0]: chunk for chunk in map(footer.column, range(footer.num_columns))}
+        if EXPRESSION in chunks:
+            values = mapped_values(content, chunks[EXPRESSION], group.n_cells * n_genes, np.float32)
+            return None if values is None else values.reshape(group.n_cells, 4 * n_genes)
+        if self._lengths is None:
+            return None
+        start = np.concatenate([[0], np.cumsum(self._lengths[group.start : group.start + group.n_cells])])
+        n_values = int(start[-1])
+        indices = mapped_values(content, chunks[INDICES], n_values, np.int32)
+        values = mapped_values(content, chunks[VALUES], n_values, np.float32)
+        if indices is None or values is None:
+            return None
+        # Copied to where numbers may lie: scipy would copy all of them whenever it takes some.
+        arrays = values.copy().view(np.float32), indices.copy().view(np.int32), start.astype(np.int32)
+        return sp.csr_matrix(arrays, shape=(group.n_cells, n_genes), copy=False)

@@ -182,7 +182,7 @@ def write_shard(task: ShardTask) -> tuple[Shard, list[Moments], NDArray[np.float
     first = task.pieces[0][0]
     schema = arrow_schema(len(first.genes), dense=task.dense, labels=_has_labels(task))
     moments, groups, totals = [], [], np.zeros(len(first.genes))
-    with writing(task.target, schema) as file:
+    with writing(task.target, schema, mapped=True) as file:
         for stored, rows_of_groups in task.pieces:
             seen = Moments(len(stored.genes))
             for rows in rows_of_groups:

@@ -1,0 +1,98 @@
+"""Values of a column straight from a mapped file, where it is stored as we store expression.
+
+The values of a column chunk that is one page, neither compressed nor encoded, are the end of that page, as they lie in memory.
+pyarrow reads the same page through its levels, value by value, which takes ten times as long. What is stored in another way is
+left to pyarrow, as is finding out what is wrong with a header that makes no sense.
+
+A page is preceded by its header, a Thrift structure in compact protocol (``PageHeader`` of the Parquet format): every field
+begins with a byte, distance to the last field number and type, and numbers are zigzag varints.
+"""
+
+from __future__ import annotations
+
+import zlib
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import mmap
+
+    import pyarrow.parquet as pq
+    from numpy.typing import NDArray
+
+LONGEST_HEADER = 128
+INTEGER, STRUCT = 5, 12  # types of Thrift's compact protocol that a plain page has
+KIND, SIZE, STORED, CHECKSUM, DATA = 1, 2, 3, 4, 5  # fields of PageHeader
+N_VALUES, ENCODING = 1, 2  # fields of DataPageHeader
+DATA_PAGE, PLAIN = 0, 0
+
+
+def mapped_values(
+    file: mmap.mmap, chunk: pq.ColumnChunkMetaData, n_values: int, dtype: type[np.generic]
+) -> NDArray[np.uint8] | None:
+    """The bytes of the values of a column chunk, without a copy; None if they are stored in another way.
+
+    Parameters
+    ----------
+    file
+        The whole file.
+    chunk
+        What its footer says of the column chunk.
+    n_values
+        Number of values that are not null.
+    dtype
+        Of a value.
+
+    Raises
+    ------
+    ValueError
+        If the page does not have the checksum that its header gives.
+    """
+    if chunk.compression != "UNCOMPRESSED" or chunk.has_dictionary_page:
+        return None
+    start = chunk.data_page_offset
+    try:
+        header, length = _read_struct(file[start : start + LONGEST_HEADER], 0)
+        data = header[DATA]
+        size, expected = header[STORED], header[CHECKSUM]
+        alone = (
+            header[KIND] == DATA_PAGE
+            and data[ENCODING] == PLAIN
+            and data[N_VALUES] == chunk.num_values
+            and header[SIZE] == size
+            and length + size == chunk.total_compressed_size
+        )
+    except (IndexError, KeyError, TypeError, ValueError):
+        return None
+    n_bytes = n_values * np.dtype(dtype).itemsize
+    if not alone or n_bytes > size:
+        return None
+    page = np.frombuffer(file, np.uint8, size, start + length)
+    if zlib.crc32(page.data) != expected % 2**32:
+        raise ValueError("a page does not have its checksum")
+    return page[size - n_bytes :]
+
+
+def _read_struct(buffer: bytes, at: int) -> tuple[dict[int, Any], int]:
+    """Fields of a structure by number, and where it ends."""
+    fields: dict[int, Any] = {}
+    number = 0
+    while buffer[at]:
+        distance, kind = divmod(buffer[at], 16)
+        number += distance
+        if not distance or kind not in (INTEGER, STRUCT):
+            raise ValueError("no plain page")
+        fields[number], at = _read_struct(buffer, at + 1) if kind == STRUCT else _read_integer(buffer, at + 1)
+    return fields, at + 1
+
+
+def _read_integer(buffer: bytes, at: int) -> tuple[int, int]:
+    """A zigzag varint, and where it ends."""
+    value = shift = 0
+    while True:
+        byte = buffer[at]
+        value |= (byte & 127) << shift
+        at, shift = at + 1, shift + 7
+        if byte < 128:
+            return (value >> 1) ^ -(value & 1), at
