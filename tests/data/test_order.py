@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import chi2
 
-from alphastomics.data._order import PADDING, Portion, StreamSampler, stretches, windowed
+from alphastomics.data._order import PADDING, Portion, StreamSampler, TurnSampler, stretches, windowed
 
 
 def portions_of(sizes, n_cells=10):
@@ -82,7 +82,21 @@ def test_ranks_take_equally_many_batches_and_together_all_contexts(world_size, n
     assert sorted(seen) == list(range(length))
 
 
-def test_an_epoch_goes_on_where_it_was_left():
-    everything = list(StreamSampler(24, 3, n_workers=2))
-    assert list(StreamSampler(24, 3, n_workers=2, start=5)) == everything[5:]
-    assert len(StreamSampler(24, 3, n_workers=2, start=99)) == 0
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_ranks_that_take_turns_see_together_what_one_sees(world_size):
+    n_steps, per_batch = 5, 4
+    alone = list(TurnSampler(n_steps * world_size * per_batch, per_batch))
+    ranks = [
+        list(TurnSampler(n_steps * world_size * per_batch, per_batch, rank=rank, world_size=world_size))
+        for rank in range(world_size)
+    ]
+    assert {len(rank) for rank in ranks} == {n_steps}
+    for step in range(n_steps):
+        together = [i for rank in ranks for i in rank[step]]
+        assert together == [i for batch in alone[step * world_size : (step + 1) * world_size] for i in batch]
+
+
+def test_the_last_batch_of_one_is_what_is_left():
+    sampler = TurnSampler(10, 4)
+    assert list(sampler) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+    assert len(sampler) == 3

@@ -120,34 +120,29 @@ def collate(contexts: Sequence[Context]) -> Batch:
     """
     if len(contexts) == 1 and len(contexts[0].rows):
         return _alone(contexts[0])
-    longest = max(1, *(len(context.rows) for context in contexts))
-    n_dims, n_genes = contexts[0].position.shape[1], len(contexts[0].measured)
-    expression = torch.zeros(len(contexts), longest, n_genes)
-    position = torch.zeros(len(contexts), longest, n_dims)
-    target = torch.zeros(len(contexts), longest, contexts[0].target.shape[1])
-    crowding = torch.zeros(len(contexts), longest, contexts[0].crowding.shape[1])
-    mask = torch.zeros(len(contexts), longest, dtype=torch.bool)
-    patch = torch.full((len(contexts), max(len(context.patch) for context in contexts), n_dims), torch.nan)
-    rows = torch.full((len(contexts), longest), -1)
-    for i, context in enumerate(contexts):
-        n_cells = len(context.rows)
-        expression[i, :n_cells] = torch.from_numpy(context.expression)
-        position[i, :n_cells] = torch.from_numpy(context.position)
-        target[i, :n_cells] = torch.from_numpy(context.target)
-        crowding[i, :n_cells] = torch.from_numpy(context.crowding)
-        patch[i, : len(context.patch)] = torch.from_numpy(context.patch)
-        rows[i, :n_cells] = torch.from_numpy(context.rows)
-        mask[i, :n_cells] = True
+    n_contexts, longest = len(contexts), max(1, *(len(context.rows) for context in contexts))
+    n_patch = max(len(context.patch) for context in contexts)
+    n_dims = contexts[0].position.shape[1]
+
+    def stack(name: str, length: int, padding: float = 0) -> torch.Tensor:
+        """One field of all contexts; with numpy, because loaders cut batches in threads that should not start others."""
+        parts = [getattr(context, name) for context in contexts]
+        stacked = np.full((n_contexts, length, *parts[0].shape[1:]), padding, dtype=parts[0].dtype)
+        for row, part in zip(stacked, parts, strict=True):
+            row[: len(part)] = part
+        return torch.from_numpy(stacked)
+
+    rows = stack("rows", longest, -1)
     return Batch(
-        expression=expression,
-        position=position,
-        patch=patch,
-        mask=mask,
+        expression=stack("expression", longest),
+        position=stack("position", longest),
+        patch=stack("patch", n_patch, np.nan) if n_patch else torch.empty(n_contexts, 0, n_dims),
+        mask=rows >= 0,
         measured=torch.from_numpy(np.stack([context.measured for context in contexts])),
         present=torch.from_numpy(np.stack([context.present for context in contexts])),
         dropout=torch.tensor([context.dropout for context in contexts], dtype=torch.float32),
-        target=target,
-        crowding=crowding,
+        target=stack("target", longest),
+        crowding=stack("crowding", longest),
         centre=torch.from_numpy(np.stack([context.centre for context in contexts])),
         slice_index=torch.tensor([context.slice_index for context in contexts]),
         rows=rows,

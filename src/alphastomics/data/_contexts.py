@@ -7,7 +7,7 @@ index) for what happens to one context. Nothing depends on the process, the work
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -79,6 +79,24 @@ class Augmentation:
                 raise ValueError(f"{name}={getattr(self, name)} must not be negative.")
 
 
+class Division(NamedTuple):
+    """The contexts of an epoch.
+
+    Attributes
+    ----------
+    epoch
+        Its number.
+    contexts
+        Slice and cells of every subset, in a list; slice and centre of every patch, in an array.
+    sequence
+        Their numbers in the order in which they are drawn, -1 for padding.
+    """
+
+    epoch: int
+    contexts: list[tuple[int, NDArray[np.int64]]] | NDArray[np.int64]
+    sequence: NDArray[np.int64]
+
+
 class ContextDataset(Dataset[Context]):
     """The contexts of one epoch, by number.
 
@@ -140,8 +158,11 @@ class ContextDataset(Dataset[Context]):
         self.set_streams(1)
         # In shared memory, because workers that outlive an epoch hold their own copy of everything else.
         self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()
-        self._plan: list[tuple[int, NDArray[np.int64]]] | NDArray[np.int64] = []
-        self._sequence: NDArray[np.int64] = np.empty(0, dtype=np.int64)
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that was last chosen."""
+        return int(self._epoch)
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch; loader workers that are kept between epochs see it too."""
@@ -155,7 +176,7 @@ class ContextDataset(Dataset[Context]):
         self.n_streams, self.multiple = n_streams, multiple
         per_stream = -(-self._n_drawn // n_streams)
         self._length = n_streams * multiple * -(-per_stream // multiple)
-        self._plan_epoch = -1
+        self._division: Division | None = None
 
     def __len__(self) -> int:
         """Number of contexts in an epoch, the same for every epoch."""
@@ -165,7 +186,7 @@ class ContextDataset(Dataset[Context]):
         """Draw a context of the current epoch."""
         if not 0 <= index < self._length:
             raise IndexError(f"Context {index} of {self._length}.")
-        epoch = int(self._epoch)
+        epoch = self.epoch
         slice_index, cells = self._cells(epoch, index)
         if not len(cells):
             return self._padding(epoch, index)
@@ -249,20 +270,25 @@ class ContextDataset(Dataset[Context]):
 
     def _cells(self, epoch: int, index: int) -> tuple[int, NDArray[np.int64]]:
         """Give the slice of a context and the numbers of its cells within the slice; none for padding."""
-        if self._plan_epoch != epoch:
-            self._plan, self._sequence = self._divide(epoch)
-            self._plan_epoch = epoch
-        number = int(self._sequence[index])
+        division = self.divide(epoch)
+        number = int(division.sequence[index])
         if number == PADDING:
             return 0, np.empty(0, dtype=np.int64)
-        slice_index, cells = self._plan[number]
+        slice_index, cells = division.contexts[number]
         if self.kind == "subset":
             return slice_index, cells
         slice_index, centre = int(slice_index), int(cells)
         return slice_index, _nearest(self._trees[slice_index], centre, self.context_size)
 
-    def _divide(self, epoch: int) -> tuple[list[tuple[int, NDArray[np.int64]]] | NDArray[np.int64], NDArray[np.int64]]:
-        """Divide an epoch: (slice, cells) of subsets in a list, or (slice, centre) of patches in an array; and their order."""
+    def divide(self, epoch: int | None = None) -> Division:
+        """Settle the contexts of an epoch, the current one when None, and their order, unless that is done."""
+        epoch = self.epoch if epoch is None else epoch
+        division = self._division  # in one piece, because several threads may read
+        if division is None or division.epoch != epoch:
+            division = self._division = self._divide(epoch)
+        return division
+
+    def _divide(self, epoch: int) -> Division:
         rng = _generator(_DIVIDE, self.seed, epoch)
         parts: list[tuple[int, NDArray[np.int64]]] | NDArray[np.int64]
         parts, portions = self._centres() if self.kind == "patch" else self._subsets(rng)
@@ -271,7 +297,7 @@ class ContextDataset(Dataset[Context]):
         else:
             streams = stretches(_shuffled(portions, rng), self.n_streams, self.multiple)
         buffer_size = None if self.source.buffer_size is None else max(1, self.source.buffer_size // self.n_streams)
-        return parts, np.concatenate([windowed(stream, buffer_size, rng) for stream in streams])
+        return Division(epoch, parts, np.concatenate([windowed(stream, buffer_size, rng) for stream in streams]))
 
     def _holds(self, portions: list[Portion]) -> bool:
         return (

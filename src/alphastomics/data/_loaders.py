@@ -2,33 +2,35 @@
 
 from __future__ import annotations
 
+import os
+from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import DataLoader
 
-from alphastomics.data._batch import collate
+from alphastomics.data._batch import Batch, collate
 from alphastomics.data._contexts import ContextDataset
-from alphastomics.data._order import StreamSampler
+from alphastomics.data._order import StreamSampler, TurnSampler
 from alphastomics.data.parquet._dataset import SPLITS, DatasetInfo
 from alphastomics.data.parquet._source import BUFFER, ParquetSource
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
     from os import PathLike
 
-    from alphastomics.data._batch import Batch
     from alphastomics.data._contexts import Augmentation, Kind
 
+THREADS = 2
+AHEAD = 2  # batches that wait for the network, for every thread
 
-def make_loader(
-    dataset: ContextDataset,
-    contexts_per_batch: int,
-    *,
-    num_workers: int = 0,
-    rank: int = 0,
-    world_size: int = 1,
-    start: int = 0,
-) -> DataLoader[Batch]:
-    """Loader of the epoch that a dataset of contexts is at.
+
+class ContextLoader:
+    """Batches of the epoch that a dataset of contexts is at, cut ahead of the network.
+
+    Without worker processes threads cut them: most of the work is done in compiled code, which lets other threads run. The
+    position, an epoch and the number of batches of it that were handed out, is kept by :meth:`state_dict`, under the names
+    that Lightning asks for; the next pass after :meth:`load_state_dict` begins there.
 
     Parameters
     ----------
@@ -37,19 +39,83 @@ def make_loader(
     contexts_per_batch
         Contexts in a batch.
     num_workers
-        Processes that cut contexts, each from a part of the tissue of its own.
+        Processes that cut contexts, each from a part of the tissue of its own; 0 leaves that to threads.
     rank, world_size
         Number of this process among those that train together; all get equally many batches.
-    start
-        Batches of the epoch to leave out.
     """
-    n_workers = max(1, num_workers)
-    dataset.set_streams(world_size * n_workers, contexts_per_batch)
-    order = StreamSampler(
-        len(dataset), contexts_per_batch, rank=rank, world_size=world_size, n_workers=n_workers, start=start
-    )
-    loader: DataLoader[Any] = DataLoader(dataset, batch_sampler=order, collate_fn=collate, num_workers=num_workers)
-    return loader
+
+    def __init__(
+        self,
+        dataset: ContextDataset,
+        contexts_per_batch: int,
+        *,
+        num_workers: int = 0,
+        rank: int = 0,
+        world_size: int = 1,
+    ) -> None:
+        self.dataset, self.num_workers = dataset, num_workers
+        self._order: StreamSampler | TurnSampler
+        if dataset.source.buffer_size is None:  # in memory every process has all cells at hand
+            dataset.set_streams(1, contexts_per_batch * world_size if world_size > 1 else 1)
+            self._order = TurnSampler(len(dataset), contexts_per_batch, rank=rank, world_size=world_size)
+        else:
+            n_workers = max(1, num_workers)
+            dataset.set_streams(world_size * n_workers, contexts_per_batch)
+            self._order = StreamSampler(
+                len(dataset), contexts_per_batch, rank=rank, world_size=world_size, n_workers=n_workers
+            )
+        self._done = self._start = 0
+
+    def __len__(self) -> int:
+        """Number of batches in an epoch."""
+        return len(self._order)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch whose contexts are cut next."""
+        self.dataset.set_epoch(epoch)
+
+    def state_dict(self) -> dict[str, int]:
+        """The position."""
+        return {"epoch": self.dataset.epoch, "batch": self._done}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Go on from a position."""
+        self.dataset.set_epoch(state["epoch"])
+        self._start = state["batch"] % len(self)
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Batches, from the position on."""
+        start, self._start = self._start, 0
+        batches = list(self._order)[start:]
+        self._done = start
+        for batch in self._in_processes(batches) if self.num_workers else self._in_threads(batches):
+            self._done += 1
+            yield batch
+
+    def _in_processes(self, batches: Sequence[list[int]]) -> DataLoader[Batch]:
+        loader: DataLoader[Any] = DataLoader(
+            self.dataset, batch_sampler=batches, collate_fn=collate, num_workers=self.num_workers
+        )
+        return loader
+
+    def _in_threads(self, batches: Sequence[list[int]]) -> Iterator[Batch]:
+        n_threads = max(1, min(THREADS, os.cpu_count() or 1))
+        self.dataset.divide()  # once, before the threads ask for it
+        waiting: deque[Future[Batch]] = deque()
+        with ThreadPoolExecutor(n_threads, thread_name_prefix="contexts") as pool:
+            try:
+                for batch in batches:
+                    waiting.append(pool.submit(self._cut, batch))
+                    if len(waiting) > n_threads * AHEAD:
+                        yield waiting.popleft().result()
+                while waiting:
+                    yield waiting.popleft().result()
+            finally:
+                for each in waiting:
+                    each.cancel()
+
+    def _cut(self, batch: Sequence[int]) -> Batch:
+        return collate([self.dataset[i] for i in batch])
 
 
 def create_dataloaders(
@@ -64,10 +130,13 @@ def create_dataloaders(
     augmentation: Augmentation | None = None,
     targets: bool = False,
     seed: int = 0,
-) -> tuple[DataLoader[Batch] | None, DataLoader[Batch] | None, DataLoader[Batch] | None]:
+    rank: int = 0,
+    world_size: int = 1,
+) -> tuple[ContextLoader | None, ContextLoader | None, ContextLoader | None]:
     """Loaders of the three splits of a dataset; None where a split has no cells.
 
-    The contexts of another epoch are those after ``loader.dataset.set_epoch(epoch)``.
+    The contexts of another epoch are those after ``loader.set_epoch(epoch)``; ``loader.state_dict()`` is the position within
+    it, from which ``loader.load_state_dict(state)`` goes on.
 
     Parameters
     ----------
@@ -82,7 +151,7 @@ def create_dataloaders(
     buffer_size
         Number of cells whose expression a process holds, and among which contexts are shuffled.
     num_workers
-        Processes that cut contexts.
+        Processes that cut contexts; threads do when 0.
     kind
         ``"subset"``: random cells of a slice, each once in an epoch; ``"patch"``: each cell with its nearest ones.
     augmentation
@@ -91,6 +160,8 @@ def create_dataloaders(
         Whether contexts also hold expression as it was measured, and how crowded the surroundings of a cell are.
     seed
         Decides contexts and their order.
+    rank, world_size
+        Number of this process among those that train together; all get equally many batches, and each cell comes to one.
 
     Raises
     ------
@@ -98,9 +169,9 @@ def create_dataloaders(
         If the dataset is not there or damaged, or an argument is out of range.
     """
     info = DatasetInfo.read(data_dir)
-    found: list[DataLoader[Batch] | None] = []
+    found: list[ContextLoader | None] = []
     for split in SPLITS:
-        n_cells = sum(shard.n_cells for shard in info.shards if shard.split == split)
+        n_cells = info.n_cells(split)
         if not n_cells:
             found.append(None)
             continue
@@ -113,6 +184,7 @@ def create_dataloaders(
             augmentation=augmentation if split == SPLITS[0] else None,
             targets=targets,
         )
-        found.append(make_loader(dataset, max(1, batch_size // context_size), num_workers=num_workers))
+        per_batch = max(1, batch_size // context_size)
+        found.append(ContextLoader(dataset, per_batch, num_workers=num_workers, rank=rank, world_size=world_size))
     train, validation, test = found
     return train, validation, test

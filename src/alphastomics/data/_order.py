@@ -121,8 +121,6 @@ class StreamSampler:
         Number of this rank, and of all.
     n_workers
         Processes that load for a rank, at least one.
-    start
-        Batches to leave out: where an interrupted epoch goes on.
     """
 
     def __init__(
@@ -133,19 +131,47 @@ class StreamSampler:
         rank: int = 0,
         world_size: int = 1,
         n_workers: int = 1,
-        start: int = 0,
     ) -> None:
         self.per_stretch = length // (world_size * n_workers)
-        self.contexts_per_batch, self.rank, self.n_workers, self.start = contexts_per_batch, rank, n_workers, start
+        self.contexts_per_batch, self.rank, self.n_workers = contexts_per_batch, rank, n_workers
 
     def __len__(self) -> int:
         """Number of batches."""
-        return max(0, self.n_workers * -(-self.per_stretch // self.contexts_per_batch) - self.start)
+        return self.n_workers * -(-self.per_stretch // self.contexts_per_batch)
 
     def __iter__(self) -> Iterator[list[int]]:
         """Numbers of the contexts of every batch."""
-        for batch in range(self.start, self.start + len(self)):
+        for batch in range(len(self)):
             turn, worker = divmod(batch, self.n_workers)
             first = (self.rank * self.n_workers + worker) * self.per_stretch
             low = first + turn * self.contexts_per_batch
             yield list(range(low, min(low + self.contexts_per_batch, first + self.per_stretch)))
+
+
+class TurnSampler:
+    """Batches of contexts for one rank where all ranks have all cells: rank r of R takes every R-th batch of one sequence.
+
+    The contexts that R ranks see in a step are those of R steps of a single one.
+
+    Parameters
+    ----------
+    length
+        Number of contexts of an epoch, a multiple of what all ranks see in a step where there are several.
+    contexts_per_batch
+        Contexts in a batch.
+    rank, world_size
+        Number of this rank, and of all.
+    """
+
+    def __init__(self, length: int, contexts_per_batch: int, *, rank: int = 0, world_size: int = 1) -> None:
+        self.length, self.contexts_per_batch, self.rank, self.world_size = length, contexts_per_batch, rank, world_size
+
+    def __len__(self) -> int:
+        """Number of batches."""
+        return -(-self.length // (self.contexts_per_batch * self.world_size))
+
+    def __iter__(self) -> Iterator[list[int]]:
+        """Numbers of the contexts of every batch."""
+        for turn in range(len(self)):
+            first = (turn * self.world_size + self.rank) * self.contexts_per_batch
+            yield list(range(first, min(first + self.contexts_per_batch, self.length)))

@@ -170,6 +170,7 @@ class AlphaSTomics(BaseModelClass):
         if self.schema.transform == "log1p":  # deviations of other values are in units that mean nothing
             self.module.weigh_genes(self.schema.gene_scale)
         self._dataset: ParquetSource | None = None  # the reference, where it is on disk
+        self._validation: ParquetSource | None = None  # and the validation set that belongs to it
         self.frame_: ReferenceFrame | None = None
         self.deformation_: float | None = None  # strength of the last training
         self.marginals_: Marginals | None = None
@@ -270,6 +271,8 @@ class AlphaSTomics(BaseModelClass):
     def from_parquet(cls, data_dir: str | PathLike[str], *, buffer_size: int = BUFFER, **kwargs: Any) -> AlphaSTomics:
         """A model of a dataset on disk, which :meth:`train` then reads a part at a time.
 
+        Its validation set, if it has one, is what :meth:`train` validates on.
+
         Parameters
         ----------
         data_dir
@@ -287,6 +290,8 @@ class AlphaSTomics(BaseModelClass):
         source = ParquetSource(data_dir, buffer_size=buffer_size)
         model = cls(registry=dataset_registry(cls, source), **kwargs)
         model._dataset = source
+        if source.info.n_cells("validation"):
+            model._validation = ParquetSource(data_dir, ("validation",), buffer_size=buffer_size)
         return model
 
     def _check_query(self, adata: AnnData | None) -> AnnData:
@@ -355,7 +360,8 @@ class AlphaSTomics(BaseModelClass):
         context_kind
             ``"subset"`` (random cells of a slice: the global shape) or ``"patch"`` (neighbours: the local one).
         train_size, validation_size
-            Shares of the slices; validation holds out whole slices, none by default.
+            Shares of the slices; validation holds out whole slices, none by default. A dataset on disk that has a
+            validation set is validated on that one, unless ``validation_size`` is given.
         early_stopping
             Stop when ``validation_loss`` no longer falls; holds out a tenth of the slices unless told otherwise.
         augmentation
@@ -364,7 +370,7 @@ class AlphaSTomics(BaseModelClass):
             Which entries are masked, for a model with ``enable_masking=True``; defaults of
             :class:`~alphastomics.diffusion.MaskingConfig` when None.
         num_workers
-            Processes that cut contexts.
+            Processes that cut contexts; two threads do when 0.
         plan_kwargs
             Fields of :class:`~alphastomics.train.PlanConfig`.
         **trainer_kwargs
@@ -381,10 +387,11 @@ class AlphaSTomics(BaseModelClass):
         if masking is not None and not maskable:
             raise ValueError("This model has no mask tokens; make it with enable_masking=True to train it with masking")
         source = self._dataset or AnnDataSource(self.adata, self.schema, positions=True)
-        if validation_size is None and (early_stopping or train_size is not None):
+        if validation_size is None and self._validation is None and (early_stopping or train_size is not None):
             validation_size = 0.1 if train_size is None else 1 - train_size
         datamodule = self._data_splitter_cls(
             source,
+            validation=self._validation if validation_size is None else None,
             batch_size=batch_size,
             context_size=context_size,
             kind=context_kind,

@@ -5,13 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import lightning.pytorch as pl
-from torch.utils.data import DataLoader
 
-from alphastomics.data import Augmentation, ContextDataset, collate
-from alphastomics.data._loaders import make_loader
+from alphastomics.data import Augmentation, ContextDataset
+from alphastomics.data._loaders import ContextLoader
 
 if TYPE_CHECKING:
-    from alphastomics.data import Batch, CellSource
+    from alphastomics.data import CellSource
 
 
 class ContextDataModule(pl.LightningDataModule):
@@ -38,7 +37,7 @@ class ContextDataModule(pl.LightningDataModule):
     validation_size
         Share of the slices that is held out for validation; None or 0 holds out none.
     num_workers
-        Processes that cut contexts.
+        Processes that cut contexts; threads do when 0.
     targets
         Whether expression is something to be sampled, as in :class:`~alphastomics.data.ContextDataset`.
 
@@ -82,7 +81,7 @@ class ContextDataModule(pl.LightningDataModule):
         """Number of batches in an epoch."""
         return -(-len(self.train_set) // self.contexts_per_batch)
 
-    def train_dataloader(self) -> DataLoader[Batch]:
+    def train_dataloader(self) -> ContextLoader:
         """Contexts of the epoch that was last chosen by :meth:`set_epoch`."""
         return self._loader(self.train_set)
 
@@ -90,21 +89,16 @@ class ContextDataModule(pl.LightningDataModule):
         """Choose the epoch whose contexts are cut next."""
         self.train_set.set_epoch(epoch)
 
-    def val_dataloader(self) -> DataLoader[Batch] | list[Any]:
+    def val_dataloader(self) -> ContextLoader | list[Any]:
         """The same validation contexts at every epoch."""
         return [] if self.validation_set is None else self._loader(self.validation_set)
 
-    def _loader(self, dataset: ContextDataset) -> DataLoader[Batch]:
-        if dataset.source.buffer_size is not None:
-            rank, world_size = (0, 1) if self.trainer is None else (self.trainer.global_rank, self.trainer.world_size)
-            return make_loader(
-                dataset, self.contexts_per_batch, num_workers=self.num_workers, rank=rank, world_size=world_size
-            )
+    def _loader(self, dataset: ContextDataset) -> ContextLoader:
         # The dataset shuffles: its contexts come in random order, cut anew in every epoch.
-        loader: DataLoader[Any] = DataLoader(
-            dataset, batch_size=self.contexts_per_batch, collate_fn=collate, num_workers=self.num_workers, shuffle=False
+        rank, world_size = (0, 1) if self.trainer is None else (self.trainer.global_rank, self.trainer.world_size)
+        return ContextLoader(
+            dataset, self.contexts_per_batch, num_workers=self.num_workers, rank=rank, world_size=world_size
         )
-        return loader
 
 
 def _held_out(names: list[str], validation_size: float | None) -> list[str]:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Lightning's advice to use more loader workers: contexts are cut from memory in milliseconds.
+# Lightning's advice to use more loader workers: threads cut contexts while the network works.
 _ADVICE = (
     ".*does not have many workers.*",
     "Total length of `list` across ranks is zero.*",
@@ -102,6 +102,7 @@ class ContextTrainer(pl.Trainer):
             "enable_model_summary": False,
             "num_sanity_val_steps": 0,
             "log_every_n_steps": 1,
+            "use_distributed_sampler": False,  # loaders know their rank
             "default_root_dir": settings.logging_dir,
         }
         super().__init__(callbacks=callbacks, **(defaults | kwargs))

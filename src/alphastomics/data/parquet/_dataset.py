@@ -68,6 +68,10 @@ class DatasetInfo:
     counts: bool
     parameters: dict[str, Any]
 
+    def n_cells(self, split: str) -> int:
+        """Number of cells of a split."""
+        return sum(shard.n_cells for shard in self.shards if shard.split == split)
+
     def write(self, folder: Path) -> None:
         """Write ``metadata.json``, which makes a dataset whole."""
         write_json(

@@ -149,11 +149,12 @@ class ParquetSource:
     def _forget(self) -> None:
         self._files: dict[int, tuple[pq.ParquetFile, mmap.mmap]] = {}
         self._kept: OrderedDict[int, sp.csr_matrix | NDArray[np.float32]] = OrderedDict()
+        self._checked: set[Group] = set()
         self._reading = threading.Lock()
 
     def __getstate__(self) -> dict[str, Any]:
         """Everything but open files and what was read."""
-        return {name: value for name, value in self.__dict__.items() if name not in ("_files", "_kept", "_reading")}
+        return {name: value for name, value in self.__dict__.items() if name not in ("_files", "_kept", "_checked", "_reading")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__ |= state
@@ -214,12 +215,11 @@ class ParquetSource:
             if found is None:
                 columns = [name for name in (EXPRESSION, INDICES, VALUES) if name in file.schema_arrow.names]
                 found = read_expression(file.read_row_group(group.number, columns=columns), self.schema.n_genes)
-            if isinstance(found, np.ndarray):
-                return found
-            if found.nnz and not 0 <= found.indices.min() <= found.indices.max() < self.schema.n_genes:
+            if isinstance(found, sp.csr_matrix) and found.nnz and not 0 <= found.indices.min() <= found.indices.max() < self.schema.n_genes:
                 raise ValueError("it names genes that there are not")
         except (OSError, ValueError) as error:
             raise ValueError(f"Row group {group.number} of {path} is damaged; make the dataset again") from error
+        self._checked.add(group)
         return found
 
     def _open(self, number: int) -> tuple[pq.ParquetFile, mmap.mmap]:
@@ -237,15 +237,16 @@ class ParquetSource:
         """Values of a row group from the mapped file, if it is stored for that."""
         footer, n_genes = file.metadata.row_group(group.number), self.schema.n_genes
         chunks = {chunk.path_in_schema.split(".")[0]: chunk for chunk in map(footer.column, range(footer.num_columns))}
+        check = group not in self._checked  # a page is compared with its checksum once
         if EXPRESSION in chunks:
-            values = mapped_values(content, chunks[EXPRESSION], group.n_cells * n_genes, np.float32)
+            values = mapped_values(content, chunks[EXPRESSION], group.n_cells * n_genes, np.float32, check=check)
             return None if values is None else values.reshape(group.n_cells, 4 * n_genes)
         if self._lengths is None:
             return None
         start = np.concatenate([[0], np.cumsum(self._lengths[group.start : group.start + group.n_cells])])
         n_values = int(start[-1])
-        indices = mapped_values(content, chunks[INDICES], n_values, np.int32)
-        values = mapped_values(content, chunks[VALUES], n_values, np.float32)
+        indices = mapped_values(content, chunks[INDICES], n_values, np.int32, check=check)
+        values = mapped_values(content, chunks[VALUES], n_values, np.float32, check=check)
         if indices is None or values is None:
             return None
         # Copied to where numbers may lie: scipy would copy all of them whenever it takes some.

@@ -1,0 +1,125 @@
+"""Loaders hand out every context once, in one order however it is cut, and go on where they were left."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+
+from alphastomics.data import AnnDataSource, Augmentation, ContextDataset, create_dataloaders, fit_schema
+from alphastomics.data._loaders import ContextLoader
+from alphastomics.data.preprocess import Stage1Options, Stage2Options, preprocess
+from alphastomics.datasets import synthetic_tissue
+
+
+@pytest.fixture(scope="module")
+def tissue():
+    return synthetic_tissue(n_slices=3, n_cells=(90, 70, 40), n_genes=20, random_state=0)
+
+
+@pytest.fixture(scope="module")
+def folder(tissue, tmp_path_factory):
+    raw, out = tmp_path_factory.mktemp("raw"), tmp_path_factory.mktemp("dataset")
+    tissue.write_h5ad(raw / "all.h5ad")
+    preprocess(raw, out, Stage1Options(), Stage2Options(train_ratio=0.6, val_ratio=0.2, max_shard_size=60))
+    return out
+
+
+def contexts_of(tissue, **kwargs):
+    source = AnnDataSource(tissue, fit_schema(tissue), positions=True)
+    augmentation = Augmentation(gene_dropout=0.5, thinning=0.5, gene_noise=0.2)
+    return ContextDataset(source, context_size=16, seed=0, augmentation=augmentation, targets=True, **kwargs)
+
+
+def keys(batches):
+    return [tuple(batch.key.ravel().tolist()) for batch in batches]
+
+
+def assert_same(one, other):
+    assert all(torch.equal(torch.nan_to_num(x), torch.nan_to_num(y)) for x, y in zip(one, other, strict=True))
+
+
+def test_threads_cut_what_one_after_the_other_cuts(tissue):
+    dataset = contexts_of(tissue)
+    loader = ContextLoader(dataset, 3)
+    plain = [loader._cut(batch) for batch in loader._order]
+    found = list(loader)
+    assert len(found) == len(loader) == len(plain)
+    for one, other in zip(found, plain, strict=True):
+        assert_same(one, other)
+
+
+def test_epochs_differ_and_come_again(tissue):
+    loader = ContextLoader(contexts_of(tissue), 3)
+    first = list(loader)
+    loader.set_epoch(1)
+    second = list(loader)
+    assert set(keys(first)).isdisjoint(keys(second))
+    loader.set_epoch(0)
+    for one, other in zip(first, loader, strict=True):
+        assert_same(one, other)
+
+
+@pytest.mark.parametrize("n_done", [0, 1, 4])
+def test_an_epoch_goes_on_where_it_was_left(folder, n_done):
+    def loader():
+        return create_dataloaders(folder, 32, context_size=16, buffer_size=40, seed=3)[0]
+
+    whole, left = loader(), loader()
+    whole.set_epoch(2)
+    left.set_epoch(2)
+    iterator = iter(left)
+    for _ in range(n_done):
+        next(iterator)
+    state = left.state_dict()
+    assert state == {"epoch": 2, "batch": n_done}
+    other = loader()
+    other.load_state_dict(state)
+    rest = list(other)
+    assert keys(rest) == keys(whole)[n_done:]
+    assert other.state_dict() == {"epoch": 2, "batch": len(whole)}
+    other.set_epoch(3)
+    assert len(list(other)) == len(whole)  # the next epoch is a whole one
+
+
+def test_what_is_done_at_the_end_of_an_epoch_is_not_done_again(tissue):
+    loader = ContextLoader(contexts_of(tissue), 3)
+    list(loader)
+    other = ContextLoader(contexts_of(tissue), 3)
+    other.load_state_dict(loader.state_dict())
+    other.set_epoch(1)  # as training does before it begins the next
+    assert len(list(other)) == len(other)
+
+
+def test_a_pass_that_is_given_up_leaves_no_thread(tissue):
+    loader = ContextLoader(contexts_of(tissue), 1)
+    iterator = iter(loader)
+    next(iterator)
+    iterator.close()
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("contexts")]
+
+
+def test_an_error_in_a_thread_arrives(tissue, monkeypatch):
+    dataset = contexts_of(tissue)
+    loader = ContextLoader(dataset, 2)
+    monkeypatch.setattr(AnnDataSource, "expression", lambda *_, **__: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        list(loader)
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_ranks_in_memory_take_equally_many_steps_and_every_cell_once(tissue, world_size):
+    loaders = [ContextLoader(contexts_of(tissue), 2, rank=rank, world_size=world_size) for rank in range(world_size)]
+    batches = [list(loader) for loader in loaders]
+    assert len({len(each) for each in batches}) == 1
+    rows = torch.cat([batch.rows[batch.mask] for each in batches for batch in each])
+    assert sorted(rows.tolist()) == list(range(tissue.n_obs))
+
+
+def test_ranks_of_a_dataset(folder):
+    seen = []
+    for rank in range(2):
+        loader = create_dataloaders(folder, 32, context_size=16, rank=rank, world_size=2)[0]
+        seen += [row for batch in loader for row in batch.rows[batch.mask].tolist()]
+    assert sorted(seen) == list(range(loader.dataset.source.n_cells))
