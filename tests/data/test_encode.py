@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from alphastomics.data import fit_schema
-from alphastomics.data._encode import SMALL_COUNT, Encoder, thin
+from alphastomics.data._encode import SMALL_COUNT, Encoder, dense_rows, thin, thin_rows
 from alphastomics.datasets import synthetic_tissue
 
 
@@ -32,31 +32,30 @@ def test_it_is_the_definition_for_sparse_and_dense_cells(tissue, transform, n_me
     columns = np.flatnonzero(measured)
     expected = schema.encode_expression(counts[:, measured], columns=columns)
     encoder, size = Encoder(schema, measured), counts.sum(axis=1)
-    dense = encoder.dense(counts.astype(np.float32), size)
-    np.testing.assert_allclose(dense, expected, rtol=1e-5, atol=1e-5)
-    np.testing.assert_array_equal(encoder.sparse(sp.csr_matrix(counts), size), dense)
-    some = encoder.sparse(sp.csr_matrix(counts[:, measured]), size, columns=columns)
-    np.testing.assert_array_equal(some, dense)
-    assert (dense[:, ~measured] == 0).all()
+    factor = encoder.factor(size)
+    found = encoder(counts.astype(np.float32), factor)
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+    np.testing.assert_array_equal(encoder(dense_rows(sp.csr_matrix(counts), 30), factor), found)
+    some = dense_rows(sp.csr_matrix(counts[:, measured]), 30, columns=columns)
+    np.testing.assert_array_equal(encoder(some, factor), found)
+    assert (found[:, ~measured] == 0).all()
 
 
 def test_values_far_out_are_clipped(tissue):
     schema = fit_schema(tissue, transform="none")
     values = np.full((2, 30), 1e6, dtype=np.float32)
     values[1] *= -1
-    result = Encoder(schema, np.ones(30, dtype=bool)).dense(values, np.ones(2))
+    result = Encoder(schema, np.ones(30, dtype=bool))(values, np.ones(2, dtype=np.float32))
     assert (result == [[10.0], [-10.0]]).all()
 
 
 @settings(max_examples=30, deadline=None)
 @given(seed=st.integers(0, 1000), thinning=st.floats(0.01, 0.99))
 def test_thinned_cells_are_the_same_however_they_are_stored(tissue, seed, thinning):
-    encoder = Encoder(fit_schema(tissue), np.ones(30, dtype=bool))
-    size = np.asarray(tissue.X.sum(axis=1), dtype=np.float64).ravel()
-    draws = {"thinning": thinning, "rng": np.random.default_rng(seed)}
-    sparse = encoder.sparse(sp.csr_matrix(tissue.X), size, **draws)
-    draws["rng"] = np.random.default_rng(seed)
-    np.testing.assert_array_equal(encoder.dense(tissue.X.toarray().astype(np.float32), size, **draws), sparse)
+    sparse = dense_rows(sp.csr_matrix(tissue.X), 30, thinning=thinning, rng=np.random.default_rng(seed))
+    dense = tissue.X.toarray().astype(np.float32)
+    thin_rows(dense, thinning, np.random.default_rng(seed))
+    np.testing.assert_array_equal(dense, sparse)
 
 
 @pytest.mark.parametrize("count", [1, 2, 7, SMALL_COUNT, SMALL_COUNT + 1, 500])

@@ -7,7 +7,7 @@ import threading
 import pytest
 import torch
 
-from alphastomics.data import AnnDataSource, Augmentation, ContextDataset, create_dataloaders, fit_schema
+from alphastomics.data import AnnDataSource, Augmentation, ContextDataset, collate, create_dataloaders, fit_schema
 from alphastomics.data._loaders import ContextLoader
 from alphastomics.data.preprocess import Stage1Options, Stage2Options, preprocess
 from alphastomics.datasets import synthetic_tissue
@@ -33,11 +33,12 @@ def contexts_of(tissue, **kwargs):
 
 
 def keys(batches):
-    return [tuple(batch.key.ravel().tolist()) for batch in batches]
+    return [tuple(getattr(each, "batch", each).key.ravel().tolist()) for each in batches]
 
 
 def assert_same(one, other):
-    assert all(torch.equal(torch.nan_to_num(x), torch.nan_to_num(y)) for x, y in zip(one, other, strict=True))
+    for x, y in zip([*one.batch, *one[1:]], [*other.batch, *other[1:]], strict=True):
+        assert torch.equal(torch.nan_to_num(x), torch.nan_to_num(y))
 
 
 def test_threads_cut_what_one_after_the_other_cuts(tissue):
@@ -48,6 +49,29 @@ def test_threads_cut_what_one_after_the_other_cuts(tissue):
     assert len(found) == len(loader) == len(plain)
     for one, other in zip(found, plain, strict=True):
         assert_same(one, other)
+
+
+@pytest.mark.parametrize("transform", ["log1p", "none"])
+@pytest.mark.parametrize("targets", [True, False])
+@pytest.mark.parametrize("thinning", [0.5, 0.0])
+def test_batches_in_network_units_are_the_contexts(tissue, transform, targets, thinning):
+    cells = tissue[:, :15].copy()
+    schema = fit_schema(tissue, transform=transform)
+    with pytest.warns(UserWarning, match="5 of 20 genes are missing"):
+        source = AnnDataSource(cells, schema, positions=True)
+    changes = Augmentation(gene_dropout=0.5, thinning=thinning * (transform == "log1p"), gene_noise=0.2)
+    dataset = ContextDataset(source, context_size=33, seed=0, augmentation=changes, targets=targets)
+    loader = ContextLoader(dataset, 4)
+    for numbers, raw in zip(loader._order, loader, strict=True):
+        expected, found = collate([dataset[i] for i in numbers]), loader.encode(raw)
+        for name, one, other in zip(expected._fields, found, expected, strict=True):
+            if name in ("expression", "target"):
+                torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+                assert bool((one[~found.mask] == 0).all())
+            else:
+                assert torch.equal(torch.nan_to_num(one), torch.nan_to_num(other))
+        assert bool((found.expression[..., 15:] == 0).all())
+        assert bool((found.target[..., 15:] == 0).all())
 
 
 def test_epochs_differ_and_come_again(tissue):
@@ -103,7 +127,7 @@ def test_a_pass_that_is_given_up_leaves_no_thread(tissue):
 def test_an_error_in_a_thread_arrives(tissue, monkeypatch):
     dataset = contexts_of(tissue)
     loader = ContextLoader(dataset, 2)
-    monkeypatch.setattr(AnnDataSource, "expression", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr(AnnDataSource, "values", lambda *_, **__: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         list(loader)
 
@@ -113,7 +137,7 @@ def test_ranks_in_memory_take_equally_many_steps_and_every_cell_once(tissue, wor
     loaders = [ContextLoader(contexts_of(tissue), 2, rank=rank, world_size=world_size) for rank in range(world_size)]
     batches = [list(loader) for loader in loaders]
     assert len({len(each) for each in batches}) == 1
-    rows = torch.cat([batch.rows[batch.mask] for each in batches for batch in each])
+    rows = torch.cat([raw.batch.rows[raw.batch.mask] for each in batches for raw in each])
     assert sorted(rows.tolist()) == list(range(tissue.n_obs))
 
 

@@ -41,7 +41,7 @@ def contexts(batches) -> list[frozenset[int]]:
 def test_a_batch_counts_cells(source, batch_size, context_size, expected):
     datamodule = ContextDataModule(source, batch_size=batch_size, context_size=context_size)
     assert datamodule.contexts_per_batch == expected
-    batches = list(datamodule.train_dataloader())
+    batches = [raw.batch for raw in datamodule.train_dataloader()]
     assert len(batches) == datamodule.steps_per_epoch
     assert {len(batch.mask) for batch in batches[:-1]} <= {expected}
     assert max(int(batch.mask.sum(1).max()) for batch in batches) <= context_size
@@ -53,7 +53,7 @@ def test_no_context_mixes_slices(source):
     of_cell = np.empty(source.n_cells, dtype=int)
     for i, cells in enumerate(source.slices):
         of_cell[cells.rows] = i
-    for batch in ContextDataModule(source, batch_size=100, context_size=40).train_dataloader():
+    for batch, *_ in ContextDataModule(source, batch_size=100, context_size=40).train_dataloader():
         for rows, mask, i in zip(batch.rows, batch.mask, batch.slice_index, strict=True):
             assert set(of_cell[rows[mask]]) == {int(i)}
 
@@ -61,7 +61,10 @@ def test_no_context_mixes_slices(source):
 @pytest.mark.parametrize(("share", "expected"), [(0.1, 1), (0.4, 1), (0.6, 2), (0.99, 2)])
 def test_whole_slices_are_held_out(source, share, expected):
     datamodule = ContextDataModule(source, batch_size=100, context_size=40, validation_size=share)
-    training, validation = slices_of(datamodule.train_dataloader()), slices_of(datamodule.val_dataloader())
+    training, validation = (
+        slices_of(raw.batch for raw in datamodule.train_dataloader()),
+        slices_of(raw.batch for raw in datamodule.val_dataloader()),
+    )
     assert training | validation == {0, 1, 2}
     assert not training & validation
     assert len(validation) == expected
@@ -78,7 +81,7 @@ def test_held_out_slices_do_not_depend_on_their_order():
 def test_by_default_nothing_is_held_out(source, nothing):
     datamodule = ContextDataModule(source, validation_size=nothing)
     assert list(datamodule.val_dataloader()) == []
-    assert slices_of(datamodule.train_dataloader()) == {0, 1, 2}
+    assert slices_of(raw.batch for raw in datamodule.train_dataloader()) == {0, 1, 2}
 
 
 def test_impossible_arguments_are_refused(source):
@@ -93,9 +96,9 @@ def test_impossible_arguments_are_refused(source):
 
 def test_validation_is_not_augmented_and_never_changes(source):
     datamodule = ContextDataModule(source, context_size=40, validation_size=0.3)
-    first = list(datamodule.val_dataloader())
+    first = [raw.batch for raw in datamodule.val_dataloader()]
     datamodule.set_epoch(3)
-    for one, other in zip(first, datamodule.val_dataloader(), strict=True):
+    for one, (other, *_) in zip(first, datamodule.val_dataloader(), strict=True):
         assert all(torch.equal(x, y) for x, y in zip(one, other, strict=True) if not x.is_floating_point())
         assert torch.equal(one.expression, other.expression)
         assert torch.equal(one.position, other.position)

@@ -15,7 +15,7 @@ from alphastomics.data._checks import (
     read_expression,
     read_position,
 )
-from alphastomics.data._encode import Encoder
+from alphastomics.data._encode import Encoder, dense_rows
 from alphastomics.data._fit import fit_schema
 from alphastomics.data._matrix import Matrix, align_columns, canonical, row_blocks, row_sums
 from alphastomics.data._slices import resolve_query_slice_key, slice_rows
@@ -133,12 +133,24 @@ class AnnDataSource:
         ValueError
             If thinning is asked of values that are not counts under ``"log1p"``, or without `rng`.
         """
+        return self._encoder(*self.values(rows, thinning=thinning, rng=rng))
+
+    def values(
+        self, rows: NDArray[np.int64], *, thinning: float | None = None, rng: np.random.Generator | None = None
+    ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """Read expression in user units, (k, G), 0 for unmeasured genes, and by what to multiply it, (k,).
+
+        The latter brings cells to the library size of the schema; it means nothing under ``transform="none"``. Parameters and
+        errors are those of :meth:`expression`.
+        """
         if thinning and not self.has_counts:
             raise ValueError('Only integer counts under transform="log1p" can be thinned; set thinning=0.')
         block = self._matrix[rows]
         if isinstance(block, np.ndarray):
-            block = sp.csr_matrix(block)  # and not the dense way: one matrix gives the same bits however it is stored
-        return self._encoder.sparse(block, self._library_size[rows], columns=self._columns, thinning=thinning, rng=rng)
+            block = sp.csr_matrix(block)  # draws are the same however a matrix is stored
+        found = dense_rows(block, self.schema.n_genes, columns=self._columns, thinning=thinning, rng=rng)
+        size = found.sum(axis=1, dtype=np.float64) if thinning else self._library_size[rows]
+        return found, self._encoder.factor(size)
 
     def measured_in(self, slice_index: int) -> NDArray[np.bool_]:
         """Which genes of the schema the cells of a slice have, (G,): all slices have the same."""

@@ -62,6 +62,26 @@ class Context(NamedTuple):
     key: NDArray[np.int64]
 
 
+class RawContext(NamedTuple):
+    """A context before its expression is transformed.
+
+    Attributes
+    ----------
+    context
+        The context, with `expression` and `target` in user units.
+    factor, target_factor
+        By what these are multiplied before the logarithm, (N,); no target of its own when None.
+    gain, shift
+        What network units are multiplied by, and what is added then, (G,); both 0 for genes that the context lacks.
+    """
+
+    context: Context
+    factor: NDArray[np.float32]
+    target_factor: NDArray[np.float32] | None
+    gain: NDArray[np.float32]
+    shift: NDArray[np.float32]
+
+
 class Batch(NamedTuple):
     """B contexts, padded to the longest of them.
 
@@ -104,6 +124,44 @@ class Batch(NamedTuple):
     slice_index: torch.Tensor
     rows: torch.Tensor
     key: torch.Tensor
+
+
+class RawBatch(NamedTuple):
+    """A batch before its expression is transformed, as loaders give it; see :class:`~alphastomics.data._encode.BatchEncoder`.
+
+    Attributes
+    ----------
+    batch
+        The batch, with `expression` and `target` in user units.
+    factor, target_factor
+        By what these are multiplied before the logarithm, (B, N); the target is the same as `expression` when None.
+    gain, shift
+        What network units are multiplied by, and what is added then, (B, G).
+    """
+
+    batch: Batch
+    factor: torch.Tensor
+    target_factor: torch.Tensor | None
+    gain: torch.Tensor
+    shift: torch.Tensor
+
+
+def collate_raw(contexts: Sequence[RawContext]) -> RawBatch:
+    """Pad contexts to the longest and stack them, as :func:`collate` does."""
+    longest = max(1, *(len(each.factor) for each in contexts))
+    factor, target_factor = np.ones((2, len(contexts), longest), dtype=np.float32)
+    for i, each in enumerate(contexts):
+        factor[i, : len(each.factor)] = each.factor
+        if each.target_factor is not None:
+            target_factor[i, : len(each.factor)] = each.target_factor
+    apart = any(each.target_factor is not None for each in contexts)
+    return RawBatch(
+        batch=collate([each.context for each in contexts]),
+        factor=torch.from_numpy(factor),
+        target_factor=torch.from_numpy(target_factor) if apart else None,
+        gain=torch.from_numpy(np.stack([each.gain for each in contexts])),
+        shift=torch.from_numpy(np.stack([each.shift for each in contexts])),
+    )
 
 
 def collate(contexts: Sequence[Context]) -> Batch:

@@ -14,9 +14,10 @@ import torch
 from scipy.spatial import KDTree
 from torch.utils.data import Dataset
 
-from alphastomics.data._batch import Context
+from alphastomics.data._batch import Context, RawContext
 from alphastomics.data._checks import check_choice
 from alphastomics.data._crowding import RANKS, crowding
+from alphastomics.data._encode import Encoder
 from alphastomics.data._order import PADDING, Portion, stretches, windowed
 
 if TYPE_CHECKING:
@@ -154,6 +155,7 @@ class ContextDataset(Dataset[Context]):
         self._centre = {
             i: position.mean(axis=0) for i in self._slices if (position := source.slices[i].position) is not None
         }
+        self._encoders: dict[bytes, Encoder] = {}
         self._n_drawn = sum(n for i in self._slices for n in self._n_contexts(i))
         self.set_streams(1)
         # In shared memory, because workers that outlive an epoch hold their own copy of everything else.
@@ -184,6 +186,19 @@ class ContextDataset(Dataset[Context]):
 
     def __getitem__(self, index: int) -> Context:
         """Draw a context of the current epoch."""
+        raw = self.raw(index)
+        context, gain, shift = raw.context, raw.gain, raw.shift
+        if not len(context.rows):
+            return context
+        encode = self._encoder(context.slice_index)
+        target = context.target
+        if self.targets:
+            clean = context.expression.copy() if raw.target_factor is None else target
+            target = encode(clean, raw.factor if raw.target_factor is None else raw.target_factor)
+        return context._replace(expression=encode(context.expression, raw.factor) * gain + shift, target=target)
+
+    def raw(self, index: int) -> RawContext:
+        """Draw a context of the current epoch, and leave the transform to :class:`~alphastomics.data._encode.BatchEncoder`."""
         if not 0 <= index < self._length:
             raise IndexError(f"Context {index} of {self._length}.")
         epoch = self.epoch
@@ -197,18 +212,35 @@ class ContextDataset(Dataset[Context]):
         measured, dropout = _drop_genes(present, augmentation.gene_dropout, rng)
         thinning = rng.uniform(0.0, augmentation.thinning)
         rows = self.source.slices[slice_index].rows[cells]
-        expression = self.source.expression(rows, thinning=thinning, rng=rng)
-        if augmentation.gene_noise:
-            expression = _disturb_genes(expression, present, augmentation.gene_noise, rng)
-        if dropout:
-            expression = np.where(measured, expression / np.float32(np.sqrt(1 - dropout)), np.float32(0))
-        key = np.array([self.seed, epoch, index], dtype=np.int64)
-        patch = self._patch(slice_index, rng)
-        target = self.source.expression(rows) if self.targets else np.empty((len(rows), 0), dtype=np.float32)
-        crowd = self._crowding(slice_index, cells, epoch, index)
-        return Context(
-            expression, position, patch, measured, present, dropout, target, crowd, centre, slice_index, rows, key
+        values, factor = self.source.values(rows, thinning=thinning, rng=rng)
+        gain, shift = _disturb_genes(measured, dropout, augmentation.gene_noise, rng)
+        target, target_factor = np.empty((len(rows), 0), dtype=np.float32), None
+        if self.targets:
+            target = values
+            if thinning:
+                target, target_factor = self.source.values(rows)
+        context = Context(
+            expression=values,
+            position=position,
+            patch=self._patch(slice_index, rng),
+            measured=measured,
+            present=present,
+            dropout=dropout,
+            target=target,
+            crowding=self._crowding(slice_index, cells, epoch, index),
+            centre=centre,
+            slice_index=slice_index,
+            rows=rows,
+            key=np.array([self.seed, epoch, index], dtype=np.int64),
         )
+        return RawContext(context, factor, target_factor, gain, shift)
+
+    def _encoder(self, slice_index: int) -> Encoder:
+        present = self.source.measured_in(slice_index)
+        key = present.tobytes()
+        if key not in self._encoders:
+            self._encoders[key] = Encoder(self.source.schema, present)
+        return self._encoders[key]
 
     def _crowding(self, slice_index: int, cells: NDArray[np.int64], epoch: int, index: int) -> NDArray[np.float32]:
         """Give the crowding of cells among a random share of the cells of the slice."""
@@ -232,11 +264,11 @@ class ContextDataset(Dataset[Context]):
         cells = rng.permutation(near)[: max(2, round(density * n_near))]
         return ((points[cells] - centre) / schema.scale).astype(np.float32)
 
-    def _padding(self, epoch: int, index: int) -> Context:
+    def _padding(self, epoch: int, index: int) -> RawContext:
         """A context without cells."""
         n_genes, n_dims = self.source.schema.n_genes, self.source.schema.n_dims
         none = np.empty((0, n_dims), dtype=np.float32)
-        return Context(
+        context = Context(
             expression=np.empty((0, n_genes), dtype=np.float32),
             position=none,
             patch=none,
@@ -250,6 +282,8 @@ class ContextDataset(Dataset[Context]):
             rows=np.empty(0, dtype=np.int64),
             key=np.array([self.seed, epoch, index], dtype=np.int64),
         )
+        nothing = np.zeros(n_genes, dtype=np.float32)
+        return RawContext(context, np.empty(0, dtype=np.float32), None, nothing, nothing)
 
     def _n_portions(self, slice_index: int) -> int:
         """Number of parts of a slice that are read one after the other: one, if the buffer holds it."""
@@ -418,11 +452,14 @@ def _drop_genes(measured: NDArray[np.bool_], bound: float, rng: np.random.Genera
 
 
 def _disturb_genes(
-    expression: NDArray[np.float32], measured: NDArray[np.bool_], strength: float, rng: np.random.Generator
-) -> NDArray[np.float32]:
-    """Give every gene a gain and an offset of its own, the same for all cells of the context."""
-    gain, offset = rng.standard_normal((2, expression.shape[1]), dtype=np.float32) * np.float32(strength)
-    return np.where(measured, expression * (1 + gain) + offset, np.float32(0))
+    measured: NDArray[np.bool_], dropout: float, strength: float, rng: np.random.Generator
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Gain and shift of every gene, the same for all cells of the context; both make up for the genes that were dropped."""
+    kept = measured / np.float32(np.sqrt(1 - dropout))
+    if not strength:
+        return kept.astype(np.float32), np.zeros(len(measured), dtype=np.float32)
+    gain, shift = rng.standard_normal((2, len(measured)), dtype=np.float32) * np.float32(strength)
+    return ((1 + gain) * kept).astype(np.float32), (shift * kept).astype(np.float32)
 
 
 def _random_rotation(n_dims: int, rng: np.random.Generator) -> NDArray[np.float64]:

@@ -1,12 +1,12 @@
 r"""Network units of the cells of a context, the arithmetic that every batch waits for.
 
 .. math:: z_g = \operatorname{clip}(a_g\, y_g + b_g, \pm 10), \qquad
-    y_g = \log(1 + x_g\, T / \ell) \;\text{or}\; x_g, \qquad
-    a_g = 1 / \text{scale}_g,\quad b_g = -\text{mean}_g / \text{scale}_g
+    y_g = \log(1 + f\, x_g) \;\text{or}\; x_g, \qquad
+    f = T / \ell,\quad a_g = 1 / \text{scale}_g,\quad b_g = -\text{mean}_g / \text{scale}_g
 
-in the symbols of :class:`~alphastomics.data.TissueSchema`, whose :meth:`~alphastomics.data.TissueSchema.encode_expression`
-is the same in float64 and for genes in any order. Here it is float32, in place, a few rows at a time so that they stay in
-the cache of the processor: some ten times faster, and the same to 1e-5. Zeros are never transformed where cells are sparse.
+in the symbols of :class:`~alphastomics.data.TissueSchema`, whose :meth:`~alphastomics.data.TissueSchema.encode_expression` is
+the same in float64 and for genes in any order. Here it is float32 and in place: with numpy for the rows of a source, and with
+PyTorch for batches, on the device that trains (:class:`BatchEncoder`).
 """
 
 from __future__ import annotations
@@ -15,15 +15,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import scipy.sparse as sp
+import torch
 
 from alphastomics.data._schema import CLIP
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from alphastomics.data._batch import Batch, RawBatch
     from alphastomics.data._schema import TissueSchema
 
-BLOCK_VALUES = 2**15  # of float32: 128 KiB
+BLOCK_VALUES = 2**15  # of float32, 128 KiB: a few rows at a time stay in the cache of the processor
 SMALL_COUNT = 24
 
 
@@ -41,86 +43,21 @@ class Encoder:
     def __init__(self, schema: TissueSchema, measured: NDArray[np.bool_]) -> None:
         self._log1p = schema.transform == "log1p"
         self._target = schema.target_library_size(measured) if self._log1p and measured.any() else 0.0
-        slope = np.where(measured, 1.0 / np.asarray(schema.gene_scale), 0.0)
-        offset = -np.asarray(schema.gene_mean) * slope
         self._rows = max(1, BLOCK_VALUES // schema.n_genes)
         # As many rows as a block has: one long loop is several times faster than one for each row.
-        self._slope, self._offset = (np.tile(values.astype(np.float32), (self._rows, 1)) for values in (slope, offset))
-        self._n_genes = schema.n_genes
+        self._slope, self._offset = (np.tile(values * measured, (self._rows, 1)) for values in affine(schema))
 
-    def sparse(
-        self,
-        values: sp.csr_matrix,
-        library_size: NDArray[np.float64],
-        *,
-        columns: NDArray[np.int64] | None = None,
-        thinning: float | None = None,
-        rng: np.random.Generator | None = None,
-    ) -> NDArray[np.float32]:
-        """Encode sparse cells.
-
-        Parameters
-        ----------
-        values
-            User units, (k, m), canonical.
-        library_size
-            Of the cells over the measured genes, (k,); not read under ``transform="none"``.
-        columns
-            For each of the m columns the number of its gene; None when they are the genes in order.
-        thinning, rng
-            Share of the counts to remove at random, and where the draws come from.
-
-        Returns
-        -------
-        Network units (k, G).
-        """
-        data = values.data.astype(np.float32)
-        lengths = np.diff(values.indptr)
-        if thinning:
-            data = thin(data, thinning, rng)
-            library_size = np.bincount(np.repeat(np.arange(len(lengths)), lengths), data, len(lengths)).astype(
-                np.float64
-            )
-        if self._log1p:
-            data *= np.repeat(self._factor(library_size), lengths)
-            data += np.float32(1)
-            np.log(data, out=data)
-        genes = values.indices if columns is None else columns[values.indices]
-        shape = (len(lengths), self._n_genes)
-        found = sp.csr_matrix((data, genes, values.indptr), shape=shape, copy=False).toarray()
-        return self._standardised(found)
-
-    def dense(
-        self,
-        values: NDArray[np.float32],
-        library_size: NDArray[np.float64],
-        *,
-        thinning: float | None = None,
-        rng: np.random.Generator | None = None,
-    ) -> NDArray[np.float32]:
-        """Encode dense cells (k, G), genes in order, 0 for those that are not measured, in their place."""
-        if thinning:
-            flat = values.reshape(-1)
-            filled = np.flatnonzero(flat)
-            flat[filled] = thin(flat[filled], thinning, rng)
-            library_size = values.sum(axis=1, dtype=np.float64)
-        if not self._log1p:
-            return self._standardised(values)
-        return self._standardised(values, self._factor(library_size)[:, None])
-
-    def _factor(self, library_size: NDArray[np.float64]) -> NDArray[np.float32]:
-        """T over the library size, 1 for cells without counts."""
+    def factor(self, library_size: NDArray[np.float64]) -> NDArray[np.float32]:
+        """T over the library sizes (k,), 1 for cells without counts; not read under ``transform="none"``."""
         factor = np.divide(self._target, library_size, out=np.ones(len(library_size)), where=library_size > 0)
         return factor.astype(np.float32)
 
-    def _standardised(
-        self, values: NDArray[np.float32], factor: NDArray[np.float32] | None = None
-    ) -> NDArray[np.float32]:
-        """Bring values to network units in their place, after the logarithm where there is a ``factor`` (k, 1)."""
+    def __call__(self, values: NDArray[np.float32], factor: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Bring values (k, G), 0 for genes that are not measured, to network units in their place."""
         for start in range(0, len(values), self._rows):
             block = values[start : start + self._rows]
-            if factor is not None:
-                block *= factor[start : start + self._rows]
+            if self._log1p:
+                block *= factor[start : start + self._rows, None]
                 block += np.float32(1)
                 np.log(block, out=block)
             block *= self._slope[: len(block)]
@@ -128,6 +65,78 @@ class Encoder:
             if block.max(initial=0) > CLIP or block.min(initial=0) < -CLIP:
                 np.clip(block, -CLIP, CLIP, out=block)
         return values
+
+
+def affine(schema: TissueSchema) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """The factors a and the offsets b of all genes, (G,)."""
+    slope = 1.0 / np.asarray(schema.gene_scale)
+    return slope.astype(np.float32), (-np.asarray(schema.gene_mean) * slope).astype(np.float32)
+
+
+class BatchEncoder:
+    """From user units to network units for batches, on the device where they are.
+
+    Parameters
+    ----------
+    schema
+        The tissue.
+    """
+
+    def __init__(self, schema: TissueSchema) -> None:
+        self._log1p = schema.transform == "log1p"
+        self._affine = tuple(torch.from_numpy(values) for values in affine(schema))
+
+    def __call__(self, raw: RawBatch) -> Batch:
+        """Transform a batch and change it as its contexts ask for; the values of ``raw`` are overwritten."""
+        batch, real = raw.batch, raw.batch.mask[..., None]
+        network = self._transform(batch.expression, raw.factor)
+        target = batch.target
+        if target.shape[-1]:
+            clean = network if raw.target_factor is None else self._transform(target, raw.target_factor)
+            target = clean * (real & batch.present[:, None])
+        expression = network.mul_(raw.gain[:, None]).add_(raw.shift[:, None]).mul_(real)
+        return batch._replace(expression=expression, target=target)
+
+    def _transform(self, values: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
+        self._affine = slope, offset = tuple(each.to(values.device) for each in self._affine)
+        if self._log1p:
+            values.mul_(factor[..., None]).log1p_()
+        return values.mul_(slope).add_(offset).clamp_(-CLIP, CLIP)
+
+
+def dense_rows(
+    values: sp.csr_matrix,
+    n_genes: int,
+    *,
+    columns: NDArray[np.int64] | None = None,
+    thinning: float | None = None,
+    rng: np.random.Generator | None = None,
+) -> NDArray[np.float32]:
+    """Sparse cells (k, m) as (k, G), after a share of the counts was removed.
+
+    Parameters
+    ----------
+    values
+        User units, canonical.
+    n_genes
+        Number of genes G.
+    columns
+        For each of the m columns the number of its gene; None when they are the genes in order.
+    thinning, rng
+        Share of the counts to remove at random, and where the draws come from.
+    """
+    data = values.data.astype(np.float32)
+    if thinning:
+        data = thin(data, thinning, rng)
+    genes = values.indices if columns is None else columns[values.indices]
+    return sp.csr_matrix((data, genes, values.indptr), shape=(values.shape[0], n_genes), copy=False).toarray()
+
+
+def thin_rows(values: NDArray[np.float32], thinning: float, rng: np.random.Generator | None) -> None:
+    """Remove a share of the counts of dense cells, in their place."""
+    flat = values.reshape(-1)
+    filled = np.flatnonzero(flat)
+    flat[filled] = thin(flat[filled], thinning, rng)
 
 
 def thin(counts: NDArray[np.float32], thinning: float, rng: np.random.Generator | None) -> NDArray[np.float32]:

@@ -7,10 +7,11 @@ from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 
-from alphastomics.data._batch import Batch, collate
+from alphastomics.data._batch import collate_raw
 from alphastomics.data._contexts import ContextDataset
+from alphastomics.data._encode import BatchEncoder
 from alphastomics.data._order import StreamSampler, TurnSampler
 from alphastomics.data.parquet._dataset import SPLITS, DatasetInfo
 from alphastomics.data.parquet._source import BUFFER, ParquetSource
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from os import PathLike
 
+    from alphastomics.data._batch import Batch, RawBatch, RawContext
     from alphastomics.data._contexts import Augmentation, Kind
 
 THREADS = 2
@@ -42,6 +44,9 @@ class ContextLoader:
         Processes that cut contexts, each from a part of the tissue of its own; 0 leaves that to threads.
     rank, world_size
         Number of this process among those that train together; all get equally many batches.
+    raw
+        Whether batches hold expression as it was measured, which :meth:`encode` brings to network units, best on the device
+        that trains; network units when False.
     """
 
     def __init__(
@@ -52,8 +57,9 @@ class ContextLoader:
         num_workers: int = 0,
         rank: int = 0,
         world_size: int = 1,
+        raw: bool = True,
     ) -> None:
-        self.dataset, self.num_workers = dataset, num_workers
+        self.dataset, self.num_workers, self.is_raw = dataset, num_workers, raw
         self._order: StreamSampler | TurnSampler
         if dataset.source.buffer_size is None:  # in memory every process has all cells at hand
             dataset.set_streams(1, contexts_per_batch * world_size if world_size > 1 else 1)
@@ -65,6 +71,7 @@ class ContextLoader:
                 len(dataset), contexts_per_batch, rank=rank, world_size=world_size, n_workers=n_workers
             )
         self._done = self._start = 0
+        self._encode = BatchEncoder(dataset.source.schema)
 
     def __len__(self) -> int:
         """Number of batches in an epoch."""
@@ -83,25 +90,29 @@ class ContextLoader:
         self.dataset.set_epoch(state["epoch"])
         self._start = state["batch"] % len(self)
 
-    def __iter__(self) -> Iterator[Batch]:
+    def encode(self, raw: RawBatch) -> Batch:
+        """The batch in network units, on the device where it is; the values of ``raw`` are overwritten."""
+        return self._encode(raw)
+
+    def __iter__(self) -> Iterator[RawBatch | Batch]:
         """Batches, from the position on."""
         start, self._start = self._start, 0
         batches = list(self._order)[start:]
         self._done = start
         for batch in self._in_processes(batches) if self.num_workers else self._in_threads(batches):
             self._done += 1
-            yield batch
+            yield batch if self.is_raw else self.encode(batch)
 
-    def _in_processes(self, batches: Sequence[list[int]]) -> DataLoader[Batch]:
+    def _in_processes(self, batches: Sequence[list[int]]) -> DataLoader[RawBatch]:
         loader: DataLoader[Any] = DataLoader(
-            self.dataset, batch_sampler=batches, collate_fn=collate, num_workers=self.num_workers
+            _Raw(self.dataset), batch_sampler=batches, collate_fn=collate_raw, num_workers=self.num_workers
         )
         return loader
 
-    def _in_threads(self, batches: Sequence[list[int]]) -> Iterator[Batch]:
+    def _in_threads(self, batches: Sequence[list[int]]) -> Iterator[RawBatch]:
         n_threads = max(1, min(THREADS, os.cpu_count() or 1))
         self.dataset.divide()  # once, before the threads ask for it
-        waiting: deque[Future[Batch]] = deque()
+        waiting: deque[Future[RawBatch]] = deque()
         with ThreadPoolExecutor(n_threads, thread_name_prefix="contexts") as pool:
             try:
                 for batch in batches:
@@ -114,8 +125,18 @@ class ContextLoader:
                 for each in waiting:
                     each.cancel()
 
-    def _cut(self, batch: Sequence[int]) -> Batch:
-        return collate([self.dataset[i] for i in batch])
+    def _cut(self, batch: Sequence[int]) -> RawBatch:
+        return collate_raw([self.dataset.raw(i) for i in batch])
+
+
+class _Raw(Dataset["RawContext"]):
+    """The contexts of a dataset before their transform, for PyTorch's loader."""
+
+    def __init__(self, dataset: ContextDataset) -> None:
+        self.dataset = dataset
+
+    def __getitem__(self, index: int) -> RawContext:
+        return self.dataset.raw(index)
 
 
 def create_dataloaders(
@@ -132,6 +153,7 @@ def create_dataloaders(
     seed: int = 0,
     rank: int = 0,
     world_size: int = 1,
+    raw: bool = False,
 ) -> tuple[ContextLoader | None, ContextLoader | None, ContextLoader | None]:
     """Loaders of the three splits of a dataset; None where a split has no cells.
 
@@ -162,6 +184,13 @@ def create_dataloaders(
         Decides contexts and their order.
     rank, world_size
         Number of this process among those that train together; all get equally many batches, and each cell comes to one.
+    raw
+        Whether expression is left as it was measured, which is quickest: ``loader.encode(batch)``, on a GPU after
+        the batch was brought there, is then what loaders give otherwise.
+
+    Returns
+    -------
+    Loaders of :class:`~alphastomics.data.Batch`, for training, validation and testing.
 
     Raises
     ------
@@ -185,6 +214,8 @@ def create_dataloaders(
             targets=targets,
         )
         per_batch = max(1, batch_size // context_size)
-        found.append(ContextLoader(dataset, per_batch, num_workers=num_workers, rank=rank, world_size=world_size))
+        found.append(
+            ContextLoader(dataset, per_batch, num_workers=num_workers, rank=rank, world_size=world_size, raw=raw)
+        )
     train, validation, test = found
     return train, validation, test

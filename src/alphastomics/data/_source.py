@@ -67,5 +67,10 @@ class CellSource(Protocol):
     ) -> NDArray[np.float32]:
         """Expression of some cells in network units, shape (k, G)."""
 
+    def values(
+        self, rows: NDArray[np.int64], *, thinning: float | None = None, rng: np.random.Generator | None = None
+    ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """Expression of some cells in user units, (k, G), 0 where a gene is not measured; and by what to multiply it, (k,)."""
+
     def library_size(self, rows: NDArray[np.int64]) -> NDArray[np.float64]:
         """Sum of the measured values of some cells, shape (k,)."""

@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Any
 import lightning.pytorch as pl
 
 from alphastomics.data import Augmentation, ContextDataset
+from alphastomics.data._encode import BatchEncoder
 from alphastomics.data._loaders import ContextLoader
 
 if TYPE_CHECKING:
-    from alphastomics.data import CellSource
+    from alphastomics.data import Batch, CellSource
+    from alphastomics.data._batch import RawBatch
 
 
 class ContextDataModule(pl.LightningDataModule):
@@ -66,6 +68,7 @@ class ContextDataModule(pl.LightningDataModule):
             raise ValueError(f"batch_size={batch_size} and context_size={context_size} count cells: both at least 1.")
         self.contexts_per_batch = max(1, batch_size // context_size)
         self.num_workers = num_workers
+        self._encode = BatchEncoder(source.schema)
         names = [cells.name for cells in source.slices]
         held_out = _held_out(names, validation_size) if validation is None else []
         common: dict[str, Any] = {"context_size": context_size, "kind": kind, "seed": seed, "targets": targets}
@@ -92,6 +95,10 @@ class ContextDataModule(pl.LightningDataModule):
     def val_dataloader(self) -> ContextLoader | list[Any]:
         """The same validation contexts at every epoch."""
         return [] if self.validation_set is None else self._loader(self.validation_set)
+
+    def on_after_batch_transfer(self, batch: RawBatch, dataloader_idx: int) -> Batch:
+        """Bring expression to network units, on the device that trains."""
+        return self._encode(batch)
 
     def _loader(self, dataset: ContextDataset) -> ContextLoader:
         # The dataset shuffles: its contexts come in random order, cut anew in every epoch.

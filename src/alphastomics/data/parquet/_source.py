@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import scipy.sparse as sp
 
-from alphastomics.data._encode import Encoder
+from alphastomics.data._encode import Encoder, dense_rows, thin_rows
 from alphastomics.data._source import SliceCells
 from alphastomics.data.parquet._columns import (
     EXPRESSION,
@@ -29,7 +29,7 @@ from alphastomics.data.parquet._files import open_parquet
 from alphastomics.data.parquet._pages import mapped_values
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from os import PathLike
 
     import pyarrow.parquet as pq
@@ -154,7 +154,11 @@ class ParquetSource:
 
     def __getstate__(self) -> dict[str, Any]:
         """Everything but open files and what was read."""
-        return {name: value for name, value in self.__dict__.items() if name not in ("_files", "_kept", "_checked", "_reading")}
+        return {
+            name: value
+            for name, value in self.__dict__.items()
+            if name not in ("_files", "_kept", "_checked", "_reading")
+        }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__ |= state
@@ -176,23 +180,40 @@ class ParquetSource:
         self, rows: NDArray[np.int64], *, thinning: float | None = None, rng: np.random.Generator | None = None
     ) -> NDArray[np.float32]:
         """Expression of some cells in network units, (k, G); see :meth:`AnnDataSource.expression`."""
+        network, factor = self.values(rows, thinning=thinning, rng=rng)
+        for group, start, end in self._stretches(rows):
+            self._encoders[self.groups[group].slice_index](network[start:end], factor[start:end])
+        return network
+
+    def values(
+        self, rows: NDArray[np.int64], *, thinning: float | None = None, rng: np.random.Generator | None = None
+    ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """Expression of some cells in user units, (k, G), and by what to multiply it; see :meth:`AnnDataSource.values`."""
         if thinning and not self.has_counts:
             raise ValueError('Only integer counts under transform="log1p" can be thinned; set thinning=0.')
-        network = np.empty((len(rows), self.schema.n_genes), dtype=np.float32)
-        number = np.searchsorted(self._starts, rows, side="right") - 1
-        ends = [0, *(np.flatnonzero(np.diff(number)) + 1).tolist(), len(rows)]
-        for start, end in zip(ends, ends[1:], strict=False):  # stretches of one row group
-            group = int(number[start])
-            here, kept = rows[start:end] - self._starts[group], self._read(group)
-            encoder, size = self._encoders[self.groups[group].slice_index], self._library_size[rows[start:end]]
-            out = network[start:end]
+        found = np.empty((len(rows), self.schema.n_genes), dtype=np.float32)
+        size, factor = self._library_size[rows], np.empty(len(rows), dtype=np.float32)
+        for group, start, end in self._stretches(rows):
+            here, kept, out = rows[start:end] - self._starts[group], self._read(group), found[start:end]
             if isinstance(kept, np.ndarray):
                 # Rows as bytes: those of a mapped file need not lie where numbers may.
                 np.take(kept, here, axis=0, out=out.view(np.uint8), mode="clip")  # "raise" copies once more
-                encoder.dense(out, size, thinning=thinning, rng=rng)
+                if thinning:
+                    thin_rows(out, thinning, rng)
             else:
-                out[:] = encoder.sparse(kept[here], size, thinning=thinning, rng=rng)
-        return network
+                out[:] = dense_rows(kept[here], self.schema.n_genes, thinning=thinning, rng=rng)
+            if thinning:
+                size[start:end] = out.sum(axis=1, dtype=np.float64)
+            factor[start:end] = self._encoders[self.groups[group].slice_index].factor(size[start:end])
+        return found, factor
+
+    def _stretches(self, rows: NDArray[np.int64]) -> Iterator[tuple[int, int, int]]:
+        """Row group, begin and end of every stretch of rows of one row group."""
+        number = np.searchsorted(self._starts, rows, side="right") - 1
+        ends = [0, *(np.flatnonzero(np.diff(number)) + 1).tolist(), len(rows)]
+        for start, end in zip(ends, ends[1:], strict=False):
+            if start < end:
+                yield int(number[start]), start, end
 
     def _read(self, number: int) -> sp.csr_matrix | NDArray[np.uint8]:
         """Values of a row group: sparse, or the bytes of its dense rows."""
@@ -215,7 +236,11 @@ class ParquetSource:
             if found is None:
                 columns = [name for name in (EXPRESSION, INDICES, VALUES) if name in file.schema_arrow.names]
                 found = read_expression(file.read_row_group(group.number, columns=columns), self.schema.n_genes)
-            if isinstance(found, sp.csr_matrix) and found.nnz and not 0 <= found.indices.min() <= found.indices.max() < self.schema.n_genes:
+            if (
+                isinstance(found, sp.csr_matrix)
+                and found.nnz
+                and not 0 <= found.indices.min() <= found.indices.max() < self.schema.n_genes
+            ):
                 raise ValueError("it names genes that there are not")
         except (OSError, ValueError) as error:
             raise ValueError(f"Row group {group.number} of {path} is damaged; make the dataset again") from error
