@@ -8,7 +8,7 @@ column            type                what
 ``cell_type``     string, or null     its label; only where there are labels
 ``library_size``  float64             sum of its values, over the genes that its slice measures
 ``position``      3 × float64         in the units of the input; z = 0, or number of the section times its spacing
-``expression``    G × float32         untransformed, genes in the order of the schema; where most values are not 0
+``expression``    G × float32         untransformed, genes in the order of the schema; where a fifth of the values or more are not 0
 ``indices``       list of int32       in its place: numbers of the genes that are not 0, ascending
 ``values``        list of float32     and their values
 ``n_genes``       int32               how many these are; only beside them

@@ -275,5 +275,6 @@ class ParquetSource:
         if indices is None or values is None:
             return None
         # Copied to where numbers may lie: scipy would copy all of them whenever it takes some.
-        arrays = values.copy().view(np.float32), indices.copy().view(np.int32), start.astype(np.int32)
-        return sp.csr_matrix(arrays, shape=(group.n_cells, n_genes), copy=False)
+        arrays = np.empty(n_values, np.float32), np.empty(n_values, np.int32)
+        arrays[0].view(np.uint8)[:], arrays[1].view(np.uint8)[:] = values, indices
+        return sp.csr_matrix((*arrays, start.astype(np.int32)), shape=(group.n_cells, n_genes), copy=False)
