@@ -1,0 +1,330 @@
+"""Cells of a dataset, or of a single Parquet file with its columns, as an AnnData."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import anndata as ad
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import scipy.sparse as sp
+
+from alphastomics import _keys
+from alphastomics.data._checks import check_choice
+from alphastomics.data.parquet._columns import (
+    CELL,
+    EXPRESSION,
+    INDICES,
+    LABEL,
+    N_AXES,
+    POSITION,
+    SIZE,
+    SLICE,
+    VALUES,
+)
+from alphastomics.data.parquet._dataset import FOLDER, METADATA, SPLITS, DatasetInfo
+from alphastomics.data.parquet._files import open_parquet, read_group
+from alphastomics.data.parquet._note import Note
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from os import PathLike
+
+    from numpy.typing import NDArray
+
+    from alphastomics.data.parquet._columns import Cells
+    from alphastomics.data.parquet._dataset import Shard
+
+logger = logging.getLogger(__name__)
+
+N_NAMES = 5
+OURS = frozenset({CELL, SLICE, LABEL, SIZE, POSITION, EXPRESSION, INDICES, VALUES})
+
+
+class Part(NamedTuple):
+    """Cells of a row group.
+
+    Attributes
+    ----------
+    names
+        (N,).
+    slices, labels
+        (N,), None where one is missing; None where there are none at all.
+    position
+        (N, D); None where there is none.
+    expression
+        CSR (N, G).
+    others
+        Further columns.
+    """
+
+    names: NDArray[np.object_]
+    slices: NDArray[np.object_] | None
+    labels: NDArray[np.object_] | None
+    position: NDArray[np.float64] | None
+    expression: sp.csr_matrix
+    others: pd.DataFrame | None
+
+
+def read_dataset(data_dir: str | PathLike[str], split: str = "test") -> ad.AnnData:
+    """Read the cells of one split of a dataset into memory.
+
+    Parameters
+    ----------
+    data_dir
+        Folder that ``alphastomics preprocess`` wrote.
+    split
+        ``"train"``, ``"validation"`` or ``"test"``.
+
+    Returns
+    -------
+    The cells in the order of the files: ``X``, CSR of float32, (n_cells, n_genes), untransformed; ``obs["slice_id"]``,
+    ``obs["cell_type"]`` where there are labels, and ``obsm["spatial"]``, (n_cells, 2) or (n_cells, 3). Genes that no slice
+    of them measures are left out. Where slices differ in what they measure, ``varm["measured_in"]`` says which of them
+    measure a gene; the others have 0 there, which is no value: read slices that agree together,
+    ``adata[slice, adata.varm["measured_in"][slice_id]]``.
+
+    Raises
+    ------
+    FileNotFoundError, ValueError
+        If the dataset is not there or not whole, or the split has no cells.
+    """
+    folder = Path(data_dir)
+    info = DatasetInfo.read(folder)
+    check_choice("split", split, SPLITS)
+    shards = [shard for shard in info.shards if shard.split == split]
+    if not shards:
+        there = ", ".join(name for name in SPLITS if any(shard.split == name for shard in info.shards))
+        raise ValueError(f"{folder} has no cells for {split}; it has cells for {there or 'nothing'}")
+    parts = [
+        Part(cells.names, np.full(len(cells.names), cells.slice_id, dtype=object), *cells[2:3], *cells[4:], None)
+        for shard in shards
+        for cells in _read_shard(folder / FOLDER / shard.file, shard, info)
+    ]
+    return to_anndata(parts, Note(info.schema.genes, info.schema.n_dims, info.unmeasured))
+
+
+def _read_shard(path: Path, shard: Shard, info: DatasetInfo) -> Iterator[Cells]:
+    """Row groups of a file, which must be those that ``metadata.json`` lists."""
+    n_genes = info.schema.n_genes
+    with open_parquet(path) as file:
+        found = file.num_row_groups
+        if found != len(shard.groups):
+            raise ValueError(f"{path} has {found} row groups, not {len(shard.groups)}; make the dataset again")
+        for number, (name, n_cells) in enumerate(shard.groups):
+            cells = read_group(file, number, n_genes, path)
+            if (cells.slice_id, len(cells.names)) != (name, n_cells):
+                raise ValueError(
+                    f"Row group {number} of {path} has {len(cells.names)} cells of {cells.slice_id!r}, not {n_cells} of "
+                    f"{name!r}; make the dataset again"
+                )
+            yield cells
+
+
+def read_parquet(path: str | PathLike[str]) -> ad.AnnData:
+    """Read the cells of a single file into memory.
+
+    Parameters
+    ----------
+    path
+        Parquet file with the columns ``cell_id`` and ``expression``, or ``indices`` and ``values``, and if they are there
+        ``slice_id``, ``cell_type`` and ``position``; one of a dataset, or one that :func:`write_parquet` wrote. It names its
+        genes itself, or lies in the folder ``data`` of the dataset that does.
+
+    Returns
+    -------
+    The cells, as :func:`read_dataset` gives them; further columns of numbers and names are columns of ``obs``.
+
+    Raises
+    ------
+    FileNotFoundError, ValueError
+        If it is not there, not whole, does not name its genes, or lacks columns.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} is no file")
+    try:
+        file = pq.ParquetFile(path, page_checksum_verification=True)
+    except (pa.ArrowException, OSError) as error:
+        raise ValueError(f"{path} is no whole Parquet file ({_first_line(error)})") from error
+    with file:
+        note = _find_note(path, file.schema_arrow)
+        parts = []
+        for number in range(file.num_row_groups):
+            try:
+                parts.append(_read_part(file.read_row_group(number), len(note.genes)))
+            except (pa.ArrowException, OSError, ValueError) as error:
+                raise ValueError(f"Row group {number} of {path} cannot be used: {_first_line(error)}") from error
+    try:
+        return to_anndata(parts, note)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+
+
+def _find_note(path: Path, schema: pa.Schema) -> Note:
+    """What the file says of its genes, else what its dataset says."""
+    try:
+        note = Note.from_metadata(schema.metadata)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+    if note is not None:
+        return note
+    folder = path.absolute().parent.parent
+    if not (folder / METADATA).is_file():
+        raise ValueError(
+            f"{path} does not say which genes its columns are, and {folder / METADATA} is missing; leave it in its dataset, "
+            "or write it with alphastomics.data.write_parquet"
+        )
+    info = DatasetInfo.read(folder)
+    return Note(info.schema.genes, info.schema.n_dims, info.unmeasured)
+
+
+def _read_part(table: pa.Table, n_genes: int) -> Part:
+    names = set(table.column_names)
+    if CELL not in names or not (EXPRESSION in names or {INDICES, VALUES} <= names):
+        raise ValueError(f"it needs the columns {CELL} and {EXPRESSION}, or {CELL}, {INDICES} and {VALUES}")
+    if table.column(CELL).null_count:
+        raise ValueError(f"{CELL} is missing for {table.column(CELL).null_count} cells")
+
+    def strings(name: str) -> NDArray[np.object_] | None:
+        if name not in names:
+            return None
+        column = table.column(name).cast(pa.string())
+        return np.asarray(column.to_numpy(zero_copy_only=False), dtype=object)
+
+    identifiers = strings(CELL)
+    assert identifiers is not None  # as above
+    position = _matrix(table.column(POSITION), POSITION, np.float64) if POSITION in names else None
+    if position is not None and position.shape[1] not in (2, N_AXES):
+        raise ValueError(f"{POSITION} has {position.shape[1]} coordinates, not 2 or 3")
+    kinds = (pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean, pa.types.is_string)
+    others = [f.name for f in table.schema if f.name not in OURS and any(kind(f.type) for kind in kinds)]
+    return Part(
+        identifiers,
+        strings(SLICE),
+        strings(LABEL),
+        position,
+        _dense(table, n_genes) if EXPRESSION in names else _sparse(table, n_genes),
+        table.select(others).to_pandas(ignore_metadata=True) if others else None,
+    )
+
+
+def _dense(table: pa.Table, n_genes: int) -> sp.csr_matrix:
+    values = _matrix(table.column(EXPRESSION), EXPRESSION, np.float32)
+    if values.shape[1] != n_genes:
+        raise ValueError(f"{EXPRESSION} has {values.shape[1]} values, and there are {n_genes} genes")
+    return sp.csr_matrix(values)
+
+
+def _sparse(table: pa.Table, n_genes: int) -> sp.csr_matrix:
+    columns, lengths = _lists(table.column(INDICES), INDICES, np.int64)
+    values, same = _lists(table.column(VALUES), VALUES, np.float32)
+    if not np.array_equal(lengths, same):
+        raise ValueError(f"{INDICES} and {VALUES} differ in length")
+    if len(columns) and not 0 <= columns.min() <= columns.max() < n_genes:
+        raise ValueError(f"{INDICES} must lie in 0 … {n_genes - 1}, as there are {n_genes} genes")
+    x = sp.csr_matrix((values, columns, np.concatenate([[0], np.cumsum(lengths)])), shape=(len(lengths), n_genes))
+    x.sort_indices()
+    if not x.has_canonical_format:
+        raise ValueError(f"{INDICES} names a gene of a cell twice")
+    return x
+
+
+def _matrix(column: pa.ChunkedArray, name: str, dtype: type) -> NDArray[Any]:
+    """Lists of one length as rows."""
+    values, lengths = _lists(column, name, dtype)
+    if len(lengths) and (lengths != lengths[0]).any():
+        raise ValueError(f"{name} has lists of different lengths")
+    return values.reshape(len(lengths), -1) if len(values) else np.empty((len(lengths), 0), dtype=dtype)
+
+
+def _lists(column: pa.ChunkedArray, name: str, dtype: type) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    """Values of lists one after the other, and the lengths of the lists."""
+    kind = column.type
+    fixed = pa.types.is_fixed_size_list(kind)
+    if not (fixed or pa.types.is_list(kind) or pa.types.is_large_list(kind)):
+        raise ValueError(f"{name} is a column of {kind}, not of lists")
+    if not (pa.types.is_integer(kind.value_type) or pa.types.is_floating(kind.value_type)):
+        raise ValueError(f"{name} holds lists of {kind.value_type}, not of numbers")
+    if column.null_count:
+        raise ValueError(f"{name} is missing for {column.null_count} cells")
+    flat = column.combine_chunks().flatten()
+    if flat.null_count and dtype is np.int64:
+        raise ValueError(f"{name} has missing values")
+    lengths = np.full(len(column), kind.list_size) if fixed else column.combine_chunks().value_lengths()
+    return flat.to_numpy(zero_copy_only=False).astype(dtype), np.asarray(lengths, dtype=np.int64)
+
+
+def to_anndata(parts: Sequence[Part], note: Note) -> ad.AnnData:
+    """Cells of row groups in one object; see :func:`read_dataset`.
+
+    Raises
+    ------
+    ValueError
+        If there are no cells, or some of the parts lack what others have.
+    """
+    if not sum(len(part.names) for part in parts):
+        raise ValueError("there are no cells in it")
+    parts = [part for part in parts if len(part.names)]
+    obs = _obs(parts)
+    adata = ad.AnnData(
+        sp.csr_matrix(sp.vstack([part.expression for part in parts], format="csr"), dtype=np.float32),
+        obs=obs,
+        var=pd.DataFrame(index=list(note.genes)),
+    )
+    positions = [part.position for part in parts if part.position is not None]
+    if positions:
+        if len(positions) < len(parts) or len({position.shape[1] for position in positions}) > 1:
+            raise ValueError("its row groups differ in what they say of positions")
+        adata.obsm[_keys.SPATIAL] = np.concatenate(positions)[:, : note.n_dims]
+    return _mark_unmeasured(adata, note.unmeasured)
+
+
+def _obs(parts: Sequence[Part]) -> pd.DataFrame:
+    names = pd.Index(np.concatenate([part.names for part in parts]).astype(str))
+    obs = pd.DataFrame(index=names)
+    for key, columns in ((_keys.SLICE, [p.slices for p in parts]), (_keys.CELL_TYPE, [p.labels for p in parts])):
+        if any(column is not None for column in columns):
+            filled = [
+                np.full(len(part.names), None, dtype=object) if column is None else column
+                for part, column in zip(parts, columns, strict=True)
+            ]
+            obs[key] = pd.Categorical(np.concatenate(filled))
+    others = [part.others for part in parts if part.others is not None]
+    if others:
+        more = pd.concat(others, ignore_index=True)
+        more.index = names
+        obs = pd.concat([obs, more], axis=1)
+    if not names.is_unique and _keys.SLICE in obs:
+        logger.info("Names of cells occur more than once; the slice is put behind them.")
+        obs.index = names + "-" + obs[_keys.SLICE].astype(str)
+    return obs
+
+
+def _mark_unmeasured(adata: ad.AnnData, unmeasured: dict[str, tuple[str, ...]]) -> ad.AnnData:
+    """Leave out the genes that no slice measures, and say which slices measure the others where they differ."""
+    if _keys.SLICE not in adata.obs or not unmeasured:
+        return adata
+    slices = list(adata.obs[_keys.SLICE].cat.categories)
+    measured = pd.DataFrame(
+        {name: ~adata.var_names.isin(unmeasured.get(name, ())) for name in slices}, index=adata.var_names
+    )
+    anywhere = measured.any(axis=1).to_numpy()
+    if not anywhere.all():
+        adata, measured = adata[:, anywhere].copy(), measured[anywhere]
+    if not measured.to_numpy().all():
+        adata.varm[_keys.MEASURED_IN] = measured
+        for name in slices:
+            lacking = list(measured.index[~measured[name]])
+            if lacking:
+                listed = ", ".join(map(repr, lacking[:N_NAMES])) + (", …" if len(lacking) > N_NAMES else "")
+                logger.warning("Slice %r lacks %d genes, which count as unmeasured: %s.", name, len(lacking), listed)
+    return adata
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
