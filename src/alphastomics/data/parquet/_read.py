@@ -156,7 +156,9 @@ def read_parquet(path: str | PathLike[str]) -> ad.AnnData:
         parts = []
         for number in range(file.num_row_groups):
             try:
-                parts.append(_read_part(file.read_row_group(number), len(note.genes)))
+                table = file.read_row_group(number)
+                if len(table):
+                    parts.append(_read_part(table, len(note.genes)))
             except (pa.ArrowException, OSError, ValueError) as error:
                 raise ValueError(f"Row group {number} of {path} cannot be used: {_first_line(error)}") from error
     try:
@@ -267,13 +269,11 @@ def to_anndata(parts: Sequence[Part], note: Note) -> ad.AnnData:
     ValueError
         If there are no cells, or some of the parts lack what others have.
     """
-    if not sum(len(part.names) for part in parts):
+    if not parts:
         raise ValueError("there are no cells in it")
-    parts = [part for part in parts if len(part.names)]
-    obs = _obs(parts)
     adata = ad.AnnData(
         sp.csr_matrix(sp.vstack([part.expression for part in parts], format="csr"), dtype=np.float32),
-        obs=obs,
+        obs=_obs(parts),
         var=pd.DataFrame(index=list(note.genes)),
     )
     positions = [part.position for part in parts if part.position is not None]
