@@ -246,7 +246,10 @@ def lists(table, name, value, kind):
         (lambda t: t.drop_columns(["cell_id"]), "it needs the columns cell_id and expression"),
         (lambda t: t.drop_columns(["expression"]), "and expression, or cell_id, indices and values"),
         (lambda t: lists(t, "cell_id", None, pa.string()), "cell_id is missing for 55 cells"),
-        (lambda t: lists(t, "expression", [1.0] * 3, pa.list_(pa.float32())), "expression has 3 values, and .* 20 genes"),
+        (
+            lambda t: lists(t, "expression", [1.0] * 3, pa.list_(pa.float32())),
+            "expression has 3 values, and .* 20 genes",
+        ),
         (lambda t: lists(t, "expression", ["a"] * 20, pa.list_(pa.string())), "expression holds lists of string"),
         (lambda t: lists(t, "expression", 1.0, pa.float32()), "expression is a column of float, not of lists"),
         (lambda t: lists(t, "position", [1.0], pa.list_(pa.float64())), "position has 1 coordinates"),
