@@ -293,6 +293,7 @@ def test_embeddings_in_every_form(folder, asked, model, cells, tmp_path):
         assert arrays["obs_names"].tolist() == cells.obs_names.tolist()
 
 
+@pytest.mark.slow  # scanpy compiles
 def test_scanpy_takes_the_embedding_as_it_is(folder, asked, tmp_path):
     sc = pytest.importorskip("scanpy")
     tokens = ["--input-data", folder / "query.h5ad", "--output", tmp_path / "z.h5ad"]

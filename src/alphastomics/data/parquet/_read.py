@@ -149,10 +149,11 @@ def read_parquet(path: str | PathLike[str]) -> ad.AnnData:
         raise FileNotFoundError(f"{path} is no file")
     try:
         file = pq.ParquetFile(path, page_checksum_verification=True)
-    except (pa.ArrowException, OSError) as error:
+        schema = file.schema_arrow
+    except (pa.ArrowException, OSError, ValueError) as error:  # the last: a name that is no text
         raise ValueError(f"{path} is no whole Parquet file ({_first_line(error)})") from error
     with file:
-        note = _find_note(path, file.schema_arrow)
+        note = _find_note(path, schema)
         parts = []
         for number in range(file.num_row_groups):
             try:
