@@ -176,6 +176,11 @@ def test_cells_without_places_and_slices_are_cells(dataset, tmp_path):
     cells = read_parquet(path)
     assert list(cells.obs) == []
     assert list(cells.obsm) == []
+    write_parquet(cells, tmp_path / "again.parquet")
+    again = read_parquet(tmp_path / "again.parquet")
+    assert set(again.obs["slice_id"]) == {"slice_0"}
+    assert list(again.obs) == ["slice_id"]
+    assert np.isnan(again.obsm["spatial"]).all()
 
 
 @pytest.mark.parametrize("storage", ["sparse", "dense"])

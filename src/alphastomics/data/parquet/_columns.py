@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from alphastomics.data.parquet._note import Note
-
 CELL, SLICE, LABEL, SIZE, POSITION = "cell_id", "slice_id", "cell_type", "library_size", "position"
 EXPRESSION, INDICES, VALUES = "expression", "indices", "values"
 N_AXES = 3
@@ -85,18 +83,17 @@ class Cells(NamedTuple):
         )
 
 
-def arrow_schema(n_genes: int, *, dense: bool, labels: bool, note: Note | None = None) -> pa.Schema:
-    """Columns of a file, and what it says of them."""
-    metadata = None if note is None else note.to_metadata()
+def arrow_schema(n_genes: int, *, dense: bool, labels: bool) -> pa.Schema:
+    """Columns of a file."""
     fields = [pa.field(CELL, pa.string(), nullable=False), pa.field(SLICE, pa.string(), nullable=False)]
     if labels:
         fields.append(pa.field(LABEL, pa.string()))
     fields.append(pa.field(SIZE, pa.float64(), nullable=False))
     fields.append(pa.field(POSITION, pa.list_(pa.float64(), N_AXES), nullable=False))
     if dense:
-        return pa.schema([*fields, pa.field(EXPRESSION, pa.list_(pa.float32(), n_genes), nullable=False)], metadata)
+        return pa.schema([*fields, pa.field(EXPRESSION, pa.list_(pa.float32(), n_genes), nullable=False)])
     lists = [(INDICES, pa.int32()), (VALUES, pa.float32())]
-    return pa.schema([*fields, *(pa.field(name, pa.list_(kind), nullable=False) for name, kind in lists)], metadata)
+    return pa.schema([*fields, *(pa.field(name, pa.list_(kind), nullable=False) for name, kind in lists)])
 
 
 def to_arrow(cells: Cells, schema: pa.Schema) -> pa.Table:

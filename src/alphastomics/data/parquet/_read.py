@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 N_NAMES = 5
-OURS = frozenset({CELL, SLICE, LABEL, SIZE, POSITION, EXPRESSION, INDICES, VALUES})
+OURS = frozenset({CELL, SLICE, LABEL, SIZE, POSITION, EXPRESSION, INDICES, VALUES, "n_genes"})
 
 
 class Part(NamedTuple):
@@ -289,12 +289,13 @@ def _obs(parts: Sequence[Part]) -> pd.DataFrame:
     names = pd.Index(np.concatenate([part.names for part in parts]).astype(str))
     obs = pd.DataFrame(index=names)
     for key, columns in ((_keys.SLICE, [p.slices for p in parts]), (_keys.CELL_TYPE, [p.labels for p in parts])):
-        if any(column is not None for column in columns):
-            filled = [
-                np.full(len(part.names), None, dtype=object) if column is None else column
-                for part, column in zip(parts, columns, strict=True)
-            ]
-            obs[key] = pd.Categorical(np.concatenate(filled))
+        filled = [
+            np.full(len(part.names), None, dtype=object) if column is None else column
+            for part, column in zip(parts, columns, strict=True)
+        ]
+        found = np.concatenate(filled)
+        if not pd.isna(found).all():
+            obs[key] = pd.Categorical(found)
     others = [part.others for part in parts if part.others is not None]
     if others:
         more = pd.concat(others, ignore_index=True)

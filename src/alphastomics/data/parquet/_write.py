@@ -69,21 +69,18 @@ def write_parquet(
     x = canonical(expression_matrix(adata, None)).astype(np.float32)
     slices, labels = _names(adata, slice_key), _names(adata, cell_type_key)
     slices = np.full(adata.n_obs, SINGLE_SLICE, dtype=object) if slices is None else slices
+    labels = np.full(adata.n_obs, None, dtype=object) if labels is None else labels
     slices[pd.isna(slices)] = NO_SLICE
     position = _position(adata, position_key)
     extra = _further_columns(adata, {slice_key, cell_type_key, _keys.LIBRARY_SIZE})
-    schema = arrow_schema(
-        len(genes),
-        dense=x.nnz > DENSE * x.shape[0] * x.shape[1],
-        labels=labels is not None,
-        note=Note(genes, _n_dims(adata, position_key), _unmeasured(adata)),
-    )
+    note = Note(genes, _n_dims(adata, position_key), _unmeasured(adata))
+    dense = x.nnz > DENSE * x.shape[0] * x.shape[1]
+    schema = arrow_schema(len(genes), dense=dense, labels=True).with_metadata(note.to_metadata())
     whole = pa.schema([*schema, *(pa.field(name, column.type) for name, column in extra.items())], schema.metadata)
     names, sizes = adata.obs_names.to_numpy(dtype=object), _library_size(adata, x)
     with replacing(path) as temporary, pq.ParquetWriter(temporary, whole, **OPTIONS) as file:
         for rows in _row_groups(adata, slices):
-            known = None if labels is None else labels[rows]
-            cells = Cells(names[rows], slices[rows[0]], known, sizes[rows], position[rows], x[rows])
+            cells = Cells(names[rows], slices[rows[0]], labels[rows], sizes[rows], position[rows], x[rows])
             columns = [column.take(pa.array(rows)) for column in extra.values()]
             table = pa.table([*to_arrow(cells, schema).columns, *columns], schema=whole)
             file.write_table(table, row_group_size=len(rows))

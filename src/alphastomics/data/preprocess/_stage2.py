@@ -183,7 +183,9 @@ def write_shard(task: ShardTask) -> tuple[Shard, list[Moments], NDArray[np.float
     first = task.pieces[0][0]
     lacking = {each.name: tuple(each.record["unmeasured"]) for each, _ in task.pieces if each.record["unmeasured"]}
     note = Note(first.genes, first.n_dims, lacking)
-    schema = arrow_schema(len(first.genes), dense=task.dense, labels=_has_labels(task), note=note)
+    schema = arrow_schema(len(first.genes), dense=task.dense, labels=_has_labels(task)).with_metadata(
+        note.to_metadata()
+    )
     moments, groups, totals = [], [], np.zeros(len(first.genes))
     with writing(task.target, schema) as file:
         for stored, rows_of_groups in task.pieces:
