@@ -190,6 +190,8 @@ def test_slices_are_divided_by_what_they_measure(uneven, tissue):
         lacks = set(part.obs["slice_id"]) <= {"slice_1", "slice_2"}
         assert part.var_names.tolist() == tissue.var_names[PANEL * lacks :].tolist()
     assert len(divided) == 2
+    assert len(panels(cells, "section")) == 1  # nobody knows which slices these are
+    assert len(panels(cells[cells.obs["slice_id"] == "slice_1"].copy(), None)) == 1
 
 
 @pytest.mark.filterwarnings("ignore:4 of 20 genes are missing")
@@ -224,6 +226,18 @@ def test_a_slice_is_embedded_and_scored_by_the_genes_that_it_measures(uneven, ti
         part.write_h5ad(tmp_path / "part.h5ad")
         assert run("test", *asked, "--input-data", tmp_path / "part.h5ad", "--output", tmp_path / "one.json") == 0
         assert json.loads((tmp_path / "one.json").read_text())[name]["prediction"] == scores[name]["prediction"]
+
+
+def test_zeros_that_are_none_are_not_taken_for_values(uneven, model):
+    cells = read_dataset(uneven)
+    with pytest.raises(ValueError, match=r'2 slices lack genes .* varm\["measured_in"\] says'):
+        model.sample(cells, n_steps=1)
+    with pytest.raises(ValueError, match=r"2 slices lack genes"):
+        AlphaSTomics.setup_anndata(cells)
+    rows = cells.obs["slice_id"] == "slice_1"
+    part = cells[rows, cells.varm["measured_in"]["slice_1"]]
+    with pytest.warns(UserWarning, match="4 of 20 genes are missing"):
+        assert model.sample(part, n_steps=1).n_obs == rows.sum()
 
 
 def test_what_reads_no_genes_is_not_divided(uneven, model):

@@ -104,17 +104,21 @@ def with_keys(cells: AnnData, schema: TissueSchema) -> AnnData:
 
 
 def panels(cells: AnnData, slice_key: str | None) -> list[Panel]:
-    """Divide cells by the genes that their slices measure."""
-    measured = cells.varm.get(_keys.MEASURED_IN)
-    if measured is None:
+    """Divide cells by the genes that their slices measure, where it is known what these are."""
+    import pandas as pd
+
+    key, measured = slice_key or _keys.SLICE, cells.varm.get(_keys.MEASURED_IN)
+    names = cells.obs[key].astype(str).to_numpy() if key in cells.obs else None
+    if not isinstance(measured, pd.DataFrame) or names is None or not set(names) <= set(measured):
         return [Panel(np.arange(cells.n_obs), cells)]
-    names = cells.obs[slice_key or _keys.SLICE].astype(str).to_numpy()
     kinds: dict[bytes, list[str]] = {}
     for name in measured:
         kinds.setdefault(measured[name].to_numpy(dtype=bool).tobytes(), []).append(name)
     divided = []
     for slices in kinds.values():
         rows = np.flatnonzero(np.isin(names, slices))
+        if not len(rows):
+            continue
         genes = measured[slices[0]].to_numpy(dtype=bool)
         part = cells[rows, genes].copy()
         del part.varm[_keys.MEASURED_IN]

@@ -18,7 +18,7 @@ from alphastomics.data._slices import NO_SLICE, SINGLE_SLICE
 from alphastomics.data.parquet._columns import CELL, N_AXES, SLICE, Cells, arrow_schema, to_arrow
 from alphastomics.data.parquet._files import ROW_GROUP, replacing
 from alphastomics.data.parquet._note import Note
-from alphastomics.data.parquet._read import OURS
+from alphastomics.data.parquet._rows import OURS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
