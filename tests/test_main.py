@@ -239,14 +239,14 @@ def test_test_prints_and_writes_the_scores_of_evaluate(folder, query, tmp_path, 
 def test_extract_writes_plain_arrays(folder, query, tmp_path):
     from alphastomics.model import AlphaSTomics
 
-    assert main(["extract", *query, "--output", str(tmp_path / "z"), "--layer", "all"]) == 0
+    assert main(["extract", *query, "--output", str(tmp_path / "z.npz"), "--layer", "all"]) == 0
     cells = ad.read_h5ad(folder / "query.h5ad")
-    with np.load(tmp_path / "z", allow_pickle=False) as arrays:
+    with np.load(tmp_path / "z.npz", allow_pickle=False) as arrays:
         assert sorted(arrays) == ["latent", "obs_names"]
         assert arrays["obs_names"].tolist() == cells.obs_names.tolist()
         model = AlphaSTomics.load(folder / "model", adata=False, accelerator="cpu")
         np.testing.assert_array_equal(arrays["latent"], model.get_latent_representation(cells, layer="all"))
-    assert files_in(tmp_path) == ["z"]
+    assert files_in(tmp_path) == ["z.npz"]
 
 
 # -- compare ---------------------------------------------------------------------------------------------------------
@@ -433,22 +433,27 @@ def test_demo(tmp_path, monkeypatch, capsys):
             "num_experts=8 .* use_moe=True",
         ),
         (["train", "--input-data", "REF", "--output-dir", "m", "--gpus", "1", "--devices", "1"], 1, "--gpus names"),
-        (["sample", "--checkpoint", "MODEL", "--output", "o"], 1, "--input-data is needed"),
-        (["sample", "--checkpoint", "empty", "--input-data", "REF", "--output", "o"], 1, "config.json is missing"),
-        (["sample", "--checkpoint", "MODEL", "--input-data", "REF", "--output", "empty"], 1, "empty is a folder"),
+        (["sample", "--checkpoint", "MODEL", "--output", "o.h5ad"], 1, "--input-data or --data-dir is needed"),
+        (["sample", "--checkpoint", "empty", "--input-data", "REF", "--output", "o.h5ad"], 1, "config.json is missing"),
         (
-            ["sample", "--checkpoint", "MODEL", "--input-data", "REF", "--output", "o", "--sample-mode", "joint"],
+            ["sample", "--checkpoint", "MODEL", "--input-data", "REF", "--output", "empty.h5ad"],
+            1,
+            "empty.h5ad is a folder",
+        ),
+        (
+            ["sample", "--checkpoint", "MODEL", "--input-data", "REF", "--output", "o.h5ad", "--sample-mode", "joint"],
             1,
             "leave --input-data out",
         ),
-        (["sample", "--checkpoint", "MODEL", "--output", "o", "--sample-mode", "joint"], 1, "mode="),
+        (["sample", "--checkpoint", "MODEL", "--output", "o.h5ad", "--sample-mode", "joint"], 1, "mode="),
         (["test", "--checkpoint", "MODEL", "--input-data", "BARE"], 1, r'obsm\["spatial"\] is missing'),
     ],
 )
 def test_bad_input_is_one_clear_line(tokens, code, message, folder, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "text").write_text("no")
-    (tmp_path / "empty").mkdir()
+    for name in ("empty", "empty.h5ad"):
+        (tmp_path / name).mkdir()
     bare = ad.read_h5ad(folder / "query.h5ad")
     del bare.obsm
     bare.write_h5ad("bare.h5ad")

@@ -64,3 +64,9 @@ EXPERTS = "experts"
 
 COMPARISON = "comparison"
 """``uns``: configurations that were compared: a summary, the runs, their curves."""
+
+MEASURED_IN = "measured_in"
+"""``varm``: which slices measure a gene, a column for each; only where they differ."""
+
+LATENT = "X_alphastomics"
+"""``obsm`` of what ``alphastomics extract`` writes: embeddings."""

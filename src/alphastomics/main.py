@@ -200,7 +200,7 @@ def sample(
     Parameters
     ----------
     output
-        ``.h5ad`` file to write.
+        ``.h5ad`` or ``.parquet`` file to write.
     sample_mode
         ``expr_to_pos``: positions of cells from their expression; ``pos_to_expr``: the other way round; ``joint``: new
         slices of ``--n-cells`` cells.
@@ -223,13 +223,23 @@ def sample(
     seed
         Decides every draw.
     """
-    from alphastomics._cli._files import prepare_file, replacing
+    from alphastomics._cli._cells import (
+        PARQUET,
+        TISSUES,
+        check_suffix,
+        sample_cells,
+        use_values_that_are_read,
+        write_tissue,
+    )
+    from alphastomics._cli._files import prepare_file
 
+    check_suffix(output, TISSUES)
+    if sample_mode == "joint" and query.names_cells:
+        raise ValueError("--sample-mode joint draws new cells and reads none; leave --input-data out, and --data-dir")
     prepare_file(output)
-    if sample_mode == "joint" and query.input_data is not None:
-        raise ValueError("--sample-mode joint draws new cells and reads none; leave --input-data out")
-    model, cells = (query.load(), None) if sample_mode == "joint" else query.read()
     drawn: dict[str, Any] = {
+        "mode": sample_mode,
+        "inpaint": inpaint,
         "n_steps": n_steps,
         "n_samples": n_samples,
         "reduce": reduce,
@@ -239,9 +249,15 @@ def sample(
         "n_cells": n_cells,
         "random_state": seed,
     }
-    tissue = model.sample(cells, mode=sample_mode, inpaint=inpaint, **drawn)
-    with replacing(output) as temporary:
-        tissue.write_h5ad(temporary)
+    if sample_mode == "joint":
+        model = query.load()
+        tissue = model.sample(**drawn)
+    else:
+        model, cells = query.read()
+        if output.suffix == PARQUET:
+            use_values_that_are_read(cells, model.schema)
+        tissue = sample_cells(model, cells, **drawn)
+    write_tissue(tissue, output, model.schema)
     logger.info("%d cells are in %s.", tissue.n_obs, output)
 
 
@@ -291,21 +307,21 @@ def extract(
     Parameters
     ----------
     output
-        ``.npz`` file for the arrays ``latent``, (cells, width), and ``obs_names``.
+        File to write: ``.npz``, the arrays ``latent``, (cells, width), and ``obs_names``; ``.parquet``, the columns
+        ``cell_id``, ``slice_id`` and ``embedding``; ``.h5ad``, ``obs`` and ``obsm["X_alphastomics"]``.
     layer
         ``encoder``: the cell alone; ``transformer``: after the last block; ``all``: both side by side.
     use_positions
         Whether the model sees where the cells lie; if not, positions are never read.
     """
-    import numpy as np
+    from alphastomics._cli._cells import EMBEDDINGS, check_suffix, embed_cells, write_latent
+    from alphastomics._cli._files import prepare_file
 
-    from alphastomics._cli._files import prepare_file, replacing
-
+    check_suffix(output, EMBEDDINGS)
     prepare_file(output)
     model, cells = query.read()
-    latent = model.get_latent_representation(cells, layer=layer, use_positions=use_positions)
-    with replacing(output) as temporary, temporary.open("wb") as file:
-        np.savez_compressed(file, latent=latent, obs_names=cells.obs_names.to_numpy(dtype=str))
+    latent = embed_cells(model, cells, layer=layer, use_positions=use_positions)
+    write_latent(cells, latent, output, model.schema.slice_key)
     logger.info("Embeddings of %d cells are in %s.", cells.n_obs, output)
 
 

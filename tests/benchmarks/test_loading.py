@@ -17,6 +17,7 @@ def test_every_reader_reads_and_ratios_are_of_ours_over_theirs(tmp_path, monkeyp
 
 
 def test_each_way_of_ours_reads_every_cell(tmp_path):
-    n_cells = loading.make_files(tmp_path, n_slices=2, n_cells=400, n_genes=20)
+    n_cells, density = loading.make_files(tmp_path, n_slices=2, n_cells=400, n_genes=20)
     read = loading.readers(tmp_path, n_cells)
+    assert 0 < density < 1
     assert {name: read[name]() for name in (*loading.OURS, "scvi")} == dict.fromkeys((*loading.OURS, "scvi"), 400)

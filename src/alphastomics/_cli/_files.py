@@ -28,8 +28,8 @@ def read_tissue(path: Path) -> AnnData:
 
     try:
         return ad.read_h5ad(path)
-    except (OSError, KeyError) as error:
-        reason = str(error).splitlines()[0]
+    except Exception as error:  # a damaged file can break the reader in any way
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise ValueError(f"{path} cannot be read as .h5ad: {reason}") from error
 
 

@@ -388,14 +388,32 @@ class QueryOptions:
     checkpoint
         Folder of a model.
     input_data
-        Cells, an ``.h5ad`` file; only a tissue that is drawn as a whole needs none.
+        Cells, an ``.h5ad`` file, a ``.parquet`` file or a ``.pt`` file of tensors; only a tissue that is drawn as a whole
+        needs none.
+    data_dir
+        Folder of a dataset that has the cells instead.
+    split
+        Which part of the dataset: ``test`` when not given.
     accelerator
         ``auto``, ``cpu``, ``gpu``, ``mps``, …
     """
 
     checkpoint: ExistingDirectory
     input_data: ExistingFile | None = None
+    data_dir: ExistingDirectory | None = None
+    split: Literal["train", "validation", "test"] | None = None
     accelerator: str = "auto"
+
+    def __post_init__(self) -> None:
+        if self.input_data is not None and self.data_dir is not None:
+            raise ValueError("--input-data and --data-dir both name the cells; give one of them")
+        if self.split is not None and self.data_dir is None:
+            raise ValueError("--split is for a dataset; give its folder with --data-dir")
+
+    @property
+    def names_cells(self) -> bool:
+        """Whether cells were given."""
+        return self.input_data is not None or self.data_dir is not None
 
     def load(self) -> AlphaSTomics:
         """Load the model; imports torch."""
@@ -405,11 +423,16 @@ class QueryOptions:
 
     def read(self) -> tuple[AlphaSTomics, AnnData]:
         """Load the model and the cells."""
-        from alphastomics._cli._files import read_tissue
+        from alphastomics._cli._cells import INPUTS, check_suffix, read_file, read_split
 
+        if self.data_dir is not None:
+            model = self.load()
+            return model, read_split(self.data_dir, self.split or "test", model.schema)
         if self.input_data is None:
-            raise ValueError("--input-data is needed: the cells that the model is asked about")
-        return self.load(), read_tissue(self.input_data)
+            raise ValueError("--input-data or --data-dir is needed: the cells that the model is asked about")
+        check_suffix(self.input_data, INPUTS)
+        model = self.load()
+        return model, read_file(self.input_data, model.schema)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -19,6 +19,16 @@ def score_model(model: AlphaSTomics, cells: AnnData, *, n_samples: int, n_steps:
     KeyError
         If the true positions are missing.
     """
+    import pandas as pd
+
+    from alphastomics._cli._cells import panels
+
+    options: dict[str, Any] = {"n_samples": n_samples, "n_steps": n_steps, "seed": seed}
+    tables = [_score(model, part, **options) for _, part in panels(cells, model.schema.slice_key)]
+    return tables[0] if len(tables) == 1 else pd.concat(tables).sort_index(level=0, sort_remaining=False, kind="stable")
+
+
+def _score(model: AlphaSTomics, cells: AnnData, *, n_samples: int, n_steps: int | None, seed: int) -> pd.DataFrame:
     from alphastomics import tl
 
     schema = model.schema

@@ -16,15 +16,20 @@ if TYPE_CHECKING:
     from alphastomics.data._batch import Batch, Context, collate
     from alphastomics.data._contexts import Augmentation, ContextDataset
     from alphastomics.data._loaders import create_dataloaders
+    from alphastomics.data.parquet._read import read_dataset, read_parquet
+    from alphastomics.data.parquet._write import write_parquet
 
-# These need torch, which takes seconds to import.
-_WITH_TORCH = {
+# These need torch, which takes seconds to import, or pyarrow.
+_ON_DEMAND = {
     "Augmentation": "_contexts",
     "Batch": "_batch",
     "Context": "_batch",
     "ContextDataset": "_contexts",
     "collate": "_batch",
     "create_dataloaders": "_loaders",
+    "read_dataset": "parquet._read",
+    "read_parquet": "parquet._read",
+    "write_parquet": "parquet._write",
 }
 
 __all__ = [
@@ -41,11 +46,14 @@ __all__ = [
     "create_dataloaders",
     "crowding",
     "fit_schema",
+    "read_dataset",
+    "read_parquet",
     "read_partial",
+    "write_parquet",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    if name in _WITH_TORCH:
-        return getattr(import_module(f"alphastomics.data.{_WITH_TORCH[name]}"), name)
+    if name in _ON_DEMAND:
+        return getattr(import_module(f"alphastomics.data.{_ON_DEMAND[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 import scipy.sparse as sp
 
+from alphastomics import _keys
 from alphastomics.data._matrix import Matrix, as_matrix, flat_blocks, flat_index
 
 if TYPE_CHECKING:
@@ -87,11 +88,27 @@ def expression_matrix(adata: AnnData, layer: str | None) -> Matrix:
 
 def read_expression(adata: AnnData, layer: str | None, transform: str) -> tuple[Matrix, Transform, bool]:
     """Read and check expression; give the matrix, the settled transform, and whether the values are counts."""
+    check_measured(adata)
     matrix = expression_matrix(adata, layer)
     summary = summarise_values(matrix)
     chosen = resolve_transform(transform, summary)
     check_values(summary, adata, layer, chosen)
     return matrix, chosen, summary.counts
+
+
+def check_measured(adata: AnnData) -> None:
+    """Refuse slices that lack genes which others measure: their zeros are no values."""
+    measured = adata.varm.get(_keys.MEASURED_IN)
+    if not isinstance(measured, pd.DataFrame):
+        return
+    there = set(adata.obs[_keys.SLICE].astype(str)) if _keys.SLICE in adata.obs else set(measured)
+    lacking = [name for name in measured if name in there and not measured[name].all()]
+    if lacking:
+        raise ValueError(
+            f'{len(lacking)} slices lack genes that others measure, as varm["{_keys.MEASURED_IN}"] says, and 0 is no value '
+            "there; read those that measure the same together: "
+            f'adata[adata.obs["{_keys.SLICE}"] == {lacking[0]!r}, adata.varm["{_keys.MEASURED_IN}"][{lacking[0]!r}]].'
+        )
 
 
 def check_matrix(matrix: Matrix, where: str) -> Matrix:

@@ -21,6 +21,7 @@ from alphastomics.data._schema import TissueSchema
 from alphastomics.data.parquet._columns import LABEL, POSITION, SIZE, Cells, arrow_schema, read_position
 from alphastomics.data.parquet._dataset import FOLDER, METADATA, SPLITS, DatasetInfo, Shard
 from alphastomics.data.parquet._files import ROW_GROUP, checksum, open_parquet, read_group, read_json, writing
+from alphastomics.data.parquet._note import Note
 from alphastomics.data.preprocess._split import split_slices
 from alphastomics.data.preprocess._stage1 import FORMAT, FORMAT_VERSION, OVERVIEW, fingerprint
 
@@ -180,7 +181,11 @@ class ShardTask:
 def write_shard(task: ShardTask) -> tuple[Shard, list[Moments], NDArray[np.float64]]:
     """Write a file; give what is said of it, and moments and totals of its cells, slice by slice."""
     first = task.pieces[0][0]
-    schema = arrow_schema(len(first.genes), dense=task.dense, labels=_has_labels(task))
+    lacking = {each.name: tuple(each.record["unmeasured"]) for each, _ in task.pieces if each.record["unmeasured"]}
+    note = Note(first.genes, first.n_dims, lacking)
+    schema = arrow_schema(len(first.genes), dense=task.dense, labels=_has_labels(task)).with_metadata(
+        note.to_metadata()
+    )
     moments, groups, totals = [], [], np.zeros(len(first.genes))
     with writing(task.target, schema, mapped=True) as file:
         for stored, rows_of_groups in task.pieces:

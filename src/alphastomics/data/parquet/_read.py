@@ -1,0 +1,218 @@
+"""Cells of a dataset, or of a single Parquet file with its columns, as an AnnData."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import anndata as ad
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import scipy.sparse as sp
+
+from alphastomics import _keys
+from alphastomics.data._checks import check_choice
+from alphastomics.data.parquet._dataset import FOLDER, METADATA, SPLITS, DatasetInfo
+from alphastomics.data.parquet._files import open_parquet, read_group
+from alphastomics.data.parquet._note import Note
+from alphastomics.data.parquet._rows import Part, read_part
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from os import PathLike
+
+    from alphastomics.data.parquet._columns import Cells
+    from alphastomics.data.parquet._dataset import Shard
+
+logger = logging.getLogger(__name__)
+
+N_NAMES = 5
+
+
+def read_dataset(data_dir: str | PathLike[str], split: str = "test") -> ad.AnnData:
+    """Read the cells of one split of a dataset into memory.
+
+    Parameters
+    ----------
+    data_dir
+        Folder that ``alphastomics preprocess`` wrote.
+    split
+        ``"train"``, ``"validation"`` or ``"test"``.
+
+    Returns
+    -------
+    The cells in the order of the files: ``X``, CSR of float32, (n_cells, n_genes), untransformed; ``obs["slice_id"]``,
+    ``obs["cell_type"]`` where there are labels, and ``obsm["spatial"]``, (n_cells, 2) or (n_cells, 3). Genes that no slice
+    of them measures are left out. Where slices differ in what they measure, ``varm["measured_in"]`` says which of them
+    measure a gene; the others have 0 there, which is no value: read slices that agree together,
+    ``adata[slice, adata.varm["measured_in"][slice_id]]``.
+
+    Raises
+    ------
+    FileNotFoundError, ValueError
+        If the dataset is not there or not whole, or the split has no cells.
+    """
+    folder = Path(data_dir)
+    info = DatasetInfo.read(folder)
+    check_choice("split", split, SPLITS)
+    shards = [shard for shard in info.shards if shard.split == split]
+    if not shards:
+        there = ", ".join(name for name in SPLITS if any(shard.split == name for shard in info.shards))
+        raise ValueError(f"{folder} has no cells for {split}; it has cells for {there or 'nothing'}")
+    parts = [
+        Part(cells.names, np.full(len(cells.names), cells.slice_id, dtype=object), *cells[2:3], *cells[4:], None)
+        for shard in shards
+        for cells in _read_shard(folder / FOLDER / shard.file, shard, info)
+    ]
+    return to_anndata(parts, Note(info.schema.genes, info.schema.n_dims, info.unmeasured))
+
+
+def _read_shard(path: Path, shard: Shard, info: DatasetInfo) -> Iterator[Cells]:
+    """Row groups of a file, which must be those that ``metadata.json`` lists."""
+    n_genes = info.schema.n_genes
+    with open_parquet(path) as file:
+        found = file.num_row_groups
+        if found != len(shard.groups):
+            raise ValueError(f"{path} has {found} row groups, not {len(shard.groups)}; make the dataset again")
+        for number, (name, n_cells) in enumerate(shard.groups):
+            cells = read_group(file, number, n_genes, path)
+            if (cells.slice_id, len(cells.names)) != (name, n_cells):
+                raise ValueError(
+                    f"Row group {number} of {path} has {len(cells.names)} cells of {cells.slice_id!r}, not {n_cells} of "
+                    f"{name!r}; make the dataset again"
+                )
+            yield cells
+
+
+def read_parquet(path: str | PathLike[str]) -> ad.AnnData:
+    """Read the cells of a single file into memory.
+
+    Parameters
+    ----------
+    path
+        Parquet file with the columns ``cell_id`` and ``expression``, or ``indices`` and ``values``, and if they are there
+        ``slice_id``, ``cell_type`` and ``position``; one of a dataset, or one that :func:`write_parquet` wrote. It names its
+        genes itself, or lies in the folder ``data`` of the dataset that does.
+
+    Returns
+    -------
+    The cells, as :func:`read_dataset` gives them; further columns of numbers and names are columns of ``obs``.
+
+    Raises
+    ------
+    FileNotFoundError, ValueError
+        If it is not there, not whole, does not name its genes, or lacks columns.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} is no file")
+    try:
+        file = pq.ParquetFile(path, page_checksum_verification=True)
+        schema = file.schema_arrow
+    except (pa.ArrowException, OSError, ValueError) as error:  # the last: a name that is no text
+        raise ValueError(f"{path} is no whole Parquet file ({_first_line(error)})") from error
+    with file:
+        note = _find_note(path, schema)
+        parts = []
+        for number in range(file.num_row_groups):
+            try:
+                table = file.read_row_group(number)
+                if len(table):
+                    parts.append(read_part(table, len(note.genes)))
+            except (pa.ArrowException, OSError, ValueError) as error:
+                raise ValueError(f"Row group {number} of {path} cannot be used: {_first_line(error)}") from error
+    try:
+        return to_anndata(parts, note)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+
+
+def _find_note(path: Path, schema: pa.Schema) -> Note:
+    """What the file says of its genes, else what its dataset says."""
+    try:
+        note = Note.from_metadata(schema.metadata)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+    if note is not None:
+        return note
+    folder = path.absolute().parent.parent
+    if not (folder / METADATA).is_file():
+        raise ValueError(
+            f"{path} does not say which genes its columns are, and {folder / METADATA} is missing; leave it in its dataset, "
+            "or write it with alphastomics.data.write_parquet"
+        )
+    info = DatasetInfo.read(folder)
+    return Note(info.schema.genes, info.schema.n_dims, info.unmeasured)
+
+
+def to_anndata(parts: Sequence[Part], note: Note) -> ad.AnnData:
+    """Cells of row groups in one object; see :func:`read_dataset`.
+
+    Raises
+    ------
+    ValueError
+        If there are no cells, or some of the parts lack what others have.
+    """
+    if not parts:
+        raise ValueError("there are no cells in it")
+    adata = ad.AnnData(
+        sp.csr_matrix(sp.vstack([part.expression for part in parts], format="csr"), dtype=np.float32),
+        obs=_obs(parts),
+        var=pd.DataFrame(index=list(note.genes)),
+    )
+    positions = [part.position for part in parts if part.position is not None]
+    if positions:
+        if len(positions) < len(parts) or len({position.shape[1] for position in positions}) > 1:
+            raise ValueError("its row groups differ in what they say of positions")
+        adata.obsm[_keys.SPATIAL] = np.concatenate(positions)[:, : note.n_dims]
+    return _mark_unmeasured(adata, note.unmeasured)
+
+
+def _obs(parts: Sequence[Part]) -> pd.DataFrame:
+    names = pd.Index(np.concatenate([part.names for part in parts]).astype(str))
+    obs = pd.DataFrame(index=names)
+    for key, columns in ((_keys.SLICE, [p.slices for p in parts]), (_keys.CELL_TYPE, [p.labels for p in parts])):
+        filled = [
+            np.full(len(part.names), None, dtype=object) if column is None else column
+            for part, column in zip(parts, columns, strict=True)
+        ]
+        found = np.concatenate(filled)
+        if not pd.isna(found).all():
+            obs[key] = pd.Categorical(found)
+    others = [part.others for part in parts if part.others is not None]
+    if others:
+        more = pd.concat(others, ignore_index=True)
+        more.index = names
+        obs = pd.concat([obs, more], axis=1)
+    if not names.is_unique and _keys.SLICE in obs:
+        logger.info("Names of cells occur more than once; the slice is put behind them.")
+        obs.index = names + "-" + obs[_keys.SLICE].astype(str).to_numpy()
+    return obs
+
+
+def _mark_unmeasured(adata: ad.AnnData, unmeasured: dict[str, tuple[str, ...]]) -> ad.AnnData:
+    """Leave out the genes that no slice measures, and say which slices measure the others where they differ."""
+    if _keys.SLICE not in adata.obs or not unmeasured:
+        return adata
+    slices = list(adata.obs[_keys.SLICE].cat.categories)
+    measured = pd.DataFrame(
+        {name: ~adata.var_names.isin(unmeasured.get(name, ())) for name in slices}, index=adata.var_names
+    )
+    anywhere = measured.any(axis=1).to_numpy()
+    if not anywhere.all():
+        adata, measured = adata[:, anywhere].copy(), measured[anywhere]
+    if not measured.to_numpy().all():
+        adata.varm[_keys.MEASURED_IN] = measured
+        for name in slices:
+            lacking = list(measured.index[~measured[name]])
+            if lacking:
+                listed = ", ".join(map(repr, lacking[:N_NAMES])) + (", …" if len(lacking) > N_NAMES else "")
+                logger.warning("Slice %r lacks %d genes, which count as unmeasured: %s.", name, len(lacking), listed)
+    return adata
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]

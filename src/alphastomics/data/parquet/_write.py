@@ -1,0 +1,172 @@
+"""An AnnData as a single Parquet file with the columns of a dataset, and embeddings of its cells as another."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import scipy.sparse as sp
+
+from alphastomics import _keys
+from alphastomics.data._checks import check_genes, check_in_memory, expression_matrix
+from alphastomics.data._matrix import canonical, row_sums
+from alphastomics.data._slices import NO_SLICE, SINGLE_SLICE
+from alphastomics.data.parquet._columns import CELL, N_AXES, SLICE, Cells, arrow_schema, to_arrow
+from alphastomics.data.parquet._files import ROW_GROUP, replacing
+from alphastomics.data.parquet._note import Note
+from alphastomics.data.parquet._rows import OURS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from os import PathLike
+
+    from anndata import AnnData
+    from numpy.typing import NDArray
+
+DENSE = 0.5  # share of values that are not 0 from which on zeros are stored too
+EMBEDDING = "embedding"
+OPTIONS: dict[str, Any] = {"compression": "zstd", "write_page_checksum": True}
+
+
+def write_parquet(
+    adata: AnnData,
+    path: str | PathLike[str],
+    *,
+    position_key: str = _keys.SPATIAL,
+    slice_key: str | None = _keys.SLICE,
+    cell_type_key: str | None = _keys.CELL_TYPE,
+) -> None:
+    """Write cells to a Parquet file with the columns of a dataset, which names its genes.
+
+    Cells are written in the order of their draws (``obs["draw"]``, where there are several) and slices, else in their own;
+    a row group holds cells of one slice. Further columns of ``obs`` keep their names, behind ``obs_`` where these are taken;
+    ``layers["sd"]`` is the column ``sd``.
+
+    Parameters
+    ----------
+    adata
+        The cells, in memory.
+    path
+        The file, which appears when it is whole.
+    position_key
+        Where positions are in ``obsm``, (n_cells, 2) or (n_cells, 3), if anywhere.
+    slice_key, cell_type_key
+        Where slices and labels are in ``obs``, if anywhere.
+
+    Raises
+    ------
+    KeyError
+        If ``X`` is missing.
+    ValueError
+        If a column of ``obs`` holds values that Parquet has no type for.
+    """
+    check_in_memory(adata)
+    path, genes = Path(path), check_genes(adata.var_names)
+    x = canonical(expression_matrix(adata, None)).astype(np.float32)
+    slices, labels = _names(adata, slice_key), _names(adata, cell_type_key)
+    slices = np.full(adata.n_obs, SINGLE_SLICE, dtype=object) if slices is None else slices
+    labels = np.full(adata.n_obs, None, dtype=object) if labels is None else labels
+    slices[pd.isna(slices)] = NO_SLICE
+    position = _position(adata, position_key)
+    extra = _further_columns(adata, {slice_key, cell_type_key, _keys.LIBRARY_SIZE})
+    note = Note(genes, _n_dims(adata, position_key), _unmeasured(adata))
+    dense = x.nnz > DENSE * x.shape[0] * x.shape[1]
+    schema = arrow_schema(len(genes), dense=dense, labels=True).with_metadata(note.to_metadata())
+    whole = pa.schema([*schema, *(pa.field(name, column.type) for name, column in extra.items())], schema.metadata)
+    names, sizes = adata.obs_names.to_numpy(dtype=object), _library_size(adata, x)
+    with replacing(path) as temporary, pq.ParquetWriter(temporary, whole, **OPTIONS) as file:
+        for rows in _row_groups(adata, slices):
+            cells = Cells(names[rows], slices[rows[0]], labels[rows], sizes[rows], position[rows], x[rows])
+            columns = [column.take(pa.array(rows)) for column in extra.values()]
+            table = pa.table([*to_arrow(cells, schema).columns, *columns], schema=whole)
+            file.write_table(table, row_group_size=len(rows))
+
+
+def write_embedding(adata: AnnData, latent: NDArray[np.float32], path: Path, *, slice_key: str | None) -> None:
+    """Write embeddings (n_cells, width) to the columns ``cell_id``, ``slice_id`` where slices are known, ``embedding``."""
+    columns = {CELL: pa.array(adata.obs_names.astype(str), pa.string())}
+    slices = _names(adata, slice_key)
+    if slices is not None:
+        columns[SLICE] = pa.array(slices, pa.string())
+    flat = pa.array(np.ascontiguousarray(latent, dtype=np.float32).ravel())
+    columns[EMBEDDING] = pa.FixedSizeListArray.from_arrays(flat, latent.shape[1])
+    with replacing(path) as temporary:
+        pq.write_table(pa.table(columns), temporary, **OPTIONS)
+
+
+def _names(adata: AnnData, key: str | None) -> NDArray[np.object_] | None:
+    """A column of ``obs`` as strings, None where a value is missing; None if there is none."""
+    if key is None or key not in adata.obs:
+        return None
+    return _strings(adata.obs[key])
+
+
+def _strings(values: pd.Series) -> NDArray[np.object_]:
+    missing = values.isna().to_numpy()
+    result = np.array([str(value) for value in values.astype(object)], dtype=object)
+    result[missing] = None
+    return result
+
+
+def _position(adata: AnnData, key: str) -> NDArray[np.float64]:
+    """Three coordinates of every cell: z = 0 in two dimensions, NaN where there are none."""
+    if key not in adata.obsm:
+        return np.full((adata.n_obs, N_AXES), np.nan)
+    found = np.asarray(adata.obsm[key], dtype=np.float64)
+    position = np.zeros((adata.n_obs, N_AXES))
+    position[:, : found.shape[1]] = found
+    return position
+
+
+def _n_dims(adata: AnnData, key: str) -> int:
+    return int(adata.obsm[key].shape[1]) if key in adata.obsm else 2
+
+
+def _library_size(adata: AnnData, x: sp.csr_matrix) -> NDArray[np.float64]:
+    if _keys.LIBRARY_SIZE in adata.obs:
+        return adata.obs[_keys.LIBRARY_SIZE].to_numpy(dtype=np.float64)
+    return row_sums(x)
+
+
+def _unmeasured(adata: AnnData) -> dict[str, tuple[str, ...]]:
+    """Slice -> genes that it does not measure, of what :func:`read_dataset` noted."""
+    measured = adata.varm.get(_keys.MEASURED_IN)
+    if not isinstance(measured, pd.DataFrame):
+        return {}
+    return {name: tuple(measured.index[~measured[name]]) for name in measured if not measured[name].all()}
+
+
+def _further_columns(adata: AnnData, written: set[str | None]) -> dict[str, pa.Array]:
+    """Columns of ``obs`` that have no column of their own yet, and the standard deviation of expression."""
+    columns: dict[str, pa.Array] = {}
+    for key in adata.obs:
+        if key in written:
+            continue
+        values = adata.obs[key]
+        if not (pd.api.types.is_numeric_dtype(values) or pd.api.types.is_bool_dtype(values)):
+            values = pd.Series(_strings(values), dtype=object)
+        try:
+            column = pa.array(values.to_numpy(), from_pandas=True)
+        except (pa.ArrowException, TypeError) as error:
+            raise ValueError(f'obs["{key}"] cannot be written to Parquet ({error}); remove it') from error
+        columns[f"obs_{key}" if key in OURS else str(key)] = column
+    if _keys.SD in adata.layers:
+        sd = adata.layers[_keys.SD]
+        flat = np.asarray(sd.toarray() if sp.issparse(sd) else sd, dtype=np.float32)
+        columns[_keys.SD] = pa.FixedSizeListArray.from_arrays(pa.array(flat.ravel()), flat.shape[1])
+    return columns
+
+
+def _row_groups(adata: AnnData, slices: NDArray[np.object_]) -> Iterator[NDArray[np.int64]]:
+    """Rows of one draw and one slice, at most so many as a context costs one read."""
+    codes = pd.factorize(slices, sort=True)[0]
+    draws = adata.obs[_keys.DRAW].to_numpy() if _keys.DRAW in adata.obs else np.zeros(adata.n_obs, dtype=np.int64)
+    order = np.lexsort((codes, draws))
+    ends = np.flatnonzero((np.diff(codes[order]) != 0) | (np.diff(draws[order]) != 0)) + 1
+    for rows in np.split(order, ends):
+        for start in range(0, len(rows), ROW_GROUP):
+            yield rows[start : start + ROW_GROUP]
