@@ -6,6 +6,7 @@ import base64
 import hashlib
 import json
 import re
+import socket
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -77,7 +78,7 @@ class Hub:
                 if found[1] not in self.repositories:
                     return 404, {"error": "Repository not found"}
                 return self._repository(found[1], found[2] or "revision", body)
-        raise AssertionError(f"the stand-in knows no {method} {path}")
+        return 404, {"error": "Not found"}
 
     def _create(self, values: dict[str, Any]) -> tuple[int, Any]:
         name = f"{values['organization']}/{values['name']}"
@@ -185,10 +186,22 @@ class Handler(BaseHTTPRequestHandler):
     do_GET = do_HEAD = do_POST = do_PUT = _serve
 
 
+@pytest.fixture(autouse=True)
+def _no_other_network(monkeypatch) -> None:
+    """Nothing but this computer can be spoken to."""
+    find = socket.getaddrinfo
+
+    def find_here(host: Any, *others: Any, **named: Any) -> Any:
+        assert host in ("127.0.0.1", "localhost"), f"a test speaks to {host}"
+        return find(host, *others, **named)
+
+    monkeypatch.setattr(socket, "getaddrinfo", find_here)
+
+
 @pytest.fixture
 def hub(monkeypatch, tmp_path) -> Iterator[Hub]:
     """A stand-in of the Hub, to which huggingface_hub of this process speaks, with a token, and without waiting."""
-    from huggingface_hub import constants
+    from huggingface_hub import constants, file_download
     from huggingface_hub.utils import _http
 
     state = Hub()
@@ -198,8 +211,12 @@ def hub(monkeypatch, tmp_path) -> Iterator[Hub]:
     thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
     thread.start()
     monkeypatch.setattr(constants, "ENDPOINT", state.url)
+    template = state.url + "/{repo_id}/resolve/{revision}/{filename}"
+    for module in (constants, file_download):  # huggingface_hub < 1 has a copy in the second
+        monkeypatch.setattr(module, "HUGGINGFACE_CO_URL_TEMPLATE", template, raising=False)
     monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True, raising=False)
     monkeypatch.setattr(constants, "HF_HUB_DISABLE_TELEMETRY", True)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "no_token"))
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     monkeypatch.setattr(_http.time, "sleep", lambda seconds: None)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from alphastomics.data.hub._errors import explained, require
 from alphastomics.data.hub._stream import BUFFER, StreamedContexts
 from alphastomics.data.parquet._dataset import FOLDER, METADATA, SPLITS, DatasetInfo
+from alphastomics.data.parquet._files import open_parquet
 
 if TYPE_CHECKING:
     from os import PathLike
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 TYPE = "dataset"
 
 
-def read_info(source: str | PathLike[str], *, revision: str | None = None) -> DatasetInfo:
+def read_info(source: str | PathLike[str], *, revision: str | None = None, endpoint: str | None = None) -> DatasetInfo:
     """What ``metadata.json`` of a dataset says; that of the Hub is kept in the cache of huggingface_hub.
 
     Parameters
@@ -29,6 +30,8 @@ def read_info(source: str | PathLike[str], *, revision: str | None = None) -> Da
         A folder, or ``"organisation/name"`` on the Hub.
     revision
         Branch, tag or commit on the Hub; ``main`` when None.
+    endpoint
+        Address of the Hub; that of ``HF_ENDPOINT`` when None.
 
     Raises
     ------
@@ -45,7 +48,7 @@ def read_info(source: str | PathLike[str], *, revision: str | None = None) -> Da
     from huggingface_hub import hf_hub_download
 
     with explained(str(source), "read"):
-        path = hf_hub_download(str(source), METADATA, repo_type=TYPE, revision=revision)
+        path = hf_hub_download(str(source), METADATA, repo_type=TYPE, revision=revision, endpoint=endpoint)
     return DatasetInfo.read(Path(path).parent)
 
 
@@ -109,13 +112,14 @@ def create_dataloaders(
     info = read_info(source, revision=revision)
     files = {split: [f"{FOLDER}/{shard.file}" for shard in info.shards if shard.split == split] for split in SPLITS}
     files = {split: names for split, names in files.items() if names}
-    local = Path(source).is_dir()
-    if local:
+    if Path(source).is_dir():
         files = {split: [str(Path(source).absolute() / name) for name in names] for split, names in files.items()}
-    with explained(str(source), "read"):
-        found = datasets.load_dataset(
-            "parquet" if local else str(source), data_files=files, revision=None if local else revision, streaming=True
-        )
+        for path in (path for paths in files.values() for path in paths):
+            open_parquet(Path(path)).close()
+        found = datasets.load_dataset("parquet", data_files=files, streaming=True)
+    else:
+        with explained(str(source), "read"):
+            found = datasets.load_dataset(str(source), data_files=files, revision=revision, streaming=True)
     loaders: list[DataLoader[Batch] | None] = []
     for split in SPLITS:
         if split not in files:

@@ -42,6 +42,8 @@ BUFFER = 50_000  # cells that a process holds
 class StreamedContexts(IterableDataset[Context]):
     """The contexts of one epoch, in the order in which a process gets them.
 
+    Rows of a context are numbers of cells in the split, its files in the order of ``metadata.json``.
+
     Parameters
     ----------
     cells
@@ -86,10 +88,10 @@ class StreamedContexts(IterableDataset[Context]):
         shards = [shard for shard in info.shards if shard.split == split]
         if not shards:
             raise ValueError(f"the dataset has no cells for {split}")
-        if cells.num_shards != len(shards):
+        if (n_files := getattr(cells, "num_shards", None)) != len(shards):
             raise ValueError(
-                f"cells has {cells.num_shards} files and the split {split!r} {len(shards)}; pass the split as "
-                "datasets.load_dataset gives it"
+                f"cells streams {n_files} files and the split {split!r} has {len(shards)}; pass the split as "
+                "datasets.load_dataset(..., streaming=True) gives it"
             )
         check_choice("kind", kind, ("subset", "patch"))
         if min(context_size, buffer_size) < 1 or seed < 0:

@@ -151,7 +151,9 @@ def _send(api: HfApi, repo_id: str, files: list[CommitOperationAdd], *, overwrit
         there = {entry.path: entry for entry in api.list_repo_tree(repo_id, repo_type=TYPE, recursive=True)}
     missing = {file.path_in_repo: file for file in files if not _is_same(file, there.get(file.path_in_repo))}
     if METADATA in there and METADATA in missing and not overwrite:
-        raise ValueError(f"{repo_id} holds another dataset; name another repository, or pass overwrite=… to replace it")
+        raise ValueError(
+            f"{repo_id} holds another dataset; name another repository, or pass overwrite (--overwrite) to replace it"
+        )
     if CARD in there and CARD in missing and not overwrite:
         logger.info("The card of %s stays as it is; overwrite replaces it.", repo_id)
         del missing[CARD]
