@@ -269,6 +269,18 @@ def test_another_dataset_is_replaced_on_request_alone(hub, folder, made, tmp_pat
     assert {name: files[name] for name in contents(folder)} == contents(folder)
 
 
+@pytest.mark.parametrize("name", ["data/train-00000.parquet", "data/test-00000.parquet"])
+def test_files_of_somebody_else_are_replaced_on_request_alone(hub, folder, name):
+    """A repository that holds files of these names, the second of which this dataset lacks, and no metadata.json."""
+    upload(folder, REPO)
+    hub.repositories[REPO].files = {name: b"by hand"}
+    with pytest.raises(ValueError, match=rf"lab/tissue holds another dataset \({name} differs\)"):
+        upload(folder, REPO)
+    assert hub.repositories[REPO].files == {name: b"by hand"}
+    upload(folder, REPO, overwrite=True)
+    assert set(hub.repositories[REPO].files) == {"README.md", "metadata.json"} | listed(folder)
+
+
 def test_a_private_dataset_is_not_sent_to_a_public_repository(hub, folder, capsys):
     upload(folder, REPO)
     hub.repositories[REPO].files = {}

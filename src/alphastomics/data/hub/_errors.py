@@ -103,6 +103,6 @@ def _said(error: BaseException) -> str:
 
 def _one_line(text: str) -> str:
     """Text in one line, not too long, in which no token is left."""
-    text = re.sub(r"\bhf_\w+", "hf_…", " ".join(text.split()))
+    text = re.sub(r"\bhf_\w+|(?<=Bearer )\S+", "…", " ".join(text.split()))
     text = re.sub(r"(https?://[^\s?]+)\?\S+", r"\1", text)  # addresses of uploads are signed
     return text if len(text) <= MAX_CHARACTERS else text[: MAX_CHARACTERS - 1] + "…"

@@ -150,15 +150,16 @@ def _send(api: HfApi, repo_id: str, files: list[CommitOperationAdd], *, overwrit
     with explained(repo_id):
         there = {entry.path: entry for entry in api.list_repo_tree(repo_id, repo_type=TYPE, recursive=True)}
     missing = {file.path_in_repo: file for file in files if not _is_same(file, there.get(file.path_in_repo))}
-    if METADATA in there and METADATA in missing and not overwrite:
+    listed = {file.path_in_repo for file in files}
+    superfluous = [path for path in there if OURS.fullmatch(path) and path not in listed]
+    if (others := [path for path in missing if path in there and path != CARD] + superfluous) and not overwrite:
         raise ValueError(
-            f"{repo_id} holds another dataset; name another repository, or pass overwrite (--overwrite) to replace it"
+            f"{repo_id} holds another dataset ({others[0]} differs); name another repository, or pass overwrite (--overwrite) "
+            "to replace it"
         )
     if CARD in there and CARD in missing and not overwrite:
         logger.info("The card of %s stays as it is; overwrite replaces it.", repo_id)
         del missing[CARD]
-    listed = {file.path_in_repo for file in files}
-    superfluous = [path for path in there if OURS.fullmatch(path) and path not in listed]
     commits = _commits(missing, superfluous, next(file for file in files if file.path_in_repo == METADATA), there)
     with explained(repo_id):
         for number, operations in enumerate(commits, 1):
