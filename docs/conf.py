@@ -50,7 +50,7 @@ nb_merge_streams = True
 nitpicky = True
 # Names of other projects resolve only where their inventories can be fetched; ours must always resolve.
 _others = [
-    "anndata", "collections", "cyclopts", "datetime", "lightning", "matplotlib", "numpy", "os", "pandas", "pathlib",
+    "anndata", "collections", "cyclopts", "datasets", "datetime", "lightning", "matplotlib", "numpy", "os", "pandas", "pathlib",
     "pyarrow", "scanpy", "scipy", "scvi", "spatialdata", "squidpy", "torch", "types", "typing",
 ]  # fmt: skip
 # Attributes of a class keep the name under which an annotation imports PyTorch's tensor.

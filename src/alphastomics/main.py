@@ -1,4 +1,4 @@
-"""The command line: ``alphastomics demo | preprocess | stage1 | stage2 | train | sample | test | extract | compare``.
+"""The command line: ``alphastomics demo | preprocess | stage1 | stage2 | train | sample | test | extract | compare | upload``.
 
 Importing this module imports neither torch nor the library; every command imports what it needs.
 """
@@ -29,6 +29,7 @@ from alphastomics._cli._options import (
     TrainingOptions,
 )
 from alphastomics._cli._preprocess import DatasetOptions, SliceOptions
+from alphastomics._cli._upload import UploadOptions
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -353,6 +354,25 @@ def compare(
 
     table = run_comparison(input_data, output_dir, seeds, setup, options)
     sys.stdout.write(to_text(table.astype(float)))
+
+
+@app.command
+def upload(*, data_dir: ExistingDirectory, repo_id: str, options: UploadOptions = UploadOptions()) -> None:
+    """Upload a dataset to the Hugging Face Hub; the same command continues what was interrupted.
+
+    The token is that of ``hf auth login`` or of the environment variable ``HF_TOKEN``.
+
+    Parameters
+    ----------
+    data_dir
+        Folder that ``preprocess`` wrote.
+    repo_id
+        ``organisation/name``.
+    """
+    from alphastomics.data.hub import upload as run
+
+    done = run(data_dir, repo_id, private=options.private, license=options.license, overwrite=options.overwrite)
+    logger.info("%d files were sent; the dataset is at %s.", len(done.files), done.url)
 
 
 @app.meta.default

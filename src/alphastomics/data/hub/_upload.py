@@ -1,0 +1,203 @@
+"""From a dataset on disk to a repository of the Hub.
+
+Nothing leaves but the files that ``metadata.json`` lists, itself and a card. Files are committed a few at a time, these two
+last: a repository without ``metadata.json`` holds an upload that is not finished. What is there already, with the same
+checksum, is not sent again, which is how an interrupted upload goes on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pyarrow.parquet as pq
+from tqdm.auto import tqdm
+
+from alphastomics.data.hub._card import dataset_card
+from alphastomics.data.hub._errors import LOGIN, explained, require
+from alphastomics.data.parquet._dataset import FOLDER, METADATA, SPLITS, DatasetInfo
+
+if TYPE_CHECKING:
+    from collections.abc import Container, Iterable
+    from os import PathLike
+
+    from huggingface_hub import CommitOperationAdd, HfApi
+
+    from alphastomics.data.parquet._dataset import Shard
+
+logger = logging.getLogger(__name__)
+
+CARD = "README.md"
+TYPE = "dataset"
+AT_ONCE = 50  # files of a commit; the Hub advises against more than 100
+OURS = re.compile(rf"{FOLDER}/({'|'.join(SPLITS)})(-\d{{5}})?\.parquet")
+
+
+class Uploaded(NamedTuple):
+    """What an upload did.
+
+    Attributes
+    ----------
+    url
+        Where the dataset is.
+    files
+        Files that were sent; none if all were there.
+    """
+
+    url: str
+    files: tuple[str, ...]
+
+
+def upload(
+    data_dir: str | PathLike[str],
+    repo_id: str,
+    *,
+    private: bool = False,
+    license: str | None = None,
+    overwrite: bool = False,
+    endpoint: str | None = None,
+) -> Uploaded:
+    """Upload a dataset to the Hugging Face Hub, or finish an upload that was interrupted.
+
+    The token is that of ``hf auth login`` or of the environment variable ``HF_TOKEN``. The repository is made if it is not
+    there. Nothing is written on disk.
+
+    Parameters
+    ----------
+    data_dir
+        Folder that ``alphastomics preprocess`` wrote.
+    repo_id
+        ``"organisation/name"``.
+    private
+        Whether only its organisation sees it; as the organisation has it by default if not.
+    license
+        License for the card, as the Hub writes it, for example ``"cc-by-4.0"``.
+    overwrite
+        Whether to replace another dataset, and a card, that the repository holds.
+    endpoint
+        Address of the Hub; that of ``HF_ENDPOINT`` when None.
+
+    Raises
+    ------
+    ImportError
+        If huggingface_hub is not installed.
+    FileNotFoundError, ValueError
+        If the dataset is not whole, the repository holds another one or is public against `private`, or there is no such
+        organisation.
+    OSError
+        If the token is missing or does not suffice (:class:`PermissionError`), or the Hub cannot be reached or fails.
+    """
+    require("huggingface_hub")
+    from huggingface_hub import HfApi, get_token
+
+    folder, info = Path(data_dir), DatasetInfo.read(data_dir)
+    if get_token() is None:
+        raise PermissionError(f"there is no token for the Hub; {LOGIN.format(doing='write')}")
+    files = _shards(folder, info)
+    files += [_metadata(folder), _card(folder, info, repo_id, license)]
+    with explained(repo_id):
+        api = HfApi(endpoint=endpoint)
+        url = str(api.create_repo(repo_id, repo_type=TYPE, private=private or None, exist_ok=True))
+        public = not api.repo_info(repo_id, repo_type=TYPE).private
+    if private and public:
+        raise ValueError(f"{repo_id} is there and public; make it private in its settings, or name another one")
+    return Uploaded(url, _send(api, repo_id, files, overwrite=overwrite))
+
+
+def _shards(folder: Path, info: DatasetInfo) -> list[CommitOperationAdd]:
+    """The files that the dataset lists, after a look at each."""
+    return [
+        _checked(folder / FOLDER / shard.file, shard)
+        for shard in tqdm(info.shards, desc="Checking", unit="file", disable=None)
+    ]
+
+
+def _checked(path: Path, shard: Shard) -> CommitOperationAdd:
+    from huggingface_hub import CommitOperationAdd
+
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} is missing; make the dataset again")
+    addition = CommitOperationAdd(f"{FOLDER}/{shard.file}", str(path))
+    if addition.upload_info.sha256.hex() != shard.sha256:
+        raise ValueError(f"{path} is damaged: its checksum is not that of {METADATA}; make the dataset again")
+    return addition
+
+
+def _metadata(folder: Path) -> CommitOperationAdd:
+    """``metadata.json`` as it is, if it names no place of this computer."""
+    from huggingface_hub import CommitOperationAdd
+
+    path = folder / METADATA
+    text = path.read_text(encoding="utf-8")
+    for place in {str(Path.home()), str(folder.absolute()), str(folder.resolve())}:
+        if len(place) > 1 and re.search(rf"{re.escape(place)}\b", text):
+            raise ValueError(f"{path} names the folder {place} of this computer, which is no one's business; remove it")
+    return CommitOperationAdd(METADATA, text.encode())
+
+
+def _card(folder: Path, info: DatasetInfo, repo_id: str, license: str | None) -> CommitOperationAdd:
+    from huggingface_hub import CommitOperationAdd
+
+    columns = pq.read_schema(folder / FOLDER / info.shards[0].file).names
+    return CommitOperationAdd(CARD, dataset_card(info, repo_id, columns, license).encode())
+
+
+def _send(api: HfApi, repo_id: str, files: list[CommitOperationAdd], *, overwrite: bool) -> tuple[str, ...]:
+    """Send what is not there; give the names of what was sent."""
+    with explained(repo_id):
+        there = {entry.path: entry for entry in api.list_repo_tree(repo_id, repo_type=TYPE, recursive=True)}
+    missing = {file.path_in_repo: file for file in files if not _is_same(file, there.get(file.path_in_repo))}
+    listed = {file.path_in_repo for file in files}
+    superfluous = [path for path in there if OURS.fullmatch(path) and path not in listed]
+    if (others := [path for path in missing if path in there and path != CARD] + superfluous) and not overwrite:
+        raise ValueError(
+            f"{repo_id} holds another dataset ({others[0]} differs); name another repository, or pass overwrite (--overwrite) "
+            "to replace it"
+        )
+    if CARD in there and CARD in missing and not overwrite:
+        logger.info("The card of %s stays as it is; overwrite replaces it.", repo_id)
+        del missing[CARD]
+    commits = _commits(missing, superfluous, next(file for file in files if file.path_in_repo == METADATA), there)
+    with explained(repo_id):
+        for number, operations in enumerate(commits, 1):
+            message = f"Upload dataset with alphastomics ({number} of {len(commits)})"
+            api.create_commit(repo_id, operations, commit_message=message, repo_type=TYPE)
+    return tuple(missing)
+
+
+def _commits(
+    missing: dict[str, CommitOperationAdd], superfluous: list[str], metadata: CommitOperationAdd, there: Container[str]
+) -> list[list[Any]]:
+    """Divide what is to be done: a few files at a time, ``metadata.json`` and the card at the end."""
+    from huggingface_hub import CommitOperationDelete
+
+    shards = [file for path, file in missing.items() if path.startswith(FOLDER)]
+    last = {path: file for path, file in missing.items() if not path.startswith(FOLDER)}
+    commits: list[list[Any]] = [shards[i : i + AT_ONCE] for i in range(0, len(shards), AT_ONCE)] or [[]]
+    if len(commits) > 1 and METADATA in there:
+        # Between these commits the repository holds neither the old dataset nor the new one.
+        commits[0].append(CommitOperationDelete(METADATA))
+        last[METADATA] = metadata
+    commits[-1] += [*last.values(), *(CommitOperationDelete(path) for path in superfluous)]
+    return [operations for operations in commits if operations]
+
+
+def _is_same(file: CommitOperationAdd, entry: Any) -> bool:
+    """Whether a file is in the repository as it is here."""
+    if entry is None:
+        return False
+    if lfs := getattr(entry, "lfs", None):
+        return bool(lfs.sha256 == file.upload_info.sha256.hex())
+    if file.upload_info.size != getattr(entry, "size", None):
+        return False
+    with file.as_file() as opened:
+        return bool(entry.blob_id == _git_hash(opened))
+
+
+def _git_hash(opened: Iterable[bytes]) -> str:
+    """Name that git gives to contents; only of files so small that the Hub keeps them in git."""
+    content = b"".join(opened)
+    return hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()

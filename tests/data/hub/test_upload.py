@@ -1,0 +1,413 @@
+"""What arrives at a stand-in of the Hub is the dataset and nothing else, in the end and once."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+import yaml
+
+from alphastomics.data.hub import _upload, read_info, upload
+from alphastomics.data.parquet._dataset import DatasetInfo
+from alphastomics.data.preprocess import Stage1Options, Stage2Options, preprocess
+from alphastomics.datasets import synthetic_tissue
+from alphastomics.main import main
+
+# huggingface_hub sends files in a way that httpx advises against.
+pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")
+
+TOKEN = "hf_secretsecretsecret"
+REPO = "lab/tissue"
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    raw, out = tmp_path_factory.mktemp("raw"), tmp_path_factory.mktemp("dataset")
+    tissue = synthetic_tissue(n_slices=3, n_cells=(90, 70, 40), n_genes=20, random_state=0)
+    tissue.write_h5ad(raw / "all.h5ad")
+    options = Stage2Options(train_ratio=0.6, val_ratio=0.2, max_shard_size=60)
+    preprocess(raw, out, Stage1Options(cell_type_key="cell_type"), options)
+    return out
+
+
+@pytest.fixture
+def folder(made, tmp_path):
+    """A dataset that the test may change."""
+    shutil.copytree(made, tmp_path / "dataset")
+    return tmp_path / "dataset"
+
+
+def listed(folder):
+    return {f"data/{shard.file}" for shard in DatasetInfo.read(folder).shards}
+
+
+def contents(folder):
+    return {name: (folder / name).read_bytes() for name in [*listed(folder), "metadata.json"]}
+
+
+def run(*tokens):
+    return main([str(token) for token in ("upload", *tokens)])
+
+
+def complaint(capsys):
+    """The one line that an error leaves on stderr."""
+    text = capsys.readouterr().err
+    assert "Traceback" not in text
+    assert TOKEN not in text
+    (line,) = [line for line in text.splitlines() if line.startswith("alphastomics: ")]
+    return line
+
+
+# -- what arrives ---------------------------------------------------------------------------------------------------------
+
+
+def test_what_arrives_is_the_dataset_and_a_card(hub, folder):
+    (folder / "data" / "notes.parquet").write_bytes(b"unlisted")
+    (folder / ".secret").write_text("unlisted")
+    (folder / "data" / ".hidden.parquet").write_text("unlisted")
+    before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
+    done = upload(folder, REPO)
+    files = hub.repositories[REPO].files
+    assert set(files) == {".gitattributes", "README.md", "metadata.json"} | listed(folder)
+    assert {name: files[name] for name in contents(folder)} == contents(folder)
+    assert set(done.files) == {"README.md", "metadata.json"} | listed(folder)
+    assert done.url == f"{hub.url}/datasets/{REPO}"
+    assert not hub.repositories[REPO].private
+    assert {each.token for each in hub.requests if not each.path.startswith("/lfs/")} == {TOKEN}
+    assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
+
+
+def test_the_command_and_its_flags(hub, folder, capsys):
+    tokens = ["--data_dir", folder, "--repo_id", REPO, "--private", "--license", "cc-by-4.0"]
+    assert run(*tokens) == 0
+    assert hub.repositories[REPO].private
+    assert header(hub)["license"] == "cc-by-4.0"
+    assert f"the dataset is at {hub.url}/datasets/{REPO}" in capsys.readouterr().err
+
+
+def test_a_second_call_sends_nothing(hub, folder):
+    upload(folder, REPO)
+    commits = list(hub.repositories[REPO].commits)
+    del hub.requests[:]
+    assert upload(folder, REPO).files == ()
+    assert not hub.sent("PUT", "")
+    assert not hub.sent("POST", "commit|preupload|batch")
+    assert hub.repositories[REPO].commits == commits
+
+
+def test_nothing_of_this_computer_leaves(hub, tmp_path, monkeypatch):
+    home = tmp_path / "home_of_somebody"
+    for name, value in {"HOME": str(home), "LOGNAME": "somebody", "USER": "somebody", "SECRET": "s3cr3t"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(socket, "gethostname", lambda: "somewhere")
+    (home / "raw").mkdir(parents=True)
+    raw = home / "raw" / "all.h5ad"
+    synthetic_tissue(n_slices=2, n_cells=60, n_genes=10, random_state=0).write_h5ad(raw)
+    preprocess(raw.parent, home / "out", Stage1Options(), Stage2Options())
+    upload(home / "out", REPO)
+    words = ["somebody", "somewhere", "s3cr3t", TOKEN, str(tmp_path), str(Path.cwd()), "all.h5ad"]
+    words += [str(int(path.stat().st_mtime)) for path in home.rglob("*.*")]
+    for name, content in hub.repositories[REPO].files.items():
+        for word in words:
+            assert word.encode() not in content, f"{word} in {name}"
+        if not name.endswith(".parquet"):
+            assert not re.search(r"(?m)(^|[\s\"'=])(/[a-z]+/|[A-Z]:\\)", content.decode())
+
+
+def test_metadata_that_name_a_folder_of_this_computer_stay_here(hub, folder):
+    path = folder / "metadata.json"
+    values = json.loads(path.read_text())
+    values["parameters"]["input"] = f"{Path.home()}/raw"
+    path.write_text(json.dumps(values))
+    with pytest.raises(ValueError, match=r"metadata\.json names the folder"):
+        upload(folder, REPO)
+    assert not hub.requests
+
+
+# -- the card -------------------------------------------------------------------------------------------------------------
+
+
+def header(hub):
+    text = hub.repositories[REPO].files["README.md"].decode()
+    return yaml.safe_load(text.split("---\n")[1])
+
+
+def test_the_card_says_what_the_dataset_is(hub, folder):
+    upload(folder, REPO)
+    values = header(hub)
+    assert "license" not in values
+    assert "spatial-transcriptomics" in values["tags"]
+    assert values["size_categories"] == ["n<1K"]
+    body = hub.repositories[REPO].files["README.md"].decode().split("---\n", 2)[2]
+    assert "200 cells" in body
+    assert "20 genes" in body
+    assert "3 slices" in body
+    assert re.search(r"\| train \| 120 \| 3 \| \d \|", body)
+    for name in pq.read_schema(folder / "data" / "test.parquet").names:
+        assert re.search(rf"\| `{name}` \| \w", body)
+    assert "| train_ratio | 0.6 |" in body
+    assert "| seed | 0 |" in body
+
+
+def test_datasets_finds_the_splits_by_the_card(hub, folder, tmp_path, monkeypatch):
+    import datasets
+
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_OFFLINE", True, raising=False)
+    upload(folder, REPO)
+    copy = tmp_path / "copy"
+    for name, content in hub.repositories[REPO].files.items():
+        (copy / name).parent.mkdir(parents=True, exist_ok=True)
+        (copy / name).write_bytes(content)
+    del hub.requests[:]
+    found = datasets.load_dataset(str(copy), streaming=True)
+    rows = {split: sum(1 for _ in cells) for split, cells in found.items()}
+    assert rows == {"train": 120, "validation": 40, "test": 40}
+    assert not hub.requests
+
+
+def test_a_card_that_somebody_wrote_stays(hub, folder):
+    upload(folder, REPO)
+    repository = hub.repositories[REPO]
+    repository.files["README.md"] = b"by hand"
+    assert upload(folder, REPO).files == ()
+    assert repository.files["README.md"] == b"by hand"
+    assert upload(folder, REPO, overwrite=True).files == ("README.md",)
+    assert b"configs" in repository.files["README.md"]
+
+
+# -- interruptions --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("at_once", [1, 50])
+@pytest.mark.parametrize("after", [0, 2])
+def test_an_upload_that_was_interrupted_goes_on(hub, folder, monkeypatch, after, at_once):
+    monkeypatch.setattr(_upload, "AT_ONCE", at_once)
+    whole = []
+
+    def drop(method, path):
+        if method == "PUT" and path not in whole:
+            if len(whole) == after:
+                return "drop"
+            whole.append(path)
+        return None
+
+    hub.misbehave = drop
+    with pytest.raises(ConnectionError, match="the same command, later, goes on"):
+        upload(folder, REPO)
+    assert "metadata.json" not in hub.repositories[REPO].files
+    assert "README.md" not in hub.repositories[REPO].files
+    hub.misbehave = lambda method, path: None
+    arrived = {f"/lfs/{oid}" for oid in hub.objects}
+    assert len(arrived) >= after
+    del hub.requests[:]
+    upload(folder, REPO)
+    again = {each.path for each in hub.sent("PUT", "/lfs/")}
+    assert not arrived & again
+    assert len(arrived | again) == len(listed(folder))
+    files = hub.repositories[REPO].files
+    assert {name: files[name] for name in contents(folder)} == contents(folder)
+    assert upload(folder, REPO).files == ()
+
+
+def test_files_come_before_metadata(hub, folder, monkeypatch):
+    monkeypatch.setattr(_upload, "AT_ONCE", 2)
+    seen = []
+
+    def watch(method, path):
+        if "/commit/" in path:
+            seen.append(set(hub.repositories[REPO].files))
+        return None
+
+    hub.misbehave = watch
+    upload(folder, REPO)
+    assert len(seen) == -(-len(listed(folder)) // 2) > 1
+    assert not any({"metadata.json", "README.md"} & files for files in seen)
+
+
+def test_a_passing_trouble_is_waited_for(hub, folder):
+    left = {"/lfs/": 2}
+
+    def stumble(method, path):
+        if method == "PUT" and left["/lfs/"]:
+            left["/lfs/"] -= 1
+            return 503, {}, {"error": "busy"}
+        return None
+
+    hub.misbehave = stumble
+    upload(folder, REPO)
+    assert "metadata.json" in hub.repositories[REPO].files
+
+
+# -- what is there already ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("at_once", [1, 50])
+def test_another_dataset_is_replaced_on_request_alone(hub, folder, made, tmp_path, monkeypatch, at_once):
+    monkeypatch.setattr(_upload, "AT_ONCE", at_once)
+    other = tmp_path / "other"
+    shutil.copytree(made / "_intermediate_slices", other / "_intermediate_slices")
+    from alphastomics.data.preprocess import stage2
+
+    stage2([other / "_intermediate_slices"], other, Stage2Options(split="slice", max_shard_size=30, seed=1))
+    upload(other, REPO)
+    before = dict(hub.repositories[REPO].files)
+    hub.repositories[REPO].files["notes.txt"] = b"by hand"
+    with pytest.raises(ValueError, match="holds another dataset"):
+        upload(folder, REPO)
+    assert hub.repositories[REPO].files == before | {"notes.txt": b"by hand"}
+    upload(folder, REPO, overwrite=True)
+    files = hub.repositories[REPO].files
+    assert set(files) == {".gitattributes", "notes.txt", "README.md", "metadata.json"} | listed(folder)
+    assert {name: files[name] for name in contents(folder)} == contents(folder)
+
+
+@pytest.mark.parametrize("name", ["data/train-00000.parquet", "data/test-00000.parquet"])
+def test_files_of_somebody_else_are_replaced_on_request_alone(hub, folder, name):
+    """A repository that holds files of these names, the second of which this dataset lacks, and no metadata.json."""
+    upload(folder, REPO)
+    hub.repositories[REPO].files = {name: b"by hand"}
+    with pytest.raises(ValueError, match=rf"lab/tissue holds another dataset \({name} differs\)"):
+        upload(folder, REPO)
+    assert hub.repositories[REPO].files == {name: b"by hand"}
+    upload(folder, REPO, overwrite=True)
+    assert set(hub.repositories[REPO].files) == {"README.md", "metadata.json"} | listed(folder)
+
+
+def test_a_private_dataset_is_not_sent_to_a_public_repository(hub, folder, capsys):
+    upload(folder, REPO)
+    hub.repositories[REPO].files = {}
+    assert run("--data-dir", folder, "--repo-id", REPO, "--private") == 1
+    assert "is there and public" in complaint(capsys)
+    assert hub.repositories[REPO].files == {}
+
+
+# -- errors ---------------------------------------------------------------------------------------------------------------
+
+
+def test_a_damaged_file_is_named_and_nothing_sent(hub, folder, capsys):
+    path = folder / "data" / "test.parquet"
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(bytes(data))
+    assert run("--data-dir", folder, "--repo-id", REPO) == 1
+    assert re.search(r"test\.parquet is damaged: .*make the dataset again", complaint(capsys))
+    path.unlink()
+    assert run("--data-dir", folder, "--repo-id", REPO) == 1
+    assert "test.parquet is missing" in complaint(capsys)
+    (folder / "metadata.json").unlink()
+    assert run("--data-dir", folder, "--repo-id", REPO) == 1
+    assert "metadata.json is missing" in complaint(capsys)
+    assert not hub.requests
+
+
+def test_without_a_token(hub, folder, monkeypatch, capsys):
+    monkeypatch.delenv("HF_TOKEN")
+    monkeypatch.delenv("HUGGING_FACE_HUB_TOKEN", raising=False)
+    assert run("--data-dir", folder, "--repo-id", REPO) == 1
+    assert re.search("there is no token for the Hub; run hf auth login, or set HF_TOKEN", complaint(capsys))
+    assert not hub.requests
+
+
+def test_a_name_that_is_none(hub, folder, capsys):
+    assert run("--data-dir", folder, "--repo-id", "no such/name/at all") == 1
+    assert "is no name of a repository; write organisation/name" in complaint(capsys)
+    assert not hub.requests
+
+
+@pytest.mark.parametrize(
+    ("where", "status", "said", "message"),
+    [
+        (
+            "repos/create",
+            401,
+            "Invalid credentials in Authorization header",
+            "does not accept the token .*hf auth login",
+        ),
+        (
+            "repos/create",
+            403,
+            "You don't have the rights",
+            "the token may not write lab/tissue .*You don't have the rights",
+        ),
+        ("preupload", 403, "Private storage limit reached", "has no room for lab/tissue .*limit reached.*free some"),
+        ("preupload", 404, "Repository not found", "knows no such file of lab/tissue.*check the name"),
+        ("/lfs/", 500, f"oops {TOKEN}", "cannot serve lab/tissue now .*later, goes on"),
+        ("/commit/", 429, "too many commits", "cannot serve lab/tissue now .*too many commits.*later, goes on"),
+        ("/commit/", 400, "bad license", "refuses lab/tissue .*bad license"),
+        ("/commit/", 502, "<html>\nBad\nGateway</html>", "cannot serve lab/tissue now .*502"),
+    ],
+)
+def test_an_error_of_the_hub_is_one_line(hub, folder, capsys, where, status, said, message):
+    headers = {"X-Error-Message": " ".join(said.split())}
+    hub.misbehave = lambda method, path: (status, headers, {"error": said}) if where in path else None
+    assert run("--data-dir", folder, "--repo-id", REPO) == 1
+    assert re.search(message, complaint(capsys))
+    assert not hub.repositories or "metadata.json" not in hub.repositories[REPO].files
+
+
+def test_no_network_is_one_line(hub, folder, capsys, monkeypatch):
+    from huggingface_hub import constants
+
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{closed.getsockname()[1]}")
+        assert run("--data-dir", folder, "--repo-id", REPO) == 1
+    assert re.search("the Hub cannot be reached .*goes on where this one stopped", complaint(capsys))
+
+
+def test_without_the_package(folder, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    assert run("--data-dir", folder, "--repo-id", REPO) == 1
+    assert 'pip install "alphastomics[hub]"' in complaint(capsys)
+
+
+def test_a_process_of_its_own_finds_hub_and_token_in_the_environment(hub, folder, tmp_path):
+    environment = os.environ | {"HF_ENDPOINT": hub.url, "HF_HUB_DISABLE_XET": "1", "HF_HOME": str(tmp_path / "home")}
+    command = [sys.executable, "-m", "alphastomics", "upload", "--data-dir", folder, "--repo-id", REPO]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert set(hub.repositories[REPO].files) > listed(folder)
+    assert TOKEN not in done.stderr + done.stdout
+
+
+READ = """
+from alphastomics.data import hub
+
+train, validation, test = hub.create_dataloaders("lab/tissue", 64, context_size=16)
+for loader in (train, validation, test):
+    print(sorted(row for batch in loader for row in batch.rows[batch.rows >= 0].tolist()))
+"""
+
+
+@pytest.mark.slow
+def test_what_was_uploaded_is_streamed_from_there(hub, folder, tmp_path):
+    upload(folder, REPO)
+    del hub.requests[:]
+    environment = os.environ | {"HF_ENDPOINT": hub.url, "HF_HUB_DISABLE_XET": "1", "HF_HOME": str(tmp_path / "home")}
+    done = subprocess.run([sys.executable, "-c", READ], env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert [json.loads(line) for line in done.stdout.splitlines()] == [list(range(n)) for n in (120, 40, 40)]
+    read = {each.path.partition("/resolve/")[2].partition("/")[2] for each in hub.sent("GET", "/resolve/")}
+    assert read - {"README.md"} == listed(folder) | {"metadata.json"}
+
+
+def test_what_is_not_there_cannot_be_read(hub, folder, tmp_path):
+    with pytest.raises(
+        FileNotFoundError, match="the Hub knows no such file of lab/nothing.* that the token may read it"
+    ):
+        read_info("lab/nothing", endpoint=hub.url)
+    with pytest.raises(ValueError, match="is no name of a repository"):
+        read_info("no such/folder/at all", endpoint=hub.url)
+    upload(folder, REPO)
+    assert read_info(REPO, endpoint=hub.url).shards == DatasetInfo.read(folder).shards
+    hub.misbehave = lambda method, path: (503, {}, {"error": "busy"})
+    with pytest.raises(ConnectionError, match="the Hub cannot .*; try again later"):
+        read_info("lab/other", endpoint=hub.url)
