@@ -35,7 +35,7 @@ def tissue(request):
     found = synthetic_tissue(n_slices=4, n_cells=N_CELLS, n_genes=20, random_state=0)
     if request.param == "sparse":
         rng = np.random.default_rng(0)
-        found.X = (found.X.toarray() if hasattr(found.X, "toarray") else found.X) * (rng.random(found.shape) < 0.3)
+        found.X = (found.X.toarray() if hasattr(found.X, "toarray") else found.X) * (rng.random(found.shape) < 0.1)
         found.X[:, 0] += 1  # no cell without counts
     return found
 
