@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 import lightning.pytorch as pl
 
 from alphastomics.data import Augmentation, ContextDataset
+from alphastomics.data._batch import RawBatch
 from alphastomics.data._encode import BatchEncoder
 from alphastomics.data._loaders import ContextLoader
 
 if TYPE_CHECKING:
     from alphastomics.data import Batch, CellSource
-    from alphastomics.data._batch import RawBatch
 
 
 class ContextDataModule(pl.LightningDataModule):
@@ -96,9 +96,9 @@ class ContextDataModule(pl.LightningDataModule):
         """The same validation contexts at every epoch."""
         return [] if self.validation_set is None else self._loader(self.validation_set)
 
-    def on_after_batch_transfer(self, batch: RawBatch, dataloader_idx: int) -> Batch:
-        """Bring expression to network units, on the device that trains."""
-        return self._encode(batch)
+    def on_after_batch_transfer(self, batch: RawBatch | Batch, dataloader_idx: int) -> Batch:
+        """Bring expression to network units, on the device that trains, unless it is."""
+        return self._encode(batch) if isinstance(batch, RawBatch) else batch
 
     def _loader(self, dataset: ContextDataset) -> ContextLoader:
         # The dataset shuffles: its contexts come in random order, cut anew in every epoch.
