@@ -64,11 +64,11 @@ class RawTissue:
         self.path = path
         self.obs = Table(file["obs"])
         self.genes = check_genes(Table(file["var"]).index)
-        self.position = _positions(file, path, options, len(self.obs.index))
+        self.position = _positions(file, path, options, len(self.obs))
         self._values = open_expression(file, path, options.layer)
-        if self._values.shape != (len(self.obs.index), len(self.genes)):
+        if self._values.shape != (len(self.obs), len(self.genes)):
             raise ValueError(
-                f"{path}: expression is of shape {self._values.shape}, with {len(self.obs.index)} cells and "
+                f"{path}: expression is of shape {self._values.shape}, with {len(self.obs)} cells and "
                 f"{len(self.genes)} genes; write the file again"
             )
 
@@ -100,7 +100,8 @@ class RawTissue:
             _column(self, options.cell_type_key, "cell_type_key")  # known to be missing before anything is written
         animals = None if options.animal_key is None else _column(self, options.animal_key, "animal_key")
         if key is None:
-            codes, kinds = np.zeros(len(self.obs.index), dtype=np.int8), [self.path.stem]
+            codes: NDArray[np.integer] = np.zeros(len(self.obs), dtype=np.int8)
+            kinds = [self.path.stem]
         else:
             codes, kinds = _codes(_column(self, key, "slice_key"))
             if (codes < 0).any():

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import h5py
 import numpy as np
+import pandas as pd
 import scipy.sparse as sp
 from anndata.io import read_elem, sparse_dataset
 
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    import pandas as pd
     from numpy.typing import NDArray
 
 STRETCH = 2**21  # stored values of a file that are read at once
@@ -28,7 +28,7 @@ BY_COLUMN = ("dataframe", "0.2.0")  # the format whose columns can be read one b
 
 
 class Table:
-    """``obs`` or ``var``.
+    """``obs`` or ``var``, of which what was read is kept.
 
     Parameters
     ----------
@@ -39,29 +39,41 @@ class Table:
     def __init__(self, stored: h5py.Group | h5py.Dataset) -> None:
         attributes = stored.attrs
         by_column = (attributes.get("encoding-type"), attributes.get("encoding-version")) == BY_COLUMN
-        self._stored = stored if by_column else None
-        self._all: pd.DataFrame | None = None if by_column else read_elem(stored)
-        self.columns: list[str] = [str(name) for name in (attributes["column-order"] if by_column else self._all)]
+        self._stored = stored
+        self._columns: dict[str, pd.Series] = {}
+        self._index: Any = stored[attributes["_index"]] if by_column else None
+        if by_column:
+            self.columns: list[str] = [str(name) for name in attributes["column-order"]]
+        else:
+            everything = read_elem(stored)
+            self._columns = dict(everything.items())
+            self.columns, self.index = list(self._columns), everything.index.astype(str).to_numpy(dtype=object)
 
     @cached_property
     def index(self) -> NDArray[np.object_]:
         """Names of the rows."""
-        names = self._all.index if self._stored is None else read_elem(self._stored[self._stored.attrs["_index"]])
-        return np.array([str(name) for name in names], dtype=object)
+        return np.array([str(name) for name in read_elem(self._index)], dtype=object)
+
+    def __len__(self) -> int:
+        if isinstance(self._index, h5py.Dataset):
+            return int(self._index.shape[0])
+        return len(self.index)
 
     def __contains__(self, key: str) -> bool:
         return key in self.columns
 
     def __getitem__(self, key: str) -> pd.Series:
-        import pandas as pd
-
-        return self._all[key] if self._stored is None else pd.Series(read_elem(self._stored[key]))
+        if key not in self._columns:
+            self._columns[key] = pd.Series(read_elem(self._stored[key]))
+        return self._columns[key]
 
 
 class Expression(Protocol):
     """A matrix (N, G) on disk."""
 
-    shape: tuple[int, int]
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(N, G)."""
 
     def n_values(self, rows: NDArray[np.int64]) -> float:
         """About how many values some rows have."""
@@ -70,20 +82,45 @@ class Expression(Protocol):
         """Ascending rows in pieces: their numbers, and float32 CSR with sorted indices, without zeros."""
 
 
-class ByRows:
-    """A matrix that is stored row after row.
+class DenseRows:
+    """A dense matrix.
 
     Parameters
     ----------
     stored
-        What gives rows.
-    ends
-        Number of values before each row, and of all (N + 1,).
+        Where it is.
     """
 
-    def __init__(self, stored: Any, ends: NDArray[np.int64]) -> None:
-        self._stored, self._ends = stored, ends
-        self.shape: tuple[int, int] = tuple(stored.shape)
+    def __init__(self, stored: h5py.Dataset) -> None:
+        self._stored = stored
+        self.shape: tuple[int, ...] = stored.shape
+
+    def n_values(self, rows: NDArray[np.int64]) -> float:
+        """How many values some rows have, zeros included."""
+        return float(len(rows)) * self.shape[1]
+
+    def read(self, rows: NDArray[np.int64]) -> Iterator[tuple[NDArray[np.int64], sp.csr_matrix]]:
+        """Rows by stretches of the file."""
+        for piece in cut(rows, rows * self.shape[1] // STRETCH):
+            low, high = int(piece[0]), int(piece[-1]) + 1
+            yield piece, tidy(self._stored[low:high][piece - low])
+
+
+class SparseRows:
+    """A matrix of which the values that are not 0 are stored row after row.
+
+    Parameters
+    ----------
+    stored
+        Where it is.
+    shape
+        (N, G).
+    """
+
+    def __init__(self, stored: h5py.Group, shape: tuple[int, int]) -> None:
+        self._data, self._columns = stored["data"], stored["indices"]
+        self._ends: NDArray[np.int64] = stored["indptr"][:].astype(np.int64, copy=False)
+        self.shape = shape
 
     def n_values(self, rows: NDArray[np.int64]) -> float:
         """How many values are stored for some rows."""
@@ -91,27 +128,29 @@ class ByRows:
 
     def read(self, rows: NDArray[np.int64]) -> Iterator[tuple[NDArray[np.int64], sp.csr_matrix]]:
         """Rows by stretches of the file."""
-        stretch = self._ends[rows] // STRETCH
-        for piece in np.split(rows, np.flatnonzero(np.diff(stretch)) + 1):
+        for piece in cut(rows, self._ends[rows] // STRETCH):
             low, high = int(piece[0]), int(piece[-1]) + 1
-            block = self._stored[low:high]
-            yield piece, tidy(block if high - low == len(piece) else block[piece - low])
+            start, end = int(self._ends[low]), int(self._ends[high])
+            parts = (self._data[start:end], self._columns[start:end], self._ends[low : high + 1] - start)
+            block = sp.csr_matrix(parts, shape=(high - low, self.shape[1]), copy=False)
+            yield piece, tidy(block if len(piece) == high - low else block[piece - low])
 
 
-class ByColumns:
-    """A sparse matrix that is stored column after column.
+class SparseColumns:
+    """A matrix of which the values that are not 0 are stored column after column.
 
     Parameters
     ----------
     stored
-        What gives columns.
-    ends
-        Number of values before each column, and of all (G + 1,).
+        Where it is.
+    shape
+        (N, G).
     """
 
-    def __init__(self, stored: Any, ends: NDArray[np.int64]) -> None:
-        self._stored, self._ends = stored, ends
-        self.shape: tuple[int, int] = tuple(stored.shape)
+    def __init__(self, stored: h5py.Group, shape: tuple[int, int]) -> None:
+        self._data, self._rows = stored["data"], stored["indices"]
+        self._ends: NDArray[np.int64] = stored["indptr"][:].astype(np.int64, copy=False)
+        self.shape = shape
 
     def n_values(self, rows: NDArray[np.int64]) -> float:
         """How many values so many rows have on average."""
@@ -119,10 +158,19 @@ class ByColumns:
 
     def read(self, rows: NDArray[np.int64]) -> Iterator[tuple[NDArray[np.int64], sp.csr_matrix]]:
         """All rows in one piece."""
-        columns = np.arange(self.shape[1])
-        stretches = np.split(columns, np.flatnonzero(np.diff(self._ends[:-1] // STRETCH)) + 1)
-        blocks = [tidy(self._stored[:, int(each[0]) : int(each[-1]) + 1].tocsr()[rows]) for each in stretches]
+        blocks = []
+        for piece in cut(np.arange(self.shape[1]), self._ends[:-1] // STRETCH):
+            low, high = int(piece[0]), int(piece[-1]) + 1
+            start, end = int(self._ends[low]), int(self._ends[high])
+            parts = (self._data[start:end], self._rows[start:end], self._ends[low : high + 1] - start)
+            block = sp.csc_matrix(parts, shape=(self.shape[0], high - low), copy=False)
+            blocks.append(tidy(block.tocsr()[rows]))
         yield rows, sp.csr_matrix(sp.hstack(blocks, format="csr"))
+
+
+def cut(numbers: NDArray[np.int64], stretch: NDArray[np.int64]) -> list[NDArray[np.int64]]:
+    """Cut ascending numbers where another stretch begins."""
+    return np.split(numbers, np.flatnonzero(np.diff(stretch)) + 1)
 
 
 def open_expression(file: h5py.File, path: Path, layer: str | None) -> Expression:
@@ -138,9 +186,11 @@ def open_expression(file: h5py.File, path: Path, layer: str | None) -> Expressio
         raise KeyError(f"{path}: {name} is missing; pass layer=…")
     stored = file[name]
     if isinstance(stored, h5py.Dataset):
-        return ByRows(stored, np.arange(stored.shape[0] + 1, dtype=np.int64) * int(np.prod(stored.shape[1:])))
-    matrix, ends = sparse_dataset(stored), np.asarray(stored["indptr"], dtype=np.int64)
-    return ByRows(matrix, ends) if matrix.format == "csr" else ByColumns(matrix, ends)
+        return DenseRows(stored)
+    matrix = sparse_dataset(stored)
+    if matrix.format == "csr":
+        return SparseRows(stored, matrix.shape)
+    return SparseColumns(stored, matrix.shape)
 
 
 def tidy(block: Any) -> sp.csr_matrix:

@@ -8,17 +8,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from alphastomics.data.parquet._columns import Cells
 from alphastomics.data.parquet._files import read_json
 from alphastomics.data.preprocess._slice_files import SUFFIX, read_cells, read_column
 from alphastomics.data.preprocess._stage1 import FORMAT, FORMAT_VERSION, OVERVIEW
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     import pyarrow as pa
     from numpy.typing import NDArray
+
+    from alphastomics.data.parquet._columns import Cells
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,9 +71,9 @@ class StoredSlice:
         """One column of all cells."""
         return read_column(self.path, name)
 
-    def cells(self, rows: NDArray[np.integer]) -> Cells:
-        """Cells of ascending rows."""
-        return Cells.concatenate(list(read_cells(self.path, rows, len(self.genes), self.record["checksums"])))
+    def cells(self, rows: NDArray[np.integer]) -> Iterator[Cells]:
+        """Cells of ascending rows, some at a time."""
+        return read_cells(self.path, rows, len(self.genes), self.record["checksums"])
 
 
 def read_slices(input_dirs: Sequence[Path]) -> list[StoredSlice]:

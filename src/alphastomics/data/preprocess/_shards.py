@@ -95,13 +95,12 @@ def _write(task: ShardTask, note: Path) -> None:
     with writing(task.target, arrow_schema(n_genes, dense=task.dense)) as file:
         for stored, rows_of_groups in task.pieces:
             for rows in rows_of_groups:
-                cells = stored.cells(rows)
-                if task.split == SPLITS[0]:
-                    _learn(cells, stored, task, moments, totals)
-                if task.logarithms and stored.is_counts:
-                    logs = _logarithms(cells.expression, cells.library_size, stored, task)
-                    cells = cells._replace(expression=logs.astype(np.float32))
-                file.write(cells)
+                parts = []
+                for part in stored.cells(rows):
+                    if task.split == SPLITS[0]:
+                        _learn(part, stored, task, moments, totals)
+                    parts.append(_as_logarithms(part, stored, task) if task.logarithms else part)
+                file.write(*parts)
     with replacing(note) as temporary, temporary.open("wb") as file:
         np.savez(
             file,
@@ -121,6 +120,13 @@ def _learn(cells: Cells, stored: StoredSlice, task: ShardTask, moments: Moments,
             totals += column_sums(block)
             block = _logarithms(block, cells.library_size[rows], stored, task)
         moments.add(block, stored.measured)
+
+
+def _as_logarithms(cells: Cells, stored: StoredSlice, task: ShardTask) -> Cells:
+    if not stored.is_counts:
+        return cells
+    logs = _logarithms(cells.expression, cells.library_size, stored, task)
+    return cells._replace(expression=logs.astype(np.float32))
 
 
 def _logarithms(block: sp.csr_matrix, size: NDArray[np.float64], stored: StoredSlice, task: ShardTask) -> sp.csr_matrix:
