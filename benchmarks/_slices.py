@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def make_slice(number: int, n_cells: int, n_genes: int, n_reads: int) -> AnnData:
-    """Cells at random places whose ``n_reads`` molecules fall on genes of unequal abundance, as float32 counts."""
+    """Cells at random places whose molecules, ``n_reads`` or so, fall on genes of unequal abundance, as float32 counts."""
     import anndata as ad
     import numpy as np
     import pandas as pd
@@ -19,10 +19,10 @@ def make_slice(number: int, n_cells: int, n_genes: int, n_reads: int) -> AnnData
 
     rng = np.random.default_rng(number)
     abundance = np.random.default_rng(0).gamma(1.0, 1.0, n_genes)
-    genes = np.searchsorted(
-        np.cumsum(abundance / abundance.sum())[:-1], rng.random(n_cells * n_reads, dtype=np.float32)
+    ends = np.concatenate(
+        [[0], np.cumsum(np.maximum(1, n_reads * rng.lognormal(-0.08, 0.4, n_cells)).astype(np.int64))]
     )
-    ends = np.arange(n_cells + 1) * n_reads
+    genes = np.searchsorted(np.cumsum(abundance / abundance.sum())[:-1], rng.random(ends[-1], dtype=np.float32))
     counts = sparse.csr_matrix((np.ones(len(genes), dtype=np.float32), genes, ends), shape=(n_cells, n_genes))
     counts.sum_duplicates()
     name = f"slice_{number:03d}"
@@ -32,8 +32,12 @@ def make_slice(number: int, n_cells: int, n_genes: int, n_reads: int) -> AnnData
     return ad.AnnData(counts, obs=obs, var=var, obsm={"spatial": rng.uniform(0, 1000, (n_cells, 2))})
 
 
-def write_slices(folder: Path, *, n_slices: int, n_cells: int, n_genes: int, n_reads: int) -> None:
-    """Write ``n_cells`` cells, divided evenly, as a file for each slice."""
+def write_slices(folder: Path, *, n_slices: int, n_cells: int, n_genes: int, n_reads: int) -> int:
+    """Write ``n_cells`` cells, divided evenly, as a file for each slice; give the number of values that are not 0."""
     folder.mkdir(parents=True)
+    n_values = 0
     for number in range(n_slices):
-        make_slice(number, n_cells // n_slices, n_genes, n_reads).write_h5ad(folder / f"slice_{number:03d}.h5ad")
+        adata = make_slice(number, n_cells // n_slices, n_genes, n_reads)
+        adata.write_h5ad(folder / f"slice_{number:03d}.h5ad")
+        n_values += adata.X.nnz
+    return n_values

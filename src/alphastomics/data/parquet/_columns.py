@@ -25,8 +25,6 @@ import pyarrow as pa
 import scipy.sparse as sp
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from numpy.typing import NDArray
 
 CELL, SLICE, LABEL, SIZE, POSITION = "cell_id", "slice_id", "cell_type", "library_size", "position"
@@ -69,20 +67,6 @@ class Cells(NamedTuple):
             self.library_size[rows],
             self.position[rows],
             self.expression[rows],
-        )
-
-    @classmethod
-    def concatenate(cls, parts: Sequence[Cells]) -> Cells:
-        """Cells of one slice in one piece."""
-        if len(parts) == 1:
-            return parts[0]
-        return cls(
-            np.concatenate([part.names for part in parts]),
-            parts[0].slice_id,
-            np.concatenate([part.labels for part in parts]),
-            np.concatenate([part.library_size for part in parts]),
-            np.concatenate([part.position for part in parts]),
-            sp.csr_matrix(sp.vstack([part.expression for part in parts], format="csr")),
         )
 
 

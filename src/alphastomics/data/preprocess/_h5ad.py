@@ -123,9 +123,13 @@ class RawTissue:
         """Names of some cells."""
         return self.obs.index[rows]
 
+    def n_values(self, rows: NDArray[np.int64]) -> int:
+        """How many values some cells have at most."""
+        return self._values.n_values(rows)
+
     def passes(self, rows: NDArray[np.int64], *, at_once: int, multiple: int) -> Iterator[NDArray[np.int64]]:
         """Cut rows where about ``at_once`` values have come together, after a multiple of so many cells."""
-        per_cell = max(1.0, self._values.n_values(rows) / len(rows))
+        per_cell = max(1.0, self.n_values(rows) / len(rows))
         size = multiple * max(1, int(at_once / per_cell) // multiple)
         for start in range(0, len(rows), size):
             yield rows[start : start + size]

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-STRETCH = 2**21  # stored values of a file that are read at once
+STRETCH = 2**19  # stored values of a file that are read at once
 BY_COLUMN = ("dataframe", "0.2.0")  # the format whose columns can be read one by one
 
 
@@ -75,8 +75,8 @@ class Expression(Protocol):
     def shape(self) -> tuple[int, ...]:
         """(N, G)."""
 
-    def n_values(self, rows: NDArray[np.int64]) -> float:
-        """About how many values some rows have."""
+    def n_values(self, rows: NDArray[np.int64]) -> int:
+        """How many values some rows have at most."""
 
     def read(self, rows: NDArray[np.int64]) -> Iterator[tuple[NDArray[np.int64], sp.csr_matrix]]:
         """Ascending rows in pieces: their numbers, and float32 CSR with sorted indices, without zeros."""
@@ -95,9 +95,9 @@ class DenseRows:
         self._stored = stored
         self.shape: tuple[int, ...] = stored.shape
 
-    def n_values(self, rows: NDArray[np.int64]) -> float:
+    def n_values(self, rows: NDArray[np.int64]) -> int:
         """How many values some rows have, zeros included."""
-        return float(len(rows)) * self.shape[1]
+        return len(rows) * self.shape[1]
 
     def read(self, rows: NDArray[np.int64]) -> Iterator[tuple[NDArray[np.int64], sp.csr_matrix]]:
         """Rows by stretches of the file."""
@@ -122,9 +122,9 @@ class SparseRows:
         self._ends: NDArray[np.int64] = stored["indptr"][:].astype(np.int64, copy=False)
         self.shape = shape
 
-    def n_values(self, rows: NDArray[np.int64]) -> float:
+    def n_values(self, rows: NDArray[np.int64]) -> int:
         """How many values are stored for some rows."""
-        return float((self._ends[rows + 1] - self._ends[rows]).sum())
+        return int((self._ends[rows + 1] - self._ends[rows]).sum())
 
     def read(self, rows: NDArray[np.int64]) -> Iterator[tuple[NDArray[np.int64], sp.csr_matrix]]:
         """Rows by stretches of the file."""
@@ -152,9 +152,17 @@ class SparseColumns:
         self._ends: NDArray[np.int64] = stored["indptr"][:].astype(np.int64, copy=False)
         self.shape = shape
 
-    def n_values(self, rows: NDArray[np.int64]) -> float:
-        """How many values so many rows have on average."""
-        return len(rows) * float(self._ends[-1]) / self.shape[0]
+    @cached_property
+    def _lengths(self) -> NDArray[np.int64]:
+        """Number of values of every row, for which all of them are looked at."""
+        lengths = np.zeros(self.shape[0], dtype=np.int64)
+        for start in range(0, self._rows.shape[0], STRETCH):
+            lengths += np.bincount(self._rows[start : start + STRETCH], minlength=self.shape[0])
+        return lengths
+
+    def n_values(self, rows: NDArray[np.int64]) -> int:
+        """How many values are stored for some rows."""
+        return int(self._lengths[rows].sum())
 
     def read(self, rows: NDArray[np.int64]) -> Iterator[tuple[NDArray[np.int64], sp.csr_matrix]]:
         """All rows in one piece."""

@@ -72,13 +72,14 @@ class Plan:
         if not rate.any():
             raise ValueError("all expression values are zero; check --layer")
         share = rate / rate.sum()
-        sizes = []
+        sizes, end = np.empty(sum(int((code == 0).sum()) for code in self.codes)), 0
         for each, code in zip(self.slices, self.codes, strict=True):
             if each.is_counts:
                 size = each.column(SIZE).column(SIZE).to_numpy()[code == 0]
-                sizes.append(size if each.measured.all() else size / share[each.measured].sum())
-        size = np.concatenate(sizes)
-        return share, float(np.median(size[size > 0]))
+                size = size[size > 0] / (1.0 if each.measured.all() else share[each.measured].sum())
+                sizes[end : end + len(size)] = size
+                end += len(size)
+        return share, float(np.median(sizes[:end], overwrite_input=True))
 
     def tasks(self, folder: Path) -> list[ShardTask]:
         """The files, each a stretch of the cells of its split."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
+import pyarrow as pa
 import scipy.sparse as sp
 
 from alphastomics.data._matrix import Moments, column_sums, row_blocks
@@ -100,6 +101,7 @@ def _write(task: ShardTask, note: Path) -> None:
                     if task.split == SPLITS[0]:
                         _learn(part, stored, task, moments, totals)
                     parts.append(_as_logarithms(part, stored, task) if task.logarithms else part)
+                pa.default_memory_pool().release_unused()  # or what reading left would be there beside what writing needs
                 file.write(*parts)
     with replacing(note) as temporary, temporary.open("wb") as file:
         np.savez(

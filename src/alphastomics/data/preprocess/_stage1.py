@@ -161,11 +161,18 @@ def _read(
 ) -> tuple[sp.csr_matrix, NDArray[np.int64]]:
     """Expression of cells in the order of the file, and where in it each of ``rows`` is."""
     assert task.options.genes is not None
-    ascending, parts = np.sort(rows), []
+    ascending, n_genes = np.sort(rows), len(task.options.genes)
+    # Pieces go where they stay, so that what is read is never there twice.
+    data = np.empty(tissue.n_values(rows), dtype=np.float32)
+    columns, lengths, end = np.empty(len(data), dtype=np.int32), [], 0
     for here, block in tissue.expression(ascending):
-        parts.append(_aligned(block, column, len(task.options.genes)))
-        _check(parts[-1], task, tissue, here)
-    x = parts[0] if len(parts) == 1 else sp.csr_matrix(sp.vstack(parts, format="csr"))
+        part = _aligned(block, column, n_genes)
+        _check(part, task, tissue, here)
+        data[end : end + part.nnz], columns[end : end + part.nnz] = part.data, part.indices
+        lengths.append(np.diff(part.indptr))
+        end += part.nnz
+    ends = np.concatenate([[0], np.cumsum(np.concatenate(lengths))])
+    x = sp.csr_matrix((data[:end], columns[:end], ends), shape=(len(rows), n_genes), copy=False)
     return x, np.searchsorted(ascending, rows)
 
 
