@@ -34,9 +34,19 @@ class Table:
     ----------
     stored
         Where it is.
+
+    Raises
+    ------
+    ValueError
+        If it is of a format that anndata has not written since version 0.7.
     """
 
     def __init__(self, stored: h5py.Group | h5py.Dataset) -> None:
+        if isinstance(stored, h5py.Dataset):
+            raise ValueError(
+                f"{stored.file.filename}: {stored.name[1:]} is of a format before anndata 0.7; read the file with anndata "
+                "and write it again"
+            )
         attributes = stored.attrs
         by_column = (attributes.get("encoding-type"), attributes.get("encoding-version")) == BY_COLUMN
         self._stored = stored
