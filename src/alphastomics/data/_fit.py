@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import warnings
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from scipy.spatial import KDTree
@@ -23,6 +23,8 @@ from alphastomics.data._schema import TissueSchema
 from alphastomics.data._slices import categories, resolve_slice_key, slice_rows
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from anndata import AnnData
     from numpy.typing import NDArray
 
@@ -102,11 +104,11 @@ def fit_schema(
     if not placed.any():
         raise ValueError(f'obsm["{position_key}"] gives no cell a position; the reference needs some.')
     groups = [(name, position[rows[placed[rows]]]) for name, rows in slice_rows(adata, slice_key)]
-    slices = {name: points for name, points in groups if len(points)}
-    scale, centre = _fit_frame(slices, frame)
+    extents = {name: measure_extent(name, points) for name, points in groups if len(points)}
+    scale, centre = fit_frame(extents, frame)
     matrix, chosen, _ = read_expression(adata, layer, transform)
     library_size, share, mean, gene_scale = _fit_expression(matrix, np.flatnonzero(placed), chosen)
-    logger.info("%d reference cells, %d genes (%s), %d slices", placed.sum(), len(genes), chosen, len(slices))
+    logger.info("%d reference cells, %d genes (%s), %d slices", placed.sum(), len(genes), chosen, len(extents))
     return TissueSchema(
         genes=genes,
         transform=chosen,
@@ -117,9 +119,9 @@ def fit_schema(
         frame=frame,
         n_dims=position.shape[1],
         scale=scale,
-        spacing=_fit_spacing(slices),
+        spacing=fit_spacing(extents),
         centre=centre,
-        slices=tuple(slices),
+        slices=tuple(extents),
         cell_types=cell_types,
         position_key=position_key,
         slice_key=slice_key,
@@ -129,15 +131,51 @@ def fit_schema(
     )
 
 
-def _fit_frame(slices: dict[str, NDArray[np.float64]], frame: str) -> tuple[float, tuple[float, ...]]:
+class Extent(NamedTuple):
+    """Where the cells of a slice are.
+
+    Attributes
+    ----------
+    n_cells
+        Their number.
+    centre
+        Their mean (D,).
+    radius
+        Root mean square distance from it.
+    spacing
+        Median distance of a cell from the nearest one that is elsewhere.
+    """
+
+    n_cells: int
+    centre: NDArray[np.float64]
+    radius: float
+    spacing: float
+
+
+def measure_extent(name: str, points: NDArray[np.float64]) -> Extent:
+    """Measure a slice by the positions (N, D) of its reference cells.
+
+    Raises
+    ------
+    ValueError
+        If no geometry can be learned from them.
+    """
+    check_slice(name, points)
+    centre = points.mean(axis=0)
+    radius = float(np.sqrt(((points - centre) ** 2).sum(axis=1).mean()))
+    nearest = KDTree(points).query(points, 2)[0][:, 1]
+    if not nearest.all():
+        distinct = np.unique(points, axis=0)  # at least two, or check_slice had refused the slice
+        nearest = KDTree(distinct).query(distinct, 2)[0][:, 1]
+    return Extent(len(points), centre, radius, float(np.median(nearest)))
+
+
+def fit_frame(extents: Mapping[str, Extent], frame: str) -> tuple[float, tuple[float, ...]]:
     """Scale and centre; see `TissueSchema`."""
-    for name, points in slices.items():
-        check_slice(name, points)
-    n_dims = next(iter(slices.values())).shape[1]
+    n_dims = len(next(iter(extents.values())).centre)
     if frame == "shared":
-        everything = np.concatenate(list(slices.values()))
-        return _rms_radius(everything) / np.sqrt(n_dims).item(), tuple(everything.mean(axis=0).tolist())
-    radii = {name: _rms_radius(points) for name, points in slices.items()}
+        return _fit_shared(list(extents.values()), n_dims)
+    radii = {name: extent.radius for name, extent in extents.items()}
     small, large = min(radii, key=radii.__getitem__), max(radii, key=radii.__getitem__)
     if radii[large] > _RADIUS_RATIO * radii[small]:
         warnings.warn(
@@ -150,18 +188,18 @@ def _fit_frame(slices: dict[str, NDArray[np.float64]], frame: str) -> tuple[floa
     return float(np.median(list(radii.values())) / np.sqrt(n_dims)), (0.0,) * n_dims
 
 
-def _fit_spacing(slices: dict[str, NDArray[np.float64]]) -> float:
+def _fit_shared(extents: Sequence[Extent], n_dims: int) -> tuple[float, tuple[float, ...]]:
+    """Of all cells together: their mean, and a variance that is that within the slices and that between them."""
+    n_cells = np.array([extent.n_cells for extent in extents])
+    centres = np.stack([extent.centre for extent in extents])
+    centre = n_cells @ centres / n_cells.sum()
+    squares = np.array([extent.radius for extent in extents]) ** 2 + ((centres - centre) ** 2).sum(axis=1)
+    return float(np.sqrt(n_cells @ squares / n_cells.sum() / n_dims)), tuple(centre.tolist())
+
+
+def fit_spacing(extents: Mapping[str, Extent]) -> float:
     """Distance between neighbouring cells; see `TissueSchema`."""
-    medians = []
-    for points in slices.values():
-        distinct = np.unique(points, axis=0)  # at least two, or check_slice had refused the slice
-        medians.append(np.median(KDTree(distinct).query(distinct, 2)[0][:, 1]))
-    return float(np.median(medians))
-
-
-def _rms_radius(position: NDArray[np.float64]) -> float:
-    """Root mean square distance from the mean."""
-    return float(np.sqrt(((position - position.mean(axis=0)) ** 2).sum(axis=1).mean()))
+    return float(np.median([extent.spacing for extent in extents.values()]))
 
 
 def _fit_expression(
@@ -173,7 +211,7 @@ def _fit_expression(
     if transform == "none":
         for rows in row_blocks(reference, n_genes):
             moments.add(canonical(matrix[rows]))
-        return None, np.empty(0), moments.mean, _floored(moments.sd)
+        return None, np.empty(0), moments.mean, floor_scale(moments.sd)
     sizes, totals = _depth(matrix, reference)
     library_size = float(np.median(sizes[sizes > 0]))
     done = 0
@@ -184,7 +222,7 @@ def _fit_expression(
         block.data = np.log1p(block.data * np.repeat(factor, np.diff(block.indptr)))
         moments.add(block)
         done += len(rows)
-    return library_size, totals / totals.sum(), moments.mean, _floored(moments.sd)
+    return library_size, totals / totals.sum(), moments.mean, floor_scale(moments.sd)
 
 
 def _depth(matrix: Matrix, reference: NDArray[np.int64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -199,7 +237,7 @@ def _depth(matrix: Matrix, reference: NDArray[np.int64]) -> tuple[NDArray[np.flo
     return np.concatenate(sizes), totals
 
 
-def _floored(sd: NDArray[np.float64]) -> NDArray[np.float64]:
+def floor_scale(sd: NDArray[np.float64]) -> NDArray[np.float64]:
     """Standard deviations, at least a tenth of the median over the genes that vary."""
     varying = sd[sd > 0]
     return np.maximum(sd, _SCALE_FLOOR * np.median(varying) if len(varying) else 1.0)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 KEY_BITS = 62  # of a number, in all axes
+AXIS_BITS = 20  # of an axis: a millionth of the tissue
 
 
 def hilbert_order(position: NDArray[np.floating]) -> NDArray[np.int64]:
@@ -33,7 +34,7 @@ def hilbert_order(position: NDArray[np.floating]) -> NDArray[np.int64]:
     n, n_dims = position.shape
     if n == 0:
         return np.empty(0, dtype=np.int64)
-    bits = KEY_BITS // n_dims
+    bits = min(AXIS_BITS, KEY_BITS // n_dims)
     low = position.min(axis=0)
     extent = float((position.max(axis=0) - low).max())
     cubes = 2**bits - 1

@@ -43,9 +43,13 @@ def canonical(matrix: Matrix) -> sp.csr_matrix:
 
 
 def row_sums(block: sp.csr_matrix) -> NDArray[np.float64]:
-    """Sum the rows of a canonical block, value after value."""
-    rows = np.repeat(np.arange(block.shape[0]), np.diff(block.indptr))
-    return np.asarray(np.bincount(rows, weights=block.data, minlength=block.shape[0]), dtype=np.float64)
+    """Sum the rows of a canonical block in float64, value after value."""
+    return np.asarray(block @ np.ones(block.shape[1]), dtype=np.float64)
+
+
+def column_sums(block: sp.csr_matrix) -> NDArray[np.float64]:
+    """Sum the columns of a canonical block in float64, value after value."""
+    return np.asarray(block.T @ np.ones(block.shape[0]), dtype=np.float64)
 
 
 def row_blocks(rows: NDArray[np.int64], n_genes: int) -> Iterator[NDArray[np.int64]]:
@@ -98,10 +102,11 @@ class Moments:
         n_cells, n_genes = block.shape
         part = Moments(n_genes)
         part.n_cells += n_cells if measured is None else n_cells * measured
-        part.mean = np.bincount(block.indices, weights=block.data, minlength=n_genes) / n_cells
-        deviation = block.data - part.mean[block.indices]
+        part.mean = column_sums(block) / n_cells
+        squared = (block.data - part.mean[block.indices]) ** 2
+        squared = sp.csr_matrix((squared, block.indices, block.indptr), shape=block.shape, copy=False)
         n_zeros = n_cells - np.bincount(block.indices, minlength=n_genes)
-        part.squares = np.bincount(block.indices, weights=deviation**2, minlength=n_genes) + n_zeros * part.mean**2
+        part.squares = column_sums(squared) + n_zeros * part.mean**2
         self.merge(part)
 
     def merge(self, part: Moments) -> None:

@@ -5,7 +5,7 @@ column            type                what
 ================  ==================  ==========================================================================
 ``cell_id``       string              name of the cell
 ``slice_id``      string              its slice
-``cell_type``     string, or null     its label; only where there are labels
+``cell_type``     string, or null     its label; null where nobody knows
 ``library_size``  float64             sum of its values, over the genes that its slice measures
 ``position``      3 × float64         in the units of the input; z = 0, or number of the section times its spacing
 ``expression``    G × float32         untransformed, genes in the order of the schema; where a fifth of the values or more are not 0
@@ -26,13 +26,12 @@ import pyarrow as pa
 import scipy.sparse as sp
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from numpy.typing import NDArray
 
 CELL, SLICE, LABEL, SIZE, POSITION = "cell_id", "slice_id", "cell_type", "library_size", "position"
 EXPRESSION, INDICES, VALUES, LENGTH = "expression", "indices", "values", "n_genes"
 N_AXES = 3
+DENSE = 0.2  # share of values that are not 0 from which on zeros are stored too: more room, but read twice as fast
 
 
 class Cells(NamedTuple):
@@ -45,7 +44,7 @@ class Cells(NamedTuple):
     slice_id
         Name of their slice.
     labels
-        (N,), None where one is missing; None where there are none at all.
+        (N,), None where one is missing.
     library_size
         (N,), float64.
     position
@@ -56,41 +55,32 @@ class Cells(NamedTuple):
 
     names: NDArray[np.object_]
     slice_id: str
-    labels: NDArray[np.object_] | None
+    labels: NDArray[np.object_]
     library_size: NDArray[np.float64]
     position: NDArray[np.float64]
     expression: sp.csr_matrix
 
     def take(self, rows: NDArray[np.integer]) -> Cells:
         """Some of the cells."""
-        labels = None if self.labels is None else self.labels[rows]
         return Cells(
-            self.names[rows], self.slice_id, labels, self.library_size[rows], self.position[rows], self.expression[rows]
-        )
-
-    @classmethod
-    def concatenate(cls, parts: Sequence[Cells]) -> Cells:
-        """Cells of one slice in one piece."""
-        if len(parts) == 1:
-            return parts[0]
-        labels = [part.labels for part in parts if part.labels is not None]
-        return cls(
-            np.concatenate([part.names for part in parts]),
-            parts[0].slice_id,
-            np.concatenate(labels) if labels else None,
-            np.concatenate([part.library_size for part in parts]),
-            np.concatenate([part.position for part in parts]),
-            sp.csr_matrix(sp.vstack([part.expression for part in parts], format="csr")),
+            self.names[rows],
+            self.slice_id,
+            self.labels[rows],
+            self.library_size[rows],
+            self.position[rows],
+            self.expression[rows],
         )
 
 
-def arrow_schema(n_genes: int, *, dense: bool, labels: bool) -> pa.Schema:
+def arrow_schema(n_genes: int, *, dense: bool) -> pa.Schema:
     """Columns of a file."""
-    fields = [pa.field(CELL, pa.string(), nullable=False), pa.field(SLICE, pa.string(), nullable=False)]
-    if labels:
-        fields.append(pa.field(LABEL, pa.string()))
-    fields.append(pa.field(SIZE, pa.float64(), nullable=False))
-    fields.append(pa.field(POSITION, pa.list_(pa.float64(), N_AXES), nullable=False))
+    fields = [
+        pa.field(CELL, pa.string(), nullable=False),
+        pa.field(SLICE, pa.string(), nullable=False),
+        pa.field(LABEL, pa.string()),
+        pa.field(SIZE, pa.float64(), nullable=False),
+        pa.field(POSITION, pa.list_(pa.float64(), N_AXES), nullable=False),
+    ]
     if dense:
         return pa.schema([*fields, pa.field(EXPRESSION, pa.list_(pa.float32(), n_genes), nullable=False)])
     fields.append(pa.field(LENGTH, pa.int32(), nullable=False))
@@ -104,20 +94,19 @@ def to_arrow(cells: Cells, schema: pa.Schema) -> pa.Table:
     columns = {
         CELL: pa.array(cells.names, pa.string()),
         SLICE: pa.array([cells.slice_id] * n, pa.string()),
+        LABEL: pa.array(cells.labels, pa.string()),
         SIZE: pa.array(cells.library_size, pa.float64()),
         POSITION: pa.FixedSizeListArray.from_arrays(pa.array(cells.position.ravel(), pa.float64()), N_AXES),
     }
-    if LABEL in schema.names:
-        columns[LABEL] = pa.nulls(n, pa.string()) if cells.labels is None else pa.array(cells.labels, pa.string())
     x = cells.expression
     if EXPRESSION in schema.names:
         values = pa.array(x.toarray().astype(np.float32, copy=False).ravel(), pa.float32())
         columns[EXPRESSION] = pa.FixedSizeListArray.from_arrays(values, x.shape[1])
     else:
-        columns[LENGTH] = pa.array(np.diff(x.indptr).astype(np.int32), pa.int32())
-        offsets = pa.array(x.indptr.astype(np.int32), pa.int32())
-        columns[INDICES] = pa.ListArray.from_arrays(offsets, pa.array(x.indices.astype(np.int32), pa.int32()))
-        columns[VALUES] = pa.ListArray.from_arrays(offsets, pa.array(x.data.astype(np.float32), pa.float32()))
+        columns[LENGTH] = pa.array(np.diff(x.indptr).astype(np.int32, copy=False))
+        offsets = pa.array(x.indptr.astype(np.int32, copy=False))
+        columns[INDICES] = pa.ListArray.from_arrays(offsets, pa.array(x.indices.astype(np.int32, copy=False)))
+        columns[VALUES] = pa.ListArray.from_arrays(offsets, pa.array(x.data.astype(np.float32, copy=False)))
     return pa.table([columns[name] for name in schema.names], schema=schema)
 
 
@@ -126,13 +115,10 @@ def from_arrow(table: pa.Table, n_genes: int) -> Cells:
     names = table.column(SLICE).unique().to_pylist()
     if len(names) != 1:
         raise ValueError(f"a row group holds cells of one slice, this one of {names}")
-    labels = None
-    if LABEL in table.column_names:
-        labels = table.column(LABEL).to_numpy(zero_copy_only=False).astype(object)
     return Cells(
         table.column(CELL).to_numpy(zero_copy_only=False).astype(object),
         names[0],
-        labels,
+        table.column(LABEL).to_numpy(zero_copy_only=False).astype(object),
         table.column(SIZE).to_numpy(),
         read_position(table),
         read_expression(table, n_genes),

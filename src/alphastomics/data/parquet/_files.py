@@ -76,9 +76,10 @@ class CellWriter:
     def __init__(self, file: pq.ParquetWriter, schema: pa.Schema) -> None:
         self._file, self._schema = file, schema
 
-    def write(self, cells: Cells) -> None:
-        """Write cells of one slice as one row group."""
-        self._file.write_table(to_arrow(cells, self._schema), row_group_size=len(cells.names))
+    def write(self, *parts: Cells) -> None:
+        """Write cells of one slice as one row group, without bringing them together before."""
+        table = pa.concat_tables([to_arrow(cells, self._schema) for cells in parts])
+        self._file.write_table(table, row_group_size=len(table))
 
 
 def open_parquet(path: Path) -> pq.ParquetFile:

@@ -15,7 +15,7 @@ from alphastomics import _keys
 from alphastomics.data._checks import check_genes, check_in_memory, expression_matrix
 from alphastomics.data._matrix import canonical, row_sums
 from alphastomics.data._slices import NO_SLICE, SINGLE_SLICE
-from alphastomics.data.parquet._columns import CELL, N_AXES, SLICE, Cells, arrow_schema, to_arrow
+from alphastomics.data.parquet._columns import CELL, DENSE, N_AXES, SLICE, Cells, arrow_schema, to_arrow
 from alphastomics.data.parquet._files import ROW_GROUP, replacing
 from alphastomics.data.parquet._note import Note
 from alphastomics.data.parquet._rows import OURS
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from anndata import AnnData
     from numpy.typing import NDArray
 
-DENSE = 0.5  # share of values that are not 0 from which on zeros are stored too
 EMBEDDING = "embedding"
 OPTIONS: dict[str, Any] = {"compression": "zstd", "write_page_checksum": True}
 
@@ -75,7 +74,7 @@ def write_parquet(
     extra = _further_columns(adata, {slice_key, cell_type_key, _keys.LIBRARY_SIZE})
     note = Note(genes, _n_dims(adata, position_key), _unmeasured(adata))
     dense = x.nnz > DENSE * x.shape[0] * x.shape[1]
-    schema = arrow_schema(len(genes), dense=dense, labels=True).with_metadata(note.to_metadata())
+    schema = arrow_schema(len(genes), dense=dense).with_metadata(note.to_metadata())
     whole = pa.schema([*schema, *(pa.field(name, column.type) for name, column in extra.items())], schema.metadata)
     names, sizes = adata.obs_names.to_numpy(dtype=object), _library_size(adata, x)
     with replacing(path) as temporary, pq.ParquetWriter(temporary, whole, **OPTIONS) as file:

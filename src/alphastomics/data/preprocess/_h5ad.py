@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import h5py
 import numpy as np
 import pandas as pd
-import scipy.sparse as sp
-from anndata.io import read_elem, sparse_dataset
+from anndata.io import read_elem
 
 from alphastomics.data._checks import check_genes
-from alphastomics.data._matrix import canonical
+from alphastomics.data.preprocess._hdf5 import Table, open_expression
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    import scipy.sparse as sp
     from numpy.typing import NDArray
 
     from alphastomics.data.preprocess._options import Stage1Options
@@ -62,10 +62,10 @@ class RawTissue:
 
     def __init__(self, path: Path, file: h5py.File, options: Stage1Options) -> None:
         self.path = path
-        self.obs: pd.DataFrame = read_elem(file["obs"])
-        self.genes = check_genes(_index(file["var"]))
+        self.obs = Table(file["obs"])
+        self.genes = check_genes(Table(file["var"]).index)
         self.position = _positions(file, path, options, len(self.obs))
-        self._values = _expression(file, path, options)
+        self._values = open_expression(file, path, options.layer)
         if self._values.shape != (len(self.obs), len(self.genes)):
             raise ValueError(
                 f"{path}: expression is of shape {self._values.shape}, with {len(self.obs)} cells and "
@@ -96,52 +96,60 @@ class RawTissue:
         key = options.slice_key
         if key is None and DEFAULT_SLICE_KEY in self.obs:
             key = DEFAULT_SLICE_KEY
-        animals = _column(self, options.animal_key, "animal_key")
+        if options.cell_type_key is not None:
+            _column(self, options.cell_type_key, "cell_type_key")  # known to be missing before anything is written
+        animals = None if options.animal_key is None else _column(self, options.animal_key, "animal_key")
         if key is None:
-            names = np.full(len(self.obs), self.path.stem, dtype=object)
+            codes: NDArray[np.integer] = np.zeros(len(self.obs), dtype=np.int8)
+            kinds = [self.path.stem]
         else:
-            column = _column(self, key, "slice_key")
-            assert column is not None  # a key was given
-            if column.isna().any():
-                raise ValueError(f'{self.path}: obs["{key}"] is missing for {int(column.isna().sum())} cells')
-            names = column.astype(str).to_numpy(dtype=object)
+            codes, kinds = _codes(_column(self, key, "slice_key"))
+            if (codes < 0).any():
+                raise ValueError(f'{self.path}: obs["{key}"] is missing for {int((codes < 0).sum())} cells')
         found = []
-        for name in np.unique(names):
-            rows = np.flatnonzero(names == name)
-            found.append(RawSlice(str(name), self.path, rows, _one_animal(animals, rows, str(name), self.path)))
+        for code in sorted(np.unique(codes), key=kinds.__getitem__):
+            rows = np.flatnonzero(codes == code)
+            found.append(RawSlice(kinds[code], self.path, rows, _one_animal(animals, rows, kinds[code], self.path)))
         return found
 
-    def labels(self, key: str | None, rows: NDArray[np.int64]) -> NDArray[np.object_] | None:
+    def labels(self, key: str | None, rows: NDArray[np.int64]) -> NDArray[np.object_]:
         """Labels of some cells, None where one is missing."""
-        column = _column(self, key, "cell_type_key")
-        if column is None:
-            return None
-        values = column.iloc[rows].astype(object)
-        return np.array([None if pd.isna(value) else str(value) for value in values], dtype=object)
+        if key is None:
+            return np.full(len(rows), None, dtype=object)
+        codes, kinds = _codes(_column(self, key, "cell_type_key").iloc[rows])
+        return np.array([*kinds, None], dtype=object)[codes]
 
     def names(self, rows: NDArray[np.int64]) -> NDArray[np.object_]:
         """Names of some cells."""
-        return self.obs.index.to_numpy()[rows].astype(str).astype(object)
+        return self.obs.index[rows]
 
-    def expression(self, rows: NDArray[np.int64]) -> sp.csr_matrix:
-        """Expression of ascending rows, canonical float64 CSR; a contiguous range is read in one piece."""
-        low, high = int(rows[0]), int(rows[-1]) + 1
-        block = self._values[low:high]
-        block = block if high - low == len(rows) else block[rows - low]
-        return canonical(block)
+    def n_values(self, rows: NDArray[np.int64]) -> int:
+        """How many values some cells have at most."""
+        return self._values.n_values(rows)
+
+    def passes(self, rows: NDArray[np.int64], *, at_once: int, multiple: int) -> Iterator[NDArray[np.int64]]:
+        """Cut rows where about ``at_once`` values have come together, after a multiple of so many cells."""
+        per_cell = max(1.0, self.n_values(rows) / len(rows))
+        size = multiple * max(1, int(at_once / per_cell) // multiple)
+        for start in range(0, len(rows), size):
+            yield rows[start : start + size]
+
+    def expression(self, rows: NDArray[np.int64]) -> Iterator[tuple[NDArray[np.int64], sp.csr_matrix]]:
+        """Ascending rows in pieces: their numbers, and float32 CSR with sorted indices, without zeros."""
+        yield from self._values.read(rows)
 
 
-def _index(group: Any) -> list[str]:
-    return [str(name) for name in read_elem(group).index]
-
-
-def _column(tissue: RawTissue, key: str | None, argument: str) -> pd.Series | None:
-    if key is None:
-        return None
+def _column(tissue: RawTissue, key: str, argument: str) -> pd.Series:
     if key not in tissue.obs:
         found = ", ".join(map(repr, tissue.obs.columns[:N_NAMES])) or "nothing"
         raise KeyError(f'{tissue.path}: obs["{key}"] is missing (found: {found}); pass {argument}=…')
     return tissue.obs[key]
+
+
+def _codes(column: pd.Series) -> tuple[NDArray[np.integer], list[str]]:
+    """Numbers of the values, -1 where one is missing, and the values as text."""
+    categories = pd.Categorical(column)
+    return categories.codes, [str(value) for value in categories.categories]
 
 
 def _one_animal(animals: pd.Series | None, rows: NDArray[np.int64], name: str, path: Path) -> str | None:
@@ -171,15 +179,3 @@ def _positions(file: h5py.File, path: Path, options: Stage1Options, n_cells: int
     if len(bad):
         raise ValueError(f'{path}: obsm["{key}"] is not finite for {len(bad)} cells, the first in row {bad[0]}')
     return position
-
-
-def _expression(file: h5py.File, path: Path, options: Stage1Options) -> Any:
-    """The expression matrix, on disk: dense, or CSR; what is stored by columns is read and turned."""
-    name = "X" if options.layer is None else f"layers/{options.layer}"
-    if name not in file:
-        raise KeyError(f"{path}: {name} is missing; pass layer=…")
-    stored = file[name]
-    if isinstance(stored, h5py.Dataset):
-        return stored
-    matrix = sparse_dataset(stored)
-    return matrix if matrix.format == "csr" else sp.csr_matrix(matrix.to_memory())

@@ -18,12 +18,14 @@ import scipy.sparse as sp
 
 from alphastomics.data._checks import MIN_CELLS
 from alphastomics.data._hilbert import hilbert_order
-from alphastomics.data.parquet._columns import N_AXES, Cells, arrow_schema
-from alphastomics.data.parquet._files import ROW_GROUP, read_json, write_json, writing
+from alphastomics.data._matrix import column_sums, row_sums
+from alphastomics.data.parquet._columns import N_AXES, Cells
+from alphastomics.data.parquet._files import read_json, write_json
 from alphastomics.data.preprocess._h5ad import RawSlice, RawTissue
+from alphastomics.data.preprocess._slice_files import BATCH, SUFFIX, writing_slice
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -32,10 +34,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-FORMAT, FORMAT_VERSION = "alphastomics-slices", 1
+FORMAT, FORMAT_VERSION = "alphastomics-slices", 2
 OVERVIEW = "stage1.json"
-AT_ONCE = 8 * ROW_GROUP  # cells of a slice that are in memory at once; a larger slice is read once for each so many
-WINDOW = 16_384  # rows of a file that are read at once
+AT_ONCE = 2**25  # values of a slice that are in memory at once; a larger slice is read once for each so many
 N_NAMES = 5
 
 
@@ -111,7 +112,7 @@ def plan_slices(input_dir: Path, output_dir: Path, options: Stage1Options) -> li
 def write_slice(task: SliceTask) -> dict[str, Any]:
     """Write a slice and what is said of it, unless both are there; give the latter."""
     note, parameters = task.target.with_suffix(".json"), task.parameters
-    if note.is_file() and task.target.with_suffix(".parquet").is_file():
+    if note.is_file() and task.target.with_suffix(SUFFIX).is_file():
         record: dict[str, Any] = read_json(note)
         if record["parameters"] == parameters:
             return record
@@ -124,28 +125,26 @@ def write_slice(task: SliceTask) -> dict[str, Any]:
 
 def _write(task: SliceTask, tissue: RawTissue) -> dict[str, Any]:
     assert task.options.genes is not None  # plan_slices settles them
-    rows = task.raw.rows
+    rows, n_genes = task.raw.rows, len(task.options.genes)
     if len(rows) < MIN_CELLS:
         raise ValueError(
             f"{task.raw.path}: slice {task.raw.name!r} has {len(rows)} cells, fewer than {MIN_CELLS}; remove it"
         )
     column = pd.Index(task.options.genes).get_indexer(pd.Index(tissue.genes))
-    measured = np.zeros(len(task.options.genes), dtype=bool)
+    measured = np.zeros(n_genes, dtype=bool)
     measured[column[column >= 0]] = True
     order = rows[hilbert_order(tissue.position[rows])]
-    labels = task.options.cell_type_key is not None
-    schema = arrow_schema(len(measured), dense=False, labels=labels)
-    totals, counts, n_values, seen = np.zeros(len(measured)), True, 0, set[str]()
-    with writing(task.target.with_suffix(".parquet"), schema) as file:
-        for start in range(0, len(order), AT_ONCE):
-            cells = _read(task, tissue, order[start : start + AT_ONCE], column)
-            x = cells.expression
-            totals += np.asarray(x.sum(axis=0, dtype=np.float64)).ravel()
+    totals, counts, n_values, seen = np.zeros(n_genes), True, 0, set[str]()
+    with writing_slice(task.target.with_suffix(SUFFIX), n_genes) as file:
+        for some in tissue.passes(order, at_once=AT_ONCE, multiple=BATCH):
+            x, place = _read(task, tissue, some, column)
             counts = counts and bool((np.trunc(x.data) == x.data).all())
             n_values += x.nnz
-            seen |= set() if cells.labels is None else {label for label in cells.labels if label is not None}
-            for group in range(0, len(cells.names), ROW_GROUP):
-                file.write(cells.take(np.arange(group, min(group + ROW_GROUP, len(cells.names)))))
+            for start in range(0, len(some), BATCH):
+                cells = _cells(task, tissue, some[start : start + BATCH], x[place[start : start + BATCH]])
+                totals += column_sums(cells.expression)
+                seen.update(label for label in cells.labels if label is not None)
+                file.write(cells)
     return {
         "n_cells": len(rows),
         "n_values": n_values,
@@ -153,41 +152,47 @@ def _write(task: SliceTask, tissue: RawTissue) -> dict[str, Any]:
         "totals": totals.tolist(),
         "labels": sorted(seen),
         "unmeasured": [gene for gene, there in zip(task.options.genes, measured, strict=True) if not there],
+        "checksums": file.checksums,
     }
 
 
-def _read(task: SliceTask, tissue: RawTissue, rows: NDArray[np.int64], column: NDArray[np.integer]) -> Cells:
-    """Cells in the order of ``rows``, read in the order of the file."""
+def _read(
+    task: SliceTask, tissue: RawTissue, rows: NDArray[np.int64], column: NDArray[np.integer]
+) -> tuple[sp.csr_matrix, NDArray[np.int64]]:
+    """Expression of cells in the order of the file, and where in it each of ``rows`` is."""
     assert task.options.genes is not None
-    ascending = np.sort(rows)
-    parts = [_aligned(tissue.expression(window), column, len(task.options.genes)) for window in _windows(ascending)]
-    for window, part in zip(_windows(ascending), parts, strict=True):
-        _check(part, task, tissue, window)
-    x = sp.csr_matrix(sp.vstack(parts, format="csr"))[np.searchsorted(ascending, rows)]
+    ascending, n_genes = np.sort(rows), len(task.options.genes)
+    # Pieces go where they stay, so that what is read is never there twice.
+    data = np.empty(tissue.n_values(rows), dtype=np.float32)
+    columns, lengths, end = np.empty(len(data), dtype=np.int32), [], 0
+    for here, block in tissue.expression(ascending):
+        part = _aligned(block, column, n_genes)
+        _check(part, task, tissue, here)
+        data[end : end + part.nnz], columns[end : end + part.nnz] = part.data, part.indices
+        lengths.append(np.diff(part.indptr))
+        end += part.nnz
+    ends = np.concatenate([[0], np.cumsum(np.concatenate(lengths))])
+    x = sp.csr_matrix((data[:end], columns[:end], ends), shape=(len(rows), n_genes), copy=False)
+    return x, np.searchsorted(ascending, rows)
+
+
+def _cells(task: SliceTask, tissue: RawTissue, rows: NDArray[np.int64], x: sp.csr_matrix) -> Cells:
     position = np.full((len(rows), N_AXES), task.number * task.options.z_spacing)
     position[:, : tissue.position.shape[1]] = tissue.position[rows]
-    return Cells(
-        tissue.names(rows),
-        task.raw.name,
-        tissue.labels(task.options.cell_type_key, rows),
-        np.asarray(x.sum(axis=1, dtype=np.float64)).ravel(),
-        position,
-        x,
-    )
-
-
-def _windows(rows: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
-    """Cut ascending rows where a stretch of the file ends."""
-    window = (rows - rows[0]) // WINDOW
-    yield from np.split(rows, np.flatnonzero(np.diff(window)) + 1)
+    labels = tissue.labels(task.options.cell_type_key, rows)
+    return Cells(tissue.names(rows), task.raw.name, labels, row_sums(x), position, x)
 
 
 def _aligned(block: sp.csr_matrix, column: NDArray[np.integer], n_genes: int) -> sp.csr_matrix:
-    """Genes of a canonical block in the common order; others are left out."""
+    """Genes of a block in the common order; others are left out."""
+    if len(column) == n_genes and np.array_equal(column, np.arange(n_genes)):
+        return block
     there = column[block.indices] >= 0
-    rows = np.repeat(np.arange(block.shape[0]), np.diff(block.indptr))[there]
-    values = block.data[there].astype(np.float32)
-    return sp.csr_matrix((values, (rows, column[block.indices[there]])), shape=(block.shape[0], n_genes))
+    ends = np.concatenate([[0], np.cumsum(there)])[block.indptr]
+    parts = (block.data[there], column[block.indices[there]].astype(np.int32), ends)
+    result = sp.csr_matrix(parts, shape=(block.shape[0], n_genes), copy=False)
+    result.sort_indices()
+    return result
 
 
 def _check(block: sp.csr_matrix, task: SliceTask, tissue: RawTissue, rows: NDArray[np.int64]) -> None:

@@ -1,0 +1,152 @@
+"""What stage 2 settles before it writes: which cells go where, whether zeros are stored, the common library size."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from alphastomics.data._fit import fit_frame, fit_spacing, floor_scale, measure_extent
+from alphastomics.data._schema import TissueSchema
+from alphastomics.data.parquet._columns import DENSE, POSITION, SIZE, read_position
+from alphastomics.data.parquet._dataset import SPLITS
+from alphastomics.data.parquet._files import ROW_GROUP
+from alphastomics.data.preprocess._shards import ShardTask
+from alphastomics.data.preprocess._split import split_slices
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from alphastomics.data._fit import Extent
+    from alphastomics.data._matrix import Moments
+    from alphastomics.data._schema import Transform
+    from alphastomics.data.preprocess._options import Stage2Options
+    from alphastomics.data.preprocess._read_slices import StoredSlice
+    from alphastomics.data.preprocess._shards import Piece
+
+
+class Plan:
+    """All that has to be settled before a file is written.
+
+    Parameters
+    ----------
+    slices
+        Sorted by name.
+    options
+        Of the stage.
+    """
+
+    def __init__(self, slices: Sequence[StoredSlice], options: Stage2Options) -> None:
+        self.slices, self.options = slices, options
+        self.codes = split_slices(
+            [each.name for each in slices],
+            [each.n_cells for each in slices],
+            [each.record["animal"] for each in slices],
+            options,
+        )
+        counts = [each.is_counts for each in slices]
+        self.transform: Transform = "log1p" if all(counts) else "none"
+        self.logarithms = any(counts) and not all(counts)
+        self.counts = all(counts) and all(each.record["counts"] for each in slices)
+        n_values = sum(each.record["n_values"] for each in slices)
+        n_cells = sum(each.n_cells for each in slices)
+        self.dense = n_values > DENSE * n_cells * len(slices[0].genes)
+        self.share: NDArray[np.float64] = np.empty(0)
+        self.library_size: float | None = None
+        if any(counts):
+            self.share, self.library_size = self._depth()
+
+    def _depth(self) -> tuple[NDArray[np.float64], float]:
+        """Share of every gene in the counts, and the median library size of the training cells, of all genes."""
+        totals, cells = np.zeros(len(self.slices[0].genes)), np.zeros(len(self.slices[0].genes))
+        with_counts = [each for each in self.slices if each.is_counts]
+        for each in with_counts:
+            totals += each.record["totals"]
+            cells += each.n_cells * each.measured
+        rate = np.divide(totals, cells, out=np.zeros_like(totals), where=cells > 0)
+        if not rate.any():
+            raise ValueError("all expression values are zero; check --layer")
+        share = rate / rate.sum()
+        sizes, end = np.empty(sum(int((code == 0).sum()) for code in self.codes)), 0
+        for each, code in zip(self.slices, self.codes, strict=True):
+            if each.is_counts:
+                size = each.column(SIZE).column(SIZE).to_numpy()[code == 0]
+                size = size[size > 0] / (1.0 if each.measured.all() else share[each.measured].sum())
+                sizes[end : end + len(size)] = size
+                end += len(size)
+        return share, float(np.median(sizes[:end], overwrite_input=True))
+
+    def tasks(self, folder: Path) -> list[ShardTask]:
+        """The files, each a stretch of the cells of its split."""
+        common = {
+            "dense": self.dense,
+            "library_size": self.library_size,
+            "share": self.share,
+            "logarithms": self.logarithms,
+        }
+        tasks = []
+        for number, split in enumerate(SPLITS):
+            shards = self._shards(number)
+            for i, pieces in enumerate(shards):
+                name = f"{split}.parquet" if len(shards) == 1 else f"{split}-{i:05d}.parquet"
+                tasks.append(ShardTask(target=folder / name, split=split, pieces=pieces, **common))
+        return tasks
+
+    def _shards(self, number: int) -> list[tuple[Piece, ...]]:
+        """Pieces of the files of a split."""
+        group_size = min(ROW_GROUP, self.options.max_shard_size)
+        shards: list[list[tuple[StoredSlice, list[NDArray[np.integer]]]]] = []
+        room = 0
+        for stored, code in zip(self.slices, self.codes, strict=True):
+            rows = np.flatnonzero(code == number).astype(np.int32)
+            for group in np.array_split(rows, -(-len(rows) // group_size)) if len(rows) else ():
+                if len(group) > room:
+                    shards.append([])
+                    room = self.options.max_shard_size
+                if not shards[-1] or shards[-1][-1][0] is not stored:
+                    shards[-1].append((stored, []))
+                shards[-1][-1][1].append(group)
+                room -= len(group)
+        return [tuple((stored, tuple(groups)) for stored, groups in shard) for shard in shards]
+
+    def _extents(self) -> dict[str, Extent]:
+        """Where the training cells of every slice are that has any."""
+        extents = {}
+        for each, code in zip(self.slices, self.codes, strict=True):
+            if (code == 0).any():
+                position = read_position(each.column(POSITION))[code == 0, : each.n_dims]
+                extents[each.name] = measure_extent(each.name, position)
+        return extents
+
+    def schema(self, moments: Moments, totals: NDArray[np.float64]) -> TissueSchema:
+        """The tissue, fitted to the training cells."""
+        first, extents = self.slices[0], self._extents()
+        scale, centre = fit_frame(extents, self.options.frame)
+        log1p = self.transform == "log1p"
+        whole = all(each.measured.all() for each in self.slices)
+        share = totals / totals.sum() if whole and log1p else self.share
+        scaled = self.options.scale
+        labels = sorted({label for each in self.slices for label in each.record["labels"]})
+        return TissueSchema(
+            genes=first.genes,
+            transform=self.transform,
+            library_size=self.library_size if log1p else None,
+            gene_mean=tuple(moments.mean.tolist() if scaled else [0.0] * len(first.genes)),
+            gene_scale=tuple(floor_scale(moments.sd).tolist() if scaled else [1.0] * len(first.genes)),
+            gene_share=tuple(share.tolist()) if log1p else (),
+            frame=self.options.frame,
+            n_dims=first.n_dims,
+            scale=scale,
+            spacing=fit_spacing(extents),
+            centre=centre,
+            slices=tuple(extents),
+            cell_types=tuple(labels),
+            position_key="spatial",
+            slice_key="slice_id",
+            cell_type_key="cell_type" if labels else None,
+            layer=None,
+            sequence_key=None,
+        )
