@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 # What a user can cause and mend; anything else is a bug and keeps its traceback.
-USER_ERRORS = (KeyError, ValueError, OSError, NotImplementedError, RuntimeError)
+USER_ERRORS = (KeyError, ValueError, OSError, ImportError, NotImplementedError, RuntimeError)
 # Loggers of others that say nothing which a user of the command line could use.
 CHATTER = ("lightning.pytorch.utilities.rank_zero", "scvi.data")
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from contextlib import contextmanager
+import re
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -20,18 +22,65 @@ if TYPE_CHECKING:
 
 ROW_GROUP = 8192  # cells: a context of a slice up to this size is one read
 TEMPORARY = ".tmp"
+LEFT = re.compile(r".+\.[0-9a-f]{32}\.tmp")  # a temporary name
 BLOCK = 2**20
+REMEDY = "see to room and permission there, or name another folder, and repeat the command"
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Give a temporary name in the same folder, which becomes ``path`` if all goes well and is removed if not."""
-    temporary = path.with_name(path.name + TEMPORARY)
+    """Give a temporary name in the same folder, which becomes ``path`` if all goes well and is removed if not.
+
+    No two have the same name, so that processes that write the same file at once do not write into each other's.
+
+    Raises
+    ------
+    OSError
+        If it cannot be written.
+    """
+    temporary = path.with_name(f"{path.name}.{uuid4().hex}{TEMPORARY}")
     try:
         yield temporary
         temporary.replace(path)
+    except OSError as error:
+        reason = error.strerror or _first_line(error)
+        raise type(error)(f"{path} cannot be written ({reason}); {REMEDY}") from error
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):  # where a file cannot be, none is left
+            temporary.unlink()
+
+
+def sweep(folder: Path) -> None:
+    """Remove what processes that were killed left under temporary names."""
+    for path in folder.iterdir() if folder.is_dir() else ():
+        if LEFT.fullmatch(path.name):
+            path.unlink(missing_ok=True)
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder, unless it is there.
+
+    Raises
+    ------
+    OSError
+        If that cannot be done.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise type(error)(f"the folder {path} cannot be made ({error.strerror}); {REMEDY}") from error
+
+
+def check_written(path: Path) -> None:
+    """Refuse a file that only the machine which wrote it can see.
+
+    Raises
+    ------
+    FileNotFoundError
+        If it is not here.
+    """
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} was written and is not here; every machine must see the same folder under this path")
 
 
 @contextmanager

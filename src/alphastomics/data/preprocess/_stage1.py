@@ -20,7 +20,7 @@ from alphastomics.data._checks import MIN_CELLS
 from alphastomics.data._hilbert import hilbert_order
 from alphastomics.data._matrix import column_sums, row_sums
 from alphastomics.data.parquet._columns import N_AXES, Cells
-from alphastomics.data.parquet._files import read_json, write_json
+from alphastomics.data.parquet._files import check_written, make_folder, read_json, sweep, write_json
 from alphastomics.data.preprocess._h5ad import RawSlice, RawTissue
 from alphastomics.data.preprocess._slice_files import BATCH, SUFFIX, writing_slice
 
@@ -225,7 +225,8 @@ def begin(output_dir: Path, options: Stage1Options) -> None:
             raise ValueError(
                 f"{output_dir} holds slices made with other parameters ({listed}); name another folder, or delete it"
             )
-    output_dir.mkdir(parents=True, exist_ok=True)
+    make_folder(output_dir)
+    sweep(output_dir)
     write_json(path, _overview(options))
 
 
@@ -235,6 +236,9 @@ def end(
     """Note which slices there are, which ends the stage."""
     genes = tasks[0].options.genes
     assert genes is not None  # plan_slices settles them
+    for task in tasks:
+        check_written(task.target.with_suffix(".json"))
+    sweep(output_dir)  # of workers that were killed
     files = [{"file": task.target.name, "slice": record["slice"]} for task, record in zip(tasks, records, strict=True)]
     write_json(output_dir / OVERVIEW, _overview(options) | {"genes": list(genes), "slices": files})
     for record in records:

@@ -7,14 +7,15 @@ slice over all files, and a context, which is made of cells of one slice, would 
 
 from __future__ import annotations
 
+import re
 import shutil
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from alphastomics.data._matrix import Moments
-from alphastomics.data.parquet._dataset import FOLDER, METADATA, DatasetInfo
-from alphastomics.data.parquet._files import TEMPORARY, read_json, write_json
+from alphastomics.data.parquet._dataset import FOLDER, METADATA, SPLITS, DatasetInfo
+from alphastomics.data.parquet._files import TEMPORARY, check_written, make_folder, read_json, sweep, write_json
 from alphastomics.data.preprocess._plan import Plan
 from alphastomics.data.preprocess._read_slices import read_slices
 from alphastomics.data.preprocess._shards import NOTE, write_shard
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from alphastomics.data.preprocess._options import Stage2Options
 
 BEGUN = "parameters.json"
+OURS = re.compile(rf"({'|'.join(SPLITS)})(-\d+)?\.parquet")
 
 
 def write_dataset(input_dirs: Sequence[Path], output_dir: Path, options: Stage2Options, run: Any = map) -> DatasetInfo:
@@ -60,6 +62,7 @@ def write_dataset(input_dirs: Sequence[Path], output_dir: Path, options: Stage2O
     unfinished = _begin(output_dir, parameters)
     moments, totals, shards = Moments(len(slices[0].genes)), np.zeros(len(slices[0].genes)), []
     for written in run(write_shard, plan.tasks(unfinished)):
+        check_written(unfinished / written.shard.file)
         shards.append(written.shard)
         moments.merge(written.moments)
         totals += written.totals
@@ -79,12 +82,21 @@ def _begin(output_dir: Path, parameters: dict[str, Any]) -> Path:
     """A folder for files, with those that an earlier call with the same parameters finished."""
     unfinished = output_dir / f"{FOLDER}{TEMPORARY}"
     begun = unfinished / BEGUN
-    shutil.rmtree(output_dir / FOLDER, ignore_errors=True)  # of a call that ended before metadata.json
+    make_folder(output_dir)
+    sweep(output_dir)
+    _clear(output_dir / FOLDER)
     if not begun.is_file() or read_json(begun) != parameters:
         shutil.rmtree(unfinished, ignore_errors=True)
         unfinished.mkdir(parents=True)
         write_json(begun, parameters)
     return unfinished
+
+
+def _clear(folder: Path) -> None:
+    """Remove the files of a call that ended before ``metadata.json``; nobody else's."""
+    if folder.exists() and not (folder.is_dir() and all(OURS.fullmatch(path.name) for path in folder.iterdir())):
+        raise FileExistsError(f"{folder} is there, and not of a dataset; name another folder")
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _end(output_dir: Path, unfinished: Path) -> None:
