@@ -107,7 +107,11 @@ def scheduler(tmp_path_factory):
     script = tmp_path_factory.mktemp("cluster") / "cluster.py"
     script.write_text(CLUSTER)
     with subprocess.Popen(
-        [sys.executable, str(script)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        [sys.executable, str(script)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
     ) as process:
         yield process.stdout.readline().strip()
         process.stdin.close()
@@ -131,18 +135,23 @@ def command(*tokens, **environment):
 
 def said(text):
     """What is on stderr besides progress."""
-    return [line for line in text.replace("\r", "\n").splitlines() if line.strip() and not line.startswith("Reading slices")]
+    return [
+        line for line in text.replace("\r", "\n").splitlines() if line.strip() and not line.startswith("Reading slices")
+    ]
 
 
 def killer(folder, *, once=(), always=()):
     """Environment in which workers die."""
     script = folder / "killer.py"
     script.write_text(KILLER.format(folder=str(folder), once=once, always=always))
-    return {"DASK_DISTRIBUTED__WORKER__PRELOAD": str([str(script)]), "DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES": "1"}
+    return {
+        "DASK_DISTRIBUTED__WORKER__PRELOAD": str([str(script)]),
+        "DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES": "1",
+    }
 
 
 def test_workers_that_are_killed_are_replaced_and_leave_no_trace(raw, serial, tmp_path):
-    names = ("00002.parquet", "00001.json", "train-00001.parquet")
+    names = ("00002.arrow", "00001.json", "train-00001.parquet")
     tokens = ["--input-dir", raw, "--output-dir", tmp_path / "out", "--max-shard-size", 60, *TOKENS]
     done = command("preprocess", *tokens, "--workers", 2, **killer(tmp_path, once=names))
     assert done.returncode == 0, done.stderr
@@ -154,7 +163,7 @@ def test_workers_that_are_killed_are_replaced_and_leave_no_trace(raw, serial, tm
 
 def test_work_that_kills_every_worker_is_one_line(raw, tmp_path):
     tokens = ["--input-dir", raw, "--output-dir", tmp_path / "out", "--workers", 1]
-    done = command("stage1", *tokens, **killer(tmp_path, always=("00001.parquet",)))
+    done = command("stage1", *tokens, **killer(tmp_path, always=("00001.arrow",)))
     assert done.returncode == 1
     (line,) = said(done.stderr)
     assert "2 workers died while they wrote" in line

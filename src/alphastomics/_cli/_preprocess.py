@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path  # noqa: TC003  cyclopts reads annotations at run time
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 
     from alphastomics.data.preprocess._options import Stage1Options, Stage2Options
     from alphastomics.data.preprocess._run import Run
+
+N_NAMES = 5
 
 
 @Parameter(name="*", group=DATA)
@@ -152,4 +155,10 @@ def read_genes(path: Path) -> tuple[str, ...]:
         lines = path.read_text(encoding="utf-8").splitlines()
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is no text file; write a gene on every line") from error
-    return tuple(line.strip() for line in lines if line.strip())
+    genes = [line.strip() for line in lines if line.strip()]
+    if repeated := sorted({gene for gene, n in Counter(genes).items() if n > 1}):
+        listed = ", ".join(map(repr, repeated[:N_NAMES]))
+        raise ValueError(f"{path} names {len(repeated)} genes more than once ({listed}); name each once")
+    if not genes:
+        raise ValueError(f"{path} names no gene; write one on every line")
+    return tuple(genes)

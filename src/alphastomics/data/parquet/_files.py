@@ -80,7 +80,9 @@ def check_written(path: Path) -> None:
         If it is not here.
     """
     if not path.is_file():
-        raise FileNotFoundError(f"{path} was written and is not here; every machine must see the same folder under this path")
+        raise FileNotFoundError(
+            f"{path} was written and is not here; every machine must see the same folder under this path"
+        )
 
 
 @contextmanager
@@ -152,6 +154,27 @@ def checksum(path: Path) -> str:
     return digest.hexdigest()
 
 
+def footer_checksum(path: Path) -> str:
+    """SHA-256 of the end of a Parquet file, which says where everything is, and what its columns begin and end with.
+
+    Raises
+    ------
+    ValueError
+        If the file is not there or not whole.
+    """
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, 2)
+            file.seek(max(0, size - 8))
+            length, magic = int.from_bytes(file.read(4), "little"), file.read(4)
+            if magic != b"PAR1" or length + 8 > size:
+                raise ValueError("its end is missing")
+            file.seek(size - 8 - length)
+            return hashlib.sha256(file.read()).hexdigest()
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path} is no whole Parquet file ({_first_line(error)}); make the dataset again") from error
+
+
 def write_json(path: Path, values: Any) -> None:
     """Write strict JSON, whole or not at all."""
     with replacing(path) as temporary:
@@ -169,7 +192,7 @@ def read_json(path: Path) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is not JSON ({_first_line(error)}); make the dataset again") from error
+        raise ValueError(f"{path} is not JSON ({_first_line(error)}); delete it and make the dataset again") from error
 
 
 def _first_line(error: BaseException) -> str:

@@ -90,13 +90,21 @@ def find_tissues(input_dir: Path) -> list[Path]:
 def plan_slices(input_dir: Path, output_dir: Path, options: Stage1Options) -> list[SliceTask]:
     """Settle genes, slices and files; nothing but names is read."""
     raw, genes = [], dict.fromkeys(options.genes or ())
+    n_axes: dict[int, Path] = {}
+    unknown = set(genes)
     for path in find_tissues(input_dir):
         with RawTissue.open(path, options) as tissue:
             raw += tissue.slices(options)
+            n_axes.setdefault(tissue.n_axes, path)
+            unknown -= set(tissue.genes)
             if options.genes is None:
                 genes.update(dict.fromkeys(tissue.genes))
             elif not set(tissue.genes) & set(genes):
                 raise ValueError(f"{path} has none of the genes of the gene list; use the same gene identifiers")
+    _check_axes(n_axes, options)
+    if unknown:
+        listed = ", ".join(repr(gene) for gene in genes if gene in unknown)
+        raise ValueError(f"no file in {input_dir} has these genes of the gene list: {_cut(listed)}; correct the list")
     raw.sort(key=lambda each: each.name)
     for one, other in zip(raw, raw[1:], strict=False):
         if one.name == other.name:
@@ -107,6 +115,14 @@ def plan_slices(input_dir: Path, output_dir: Path, options: Stage1Options) -> li
     return [
         SliceTask(number=i, raw=each, target=output_dir / f"{i:05d}", options=settled) for i, each in enumerate(raw)
     ]
+
+
+def _check_axes(n_axes: dict[int, Path], options: Stage1Options) -> None:
+    if len(n_axes) > 1:
+        (one, path), (other, differing), *_ = n_axes.items()
+        raise ValueError(
+            f'obsm["{options.position_key}"] has {one} coordinates in {path} and {other} in {differing}; give all files the same'
+        )
 
 
 def write_slice(task: SliceTask) -> dict[str, Any]:
@@ -255,5 +271,8 @@ def _overview(options: Stage1Options) -> dict[str, Any]:
 
 
 def _short(value: Any) -> str:
-    text = repr(value)
+    return _cut(repr(value))
+
+
+def _cut(text: str) -> str:
     return text if len(text) <= 60 else text[:57] + "…"
