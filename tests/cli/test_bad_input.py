@@ -88,7 +88,13 @@ def damaged_values(folder):
     """The file opens, its names are there, and its values are not."""
     path = folder / "slice_1.h5ad"
     with h5py.File(path, "r+") as file:
-        replace(file, "X/data", np.random.default_rng(0).poisson(3, len(file["X/data"])) + 1.0, compression="gzip", chunks=(64,))
+        replace(
+            file,
+            "X/data",
+            np.random.default_rng(0).poisson(3, len(file["X/data"])) + 1.0,
+            compression="gzip",
+            chunks=(64,),
+        )
         chunk = file["X/data"].id.get_chunk_info(3)
     data = bytearray(path.read_bytes())
     data[chunk.byte_offset : chunk.byte_offset + chunk.size] = bytes(chunk.size)
@@ -189,10 +195,19 @@ BAD = [
     (damaged_values, rf"slice_1.h5ad cannot be read as .h5ad .*{REMEDY}"),
     (genes_out_of_range, rf"slice_1.h5ad cannot be read as .h5ad .*{REMEDY}"),
     (fewer_values, rf"slice_1.h5ad cannot be read as .h5ad .*{REMEDY}"),
-    (fewer_positions, r'slice_1.h5ad: obsm\["spatial"\] is of shape \(55, 2\), where \(60, 2\) is needed; check position.key'),
-    (other_expression, r"slice_1.h5ad: expression is of shape \(60, 19\), with 60 cells and 20 genes; write the file again"),
-    (other_axes, r'obsm\["spatial"\] has 2 coordinates in .*slice_0.h5ad and 3 in .*slice_1.h5ad; give all files the same'),
-    (no_positions, r'slice_1.h5ad: obsm\["spatial"\] is missing \(found: .*X_umap.*\); pass .*position.key' ),
+    (
+        fewer_positions,
+        r'slice_1.h5ad: obsm\["spatial"\] is of shape \(55, 2\), where \(60, 2\) is needed; check position.key',
+    ),
+    (
+        other_expression,
+        r"slice_1.h5ad: expression is of shape \(60, 19\), with 60 cells and 20 genes; write the file again",
+    ),
+    (
+        other_axes,
+        r'obsm\["spatial"\] has 2 coordinates in .*slice_0.h5ad and 3 in .*slice_1.h5ad; give all files the same',
+    ),
+    (no_positions, r'slice_1.h5ad: obsm\["spatial"\] is missing \(found: .*X_umap.*\); pass .*position.key'),
     (positions_missing, r'slice_1.h5ad: obsm\["spatial"\] is not finite for 1 cells, the first in row 7; remove these'),
     (positions_of_text, r"slice_1.h5ad cannot be read as .h5ad \(could not convert"),
     (no_cells, r"slice_1.h5ad has no cells; remove it"),
@@ -239,7 +254,9 @@ def test_bad_gene_lists_are_named(raw, tmp_path, capsys, text, message):
 def test_bad_gene_lists_are_named_in_python(raw, tmp_path):
     with pytest.raises(ValueError, match="more than once: 'gene_0'"):
         Stage1Options(genes=("gene_0", "gene_0"))
-    with pytest.raises(ValueError, match="no file in .* has these genes of the gene list: 'one', 'two'; correct the list"):
+    with pytest.raises(
+        ValueError, match="no file in .* has these genes of the gene list: 'one', 'two'; correct the list"
+    ):
         stage1(raw, tmp_path / "out", Stage1Options(genes=("gene_0", "one", "two")))
     assert not (tmp_path / "out").exists()
 
@@ -306,7 +323,9 @@ def test_a_file_that_may_not_be_read_is_named(raw, tmp_path, capsys):
     if os.access(path, os.R_OK):
         pytest.skip("permissions do not bind this user")
     assert main(["stage1", "--input-dir", str(raw), "--output-dir", str(tmp_path / "out")]) == 1
-    assert re.search(r"slice_1.h5ad cannot be read as .h5ad \(.*denied.*see that it is whole and readable", complaint(capsys))
+    assert re.search(
+        r"slice_1.h5ad cannot be read as .h5ad \(.*denied.*see that it is whole and readable", complaint(capsys)
+    )
 
 
 def test_a_folder_data_of_somebody_else_is_left_alone(raw, tmp_path, capsys):

@@ -103,7 +103,9 @@ def places(path, part, rng, n):
     if part == "footer":
         return rng.integers(footer, len(data), n)
     metadata = pq.ParquetFile(path).metadata
-    chunks = [metadata.row_group(g).column(c) for g in range(metadata.num_row_groups) for c in range(metadata.num_columns)]
+    chunks = [
+        metadata.row_group(g).column(c) for g in range(metadata.num_row_groups) for c in range(metadata.num_columns)
+    ]
     starts = [min(filter(None, [chunk.dictionary_page_offset, chunk.data_page_offset])) for chunk in chunks]
     if part == "headers":  # of pages, which are that long at least
         return rng.choice(starts, n) + rng.integers(0, 20, n)
@@ -167,7 +169,9 @@ def test_metadata_that_cannot_be_used_are_named(whole, dataset, capsys, change, 
     tokens = ["preprocess", "--input-dir", whole[0], "--output-dir", dataset, "--cell-type-key", "cell_type"]
     assert main([*map(str, tokens), "--max-shard-size", "80"]) == 1
     error = capsys.readouterr().err
-    (line,) = [line for line in error.replace("\r", "\n").splitlines() if line and not line.startswith("Reading slices")]
+    (line,) = [
+        line for line in error.replace("\r", "\n").splitlines() if line and not line.startswith("Reading slices")
+    ]
     assert re.search(message, line)
     slices = dataset / "_intermediate_slices"  # which the first stage has looked at
     assert {path: path.read_bytes() for path in before if slices not in path.parents} == {

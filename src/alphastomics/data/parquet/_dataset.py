@@ -32,7 +32,7 @@ class Shard:
     sha256
         Checksum.
     footer
-        Checksum of its end, which is compared whenever the dataset is opened. Empty until the file is in its place.
+        Checksum of its end, which is compared whenever the dataset is opened. Empty where it is not known.
     """
 
     file: str
@@ -96,7 +96,7 @@ class DatasetInfo:
         """
         for shard in self.shards:
             path = folder / FOLDER / shard.file
-            if footer_checksum(path) != shard.footer:
+            if footer_checksum(path) != shard.footer and shard.footer:
                 raise ValueError(f"{path} does not hold the cells that {METADATA} lists; make the dataset again")
 
     @classmethod
@@ -145,4 +145,6 @@ def _shard(entry: dict[str, Any]) -> Shard:
     if "/" in file or "\\" in file or file.startswith(".") or split not in SPLITS:
         raise ValueError(f"{file!r} is no file of a split")
     groups = tuple((str(name), int(n)) for name, n in entry["groups"])
-    return Shard(file=file, split=split, groups=groups, sha256=str(entry["sha256"]), footer=str(entry["footer"]))
+    return Shard(
+        file=file, split=split, groups=groups, sha256=str(entry["sha256"]), footer=str(entry.get("footer", ""))
+    )
