@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from alphastomics.data.parquet._files import replacing, sweep
-from alphastomics.data.preprocess import Stage1Options, Stage2Options, dask_cluster, preprocess
+from alphastomics.data.preprocess import Stage1Options, Stage2Options, _cluster, dask_cluster, preprocess, run_on
 from alphastomics.data.preprocess._cluster import _check_workers, _versions
 from alphastomics.datasets import synthetic_tissue
 from alphastomics.main import main
@@ -82,6 +82,25 @@ if __name__ == "__main__":
         else:
             raise AssertionError("no error")
         assert list(run(slow_first, range(3))) == [0, 1, 2]  # it goes on being of use
+"""
+
+LOST = """
+import os, signal, subprocess, sys, threading, time
+from alphastomics.data.preprocess import dask_cluster
+
+def slow(i):
+    time.sleep(60)
+
+if __name__ == "__main__":
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+    command = [sys.executable, "cluster.py"]
+    with subprocess.Popen(command, text=True, start_new_session=True, **pipes) as process:
+        with dask_cluster(process.stdout.readline().strip()) as run:
+            threading.Timer(2, lambda: os.killpg(process.pid, signal.SIGKILL)).start()
+            try:
+                list(run(slow, range(4)))
+            except RuntimeError as error:
+                print(error)
 """
 
 
@@ -161,6 +180,7 @@ def test_workers_that_are_killed_are_replaced_and_leave_no_trace(raw, serial, tm
     assert "is in" in line
 
 
+@pytest.mark.slow
 def test_work_that_kills_every_worker_is_one_line(raw, tmp_path):
     tokens = ["--input-dir", raw, "--output-dir", tmp_path / "out", "--workers", 1]
     done = command("stage1", *tokens, **killer(tmp_path, always=("00001.arrow",)))
@@ -171,6 +191,7 @@ def test_work_that_kills_every_worker_is_one_line(raw, tmp_path):
     assert "--workers" in line
 
 
+@pytest.mark.slow
 def test_a_cluster_that_is_there_writes_the_same_bytes(raw, serial, scheduler, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # and paths are those of this process, not of the workers
     slices = Path("out") / "_intermediate_slices"
@@ -182,6 +203,7 @@ def test_a_cluster_that_is_there_writes_the_same_bytes(raw, serial, scheduler, t
     assert files_in(tmp_path / "out") == files_in(serial)
 
 
+@pytest.mark.slow
 def test_a_mistake_reaches_the_user_as_without_a_cluster(scheduler, tmp_path, capsys):
     raw = tmp_path / "raw"
     raw.mkdir()
@@ -198,11 +220,12 @@ def test_a_mistake_reaches_the_user_as_without_a_cluster(scheduler, tmp_path, ca
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["stage1.json"]
 
 
-def test_nobody_listens(raw, tmp_path):
-    done = command("stage1", "--input-dir", raw, "--output-dir", tmp_path / "out", "--scheduler", "tcp://127.0.0.1:9")
-    assert done.returncode == 1
-    (line,) = said(done.stderr)
-    assert "no Dask scheduler answers at tcp://127.0.0.1:9" in line
+def test_nobody_listens(raw, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(_cluster, "CONNECT", 1)
+    address = "tcp://127.0.0.1:9"
+    assert main(["stage1", "--input-dir", str(raw), "--output-dir", str(tmp_path / "out"), "--scheduler", address]) == 1
+    (line,) = said(capsys.readouterr().err)
+    assert f"no Dask scheduler answers at {address}" in line
     assert "--scheduler" in line
     assert not (tmp_path / "out").exists()
 
@@ -234,6 +257,7 @@ def test_one_cluster_is_meant(arguments):
         pass
 
 
+@pytest.mark.slow
 def test_results_are_in_order_and_a_mistake_is_made_once(tmp_path):
     script, log = tmp_path / "order.py", tmp_path / "log"
     script.write_text(ORDER.replace("LOG", repr(str(log))))
@@ -242,6 +266,15 @@ def test_results_are_in_order_and_a_mistake_is_made_once(tmp_path):
     tried = log.read_text().split()
     assert tried.count("2") == 1
     assert len(tried) < 20  # what had not begun never began
+
+
+@pytest.mark.slow
+def test_a_cluster_that_is_gone_is_not_waited_for(tmp_path):
+    (tmp_path / "cluster.py").write_text(CLUSTER)
+    (tmp_path / "lost.py").write_text(LOST)
+    command = [sys.executable, "lost.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT, check=False)
+    assert done.stdout.strip() == "the cluster is gone; repeat the command once there is one again", done.stderr
 
 
 class Cluster:
@@ -272,6 +305,25 @@ def test_workers_that_cannot_do_the_work_are_refused(answer, message):
     with pytest.raises(RuntimeError, match=message):
         _check_workers(Cluster(answer), "tcp://s:1")
     _check_workers(Cluster(_versions()), "tcp://s:1")
+
+
+def test_work_without_workers_ends(monkeypatch):
+    import distributed
+
+    def wait(*_, **__):
+        raise TimeoutError
+
+    class Nothing:
+        def cancel(self):
+            pass
+
+    class Empty:
+        submit = staticmethod(lambda *_, **__: Nothing())
+        nthreads = staticmethod(dict)
+
+    monkeypatch.setattr(distributed, "wait", wait)
+    with pytest.raises(RuntimeError, match="the cluster has no workers any more; start some and repeat the command"):
+        list(run_on(Empty())(int, [1, 2]))
 
 
 def test_two_that_write_the_same_file_do_not_meet(tmp_path):

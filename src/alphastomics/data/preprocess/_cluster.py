@@ -7,7 +7,7 @@ successor. They write to a temporary name of their own and rename, so that eithe
 from __future__ import annotations
 
 import logging
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
@@ -92,6 +92,8 @@ def run_on(client: Client) -> Run:
     after the tasks that run have ended; a ``RuntimeError`` says that workers died of a task again and again, or that the
     cluster is gone.
     """
+    from distributed import CancelledError
+    from distributed.comm.core import CommClosedError
 
     def run(function: Callable[[Any], Any], tasks: Sequence[Any]) -> Iterator[Any]:
         waiting, running = list(enumerate(tasks))[::-1], dict[Any, tuple[int, Any]]()
@@ -107,8 +109,10 @@ def run_on(client: Client) -> Run:
                         i, task = running.pop(future)
                         done[i] = _result(future, task)
                 yield done.pop(number)
+        except (CancelledError, CommClosedError) as error:
+            raise RuntimeError("the cluster is gone; repeat the command once there is one again") from error
         except Exception:
-            _await_end(running)
+            _await_end(client, running)
             raise
         finally:
             for future in running:
@@ -181,7 +185,7 @@ def _finished(client: Client, running: dict[Future, Any]) -> set[Future]:
 
 
 def _result(future: Future, task: Any) -> Any:
-    from distributed import CancelledError, KilledWorker
+    from distributed import KilledWorker
 
     try:
         return future.result()
@@ -190,16 +194,12 @@ def _result(future: Future, task: Any) -> Any:
             f"{error.allowed_failures + 1} workers died while they wrote {task.target}, the last one at "
             f"{error.last_worker.address}, likely for lack of memory; give workers more of it, or pass fewer with workers=…"
         ) from error
-    except CancelledError as error:
-        raise RuntimeError("the cluster was lost; repeat the command once it is back") from error
 
 
-def _await_end(running: dict[Future, Any]) -> None:
+def _await_end(client: Client, running: dict[Future, Any]) -> None:
     """Let tasks end that run, so that no temporary file of theirs stays."""
     from distributed import CancelledError, wait
 
-    if running:
-        try:
+    with suppress(CancelledError, OSError):  # the cluster is gone, and they with it
+        if running and client.nthreads():
             wait(list(running))
-        except CancelledError:  # the cluster is gone, and they with it
-            pass
