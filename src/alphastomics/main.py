@@ -28,7 +28,7 @@ from alphastomics._cli._options import (
     SetupOptions,
     TrainingOptions,
 )
-from alphastomics._cli._preprocess import DatasetOptions, SliceOptions
+from alphastomics._cli._preprocess import ClusterOptions, DatasetOptions, SliceOptions
 from alphastomics._cli._upload import UploadOptions
 
 if TYPE_CHECKING:
@@ -82,6 +82,7 @@ def preprocess(
     seed: int = 0,
     slices: SliceOptions = SliceOptions(),
     dataset: DatasetOptions = DatasetOptions(),
+    cluster: ClusterOptions = ClusterOptions(),
 ) -> None:
     """Make a dataset of a folder of .h5ad files: both stages, one after the other.
 
@@ -96,14 +97,22 @@ def preprocess(
     seed
         Decides the split.
     """
-    from alphastomics.data.preprocess import preprocess as run
+    from alphastomics.data.preprocess import preprocess as both
 
-    schema = run(input_dir, output_dir, slices.options(), dataset.options(seed))
+    first, second = slices.options(), dataset.options(seed)
+    with cluster.run() as run:
+        schema = both(input_dir, output_dir, first, second, run=run)
     logger.info("%s is in %s.", schema, output_dir)
 
 
 @app.command
-def stage1(*, input_dir: ExistingDirectory, output_dir: Path, slices: SliceOptions = SliceOptions()) -> None:
+def stage1(
+    *,
+    input_dir: ExistingDirectory,
+    output_dir: Path,
+    slices: SliceOptions = SliceOptions(),
+    cluster: ClusterOptions = ClusterOptions(),
+) -> None:
     """Write every slice of a folder of .h5ad files into a file of its own.
 
     Parameters
@@ -113,9 +122,11 @@ def stage1(*, input_dir: ExistingDirectory, output_dir: Path, slices: SliceOptio
     output_dir
         Folder for the slices.
     """
-    from alphastomics.data.preprocess import stage1 as run
+    from alphastomics.data.preprocess import stage1 as first
 
-    n_slices = run(input_dir, output_dir, slices.options())
+    options = slices.options()
+    with cluster.run() as run:
+        n_slices = first(input_dir, output_dir, options, run=run)
     logger.info("%d slices are in %s.", n_slices, output_dir)
 
 
@@ -126,6 +137,7 @@ def stage2(
     output_dir: Path,
     seed: int = 0,
     dataset: DatasetOptions = DatasetOptions(),
+    cluster: ClusterOptions = ClusterOptions(),
 ) -> None:
     """Merge slices that stage1 has written into one dataset.
 
@@ -138,9 +150,11 @@ def stage2(
     seed
         Decides the split.
     """
-    from alphastomics.data.preprocess import stage2 as run
+    from alphastomics.data.preprocess import stage2 as second
 
-    schema = run(input_dirs, output_dir, dataset.options(seed))
+    options = dataset.options(seed)
+    with cluster.run() as run:
+        schema = second(input_dirs, output_dir, options, run=run)
     logger.info("%s is in %s.", schema, output_dir)
 
 

@@ -311,5 +311,6 @@ def test_commands():
         "sample",
         "test",
         "extract",
+        "upload",
         "compare",
     ]

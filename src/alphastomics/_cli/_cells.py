@@ -83,7 +83,7 @@ def read_split(data_dir: Path, split: str, schema: TissueSchema) -> AnnData:
     """
     from alphastomics.data.parquet._dataset import DatasetInfo
 
-    if schema.transform == "log1p" and DatasetInfo.read(data_dir).schema.transform != "log1p":
+    if schema.transform == "log1p" and DatasetInfo.read(data_dir, check=False).schema.transform != "log1p":
         raise ValueError(
             f"{data_dir} holds values that are transformed already, and this model reads counts; make the dataset without "
             "--skip-log-normalize"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path  # noqa: TC003  cyclopts reads annotations at run time
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -12,7 +14,41 @@ from cyclopts.types import ExistingFile, PositiveInt  # noqa: TC002
 from alphastomics._cli._options import DATA
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
     from alphastomics.data.preprocess._options import Stage1Options, Stage2Options
+    from alphastomics.data.preprocess._run import Run
+
+N_NAMES = 5
+
+
+@Parameter(name="*", group=DATA)
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ClusterOptions:
+    """Where the work is done; in this process if nothing is said.
+
+    Parameters
+    ----------
+    scheduler
+        Address of the scheduler of a Dask cluster, as in ``tcp://10.0.0.1:8786``.
+    workers
+        Number of processes on this machine that share the work.
+    """
+
+    scheduler: str | None = None
+    workers: PositiveInt | None = None
+
+    def run(self) -> AbstractContextManager[Run]:
+        """What applies a function to tasks, while it lasts."""
+        if self.scheduler is None and self.workers is None:
+            return nullcontext(map)
+        if self.scheduler is not None and self.workers is not None:
+            raise ValueError(
+                "--scheduler and --workers exclude each other: the work is done by a cluster, or by processes of this machine"
+            )
+        from alphastomics.data.preprocess import dask_cluster
+
+        return dask_cluster(self.scheduler, workers=self.workers)
 
 
 @Parameter(name="*", group=DATA)
@@ -119,4 +155,10 @@ def read_genes(path: Path) -> tuple[str, ...]:
         lines = path.read_text(encoding="utf-8").splitlines()
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is no text file; write a gene on every line") from error
-    return tuple(line.strip() for line in lines if line.strip())
+    genes = [line.strip() for line in lines if line.strip()]
+    if repeated := sorted({gene for gene, n in Counter(genes).items() if n > 1}):
+        listed = ", ".join(map(repr, repeated[:N_NAMES]))
+        raise ValueError(f"{path} names {len(repeated)} genes more than once ({listed}); name each once")
+    if not genes:
+        raise ValueError(f"{path} names no gene; write one on every line")
+    return tuple(genes)

@@ -6,7 +6,7 @@ r"""Network units of the cells of a context, the arithmetic that every batch wai
 
 in the symbols of :class:`~alphastomics.data.TissueSchema`, whose :meth:`~alphastomics.data.TissueSchema.encode_expression` is
 the same in float64 and for genes in any order. Here it is float32 and in place: with numpy for the rows of a source, and with
-PyTorch for batches, on the device that trains (:class:`BatchEncoder`).
+PyTorch for batches, on the device that trains (``_encode_batch.py``).
 """
 
 from __future__ import annotations
@@ -15,14 +15,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import scipy.sparse as sp
-import torch
 
 from alphastomics.data._schema import CLIP
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from alphastomics.data._batch import Batch, RawBatch
     from alphastomics.data._schema import TissueSchema
 
 BLOCK_VALUES = 2**15  # of float32, 128 KiB: a few rows at a time stay in the cache of the processor
@@ -71,37 +69,6 @@ def affine(schema: TissueSchema) -> tuple[NDArray[np.float32], NDArray[np.float3
     """The factors a and the offsets b of all genes, (G,)."""
     slope = 1.0 / np.asarray(schema.gene_scale)
     return slope.astype(np.float32), (-np.asarray(schema.gene_mean) * slope).astype(np.float32)
-
-
-class BatchEncoder:
-    """From user units to network units for batches, on the device where they are.
-
-    Parameters
-    ----------
-    schema
-        The tissue.
-    """
-
-    def __init__(self, schema: TissueSchema) -> None:
-        self._log1p = schema.transform == "log1p"
-        self._affine = tuple(torch.from_numpy(values) for values in affine(schema))
-
-    def __call__(self, raw: RawBatch) -> Batch:
-        """Transform a batch and change it as its contexts ask for; the values of ``raw`` are overwritten."""
-        batch, real = raw.batch, raw.batch.mask[..., None]
-        network = self._transform(batch.expression, raw.factor)
-        target = batch.target
-        if target.shape[-1]:
-            clean = network if raw.target_factor is None else self._transform(target, raw.target_factor)
-            target = clean * (real & batch.present[:, None])
-        expression = network.mul_(raw.gain[:, None]).add_(raw.shift[:, None]).mul_(real)
-        return batch._replace(expression=expression, target=target)
-
-    def _transform(self, values: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
-        self._affine = slope, offset = tuple(each.to(values.device) for each in self._affine)
-        if self._log1p:
-            values.mul_(factor[..., None]).log1p_()
-        return values.mul_(slope).add_(offset).clamp_(-CLIP, CLIP)
 
 
 def dense_rows(

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from alphastomics.data._batch import collate_raw
 from alphastomics.data._contexts import ContextDataset
-from alphastomics.data._encode import BatchEncoder
+from alphastomics.data._encode_batch import BatchEncoder
 from alphastomics.data._order import StreamSampler, TurnSampler
 from alphastomics.data.parquet._dataset import SPLITS, DatasetInfo
 from alphastomics.data.parquet._source import BUFFER, ParquetSource

@@ -8,7 +8,7 @@ import lightning.pytorch as pl
 
 from alphastomics.data import Augmentation, ContextDataset
 from alphastomics.data._batch import RawBatch
-from alphastomics.data._encode import BatchEncoder
+from alphastomics.data._encode_batch import BatchEncoder
 from alphastomics.data._loaders import ContextLoader
 
 if TYPE_CHECKING:

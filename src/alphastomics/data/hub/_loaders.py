@@ -49,7 +49,7 @@ def read_info(source: str | PathLike[str], *, revision: str | None = None, endpo
 
     with explained(str(source), "read"):
         path = hf_hub_download(str(source), METADATA, repo_type=TYPE, revision=revision, endpoint=endpoint)
-    return DatasetInfo.read(Path(path).parent)
+    return DatasetInfo.read(Path(path).parent, check=False)
 
 
 def create_dataloaders(

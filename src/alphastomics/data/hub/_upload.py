@@ -93,7 +93,7 @@ def upload(
     require("huggingface_hub")
     from huggingface_hub import HfApi, get_token
 
-    folder, info = Path(data_dir), DatasetInfo.read(data_dir)
+    folder, info = Path(data_dir), DatasetInfo.read(data_dir, check=False)
     if get_token() is None:
         raise PermissionError(f"there is no token for the Hub; {LOGIN.format(doing='write')}")
     files = _shards(folder, info)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from alphastomics.data._schema import TissueSchema
-from alphastomics.data.parquet._files import read_json, write_json
+from alphastomics.data.parquet._files import footer_checksum, read_json, write_json
 
 if TYPE_CHECKING:
     from os import PathLike
@@ -31,12 +31,15 @@ class Shard:
         Slice and number of cells of every row group, in order.
     sha256
         Checksum.
+    footer
+        Checksum of its end, which is compared whenever the dataset is opened. Empty where it is not known.
     """
 
     file: str
     split: str
     groups: tuple[tuple[str, int], ...]
     sha256: str
+    footer: str = ""
 
     @property
     def n_cells(self) -> int:
@@ -87,16 +90,29 @@ class DatasetInfo:
             },
         )
 
+    def check(self, folder: Path) -> None:
+        """Compare the ends of all files with what is said of them, so that none is cut off, missing or another.
+
+        Raises
+        ------
+        ValueError
+            If one differs.
+        """
+        for shard in self.shards:
+            path = folder / FOLDER / shard.file
+            if footer_checksum(path) != shard.footer and shard.footer:
+                raise ValueError(f"{path} does not hold the cells that {METADATA} lists; make the dataset again")
+
     @classmethod
-    def read(cls, folder: str | PathLike[str]) -> DatasetInfo:
-        """Read ``metadata.json``.
+    def read(cls, folder: str | PathLike[str], *, check: bool = True) -> DatasetInfo:
+        """Read ``metadata.json``, and :meth:`check` the files unless told otherwise.
 
         Raises
         ------
         FileNotFoundError
             If there is none.
         ValueError
-            If it is none of ours, or of a later version.
+            If it is none of ours, or of a later version, or does not fit the files.
         """
         folder = Path(folder)
         path = folder / METADATA
@@ -114,7 +130,7 @@ class DatasetInfo:
                 "update it, or make the dataset again"
             )
         try:
-            return cls(
+            info = cls(
                 schema=TissueSchema.from_dict(values["schema"]),
                 shards=tuple(_shard(entry) for entry in values["shards"]),
                 unmeasured={str(name): tuple(map(str, genes)) for name, genes in values["unmeasured"].items()},
@@ -122,7 +138,10 @@ class DatasetInfo:
                 parameters=dict(values["parameters"]),
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise ValueError(f"{path} is damaged ({error}); make the dataset again") from error
+            raise ValueError(f"{path} is damaged ({error}); delete it and make the dataset again") from error
+        if check:
+            info.check(folder)
+        return info
 
 
 def _shard(entry: dict[str, Any]) -> Shard:
@@ -130,4 +149,6 @@ def _shard(entry: dict[str, Any]) -> Shard:
     if "/" in file or "\\" in file or file.startswith(".") or split not in SPLITS:
         raise ValueError(f"{file!r} is no file of a split")
     groups = tuple((str(name), int(n)) for name, n in entry["groups"])
-    return Shard(file=file, split=split, groups=groups, sha256=str(entry["sha256"]))
+    return Shard(
+        file=file, split=split, groups=groups, sha256=str(entry["sha256"]), footer=str(entry.get("footer", ""))
+    )

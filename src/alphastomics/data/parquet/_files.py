@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from contextlib import contextmanager
+import re
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -20,19 +22,68 @@ if TYPE_CHECKING:
 
 ROW_GROUP = 8192  # cells: a context of a slice up to this size is one read
 TEMPORARY = ".tmp"
+LEFT = re.compile(r".+\.[0-9a-f]{32}\.tmp")  # a temporary name
 BLOCK = 2**20
 LARGEST_PAGE = 2**31 - 1
+REMEDY = "see to room and permission there, or name another folder, and repeat the command"
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Give a temporary name in the same folder, which becomes ``path`` if all goes well and is removed if not."""
-    temporary = path.with_name(path.name + TEMPORARY)
+    """Give a temporary name in the same folder, which becomes ``path`` if all goes well and is removed if not.
+
+    No two have the same name, so that processes that write the same file at once do not write into each other's.
+
+    Raises
+    ------
+    OSError
+        If it cannot be written.
+    """
+    temporary = path.with_name(f"{path.name}.{uuid4().hex}{TEMPORARY}")
     try:
         yield temporary
         temporary.replace(path)
+    except OSError as error:
+        reason = error.strerror or _first_line(error)
+        raise type(error)(f"{path} cannot be written ({reason}); {REMEDY}") from error
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):  # where a file cannot be, none is left
+            temporary.unlink()
+
+
+def sweep(folder: Path) -> None:
+    """Remove what processes that were killed left under temporary names."""
+    for path in folder.iterdir() if folder.is_dir() else ():
+        if LEFT.fullmatch(path.name):
+            path.unlink(missing_ok=True)
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder, unless it is there.
+
+    Raises
+    ------
+    OSError
+        If that cannot be done.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise type(error)(f"the folder {path} cannot be made ({error.strerror}); {REMEDY}") from error
+
+
+def check_written(path: Path) -> None:
+    """Refuse a file that only the machine which wrote it can see.
+
+    Raises
+    ------
+    FileNotFoundError
+        If it is not here.
+    """
+    if not path.is_file():
+        raise FileNotFoundError(
+            f"{path} was written and is not here; every machine must see the same folder under this path"
+        )
 
 
 @contextmanager
@@ -121,6 +172,27 @@ def checksum(path: Path) -> str:
     return digest.hexdigest()
 
 
+def footer_checksum(path: Path) -> str:
+    """SHA-256 of the end of a Parquet file, which says where everything is, and what its columns begin and end with.
+
+    Raises
+    ------
+    ValueError
+        If the file is not there or not whole.
+    """
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, 2)
+            file.seek(max(0, size - 8))
+            length, magic = int.from_bytes(file.read(4), "little"), file.read(4)
+            if magic != b"PAR1" or length + 8 > size:
+                raise ValueError("its end is missing")
+            file.seek(size - 8 - length)
+            return hashlib.sha256(file.read()).hexdigest()
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path} is no whole Parquet file ({_first_line(error)}); make the dataset again") from error
+
+
 def write_json(path: Path, values: Any) -> None:
     """Write strict JSON, whole or not at all."""
     with replacing(path) as temporary:
@@ -138,7 +210,7 @@ def read_json(path: Path) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is not JSON ({_first_line(error)}); make the dataset again") from error
+        raise ValueError(f"{path} is not JSON ({_first_line(error)}); delete it and make the dataset again") from error
 
 
 def _first_line(error: BaseException) -> str:

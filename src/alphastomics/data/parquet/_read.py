@@ -144,7 +144,7 @@ def _find_note(path: Path, schema: pa.Schema) -> Note:
             f"{path} does not say which genes its columns are, and {folder / METADATA} is missing; leave it in its dataset, "
             "or write it with alphastomics.data.write_parquet"
         )
-    info = DatasetInfo.read(folder)
+    info = DatasetInfo.read(folder, check=False)
     return Note(info.schema.genes, info.schema.n_dims, info.unmeasured)
 
 

@@ -236,6 +236,8 @@ class ParquetSource:
             if found is None:
                 columns = [name for name in (EXPRESSION, INDICES, VALUES) if name in file.schema_arrow.names]
                 found = read_expression(file.read_row_group(group.number, columns=columns), self.schema.n_genes)
+            if found.shape[0] != group.n_cells:
+                raise ValueError(f"it has {found.shape[0]} cells, not {group.n_cells}")
             if (
                 isinstance(found, sp.csr_matrix)
                 and found.nnz

@@ -63,8 +63,8 @@ class RawTissue:
     def __init__(self, path: Path, file: h5py.File, options: Stage1Options) -> None:
         self.path = path
         self.obs = Table(file["obs"])
-        self.genes = check_genes(Table(file["var"]).index)
-        self.position = _positions(file, path, options, len(self.obs))
+        self.genes = _genes(path, Table(file["var"]).index)
+        self.n_axes, self.position = _positions(file, path, options, len(self.obs))
         self._values = open_expression(file, path, options.layer)
         if self._values.shape != (len(self.obs), len(self.genes)):
             raise ValueError(
@@ -85,14 +85,22 @@ class RawTissue:
         try:
             file = h5py.File(path, "r")
         except OSError as error:
-            raise ValueError(f"{path} cannot be read as .h5ad: {str(error).splitlines()[0]}") from error
+            raise ValueError(_unreadable(path, error)) from error
         with file:
-            if not {"obs", "var"} <= set(file):
-                raise ValueError(f"{path} is no .h5ad file: it has no obs and var")
-            yield cls(path, file, options)
+            with _whole(path):
+                if not {"obs", "var"} <= set(file):
+                    raise ValueError(f"{path} is no .h5ad file: it has no obs and var; remove it from the folder")
+                tissue = cls(path, file, options)
+            yield tissue
 
     def slices(self, options: Stage1Options) -> list[RawSlice]:
         """The slices of the file by name; the file itself is one where nothing names them."""
+        with _whole(self.path):
+            return self._slices(options)
+
+    def _slices(self, options: Stage1Options) -> list[RawSlice]:
+        if not len(self.obs):
+            raise ValueError(f"{self.path} has no cells; remove it from the folder")
         key = options.slice_key
         if key is None and DEFAULT_SLICE_KEY in self.obs:
             key = DEFAULT_SLICE_KEY
@@ -116,12 +124,14 @@ class RawTissue:
         """Labels of some cells, None where one is missing."""
         if key is None:
             return np.full(len(rows), None, dtype=object)
-        codes, kinds = _codes(_column(self, key, "cell_type_key").iloc[rows])
+        with _whole(self.path):
+            codes, kinds = _codes(_column(self, key, "cell_type_key").iloc[rows])
         return np.array([*kinds, None], dtype=object)[codes]
 
     def names(self, rows: NDArray[np.int64]) -> NDArray[np.object_]:
         """Names of some cells."""
-        return self.obs.index[rows]
+        with _whole(self.path):
+            return self.obs.index[rows]
 
     def n_values(self, rows: NDArray[np.int64]) -> int:
         """How many values some cells have at most."""
@@ -136,7 +146,34 @@ class RawTissue:
 
     def expression(self, rows: NDArray[np.int64]) -> Iterator[tuple[NDArray[np.int64], sp.csr_matrix]]:
         """Ascending rows in pieces: their numbers, and float32 CSR with sorted indices, without zeros."""
-        yield from self._values.read(rows)
+        with _whole(self.path):
+            for numbers, block in self._values.read(rows):
+                if block.nnz and not 0 <= block.indices.min() <= block.indices.max() < len(self.genes):
+                    raise ValueError("a value is of a gene that there is not")
+                yield numbers, block
+
+
+@contextmanager
+def _whole(path: Path) -> Iterator[None]:
+    """Name the file in what is raised when it is not what it says that it is."""
+    try:
+        yield
+    except (OSError, RuntimeError, KeyError, ValueError, TypeError, IndexError, AttributeError) as error:
+        if str(path) in str(error):
+            raise
+        raise ValueError(_unreadable(path, error)) from error
+
+
+def _unreadable(path: Path, error: Exception) -> str:
+    reason = (str(error).splitlines() or [type(error).__name__])[0]
+    return f"{path} cannot be read as .h5ad ({reason}); see that it is whole and readable, or remove it from the folder"
+
+
+def _genes(path: Path, names: NDArray[np.object_]) -> tuple[str, ...]:
+    try:
+        return check_genes(names)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
 
 
 def _column(tissue: RawTissue, key: str, argument: str) -> pd.Series:
@@ -161,8 +198,8 @@ def _one_animal(animals: pd.Series | None, rows: NDArray[np.int64], name: str, p
     return str(found[0])
 
 
-def _positions(file: h5py.File, path: Path, options: Stage1Options, n_cells: int) -> NDArray[np.float64]:
-    """Positions (n, 2 or 3). No other key is ever tried: an embedding is not a place."""
+def _positions(file: h5py.File, path: Path, options: Stage1Options, n_cells: int) -> tuple[int, NDArray[np.float64]]:
+    """How many coordinates there are, and positions (n, 2 or 3). No other key is ever tried: an embedding is not a place."""
     key, found = options.position_key, list(file.get("obsm", {}))
     if key not in found:
         listed = ", ".join(map(repr, found)) or "nothing"
@@ -174,8 +211,10 @@ def _positions(file: h5py.File, path: Path, options: Stage1Options, n_cells: int
             f'{path}: obsm["{key}"] is of shape {position.shape}, where ({n_cells}, {n_dims}) is needed; '
             "check position_key and position_is_3d"
         )
-    position = position[:, :n_dims]
+    n_axes, position = position.shape[1], position[:, :n_dims]
     bad = np.flatnonzero(~np.isfinite(position).all(axis=1))
     if len(bad):
-        raise ValueError(f'{path}: obsm["{key}"] is not finite for {len(bad)} cells, the first in row {bad[0]}')
-    return position
+        raise ValueError(
+            f'{path}: obsm["{key}"] is not finite for {len(bad)} cells, the first in row {bad[0]}; remove these cells'
+        )
+    return n_axes, position

@@ -38,7 +38,7 @@ def stage1(
     options
         Where things are.
     run
-        Applies a function to tasks, in order.
+        Applies a function to tasks, in order: one by one, or that of :func:`dask_cluster`.
 
     Returns
     -------
@@ -49,8 +49,8 @@ def stage1(
     FileNotFoundError, KeyError, ValueError
         If the input cannot be used, or the folder holds slices made with other parameters.
     """
-    target = Path(output_dir)
-    tasks = plan_slices(Path(input_dir), target, options)
+    target = Path(output_dir).absolute()  # a worker of a cluster is in a folder of its own
+    tasks = plan_slices(Path(input_dir).absolute(), target, options)
     begin(target, options)
     records = list(tqdm(run(write_slice, tasks), total=len(tasks), desc="Reading slices", unit="slice"))
     end(target, options, tasks, records)
@@ -75,7 +75,7 @@ def stage2(
     options
         How the dataset is divided and scaled.
     run
-        Applies a function to tasks, in order.
+        Applies a function to tasks, in order: one by one, or that of :func:`dask_cluster`.
 
     Returns
     -------
@@ -86,7 +86,8 @@ def stage2(
     FileNotFoundError, ValueError
         If the slices cannot be used together, or the folder holds another dataset.
     """
-    return write_dataset([Path(folder) for folder in input_dirs], Path(output_dir), options, run).schema
+    folders = [Path(folder).absolute() for folder in input_dirs]
+    return write_dataset(folders, Path(output_dir).absolute(), options, run).schema
 
 
 def preprocess(
@@ -110,7 +111,7 @@ def preprocess(
     first, second
         Options of the stages.
     run
-        Applies a function to tasks, in order.
+        Applies a function to tasks, in order: one by one, or that of :func:`dask_cluster`.
 
     Returns
     -------

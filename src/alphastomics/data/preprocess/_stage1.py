@@ -20,7 +20,7 @@ from alphastomics.data._checks import MIN_CELLS
 from alphastomics.data._hilbert import hilbert_order
 from alphastomics.data._matrix import column_sums, row_sums
 from alphastomics.data.parquet._columns import N_AXES, Cells
-from alphastomics.data.parquet._files import read_json, write_json
+from alphastomics.data.parquet._files import check_written, make_folder, read_json, sweep, write_json
 from alphastomics.data.preprocess._h5ad import RawSlice, RawTissue
 from alphastomics.data.preprocess._slice_files import BATCH, SUFFIX, writing_slice
 
@@ -90,13 +90,21 @@ def find_tissues(input_dir: Path) -> list[Path]:
 def plan_slices(input_dir: Path, output_dir: Path, options: Stage1Options) -> list[SliceTask]:
     """Settle genes, slices and files; nothing but names is read."""
     raw, genes = [], dict.fromkeys(options.genes or ())
+    n_axes: dict[int, Path] = {}
+    unknown = set(genes)
     for path in find_tissues(input_dir):
         with RawTissue.open(path, options) as tissue:
             raw += tissue.slices(options)
+            n_axes.setdefault(tissue.n_axes, path)
+            unknown -= set(tissue.genes)
             if options.genes is None:
                 genes.update(dict.fromkeys(tissue.genes))
             elif not set(tissue.genes) & set(genes):
                 raise ValueError(f"{path} has none of the genes of the gene list; use the same gene identifiers")
+    _check_axes(n_axes, options)
+    if unknown:
+        listed = ", ".join(repr(gene) for gene in genes if gene in unknown)
+        raise ValueError(f"no file in {input_dir} has these genes of the gene list: {_cut(listed)}; correct the list")
     raw.sort(key=lambda each: each.name)
     for one, other in zip(raw, raw[1:], strict=False):
         if one.name == other.name:
@@ -107,6 +115,14 @@ def plan_slices(input_dir: Path, output_dir: Path, options: Stage1Options) -> li
     return [
         SliceTask(number=i, raw=each, target=output_dir / f"{i:05d}", options=settled) for i, each in enumerate(raw)
     ]
+
+
+def _check_axes(n_axes: dict[int, Path], options: Stage1Options) -> None:
+    if len(n_axes) > 1:
+        (one, path), (other, differing), *_ = n_axes.items()
+        raise ValueError(
+            f'obsm["{options.position_key}"] has {one} coordinates in {path} and {other} in {differing}; give all files the same'
+        )
 
 
 def write_slice(task: SliceTask) -> dict[str, Any]:
@@ -232,7 +248,8 @@ def begin(output_dir: Path, options: Stage1Options) -> None:
             raise ValueError(
                 f"{output_dir} holds slices made with other parameters ({listed}); name another folder, or delete it"
             )
-    output_dir.mkdir(parents=True, exist_ok=True)
+    make_folder(output_dir)
+    sweep(output_dir)
     write_json(path, _overview(options))
 
 
@@ -242,6 +259,9 @@ def end(
     """Note which slices there are, which ends the stage."""
     genes = tasks[0].options.genes
     assert genes is not None  # plan_slices settles them
+    for task in tasks:
+        check_written(task.target.with_suffix(".json"))
+    sweep(output_dir)  # of workers that were killed
     files = [{"file": task.target.name, "slice": record["slice"]} for task, record in zip(tasks, records, strict=True)]
     write_json(output_dir / OVERVIEW, _overview(options) | {"genes": list(genes), "slices": files})
     for record in records:
@@ -258,5 +278,8 @@ def _overview(options: Stage1Options) -> dict[str, Any]:
 
 
 def _short(value: Any) -> str:
-    text = repr(value)
+    return _cut(repr(value))
+
+
+def _cut(text: str) -> str:
     return text if len(text) <= 60 else text[:57] + "…"

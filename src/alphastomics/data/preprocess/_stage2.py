@@ -7,14 +7,26 @@ slice over all files, and a context, which is made of cells of one slice, would 
 
 from __future__ import annotations
 
+import logging
+import re
 import shutil
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from alphastomics.data._matrix import Moments
-from alphastomics.data.parquet._dataset import FOLDER, METADATA, DatasetInfo
-from alphastomics.data.parquet._files import TEMPORARY, read_json, write_json
+from alphastomics.data.parquet._dataset import FOLDER, METADATA, SPLITS, DatasetInfo
+from alphastomics.data.parquet._files import (
+    TEMPORARY,
+    check_written,
+    checksum,
+    footer_checksum,
+    make_folder,
+    read_json,
+    sweep,
+    write_json,
+)
 from alphastomics.data.preprocess._plan import Plan
 from alphastomics.data.preprocess._read_slices import read_slices
 from alphastomics.data.preprocess._shards import NOTE, write_shard
@@ -26,7 +38,10 @@ if TYPE_CHECKING:
 
     from alphastomics.data.preprocess._options import Stage2Options
 
+logger = logging.getLogger(__name__)
+
 BEGUN = "parameters.json"
+OURS = re.compile(rf"({'|'.join(SPLITS)})(-\d+)?\.parquet")
 
 
 def write_dataset(input_dirs: Sequence[Path], output_dir: Path, options: Stage2Options, run: Any = map) -> DatasetInfo:
@@ -52,15 +67,20 @@ def write_dataset(input_dirs: Sequence[Path], output_dir: Path, options: Stage2O
     made = {each.name: fingerprint(each.record["parameters"]) for each in slices}
     parameters = {"stage2": options.to_dict(), "slices": made}
     if (output_dir / METADATA).is_file():
-        earlier = DatasetInfo.read(output_dir)
-        if earlier.parameters == parameters:
+        earlier = DatasetInfo.read(output_dir, check=False)
+        if earlier.parameters != parameters:
+            raise ValueError(_differences(output_dir, earlier.parameters, parameters))
+        if _is_whole(output_dir, earlier):
             return earlier
-        raise ValueError(_differences(output_dir, earlier.parameters, parameters))
+        logger.warning("The dataset in %s is damaged, and is made again.", output_dir)
+        (output_dir / METADATA).unlink()
     plan = Plan(slices, options)
     unfinished = _begin(output_dir, parameters)
     moments, totals, shards = Moments(len(slices[0].genes)), np.zeros(len(slices[0].genes)), []
     for written in run(write_shard, plan.tasks(unfinished)):
-        shards.append(written.shard)
+        path = unfinished / written.shard.file
+        check_written(path)
+        shards.append(replace(written.shard, footer=footer_checksum(path)))
         moments.merge(written.moments)
         totals += written.totals
     info = DatasetInfo(
@@ -79,12 +99,26 @@ def _begin(output_dir: Path, parameters: dict[str, Any]) -> Path:
     """A folder for files, with those that an earlier call with the same parameters finished."""
     unfinished = output_dir / f"{FOLDER}{TEMPORARY}"
     begun = unfinished / BEGUN
-    shutil.rmtree(output_dir / FOLDER, ignore_errors=True)  # of a call that ended before metadata.json
+    make_folder(output_dir)
+    sweep(output_dir)
+    _clear(output_dir / FOLDER)
     if not begun.is_file() or read_json(begun) != parameters:
         shutil.rmtree(unfinished, ignore_errors=True)
         unfinished.mkdir(parents=True)
         write_json(begun, parameters)
     return unfinished
+
+
+def _is_whole(folder: Path, info: DatasetInfo) -> bool:
+    files = [(folder / FOLDER / shard.file, shard.sha256) for shard in info.shards]
+    return all(path.is_file() and checksum(path) == sha256 for path, sha256 in files)
+
+
+def _clear(folder: Path) -> None:
+    """Remove the files of a call that ended before ``metadata.json``; nobody else's."""
+    if folder.exists() and not (folder.is_dir() and all(OURS.fullmatch(path.name) for path in folder.iterdir())):
+        raise FileExistsError(f"{folder} is there, and not of a dataset; name another folder")
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _end(output_dir: Path, unfinished: Path) -> None:

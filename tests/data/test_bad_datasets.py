@@ -1,0 +1,204 @@
+"""Damaged datasets: an error that names the file, or the same cells as before; never others."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from alphastomics.data import create_dataloaders
+from alphastomics.data.parquet._dataset import DatasetInfo
+from alphastomics.data.preprocess import Stage1Options, Stage2Options, preprocess
+from alphastomics.datasets import synthetic_tissue
+from alphastomics.main import main
+
+AGAIN = "make the dataset again"
+
+
+@pytest.fixture(scope="module", params=["sparse", "dense"])
+def whole(request, tmp_path_factory):
+    """A dataset whose two test and validation files are of the same shape, and the files that it is made of."""
+    raw, out = tmp_path_factory.mktemp("raw"), tmp_path_factory.mktemp("dataset")
+    tissue = synthetic_tissue(n_slices=2, n_cells=100, n_genes=12, random_state=0)
+    counts = tissue.X.toarray()
+    tissue.X = counts + 1 if request.param == "dense" else np.where(counts > np.quantile(counts, 0.9), counts, 0)
+    tissue.write_h5ad(raw / "all.h5ad")
+    preprocess(raw, out, Stage1Options(cell_type_key="cell_type"), Stage2Options(max_shard_size=80))
+    names = pq.read_schema(out / "data" / "test.parquet").names
+    assert ("expression" in names) == (request.param == "dense")
+    return raw, out
+
+
+@pytest.fixture
+def dataset(whole, tmp_path):
+    shutil.copytree(whole[1], tmp_path / "dataset")
+    return tmp_path / "dataset"
+
+
+def cells_of(folder):
+    """All batches of all splits."""
+    found = []
+    for loader in create_dataloaders(folder, batch_size=50, context_size=50):
+        for batch in loader or ():
+            found += [part.numpy() for part in batch if isinstance(part, torch.Tensor)]
+    return found
+
+
+def outcome(folder):
+    """All batches, or what is said of the dataset."""
+    try:
+        return cells_of(folder), ""
+    except ValueError as error:
+        return None, str(error)
+
+
+def flip(path, place, bit=1):
+    data = bytearray(path.read_bytes())
+    data[place] ^= bit
+    path.write_bytes(data)
+
+
+def refused(folder, message):
+    with pytest.raises(ValueError, match=message) as caught:
+        cells_of(folder)
+    assert "\n" not in str(caught.value)
+
+
+# -- files ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("share", [0.0, 0.001, 0.5, 0.9, 0.999])
+def test_a_file_that_is_cut_off_is_named(dataset, share):
+    path = dataset / "data" / "train-00001.parquet"
+    path.write_bytes(path.read_bytes()[: int(path.stat().st_size * share)])
+    refused(dataset, rf"train-00001.parquet is no whole Parquet file .*; {AGAIN}")
+
+
+def test_a_file_that_is_missing_is_named(dataset):
+    (dataset / "data" / "validation.parquet").unlink()
+    refused(dataset, rf"validation.parquet is no whole Parquet file .*; {AGAIN}")
+
+
+def test_a_missing_row_group_is_found(dataset):
+    path = dataset / "data" / "train-00000.parquet"
+    file = pq.ParquetFile(path)
+    kept = [file.read_row_group(i) for i in range(file.num_row_groups - 1)]
+    with pq.ParquetWriter(path, file.schema_arrow) as writer:
+        for table in kept:
+            writer.write_table(table)
+    refused(dataset, rf"train-00000.parquet does not hold the cells that metadata.json lists; {AGAIN}")
+
+
+def test_a_file_in_the_place_of_another_is_found(dataset):
+    one, other = (dataset / "data" / f"{name}.parquet" for name in ("validation", "test"))
+    shapes = {shard.file: shard.groups for shard in DatasetInfo.read(dataset).shards}
+    assert shapes[one.name] == shapes[other.name]
+    one.rename(dataset / "x")
+    other.rename(one)
+    (dataset / "x").rename(other)
+    refused(dataset, rf"does not hold the cells that metadata.json lists; {AGAIN}")
+
+
+def places(path, part, rng, n):
+    """Places of bytes in a part of a file."""
+    data = path.read_bytes()
+    footer = len(data) - 8 - int.from_bytes(data[-8:-4], "little")
+    if part == "footer":
+        return rng.integers(footer, len(data), n)
+    metadata = pq.ParquetFile(path).metadata
+    chunks = [
+        metadata.row_group(g).column(c) for g in range(metadata.num_row_groups) for c in range(metadata.num_columns)
+    ]
+    starts = [min(filter(None, [chunk.dictionary_page_offset, chunk.data_page_offset])) for chunk in chunks]
+    if part == "headers":  # of pages, which are that long at least
+        return rng.choice(starts, n) + rng.integers(0, 20, n)
+    return rng.integers(4, footer, n)
+
+
+@pytest.mark.parametrize("part", ["anywhere", "headers", "footer"])
+def test_a_flipped_bit_changes_no_cell_unnoticed(whole, dataset, part):
+    path, rng = dataset / "data" / "train-00000.parquet", np.random.default_rng(0)
+    expected, n_found = cells_of(dataset), 0
+    for place in places(path, part, rng, 25):
+        shutil.copy(whole[1] / "data" / path.name, path)
+        flip(path, int(place), 1 << int(rng.integers(8)))
+        found, message = outcome(dataset)
+        if found is None:
+            assert re.search(rf"train-00000.parquet.*{AGAIN}", message), place
+            n_found += 1
+            continue
+        assert len(found) == len(expected)
+        for one, other in zip(found, expected, strict=True):
+            np.testing.assert_array_equal(one, other, err_msg=f"byte {place}")
+    assert n_found > 5  # what is found, not only what does not matter
+
+
+# -- metadata.json ----------------------------------------------------------------------------------------------------
+
+
+def newer(text):
+    return json.dumps(json.loads(text) | {"format_version": 2})
+
+
+def of_others(text):
+    return json.dumps({"format": "another", "format_version": 1})
+
+
+def incomplete(text):
+    values = json.loads(text)
+    del values["shards"][0]["groups"]
+    return json.dumps(values)
+
+
+NO_JSON = r"metadata.json is not JSON .*; delete it and make the dataset again"
+METADATA = {
+    "newer": (newer, r"metadata.json has format_version 2, and this version of alphastomics reads 1; update it"),
+    "cut": (lambda text: text[: len(text) // 2], NO_JSON),
+    "empty": (lambda _: "", NO_JSON),
+    "bytes": (lambda _: "\x00\x01", NO_JSON),
+    "list": (lambda _: "[]", r"metadata.json does not describe a dataset of AlphaSTomics"),
+    "others": (of_others, r"metadata.json does not describe a dataset of AlphaSTomics"),
+    "incomplete": (incomplete, r"metadata.json is damaged \('groups'\); delete it and make the dataset again"),
+}
+
+
+@pytest.mark.parametrize(("change", "message"), METADATA.values(), ids=METADATA)
+def test_metadata_that_cannot_be_used_are_named(whole, dataset, capsys, change, message):
+    path = dataset / "metadata.json"
+    path.write_text(change(path.read_text()))
+    before = {path: path.read_bytes() for path in dataset.rglob("*") if path.is_file()}
+    refused(dataset, message)
+    tokens = ["preprocess", "--input-dir", whole[0], "--output-dir", dataset, "--cell-type-key", "cell_type"]
+    assert main([*map(str, tokens), "--max-shard-size", "80"]) == 1
+    error = capsys.readouterr().err
+    (line,) = [
+        line for line in error.replace("\r", "\n").splitlines() if line and not line.startswith("Reading slices")
+    ]
+    assert re.search(message, line)
+    slices = dataset / "_intermediate_slices"  # which the first stage has looked at
+    assert {path: path.read_bytes() for path in before if slices not in path.parents} == {
+        path: content for path, content in before.items() if slices not in path.parents
+    }
+
+
+# -- again ------------------------------------------------------------------------------------------------------------
+
+
+def test_the_remedy_helps(whole, dataset, caplog):
+    """A dataset with a damaged file is not taken for finished when it is made again."""
+    path = dataset / "data" / "train-00000.parquet"
+    flip(path, path.stat().st_size // 2)
+    options = Stage1Options(cell_type_key="cell_type"), Stage2Options(max_shard_size=80)
+    preprocess(whole[0], dataset, *options)
+    assert "is damaged, and is made again" in caplog.text
+    for name in ("data/train-00000.parquet", "metadata.json"):
+        assert (dataset / name).read_bytes() == (whole[1] / name).read_bytes()
+    caplog.clear()
+    before = path.stat().st_mtime_ns
+    preprocess(whole[0], dataset, *options)
+    assert (path.stat().st_mtime_ns, caplog.text) == (before, "")
