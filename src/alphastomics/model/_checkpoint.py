@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from alphastomics.model import _files
+from alphastomics.model._fields import SCHEMA
 from alphastomics.train.checkpoint import KEY
 
 if TYPE_CHECKING:
@@ -103,7 +104,7 @@ def check_resumable(path: Path, model: AlphaSTomics, *, max_epochs: int) -> None
                 f"{path} is of a model with {name}={found!r}, and this one has {name}={value!r}; resume with the arguments "
                 "of the training that was interrupted"
             )
-    if there.get("registry", {}).get(_files.SCHEMA) != here["registry"][_files.SCHEMA]:
+    if there.get("registry", {}).get(SCHEMA) != here["registry"][SCHEMA]:
         raise ValueError(f"{path} is of a training on other cells; resume with the data of that training")
     epoch = checkpoint.get("epoch")
     if not isinstance(epoch, int) or 0 <= max_epochs < epoch:
