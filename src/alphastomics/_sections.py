@@ -84,7 +84,9 @@ def _converted(value: Any, kind: Any, where: str) -> Any:
             return value
         if one is Path and isinstance(value, str | Path):
             return Path(value)
-    wanted = " or ".join(_TYPES.get(one) or ", ".join(get_args(one)) for one in kinds if one is not NoneType)
+    wanted = " or ".join(
+        _TYPES.get(one) or f"one of {', '.join(get_args(one))}" for one in kinds if one is not NoneType
+    )
     raise ValueError(f"{where} must be {wanted}, not {text(value)}")
 
 

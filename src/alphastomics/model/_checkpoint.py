@@ -8,6 +8,7 @@ A checkpoint is one of Lightning's, and says under :data:`~alphastomics.train.ch
 from __future__ import annotations
 
 import json
+import logging
 import pickle
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from alphastomics.model._model import AlphaSTomics
+
+logger = logging.getLogger(__name__)
 
 FORMAT, FORMAT_VERSION = "alphastomics-checkpoint", 1
 
@@ -56,7 +59,9 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     if not isinstance(about, dict) or about.get("format") != FORMAT:
         raise ValueError(f"{path} is no checkpoint of AlphaSTomics")
     if about.get("format_version") != FORMAT_VERSION:
-        raise ValueError(f"{path} has format version {about.get('format_version')}; this package reads {FORMAT_VERSION}")
+        raise ValueError(
+            f"{path} has format version {about.get('format_version')}; this package reads {FORMAT_VERSION}"
+        )
     return checkpoint
 
 
@@ -81,7 +86,9 @@ def read_model(path: Path) -> _files.Stored:
     checkpoint = read_checkpoint(path)
     tensors = checkpoint[KEY].get("tensors")
     if tensors is None:
-        raise ValueError(f"{path} is of a training that has not ended; continue it with resume=… before using the model")
+        raise ValueError(
+            f"{path} is of a training that has not ended; continue it with resume=… before using the model"
+        )
     if not isinstance(tensors, dict) or not all(isinstance(value, torch.Tensor) for value in tensors.values()):
         raise ValueError(f"{path} does not hold a whole model")
     return _files.Stored(tensors, _config(path, checkpoint))
@@ -109,6 +116,7 @@ def check_resumable(path: Path, model: AlphaSTomics, *, max_epochs: int) -> None
     epoch = checkpoint.get("epoch")
     if not isinstance(epoch, int) or 0 <= max_epochs < epoch:
         raise ValueError(f"{path} is of epoch {epoch}, beyond max_epochs={max_epochs}; give more epochs")
+    logger.info("Going on from step %d, in epoch %d.", checkpoint["global_step"], epoch)
 
 
 def complete(path: Path, model: AlphaSTomics) -> None:

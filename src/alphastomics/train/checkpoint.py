@@ -62,7 +62,7 @@ class LastCheckpoint(Checkpoint):
     def _save(self, trainer: pl.Trainer) -> None:
         temporary = self.path.with_name(f".{self.path.name}.tmp")
         try:
-            trainer.save_checkpoint(temporary)
+            trainer.save_checkpoint(temporary, weights_only=False)
             if trainer.is_global_zero:
                 temporary.replace(self.path)
         finally:
