@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from anndata import AnnData
+    from lightning.pytorch import Trainer
 
     from alphastomics._cli._options import ModelOptions, PlanOptions, TrainingOptions
     from alphastomics._cli._run import RunFolder, RunOptions, SourceOptions
@@ -69,31 +70,31 @@ def run_training(
     plan: PlanOptions,
     seed: int,
 ) -> None:
-    """Train a model and fill the folder of its run; nothing is written before all that was given has been checked.
+    """Train a model and fill the folder of its run; nothing is written before the first step.
 
     Raises
     ------
     OSError, KeyError, ValueError
         If the data, the folder or an option cannot be used.
     """
+    source.check()
+    from lightning.pytorch.callbacks import LambdaCallback
     from lightning.pytorch.utilities import rank_zero_only
 
     from alphastomics.train.history import MetricsFile
 
-    source.check()
     # Lightning runs the command once more for every further device.
     leads = rank_zero_only.rank == 0  # type: ignore[attr-defined]
     folder, resumed = run.folder(), run.checkpoint(claim=leads)
     fresh = make_model(source, setup, model.arguments() | {"random_state": seed})
-    if source.num_genes not in (None, fresh.schema.n_genes):
-        raise ValueError(
-            f"{source.data_dir or source.input_data} has {fresh.schema.n_genes} genes, not {source.num_genes}; "
-            "correct num_genes=… or leave it out"
-        )
-    if leads:
-        folder.make(resumed=resumed is not None)
-        config.write(folder.config)
-    train(fresh, training, plan, checkpoint=folder.last, resume=resumed, callbacks=[MetricsFile(folder.metrics)])
+
+    def start(trainer: Trainer, _: Any) -> None:
+        if trainer.is_global_zero:
+            folder.make(resumed=resumed is not None)
+            config.write(folder.config)
+
+    callbacks = [LambdaCallback(on_train_start=start), MetricsFile(folder.metrics)]
+    train(fresh, training, plan, checkpoint=folder.last, resume=resumed, callbacks=callbacks)
     if not leads:
         return
     save(fresh, folder.model)
@@ -111,14 +112,27 @@ def make_model(source: SourceOptions, setup: SetupOptions, arguments: dict[str, 
         If these cannot be used.
     """
     from alphastomics._cli._files import read_tissue
+    from alphastomics.model import AlphaSTomics
+
+    if source.input_data is None:
+        model = _model_of_dataset(source, setup, arguments)
+    else:
+        reference = read_tissue(source.input_data)
+        AlphaSTomics.setup_anndata(reference, **asdict(setup))
+        model = AlphaSTomics(reference, **arguments)
+    if source.num_genes not in (None, model.schema.n_genes):
+        raise ValueError(
+            f"{source.data_dir or source.input_data} has {model.schema.n_genes} genes, not {source.num_genes}; "
+            "correct num_genes=… or leave it out"
+        )
+    return model
+
+
+def _model_of_dataset(source: SourceOptions, setup: SetupOptions, arguments: dict[str, Any]) -> AlphaSTomics:
     from alphastomics.data.parquet._dataset import DatasetInfo
     from alphastomics.data.parquet._source import BUFFER
     from alphastomics.model import AlphaSTomics
 
-    if source.input_data is not None:
-        reference = read_tissue(source.input_data)
-        AlphaSTomics.setup_anndata(reference, **asdict(setup))
-        return AlphaSTomics(reference, **arguments)
     assert source.data_dir is not None  # SourceOptions.check has seen to it
     changed = [name for name, value in asdict(SetupOptions()).items() if getattr(setup, name) != value]
     if changed:

@@ -68,11 +68,15 @@ class MetricsFile(pl.Callback):
 
     def __init__(self, path: str | PathLike[str]) -> None:
         self.path = Path(path)
+        self._written: float | None = None
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Start the clock."""
         self._written = time.monotonic()
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Write when it is due."""
-        if time.monotonic() - self._written >= self.SECONDS:
+        if self._written is not None and time.monotonic() - self._written >= self.SECONDS:
             self._write(trainer)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -80,8 +84,9 @@ class MetricsFile(pl.Callback):
         self._write(trainer)
 
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
-        """Write what there is."""
-        self._write(trainer)
+        """Write what there is, unless nothing has begun."""
+        if self._written is not None:
+            self._write(trainer)
 
     def _write(self, trainer: pl.Trainer) -> None:
         history = next(c for c in trainer.callbacks if isinstance(c, History))  # type: ignore[attr-defined]
