@@ -37,7 +37,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     asked = (tissue.obs["slice_id"] == "slice_2").to_numpy()
     tissue[~asked].write_h5ad(folder / "ref.h5ad")
     tissue[asked].write_h5ad(folder / "query.h5ad")
-    tokens = ["train", "--input-data", str(folder / "ref.h5ad"), "--output-dir", str(folder), "--exp-name", "run", *SHORT]
+    tokens = [
+        "train",
+        "--input-data",
+        str(folder / "ref.h5ad"),
+        "--output-dir",
+        str(folder),
+        "--exp-name",
+        "run",
+        *SHORT,
+    ]
     assert main([*tokens, "--mode", "expr_to_pos", "--cell-type-key", "cell_type"]) == 0
     return folder
 
@@ -146,7 +155,9 @@ def test_training_is_the_same_as_in_python(folder, tmp_path):
     model = AlphaSTomics(reference, mode="expr_to_pos", d_model=16, n_layers=1, n_heads=2, random_state=0)
     model.train(max_epochs=2, context_size=64, accelerator="cpu", enable_progress_bar=False)
     model.save(tmp_path / "model")
-    assert (tmp_path / "model/model.safetensors").read_bytes() == (folder / "run/checkpoints/model/model.safetensors").read_bytes()
+    assert (tmp_path / "model/model.safetensors").read_bytes() == (
+        folder / "run/checkpoints/model/model.safetensors"
+    ).read_bytes()
 
 
 def sampled(query: list[str], path: Path, *tokens: str) -> AnnData:
@@ -427,7 +438,11 @@ def test_demo(tmp_path, monkeypatch, capsys):
         (["train", "--input-data", "REF", "--output-dir", "m", "--dmodel", "3"], 2, "Did you mean --d-model"),
         (["train", "--input-data", "REF", "--output-dir", "m", "--mode", "both"], 2, "--mode. Choose from"),
         (["train", "--input-data", "text", "--output-dir", "m"], 1, "text cannot be read as .h5ad"),
-        (["train", "--input-data", "REF", "--output-dir", ".", "--exp-name", "text"], 1, "text is a file; name another"),
+        (
+            ["train", "--input-data", "REF", "--output-dir", ".", "--exp-name", "text"],
+            1,
+            "text is a file; name another",
+        ),
         (["train", "--input-data", "REF", "--exp-name", "a/b"], 1, "--exp-name 'a/b' is no name of a folder"),
         (["train", "--input-data", "REF", "--output-dir", "m", "--slice-key", "a"], 1, r'obs\["a"\] .* --slice-key …'),
         (["train", "--input-data", "REF", "--output-dir", "m", "--layer", "a"], 1, r'layers\["a"\] .* --layer …'),

@@ -91,6 +91,11 @@ def _dumper() -> type:
         def ignore_aliases(self, data: Any) -> bool:
             return True
 
+        def represent_str(self, data: str) -> Any:
+            # In other styles some characters would end a line, and come back as something else.
+            return self.represent_scalar(_TAG + "str", data, style=None if data.isprintable() else '"')
+
+    Dumper.add_representer(str, Dumper.represent_str)
     for kind, pattern in _PLAIN.items():  # beside those of YAML 1.1: text that either would read as a number is quoted
         Dumper.add_implicit_resolver(_TAG + kind, pattern, None)
     return Dumper
