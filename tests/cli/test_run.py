@@ -29,6 +29,14 @@ SHORT = [*TINY, "--mode", "expr_to_pos", "--epochs", "2", "--accelerator", "cpu"
 RUN = Path("outputs/alphastomics")
 
 
+def changed(tokens: list[str], **values: object) -> list[str]:
+    """Tokens with other values: a flag is given once."""
+    tokens = list(tokens)
+    for name, value in values.items():
+        tokens[tokens.index(f"--{name.replace('_', '-')}") + 1] = str(value)
+    return tokens
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """``raw/`` of three files, ``dataset/`` of them, ``all.h5ad``."""
@@ -106,7 +114,7 @@ def test_held_out_slices_are_scored_or_it_is_said_that_there_are_none(folder, he
     capsys.readouterr()
     assert main([*tokens, "--exp-name", "without"]) == 0
     assert "Nothing was tested: no slice was held out; --validation-size does that." in capsys.readouterr().err
-    assert main([*tokens, "--exp-name", "other", "--mode", "pos_to_expr", "--validation-size", "0.3"]) == 0
+    assert main([*changed(tokens, mode="pos_to_expr"), "--exp-name", "other", "--validation-size", "0.3"]) == 0
     assert "Nothing was tested: scores are of cells that are placed" in capsys.readouterr().err
     assert sorted(path.name for path in Path("outputs").glob("*/logs/scores.json")) == ["scores.json"]
 
@@ -137,10 +145,8 @@ def test_a_finished_run_is_resumed_with_more_epochs(folder, here):
     assert (config.training.max_epochs, config.model.dropout, config.seed.global_seed) == (3, 0.1, 5)
     # From its checkpoint into another run; the first is left as it is.
     kept = (RUN / "checkpoints/last.ckpt").read_bytes()
-    assert (
-        main([*tokens, "--epochs", "4", "--exp-name", "branch", "--resume-from", str(RUN / "checkpoints/last.ckpt")])
-        == 0
-    )
+    more = ["--exp-name", "branch", "--resume-from", str(RUN / "checkpoints/last.ckpt")]
+    assert main([*changed(tokens, epochs=4), *more]) == 0
     assert state(Path("outputs/branch/checkpoints/last.ckpt"))["epoch"] == 4
     assert (RUN / "checkpoints/last.ckpt").read_bytes() == kept
 
@@ -151,32 +157,33 @@ class Evil:
 
 
 @pytest.mark.parametrize(
-    ("tokens", "message"),
+    ("changes", "tokens", "message"),
     [
-        ([], "alphastomics is not empty; give another --exp-name"),
-        (["--resume", "--epochs", "1"], "beyond --max-epochs|beyond max_epochs=1"),
-        (["--resume", "--d-model", "32"], "is of a model with d_model=16, and this one has d_model=32"),
-        (["--resume", "--overwrite"], "give one"),
-        (["--resume", "a", "b"], "takes one .ckpt file"),
-        (["--resume", "none.ckpt"], "none.ckpt is missing; there is no training to resume"),
-        (["--resume", "--exp-name", "new"], "last.ckpt is missing; there is no training to resume"),
-        (["--resume", "evil.ckpt", "--exp-name", "new"], "evil.ckpt is no checkpoint of AlphaSTomics"),
-        (["--resume", "text.ckpt", "--exp-name", "new"], "text.ckpt"),
-        (["--resume", "other.ckpt", "--exp-name", "new"], "other.ckpt is no checkpoint of AlphaSTomics"),
-        (["--resume", "half.ckpt", "--exp-name", "new"], "half.ckpt is truncated"),
-        (["--resume", "other.ckpt"], "alphastomics is not empty"),
-        (["--overwrite", "--num-genes", "7"], "all.h5ad has 20 genes, not 7; correct --num-genes …"),
-        (["--overwrite", "--data-dir", "DATASET"], "--data-dir and --input-data both say"),
-        (["--overwrite", "--streaming"], "--streaming is for --data-dir"),
-        (["--overwrite", "--max-time", "soon"], "max_time='soon'"),
-        (["--exp-name", "..", ], "is no name of a folder"),
-        (["--fp16", "--precision", "32-true"], "--fp16 names a precision"),
+        ({}, [], "alphastomics is not empty; give another --exp-name"),
+        ({"epochs": 1}, ["--resume"], "beyond --max-epochs|beyond max_epochs=1"),
+        ({"d_model": 32}, ["--resume"], "is of a model with d_model=16, and this one has d_model=32"),
+        ({}, ["--resume", "--overwrite"], "give one"),
+        ({}, ["--resume", "a", "b"], "takes one .ckpt file"),
+        ({}, ["--resume", "none.ckpt"], "none.ckpt is missing; there is no training to resume"),
+        ({}, ["--resume", "--exp-name", "new"], "last.ckpt is missing; there is no training to resume"),
+        ({}, ["--resume", "evil.ckpt", "--exp-name", "new"], "evil.ckpt is no checkpoint of AlphaSTomics"),
+        ({}, ["--resume", "text.ckpt", "--exp-name", "new"], "text.ckpt"),
+        ({}, ["--resume", "other.ckpt", "--exp-name", "new"], "other.ckpt is no checkpoint of AlphaSTomics"),
+        ({}, ["--resume", "half.ckpt", "--exp-name", "new"], "half.ckpt is truncated"),
+        ({}, ["--resume", "other.ckpt"], "alphastomics is not empty"),
+        ({}, ["--overwrite", "--num-genes", "7"], "all.h5ad has 20 genes, not 7; correct --num-genes …"),
+        ({}, ["--overwrite", "--data-dir", "DATASET"], "--data-dir and --input-data both say"),
+        ({}, ["--overwrite", "--streaming"], "--streaming is for --data-dir"),
+        ({}, ["--overwrite", "--max-time", "soon"], "max_time='soon'"),
+        ({}, ["--exp-name", ".."], "is no name of a folder"),
+        ({}, ["--fp16", "--precision", "32-true"], "--fp16 names a precision"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_is_one_line_and_changes_nothing(trained_run, folder, tokens, message, capsys):
+def test_what_cannot_be_is_one_line_and_changes_nothing(trained_run, folder, changes, tokens, message, capsys):
     before = {path: path.read_bytes() for path in trained_run.rglob("*") if path.is_file()}
     tokens = [str(folder / "dataset") if token == "DATASET" else token for token in tokens]
-    assert main(["train", "--input-data", str(folder / "all.h5ad"), *SHORT, *tokens]) == 1
+    command = ["train", "--input-data", str(folder / "all.h5ad"), *changed(SHORT, **changes), *tokens]
+    assert main(command) == 1
     assert re.search(message, complaint(capsys))
     assert {path: path.read_bytes() for path in trained_run.rglob("*") if path.is_file()} == before
     assert not (trained_run / "ran").exists()
@@ -250,10 +257,10 @@ def test_other_flags_reach_the_trainer(folder, here, monkeypatch):
 @pytest.mark.slow
 def test_a_run_that_was_killed_goes_on(folder, here, capsys):
     """Before the first checkpoint there is nothing to resume; after it everything is."""
-    tokens = ["train", "--data-dir", str(folder / "dataset"), *SHORT, "--epochs", "100000"]
+    tokens = ["train", "--data-dir", str(folder / "dataset"), *changed(SHORT, epochs=100_000)]
     process = subprocess.Popen([sys.executable, "-m", "alphastomics", *tokens], stderr=subprocess.DEVNULL)
     last, end = RUN / "checkpoints/last.ckpt", time.monotonic() + 120
-    while not last.exists() and time.monotonic() < end:
+    while not last.exists() and process.poll() is None and time.monotonic() < end:
         time.sleep(0.05)
     process.send_signal(signal.SIGKILL)
     process.wait(30)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import pickle
+import warnings
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -47,7 +48,9 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise FileNotFoundError(f"{path} is missing; there is no training to resume")
     try:
-        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of pickles in other protocols, which are refused next
+            checkpoint = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise ValueError(
             f"{path} is no checkpoint of AlphaSTomics: it is damaged, or holds more than tensors and plain values, "
