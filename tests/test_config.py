@@ -62,7 +62,7 @@ def written(tmp_path: Path, text: str) -> Path:
 
 def read(tmp_path: Path, text: str) -> dict[str, Any]:
     """Options that a file gives."""
-    return {name: value.value for name, value in Config.read(written(tmp_path, text)).options().items()}
+    return Config.read(written(tmp_path, text)).options()
 
 
 def values_of(hint: Any) -> st.SearchStrategy[Any]:
@@ -288,7 +288,7 @@ def hints_of(cls: type[Any]) -> list[Any]:
 def test_options_and_sections_are_the_same_thing():
     options = {leaf.option: f"{leaf.key}!" for leaf in leaves(Config()) if leaf.option is not None}
     config = Config.from_options(options)
-    assert {name: value.value for name, value in config.options().items()} == options
+    assert config.options() == options
     assert config.diffusion == DiffusionSection(
         schedule="diffusion.schedule!", prediction_type="diffusion.prediction_type!",
         position_nu="diffusion.position_nu!", expression_nu="diffusion.expression_nu!",

@@ -80,10 +80,9 @@ def test_it_runs_as_a_module(module):
     assert all(re.search(rf"^│ {command} ", run.stdout, flags=re.MULTILINE) for command in COMMANDS)
 
 
-def test_a_failure_is_the_exit_code_of_the_process():
-    run = subprocess.run(
-        [sys.executable, "-m", "alphastomics.main", "frob"], capture_output=True, text=True, timeout=60
-    )
+@pytest.mark.parametrize("module", ["alphastomics", "alphastomics.main"])
+def test_a_failure_is_the_exit_code_of_the_process(module):
+    run = subprocess.run([sys.executable, "-m", module, "frob"], capture_output=True, text=True, timeout=60)
     assert run.returncode == 2
     assert run.stderr.startswith('alphastomics: Unknown command "frob"')
     assert run.stderr.count("\n") == 1

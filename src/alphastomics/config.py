@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from alphastomics._sections import Value, build, from_options, leaves, mapping, nearest, plain, text
+from alphastomics._sections import build, from_options, leaves, mapping, nearest, plain, text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -508,9 +508,9 @@ class Config:
         """The configuration that says what options of ``alphastomics train`` say, by their names with underscores."""
         return from_options(cls, options)
 
-    def options(self) -> dict[str, Value]:
+    def options(self) -> dict[str, Any]:
         """What it says, by the names of options."""
-        return {leaf.option: leaf for leaf in leaves(self) if leaf.option is not None and leaf.value is not None}
+        return {leaf.option: leaf.value for leaf in leaves(self) if leaf.option is not None and leaf.value is not None}
 
     def without_effect(self) -> list[str]:
         """Keys, with their values, that are known and decide nothing, where this differs from what happens anyway."""

@@ -6,7 +6,7 @@ import logging
 from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Any
 
-from cyclopts import Token
+from cyclopts import UNSET, Token
 
 from alphastomics._cli._options import SetupOptions
 from alphastomics._cli._run import RunOptions
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
     from cyclopts import App, ArgumentCollection
 
-    from alphastomics._sections import Value
     from alphastomics.config import Config
 
 logger = logging.getLogger(__name__)
@@ -54,6 +53,7 @@ def fill(app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> 
     OSError, ValueError
         If the file cannot be read or says something that it cannot say.
     """
+    from alphastomics._sections import leaves
     from alphastomics.config import Config
 
     by_name = {argument.field_info.name: argument for argument in arguments}
@@ -64,11 +64,12 @@ def fill(app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> 
     config = Config.read(path)
     for key in config.without_effect():
         logger.info("%s: %s has no effect here; docs/configuration.md says what decides it.", path, key)
+    keys = {leaf.option: leaf.key for leaf in leaves(config)}
     for name, value in _silenced(config.options(), told).items():
         if name not in told:
-            token = Token(
-                keyword=f"{path}: {value.key}", value=str(value.value), source=str(path), implicit_value=value.value
-            )
+            exact = UNSET if isinstance(value, str) else value  # text is read as on the command line
+            source = f"{path}: {keys[name]}"
+            token = Token(keyword=source, value=str(value), source=str(path), implicit_value=exact)
             by_name[name].tokens.append(token)
 
 
@@ -81,7 +82,7 @@ def _file(told: Mapping[str, Any]) -> Path | None:
     return None
 
 
-def _silenced(values: dict[str, Value], told: Mapping[str, Any]) -> dict[str, Value]:
+def _silenced(values: dict[str, Any], told: Mapping[str, Any]) -> dict[str, Any]:
     """Values of the file without those that the command line, or another value, leaves without a meaning."""
     kept = {
         name: value
@@ -89,7 +90,7 @@ def _silenced(values: dict[str, Value], told: Mapping[str, Any]) -> dict[str, Va
         if not any(name in same and not same.isdisjoint(told) for same in SYNONYMS)
     }
     for switch, details in SWITCHES.items():
-        on = told[switch] if switch in told else switch in kept and kept[switch].value
+        on = told[switch] if switch in told else kept.get(switch)
         if not on:
             kept = {name: value for name, value in kept.items() if name not in details}
     return kept
