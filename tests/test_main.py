@@ -139,10 +139,12 @@ def test_train_writes_a_run_and_nothing_else(folder, tmp_path, monkeypatch):
     assert (init["attention"], init["use_qk_norm"], init["d_model"], init["random_state"]) == ("linear", False, 16, 3)
     assert logging.getLogger("alphastomics").handlers == before
     assert main(tokens) == 1
-    (run / "notes.txt").write_text("mine")
+    (run / "logs/notes.txt").write_text("mine")
+    (run / "logs/scores.json").write_text("old")
     assert main([*tokens, "--overwrite"]) == 0
     assert json.loads((run / model[0]).read_text())["init"]["random_state"] == 0
-    assert (run / "notes.txt").read_text() == "mine"
+    assert (run / "logs/notes.txt").read_text() == "mine"
+    assert not (run / "logs/scores.json").exists()
     assert pd.read_csv(run / "logs/metrics.csv", index_col="epoch").index.tolist() == [0, 1]
 
 

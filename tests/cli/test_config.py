@@ -142,13 +142,20 @@ def test_what_won_is_printed_without_torch_and_without_data(tmp_path):
 def test_a_run_that_is_resumed_keeps_its_configuration(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("runs/mine").mkdir(parents=True)
-    Path("runs/mine/config.yaml").write_text("model: {d_model: 48}\nrun: {exp_name: mine, output_dir: runs}")
+    Path("runs/mine/config.yaml").write_text("model: {d_model: 48}\nrun: {exp_name: old, output_dir: moved}")
 
     def parsed(*tokens: str) -> dict[str, Any]:
         command = ["train", "--exp_name", "mine", "--output-dir", "runs", *tokens]
         return app.parse_args(command, exit_on_error=False, print_error=False)[1].arguments
 
     assert parsed("--resume")["model"] == ModelOptions(d_model=48)
+    Path("runs").rename("outputs")
+    found = app.parse_args(["train", "--exp-name", "mine", "--resume"], exit_on_error=False, print_error=False)[
+        1
+    ].arguments
+    assert found["run"] == RunOptions(exp_name="mine", resume=())
+    assert found["model"] == ModelOptions(d_model=48)
+    Path("outputs").rename("runs")
     assert parsed("--resume", "--d-model", "16")["model"] == ModelOptions(d_model=16)
     assert "model" not in parsed()
     assert "model" not in parsed("--resume-from", "last.ckpt")

@@ -65,6 +65,8 @@ def fill(app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> 
     for key in config.without_effect():
         logger.info("%s: %s has no effect here; docs/configuration.md says what decides it.", path, key)
     keys = {leaf.option: leaf.key for leaf in leaves(config)}
+    if "config" not in told:  # the run that is resumed lies where it was found, wherever it was made
+        told = dict.fromkeys(("exp_name", "output_dir")) | told
     for name, value in _silenced(config.options(), told).items():
         if name not in told:
             exact = UNSET if isinstance(value, str) else value  # text is read as on the command line

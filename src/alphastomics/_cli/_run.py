@@ -161,11 +161,12 @@ class RunFolder:
 
     def make(self, *, resumed: bool) -> None:
         """Make the folder; without what an earlier run left there, unless that is resumed."""
-        if not resumed:
-            for name in (CHECKPOINTS, LOGS):
-                shutil.rmtree(self.path / name, ignore_errors=True)
         for name in (CHECKPOINTS, LOGS):
             (self.path / name).mkdir(parents=True, exist_ok=True)
+        if not resumed:
+            for path in (self.last, self.metrics, self.scores):
+                path.unlink(missing_ok=True)
+            shutil.rmtree(self.model, ignore_errors=True)
 
 
 def find_model(path: Path) -> Path:
