@@ -31,20 +31,29 @@ COMMANDS = ["demo", "train", "sample", "test", "extract", "compare", "upload"]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """``ref.h5ad`` (two slices), ``query.h5ad`` (the third, with its positions), and ``model/`` trained on the first."""
+    """``ref.h5ad`` (two slices), ``query.h5ad`` (the third, with its positions), and the run ``run/``, trained on the first."""
     folder = tmp_path_factory.mktemp("tissue")
     tissue = synthetic_tissue(n_cells=90, n_genes=20, random_state=0)
     asked = (tissue.obs["slice_id"] == "slice_2").to_numpy()
     tissue[~asked].write_h5ad(folder / "ref.h5ad")
     tissue[asked].write_h5ad(folder / "query.h5ad")
-    tokens = ["train", "--input-data", str(folder / "ref.h5ad"), "--output-dir", str(folder / "model"), *SHORT]
+    tokens = [
+        "train",
+        "--input-data",
+        str(folder / "ref.h5ad"),
+        "--output-dir",
+        str(folder),
+        "--exp-name",
+        "run",
+        *SHORT,
+    ]
     assert main([*tokens, "--mode", "expr_to_pos", "--cell-type-key", "cell_type"]) == 0
     return folder
 
 
 @pytest.fixture
 def query(folder: Path) -> list[str]:
-    return ["--checkpoint", str(folder / "model"), "--input-data", str(folder / "query.h5ad"), "--accelerator", "cpu"]
+    return ["--checkpoint", str(folder / "run"), "--input-data", str(folder / "query.h5ad"), "--accelerator", "cpu"]
 
 
 def files_in(path: Path) -> list[str]:
@@ -71,10 +80,9 @@ def test_it_runs_as_a_module(module):
     assert all(re.search(rf"^│ {command} ", run.stdout, flags=re.MULTILINE) for command in COMMANDS)
 
 
-def test_a_failure_is_the_exit_code_of_the_process():
-    run = subprocess.run(
-        [sys.executable, "-m", "alphastomics.main", "frob"], capture_output=True, text=True, timeout=60
-    )
+@pytest.mark.parametrize("module", ["alphastomics", "alphastomics.main"])
+def test_a_failure_is_the_exit_code_of_the_process(module):
+    run = subprocess.run([sys.executable, "-m", module, "frob"], capture_output=True, text=True, timeout=60)
     assert run.returncode == 2
     assert run.stderr.startswith('alphastomics: Unknown command "frob"')
     assert run.stderr.count("\n") == 1
@@ -118,18 +126,26 @@ def test_version(capsys):
 # -- train, sample, test, extract ------------------------------------------------------------------------------------
 
 
-def test_train_writes_a_model_and_nothing_else(folder, tmp_path, monkeypatch):
+def test_train_writes_a_run_and_nothing_else(folder, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     before = logging.getLogger("alphastomics").handlers[:]
-    tokens = ["train", "--input-data", str(folder / "ref.h5ad"), "--output-dir", "new/model", *SHORT]
+    tokens = ["train", "--input-data", str(folder / "ref.h5ad"), *SHORT]
     assert main([*tokens, "--no-gated-attention", "--no-use-qk-norm", "--lambda-neighbour", "0", "--seed", "3"]) == 0
-    assert files_in(tmp_path) == ["new/model/config.json", "new/model/model.safetensors"]
-    init = json.loads((tmp_path / "new/model/config.json").read_text())["init"]
+    run = tmp_path / "outputs/alphastomics"
+    model, state = ["checkpoints/model/config.json", "checkpoints/model/model.safetensors"], ["checkpoints/last.ckpt"]
+    assert files_in(run) == [*state, *model, "config.yaml", "logs/metrics.csv"]
+    assert list(tmp_path.iterdir()) == [tmp_path / "outputs"]
+    init = json.loads((run / model[0]).read_text())["init"]
     assert (init["attention"], init["use_qk_norm"], init["d_model"], init["random_state"]) == ("linear", False, 16, 3)
     assert logging.getLogger("alphastomics").handlers == before
     assert main(tokens) == 1
+    (run / "logs/notes.txt").write_text("mine")
+    (run / "logs/scores.json").write_text("old")
     assert main([*tokens, "--overwrite"]) == 0
-    assert json.loads((tmp_path / "new/model/config.json").read_text())["init"]["random_state"] == 0
+    assert json.loads((run / model[0]).read_text())["init"]["random_state"] == 0
+    assert (run / "logs/notes.txt").read_text() == "mine"
+    assert not (run / "logs/scores.json").exists()
+    assert pd.read_csv(run / "logs/metrics.csv", index_col="epoch").index.tolist() == [0, 1]
 
 
 def test_training_is_the_same_as_in_python(folder, tmp_path):
@@ -140,7 +156,9 @@ def test_training_is_the_same_as_in_python(folder, tmp_path):
     model = AlphaSTomics(reference, mode="expr_to_pos", d_model=16, n_layers=1, n_heads=2, random_state=0)
     model.train(max_epochs=2, context_size=64, accelerator="cpu", enable_progress_bar=False)
     model.save(tmp_path / "model")
-    assert (tmp_path / "model/model.safetensors").read_bytes() == (folder / "model/model.safetensors").read_bytes()
+    assert (tmp_path / "model/model.safetensors").read_bytes() == (
+        folder / "run/checkpoints/model/model.safetensors"
+    ).read_bytes()
 
 
 def sampled(query: list[str], path: Path, *tokens: str) -> AnnData:
@@ -153,7 +171,7 @@ def test_sample_is_that_of_the_model(folder, query, tmp_path, monkeypatch):
 
     monkeypatch.chdir(tmp_path)
     cells = ad.read_h5ad(folder / "query.h5ad")
-    model = AlphaSTomics.load(folder / "model", adata=False, accelerator="cpu")
+    model = AlphaSTomics.load(folder / "run/checkpoints/model", adata=False, accelerator="cpu")
     placed = sampled(query, tmp_path / "new" / "out.h5ad", "--seed", "5", "--sampler", "ddim")
     expected = model.sample(cells, n_steps=3, sampler="ddim", random_state=5)
     np.testing.assert_array_equal(placed.obsm["spatial"], expected.obsm["spatial"])
@@ -164,9 +182,9 @@ def test_sample_is_that_of_the_model(folder, query, tmp_path, monkeypatch):
 def test_every_direction_is_sampled(folder, tmp_path):
     from alphastomics.model import AlphaSTomics
 
-    model, out = str(tmp_path / "any"), tmp_path / "out.h5ad"
-    tokens = ["train", "--input-data", str(folder / "ref.h5ad"), "--output-dir", model, *SHORT, "--mode", "any"]
-    assert main(tokens) == 0
+    model, out = str(tmp_path / "any/checkpoints/model"), tmp_path / "out.h5ad"
+    tokens = ["train", "--input-data", str(folder / "ref.h5ad"), "--output-dir", str(tmp_path), "--exp-name", "any"]
+    assert main([*tokens, *SHORT, "--mode", "any"]) == 0
     loaded = AlphaSTomics.load(model, adata=False, accelerator="cpu")
     steps = ["--n-steps", "3", "--output", str(out)]
     cells = ad.read_h5ad(folder / "query.h5ad")
@@ -183,7 +201,7 @@ def test_views_and_refinement_reach_the_model(folder, query, tmp_path):
     from alphastomics.model import AlphaSTomics
 
     cells = ad.read_h5ad(folder / "query.h5ad")
-    model = AlphaSTomics.load(folder / "model", adata=False, accelerator="cpu")
+    model = AlphaSTomics.load(folder / "run/checkpoints/model", adata=False, accelerator="cpu")
     path = tmp_path / "out.h5ad"
     tokens = ["sample", *query, "--output", str(path), "--n-steps", "1", "--n-views", "2", "--refine"]
     assert main(tokens) == 0
@@ -225,7 +243,7 @@ def test_test_prints_and_writes_the_scores_of_evaluate(folder, query, tmp_path, 
     assert main(["test", *query, "--output", "scores.json"]) == 0
     text = capsys.readouterr().out
     cells = ad.read_h5ad(folder / "query.h5ad")
-    tl.reconstruct(cells, model=AlphaSTomics.load(folder / "model", adata=False, accelerator="cpu"))
+    tl.reconstruct(cells, model=AlphaSTomics.load(folder / "run/checkpoints/model", adata=False, accelerator="cpu"))
     expected = tl.evaluate(cells, baselines=True, cell_type_key="cell_type")
     scores = json.loads((tmp_path / "scores.json").read_text())
     assert list(scores) == ["slice_2"]
@@ -244,7 +262,7 @@ def test_extract_writes_plain_arrays(folder, query, tmp_path):
     with np.load(tmp_path / "z.npz", allow_pickle=False) as arrays:
         assert sorted(arrays) == ["latent", "obs_names"]
         assert arrays["obs_names"].tolist() == cells.obs_names.tolist()
-        model = AlphaSTomics.load(folder / "model", adata=False, accelerator="cpu")
+        model = AlphaSTomics.load(folder / "run/checkpoints/model", adata=False, accelerator="cpu")
         np.testing.assert_array_equal(arrays["latent"], model.get_latent_representation(cells, layer="all"))
     assert files_in(tmp_path) == ["z.npz"]
 
@@ -416,13 +434,17 @@ def test_demo(tmp_path, monkeypatch, capsys):
     ("tokens", "code", "message"),
     [
         (["frob"], 2, 'Unknown command "frob"'),
-        (["train", "--output-dir", "m"], 2, "--input-data requires an argument"),
+        (["train", "--output-dir", "m"], 1, "--data-dir or --input-data is needed"),
         (["train", "--input-data", "none.h5ad", "--output-dir", "m"], 2, '"none.h5ad" does not exist'),
         (["train", "--input-data", "REF", "--output-dir", "m", "--dmodel", "3"], 2, "Did you mean --d-model"),
         (["train", "--input-data", "REF", "--output-dir", "m", "--mode", "both"], 2, "--mode. Choose from"),
         (["train", "--input-data", "text", "--output-dir", "m"], 1, "text cannot be read as .h5ad"),
-        (["train", "--input-data", "REF", "--output-dir", "text"], 1, "text is a file; name a folder"),
-        (["train", "--input-data", "REF", "--output-dir", "MODEL"], 1, "is not empty; pass --overwrite"),
+        (
+            ["train", "--input-data", "REF", "--output-dir", ".", "--exp-name", "text"],
+            1,
+            "text is a file; name another",
+        ),
+        (["train", "--input-data", "REF", "--exp-name", "a/b"], 1, "--exp-name 'a/b' is no name of a folder"),
         (["train", "--input-data", "REF", "--output-dir", "m", "--slice-key", "a"], 1, r'obs\["a"\] .* --slice-key …'),
         (["train", "--input-data", "REF", "--output-dir", "m", "--layer", "a"], 1, r'layers\["a"\] .* --layer …'),
         (["train", "--input-data", "REF", "--output-dir", "m", "--gene-dropout", "1"], 1, "gene_dropout=1.0 must lie"),
@@ -458,7 +480,7 @@ def test_bad_input_is_one_clear_line(tokens, code, message, folder, tmp_path, mo
     del bare.obsm
     bare.write_h5ad("bare.h5ad")
     before = files_in(tmp_path)
-    model = str(folder / "model")
+    model = str(folder / "run/checkpoints/model")
     stand_ins = {"REF": str(folder / "ref.h5ad"), "MODEL": model, "BARE": "bare.h5ad"}
     assert main([stand_ins.get(token, token) for token in tokens]) == code
     assert re.search(message, complaint(capsys))

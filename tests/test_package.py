@@ -20,7 +20,7 @@ from alphastomics import _keys
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "alphastomics"
-FACES = ["datasets", "metrics", "model", "pl", "pp", "tl"]
+FACES = ["config", "datasets", "metrics", "model", "pl", "pp", "tl"]
 HEAVY = {"torch", "scvi", "lightning", "scanpy", "squidpy", "pandas", "matplotlib"}
 
 
@@ -39,7 +39,7 @@ def test_import_loads_nothing_heavy() -> None:
     assert HEAVY.isdisjoint(loaded)
 
 
-@pytest.mark.parametrize("room", ["datasets", "metrics", "data._schema"])
+@pytest.mark.parametrize("room", ["config", "datasets", "metrics", "data._schema"])
 def test_room_does_not_import_torch(room: str) -> None:
     loaded = in_fresh_interpreter(f"import sys, alphastomics.{room}; print(*sys.modules)").split()
     assert "torch" not in loaded

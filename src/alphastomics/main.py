@@ -15,6 +15,7 @@ from cyclopts import App, CycloptsError, Parameter
 from cyclopts.types import ExistingDirectory, ExistingFile, PositiveInt  # noqa: TC002
 
 from alphastomics import __version__
+from alphastomics._cli._config import fill, resolved
 from alphastomics._cli._console import USER_ERRORS, complain, messages
 from alphastomics._cli._options import (
     GLOBAL,
@@ -29,6 +30,7 @@ from alphastomics._cli._options import (
     TrainingOptions,
 )
 from alphastomics._cli._preprocess import ClusterOptions, DatasetOptions, SliceOptions
+from alphastomics._cli._run import RunOptions, SourceOptions
 from alphastomics._cli._upload import UploadOptions
 
 if TYPE_CHECKING:
@@ -158,13 +160,14 @@ def stage2(
     logger.info("%s is in %s.", schema, output_dir)
 
 
-@app.command
+@app.command(config=fill)
 def train(
     *,
-    input_data: ExistingFile,
-    output_dir: Path,
-    overwrite: bool = False,
+    config: ExistingFile | None = None,
+    print_config: Annotated[bool, Parameter(negative=())] = False,
     seed: int = 0,
+    run: RunOptions = RunOptions(),
+    source: SourceOptions = SourceOptions(),
     setup: SetupOptions = SetupOptions(),
     model: ModelOptions = ModelOptions(),
     training: TrainingOptions = TrainingOptions(),
@@ -172,24 +175,25 @@ def train(
 ) -> None:
     """Train a model on cells with expression and positions.
 
+    Writes ``config.yaml``, ``checkpoints/model``, ``checkpoints/last.ckpt`` and ``logs/metrics.csv`` in
+    ``OUTPUT_DIR/EXP_NAME``.
+
     Parameters
     ----------
-    input_data
-        Reference, an ``.h5ad`` file.
-    output_dir
-        Folder for the model.
-    overwrite
-        Whether to replace a model that is there.
+    config
+        YAML file with options; what is given here as well counts.
+    print_config
+        Print the options that all of this makes, as such a file, and do nothing else.
     seed
         Decides the first weights and every draw.
     """
-    from alphastomics._cli._files import check_folder, read_tissue
-    from alphastomics._cli._training import fit
+    won = resolved(seed, run, source, setup, model, training, plan)
+    if print_config:
+        sys.stdout.write(won.to_yaml())
+        return
+    from alphastomics._cli._training import run_training
 
-    check_folder(output_dir, overwrite=overwrite)
-    fitted = fit(read_tissue(input_data), setup, model, training, plan, seed)
-    fitted.save(output_dir, overwrite=overwrite)
-    logger.info("The model is in %s.", output_dir)
+    run_training(won, source, run, setup, model, training, plan, seed)
 
 
 @app.command
@@ -298,15 +302,15 @@ def score(
     seed
         Decides every draw and the baselines.
     """
-    from alphastomics._cli._files import prepare_file, to_text, write_json
-    from alphastomics._cli._scores import score_model
+    from alphastomics._cli._files import prepare_file, to_text
+    from alphastomics._cli._scores import score_model, write_scores
 
     if output is not None:
         prepare_file(output)
     table = score_model(*query.read(), n_samples=n_samples, n_steps=n_steps, seed=seed)
     sys.stdout.write(to_text(table))
     if output is not None:
-        write_json(output, {name: part.droplevel(0).to_dict(orient="index") for name, part in table.groupby(level=0)})
+        write_scores(output, table)
 
 
 @app.command

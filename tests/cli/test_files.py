@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from alphastomics._cli._files import check_folder, number, prepare_file, read_tissue, replacing, to_text, write_json
+from alphastomics._cli._files import number, prepare_file, read_tissue, replacing, to_text, write_json
 
 
 def test_a_file_appears_whole_or_not_at_all(tmp_path):
@@ -29,17 +29,6 @@ def test_the_folder_of_a_file_is_made(tmp_path):
     assert (tmp_path / "a" / "b").is_dir()
     with pytest.raises(IsADirectoryError, match="name a file"):
         prepare_file(tmp_path / "a")
-
-
-def test_a_folder_in_use_is_refused(tmp_path):
-    check_folder(tmp_path / "new", overwrite=False)
-    check_folder(tmp_path, overwrite=False)
-    (tmp_path / "x").touch()
-    check_folder(tmp_path, overwrite=True)
-    with pytest.raises(FileExistsError, match="--overwrite"):
-        check_folder(tmp_path, overwrite=False)
-    with pytest.raises(NotADirectoryError, match="name a folder"):
-        check_folder(tmp_path / "x", overwrite=True)
 
 
 def test_what_is_no_h5ad_is_said(tmp_path):

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
+import lightning.pytorch as pl
+import numpy as np
 import pandas as pd
+import pytest
 import torch
 
 from alphastomics.train import History
+from alphastomics.train.history import MetricsFile
 
 
 def run(history: History, values: list[dict[str, float]]) -> History:
@@ -51,3 +55,38 @@ def test_a_checkpoint_brings_its_values():
     second = History()
     second.load_state_dict(first.state_dict())
     pd.testing.assert_frame_equal(second.tables()["train_loss"], first.tables()["train_loss"])
+
+
+def columns(path):
+    return pd.read_csv(path, index_col="epoch")
+
+
+def test_metrics_are_the_history_and_are_there_after_an_error(make_plan, fit, tmp_path):
+    path = tmp_path / "metrics.csv"
+    tables = fit(make_plan(), max_epochs=3, callbacks=[MetricsFile(path)]).model.history_
+    assert columns(path).index.tolist() == [0, 1, 2]
+    assert set(columns(path)) == set(tables)
+    np.testing.assert_allclose(columns(path)["train_loss"], tables["train_loss"]["train_loss"])
+
+    class Die(pl.Callback):
+        def on_train_epoch_start(self, trainer, _):
+            if trainer.current_epoch == 2:
+                raise OSError("dead")
+
+    path.unlink()
+    with pytest.raises(OSError, match="dead"):
+        fit(make_plan(), max_epochs=3, callbacks=[MetricsFile(path), Die()])
+    assert columns(path).index.tolist() == [0, 1]
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_metrics_are_written_while_training_goes_on(make_plan, fit, tmp_path, monkeypatch):
+    monkeypatch.setattr(MetricsFile, "SECONDS", 0.0)
+    path, seen = tmp_path / "metrics.csv", []
+
+    class Look(pl.Callback):
+        def on_train_epoch_start(self, *_):
+            seen.append(len(columns(path)) if path.exists() else 0)
+
+    fit(make_plan(), max_epochs=4, callbacks=[MetricsFile(path), Look()])
+    assert seen == [0, 0, 1, 2]  # what an epoch logged is known at its end, and written at that of the next

@@ -33,14 +33,6 @@ def read_tissue(path: Path) -> AnnData:
         raise ValueError(f"{path} cannot be read as .h5ad: {reason}") from error
 
 
-def check_folder(path: Path, *, overwrite: bool) -> None:
-    """Complain before hours of training about a folder that a model cannot be saved to after them."""
-    if path.exists() and not path.is_dir():
-        raise NotADirectoryError(f"{path} is a file; name a folder")
-    if path.is_dir() and any(path.iterdir()) and not overwrite:
-        raise FileExistsError(f"{path} is not empty; pass --overwrite to replace the model in it")
-
-
 def prepare_file(path: Path) -> None:
     """Complain before hours of work about a file that cannot be written after them; make its folder."""
     if path.is_dir():

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Group, Parameter
-from cyclopts.types import ExistingDirectory, ExistingFile, PositiveInt  # noqa: TC002  read at run time
+from cyclopts.types import ExistingDirectory, ExistingFile, ExistingPath, PositiveInt  # noqa: TC002  read at run time
 
 if TYPE_CHECKING:
     from anndata import AnnData
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 Mode = Literal["expr_to_pos", "pos_to_expr", "joint", "any"]
 
 # Panels of the help, in this order below the options of the command itself.
-DATA, MODEL, TRAINING, LOSSES, GLOBAL = (
+RUN, DATA, MODEL, TRAINING, LOSSES, GLOBAL = (
     Group(name, sort_key=rank)
-    for rank, name in enumerate(("Data", "Model", "Training", "Losses and optimiser", "Everywhere"), start=1)
+    for rank, name in enumerate(("Run", "Data", "Model", "Training", "Losses and optimiser", "Everywhere"), start=1)
 )
 
 
@@ -196,6 +196,14 @@ class TrainingOptions:
         The same as ``--accelerator gpu --devices`` with this number.
     precision
         ``auto``, ``32-true``, ``bf16-mixed``, …
+    fp16
+        The same as ``--precision 16-mixed``.
+    accumulate_grad_batches
+        Batches whose gradients make one step of the optimiser; 1 when not given.
+    gradient_clip_val
+        Largest norm of the gradient; 1 when not given.
+    deterministic
+        Use only algorithms that give the same result every time, which may be slower.
     """
 
     max_epochs: Annotated[PositiveInt | None, Parameter(alias="--epochs")] = None
@@ -220,10 +228,16 @@ class TrainingOptions:
     devices: int | str = "auto"
     gpus: PositiveInt | None = None
     precision: str = "auto"
+    fp16: Annotated[bool, Parameter(negative=())] = False
+    accumulate_grad_batches: PositiveInt | None = None
+    gradient_clip_val: float | None = None
+    deterministic: bool = False
 
     def __post_init__(self) -> None:
         if self.gpus is not None and (self.accelerator, self.devices) != ("auto", "auto"):
             raise ValueError("--gpus names accelerator and devices; give it alone, or --accelerator and --devices")
+        if self.fp16 and self.precision != "auto":
+            raise ValueError("--fp16 names a precision; give it alone, or --precision")
 
     def arguments(self, model: AlphaSTomics) -> dict[str, Any]:
         """Arguments of :meth:`~alphastomics.model.AlphaSTomics.train` for that model."""
@@ -235,7 +249,14 @@ class TrainingOptions:
         changes = {name: arguments.pop(name) for name in ("gene_dropout", "thinning", "gene_noise", "composition")}
         arguments["augmentation"] = replace(model.default_augmentation(), **given(changes))
         gpus = arguments.pop("gpus")
-        return arguments if gpus is None else arguments | {"accelerator": "gpu", "devices": gpus}
+        if gpus is not None:
+            arguments |= {"accelerator": "gpu", "devices": gpus}
+        if arguments.pop("fp16"):
+            arguments["precision"] = "16-mixed"
+        trainer = {name: arguments.pop(name) for name in ("accumulate_grad_batches", "gradient_clip_val")}
+        if arguments.pop("deterministic"):
+            trainer["deterministic"] = True
+        return arguments | given(trainer)
 
 
 @Parameter(name="*", group=TRAINING)
@@ -386,7 +407,7 @@ class QueryOptions:
     Parameters
     ----------
     checkpoint
-        Folder of a model.
+        Folder of a model, of a run of ``alphastomics train``, or a ``.ckpt`` file of a training that has ended.
     input_data
         Cells, an ``.h5ad`` file, a ``.parquet`` file or a ``.pt`` file of tensors; only a tissue that is drawn as a whole
         needs none.
@@ -398,7 +419,7 @@ class QueryOptions:
         ``auto``, ``cpu``, ``gpu``, ``mps``, …
     """
 
-    checkpoint: ExistingDirectory
+    checkpoint: ExistingPath
     input_data: ExistingFile | None = None
     data_dir: ExistingDirectory | None = None
     split: Literal["train", "validation", "test"] | None = None
@@ -417,9 +438,10 @@ class QueryOptions:
 
     def load(self) -> AlphaSTomics:
         """Load the model; imports torch."""
+        from alphastomics._cli._run import find_model
         from alphastomics.model import AlphaSTomics
 
-        return AlphaSTomics.load(self.checkpoint, adata=False, accelerator=self.accelerator)
+        return AlphaSTomics.load(find_model(self.checkpoint), adata=False, accelerator=self.accelerator)
 
     def read(self) -> tuple[AlphaSTomics, AnnData]:
         """Load the model and the cells."""

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from alphastomics._cli._files import write_json
+
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import pandas as pd
     from anndata import AnnData
 
@@ -51,3 +55,8 @@ def _score(model: AlphaSTomics, cells: AnnData, *, n_samples: int, n_steps: int 
         baselines=True,
         random_state=seed,
     )
+
+
+def write_scores(path: Path, table: pd.DataFrame) -> None:
+    """Write the scores of every slice as JSON."""
+    write_json(path, {name: part.droplevel(0).to_dict(orient="index") for name, part in table.groupby(level=0)})

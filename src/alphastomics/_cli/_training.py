@@ -1,15 +1,24 @@
-"""From options to a trained model."""
+"""From options to a trained model, and to the folder of a run."""
 
 from __future__ import annotations
 
 import logging
+import shutil
+import sys
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from alphastomics._cli._options import SetupOptions
 
 if TYPE_CHECKING:
-    from anndata import AnnData
+    from pathlib import Path
 
-    from alphastomics._cli._options import ModelOptions, PlanOptions, SetupOptions, TrainingOptions
+    from anndata import AnnData
+    from lightning.pytorch import Trainer
+
+    from alphastomics._cli._options import ModelOptions, PlanOptions, TrainingOptions
+    from alphastomics._cli._run import RunFolder, RunOptions, SourceOptions
+    from alphastomics.config import Config
     from alphastomics.model import AlphaSTomics
 
 logger = logging.getLogger(__name__)
@@ -34,7 +43,150 @@ def fit(
 
     AlphaSTomics.setup_anndata(reference, **asdict(setup))
     fitted = AlphaSTomics(reference, **model.arguments(), random_state=seed)
-    fitted.train(**training.arguments(fitted), plan_kwargs=plan.arguments())
-    if not fitted.is_trained:
-        raise RuntimeError("Training ended before its first step; there is no model to keep")
+    train(fitted, training, plan)
     return fitted
+
+
+def train(model: AlphaSTomics, training: TrainingOptions, plan: PlanOptions, **arguments: Any) -> None:
+    """Train a model, with further arguments of its method.
+
+    Raises
+    ------
+    RuntimeError
+        If training was interrupted before its first step.
+    """
+    model.train(**training.arguments(model), plan_kwargs=plan.arguments(), **arguments)
+    if not model.is_trained:
+        raise RuntimeError("Training ended before its first step; there is no model to keep")
+
+
+def run_training(
+    config: Config,
+    source: SourceOptions,
+    run: RunOptions,
+    setup: SetupOptions,
+    model: ModelOptions,
+    training: TrainingOptions,
+    plan: PlanOptions,
+    seed: int,
+) -> None:
+    """Train a model and fill the folder of its run; nothing is written before the first step.
+
+    Raises
+    ------
+    OSError, KeyError, ValueError
+        If the data, the folder or an option cannot be used.
+    """
+    source.check()
+    from lightning.pytorch.callbacks import LambdaCallback
+    from lightning.pytorch.utilities import rank_zero_only
+
+    from alphastomics.train.history import MetricsFile
+
+    # Lightning runs the command once more for every further device.
+    leads = rank_zero_only.rank == 0  # type: ignore[attr-defined]
+    folder, resumed = run.folder(), run.checkpoint(claim=leads)
+    fresh = make_model(source, setup, model.arguments() | {"random_state": seed})
+
+    def start(trainer: Trainer, _: Any) -> None:
+        if trainer.is_global_zero:
+            folder.make(resumed=resumed is not None)
+            config.write(folder.config)
+
+    callbacks = [LambdaCallback(on_train_start=start), MetricsFile(folder.metrics)]
+    train(fresh, training, plan, checkpoint=folder.last, resume=resumed, callbacks=callbacks)
+    if not leads:
+        return
+    save(fresh, folder.model)
+    logger.info("The model is in %s.", folder.model)
+    if run.test_after_train:
+        test(fresh, source, folder, seed)
+
+
+def make_model(source: SourceOptions, setup: SetupOptions, arguments: dict[str, Any]) -> AlphaSTomics:
+    """A model of the cells of a file or of a dataset.
+
+    Raises
+    ------
+    OSError, KeyError, ValueError
+        If these cannot be used.
+    """
+    from alphastomics._cli._files import read_tissue
+    from alphastomics.model import AlphaSTomics
+
+    if source.input_data is None:
+        model = _model_of_dataset(source, setup, arguments)
+    else:
+        reference = read_tissue(source.input_data)
+        AlphaSTomics.setup_anndata(reference, **asdict(setup))
+        model = AlphaSTomics(reference, **arguments)
+    if source.num_genes not in (None, model.schema.n_genes):
+        raise ValueError(
+            f"{source.data_dir or source.input_data} has {model.schema.n_genes} genes, not {source.num_genes}; "
+            "correct num_genes=… or leave it out"
+        )
+    return model
+
+
+def _model_of_dataset(source: SourceOptions, setup: SetupOptions, arguments: dict[str, Any]) -> AlphaSTomics:
+    from alphastomics.data.parquet._dataset import DatasetInfo
+    from alphastomics.data.parquet._source import BUFFER
+    from alphastomics.model import AlphaSTomics
+
+    assert source.data_dir is not None  # SourceOptions.check has seen to it
+    changed = [name for name, value in asdict(SetupOptions()).items() if getattr(setup, name) != value]
+    if changed:
+        raise ValueError(f"{changed[0]}=… is for --input-data; a dataset was told so when it was made")
+    n_cells = sum(shard.n_cells for shard in DatasetInfo.read(source.data_dir).shards)
+    buffer_size = source.buffer_size or BUFFER if source.streaming else max(1, n_cells)
+    return AlphaSTomics.from_parquet(source.data_dir, buffer_size=buffer_size, **arguments)
+
+
+def save(model: AlphaSTomics, path: Path) -> None:
+    """Save a model whole, in the place of one that is there."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    shutil.rmtree(temporary, ignore_errors=True)
+    try:
+        model.save(temporary)
+        shutil.rmtree(path, ignore_errors=True)
+        temporary.rename(path)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def test(model: AlphaSTomics, source: SourceOptions, folder: RunFolder, seed: int) -> None:
+    """Score the trained model on cells that it has not seen; print and write the table, or say why there is none."""
+    from alphastomics._cli._files import to_text
+    from alphastomics._cli._scores import score_model, write_scores
+
+    if model.mode not in ("any", "expr_to_pos"):
+        logger.info(
+            "Nothing was tested: scores are of cells that are placed, and mode=%r does not place any.", model.mode
+        )
+        return
+    cells = unseen(model, source)
+    if cells is None:
+        return
+    table = score_model(model, cells, n_samples=1, n_steps=None, seed=seed)
+    sys.stdout.write(to_text(table))
+    write_scores(folder.scores, table)
+
+
+def unseen(model: AlphaSTomics, source: SourceOptions) -> AnnData | None:
+    """Cells that were not trained on; None, which the log explains, if there are none."""
+    if source.data_dir is not None:
+        from alphastomics._cli._cells import read_dataset
+        from alphastomics.data.parquet._dataset import DatasetInfo
+
+        splits = {shard.split for shard in DatasetInfo.read(source.data_dir).shards if shard.n_cells}
+        split = next((split for split in ("test", "validation") if split in splits), None)
+        if split is None:
+            logger.info("Nothing was tested: %s has neither a test nor a validation set.", source.data_dir)
+            return None
+        return read_dataset(source.data_dir, split)
+    held_out = model.trainer.datamodule.validation_set
+    if held_out is None:
+        logger.info("Nothing was tested: no slice was held out; --validation-size does that.")
+        return None
+    names = [held_out.source.slices[i].name for i in held_out._slices]
+    return model.adata[model.adata.obs[model.schema.slice_key].astype(str).isin(names)].copy()

@@ -107,6 +107,26 @@ def read_model(folder: Path) -> Stored:
     return Stored(weights, config)
 
 
+def model_config(model: AlphaSTomics) -> dict[str, Any]:
+    """Everything about a model but its tensors, as plain values."""
+    history = {name: {int(i): float(v) for i, v in t.iloc[:, 0].items()} for name, t in (model.history_ or {}).items()}
+    return {
+        "class": type(model).__name__,
+        "init": plain(model.init_params_["non_kwargs"]),
+        "registry": plain(model.registry_),
+        "is_trained": model.is_trained_,
+        "history": plain(history),
+        "frame": model.frame_.to_dict() if model.frame_ is not None else None,
+        "deformation": model.deformation_,
+        "versions": versions(),
+    }
+
+
+def model_tensors(model: AlphaSTomics) -> dict[str, Tensor]:
+    """Weights, and what was fitted after training."""
+    return model.module.state_dict() | fitted_to_tensors(model)
+
+
 def fitted_to_tensors(model: AlphaSTomics) -> dict[str, Tensor]:
     """What was fitted after training, which goes beside the weights: the tensors of each object behind its name."""
     return {
@@ -175,13 +195,13 @@ def _whole(folder: Path) -> Iterator[None]:
 def restore(
     cls: type[AlphaSTomics],
     folder: Path,
+    stored: Stored,
     adata: AnnData | Literal[False] | None,
     *,
     accelerator: str,
     device: int | str,
 ) -> AlphaSTomics:
-    """Rebuild a model from its folder; see :meth:`AlphaSTomics.load`."""
-    stored = read_model(folder)
+    """Rebuild a model from what its folder, or checkpoint, holds; see :meth:`AlphaSTomics.load`."""
     config = stored.config
     if config.get("class") != cls.__name__:
         raise ValueError(f"{folder} holds a {config.get('class')}, not a {cls.__name__}")

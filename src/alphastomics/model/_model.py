@@ -16,7 +16,7 @@ from scvi.model.base import BaseModelClass
 from alphastomics.data import AnnDataSource, Augmentation, TissueSchema, fit_schema
 from alphastomics.data.parquet._source import BUFFER, ParquetSource
 from alphastomics.diffusion import CosineSchedule, MaskingConfig, Process
-from alphastomics.model import _files
+from alphastomics.model import _checkpoint, _files
 from alphastomics.model._calibration import fit_dependence, fit_marginals, fit_outlines
 from alphastomics.model._components import principal_components
 from alphastomics.model._draws import check_effect
@@ -30,6 +30,7 @@ from alphastomics.model._position_sample import sample_positions
 from alphastomics.model._tissue_sample import sample_tissue
 from alphastomics.nn import Denoiser, DenoiserConfig, count_parameters
 from alphastomics.train import MODES, ContextDataModule, ContextRunner, DiffusionConfig, Mode, TrainingPlan, seconds_of
+from alphastomics.train.checkpoint import LastCheckpoint
 from alphastomics.train.defaults import (
     advised_experts,
     default_augmentation,
@@ -340,6 +341,8 @@ class AlphaSTomics(BaseModelClass):
         masking: MaskingConfig | None = None,
         num_workers: int = 0,
         plan_kwargs: dict[str, Any] | None = None,
+        checkpoint: str | PathLike[str] | None = None,
+        resume: str | PathLike[str] | None = None,
         **trainer_kwargs: Any,
     ) -> None:
         """Train on the registered reference.
@@ -373,11 +376,19 @@ class AlphaSTomics(BaseModelClass):
             Processes that cut contexts; two threads do when 0.
         plan_kwargs
             Fields of :class:`~alphastomics.train.PlanConfig`.
+        checkpoint
+            ``.ckpt`` file for the state of training, written every 200 steps and at the end, and replaced as a whole.
+            When training has ended, :meth:`load` takes it too.
+        resume
+            Such a file, of a training with the same arguments, which is continued where it was: weights, their average,
+            optimiser, learning rate, epoch and time. ``max_epochs`` and ``max_time`` count from its beginning.
         **trainer_kwargs
             Passed to :class:`lightning.pytorch.Trainer`.
 
         Raises
         ------
+        FileNotFoundError, ValueError
+            If ``resume`` is no whole checkpoint of this model on these cells.
         NonFiniteLossError
             If the loss becomes NaN or infinite; the model keeps its last good weights.
         """
@@ -415,6 +426,11 @@ class AlphaSTomics(BaseModelClass):
             masking=(masking or MaskingConfig()) if maskable else None,
             **{"deformation": default_deformation(source.n_cells), **(plan_kwargs or {})},
         )
+        if resume is not None:
+            _checkpoint.check_resumable(Path(resume), self, max_epochs=max_epochs)
+            trainer_kwargs["ckpt_path"] = resume
+        if checkpoint is not None:
+            trainer_kwargs["checkpoint"] = LastCheckpoint(checkpoint, _checkpoint.describe(self))
         logger.info(
             "Training on %d cells, %d genes, %d slices (%s steps an epoch, %s).",
             source.n_cells, self.schema.n_genes, len(source.slices), datamodule.steps_per_epoch,
@@ -452,6 +468,8 @@ class AlphaSTomics(BaseModelClass):
                     self.exemplars_ = Exemplars.of(source)
                 if self.mode in ("any", "joint"):
                     self.outlines_ = fit_outlines(self, source)
+                if checkpoint is not None and self.trainer.is_global_zero and Path(checkpoint).is_file():
+                    _checkpoint.complete(Path(checkpoint), self)
 
     # -- answers -----------------------------------------------------------------------------------------------------
 
@@ -702,22 +720,8 @@ class AlphaSTomics(BaseModelClass):
             raise ValueError("prefix is not supported: a model has a folder of its own")
         if save_anndata and self.adata is None:
             raise ValueError("save_anndata=True, but this model has no data")
-        history = {
-            name: {int(i): float(v) for i, v in t.iloc[:, 0].items()} for name, t in (self.history_ or {}).items()
-        }
-        config = {
-            "class": type(self).__name__,
-            "init": _files.plain(self.init_params_["non_kwargs"]),
-            "registry": _files.plain(self.registry_),
-            "is_trained": self.is_trained_,
-            "history": _files.plain(history),
-            "frame": self.frame_.to_dict() if self.frame_ is not None else None,
-            "deformation": self.deformation_,
-            "versions": _files.versions(),
-        }
         folder = Path(dir_path)
-        tensors = self.module.state_dict() | _files.fitted_to_tensors(self)
-        _files.write_model(folder, tensors, config, overwrite=overwrite)
+        _files.write_model(folder, _files.model_tensors(self), _files.model_config(self), overwrite=overwrite)
         (folder / _files.DATA).unlink(missing_ok=True)  # those of the model that was there
         if save_anndata:
             self.adata.write_h5ad(folder / _files.DATA, **anndata_write_kwargs)
@@ -737,7 +741,7 @@ class AlphaSTomics(BaseModelClass):
         Parameters
         ----------
         dir_path
-            Folder.
+            Folder; or the ``.ckpt`` file of a training that has ended, see :meth:`train`.
         adata
             Data to attach; None takes what was saved beside the model, if anything; False none.
         accelerator, device
@@ -750,11 +754,13 @@ class AlphaSTomics(BaseModelClass):
         Raises
         ------
         FileNotFoundError, ValueError
-            If the folder does not hold a whole model of this package.
+            If the folder or file does not hold a whole model of this package.
         """
         if prefix:
             raise ValueError("prefix is not supported: a model has a folder of its own")
-        return _files.restore(cls, Path(dir_path), adata, accelerator=accelerator, device=device)
+        path = Path(dir_path)
+        stored = _checkpoint.read_model(path) if path.suffix == ".ckpt" else _files.read_model(path)
+        return _files.restore(cls, path, stored, adata, accelerator=accelerator, device=device)
 
 
 def _max_context(batch_size: int | None) -> int:

@@ -69,6 +69,8 @@ class ContextDataModule(pl.LightningDataModule):
         self.contexts_per_batch = max(1, batch_size // context_size)
         self.num_workers = num_workers
         self._encode = BatchEncoder(source.schema)
+        self._train_loader: ContextLoader | None = None
+        self._position = {"epoch": 0, "batch": 0}
         names = [cells.name for cells in source.slices]
         held_out = _held_out(names, validation_size) if validation is None else []
         common: dict[str, Any] = {"context_size": context_size, "kind": kind, "seed": seed, "targets": targets}
@@ -86,7 +88,19 @@ class ContextDataModule(pl.LightningDataModule):
 
     def train_dataloader(self) -> ContextLoader:
         """Contexts of the epoch that was last chosen by :meth:`set_epoch`."""
-        return self._loader(self.train_set)
+        self._train_loader = self._loader(self.train_set)
+        self._train_loader.load_state_dict(self._position)
+        return self._train_loader
+
+    def state_dict(self) -> dict[str, int]:
+        """The position in the training contexts, for a checkpoint."""
+        return self._position if self._train_loader is None else self._train_loader.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, int]) -> None:
+        """Go on from the position of a checkpoint."""
+        self._position = state_dict
+        if self._train_loader is not None:
+            self._train_loader.load_state_dict(state_dict)
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch whose contexts are cut next."""

@@ -45,6 +45,10 @@ class MovingAverage(pl.Callback):
             self.average = [old.to(new.device) for old, new in zip(self.average, weights, strict=True)]
         self._last_step = trainer.global_step
 
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Count on from the step of a checkpoint, which is not known before."""
+        self._last_step = trainer.global_step
+
     @torch.no_grad()
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import lightning.pytorch as pl
@@ -11,6 +13,7 @@ from alphastomics.train.diagnostics import LAYER
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from os import PathLike
 
 
 class History(pl.Callback):
@@ -50,3 +53,47 @@ class History(pl.Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take up the values of a checkpoint."""
         self.values, self.offset = state_dict["values"], state_dict["offset"]
+
+
+class MetricsFile(pl.Callback):
+    """Writes what was logged so far as CSV, one row for each epoch: every ten seconds, and when training ends in any way.
+
+    Parameters
+    ----------
+    path
+        The file; written under a temporary name and renamed.
+    """
+
+    SECONDS = 10.0
+
+    def __init__(self, path: str | PathLike[str]) -> None:
+        self.path = Path(path)
+        self._written: float | None = None
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Start the clock."""
+        self._written = time.monotonic()
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Write when it is due."""
+        if self._written is not None and time.monotonic() - self._written >= self.SECONDS:
+            self._write(trainer)
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Write all of it."""
+        self._write(trainer)
+
+    def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
+        """Write what there is, unless nothing has begun."""
+        if self._written is not None:
+            self._write(trainer)
+
+    def _write(self, trainer: pl.Trainer) -> None:
+        history = next(c for c in trainer.callbacks if isinstance(c, History))  # type: ignore[attr-defined]
+        tables = history.tables()
+        if not trainer.is_global_zero or not tables:
+            return
+        temporary = self.path.with_name(f".{self.path.name}.tmp")
+        pd.concat(tables.values(), axis=1).sort_index().to_csv(temporary)
+        temporary.replace(self.path)
+        self._written = time.monotonic()

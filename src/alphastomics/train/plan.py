@@ -115,6 +115,7 @@ class TrainingPlan(pl.LightningModule):
         self.config = PlanConfig(**config)
         self.last_look = -1  # epoch in which the layers were last looked at
         self._started = time.monotonic()
+        self._elapsed = 0.0  # seconds before the checkpoint that was resumed
         self._current: Tensor | tuple[int, ...] = ()  # slices of the batch that is being learned
 
     # -- one step ----------------------------------------------------------------------------------------------------
@@ -341,8 +342,17 @@ class TrainingPlan(pl.LightningModule):
     # -- Lightning ---------------------------------------------------------------------------------------------------
 
     def on_fit_start(self) -> None:
-        """Start the clock that the learning rate may follow."""
-        self._started = time.monotonic()
+        """Start the clock that the learning rate may follow, or let it go on."""
+        self._started = time.monotonic() - self._elapsed
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Keep the time that training has taken."""
+        checkpoint["elapsed_seconds"] = time.monotonic() - self._started
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Go on at that time, and in the epoch of the checkpoint: no epoch starts that would say so."""
+        self._elapsed = checkpoint["elapsed_seconds"]
+        self.trainer.datamodule.set_epoch(checkpoint["epoch"])  # type: ignore[attr-defined]
 
     def on_train_epoch_start(self) -> None:
         """Cut new contexts in every epoch."""

@@ -18,6 +18,7 @@ from alphastomics.train.ema import MovingAverage
 from alphastomics.train.history import History
 
 if TYPE_CHECKING:
+    from alphastomics.train.checkpoint import LastCheckpoint
     from alphastomics.train.plan import TrainingPlan
 
 logger = logging.getLogger(__name__)
@@ -27,6 +28,8 @@ _ADVICE = (
     ".*does not have many workers.*",
     "Total length of `list` across ranks is zero.*",
     ".*number of training batches.*smaller than the logging interval.*",
+    # The data module itself begins where the checkpoint was made.
+    ".*resuming from a checkpoint that ended before the epoch ended.*",
 )
 
 
@@ -61,6 +64,8 @@ class ContextTrainer(pl.Trainer):
         Collector of logged values.
     max_seconds
         Longest time of training.
+    checkpoint
+        Where the state of training is kept, if anywhere.
     early_stopping, early_stopping_monitor, early_stopping_patience, early_stopping_min_delta
         As in scvi-tools.
     **kwargs
@@ -73,6 +78,7 @@ class ContextTrainer(pl.Trainer):
         ema: MovingAverage,
         history: History,
         max_seconds: float | None = None,
+        checkpoint: LastCheckpoint | None = None,
         early_stopping: bool = False,
         early_stopping_monitor: str = "validation_loss",
         early_stopping_patience: int = 45,
@@ -95,10 +101,12 @@ class ContextTrainer(pl.Trainer):
             isinstance(c, pl.callbacks.ProgressBar) for c in callbacks
         ):
             callbacks.append(TQDMProgressBar(refresh_rate=1))
+        if checkpoint is not None:
+            callbacks.append(checkpoint)
         defaults: dict[str, Any] = {
             "gradient_clip_val": 1.0,
             "logger": False,
-            "enable_checkpointing": False,
+            "enable_checkpointing": checkpoint is not None,
             "enable_model_summary": False,
             "num_sanity_val_steps": 0,
             "log_every_n_steps": 1,
@@ -128,7 +136,8 @@ class ContextRunner(TrainRunner):
             with warnings.catch_warnings():
                 for message in _ADVICE:
                     warnings.filterwarnings("ignore", message)
-                self.trainer.fit(plan, self.data_splitter, ckpt_path=self.ckpt_path)
+                # Nothing of a checkpoint is unpickled but tensors and plain values.
+                self.trainer.fit(plan, self.data_splitter, ckpt_path=self.ckpt_path, weights_only=True)
         except SystemExit:  # Lightning's end of a Ctrl-C, after which it leaves the signal ignored
             logger.warning(
                 "Training was interrupted at step %d; the model keeps its weights.", self.trainer.global_step

@@ -1,0 +1,135 @@
+"""Checkpoints of training (``.ckpt``): read as tensors and plain values only, so that no file can run code.
+
+A checkpoint is one of Lightning's, and says under :data:`~alphastomics.train.checkpoint.KEY` of which model it is:
+``config``, the JSON text that a model folder holds as ``config.json``, and ``tensors``, those of its
+``model.safetensors``, once training has ended and what is fitted after it is there.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import pickle
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from alphastomics.model import _files
+from alphastomics.model._fields import SCHEMA
+from alphastomics.train.checkpoint import KEY
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from alphastomics.model._model import AlphaSTomics
+
+logger = logging.getLogger(__name__)
+
+FORMAT, FORMAT_VERSION = "alphastomics-checkpoint", 1
+
+
+def describe(model: AlphaSTomics) -> dict[str, Any]:
+    """What a checkpoint of a training of this model says of it."""
+    config = json.dumps(_files.model_config(model), allow_nan=False)
+    return {"format": FORMAT, "format_version": FORMAT_VERSION, "config": config}
+
+
+def read_checkpoint(path: Path) -> dict[str, Any]:
+    """Read a checkpoint.
+
+    Raises
+    ------
+    FileNotFoundError
+        If it is not there.
+    ValueError
+        If it is not ours, truncated, of another version, or holds more than tensors and plain values.
+    """
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} is missing; there is no training to resume")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of pickles in other protocols, which are refused next
+            checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise ValueError(
+            f"{path} is no checkpoint of AlphaSTomics: it is damaged, or holds more than tensors and plain values, "
+            "which could run code and is never opened"
+        ) from error
+    except (RuntimeError, OSError, EOFError, ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path} is truncated or no checkpoint: {error}") from error
+    about = checkpoint.get(KEY) if isinstance(checkpoint, dict) else None
+    if not isinstance(about, dict) or about.get("format") != FORMAT:
+        raise ValueError(f"{path} is no checkpoint of AlphaSTomics")
+    if about.get("format_version") != FORMAT_VERSION:
+        raise ValueError(
+            f"{path} has format version {about.get('format_version')}; this package reads {FORMAT_VERSION}"
+        )
+    return checkpoint
+
+
+def _config(path: Path, checkpoint: dict[str, Any]) -> dict[str, Any]:
+    try:
+        config = json.loads(checkpoint[KEY]["config"])
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
+        raise ValueError(f"{path} does not say which model it is of: {error}") from error
+    if not isinstance(config, dict):
+        raise ValueError(f"{path} does not say which model it is of")
+    return config
+
+
+def read_model(path: Path) -> _files.Stored:
+    """Read the model that a finished training has left in its checkpoint.
+
+    Raises
+    ------
+    FileNotFoundError, ValueError
+        As :func:`read_checkpoint`; also if the training has not ended.
+    """
+    checkpoint = read_checkpoint(path)
+    tensors = checkpoint[KEY].get("tensors")
+    if tensors is None:
+        raise ValueError(
+            f"{path} is of a training that has not ended; continue it with resume=… before using the model"
+        )
+    if not isinstance(tensors, dict) or not all(isinstance(value, torch.Tensor) for value in tensors.values()):
+        raise ValueError(f"{path} does not hold a whole model")
+    return _files.Stored(tensors, _config(path, checkpoint))
+
+
+def check_resumable(path: Path, model: AlphaSTomics, *, max_epochs: int) -> None:
+    """Refuse a checkpoint of another model, of other cells, or of a longer training, and say what differs.
+
+    Raises
+    ------
+    FileNotFoundError, ValueError
+        As :func:`read_checkpoint`; also if the training cannot go on from there.
+    """
+    checkpoint = read_checkpoint(path)
+    there, here = _config(path, checkpoint), _files.plain(_files.model_config(model))
+    for name, value in here["init"].items():
+        found = there.get("init", {}).get(name)
+        if found != value:
+            raise ValueError(
+                f"{path} is of a model with {name}={found!r}, and this one has {name}={value!r}; resume with the arguments "
+                "of the training that was interrupted"
+            )
+    if there.get("registry", {}).get(SCHEMA) != here["registry"][SCHEMA]:
+        raise ValueError(f"{path} is of a training on other cells; resume with the data of that training")
+    epoch = checkpoint.get("epoch")
+    if not isinstance(epoch, int) or 0 <= max_epochs < epoch:
+        raise ValueError(f"{path} is of epoch {epoch}, beyond max_epochs={max_epochs}; give more epochs")
+    logger.info("Going on from step %d, in epoch %d.", checkpoint["global_step"], epoch)
+
+
+def complete(path: Path, model: AlphaSTomics) -> None:
+    """Put the trained model into the checkpoint of its training, from which it can then be loaded."""
+    checkpoint = read_checkpoint(path)
+    tensors = {name: tensor.detach().cpu().clone() for name, tensor in _files.model_tensors(model).items()}
+    checkpoint[KEY] = describe(model) | {"tensors": tensors}
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        torch.save(checkpoint, temporary)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)

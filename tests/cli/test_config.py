@@ -1,0 +1,164 @@
+"""The command line beats the file, the file beats the defaults, and what won is printed."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cyclopts import CycloptsError
+
+from alphastomics._cli._options import ModelOptions, PlanOptions, SetupOptions, TrainingOptions
+from alphastomics._cli._run import RunOptions, SourceOptions
+from alphastomics.config import Config
+from alphastomics.main import app, main
+
+FILE = """
+seed: {global_seed: 42}
+model: {d_model: 256, use_moe: true, num_experts: 8, moe_top_k: 2, attention: linear}
+diffusion: {num_timesteps: 1000, prediction_type: x0}
+training: {mode: joint, batch_size: 512, learning_rate: 1e-4, gpus: 2, fp16: true, early_stopping: true}
+masking: {enable: true, expression_mask_ratio: 0.4}
+losses: {lambda_neighbour: 0}
+run: {exp_name: mine, test_after_train: true}
+"""
+
+
+@pytest.fixture
+def parse(tmp_path, monkeypatch):
+    """Options of ``train`` with a file of some text, by group."""
+
+    def run(text: str, *tokens: str) -> dict[str, Any]:
+        monkeypatch.chdir(tmp_path)
+        Path("c.yaml").write_text(text)
+        command = ["train", "--config", "c.yaml", *tokens]
+        return app.parse_args(command, exit_on_error=False, print_error=False)[1].arguments
+
+    return run
+
+
+def test_a_file_is_as_good_as_flags(parse):
+    found = parse(FILE)
+    assert found["seed"] == 42
+    assert found["model"] == ModelOptions(
+        mode="joint", d_model=256, use_moe=True, num_experts=8, attention="linear", prediction_type="x0", enable_masking=True
+    )  # fmt: skip
+    assert found["training"] == TrainingOptions(
+        batch_size=512, gpus=2, fp16=True, early_stopping=True, expression_mask_ratio=0.4
+    )
+    assert found["plan"] == PlanOptions(lr=1e-4, lambda_neighbour=0.0)
+    assert found["run"] == RunOptions(exp_name="mine", test_after_train=True)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "group", "expected"),
+    [
+        (["--d-model", "32"], "model", {"d_model": 32, "num_experts": 8}),
+        (["--lr", "1e-3"], "plan", {"lr": 1e-3, "lambda_neighbour": 0.0}),
+        (["--no-early-stopping"], "training", {"early_stopping": False}),
+        (["--exp-name", "other"], "run", {"exp_name": "other", "test_after_train": True}),
+        # What is switched off on the command line takes its details in the file along.
+        (["--no-moe"], "model", {"use_moe": False, "num_experts": 4, "d_model": 256}),
+        (["--disable-masking"], "training", {"expression_mask_ratio": None}),
+        # A flag for one of two keys that say the same silences the other.
+        (["--use-gated-attention"], "model", {"use_gated_attention": True, "attention": None}),
+        (["--accelerator", "cpu"], "training", {"accelerator": "cpu", "gpus": None, "devices": "auto"}),
+        (["--precision", "32-true"], "training", {"precision": "32-true", "fp16": False}),
+    ],
+)
+def test_the_command_line_beats_the_file(parse, tokens, group, expected):
+    found = parse(FILE, *tokens)[group]
+    assert {name: getattr(found, name) for name in expected} == expected
+
+
+def test_a_dataset_silences_what_is_said_of_a_file(parse, tmp_path):
+    (tmp_path / "ds").mkdir()
+    (tmp_path / "x.h5ad").touch()
+    text = "data: {input_data: x.h5ad, preprocessing: {layer: counts}, loading: {streaming: true, buffer_size: 9}}"
+    assert parse(text)["source"] == SourceOptions(input_data=Path("x.h5ad"))
+    assert parse(text)["setup"] == SetupOptions(layer="counts")
+    found = parse(text, "--data-dir", "ds")
+    assert found["source"] == SourceOptions(data_dir=Path("ds"), streaming=True, buffer_size=9)
+    assert "setup" not in found
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("model: {d_model: 0}", r"c\.yaml: model\.d_model"),
+        ("training: {gpus: -1}", r"c\.yaml: training\.gpus"),
+        ("data: {processed_data_dir: nowhere}", r"nowhere.*c\.yaml: data\.processed_data_dir|c\.yaml: data\.processed_data_dir.*nowhere"),
+    ],
+)  # fmt: skip
+def test_values_out_of_range_name_the_file_and_the_key(parse, text, message):
+    with pytest.raises(CycloptsError, match=message):
+        parse(text)
+
+
+def test_other_errors_name_them_too(tmp_path, capsys):
+    (tmp_path / "c.yaml").write_text("training: {learning_rat: 1}")
+    assert main(["train", "--config", str(tmp_path / "c.yaml")]) == 1
+    error = capsys.readouterr().err
+    assert error == (
+        f"alphastomics: {tmp_path / 'c.yaml'}: training.learning_rat is not known; did you mean training.learning_rate?\n"
+    )
+    assert main(["train", "--config", str(tmp_path / "none.yaml")]) == 2
+    assert "does not exist" in capsys.readouterr().err
+
+
+def test_what_has_no_effect_is_told(parse, caplog):
+    caplog.set_level("INFO", logger="alphastomics")
+    parse(FILE)
+    assert [record.getMessage() for record in caplog.records] == [
+        "c.yaml: diffusion.num_timesteps: 1000 has no effect here; docs/configuration.md says what decides it."
+    ]
+
+
+def test_what_won_is_printed_and_is_a_file_of_the_same(parse, tmp_path, capsys):
+    expected = parse(FILE, "--d-model", "32")
+    assert main(["train", "--config", "c.yaml", "--d-model", "32", "--print-config"]) == 0
+    text = capsys.readouterr().out
+    assert parse(text) == expected | {"config": Path("c.yaml")}
+    won = Config.read("c.yaml")
+    assert (won.model.d_model, won.model.n_layers, won.training.learning_rate) == (32, 4, 1e-4)
+    assert list(tmp_path.iterdir()) == [tmp_path / "c.yaml"]
+    assert main(["train", "--config", "c.yaml", "--print-config"]) == 0
+    assert capsys.readouterr().out == text
+
+
+def test_what_won_is_printed_without_torch_and_without_data(tmp_path):
+    (tmp_path / "config.yaml").write_text("model: {d_model: 7}")  # which nobody named
+    code = "import sys; from alphastomics.main import main; main(['train', '--print-config']); print(*sys.modules)"
+    run = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60, cwd=tmp_path
+    )
+    assert re.search(r"^  d_model: 128$", run.stdout, flags=re.MULTILINE)
+    assert {"torch", "scvi", "lightning", "pandas"}.isdisjoint(run.stdout.split())
+
+
+def test_a_run_that_is_resumed_keeps_its_configuration(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("runs/mine").mkdir(parents=True)
+    Path("runs/mine/config.yaml").write_text("model: {d_model: 48}\nrun: {exp_name: old, output_dir: moved}")
+
+    def parsed(*tokens: str) -> dict[str, Any]:
+        command = ["train", "--exp_name", "mine", "--output-dir", "runs", *tokens]
+        return app.parse_args(command, exit_on_error=False, print_error=False)[1].arguments
+
+    assert parsed("--resume")["model"] == ModelOptions(d_model=48)
+    Path("runs").rename("outputs")
+    found = app.parse_args(["train", "--exp-name", "mine", "--resume"], exit_on_error=False, print_error=False)[
+        1
+    ].arguments
+    assert found["run"] == RunOptions(exp_name="mine", resume=())
+    assert found["model"] == ModelOptions(d_model=48)
+    Path("outputs").rename("runs")
+    assert parsed("--resume", "--d-model", "16")["model"] == ModelOptions(d_model=16)
+    assert "model" not in parsed()
+    assert "model" not in parsed("--resume-from", "last.ckpt")
+    assert parsed("--resume_from", "last.ckpt")["run"].resume == (Path("last.ckpt"),)
+    Path("c.yaml").write_text("model: {n_layers: 1}")
+    assert parsed("--resume", "--config", "c.yaml")["model"] == ModelOptions(n_layers=1)

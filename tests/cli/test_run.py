@@ -1,0 +1,279 @@
+"""Runs: their folder, training from a dataset, resuming, scoring afterwards."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import anndata as ad
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from alphastomics._cli._run import find_model
+from alphastomics.config import Config
+from alphastomics.datasets import synthetic_tissue
+from alphastomics.main import main
+from alphastomics.model import AlphaSTomics
+
+TINY = ["--d-model", "16", "--n-layers", "1", "--n-heads", "2", "--context-size", "32", "--batch-size", "64"]
+SHORT = [*TINY, "--mode", "expr_to_pos", "--epochs", "2", "--accelerator", "cpu"]
+RUN = Path("outputs/alphastomics")
+
+
+def changed(tokens: list[str], **values: object) -> list[str]:
+    """Tokens with other values: a flag is given once."""
+    tokens = list(tokens)
+    for name, value in values.items():
+        tokens[tokens.index(f"--{name.replace('_', '-')}") + 1] = str(value)
+    return tokens
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """``raw/`` of three files, ``dataset/`` of them, ``all.h5ad``."""
+    folder = tmp_path_factory.mktemp("run")
+    tissue = synthetic_tissue(n_cells=90, n_genes=20, random_state=0)
+    tissue.write_h5ad(folder / "all.h5ad")
+    (folder / "raw").mkdir()
+    for name, rows in tissue.obs.groupby("slice_id", observed=True).indices.items():
+        tissue[rows].copy().write_h5ad(folder / "raw" / f"{name}.h5ad")
+    options = ["--train-ratio", "0.6", "--val-ratio", "0.1"]
+    assert (
+        main(["preprocess", "--input-dir", str(folder / "raw"), "--output-dir", str(folder / "dataset"), *options]) == 0
+    )
+    return folder
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def complaint(capsys):
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("alphastomics: ")]
+    return line
+
+
+def state(path: Path = RUN / "checkpoints/last.ckpt") -> dict:
+    return torch.load(path, weights_only=True)
+
+
+def test_a_dataset_is_trained_on_and_its_test_set_scored(folder, here, capsys):
+    tokens = ["train", "--data-dir", str(folder / "dataset"), "--num_genes", "20", "--exp_name", "mine", *SHORT]
+    assert main([*tokens, "--streaming", "--buffer_size", "40", "--output_dir", "runs", "--test_after_train"]) == 0
+    run = here / "runs/mine"
+    model = AlphaSTomics.load(run / "checkpoints/model", adata=False, accelerator="cpu")
+    assert model.is_trained
+    assert model.summary_stats.n_cells == 162
+    assert pd.read_csv(run / "logs/metrics.csv", index_col="epoch")["train_loss"].notna().all()
+    scores = json.loads((run / "logs/scores.json").read_text())
+    assert sorted(scores) == ["slice_0", "slice_1", "slice_2"]
+    assert sum(values["prediction"]["n_cells"] for values in scores.values()) == 81
+    printed = capsys.readouterr().out
+    assert all(f"{values['prediction']['aligned_rmsd']:.4g}" in printed for values in scores.values())
+    # The configuration says all of it, and is used again.
+    config = Config.read(run / "config.yaml")
+    assert config.data.processed_data_dir == folder / "dataset"
+    assert (config.data.loading.streaming, config.data.loading.buffer_size, config.run.exp_name) == (True, 40, "mine")
+    assert main(["train", "--config", str(run / "config.yaml"), "--exp-name", "again"]) == 0
+    weights = [here / f"runs/{name}/checkpoints/model/model.safetensors" for name in ("mine", "again")]
+    assert weights[0].read_bytes() == weights[1].read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("tokens", "held"), [([], 270), (["--streaming"], 50_000), (["--streaming", "--buffer-size", "70"], 70)]
+)
+def test_how_many_cells_are_held(folder, here, tokens, held, monkeypatch):
+    seen = []
+    original = AlphaSTomics.from_parquet.__func__
+
+    def spy(cls, *args, **kwargs):
+        model = original(cls, *args, **kwargs)
+        seen.append(model._dataset.buffer_size)
+        raise ValueError("enough")
+
+    monkeypatch.setattr(AlphaSTomics, "from_parquet", classmethod(spy))
+    assert main(["train", "--data-dir", str(folder / "dataset"), *SHORT, *tokens]) == 1
+    assert seen == [held]
+
+
+def test_held_out_slices_are_scored_or_it_is_said_that_there_are_none(folder, here, capsys):
+    tokens = ["train", "--input-data", str(folder / "all.h5ad"), *SHORT, "--test-after-train"]
+    assert main([*tokens, "--validation-size", "0.3", "--exp-name", "with"]) == 0
+    assert sorted(json.loads(Path("outputs/with/logs/scores.json").read_text())) == ["slice_2"]
+    capsys.readouterr()
+    assert main([*tokens, "--exp-name", "without"]) == 0
+    assert "Nothing was tested: no slice was held out; --validation-size does that." in capsys.readouterr().err
+    assert main([*changed(tokens, mode="pos_to_expr"), "--exp-name", "other", "--validation-size", "0.3"]) == 0
+    assert "Nothing was tested: scores are of cells that are placed" in capsys.readouterr().err
+    assert sorted(path.name for path in Path("outputs").glob("*/logs/scores.json")) == ["scores.json"]
+
+
+def test_a_run_is_found_by_its_folder_its_model_and_its_checkpoint(folder, here):
+    assert main(["train", "--input-data", str(folder / "all.h5ad"), *SHORT]) == 0
+    assert find_model(RUN) == RUN / "checkpoints/model"
+    assert find_model(Path("elsewhere")) == Path("elsewhere")
+    placed = []
+    for checkpoint in (RUN, RUN / "checkpoints/model", RUN / "checkpoints/last.ckpt"):
+        tokens = ["sample", "--checkpoint", str(checkpoint), "--input-data", str(folder / "all.h5ad")]
+        assert main([*tokens, "--output", "out.h5ad", "--n-steps", "2", "--accelerator", "cpu"]) == 0
+        placed.append(ad.read_h5ad("out.h5ad").obsm["spatial"])
+    np.testing.assert_array_equal(placed[0], placed[1])
+    np.testing.assert_array_equal(placed[0], placed[2])
+
+
+def test_a_finished_run_is_resumed_with_more_epochs(folder, here):
+    tokens = ["train", "--input-data", str(folder / "all.h5ad"), *SHORT, "--dropout", "0.1", "--seed", "5"]
+    assert main(tokens) == 0
+    before = state()
+    assert main(["train", "--resume", "--epochs", "3"]) == 0
+    after = state()
+    assert (before["epoch"], after["epoch"]) == (2, 3)
+    assert after["global_step"] == before["global_step"] * 3 // 2
+    assert pd.read_csv(RUN / "logs/metrics.csv", index_col="epoch").index.tolist() == [0, 1, 2]
+    config = Config.read(RUN / "config.yaml")
+    assert (config.training.max_epochs, config.model.dropout, config.seed.global_seed) == (3, 0.1, 5)
+    # From its checkpoint into another run; the first is left as it is.
+    kept = (RUN / "checkpoints/last.ckpt").read_bytes()
+    more = ["--exp-name", "branch", "--resume-from", str(RUN / "checkpoints/last.ckpt")]
+    assert main([*changed(tokens, epochs=4), *more]) == 0
+    assert state(Path("outputs/branch/checkpoints/last.ckpt"))["epoch"] == 4
+    assert (RUN / "checkpoints/last.ckpt").read_bytes() == kept
+
+
+class Evil:
+    def __reduce__(self):
+        return os.mkdir, ("ran",)
+
+
+@pytest.mark.parametrize(
+    ("changes", "tokens", "message"),
+    [
+        ({}, [], "alphastomics is not empty; give another --exp-name"),
+        ({"epochs": 1}, ["--resume"], "beyond --max-epochs|beyond max_epochs=1"),
+        ({"d_model": 32}, ["--resume"], "is of a model with d_model=16, and this one has d_model=32"),
+        ({}, ["--resume", "--overwrite"], "give one"),
+        ({}, ["--resume", "a", "b"], "takes one .ckpt file"),
+        ({}, ["--resume", "none.ckpt"], "none.ckpt is missing; there is no training to resume"),
+        ({}, ["--resume", "--exp-name", "new"], "last.ckpt is missing; there is no training to resume"),
+        ({}, ["--resume", "evil.ckpt", "--exp-name", "new"], "evil.ckpt is no checkpoint of AlphaSTomics"),
+        ({}, ["--resume", "text.ckpt", "--exp-name", "new"], "text.ckpt"),
+        ({}, ["--resume", "other.ckpt", "--exp-name", "new"], "other.ckpt is no checkpoint of AlphaSTomics"),
+        ({}, ["--resume", "half.ckpt", "--exp-name", "new"], "half.ckpt is truncated"),
+        ({}, ["--resume", "other.ckpt"], "alphastomics is not empty"),
+        ({}, ["--overwrite", "--num-genes", "7"], "all.h5ad has 20 genes, not 7; correct --num-genes …"),
+        ({}, ["--overwrite", "--data-dir", "DATASET"], "--data-dir and --input-data both say"),
+        ({}, ["--overwrite", "--streaming"], "--streaming is for --data-dir"),
+        ({}, ["--overwrite", "--max-time", "soon"], "max_time='soon'"),
+        ({}, ["--exp-name", ".."], "is no name of a folder"),
+        ({}, ["--fp16", "--precision", "32-true"], "--fp16 names a precision"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_is_one_line_and_changes_nothing(trained_run, folder, changes, tokens, message, capsys):
+    before = {path: path.read_bytes() for path in trained_run.rglob("*") if path.is_file()}
+    tokens = [str(folder / "dataset") if token == "DATASET" else token for token in tokens]
+    command = ["train", "--input-data", str(folder / "all.h5ad"), *changed(SHORT, **changes), *tokens]
+    assert main(command) == 1
+    assert re.search(message, complaint(capsys))
+    assert {path: path.read_bytes() for path in trained_run.rglob("*") if path.is_file()} == before
+    assert not (trained_run / "ran").exists()
+
+
+@pytest.fixture(scope="module")
+def _trained_run(folder, tmp_path_factory):
+    place = tmp_path_factory.mktemp("trained")
+    assert (
+        main(["train", "--input-data", str(folder / "all.h5ad"), *SHORT, "--output-dir", str(place / "outputs")]) == 0
+    )
+    (place / "evil.ckpt").write_bytes(pickle.dumps({"state_dict": Evil()}))
+    (place / "text.ckpt").write_text("no")
+    torch.save({"state_dict": {}}, place / "other.ckpt")
+    whole = (place / RUN / "checkpoints/last.ckpt").read_bytes()
+    (place / "half.ckpt").write_bytes(whole[: len(whole) // 2])
+    return place
+
+
+@pytest.fixture
+def trained_run(_trained_run, monkeypatch):
+    monkeypatch.chdir(_trained_run)
+    return _trained_run
+
+
+@pytest.mark.parametrize(
+    ("tokens", "message"),
+    [
+        (["--streaming", "--layer", "counts"], "layer=…|--layer … is for --input-data"),
+        (["--buffer-size", "9"], "--buffer-size is for --streaming"),
+        (["--num-genes", "7"], "dataset has 20 genes, not 7"),
+    ],
+)
+def test_flags_that_have_no_effect_on_a_dataset_are_refused(folder, here, tokens, message, capsys):
+    assert main(["train", "--data-dir", str(folder / "dataset"), *SHORT, *tokens]) == 1
+    assert re.search(message, complaint(capsys))
+    assert list(here.iterdir()) == []
+
+
+def test_a_checkpoint_that_runs_code_is_no_model(trained_run, folder, capsys):
+    for name in ("evil", "text", "other", "half"):
+        tokens = [
+            "sample",
+            "--checkpoint",
+            f"{name}.ckpt",
+            "--input-data",
+            str(folder / "all.h5ad"),
+            "--output",
+            "o.h5ad",
+        ]
+        assert main(tokens) == 1
+        assert f"{name}.ckpt" in complaint(capsys)
+    assert not Path("ran").exists()
+    assert not Path("o.h5ad").exists()
+
+
+def test_other_flags_reach_the_trainer(folder, here, monkeypatch):
+    seen = {}
+
+    def train(self, **arguments):
+        seen.update(arguments)
+        raise ValueError("enough")
+
+    monkeypatch.setattr(AlphaSTomics, "train", train)
+    flags = ["--accumulate-grad-batches", "3", "--gradient-clip-val", "0.5", "--deterministic", "--fp16"]
+    assert main(["train", "--input-data", str(folder / "all.h5ad"), *TINY, *flags]) == 1
+    expected = {"accumulate_grad_batches": 3, "gradient_clip_val": 0.5, "deterministic": True, "precision": "16-mixed"}
+    assert {name: seen[name] for name in expected} == expected
+
+
+@pytest.mark.slow
+def test_a_run_that_was_killed_goes_on(folder, here, capsys):
+    """Before the first checkpoint there is nothing to resume; after it everything is."""
+    tokens = ["train", "--data-dir", str(folder / "dataset"), *changed(SHORT, epochs=100_000)]
+    process = subprocess.Popen([sys.executable, "-m", "alphastomics", *tokens], stderr=subprocess.DEVNULL)
+    last, end = RUN / "checkpoints/last.ckpt", time.monotonic() + 120
+    while not last.exists() and process.poll() is None and time.monotonic() < end:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGKILL)
+    process.wait(30)
+    assert sorted(path.name for path in last.parent.iterdir() if not path.name.startswith(".")) == ["last.ckpt"]
+    before = state()
+    assert (
+        main(["extract", "--checkpoint", str(RUN), "--input-data", str(folder / "all.h5ad"), "--output", "z.npz"]) == 1
+    )
+    assert "of a training that has not ended; continue it with --resume …" in complaint(capsys)
+    assert main(["train", "--resume", "--epochs", str(before["epoch"] + 2)]) == 0
+    after = state()
+    assert after["epoch"] == before["epoch"] + 2
+    assert after["global_step"] == after["epoch"] * 3
+    ema = after["callbacks"]["MovingAverage"]
+    assert ema["n_updates"] == after["global_step"]
+    assert pd.read_csv(RUN / "logs/metrics.csv", index_col="epoch").index.tolist() == list(range(after["epoch"]))

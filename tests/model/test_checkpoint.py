@@ -1,0 +1,233 @@
+"""Training that is resumed, and models of checkpoints."""
+
+from __future__ import annotations
+
+import lightning.pytorch as pl
+import numpy as np
+import pytest
+import torch
+
+import alphastomics.train.checkpoint as module
+from alphastomics.model import AlphaSTomics
+from alphastomics.train.checkpoint import KEY
+
+
+class DieAt(pl.Callback):
+    """The end of everything before a step."""
+
+    def __init__(self, step):
+        self.step = step
+
+    def on_train_batch_start(self, trainer, *_):
+        if trainer.global_step == self.step:
+            raise OSError("dead")
+
+
+@pytest.fixture
+def often(monkeypatch):
+    """A checkpoint after every step, but for the last of an epoch, whose comes when the epoch is over."""
+    monkeypatch.setattr(module, "EVERY", 1)
+
+
+def die(model, train_briefly, path, *, step, **kwargs):
+    with pytest.raises(OSError, match="dead"):
+        train_briefly(model, checkpoint=path, callbacks=[DieAt(step)], **kwargs)
+
+
+def watched(path):
+    """What a checkpoint holds of the training."""
+    state = torch.load(path, weights_only=True)
+    moments = [value for entry in state["optimizer_states"][0]["state"].values() for value in entry.values()]
+    return {
+        "step": state["global_step"],
+        "epoch": state["epoch"],
+        "schedule": state["lr_schedulers"][0],
+        "weights": state["state_dict"],
+        "average": state["callbacks"]["MovingAverage"],
+        "moments": moments,
+        "history": state["callbacks"]["History"],
+    }
+
+
+def assert_alike(one, other):
+    assert type(one) is type(other)
+    if isinstance(one, dict):
+        assert one.keys() == other.keys()
+        for key in one:
+            assert_alike(one[key], other[key])
+    elif isinstance(one, list):
+        assert len(one) == len(other)
+        for pair in zip(one, other, strict=True):
+            assert_alike(*pair)
+    elif isinstance(one, torch.Tensor):
+        assert torch.equal(one, other)
+    else:
+        assert one == other
+
+
+def test_a_training_that_was_interrupted_between_epochs_ends_as_if_it_had_not_been(
+    small, make_model, train_briefly, weights_of, tmp_path, often
+):
+    """Weights, average, moments of the optimiser, schedule, history: to the byte, without dropout."""
+    whole, parts = tmp_path / "whole.ckpt", tmp_path / "parts.ckpt"
+    expected = train_briefly(make_model(small), max_epochs=6, checkpoint=whole, validation_size=0.5)
+    die(make_model(small), train_briefly, parts, step=3, max_epochs=6, validation_size=0.5)
+    assert watched(parts)["step"] == 3
+    resumed = make_model(small)
+    train_briefly(resumed, max_epochs=6, resume=parts, checkpoint=parts, validation_size=0.5)
+    assert weights_of(resumed) == weights_of(expected)
+    assert_alike(watched(parts), watched(whole))
+    for name, table in expected.history.items():
+        np.testing.assert_array_equal(resumed.history[name], table)
+
+
+def test_in_the_midst_of_an_epoch_it_goes_on_at_the_next_step(small, make_model, train_briefly, tmp_path, often):
+    path = tmp_path / "last.ckpt"
+    steps = {"context_size": 50, "batch_size": 50}  # four an epoch
+    die(make_model(small), train_briefly, path, step=6, max_epochs=3, **steps)
+    assert (watched(path)["step"], watched(path)["epoch"]) == (6, 1)
+
+    class Seen(pl.Callback):
+        def on_train_batch_start(self, trainer, plan, batch, batch_idx):
+            seen.append((trainer.global_step, trainer.current_epoch, set(batch.key[:, 1].tolist())))
+
+    seen = []
+    resumed = make_model(small)
+    train_briefly(resumed, max_epochs=3, resume=path, checkpoint=path, callbacks=[Seen()], **steps)
+    assert [(step, epoch) for step, epoch, _ in seen] == [(6, 1), (7, 1), (8, 2), (9, 2), (10, 2), (11, 2)]
+    assert [keys for *_, keys in seen] == [{1}, {1}, {2}, {2}, {2}, {2}], "contexts of another epoch"
+    assert watched(path)["average"]["n_updates"] == watched(path)["step"] == 12
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_the_rest_of_an_epoch_is_what_was_left_of_it(
+    small, make_model, train_briefly, weights_of, tmp_path, often, num_workers
+):
+    """Weights, average, moments of the optimiser and schedule, to the byte, without dropout."""
+    whole, parts = tmp_path / "whole.ckpt", tmp_path / "parts.ckpt"
+    steps = {"context_size": 50, "batch_size": 50, "max_epochs": 3, "num_workers": num_workers}  # four an epoch
+    expected = train_briefly(make_model(small), checkpoint=whole, **steps)
+    die(make_model(small), train_briefly, parts, step=6, **steps)
+    resumed = train_briefly(make_model(small), resume=parts, checkpoint=parts, **steps)
+    assert weights_of(resumed) == weights_of(expected)
+    one, other = ({k: v for k, v in watched(path).items() if k != "history"} for path in (parts, whole))
+    assert_alike(one, other)
+
+
+def test_while_gradients_accumulate_the_average_waits(small, make_model, train_briefly, tmp_path, often):
+    path = tmp_path / "last.ckpt"
+    steps = {"context_size": 50, "batch_size": 50, "accumulate_grad_batches": 2}
+    train_briefly(make_model(small), max_epochs=1, checkpoint=path, **steps)
+    assert watched(path)["average"]["n_updates"] == watched(path)["step"] == 2
+    train_briefly(make_model(small), max_epochs=2, resume=path, checkpoint=path, **steps)
+    assert watched(path)["average"]["n_updates"] == watched(path)["step"] == 4
+
+
+def test_time_counts_from_the_beginning(small, make_model, train_briefly, tmp_path):
+    path = tmp_path / "last.ckpt"
+    train_briefly(make_model(small), max_epochs=1, max_time=100, checkpoint=path)
+    state = torch.load(path, weights_only=True)
+    assert 0 < state["elapsed_seconds"] < 100
+    state["elapsed_seconds"] = 90.0
+    torch.save(state, path)
+    model, seen = make_model(small), []
+
+    class Watch(pl.Callback):
+        def on_train_batch_start(self, trainer, plan, *_):
+            seen.append(plan.progress())
+
+    train_briefly(model, max_epochs=-1, max_steps=3, max_time=100, resume=path, callbacks=[Watch()])
+    assert all(0.9 <= progress < 1 for progress in seen)
+
+
+def test_a_finished_checkpoint_is_the_model(small, make_model, train_briefly, tmp_path):
+    path = tmp_path / "last.ckpt"
+    model = train_briefly(make_model(small, mode="any"), checkpoint=path)
+    assert list(tmp_path.iterdir()) == [path]
+    model.save(tmp_path / "model")
+    of_folder, of_file = (AlphaSTomics.load(p, adata=False) for p in (tmp_path / "model", path))
+    cells = small.copy()
+    for mode in ("expr_to_pos", "pos_to_expr"):
+        one, other = (loaded.sample(cells, mode=mode, n_steps=2) for loaded in (of_folder, of_file))
+        np.testing.assert_array_equal(one.obsm["spatial"], other.obsm["spatial"])
+        np.testing.assert_array_equal(one.X.toarray(), other.X.toarray())
+    assert of_file.history["train_loss"].equals(model.history["train_loss"])
+    # And it is trained on, with data.
+    more = AlphaSTomics.load(path, adata=small.copy())
+    train_briefly(more)
+    assert more.history["train_loss"].index.tolist() == [0, 1]
+
+
+def damaged(path, change):
+    state = torch.load(path, weights_only=True)
+    change(state)
+    torch.save(state, path)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda state: state[KEY].pop("tensors"), "of a training that has not ended; continue it with resume=…"),
+        (lambda state: state.pop(KEY), "is no checkpoint of AlphaSTomics"),
+        (lambda state: state[KEY].update(format_version=9), "has format version 9; this package reads 1"),
+        (lambda state: state[KEY].update(config="{"), "does not say which model"),
+        (lambda state: state[KEY].update(config="[]"), "does not say which model"),
+        (lambda state: state[KEY].pop("config"), "does not say which model"),
+        (lambda state: state[KEY].update(tensors=3), "does not hold a whole model"),
+        (lambda state: state[KEY]["tensors"].popitem(), "does not hold a whole model"),
+    ],
+    ids=["unfinished", "foreign", "newer", "cut", "list", "silent", "number", "incomplete"],
+)
+def test_what_is_no_model_is_said(small, make_model, train_briefly, tmp_path, change, message):
+    path = tmp_path / "last.ckpt"
+    train_briefly(make_model(small), checkpoint=path)
+    damaged(path, change)
+    with pytest.raises(ValueError, match=rf"last\.ckpt.*{message}"):
+        AlphaSTomics.load(path, adata=False)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"d_model": 16}, "is of a model with d_model=32, and this one has d_model=16"),
+        ({"random_state": 3}, "is of a model with random_state=0, and this one has random_state=3"),
+        ({"mode": "any"}, "is of a model with mode='expr_to_pos', and this one has mode='any'"),
+    ],
+)
+def test_another_model_is_not_resumed(small, make_model, train_briefly, tmp_path, changes, message):
+    path = tmp_path / "last.ckpt"
+    train_briefly(make_model(small), checkpoint=path)
+    model = make_model(small, **changes)
+    with pytest.raises(ValueError, match=message):
+        train_briefly(model, resume=path, max_epochs=2)
+    assert not model.is_trained
+
+
+def test_other_cells_are_not_trained_on_and_no_epochs_taken_back(reference, small, make_model, train_briefly, tmp_path):
+    path = tmp_path / "last.ckpt"
+    train_briefly(make_model(small), checkpoint=path, max_epochs=2)
+    with pytest.raises(ValueError, match="is of a training on other cells"):
+        train_briefly(make_model(reference), resume=path, max_epochs=2)
+    with pytest.raises(ValueError, match="is of epoch 2, beyond max_epochs=1"):
+        train_briefly(make_model(small), resume=path, max_epochs=1)
+    with pytest.raises(FileNotFoundError, match=r"none\.ckpt is missing"):
+        train_briefly(make_model(small), resume=tmp_path / "none.ckpt")
+
+
+def test_a_checkpoint_that_cannot_be_written_leaves_the_one_before(
+    small, make_model, train_briefly, tmp_path, monkeypatch, often
+):
+    path = tmp_path / "last.ckpt"
+    train_briefly(make_model(small), checkpoint=path, max_epochs=2)
+    before = path.read_bytes()
+
+    def full(self, filepath, *_, **__):
+        filepath.write_bytes(b"half")
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(pl.Trainer, "save_checkpoint", full)
+    monkeypatch.setattr("alphastomics.model._checkpoint.complete", lambda *_: None)
+    with pytest.raises(OSError, match="No space left"):
+        train_briefly(make_model(small), checkpoint=path, max_epochs=2)
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]

@@ -1,0 +1,327 @@
+"""Configuration files: what is written is read, what the earlier version wrote means the same, what is wrong is said."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from types import NoneType
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+import pytest
+import yaml
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from alphastomics import config as module
+from alphastomics._cli._options import ModelOptions, PlanOptions, SetupOptions, TrainingOptions
+from alphastomics._cli._run import RunOptions, SourceOptions
+from alphastomics._sections import leaves
+from alphastomics.config import Config, DiffusionSection, ModelSection, TrainingSection
+
+ROOT = Path(__file__).parents[1]
+README = """
+seed:
+  global_seed: 42
+  deterministic: false
+model:
+  num_genes: 20000
+  d_model: 256
+  n_heads: 8
+  n_layers: 6
+  dropout: 0.1
+diffusion:
+  num_timesteps: 1000
+  schedule: cosine
+  prediction_type: x0
+training:
+  mode: joint
+  batch_size: 1024
+  learning_rate: 1e-4
+  max_epochs: 100
+masking:
+  enable: true
+  expression_mask_ratio: 0.4
+  position_mask_ratio: 0.3
+data:
+  processed_data_dir: ./processed
+  preprocessing:
+    normalize_position: false  # positions as they are
+    scale: true
+  loading:
+    num_workers: 4
+"""
+
+
+def written(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "c.yaml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def read(tmp_path: Path, text: str) -> dict[str, Any]:
+    """Options that a file gives."""
+    return Config.read(written(tmp_path, text)).options()
+
+
+def values_of(hint: Any) -> st.SearchStrategy[Any]:
+    """Values of the type of a key, None among them."""
+    finite = st.floats(allow_nan=False, allow_infinity=False)
+    kinds = {
+        NoneType: st.none(), bool: st.booleans(), int: st.integers(), float: finite, str: st.text(max_size=12), Path: st.text(max_size=12).map(Path),
+    }  # fmt: skip
+    return st.one_of([st.sampled_from(get_args(k)) if get_origin(k) is Literal else kinds[k] for k in get_args(hint)])
+
+
+def sections(cls: type[Any]) -> st.SearchStrategy[Any]:
+    hints = get_type_hints(cls)
+    return st.builds(cls, **{n: sections(h) if is_dataclass(h) else values_of(h) for n, h in hints.items()})
+
+
+@given(config=sections(Config))
+@settings(max_examples=50, deadline=None, suppress_health_check=list(HealthCheck))
+def test_what_is_written_is_read(tmp_path_factory, config):
+    path = tmp_path_factory.mktemp("c") / "c.yaml"
+    config.write(path)
+    assert Config.read(path) == config
+    assert list(path.parent.iterdir()) == [path]
+
+
+@pytest.mark.parametrize(
+    "text", ["1e-4", "010", "1:30", "no", "null", "~", "", "0x1f", "1_000", ".inf", "2026-01-01", "<<", " a ", "a: b"]
+)
+def test_text_that_looks_like_something_else_stays_text(tmp_path, text):
+    path = tmp_path / "c.yaml"
+    Config(training=TrainingSection(accelerator=text)).write(path)
+    assert Config.read(path).training.accelerator == text
+    assert yaml.safe_load(path.read_text())["training"]["accelerator"] == text, "another reader sees something else"
+
+
+def test_the_layout_of_the_readme(tmp_path):
+    assert read(tmp_path, README) == {
+        "seed": 42, "deterministic": False, "num_genes": 20000, "d_model": 256, "n_heads": 8, "n_layers": 6, "dropout": 0.1,
+        "schedule": "cosine", "prediction_type": "x0", "mode": "joint", "batch_size": 1024, "lr": 1e-4, "max_epochs": 100,
+        "enable_masking": True, "expression_mask_ratio": 0.4, "position_mask_ratio": 0.3, "data_dir": Path("processed"),
+        "num_workers": 4,
+    }  # fmt: skip
+    assert Config.read(tmp_path / "c.yaml").diffusion.num_timesteps == 1000
+
+
+def test_the_layout_of_transformer_layers(tmp_path):
+    text = """
+TransformerLayer_setting:
+  num_layers: 6
+  num_heads: 8
+  dropout: 0.2
+  use_gated_attention: true    # recommended
+  gate_type: "headwise"
+  use_qk_norm: true
+  use_moe: true
+  num_experts: 8
+  moe_top_k: 2
+  moe_load_balance_loss_weight: 0.01
+training:
+  batch_size: 512
+  accumulate_grad_batches: 2
+  gradient_clip_val: 0.5
+"""
+    assert read(tmp_path, text) == {
+        "n_layers": 6, "n_heads": 8, "dropout": 0.2, "use_gated_attention": True, "gate_type": "headwise", "use_qk_norm": True,
+        "use_moe": True, "num_experts": 8, "moe_top_k": 2, "moe_load_balance_loss_weight": 0.01, "batch_size": 512,
+        "accumulate_grad_batches": 2, "gradient_clip_val": 0.5,
+    }  # fmt: skip
+    # What is read so is written in the other layout.
+    again = tmp_path / "again.yaml"
+    Config.read(tmp_path / "c.yaml").write(again)
+    assert module.LAYER_SETTING not in again.read_text()
+    assert Config.read(again) == Config.read(tmp_path / "c.yaml")
+
+
+def test_a_mapping_of_python_is_read_too():
+    found = Config.from_dict(
+        {"TransformerLayer_setting": {"use_moe": True, "num_experts": 4}, "training": {"learning_rate": "1e-4"}}
+    )
+    assert found.model == ModelSection(use_moe=True, num_experts=4)
+    assert found.training.learning_rate == 1e-4
+
+
+@pytest.mark.parametrize(
+    ("text", "option", "value"),
+    [
+        ("training: {learning_rate: 1e-4}", "lr", 1e-4),
+        ("training: {learning_rate: 1E+2}", "lr", 100.0),
+        ("training: {learning_rate: .5}", "lr", 0.5),
+        ("training: {learning_rate: 1}", "lr", 1.0),
+        ("training: {max_epochs: 010}", "max_epochs", 10),
+        ("training: {max_time: 90}", "max_time", 90.0),
+        ("training: {max_time: 1:00:00:00}", "max_time", "1:00:00:00"),
+        ("training: {devices: 2}", "devices", 2),
+        ("training: {devices: '0,1'}", "devices", "0,1"),
+        ("model: {gate_type: none}", "gate_type", "none"),
+        ("masking: {enable: True}", "enable_masking", True),
+    ],
+)
+def test_values(tmp_path, text, option, value):
+    found = read(tmp_path, text)
+    assert found == {option: value}
+    assert type(found[option]) is type(value)
+
+
+@pytest.mark.parametrize("text", ["", "# nothing", "model:", "model: {d_model: null}", "data: {loading: }"])
+def test_nothing_is_said(tmp_path, text):
+    assert Config.read(written(tmp_path, text)) == Config()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("traning: {}", "traning is not known; did you mean training?"),
+        ("model: {d_modell: 3}", "model.d_modell is not known; did you mean model.d_model?"),
+        ("training: {lr: 1e-4}", "training.lr is not known; did you mean training.learning_rate?"),
+        ("model: {batch_size: 4}", "model.batch_size is not known; did you mean training.batch_size?"),
+        ("data: {loading: {workers: 4}}", "data.loading.workers is not known; did you mean data.loading.num_workers?"),
+        ("Transformer_setting: {}", "Transformer_setting is not known; did you mean"),
+        ("TransformerLayer_setting: {num_layer: 4}", "TransformerLayer_setting.num_layer is not known; did you mean TransformerLayer_setting.num_layers?"),
+        ("TransformerLayer_setting: {num_layers: 4}\nmodel: {n_layers: 4}", "TransformerLayer_setting.num_layers and model.n_layers are the same"),
+        ("1: {}", "1 is not known"),
+        ("model: {d_model: '3'}", "model.d_model must be a whole number, not '3'"),
+        ("model: {d_model: 3.5}", "model.d_model must be a whole number, not 3.5"),
+        ("model: {d_model: true}", "model.d_model must be a whole number, not true"),
+        ("model: {dropout: a lot}", "model.dropout must be a number, not 'a lot'"),
+        ("model: {dropout: .nan}", "model.dropout must be a number, not '.nan'"),
+        ("model: {dropout: [1]}", "model.dropout must be a number, not a list"),
+        ("model: {dropout: {a: 1}}", "model.dropout must be a number, not keys with values"),
+        ("model: {use_moe: yes}", "model.use_moe must be true or false, not 'yes'"),
+        ("model: {gate_type: soft}", "model.gate_type must be one of headwise, elementwise, none, not 'soft'"),
+        ("training: {precision: 16}", "training.precision must be text, not 16"),
+        ("data: {input_data: 3}", "data.input_data must be a path, not 3"),
+        ("model: 3", "model must hold keys with values, not the value 3"),
+        ("model: [d_model]", "model must hold keys with values, not a list"),
+        ("- model", "must hold keys with values, not a list"),
+        ("model: {d_model: 1, d_model: 2}", "line 1: the key 'd_model' comes twice"),
+        ("a: &a 1\nb: *a", r"line 2: references \(\*name\) are not read"),
+        ("model:\n\t- x", "line 2: "),
+        ("{", "line 1: "),
+        ("? [1]\n: 2", "keys are text"),
+        ("a\0b", "is no YAML"),
+        ("[" * 50_000, "is no YAML"),
+        (f"model: {{d_model: {'9' * 5000}}}", "is no YAML"),
+        ("a: !!python/object/apply:os.system ['true']", "line 1: could not determine a constructor"),
+        ("a: !!timestamp x", "line 1: could not determine a constructor"),
+        ("#" * (2**20 + 1), "has more than 1,048,576 bytes"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_said(tmp_path, text, message):
+    path = written(tmp_path, text)
+    with pytest.raises(
+        ValueError, match=re.escape(str(path)) + r"[:, ].*" + message.replace("?", r"\?").replace("(?", "(")
+    ):
+        Config.read(path)
+
+
+def test_other_bytes_are_no_configuration(tmp_path):
+    (tmp_path / "c.yaml").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ValueError, match="is no YAML"):
+        Config.read(tmp_path / "c.yaml")
+    with pytest.raises(OSError, match="none.yaml"):
+        Config.read(tmp_path / "none.yaml")
+
+
+def test_many_references_are_refused_before_they_grow(tmp_path):
+    levels = "\n".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 30))
+    with pytest.raises(ValueError, match="references"):
+        Config.read(written(tmp_path, f"a0: &a0 x\n{levels}"))
+
+
+def test_a_message_is_short(tmp_path):
+    with pytest.raises(ValueError, match="d_model") as error:
+        Config.read(written(tmp_path, f"model: {{d_model: {'x' * 100_000}}}"))
+    assert len(str(error.value)) < 300
+
+
+@pytest.mark.parametrize(
+    ("text", "keys"),
+    [
+        ("diffusion: {num_timesteps: 1000}", ["diffusion.num_timesteps: 1000"]),
+        ("data: {preprocessing: {normalize_position: false, scale: true}}", []),
+        (
+            "data: {preprocessing: {normalize_position: true, scale: false}}",
+            ["data.preprocessing.normalize_position: true", "data.preprocessing.scale: false"],
+        ),
+    ],
+)
+def test_keys_that_decide_nothing_are_told(tmp_path, text, keys):
+    assert Config.read(written(tmp_path, text)).without_effect() == keys
+
+
+def test_every_option_of_training_has_a_key_of_its_type():
+    """All but those that say what a call does, and not what the run is."""
+    options = {"seed": int}
+    for group in (ModelOptions, PlanOptions, RunOptions, SetupOptions, SourceOptions, TrainingOptions):
+        options |= get_type_hints(group)
+    keys = {leaf.option: leaf.key for leaf in leaves(Config()) if leaf.option is not None}
+    assert set(options) - set(keys) == {"overwrite", "resume"}
+    assert set(keys) <= set(options)
+    hints = {leaf.option: hint for leaf, hint in zip(leaves(Config()), hints_of(Config), strict=True)}
+    assert {keys[name]: set(get_args(hints[name])) for name in keys} == {
+        keys[name]: {
+            *(
+                get_args(hint)
+                if NoneType in get_args(hint) or len(get_args(hint)) > 1 and get_origin(hint) is not Literal
+                else (hint,)
+            ),
+            NoneType,
+        }
+        for name, hint in options.items()
+        if name in keys
+    }
+
+
+def hints_of(cls: type[Any]) -> list[Any]:
+    found = []
+    for hint in get_type_hints(cls).values():
+        found += hints_of(hint) if is_dataclass(hint) else [hint]
+    return found
+
+
+def test_options_and_sections_are_the_same_thing():
+    options = {leaf.option: f"{leaf.key}!" for leaf in leaves(Config()) if leaf.option is not None}
+    config = Config.from_options(options)
+    assert config.options() == options
+    assert config.diffusion == DiffusionSection(
+        schedule="diffusion.schedule!", prediction_type="diffusion.prediction_type!",
+        position_nu="diffusion.position_nu!", expression_nu="diffusion.expression_nu!",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [name for name in module.__all__ if name != "Config"])
+def test_every_key_is_documented(name):
+    section = getattr(module, name)
+    documented = re.findall(r"^    (\w+)$", section.__doc__, flags=re.MULTILINE)
+    assert documented[documented.index("Parameters") + 1 :] == [field.name for field in fields(section)]
+
+
+def test_the_page_lists_every_key_and_its_default():
+    page = (ROOT / "docs" / "configuration.md").read_text()
+    rows = dict(re.findall(r"^\| `([\w.]+)` \| (.*?) \|", page, flags=re.MULTILINE))
+    assert list(rows) == [leaf.key for leaf in leaves(Config())]
+    defaults = {"seed": 0}
+    for group in (ModelOptions, PlanOptions, RunOptions, SetupOptions, SourceOptions, TrainingOptions):
+        defaults |= {field.name: field.default for field in fields(group)}
+    for leaf in leaves(Config()):
+        told = rows[leaf.key]
+        default = defaults.get(leaf.option) if leaf.option else None
+        if default is None:
+            assert told == "", leaf.key
+        elif isinstance(default, float):
+            assert math.isclose(float(told.strip("`")), default), leaf.key
+        else:
+            assert told == f"`{str(default).lower() if isinstance(default, bool) else default}`", leaf.key
+
+
+def test_the_example_of_the_page_is_read(tmp_path):
+    page = (ROOT / "docs" / "configuration.md").read_text()
+    examples = re.findall(r"```yaml\n(.*?)```", page, flags=re.DOTALL)
+    assert len(examples) == 2
+    assert all(read(tmp_path, text) for text in examples)
