@@ -37,9 +37,10 @@ def replacing(path: Path) -> Iterator[Path]:
 @contextmanager
 def writing(path: Path, schema: pa.Schema) -> Iterator[CellWriter]:
     """Write a file of cells; it appears when it is whole."""
+    pool = pa.system_memory_pool()  # that of Arrow keeps a row group's worth of memory when all is written
     with (
         replacing(path) as temporary,
-        pq.ParquetWriter(temporary, schema, compression="zstd", write_page_checksum=True) as file,
+        pq.ParquetWriter(temporary, schema, compression="zstd", write_page_checksum=True, memory_pool=pool) as file,
     ):
         yield CellWriter(file, schema)
 
