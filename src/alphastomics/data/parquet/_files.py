@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from alphastomics.data.parquet._columns import from_arrow, to_arrow
+from alphastomics.data.parquet._columns import to_arrow
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -77,22 +77,6 @@ def open_parquet(path: Path) -> pq.ParquetFile:
         return pq.ParquetFile(path, page_checksum_verification=True)
     except (pa.ArrowInvalid, pa.ArrowException, OSError) as error:
         raise ValueError(f"{path} is no whole Parquet file ({_first_line(error)}); make the dataset again") from error
-
-
-def read_group(file: pq.ParquetFile, group: int, n_genes: int, path: Path) -> Cells:
-    """Cells of one row group.
-
-    Raises
-    ------
-    ValueError
-        If it is damaged.
-    """
-    try:
-        return from_arrow(file.read_row_group(group), n_genes)
-    except (pa.ArrowInvalid, pa.ArrowException, OSError, ValueError) as error:
-        raise ValueError(
-            f"Row group {group} of {path} is damaged ({_first_line(error)}); make the dataset again"
-        ) from error
 
 
 def checksum(path: Path) -> str:
