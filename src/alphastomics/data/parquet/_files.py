@@ -99,7 +99,12 @@ def writing(path: Path, schema: pa.Schema, *, mapped: bool = False) -> Iterator[
     mapped
         Whether expression is stored so that :mod:`~alphastomics.data.parquet._pages` reads it; it is compressed if not.
     """
-    options: dict[str, Any] = {"compression": "zstd", "write_page_checksum": True}
+    options: dict[str, Any] = {
+        "compression": "zstd",
+        "write_page_checksum": True,
+        # That of Arrow keeps a row group's worth of memory when all is written.
+        "memory_pool": pa.system_memory_pool(),
+    }
     if mapped:
         plain = [f"{name}.list.element" for name in (EXPRESSION, INDICES, VALUES) if name in schema.names]
         others = [name for name in schema.names if name not in (EXPRESSION, INDICES, VALUES, POSITION)]

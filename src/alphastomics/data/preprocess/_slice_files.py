@@ -72,8 +72,11 @@ def read_cells(path: Path, rows: NDArray[np.integer], n_genes: int, checksums: S
         for number, (start, end) in enumerate(zip(ends, ends[1:], strict=False)):
             if start == end:
                 continue
-            cells = from_arrow(pa.Table.from_batches([file.get_batch(number)]), n_genes)
-            here = rows[start:end] - number * BATCH
+            batch, here = pa.Table.from_batches([file.get_batch(number)]), rows[start:end] - number * BATCH
+            if here[0] > 0 and 2 * len(here) < len(batch):
+                yield from_arrow(batch.take(here), n_genes)
+                continue
+            cells = from_arrow(batch, n_genes)
             if here[0] == 0 and _checksum(cells) != checksums[number]:  # once, of all who read some of the batch
                 raise OSError(f"checksum of batch {number}")
             yield cells if len(here) == len(cells.names) else cells.take(here)
