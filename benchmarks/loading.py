@@ -11,8 +11,8 @@ that a busy machine slows all alike:
 - ``scvi``: ``AnnDataLoader`` over all cells in memory as CSR, shuffled;
 - ``backed``: random cells of one backed h5ad file that holds all of them, sorted, as an array.
 
-Ours gives contexts of one slice, counts with what they are to be divided by, and positions; the others give counts. All come as a user calls them, ours
-with its threads, on the cores that the machine has.
+Ours gives contexts of one slice, counts with what they are to be divided by, and positions; the others give counts. None has
+worker processes or threads: each takes one core.
 
 Ratios are medians over the turns of ours over theirs. Run as ``python -m benchmarks.loading``.
 """
@@ -90,15 +90,15 @@ def readers(folder: Path, n_cells: int) -> dict[str, Callable[[], int]]:
 
     def ours(dataset: ContextDataset, epoch: int) -> int:
         dataset.set_epoch(epoch)
-        return sum(int(raw.batch.mask.sum()) for raw in ContextLoader(dataset, 1))
+        return sum(int(raw.batch.mask.sum()) for raw in ContextLoader(dataset, 1, prefetch=False))
 
     def encoded(dataset: ContextDataset, epoch: int) -> int:
         dataset.set_epoch(epoch)
-        return sum(int(batch.mask.sum()) for batch in ContextLoader(dataset, 1, raw=False))
+        return sum(int(batch.mask.sum()) for batch in ContextLoader(dataset, 1, prefetch=False, raw=False))
 
     def contexts(buffer_size: int) -> ContextDataset:
         source = ParquetSource(folder / "dataset", buffer_size=buffer_size)
-        return ContextDataset(source, context_size=CONTEXT, seed=0)
+        return ContextDataset(source, context_size=CONTEXT, seed=0, patches=False)
 
     streamed, held = contexts(n_cells // 5), contexts(n_cells)
     ours(streamed, 0)

@@ -41,10 +41,10 @@ def assert_same(one, other):
         assert torch.equal(torch.nan_to_num(x), torch.nan_to_num(y))
 
 
-def test_threads_cut_what_one_after_the_other_cuts(tissue):
+def test_what_is_cut_ahead_is_what_is_cut_when_asked_for(tissue):
     dataset = contexts_of(tissue)
     loader = ContextLoader(dataset, 3)
-    plain = [loader._cut(batch) for batch in loader._order]
+    plain = list(ContextLoader(dataset, 3, prefetch=False))
     found = list(loader)
     assert len(found) == len(loader) == len(plain)
     for one, other in zip(found, plain, strict=True):

@@ -118,6 +118,8 @@ class ContextDataset(Dataset[Context]):
         Random changes; none when None.
     slices
         Names of the slices to use; all when None.
+    patches
+        Whether contexts come with the positions of a neighbourhood.
     targets
         Whether contexts also hold what is needed where expression is to be sampled: expression without augmentation, and
         how crowded the surroundings of a cell are, after a random share of the other cells of its slice was left out.
@@ -137,6 +139,7 @@ class ContextDataset(Dataset[Context]):
         seed: int,
         augmentation: Augmentation | None = None,
         slices: Sequence[str] | None = None,
+        patches: bool = True,
         targets: bool = False,
     ) -> None:
         check_choice("kind", kind, ("subset", "patch"))
@@ -149,6 +152,7 @@ class ContextDataset(Dataset[Context]):
         self.kind = kind
         self.seed = seed
         self.augmentation = augmentation
+        self.patches = patches
         self.targets = targets
         self._slices = _choose_slices(source, slices, kind)
         self._trees = {i: KDTree(position) for i in self._slices if (position := source.slices[i].position) is not None}
@@ -254,7 +258,7 @@ class ContextDataset(Dataset[Context]):
     def _patch(self, slice_index: int, rng: np.random.Generator) -> NDArray[np.float32]:
         """Cells around a random one: the nearest at full density, or a random share of more of them."""
         schema = self.source.schema
-        if slice_index not in self._trees:
+        if slice_index not in self._trees or not self.patches:
             return np.empty((0, schema.n_dims), dtype=np.float32)
         points = self._trees[slice_index].data
         density = rng.uniform(LOWEST_DENSITY, 1.0)
@@ -383,7 +387,8 @@ class ContextDataset(Dataset[Context]):
             return np.full((len(cells), schema.n_dims), np.nan, dtype=np.float32), np.zeros(schema.n_dims, np.float32)
         points, centre = position[cells], self._centre[slice_index]
         if schema.frame == "slice":
-            points, centre = points - points.mean(axis=0), centre - points.mean(axis=0)
+            middle = points.mean(axis=0)
+            points, centre = points - middle, centre - middle
             if rng is not None:
                 rotation = _random_rotation(schema.n_dims, rng)
                 points, centre = points @ rotation, centre @ rotation

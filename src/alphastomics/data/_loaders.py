@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
@@ -17,21 +16,19 @@ from alphastomics.data.parquet._dataset import SPLITS, DatasetInfo
 from alphastomics.data.parquet._source import BUFFER, ParquetSource
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
     from os import PathLike
 
     from alphastomics.data._batch import Batch, RawBatch, RawContext
     from alphastomics.data._contexts import Augmentation, Kind
 
-THREADS = 2
-AHEAD = 2  # batches that wait for the network, for every thread
+AHEAD = 3  # batches that wait for the network
 
 
 class ContextLoader:
-    """Batches of the epoch that a dataset of contexts is at, cut ahead of the network.
+    """Batches of the epoch that a dataset of contexts is at.
 
-    Without worker processes threads cut them: most of the work is done in compiled code, which lets other threads run. The
-    position, an epoch and the number of batches of it that were handed out, is kept by :meth:`state_dict`, under the names
+    The position, an epoch and the number of batches of it that were handed out, is kept by :meth:`state_dict`, under the names
     that Lightning asks for; the next pass after :meth:`load_state_dict` begins there.
 
     Parameters
@@ -41,9 +38,12 @@ class ContextLoader:
     contexts_per_batch
         Contexts in a batch.
     num_workers
-        Processes that cut contexts, each from a part of the tissue of its own; 0 leaves that to threads.
+        Processes that cut contexts, each from a part of the tissue of its own.
     rank, world_size
         Number of this process among those that train together; all get equally many batches.
+    prefetch
+        Without worker processes, whether a thread cuts batches ahead while the network works. Where nothing works
+        meanwhile, handing batches from one thread to another only takes time.
     raw
         Whether batches hold expression as it was measured, which :meth:`encode` brings to network units, best on the device
         that trains; network units when False.
@@ -57,9 +57,10 @@ class ContextLoader:
         num_workers: int = 0,
         rank: int = 0,
         world_size: int = 1,
+        prefetch: bool = True,
         raw: bool = True,
     ) -> None:
-        self.dataset, self.num_workers, self.is_raw = dataset, num_workers, raw
+        self.dataset, self.num_workers, self.prefetch, self.is_raw = dataset, num_workers, prefetch, raw
         self._order: StreamSampler | TurnSampler
         if dataset.source.buffer_size is None:  # in memory every process has all cells at hand
             dataset.set_streams(1, contexts_per_batch * world_size if world_size > 1 else 1)
@@ -99,9 +100,14 @@ class ContextLoader:
         start, self._start = self._start, 0
         batches = list(self._order)[start:]
         self._done = start
-        for batch in self._in_processes(batches) if self.num_workers else self._in_threads(batches):
+        for batch in self._cut_all(batches):
             self._done += 1
             yield batch if self.is_raw else self.encode(batch)
+
+    def _cut_all(self, batches: Sequence[list[int]]) -> Iterable[RawBatch]:
+        if self.num_workers:
+            return self._in_processes(batches)
+        return self._ahead(batches) if self.prefetch else map(self._cut, batches)
 
     def _in_processes(self, batches: Sequence[list[int]]) -> DataLoader[RawBatch]:
         loader: DataLoader[Any] = DataLoader(
@@ -109,15 +115,13 @@ class ContextLoader:
         )
         return loader
 
-    def _in_threads(self, batches: Sequence[list[int]]) -> Iterator[RawBatch]:
-        n_threads = max(1, min(THREADS, os.cpu_count() or 1))
-        self.dataset.divide()  # once, before the threads ask for it
+    def _ahead(self, batches: Sequence[list[int]]) -> Iterator[RawBatch]:
         waiting: deque[Future[RawBatch]] = deque()
-        with ThreadPoolExecutor(n_threads, thread_name_prefix="contexts") as pool:
+        with ThreadPoolExecutor(1, thread_name_prefix="contexts") as pool:
             try:
                 for batch in batches:
                     waiting.append(pool.submit(self._cut, batch))
-                    if len(waiting) > n_threads * AHEAD:
+                    if len(waiting) > AHEAD:
                         yield waiting.popleft().result()
                 while waiting:
                     yield waiting.popleft().result()
@@ -147,6 +151,7 @@ def create_dataloaders(
     streaming: bool = True,
     buffer_size: int = BUFFER,
     num_workers: int = 0,
+    prefetch: bool = True,
     kind: Kind = "subset",
     augmentation: Augmentation | None = None,
     targets: bool = False,
@@ -173,7 +178,9 @@ def create_dataloaders(
     buffer_size
         Number of cells whose expression a process holds, and among which contexts are shuffled.
     num_workers
-        Processes that cut contexts; threads do when 0.
+        Processes that cut contexts.
+    prefetch
+        Without worker processes, whether a thread cuts batches ahead while the network works.
     kind
         ``"subset"``: random cells of a slice, each once in an epoch; ``"patch"``: each cell with its nearest ones.
     augmentation
@@ -210,12 +217,21 @@ def create_dataloaders(
             context_size=context_size,
             kind=kind,
             seed=seed,
+            patches=False,
             augmentation=augmentation if split == SPLITS[0] else None,
             targets=targets,
         )
         per_batch = max(1, batch_size // context_size)
         found.append(
-            ContextLoader(dataset, per_batch, num_workers=num_workers, rank=rank, world_size=world_size, raw=raw)
+            ContextLoader(
+                dataset,
+                per_batch,
+                num_workers=num_workers,
+                rank=rank,
+                world_size=world_size,
+                prefetch=prefetch,
+                raw=raw,
+            )
         )
     train, validation, test = found
     return train, validation, test

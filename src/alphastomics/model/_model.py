@@ -373,7 +373,7 @@ class AlphaSTomics(BaseModelClass):
             Which entries are masked, for a model with ``enable_masking=True``; defaults of
             :class:`~alphastomics.diffusion.MaskingConfig` when None.
         num_workers
-            Processes that cut contexts; two threads do when 0.
+            Processes that cut contexts; a thread does when 0.
         plan_kwargs
             Fields of :class:`~alphastomics.train.PlanConfig`.
         checkpoint

@@ -39,7 +39,7 @@ class ContextDataModule(pl.LightningDataModule):
     validation_size
         Share of the slices that is held out for validation; None or 0 holds out none.
     num_workers
-        Processes that cut contexts; threads do when 0.
+        Processes that cut contexts; a thread does when 0.
     targets
         Whether expression is something to be sampled, as in :class:`~alphastomics.data.ContextDataset`.
 
