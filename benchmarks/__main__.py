@@ -31,6 +31,7 @@ def main() -> None:
     shared = ["--model-dir", str(options.model_dir), *data]
     runs = [[name, *shared] for name in PLACING]
     runs += [[name, *shared, "--benchmark", tissue] for tissue in TISSUES for name in HELD_OUT]
+    runs.append(["shell", *data])
     runs += [["compare", *data, "--benchmark", tissue] for tissue in TISSUES]
     for name, *arguments in [*runs, *([name] for name in MEASURING)]:
         print(f"\n=== {name}", flush=True)

@@ -165,7 +165,8 @@ def killer(folder, *, once=(), always=()):
     script.write_text(KILLER.format(folder=str(folder), once=once, always=always))
     return {
         "DASK_DISTRIBUTED__WORKER__PRELOAD": str([str(script)]),
-        "DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES": "1",
+        # A worker that dies counts against every task that it had, also those that it had not begun.
+        "DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES": "1" if always else "5",
     }
 
 

@@ -1,0 +1,105 @@
+"""The whole way from the shell: slices of the seqFISH embryos as ``.h5ad`` files, a dataset, a model, placed cells, scores.
+
+Both planes of embryo 1 are files in a folder that ``alphastomics preprocess`` makes a dataset of; ``train --streaming`` trains on
+it with fewer cells in memory than it has; ``sample`` places the cells of embryo2_z2 from a file without positions, and ``test`` the
+same cells from a file with them. What ``sample`` wrote is scored by the judge of the other benchmarks, which shares no code with the
+package. Run as ``python -m benchmarks.shell``; ``--help`` lists the options.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from benchmarks import _judge
+from benchmarks._data import BENCHMARKS, Fold, find_data
+from benchmarks._report import machine, markdown, versions, write_json
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+RESULT = Path(__file__).parent / "results" / "shell.json"
+
+
+def alphastomics(*arguments: str | Path) -> list[str]:
+    """Run a command; give its arguments without the folders."""
+    subprocess.run([sys.executable, "-m", "alphastomics", *map(str, arguments)], check=True)
+    return [argument.name if isinstance(argument, Path) else argument for argument in arguments]
+
+
+def write_files(fold: Fold, folder: Path) -> None:
+    """The slices of the reference in files of their own, and the query with and without its positions."""
+    (folder / "slices").mkdir()
+    for name, rows in fold.reference.obs.groupby("slice_id").indices.items():
+        fold.reference[rows].copy().write_h5ad(folder / "slices" / f"{name}.h5ad")
+    fold.query.write_h5ad(folder / "query.h5ad")
+    known = fold.query.copy()
+    known.obsm["spatial"] = fold.truth[fold.order]
+    known.write_h5ad(folder / "known.h5ad")
+
+
+def run(fold: Fold, folder: Path, options: argparse.Namespace) -> dict[str, Any]:
+    """All commands, one after the other."""
+    import anndata as ad
+
+    write_files(fold, folder)
+    run_folder = folder / "outputs" / "alphastomics"
+    asked: list[str | Path] = ["--checkpoint", run_folder, "--seed", str(options.seed)]
+    training = [
+        "--mode",
+        "expr_to_pos",
+        "--max-time",
+        str(60 * options.minutes),
+        "--buffer-size",
+        str(options.buffer_size),
+    ]
+    commands = [
+        alphastomics(
+            "preprocess", "--input-dir", folder / "slices", "--output-dir", folder / "dataset", "--train-ratio", "1", "--val-ratio", "0",
+        ),
+        alphastomics(
+            "train", "--data-dir", folder / "dataset", "--streaming", "--output-dir", folder / "outputs",
+            "--seed", str(options.seed), *training,
+        ),
+        alphastomics(
+            "sample", *asked, "--input-data", folder / "query.h5ad", "--output", folder / "placed.h5ad", "--n-steps", "1", "--refine",
+        ),
+        alphastomics("test", *asked, "--input-data", folder / "known.h5ad", "--output", folder / "scores.json"),
+    ]  # fmt: skip
+    placed = fold.in_source_order(ad.read_h5ad(folder / "placed.h5ad").obsm["spatial"])
+    tested = json.loads((folder / "scores.json").read_text())
+    return {"commands": commands, "sample": _judge.judge(fold.truth, placed), "test": tested}
+
+
+def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """Options."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.shell", formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
+    parser.add_argument("--minutes", type=float, default=8.0, help="training")
+    parser.add_argument("--buffer-size", type=int, default=8000, help="cells in memory")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--output", type=Path, default=RESULT)
+    parser.add_argument("--data-dir", help="folder of the .h5ad files; default $ALPHASTOMICS_DATA or ../shared/data")
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run the commands and print the scores of what was sampled."""
+    options = parse(argv)
+    (fold,) = BENCHMARKS["seqfish"](find_data(options.data_dir))
+    with tempfile.TemporaryDirectory() as name:
+        found = run(fold, Path(name), options)
+    parameters = {name: getattr(options, name) for name in ("minutes", "buffer_size", "seed")}
+    content = {"benchmark": "shell", "fold": fold.name, "parameters": parameters, **found}
+    write_json(options.output, content | {"versions": versions(), "machine": machine()})
+    print(markdown([list(_judge.METRICS), [f"{found['sample'][name]:.3f}" for name in _judge.METRICS]]))
+
+
+if __name__ == "__main__":
+    main()
