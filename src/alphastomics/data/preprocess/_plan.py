@@ -10,7 +10,7 @@ from alphastomics.data._fit import fit_frame, fit_spacing, floor_scale, measure_
 from alphastomics.data._schema import TissueSchema
 from alphastomics.data.parquet._columns import DENSE, POSITION, SIZE, read_position
 from alphastomics.data.parquet._dataset import SPLITS
-from alphastomics.data.parquet._files import ROW_GROUP
+from alphastomics.data.parquet._files import GROUP_VALUES, ROW_GROUP
 from alphastomics.data.preprocess._shards import ShardTask
 from alphastomics.data.preprocess._split import split_slices
 
@@ -97,7 +97,8 @@ class Plan:
 
     def _shards(self, number: int) -> list[tuple[Piece, ...]]:
         """Pieces of the files of a split."""
-        group_size = min(ROW_GROUP, self.options.max_shard_size)
+        most = max(1, GROUP_VALUES // len(self.slices[0].genes))
+        group_size = min(ROW_GROUP, most, self.options.max_shard_size)
         shards: list[list[tuple[StoredSlice, list[NDArray[np.integer]]]]] = []
         room = 0
         for stored, code in zip(self.slices, self.codes, strict=True):
