@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from os import PathLike
 
+    import pyarrow as pa
     import pyarrow.parquet as pq
     from numpy.typing import NDArray
 
@@ -99,49 +100,41 @@ class ParquetSource:
 
     def _index(self) -> None:
         """Read all but expression."""
-        positions, sizes, names, n_values = [], [], list[str](), []
+        tables, names = [], list[str]()
         groups: list[tuple[int, int, int]] = []
         for file, (path, shard) in enumerate(zip(self._paths, self._shards, strict=True)):
-            with open_parquet(path) as parquet:
-                try:
-                    columns = [name for name in (SLICE, SIZE, POSITION, LENGTH) if name in parquet.schema_arrow.names]
-                    table = parquet.read(columns=columns)
-                except (OSError, ValueError) as error:
-                    raise ValueError(f"{path} is damaged; make the dataset again") from error
-                labels = table.column(SLICE)
-                lengths = [parquet.metadata.row_group(i).num_rows for i in range(parquet.num_row_groups)]
-            found = tuple((str(labels[sum(lengths[:i])]), n) for i, n in enumerate(lengths))
+            table, found = _read_places(path)
             if found != shard.groups:
                 raise ValueError(f"{path} does not hold the cells that {METADATA} lists; make the dataset again")
+            tables.append(table)
             names += [name for name, _ in found]
-            groups += [(file, number, n) for number, n in enumerate(lengths)]
-            positions.append(read_position(table)[:, : self.schema.n_dims])
-            sizes.append(table.column(SIZE).to_numpy())
-            if LENGTH in table.column_names:
-                n_values.append(table.column(LENGTH).to_numpy())
-        self._library_size: NDArray[np.float64] = np.concatenate(sizes)
+            groups += [(file, number, n) for number, (_, n) in enumerate(found)]
+        self._library_size: NDArray[np.float64] = np.concatenate([table.column(SIZE).to_numpy() for table in tables])
         # How many values a cell has, where all files say so.
-        self._lengths = np.concatenate(n_values) if len(n_values) == len(sizes) else None
-        position = np.concatenate(positions)
+        told = all(LENGTH in table.column_names for table in tables)
+        self._lengths = np.concatenate([table.column(LENGTH).to_numpy() for table in tables]) if told else None
         kinds = sorted(set(names))
         starts = np.concatenate([[0], np.cumsum([n for *_, n in groups])])
         self.groups = tuple(
             Group(file, number, int(start), n, kinds.index(name))
             for (file, number, n), start, name in zip(groups, starts, names, strict=False)
         )
-        self._starts = starts[:-1]
-        self.n_cells = int(starts[-1])
-        of_slice: list[list[Group]] = [[] for _ in kinds]
+        self._starts, self.n_cells = starts[:-1], int(starts[-1])
+        self._arrange(kinds, np.concatenate([read_position(table) for table in tables])[:, : self.schema.n_dims])
+
+    def _arrange(self, names: Sequence[str], position: NDArray[np.float64]) -> None:
+        """Bring row groups together by slices."""
+        of_slice: list[list[Group]] = [[] for _ in names]
         for group in self.groups:
             of_slice[group.slice_index].append(group)
         slices, self._pieces = [], []
-        for name, here in zip(kinds, of_slice, strict=True):
+        for name, here in zip(names, of_slice, strict=True):
             rows = np.concatenate([np.arange(group.start, group.start + group.n_cells) for group in here])
             slices.append(SliceCells(name, rows, position[rows]))
             self._pieces.append(np.split(np.arange(len(rows)), np.cumsum([group.n_cells for group in here])[:-1]))
         self.slices: tuple[SliceCells, ...] = tuple(slices)
         genes = np.asarray(self.schema.genes, dtype=object)
-        self._measured = np.stack([~np.isin(genes, self.info.unmeasured.get(name, ())) for name in kinds])
+        self._measured = np.stack([~np.isin(genes, self.info.unmeasured.get(name, ())) for name in names])
         encoders = {mask.tobytes(): Encoder(self.schema, mask) for mask in np.unique(self._measured, axis=0)}
         self._encoders = [encoders[mask.tobytes()] for mask in self._measured]
         self.measured: NDArray[np.bool_] = np.any(self._measured, axis=0)
@@ -280,3 +273,16 @@ class ParquetSource:
         arrays = np.empty(n_values, np.float32), np.empty(n_values, np.int32)
         arrays[0].view(np.uint8)[:], arrays[1].view(np.uint8)[:] = values, indices
         return sp.csr_matrix((*arrays, start.astype(np.int32)), shape=(group.n_cells, n_genes), copy=False)
+
+
+def _read_places(path: Path) -> tuple[pa.Table, tuple[tuple[str, int], ...]]:
+    """Slices, library sizes and positions of a file; and the slice and number of cells of every row group."""
+    with open_parquet(path) as file:
+        try:
+            columns = [name for name in (SLICE, SIZE, POSITION, LENGTH) if name in file.schema_arrow.names]
+            table = file.read(columns=columns)
+        except (OSError, ValueError) as error:
+            raise ValueError(f"{path} is damaged; make the dataset again") from error
+        lengths = [file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)]
+    labels, starts = table.column(SLICE), np.cumsum([0, *lengths])
+    return table, tuple((str(labels[int(start)]), n) for start, n in zip(starts, lengths, strict=False))
