@@ -13,9 +13,9 @@ from alphastomics.data._schema import TissueSchema
 from alphastomics.data._source import CellSource, SliceCells
 
 if TYPE_CHECKING:
-    from alphastomics.data._batch import Batch, Context, collate
+    from alphastomics.data._batch import Batch, Context, RawBatch, collate
     from alphastomics.data._contexts import Augmentation, ContextDataset
-    from alphastomics.data._loaders import create_dataloaders
+    from alphastomics.data._loaders import ContextLoader, create_dataloaders
     from alphastomics.data.parquet._read import read_dataset, read_parquet
     from alphastomics.data.parquet._write import write_parquet
 
@@ -25,6 +25,8 @@ _ON_DEMAND = {
     "Batch": "_batch",
     "Context": "_batch",
     "ContextDataset": "_contexts",
+    "ContextLoader": "_loaders",
+    "RawBatch": "_batch",
     "collate": "_batch",
     "create_dataloaders": "_loaders",
     "read_dataset": "parquet._read",
@@ -39,7 +41,9 @@ __all__ = [
     "CellSource",
     "Context",
     "ContextDataset",
+    "ContextLoader",
     "PartialExpression",
+    "RawBatch",
     "SliceCells",
     "TissueSchema",
     "collate",

@@ -127,7 +127,7 @@ class Batch(NamedTuple):
 
 
 class RawBatch(NamedTuple):
-    """A batch before its expression is transformed, as loaders give it; see :class:`~alphastomics.data._encode_batch.BatchEncoder`.
+    """A batch before its expression is transformed, as loaders give it; see :meth:`ContextLoader.encode`.
 
     Attributes
     ----------

@@ -202,7 +202,7 @@ class ContextDataset(Dataset[Context]):
         return context._replace(expression=encode(context.expression, raw.factor) * gain + shift, target=target)
 
     def raw(self, index: int) -> RawContext:
-        """Draw a context of the current epoch, and leave the transform to :class:`~alphastomics.data._encode_batch.BatchEncoder`."""
+        """Draw a context of the current epoch, and leave the transform to whoever has the batch."""
         if not 0 <= index < self._length:
             raise IndexError(f"Context {index} of {self._length}.")
         epoch = self.epoch
