@@ -12,6 +12,7 @@ tensor             shape                              what
 
 from __future__ import annotations
 
+import warnings
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -61,7 +62,9 @@ def _load(path: Path) -> dict[str, NDArray[Any]]:
     import torch
 
     try:
-        values = torch.load(path, map_location="cpu", weights_only=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of kinds of tensors that are refused below
+            values = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # a damaged or crafted file can break the reader in any way
         raise ValueError(
             f"it is damaged, or holds more than tensors, which is never run ({type(error).__name__}); save a dict of "
