@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from alphastomics.data.parquet._columns import Cells
 
-ROW_GROUP = 8192  # cells: a context of a slice up to this size is one read
+ROW_GROUP = 4096  # cells: few enough for the buffers of a writer, many enough for a context to lie in few of them
 GROUP_VALUES = 2**28  # cells times genes: a page, which is what a row group has of a column, is at most 2 GB
 TEMPORARY = ".tmp"
 LEFT = re.compile(r".+\.[0-9a-f]{32}\.tmp")  # a temporary name
