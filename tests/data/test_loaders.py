@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import threading
 
+import numpy as np
 import pytest
 import torch
 
 from alphastomics.data import AnnDataSource, Augmentation, ContextDataset, collate, create_dataloaders, fit_schema
+from alphastomics.data._batch import collate_raw
 from alphastomics.data._loaders import ContextLoader
 from alphastomics.data.preprocess import Stage1Options, Stage2Options, preprocess
 from alphastomics.datasets import synthetic_tissue
@@ -74,6 +76,17 @@ def test_batches_in_network_units_are_the_contexts(tissue, transform, targets, t
         assert bool((found.target[..., 15:] == 0).all())
 
 
+def test_a_context_that_lost_no_counts_keeps_its_target_beside_others_that_did(tissue):
+    dataset = contexts_of(tissue)
+    thinned, whole = dataset.raw(0), dataset.raw(1)
+    assert thinned.target_factor is not None
+    context = whole.context._replace(expression=whole.context.target)
+    whole = whole._replace(context=context, factor=whole.target_factor, target_factor=None)
+    expected = dataset[1].target
+    batch = ContextLoader(dataset, 2).encode(collate_raw([thinned, whole]))
+    np.testing.assert_allclose(batch.target[1, : len(expected)], expected, rtol=1e-5, atol=1e-5)
+
+
 def test_epochs_differ_and_come_again(tissue):
     loader = ContextLoader(contexts_of(tissue), 3)
     first = list(loader)
@@ -100,6 +113,7 @@ def test_an_epoch_goes_on_where_it_was_left(folder, n_done):
     assert state == {"epoch": 2, "batch": n_done}
     other = loader()
     other.load_state_dict(state)
+    assert other.state_dict() == state
     rest = list(other)
     assert keys(rest) == keys(whole)[n_done:]
     assert other.state_dict() == {"epoch": 2, "batch": len(whole)}

@@ -15,7 +15,7 @@ from alphastomics.data._checks import (
     read_expression,
     read_position,
 )
-from alphastomics.data._encode import Encoder, dense_rows
+from alphastomics.data._encode import Encoder, dense_rows, thin_rows
 from alphastomics.data._fit import fit_schema
 from alphastomics.data._matrix import Matrix, align_columns, canonical, row_blocks, row_sums
 from alphastomics.data._slices import resolve_query_slice_key, slice_rows
@@ -147,8 +147,12 @@ class AnnDataSource:
             raise ValueError('Only integer counts under transform="log1p" can be thinned; set thinning=0.')
         block = self._matrix[rows]
         if isinstance(block, np.ndarray):
-            block = sp.csr_matrix(block)  # draws are the same however a matrix is stored
-        found = dense_rows(block, self.schema.n_genes, columns=self._columns, thinning=thinning, rng=rng)
+            found = np.zeros((len(block), self.schema.n_genes), dtype=np.float32)
+            found[:, self._columns] = block
+            if thinning:
+                thin_rows(found, thinning, rng)
+        else:
+            found = dense_rows(block, self.schema.n_genes, columns=self._columns, thinning=thinning, rng=rng)
         size = found.sum(axis=1, dtype=np.float64) if thinning else self._library_size[rows]
         return found, self._encoder.factor(size)
 

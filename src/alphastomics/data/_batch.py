@@ -152,8 +152,7 @@ def collate_raw(contexts: Sequence[RawContext]) -> RawBatch:
     factor, target_factor = np.ones((2, len(contexts), longest), dtype=np.float32)
     for i, each in enumerate(contexts):
         factor[i, : len(each.factor)] = each.factor
-        if each.target_factor is not None:
-            target_factor[i, : len(each.factor)] = each.target_factor
+        target_factor[i, : len(each.factor)] = each.factor if each.target_factor is None else each.target_factor
     apart = any(each.target_factor is not None for each in contexts)
     return RawBatch(
         batch=collate([each.context for each in contexts]),
@@ -161,6 +160,35 @@ def collate_raw(contexts: Sequence[RawContext]) -> RawBatch:
         target_factor=torch.from_numpy(target_factor) if apart else None,
         gain=torch.from_numpy(np.stack([each.gain for each in contexts])),
         shift=torch.from_numpy(np.stack([each.shift for each in contexts])),
+    )
+
+
+def empty_context(n_genes: int, n_dims: int, n_ranks: int, key: NDArray[np.int64]) -> Context:
+    """A context without cells, which makes the batches of all processes equally many.
+
+    Parameters
+    ----------
+    n_genes, n_dims
+        Numbers of genes and dimensions.
+    n_ranks
+        Width of `crowding`, 0 for contexts without targets.
+    key
+        As in :class:`Context`.
+    """
+    none = np.empty((0, n_dims), dtype=np.float32)
+    return Context(
+        expression=np.empty((0, n_genes), dtype=np.float32),
+        position=none,
+        patch=none,
+        measured=np.zeros(n_genes, dtype=bool),
+        present=np.zeros(n_genes, dtype=bool),
+        dropout=0.0,
+        target=np.empty((0, n_genes if n_ranks else 0), dtype=np.float32),
+        crowding=np.empty((0, n_ranks), dtype=np.float32),
+        centre=np.zeros(n_dims, dtype=np.float32),
+        slice_index=0,
+        rows=np.empty(0, dtype=np.int64),
+        key=key,
     )
 
 
@@ -179,8 +207,6 @@ def collate(contexts: Sequence[Context]) -> Batch:
     if len(contexts) == 1 and len(contexts[0].rows):
         return _alone(contexts[0])
     n_contexts, longest = len(contexts), max(1, *(len(context.rows) for context in contexts))
-    n_patch = max(len(context.patch) for context in contexts)
-    n_dims = contexts[0].position.shape[1]
 
     def stack(name: str, length: int, padding: float = 0) -> torch.Tensor:
         """One field of all contexts; with numpy, because loaders cut batches in threads that should not start others."""
@@ -194,7 +220,7 @@ def collate(contexts: Sequence[Context]) -> Batch:
     return Batch(
         expression=stack("expression", longest),
         position=stack("position", longest),
-        patch=stack("patch", n_patch, np.nan) if n_patch else torch.empty(n_contexts, 0, n_dims),
+        patch=stack("patch", max(len(context.patch) for context in contexts), np.nan),
         mask=rows >= 0,
         measured=torch.from_numpy(np.stack([context.measured for context in contexts])),
         present=torch.from_numpy(np.stack([context.present for context in contexts])),

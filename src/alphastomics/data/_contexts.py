@@ -14,7 +14,7 @@ import torch
 from scipy.spatial import KDTree
 from torch.utils.data import Dataset
 
-from alphastomics.data._batch import Context, RawContext
+from alphastomics.data._batch import Context, RawContext, empty_context
 from alphastomics.data._checks import check_choice
 from alphastomics.data._crowding import RANKS, crowding
 from alphastomics.data._encode import Encoder
@@ -270,23 +270,9 @@ class ContextDataset(Dataset[Context]):
 
     def _padding(self, epoch: int, index: int) -> RawContext:
         """A context without cells."""
-        n_genes, n_dims = self.source.schema.n_genes, self.source.schema.n_dims
-        none = np.empty((0, n_dims), dtype=np.float32)
-        context = Context(
-            expression=np.empty((0, n_genes), dtype=np.float32),
-            position=none,
-            patch=none,
-            measured=np.zeros(n_genes, dtype=bool),
-            present=np.zeros(n_genes, dtype=bool),
-            dropout=0.0,
-            target=np.empty((0, n_genes if self.targets else 0), dtype=np.float32),
-            crowding=np.empty((0, len(RANKS) if self.targets else 0), dtype=np.float32),
-            centre=np.zeros(n_dims, dtype=np.float32),
-            slice_index=0,
-            rows=np.empty(0, dtype=np.int64),
-            key=np.array([self.seed, epoch, index], dtype=np.int64),
-        )
-        nothing = np.zeros(n_genes, dtype=np.float32)
+        schema, key = self.source.schema, np.array([self.seed, epoch, index], dtype=np.int64)
+        context = empty_context(schema.n_genes, schema.n_dims, len(RANKS) if self.targets else 0, key)
+        nothing = np.zeros(schema.n_genes, dtype=np.float32)
         return RawContext(context, np.empty(0, dtype=np.float32), None, nothing, nothing)
 
     def _n_portions(self, slice_index: int) -> int:
@@ -308,7 +294,7 @@ class ContextDataset(Dataset[Context]):
 
     def _cells(self, epoch: int, index: int) -> tuple[int, NDArray[np.int64]]:
         """Give the slice of a context and the numbers of its cells within the slice; none for padding."""
-        division = self.divide(epoch)
+        division = self._settled(epoch)
         number = int(division.sequence[index])
         if number == PADDING:
             return 0, np.empty(0, dtype=np.int64)
@@ -318,10 +304,9 @@ class ContextDataset(Dataset[Context]):
         slice_index, centre = int(slice_index), int(cells)
         return slice_index, _nearest(self._trees[slice_index], centre, self.context_size)
 
-    def divide(self, epoch: int | None = None) -> Division:
-        """Settle the contexts of an epoch, the current one when None, and their order, unless that is done."""
-        epoch = self.epoch if epoch is None else epoch
-        division = self._division  # in one piece, because several threads may read
+    def _settled(self, epoch: int) -> Division:
+        """The contexts of an epoch and their order, found once."""
+        division = self._division  # in one piece: another thread may be at another epoch
         if division is None or division.epoch != epoch:
             division = self._division = self._divide(epoch)
         return division

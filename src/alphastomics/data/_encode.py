@@ -42,7 +42,7 @@ class Encoder:
         self._log1p = schema.transform == "log1p"
         self._target = schema.target_library_size(measured) if self._log1p and measured.any() else 0.0
         self._rows = max(1, BLOCK_VALUES // schema.n_genes)
-        # As many rows as a block has: one long loop is several times faster than one for each row.
+        # As many rows as a block has: one long loop instead of one for each row.
         self._slope, self._offset = (np.tile(values * measured, (self._rows, 1)) for values in affine(schema))
 
     def factor(self, library_size: NDArray[np.float64]) -> NDArray[np.float32]:
@@ -109,7 +109,7 @@ def thin_rows(values: NDArray[np.float32], thinning: float, rng: np.random.Gener
 def thin(counts: NDArray[np.float32], thinning: float, rng: np.random.Generator | None) -> NDArray[np.float32]:
     """Keep each of the counts with probability ``1 - thinning``, to the nearest of 1 / 65,536.
 
-    Where counts are small every one of them draws 16 bits, which is several times faster than ``rng.binomial``.
+    Where counts are small every one of them draws 16 bits, which takes less time than ``rng.binomial``.
 
     Parameters
     ----------

@@ -89,7 +89,7 @@ class ContextLoader:
     def load_state_dict(self, state: dict[str, int]) -> None:
         """Go on from a position."""
         self.dataset.set_epoch(state["epoch"])
-        self._start = state["batch"] % len(self)
+        self._done = self._start = state["batch"] % len(self)
 
     def encode(self, raw: RawBatch) -> Batch:
         """The batch in network units, on the device where it is; the values of ``raw`` are overwritten."""

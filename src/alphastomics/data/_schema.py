@@ -244,16 +244,16 @@ class TissueSchema:
         if library_size is None and self.transform == "log1p":
             library_size = np.bincount(rows, weights=data, minlength=block.shape[0])
         known = sp.csr_matrix((data, (rows, column)), shape=(block.shape[0], self.n_genes))
-        network: NDArray[np.float32] = self.deviations(known, measured, library_size).toarray()
-        network += self.zeros(measured)
+        network: NDArray[np.float32] = self._deviations(known, measured, library_size).toarray()
+        network += self._zeros(measured)
         return network
 
-    def zeros(self, measured: NDArray[np.bool_]) -> NDArray[np.float32]:
+    def _zeros(self, measured: NDArray[np.bool_]) -> NDArray[np.float32]:
         """Network units (G,) of a value of 0; 0 for genes that are not ``measured`` (G,)."""
         zero = np.clip(-self._mean / self._scale, -CLIP, CLIP)
         return np.where(measured, zero, 0.0).astype(np.float32)
 
-    def deviations(
+    def _deviations(
         self, block: sp.csr_matrix, measured: NDArray[np.bool_], library_size: ArrayLike | None
     ) -> sp.csr_matrix:
         """What the values of cells add to those of 0, network units, sparse where they are.
@@ -273,7 +273,7 @@ class TissueSchema:
             factor = np.divide(self.target_library_size(measured), sizes, out=np.ones(len(sizes)), where=sizes > 0)
             data = np.log1p(data * np.repeat(factor, np.diff(block.indptr)))
         standard = (data - self._mean[block.indices]) / self._scale[block.indices]
-        added = np.clip(standard, -CLIP, CLIP) - self.zeros(measured)[block.indices]
+        added = np.clip(standard, -CLIP, CLIP) - self._zeros(measured)[block.indices]
         return sp.csr_matrix((added.astype(np.float32), block.indices, block.indptr), shape=block.shape, copy=False)
 
     def decode_expression(

@@ -350,9 +350,8 @@ class TrainingPlan(pl.LightningModule):
         checkpoint["elapsed_seconds"] = time.monotonic() - self._started
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Go on at that time, and in the epoch of the checkpoint: no epoch starts that would say so."""
+        """Go on at that time."""
         self._elapsed = checkpoint["elapsed_seconds"]
-        self.trainer.datamodule.set_epoch(checkpoint["epoch"])  # type: ignore[attr-defined]
 
     def on_train_epoch_start(self) -> None:
         """Cut new contexts in every epoch."""

@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from alphastomics.data.hub._errors import explained, require
-from alphastomics.data.hub._stream import BUFFER, StreamedContexts
+from alphastomics.data.hub._stream import StreamedContexts
 from alphastomics.data.parquet._dataset import FOLDER, METADATA, SPLITS, DatasetInfo
 from alphastomics.data.parquet._files import open_parquet
+from alphastomics.data.parquet._source import BUFFER
 
 if TYPE_CHECKING:
     from os import PathLike

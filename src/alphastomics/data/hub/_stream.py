@@ -17,13 +17,14 @@ import pyarrow as pa
 import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from alphastomics.data._batch import Context, collate
+from alphastomics.data._batch import Context, collate, empty_context
 from alphastomics.data._checks import check_choice
 from alphastomics.data._contexts import ContextDataset
 from alphastomics.data._crowding import RANKS
 from alphastomics.data._order import PADDING, Portion, stretches, windowed
 from alphastomics.data.hub._portion import StretchSource, check_slice, plan_stretches
 from alphastomics.data.parquet._files import ROW_GROUP
+from alphastomics.data.parquet._source import BUFFER
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -35,8 +36,6 @@ if TYPE_CHECKING:
     from alphastomics.data._contexts import Augmentation, Kind
     from alphastomics.data.hub._portion import Stretch
     from alphastomics.data.parquet._dataset import DatasetInfo
-
-BUFFER = 50_000  # cells that a process holds
 
 
 class StreamedContexts(IterableDataset[Context]):
@@ -226,21 +225,8 @@ class StreamedContexts(IterableDataset[Context]):
 
     def _padding(self, epoch: int, index: int) -> Context:
         """A context without cells."""
-        n_genes, n_dims = self.info.schema.n_genes, self.info.schema.n_dims
-        return Context(
-            expression=np.empty((0, n_genes), dtype=np.float32),
-            position=np.empty((0, n_dims), dtype=np.float32),
-            patch=np.empty((0, n_dims), dtype=np.float32),
-            measured=np.zeros(n_genes, dtype=bool),
-            present=np.zeros(n_genes, dtype=bool),
-            dropout=0.0,
-            target=np.empty((0, n_genes if self.targets else 0), dtype=np.float32),
-            crowding=np.empty((0, len(RANKS) if self.targets else 0), dtype=np.float32),
-            centre=np.zeros(n_dims, dtype=np.float32),
-            slice_index=0,
-            rows=np.empty(0, dtype=np.int64),
-            key=np.array([self.seed, epoch, index], dtype=np.int64),
-        )
+        schema, key = self.info.schema, np.array([self.seed, epoch, index], dtype=np.int64)
+        return empty_context(schema.n_genes, schema.n_dims, len(RANKS) if self.targets else 0, key)
 
 
 class _Rows:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 CELL, SLICE, LABEL, SIZE, POSITION = "cell_id", "slice_id", "cell_type", "library_size", "position"
 EXPRESSION, INDICES, VALUES, LENGTH = "expression", "indices", "values", "n_genes"
 N_AXES = 3
-DENSE = 0.2  # share of values that are not 0 from which on zeros are stored too: more room, but read twice as fast
+DENSE = 0.2  # share of values that are not 0 from which on zeros are stored too: more room, but quicker to read
 
 
 class Cells(NamedTuple):

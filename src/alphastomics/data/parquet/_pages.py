@@ -1,7 +1,7 @@
 """Values of a column straight from a mapped file, where it is stored as we store expression.
 
 The values of a column chunk that is one page, neither compressed nor encoded, are the end of that page, as they lie in memory.
-pyarrow reads the same page through its levels, value by value, which takes ten times as long. What is stored in another way is
+pyarrow reads the same page through its levels, value by value. What is stored in another way is
 left to pyarrow, as is finding out what is wrong with a header that makes no sense.
 
 A page is preceded by its header, a Thrift structure in compact protocol (``PageHeader`` of the Parquet format): every field
@@ -44,7 +44,7 @@ def mapped_values(
     dtype
         Of a value.
     check
-        Whether to compare the checksum, which takes as long as reading the page.
+        Whether to compare the checksum, which reads the whole page.
 
     Raises
     ------
