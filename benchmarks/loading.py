@@ -90,11 +90,11 @@ def readers(folder: Path, n_cells: int) -> dict[str, Callable[[], int]]:
 
     def ours(dataset: ContextDataset, epoch: int) -> int:
         dataset.set_epoch(epoch)
-        return sum(int(raw.batch.mask.sum()) for raw in ContextLoader(dataset, 1, prefetch=False))
+        return sum(int(np.count_nonzero(raw.batch.mask)) for raw in ContextLoader(dataset, 1, prefetch=False))
 
     def encoded(dataset: ContextDataset, epoch: int) -> int:
         dataset.set_epoch(epoch)
-        return sum(int(batch.mask.sum()) for batch in ContextLoader(dataset, 1, prefetch=False, raw=False))
+        return sum(int(np.count_nonzero(batch.mask)) for batch in ContextLoader(dataset, 1, prefetch=False, raw=False))
 
     def contexts(buffer_size: int) -> ContextDataset:
         source = ParquetSource(folder / "dataset", buffer_size=buffer_size)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -148,6 +148,8 @@ class RawBatch(NamedTuple):
 
 def collate_raw(contexts: Sequence[RawContext]) -> RawBatch:
     """Pad contexts to the longest and stack them, as :func:`collate` does."""
+    if len(contexts) == 1 and len(contexts[0].factor):
+        return _alone(contexts[0])
     longest = max(1, *(len(each.factor) for each in contexts))
     factor, target_factor = np.ones((2, len(contexts), longest), dtype=np.float32)
     for i, each in enumerate(contexts):
@@ -204,8 +206,6 @@ def collate(contexts: Sequence[Context]) -> Batch:
     -------
     The batch, in the order given.
     """
-    if len(contexts) == 1 and len(contexts[0].rows):
-        return _alone(contexts[0])
     n_contexts, longest = len(contexts), max(1, *(len(context.rows) for context in contexts))
 
     def stack(name: str, length: int, padding: float = 0) -> torch.Tensor:
@@ -234,21 +234,27 @@ def collate(contexts: Sequence[Context]) -> Batch:
     )
 
 
-def _alone(context: Context) -> Batch:
+def _alone(raw: RawContext) -> RawBatch:
     """A batch of one context, without copying its cells."""
-    rows = torch.from_numpy(context.rows)[None]
-    return Batch(
-        expression=torch.from_numpy(context.expression)[None],
-        position=torch.from_numpy(context.position)[None],
-        patch=torch.from_numpy(context.patch)[None],
-        mask=torch.ones(rows.shape, dtype=torch.bool),
-        measured=torch.from_numpy(context.measured)[None],
-        present=torch.from_numpy(context.present)[None],
-        dropout=torch.tensor([context.dropout], dtype=torch.float32),
-        target=torch.from_numpy(context.target)[None],
-        crowding=torch.from_numpy(context.crowding)[None],
-        centre=torch.from_numpy(context.centre)[None],
-        slice_index=torch.tensor([context.slice_index]),
-        rows=rows,
-        key=torch.from_numpy(context.key)[None],
+
+    def one(values: NDArray[Any]) -> torch.Tensor:
+        return torch.from_numpy(values[None])
+
+    context = raw.context
+    batch = Batch(
+        expression=one(context.expression),
+        position=one(context.position),
+        patch=one(context.patch),
+        mask=one(np.ones(len(context.rows), dtype=np.bool_)),
+        measured=one(context.measured),
+        present=one(context.present),
+        dropout=one(np.asarray(context.dropout, dtype=np.float32)),
+        target=one(context.target),
+        crowding=one(context.crowding),
+        centre=one(context.centre),
+        slice_index=one(np.asarray(context.slice_index, dtype=np.int64)),
+        rows=one(context.rows),
+        key=one(context.key),
     )
+    target_factor = None if raw.target_factor is None else one(raw.target_factor)
+    return RawBatch(batch, one(raw.factor), target_factor, one(raw.gain), one(raw.shift))

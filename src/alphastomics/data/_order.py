@@ -82,26 +82,25 @@ def windowed(portions: Sequence[Portion], buffer_size: int | None, rng: np.rando
     rng
         Where the draws come from.
     """
+    total = sum(len(portion.contexts) for portion in portions)
     if buffer_size is None or sum(portion.n_cells for portion in portions) <= buffer_size:
         return (
-            rng.permutation(np.concatenate([portion.contexts for portion in portions]))
-            if portions
-            else np.empty(0, int)
+            rng.permutation(np.concatenate([portion.contexts for portion in portions])) if total else np.empty(0, int)
         )
-    waiting, window, room, order = list(portions)[::-1], list[list[int]](), buffer_size, []
-    sizes: list[int] = []
-    while waiting or window:
-        while waiting and (not window or waiting[-1].n_cells <= room):
-            portion = waiting.pop()
-            window.append(rng.permutation(portion.contexts).tolist())
-            sizes.append(portion.n_cells)
-            room -= portion.n_cells
-        left = np.array([len(contexts) for contexts in window])
-        chosen = int(np.searchsorted(np.cumsum(left), rng.integers(left.sum()), side="right"))
-        order.append(window[chosen].pop())
-        if not window[chosen]:
-            room += sizes[chosen]
-            del window[chosen], sizes[chosen]
+    left = [len(portion.contexts) for portion in portions]
+    window, order, n_opened, room = list[tuple[int, int]](), list[int](), 0, buffer_size
+    for chance in rng.random(total).tolist():
+        while n_opened < len(portions) and (not window or portions[n_opened].n_cells <= room):
+            window += [(n_opened, context) for context in portions[n_opened].contexts.tolist()]
+            room -= portions[n_opened].n_cells
+            n_opened += 1
+        chosen = int(chance * len(window))
+        window[chosen], window[-1] = window[-1], window[chosen]
+        portion, context = window.pop()
+        order.append(context)
+        left[portion] -= 1
+        if not left[portion]:
+            room += portions[portion].n_cells
     return np.array(order, dtype=np.int64)
 
 

@@ -54,8 +54,8 @@ class Group(NamedTuple):
 class ParquetSource:
     """Cells of some splits of a dataset.
 
-    Expression is read by row groups, which are kept, the least recently used ones forgotten first. A source can be read by
-    several threads, and sent to other processes, which open its files for themselves.
+    Expression is read by row groups. Dense ones are mapped; others are kept, the least recently used ones forgotten first. A
+    source can be read by several threads, and sent to other processes, which open its files for themselves.
 
     Parameters
     ----------
@@ -137,11 +137,15 @@ class ParquetSource:
         self._measured = np.stack([~np.isin(genes, self.info.unmeasured.get(name, ())) for name in names])
         encoders = {mask.tobytes(): Encoder(self.schema, mask) for mask in np.unique(self._measured, axis=0)}
         self._encoders = [encoders[mask.tobytes()] for mask in self._measured]
+        self._factor = np.empty(self.n_cells, dtype=np.float32)
+        for cells, encoder in zip(self.slices, self._encoders, strict=True):
+            self._factor[cells.rows] = encoder.factor(self._library_size[cells.rows])
         self.measured: NDArray[np.bool_] = np.any(self._measured, axis=0)
 
     def _forget(self) -> None:
         self._files: dict[int, tuple[pq.ParquetFile, mmap.mmap]] = {}
-        self._kept: OrderedDict[int, sp.csr_matrix | NDArray[np.float32]] = OrderedDict()
+        self._kept: OrderedDict[int, sp.csr_matrix | NDArray[np.uint8]] = OrderedDict()
+        self._pages: dict[int, NDArray[np.uint8]] = {}
         self._checked: set[Group] = set()
         self._reading = threading.Lock()
 
@@ -150,7 +154,7 @@ class ParquetSource:
         return {
             name: value
             for name, value in self.__dict__.items()
-            if name not in ("_files", "_kept", "_checked", "_reading")
+            if name not in ("_files", "_kept", "_pages", "_checked", "_reading")
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -185,47 +189,55 @@ class ParquetSource:
         if thinning and not self.has_counts:
             raise ValueError('Only integer counts under transform="log1p" can be thinned; set thinning=0.')
         found = np.empty((len(rows), self.schema.n_genes), dtype=np.float32)
-        size, factor = self._library_size[rows], np.empty(len(rows), dtype=np.float32)
+        # Rows as bytes: those of a mapped file need not lie where numbers may.
+        as_bytes = found.view(np.uint8)
+        factor = self._factor.take(rows)
         for group, start, end in self._stretches(rows):
             here, kept, out = rows[start:end] - self._starts[group], self._read(group), found[start:end]
             if isinstance(kept, np.ndarray):
-                # Rows as bytes: those of a mapped file need not lie where numbers may.
-                np.take(kept, here, axis=0, out=out.view(np.uint8), mode="clip")  # "raise" copies once more
+                kept.take(here, axis=0, out=as_bytes[start:end], mode="clip")  # "raise" copies once more
                 if thinning:
                     thin_rows(out, thinning, rng)
             else:
                 out[:] = dense_rows(kept[here], self.schema.n_genes, thinning=thinning, rng=rng)
             if thinning:
-                size[start:end] = out.sum(axis=1, dtype=np.float64)
-            factor[start:end] = self._encoders[self.groups[group].slice_index].factor(size[start:end])
+                size = out.sum(axis=1, dtype=np.float64)
+                factor[start:end] = self._encoders[self.groups[group].slice_index].factor(size)
         return found, factor
 
     def _stretches(self, rows: NDArray[np.int64]) -> Iterator[tuple[int, int, int]]:
         """Row group, begin and end of every stretch of rows of one row group."""
-        number = np.searchsorted(self._starts, rows, side="right") - 1
-        ends = [0, *(np.flatnonzero(np.diff(number)) + 1).tolist(), len(rows)]
+        number = self._starts.searchsorted(rows, side="right") - 1
+        ends = [0, *((number[1:] != number[:-1]).nonzero()[0] + 1).tolist(), len(rows)]
         for start, end in zip(ends, ends[1:], strict=False):
             if start < end:
                 yield int(number[start]), start, end
 
     def _read(self, number: int) -> sp.csr_matrix | NDArray[np.uint8]:
         """Values of a row group: sparse, or the bytes of its dense rows."""
+        if number in self._pages:
+            return self._pages[number]
         with self._reading:
             if number in self._kept:
                 self._kept.move_to_end(number)
                 return self._kept[number]
-        found = self._load(self.groups[number])
+        found, in_file = self._load(self.groups[number])
+        if in_file:  # the system takes its memory back by itself
+            self._pages[number] = found
+            return found
         with self._reading:
             self._kept[number] = found
             while len(self._kept) > 1 and sum(self.groups[i].n_cells for i in self._kept) > self.buffer_size:
                 self._kept.popitem(last=False)
         return found
 
-    def _load(self, group: Group) -> sp.csr_matrix | NDArray[np.uint8]:
+    def _load(self, group: Group) -> tuple[sp.csr_matrix | NDArray[np.uint8], bool]:
+        """Values of a row group, compared with what is known of them; and whether their memory is that of the mapped file."""
         path = self._paths[group.file]
         try:
             file, content = self._open(group.file)
             found = self._mapped(file, content, group)
+            in_file = isinstance(found, np.ndarray)
             if found is None:
                 columns = [name for name in (EXPRESSION, INDICES, VALUES) if name in file.schema_arrow.names]
                 found = read_expression(file.read_row_group(group.number, columns=columns), self.schema.n_genes)
@@ -240,7 +252,7 @@ class ParquetSource:
         except (OSError, ValueError) as error:
             raise ValueError(f"Row group {group.number} of {path} is damaged; make the dataset again") from error
         self._checked.add(group)
-        return found
+        return found, in_file
 
     def _open(self, number: int) -> tuple[pq.ParquetFile, mmap.mmap]:
         with self._reading:
