@@ -93,9 +93,9 @@ class ModelSection:
     dropout
         Share of the branch outputs dropped in training (``--dropout``).
     attention
-        ``softmax`` or ``linear`` (``--attention``).
+        ``full`` or ``linear`` (``--attention``).
     use_gated_attention
-        The same as ``attention: softmax``; false is the same as ``attention: linear`` (``--use-gated-attention``).
+        The same as ``attention: full``; false is the same as ``attention: linear`` (``--use-gated-attention``).
     gate_type
         Gate of softmax attention (``--gate-type``).
     use_qk_norm
@@ -115,7 +115,7 @@ class ModelSection:
     n_heads: int | None = None
     n_layers: int | None = None
     dropout: float | None = None
-    attention: Literal["softmax", "linear"] | None = None
+    attention: Literal["full", "linear"] | None = None
     use_gated_attention: bool | None = None
     gate_type: Literal["headwise", "elementwise", "none"] | None = None
     use_qk_norm: bool | None = None

@@ -272,7 +272,7 @@ def test_aliases_become_arguments():
 @pytest.mark.parametrize(
     ("tokens", "message"),
     [
-        (["--attention", "softmax", "--no-use-gated-attention"], "--attention softmax and --no-use-gated-attention"),
+        (["--attention", "full", "--no-use-gated-attention"], "--attention full and --no-use-gated-attention"),
         (["--attention", "linear", "--use-gated-attention"], "--attention linear and --use-gated-attention"),
         (["--gpus", "2", "--accelerator", "cpu"], "--gpus names accelerator and devices"),
         (["--gpus", "2", "--devices", "1"], "--gpus names accelerator and devices"),
@@ -287,8 +287,8 @@ def test_flags_that_contradict_each_other_are_refused(train_tokens, tokens, mess
     ("tokens", "attention"),
     [
         (["--attention", "linear", "--no-gated-attention"], "linear"),
-        (["--attention", "softmax", "--use-gated-attention"], "softmax"),
-        (["--use-gated-attention"], "softmax"),
+        (["--attention", "full", "--use-gated-attention"], "full"),
+        (["--use-gated-attention"], "full"),
     ],
 )
 def test_flags_that_say_the_same_twice_are_accepted(train_tokens, tokens, attention):

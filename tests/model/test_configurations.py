@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from alphastomics.model import AlphaSTomics
 
 LINEAR = {"attention": "linear"}
-GATED = {"attention": "softmax", "gate_type": "headwise", "use_qk_norm": True}
+GATED = {"attention": "full", "gate_type": "headwise", "use_qk_norm": True}
 EXPERTS = {"use_moe": True, "num_experts": 4, "moe_top_k": 2}
 CONFIGURATIONS = {
     "linear": LINEAR,

@@ -59,7 +59,7 @@ def test_attention_is_that_of_the_formula(gate_type, use_qk_norm):
     module, x = attention(gate_type=gate_type, use_qk_norm=use_qk_norm), cells()
     mask = torch.ones(2, 7, dtype=torch.bool)
     mask[1, [2, 5]] = False
-    actual = module(x, mask).detach()
+    actual = module(x, mask=mask).detach()
     for i in range(2):
         np.testing.assert_allclose(actual[i], dense(module, x[i].numpy(), mask[i].numpy()), atol=1e-9)
     torch.testing.assert_close(module(x[:1]).detach(), actual[:1])
@@ -71,7 +71,7 @@ def test_masked_cells_are_attended_by_nobody(gate_type):
     mask = torch.arange(7) < 5
     changed = x.clone()
     changed[:, 5:] = 1e3
-    torch.testing.assert_close(module(changed, mask.expand(2, 7))[:, :5], module(x[:, :5]))
+    torch.testing.assert_close(module(changed, mask=mask.expand(2, 7))[:, :5], module(x[:, :5]))
 
 
 def test_every_cell_attends_to_every_other():
@@ -123,7 +123,7 @@ def test_the_attention_matrix_is_never_formed(masked):
     x = torch.randn(1, n, d, requires_grad=True)
     mask = (torch.arange(n) < n - 3)[None] if masked else None
     with LargestTensor() as largest:
-        module(x, mask).sum().backward()
+        module(x, mask=mask).sum().backward()
     assert 3 * n * d <= largest.entries < n * n / 8
 
 

@@ -255,7 +255,7 @@ def test_balance_is_that_of_all_processes(tmp_path):
 def test_block_tells_where_cells_went():
     block = Block(8, 2, gate_type="none", use_qk_norm=False, dropout=0.0, use_moe=True, num_experts=4, moe_top_k=1)
     routings: list[Routing] = []
-    block(cells().float(), torch.zeros(2, 8), None, routings)
+    block(cells().float(), torch.zeros(2, 8), routings=routings)
     assert [routing.assigned.shape for routing in routings] == [(2, 9, 4)]
 
 

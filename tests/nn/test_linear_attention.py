@@ -11,7 +11,7 @@ from alphastomics.nn import LinearAttention, SoftmaxAttention, make_attention
 
 KINDS = {
     "linear": lambda: LinearAttention(16, 4),
-    "softmax": lambda: SoftmaxAttention(16, 4),
+    "full": lambda: SoftmaxAttention(16, 4),
     "plain": lambda: SoftmaxAttention(16, 4, gate_type="none", use_qk_norm=False),
 }
 kinds = pytest.mark.parametrize("kind", KINDS)
@@ -55,7 +55,7 @@ def dense(module: LinearAttention, x: np.ndarray, mask: np.ndarray) -> tuple[np.
 
 def test_linear_attention_is_that_of_the_formula(x, mask):
     module = make("linear")
-    actual, weights = module(x, mask).detach(), module.weights(x, torch.arange(7), mask).detach()
+    actual, weights = module(x, mask=mask).detach(), module.weights(x, torch.arange(7), mask=mask).detach()
     for i in range(2):
         out, matrices = dense(module, x[i].numpy(), mask[i].numpy())
         np.testing.assert_allclose(actual[i], out, atol=1e-12)
@@ -67,7 +67,7 @@ def test_masked_cells_are_attended_by_nobody(kind, x):
     module, mask = make(kind), torch.arange(7) < 5
     changed = x.clone()
     changed[:, 5:] = 1e3
-    torch.testing.assert_close(module(changed, mask.expand(2, 7))[:, :5], module(x[:, :5]))
+    torch.testing.assert_close(module(changed, mask=mask.expand(2, 7))[:, :5], module(x[:, :5]))
 
 
 @kinds
@@ -96,7 +96,7 @@ def test_linear_attention_needs_memory_for_the_cells_alone():
 def test_weights_are_those_that_attention_uses(kind, masked, x, mask):
     """Rows sum to 1, and they mix the values to what the module returns."""
     module, mask = make(kind), mask if masked else None
-    weights = module.weights(x, torch.arange(7), mask)
+    weights = module.weights(x, torch.arange(7), mask=mask)
     torch.testing.assert_close(weights.sum(-1), torch.ones(2, 4, 7, dtype=torch.float64))
     v = module.qkv(x)[..., 32:].view(2, 7, 4, 4).transpose(1, 2)
     mixed = (weights @ v).transpose(1, 2)
@@ -104,9 +104,9 @@ def test_weights_are_those_that_attention_uses(kind, masked, x, mask):
     if gates is not None:
         assert bool(((gates > 0) & (gates < 1)).all())
         mixed = mixed * gates.view(2, 7, 4, -1)
-    torch.testing.assert_close(module.out(mixed.reshape(2, 7, 16)), module(x, mask))
+    torch.testing.assert_close(module.out(mixed.reshape(2, 7, 16)), module(x, mask=mask))
     rows = torch.tensor([4, 1])
-    torch.testing.assert_close(module.weights(x, rows, mask), weights[:, :, rows])
+    torch.testing.assert_close(module.weights(x, rows, mask=mask), weights[:, :, rows])
 
 
 @kinds
@@ -114,14 +114,14 @@ def test_weights_are_those_that_attention_uses(kind, masked, x, mask):
 def test_received_attention_is_the_mean_over_real_cells(kind, masked, x, mask, monkeypatch):
     monkeypatch.setattr("alphastomics.nn.attention.softmax.BLOCK", 2 * 4 * 7 * 3)  # three rows at a time
     module, mask = make(kind), mask if masked else torch.ones_like(mask)
-    weights = module.weights(x, torch.arange(7), mask)
+    weights = module.weights(x, torch.arange(7), mask=mask)
     expected = torch.stack([weights[i][:, mask[i]].mean(1) for i in range(2)])
-    torch.testing.assert_close(module.received(x, mask if masked else None), expected)
+    torch.testing.assert_close(module.received(x, mask=mask if masked else None), expected)
 
 
 def test_kinds_are_made_by_name():
     assert isinstance(make_attention("linear", 16, 4), LinearAttention)
-    elementwise = make_attention("softmax", 16, 4, gate_type="elementwise", use_qk_norm=False)
+    elementwise = make_attention("full", 16, 4, gate_type="elementwise", use_qk_norm=False)
     assert elementwise.gate.weight.shape == (16, 16)
     assert isinstance(elementwise.q_norm, torch.nn.Identity)
 

@@ -228,7 +228,7 @@ class Interrupt(pl.Callback):
     """Ctrl-C in the training of one kind of attention."""
 
     def on_train_batch_end(self, trainer, plan, *_):
-        if plan.module.config.attention == "softmax":
+        if plan.module.config.attention == "full":
             raise KeyboardInterrupt
 
 

@@ -50,7 +50,7 @@ def test_gated_is_the_default_with_a_gate_for_each_head(tissue):
     AlphaSTomics.setup_anndata(tissue)
     config = AlphaSTomics(tissue).module.config
     found = (config.attention, config.gate_type, config.use_qk_norm, config.use_moe)
-    assert found == ("softmax", "headwise", True, False)
+    assert found == ("full", "headwise", True, False)
     assert CONFIGURATIONS["gated"] == Configuration()
 
 

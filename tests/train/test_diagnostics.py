@@ -36,12 +36,12 @@ def test_gates_of_real_cells(run, gate_type):
         torch.testing.assert_close(values[f"train_layer_{i}_gate_sd"], gates.std(correction=0))
 
 
-@pytest.mark.parametrize("attention", ["softmax", "linear"])
+@pytest.mark.parametrize("attention", ["full", "linear"])
 def test_sink_is_the_largest_mean_attention(run, attention):
     _, values, seen, _ = run(attention=attention)
     weights = seen[1].attention.weights(seen[1].x[:1], torch.arange(12))[0]
     torch.testing.assert_close(values["train_layer_1_sink"], weights.mean(1).max().detach())
-    assert ("train_layer_0_gate_mean" in values) == (attention == "softmax")
+    assert ("train_layer_0_gate_mean" in values) == (attention == "full")
 
 
 def test_usage_of_real_cells(run):

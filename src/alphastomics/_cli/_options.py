@@ -84,11 +84,11 @@ class ModelOptions:
     gate_type
         Gate of softmax attention.
     use_gated_attention
-        The same as ``--attention softmax``; no is the same as ``--attention linear``.
+        The same as ``--attention full``; no is the same as ``--attention linear``.
     use_qk_norm
         Whether queries and keys are normalised.
     attention
-        ``softmax``, the default, or ``linear``, the baseline.
+        ``full``, the default, or ``linear``, the baseline.
     use_moe
         A mixture of experts in the place of the feed-forward networks.
     num_experts
@@ -118,7 +118,7 @@ class ModelOptions:
     gate_type: Literal["headwise", "elementwise", "none"] = "headwise"
     use_gated_attention: Annotated[bool | None, UNGATED] = None
     use_qk_norm: bool = True
-    attention: Literal["softmax", "linear"] | None = None
+    attention: Literal["full", "linear"] | None = None
     use_moe: Annotated[bool, DENSE] = False
     num_experts: PositiveInt = 4
     moe_top_k: PositiveInt = 2
@@ -141,7 +141,7 @@ class ModelOptions:
         """Arguments of :class:`~alphastomics.model.AlphaSTomics`."""
         arguments = asdict(self)
         ungated = arguments.pop("use_gated_attention") is False
-        return arguments | {"attention": self.attention or ("linear" if ungated else "softmax")}
+        return arguments | {"attention": self.attention or ("linear" if ungated else "full")}
 
 
 @Parameter(name="*", group=TRAINING)

@@ -145,7 +145,7 @@ def sink_values(model: AlphaSTomics, source: AnnDataSource) -> SinkValues:
     received = np.zeros((source.n_cells, config.n_layers), dtype=np.float32)
     slices, sizes, shares = [], [], []
     for context in seen_contexts(model, source):
-        by_layer = [layer.attention.received(layer.x)[0] for _, layer in sorted(context.layers.items())]
+        by_layer = [layer.attention.received(layer.x, layer.geometry)[0] for _, layer in sorted(context.layers.items())]
         for i, values in enumerate(by_layer):
             received[context.rows, i] = values.mean(0).cpu()
         slices.append(context.slice_name)
@@ -167,7 +167,7 @@ def attention_rows(
         place = {row: i for i, row in enumerate(context.rows.tolist())}
         seen = context.layers[layer]
         rows = torch.tensor([place[int(cells[i])] for i in wanted], device=seen.x.device)
-        weights = seen.attention.weights(seen.x, rows)[0]  # (H, R, N)
+        weights = seen.attention.weights(seen.x, rows, seen.geometry)[0]  # (H, R, N)
         weights = weights.mean(0) if head is None else weights[head]
         result[np.ix_(context.rows, wanted)] = weights.T.cpu()
     return result

@@ -76,7 +76,7 @@ class AlphaSTomics(BaseModelClass):
     use_qk_norm
         Whether queries and keys are normalised.
     attention
-        ``"softmax"``, or ``"linear"``: the baseline whose cost grows with the cells alone, without gate and norms.
+        ``"full"``, or ``"linear"``: the baseline whose cost grows with the cells alone, without gate and norms.
     use_moe
         Whether a mixture of experts takes the place of the feed-forward networks.
     num_experts, moe_top_k
@@ -119,7 +119,7 @@ class AlphaSTomics(BaseModelClass):
         n_heads: int = 4,
         gate_type: Literal["headwise", "elementwise", "none"] = "headwise",
         use_qk_norm: bool = True,
-        attention: Literal["softmax", "linear"] = "softmax",
+        attention: Literal["full", "linear"] = "full",
         use_moe: bool = False,
         num_experts: int = 4,
         moe_top_k: int = 2,

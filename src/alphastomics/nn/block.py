@@ -21,6 +21,8 @@ from alphastomics.nn.experts import Experts, ExpertWidth, Routing
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from alphastomics.nn.geometry import Geometry
+
 
 class AdaptiveNorm(nn.Module):
     """Layer norm without weights whose scale and shift, and further ``n_extra`` vectors, come from the clocks."""
@@ -50,7 +52,7 @@ class Block(nn.Module):
     expansion
         Width of the feed-forward network over d.
     attention
-        ``"softmax"`` or ``"linear"``.
+        ``"full"`` or ``"linear"``.
     use_moe
         Whether :class:`~alphastomics.nn.experts.Experts` take the place of the feed-forward network.
     num_experts, moe_top_k, expert_width
@@ -66,7 +68,7 @@ class Block(nn.Module):
         use_qk_norm: bool,
         dropout: float,
         expansion: int = 4,
-        attention: AttentionKind = "softmax",
+        attention: AttentionKind = "full",
         use_moe: bool = False,
         num_experts: int = 4,
         moe_top_k: int = 2,
@@ -85,11 +87,16 @@ class Block(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(
-        self, x: Tensor, clock: Tensor, mask: Tensor | None = None, routings: list[Routing] | None = None
+        self,
+        x: Tensor,
+        clock: Tensor,
+        geometry: Geometry | None = None,
+        mask: Tensor | None = None,
+        routings: list[Routing] | None = None,
     ) -> Tensor:
         """``x`` (B, N, d), ``clock`` (B, d), ``mask`` (B, N) or None, to (B, N, d); experts add to ``routings``."""
         h, gain = self.norm_1(x, clock)
-        x = x + (1 + gain) * self.dropout(self.attention(h, mask))
+        x = x + (1 + gain) * self.dropout(self.attention(h, geometry, mask))
         h, gain = self.norm_2(x, clock)
         if isinstance(self.ffn, Experts):
             h, routing = self.ffn(h, mask)

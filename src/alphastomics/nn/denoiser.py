@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from alphastomics.nn.attention import AttentionKind, GateType
     from alphastomics.nn.experts import ExpertWidth, Routing
+    from alphastomics.nn.geometry import Geometry
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,7 +52,7 @@ class DenoiserConfig:
     n_latent
         Width of the neighbourhood embedding that the contrastive loss shapes.
     attention
-        ``"softmax"`` or ``"linear"``, see :class:`~alphastomics.nn.SoftmaxAttention` and :class:`~alphastomics.nn.LinearAttention`.
+        ``"full"`` or ``"linear"``, see :class:`~alphastomics.nn.SoftmaxAttention` and :class:`~alphastomics.nn.LinearAttention`.
     use_moe, num_experts, moe_top_k, expert_width
         Whether a mixture of experts takes the place of the feed-forward networks, and which, see
         :class:`~alphastomics.nn.experts.Experts`.
@@ -72,7 +73,7 @@ class DenoiserConfig:
     use_qk_norm: bool = True
     dropout: float = 0.0
     n_latent: int = 64
-    attention: AttentionKind = "softmax"
+    attention: AttentionKind = "full"
     use_moe: bool = False
     num_experts: int = 4
     moe_top_k: int = 2
@@ -220,13 +221,14 @@ class Denoiser(nn.Module):
         mask: Tensor | None,
         predict: tuple[str, ...],
         routings: list[Routing] | None = None,
+        geometry: Geometry | None = None,
     ) -> Prediction:
         """Blocks and heads on the summed embeddings ``h`` (B, N, d); the arguments are those of :meth:`forward`."""
         clock = self.clock(t_expr, t_pos)
         if mask is not None:  # a context of padding alone attends to itself, so that its gradients stay finite
             mask = mask | ~mask.any(dim=1, keepdim=True)
         for block in self.blocks:
-            h = block(h, clock, mask, routings)
+            h = block(h, clock, geometry, mask, routings)
         (h,) = self.norm_out(h, clock)
         return Prediction(
             expression=self.expression_out(h) if "expression" in predict else None,

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from alphastomics.nn.attention import Attention
     from alphastomics.nn.block import Block
     from alphastomics.nn.denoiser import Denoiser
+    from alphastomics.nn.geometry import Geometry
 
 
 @dataclass(kw_only=True, slots=True)
@@ -28,6 +29,8 @@ class SeenLayer:
         Its attention.
     x
         What the attention was given (B, N, d), without a gradient.
+    geometry
+        Geometry of the cells; None where it was not given.
     mask
         Cells that are attended to (B, N); None when all are.
     routing
@@ -36,6 +39,7 @@ class SeenLayer:
 
     attention: Attention
     x: Tensor
+    geometry: Geometry | None
     mask: Tensor | None
     routing: Routing | None = None
 
@@ -46,8 +50,8 @@ def watch_layers(denoiser: Denoiser) -> Iterator[dict[int, SeenLayer]]:
     seen: dict[int, SeenLayer] = {}
 
     def before_attention(layer: int, module: nn.Module, arguments: tuple[Any, ...]) -> None:
-        x, mask = arguments
-        seen[layer] = SeenLayer(attention=cast("Attention", module), x=x.detach(), mask=mask)
+        x, geometry, mask = arguments
+        seen[layer] = SeenLayer(attention=cast("Attention", module), x=x.detach(), geometry=geometry, mask=mask)
 
     def after_experts(layer: int, result: tuple[Tensor, Routing]) -> None:
         seen[layer].routing = Routing(*(part.detach() for part in result[1]))

@@ -50,7 +50,8 @@ def layer_statistics(seen: Mapping[int, SeenLayer], mask: Tensor) -> dict[str, T
             values[f"{name}_gate_mean"], values[f"{name}_gate_sd"] = _mean_sd(gates.float(), mask)
         if bool(few.any()):
             x = layer.x[first : first + 1, :SINK_CELLS]
-            values[f"{name}_sink"] = layer.attention.received(x, few).max().float()
+            geometry = layer.geometry.part(first, x.shape[1]) if layer.geometry else None
+            values[f"{name}_sink"] = layer.attention.received(x, geometry, few).max().float()
         if layer.routing is not None:
             usage = expert_usage(layer.routing, mask)
             values |= {f"{name}_expert_usage_{expert}": share for expert, share in enumerate(usage)}

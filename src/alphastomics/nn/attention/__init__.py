@@ -1,4 +1,4 @@
-"""Attention over the cells of a context: one file per kind, all ``forward(x, mask)``."""
+"""Attention over the cells of a context: one file per kind, all ``forward(x, geometry, mask)``."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ from alphastomics.nn.attention.softmax import GateType, SoftmaxAttention
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from alphastomics.nn.geometry import Geometry
+
 __all__ = ["Attention", "AttentionKind", "GateType", "LinearAttention", "SoftmaxAttention", "make_attention"]
 
-AttentionKind = Literal["softmax", "linear"]
+AttentionKind = Literal["full", "linear"]
 
 
 class Attention(Protocol):
@@ -20,7 +22,7 @@ class Attention(Protocol):
 
     n_heads: int
 
-    def __call__(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+    def __call__(self, x: Tensor, geometry: Geometry | None = None, mask: Tensor | None = None) -> Tensor:
         """``x`` (B, N, d) to (B, N, d); cells where ``mask`` (B, N) is false are attended by nobody."""
         ...
 
@@ -28,11 +30,11 @@ class Attention(Protocol):
         """Gates in (0, 1), (B, N, H) or (B, N, d); None where there is no gate."""
         ...
 
-    def weights(self, x: Tensor, rows: Tensor, mask: Tensor | None = None) -> Tensor:
+    def weights(self, x: Tensor, rows: Tensor, geometry: Geometry | None = None, mask: Tensor | None = None) -> Tensor:
         """Rows (R,) of the attention matrix, (B, H, R, N)."""
         ...
 
-    def received(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+    def received(self, x: Tensor, geometry: Geometry | None = None, mask: Tensor | None = None) -> Tensor:
         """Mean attention that each cell receives from the real ones, (B, H, N), without the attention matrix."""
         ...
 
@@ -45,7 +47,7 @@ def make_attention(
     Parameters
     ----------
     kind
-        ``"softmax"`` or ``"linear"``.
+        ``"full"`` or ``"linear"``.
     d_model, n_heads
         Width and number of heads.
     gate_type, use_qk_norm
@@ -56,10 +58,10 @@ def make_attention(
     ValueError
         If the kind is unknown, or a gate was chosen for linear attention.
     """
-    if kind == "softmax":
+    if kind == "full":
         return SoftmaxAttention(d_model, n_heads, gate_type=gate_type, use_qk_norm=use_qk_norm)
     if kind != "linear":
-        raise ValueError(f"attention={kind!r} is unknown; choose 'softmax' or 'linear'")
+        raise ValueError(f"attention={kind!r} is unknown; choose 'full' or 'linear'")
     if gate_type not in ("headwise", "none"):  # the default cannot be told from a choice
-        raise ValueError(f"attention='linear' has no gate; leave gate_type={gate_type!r} out or take 'softmax'")
+        raise ValueError(f"attention='linear' has no gate; leave gate_type={gate_type!r} out or take 'full'")
     return LinearAttention(d_model, n_heads)

@@ -18,6 +18,8 @@ from torch import nn
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from alphastomics.nn.geometry import Geometry
+
 
 class LinearAttention(nn.Module):
     """Multi-head linear attention over the cells of a context.
@@ -46,7 +48,7 @@ class LinearAttention(nn.Module):
             k = k.masked_fill(~mask[:, None, :, None], float("-inf"))
         return q.softmax(dim=-1), k.softmax(dim=-2), v
 
-    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, geometry: Geometry | None = None, mask: Tensor | None = None) -> Tensor:
         """``x`` (B, N, d) to (B, N, d); cells where ``mask`` (B, N) is false are attended by nobody."""
         q, k, v = self.features(x, mask)
         o = q @ (k.mT @ v.to(k.dtype))
@@ -55,12 +57,12 @@ class LinearAttention(nn.Module):
     def gates(self, x: Tensor) -> None:
         """There is no gate."""
 
-    def weights(self, x: Tensor, rows: Tensor, mask: Tensor | None = None) -> Tensor:
+    def weights(self, x: Tensor, rows: Tensor, geometry: Geometry | None = None, mask: Tensor | None = None) -> Tensor:
         """Rows (R,) of the attention matrix, (B, H, R, N)."""
         q, k, _ = self.features(x, mask)
         return q[:, :, rows] @ k.mT
 
-    def received(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+    def received(self, x: Tensor, geometry: Geometry | None = None, mask: Tensor | None = None) -> Tensor:
         """Mean attention that each cell receives from the real ones, (B, H, N)."""
         q, k, _ = self.features(x, mask)
         if mask is None:

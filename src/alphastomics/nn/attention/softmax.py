@@ -19,6 +19,8 @@ from torch import nn
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from alphastomics.nn.geometry import Geometry
+
 GateType = Literal["headwise", "elementwise", "none"]
 
 BLOCK = 2**23  # entries of the attention matrix that `received` holds at the same time
@@ -73,8 +75,8 @@ class SoftmaxAttention(nn.Module):
         q, k, v = self.qkv(x).view(b, n, 3, self.n_heads, self.d_head).permute(2, 0, 3, 1, 4)
         return self.q_norm(q), self.k_norm(k), v
 
-    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """``x`` (B, N, d) to (B, N, d); cells where ``mask`` (B, N) is false are attended by nobody."""
+    def forward(self, x: Tensor, geometry: Geometry | None = None, mask: Tensor | None = None) -> Tensor:
+        """``x`` (B, N, d) to (B, N, d); cells where ``mask`` (B, N) is false are attended by nobody, geometry is not used."""
         b, n, d = x.shape
         q, k, v = self.heads(x)
         attend = None if mask is None else mask[:, None, None, :]
@@ -89,12 +91,12 @@ class SoftmaxAttention(nn.Module):
         """Gates in (0, 1): (B, N, H) if headwise, (B, N, d) if elementwise, None if there are none."""
         return None if self.gate is None else self.gate(x).sigmoid()
 
-    def weights(self, x: Tensor, rows: Tensor, mask: Tensor | None = None) -> Tensor:
+    def weights(self, x: Tensor, rows: Tensor, geometry: Geometry | None = None, mask: Tensor | None = None) -> Tensor:
         """Rows (R,) of the attention matrix, (B, H, R, N)."""
         q, k, _ = self.heads(x)
         return self._softmax(q[:, :, rows], k, mask)
 
-    def received(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+    def received(self, x: Tensor, geometry: Geometry | None = None, mask: Tensor | None = None) -> Tensor:
         """Mean attention that each cell receives from the real ones, (B, H, N), by blocks of rows."""
         q, k, _ = self.heads(x)
         b, n, _ = x.shape
