@@ -1,0 +1,38 @@
+r"""One context over several processes: each holds some of its cells, and the whole network.
+
+.. math::
+
+    x = [x_0; x_1; \dots; x_{W-1}], \qquad x_r \in \mathbb{R}^{n}, \quad n = \lceil N / W \rceil
+
+What treats cells one by one needs nothing of this. Where cells meet, there are three ways:
+
+- attention: :func:`split_attention`, exact, by one of three exchanges;
+- sums over cells, of a loss, of a count, of any contraction: :meth:`SequenceParallel.sum_over_cells`;
+- what is small enough to be held whole, as positions are: :meth:`SequenceParallel.gather`.
+
+**Gradients.** Let :math:`\ell` be the loss of the whole context, the same number on all processes: its numerator and
+its denominator each went through ``sum_over_cells``, or it was computed from what ``gather`` gave. Process s calls
+``backward()`` on its own copy :math:`\ell_s`, and every collective passes derivatives on as it passed values: from all
+processes to all. So process r is left with the derivative of *all* the copies by its copy of the weights,
+
+.. math::
+
+    g_r = \sum_s \frac{\partial \ell_s}{\partial \theta_r}, \qquad
+    \frac1W \sum_r g_r = \frac{\partial}{\partial\theta}\, \frac1W \sum_s \ell_s = \frac{\partial \ell}{\partial \theta}.
+
+Gradients of weights are therefore **averaged** over the processes, which is what ``DistributedDataParallel`` does, and
+no factor W appears anywhere. It does not matter whether a weight acts before ``split``, on the split cells, or after
+``gather``. Contexts may be spread over further processes at the same time: the mean is then over all of them.
+
+A loss that is left as the share of this process (the sum over its own cells over the count of all) is not that: its
+gradients are to be summed, or it is to be multiplied by W.
+
+All processes of a group run the same steps on the same contexts, or they wait for each other for ever.
+"""
+
+from __future__ import annotations
+
+from alphastomics.nn.parallel.attention import SplitKind, choose, split_attention
+from alphastomics.nn.parallel.sequence import SequenceParallel
+
+__all__ = ["SequenceParallel", "SplitKind", "choose", "split_attention"]

@@ -1,0 +1,134 @@
+r"""Exact attention over cells that are split over W processes.
+
+.. math:: o_i = \sum_j \operatorname{softmax}_j\big(\gamma\, q_i \cdot k_j - 10^4 (1 - m_j)\big)\, v_j
+
+i runs over the n cells of this process, j over the N of all. Three exchanges give the same result:
+
+============== ================================================= ===================== ===================
+kind           what travels, forwards                             memory per process    needs
+============== ================================================= ===================== ===================
+``ulysses``    q, k, v, o: from cells of all heads to all cells   O(n)                  W divides H
+               of some heads, and back (Jacobs et al., 2023)
+``ring``       k, v, in W - 1 steps, while attention is computed  O(n)                  nothing
+``allgather``  k, v, to everyone at once                          O(N)                  nothing
+============== ================================================= ===================== ===================
+
+The mask m is one more column of q and k: it needs neither an exchange of its own nor a kernel that knows masks, and
+attention to padding alone is finite. Beside the score of any real cell, exp(-10^4) is 0.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal, Protocol
+
+import torch
+import torch.nn.functional as F
+
+from alphastomics.nn.parallel.collectives import exchange
+from alphastomics.nn.parallel.ring import ring
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from alphastomics.nn.parallel.sequence import SequenceParallel
+
+SplitKind = Literal["ulysses", "ring", "allgather"]
+
+
+class SplitAttention(Protocol):
+    """Attention without a mask over cells that are split."""
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, parallel: SequenceParallel, scale: float) -> Tensor:
+        """Attention (B, H, n, c) of the queries of this process to the keys of all; q, k and v are (B, H, n, c)."""
+        ...
+
+
+def ulysses(q: Tensor, k: Tensor, v: Tensor, parallel: SequenceParallel, scale: float) -> Tensor:
+    """All cells of some heads, instead of some cells of all heads."""
+    q, k, v = _resplit(torch.stack([q, k, v]), parallel, whole=-3, split=-2)
+    o = F.scaled_dot_product_attention(q, k, v, scale=scale)
+    return _resplit(o, parallel, whole=-2, split=-3)
+
+
+def allgather(q: Tensor, k: Tensor, v: Tensor, parallel: SequenceParallel, scale: float) -> Tensor:
+    """All keys and values on every process."""
+    k, v = parallel.gather(torch.stack([k, v]), dim=-2)
+    return F.scaled_dot_product_attention(q, k, v, scale=scale)
+
+
+ATTENTIONS: dict[SplitKind, SplitAttention] = {"ulysses": ulysses, "ring": ring, "allgather": allgather}
+
+
+def _resplit(x: Tensor, parallel: SequenceParallel, *, whole: int, split: int) -> Tensor:
+    """Split the axis ``whole`` over the processes, and make the axis ``split``, which was, whole."""
+    parts = exchange(torch.stack(x.chunk(parallel.world_size, whole)), parallel.group)
+    return torch.cat(parts.unbind(), split)
+
+
+def choose(n_heads: int, world_size: int) -> SplitKind:
+    """Ulysses where it can be: it sends least, and attention itself is PyTorch's own. Else the ring."""
+    return "ulysses" if n_heads % world_size == 0 else "ring"
+
+
+def split_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor,
+    parallel: SequenceParallel,
+    *,
+    kind: SplitKind | None = None,
+    scale: float | None = None,
+) -> Tensor:
+    """Attention of the cells of this process to those of all.
+
+    Parameters
+    ----------
+    q, k
+        (B, H, n, d_h), n the same on all processes, as :meth:`SequenceParallel.split` makes it.
+    v
+        (B, H, n, d_v).
+    mask
+        Which of the n cells are real, (B, n).
+    parallel
+        The processes.
+    kind
+        ``"ulysses"``, ``"ring"`` or ``"allgather"``; None lets :func:`choose` choose.
+    scale
+        Factor of the scores; d_h^(-1/2) when None.
+
+    Returns
+    -------
+    (B, H, n, d_v), 0 where ``mask`` is false.
+
+    Raises
+    ------
+    ValueError
+        If the kind is unknown, or it is Ulysses and W does not divide H.
+    """
+    n_heads, world_size = q.shape[1], parallel.world_size
+    kind = choose(n_heads, world_size) if kind is None else kind
+    if kind not in ATTENTIONS:
+        raise ValueError(f"kind={kind!r} is unknown; choose from {sorted(ATTENTIONS)}")
+    if kind == "ulysses" and n_heads % world_size:
+        raise ValueError(f"{n_heads} heads cannot be split over {world_size} processes; take kind='ring'")
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    padding = ~mask[:, None, :, None]
+    o = ATTENTIONS[kind](*_with_mask(q, k, v, padding, scale), parallel, scale)
+    return o[..., : v.shape[-1]].masked_fill(padding, 0.0)
+
+
+def _with_mask(q: Tensor, k: Tensor, v: Tensor, padding: Tensor, scale: float) -> tuple[Tensor, Tensor, Tensor]:
+    """One more column of q and k, which says what is ``padding`` (B, 1, n, 1); all three as wide as the widest.
+
+    The fast kernels want equal widths. The factor 10^4 is shared among q and k, so that float16 can hold both.
+    """
+    device = q.device.type
+    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else q.dtype
+    q, k, v = (x.to(dtype).masked_fill(padding, 0.0) for x in (q, k, v))
+    known = q.new_full((*q.shape[:-1], 1), 100.0)
+    hidden = known.new_zeros(known.shape).masked_fill(padding, -100.0 / scale)
+    width = max(q.shape[-1] + 1, v.shape[-1])
+    q, k = torch.cat([q, known], dim=-1), torch.cat([k, hidden], dim=-1)
+    q, k, v = (F.pad(x, (0, width - x.shape[-1])) for x in (q, k, v))
+    return q, k, v

@@ -1,0 +1,65 @@
+r"""The cells of a context, split over the processes of a group.
+
+.. math::
+
+    \operatorname{split}(x)_r = [x;\, 0]_{rn \,:\, (r+1)n}, \qquad
+    \operatorname{gather}(x_0, \dots, x_{W-1}) = [x_0; \dots; x_{W-1}]_{0 : N}, \qquad n = \lceil N / W \rceil
+
+Every process holds n cells. Where W does not divide N, or N < W, the last of them are padding.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+
+from alphastomics.nn.parallel import collectives
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.distributed import ProcessGroup
+
+
+class SequenceParallel:
+    """Split and gather cells, with gradients; see the head of :mod:`alphastomics.nn.parallel` for what these mean.
+
+    Parameters
+    ----------
+    group
+        The processes that share a context, ``torch.distributed.group.WORLD`` for all. None is one process: nothing is
+        split, and no process group is needed.
+
+    Attributes
+    ----------
+    rank, world_size
+        Place r of this process in the group, and its size W.
+    """
+
+    def __init__(self, group: ProcessGroup | None = None) -> None:
+        self.group = group
+        self.rank = 0 if group is None else dist.get_rank(group)
+        self.world_size = 1 if group is None else dist.get_world_size(group)
+
+    def split(self, x: Tensor, dim: int = 1) -> Tensor:
+        """Take the n cells of this process from ``x``, which all processes hold whole; N on axis ``dim`` becomes n.
+
+        Padding is 0, and False in a mask: split the mask, or one of ones, together with what it is the mask of.
+        """
+        n = -(-x.shape[dim] // self.world_size)
+        start = min(self.rank * n, x.shape[dim])
+        own = x.narrow(dim, start, min(n, x.shape[dim] - start))
+        shape = list(own.shape)
+        shape[dim] = n - own.shape[dim]
+        return torch.cat([own, own.new_zeros(shape)], dim) if shape[dim] else own
+
+    def gather(self, x: Tensor, n_cells: int | None = None, dim: int = 1) -> Tensor:
+        """Put the cells of all processes together; n on axis ``dim`` becomes N = ``n_cells``, or W n if it is None."""
+        parts = collectives.gather(x, self.group)
+        whole = torch.cat(parts.unbind(), dim)
+        return whole if n_cells is None else whole.narrow(dim, 0, n_cells)
+
+    def sum_over_cells(self, x: Tensor) -> Tensor:
+        """Sum over the processes of ``x``, which this process has already summed over its own cells."""
+        return collectives.total(x, self.group)
