@@ -269,6 +269,16 @@ def test_a_context_of_padding_alone_weighs_nothing(make_plan, make_batch, mode):
     assert all(bool(p.grad.isfinite().all()) for p in plan.parameters() if p.grad is not None)
 
 
+def test_one_context_for_two_processes_counts_in_full(make_plan, make_batch):
+    plan, batch = make_plan(mode="expr_to_pos"), make_batch()
+    first = type(batch)(*(x[:1] for x in batch))
+    losses = plan.losses(first)
+    alone = plan.total(losses, first)
+    # The other process has padding alone: Lightning halves the sum of the gradients, and the mean count is a half.
+    plan._trainer = SimpleNamespace(world_size=2, strategy=SimpleNamespace(reduce=lambda count, reduce_op: count / 2))
+    torch.testing.assert_close(plan.total(losses, first) / 2, alone)
+
+
 def test_total_is_the_weighted_mean_over_real_contexts(make_plan, make_batch):
     plan = make_plan(
         lambda_position=2.0, lambda_distance=3.0, lambda_neighbour=5.0, lambda_expression=7.0, lambda_layout=11.0

@@ -337,7 +337,8 @@ class TrainingPlan(pl.LightningModule):
         if self._trainer is not None and self.trainer.world_size > 1:
             # Lightning averages gradients over processes: divide by the mean count, not by the local one.
             count = self.trainer.strategy.reduce(count, reduce_op="mean")
-        return sum(weights[name] * (loss * real).sum() for name, loss in losses.items()) / count.clamp_min(1)
+        count = torch.where(count > 0, count, 1)  # the mean over processes may well lie below 1
+        return sum(weights[name] * (loss * real).sum() for name, loss in losses.items()) / count
 
     # -- Lightning ---------------------------------------------------------------------------------------------------
 
