@@ -176,6 +176,15 @@ def test_nothing_is_kept_but_the_gradient(pairs):
     assert max(sizes) == predicted.numel()
 
 
+def test_a_second_derivative_is_refused():
+    predicted, true, mask = cells()
+    predicted.requires_grad_()
+    value = distance_loss(predicted, true, mask).square().sum()
+    (gradient,) = torch.autograd.grad(value, predicted, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        gradient.square().sum().backward()
+
+
 MEASURE = """
 import sys, torch
 from alphastomics.diffusion.distances import distance_loss
