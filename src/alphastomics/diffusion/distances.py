@@ -130,33 +130,13 @@ def distance_loss(
         return (loss + EPSILON).sqrt() * (mask.sum(1) > 1) if kind == "drmsd" else loss
 
 
-def distance_deviation(
-    predicted: Tensor,
-    true: Tensor,
-    mask: Tensor,
-    *,
-    clamp: float,
-    pairs: Pairs = "all",
-    n_pairs: int = 2**18,
-    neighbours: Tensor | None = None,
-    generator: torch.Generator | None = None,
-) -> Tensor:
-    """Mean deviation of the pairwise distances of each context, (B,), where none counts for more than τ.
+def distance_deviation(predicted: Tensor, true: Tensor, mask: Tensor, *, clamp: float) -> Tensor:
+    """Mean deviation of all pairwise distances of each context, (B,), where none counts for more than τ.
 
     It cannot tell a tissue from its mirror image, as :func:`~alphastomics.diffusion.fape.fape` can. ``clamp`` is τ in
-    model units; the other parameters are those of :func:`distance_loss`.
+    model units; for a sample of the pairs call :func:`distance_loss` with ``kind="clamped"``.
     """
-    return distance_loss(
-        predicted,
-        true,
-        mask,
-        kind="clamped",
-        clamp=clamp,
-        pairs=pairs,
-        n_pairs=n_pairs,
-        neighbours=neighbours,
-        generator=generator,
-    )
+    return distance_loss(predicted, true, mask, kind="clamped", clamp=clamp)
 
 
 def _penalty(kind: DistanceKind, clamp: float | None) -> Penalty:
