@@ -13,7 +13,7 @@ from scipy.special import log_softmax, softmax
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from alphastomics.diffusion import losses
+from alphastomics.diffusion import distances, losses
 from alphastomics.diffusion.losses import (
     aligned_error,
     distance_error,
@@ -59,6 +59,12 @@ def dense_neighbour(feature: np.ndarray, true: np.ndarray, width: float, tempera
 
 def dense_layout(predicted: np.ndarray, true: np.ndarray, width: float) -> float:
     return dense_cross_entropy(-np.log1p(cdist(predicted, predicted) ** 2 / width**2), true, width)
+
+
+def visit_in_blocks(monkeypatch: pytest.MonkeyPatch, rows: int, mask: Tensor) -> None:
+    """Let the pairwise losses of contexts with this mask hold so many rows of the pair matrix in memory."""
+    monkeypatch.setattr(losses, "BLOCK", rows)
+    monkeypatch.setattr(distances, "ENTRIES", rows * mask.numel())
 
 
 LOSSES = {
@@ -165,8 +171,8 @@ def test_values_and_gradients_are_finite_where_formulas_divide_by_zero(loss, cas
 
 @pytest.mark.parametrize("block", [3, 1024])
 def test_gradient_of_the_distance_loss_is_that_of_the_formula(monkeypatch, block):
-    monkeypatch.setattr(losses, "BLOCK", block)
     predicted, true, mask = positions(3)
+    visit_in_blocks(monkeypatch, block, mask)
     predicted.requires_grad_()
     assert torch.autograd.gradcheck(lambda x: distance_error(x, true, mask), predicted)
 
@@ -207,7 +213,7 @@ def test_blocks_change_nothing(monkeypatch, name, block):
         return value.detach(), torch.autograd.grad(value.sum(), predicted)[0]
 
     expected = run()
-    monkeypatch.setattr(losses, "BLOCK", block)
+    visit_in_blocks(monkeypatch, block, mask)
     torch.testing.assert_close(run(), expected, rtol=1e-5, atol=1e-6)
 
 
@@ -226,8 +232,8 @@ class LargestTensor(TorchDispatchMode):
 @pytest.mark.parametrize("name", PAIRWISE)
 def test_the_pair_matrix_is_never_whole(monkeypatch, name):
     n, block = 256, 16
-    monkeypatch.setattr(losses, "BLOCK", block)
     predicted, true, mask = torch.randn(1, n, 2, requires_grad=True), torch.randn(1, n, 2), torch.ones(1, n) > 0
+    visit_in_blocks(monkeypatch, block, mask)
     with LargestTensor() as largest:
         LOSSES[name](predicted, true, mask).sum().backward()
     assert block * n <= largest.entries <= 2 * block * n

@@ -9,17 +9,19 @@ r"""Training losses of the two modalities, each averaged over what is really the
         p_{ij} \propto e^{-D_{ij}^2 / 2 w^2},\; q_{ij} \propto e^{f_i \cdot f_j / \tau} \\
     L_\text{layout} &= \text{the same with } q_{ij} \propto (1 + \hat D_{ij}^2 / w^2)^{-1}
 
-The pairwise losses visit the pairs in blocks of rows: memory is O(block * N), not O(N^2).
+The pairwise losses visit the pairs in blocks of rows: memory is O(block * N), not O(N^2). Other losses of distances, and
+the gradient of this one, are in :mod:`alphastomics.diffusion.distances`.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
+from alphastomics.diffusion.distances import distance_loss, pairwise_distances
 from alphastomics.diffusion.geometry import align
 
 if TYPE_CHECKING:
@@ -60,47 +62,9 @@ def aligned_error(predicted: Tensor, true: Tensor, mask: Tensor) -> Tensor:
     return mean_squared_error(predicted, align(true, predicted.detach(), mask), mask)
 
 
-class _DistanceError(torch.autograd.Function):
-    """Sum over pairs of (D - D^)^2 with its closed-form gradient, so that no pair matrix is kept.
-
-    dL/dx^_i = 4 sum_j m_i m_j (1 - D_ij / D^_ij) (x^_i - x^_j), counting the pairs (i, j) and (j, i).
-    """
-
-    @staticmethod
-    def forward(ctx: Any, predicted: Tensor, true: Tensor, mask: Tensor) -> Tensor:
-        m = mask.to(predicted.dtype)
-        total = predicted.new_zeros(len(predicted))
-        gradient = torch.empty_like(predicted)
-        for start in range(0, predicted.shape[1], BLOCK):
-            rows = slice(start, start + BLOCK)
-            d_hat = _distances(predicted[:, rows], predicted)
-            d = _distances(true[:, rows], true)
-            pair = m[:, rows, None] * m[:, None, :]
-            residual = (d_hat - d) * pair
-            total += (residual * (d_hat - d)).sum((1, 2))
-            # At D^ = 0 the direction is undefined and the symmetric choice is a zero gradient.
-            c = torch.where(d_hat > 0, residual / d_hat.clamp_min(1e-12), 0.0)
-            gradient[:, rows] = 4 * (predicted[:, rows] * c.sum(-1, keepdim=True) - c @ predicted)
-        ctx.save_for_backward(gradient)
-        return total
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        (gradient,) = ctx.saved_tensors
-        return gradient * grad[:, None, None], None, None
-
-
-def _distances(x: Tensor, y: Tensor) -> Tensor:
-    # The default matmul mode is wrong by 1e-2 for near points.
-    return torch.cdist(x, y, compute_mode="donot_use_mm_for_euclid_dist")
-
-
 def distance_error(predicted: Tensor, true: Tensor, mask: Tensor) -> Tensor:
     """Mean squared difference of all pairwise distances per context, (B,); zero for fewer than two cells."""
-    n = mask.sum(1).to(predicted.dtype)
-    with torch.autocast(predicted.device.type, enabled=False):
-        total = _DistanceError.apply(predicted.float() if predicted.dtype.itemsize < 4 else predicted, true, mask)
-    return total / (n * (n - 1)).clamp_min(1)
+    return distance_loss(predicted, true, mask)
 
 
 def _neighbour_block(
@@ -112,7 +76,7 @@ def _neighbour_block(
     hidden = (number == number[start : start + n_rows, None]) | ~mask[:, None, :]
     floor = torch.finfo(torch.float32).min / 4
     log_q = similarity(value[:, rows], value).masked_fill(hidden, floor).log_softmax(-1)
-    closeness = (-(_distances(true[:, rows], true) ** 2) / (2 * width**2)).masked_fill(hidden, floor)
+    closeness = (-(pairwise_distances(true[:, rows], true) ** 2) / (2 * width**2)).masked_fill(hidden, floor)
     cross_entropy = -(closeness.softmax(-1) * log_q.masked_fill(hidden, 0.0)).sum(-1)
     return (cross_entropy * mask[:, rows]).sum(1)
 

@@ -1,0 +1,286 @@
+r"""Losses of pairwise distances in flat memory, over all pairs of cells or over a random sample of them.
+
+.. math::
+
+    L = \frac{1}{n(n-1)} \sum_{i \ne j} f(r_{ij}), \qquad r_{ij} = \hat d_{ij} - d_{ij}, \qquad
+    \hat d_{ij} = \lVert \hat x_i - \hat x_j \rVert
+
+with :math:`f(r) = r^2` (``"mse"``), :math:`\min(|r|, \tau)` (``"clamped"``), or the loss of Huber (1964),
+:math:`s (r - s/2)` with :math:`s = \max(-\tau, \min(r, \tau))` (``"huber"``), whose gradient does not end at τ.
+``"drmsd"`` is the root :math:`\sqrt{L_\text{mse} + \epsilon}`. The gradient is known in closed form,
+
+.. math::
+
+    \frac{\partial L}{\partial \hat x_i} = \frac{2}{n(n-1)} \Big( \hat x_i \sum_j c_{ij} - \sum_j c_{ij} \hat x_j \Big),
+    \qquad c_{ij} = \frac{f'(r_{ij})}{\hat d_{ij}},
+
+so that the forward pass computes it in blocks of rows, and nothing but these (N, D) numbers is kept. A sample of M
+ordered pairs, drawn with replacement, estimates L and its gradient without bias (Horvitz & Thompson 1952):
+
+.. math:: \hat L = \frac{1}{n(n-1)} \sum_{(i, j)} \frac{f(r_{ij})}{\pi_{ij}}, \qquad \pi_{ij} = \mathbb E[\text{draws of } (i, j)].
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import torch
+from torch.autograd.function import once_differentiable
+
+from alphastomics.diffusion.geometry import centre
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import Tensor
+
+    Penalty = Callable[[Tensor], tuple[Tensor, Tensor]]  # r to f(r) and f'(r)
+    Evaluate = Callable[[Tensor], tuple[Tensor, Tensor]]  # positions (B, N, D) to losses (B,) and their gradient
+
+DistanceKind = Literal["mse", "drmsd", "clamped", "huber"]
+Pairs = Literal["all", "sampled", "auto"]
+
+ENTRIES = 2**20  # of the pair matrices that are in memory at once
+LARGEST_ALL = 10_000  # cells; with more of them "auto" draws pairs
+EPSILON = 1e-12  # keeps the slope of the root finite where the prediction is perfect
+
+
+class PairSample(NamedTuple):
+    """Ordered pairs (i, j) of different cells, drawn with replacement.
+
+    Attributes
+    ----------
+    i, j
+        Numbers of the cells, (B, M).
+    weight
+        1 / (n(n - 1) π), (B, M): weighted sums over the sample have the mean over all pairs as their expectation.
+        0 for what was drawn where there are no pairs.
+    """
+
+    i: Tensor
+    j: Tensor
+    weight: Tensor
+
+
+def distance_loss(
+    predicted: Tensor,
+    true: Tensor,
+    mask: Tensor,
+    *,
+    kind: DistanceKind = "mse",
+    pairs: Pairs = "all",
+    chunk: int | Literal["auto"] = "auto",
+    clamp: float | None = None,
+    n_pairs: int = 2**18,
+    neighbours: Tensor | None = None,
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    """Loss of the pairwise distances of each context, (B,); 0 for fewer than two cells.
+
+    Parameters
+    ----------
+    predicted
+        Positions (B, N, D) in model units.
+    true
+        Positions (B, N, D) in model units; they receive no gradient.
+    mask
+        Real cells (B, N).
+    kind
+        ``"mse"``, ``"drmsd"``, ``"clamped"`` or ``"huber"``, see the equations at the head of this file.
+    pairs
+        ``"all"``, ``"sampled"``, or ``"auto"``: sampled for more than ``LARGEST_ALL`` cells. The root of an estimate is
+        biased, so that ``"drmsd"`` is never sampled.
+    chunk
+        Rows of the pair matrix that are in memory at once; ``"auto"`` keeps the number of entries the same for any N.
+    clamp
+        τ of ``"clamped"`` and ``"huber"``, in model units.
+    n_pairs
+        M, the pairs that are drawn in each context.
+    neighbours
+        Numbers of the neighbours of each cell, (B, N, K), every one once, -1 for none. Half of the drawn pairs are then
+        edges to neighbours: few of all pairs are near, and they tell of the fine structure.
+    generator
+        Draws the pairs.
+
+    Raises
+    ------
+    ValueError
+        If an option is unknown, ``clamp`` is missing, not positive or of no use, or ``"drmsd"`` is to be sampled.
+    """
+    penalty = _penalty(kind, clamp)
+    n_cells = predicted.shape[1]
+    if pairs not in ("all", "sampled", "auto"):
+        raise ValueError(f"pairs={pairs!r} is unknown; choose 'all', 'sampled' or 'auto'")
+    if pairs == "sampled" and kind == "drmsd":
+        raise ValueError("the root of a sampled mean is biased; take kind='mse' or pairs='all'")
+    sampled = pairs == "sampled" or (pairs == "auto" and kind != "drmsd" and n_cells > LARGEST_ALL)
+    with torch.autocast(predicted.device.type, enabled=False):
+        predicted = predicted.to(torch.promote_types(predicted.dtype, torch.float32))
+        true = centre(true.to(predicted.dtype).masked_fill(~mask[..., None], 0.0), mask)
+
+        def evaluate(x: Tensor) -> tuple[Tensor, Tensor]:
+            # Sums and differences of positions are most exact around the origin.
+            x = centre(x.masked_fill(~mask[..., None], 0.0), mask)
+            if sampled:
+                return _over_sample(x, true, draw_pairs(mask, n_pairs, neighbours, generator=generator), penalty)
+            rows = max(1, ENTRIES // max(1, mask.numel())) if chunk == "auto" else chunk
+            return _over_all(x, true, mask, penalty, rows)
+
+        loss: Tensor = _ClosedForm.apply(predicted, evaluate)
+        return (loss + EPSILON).sqrt() * (mask.sum(1) > 1) if kind == "drmsd" else loss
+
+
+def distance_deviation(predicted: Tensor, true: Tensor, mask: Tensor, *, clamp: float) -> Tensor:
+    """Mean deviation of all pairwise distances of each context, (B,), where none counts for more than τ.
+
+    It cannot tell a tissue from its mirror image, as :func:`~alphastomics.diffusion.fape.fape` can. ``clamp`` is τ in
+    model units; for a sample of the pairs call :func:`distance_loss` with ``kind="clamped"``.
+    """
+    return distance_loss(predicted, true, mask, kind="clamped", clamp=clamp)
+
+
+def _penalty(kind: DistanceKind, clamp: float | None) -> Penalty:
+    if kind in ("mse", "drmsd"):
+        if clamp is not None:
+            raise ValueError(f"kind={kind!r} has no threshold; leave clamp={clamp} out or take 'clamped' or 'huber'")
+        return lambda r: (r * r, 2 * r)
+    if kind not in ("clamped", "huber"):
+        raise ValueError(f"kind={kind!r} is unknown; choose 'mse', 'drmsd', 'clamped' or 'huber'")
+    if clamp is None or clamp <= 0:
+        raise ValueError(f"kind={kind!r} needs a threshold clamp > 0 in model units, not {clamp}")
+
+    def clamped(r: Tensor) -> tuple[Tensor, Tensor]:
+        return r.abs().clamp_max(clamp), r.sign() * (r.abs() < clamp)
+
+    def huber(r: Tensor) -> tuple[Tensor, Tensor]:
+        s = r.clamp(-clamp, clamp)
+        return s * (r - s / 2), s
+
+    return clamped if kind == "clamped" else huber
+
+
+class _ClosedForm(torch.autograd.Function):
+    """A loss whose gradient comes with its value, so that nothing else is kept for the backward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, predicted: Tensor, evaluate: Evaluate) -> Tensor:
+        value, gradient = evaluate(predicted)
+        ctx.save_for_backward(gradient)
+        return value
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        (gradient,) = ctx.saved_tensors
+        return gradient * grad[:, None, None], None
+
+
+@torch.no_grad()
+def pairwise_distances(rows: Tensor, cells: Tensor) -> Tensor:
+    """Distances (B, S, N) between ``rows`` (B, S, D) and ``cells`` (B, N, D), from differences and without a gradient.
+
+    The expansion of the square is wrong by 1e-2 for near points, and ``cdist`` without it is slow in few dimensions.
+    """
+    squared = rows.new_zeros(len(rows), rows.shape[1], cells.shape[1])
+    for a, b in zip(rows.mT.contiguous().unbind(1), cells.mT.contiguous().unbind(1), strict=True):
+        difference = a[:, :, None] - b[:, None, :]
+        squared.addcmul_(difference, difference)
+    return squared.sqrt_()
+
+
+def _over_all(x_hat: Tensor, x: Tensor, mask: Tensor, penalty: Penalty, chunk: int) -> tuple[Tensor, Tensor]:
+    m = mask.to(x_hat.dtype)
+    weighted = torch.cat([x_hat, torch.ones_like(x_hat[..., :1])], dim=-1) * m[..., None]
+    value, gradient = torch.empty_like(m), torch.empty_like(x_hat)
+    for start in range(0, x_hat.shape[1], chunk):
+        rows = slice(start, start + chunk)
+        d_hat = pairwise_distances(x_hat[:, rows], x_hat)
+        f, slope = penalty(d_hat - pairwise_distances(x[:, rows], x))  # both are 0 on the diagonal
+        value[:, rows] = (f @ m[..., None]).squeeze(-1)
+        sums = _over_distance(slope, d_hat) @ weighted
+        gradient[:, rows] = 2 * (x_hat[:, rows] * sums[..., -1:] - sums[..., :-1])
+    n = m.sum(1, keepdim=True)
+    share = m / (n * (n - 1)).clamp_min(1)
+    return (value * share).sum(1), gradient * share[..., None]
+
+
+def _over_sample(x_hat: Tensor, x: Tensor, sample: PairSample, penalty: Penalty) -> tuple[Tensor, Tensor]:
+    b, n, n_dims = x_hat.shape
+    first = n * torch.arange(b, device=x_hat.device)[:, None]
+    i, j = ((cells + first).flatten() for cells in (sample.i, sample.j))
+    x_hat, x = x_hat.reshape(-1, n_dims), x.reshape(-1, n_dims)
+    weight = sample.weight.to(x_hat.dtype)
+    offset = x_hat[i] - x_hat[j]
+    d_hat = offset.norm(dim=-1)
+    f, slope = penalty(d_hat - (x[i] - x[j]).norm(dim=-1))
+    push = (weight.flatten() * _over_distance(slope, d_hat))[:, None] * offset
+    gradient = torch.zeros_like(x_hat).index_add_(0, i, push).index_add_(0, j, push, alpha=-1)
+    return (weight * f.view(b, -1)).sum(1), gradient.view(b, n, n_dims)
+
+
+def _over_distance(slope: Tensor, distance: Tensor) -> Tensor:
+    # Where predictions coincide the direction is undefined and the symmetric choice is no gradient.
+    return (slope / distance).nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
+
+
+def draw_pairs(
+    mask: Tensor, n_pairs: int, neighbours: Tensor | None = None, *, generator: torch.Generator | None = None
+) -> PairSample:
+    """Draw ordered pairs of different real cells: uniformly, or half of them among the edges to neighbours.
+
+    A pair that both halves can draw counts by the expected number of its draws in both.
+
+    Parameters
+    ----------
+    mask
+        Real cells (B, N).
+    n_pairs
+        M.
+    neighbours
+        Numbers of the neighbours of each cell, (B, N, K), every one once, -1 for none.
+    generator
+        Of any device.
+    """
+    n_edge = 0 if neighbours is None else n_pairs // 2
+    n_uniform = n_pairs - n_edge
+    number = _random_numbers((2, len(mask), n_uniform), mask, generator)
+    n = mask.sum(1, keepdim=True)
+    i = number[0] % n.clamp_min(1)
+    j = number[1] % (n - 1).clamp_min(1)
+    j = (j + (j >= i)).clamp_max(mask.shape[1] - 1)
+    real = mask.int().argsort(dim=1, descending=True, stable=True)
+    i, j = real.gather(1, i), real.gather(1, j)
+    possible = n > 1
+    if neighbours is None:
+        return PairSample(i, j, possible / torch.full_like(i, n_uniform))
+    edges = _real_edges(neighbours, mask)
+    n_edges = (edges >= 0).flatten(1).sum(1, keepdim=True)
+    near = (edges.gather(1, i[..., None].expand(-1, -1, edges.shape[2])) == j[..., None]).any(-1)
+    edge_i, edge_j = _draw_edges(edges, n_edges, _random_numbers((len(mask), n_edge), mask, generator))
+    near = torch.cat([near, (n_edges > 0).expand_as(edge_i)], dim=1)
+    draws = n_uniform + near * n_edge * (n * (n - 1) / n_edges.clamp_min(1))  # n(n - 1) π
+    weight = possible / draws
+    weight[:, n_uniform:] *= n_edges > 0
+    return PairSample(torch.cat([i, edge_i], dim=1), torch.cat([j, edge_j], dim=1), weight)
+
+
+def _random_numbers(shape: tuple[int, ...], mask: Tensor, generator: torch.Generator | None) -> Tensor:
+    """Integers so large that their remainders are uniform: floats in [0, 1) are too coarse to number the cells."""
+    device = mask.device if generator is None else generator.device
+    return torch.randint(2**62, shape, generator=generator, device=device).to(mask.device)
+
+
+def _real_edges(neighbours: Tensor, mask: Tensor) -> Tensor:
+    """``neighbours`` (B, N, K) with -1 also for padding, at either end, and for the cell itself."""
+    at = neighbours.clamp_min(0)
+    real = mask.gather(1, at.flatten(1)).view_as(at) & mask[..., None]
+    itself = neighbours == torch.arange(mask.shape[1], device=mask.device)[:, None]
+    return neighbours.masked_fill(~real | itself, -1)
+
+
+def _draw_edges(edges: Tensor, n_edges: Tensor, number: Tensor) -> tuple[Tensor, Tensor]:
+    """Both ends, (B, M), of the edges that random ``number`` (B, M) choose from ``edges`` (B, N, K)."""
+    flat = edges.flatten(1)
+    rank = number % n_edges.clamp_min(1) + 1
+    place = torch.searchsorted((flat >= 0).cumsum(1), rank).clamp_max(flat.shape[1] - 1)
+    return place // edges.shape[2], flat.gather(1, place).clamp_min(0)
