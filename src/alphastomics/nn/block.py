@@ -16,7 +16,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from alphastomics.nn.attention import AttentionKind, GateType, make_attention
+from alphastomics.nn.bottleneck import Bottleneck
 from alphastomics.nn.experts import Experts, ExpertWidth, Routing
+from alphastomics.nn.residual import HyperConnection, Residual, ResidualKind
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -57,7 +59,19 @@ class Block(nn.Module):
         Whether :class:`~alphastomics.nn.experts.Experts` take the place of the feed-forward network.
     num_experts, moe_top_k, expert_width
         As in :class:`~alphastomics.nn.experts.Experts`.
+    residual, n_streams
+        ``"plain"``: x + branch(x); ``"hyper"``: :class:`~alphastomics.nn.residual.HyperConnection` of ``n_streams`` streams.
+    bottleneck
+        Ratio by which the feed-forward network is narrower than the rest, see :class:`~alphastomics.nn.bottleneck.Bottleneck`;
+        None for its full width.
+
+    Raises
+    ------
+    ValueError
+        If experts are to be narrower.
     """
+
+    OWN = ("norm_1", "norm_2", "connect_1", "connect_2")  # what a layer keeps for itself where weights are shared
 
     def __init__(
         self,
@@ -73,17 +87,27 @@ class Block(nn.Module):
         num_experts: int = 4,
         moe_top_k: int = 2,
         expert_width: ExpertWidth = "split",
+        residual: ResidualKind = "plain",
+        n_streams: int = 4,
+        bottleneck: int | None = None,
     ) -> None:
         super().__init__()
+        if use_moe and bottleneck is not None:
+            raise ValueError(f"bottleneck={bottleneck} narrows a feed-forward network, which use_moe=True has none of")
         d_ff = expansion * d_model
         self.norm_1 = AdaptiveNorm(d_model, n_extra=1)
         self.attention = make_attention(attention, d_model, n_heads, gate_type=gate_type, use_qk_norm=use_qk_norm)
         self.norm_2 = AdaptiveNorm(d_model, n_extra=1)
-        self.ffn: Experts | nn.Sequential
+        self.ffn: Experts | Bottleneck | nn.Sequential
         if use_moe:
             self.ffn = Experts(d_model, d_ff, num_experts=num_experts, top_k=moe_top_k, width=expert_width)
+        elif bottleneck is not None:
+            self.ffn = Bottleneck(d_model, ratio=bottleneck, operation=FeedForward(d_model // bottleneck, expansion))
         else:
-            self.ffn = nn.Sequential(nn.Linear(d_model, d_ff), nn.GELU(), nn.Linear(d_ff, d_model))
+            self.ffn = FeedForward(d_model, expansion)
+        self.connect_1, self.connect_2 = (
+            HyperConnection(d_model, n_streams=n_streams) if residual == "hyper" else Residual() for _ in range(2)
+        )
         self.dropout = nn.Dropout(dropout)
 
     def forward(
@@ -94,14 +118,48 @@ class Block(nn.Module):
         mask: Tensor | None = None,
         routings: list[Routing] | None = None,
     ) -> Tensor:
-        """``x`` (B, N, d), ``clock`` (B, d), ``mask`` (B, N) or None, to (B, N, d); experts add to ``routings``."""
+        """Run the block.
+
+        Parameters
+        ----------
+        x
+            Features (B, N, d), or streams of them (B, N, n, d).
+        clock
+            (B, d).
+        geometry
+            What attention may know of the cells besides.
+        mask
+            Real cells (B, N); None when all are.
+        routings
+            A list to which experts add where the cells went.
+        """
+        x = self.connect_1(x, lambda h: self.attend(h, clock, geometry, mask), mask)
+        return self.connect_2(x, lambda h: self.feed(h, clock, mask, routings), mask)
+
+    def attend(self, x: Tensor, clock: Tensor, geometry: Geometry | None, mask: Tensor | None) -> Tensor:
+        """The branch of attention, (B, N, d), without its residual."""
         h, gain = self.norm_1(x, clock)
-        x = x + (1 + gain) * self.dropout(self.attention(h, geometry, mask))
+        return (1 + gain) * self.dropout(self.attention(h, geometry, mask))
+
+    def feed(self, x: Tensor, clock: Tensor, mask: Tensor | None, routings: list[Routing] | None) -> Tensor:
+        """The branch of the feed-forward network, (B, N, d), without its residual."""
         h, gain = self.norm_2(x, clock)
         if isinstance(self.ffn, Experts):
             h, routing = self.ffn(h, mask)
             if routings is not None:
                 routings.append(routing)
         else:
-            h = self.ffn(h)
-        return x + (1 + gain) * self.dropout(h)
+            h = self.ffn.branch(h, mask) if isinstance(self.ffn, Bottleneck) else self.ffn(h)
+        return (1 + gain) * self.dropout(h)
+
+
+class FeedForward(nn.Sequential):
+    """Two layers on each cell, ``expansion`` times as wide between them."""
+
+    def __init__(self, d_model: int, expansion: int) -> None:
+        super().__init__(nn.Linear(d_model, expansion * d_model), nn.GELU(), nn.Linear(expansion * d_model, d_model))
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """``x`` (B, N, d) to (B, N, d)."""
+        result: Tensor = super().forward(x)
+        return result

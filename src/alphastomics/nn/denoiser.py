@@ -25,6 +25,8 @@ from torch.nn import functional
 from alphastomics.nn.block import AdaptiveNorm, Block
 from alphastomics.nn.embeddings import ClockEmbedding, CrowdingEmbedding, FourierPosition
 from alphastomics.nn.packing import PackingNetwork
+from alphastomics.nn.residual import expand, reduce
+from alphastomics.nn.sharing import LayerStack
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
@@ -33,6 +35,8 @@ if TYPE_CHECKING:
     from alphastomics.nn.attention import AttentionKind, GateType
     from alphastomics.nn.experts import ExpertWidth, Routing
     from alphastomics.nn.geometry import Geometry
+    from alphastomics.nn.residual import ResidualKind
+    from alphastomics.nn.sharing import Sharing
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,6 +60,11 @@ class DenoiserConfig:
     use_moe, num_experts, moe_top_k, expert_width
         Whether a mixture of experts takes the place of the feed-forward networks, and which, see
         :class:`~alphastomics.nn.experts.Experts`.
+    residual, n_streams, bottleneck
+        As in :class:`~alphastomics.nn.block.Block`.
+    layer_sharing, sharing_block
+        Which blocks share their weights, all but norms and residual connections, and how many in a row where
+        ``layer_sharing="block"``; see :class:`~alphastomics.nn.sharing.LayerStack`.
     mask_tokens
         Whether there are tokens for masked entries.
     n_ranks
@@ -78,6 +87,11 @@ class DenoiserConfig:
     num_experts: int = 4
     moe_top_k: int = 2
     expert_width: ExpertWidth = "split"
+    residual: ResidualKind = "plain"
+    n_streams: int = 4
+    layer_sharing: Sharing = "none"
+    sharing_block: int = 4
+    bottleneck: int | None = None
     mask_tokens: bool = False
     n_ranks: int = 9
     n_components: int = 20
@@ -122,8 +136,8 @@ class Denoiser(nn.Module):
             self.expression_mask = nn.Parameter(torch.zeros(config.n_genes))
             self.position_mask = nn.Parameter(torch.zeros(config.n_dims, d))
         self.clock = ClockEmbedding(d)
-        self.blocks = nn.ModuleList(
-            Block(
+        self.blocks = LayerStack(
+            lambda: Block(
                 d,
                 config.n_heads,
                 gate_type=config.gate_type,
@@ -134,8 +148,14 @@ class Denoiser(nn.Module):
                 num_experts=config.num_experts,
                 moe_top_k=config.moe_top_k,
                 expert_width=config.expert_width,
-            )
-            for _ in range(config.n_layers)
+                residual=config.residual,
+                n_streams=config.n_streams,
+                bottleneck=config.bottleneck,
+            ),
+            config.n_layers,
+            sharing=config.layer_sharing,
+            block_size=config.sharing_block,
+            own=Block.OWN,
         )
         self.norm_out = AdaptiveNorm(d)
         self.expression_out = nn.Linear(d, config.n_genes)
@@ -227,8 +247,11 @@ class Denoiser(nn.Module):
         clock = self.clock(t_expr, t_pos)
         if mask is not None:  # a context of padding alone attends to itself, so that its gradients stay finite
             mask = mask | ~mask.any(dim=1, keepdim=True)
-        for block in self.blocks:
-            h = block(h, clock, geometry, mask, routings)
+        if self.config.residual == "hyper":
+            h = expand(h, self.config.n_streams)
+        h = self.blocks(h, clock, geometry, mask, routings)
+        if self.config.residual == "hyper":
+            h = reduce(h)
         (h,) = self.norm_out(h, clock)
         return Prediction(
             expression=self.expression_out(h) if "expression" in predict else None,

@@ -48,19 +48,27 @@ class SeenLayer:
 def watch_layers(denoiser: Denoiser) -> Iterator[dict[int, SeenLayer]]:
     """Keep what each layer was last given, by its number, while the context is open."""
     seen: dict[int, SeenLayer] = {}
+    current = 0  # layers may share their parts, which then cannot tell where they are
 
-    def before_attention(layer: int, module: nn.Module, arguments: tuple[Any, ...]) -> None:
+    def before_layer(layer: int) -> None:
+        nonlocal current
+        current = layer
+
+    def before_attention(module: nn.Module, arguments: tuple[Any, ...]) -> None:
         x, geometry, mask = arguments
-        seen[layer] = SeenLayer(attention=cast("Attention", module), x=x.detach(), geometry=geometry, mask=mask)
+        seen[current] = SeenLayer(attention=cast("Attention", module), x=x.detach(), geometry=geometry, mask=mask)
 
-    def after_experts(layer: int, result: tuple[Tensor, Routing]) -> None:
-        seen[layer].routing = Routing(*(part.detach() for part in result[1]))
+    def after_experts(_: nn.Module, __: tuple[Any, ...], result: tuple[Tensor, Routing]) -> None:
+        seen[current].routing = Routing(*(part.detach() for part in result[1]))
 
+    blocks = cast("list[Block]", list(denoiser.blocks))
     with ExitStack() as hooks:
-        for i, block in enumerate(cast("list[Block]", list(denoiser.blocks))):
-            handle = block.attention.register_forward_pre_hook(lambda m, a, i=i: before_attention(i, m, a))
+        handles = [
+            block.register_forward_pre_hook(lambda _, __, i=i: before_layer(i)) for i, block in enumerate(blocks)
+        ]
+        handles += [part.register_forward_pre_hook(before_attention) for part in {block.attention for block in blocks}]
+        experts = {block.ffn for block in blocks if isinstance(block.ffn, Experts)}
+        handles += [part.register_forward_hook(after_experts) for part in experts]
+        for handle in handles:
             hooks.callback(handle.remove)
-            if isinstance(block.ffn, Experts):
-                handle = block.ffn.register_forward_hook(lambda _, __, result, i=i: after_experts(i, result))
-                hooks.callback(handle.remove)
         yield seen

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Mixing = Literal["sinkhorn", "birkhoff", "identity"]
+ResidualKind = Literal["plain", "hyper"]
 
 ITERATIONS = 20  # of Sinkhorn, in training and afterwards
 START = 8.0  # logit of the identity in H^res
@@ -80,6 +81,14 @@ def expand(x: Tensor, n_streams: int) -> Tensor:
 def reduce(streams: Tensor) -> Tensor:
     """Mean of ``streams`` (B, N, n, C), (B, N, C), once, after the last layer."""
     return streams.mean(-2)
+
+
+class Residual(nn.Module):
+    """The plain residual connection, x + branch(x), called as a :class:`HyperConnection` is."""
+
+    def forward(self, x: Tensor, branch: Callable[[Tensor], Tensor], mask: Tensor | None = None) -> Tensor:
+        """``x`` (B, N, C) to (B, N, C)."""
+        return x + branch(x)
 
 
 class Maps(NamedTuple):
