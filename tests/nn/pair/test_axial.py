@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from alphastomics.nn.pair import AxialAttention, PairFactors
+from alphastomics.nn.pair.axial import attended
 
 
 def make(kind: str) -> AxialAttention:
@@ -111,6 +112,13 @@ def test_attention_over_all_pairs_learns_and_bears_padding(kind, make_factors):
     assert bool(p.grad.isfinite().all())
     for name, parameter in module.named_parameters():
         assert bool(parameter.grad.any()), name
+
+
+def test_no_context_is_without_keys(mask):
+    """Whatever a kernel makes of queries that may look at nothing."""
+    mask[0] = False
+    assert bool(attended(mask)[0].all())
+    torch.testing.assert_close(attended(mask)[1, 0, 0], mask[1])
 
 
 def test_no_score_is_stored(make_factors):

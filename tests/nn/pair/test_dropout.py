@@ -19,8 +19,8 @@ def test_the_draw_is_shared_over_one_axis_of_the_cells_and_never_over_the_batch(
     assert 0.2 < float((draw == 0).double().mean()) < 0.3
     for one in range(4):
         for other in range(one):
-            assert not torch.equal(draw[one], draw[other])
-    assert not torch.equal(draw[..., 0], draw[..., 1])
+            assert not torch.equal(draw[one] > 0, draw[other] > 0)
+    assert not torch.equal(draw[..., 0] > 0, draw[..., 1] > 0)
 
 
 def test_nothing_is_dropped_outside_training_or_at_rate_zero(make_factors):

@@ -82,6 +82,15 @@ def test_padded_positions_may_be_anything(mask):
     torch.testing.assert_close(p[1][mask[1]][:, mask[1]], module(x[1:, mask[1]]).dense()[0])
 
 
+@dimensions
+def test_all_parameters_and_positions_receive_a_gradient(n_dims):
+    module, x = make(n_dims), positions(n_dims).requires_grad_()
+    module(x).dense().square().sum().backward()
+    assert {name for name, parameter in module.named_parameters() if parameter.grad.all()} == {"squared", "wave"}
+    assert bool(x.grad.isfinite().all())
+    assert bool(x.grad.any())
+
+
 def test_half_precision_does_not_round_phases():
     module, x = Template(4, 2, highest=2.0), positions(2).float()
     with torch.autocast("cpu", dtype=torch.bfloat16):

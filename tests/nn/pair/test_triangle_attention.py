@@ -16,7 +16,7 @@ def make(direction: str, chunk: int | None = 4) -> TriangleAttention:
     module = TriangleAttention(8, 2, direction, chunk=chunk).double()
     with torch.no_grad():
         module.qkv.weight *= 3  # attention that is far from uniform
-        module.bias.weight *= 3
+        module.bias *= 3
     return module
 
 
@@ -24,16 +24,17 @@ def algorithm(module: TriangleAttention, p: torch.Tensor) -> torch.Tensor:
     """Algorithms 13 and 14 for one context p (N, N, C) without padding, head by head."""
     p = p / (p.square().mean((0, 1)) + 1e-6).sqrt()
     q, k, v = (p @ module.qkv.weight.mT).chunk(3, dim=-1)
-    b, gate = p @ module.bias.weight.mT, (p @ module.gate.weight.mT + module.gate.bias).sigmoid()
+    gate = (p @ module.gate.weight.mT + module.gate.bias).sigmoid()
     heads = []
     for h in range(2):
         part = slice(4 * h, 4 * h + 4)
         qh, kh, vh = q[..., part], k[..., part], v[..., part]
+        b = p[..., part] @ module.bias[part]
         if module.direction == "starting":
-            score = torch.einsum("ijd,ikd->ijk", qh, kh) / 2 + b[None, :, :, h]
+            score = torch.einsum("ijd,ikd->ijk", qh, kh) / 2 + b[None]
             heads.append(torch.einsum("ijk,ikd->ijd", score.softmax(-1), vh))
         else:
-            score = torch.einsum("ijd,kjd->ijk", qh, kh) / 2 + b[..., h].mT[:, None]
+            score = torch.einsum("ijd,kjd->ijk", qh, kh) / 2 + b.mT[:, None]
             heads.append(torch.einsum("ijk,kjd->ijd", score.softmax(-1), vh))
     return (gate * torch.cat(heads, dim=-1)) @ module.out.weight.mT + module.out.bias
 
@@ -82,7 +83,7 @@ def test_the_bias_matters(direction, make_factors, difference):
     module, factors = make(direction), make_factors()
     before = module(factors).dense()
     with torch.no_grad():
-        module.bias.weight.zero_()
+        module.bias.zero_()
     assert difference(module(factors).dense(), before) > 0.05
 
 
@@ -123,6 +124,20 @@ def test_no_matrix_of_all_cells_is_saved_or_made(direction, padded, make_factors
     with Shapes() as reference:
         module(factors.dense())
     assert max(shape.count(n) for shape in reference.seen) > 1  # the watch sees what it looks for
+
+
+def test_rows_are_made_again_and_not_saved(make_factors):
+    """What is saved once doubles with the cells; rows of p would fourfold."""
+    totals = []
+    for n in (32, 64):
+        saved: dict[int, torch.Tensor] = {}  # by place in memory: all chunks share the right factors
+        factors = PairFactors(*(x.requires_grad_() for x in make_factors(b=1, n=n)[:2]))
+        with torch.autograd.graph.saved_tensors_hooks(
+            lambda t, saved=saved: saved.setdefault(t.data_ptr(), t), lambda t: t
+        ):
+            make("starting")(factors)
+        totals.append(sum(t.numel() for t in saved.values()))
+    assert totals[1] < 2.2 * totals[0]
 
 
 @pytest.mark.parametrize(

@@ -4,13 +4,14 @@ r"""Triangle attention (Jumper et al. 2021, algorithms 13 and 14) on factors, ro
 
     o_{ij} = \sigma(W_g \hat p_{ij}) \odot \sum_k \operatorname*{softmax}_k\big(
         q_{ij} \cdot k_{ik} / \sqrt{d_h} + b_{jk}\big)\, v_{ik}, \qquad
-    (q, k, v)_{ij} = W \hat p_{ij}, \quad b_{jk} = w \cdot \hat p_{jk} \;\; \text{(starting)}
+    (q, k, v)_{ij} = W \hat p_{ij}, \quad b_{jk} = \sum_{c \in h} w_c\, \hat p_{jkc} \;\; \text{(starting)}
 
-per head; the ending node is the same for p_ji. The hat is the RMS norm over pairs, where the source has layer norm.
-Only S rows of p exist at a time, and they are made again in the backward pass. No bias is stored: a head's b is a
-product of factors, so it enters the scores as further columns of queries and keys,
+for each head h of C/H channels; the ending node is the same for p_ji. The hat is the RMS norm over pairs, where the
+source has layer norm, and a bias is of the channels of its head, where the source takes all. Only S rows of p exist at
+a time, and they are made again in the backward pass. No bias is stored: it is a product of factors, so it enters the
+scores as R C/H further columns of queries and keys,
 
-.. math:: b_{jk} = \sum_{cr} (w_c L_{jcr})\, R_{kcr} .
+.. math:: b_{jk} = \sum_{c \in h} \sum_r (w_c L_{jcr})\, R_{kcr} .
 
 The output is no longer of low rank. It is projected on to the right factors, channel by channel, the nearest that they
 can express (a Galerkin projection), and W_o acts before that:
@@ -34,7 +35,7 @@ from alphastomics.nn.pair.factors import PairFactors, divide_by_gram
 
 Node = Literal["starting", "ending"]
 
-BLOCK = 2**23  # entries of the keys that a chunk of rows may hold
+BLOCK = 2**21  # entries of the keys that a chunk of rows may hold
 NEVER = -1e4  # score of a padded cell, whose weight is then 0 in every precision
 
 
@@ -50,7 +51,7 @@ class TriangleAttention(nn.Module):
     direction
         ``"starting"``: edges ij of the same i attend to each other; ``"ending"``: those of the same j.
     chunk
-        Number of rows S that exist at the same time; by default as many as hold 2^23 entries.
+        Number of rows S that exist at the same time; by default as many as hold 2^21 entries.
 
     Raises
     ------
@@ -71,7 +72,7 @@ class TriangleAttention(nn.Module):
         self.direction, self.chunk = direction, chunk
         self.n_heads, self.d_head = n_heads, n_channels // n_heads
         self.qkv = nn.Linear(n_channels, 3 * n_channels, bias=False)
-        self.bias = nn.Linear(n_channels, n_heads, bias=False)
+        self.bias = nn.Parameter(self.d_head**-0.5 * torch.randn(n_channels))
         self.gate = nn.Linear(n_channels, n_channels)
         self.out = nn.Linear(n_channels, n_channels)
 
@@ -105,22 +106,22 @@ class TriangleAttention(nn.Module):
         return max(1, BLOCK // (b * self.n_heads * n * (width + self.d_head)))
 
     def _columns(self, p: PairFactors) -> tuple[Tensor, Tensor]:
-        """Columns of the bias and of the mask, of queries (B, H, N, E) and of keys (B, 1, N, E)."""
-        weight = self.bias.weight.to(p.left.dtype)[:, None, :, None]  # (H, 1, C, 1)
-        query = (p.left.transpose(1, 2)[:, None] * weight).flatten(-2)  # (B, H, N, C R)
-        key = p.right.transpose(1, 2).flatten(-2)[:, None]
+        """Columns of the bias and of the mask, of queries and of keys, (B, H, N, E) each."""
+        query, key = (
+            side.unflatten(1, (self.n_heads, -1)).transpose(2, 3).flatten(-2)
+            for side in (p.left * self.bias.to(p.left.dtype)[:, None, None], p.right)
+        )
         if p.mask is None:
             return query, key
-        padded = (~p.mask)[:, None, :, None].to(key.dtype) * NEVER
-        return torch.cat([query, torch.ones_like(query[..., :1])], dim=-1), torch.cat([key, padded], dim=-1)
+        padded = ((~p.mask).to(key.dtype) * NEVER)[:, None, :, None].expand_as(key[..., :1])
+        return torch.cat([query, torch.ones_like(padded)], dim=-1), torch.cat([key, padded], dim=-1)
 
     def _project_rows(self, left: Tensor, right: Tensor, query: Tensor, key: Tensor) -> Tensor:
         """Update of the rows of ``left`` (B, C, S, R) times ``right``, (B, C, S, R)."""
         z = (left @ right.mT).permute(0, 2, 3, 1)  # (B, S, N, C)
         b, s, n, _ = z.shape
         q, k, v = self._heads(z)
-        query = query[:, None].expand(b, s, self.n_heads, n, -1).to(q.dtype)
-        key = key[:, None].expand(b, s, self.n_heads, n, -1).to(q.dtype)
+        query, key = (columns[:, None].expand(b, s, -1, n, -1).to(q.dtype) for columns in (query, key))
         q = torch.cat([q / self.d_head**0.5, query], dim=-1).flatten(0, 1)
         k = torch.cat([k, key], dim=-1).flatten(0, 1)
         v = F.pad(v, (0, q.shape[-1] - self.d_head)).flatten(0, 1)  # equal widths, or scores would be stored
@@ -129,7 +130,8 @@ class TriangleAttention(nn.Module):
 
     def _on_dense(self, p: DensePairs) -> DensePairs:
         q, k, v = self._heads(p.values)
-        score = q @ k.mT / self.d_head**0.5 + self.bias(p.values).permute(0, 3, 1, 2)[:, None]
+        bias = (p.values * self.bias).unflatten(-1, (self.n_heads, -1)).sum(dim=-1)  # (B, N, N, H)
+        score = q @ k.mT / self.d_head**0.5 + bias.permute(0, 3, 1, 2)[:, None]
         if p.mask is not None:
             score = score.masked_fill(~p.mask[:, None, None, None], NEVER)
         return DensePairs.masked(self._gated(score.softmax(dim=-1) @ v, p.values), p.mask)
