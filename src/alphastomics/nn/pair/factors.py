@@ -1,0 +1,185 @@
+r"""Pair features as factors: one N x N matrix for every channel, never formed.
+
+.. math::
+
+    p_{ijc} = \sum_{r=1}^{R} L_{icr} R_{jcr}
+
+Left and right factors lie in memory as (B, C, N, R), so that every contraction is a batched matrix product. Whatever M
+is, :math:`L_c M` and :math:`R_c M^{-\top}` are factors of the same p. Its second moment over the n^2 pairs of real
+cells and its singular values follow from R x R matrices, in O(N R^2) per channel:
+
+.. math::
+
+    \overline{p_c^2} = \operatorname{tr}\big[(L_c^\top L_c)(R_c^\top R_c)\big] / n^2, \qquad
+    \sigma_k(p_c)^2 = \lambda_k\big[(L_c^\top L_c)(R_c^\top R_c)\big]
+
+Exact on factors are sums (ranks add up), products with a cell-wise gate :math:`g_{ic} h_{jc}`, maps :math:`A p_c B^\top`
+of either axis, contractions over a cell, and whatever is linear in p. **Not closed** are maps that mix the channels
+of p (the rank grows C-fold), products of two p entry by entry, and any other entry-wise function, among them layer norm
+and a gate that depends on the pair. Modules of this package that do such a thing do it to the factors, and say so.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+def upcast(x: Tensor) -> Tensor:
+    """``x`` in single precision if it has less."""
+    return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
+
+
+def gram(x: Tensor, y: Tensor) -> Tensor:
+    """Sums over the cells x^T y, (..., R, S), of ``x`` (..., N, R) and ``y`` (..., N, S), never in half precision."""
+    with torch.autocast(x.device.type, enabled=False):
+        return upcast(x).mT @ upcast(y)
+
+
+def divide_by_gram(x: Tensor, basis: Tensor, *, ridge: float | None = None) -> Tensor:
+    r"""Solve for coordinates in a basis: :math:`x\,(U^\top U + \lambda I)^{-1}`.
+
+    Parameters
+    ----------
+    x
+        (..., M, R).
+    basis
+        U, (..., N, R). A basis of zeros gives zeros if ``x`` is :math:`O U`.
+    ridge
+        :math:`\lambda` over the mean eigenvalue of the Gram matrix. By default what rounding needs.
+    """
+    with torch.autocast(x.device.type, enabled=False):
+        matrix = gram(basis, basis)
+        limits = torch.finfo(matrix.dtype)
+        rank = matrix.shape[-1]
+        mean = matrix.diagonal(dim1=-2, dim2=-1).mean(dim=-1)[..., None, None]
+        share = rank * limits.eps if ridge is None else ridge
+        identity = torch.eye(rank, dtype=matrix.dtype, device=matrix.device)
+        floor = limits.tiny**0.5  # a basis of zeros must not divide by zero
+        return torch.linalg.solve(matrix + (share * mean + floor) * identity, upcast(x), left=False)
+
+
+class PairFactors(NamedTuple):
+    """Low-rank pair features of a batch of contexts.
+
+    Attributes
+    ----------
+    left, right
+        L and R, (B, C, N, R), zero for padded cells; see :meth:`masked`.
+    mask
+        Real cells (B, N), or None if all are.
+    """
+
+    left: Tensor
+    right: Tensor
+    mask: Tensor | None = None
+
+    @classmethod
+    def masked(cls, left: Tensor, right: Tensor, mask: Tensor | None) -> PairFactors:
+        """Factors of the real cells: ``left`` and ``right`` (B, C, N, R), those of padded cells set to zero."""
+        if mask is not None:
+            real = mask[:, None, :, None]
+            left, right = left.masked_fill(~real, 0), right.masked_fill(~real, 0)
+        return cls(left, right, mask)
+
+    @property
+    def rank(self) -> int:
+        """R."""
+        return self.left.shape[-1]
+
+    def n_real(self) -> Tensor:
+        """Number of real cells n, at least 1, (B, 1, 1)."""
+        b, _, n, _ = self.left.shape
+        real = upcast(self.left).dtype
+        if self.mask is None:
+            return torch.full((b, 1, 1), n, dtype=real, device=self.left.device)
+        return self.mask.sum(dim=1).clamp_min(1).to(real)[:, None, None]
+
+    def dense(self) -> Tensor:
+        """The tensor p itself, (B, N, N, C): for tests and small N."""
+        return (self.left @ self.right.mT).permute(0, 2, 3, 1)
+
+    def transposed(self) -> PairFactors:
+        """Factors of p_ji."""
+        return PairFactors(self.right, self.left, self.mask)
+
+    def add(self, other: PairFactors) -> PairFactors:
+        """Factors of the sum with ``other``, which is of the same cells; its ranks come last."""
+        left, right = torch.cat([self.left, other.left], dim=-1), torch.cat([self.right, other.right], dim=-1)
+        return PairFactors(left, right, self.mask)
+
+    def truncate(self, rank: int) -> PairFactors:
+        """Keep the first ``rank`` ranks."""
+        return PairFactors(self.left[..., :rank], self.right[..., :rank], self.mask)
+
+    def roll_channels(self, shift: int) -> PairFactors:
+        """Factors with channel c - ``shift`` in the place of channel c."""
+        return PairFactors(self.left.roll(shift, dims=1), self.right.roll(shift, dims=1), self.mask)
+
+    def gated(self, row: Tensor, column: Tensor) -> PairFactors:
+        """Factors of g_ic h_jc p_ijc; g is ``row``, h is ``column``, both (B, N, C) or (B, 1, C)."""
+        left, right = (gate.mT.unsqueeze(-1).to(self.left.dtype) for gate in (row, column))
+        return PairFactors(self.left * left, self.right * right, self.mask)
+
+    def inverse_rms(self, eps: float = 1e-6) -> Tensor:
+        """One over the root mean square of p_c over the pairs of real cells, (B, 1, C)."""
+        products = gram(self.left, self.left) * gram(self.right, self.right)
+        mean_square = products.sum(dim=(-2, -1))[:, None] / self.n_real() ** 2
+        return (mean_square.clamp_min(0) + eps).rsqrt()  # a trace near zero may round to less
+
+    def rms_norm(self) -> PairFactors:
+        """Factors of p_c over its root mean square, either of which takes the same share of the scale."""
+        root = self.inverse_rms().sqrt()
+        return self.gated(root, root)
+
+    def marginals(self) -> Tensor:
+        """Diagonal p_iic, row means and column means over the real cells, side by side, (B, N, 3C)."""
+        with torch.autocast(self.left.device.type, enabled=False):
+            left, right = upcast(self.left), upcast(self.right)
+            n = self.n_real()
+            diagonal = (left * right).sum(dim=-1)
+            row = (left @ (right.sum(dim=2) / n).unsqueeze(-1)).squeeze(-1)
+            column = (right @ (left.sum(dim=2) / n).unsqueeze(-1)).squeeze(-1)
+        return torch.cat([diagonal, row, column], dim=1).mT.to(self.left.dtype)
+
+    @torch.no_grad()
+    def energy(self) -> Tensor:
+        """Singular values of p_c, the largest first, (B, C, R); small ones to the root of the precision."""
+        value, vector = torch.linalg.eigh(gram(self.left, self.left))
+        root = vector * value.clamp_min(0).sqrt().unsqueeze(-2)
+        squared = torch.linalg.eigvalsh(root.mT @ gram(self.right, self.right) @ root)
+        return squared.clamp_min(0).sqrt().flip(-1)
+
+
+def adaptive_rank(
+    n_cells: int, n_channels: int, *, budget_bytes: int, bytes_per_number: int = 4, lowest: int = 4, highest: int = 32
+) -> int:
+    r"""Largest rank whose factors fit into a budget.
+
+    .. math:: R = \operatorname{clamp}\big(\lfloor \text{budget} / (2 N C\, \text{bytes}) \rfloor, R_{min}, R_{max}\big)
+
+    Networks on factors have weights for :math:`R_{max}` ranks and use the first R, so that R may change from one
+    context to the next.
+
+    Parameters
+    ----------
+    n_cells, n_channels
+        N, of all contexts of a batch together, and C.
+    budget_bytes
+        Memory for one pair of factors. Training keeps several.
+    bytes_per_number
+        4 in single precision.
+    lowest, highest
+        R_min, which is kept even where it does not fit, and R_max.
+
+    Raises
+    ------
+    ValueError
+        If R_min is not between 1 and R_max.
+    """
+    if not 1 <= lowest <= highest:
+        raise ValueError(f"lowest={lowest} must lie between 1 and highest={highest}")
+    fitting = budget_bytes // (2 * n_cells * n_channels * bytes_per_number)
+    return max(lowest, min(fitting, highest))

@@ -1,0 +1,196 @@
+r"""A stack of layers on factors, the counterpart of the pair track of a folding network.
+
+.. math::
+
+    p \leftarrow p \oplus \operatorname{Dropout} \operatorname{TriangleMultiplication}_{out}(p), \quad
+    p \leftarrow p \oplus \operatorname{Dropout} \operatorname{TriangleMultiplication}_{in}(p), \quad
+    p \leftarrow \operatorname{Transition}(p)
+
+:math:`\oplus` adds an update without a larger rank, see :mod:`alphastomics.nn.pair.residual`. Triangle attention, axial
+attention and cross attention come between multiplication and transition where they are asked for; the default leaves
+them out, since multiplication alone did as well (Pairmixer, arXiv 2510.18870). At the start a layer changes nothing,
+unless its residual is ``"distribute"``. Time and memory of the default are linear in N.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal, get_args
+
+from torch import nn
+
+from alphastomics.nn.pair.axial import AxialAttention
+from alphastomics.nn.pair.cross import FactorCrossAttention
+from alphastomics.nn.pair.dropout import PairDropout
+from alphastomics.nn.pair.factors import PairFactors
+from alphastomics.nn.pair.residual import ResidualKind, make_residual
+from alphastomics.nn.pair.triangle_attention import TriangleAttention
+from alphastomics.nn.pair.triangle_multiplication import TriangleMultiplication
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+PairAttention = Literal["triangle", "axial", "cross"]
+
+
+class PairTransition(nn.Module):
+    r"""Two layers over the channels of every cell and rank, added to the factors.
+
+    .. math:: L'_{ir} = L_{ir} + W_2 \operatorname{GELU}(W_1 \operatorname{LN}(L_{ir}) + b_1) + b_2
+
+    and the same, with weights of its own, for R. This mixes channels, which is not closed on p: it acts on the factors,
+    and other factors of the same p give another result.
+
+    Parameters
+    ----------
+    n_channels
+        C.
+    expansion
+        Width of the hidden layer over C.
+    """
+
+    def __init__(self, n_channels: int, *, expansion: int = 2) -> None:
+        super().__init__()
+        self.left, self.right = _mlp(n_channels, expansion), _mlp(n_channels, expansion)
+
+    def forward(self, pair: PairFactors) -> PairFactors:
+        """Factors to factors."""
+        left, right = (
+            side + mlp(side.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+            for side, mlp in zip(pair[:2], (self.left, self.right), strict=True)
+        )
+        return PairFactors.masked(left, right, pair.mask)
+
+
+def _mlp(n_channels: int, expansion: int) -> nn.Sequential:
+    hidden = expansion * n_channels
+    last = nn.Linear(hidden, n_channels)
+    nn.init.zeros_(last.weight)
+    nn.init.zeros_(last.bias)
+    return nn.Sequential(nn.LayerNorm(n_channels), nn.Linear(n_channels, hidden), nn.GELU(), last)
+
+
+class Update(nn.Module):
+    """An operation that returns an update, its dropout, and the residual that adds it."""
+
+    def __init__(self, operation: nn.Module, dropout: PairDropout, residual: nn.Module) -> None:
+        super().__init__()
+        self.operation, self.dropout, self.residual = operation, dropout, residual
+
+    def forward(self, pair: PairFactors) -> PairFactors:
+        """Factors to factors."""
+        return self.residual(pair, self.dropout(self.operation(pair)))
+
+
+class PairLayer(nn.Module):
+    """One layer of :class:`PairStack`, whose parameters it has."""
+
+    def __init__(
+        self,
+        n_channels: int,
+        max_rank: int,
+        *,
+        attention: Collection[PairAttention] = (),
+        n_heads: int = 4,
+        chunk: int | None = None,
+        expansion: int = 2,
+        dropout: float = 0.0,
+        residual: ResidualKind = "mix",
+    ) -> None:
+        super().__init__()
+        unknown = set(attention) - set(get_args(PairAttention))
+        if unknown:
+            raise ValueError(f"attention={sorted(unknown)} is unknown; choose among {get_args(PairAttention)}")
+        operations: list[nn.Module] = [TriangleMultiplication(n_channels, d) for d in ("outgoing", "incoming")]
+        if "triangle" in attention:
+            operations += [TriangleAttention(n_channels, n_heads, d, chunk=chunk) for d in ("starting", "ending")]
+        self.updates = nn.ModuleList()
+        for operation in operations:
+            ending = isinstance(operation, TriangleAttention) and operation.direction == "ending"
+            drop = PairDropout(dropout, "column" if ending else "row")
+            self.updates.append(Update(operation, drop, make_residual(residual, n_channels, max_rank)))
+        self.attention = nn.ModuleList()
+        if "axial" in attention:
+            self.attention.append(AxialAttention(n_channels, n_heads, "factor"))
+        if "cross" in attention:
+            self.attention.append(FactorCrossAttention(n_channels, n_heads, max_rank))
+        self.transition = PairTransition(n_channels, expansion=expansion)
+
+    def forward(self, pair: PairFactors) -> PairFactors:
+        """Factors to factors."""
+        for part in (*self.updates, *self.attention, self.transition):
+            pair = part(pair)
+        return pair
+
+
+class PairStack(nn.Module):
+    """Layers on factors of any rank up to the largest.
+
+    Parameters
+    ----------
+    n_channels
+        C.
+    max_rank
+        The largest rank; its parameters are used from the first rank on.
+    n_layers
+        Number of layers.
+    attention
+        Any of ``"triangle"``, which is O(N^3), and ``"axial"`` and ``"cross"``, which are O(N^2) in time.
+    n_heads
+        Heads of these; C must be a multiple.
+    chunk
+        Rows of p that triangle attention makes at the same time.
+    expansion
+        Width of the transition over C.
+    dropout
+        Share of the entries of an update that are dropped, by column at ending nodes and by row elsewhere.
+    residual
+        How updates are added: ``"mix"``, ``"tangent"`` or ``"distribute"``.
+
+    Raises
+    ------
+    ValueError
+        If an option is unknown, or C is not a multiple of the heads of an attention.
+    """
+
+    def __init__(
+        self,
+        n_channels: int,
+        max_rank: int,
+        *,
+        n_layers: int = 2,
+        attention: Collection[PairAttention] = (),
+        n_heads: int = 4,
+        chunk: int | None = None,
+        expansion: int = 2,
+        dropout: float = 0.0,
+        residual: ResidualKind = "mix",
+    ) -> None:
+        super().__init__()
+        self.max_rank = max_rank
+        self.layers = nn.ModuleList(
+            PairLayer(
+                n_channels,
+                max_rank,
+                attention=attention,
+                n_heads=n_heads,
+                chunk=chunk,
+                expansion=expansion,
+                dropout=dropout,
+                residual=residual,
+            )
+            for _ in range(n_layers)
+        )
+
+    def forward(self, pair: PairFactors) -> PairFactors:
+        """Factors to factors of the same rank.
+
+        Raises
+        ------
+        ValueError
+            If the rank is more than the largest.
+        """
+        if pair.rank > self.max_rank:
+            raise ValueError(f"factors of rank {pair.rank} exceed max_rank={self.max_rank}")
+        for layer in self.layers:
+            pair = layer(pair)
+        return pair
