@@ -184,7 +184,7 @@ def test_named_tests_pass(tmp_path: Path) -> None:
     nodes = [f"tests/{node}" for node in names("shown_by", "")]
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}", *nodes]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
-    run = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=1800)
+    run = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=2400)
     assert run.returncode == 0, run.stdout[-3000:]
     suite = ElementTree.parse(report).getroot()[0]
     assert int(suite.attrib["tests"]) >= len(nodes)

@@ -259,7 +259,7 @@ def test_a_run_that_was_killed_goes_on(folder, here, capsys):
     """Before the first checkpoint there is nothing to resume; after it everything is."""
     tokens = ["train", "--data-dir", str(folder / "dataset"), *changed(SHORT, epochs=100_000)]
     process = subprocess.Popen([sys.executable, "-m", "alphastomics", *tokens], stderr=subprocess.DEVNULL)
-    last, end = RUN / "checkpoints/last.ckpt", time.monotonic() + 120
+    last, end = RUN / "checkpoints/last.ckpt", time.monotonic() + 600
     while not last.exists() and process.poll() is None and time.monotonic() < end:
         time.sleep(0.05)
     process.send_signal(signal.SIGKILL)
