@@ -132,6 +132,20 @@ def test_without_gradient_nothing_runs_twice() -> None:
         assert denoiser.blocks[0](x, clock).grad_fn is None
 
 
+def test_a_training_ends_with_the_same_weights(make_plan, fit) -> None:
+    """The trainer as models use it, with dropout."""
+
+    def trained(k: int) -> dict[str, Tensor]:
+        plan = make_plan(dropout=0.2)
+        torch.manual_seed(3)
+        with recompute(plan.module.blocks, k):
+            fit(plan)
+        return plan.module.state_dict()
+
+    usual, recomputed = trained(0), trained(2)
+    assert all(torch.equal(recomputed[name], value) for name, value in usual.items())
+
+
 @given(st.lists(st.integers(1, 10**6), min_size=2, max_size=40), st.floats(0, 1.1))
 def test_the_chosen_number_fits_and_one_less_does_not(falls: list[int], share: float) -> None:
     """For any curve that falls, straight or not."""
