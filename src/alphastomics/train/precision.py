@@ -1,0 +1,100 @@
+r"""Islands of full precision, and the memory of a device.
+
+.. math:: \operatorname{round}(x) = x\,(1 + \delta), \qquad |\delta| \le u, \qquad
+    |(\hat x_i - \hat x_j) - (x_i - x_j)| \le u\,(|x_i| + |x_j|)
+
+u is 2^-8 in bfloat16: a position two model units from the centre is known to 1/128 of a unit, and the difference of two
+near cells not at all. Coordinates, distances, Gram matrices and losses therefore leave autocast. (Higham 2002, section 2.)
+"""
+
+from __future__ import annotations
+
+import os
+from functools import wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+Result = TypeVar("Result")
+
+MARGIN = 0.05  # share of a GPU's free memory that is left to fragments and to the driver
+MEMINFO = Path("/proc/meminfo")
+
+
+class full_precision(torch.autocast):
+    """Autocast off: a context manager, and a decorator that also widens 16-bit tensors among the arguments.
+
+    Parameters
+    ----------
+    device_type
+        ``"cpu"``, ``"cuda"``, ….
+
+    Examples
+    --------
+    >>> with full_precision(x.device.type):
+    ...     gram = x.float().mT @ x.float()
+    """
+
+    def __init__(self, device_type: str) -> None:
+        super().__init__(device_type, enabled=False)
+
+    def __call__(self, func: Callable[..., Result]) -> Callable[..., Result]:
+        """``func`` outside of autocast, with arguments of at least 32 bits."""
+
+        @wraps(func)
+        def widened(*args: Any, **kwargs: Any) -> Result:
+            with full_precision(self.device):
+                return func(*map(_widen, args), **{name: _widen(value) for name, value in kwargs.items()})
+
+        return widened
+
+
+def _widen(value: Any) -> Any:
+    small = isinstance(value, torch.Tensor) and value.dtype in (torch.bfloat16, torch.float16)
+    return value.float() if small else value
+
+
+def memory_budget(device: torch.device | str, limit: int | None = None) -> int:
+    """Bytes that training may use on a device.
+
+    On a GPU what is free, and what PyTorch holds there without using it, less 5 %. Elsewhere what the system says is
+    available; all of its memory where it does not say.
+
+    Parameters
+    ----------
+    device
+        The device.
+    limit
+        Bytes to take instead.
+
+    Raises
+    ------
+    ValueError
+        If the limit is not positive, or the system says nothing.
+    """
+    if limit is not None:
+        if limit < 1:
+            raise ValueError(f"limit={limit} bytes of memory must be positive")
+        return limit
+    device = torch.device(device)
+    if device.type != "cuda":
+        return _system_memory()
+    free, _ = torch.cuda.mem_get_info(device)
+    held = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return int((1 - MARGIN) * (free + held))
+
+
+def _system_memory() -> int:
+    if MEMINFO.exists():
+        for line in MEMINFO.read_text().splitlines():
+            name, _, value = line.partition(":")
+            if name == "MemAvailable":
+                return int(value.split()[0]) * 1024  # the file counts in KiB
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):
+        raise ValueError("the system does not say how much memory it has; pass a limit in bytes") from None

@@ -1,0 +1,112 @@
+"""Islands of full precision within autocast, and budgets against what the system says."""
+
+from __future__ import annotations
+
+import os
+from types import SimpleNamespace
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+
+from alphastomics.train import precision
+from alphastomics.train.precision import full_precision, memory_budget
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+mixed = torch.autocast("cpu", dtype=torch.bfloat16)
+
+
+def test_an_island_is_exact_where_autocast_is_not() -> None:
+    x = torch.randn(50, 3)
+    gram = x.double() @ x.double().mT
+    with mixed:
+        rounded = x @ x.mT
+        with full_precision("cpu"):
+            exact = x @ x.mT
+        after = x @ x.mT
+    assert rounded.dtype == after.dtype == torch.bfloat16
+    assert exact.dtype == torch.float32
+    torch.testing.assert_close(exact.double(), gram, rtol=0, atol=1e-5)
+    assert (rounded.double() - gram).abs().max() > 1e-3
+
+
+def test_a_decorated_function_gets_wide_arguments() -> None:
+    @full_precision("cpu")
+    def square(x: torch.Tensor, *, of: torch.Tensor, name: str) -> tuple[torch.Tensor, str]:
+        """Multiply."""
+        return x @ of, name
+
+    x = torch.randn(4, 4, dtype=torch.bfloat16)
+    with mixed:
+        for _ in range(2):
+            result, name = square(x, of=x.half(), name="gram")
+    assert result.dtype == torch.float32
+    assert name == "gram"
+    assert square.__doc__ == "Multiply."
+    torch.testing.assert_close(result, x.float() @ x.half().float())
+    assert square(x.double(), of=x.double(), name="")[0].dtype == torch.float64
+
+
+def test_islands_lie_within_each_other_and_open_again_after_an_error() -> None:
+    with mixed:
+        with full_precision("cpu"), full_precision("cpu"):
+            assert not torch.is_autocast_enabled("cpu")
+        with pytest.raises(ZeroDivisionError), full_precision("cpu"):
+            _ = 1 / 0
+        assert torch.is_autocast_enabled("cpu")
+
+
+def test_gradients_flow_through_an_island() -> None:
+    x = torch.randn(5, 3, requires_grad=True)
+    with mixed:
+        full_precision("cpu")(lambda y: (y @ y.mT).sum())(x.bfloat16()).backward()
+    assert x.grad is not None
+    assert x.grad.abs().min() > 0
+
+
+def test_the_budget_of_a_processor_is_what_is_available(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    meminfo = tmp_path / "meminfo"
+    meminfo.write_text("MemTotal:       16000 kB\nMemFree:         100 kB\nMemAvailable:    12345 kB\n")
+    monkeypatch.setattr(precision, "MEMINFO", meminfo)
+    assert memory_budget("cpu") == 12345 * 1024
+    assert memory_budget(torch.device("mps")) == 12345 * 1024
+
+
+@pytest.mark.parametrize("content", [None, "MemTotal:       16000 kB\n"])
+def test_a_system_that_does_not_say_has_all_of_its_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str | None
+) -> None:
+    meminfo = tmp_path / "meminfo"
+    if content is not None:
+        meminfo.write_text(content)
+    monkeypatch.setattr(precision, "MEMINFO", meminfo)
+    answers = {"SC_PHYS_PAGES": 1000, "SC_PAGE_SIZE": 4096}
+    monkeypatch.setattr(os, "sysconf", answers.__getitem__, raising=False)
+    assert memory_budget("cpu") == 4_096_000
+    monkeypatch.delattr(os, "sysconf")
+    with pytest.raises(ValueError, match="pass a limit in bytes"):
+        memory_budget("cpu")
+
+
+def test_the_budget_of_a_gpu_is_what_is_free_less_5_percent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also free is what PyTorch's allocator keeps from earlier tensors."""
+    stub = SimpleNamespace(
+        mem_get_info=lambda _: (10_000, 80_000), memory_reserved=lambda _: 5000, memory_allocated=lambda _: 3000
+    )
+    monkeypatch.setattr(torch, "cuda", stub)
+    assert memory_budget("cuda:0") == 0.95 * (10_000 + 5000 - 3000)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_the_budget_of_this_gpu_is_below_its_memory() -> None:
+    free, total = torch.cuda.mem_get_info()
+    assert 0.9 * free < memory_budget("cuda") < total
+
+
+def test_an_argument_overrides_what_is_free() -> None:
+    assert memory_budget("cpu", 5000) == memory_budget("cuda", 5000) == 5000
+    with pytest.raises(ValueError, match="limit=0"):
+        memory_budget("cpu", 0)
