@@ -1,0 +1,107 @@
+r"""What attention over cells may know of them besides their features: where they lie, and how far that can be trusted.
+
+.. math::
+
+    \tilde x_i = x_i - \frac{1}{n} \sum_{j \text{ real}} x_j, \qquad
+    \text{terms of distance} \;\propto\; \tau_b \in [0, 1]
+
+:math:`\tau` is the trust of a context: 1 where positions are clean, 0 where they are absent. Centring costs nothing,
+because only differences of positions are ever used, and keeps their squares small where they are formed from factors.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class Pairs(Protocol):
+    """Features of pairs of cells in factors, p_ijc = sum_r L_icr R_jcr."""
+
+    @property
+    def left(self) -> Tensor:
+        """L, (B, C, N, R)."""
+        ...
+
+    @property
+    def right(self) -> Tensor:
+        """R, (B, C, N, R)."""
+        ...
+
+
+class Geometry(NamedTuple):
+    """Geometry of the cells of a batch; what is None is not known.
+
+    Attributes
+    ----------
+    position
+        (B, N, D) in model units.
+    trust
+        How far ``position`` and ``frames`` say where cells lie, (B,) in [0, 1]: 1 clean, 0 absent. None is 1. Terms of
+        distance are multiplied by it, and where it is 0 positions are not used at all, whatever they are.
+    sequence
+        A real index (B, N) that orders the cells; only its differences are used.
+    frames
+        Rotations (B, N, D, D) from the axes of a cell to those of the slice.
+    neighbours
+        Cells (B, N, K) that a cell looks at, -1 where there are fewer, see :func:`alphastomics.nn.neighbours.neighbor_pairs`.
+    pairs
+        Features of pairs, in factors.
+    """
+
+    position: Tensor | None = None
+    trust: Tensor | None = None
+    sequence: Tensor | None = None
+    frames: Tensor | None = None
+    neighbours: Tensor | None = None
+    pairs: Pairs | None = None
+
+    def trusted(self, x: Tensor) -> Tensor:
+        """Trust (B,) of the contexts of ``x`` (B, N, d), in at least 32 bits; 0 where there are no positions."""
+        dtype = at_least_32_bits(x.dtype)
+        if self.position is None:
+            return torch.zeros(len(x), dtype=dtype, device=x.device)
+        if self.trust is None:
+            return torch.ones(len(x), dtype=dtype, device=x.device)
+        return self.trust.detach().to(dtype)
+
+    def centred(self, x: Tensor, mask: Tensor | None, n_dims: int) -> Tensor:
+        """Positions (B, N, D) from the middle of the real cells, in at least 32 bits; 0 for padding and where absent.
+
+        Parameters
+        ----------
+        x
+            Features (B, N, d), whose precision and device count.
+        mask
+            Real cells (B, N); None when all are.
+        n_dims
+            D.
+
+        Raises
+        ------
+        ValueError
+            If positions have another number of dimensions.
+        """
+        dtype = at_least_32_bits(x.dtype)
+        if self.position is None:
+            return torch.zeros(*x.shape[:2], n_dims, dtype=dtype, device=x.device)
+        if self.position.shape[-1] != n_dims:
+            raise ValueError(f"positions have {self.position.shape[-1]} dimensions, this attention is for {n_dims}")
+        used = self.used(x, mask)[..., None]
+        position = self.position.to(dtype).masked_fill(~used, 0.0)
+        middle = position.sum(dim=1, keepdim=True) / used.sum(dim=1, keepdim=True).clamp_min(1)
+        return (position - middle).masked_fill(~used, 0.0)
+
+    def used(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        """Cells (B, N) whose position counts: real ones, in a context whose trust is not 0."""
+        used = (self.trusted(x) > 0)[:, None].expand(x.shape[:2])
+        return used if mask is None else used & mask
+
+
+def at_least_32_bits(dtype: torch.dtype) -> torch.dtype:
+    """The precision in which positions and distances are handled beside features of precision ``dtype``."""
+    return torch.promote_types(dtype, torch.float32)
