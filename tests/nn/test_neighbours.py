@@ -141,7 +141,7 @@ def test_hundred_thousand_cells_take_two_seconds():
 def ranks_of_random_neighbours(n_dims: int, n: int, k: int, n_random: int, draws: int) -> np.ndarray:
     """Ranks by distance of the random neighbours of 500 cells, over some draws; a cell itself has rank 0."""
     generator = torch.Generator().manual_seed(0)
-    x = torch.rand(n, n_dims, generator=generator)
+    x = 100 * torch.rand(n, n_dims, generator=generator)
     cells = torch.arange(500)
     rank = torch.from_numpy(cdist(x[cells], x)).argsort(1).argsort(1)
     found = [neighbours._random_others(x, k, n_random, generator)[cells] for _ in range(draws)]
