@@ -370,6 +370,17 @@ def test_split_columns_keep_distances_in_16_bits(form, dtype):
     assert relative(y, attention(form)(*tissue())) < 1e-2
 
 
+def test_weights_are_those_of_32_bits():
+    x, geometry = tissue(300)
+    single, rows = geometry._replace(position=geometry.position.float()), torch.arange(300)
+    expected = attention("distance").weights(x, rows, geometry)
+    module = attention("distance", dtype=torch.float32)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        weights, received = module.weights(x.float(), rows, single), module.received(x.float(), single)
+    assert relative(weights, expected) < 1e-2
+    assert relative(received, expected.mean(2)) < 1e-2
+
+
 def test_without_the_split_distances_are_lost():
     y, _ = in_16_bits("distance", torch.bfloat16, split_precision=False)
     assert relative(y, attention("distance")(*tissue())) > 0.1

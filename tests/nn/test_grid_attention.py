@@ -97,9 +97,9 @@ def test_cells_of_a_column_lie_between_the_same_quantiles():
 
 def test_order_of_the_cells_of_a_lattice_carries_no_meaning():
     """Quantiles cut through its lines: ties in one coordinate are settled by the other."""
-    a, b = (part.flatten()[None] for part in torch.meshgrid(torch.arange(5.0), torch.arange(8.0), indexing="ij"))
+    lattice = [part.flatten()[None] for part in torch.meshgrid(torch.arange(5.0), torch.arange(8.0), indexing="ij")]
     order, mask = torch.randperm(40), torch.ones(1, 40, dtype=torch.bool)
-    for a, b in ((a, b), (b, a)):
+    for a, b in (lattice, lattice[::-1]):
         expected = quantile_grid(a, b, mask).slot[:, order]
         assert torch.equal(quantile_grid(a[:, order], b[:, order], mask).slot, expected)
 

@@ -6,11 +6,13 @@ import math
 import os
 import subprocess
 import sys
+import time
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from alphastomics.nn.attention import neighbor
 from alphastomics.nn.attention.neighbor import NeighborAttention
@@ -302,6 +304,7 @@ def test_missing_geometry_is_named(missing, message):
 
 STEP = """
 import sys
+import time
 from pathlib import Path
 import torch
 from alphastomics.nn.attention.neighbor import NeighborAttention
@@ -332,3 +335,17 @@ def test_memory_grows_with_the_cells_alone():
     small, large = peak(4096) - idle, peak(16384) - idle
     assert large <= 4.3 * small
     assert large < 300_000
+
+
+def test_shapes_alone_are_computed_quickly():
+    """As an estimate of memory does, for which one block stands for all 200 of them."""
+    n = 100_000
+    start = time.process_time()
+    with FakeTensorMode():
+        module, x = NeighborAttention(128, 4), torch.randn(1, n, 128)
+        geometry = Geometry(torch.randn(1, n, 2), neighbours=torch.zeros(1, n, 32, dtype=torch.int64))
+        y = module(x, geometry)
+        y.sum().backward()
+    assert y.shape == (1, n, 128)
+    assert module.qkv.weight.grad.shape == (384, 128)
+    assert time.process_time() - start < 5

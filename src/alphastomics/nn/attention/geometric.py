@@ -260,7 +260,8 @@ class GeometricAttention(SoftmaxAttention):
     ) -> Tensor:
         """Rows (R,) of the attention matrix, (B, H, R, N)."""
         q, k, _ = self.columns(x, geometry, mask, exact=True)
-        return (q[:, :, rows] @ k.mT).softmax(dim=-1)
+        with torch.autocast(x.device.type, enabled=False):
+            return (q[:, :, rows] @ k.mT).softmax(dim=-1)
 
     def received(self, x: Tensor, geometry: Geometry, mask: Tensor | None = None) -> Tensor:  # type: ignore[override]
         """Mean attention that each cell receives from the real ones, (B, H, N), by blocks of rows."""
@@ -268,8 +269,9 @@ class GeometricAttention(SoftmaxAttention):
         b, h, n, _ = q.shape
         real = torch.ones(b, n, dtype=q.dtype, device=q.device) if mask is None else mask.to(q.dtype)
         total = q.new_zeros(b, h, n)
-        for rows in torch.arange(n, device=q.device).split(max(1, BLOCK // (b * h * n))):
-            total += torch.einsum("br,bhrn->bhn", real[:, rows], (q[:, :, rows] @ k.mT).softmax(dim=-1))
+        with torch.autocast(x.device.type, enabled=False):
+            for rows in torch.arange(n, device=q.device).split(max(1, BLOCK // (b * h * n))):
+                total += torch.einsum("br,bhrn->bhn", real[:, rows], (q[:, :, rows] @ k.mT).softmax(dim=-1))
         return total / real.sum(dim=1)[:, None, None].clamp_min(1)
 
 
@@ -302,6 +304,9 @@ def _parts(x: Tensor, dtype: torch.dtype, n: int) -> list[Tensor]:
 
 
 def _joined(parts: list[Tensor], width: int) -> Tensor:
-    """Columns side by side, (B, H, N, width), with zeros at the end."""
+    """Columns side by side, (B, H, N, width), with zeros at the end.
+
+    Q, K and V get one width: only then do CPUs take the kernel that never forms the N x N matrix.
+    """
     joined = torch.cat(parts, dim=-1)
     return F.pad(joined, (0, width - joined.shape[-1]))

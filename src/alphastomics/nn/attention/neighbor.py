@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.function import once_differentiable
 
 from alphastomics.nn.attention.softmax import GateType, SoftmaxAttention
@@ -93,6 +94,8 @@ class Graph(NamedTuple):
         n, degree = self.other.shape
         gathered = 2 * degree * self.key[:, :1].numel()
         size = max(1, BLOCK.get(self.other.device.type, BLOCK["cuda"]) // gathered)
+        if isinstance(self.other, FakeTensor):  # for an estimate of memory one block is as good as all
+            n = min(n, size)
         return (slice(start, start + size) for start in range(0, n, size))
 
     def gathered(self, rows: slice | Tensor) -> Block:
@@ -192,9 +195,10 @@ class NeighborAttention(SoftmaxAttention):
 
     def _weigh(self, block: Block, w: Tensor) -> tuple[Tensor, Tensor]:
         """Attention (H, S, K + 1), and the features of the edges (S, K + 1, E)."""
-        e = self._features(block.place[:, None], block.other_place)
-        score = (block.key @ block.query[..., None])[..., 0] / self.d_head**0.5
-        score = score + (e @ w.to(e.dtype).T).permute(2, 0, 1)
+        with torch.autocast(w.device.type, enabled=False):
+            e = self._features(block.place[:, None], block.other_place)
+            score = (block.key @ block.query[..., None])[..., 0] / self.d_head**0.5
+            score = score + (e @ w.to(e.dtype).T).permute(2, 0, 1)
         return score.masked_fill(~block.valid, float("-inf")).softmax(dim=-1), e
 
     def _features(self, place: Tensor, other: Tensor) -> Tensor:
@@ -246,8 +250,13 @@ class _OverBlocks(torch.autograd.Function):
         graph = Graph(*tensors)
         ctx.attend = attend
         ctx.save_for_backward(w, *graph)
-        parts = [attend(graph.gathered(rows), w) for rows in graph.blocks()]
-        return tuple(torch.cat(part) for part in zip(*parts, strict=True))
+        results: tuple[Tensor, ...] = ()
+        for rows in graph.blocks():
+            parts = attend(graph.gathered(rows), w)
+            results = results or tuple(part.new_empty(len(graph.other), *part.shape[1:]) for part in parts)
+            for result, part in zip(results, parts, strict=True):
+                result[rows] = part
+        return results
 
     @staticmethod
     @once_differentiable
