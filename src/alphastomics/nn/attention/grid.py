@@ -1,0 +1,225 @@
+r"""Axial attention over cells: along the rows and the columns of a grid that holds every cell once (Ho et al. 2019).
+
+.. math::
+
+    y = R(x) + C\big(x + R(x)\big), \qquad
+    \text{column}_i = \Big\lfloor \frac{m}{n} \operatorname{rank}(a \cdot x_i) \Big\rfloor, \qquad
+    \text{row}_i = \text{rank of } b \cdot x_i \text{ within the column}, \qquad m = \lceil \sqrt n\, \rceil
+
+R attends along rows and C along columns, both as :class:`~alphastomics.nn.SoftmaxAttention`. The n cells are dealt to the
+columns by quantiles: no column has more than one cell more than another, so that only the last row has gaps. Two steps
+lead from every cell to every other whose row is in its column. Time is O(n^1.5).
+
+A grid is not invariant to rotation, so a and b are axes turned by an angle, another one in each layer; in three dimensions
+they turn about the diagonal, so that each of the three has its turn. Where positions are absent, features take their
+place, in two fixed random directions: then cells that resemble each other share a column.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from alphastomics.nn.attention.softmax import GateType, SoftmaxAttention
+from alphastomics.nn.neighbours import lexicographic_order
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from alphastomics.nn.geometry import Geometry
+
+
+class Grid(NamedTuple):
+    """Where the cells of each context lie in a square of S x S slots.
+
+    Attributes
+    ----------
+    slot
+        S column + row of every cell (B, N); S^2, outside of the square, for padding.
+    held
+        Slots (B, S, S) that hold a cell, by column and row.
+    """
+
+    slot: Tensor
+    held: Tensor
+
+    def lay(self, x: Tensor) -> Tensor:
+        """Cells (B, N, d) in their slots (B, S, S, d); 0 where there is none."""
+        slots = x.new_zeros(len(x), self.held[0].numel() + 1, x.shape[-1])
+        slots = slots.scatter(1, self.slot[..., None].expand_as(x), x)
+        return slots[:, :-1].unflatten(1, self.held.shape[1:])
+
+    def take(self, slots: Tensor) -> Tensor:
+        """What lies in the slots (B, S, S, d) of the cells, (B, N, d); 0 for padding."""
+        slots = F.pad(slots.flatten(1, 2), (0, 0, 0, 1))
+        return slots.gather(1, self.slot[..., None].expand(-1, -1, slots.shape[-1]))
+
+
+def quantile_grid(a: Tensor, b: Tensor, mask: Tensor) -> Grid:
+    """Deal cells with coordinates ``a`` and ``b`` (B, N) to columns by quantiles of a, and sort these by b.
+
+    Parameters
+    ----------
+    a, b
+        Coordinates; ties in one are settled by the other.
+    mask
+        Real cells (B, N).
+    """
+    side = math.isqrt(max(mask.shape[1] - 1, 0)) + 1
+    n = mask.sum(dim=1, keepdim=True).clamp_min(1)
+    m = n.float().sqrt().ceil().long()
+    column = _rank(b, a, (~mask).long()) * m // n
+    column = torch.where(mask, column, side)
+    before = (column * n + m - 1) // m  # cells in the columns before
+    row = _rank(a, b, column) - before
+    slot = torch.where(mask, column * side + row, side**2)
+    held = torch.zeros(len(mask), side**2 + 1, dtype=torch.bool, device=mask.device).scatter(1, slot, True)
+    return Grid(slot, held[:, :-1].unflatten(1, (side, side)))
+
+
+class GridAttention(nn.Module):
+    """Attention of every cell along its row and its column.
+
+    Parameters
+    ----------
+    d_model, n_heads, gate_type, use_qk_norm
+        As in :class:`~alphastomics.nn.SoftmaxAttention`.
+    n_dims
+        D.
+    angle
+        By which the axes are turned, in radians.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        n_heads: int,
+        *,
+        n_dims: int,
+        angle: float = 0.0,
+        gate_type: GateType = "headwise",
+        use_qk_norm: bool = True,
+    ) -> None:
+        super().__init__()
+        self.n_heads, self.n_dims = n_heads, n_dims
+        self.along_rows, self.along_columns = (
+            SoftmaxAttention(d_model, n_heads, gate_type=gate_type, use_qk_norm=use_qk_norm) for _ in range(2)
+        )
+        self.axes: Tensor
+        self.register_buffer("axes", _axes(n_dims, angle), persistent=False)
+        self.feature_axes: Tensor
+        self.register_buffer("feature_axes", torch.randn(2, d_model, generator=torch.Generator().manual_seed(0)))
+
+    def forward(self, x: Tensor, geometry: Geometry, mask: Tensor | None = None) -> Tensor:
+        """Attend.
+
+        Parameters
+        ----------
+        x
+            Features (B, N, d).
+        geometry
+            Positions.
+        mask
+            Real cells (B, N); the others are attended by nobody and come out as 0.
+
+        Returns
+        -------
+        (B, N, d).
+
+        Raises
+        ------
+        ValueError
+            If positions have another number of dimensions.
+        """
+        grid = self.grid(x, geometry, mask)
+        along_rows, along_columns = self._passes(grid.lay(x), grid)
+        return grid.take(along_rows + along_columns)
+
+    def grid(self, x: Tensor, geometry: Geometry, mask: Tensor | None = None) -> Grid:
+        """Lay the grid through the cells; the arguments are those of :meth:`forward`."""
+        mask = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device) if mask is None else mask
+        with torch.no_grad(), torch.autocast(x.device.type, enabled=False):  # rounding would tie cells
+            position = geometry.centred(x, mask, self.n_dims)
+            located = (geometry.trusted(x) > 0)[:, None, None]
+            resembling = x.to(position.dtype) @ self.feature_axes.to(position.dtype).T
+            a, b = torch.where(located, position @ self.axes.to(position.dtype).T, resembling).unbind(dim=-1)
+            return quantile_grid(a, b, mask)
+
+    def _passes(self, x: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
+        """Both terms of y for cells in their slots, (B, S, S, d)."""
+        rows, in_rows = _rows(x, grid)
+        shape = (x.shape[0], x.shape[2], x.shape[1], x.shape[3])
+        along_rows = self.along_rows(rows, mask=in_rows).view(shape).transpose(1, 2)
+        columns, in_columns = _columns(x + along_rows, grid)
+        return along_rows, self.along_columns(columns, mask=in_columns).view_as(x)
+
+    def gates(self, x: Tensor) -> Tensor | None:
+        """Gates in (0, 1) of the attention along rows; those along columns see what it returned."""
+        return self.along_rows.gates(x)
+
+    def weights(self, x: Tensor, rows: Tensor, geometry: Geometry, mask: Tensor | None = None) -> Tensor:
+        """Rows (R,) of the product of both attention matrices, (B, H, R, N): along the column, then along the row."""
+        grid = self.grid(x, geometry, mask)
+        by_row, by_column = self._matrices(x, grid)
+        side = grid.held.shape[-1]
+        slot = grid.slot[:, rows].clamp(max=side**2 - 1)
+        context = torch.arange(len(x), device=x.device)[:, None]
+        column, row = slot // side, slot % side
+        first, second = (
+            by_column[context, column, :, row],
+            by_row[context, :, :, column],
+        )  # (B, R, H, S), (B, R, S, H, S)
+        slots = torch.einsum("brhs,brshc->bcsrh", first, second)
+        cells = grid.take(slots.flatten(3)).unflatten(2, (len(rows), self.n_heads))
+        return cells.permute(0, 3, 2, 1)
+
+    def received(self, x: Tensor, geometry: Geometry, mask: Tensor | None = None) -> Tensor:
+        """Mean of the columns of that product over the real cells, (B, H, N)."""
+        grid = self.grid(x, geometry, mask)
+        by_row, by_column = self._matrices(x, grid)
+        held = grid.held.to(by_row.dtype)
+        by_column = torch.einsum("bcr,bchrs->bchs", held, by_column)
+        slots = torch.einsum("bchs,bshcd->bdsh", by_column, by_row)
+        return grid.take(slots).transpose(1, 2) / held.sum(dim=(1, 2))[:, None, None].clamp_min(1)
+
+    def _matrices(self, x: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
+        """Attention matrices (B, S, H, S, S) of every row, and of every column."""
+        x = grid.lay(x)
+        along_rows, _ = self._passes(x, grid)
+        b, side, _, _ = x.shape
+        every = torch.arange(side, device=x.device)
+        rows, in_rows = _rows(x, grid)
+        columns, in_columns = _columns(x + along_rows, grid)
+        by_row = self.along_rows.weights(rows, every, mask=in_rows)
+        by_column = self.along_columns.weights(columns, every, mask=in_columns)
+        return by_row.view(b, side, -1, side, side), by_column.view(b, side, -1, side, side)
+
+
+def _columns(x: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
+    """Columns (B S, S, d) of the square (B, S, S, d), and their slots that attention may look at (B S, S)."""
+    held = grid.held.flatten(0, 1)
+    return x.flatten(0, 1), held | ~held.any(dim=1, keepdim=True)  # an empty line looks at its zeros
+
+
+def _rows(x: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
+    """Rows (B S, S, d), and their slots that attention may look at (B S, S)."""
+    return _columns(x.transpose(1, 2), Grid(grid.slot, grid.held.transpose(1, 2)))
+
+
+def _rank(*keys: Tensor) -> Tensor:
+    """Ranks (B, N) of cells in the order of ``keys`` (B, N), the last one first."""
+    order = lexicographic_order(*keys)
+    return torch.empty_like(order).scatter(1, order, torch.arange(order.shape[1], device=order.device).expand_as(order))
+
+
+def _axes(n_dims: int, angle: float) -> Tensor:
+    """Unit vectors a and b, (2, D), turned by ``angle``; in three dimensions about the diagonal."""
+    c, s = math.cos(angle), math.sin(angle)
+    if n_dims == 2:
+        return torch.tensor([[c, s], [-s, c]])
+    along, across = (1 - c) / 3, s / 3**0.5
+    return torch.tensor([[c + along, along + across, along - across], [along - across, c + along, along + across]])

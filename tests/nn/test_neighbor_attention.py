@@ -1,0 +1,351 @@
+"""Attention over neighbours against dense masked attention in float64."""
+
+from __future__ import annotations
+
+import math
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from alphastomics.nn.attention import neighbor
+from alphastomics.nn.attention.neighbor import NeighborAttention
+from alphastomics.nn.geometry import Geometry
+from alphastomics.nn.neighbours import neighbor_pairs
+
+D_MODEL, H = 16, 4
+FORMS = {
+    "distance": {},
+    "order": {"sequence": True, "gate_type": "elementwise"},
+    "plain": {"gate_type": "none", "use_qk_norm": False, "n_bumps": 5},
+}
+forms = pytest.mark.parametrize("form", FORMS)
+
+
+@pytest.fixture(params=[True, False], ids=["small blocks", "one block"])
+def blocks(request, monkeypatch):
+    """Three cells at a time, or all."""
+    if request.param:
+        monkeypatch.setitem(neighbor.BLOCK, "cpu", 3 * 2 * 6 * D_MODEL)
+
+
+def attention(form: str, *, dtype: torch.dtype = torch.float64) -> NeighborAttention:
+    torch.manual_seed(0)
+    module = NeighborAttention(D_MODEL, H, **FORMS[form])
+    with torch.no_grad():
+        module.qkv.weight *= 2
+        module.edge.weight *= 5
+    return module.to(dtype)
+
+
+def cells(b: int = 2, n: int = 9, n_dims: int = 2, k: int = 5) -> tuple[torch.Tensor, Geometry, torch.Tensor]:
+    """Cells, and a mask; cell 3 of the first context has no neighbours, and cell 4 names itself and somebody twice."""
+    torch.manual_seed(3)
+    x, position = torch.randn(b, n, D_MODEL, dtype=torch.float64), torch.randn(b, n, n_dims, dtype=torch.float64)
+    mask = torch.ones(b, n, dtype=torch.bool)
+    mask[-1, [2, n - 2]] = False
+    neighbours = neighbor_pairs(position, mask, k=k)
+    neighbours[0, 3] = -1
+    neighbours[0, 4, 0] = 4
+    neighbours[-1, 0, 0] = 2  # which is padding
+    sequence = 3 * torch.randn(b, n, dtype=torch.float64)
+    trust = torch.linspace(1, 0.3, b, dtype=torch.float64)
+    return x, Geometry(position, trust, sequence, neighbours=neighbours), mask
+
+
+def affine(layer: torch.nn.Linear, x: torch.Tensor) -> torch.Tensor:
+    y = x @ layer.weight.T
+    return y if layer.bias is None else y + layer.bias
+
+
+def rms(x: torch.Tensor, norm: torch.nn.Module) -> torch.Tensor:
+    for scale in norm.parameters():
+        return x / (x.square().mean(-1, keepdim=True) + torch.finfo(x.dtype).eps).sqrt() * scale
+    return x
+
+
+def bumps(u: torch.Tensor, low: float, high: float, n: int) -> torch.Tensor:
+    centres = torch.linspace(low, high, n, dtype=torch.float64)
+    return torch.exp(-((u[..., None] - centres) ** 2) / 2 / ((high - low) / (n - 1)) ** 2)
+
+
+def dense(module: NeighborAttention, x: torch.Tensor, geometry: Geometry, mask: torch.Tensor, b: int):
+    """Output (N, d) and attention matrices (H, N, N) of context b, from features of all pairs."""
+    x, position, order, mask = x[b], geometry.position[b], geometry.sequence[b], mask[b]
+    n = len(x)
+    edge = torch.eye(n, dtype=torch.bool)
+    for i, row in enumerate(geometry.neighbours[b].tolist()):
+        for j in row:
+            edge[i, j] |= j >= 0 and bool(mask[j])
+    squared = (position[:, None] - position[None]).square().sum(-1)
+    n_bumps = min(module.edge.in_features, 16)
+    e = geometry.trust[b] * bumps((squared + 0.004**2).sqrt().log(), math.log(0.004), math.log(4), n_bumps)
+    if module.edge.in_features > 16:
+        last = math.asinh(100)
+        e = torch.cat([e, bumps((order[None] - order[:, None]).asinh(), -last, last, 17)], -1)
+    d_h = D_MODEL // H
+    heads, matrices, seen = [], [], []
+    for h in range(H):
+        q, k, v = (part[:, h * d_h : (h + 1) * d_h] for part in affine(module.qkv, x).split(D_MODEL, dim=1))
+        score = rms(q, module.q_norm) @ rms(k, module.k_norm).T / d_h**0.5 + e @ module.edge.weight[h]
+        matrix = score.masked_fill(~edge, float("-inf")).softmax(1)
+        matrices.append(matrix)
+        heads.append(matrix @ v)
+        seen.append(torch.einsum("ij,ije->ie", matrix, e))
+    o = torch.cat(heads, 1)
+    if module.gate is not None:
+        gate = affine(module.gate, x).sigmoid()
+        o = o * (gate.repeat_interleave(d_h, 1) if gate.shape[1] == H else gate)
+    y = affine(module.out, o) + affine(module.seen, torch.cat(seen, 1))
+    return y * mask[:, None], torch.stack(matrices)
+
+
+@forms
+@pytest.mark.usefixtures("blocks")
+@pytest.mark.parametrize("n_dims", [2, 3])
+def test_attention_is_that_of_the_formula(form, n_dims):
+    """Bar 11, and the gradients, which are computed block by block on the way back."""
+    module, (x, geometry, mask) = attention(form), cells(n_dims=n_dims)
+    inputs = [x, geometry.position, *([geometry.sequence] if form == "order" else []), *module.parameters()]
+    for tensor in inputs:
+        tensor.requires_grad_()
+    y = module(x, geometry, mask)
+    outs, matrices = zip(*(dense(module, x, geometry, mask, b) for b in range(2)), strict=True)
+    expected = torch.stack(outs)
+    torch.testing.assert_close(y, expected, atol=1e-12, rtol=1e-12)
+    weights = module.weights(x, torch.arange(9), geometry, mask)
+    torch.testing.assert_close(weights, torch.stack(matrices), atol=1e-12, rtol=1e-12)
+    cotangent = torch.randn_like(y)
+    for mine, theirs in zip(
+        torch.autograd.grad(y, inputs, cotangent), torch.autograd.grad(expected, inputs, cotangent), strict=True
+    ):
+        torch.testing.assert_close(mine, theirs, atol=1e-10, rtol=1e-10)
+
+
+@pytest.mark.usefixtures("blocks")
+def test_gradients_are_those_of_differences():
+    module, (x, geometry, mask) = attention("order"), cells(b=1, n=5, k=3)
+
+    def outcome(x: torch.Tensor, position: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        located = geometry._replace(position=position)
+        return torch.func.functional_call(module, {"edge.weight": w}, (x, located, mask))
+
+    w = module.edge.weight.detach().clone()
+    inputs = tuple(tensor.requires_grad_() for tensor in (x, geometry.position, w))
+    assert torch.autograd.gradcheck(outcome, inputs)
+
+
+def test_single_precision_is_enough():
+    x, geometry, mask = cells(n=200, k=12)
+    expected = attention("order")(x, geometry, mask)
+    single = Geometry(*(t.float() for t in geometry[:3]), neighbours=geometry.neighbours)
+    actual = attention("order", dtype=torch.float32)(x.float(), single, mask)
+    assert float(((actual - expected).norm() / expected.norm()).detach()) < 1e-5
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_distances_are_those_of_32_bits_under_autocast(dtype):
+    x, geometry, mask = cells(n=200, k=12)
+    expected = attention("order")(x, geometry, mask)
+    single = Geometry(*(t.float() for t in geometry[:3]), neighbours=geometry.neighbours)
+    module = attention("order", dtype=torch.float32)
+    with torch.autocast("cpu", dtype=dtype):
+        actual = module(x.float().requires_grad_(), single, mask)
+    assert float(((actual - expected).norm() / expected.norm()).detach()) < 1e-2
+    actual.float().square().sum().backward()
+    assert module.edge.weight.grad.dtype == torch.float32
+    assert all(bool(p.grad.isfinite().all()) for p in module.parameters())
+
+
+# -- invariance --------------------------------------------------------------------------------------------------------
+
+
+@forms
+@settings(max_examples=8)
+@given(seed=st.integers(0, 2**31), mirror=st.sampled_from([1.0, -1.0]))
+def test_motions_and_reflections_change_nothing(form, seed, mirror):
+    module, (x, geometry, mask) = attention(form), cells()
+    generator = torch.Generator().manual_seed(seed)
+    angle = torch.rand((), generator=generator, dtype=torch.float64) * 6.3
+    turn = torch.stack([torch.stack([angle.cos(), -angle.sin()]), mirror * torch.stack([angle.sin(), angle.cos()])])
+    shift = 10 * torch.randn(2, generator=generator, dtype=torch.float64)
+    moved = geometry._replace(position=geometry.position @ turn.T + shift, sequence=geometry.sequence + shift[0])
+    torch.testing.assert_close(module(x, moved, mask), module(x, geometry, mask), atol=1e-10, rtol=0)
+
+
+@forms
+@settings(max_examples=8)
+@given(seed=st.integers(0, 2**31))
+def test_order_of_the_rows_carries_no_meaning(form, seed):
+    module, (x, geometry, mask) = attention(form), cells()
+    order = torch.randperm(9, generator=torch.Generator().manual_seed(seed))
+    name = torch.cat([order.argsort(), torch.tensor([-1])])  # of the cells, and of nobody
+    turned = Geometry(
+        geometry.position[:, order],
+        geometry.trust,
+        geometry.sequence[:, order],
+        neighbours=name[geometry.neighbours][:, order],
+    )
+    torch.testing.assert_close(module(x[:, order], turned, mask[:, order]), module(x, geometry, mask)[:, order])
+
+
+@forms
+@settings(max_examples=8)
+@given(more=st.integers(1, 5), value=st.sampled_from([0.0, 1e6, -7.0]))
+def test_padding_changes_nothing(form, more, value):
+    module, (x, geometry, _) = attention(form), cells()
+    expected = module(x, geometry)
+
+    def longer(tensor: torch.Tensor, value: float) -> torch.Tensor:
+        return torch.cat([tensor, tensor.new_full((2, more, *tensor.shape[2:]), value)], 1)
+
+    long = Geometry(
+        longer(geometry.position, float("nan")),
+        geometry.trust,
+        longer(geometry.sequence, value),
+        neighbours=longer(geometry.neighbours, -1),
+    )
+    y = module(longer(x, value), long, (torch.arange(9 + more) < 9).expand(2, -1))
+    torch.testing.assert_close(y[:, :9], expected)
+    assert not bool(y[:, 9:].any())
+
+
+def test_absent_positions_have_no_effect():
+    module, (x, geometry, mask) = attention("order"), cells()
+    nowhere = geometry._replace(position=geometry.position * float("nan"), trust=torch.zeros(2, dtype=torch.float64))
+    expected = module(x, geometry._replace(position=None), mask)
+    torch.testing.assert_close(module(x, nowhere, mask), expected, atol=0, rtol=0)
+    assert not torch.allclose(module(x, geometry, mask), expected, atol=1e-3)
+
+
+def test_nobody_but_neighbours_is_seen():
+    module, (x, geometry, mask) = attention("distance"), cells(b=1)
+    x.requires_grad_()
+    for i in range(9):
+        (gradient,) = torch.autograd.grad(module(x, geometry, mask)[0, i].sum(), x)
+        named = {j for j in geometry.neighbours[0, i].tolist() if j >= 0 and mask[0, j]} | {i}
+        seen = set(gradient[0].abs().sum(1).nonzero()[:, 0].tolist())
+        assert seen == (named if mask[0, i] else set())
+
+
+# -- what attention can tell of itself ---------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("blocks")
+@pytest.mark.parametrize("masked", [True, False])
+def test_received_attention_is_the_mean_over_real_cells(masked):
+    module, (x, geometry, mask) = attention("order"), cells()
+    given_mask = mask if masked else None
+    weights = module.weights(x, torch.arange(9), geometry, given_mask)
+    torch.testing.assert_close(weights.sum(-1), torch.ones(2, H, 9, dtype=torch.float64))
+    rows = torch.tensor([4, 1])
+    torch.testing.assert_close(module.weights(x, rows, geometry, given_mask), weights[:, :, rows])
+    keep = mask if masked else torch.ones_like(mask)
+    expected = torch.stack([weights[i][:, keep[i]].mean(1) for i in range(2)])
+    torch.testing.assert_close(module.received(x, geometry, given_mask), expected)
+
+
+# -- edge cases --------------------------------------------------------------------------------------------------------
+
+
+@forms
+@pytest.mark.parametrize("case", ["one cell", "padding alone", "one point", "no neighbours", "no columns"])
+def test_gradients_are_finite(form, case):
+    module, (x, geometry, mask) = attention(form), cells(n=9)
+    if case == "one cell":
+        x, mask, nobody = x[:, :1], mask[:, :1], torch.full((2, 1, 3), -1)
+        geometry = Geometry(geometry.position[:, :1], sequence=geometry.sequence[:, :1], neighbours=nobody)
+    elif case == "padding alone":
+        mask[0] = False
+        geometry.position[0] = geometry.sequence[0] = float("nan")
+    elif case == "one point":
+        geometry = geometry._replace(position=torch.ones_like(geometry.position))
+    elif case == "no neighbours":
+        geometry = geometry._replace(neighbours=torch.full_like(geometry.neighbours, -1))
+    else:
+        geometry = geometry._replace(neighbours=geometry.neighbours[..., :0])
+    leaves = [tensor.detach().requires_grad_() for tensor in (x, geometry.position)]
+    y = module(leaves[0], geometry._replace(position=leaves[1]), mask)
+    y.square().sum().backward()
+    for value in (y, *(leaf.grad for leaf in leaves), *(p.grad for p in module.parameters())):
+        assert bool(value.isfinite().all())
+
+
+@forms
+def test_every_parameter_learns(form):
+    module, (x, geometry, mask) = attention(form), cells()
+    for absent in (True, False):
+        module.zero_grad()
+        module(x, geometry._replace(position=None) if absent else geometry, mask).square().sum().backward()
+        assert all(p.grad is not None for p in module.parameters())
+    assert all(bool(p.grad.any()) for p in module.parameters())
+
+
+@pytest.mark.parametrize(
+    ("missing", "message"),
+    [
+        ({"neighbours": None}, "attention over neighbours needs them"),
+        ({"sequence": None}, "sequence=True needs the order"),
+    ],
+)
+def test_missing_geometry_is_named(missing, message):
+    x, geometry, mask = cells()
+    with pytest.raises(ValueError, match=message):
+        attention("order")(x, geometry._replace(**missing), mask)
+
+
+# -- memory ------------------------------------------------------------------------------------------------------------
+
+STEP = """
+import sys
+import time
+from pathlib import Path
+import torch
+from alphastomics.nn.attention.neighbor import NeighborAttention
+from alphastomics.nn.geometry import Geometry
+from alphastomics.nn.neighbours import neighbor_pairs
+
+n = int(sys.argv[1])
+module = NeighborAttention(128, 4)
+position = torch.randn(1, n, 2)
+neighbours = neighbor_pairs(position, k=32)
+module(torch.randn(1, n, 128), Geometry(position, neighbours=neighbours)).square().sum().backward()
+peak = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
+sys.stdout.write(peak.split()[1])
+"""
+
+
+def peak(n: int) -> int:
+    """Peak memory in kB of a process that makes one forward and one backward pass over n cells."""
+    environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_ARENA_MAX": "1", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", STEP, str(n)]
+    return int(subprocess.run(command, env=environment, capture_output=True, check=True, timeout=300).stdout)
+
+
+@pytest.mark.slow
+def test_memory_grows_with_the_cells_alone():
+    """Bar 11: 4 times the cells need 4.3 times the memory at most; the edges of 16,384 alone would be 550 MB."""
+    idle = peak(64)
+    small, large = peak(4096) - idle, peak(16384) - idle
+    assert large <= 4.3 * small
+    assert large < 300_000
+
+
+def test_shapes_alone_are_computed_quickly():
+    """As an estimate of memory does, for which one block stands for all 200 of them."""
+    n = 100_000
+    start = time.process_time()
+    with FakeTensorMode():
+        module, x = NeighborAttention(128, 4), torch.randn(1, n, 128)
+        geometry = Geometry(torch.randn(1, n, 2), neighbours=torch.zeros(1, n, 32, dtype=torch.int64))
+        y = module(x, geometry)
+        y.sum().backward()
+    assert y.shape == (1, n, 128)
+    assert module.qkv.weight.grad.shape == (384, 128)
+    assert time.process_time() - start < 5
