@@ -108,7 +108,7 @@ class Network(nn.Module):
 
     def attend(self, h: Tensor, mask: Tensor, parallel: SequenceParallel | None) -> Tensor:
         if parallel is None:
-            return self.attention(h, mask)
+            return self.attention(h, mask=mask)
         o = split_attention(*self.attention.heads(h), mask, parallel).transpose(1, 2)
         return self.attention.out((o * self.attention.gates(h)[..., None]).flatten(2))
 

@@ -26,7 +26,7 @@ class Bottleneck(nn.Module):
     ratio
         r; C must be a multiple.
     operation
-        f, a module ``(h, mask)`` from and to (B, N, C / r), such as an attention over the cells without a residual of its
+        f, a module ``(h, mask=mask)`` from and to (B, N, C / r), such as an attention over the cells without a residual of its
         own; None for a GELU.
 
     Raises
@@ -49,7 +49,7 @@ class Bottleneck(nn.Module):
     def branch(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """U f(D LN(x)), without the residual, as :class:`~alphastomics.nn.residual.HyperConnection` takes it."""
         h = self.down(self.norm(x))
-        y: Tensor = self.up(F.gelu(h) if self.operation is None else self.operation(h, mask))
+        y: Tensor = self.up(F.gelu(h) if self.operation is None else self.operation(h, mask=mask))
         return y if mask is None else y.masked_fill(~mask[..., None], 0.0)
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
