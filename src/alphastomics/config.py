@@ -376,7 +376,7 @@ class LoadingSection:
     streaming
         Whether a dataset is read a part at a time (``--streaming``).
     buffer_size
-        Cells in memory at once, with ``streaming`` (``--buffer-size``).
+        Cells among which contexts are shuffled, with ``streaming`` (``--buffer-size``).
     """
 
     num_workers: int | None = None

@@ -91,7 +91,7 @@ def test_a_dataset_is_trained_on_and_its_test_set_scored(folder, here, capsys):
 
 
 @pytest.mark.parametrize(
-    ("tokens", "held"), [([], 270), (["--streaming"], 50_000), (["--streaming", "--buffer-size", "70"], 70)]
+    ("tokens", "held"), [([], 270), (["--streaming"], 2**20), (["--streaming", "--buffer-size", "70"], 70)]
 )
 def test_how_many_cells_are_held(folder, here, tokens, held, monkeypatch):
     seen = []

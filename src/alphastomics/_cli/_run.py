@@ -27,9 +27,9 @@ class SourceOptions:
     data_dir
         Or a dataset, a folder that ``alphastomics preprocess`` wrote.
     streaming
-        Hold only a part of a dataset in memory.
+        Read a dataset from disk as it is needed.
     buffer_size
-        With ``--streaming``, how many cells; 50,000 when not given.
+        With ``--streaming``, among how many cells contexts are shuffled; 1,048,576 when not given.
     num_genes
         Number of genes that the data must have.
     """

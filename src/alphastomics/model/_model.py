@@ -279,7 +279,7 @@ class AlphaSTomics(BaseModelClass):
         data_dir
             Folder that ``alphastomics preprocess`` wrote.
         buffer_size
-            Number of cells whose expression is held in memory at once.
+            Number of cells among which contexts are shuffled; expression is read from disk as it is needed.
         **kwargs
             Arguments of :class:`AlphaSTomics`.
 
