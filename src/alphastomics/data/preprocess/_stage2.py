@@ -8,15 +8,13 @@ slice over all files, and a context, which is made of cells of one slice, would 
 from __future__ import annotations
 
 import logging
-import re
-import shutil
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from alphastomics.data._matrix import Moments
-from alphastomics.data.parquet._dataset import FOLDER, METADATA, SPLITS, DatasetInfo
+from alphastomics.data.parquet._dataset import FOLDER, METADATA, DatasetInfo
 from alphastomics.data.parquet._files import (
     TEMPORARY,
     check_written,
@@ -27,6 +25,7 @@ from alphastomics.data.parquet._files import (
     sweep,
     write_json,
 )
+from alphastomics.data.preprocess._ownership import BEGUN, check_ownership, clear, unfinished_folder
 from alphastomics.data.preprocess._plan import Plan
 from alphastomics.data.preprocess._read_slices import read_slices
 from alphastomics.data.preprocess._shards import NOTE, write_shard
@@ -39,9 +38,6 @@ if TYPE_CHECKING:
     from alphastomics.data.preprocess._options import Stage2Options
 
 logger = logging.getLogger(__name__)
-
-BEGUN = "parameters.json"
-OURS = re.compile(rf"({'|'.join(SPLITS)})(-\d+)?\.parquet")
 
 
 def write_dataset(input_dirs: Sequence[Path], output_dir: Path, options: Stage2Options, run: Any = map) -> DatasetInfo:
@@ -72,9 +68,12 @@ def write_dataset(input_dirs: Sequence[Path], output_dir: Path, options: Stage2O
             raise ValueError(_differences(output_dir, earlier.parameters, parameters))
         if _is_whole(output_dir, earlier):
             return earlier
+        check_ownership(output_dir, [shard.file for shard in earlier.shards])
         logger.warning("The dataset in %s is damaged, and is made again.", output_dir)
+        clear(output_dir / FOLDER)
         (output_dir / METADATA).unlink()
     plan = Plan(slices, options)
+    check_ownership(output_dir)
     unfinished = _begin(output_dir, parameters)
     moments, totals, shards = Moments(len(slices[0].genes)), np.zeros(len(slices[0].genes)), []
     for written in run(write_shard, plan.tasks(unfinished)):
@@ -97,13 +96,13 @@ def write_dataset(input_dirs: Sequence[Path], output_dir: Path, options: Stage2O
 
 def _begin(output_dir: Path, parameters: dict[str, Any]) -> Path:
     """A folder for files, with those that an earlier call with the same parameters finished."""
-    unfinished = output_dir / f"{FOLDER}{TEMPORARY}"
+    unfinished = unfinished_folder(output_dir)
     begun = unfinished / BEGUN
     make_folder(output_dir)
     sweep(output_dir)
-    _clear(output_dir / FOLDER)
+    clear(output_dir / FOLDER)
     if not begun.is_file() or read_json(begun) != parameters:
-        shutil.rmtree(unfinished, ignore_errors=True)
+        clear(unfinished)
         unfinished.mkdir(parents=True)
         write_json(begun, parameters)
     return unfinished
@@ -112,13 +111,6 @@ def _begin(output_dir: Path, parameters: dict[str, Any]) -> Path:
 def _is_whole(folder: Path, info: DatasetInfo) -> bool:
     files = [(folder / FOLDER / shard.file, shard.sha256) for shard in info.shards]
     return all(path.is_file() and checksum(path) == sha256 for path, sha256 in files)
-
-
-def _clear(folder: Path) -> None:
-    """Remove the files of a call that ended before ``metadata.json``; nobody else's."""
-    if folder.exists() and not (folder.is_dir() and all(OURS.fullmatch(path.name) for path in folder.iterdir())):
-        raise FileExistsError(f"{folder} is there, and not of a dataset; name another folder")
-    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _end(output_dir: Path, unfinished: Path) -> None:
