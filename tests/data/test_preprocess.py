@@ -165,6 +165,35 @@ def test_sections_have_their_number_as_height(raw, tmp_path):
     assert info.schema.n_dims == 3
 
 
+def test_the_tenth_section_does_not_come_before_the_second(raw, tmp_path, caplog):
+    for i, number in enumerate((1, 2, 3, 10, 20)):
+        adata = ad.read_h5ad(raw / f"slice_{i}.h5ad")
+        del adata.obs["slice_id"]
+        adata.write_h5ad(raw / f"section_{number}.h5ad")
+        (raw / f"slice_{i}.h5ad").unlink()
+    with caplog.at_level("INFO"):
+        preprocess(raw, tmp_path / "out", Stage1Options(z_spacing=10.0), Stage2Options())
+    _, groups = read(tmp_path / "out")
+    heights = {cells.slice_id: set(cells.position[:, 2]) for _, cells in groups}
+    order = ["section_1", "section_2", "section_3", "section_10", "section_20"]
+    assert heights == {name: {10.0 * i} for i, name in enumerate(order)}
+    assert "section_2 at 10, section_3 at 20, section_10 at 30" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["a", "b1", "b2", "b10", "c"],
+        ["2", "10", "x"],
+        ["s01_z9", "s1_z10", "s2_z1"],
+        ["s01", "s1"],
+        ["s2", "s" + "9" * 5000],
+    ],
+)
+def test_numbers_in_names_sort_as_numbers(names):
+    assert sorted(sorted(names), key=_stage1.natural_order) == names
+
+
 def test_values_that_are_transformed_stay_as_they_are(raw, tissue, tmp_path):
     preprocess(raw, tmp_path / "out", Stage1Options(log_normalize=False), Stage2Options())
     info = DatasetInfo.read(tmp_path / "out")

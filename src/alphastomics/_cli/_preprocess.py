@@ -68,7 +68,7 @@ class SliceOptions:
         Whether these have three coordinates.
     z_spacing
         Distance between the sections of a stack, in units of the positions: z is the number of the section, in the order
-        of their names, times this.
+        of the numbers in their names (2 before 10), times this.
     slice_key
         Column of ``obs`` with the slice of a cell; ``slice_id`` if it is there when not given, else a file is a slice.
     animal_key

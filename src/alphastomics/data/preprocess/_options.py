@@ -25,7 +25,7 @@ class Stage1Options:
         Whether these have three coordinates.
     z_spacing
         Distance between sections of two coordinates, in their units: z is the number of the section, in the order of
-        their names, times this.
+        the numbers in their names (2 before 10), times this.
     slice_key
         Where the slice of a cell is in ``obs``; None takes ``obs["slice_id"]`` if it is there, else every file is a slice.
     animal_key

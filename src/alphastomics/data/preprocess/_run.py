@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from tqdm.auto import tqdm
 
-from alphastomics.data.preprocess._stage1 import begin, end, plan_slices, write_slice
+from alphastomics.data.preprocess._slice_notes import begin, end
+from alphastomics.data.preprocess._stage1 import plan_slices, write_slice
 from alphastomics.data.preprocess._stage2 import write_dataset
 
 if TYPE_CHECKING:
