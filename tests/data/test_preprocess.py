@@ -128,6 +128,30 @@ def test_animals_stay_together(raw, tissue, tmp_path):
     assert set(where.values()) == {"train", "validation", "test"}
 
 
+@pytest.mark.parametrize("kind", [str, float])
+def test_an_animal_that_is_missing_is_none_called_nan(raw, tmp_path, kind):
+    for path in raw.iterdir():
+        adata = ad.read_h5ad(path)
+        adata.obs["mouse"] = kind(path.stem[-1])
+        if path.stem in ("slice_1", "slice_2"):
+            adata.obs.loc[adata.obs_names[:7], "mouse"] = np.nan
+        adata.write_h5ad(path)
+    with pytest.raises(ValueError, match=r'slice_1.h5ad: obs\["mouse"\] is missing for 7 cells of slice'):
+        preprocess(raw, tmp_path / "out", Stage1Options(animal_key="mouse"), Stage2Options(split="animal"))
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_whole_number_is_one_label_however_it_is_stored(raw, tmp_path):
+    for path in raw.iterdir():
+        adata = ad.read_h5ad(path)
+        adata.obs["leiden"] = np.arange(adata.n_obs) % 3
+        if path.stem == "slice_1":
+            adata.obs.loc[adata.obs_names[:7], "leiden"] = np.nan  # which makes floats of them
+        adata.write_h5ad(path)
+    preprocess(raw, tmp_path / "out", Stage1Options(cell_type_key="leiden"), Stage2Options())
+    assert DatasetInfo.read(tmp_path / "out").schema.cell_types == ("0", "1", "2")
+
+
 def test_genes_are_matched_by_name_and_missing_ones_are_unmeasured(raw, tissue, tmp_path, caplog):
     path = raw / "slice_1.h5ad"
     adata = ad.read_h5ad(path)
@@ -245,6 +269,67 @@ def test_other_parameters_are_named(raw, tmp_path):
         preprocess(raw, out, Stage1Options(), Stage2Options())
     with pytest.raises(ValueError, match=r"other parameters \(train_ratio was 0.8, is 0.5; seed was 0, is 1\)"):
         preprocess(raw, out, LABELLED, Stage2Options(train_ratio=0.5, seed=1))
+
+
+def test_slices_that_differ_are_named(raw, tissue, tmp_path):
+    out = tmp_path / "out"
+    preprocess(raw, out, LABELLED, Stage2Options())
+    before = files_in(out)
+    adata = ad.read_h5ad(raw / "slice_2.h5ad")
+    adata.obs["slice_id"] = "slice_9"
+    adata.write_h5ad(raw / "slice_9.h5ad")
+    adata = ad.read_h5ad(raw / "slice_3.h5ad")
+    adata[:30].copy().write_h5ad(raw / "slice_3.h5ad")
+    (raw / "slice_2.h5ad").unlink()
+    lists = r"slices it lacks: 'slice_9'; slices that are not there now: 'slice_2'; slices that were made otherwise: 'slice_3'"
+    with pytest.raises(ValueError, match=lists):
+        preprocess(raw, out, LABELLED, Stage2Options())
+    assert files_in(out) == before
+
+
+def _somebodys(out):
+    (out / "metadata.json").write_text('{"mine": 1}')
+
+
+def _other_dataset(out):
+    tissue = synthetic_tissue(n_slices=2, n_cells=30, n_genes=10, random_state=1)
+    (out / "other").mkdir()
+    tissue.write_h5ad(out / "other" / "a.h5ad")
+    preprocess(out / "other", out, Stage1Options(), Stage2Options())
+    shutil.rmtree(out / "_intermediate_slices")
+
+
+def _somebodys_data(out):
+    (out / "data").mkdir()
+    (out / "data" / "train.parquet").write_text("mine")
+
+
+@pytest.mark.parametrize(
+    ("prepare", "second", "message"),
+    [
+        (None, {"split": "animal"}, r"split='animal' needs the animal of every slice.*; pass animal_key=…"),
+        (_somebodys, {}, r"metadata.json does not describe a dataset of AlphaSTomics; name another folder"),
+        (_other_dataset, {}, r"holds a dataset made with other parameters \(slices it lacks: 'slice_2'"),
+        (_somebodys_data, {}, r"data/train.parquet is there, and not of a dataset"),
+    ],
+)
+def test_mistakes_of_the_second_stage_are_found_before_the_first(raw, tmp_path, monkeypatch, prepare, second, message):
+    out = tmp_path / "out"
+    out.mkdir()
+    if prepare is not None:
+        prepare(out)
+    before = files_in(out)
+    monkeypatch.setattr(_stage1, "_write", None)  # would fail
+    with pytest.raises((ValueError, FileExistsError), match=message):
+        preprocess(raw, out, LABELLED, Stage2Options(**second))
+    assert files_in(out) == before
+
+
+def test_progress_of_both_stages_is_shown(raw, tmp_path, capsys):
+    preprocess(raw, tmp_path / "out", LABELLED, Stage2Options(max_shard_size=100))
+    shown = capsys.readouterr().err
+    assert "Reading slices: 100%" in shown
+    assert "Writing files: 100%" in shown
 
 
 def test_a_file_that_changed_is_read_again(raw, tissue, tmp_path):
