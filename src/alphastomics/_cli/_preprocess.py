@@ -125,6 +125,9 @@ class DatasetOptions:
         ``slice``: every slice has its own frame; ``shared``: all are registered to one.
     skip_scale
         Leave the genes as they vary.
+    normalize_position
+        Show the network positions in units of the radius of a slice; ``--no-normalize-position``: in those of the input,
+        for positions that have about unit variance already. Files and results have the units of the input either way.
     """
 
     split: Literal["cell", "slice", "animal"] = "cell"
@@ -133,6 +136,7 @@ class DatasetOptions:
     max_shard_size: PositiveInt = 100_000
     frame: Literal["slice", "shared"] = "slice"
     skip_scale: Annotated[bool, Parameter(negative=())] = False
+    normalize_position: bool = True
 
     def options(self, seed: int) -> Stage2Options:
         """Options of the stage."""
@@ -145,6 +149,7 @@ class DatasetOptions:
             max_shard_size=self.max_shard_size,
             frame=self.frame,
             scale=not self.skip_scale,
+            normalize_position=self.normalize_position,
             seed=seed,
         )
 

@@ -76,6 +76,10 @@ class Stage2Options:
         ``"slice"`` or ``"shared"``, as in :class:`~alphastomics.data.TissueSchema`.
     scale
         Whether genes are brought to unit variance when they are read.
+    normalize_position
+        Whether the network sees positions in units of the radius of a slice, as
+        :class:`~alphastomics.data.TissueSchema` has it. If not, its scale is 1 and its centre 0. Files hold the units of the
+        input in either case.
     seed
         Decides the split.
     """
@@ -86,6 +90,7 @@ class Stage2Options:
     max_shard_size: int = 100_000
     frame: Literal["slice", "shared"] = "slice"
     scale: bool = True
+    normalize_position: bool = True
     seed: int = 0
 
     def __post_init__(self) -> None:
