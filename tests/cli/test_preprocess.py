@@ -101,6 +101,20 @@ def test_positions_are_normalised_unless_told_otherwise(raw, tmp_path, frame):
         assert read(tmp_path / "not", split) == read(tmp_path / "default", split)
 
 
+def test_a_gene_list_of_another_editor_is_read(raw, tmp_path):
+    genes = (raw / "genes.txt").read_text().split()
+    (tmp_path / "genes.txt").write_text("\r\n".join(genes), encoding="utf-8-sig")
+    tokens = ["--gene-list-file", tmp_path / "genes.txt"]
+    assert run("preprocess", "--input-dir", raw, "--output-dir", tmp_path / "out", *KEYS, *tokens) == 0
+    assert list(DatasetInfo.read(tmp_path / "out").schema.genes) == genes
+
+
+def test_a_height_that_is_none_is_refused_before_anything_is_made(raw, tmp_path, capsys):
+    assert run("stage1", "--input-dir", raw, "--output-dir", tmp_path / "out", *KEYS, "--z-spacing", "nan") != 0
+    assert "z_spacing=nan is no distance; pass a number with --z-spacing" in complaint(capsys)
+    assert not (tmp_path / "out").exists()
+
+
 def test_three_coordinates_are_asked_for(raw, tmp_path, capsys):
     assert run("preprocess", "--input-dir", raw, "--output-dir", tmp_path, *KEYS, "--position-is-3d") != 0
     assert complaint(capsys)

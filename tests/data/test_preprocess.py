@@ -427,6 +427,48 @@ def test_other_gene_lists_are_refused(raw, tissue, tmp_path):
         stage2([tmp_path / "a", tmp_path / "b"], tmp_path / "out", Stage2Options())
 
 
+def test_a_gene_list_that_ends_before_the_other_is_refused(raw, tissue, tmp_path):
+    stage1(raw, tmp_path / "a", Stage1Options(genes=tuple(tissue.var_names[:20])))
+    stage1(raw, tmp_path / "b", Stage1Options(genes=tuple(tissue.var_names)))
+    for folders in (["a", "b"], ["b", "a"]):
+        with pytest.raises(ValueError, match=r"first difference: 'gene_20', which only \S+/b has\)"):
+            stage2([tmp_path / name for name in folders], tmp_path / "out", Stage2Options())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"z_spacing": float("nan")}, r"z_spacing=nan is no distance"),
+        ({"z_spacing": float("inf")}, r"z_spacing=inf is no distance"),
+        ({"z_spacing": 3.0, "position_is_3d": True}, "position_is_3d and z_spacing exclude each other"),
+    ],
+)
+def test_heights_are_finite_and_of_one_kind(options, message):
+    with pytest.raises(ValueError, match=message):
+        Stage1Options(**options)
+
+
+@pytest.mark.parametrize("position_is_3d", [False, True])
+def test_a_third_coordinate_that_is_not_used_is_told(raw, tmp_path, caplog, position_is_3d):
+    for path in raw.iterdir():
+        adata = ad.read_h5ad(path)
+        adata.obsm["spatial"] = np.c_[adata.obsm["spatial"], np.arange(adata.n_obs)]
+        adata.write_h5ad(path)
+    stage1(raw, tmp_path / "out", Stage1Options(position_is_3d=position_is_3d))
+    assert caplog.text.count("the third is not used; pass --position-is-3d") == (not position_is_3d)
+
+
+@pytest.mark.parametrize(("log_normalize", "factor"), [(True, 0.5), (True, 1.0), (False, 0.5)])
+def test_logarithms_that_are_taken_for_counts_are_told(raw, tmp_path, caplog, log_normalize, factor):
+    for path in raw.iterdir():
+        adata = ad.read_h5ad(path)
+        adata.X = adata.X.astype(np.float32) * factor
+        adata.write_h5ad(path)
+    stage1(raw, tmp_path / "out", Stage1Options(log_normalize=log_normalize))
+    told = caplog.text.count("Values of 5 slices, the first of them 'slice_0', are not whole numbers")
+    assert told == (log_normalize and factor != 1)
+
+
 @pytest.mark.parametrize(
     "ratios", [{"train_ratio": 0.9, "val_ratio": 0.2}, {"train_ratio": 0.0}, {"val_ratio": -0.1}, {"train_ratio": 1.1}]
 )

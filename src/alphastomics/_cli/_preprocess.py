@@ -157,7 +157,7 @@ class DatasetOptions:
 def read_genes(path: Path) -> tuple[str, ...]:
     """The genes of a list, one on every line; empty lines do not count."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is no text file; write a gene on every line") from error
     genes = [line.strip() for line in lines if line.strip()]

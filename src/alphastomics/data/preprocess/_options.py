@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -53,6 +54,13 @@ class Stage1Options:
             raise ValueError(f"the gene list names genes more than once: {', '.join(map(repr, repeated))}")
         if self.genes is not None and not self.genes:
             raise ValueError("the gene list is empty")
+        if not math.isfinite(self.z_spacing):
+            raise ValueError(f"z_spacing={self.z_spacing} is no distance; pass a number with z_spacing=…")
+        if self.z_spacing and self.position_is_3d:
+            raise ValueError(
+                "position_is_3d and z_spacing exclude each other: the height of a cell is its third coordinate, or that of its "
+                "section; leave one out"
+            )
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""

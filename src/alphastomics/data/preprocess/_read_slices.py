@@ -106,7 +106,7 @@ def _check_agreement(slices: Sequence[StoredSlice]) -> None:
             differ = [
                 f"{one!r} and {other!r}" for one, other in zip(first.genes, each.genes, strict=False) if one != other
             ]
-            what = differ[0] if differ else f"{len(first.genes)} and {len(each.genes)} genes"
+            what = differ[0] if differ else _only_one_has(first, each)
             raise ValueError(
                 f"{first.path.parent} and {each.path.parent} have different gene lists (first difference: {what}); run stage1 "
                 "on both with the same --gene-list-file"
@@ -119,3 +119,9 @@ def _check_agreement(slices: Sequence[StoredSlice]) -> None:
         if each.name in seen:
             raise ValueError(f"slice {each.name!r} is in {seen[each.name].path.parent} and in {each.path.parent}")
         seen[each.name] = each
+
+
+def _only_one_has(first: StoredSlice, other: StoredSlice) -> str:
+    """The first gene of the longer of two lists that begin alike."""
+    longer, shorter = (first, other) if len(first.genes) > len(other.genes) else (other, first)
+    return f"{longer.genes[len(shorter.genes)]!r}, which only {longer.path.parent} has"

@@ -134,6 +134,13 @@ def end(
             logger.warning(
                 "Slice %r lacks %d genes, which count as unmeasured: %s.", record["slice"], len(names), listed
             )
+    if options.log_normalize and (others := [record["slice"] for record in records if not record["counts"]]):
+        logger.warning(
+            "Values of %d slices, the first of them %r, are not whole numbers, and are brought to logarithms as if they were "
+            "counts; pass --skip-log-normalize if they are transformed already.",
+            len(others),
+            others[0],
+        )
 
 
 def _overview(options: Stage1Options) -> dict[str, Any]:

@@ -134,6 +134,11 @@ def _check_axes(n_axes: dict[int, Path], options: Stage1Options) -> None:
         raise ValueError(
             f'obsm["{options.position_key}"] has {one} coordinates in {path} and {other} in {differing}; give all files the same'
         )
+    if set(n_axes) == {3} and not options.position_is_3d:
+        logger.warning(
+            'obsm["%s"] has three coordinates, of which the third is not used; pass --position-is-3d if it is a height.',
+            options.position_key,
+        )
 
 
 def write_slice(task: SliceTask) -> dict[str, Any]:
