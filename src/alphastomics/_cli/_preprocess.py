@@ -68,7 +68,7 @@ class SliceOptions:
         Whether these have three coordinates.
     z_spacing
         Distance between the sections of a stack, in units of the positions: z is the number of the section, in the order
-        of their names, times this.
+        of the numbers in their names (2 before 10), times this.
     slice_key
         Column of ``obs`` with the slice of a cell; ``slice_id`` if it is there when not given, else a file is a slice.
     animal_key
@@ -125,6 +125,9 @@ class DatasetOptions:
         ``slice``: every slice has its own frame; ``shared``: all are registered to one.
     skip_scale
         Leave the genes as they vary.
+    normalize_position
+        Show the network positions in units of the radius of a slice; ``--no-normalize-position``: in those of the input,
+        for positions that have about unit variance already. Files and results have the units of the input either way.
     """
 
     split: Literal["cell", "slice", "animal"] = "cell"
@@ -133,6 +136,7 @@ class DatasetOptions:
     max_shard_size: PositiveInt = 100_000
     frame: Literal["slice", "shared"] = "slice"
     skip_scale: Annotated[bool, Parameter(negative=())] = False
+    normalize_position: bool = True
 
     def options(self, seed: int) -> Stage2Options:
         """Options of the stage."""
@@ -145,6 +149,7 @@ class DatasetOptions:
             max_shard_size=self.max_shard_size,
             frame=self.frame,
             scale=not self.skip_scale,
+            normalize_position=self.normalize_position,
             seed=seed,
         )
 
@@ -152,7 +157,7 @@ class DatasetOptions:
 def read_genes(path: Path) -> tuple[str, ...]:
     """The genes of a list, one on every line; empty lines do not count."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is no text file; write a gene on every line") from error
     genes = [line.strip() for line in lines if line.strip()]

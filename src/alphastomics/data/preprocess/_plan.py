@@ -126,6 +126,8 @@ class Plan:
         """The tissue, fitted to the training cells."""
         first, extents = self.slices[0], self._extents()
         scale, centre = fit_frame(extents, self.options.frame)
+        if not self.options.normalize_position:
+            scale, centre = 1.0, (0.0,) * first.n_dims
         log1p = self.transform == "log1p"
         whole = all(each.measured.all() for each in self.slices)
         share = totals / totals.sum() if whole and log1p else self.share
