@@ -125,6 +125,8 @@ class DatasetOptions:
         ``slice``: every slice has its own frame; ``shared``: all are registered to one.
     skip_scale
         Leave the genes as they vary.
+    scale_per_slice
+        Bring every gene of every slice to mean 0 and variance 1 among its cells; that is what the dataset then holds.
     """
 
     split: Literal["cell", "slice", "animal"] = "cell"
@@ -133,11 +135,14 @@ class DatasetOptions:
     max_shard_size: PositiveInt = 100_000
     frame: Literal["slice", "shared"] = "slice"
     skip_scale: Annotated[bool, Parameter(negative=())] = False
+    scale_per_slice: Annotated[bool, Parameter(negative=())] = False
 
     def options(self, seed: int) -> Stage2Options:
         """Options of the stage."""
         from alphastomics.data.preprocess._options import Stage2Options
 
+        if self.skip_scale and self.scale_per_slice:
+            raise ValueError("--skip-scale and --scale-per-slice contradict each other; give one")
         return Stage2Options(
             split=self.split,
             train_ratio=self.train_ratio,
@@ -145,6 +150,7 @@ class DatasetOptions:
             max_shard_size=self.max_shard_size,
             frame=self.frame,
             scale=not self.skip_scale,
+            scale_per_slice=self.scale_per_slice,
             seed=seed,
         )
 
