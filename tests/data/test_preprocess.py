@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import scipy.sparse as sp
+from sklearn.preprocessing import StandardScaler
 
 from alphastomics.data import fit_schema
 from alphastomics.data._hilbert import hilbert_order
@@ -475,3 +476,32 @@ def test_logarithms_that_are_taken_for_counts_are_told(raw, tmp_path, caplog, lo
 def test_ratios_must_be_shares(ratios):
     with pytest.raises(ValueError, match="sum to at most 1"):
         Stage2Options(**ratios)
+
+
+@pytest.mark.parametrize("split", ["cell", "slice"])
+def test_genes_of_every_slice_are_scaled_by_its_own_cells_if_asked(raw, tissue, tmp_path, split):
+    options = Stage2Options(split=split, scale_per_slice=True, max_shard_size=100)
+    preprocess(raw, tmp_path / "out", LABELLED, options)
+    info, groups = read(tmp_path / "out")
+    assert (info.schema.transform, info.counts) == ("none", False)
+    assert set(info.schema.gene_mean) == {0.0}
+    assert set(info.schema.gene_scale) == {1.0}
+    cells = sp.vstack([cells.expression for _, cells in groups]).toarray()
+    names = np.concatenate([np.full(len(cells.names), cells.slice_id) for _, cells in groups])
+    position = np.concatenate([cells.position for _, cells in groups])[:, :2]
+    size = np.concatenate([cells.library_size for _, cells in groups])
+    training = np.concatenate([np.full(len(cells.names), shard.split == "train") for shard, cells in groups])
+    median = np.median(size[training])
+    for name, rows in tissue.obs.groupby("slice_id", observed=True).indices.items():
+        counts = dense(tissue.X[rows]).astype(np.float64)
+        logs = np.log1p(counts * (median / counts.sum(1, keepdims=True)))
+        expected = StandardScaler().fit_transform(logs)
+        here = names == name
+        found, places = cells[here], position[here]
+        order, expected_order = np.lexsort(places.T), np.lexsort(tissue.obsm["spatial"][rows].T)
+        np.testing.assert_allclose(found[order], expected[expected_order], atol=1e-4)
+
+
+def test_scaling_cannot_be_both_by_slice_and_left_out():
+    with pytest.raises(ValueError, match="scale_per_slice=True"):
+        Stage2Options(scale=False, scale_per_slice=True)

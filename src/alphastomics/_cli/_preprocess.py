@@ -128,6 +128,8 @@ class DatasetOptions:
     normalize_position
         Show the network positions in units of the radius of a slice; ``--no-normalize-position``: in those of the input,
         for positions that have about unit variance already. Files and results have the units of the input either way.
+    scale_per_slice
+        Bring every gene of every slice to mean 0 and variance 1 among its cells; that is what the dataset then holds.
     """
 
     split: Literal["cell", "slice", "animal"] = "cell"
@@ -137,11 +139,14 @@ class DatasetOptions:
     frame: Literal["slice", "shared"] = "slice"
     skip_scale: Annotated[bool, Parameter(negative=())] = False
     normalize_position: bool = True
+    scale_per_slice: Annotated[bool, Parameter(negative=())] = False
 
     def options(self, seed: int) -> Stage2Options:
         """Options of the stage."""
         from alphastomics.data.preprocess._options import Stage2Options
 
+        if self.skip_scale and self.scale_per_slice:
+            raise ValueError("--skip-scale and --scale-per-slice contradict each other; give one")
         return Stage2Options(
             split=self.split,
             train_ratio=self.train_ratio,
@@ -150,6 +155,7 @@ class DatasetOptions:
             frame=self.frame,
             scale=not self.skip_scale,
             normalize_position=self.normalize_position,
+            scale_per_slice=self.scale_per_slice,
             seed=seed,
         )
 

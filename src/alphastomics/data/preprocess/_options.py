@@ -88,6 +88,9 @@ class Stage2Options:
         Whether the network sees positions in units of the radius of a slice, as
         :class:`~alphastomics.data.TissueSchema` has it. If not, its scale is 1 and its centre 0. Files hold the units of the
         input in either case.
+    scale_per_slice
+        Whether every gene of every slice is brought to mean 0 and variance 1 among the cells of that slice instead, after
+        logarithms. That is what files then hold, and what a model sees and samples.
     seed
         Decides the split.
     """
@@ -99,6 +102,7 @@ class Stage2Options:
     frame: Literal["slice", "shared"] = "slice"
     scale: bool = True
     normalize_position: bool = True
+    scale_per_slice: bool = False
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -111,6 +115,8 @@ class Stage2Options:
                 f"train_ratio={self.train_ratio} and val_ratio={self.val_ratio} must lie in [0, 1], the first above 0, and "
                 "sum to at most 1; the rest is the test set"
             )
+        if self.scale_per_slice and not self.scale:
+            raise ValueError("scale_per_slice=True says how genes are scaled, and scale=False that they are not")
         if self.max_shard_size < 1:
             raise ValueError(f"max_shard_size={self.max_shard_size} must be at least 1")
 
