@@ -31,7 +31,9 @@ def run_comparison(
     The table, as :func:`alphastomics.tl.compare` returns it.
     """
     from alphastomics import tl
+    from alphastomics.train.devices import device_of
 
+    device_of(options.accelerator)
     prepare(output_dir)
     adata = read_tissue(input_data)
     runs = output_dir / f"{NAME}.json"

@@ -42,6 +42,7 @@ def run_demo(
 
     if (seconds_of(training.max_time) or 0) > LONGEST:
         raise ValueError(f"The demo trains for at most {LONGEST:.0f} s; lower max_time=…")
+    training.check_device()
     output_dir.mkdir(parents=True, exist_ok=True)
     tissue = datasets.synthetic_tissue(random_state=seed)
     asked = (tissue.obs[_keys.SLICE] == tissue.obs[_keys.SLICE].cat.categories[-1]).to_numpy()

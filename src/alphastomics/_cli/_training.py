@@ -78,6 +78,7 @@ def run_training(
         If the data, the folder or an option cannot be used.
     """
     source.check()
+    training.check_device()
     from lightning.pytorch.callbacks import LambdaCallback
     from lightning.pytorch.utilities import rank_zero_only
 

@@ -15,7 +15,6 @@ import pandas as pd
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from scvi.model._utils import parse_device_args
 
 from alphastomics.data import TissueSchema
 from alphastomics.model._dependence import Dependence
@@ -24,6 +23,7 @@ from alphastomics.model._fields import SCHEMA
 from alphastomics.model._frames import ReferenceFrame
 from alphastomics.model._marginals import Marginals
 from alphastomics.model._outline import Outlines
+from alphastomics.train.devices import device_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -202,6 +202,7 @@ def restore(
     device: int | str,
 ) -> AlphaSTomics:
     """Rebuild a model from what its folder, or checkpoint, holds; see :meth:`AlphaSTomics.load`."""
+    target = device_of(accelerator, device)
     config = stored.config
     if config.get("class") != cls.__name__:
         raise ValueError(f"{folder} holds a {config.get('class')}, not a {cls.__name__}")
@@ -229,6 +230,5 @@ def restore(
         }
         model.is_trained_ = bool(config["is_trained"])
     model.module.eval()
-    *_, target = parse_device_args(accelerator=accelerator, devices=device, return_device="torch")
     model.to_device(target)
     return model
