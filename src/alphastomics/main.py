@@ -99,8 +99,10 @@ def preprocess(
     seed
         Decides the split.
     """
+    from alphastomics._cli._files import check_readable
     from alphastomics.data.preprocess import preprocess as both
 
+    check_readable(input_dir)
     first, second = slices.options(), dataset.options(seed)
     with cluster.run() as run:
         schema = both(input_dir, output_dir, first, second, run=run)
@@ -124,8 +126,10 @@ def stage1(
     output_dir
         Folder for the slices.
     """
+    from alphastomics._cli._files import check_readable
     from alphastomics.data.preprocess import stage1 as first
 
+    check_readable(input_dir)
     options = slices.options()
     with cluster.run() as run:
         n_slices = first(input_dir, output_dir, options, run=run)
@@ -152,8 +156,11 @@ def stage2(
     seed
         Decides the split.
     """
+    from alphastomics._cli._files import check_readable
     from alphastomics.data.preprocess import stage2 as second
 
+    for folder in input_dirs:
+        check_readable(folder)
     options = dataset.options(seed)
     with cluster.run() as run:
         schema = second(input_dirs, output_dir, options, run=run)

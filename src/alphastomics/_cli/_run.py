@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -167,6 +168,15 @@ class RunFolder:
             for path in (self.last, self.metrics, self.scores):
                 path.unlink(missing_ok=True)
             shutil.rmtree(self.model, ignore_errors=True)
+
+    def discard(self) -> None:
+        """Remove what a run that failed before its first checkpoint has left, so that its name is free."""
+        for path in (self.config, self.metrics):
+            with suppress(OSError):
+                path.unlink()
+        for path in (self.path / LOGS, self.path / CHECKPOINTS, self.path):
+            with suppress(OSError):  # it holds something else
+                path.rmdir()
 
 
 def find_model(path: Path) -> Path:

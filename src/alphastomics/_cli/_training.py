@@ -8,7 +8,9 @@ import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from alphastomics._cli._files import check_folder
 from alphastomics._cli._options import SetupOptions
+from alphastomics._disk import naming
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -87,15 +89,26 @@ def run_training(
     # Lightning runs the command once more for every further device.
     leads = rank_zero_only.rank == 0  # type: ignore[attr-defined]
     folder, resumed = run.folder(), run.checkpoint(claim=leads)
+    if leads:
+        check_folder(folder.path)
     fresh = make_model(source, setup, model.arguments() | {"random_state": seed})
 
+    begun = False
+
     def start(trainer: Trainer, _: Any) -> None:
+        nonlocal begun
         if trainer.is_global_zero:
-            folder.make(resumed=resumed is not None)
-            config.write(folder.config)
+            begun = True
+            with naming(folder.path):
+                folder.make(resumed=resumed is not None)
+                config.write(folder.config)
 
     callbacks = [LambdaCallback(on_train_start=start), MetricsFile(folder.metrics)]
-    train(fresh, training, plan, checkpoint=folder.last, resume=resumed, callbacks=callbacks)
+    try:
+        train(fresh, training, plan, checkpoint=folder.last, resume=resumed, callbacks=callbacks)
+    finally:
+        if begun and not folder.last.is_file():
+            folder.discard()
     if not leads:
         return
     save(fresh, folder.model)
@@ -148,9 +161,10 @@ def save(model: AlphaSTomics, path: Path) -> None:
     temporary = path.with_name(f".{path.name}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
     try:
-        model.save(temporary)
-        shutil.rmtree(path, ignore_errors=True)
-        temporary.rename(path)
+        with naming(path):
+            model.save(temporary)
+            shutil.rmtree(path, ignore_errors=True)
+            temporary.rename(path)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 

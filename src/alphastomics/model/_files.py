@@ -16,6 +16,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
+from alphastomics._disk import WRITE, denied, reason
 from alphastomics.data import TissueSchema
 from alphastomics.model._dependence import Dependence
 from alphastomics.model._exemplars import Exemplars
@@ -61,6 +62,8 @@ def write_model(folder: Path, weights: Mapping[str, Tensor], config: Mapping[str
     ------
     FileExistsError
         If the folder exists, is not empty, and ``overwrite`` is false.
+    OSError
+        If it cannot be written.
     """
     if folder.exists() and any(folder.iterdir()) and not overwrite:
         raise FileExistsError(f"{folder} exists and is not empty; pass overwrite=True to replace the model in it")
@@ -68,7 +71,10 @@ def write_model(folder: Path, weights: Mapping[str, Tensor], config: Mapping[str
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}
     text = json.dumps({"format": FORMAT, "format_version": FORMAT_VERSION, **config}, indent=1, allow_nan=False)
     temporary = folder / f".{WEIGHTS}.tmp"
-    save_file(tensors, temporary)
+    try:
+        save_file(tensors, temporary)
+    except SafetensorError as error:  # what the system says of a disk
+        raise OSError(f"{folder / WEIGHTS} cannot be written ({reason(error)}); {WRITE}") from error
     temporary.replace(folder / WEIGHTS)
     temporary = folder / f".{CONFIG}.tmp"
     temporary.write_text(text, encoding="utf-8")
@@ -102,6 +108,8 @@ def read_model(folder: Path) -> Stored:
         )
     try:
         weights = load_file(folder / WEIGHTS)
+    except PermissionError as error:
+        raise denied(folder / WEIGHTS, error) from error
     except (SafetensorError, OSError, ValueError) as error:
         raise ValueError(f"{folder / WEIGHTS} is truncated or not a safetensors file: {error}") from error
     return Stored(weights, config)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lightning.pytorch.callbacks import Checkpoint
+
+from alphastomics._disk import naming
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -62,12 +65,14 @@ class LastCheckpoint(Checkpoint):
     def _save(self, trainer: pl.Trainer) -> None:
         temporary = self.path.with_name(f".{self.path.name}.tmp")
         try:
-            trainer.save_checkpoint(temporary, weights_only=False)
-            if trainer.is_global_zero:
-                temporary.replace(self.path)
+            with naming(self.path):
+                trainer.save_checkpoint(temporary, weights_only=False)
+                if trainer.is_global_zero:
+                    temporary.replace(self.path)
         finally:
             if trainer.is_global_zero:
-                temporary.unlink(missing_ok=True)
+                with suppress(OSError):  # where a file cannot be, none is left
+                    temporary.unlink()
         self._saved_at = trainer.global_step
 
     def on_save_checkpoint(
