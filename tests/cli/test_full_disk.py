@@ -30,7 +30,7 @@ REMEDY = "see to room and permission there, or name another folder, and repeat t
 
 
 @pytest.fixture(scope="module")
-def _folder(tmp_path_factory):
+def place(tmp_path_factory):
     """``cells.h5ad``, ``cells.pt``, ``raw/``, ``dataset/`` and the run ``outputs/alphastomics``."""
     folder = tmp_path_factory.mktemp("disk")
     tissue = synthetic_tissue(n_slices=2, n_cells=90, n_genes=20, random_state=0)
@@ -47,12 +47,12 @@ def _folder(tmp_path_factory):
 
 
 @pytest.fixture
-def folder(_folder, monkeypatch):
+def folder(place, monkeypatch):
     """The same, as the current one, which is left as it was found."""
-    monkeypatch.chdir(_folder)
-    before = files_in(_folder)
-    yield _folder
-    assert files_in(_folder) == before
+    monkeypatch.chdir(place)
+    before = files_in(place)
+    yield place
+    assert files_in(place) == before
 
 
 def files_in(folder):
@@ -238,8 +238,8 @@ DATA = ["--data-dir", "dataset"]
         ("genes.txt", ["stage1", "--input-dir", "raw", "--output-dir", "o", "--gene-list-file", "genes.txt"], "see to"),
         ("raw", ["preprocess", "--input-dir", "raw", "--output-dir", "o"], "raw may not be read"),
         ("raw", ["stage1", "--input-dir", "raw", "--output-dir", "o"], "raw may not be read"),
-        ("dataset/metadata.json", [*TRAIN, *DATA], "metadata.json may not be read"),
-        ("dataset/data/test.parquet", [*TRAIN, *DATA], "test.parquet may not be read"),
+        ("dataset/metadata.json", [*TRAIN, *DATA, "--exp-name", "x"], "metadata.json may not be read"),
+        ("dataset/data/test.parquet", [*TRAIN, *DATA, "--exp-name", "x"], "test.parquet may not be read"),
         ("config.yaml", [*TRAIN, "--input-data", "cells.h5ad", "--config", "config.yaml"], "config.yaml: Perm"),
         ("cells.h5ad", ["extract", *MODEL, "--output", "x.npz"], "cannot be read as .h5ad.*see that it is"),
         ("cells.pt", ["extract", *MODEL[:3], "cells.pt", "--output", "x.npz"], "cells.pt may not be read"),
@@ -252,17 +252,17 @@ DATA = ["--data-dir", "dataset"]
         ),
     ],
 )
-def test_what_may_not_be_read_is_not_called_damaged(_folder, capsys, forbid, monkeypatch, path, tokens, message):
-    monkeypatch.chdir(_folder)
-    before = sorted(_folder.rglob("*"))
-    forbid(_folder / path)
+def test_what_may_not_be_read_is_not_called_damaged(place, capsys, forbid, monkeypatch, path, tokens, message):
+    monkeypatch.chdir(place)
+    before = sorted(place.rglob("*"))
+    forbid(place / path)
     assert main(tokens) == 1
     line = complaint(capsys)
     assert re.search(message, line)
     assert re.search(r"; see to (its|the) permissions|; see that it is whole and readable", line)
     assert not re.search("damaged|truncated|make the dataset again|no .h5ad file", line)
-    (_folder / path).chmod(0o700)
-    assert sorted(_folder.rglob("*")) == before
+    (place / path).chmod(0o700)
+    assert sorted(place.rglob("*")) == before
 
 
 @pytest.mark.parametrize(

@@ -119,6 +119,8 @@ def write_h5ad(path: Path, adata: AnnData) -> None:
     adata.strings_to_categoricals()
     with h5py.File(image, "w") as file:
         ad.io.write_elem(file, "/", adata)
+        if adata.raw is None:  # a null, which AnnData itself does not write in a file
+            file.pop("raw", None)
     with replacing(path) as temporary:
         temporary.write_bytes(image.getbuffer())
 

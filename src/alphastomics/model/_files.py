@@ -107,7 +107,8 @@ def read_model(folder: Path) -> Stored:
             f"{folder} has format version {config.get('format_version')}; this package reads {FORMAT_VERSION}"
         )
     try:
-        weights = load_file(folder / WEIGHTS)
+        with (folder / WEIGHTS).open("rb"):  # of a file that may not be read safetensors says that it is missing
+            weights = load_file(folder / WEIGHTS)
     except PermissionError as error:
         raise denied(folder / WEIGHTS, error) from error
     except (SafetensorError, OSError, ValueError) as error:
