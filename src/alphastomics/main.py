@@ -40,11 +40,13 @@ logger = logging.getLogger("alphastomics")  # not __name__, which is "__main__" 
 
 app = App(
     name="alphastomics",
+    suppress_keyboard_interrupt=False,
     help="Learn the joint distribution of expression and position of the cells of a tissue, and sample from it.",
     version=__version__,
 )
 app.meta.group_parameters = GLOBAL
 # Errors and exit codes are settled in `main`.
+INTERRUPTED = 130  # by the custom of shells
 PLAIN: dict[str, Any] = {"exit_on_error": False, "print_error": False, "result_action": "return_value"}
 
 
@@ -415,6 +417,8 @@ def _launch(
     try:
         with messages():
             app(tokens, **PLAIN)
+    except KeyboardInterrupt:
+        return INTERRUPTED
     except USER_ERRORS as error:
         if traceback:
             raise
@@ -433,7 +437,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Returns
     -------
-    Exit status: 0, 1 after an error, 2 for a command line that makes no sense.
+    Exit status: 0, 1 after an error, 2 for a command line that makes no sense, 130 after Ctrl-C.
     """
     # OpenMP's threads wait for each other in a busy loop. Where another program needs the cores too, that brings training to
     # a standstill (fiftyfold on two cores); threads that go to sleep sooner cost less than a fifth where none does.

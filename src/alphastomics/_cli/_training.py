@@ -38,8 +38,10 @@ def fit(
 
     Raises
     ------
+    KeyboardInterrupt
+        If training was interrupted.
     RuntimeError
-        If training was interrupted before its first step.
+        If training ended before its first step.
     """
     from alphastomics.model import AlphaSTomics
 
@@ -54,10 +56,14 @@ def train(model: AlphaSTomics, training: TrainingOptions, plan: PlanOptions, **a
 
     Raises
     ------
+    KeyboardInterrupt
+        If training was interrupted.
     RuntimeError
-        If training was interrupted before its first step.
+        If training ended before its first step.
     """
     model.train(**training.arguments(model), plan_kwargs=plan.arguments(), **arguments)
+    if model.trainer.interrupted:
+        raise KeyboardInterrupt
     if not model.is_trained:
         raise RuntimeError("Training ended before its first step; there is no model to keep")
 
@@ -79,6 +85,8 @@ def run_training(
     OSError, KeyError, ValueError
         If the data, the folder or an option cannot be used.
     """
+    if run.resume is not None:
+        run.checkpoint(claim=False)  # without a run there is no telling what it was trained on
     source.check()
     training.check_device()
     from lightning.pytorch.callbacks import LambdaCallback
@@ -106,6 +114,10 @@ def run_training(
     callbacks = [LambdaCallback(on_train_start=start), MetricsFile(folder.metrics)]
     try:
         train(fresh, training, plan, checkpoint=folder.last, resume=resumed, callbacks=callbacks)
+    except KeyboardInterrupt:
+        if leads and folder.last.is_file():
+            logger.warning("The training is in %s; --resume continues it.", folder.last)
+        raise
     finally:
         if begun and not folder.last.is_file():
             folder.discard()
