@@ -40,11 +40,13 @@ logger = logging.getLogger("alphastomics")  # not __name__, which is "__main__" 
 
 app = App(
     name="alphastomics",
+    suppress_keyboard_interrupt=False,
     help="Learn the joint distribution of expression and position of the cells of a tissue, and sample from it.",
     version=__version__,
 )
 app.meta.group_parameters = GLOBAL
 # Errors and exit codes are settled in `main`.
+INTERRUPTED = 130  # by the custom of shells
 PLAIN: dict[str, Any] = {"exit_on_error": False, "print_error": False, "result_action": "return_value"}
 
 
@@ -99,8 +101,10 @@ def preprocess(
     seed
         Decides the split.
     """
+    from alphastomics._cli._files import check_readable
     from alphastomics.data.preprocess import preprocess as both
 
+    check_readable(input_dir)
     first, second = slices.options(), dataset.options(seed)
     with cluster.run() as run:
         schema = both(input_dir, output_dir, first, second, run=run)
@@ -124,8 +128,10 @@ def stage1(
     output_dir
         Folder for the slices.
     """
+    from alphastomics._cli._files import check_readable
     from alphastomics.data.preprocess import stage1 as first
 
+    check_readable(input_dir)
     options = slices.options()
     with cluster.run() as run:
         n_slices = first(input_dir, output_dir, options, run=run)
@@ -152,8 +158,11 @@ def stage2(
     seed
         Decides the split.
     """
+    from alphastomics._cli._files import check_readable
     from alphastomics.data.preprocess import stage2 as second
 
+    for folder in input_dirs:
+        check_readable(folder)
     options = dataset.options(seed)
     with cluster.run() as run:
         schema = second(input_dirs, output_dir, options, run=run)
@@ -408,6 +417,8 @@ def _launch(
     try:
         with messages():
             app(tokens, **PLAIN)
+    except KeyboardInterrupt:
+        return INTERRUPTED
     except USER_ERRORS as error:
         if traceback:
             raise
@@ -426,7 +437,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Returns
     -------
-    Exit status: 0, 1 after an error, 2 for a command line that makes no sense.
+    Exit status: 0, 1 after an error, 2 for a command line that makes no sense, 130 after Ctrl-C.
     """
     # OpenMP's threads wait for each other in a busy loop. Where another program needs the cores too, that brings training to
     # a standstill (fiftyfold on two cores); threads that go to sleep sooner cost less than a fifth where none does.

@@ -7,6 +7,7 @@ looks at two slices at once.
 
 from __future__ import annotations
 
+from io import BytesIO
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -173,30 +174,30 @@ def use_values_that_are_read(cells: AnnData, schema: TissueSchema) -> None:
 
 def write_tissue(tissue: AnnData, path: Path, schema: TissueSchema) -> None:
     """Write sampled cells as the suffix says."""
-    from alphastomics._cli._files import replacing
+    from alphastomics._cli._files import write_h5ad
     from alphastomics.data import write_parquet
 
     if path.suffix == PARQUET:
         keys = {"slice_key": schema.slice_key or _keys.SLICE, "cell_type_key": schema.cell_type_key or _keys.CELL_TYPE}
         write_parquet(tissue, path, position_key=schema.position_key, **keys)
         return
-    with replacing(path) as temporary:
-        tissue.write_h5ad(temporary)
+    write_h5ad(path, tissue)
 
 
 def write_latent(cells: AnnData, latent: NDArray[np.float32], path: Path, slice_key: str | None) -> None:
     """Write embeddings (n_cells, width) as the suffix says."""
     import anndata as ad
 
-    from alphastomics._cli._files import replacing
+    from alphastomics._cli._files import replacing, write_h5ad
     from alphastomics.data.parquet._write import write_embedding
 
     if path.suffix == PARQUET:
         write_embedding(cells, latent, path, slice_key=slice_key or _keys.SLICE)
         return
+    if path.suffix == H5AD:
+        write_h5ad(path, ad.AnnData(obs=cells.obs, obsm={_keys.LATENT: latent}))
+        return
+    image = BytesIO()  # an archive that cannot be closed complains a second time
+    np.savez_compressed(image, latent=latent, obs_names=cells.obs_names.to_numpy(dtype=str))
     with replacing(path) as temporary:
-        if path.suffix == H5AD:
-            ad.AnnData(obs=cells.obs, obsm={_keys.LATENT: latent}).write_h5ad(temporary)
-            return
-        with temporary.open("wb") as file:
-            np.savez_compressed(file, latent=latent, obs_names=cells.obs_names.to_numpy(dtype=str))
+        temporary.write_bytes(image.getbuffer())

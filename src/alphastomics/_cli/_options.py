@@ -239,6 +239,24 @@ class TrainingOptions:
         if self.fp16 and self.precision != "auto":
             raise ValueError("--fp16 names a precision; give it alone, or --precision")
 
+    def check_device(self) -> None:
+        """Refuse a device that is not here; imports torch.
+
+        Raises
+        ------
+        ValueError
+            If there is none.
+        """
+        from alphastomics.train.devices import device_of
+
+        if self.gpus is None:
+            device_of(self.accelerator, self.devices)
+            return
+        try:
+            device_of("gpu", self.gpus)
+        except ValueError as error:
+            raise ValueError(f"there is no --gpus {self.gpus} here; leave --gpus out to use what is there") from error
+
     def arguments(self, model: AlphaSTomics) -> dict[str, Any]:
         """Arguments of :meth:`~alphastomics.model.AlphaSTomics.train` for that model."""
         from alphastomics.diffusion import MaskingConfig

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -103,15 +104,20 @@ class RunOptions:
 
         Raises
         ------
-        FileExistsError, FileNotFoundError, NotADirectoryError
+        FileExistsError, FileNotFoundError, IsADirectoryError, NotADirectoryError
             If the folder cannot be used, or there is nothing to continue.
         """
         folder = self.folder()
         if folder.path.exists() and not folder.path.is_dir():
             raise NotADirectoryError(f"{folder.path} is a file; name another folder by --exp-name or --output-dir")
         path = (self.resume[0] if self.resume else folder.last) if self.resume is not None else None
+        if path is not None and path.is_dir():
+            raise IsADirectoryError(
+                f"{path} is a folder; give --resume the .ckpt file in it, or --exp-name and --output-dir"
+            )
         if path is not None and not path.is_file():
-            raise FileNotFoundError(f"{path} is missing; there is no training to resume")
+            remedy = "name its file" if self.resume else "see to --exp-name and --output-dir"
+            raise FileNotFoundError(f"{path} is missing; there is no training to resume; {remedy}")
         own = path is not None and path.resolve().is_relative_to(folder.path.resolve())
         taken = claim and folder.path.is_dir() and any(folder.path.iterdir())
         if taken and not (self.overwrite or own):
@@ -167,6 +173,15 @@ class RunFolder:
             for path in (self.last, self.metrics, self.scores):
                 path.unlink(missing_ok=True)
             shutil.rmtree(self.model, ignore_errors=True)
+
+    def discard(self) -> None:
+        """Remove what a run that failed before its first checkpoint has left, so that its name is free."""
+        for path in (self.config, self.metrics):
+            with suppress(OSError):
+                path.unlink()
+        for path in (self.path / LOGS, self.path / CHECKPOINTS, self.path):
+            with suppress(OSError):  # it holds something else
+                path.rmdir()
 
 
 def find_model(path: Path) -> Path:
