@@ -272,7 +272,7 @@ def sample(
         model = query.load()
         tissue = model.sample(**drawn)
     else:
-        model, cells = query.read()
+        model, cells = query.read(positions=inpaint or sample_mode == "pos_to_expr")
         if output.suffix == PARQUET:
             use_values_that_are_read(cells, model.schema)
         tissue = sample_cells(model, cells, **drawn)
@@ -307,7 +307,7 @@ def score(
 
     if output is not None:
         prepare_file(output)
-    table = score_model(*query.read(), n_samples=n_samples, n_steps=n_steps, seed=seed)
+    table = score_model(*query.read(positions=True), n_samples=n_samples, n_steps=n_steps, seed=seed)
     sys.stdout.write(to_text(table))
     if output is not None:
         write_scores(output, table)
@@ -338,7 +338,7 @@ def extract(
 
     check_suffix(output, EMBEDDINGS)
     prepare_file(output)
-    model, cells = query.read()
+    model, cells = query.read(positions=use_positions)
     latent = embed_cells(model, cells, layer=layer, use_positions=use_positions)
     write_latent(cells, latent, output, model.schema.slice_key)
     logger.info("Embeddings of %d cells are in %s.", cells.n_obs, output)

@@ -165,6 +165,34 @@ def test_a_model_in_the_plane_reads_x_and_y(folder, asked, cells, tmp_path):
         np.testing.assert_array_equal(a["latent"], b["latent"])
 
 
+# -- a file without slices ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("suffix", [".pt", ".h5ad"])
+def test_a_file_that_names_no_slices_is_one(suffix, asked, model, cells, tmp_path, caplog):
+    path = tmp_path / f"s1{suffix}"
+    if suffix == ".pt":
+        save_tensors(path, cells, slice_id=None)
+    else:
+        bare = cells.copy()
+        del bare.obs["slice_id"]
+        bare.write_h5ad(path)
+    caplog.set_level("INFO", logger="alphastomics")
+    tokens = ["--input-data", path, "--sample-mode", "pos_to_expr", *STEPS, "--output", tmp_path / "out.h5ad"]
+    assert run("sample", *asked, *tokens) == 0
+    written = ad.read_h5ad(tmp_path / "out.h5ad")
+    assert written.obs["slice_id"].unique().tolist() == ["s1"]
+    expected = model.sample(cells, mode="pos_to_expr", n_steps=2)
+    np.testing.assert_array_equal(written.X.toarray(), expected.X.toarray())
+    assert run("extract", *asked, "--input-data", path, "--use-positions", "--output", tmp_path / "z.npz") == 0
+    with np.load(tmp_path / "z.npz") as arrays:
+        np.testing.assert_array_equal(arrays["latent"], model.get_latent_representation(cells, use_positions=True))
+    assert run("test", *asked, "--input-data", path, "--output", tmp_path / "scores.json") == 0
+    assert list(json.loads((tmp_path / "scores.json").read_text())) == ["s1"]
+    told = [record.getMessage() for record in caplog.records if "one slice" in record.getMessage()]
+    assert told == [f"{path} has no obs[\"slice_id\"]: its cells are one slice, 's1'."] * 3
+
+
 # -- genes that some slices lack --------------------------------------------------------------------------------------------
 
 

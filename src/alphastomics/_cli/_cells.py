@@ -56,8 +56,8 @@ def read_dataset(data_dir: Path, split: str) -> AnnData:
     return read_dataset(data_dir, split)
 
 
-def read_file(path: Path, schema: TissueSchema) -> AnnData:
-    """Cells of a file, with the keys of a model.
+def read_file(path: Path, schema: TissueSchema, *, positions: bool = False) -> AnnData:
+    """Cells of a file, with the keys of a model, which reads where they lie if `positions`.
 
     Raises
     ------
@@ -65,12 +65,15 @@ def read_file(path: Path, schema: TissueSchema) -> AnnData:
         If it is not what its suffix says.
     """
     from alphastomics._cli._files import read_tissue
+    from alphastomics._cli._query import fit_query
     from alphastomics._cli._tensors import read_tensors
     from alphastomics.data import read_parquet
 
     if path.suffix == H5AD:
-        return read_tissue(path)
-    return with_keys(read_parquet(path) if path.suffix == PARQUET else read_tensors(path, schema.genes), schema)
+        cells = read_tissue(path)
+    else:
+        cells = with_keys(read_parquet(path) if path.suffix == PARQUET else read_tensors(path, schema.genes), schema)
+    return fit_query(cells, path, schema, positions=positions)
 
 
 def read_split(data_dir: Path, split: str, schema: TissueSchema) -> AnnData:

@@ -443,8 +443,8 @@ class QueryOptions:
 
         return AlphaSTomics.load(find_model(self.checkpoint), adata=False, accelerator=self.accelerator)
 
-    def read(self) -> tuple[AlphaSTomics, AnnData]:
-        """Load the model and the cells."""
+    def read(self, *, positions: bool) -> tuple[AlphaSTomics, AnnData]:
+        """Load the model and the cells, whose positions it is to read or not."""
         from alphastomics._cli._cells import INPUTS, check_suffix, read_file, read_split
 
         if self.data_dir is not None:
@@ -454,7 +454,7 @@ class QueryOptions:
             raise ValueError("--input-data or --data-dir is needed: the cells that the model is asked about")
         check_suffix(self.input_data, INPUTS)
         model = self.load()
-        return model, read_file(self.input_data, model.schema)
+        return model, read_file(self.input_data, model.schema, positions=positions)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
