@@ -462,12 +462,7 @@ def test_demo(tmp_path, monkeypatch, capsys):
             1,
             "empty.h5ad is a folder",
         ),
-        (
-            ["sample", "--checkpoint", "MODEL", "--input-data", "REF", "--output", "o.h5ad", "--sample-mode", "joint"],
-            1,
-            "leave --input-data out",
-        ),
-        (["sample", "--checkpoint", "MODEL", "--output", "o.h5ad", "--sample-mode", "joint"], 1, "mode="),
+        (["sample", "--checkpoint", "MODEL", "--output", "o.h5ad", "--sample-mode", "joint"], 1, "by --n-cells"),
         (["test", "--checkpoint", "MODEL", "--input-data", "BARE"], 1, r'obsm\["spatial"\] is missing'),
     ],
 )

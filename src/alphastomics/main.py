@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from pathlib import Path  # noqa: TC003  cyclopts reads annotations at run time
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import App, CycloptsError, Parameter
@@ -200,7 +200,7 @@ def train(
 def sample(
     *,
     query: QueryOptions,
-    output: Path,
+    output: Path = Path("sampled.h5ad"),
     sample_mode: Literal["expr_to_pos", "pos_to_expr", "joint"] = "expr_to_pos",
     n_steps: PositiveInt = 30,
     n_samples: PositiveInt = 1,
@@ -219,10 +219,10 @@ def sample(
     Parameters
     ----------
     output
-        ``.h5ad`` or ``.parquet`` file to write.
+        ``.h5ad`` or ``.parquet`` file to write; the default is written where it is not there yet.
     sample_mode
         ``expr_to_pos``: positions of cells from their expression; ``pos_to_expr``: the other way round; ``joint``: new
-        slices of ``--n-cells`` cells.
+        slices of ``--n-cells`` cells, or of as many as those of the input have.
     n_steps
         Calls of the network per draw; 1 gives the conditional mean.
     n_samples
@@ -238,7 +238,7 @@ def sample(
     inpaint
         Hold what the cells have of the modality that is sampled; sample what is NaN.
     n_cells
-        Number of cells of a slice that is drawn as a whole.
+        Number of cells of a slice that is drawn as a whole, in the place of an input.
     seed
         Decides every draw.
     """
@@ -246,15 +246,17 @@ def sample(
         PARQUET,
         TISSUES,
         check_suffix,
+        draw_slices,
         sample_cells,
+        slice_sizes,
         use_values_that_are_read,
         write_tissue,
     )
     from alphastomics._cli._files import prepare_file
+    from alphastomics._cli._query import check_sample
 
     check_suffix(output, TISSUES)
-    if sample_mode == "joint" and query.names_cells:
-        raise ValueError("--sample-mode joint draws new cells and reads none; leave --input-data out, and --data-dir")
+    check_sample(query, output, sample_mode, n_cells)
     prepare_file(output)
     drawn: dict[str, Any] = {
         "mode": sample_mode,
@@ -265,12 +267,19 @@ def sample(
         "sampler": sampler,
         "n_views": n_views,
         "refine": refine,
-        "n_cells": n_cells,
         "random_state": seed,
     }
-    if sample_mode == "joint":
+    if sample_mode == "joint" and n_cells is not None:
         model = query.load()
-        tissue = model.sample(**drawn)
+        tissue = model.sample(n_cells=n_cells, **drawn)
+    elif sample_mode == "joint":
+        model, cells = query.read(positions=False)
+        sizes = slice_sizes(cells, model.schema)
+        logger.info(
+            "%s says only how many cells to draw, %d in %d slice%s; its values are not read.",
+            query.origin, sum(sizes), len(sizes), "s" * (len(sizes) > 1),
+        )  # fmt: skip
+        tissue = draw_slices(model, sizes, **drawn)
     else:
         model, cells = query.read(positions=inpaint or sample_mode == "pos_to_expr")
         if output.suffix == PARQUET:

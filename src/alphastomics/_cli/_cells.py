@@ -147,6 +147,36 @@ def sample_cells(model: AlphaSTomics, cells: AnnData, **arguments: Any) -> AnnDa
     return tissue
 
 
+def slice_sizes(cells: AnnData, schema: TissueSchema) -> list[int]:
+    """Numbers of cells of the slices, by name; one where none are named."""
+    from alphastomics.data._slices import slice_rows
+
+    key = schema.slice_key or _keys.SLICE
+    return [len(rows) for _, rows in slice_rows(cells, key if key in cells.obs else None, missing=True)]
+
+
+def draw_slices(
+    model: AlphaSTomics, sizes: Sequence[int], *, n_samples: int, random_state: int, **arguments: Any
+) -> AnnData:
+    """Draw new slices of these numbers of cells, each ``n_samples`` times; all slices have names of their own."""
+    import anndata as ad
+
+    seeds = [
+        random_state,
+        *(int(np.random.SeedSequence([random_state, i]).generate_state(1)[0]) for i in range(1, len(sizes))),
+    ]
+    parts = [
+        model.sample(n_cells=size, n_samples=n_samples, random_state=seed, **arguments)
+        for size, seed in zip(sizes, seeds, strict=True)
+    ]
+    if len(parts) == 1:
+        return parts[0]
+    key = model.schema.slice_key or _keys.SLICE
+    for i, part in enumerate(parts):
+        part.obs[key] = part.obs[key].cat.rename_categories(lambda name, i=i: f"sample_{i * n_samples + int(name[7:])}")
+    return ad.concat(parts, join="outer", merge="same", index_unique="-")
+
+
 def _in_order(parts: Sequence[AnnData], rows: Sequence[NDArray[np.int64]]) -> AnnData:
     """Draws of all cells, one after the other, of those of the cells in ``rows``."""
     import anndata as ad

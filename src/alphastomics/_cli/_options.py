@@ -14,6 +14,8 @@ from cyclopts import Group, Parameter
 from cyclopts.types import ExistingDirectory, ExistingFile, ExistingPath, PositiveInt  # noqa: TC002  read at run time
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from anndata import AnnData
 
     from alphastomics.model import AlphaSTomics
@@ -435,6 +437,11 @@ class QueryOptions:
     def names_cells(self) -> bool:
         """Whether cells were given."""
         return self.input_data is not None or self.data_dir is not None
+
+    @property
+    def origin(self) -> Path | None:
+        """The file or folder with the cells."""
+        return self.input_data or self.data_dir
 
     def load(self) -> AlphaSTomics:
         """Load the model; imports torch."""

@@ -3,18 +3,45 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from anndata import AnnData
 
+    from alphastomics._cli._options import QueryOptions
     from alphastomics.data import TissueSchema
 
 logger = logging.getLogger(__name__)
+
+
+SAMPLED = Path("sampled.h5ad")
+
+
+def check_sample(query: QueryOptions, output: Path, sample_mode: str, n_cells: int | None) -> None:
+    """Refuse options of ``sample`` that contradict each other, and to replace a file that nobody named.
+
+    Raises
+    ------
+    FileExistsError
+        If ``output`` is the default and there.
+    ValueError
+        If the number of cells is not said, said twice, or said where it is not needed.
+    """
+    joint = sample_mode == "joint"
+    if n_cells is not None and not joint:
+        raise ValueError("--n-cells is for --sample-mode joint; here the input says how many cells there are")
+    if n_cells is not None and query.names_cells:
+        raise ValueError("--n-cells and the input both say how many cells to draw; leave --n-cells out, or the input")
+    if joint and n_cells is None and not query.names_cells:
+        raise ValueError(
+            "--sample-mode joint draws new slices; say by --n-cells how many cells they have, or by --input-data or "
+            "--data-dir, as many as there"
+        )
+    if output == SAMPLED and output.is_file():
+        raise FileExistsError(f"{output} is there already; name a file with --output")
 
 
 def fit_query(cells: AnnData, path: Path, schema: TissueSchema, *, positions: bool) -> AnnData:
