@@ -309,6 +309,18 @@ def test_compare_writes_what_the_tool_returns(folder, comparison, tmp_path, caps
     assert all((tmp_path / name).read_bytes() == content for name, content in before.items() if "png" not in name)
 
 
+def test_compare_reads_parquet(folder, comparison, tmp_path):
+    from alphastomics.data import write_parquet
+
+    write_parquet(ad.read_h5ad(folder / "ref.h5ad"), tmp_path / "ref.parquet")
+    tables = []
+    for name, source in (("a", str(folder / "ref.h5ad")), ("b", "ref.parquet")):
+        assert main(replaced(replaced(comparison, ["--output-dir", name]), ["--input-data", source])) == 0
+        tables.append(pd.read_csv(tmp_path / name / "comparison.csv", index_col=0))
+    tables = [table.drop(columns=[name for name in table if "seconds" in name]) for table in tables]
+    pd.testing.assert_frame_equal(*tables)
+
+
 @pytest.mark.parametrize(
     ("tokens", "message"),
     [

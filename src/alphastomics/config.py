@@ -393,7 +393,7 @@ class DataSection:
     processed_data_dir
         Folder that ``alphastomics preprocess`` wrote (``--data-dir``).
     input_data
-        ``.h5ad`` file, in its place (``--input-data``).
+        ``.h5ad`` or ``.parquet`` file, in its place (``--input-data``).
     preprocessing
         What an ``.h5ad`` file has where; a dataset says so itself.
     loading

@@ -370,7 +370,7 @@ def compare(
     Parameters
     ----------
     input_data
-        Cells with expression and positions, an ``.h5ad`` file.
+        Cells with expression and positions, an ``.h5ad`` or ``.parquet`` file.
     output_dir
         Folder for the comparison, new or that of an earlier one.
     seeds

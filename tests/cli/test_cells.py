@@ -238,6 +238,13 @@ def uneven(tissue, tmp_path_factory):
     return make_dataset(tissue, tmp_path_factory.mktemp("uneven"), lacking=("slice_1", "slice_2"), split="cell")
 
 
+def test_a_file_of_uneven_slices_is_not_trained_on(uneven, capsys):
+    assert run("train", "--input-data", uneven / "data/train.parquet") == 1
+    assert re.search(
+        r"train\.parquet has slices that do not measure the same genes; train on .* --data-dir", line(capsys)
+    )
+
+
 def alone(tissue, name, uneven):
     """The cells of a slice in the test set, with the genes that it measures."""
     names = [cell for cell in read_dataset(uneven).obs_names if tissue.obs.loc[cell, "slice_id"] == name]

@@ -76,6 +76,28 @@ def read_file(path: Path, schema: TissueSchema, *, positions: bool = False) -> A
     return fit_query(cells, path, schema, positions=positions)
 
 
+def read_reference(path: Path) -> AnnData:
+    """Cells of a file to train on, under the keys that the file has.
+
+    Raises
+    ------
+    ValueError
+        If it is not what its suffix says, or its slices do not measure the same genes.
+    """
+    from alphastomics._cli._files import read_tissue
+    from alphastomics.data import read_parquet
+
+    if path.suffix != PARQUET:
+        return read_tissue(path)
+    cells = read_parquet(path)
+    if _keys.MEASURED_IN in cells.varm:
+        raise ValueError(
+            f"{path} has slices that do not measure the same genes; train on a dataset of them with --data-dir, or on a "
+            "file of the genes that all of them measure"
+        )
+    return cells
+
+
 def read_split(data_dir: Path, split: str, schema: TissueSchema) -> AnnData:
     """Cells of a split of a dataset, with the keys of a model.
 

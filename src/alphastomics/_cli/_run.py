@@ -23,7 +23,7 @@ class SourceOptions:
     Parameters
     ----------
     input_data
-        Reference, an ``.h5ad`` file.
+        Reference, an ``.h5ad`` or ``.parquet`` file.
     data_dir
         Or a dataset, a folder that ``alphastomics preprocess`` wrote.
     streaming
@@ -49,11 +49,13 @@ class SourceOptions:
             If there are no data, data from two places, or options for data of the other kind.
         """
         if self.input_data is None and self.data_dir is None:
-            raise ValueError("--data-dir or --input-data is needed: a dataset, or an .h5ad file, to train on")
+            raise ValueError(
+                "--data-dir or --input-data is needed: a dataset, or an .h5ad or .parquet file, to train on"
+            )
         if self.input_data is not None and self.data_dir is not None:
             raise ValueError("--data-dir and --input-data both say what to train on; give one")
         if self.streaming and self.data_dir is None:
-            raise ValueError("--streaming is for --data-dir; an .h5ad file is read as a whole")
+            raise ValueError("--streaming is for --data-dir; a file is read as a whole")
         if self.buffer_size is not None and not self.streaming:
             raise ValueError("--buffer-size is for --streaming; without it all cells are held")
 

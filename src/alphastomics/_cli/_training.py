@@ -111,13 +111,13 @@ def make_model(source: SourceOptions, setup: SetupOptions, arguments: dict[str, 
     OSError, KeyError, ValueError
         If these cannot be used.
     """
-    from alphastomics._cli._files import read_tissue
+    from alphastomics._cli._cells import read_reference
     from alphastomics.model import AlphaSTomics
 
     if source.input_data is None:
         model = _model_of_dataset(source, setup, arguments)
     else:
-        reference = read_tissue(source.input_data)
+        reference = read_reference(source.input_data)
         AlphaSTomics.setup_anndata(reference, **asdict(setup))
         model = AlphaSTomics(reference, **arguments)
     if source.num_genes not in (None, model.schema.n_genes):
