@@ -90,6 +90,9 @@ def test_a_dataset_silences_what_is_said_of_a_file(parse, tmp_path):
     [
         ("model: {d_model: 0}", r"c\.yaml: model\.d_model"),
         ("training: {gpus: -1}", r"c\.yaml: training\.gpus"),
+        ("model: {dropout: 3}", r"c\.yaml: model\.dropout"),
+        ("training: {learning_rate: -1}", r"c\.yaml: training\.learning_rate"),
+        ("data: {loading: {num_workers: -1}}", r"c\.yaml: data\.loading\.num_workers"),
         ("data: {processed_data_dir: nowhere}", r"nowhere.*c\.yaml: data\.processed_data_dir|c\.yaml: data\.processed_data_dir.*nowhere"),
     ],
 )  # fmt: skip

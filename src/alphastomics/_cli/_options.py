@@ -8,10 +8,12 @@ the library tunes, or settles by the data, is None here and left to it.
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, fields, replace
+from math import inf
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Group, Parameter
 from cyclopts.types import ExistingDirectory, ExistingFile, ExistingPath, PositiveInt  # noqa: TC002  read at run time
+from cyclopts.validators import Number
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -19,6 +21,14 @@ if TYPE_CHECKING:
     from anndata import AnnData
 
     from alphastomics.model import AlphaSTomics
+
+# Ranges, which are told where a value is read: with the flag, or with the file and the key.
+Positive = Annotated[float, Parameter(validator=Number(gt=0, lt=inf))]
+NotNegative = Annotated[float, Parameter(validator=Number(gte=0, lt=inf))]
+Share = Annotated[float, Parameter(validator=Number(gte=0, lte=1))]
+PartialShare = Annotated[float, Parameter(validator=Number(gte=0, lt=1))]
+HeldOut = Annotated[float, Parameter(validator=Number(gt=0, lt=1))]
+Count = Annotated[int, Parameter(validator=Number(gte=0))]
 
 Mode = Literal["expr_to_pos", "pos_to_expr", "joint", "any"]
 
@@ -125,10 +135,10 @@ class ModelOptions:
     num_experts: PositiveInt = 4
     moe_top_k: PositiveInt = 2
     expert_width: Literal["split", "full"] = "split"
-    dropout: float | None = None
+    dropout: PartialShare | None = None
     schedule: Literal["cosine", "cosine_nd"] = "cosine_nd"
-    position_nu: float = 2.0
-    expression_nu: float = 1.0
+    position_nu: Positive = 2.0
+    expression_nu: Positive = 1.0
     prediction_type: Literal["x0", "epsilon", "v"] = "v"
     enable_masking: Annotated[bool, UNMASKED] = False
 
@@ -213,26 +223,26 @@ class TrainingOptions:
     batch_size: PositiveInt = 1024
     context_size: PositiveInt = 512
     context_kind: Literal["subset", "patch"] = "subset"
-    validation_size: float | None = None
+    validation_size: HeldOut | None = None
     early_stopping: bool = False
     gene_dropout: float | None = None
     thinning: float | None = None
     gene_noise: float | None = None
-    composition: float | None = None
+    composition: NotNegative | None = None
     mask_strategy: Literal["random", "block", "structured"] | None = None
-    expression_mask_ratio: float | None = None
-    position_mask_ratio: float | None = None
-    masking_probability: float | None = None
-    initial_mask_share: float | None = None
-    mask_ramp_steps: int | None = None
-    num_workers: int = 0
+    expression_mask_ratio: Share | None = None
+    position_mask_ratio: Share | None = None
+    masking_probability: Share | None = None
+    initial_mask_share: Share | None = None
+    mask_ramp_steps: Count | None = None
+    num_workers: Count = 0
     accelerator: str = "auto"
     devices: int | str = "auto"
     gpus: PositiveInt | None = None
     precision: str = "auto"
     fp16: Annotated[bool, Parameter(negative=())] = False
     accumulate_grad_batches: PositiveInt | None = None
-    gradient_clip_val: float | None = None
+    gradient_clip_val: NotNegative | None = None
     deterministic: bool = False
 
     def __post_init__(self) -> None:
@@ -370,26 +380,26 @@ class PlanOptions:
         Learning rate of the packing network.
     """
 
-    lr: float | None = None
-    weight_decay: float | None = None
-    warmup_steps: int | None = None
-    final_lr: float | None = None
-    absent: float | None = None
-    lambda_expression: float | None = None
-    lambda_completion: float | None = None
-    lambda_position: float | None = None
-    lambda_distance: float | None = None
-    lambda_neighbour: float | None = None
-    lambda_layout: float | None = None
-    lambda_packing: float | None = None
-    moe_load_balance_loss_weight: float | None = None
-    reconstruction_weight: float | None = None
-    neighbour_width: float | None = None
-    layout_width: float | None = None
-    deformation: float | None = None
-    max_loss_weight: float | None = None
-    ema_decay: float | None = None
-    packing_lr: float | None = None
+    lr: Positive | None = None
+    weight_decay: NotNegative | None = None
+    warmup_steps: Count | None = None
+    final_lr: Share | None = None
+    absent: Share | None = None
+    lambda_expression: NotNegative | None = None
+    lambda_completion: NotNegative | None = None
+    lambda_position: NotNegative | None = None
+    lambda_distance: NotNegative | None = None
+    lambda_neighbour: NotNegative | None = None
+    lambda_layout: NotNegative | None = None
+    lambda_packing: NotNegative | None = None
+    moe_load_balance_loss_weight: NotNegative | None = None
+    reconstruction_weight: NotNegative | None = None
+    neighbour_width: Positive | None = None
+    layout_width: Positive | None = None
+    deformation: NotNegative | None = None
+    max_loss_weight: Positive | None = None
+    ema_decay: PartialShare | None = None
+    packing_lr: Positive | None = None
 
     def arguments(self) -> dict[str, Any]:
         """Fields of :class:`~alphastomics.train.PlanConfig` that were given."""
