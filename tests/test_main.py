@@ -447,7 +447,7 @@ def test_demo(tmp_path, monkeypatch, capsys):
     [
         (["frob"], 2, 'Unknown command "frob"'),
         (["train", "--output-dir", "m"], 1, "--data-dir or --input-data is needed"),
-        (["train", "--input-data", "none.h5ad", "--output-dir", "m"], 2, '"none.h5ad" does not exist'),
+        (["train", "--input-data", "none.h5ad", "--output-dir", "m"], 1, '"none.h5ad" does not exist'),
         (["train", "--input-data", "REF", "--output-dir", "m", "--dmodel", "3"], 2, "Did you mean --d-model"),
         (["train", "--input-data", "REF", "--output-dir", "m", "--mode", "both"], 2, "--mode. Choose from"),
         (["train", "--input-data", "text", "--output-dir", "m"], 1, "text cannot be read as .h5ad"),

@@ -15,7 +15,7 @@ from cyclopts import App, CycloptsError, Parameter
 from cyclopts.types import ExistingDirectory, ExistingFile, PositiveInt  # noqa: TC002
 
 from alphastomics import __version__
-from alphastomics._cli._config import fill, resolved
+from alphastomics._cli._config import NULLS, fill, resolved
 from alphastomics._cli._console import USER_ERRORS, complain, messages
 from alphastomics._cli._options import (
     GLOBAL,
@@ -183,13 +183,15 @@ def train(
     config
         YAML file with options; what is given here as well counts.
     print_config
-        Print the options that all of this makes, as such a file, and do nothing else.
+        Print the options that all of this makes, as such a file, and do nothing else; the data need not be there.
     seed
         Decides the first weights and every draw.
     """
+    if not print_config:
+        source.check()
     won = resolved(seed, run, source, setup, model, training, plan)
     if print_config:
-        sys.stdout.write(won.to_yaml())
+        sys.stdout.write(NULLS + won.to_yaml())
         return
     from alphastomics._cli._training import run_training
 

@@ -77,7 +77,6 @@ def run_training(
     OSError, KeyError, ValueError
         If the data, the folder or an option cannot be used.
     """
-    source.check()
     from lightning.pytorch.callbacks import LambdaCallback
     from lightning.pytorch.utilities import rank_zero_only
 
