@@ -464,7 +464,32 @@ def test_demo(tmp_path, monkeypatch, capsys):
         (
             ["train", "--input-data", "REF", "--output-dir", "m", "--num-experts", "8"],
             1,
-            "num_experts=8 .* use_moe=True",
+            "--num-experts is for .* add --use-moe",
+        ),
+        (
+            ["train", "--input-data", "REF", "--output-dir", "m", "--mask-strategy", "block"],
+            1,
+            "^alphastomics: --mask-strategy is for training with masks; add --enable-masking",
+        ),
+        (
+            [
+                "sample",
+                "--checkpoint",
+                "MODEL",
+                "--input-data",
+                "REF",
+                "--output",
+                "o.h5ad",
+                "--sample-mode",
+                "pos_to_expr",
+            ],
+            1,
+            "--sample-mode pos_to_expr asks for .* trained with --mode expr_to_pos; train one with --mode pos_to_expr",
+        ),
+        (
+            ["extract", "--checkpoint", "MODEL", "--input-data", "REF", "--output", "z.npz", "--use-positions"],
+            1,
+            "--use-positions asks for what this model has never seen",
         ),
         (["train", "--input-data", "REF", "--output-dir", "m", "--gpus", "1", "--devices", "1"], 1, "--gpus names"),
         (["sample", "--checkpoint", "MODEL", "--output", "o.h5ad"], 1, "--input-data or --data-dir is needed"),

@@ -271,11 +271,12 @@ def sample(
         "refine": refine,
         "random_state": seed,
     }
+    flag = f"--sample-mode {sample_mode}"
     if sample_mode == "joint" and n_cells is not None:
-        model = query.load()
+        model = query.load([sample_mode], flag)
         tissue = model.sample(n_cells=n_cells, **drawn)
     elif sample_mode == "joint":
-        model, cells = query.read(positions=False)
+        model, cells = query.read([sample_mode], flag, positions=False)
         sizes = slice_sizes(cells, model.schema)
         logger.info(
             "%s says only how many cells to draw, %d in %d slice%s; its values are not read.",
@@ -283,7 +284,7 @@ def sample(
         )  # fmt: skip
         tissue = draw_slices(model, sizes, **drawn)
     else:
-        model, cells = query.read(positions=inpaint or sample_mode == "pos_to_expr")
+        model, cells = query.read([sample_mode], flag, positions=inpaint or sample_mode == "pos_to_expr")
         if output.suffix == PARQUET:
             use_values_that_are_read(cells, model.schema)
         tissue = sample_cells(model, cells, **drawn)
@@ -318,7 +319,9 @@ def score(
 
     if output is not None:
         prepare_file(output)
-    table = score_model(*query.read(positions=True), n_samples=n_samples, n_steps=n_steps, seed=seed)
+    table = score_model(
+        *query.read(["expr_to_pos"], "test", positions=True), n_samples=n_samples, n_steps=n_steps, seed=seed
+    )
     sys.stdout.write(to_text(table))
     if output is not None:
         write_scores(output, table)
@@ -349,7 +352,7 @@ def extract(
 
     check_suffix(output, EMBEDDINGS)
     prepare_file(output)
-    model, cells = query.read(positions=use_positions)
+    model, cells = query.read(["pos_to_expr"] if use_positions else [], "--use-positions", positions=use_positions)
     latent = embed_cells(model, cells, layer=layer, use_positions=use_positions)
     write_latent(cells, latent, output, model.schema.slice_key)
     logger.info("Embeddings of %d cells are in %s.", cells.n_obs, output)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from cyclopts import UNSET, Token
 
-from alphastomics._cli._options import SetupOptions
+from alphastomics._cli._options import MASKS, SetupOptions
 from alphastomics._cli._run import RunOptions
 
 if TYPE_CHECKING:
@@ -33,14 +33,7 @@ SYNONYMS = (
 # Options that say how something is done, by the one that says whether: when it is not, a file may say them all the same.
 SWITCHES: dict[str, tuple[str, ...]] = {
     "use_moe": ("num_experts", "moe_top_k", "expert_width"),
-    "enable_masking": (
-        "mask_strategy",
-        "expression_mask_ratio",
-        "position_mask_ratio",
-        "masking_probability",
-        "initial_mask_share",
-        "mask_ramp_steps",
-    ),
+    "enable_masking": MASKS,
     "data_dir": ("streaming",),
     "streaming": ("buffer_size",),
     "input_data": tuple(field.name for field in fields(SetupOptions)),

@@ -16,6 +16,7 @@ from cyclopts.types import ExistingDirectory, ExistingFile, ExistingPath, Positi
 from cyclopts.validators import Number
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from anndata import AnnData
@@ -148,6 +149,13 @@ class ModelOptions:
             raise ValueError(
                 f"--attention {self.attention} and --{no}use-gated-attention contradict each other; give one"
             )
+        if not self.use_moe:
+            usual = {field.name: field.default for field in fields(self)}
+            for name in ("num_experts", "moe_top_k", "expert_width"):
+                if getattr(self, name) != usual[name]:
+                    raise ValueError(
+                        f"--{name.replace('_', '-')} is for a model with experts; add --use-moe, or leave it out"
+                    )
 
     def arguments(self) -> dict[str, Any]:
         """Arguments of :class:`~alphastomics.model.AlphaSTomics`."""
@@ -406,6 +414,25 @@ class PlanOptions:
         return given(asdict(self))
 
 
+MASKS = (
+    "mask_strategy",
+    "expression_mask_ratio",
+    "position_mask_ratio",
+    "masking_probability",
+    "initial_mask_share",
+    "mask_ramp_steps",
+)
+
+
+def check_masks(model: ModelOptions, training: TrainingOptions) -> None:
+    """Refuse options of masks for a model without any."""
+    found = next((name for name in MASKS if getattr(training, name) is not None), None)
+    if found is not None and not model.enable_masking:
+        raise ValueError(
+            f"--{found.replace('_', '-')} is for training with masks; add --enable-masking, or leave it out"
+        )
+
+
 def given(options: dict[str, Any]) -> dict[str, Any]:
     """What is not None."""
     return {name: value for name, value in options.items() if value is not None}
@@ -453,24 +480,28 @@ class QueryOptions:
         """The file or folder with the cells."""
         return self.input_data or self.data_dir
 
-    def load(self) -> AlphaSTomics:
-        """Load the model; imports torch."""
+    def load(self, modes: Sequence[str] = (), flag: str = "") -> AlphaSTomics:
+        """Load the model, which must be one of these modes, if any, as a flag asks for it; imports torch."""
+        from alphastomics._cli._query import check_mode
         from alphastomics._cli._run import find_model
         from alphastomics.model import AlphaSTomics
 
-        return AlphaSTomics.load(find_model(self.checkpoint), adata=False, accelerator=self.accelerator)
+        model = AlphaSTomics.load(find_model(self.checkpoint), adata=False, accelerator=self.accelerator)
+        if modes:
+            check_mode(model, modes, flag)
+        return model
 
-    def read(self, *, positions: bool) -> tuple[AlphaSTomics, AnnData]:
-        """Load the model and the cells, whose positions it is to read or not."""
+    def read(self, modes: Sequence[str] = (), flag: str = "", *, positions: bool) -> tuple[AlphaSTomics, AnnData]:
+        """Load the model, as :meth:`load` does, and the cells, whose positions it is to read or not."""
         from alphastomics._cli._cells import INPUTS, check_suffix, read_file, read_split
 
         if self.data_dir is not None:
-            model = self.load()
+            model = self.load(modes, flag)
             return model, read_split(self.data_dir, self.split or "test", model.schema)
         if self.input_data is None:
             raise ValueError("--input-data or --data-dir is needed: the cells that the model is asked about")
         check_suffix(self.input_data, INPUTS)
-        model = self.load()
+        model = self.load(modes, flag)
         return model, read_file(self.input_data, model.schema, positions=positions)
 
 

@@ -9,10 +9,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from anndata import AnnData
 
     from alphastomics._cli._options import QueryOptions
     from alphastomics.data import TissueSchema
+    from alphastomics.model import AlphaSTomics
 
 logger = logging.getLogger(__name__)
 
@@ -42,6 +45,15 @@ def check_sample(query: QueryOptions, output: Path, sample_mode: str, n_cells: i
         )
     if output == SAMPLED and output.is_file():
         raise FileExistsError(f"{output} is there already; name a file with --output")
+
+
+def check_mode(model: AlphaSTomics, wanted: Sequence[str], flag: str) -> None:
+    """Refuse a model that was not made for what a flag asks of it."""
+    if model.mode not in ("any", *wanted):
+        raise ValueError(
+            f"{flag} asks for what this model has never seen: it was trained with --mode {model.mode}; train one with --mode "
+            f"{wanted[0]}, or --mode any"
+        )
 
 
 def fit_query(cells: AnnData, path: Path, schema: TissueSchema, *, positions: bool) -> AnnData:

@@ -8,7 +8,7 @@ import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from alphastomics._cli._options import SetupOptions
+from alphastomics._cli._options import SetupOptions, check_masks
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -39,6 +39,7 @@ def fit(
     RuntimeError
         If training was interrupted before its first step.
     """
+    check_masks(model, training)
     from alphastomics.model import AlphaSTomics
 
     AlphaSTomics.setup_anndata(reference, **asdict(setup))
@@ -77,6 +78,7 @@ def run_training(
     OSError, KeyError, ValueError
         If the data, the folder or an option cannot be used.
     """
+    check_masks(model, training)
     from lightning.pytorch.callbacks import LambdaCallback
     from lightning.pytorch.utilities import rank_zero_only
 
