@@ -20,6 +20,7 @@ import torch
 
 from alphastomics._cli._run import find_model
 from alphastomics.config import Config
+from alphastomics.data import write_parquet
 from alphastomics.datasets import synthetic_tissue
 from alphastomics.main import main
 from alphastomics.model import AlphaSTomics
@@ -202,6 +203,19 @@ def _trained_run(folder, tmp_path_factory):
     whole = (place / RUN / "checkpoints/last.ckpt").read_bytes()
     (place / "half.ckpt").write_bytes(whole[: len(whole) // 2])
     return place
+
+
+def test_a_parquet_file_is_trained_on_as_the_same_cells_elsewhere(folder, here, capsys):
+    write_parquet(ad.read_h5ad(folder / "all.h5ad"), here / "all.parquet")
+    for source in (folder / "all.h5ad", here / "all.parquet"):
+        tokens = ["--input-data", str(source), "--slice-key", "slice_id", "--cell-type-key", "cell_type"]
+        assert main(["train", *tokens, *SHORT, "--exp-name", source.suffix[1:]]) == 0
+    weights = [here / f"outputs/{name}/checkpoints/model/model.safetensors" for name in ("h5ad", "parquet")]
+    assert weights[0].read_bytes() == weights[1].read_bytes()
+    (here / "all.parquet").write_bytes((here / "all.parquet").read_bytes()[:-9])
+    assert main(["train", "--input-data", "all.parquet", *SHORT, "--exp-name", "cut"]) == 1
+    assert "all.parquet is no whole Parquet file" in complaint(capsys)
+    assert not (here / "outputs/cut").exists()
 
 
 @pytest.fixture

@@ -57,8 +57,8 @@ def read_dataset(data_dir: Path, split: str) -> AnnData:
     return read_dataset(data_dir, split)
 
 
-def read_file(path: Path, schema: TissueSchema) -> AnnData:
-    """Cells of a file, with the keys of a model.
+def read_file(path: Path, schema: TissueSchema, *, positions: bool = False) -> AnnData:
+    """Cells of a file, with the keys of a model, which reads where they lie if `positions`.
 
     Raises
     ------
@@ -66,12 +66,37 @@ def read_file(path: Path, schema: TissueSchema) -> AnnData:
         If it is not what its suffix says.
     """
     from alphastomics._cli._files import read_tissue
+    from alphastomics._cli._query import fit_query
     from alphastomics._cli._tensors import read_tensors
     from alphastomics.data import read_parquet
 
     if path.suffix == H5AD:
+        cells = read_tissue(path)
+    else:
+        cells = with_keys(read_parquet(path) if path.suffix == PARQUET else read_tensors(path, schema.genes), schema)
+    return fit_query(cells, path, schema, positions=positions)
+
+
+def read_reference(path: Path) -> AnnData:
+    """Cells of a file to train on, under the keys that the file has.
+
+    Raises
+    ------
+    ValueError
+        If it is not what its suffix says, or its slices do not measure the same genes.
+    """
+    from alphastomics._cli._files import read_tissue
+    from alphastomics.data import read_parquet
+
+    if path.suffix != PARQUET:
         return read_tissue(path)
-    return with_keys(read_parquet(path) if path.suffix == PARQUET else read_tensors(path, schema.genes), schema)
+    cells = read_parquet(path)
+    if _keys.MEASURED_IN in cells.varm:
+        raise ValueError(
+            f"{path} has slices that do not measure the same genes; train on a dataset of them with --data-dir, or on a "
+            "file of the genes that all of them measure"
+        )
+    return cells
 
 
 def read_split(data_dir: Path, split: str, schema: TissueSchema) -> AnnData:
@@ -143,6 +168,36 @@ def sample_cells(model: AlphaSTomics, cells: AnnData, **arguments: Any) -> AnnDa
         tissue = tissue[:, cells.var_names].copy()
         tissue.varm[_keys.MEASURED_IN] = cells.varm[_keys.MEASURED_IN]
     return tissue
+
+
+def slice_sizes(cells: AnnData, schema: TissueSchema) -> list[int]:
+    """Numbers of cells of the slices, by name; one where none are named."""
+    from alphastomics.data._slices import slice_rows
+
+    key = schema.slice_key or _keys.SLICE
+    return [len(rows) for _, rows in slice_rows(cells, key if key in cells.obs else None, missing=True)]
+
+
+def draw_slices(
+    model: AlphaSTomics, sizes: Sequence[int], *, n_samples: int, random_state: int, **arguments: Any
+) -> AnnData:
+    """Draw new slices of these numbers of cells, each ``n_samples`` times; all slices have names of their own."""
+    import anndata as ad
+
+    seeds = [
+        random_state,
+        *(int(np.random.SeedSequence([random_state, i]).generate_state(1)[0]) for i in range(1, len(sizes))),
+    ]
+    parts = [
+        model.sample(n_cells=size, n_samples=n_samples, random_state=seed, **arguments)
+        for size, seed in zip(sizes, seeds, strict=True)
+    ]
+    if len(parts) == 1:
+        return parts[0]
+    key = model.schema.slice_key or _keys.SLICE
+    for i, part in enumerate(parts):
+        part.obs[key] = part.obs[key].cat.rename_categories(lambda name, i=i: f"sample_{i * n_samples + int(name[7:])}")
+    return ad.concat(parts, join="outer", merge="same", index_unique="-")
 
 
 def _in_order(parts: Sequence[AnnData], rows: Sequence[NDArray[np.int64]]) -> AnnData:

@@ -6,7 +6,7 @@ import logging
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from alphastomics._cli._files import number, prepare_folder, read_tissue, replacing
+from alphastomics._cli._files import number, prepare_folder, replacing
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -31,11 +31,12 @@ def run_comparison(
     The table, as :func:`alphastomics.tl.compare` returns it.
     """
     from alphastomics import tl
+    from alphastomics._cli._cells import read_reference
     from alphastomics.train.devices import device_of
 
     device_of(options.accelerator)
     prepare(output_dir)
-    adata = read_tissue(input_data)
+    adata = read_reference(input_data)
     runs = output_dir / f"{NAME}.json"
     table = tl.compare(adata, seeds=seeds, results=runs, key_added=NAME, **asdict(setup), **options.arguments())
     write(adata, table, output_dir)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
-from cyclopts.types import ExistingDirectory, ExistingFile, PositiveInt  # noqa: TC002  read at run time
+from cyclopts.types import PositiveInt  # noqa: TC002  read at run time
 
 from alphastomics._cli._options import DATA, RUN
 
@@ -24,7 +24,7 @@ class SourceOptions:
     Parameters
     ----------
     input_data
-        Reference, an ``.h5ad`` file.
+        Reference, an ``.h5ad`` or ``.parquet`` file.
     data_dir
         Or a dataset, a folder that ``alphastomics preprocess`` wrote.
     streaming
@@ -35,8 +35,8 @@ class SourceOptions:
         Number of genes that the data must have.
     """
 
-    input_data: ExistingFile | None = None
-    data_dir: ExistingDirectory | None = None
+    input_data: Path | None = None
+    data_dir: Path | None = None
     streaming: bool = False
     buffer_size: PositiveInt | None = None
     num_genes: PositiveInt | None = None
@@ -46,15 +46,28 @@ class SourceOptions:
 
         Raises
         ------
+        FileNotFoundError
+            If the data are not there.
         ValueError
             If there are no data, data from two places, or options for data of the other kind.
         """
         if self.input_data is None and self.data_dir is None:
-            raise ValueError("--data-dir or --input-data is needed: a dataset, or an .h5ad file, to train on")
+            raise ValueError(
+                "--data-dir or --input-data is needed: a dataset, or an .h5ad or .parquet file, to train on"
+            )
         if self.input_data is not None and self.data_dir is not None:
             raise ValueError("--data-dir and --input-data both say what to train on; give one")
+        if self.input_data is not None and not self.input_data.is_file():
+            raise FileNotFoundError(
+                f'"{self.input_data}" does not exist, or is no file; correct --input-data, or data.input_data in the file'
+            )
+        if self.data_dir is not None and not self.data_dir.is_dir():
+            raise FileNotFoundError(
+                f'"{self.data_dir}" does not exist, or is no folder; correct --data-dir, or data.processed_data_dir in '
+                "the file"
+            )
         if self.streaming and self.data_dir is None:
-            raise ValueError("--streaming is for --data-dir; an .h5ad file is read as a whole")
+            raise ValueError("--streaming is for --data-dir; a file is read as a whole")
         if self.buffer_size is not None and not self.streaming:
             raise ValueError("--buffer-size is for --streaming; without it all cells are held")
 

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from alphastomics._cli._files import check_folder
-from alphastomics._cli._options import SetupOptions
+from alphastomics._cli._options import SetupOptions, check_masks
 from alphastomics._disk import naming
 
 if TYPE_CHECKING:
@@ -43,6 +43,7 @@ def fit(
     RuntimeError
         If training ended before its first step.
     """
+    check_masks(model, training)
     from alphastomics.model import AlphaSTomics
 
     AlphaSTomics.setup_anndata(reference, **asdict(setup))
@@ -89,6 +90,7 @@ def run_training(
         run.checkpoint(claim=False)  # without a run there is no telling what it was trained on
     source.check()
     training.check_device()
+    check_masks(model, training)
     from lightning.pytorch.callbacks import LambdaCallback
     from lightning.pytorch.utilities import rank_zero_only
 
@@ -137,13 +139,13 @@ def make_model(source: SourceOptions, setup: SetupOptions, arguments: dict[str, 
     OSError, KeyError, ValueError
         If these cannot be used.
     """
-    from alphastomics._cli._files import read_tissue
+    from alphastomics._cli._cells import read_reference
     from alphastomics.model import AlphaSTomics
 
     if source.input_data is None:
         model = _model_of_dataset(source, setup, arguments)
     else:
-        reference = read_tissue(source.input_data)
+        reference = read_reference(source.input_data)
         AlphaSTomics.setup_anndata(reference, **asdict(setup))
         model = AlphaSTomics(reference, **arguments)
     if source.num_genes not in (None, model.schema.n_genes):
