@@ -30,7 +30,9 @@ def read_tissue(path: Path) -> AnnData:
         return ad.read_h5ad(path)
     except Exception as error:  # a damaged file can break the reader in any way
         reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise ValueError(f"{path} cannot be read as .h5ad: {reason}") from error
+        raise ValueError(
+            f"{path} cannot be read as .h5ad: {reason}; see that it is whole, or write it again"
+        ) from error
 
 
 def prepare_file(path: Path) -> None:
