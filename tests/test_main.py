@@ -267,6 +267,12 @@ def test_extract_writes_plain_arrays(folder, query, tmp_path):
     assert files_in(tmp_path) == ["z.npz"]
 
 
+def test_extract_shows_how_far_it_is(folder, tmp_path, capsys):
+    tokens = ["--checkpoint", str(folder / "run"), "--input-data", str(folder / "query.h5ad")]
+    assert main(["extract", *tokens, "--output", str(tmp_path / "z.npz")]) == 0
+    assert re.search(r"Embedding: 100%\|.*\| 90/90 ", capsys.readouterr().err)
+
+
 # -- compare ---------------------------------------------------------------------------------------------------------
 
 

@@ -285,7 +285,7 @@ def sample(
         model = query.load([sample_mode], flag)
         tissue = model.sample(n_cells=n_cells, **drawn)
     elif sample_mode == "joint":
-        model, cells = query.read([sample_mode], flag, positions=False)
+        model, cells = query.read([sample_mode], flag, positions=False, expression=False)
         sizes = slice_sizes(cells, model.schema)
         logger.info(
             "%s says only how many cells to draw, %d in %d slice%s; its values are not read.",
@@ -293,7 +293,11 @@ def sample(
         )  # fmt: skip
         tissue = draw_slices(model, sizes, **drawn)
     else:
-        model, cells = query.read([sample_mode], flag, positions=inpaint or sample_mode == "pos_to_expr")
+        reads = {
+            "positions": inpaint or sample_mode == "pos_to_expr",
+            "expression": inpaint or sample_mode == "expr_to_pos",
+        }
+        model, cells = query.read([sample_mode], flag, **reads)
         if output.suffix == PARQUET:
             use_values_that_are_read(cells, model.schema)
         tissue = sample_cells(model, cells, **drawn)

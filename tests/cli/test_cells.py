@@ -530,14 +530,23 @@ def test_suffixes():
         (["sample", "--input-data", "query.h5ad", "--n-cells", "9", "--output", "out.h5ad"], "--n-cells is for"),
         (["extract", "--input-data", "text.pt", "--output", "z.npz"], r"text\.pt cannot be read as \.pt"),
         (["extract", "--input-data", "cut.pt", "--output", "z.parquet"], r"cut\.pt cannot be read as \.pt"),
-        (["extract", "--input-data", "cut.h5ad", "--output", "z.h5ad"], r"cut\.h5ad cannot be read as \.h5ad"),
+        (["extract", "--input-data", "cut.h5ad", "--output", "z.h5ad"], r"cut\.h5ad cannot be read as \.h5ad: .*; see"),
         (["extract", "--input-data", "cut.parquet", "--output", "z.npz"], r"cut\.parquet is no whole Parquet file"),
         (["extract", "--input-data", "really.parquet", "--output", "z.npz"], r"really\.parquet is no whole Parquet"),
         (
             ["sample", "--input-data", "nan.pt", "--output", "out.parquet"],
             "X has NaN or infinite values, the first for",
         ),
-        (["test", "--input-data", "nowhere.pt"], r'obsm\["spatial"\] is missing'),
+        (["test", "--input-data", "nowhere.pt"], r'nowhere\.pt: obsm\["spatial"\] is missing .*; store the positions'),
+        (["extract", "--input-data", "nowhere.pt", "--use-positions", "--output", "z.npz"], r"nowhere\.pt: obsm"),
+        (
+            ["extract", "--input-data", "others.h5ad", "--output", "z.npz"],
+            r"others\.h5ad: 20 of the 20 genes .* are missing",
+        ),
+        (
+            ["test", "--input-data", "line.h5ad"],
+            r"line\.h5ad: obsm\[\"spatial\"\] has 1 coordinates, and this model is of 2",
+        ),
         (["test", "--data-dir", "logs"], "logs holds values that are transformed already, and this model reads counts"),
     ],
 )
@@ -551,6 +560,12 @@ def test_a_mistake_is_one_line_and_nothing_is_written(
     for name in ("text.csv", "text.pt"):
         Path(name).write_text("no")
     save_tensors("whole.pt", cells)
+    others = cells.copy()
+    others.var_names = [f"other_{i}" for i in range(20)]
+    others.write_h5ad("others.h5ad")
+    flat = cells.copy()
+    flat.obsm["spatial"] = flat.obsm["spatial"][:, :1]
+    flat.write_h5ad("line.h5ad")
     save_tensors("nowhere.pt", cells, positions=None)
     save_tensors("nan.pt", cells, expression=torch.full((cells.n_obs, 20), float("nan")))
     shutil.copy("query.h5ad", "really.parquet")

@@ -57,8 +57,8 @@ def read_dataset(data_dir: Path, split: str) -> AnnData:
     return read_dataset(data_dir, split)
 
 
-def read_file(path: Path, schema: TissueSchema, *, positions: bool = False) -> AnnData:
-    """Cells of a file, with the keys of a model, which reads where they lie if `positions`.
+def read_file(path: Path, schema: TissueSchema, **reads: bool) -> AnnData:
+    """Cells of a file, with the keys of a model; ``reads`` as of ``fit_query``.
 
     Raises
     ------
@@ -74,7 +74,7 @@ def read_file(path: Path, schema: TissueSchema, *, positions: bool = False) -> A
         cells = read_tissue(path)
     else:
         cells = with_keys(read_parquet(path) if path.suffix == PARQUET else read_tensors(path, schema.genes), schema)
-    return fit_query(cells, path, schema, positions=positions)
+    return fit_query(cells, path, schema, **reads)
 
 
 def read_reference(path: Path) -> AnnData:
@@ -99,14 +99,15 @@ def read_reference(path: Path) -> AnnData:
     return cells
 
 
-def read_split(data_dir: Path, split: str, schema: TissueSchema) -> AnnData:
-    """Cells of a split of a dataset, with the keys of a model.
+def read_split(data_dir: Path, split: str, schema: TissueSchema, **reads: bool) -> AnnData:
+    """Cells of a split of a dataset, with the keys of a model; ``reads`` as of ``fit_query``.
 
     Raises
     ------
     ValueError
         If the model reads counts and the dataset has none.
     """
+    from alphastomics._cli._query import fit_query
     from alphastomics.data.parquet._dataset import DatasetInfo
 
     if schema.transform == "log1p" and DatasetInfo.read(data_dir, check=False).schema.transform != "log1p":
@@ -114,7 +115,7 @@ def read_split(data_dir: Path, split: str, schema: TissueSchema) -> AnnData:
             f"{data_dir} holds values that are transformed already, and this model reads counts; make the dataset without "
             "--skip-log-normalize"
         )
-    return with_keys(read_dataset(data_dir, split), schema)
+    return fit_query(with_keys(read_dataset(data_dir, split), schema), data_dir, schema, **reads)
 
 
 def with_keys(cells: AnnData, schema: TissueSchema) -> AnnData:

@@ -509,18 +509,18 @@ class QueryOptions:
             check_mode(model, modes, flag)
         return model
 
-    def read(self, modes: Sequence[str] = (), flag: str = "", *, positions: bool) -> tuple[AlphaSTomics, AnnData]:
-        """Load the model, as :meth:`load` does, and the cells, whose positions it is to read or not."""
+    def read(self, modes: Sequence[str] = (), flag: str = "", **reads: bool) -> tuple[AlphaSTomics, AnnData]:
+        """Load the model, as :meth:`load` does, and the cells, of which it ``reads`` ``positions`` and ``expression``."""
         from alphastomics._cli._cells import INPUTS, check_suffix, read_file, read_split
 
         if self.data_dir is not None:
             model = self.load(modes, flag)
-            return model, read_split(self.data_dir, self.split or "test", model.schema)
+            return model, read_split(self.data_dir, self.split or "test", model.schema, **reads)
         if self.input_data is None:
             raise ValueError("--input-data or --data-dir is needed: the cells that the model is asked about")
         check_suffix(self.input_data, INPUTS)
         model = self.load(modes, flag)
-        return model, read_file(self.input_data, model.schema, positions=positions)
+        return model, read_file(self.input_data, model.schema, **reads)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

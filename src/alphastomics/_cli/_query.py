@@ -56,7 +56,7 @@ def check_mode(model: AlphaSTomics, wanted: Sequence[str], flag: str) -> None:
         )
 
 
-def fit_query(cells: AnnData, path: Path, schema: TissueSchema, *, positions: bool) -> AnnData:
+def fit_query(cells: AnnData, path: Path, schema: TissueSchema, *, positions: bool, expression: bool = True) -> AnnData:
     """Cells as a model reads them.
 
     Parameters
@@ -69,10 +69,62 @@ def fit_query(cells: AnnData, path: Path, schema: TissueSchema, *, positions: bo
         That of the model.
     positions
         Whether the model reads where they lie, and their slices with that.
+    expression
+        Whether it reads their expression.
+
+    Raises
+    ------
+    KeyError
+        If the positions or the layer are missing.
+    ValueError
+        If too few genes are there, or positions have other dimensions.
     """
+    if expression:
+        _check_genes(cells, path, schema)
     if positions:
         _name_slice(cells, path, schema)
+        _check_positions(cells, path, schema)
     return cells
+
+
+def _check_genes(cells: AnnData, path: Path, schema: TissueSchema) -> None:
+    from alphastomics.data._checks import check_genes
+
+    if schema.layer is not None and schema.layer not in cells.layers:
+        found = ", ".join(map(repr, cells.layers.keys())) or "nothing"
+        raise KeyError(
+            f'{path}: layers["{schema.layer}"] is missing (found: {found}); store there what the reference of this model '
+            "has there"
+        )
+    try:
+        names = check_genes(cells.var_names)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+    n_missing = len(set(schema.genes).difference(names))
+    if 2 * n_missing > schema.n_genes:
+        raise ValueError(
+            f"{path}: {n_missing} of the {schema.n_genes} genes of this model are missing, more than half (it has "
+            f"{', '.join(map(repr, schema.genes[:3]))}, …; the file {', '.join(map(repr, names[:3]))}, …); use the same "
+            "names of genes, or train a model on the genes that are shared"
+        )
+
+
+def _check_positions(cells: AnnData, path: Path, schema: TissueSchema) -> None:
+    key, n_dims = schema.position_key, schema.n_dims
+    if key not in cells.obsm:
+        found = ", ".join(map(repr, cells.obsm.keys())) or "nothing"
+        raise KeyError(
+            f'{path}: obsm["{key}"] is missing (found: {found}); store the positions where the reference of this model has '
+            "them"
+        )
+    position = cells.obsm[key]
+    if position.ndim == 2 and position.shape[1] == 3 and n_dims == 2:
+        cells.obsm[key] = np.asarray(position)[:, :2]  # as of a dataset
+    elif position.ndim == 2 and position.shape[1] < n_dims:
+        raise ValueError(
+            f'{path}: obsm["{key}"] has {position.shape[1]} coordinates, and this model is of {n_dims} dimensions; take a '
+            f"model that was trained in {position.shape[1]}, or cells with {n_dims} coordinates"
+        )
 
 
 def _name_slice(cells: AnnData, path: Path, schema: TissueSchema) -> None:
