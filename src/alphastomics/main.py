@@ -197,6 +197,8 @@ def train(
         Decides the first weights and every draw.
     """
     if not print_config:
+        if run.resume is not None:
+            run.checkpoint(claim=False)  # without a run there is no telling what it was trained on
         source.check()
     won = resolved(seed, run, source, setup, model, training, plan)
     if print_config:

@@ -86,9 +86,6 @@ def run_training(
     OSError, KeyError, ValueError
         If the data, the folder or an option cannot be used.
     """
-    if run.resume is not None:
-        run.checkpoint(claim=False)  # without a run there is no telling what it was trained on
-    source.check()
     training.check_device()
     check_masks(model, training)
     from lightning.pytorch.callbacks import LambdaCallback
