@@ -267,6 +267,12 @@ def test_extract_writes_plain_arrays(folder, query, tmp_path):
     assert files_in(tmp_path) == ["z.npz"]
 
 
+def test_extract_shows_how_far_it_is(folder, tmp_path, capsys):
+    tokens = ["--checkpoint", str(folder / "run"), "--input-data", str(folder / "query.h5ad")]
+    assert main(["extract", *tokens, "--output", str(tmp_path / "z.npz")]) == 0
+    assert re.search(r"Embedding: 100%\|.*\| 90/90 ", capsys.readouterr().err)
+
+
 # -- compare ---------------------------------------------------------------------------------------------------------
 
 
@@ -307,6 +313,18 @@ def test_compare_writes_what_the_tool_returns(folder, comparison, tmp_path, caps
     # The second call has nothing to train.
     assert main(comparison) == 0
     assert all((tmp_path / name).read_bytes() == content for name, content in before.items() if "png" not in name)
+
+
+def test_compare_reads_parquet(folder, comparison, tmp_path):
+    from alphastomics.data import write_parquet
+
+    write_parquet(ad.read_h5ad(folder / "ref.h5ad"), tmp_path / "ref.parquet")
+    tables = []
+    for name, source in (("a", str(folder / "ref.h5ad")), ("b", "ref.parquet")):
+        assert main(replaced(replaced(comparison, ["--output-dir", name]), ["--input-data", source])) == 0
+        tables.append(pd.read_csv(tmp_path / name / "comparison.csv", index_col=0))
+    tables = [table.drop(columns=[name for name in table if "seconds" in name]) for table in tables]
+    pd.testing.assert_frame_equal(*tables)
 
 
 @pytest.mark.parametrize(
@@ -435,7 +453,7 @@ def test_demo(tmp_path, monkeypatch, capsys):
     [
         (["frob"], 2, 'Unknown command "frob"'),
         (["train", "--output-dir", "m"], 1, "--data-dir or --input-data is needed"),
-        (["train", "--input-data", "none.h5ad", "--output-dir", "m"], 2, '"none.h5ad" does not exist'),
+        (["train", "--input-data", "none.h5ad", "--output-dir", "m"], 1, '"none.h5ad" does not exist'),
         (["train", "--input-data", "REF", "--output-dir", "m", "--dmodel", "3"], 2, "Did you mean --d-model"),
         (["train", "--input-data", "REF", "--output-dir", "m", "--mode", "both"], 2, "--mode. Choose from"),
         (["train", "--input-data", "text", "--output-dir", "m"], 1, "text cannot be read as .h5ad"),
@@ -452,7 +470,32 @@ def test_demo(tmp_path, monkeypatch, capsys):
         (
             ["train", "--input-data", "REF", "--output-dir", "m", "--num-experts", "8"],
             1,
-            "num_experts=8 .* use_moe=True",
+            "--num-experts is for .* add --use-moe",
+        ),
+        (
+            ["train", "--input-data", "REF", "--output-dir", "m", "--mask-strategy", "block"],
+            1,
+            "^alphastomics: --mask-strategy is for training with masks; add --enable-masking",
+        ),
+        (
+            [
+                "sample",
+                "--checkpoint",
+                "MODEL",
+                "--input-data",
+                "REF",
+                "--output",
+                "o.h5ad",
+                "--sample-mode",
+                "pos_to_expr",
+            ],
+            1,
+            "--sample-mode pos_to_expr asks for .* trained with --mode expr_to_pos; train one with --mode pos_to_expr",
+        ),
+        (
+            ["extract", "--checkpoint", "MODEL", "--input-data", "REF", "--output", "z.npz", "--use-positions"],
+            1,
+            "--use-positions asks for what this model has never seen",
         ),
         (["train", "--input-data", "REF", "--output-dir", "m", "--gpus", "1", "--devices", "1"], 1, "--gpus names"),
         (["sample", "--checkpoint", "MODEL", "--output", "o.h5ad"], 1, "--input-data or --data-dir is needed"),
@@ -462,12 +505,7 @@ def test_demo(tmp_path, monkeypatch, capsys):
             1,
             "empty.h5ad is a folder",
         ),
-        (
-            ["sample", "--checkpoint", "MODEL", "--input-data", "REF", "--output", "o.h5ad", "--sample-mode", "joint"],
-            1,
-            "leave --input-data out",
-        ),
-        (["sample", "--checkpoint", "MODEL", "--output", "o.h5ad", "--sample-mode", "joint"], 1, "mode="),
+        (["sample", "--checkpoint", "MODEL", "--output", "o.h5ad", "--sample-mode", "joint"], 1, "by --n-cells"),
         (["test", "--checkpoint", "MODEL", "--input-data", "BARE"], 1, r'obsm\["spatial"\] is missing'),
     ],
 )

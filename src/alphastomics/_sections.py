@@ -30,14 +30,18 @@ def mapping(values: Any, where: str) -> dict[str, Any]:
     return dict(values.items())
 
 
-def build(cls: type[Any], values: Mapping[str, Any], source: str) -> Any:
-    """A configuration of nested mappings.
+def build(cls: type[Any], values: Mapping[str, Any], source: str, others: Iterable[str] = ()) -> Any:
+    """A configuration of nested mappings; ``others`` are sections that were read already, for messages.
 
     Raises
     ------
     ValueError
         If a key is not known, or a value of another type.
     """
+    names = {entry.name for entry in fields(cls)}
+    for name in values:
+        if name not in names:
+            raise ValueError(f"{source}: {name} is not known; {suggestion(cls, str(name), [*names, *others])}")
     return _section(cls, cls, values, source, ())
 
 
@@ -47,7 +51,7 @@ def _section(root: type[Any], cls: type[Any], values: Mapping[str, Any], source:
     for name, value in values.items():
         key = ".".join((*path, str(name)))
         if name not in hints:
-            raise ValueError(f"{source}: {key} is not known; {_suggestion(root, cls, str(name), path)}")
+            raise ValueError(f"{source}: {key} is not known; {suggestion(root, str(name), hints, path)}")
         kind = hints[name]
         if is_dataclass(kind):
             assert isinstance(kind, type)
@@ -57,12 +61,12 @@ def _section(root: type[Any], cls: type[Any], values: Mapping[str, Any], source:
     return cls(**arguments)
 
 
-def _suggestion(root: type[Any], cls: type[Any], name: str, path: tuple[str, ...]) -> str:
-    """The key that was meant: one with that name elsewhere, or the option of that name, or one that looks alike here."""
+def suggestion(root: type[Any], name: str, names: Iterable[str], path: tuple[str, ...] = ()) -> str:
+    """The key that was meant: one with that name elsewhere, or the option of that name, or one of `names` that looks alike."""
     for leaf in leaves(root()):
         if name in (leaf.option, leaf.key.rpartition(".")[2]):
             return f"did you mean {leaf.key}?"
-    return nearest(name, [entry.name for entry in fields(cls)], path)
+    return nearest(name, names, path)
 
 
 def nearest(name: str, names: Iterable[str], path: tuple[str, ...] = ()) -> str:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from alphastomics._sections import build, from_options, leaves, mapping, nearest, plain, text
+from alphastomics._sections import build, from_options, leaves, mapping, plain, suggestion, text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -376,7 +376,7 @@ class LoadingSection:
     streaming
         Whether a dataset is read a part at a time (``--streaming``).
     buffer_size
-        Cells in memory at once, with ``streaming`` (``--buffer-size``).
+        Cells among which contexts are shuffled, with ``streaming`` (``--buffer-size``).
     """
 
     num_workers: int | None = None
@@ -393,7 +393,7 @@ class DataSection:
     processed_data_dir
         Folder that ``alphastomics preprocess`` wrote (``--data-dir``).
     input_data
-        ``.h5ad`` file, in its place (``--input-data``).
+        ``.h5ad`` or ``.parquet`` file, in its place (``--input-data``).
     preprocessing
         What an ``.h5ad`` file has where; a dataset says so itself.
     loading
@@ -481,7 +481,7 @@ class Config:
         """
         values = mapping(values, f"{source}:")
         settings = mapping(values.pop(LAYER_SETTING, None), f"{source}: {LAYER_SETTING}")
-        return build(cls, _merged(values, settings, source), source)
+        return build(cls, _merged(values, settings, source), source, (LAYER_SETTING,))
 
     def to_dict(self) -> dict[str, Any]:
         """All keys, nested as in a file, as plain values; None where nothing is said."""
@@ -528,7 +528,7 @@ def _merged(values: dict[str, Any], settings: dict[str, Any], source: str) -> di
     for name, value in settings.items():
         if name not in LAYER_KEYS:
             raise ValueError(
-                f"{source}: {LAYER_SETTING}.{name} is not known; {nearest(str(name), LAYER_KEYS, (LAYER_SETTING,))}"
+                f"{source}: {LAYER_SETTING}.{name} is not known; {suggestion(Config, str(name), LAYER_KEYS, (LAYER_SETTING,))}"
             )
         section, key = LAYER_KEYS[name]
         there = mapping(values.get(section), f"{source}: {section}")

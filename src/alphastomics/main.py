@@ -8,14 +8,14 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from pathlib import Path  # noqa: TC003  cyclopts reads annotations at run time
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import App, CycloptsError, Parameter
 from cyclopts.types import ExistingDirectory, ExistingFile, PositiveInt  # noqa: TC002
 
 from alphastomics import __version__
-from alphastomics._cli._config import fill, resolved
+from alphastomics._cli._config import NULLS, fill, resolved
 from alphastomics._cli._console import USER_ERRORS, complain, messages
 from alphastomics._cli._options import (
     GLOBAL,
@@ -40,11 +40,13 @@ logger = logging.getLogger("alphastomics")  # not __name__, which is "__main__" 
 
 app = App(
     name="alphastomics",
+    suppress_keyboard_interrupt=False,
     help="Learn the joint distribution of expression and position of the cells of a tissue, and sample from it.",
     version=__version__,
 )
 app.meta.group_parameters = GLOBAL
 # Errors and exit codes are settled in `main`.
+INTERRUPTED = 130  # by the custom of shells
 PLAIN: dict[str, Any] = {"exit_on_error": False, "print_error": False, "result_action": "return_value"}
 
 
@@ -99,8 +101,10 @@ def preprocess(
     seed
         Decides the split.
     """
+    from alphastomics._cli._files import check_readable
     from alphastomics.data.preprocess import preprocess as both
 
+    check_readable(input_dir)
     first, second = slices.options(), dataset.options(seed)
     with cluster.run() as run:
         schema = both(input_dir, output_dir, first, second, run=run)
@@ -124,8 +128,10 @@ def stage1(
     output_dir
         Folder for the slices.
     """
+    from alphastomics._cli._files import check_readable
     from alphastomics.data.preprocess import stage1 as first
 
+    check_readable(input_dir)
     options = slices.options()
     with cluster.run() as run:
         n_slices = first(input_dir, output_dir, options, run=run)
@@ -152,8 +158,11 @@ def stage2(
     seed
         Decides the split.
     """
+    from alphastomics._cli._files import check_readable
     from alphastomics.data.preprocess import stage2 as second
 
+    for folder in input_dirs:
+        check_readable(folder)
     options = dataset.options(seed)
     with cluster.run() as run:
         schema = second(input_dirs, output_dir, options, run=run)
@@ -183,13 +192,17 @@ def train(
     config
         YAML file with options; what is given here as well counts.
     print_config
-        Print the options that all of this makes, as such a file, and do nothing else.
+        Print the options that all of this makes, as such a file, and do nothing else; the data need not be there.
     seed
         Decides the first weights and every draw.
     """
+    if not print_config:
+        if run.resume is not None:
+            run.checkpoint(claim=False)  # without a run there is no telling what it was trained on
+        source.check()
     won = resolved(seed, run, source, setup, model, training, plan)
     if print_config:
-        sys.stdout.write(won.to_yaml())
+        sys.stdout.write(NULLS + won.to_yaml())
         return
     from alphastomics._cli._training import run_training
 
@@ -200,7 +213,7 @@ def train(
 def sample(
     *,
     query: QueryOptions,
-    output: Path,
+    output: Path = Path("sampled.h5ad"),
     sample_mode: Literal["expr_to_pos", "pos_to_expr", "joint"] = "expr_to_pos",
     n_steps: PositiveInt = 30,
     n_samples: PositiveInt = 1,
@@ -219,10 +232,10 @@ def sample(
     Parameters
     ----------
     output
-        ``.h5ad`` or ``.parquet`` file to write.
+        ``.h5ad`` or ``.parquet`` file to write; the default is written where it is not there yet.
     sample_mode
         ``expr_to_pos``: positions of cells from their expression; ``pos_to_expr``: the other way round; ``joint``: new
-        slices of ``--n-cells`` cells.
+        slices of ``--n-cells`` cells, or of as many as those of the input have.
     n_steps
         Calls of the network per draw; 1 gives the conditional mean.
     n_samples
@@ -238,7 +251,7 @@ def sample(
     inpaint
         Hold what the cells have of the modality that is sampled; sample what is NaN.
     n_cells
-        Number of cells of a slice that is drawn as a whole.
+        Number of cells of a slice that is drawn as a whole, in the place of an input.
     seed
         Decides every draw.
     """
@@ -246,15 +259,17 @@ def sample(
         PARQUET,
         TISSUES,
         check_suffix,
+        draw_slices,
         sample_cells,
+        slice_sizes,
         use_values_that_are_read,
         write_tissue,
     )
     from alphastomics._cli._files import prepare_file
+    from alphastomics._cli._query import check_sample
 
     check_suffix(output, TISSUES)
-    if sample_mode == "joint" and query.names_cells:
-        raise ValueError("--sample-mode joint draws new cells and reads none; leave --input-data out, and --data-dir")
+    check_sample(query, output, sample_mode, n_cells)
     prepare_file(output)
     drawn: dict[str, Any] = {
         "mode": sample_mode,
@@ -265,14 +280,26 @@ def sample(
         "sampler": sampler,
         "n_views": n_views,
         "refine": refine,
-        "n_cells": n_cells,
         "random_state": seed,
     }
-    if sample_mode == "joint":
-        model = query.load()
-        tissue = model.sample(**drawn)
+    flag = f"--sample-mode {sample_mode}"
+    if sample_mode == "joint" and n_cells is not None:
+        model = query.load([sample_mode], flag)
+        tissue = model.sample(n_cells=n_cells, **drawn)
+    elif sample_mode == "joint":
+        model, cells = query.read([sample_mode], flag, positions=False, expression=False)
+        sizes = slice_sizes(cells, model.schema)
+        logger.info(
+            "%s says only how many cells to draw, %d in %d slice%s; its values are not read.",
+            query.origin, sum(sizes), len(sizes), "s" * (len(sizes) > 1),
+        )  # fmt: skip
+        tissue = draw_slices(model, sizes, **drawn)
     else:
-        model, cells = query.read()
+        reads = {
+            "positions": inpaint or sample_mode == "pos_to_expr",
+            "expression": inpaint or sample_mode == "expr_to_pos",
+        }
+        model, cells = query.read([sample_mode], flag, **reads)
         if output.suffix == PARQUET:
             use_values_that_are_read(cells, model.schema)
         tissue = sample_cells(model, cells, **drawn)
@@ -307,7 +334,9 @@ def score(
 
     if output is not None:
         prepare_file(output)
-    table = score_model(*query.read(), n_samples=n_samples, n_steps=n_steps, seed=seed)
+    table = score_model(
+        *query.read(["expr_to_pos"], "test", positions=True), n_samples=n_samples, n_steps=n_steps, seed=seed
+    )
     sys.stdout.write(to_text(table))
     if output is not None:
         write_scores(output, table)
@@ -338,7 +367,7 @@ def extract(
 
     check_suffix(output, EMBEDDINGS)
     prepare_file(output)
-    model, cells = query.read()
+    model, cells = query.read(["pos_to_expr"] if use_positions else [], "--use-positions", positions=use_positions)
     latent = embed_cells(model, cells, layer=layer, use_positions=use_positions)
     write_latent(cells, latent, output, model.schema.slice_key)
     logger.info("Embeddings of %d cells are in %s.", cells.n_obs, output)
@@ -361,7 +390,7 @@ def compare(
     Parameters
     ----------
     input_data
-        Cells with expression and positions, an ``.h5ad`` file.
+        Cells with expression and positions, an ``.h5ad`` or ``.parquet`` file.
     output_dir
         Folder for the comparison, new or that of an earlier one.
     seeds
@@ -408,6 +437,8 @@ def _launch(
     try:
         with messages():
             app(tokens, **PLAIN)
+    except KeyboardInterrupt:
+        return INTERRUPTED
     except USER_ERRORS as error:
         if traceback:
             raise
@@ -426,7 +457,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Returns
     -------
-    Exit status: 0, 1 after an error, 2 for a command line that makes no sense.
+    Exit status: 0, 1 after an error, 2 for a command line that makes no sense, 130 after Ctrl-C.
     """
     # OpenMP's threads wait for each other in a busy loop. Where another program needs the cores too, that brings training to
     # a standstill (fiftyfold on two cores); threads that go to sleep sooner cost less than a fifth where none does.

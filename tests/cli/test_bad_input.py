@@ -41,7 +41,7 @@ def files_in(folder):
 def complaint(capsys):
     """The one line on stderr besides progress."""
     lines = capsys.readouterr().err.replace("\r", "\n").splitlines()
-    (line,) = [line for line in lines if line.strip() and not line.startswith("Reading slices")]
+    (line,) = [line for line in lines if line.strip() and not line.startswith(("Reading slices", "Writing files"))]
     assert line.startswith("alphastomics: ")
     return line
 
@@ -333,7 +333,9 @@ def test_a_folder_data_of_somebody_else_is_left_alone(raw, tmp_path, capsys):
     (out / "data").mkdir(parents=True)
     (out / "data" / "mine.csv").write_text("mine")
     assert main(["preprocess", "--input-dir", str(raw), "--output-dir", str(out)]) == 1
-    assert re.search(r"out/data is there, and not of a dataset; name another folder", complaint(capsys))
+    assert re.search(
+        r"out/data/.+ is there, and not of a dataset; move it away, or name another folder", complaint(capsys)
+    )
     assert (out / "data" / "mine.csv").read_text() == "mine"
     assert not (out / "metadata.json").exists()
 

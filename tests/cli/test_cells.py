@@ -165,6 +165,70 @@ def test_a_model_in_the_plane_reads_x_and_y(folder, asked, cells, tmp_path):
         np.testing.assert_array_equal(a["latent"], b["latent"])
 
 
+# -- a file without slices ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("suffix", [".pt", ".h5ad"])
+def test_a_file_that_names_no_slices_is_one(suffix, asked, model, cells, tmp_path, caplog):
+    path = tmp_path / f"s1{suffix}"
+    if suffix == ".pt":
+        save_tensors(path, cells, slice_id=None)
+    else:
+        bare = cells.copy()
+        del bare.obs["slice_id"]
+        bare.write_h5ad(path)
+    caplog.set_level("INFO", logger="alphastomics")
+    tokens = ["--input-data", path, "--sample-mode", "pos_to_expr", *STEPS, "--output", tmp_path / "out.h5ad"]
+    assert run("sample", *asked, *tokens) == 0
+    written = ad.read_h5ad(tmp_path / "out.h5ad")
+    assert written.obs["slice_id"].unique().tolist() == ["s1"]
+    expected = model.sample(cells, mode="pos_to_expr", n_steps=2)
+    np.testing.assert_array_equal(written.X.toarray(), expected.X.toarray())
+    assert run("extract", *asked, "--input-data", path, "--use-positions", "--output", tmp_path / "z.npz") == 0
+    with np.load(tmp_path / "z.npz") as arrays:
+        np.testing.assert_array_equal(arrays["latent"], model.get_latent_representation(cells, use_positions=True))
+    assert run("test", *asked, "--input-data", path, "--output", tmp_path / "scores.json") == 0
+    assert list(json.loads((tmp_path / "scores.json").read_text())) == ["s1"]
+    told = [record.getMessage() for record in caplog.records if "one slice" in record.getMessage()]
+    assert told == [f"{path} has no obs[\"slice_id\"]: its cells are one slice, 's1'."] * 3
+
+
+# -- new slices like those of an input ----------------------------------------------------------------------------------------
+
+
+def test_the_line_of_the_earlier_version_draws_as_many_cells(
+    asked, model, cells, tmp_path, caplog, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    save_tensors("input.pt", cells, expression=torch.zeros(cells.n_obs, 20), positions=None)
+    caplog.set_level("INFO", logger="alphastomics")
+    line_of_old = ["sample", *asked, "--input_data", "input.pt", "--sample_mode", "joint", *STEPS]
+    assert run(*line_of_old) == 0
+    drawn, expected = ad.read_h5ad("sampled.h5ad"), model.sample(mode="joint", n_cells=cells.n_obs, n_steps=2)
+    np.testing.assert_array_equal(drawn.obsm["spatial"], expected.obsm["spatial"])
+    told = [record.getMessage() for record in caplog.records]
+    assert f"input.pt says only how many cells to draw, {cells.n_obs} in 1 slice; its values are not read." in told
+    assert f"{cells.n_obs} cells are in sampled.h5ad." in told
+    capsys.readouterr()
+    assert run(*line_of_old) == 1
+    assert line(capsys) == "alphastomics: sampled.h5ad is there already; name a file with --output"
+
+
+def test_every_slice_of_an_input_has_one_of_its_size(asked, cells, tmp_path):
+    slices = torch.cat([torch.full((20,), 7), torch.full((cells.n_obs - 20,), 3)])
+    path = save_tensors(tmp_path / "input.pt", cells, slice_id=slices)
+    tokens = ["--input-data", path, "--sample-mode", "joint", "--n-samples", "2", *STEPS]
+    assert run("sample", *asked, *tokens, "--output", tmp_path / "out.h5ad") == 0
+    drawn = ad.read_h5ad(tmp_path / "out.h5ad")
+    large = cells.n_obs - 20
+    assert drawn.obs["slice_id"].value_counts().to_dict() == {
+        "sample_0": large, "sample_1": large, "sample_2": 20, "sample_3": 20,
+    }  # fmt: skip
+    assert drawn.obs_names.is_unique
+    places = [drawn[drawn.obs["slice_id"] == f"sample_{k}"].obsm["spatial"][0, 0] for k in range(4)]
+    assert len(set(places)) == 4
+
+
 # -- genes that some slices lack --------------------------------------------------------------------------------------------
 
 
@@ -172,6 +236,13 @@ def test_a_model_in_the_plane_reads_x_and_y(folder, asked, cells, tmp_path):
 def uneven(tissue, tmp_path_factory):
     """A dataset of which slices 1 and 2 lack genes, all slices in every split."""
     return make_dataset(tissue, tmp_path_factory.mktemp("uneven"), lacking=("slice_1", "slice_2"), split="cell")
+
+
+def test_a_file_of_uneven_slices_is_not_trained_on(uneven, capsys):
+    assert run("train", "--input-data", uneven / "data/train.parquet") == 1
+    assert re.search(
+        r"train\.parquet has slices that do not measure the same genes; train on .* --data-dir", line(capsys)
+    )
 
 
 def alone(tissue, name, uneven):
@@ -451,20 +522,31 @@ def test_suffixes():
         (["sample", "--input-data", "query.h5ad", "--data-dir", "dataset", "--output", "out.h5ad"], "give one of them"),
         (["test", "--input-data", "query.h5ad", "--split", "test"], "--split is for a dataset"),
         (["test", "--data-dir", "empty"], r"metadata\.json is missing; make one with alphastomics preprocess"),
+        (["sample", "--sample-mode", "joint", "--output", "out.h5ad"], "say by --n-cells how many cells they have"),
         (
-            ["sample", "--data-dir", "dataset", "--sample-mode", "joint", "--output", "out.h5ad"],
-            "leave --input-data out",
+            ["sample", "--data-dir", "dataset", "--sample-mode", "joint", "--n-cells", "9", "--output", "out.h5ad"],
+            "both say how many cells to draw",
         ),
+        (["sample", "--input-data", "query.h5ad", "--n-cells", "9", "--output", "out.h5ad"], "--n-cells is for"),
         (["extract", "--input-data", "text.pt", "--output", "z.npz"], r"text\.pt cannot be read as \.pt"),
         (["extract", "--input-data", "cut.pt", "--output", "z.parquet"], r"cut\.pt cannot be read as \.pt"),
-        (["extract", "--input-data", "cut.h5ad", "--output", "z.h5ad"], r"cut\.h5ad cannot be read as \.h5ad"),
+        (["extract", "--input-data", "cut.h5ad", "--output", "z.h5ad"], r"cut\.h5ad cannot be read as \.h5ad: .*; see"),
         (["extract", "--input-data", "cut.parquet", "--output", "z.npz"], r"cut\.parquet is no whole Parquet file"),
         (["extract", "--input-data", "really.parquet", "--output", "z.npz"], r"really\.parquet is no whole Parquet"),
         (
             ["sample", "--input-data", "nan.pt", "--output", "out.parquet"],
             "X has NaN or infinite values, the first for",
         ),
-        (["test", "--input-data", "nowhere.pt"], r'obsm\["spatial"\] is missing'),
+        (["test", "--input-data", "nowhere.pt"], r'nowhere\.pt: obsm\["spatial"\] is missing .*; store the positions'),
+        (["extract", "--input-data", "nowhere.pt", "--use-positions", "--output", "z.npz"], r"nowhere\.pt: obsm"),
+        (
+            ["extract", "--input-data", "others.h5ad", "--output", "z.npz"],
+            r"others\.h5ad: 20 of the 20 genes .* are missing",
+        ),
+        (
+            ["test", "--input-data", "line.h5ad"],
+            r"line\.h5ad: obsm\[\"spatial\"\] has 1 coordinates, and this model is of 2",
+        ),
         (["test", "--data-dir", "logs"], "logs holds values that are transformed already, and this model reads counts"),
     ],
 )
@@ -478,6 +560,12 @@ def test_a_mistake_is_one_line_and_nothing_is_written(
     for name in ("text.csv", "text.pt"):
         Path(name).write_text("no")
     save_tensors("whole.pt", cells)
+    others = cells.copy()
+    others.var_names = [f"other_{i}" for i in range(20)]
+    others.write_h5ad("others.h5ad")
+    flat = cells.copy()
+    flat.obsm["spatial"] = flat.obsm["spatial"][:, :1]
+    flat.write_h5ad("line.h5ad")
     save_tensors("nowhere.pt", cells, positions=None)
     save_tensors("nan.pt", cells, expression=torch.full((cells.n_obs, 20), float("nan")))
     shutil.copy("query.h5ad", "really.parquet")

@@ -155,7 +155,9 @@ def command(*tokens, **environment):
 def said(text):
     """What is on stderr besides progress."""
     return [
-        line for line in text.replace("\r", "\n").splitlines() if line.strip() and not line.startswith("Reading slices")
+        line
+        for line in text.replace("\r", "\n").splitlines()
+        if line.strip() and not line.startswith(("Reading slices", "Writing files"))
     ]
 
 

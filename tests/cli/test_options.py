@@ -295,7 +295,14 @@ def test_flags_that_say_the_same_twice_are_accepted(train_tokens, tokens, attent
     assert parse(*train_tokens, *tokens)["model"].arguments()["attention"] == attention
 
 
-@pytest.mark.parametrize("tokens", [["--d-model", "0"], ["--epochs", "0"], ["--mode", "both"], ["--dmodel", "8"]])
+@pytest.mark.parametrize(
+    "tokens",
+    [
+        ["--d-model", "0"], ["--epochs", "0"], ["--mode", "both"], ["--dmodel", "8"], ["--dropout", "3"], ["--lr", "-1"],
+        ["--lr", "nan"], ["--ema_decay", "3"], ["--gradient_clip_val", "-1"], ["--warmup_steps", "-5"],
+        ["--num_workers", "-1"], ["--expression-mask-ratio", "1.5"], ["--validation-size", "1"], ["--weight-decay", "-1"],
+    ],
+)  # fmt: skip
 def test_values_that_make_no_sense_are_refused_at_once(train_tokens, tokens):
     with pytest.raises(CycloptsError, match=tokens[0]):
         parse(*train_tokens, *tokens)

@@ -86,6 +86,35 @@ def test_both_stages_with_a_gene_list_and_no_transform(raw, tmp_path):
     assert {row["position"][2] for row in cells} == {0.0, 10.0, 20.0, 30.0}
 
 
+@pytest.mark.parametrize("frame", ["slice", "shared"])
+def test_positions_are_normalised_unless_told_otherwise(raw, tmp_path, frame):
+    flags = {"default": [], "asked": ["--normalize_position"], "not": ["--no-normalize-position"]}
+    for name, tokens in flags.items():
+        out = ["--output-dir", tmp_path / name, "--frame", frame]
+        assert run("preprocess", "--input-dir", raw, *out, *KEYS, *tokens) == 0
+    default, asked, plain = (DatasetInfo.read(tmp_path / name).schema for name in flags)
+    assert asked.scale == default.scale != 1.0
+    assert asked.centre == default.centre
+    assert (plain.scale, plain.centre) == (1.0, (0.0, 0.0))
+    assert plain.spacing == default.spacing
+    for split in ("train", "validation", "test"):  # in the units of the input either way
+        assert read(tmp_path / "not", split) == read(tmp_path / "default", split)
+
+
+def test_a_gene_list_of_another_editor_is_read(raw, tmp_path):
+    genes = (raw / "genes.txt").read_text().split()
+    (tmp_path / "genes.txt").write_text("\r\n".join(genes), encoding="utf-8-sig")
+    tokens = ["--gene-list-file", tmp_path / "genes.txt"]
+    assert run("preprocess", "--input-dir", raw, "--output-dir", tmp_path / "out", *KEYS, *tokens) == 0
+    assert list(DatasetInfo.read(tmp_path / "out").schema.genes) == genes
+
+
+def test_a_height_that_is_none_is_refused_before_anything_is_made(raw, tmp_path, capsys):
+    assert run("stage1", "--input-dir", raw, "--output-dir", tmp_path / "out", *KEYS, "--z-spacing", "nan") != 0
+    assert "z_spacing=nan is no distance; pass a number with --z-spacing" in complaint(capsys)
+    assert not (tmp_path / "out").exists()
+
+
 def test_three_coordinates_are_asked_for(raw, tmp_path, capsys):
     assert run("preprocess", "--input-dir", raw, "--output-dir", tmp_path, *KEYS, "--position-is-3d") != 0
     assert complaint(capsys)

@@ -20,9 +20,11 @@ import torch
 
 from alphastomics._cli._run import find_model
 from alphastomics.config import Config
+from alphastomics.data import write_parquet
 from alphastomics.datasets import synthetic_tissue
 from alphastomics.main import main
 from alphastomics.model import AlphaSTomics
+from alphastomics.train import TrainingPlan
 
 TINY = ["--d-model", "16", "--n-layers", "1", "--n-heads", "2", "--context-size", "32", "--batch-size", "64"]
 SHORT = [*TINY, "--mode", "expr_to_pos", "--epochs", "2", "--accelerator", "cpu"]
@@ -91,7 +93,7 @@ def test_a_dataset_is_trained_on_and_its_test_set_scored(folder, here, capsys):
 
 
 @pytest.mark.parametrize(
-    ("tokens", "held"), [([], 270), (["--streaming"], 50_000), (["--streaming", "--buffer-size", "70"], 70)]
+    ("tokens", "held"), [([], 270), (["--streaming"], 2**20), (["--streaming", "--buffer-size", "70"], 70)]
 )
 def test_how_many_cells_are_held(folder, here, tokens, held, monkeypatch):
     seen = []
@@ -203,6 +205,19 @@ def _trained_run(folder, tmp_path_factory):
     return place
 
 
+def test_a_parquet_file_is_trained_on_as_the_same_cells_elsewhere(folder, here, capsys):
+    write_parquet(ad.read_h5ad(folder / "all.h5ad"), here / "all.parquet")
+    for source in (folder / "all.h5ad", here / "all.parquet"):
+        tokens = ["--input-data", str(source), "--slice-key", "slice_id", "--cell-type-key", "cell_type"]
+        assert main(["train", *tokens, *SHORT, "--exp-name", source.suffix[1:]]) == 0
+    weights = [here / f"outputs/{name}/checkpoints/model/model.safetensors" for name in ("h5ad", "parquet")]
+    assert weights[0].read_bytes() == weights[1].read_bytes()
+    (here / "all.parquet").write_bytes((here / "all.parquet").read_bytes()[:-9])
+    assert main(["train", "--input-data", "all.parquet", *SHORT, "--exp-name", "cut"]) == 1
+    assert "all.parquet is no whole Parquet file" in complaint(capsys)
+    assert not (here / "outputs/cut").exists()
+
+
 @pytest.fixture
 def trained_run(_trained_run, monkeypatch):
     monkeypatch.chdir(_trained_run)
@@ -252,6 +267,54 @@ def test_other_flags_reach_the_trainer(folder, here, monkeypatch):
     assert main(["train", "--input-data", str(folder / "all.h5ad"), *TINY, *flags]) == 1
     expected = {"accumulate_grad_batches": 3, "gradient_clip_val": 0.5, "deterministic": True, "precision": "16-mixed"}
     assert {name: seen[name] for name in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("tokens", "message"),
+    [
+        (["--resume", "--exp-name", "nonex"], r"outputs/nonex\S*last.ckpt is missing; .*; see to --exp-name and"),
+        (["--resume", "outputs/alphastomics"], "outputs/alphastomics is a folder; give --resume the .ckpt file in it"),
+    ],
+)
+def test_what_cannot_be_resumed_is_told_before_data_are_asked_for(trained_run, tokens, message, capsys):
+    assert main(["train", *tokens]) == 1
+    assert re.search(message, complaint(capsys))
+
+
+def test_an_interrupted_run_says_so_and_goes_on(folder, here):
+    """Before there is a checkpoint as good as after: what an interrupt leaves is one."""
+    tokens = ["train", "--input-data", str(folder / "all.h5ad"), *changed(SHORT, epochs=100_000)]
+    process = subprocess.Popen([sys.executable, "-m", "alphastomics", *tokens], stderr=subprocess.PIPE, text=True)
+    end = time.monotonic() + 300
+    while not (RUN / "config.yaml").exists() and process.poll() is None and time.monotonic() < end:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    said = process.communicate(timeout=300)[1]
+    assert process.returncode == 130
+    assert "Traceback" not in said
+    assert "last.ckpt; --resume continues it" in said
+    before = state()
+    assert before["global_step"] >= 1
+    assert main(["train", "--resume", "--epochs", str(before["epoch"] + 2)]) == 0
+    assert state()["epoch"] == before["epoch"] + 2
+
+
+def test_an_interrupt_waits_for_the_step_and_leaves_its_state(folder, here, monkeypatch):
+    step = []
+    original = TrainingPlan.training_step
+
+    def interrupted(self, *args, **kwargs):
+        step.append(self.trainer.global_step)
+        if len(step) == 3:
+            os.kill(os.getpid(), signal.SIGINT)
+        return original(self, *args, **kwargs)
+
+    monkeypatch.setattr(TrainingPlan, "training_step", interrupted)
+    before = signal.getsignal(signal.SIGINT)
+    assert main(["train", "--input-data", str(folder / "all.h5ad"), *changed(SHORT, epochs=5)]) == 130
+    assert signal.getsignal(signal.SIGINT) is before
+    assert len(step) == 3
+    assert state()["global_step"] == 3
 
 
 @pytest.mark.slow

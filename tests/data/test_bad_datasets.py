@@ -177,7 +177,9 @@ def test_metadata_that_cannot_be_used_are_named(whole, dataset, capsys, change, 
     assert main([*map(str, tokens), "--max-shard-size", "80"]) == 1
     error = capsys.readouterr().err
     (line,) = [
-        line for line in error.replace("\r", "\n").splitlines() if line and not line.startswith("Reading slices")
+        line
+        for line in error.replace("\r", "\n").splitlines()
+        if line and not line.startswith(("Reading slices", "Writing files"))
     ]
     assert re.search(message, line)
     slices = dataset / "_intermediate_slices"  # which the first stage has looked at

@@ -7,6 +7,7 @@ import threading
 import numpy as np
 import pytest
 import torch
+from scipy.stats import binomtest
 
 from alphastomics.data import AnnDataSource, Augmentation, ContextDataset, collate, create_dataloaders, fit_schema
 from alphastomics.data._batch import collate_raw
@@ -161,3 +162,58 @@ def test_ranks_of_a_dataset(folder):
         loader = create_dataloaders(folder, 32, context_size=16, rank=rank, world_size=2)[0]
         seen += [row for batch in loader for row in batch.rows[batch.mask].tolist()]
     assert sorted(seen) == list(range(loader.dataset.source.n_cells))
+
+
+@pytest.fixture(scope="module")
+def sections(tmp_path_factory):
+    """Twelve slices of 48 cells."""
+    raw, out = tmp_path_factory.mktemp("raw"), tmp_path_factory.mktemp("dataset")
+    synthetic_tissue(n_slices=12, n_cells=48, n_genes=5, random_state=0).write_h5ad(raw / "all.h5ad")
+    preprocess(raw, out, Stage1Options(), Stage2Options(train_ratio=1.0, val_ratio=0.0))
+    return out
+
+
+def slices_in_order(folder, **kwargs):
+    train, *_ = create_dataloaders(folder, 8, context_size=8, raw=True, **kwargs)
+    return [int(each.batch.slice_index) for each in train]
+
+
+def test_slices_of_a_dataset_follow_each_other_as_often_as_chance_says(sections):
+    n, n_here = 12 * 6, 6
+    same = sum(int((np.diff(slices_in_order(sections, seed=seed)) == 0).sum()) for seed in range(20))
+    steps = 20 * (n - 1)
+    assert binomtest(same, steps, (n_here - 1) / (n - 1)).pvalue > 0.01
+
+
+def test_a_small_buffer_keeps_slices_together(sections):
+    """The price of a window: with one slice at a time, contexts change their slice as seldom as can be."""
+    assert (np.diff(slices_in_order(sections, buffer_size=48)) != 0).sum() == 11
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")  # of a machine with few processors
+@pytest.mark.parametrize("n_workers", [0, 1, 2, 3])
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_without_shuffling_contexts_are_the_same_in_every_epoch_and_hold_every_cell_once(
+    sections, n_workers, world_size
+):
+    seen, order = [], []
+    for rank in range(world_size):
+        train, *_ = create_dataloaders(
+            sections, 20, context_size=10, shuffle=False, num_workers=n_workers, rank=rank, world_size=world_size
+        )
+        epochs = []
+        for epoch in (0, 3):
+            train.set_epoch(epoch)
+            epochs.append([batch.rows[batch.mask] for batch in train])
+            if not epoch:
+                order += [batch.slice_index[batch.mask.any(1)].tolist() for batch in train]
+        assert all(torch.equal(one, other) for one, other in zip(*epochs, strict=True))
+        seen += torch.cat(epochs[0]).tolist()
+    assert sorted(seen) == list(range(12 * 48))
+    if world_size == 1 and not n_workers:
+        assert sum(order, []) == sorted(sum(order, []))
+
+
+def test_a_batch_holds_no_more_cells_than_were_asked_for(sections):
+    train, *_ = create_dataloaders(sections, 16, context_size=512)
+    assert {tuple(batch.mask.shape) for batch in train} == {(1, 16)}

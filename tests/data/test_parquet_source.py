@@ -138,7 +138,7 @@ def test_several_threads_read_at_once(folder):
 
 # One process reads in every way; several, which are slow to start, in one of them.
 READERS = [(kind, size, ranks, 0) for kind in ("subset", "patch") for size in (70, 10_000) for ranks in (1, 2)]
-READERS += [("subset", 70, ranks, n_workers) for ranks, n_workers in ((1, 1), (1, 2), (1, 3), (2, 2), (2, 3))]
+READERS += [("subset", 70, ranks, n_workers) for ranks, n_workers in ((1, 1), (1, 2), (1, 3), (2, 1), (2, 2), (2, 3))]
 
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")  # of a machine with few processors

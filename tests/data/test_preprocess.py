@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import scipy.sparse as sp
+from sklearn.preprocessing import StandardScaler
 
 from alphastomics.data import fit_schema
 from alphastomics.data._hilbert import hilbert_order
@@ -128,6 +129,30 @@ def test_animals_stay_together(raw, tissue, tmp_path):
     assert set(where.values()) == {"train", "validation", "test"}
 
 
+@pytest.mark.parametrize("kind", [str, float])
+def test_an_animal_that_is_missing_is_none_called_nan(raw, tmp_path, kind):
+    for path in raw.iterdir():
+        adata = ad.read_h5ad(path)
+        adata.obs["mouse"] = kind(path.stem[-1])
+        if path.stem in ("slice_1", "slice_2"):
+            adata.obs.loc[adata.obs_names[:7], "mouse"] = np.nan
+        adata.write_h5ad(path)
+    with pytest.raises(ValueError, match=r'slice_1.h5ad: obs\["mouse"\] is missing for 7 cells of slice'):
+        preprocess(raw, tmp_path / "out", Stage1Options(animal_key="mouse"), Stage2Options(split="animal"))
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_whole_number_is_one_label_however_it_is_stored(raw, tmp_path):
+    for path in raw.iterdir():
+        adata = ad.read_h5ad(path)
+        adata.obs["leiden"] = np.arange(adata.n_obs) % 3
+        if path.stem == "slice_1":
+            adata.obs.loc[adata.obs_names[:7], "leiden"] = np.nan  # which makes floats of them
+        adata.write_h5ad(path)
+    preprocess(raw, tmp_path / "out", Stage1Options(cell_type_key="leiden"), Stage2Options())
+    assert DatasetInfo.read(tmp_path / "out").schema.cell_types == ("0", "1", "2")
+
+
 def test_genes_are_matched_by_name_and_missing_ones_are_unmeasured(raw, tissue, tmp_path, caplog):
     path = raw / "slice_1.h5ad"
     adata = ad.read_h5ad(path)
@@ -163,6 +188,35 @@ def test_sections_have_their_number_as_height(raw, tmp_path):
     for _, cells in groups:
         assert (cells.position[:, 2] == 10.0 * int(cells.slice_id[-1])).all()
     assert info.schema.n_dims == 3
+
+
+def test_the_tenth_section_does_not_come_before_the_second(raw, tmp_path, caplog):
+    for i, number in enumerate((1, 2, 3, 10, 20)):
+        adata = ad.read_h5ad(raw / f"slice_{i}.h5ad")
+        del adata.obs["slice_id"]
+        adata.write_h5ad(raw / f"section_{number}.h5ad")
+        (raw / f"slice_{i}.h5ad").unlink()
+    with caplog.at_level("INFO"):
+        preprocess(raw, tmp_path / "out", Stage1Options(z_spacing=10.0), Stage2Options())
+    _, groups = read(tmp_path / "out")
+    heights = {cells.slice_id: set(cells.position[:, 2]) for _, cells in groups}
+    order = ["section_1", "section_2", "section_3", "section_10", "section_20"]
+    assert heights == {name: {10.0 * i} for i, name in enumerate(order)}
+    assert "section_2 at 10, section_3 at 20, section_10 at 30" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["a", "b1", "b2", "b10", "c"],
+        ["2", "10", "x"],
+        ["s01_z9", "s1_z10", "s2_z1"],
+        ["s01", "s1"],
+        ["s2", "s" + "9" * 5000],
+    ],
+)
+def test_numbers_in_names_sort_as_numbers(names):
+    assert sorted(sorted(names), key=_stage1.natural_order) == names
 
 
 def test_values_that_are_transformed_stay_as_they_are(raw, tissue, tmp_path):
@@ -216,6 +270,67 @@ def test_other_parameters_are_named(raw, tmp_path):
         preprocess(raw, out, Stage1Options(), Stage2Options())
     with pytest.raises(ValueError, match=r"other parameters \(train_ratio was 0.8, is 0.5; seed was 0, is 1\)"):
         preprocess(raw, out, LABELLED, Stage2Options(train_ratio=0.5, seed=1))
+
+
+def test_slices_that_differ_are_named(raw, tissue, tmp_path):
+    out = tmp_path / "out"
+    preprocess(raw, out, LABELLED, Stage2Options())
+    before = files_in(out)
+    adata = ad.read_h5ad(raw / "slice_2.h5ad")
+    adata.obs["slice_id"] = "slice_9"
+    adata.write_h5ad(raw / "slice_9.h5ad")
+    adata = ad.read_h5ad(raw / "slice_3.h5ad")
+    adata[:30].copy().write_h5ad(raw / "slice_3.h5ad")
+    (raw / "slice_2.h5ad").unlink()
+    lists = r"slices it lacks: 'slice_9'; slices that are not there now: 'slice_2'; slices that were made otherwise: 'slice_3'"
+    with pytest.raises(ValueError, match=lists):
+        preprocess(raw, out, LABELLED, Stage2Options())
+    assert files_in(out) == before
+
+
+def _somebodys(out):
+    (out / "metadata.json").write_text('{"mine": 1}')
+
+
+def _other_dataset(out):
+    tissue = synthetic_tissue(n_slices=2, n_cells=30, n_genes=10, random_state=1)
+    (out / "other").mkdir()
+    tissue.write_h5ad(out / "other" / "a.h5ad")
+    preprocess(out / "other", out, Stage1Options(), Stage2Options())
+    shutil.rmtree(out / "_intermediate_slices")
+
+
+def _somebodys_data(out):
+    (out / "data").mkdir()
+    (out / "data" / "train.parquet").write_text("mine")
+
+
+@pytest.mark.parametrize(
+    ("prepare", "second", "message"),
+    [
+        (None, {"split": "animal"}, r"split='animal' needs the animal of every slice.*; pass animal_key=…"),
+        (_somebodys, {}, r"metadata.json does not describe a dataset of AlphaSTomics; name another folder"),
+        (_other_dataset, {}, r"holds a dataset made with other parameters \(slices it lacks: 'slice_2'"),
+        (_somebodys_data, {}, r"data/train.parquet is there, and not of a dataset"),
+    ],
+)
+def test_mistakes_of_the_second_stage_are_found_before_the_first(raw, tmp_path, monkeypatch, prepare, second, message):
+    out = tmp_path / "out"
+    out.mkdir()
+    if prepare is not None:
+        prepare(out)
+    before = files_in(out)
+    monkeypatch.setattr(_stage1, "_write", None)  # would fail
+    with pytest.raises((ValueError, FileExistsError), match=message):
+        preprocess(raw, out, LABELLED, Stage2Options(**second))
+    assert files_in(out) == before
+
+
+def test_progress_of_both_stages_is_shown(raw, tmp_path, capsys):
+    preprocess(raw, tmp_path / "out", LABELLED, Stage2Options(max_shard_size=100))
+    shown = capsys.readouterr().err
+    assert "Reading slices: 100%" in shown
+    assert "Writing files: 100%" in shown
 
 
 def test_a_file_that_changed_is_read_again(raw, tissue, tmp_path):
@@ -313,9 +428,80 @@ def test_other_gene_lists_are_refused(raw, tissue, tmp_path):
         stage2([tmp_path / "a", tmp_path / "b"], tmp_path / "out", Stage2Options())
 
 
+def test_a_gene_list_that_ends_before_the_other_is_refused(raw, tissue, tmp_path):
+    stage1(raw, tmp_path / "a", Stage1Options(genes=tuple(tissue.var_names[:20])))
+    stage1(raw, tmp_path / "b", Stage1Options(genes=tuple(tissue.var_names)))
+    for folders in (["a", "b"], ["b", "a"]):
+        with pytest.raises(ValueError, match=r"first difference: 'gene_20', which only \S+/b has\)"):
+            stage2([tmp_path / name for name in folders], tmp_path / "out", Stage2Options())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"z_spacing": float("nan")}, r"z_spacing=nan is no distance"),
+        ({"z_spacing": float("inf")}, r"z_spacing=inf is no distance"),
+        ({"z_spacing": 3.0, "position_is_3d": True}, "position_is_3d and z_spacing exclude each other"),
+    ],
+)
+def test_heights_are_finite_and_of_one_kind(options, message):
+    with pytest.raises(ValueError, match=message):
+        Stage1Options(**options)
+
+
+@pytest.mark.parametrize("position_is_3d", [False, True])
+def test_a_third_coordinate_that_is_not_used_is_told(raw, tmp_path, caplog, position_is_3d):
+    for path in raw.iterdir():
+        adata = ad.read_h5ad(path)
+        adata.obsm["spatial"] = np.c_[adata.obsm["spatial"], np.arange(adata.n_obs)]
+        adata.write_h5ad(path)
+    stage1(raw, tmp_path / "out", Stage1Options(position_is_3d=position_is_3d))
+    assert caplog.text.count("the third is not used; pass --position-is-3d") == (not position_is_3d)
+
+
+@pytest.mark.parametrize(("log_normalize", "factor"), [(True, 0.5), (True, 1.0), (False, 0.5)])
+def test_logarithms_that_are_taken_for_counts_are_told(raw, tmp_path, caplog, log_normalize, factor):
+    for path in raw.iterdir():
+        adata = ad.read_h5ad(path)
+        adata.X = adata.X.astype(np.float32) * factor
+        adata.write_h5ad(path)
+    stage1(raw, tmp_path / "out", Stage1Options(log_normalize=log_normalize))
+    told = caplog.text.count("Values of 5 slices, the first of them 'slice_0', are not whole numbers")
+    assert told == (log_normalize and factor != 1)
+
+
 @pytest.mark.parametrize(
     "ratios", [{"train_ratio": 0.9, "val_ratio": 0.2}, {"train_ratio": 0.0}, {"val_ratio": -0.1}, {"train_ratio": 1.1}]
 )
 def test_ratios_must_be_shares(ratios):
     with pytest.raises(ValueError, match="sum to at most 1"):
         Stage2Options(**ratios)
+
+
+@pytest.mark.parametrize("split", ["cell", "slice"])
+def test_genes_of_every_slice_are_scaled_by_its_own_cells_if_asked(raw, tissue, tmp_path, split):
+    options = Stage2Options(split=split, scale_per_slice=True, max_shard_size=100)
+    preprocess(raw, tmp_path / "out", LABELLED, options)
+    info, groups = read(tmp_path / "out")
+    assert (info.schema.transform, info.counts) == ("none", False)
+    assert set(info.schema.gene_mean) == {0.0}
+    assert set(info.schema.gene_scale) == {1.0}
+    cells = sp.vstack([cells.expression for _, cells in groups]).toarray()
+    names = np.concatenate([np.full(len(cells.names), cells.slice_id) for _, cells in groups])
+    position = np.concatenate([cells.position for _, cells in groups])[:, :2]
+    size = np.concatenate([cells.library_size for _, cells in groups])
+    training = np.concatenate([np.full(len(cells.names), shard.split == "train") for shard, cells in groups])
+    median = np.median(size[training])
+    for name, rows in tissue.obs.groupby("slice_id", observed=True).indices.items():
+        counts = dense(tissue.X[rows]).astype(np.float64)
+        logs = np.log1p(counts * (median / counts.sum(1, keepdims=True)))
+        expected = StandardScaler().fit_transform(logs)
+        here = names == name
+        found, places = cells[here], position[here]
+        order, expected_order = np.lexsort(places.T), np.lexsort(tissue.obsm["spatial"][rows].T)
+        np.testing.assert_allclose(found[order], expected[expected_order], atol=1e-4)
+
+
+def test_scaling_cannot_be_both_by_slice_and_left_out():
+    with pytest.raises(ValueError, match="scale_per_slice=True"):
+        Stage2Options(scale=False, scale_per_slice=True)

@@ -96,6 +96,39 @@ def test_damage_between_the_stages_is_named(raw, tmp_path, damage):
     }
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("stage1.json", "[]", r"stage1.json does not describe slices of AlphaSTomics; move it away"),
+        ("stage1.json", "{}", r"stage1.json does not describe slices of AlphaSTomics; move it away"),
+        (
+            "stage1.json",
+            '{"format": "alphastomics-slices", "format_version": 2, "slices": 3}',
+            "stage1.json is damaged",
+        ),
+        ("00001.json", "{}", r"00001.json is damaged; delete it and run the same command again"),
+        ("00001.json", "[]", r"00001.json is damaged; delete it and run the same command again"),
+        ("00001.json", "{", r"00001.json is not JSON"),
+    ],
+)
+def test_notes_that_are_none_are_named(raw, tmp_path, name, content, message):
+    stage1(raw, tmp_path / "slices", LABELLED)
+    (tmp_path / "slices" / name).write_text(content)
+    with pytest.raises(ValueError, match=message):
+        stage2([tmp_path / "slices"], tmp_path / "out", Stage2Options())
+    with pytest.raises(ValueError, match=message):
+        stage1(raw, tmp_path / "slices", LABELLED)
+    assert (tmp_path / "slices" / name).read_text() == content
+
+
+@pytest.mark.parametrize("name", ["00001.json", "00000.arrow"])
+def test_files_of_others_that_are_named_as_slices_stay(raw, tmp_path, name):
+    (tmp_path / name).write_text("mine")
+    with pytest.raises(FileExistsError, match=f"{name} is there, and not of stage1; move it away"):
+        stage1(raw, tmp_path, LABELLED)
+    assert files_in(tmp_path) == {(tmp_path / name).relative_to(tmp_path): b"mine"}
+
+
 def test_cell_types_are_null_where_nobody_knows_them(raw, tmp_path):
     preprocess(raw, tmp_path, Stage1Options(), Stage2Options())
     for path in (tmp_path / "data").iterdir():

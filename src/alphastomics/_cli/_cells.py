@@ -7,6 +7,7 @@ looks at two slices at once.
 
 from __future__ import annotations
 
+from io import BytesIO
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -56,8 +57,8 @@ def read_dataset(data_dir: Path, split: str) -> AnnData:
     return read_dataset(data_dir, split)
 
 
-def read_file(path: Path, schema: TissueSchema) -> AnnData:
-    """Cells of a file, with the keys of a model.
+def read_file(path: Path, schema: TissueSchema, **reads: bool) -> AnnData:
+    """Cells of a file, with the keys of a model; ``reads`` as of ``fit_query``.
 
     Raises
     ------
@@ -65,22 +66,48 @@ def read_file(path: Path, schema: TissueSchema) -> AnnData:
         If it is not what its suffix says.
     """
     from alphastomics._cli._files import read_tissue
+    from alphastomics._cli._query import fit_query
     from alphastomics._cli._tensors import read_tensors
     from alphastomics.data import read_parquet
 
     if path.suffix == H5AD:
+        cells = read_tissue(path)
+    else:
+        cells = with_keys(read_parquet(path) if path.suffix == PARQUET else read_tensors(path, schema.genes), schema)
+    return fit_query(cells, path, schema, **reads)
+
+
+def read_reference(path: Path) -> AnnData:
+    """Cells of a file to train on, under the keys that the file has.
+
+    Raises
+    ------
+    ValueError
+        If it is not what its suffix says, or its slices do not measure the same genes.
+    """
+    from alphastomics._cli._files import read_tissue
+    from alphastomics.data import read_parquet
+
+    if path.suffix != PARQUET:
         return read_tissue(path)
-    return with_keys(read_parquet(path) if path.suffix == PARQUET else read_tensors(path, schema.genes), schema)
+    cells = read_parquet(path)
+    if _keys.MEASURED_IN in cells.varm:
+        raise ValueError(
+            f"{path} has slices that do not measure the same genes; train on a dataset of them with --data-dir, or on a "
+            "file of the genes that all of them measure"
+        )
+    return cells
 
 
-def read_split(data_dir: Path, split: str, schema: TissueSchema) -> AnnData:
-    """Cells of a split of a dataset, with the keys of a model.
+def read_split(data_dir: Path, split: str, schema: TissueSchema, **reads: bool) -> AnnData:
+    """Cells of a split of a dataset, with the keys of a model; ``reads`` as of ``fit_query``.
 
     Raises
     ------
     ValueError
         If the model reads counts and the dataset has none.
     """
+    from alphastomics._cli._query import fit_query
     from alphastomics.data.parquet._dataset import DatasetInfo
 
     if schema.transform == "log1p" and DatasetInfo.read(data_dir, check=False).schema.transform != "log1p":
@@ -88,7 +115,7 @@ def read_split(data_dir: Path, split: str, schema: TissueSchema) -> AnnData:
             f"{data_dir} holds values that are transformed already, and this model reads counts; make the dataset without "
             "--skip-log-normalize"
         )
-    return with_keys(read_dataset(data_dir, split), schema)
+    return fit_query(with_keys(read_dataset(data_dir, split), schema), data_dir, schema, **reads)
 
 
 def with_keys(cells: AnnData, schema: TissueSchema) -> AnnData:
@@ -144,6 +171,36 @@ def sample_cells(model: AlphaSTomics, cells: AnnData, **arguments: Any) -> AnnDa
     return tissue
 
 
+def slice_sizes(cells: AnnData, schema: TissueSchema) -> list[int]:
+    """Numbers of cells of the slices, by name; one where none are named."""
+    from alphastomics.data._slices import slice_rows
+
+    key = schema.slice_key or _keys.SLICE
+    return [len(rows) for _, rows in slice_rows(cells, key if key in cells.obs else None, missing=True)]
+
+
+def draw_slices(
+    model: AlphaSTomics, sizes: Sequence[int], *, n_samples: int, random_state: int, **arguments: Any
+) -> AnnData:
+    """Draw new slices of these numbers of cells, each ``n_samples`` times; all slices have names of their own."""
+    import anndata as ad
+
+    seeds = [
+        random_state,
+        *(int(np.random.SeedSequence([random_state, i]).generate_state(1)[0]) for i in range(1, len(sizes))),
+    ]
+    parts = [
+        model.sample(n_cells=size, n_samples=n_samples, random_state=seed, **arguments)
+        for size, seed in zip(sizes, seeds, strict=True)
+    ]
+    if len(parts) == 1:
+        return parts[0]
+    key = model.schema.slice_key or _keys.SLICE
+    for i, part in enumerate(parts):
+        part.obs[key] = part.obs[key].cat.rename_categories(lambda name, i=i: f"sample_{i * n_samples + int(name[7:])}")
+    return ad.concat(parts, join="outer", merge="same", index_unique="-")
+
+
 def _in_order(parts: Sequence[AnnData], rows: Sequence[NDArray[np.int64]]) -> AnnData:
     """Draws of all cells, one after the other, of those of the cells in ``rows``."""
     import anndata as ad
@@ -173,30 +230,30 @@ def use_values_that_are_read(cells: AnnData, schema: TissueSchema) -> None:
 
 def write_tissue(tissue: AnnData, path: Path, schema: TissueSchema) -> None:
     """Write sampled cells as the suffix says."""
-    from alphastomics._cli._files import replacing
+    from alphastomics._cli._files import write_h5ad
     from alphastomics.data import write_parquet
 
     if path.suffix == PARQUET:
         keys = {"slice_key": schema.slice_key or _keys.SLICE, "cell_type_key": schema.cell_type_key or _keys.CELL_TYPE}
         write_parquet(tissue, path, position_key=schema.position_key, **keys)
         return
-    with replacing(path) as temporary:
-        tissue.write_h5ad(temporary)
+    write_h5ad(path, tissue)
 
 
 def write_latent(cells: AnnData, latent: NDArray[np.float32], path: Path, slice_key: str | None) -> None:
     """Write embeddings (n_cells, width) as the suffix says."""
     import anndata as ad
 
-    from alphastomics._cli._files import replacing
+    from alphastomics._cli._files import replacing, write_h5ad
     from alphastomics.data.parquet._write import write_embedding
 
     if path.suffix == PARQUET:
         write_embedding(cells, latent, path, slice_key=slice_key or _keys.SLICE)
         return
+    if path.suffix == H5AD:
+        write_h5ad(path, ad.AnnData(obs=cells.obs, obsm={_keys.LATENT: latent}))
+        return
+    image = BytesIO()  # an archive that cannot be closed complains a second time
+    np.savez_compressed(image, latent=latent, obs_names=cells.obs_names.to_numpy(dtype=str))
     with replacing(path) as temporary:
-        if path.suffix == H5AD:
-            ad.AnnData(obs=cells.obs, obsm={_keys.LATENT: latent}).write_h5ad(temporary)
-            return
-        with temporary.open("wb") as file:
-            np.savez_compressed(file, latent=latent, obs_names=cells.obs_names.to_numpy(dtype=str))
+        temporary.write_bytes(image.getbuffer())

@@ -6,7 +6,7 @@ import logging
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from alphastomics._cli._files import number, read_tissue, replacing
+from alphastomics._cli._files import number, prepare_folder, replacing
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -31,9 +31,12 @@ def run_comparison(
     The table, as :func:`alphastomics.tl.compare` returns it.
     """
     from alphastomics import tl
+    from alphastomics._cli._cells import read_reference
+    from alphastomics.train.devices import device_of
 
+    device_of(options.accelerator)
     prepare(output_dir)
-    adata = read_tissue(input_data)
+    adata = read_reference(input_data)
     runs = output_dir / f"{NAME}.json"
     table = tl.compare(adata, seeds=seeds, results=runs, key_added=NAME, **asdict(setup), **options.arguments())
     write(adata, table, output_dir)
@@ -55,7 +58,7 @@ def prepare(output_dir: Path) -> None:
         raise NotADirectoryError(f"{output_dir} is a file; name a folder")
     if output_dir.is_dir() and any(output_dir.iterdir()) and not (output_dir / f"{NAME}.json").is_file():
         raise FileExistsError(f"{output_dir} is not empty and holds no {NAME}.json to continue; name another folder")
-    output_dir.mkdir(parents=True, exist_ok=True)
+    prepare_folder(output_dir)
 
 
 def write(adata: AnnData, table: pd.DataFrame, output_dir: Path) -> None:

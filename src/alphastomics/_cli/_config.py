@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from cyclopts import UNSET, Token
 
-from alphastomics._cli._options import SetupOptions
+from alphastomics._cli._options import MASKS, SetupOptions
 from alphastomics._cli._run import RunOptions
 
 if TYPE_CHECKING:
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+# Above a configuration that is printed.
+NULLS = "# null: not asked for, or decided by the data when training begins; see docs/configuration.md\n"
 # Options that say the same thing: one of them on the command line silences the others in the file.
 SYNONYMS = (
     {"attention", "use_gated_attention"},
@@ -31,14 +33,7 @@ SYNONYMS = (
 # Options that say how something is done, by the one that says whether: when it is not, a file may say them all the same.
 SWITCHES: dict[str, tuple[str, ...]] = {
     "use_moe": ("num_experts", "moe_top_k", "expert_width"),
-    "enable_masking": (
-        "mask_strategy",
-        "expression_mask_ratio",
-        "position_mask_ratio",
-        "masking_probability",
-        "initial_mask_share",
-        "mask_ramp_steps",
-    ),
+    "enable_masking": MASKS,
     "data_dir": ("streaming",),
     "streaming": ("buffer_size",),
     "input_data": tuple(field.name for field in fields(SetupOptions)),
@@ -99,10 +94,37 @@ def _silenced(values: dict[str, Any], told: Mapping[str, Any]) -> dict[str, Any]
 
 
 def resolved(seed: int, *groups: Any) -> Config:
-    """The configuration that all options together make."""
+    """The configuration that all options together make, with the defaults of the library for what they leave to it.
+
+    What the data or the machine decide stays None.
+    """
     from alphastomics.config import Config
 
     options = {"seed": seed}
     for group in groups:
         options |= asdict(group)
-    return Config.from_options(options)
+    left = {name for name, value in options.items() if value is None}
+    return Config.from_options(options | {name: value for name, value in _defaults(options).items() if name in left})
+
+
+def _defaults(options: Mapping[str, Any]) -> dict[str, Any]:
+    """What the library takes where an option says nothing, without a look at the data."""
+    from alphastomics.data.parquet._source import BUFFER
+    from alphastomics.diffusion import MaskingConfig
+    from alphastomics.train import PlanConfig
+    from alphastomics.train.defaults import COMPOSITION, GRADIENT_NORM
+
+    linear = options["attention"] == "linear" or options["use_gated_attention"] is False
+    known = asdict(PlanConfig()) | {
+        "attention": "linear" if linear else "softmax",
+        "use_gated_attention": not linear,
+        "composition": COMPOSITION,
+        "gradient_clip_val": GRADIENT_NORM,
+        "accumulate_grad_batches": 1,
+    }
+    del known["deformation"]  # by the number of cells
+    if options["enable_masking"]:
+        known |= asdict(MaskingConfig())
+    if options["streaming"]:
+        known["buffer_size"] = BUFFER
+    return known

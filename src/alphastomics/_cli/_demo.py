@@ -6,7 +6,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from alphastomics import _keys
-from alphastomics._cli._files import replacing, write_json
+from alphastomics._cli._files import prepare_folder, replacing, write_h5ad, write_json
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -42,7 +42,8 @@ def run_demo(
 
     if (seconds_of(training.max_time) or 0) > LONGEST:
         raise ValueError(f"The demo trains for at most {LONGEST:.0f} s; lower max_time=…")
-    output_dir.mkdir(parents=True, exist_ok=True)
+    training.check_device()
+    prepare_folder(output_dir)
     tissue = datasets.synthetic_tissue(random_state=seed)
     asked = (tissue.obs[_keys.SLICE] == tissue.obs[_keys.SLICE].cat.categories[-1]).to_numpy()
     query, reference = tissue[asked].copy(), tissue[~asked].copy()
@@ -91,8 +92,7 @@ def write(query: AnnData, table: pd.DataFrame, output_dir: Path) -> None:
         figure.savefig(temporary, dpi=150, bbox_inches="tight")
     plt.close(figure)
     write_json(output_dir / "scores.json", table.to_dict(orient="index"))
-    with replacing(output_dir / "reconstruction.h5ad") as temporary:
-        query.write_h5ad(temporary)
+    write_h5ad(output_dir / "reconstruction.h5ad", query)
 
 
 def check_verdict(table: pd.DataFrame, output_dir: Path) -> None:

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import shutil
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from io import BytesIO
+from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any
+
+from alphastomics._disk import WRITE, denied, naming, reason
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,26 +34,95 @@ def read_tissue(path: Path) -> AnnData:
     try:
         return ad.read_h5ad(path)
     except Exception as error:  # a damaged file can break the reader in any way
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise ValueError(f"{path} cannot be read as .h5ad: {reason}") from error
+        raise ValueError(
+            f"{path} cannot be read as .h5ad: {reason(error)}; see that it is whole and readable, or name another"
+        ) from error
 
 
 def prepare_file(path: Path) -> None:
     """Complain before hours of work about a file that cannot be written after them; make its folder."""
     if path.is_dir():
         raise IsADirectoryError(f"{path} is a folder; name a file")
-    path.parent.mkdir(parents=True, exist_ok=True)
+    prepare_folder(path.parent)
+
+
+def check_readable(folder: Path) -> None:
+    """Complain about a folder that may not be listed, which else looks like one without files.
+
+    Raises
+    ------
+    PermissionError
+        If it may not be read.
+    """
+    try:
+        next(folder.iterdir(), None)
+    except PermissionError as error:
+        raise denied(folder, error) from error
+
+
+def check_folder(path: Path) -> None:
+    """Complain about a folder that will not be there after it is made, or in which nothing can be written; make nothing.
+
+    Raises
+    ------
+    NotADirectoryError
+        If it would lie in a file.
+    PermissionError
+        If nothing can be written there.
+    """
+    there = next(folder for folder in (path, *path.absolute().parents) if os.path.lexists(folder))
+    if not there.is_dir():
+        raise NotADirectoryError(f"{path} cannot be written ({there} is a file); {WRITE}")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise PermissionError(f"{path} cannot be written ({there} is read-only); {WRITE}")
+
+
+def prepare_folder(path: Path) -> None:
+    """Make a folder, and complain before hours of work if nothing can be written in it.
+
+    Raises
+    ------
+    OSError
+        If it cannot be made, or nothing can be written in it.
+    """
+    with naming(path):
+        path.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=path):
+            pass
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Give a temporary name in the same folder, which becomes ``path`` if all goes well and is removed if not."""
+    """Give a temporary name in the same folder, which becomes ``path`` if all goes well and is removed if not.
+
+    Raises
+    ------
+    OSError
+        If it cannot be written.
+    """
     temporary = path.with_name(f".{path.stem}.tmp{path.suffix}")
     try:
-        yield temporary
-        temporary.replace(path)
+        with naming(path):
+            yield temporary
+            temporary.replace(path)
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):  # where a file cannot be, none is left
+            temporary.unlink()
+
+
+def write_h5ad(path: Path, adata: AnnData) -> None:
+    """Write an ``.h5ad`` file, which is made in memory: HDF5 ends the process when a disk is full."""
+    import anndata as ad
+    import h5py
+
+    image = BytesIO()
+    adata.strings_to_categoricals()
+    with h5py.File(image, "w") as file:
+        ad.io.write_elem(file, "/", adata)
+        if adata.raw is None:  # a null, which AnnData itself does not write in a file
+            file.pop("raw", None)
+    with replacing(path) as temporary:
+        temporary.write_bytes(image.getbuffer())
 
 
 def write_json(path: Path, values: Any) -> None:

@@ -8,15 +8,28 @@ the library tunes, or settles by the data, is None here and left to it.
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, fields, replace
+from math import inf
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Group, Parameter
 from cyclopts.types import ExistingDirectory, ExistingFile, ExistingPath, PositiveInt  # noqa: TC002  read at run time
+from cyclopts.validators import Number
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
     from anndata import AnnData
 
     from alphastomics.model import AlphaSTomics
+
+# Ranges, which are told where a value is read: with the flag, or with the file and the key.
+Positive = Annotated[float, Parameter(validator=Number(gt=0, lt=inf))]
+NotNegative = Annotated[float, Parameter(validator=Number(gte=0, lt=inf))]
+Share = Annotated[float, Parameter(validator=Number(gte=0, lte=1))]
+PartialShare = Annotated[float, Parameter(validator=Number(gte=0, lt=1))]
+HeldOut = Annotated[float, Parameter(validator=Number(gt=0, lt=1))]
+Count = Annotated[int, Parameter(validator=Number(gte=0))]
 
 Mode = Literal["expr_to_pos", "pos_to_expr", "joint", "any"]
 
@@ -123,10 +136,10 @@ class ModelOptions:
     num_experts: PositiveInt = 4
     moe_top_k: PositiveInt = 2
     expert_width: Literal["split", "full"] = "split"
-    dropout: float | None = None
+    dropout: PartialShare | None = None
     schedule: Literal["cosine", "cosine_nd"] = "cosine_nd"
-    position_nu: float = 2.0
-    expression_nu: float = 1.0
+    position_nu: Positive = 2.0
+    expression_nu: Positive = 1.0
     prediction_type: Literal["x0", "epsilon", "v"] = "v"
     enable_masking: Annotated[bool, UNMASKED] = False
 
@@ -136,6 +149,13 @@ class ModelOptions:
             raise ValueError(
                 f"--attention {self.attention} and --{no}use-gated-attention contradict each other; give one"
             )
+        if not self.use_moe:
+            usual = {field.name: field.default for field in fields(self)}
+            for name in ("num_experts", "moe_top_k", "expert_width"):
+                if getattr(self, name) != usual[name]:
+                    raise ValueError(
+                        f"--{name.replace('_', '-')} is for a model with experts; add --use-moe, or leave it out"
+                    )
 
     def arguments(self) -> dict[str, Any]:
         """Arguments of :class:`~alphastomics.model.AlphaSTomics`."""
@@ -211,26 +231,26 @@ class TrainingOptions:
     batch_size: PositiveInt = 1024
     context_size: PositiveInt = 512
     context_kind: Literal["subset", "patch"] = "subset"
-    validation_size: float | None = None
+    validation_size: HeldOut | None = None
     early_stopping: bool = False
     gene_dropout: float | None = None
     thinning: float | None = None
     gene_noise: float | None = None
-    composition: float | None = None
+    composition: NotNegative | None = None
     mask_strategy: Literal["random", "block", "structured"] | None = None
-    expression_mask_ratio: float | None = None
-    position_mask_ratio: float | None = None
-    masking_probability: float | None = None
-    initial_mask_share: float | None = None
-    mask_ramp_steps: int | None = None
-    num_workers: int = 0
+    expression_mask_ratio: Share | None = None
+    position_mask_ratio: Share | None = None
+    masking_probability: Share | None = None
+    initial_mask_share: Share | None = None
+    mask_ramp_steps: Count | None = None
+    num_workers: Count = 0
     accelerator: str = "auto"
     devices: int | str = "auto"
     gpus: PositiveInt | None = None
     precision: str = "auto"
     fp16: Annotated[bool, Parameter(negative=())] = False
     accumulate_grad_batches: PositiveInt | None = None
-    gradient_clip_val: float | None = None
+    gradient_clip_val: NotNegative | None = None
     deterministic: bool = False
 
     def __post_init__(self) -> None:
@@ -238,6 +258,24 @@ class TrainingOptions:
             raise ValueError("--gpus names accelerator and devices; give it alone, or --accelerator and --devices")
         if self.fp16 and self.precision != "auto":
             raise ValueError("--fp16 names a precision; give it alone, or --precision")
+
+    def check_device(self) -> None:
+        """Refuse a device that is not here; imports torch.
+
+        Raises
+        ------
+        ValueError
+            If there is none.
+        """
+        from alphastomics.train.devices import device_of
+
+        if self.gpus is None:
+            device_of(self.accelerator, self.devices)
+            return
+        try:
+            device_of("gpu", self.gpus)
+        except ValueError as error:
+            raise ValueError(f"there is no --gpus {self.gpus} here; leave --gpus out to use what is there") from error
 
     def arguments(self, model: AlphaSTomics) -> dict[str, Any]:
         """Arguments of :meth:`~alphastomics.model.AlphaSTomics.train` for that model."""
@@ -368,30 +406,49 @@ class PlanOptions:
         Learning rate of the packing network.
     """
 
-    lr: float | None = None
-    weight_decay: float | None = None
-    warmup_steps: int | None = None
-    final_lr: float | None = None
-    absent: float | None = None
-    lambda_expression: float | None = None
-    lambda_completion: float | None = None
-    lambda_position: float | None = None
-    lambda_distance: float | None = None
-    lambda_neighbour: float | None = None
-    lambda_layout: float | None = None
-    lambda_packing: float | None = None
-    moe_load_balance_loss_weight: float | None = None
-    reconstruction_weight: float | None = None
-    neighbour_width: float | None = None
-    layout_width: float | None = None
-    deformation: float | None = None
-    max_loss_weight: float | None = None
-    ema_decay: float | None = None
-    packing_lr: float | None = None
+    lr: Positive | None = None
+    weight_decay: NotNegative | None = None
+    warmup_steps: Count | None = None
+    final_lr: Share | None = None
+    absent: Share | None = None
+    lambda_expression: NotNegative | None = None
+    lambda_completion: NotNegative | None = None
+    lambda_position: NotNegative | None = None
+    lambda_distance: NotNegative | None = None
+    lambda_neighbour: NotNegative | None = None
+    lambda_layout: NotNegative | None = None
+    lambda_packing: NotNegative | None = None
+    moe_load_balance_loss_weight: NotNegative | None = None
+    reconstruction_weight: NotNegative | None = None
+    neighbour_width: Positive | None = None
+    layout_width: Positive | None = None
+    deformation: NotNegative | None = None
+    max_loss_weight: Positive | None = None
+    ema_decay: PartialShare | None = None
+    packing_lr: Positive | None = None
 
     def arguments(self) -> dict[str, Any]:
         """Fields of :class:`~alphastomics.train.PlanConfig` that were given."""
         return given(asdict(self))
+
+
+MASKS = (
+    "mask_strategy",
+    "expression_mask_ratio",
+    "position_mask_ratio",
+    "masking_probability",
+    "initial_mask_share",
+    "mask_ramp_steps",
+)
+
+
+def check_masks(model: ModelOptions, training: TrainingOptions) -> None:
+    """Refuse options of masks for a model without any."""
+    found = next((name for name in MASKS if getattr(training, name) is not None), None)
+    if found is not None and not model.enable_masking:
+        raise ValueError(
+            f"--{found.replace('_', '-')} is for training with masks; add --enable-masking, or leave it out"
+        )
 
 
 def given(options: dict[str, Any]) -> dict[str, Any]:
@@ -436,25 +493,34 @@ class QueryOptions:
         """Whether cells were given."""
         return self.input_data is not None or self.data_dir is not None
 
-    def load(self) -> AlphaSTomics:
-        """Load the model; imports torch."""
+    @property
+    def origin(self) -> Path | None:
+        """The file or folder with the cells."""
+        return self.input_data or self.data_dir
+
+    def load(self, modes: Sequence[str] = (), flag: str = "") -> AlphaSTomics:
+        """Load the model, which must be one of these modes, if any, as a flag asks for it; imports torch."""
+        from alphastomics._cli._query import check_mode
         from alphastomics._cli._run import find_model
         from alphastomics.model import AlphaSTomics
 
-        return AlphaSTomics.load(find_model(self.checkpoint), adata=False, accelerator=self.accelerator)
+        model = AlphaSTomics.load(find_model(self.checkpoint), adata=False, accelerator=self.accelerator)
+        if modes:
+            check_mode(model, modes, flag)
+        return model
 
-    def read(self) -> tuple[AlphaSTomics, AnnData]:
-        """Load the model and the cells."""
+    def read(self, modes: Sequence[str] = (), flag: str = "", **reads: bool) -> tuple[AlphaSTomics, AnnData]:
+        """Load the model, as :meth:`load` does, and the cells, of which it ``reads`` ``positions`` and ``expression``."""
         from alphastomics._cli._cells import INPUTS, check_suffix, read_file, read_split
 
         if self.data_dir is not None:
-            model = self.load()
-            return model, read_split(self.data_dir, self.split or "test", model.schema)
+            model = self.load(modes, flag)
+            return model, read_split(self.data_dir, self.split or "test", model.schema, **reads)
         if self.input_data is None:
             raise ValueError("--input-data or --data-dir is needed: the cells that the model is asked about")
         check_suffix(self.input_data, INPUTS)
-        model = self.load()
-        return model, read_file(self.input_data, model.schema)
+        model = self.load(modes, flag)
+        return model, read_file(self.input_data, model.schema, **reads)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

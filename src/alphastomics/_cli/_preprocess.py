@@ -68,7 +68,7 @@ class SliceOptions:
         Whether these have three coordinates.
     z_spacing
         Distance between the sections of a stack, in units of the positions: z is the number of the section, in the order
-        of their names, times this.
+        of the numbers in their names (2 before 10), times this.
     slice_key
         Column of ``obs`` with the slice of a cell; ``slice_id`` if it is there when not given, else a file is a slice.
     animal_key
@@ -125,6 +125,11 @@ class DatasetOptions:
         ``slice``: every slice has its own frame; ``shared``: all are registered to one.
     skip_scale
         Leave the genes as they vary.
+    normalize_position
+        Show the network positions in units of the radius of a slice; ``--no-normalize-position``: in those of the input,
+        for positions that have about unit variance already. Files and results have the units of the input either way.
+    scale_per_slice
+        Bring every gene of every slice to mean 0 and variance 1 among its cells; that is what the dataset then holds.
     """
 
     split: Literal["cell", "slice", "animal"] = "cell"
@@ -133,11 +138,15 @@ class DatasetOptions:
     max_shard_size: PositiveInt = 100_000
     frame: Literal["slice", "shared"] = "slice"
     skip_scale: Annotated[bool, Parameter(negative=())] = False
+    normalize_position: bool = True
+    scale_per_slice: Annotated[bool, Parameter(negative=())] = False
 
     def options(self, seed: int) -> Stage2Options:
         """Options of the stage."""
         from alphastomics.data.preprocess._options import Stage2Options
 
+        if self.skip_scale and self.scale_per_slice:
+            raise ValueError("--skip-scale and --scale-per-slice contradict each other; give one")
         return Stage2Options(
             split=self.split,
             train_ratio=self.train_ratio,
@@ -145,6 +154,8 @@ class DatasetOptions:
             max_shard_size=self.max_shard_size,
             frame=self.frame,
             scale=not self.skip_scale,
+            normalize_position=self.normalize_position,
+            scale_per_slice=self.scale_per_slice,
             seed=seed,
         )
 
@@ -152,7 +163,7 @@ class DatasetOptions:
 def read_genes(path: Path) -> tuple[str, ...]:
     """The genes of a list, one on every line; empty lines do not count."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is no text file; write a gene on every line") from error
     genes = [line.strip() for line in lines if line.strip()]

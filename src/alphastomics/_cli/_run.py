@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import shutil
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
-from cyclopts.types import ExistingDirectory, ExistingFile, PositiveInt  # noqa: TC002  read at run time
+from cyclopts.types import PositiveInt  # noqa: TC002  read at run time
 
 from alphastomics._cli._options import DATA, RUN
 
@@ -23,19 +24,19 @@ class SourceOptions:
     Parameters
     ----------
     input_data
-        Reference, an ``.h5ad`` file.
+        Reference, an ``.h5ad`` or ``.parquet`` file.
     data_dir
         Or a dataset, a folder that ``alphastomics preprocess`` wrote.
     streaming
-        Hold only a part of a dataset in memory.
+        Read a dataset from disk as it is needed.
     buffer_size
-        With ``--streaming``, how many cells; 50,000 when not given.
+        With ``--streaming``, among how many cells contexts are shuffled; 1,048,576 when not given.
     num_genes
         Number of genes that the data must have.
     """
 
-    input_data: ExistingFile | None = None
-    data_dir: ExistingDirectory | None = None
+    input_data: Path | None = None
+    data_dir: Path | None = None
     streaming: bool = False
     buffer_size: PositiveInt | None = None
     num_genes: PositiveInt | None = None
@@ -45,15 +46,28 @@ class SourceOptions:
 
         Raises
         ------
+        FileNotFoundError
+            If the data are not there.
         ValueError
             If there are no data, data from two places, or options for data of the other kind.
         """
         if self.input_data is None and self.data_dir is None:
-            raise ValueError("--data-dir or --input-data is needed: a dataset, or an .h5ad file, to train on")
+            raise ValueError(
+                "--data-dir or --input-data is needed: a dataset, or an .h5ad or .parquet file, to train on"
+            )
         if self.input_data is not None and self.data_dir is not None:
             raise ValueError("--data-dir and --input-data both say what to train on; give one")
+        if self.input_data is not None and not self.input_data.is_file():
+            raise FileNotFoundError(
+                f'"{self.input_data}" does not exist, or is no file; correct --input-data, or data.input_data in the file'
+            )
+        if self.data_dir is not None and not self.data_dir.is_dir():
+            raise FileNotFoundError(
+                f'"{self.data_dir}" does not exist, or is no folder; correct --data-dir, or data.processed_data_dir in '
+                "the file"
+            )
         if self.streaming and self.data_dir is None:
-            raise ValueError("--streaming is for --data-dir; an .h5ad file is read as a whole")
+            raise ValueError("--streaming is for --data-dir; a file is read as a whole")
         if self.buffer_size is not None and not self.streaming:
             raise ValueError("--buffer-size is for --streaming; without it all cells are held")
 
@@ -103,15 +117,20 @@ class RunOptions:
 
         Raises
         ------
-        FileExistsError, FileNotFoundError, NotADirectoryError
+        FileExistsError, FileNotFoundError, IsADirectoryError, NotADirectoryError
             If the folder cannot be used, or there is nothing to continue.
         """
         folder = self.folder()
         if folder.path.exists() and not folder.path.is_dir():
             raise NotADirectoryError(f"{folder.path} is a file; name another folder by --exp-name or --output-dir")
         path = (self.resume[0] if self.resume else folder.last) if self.resume is not None else None
+        if path is not None and path.is_dir():
+            raise IsADirectoryError(
+                f"{path} is a folder; give --resume the .ckpt file in it, or --exp-name and --output-dir"
+            )
         if path is not None and not path.is_file():
-            raise FileNotFoundError(f"{path} is missing; there is no training to resume")
+            remedy = "name its file" if self.resume else "see to --exp-name and --output-dir"
+            raise FileNotFoundError(f"{path} is missing; there is no training to resume; {remedy}")
         own = path is not None and path.resolve().is_relative_to(folder.path.resolve())
         taken = claim and folder.path.is_dir() and any(folder.path.iterdir())
         if taken and not (self.overwrite or own):
@@ -167,6 +186,15 @@ class RunFolder:
             for path in (self.last, self.metrics, self.scores):
                 path.unlink(missing_ok=True)
             shutil.rmtree(self.model, ignore_errors=True)
+
+    def discard(self) -> None:
+        """Remove what a run that failed before its first checkpoint has left, so that its name is free."""
+        for path in (self.config, self.metrics):
+            with suppress(OSError):
+                path.unlink()
+        for path in (self.path / LOGS, self.path / CHECKPOINTS, self.path):
+            with suppress(OSError):  # it holds something else
+                path.rmdir()
 
 
 def find_model(path: Path) -> Path:

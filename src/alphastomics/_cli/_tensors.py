@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from alphastomics import _keys
+from alphastomics._disk import denied
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -65,6 +66,8 @@ def _load(path: Path) -> dict[str, NDArray[Any]]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of kinds of tensors that are refused below
             values = torch.load(path, map_location="cpu", weights_only=True)
+    except PermissionError as error:
+        raise denied(path, error) from error
     except Exception as error:  # a damaged or crafted file can break the reader in any way
         raise ValueError(
             f"it is damaged, or holds more than tensors, which is never run ({type(error).__name__}); save a dict of "

@@ -8,7 +8,9 @@ import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from alphastomics._cli._options import SetupOptions
+from alphastomics._cli._files import check_folder
+from alphastomics._cli._options import SetupOptions, check_masks
+from alphastomics._disk import naming
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -36,9 +38,12 @@ def fit(
 
     Raises
     ------
+    KeyboardInterrupt
+        If training was interrupted.
     RuntimeError
-        If training was interrupted before its first step.
+        If training ended before its first step.
     """
+    check_masks(model, training)
     from alphastomics.model import AlphaSTomics
 
     AlphaSTomics.setup_anndata(reference, **asdict(setup))
@@ -52,10 +57,14 @@ def train(model: AlphaSTomics, training: TrainingOptions, plan: PlanOptions, **a
 
     Raises
     ------
+    KeyboardInterrupt
+        If training was interrupted.
     RuntimeError
-        If training was interrupted before its first step.
+        If training ended before its first step.
     """
     model.train(**training.arguments(model), plan_kwargs=plan.arguments(), **arguments)
+    if model.trainer.interrupted:
+        raise KeyboardInterrupt
     if not model.is_trained:
         raise RuntimeError("Training ended before its first step; there is no model to keep")
 
@@ -77,7 +86,8 @@ def run_training(
     OSError, KeyError, ValueError
         If the data, the folder or an option cannot be used.
     """
-    source.check()
+    training.check_device()
+    check_masks(model, training)
     from lightning.pytorch.callbacks import LambdaCallback
     from lightning.pytorch.utilities import rank_zero_only
 
@@ -86,15 +96,30 @@ def run_training(
     # Lightning runs the command once more for every further device.
     leads = rank_zero_only.rank == 0  # type: ignore[attr-defined]
     folder, resumed = run.folder(), run.checkpoint(claim=leads)
+    if leads:
+        check_folder(folder.path)
     fresh = make_model(source, setup, model.arguments() | {"random_state": seed})
 
+    begun = False
+
     def start(trainer: Trainer, _: Any) -> None:
+        nonlocal begun
         if trainer.is_global_zero:
-            folder.make(resumed=resumed is not None)
-            config.write(folder.config)
+            begun = True
+            with naming(folder.path):
+                folder.make(resumed=resumed is not None)
+                config.write(folder.config)
 
     callbacks = [LambdaCallback(on_train_start=start), MetricsFile(folder.metrics)]
-    train(fresh, training, plan, checkpoint=folder.last, resume=resumed, callbacks=callbacks)
+    try:
+        train(fresh, training, plan, checkpoint=folder.last, resume=resumed, callbacks=callbacks)
+    except KeyboardInterrupt:
+        if leads and folder.last.is_file():
+            logger.warning("The training is in %s; --resume continues it.", folder.last)
+        raise
+    finally:
+        if begun and not folder.last.is_file():
+            folder.discard()
     if not leads:
         return
     save(fresh, folder.model)
@@ -111,13 +136,13 @@ def make_model(source: SourceOptions, setup: SetupOptions, arguments: dict[str, 
     OSError, KeyError, ValueError
         If these cannot be used.
     """
-    from alphastomics._cli._files import read_tissue
+    from alphastomics._cli._cells import read_reference
     from alphastomics.model import AlphaSTomics
 
     if source.input_data is None:
         model = _model_of_dataset(source, setup, arguments)
     else:
-        reference = read_tissue(source.input_data)
+        reference = read_reference(source.input_data)
         AlphaSTomics.setup_anndata(reference, **asdict(setup))
         model = AlphaSTomics(reference, **arguments)
     if source.num_genes not in (None, model.schema.n_genes):
@@ -147,9 +172,10 @@ def save(model: AlphaSTomics, path: Path) -> None:
     temporary = path.with_name(f".{path.name}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
     try:
-        model.save(temporary)
-        shutil.rmtree(path, ignore_errors=True)
-        temporary.rename(path)
+        with naming(path):
+            model.save(temporary)
+            shutil.rmtree(path, ignore_errors=True)
+            temporary.rename(path)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 

@@ -142,6 +142,8 @@ class ContextDataset(Dataset[Context]):
         Names of the slices to use; all when None.
     patches
         Whether contexts come with the positions of a neighbourhood.
+    shuffle
+        Whether contexts are cut anew in every epoch and come in random order; otherwise they are always the same, slice by slice.
     targets
         Whether contexts also hold what is needed where expression is to be sampled: expression without augmentation, and
         how crowded the surroundings of a cell are, after a random share of the other cells of its slice was left out.
@@ -162,6 +164,7 @@ class ContextDataset(Dataset[Context]):
         augmentation: Augmentation | None = None,
         slices: Sequence[str] | None = None,
         patches: bool = True,
+        shuffle: bool = True,
         targets: bool = False,
     ) -> None:
         check_choice("kind", kind, ("subset", "patch"))
@@ -175,6 +178,7 @@ class ContextDataset(Dataset[Context]):
         self.seed = seed
         self.augmentation = augmentation
         self.patches = patches
+        self.shuffle = shuffle
         self.targets = targets
         self._slices = _choose_slices(source, slices, kind)
         self._trees = {i: KDTree(position) for i in self._slices if (position := source.slices[i].position) is not None}
@@ -333,9 +337,13 @@ class ContextDataset(Dataset[Context]):
         return division
 
     def _divide(self, epoch: int) -> Division:
-        rng = _generator(_DIVIDE, self.seed, epoch)
+        rng = _generator(_DIVIDE, self.seed, epoch if self.shuffle else 0)
         parts: list[tuple[int, NDArray[np.int64]]] | NDArray[np.int64]
         parts, portions = self._centres() if self.kind == "patch" else self._subsets(rng)
+        if not self.shuffle:
+            streams = stretches(portions, self.n_streams, self.multiple)
+            in_order = [portion.contexts for stream in streams for portion in stream]
+            return Division(epoch, parts, np.concatenate(in_order))
         if self.n_streams == 1:
             streams = stretches(portions if self._holds(portions) else _shuffled(portions, rng), 1, self.multiple)
         else:

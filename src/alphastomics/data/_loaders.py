@@ -153,6 +153,7 @@ def create_dataloaders(
     num_workers: int = 0,
     prefetch: bool = True,
     kind: Kind = "subset",
+    shuffle: bool = True,
     augmentation: Augmentation | None = None,
     targets: bool = False,
     seed: int = 0,
@@ -172,17 +173,20 @@ def create_dataloaders(
     batch_size
         Number of cells in a batch.
     context_size
-        Largest number of cells in a context.
+        Largest number of cells in a context, and no more than `batch_size`.
     streaming
-        Whether at most `buffer_size` cells are held at once; all of them otherwise.
+        Whether contexts are shuffled among `buffer_size` cells; among all of them otherwise.
     buffer_size
-        Number of cells whose expression a process holds, and among which contexts are shuffled.
+        Number of cells whose slices are read at the same time, and among which contexts are shuffled. Files are mapped, so more
+        cells take no more memory; fewer keep what is read together where a disk is slow.
     num_workers
         Processes that cut contexts.
     prefetch
         Without worker processes, whether a thread cuts batches ahead while the network works.
     kind
         ``"subset"``: random cells of a slice, each once in an epoch; ``"patch"``: each cell with its nearest ones.
+    shuffle
+        Whether contexts are cut anew in every epoch and come in random order; otherwise they are always the same, slice by slice.
     augmentation
         Random changes to training contexts; none when None.
     targets
@@ -214,10 +218,11 @@ def create_dataloaders(
         source = ParquetSource(data_dir, (split,), buffer_size=buffer_size if streaming else n_cells)
         dataset = ContextDataset(
             source,
-            context_size=context_size,
+            context_size=min(context_size, batch_size),
             kind=kind,
             seed=seed,
             patches=False,
+            shuffle=shuffle,
             augmentation=augmentation if split == SPLITS[0] else None,
             targets=targets,
         )

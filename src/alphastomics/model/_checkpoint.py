@@ -11,10 +11,13 @@ import json
 import logging
 import pickle
 import warnings
+from contextlib import suppress
+from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from alphastomics._disk import denied, naming
 from alphastomics.model import _files
 from alphastomics.model._fields import SCHEMA
 from alphastomics.train.checkpoint import KEY
@@ -42,6 +45,8 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     ------
     FileNotFoundError
         If it is not there.
+    PermissionError
+        If it may not be read.
     ValueError
         If it is not ours, truncated, of another version, or holds more than tensors and plain values.
     """
@@ -56,6 +61,8 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
             f"{path} is no checkpoint of AlphaSTomics: it is damaged, or holds more than tensors and plain values, "
             "which could run code and is never opened"
         ) from error
+    except PermissionError as error:
+        raise denied(path, error) from error
     except (RuntimeError, OSError, EOFError, ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
         raise ValueError(f"{path} is truncated or no checkpoint: {error}") from error
     about = checkpoint.get(KEY) if isinstance(checkpoint, dict) else None
@@ -128,8 +135,12 @@ def complete(path: Path, model: AlphaSTomics) -> None:
     tensors = {name: tensor.detach().cpu().clone() for name, tensor in _files.model_tensors(model).items()}
     checkpoint[KEY] = describe(model) | {"tensors": tensors}
     temporary = path.with_name(f".{path.name}.tmp")
+    image = BytesIO()  # torch ends the process where it cannot close a file
+    torch.save(checkpoint, image)
     try:
-        torch.save(checkpoint, temporary)
-        temporary.replace(path)
+        with naming(path):
+            temporary.write_bytes(image.getbuffer())
+            temporary.replace(path)
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):  # where a file cannot be, none is left
+            temporary.unlink()

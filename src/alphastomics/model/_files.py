@@ -15,8 +15,8 @@ import pandas as pd
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from scvi.model._utils import parse_device_args
 
+from alphastomics._disk import WRITE, denied, reason
 from alphastomics.data import TissueSchema
 from alphastomics.model._dependence import Dependence
 from alphastomics.model._exemplars import Exemplars
@@ -24,6 +24,7 @@ from alphastomics.model._fields import SCHEMA
 from alphastomics.model._frames import ReferenceFrame
 from alphastomics.model._marginals import Marginals
 from alphastomics.model._outline import Outlines
+from alphastomics.train.devices import device_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -61,6 +62,8 @@ def write_model(folder: Path, weights: Mapping[str, Tensor], config: Mapping[str
     ------
     FileExistsError
         If the folder exists, is not empty, and ``overwrite`` is false.
+    OSError
+        If it cannot be written.
     """
     if folder.exists() and any(folder.iterdir()) and not overwrite:
         raise FileExistsError(f"{folder} exists and is not empty; pass overwrite=True to replace the model in it")
@@ -68,7 +71,10 @@ def write_model(folder: Path, weights: Mapping[str, Tensor], config: Mapping[str
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}
     text = json.dumps({"format": FORMAT, "format_version": FORMAT_VERSION, **config}, indent=1, allow_nan=False)
     temporary = folder / f".{WEIGHTS}.tmp"
-    save_file(tensors, temporary)
+    try:
+        save_file(tensors, temporary)
+    except SafetensorError as error:  # what the system says of a disk
+        raise OSError(f"{folder / WEIGHTS} cannot be written ({reason(error)}); {WRITE}") from error
     temporary.replace(folder / WEIGHTS)
     temporary = folder / f".{CONFIG}.tmp"
     temporary.write_text(text, encoding="utf-8")
@@ -101,7 +107,10 @@ def read_model(folder: Path) -> Stored:
             f"{folder} has format version {config.get('format_version')}; this package reads {FORMAT_VERSION}"
         )
     try:
-        weights = load_file(folder / WEIGHTS)
+        with (folder / WEIGHTS).open("rb"):  # of a file that may not be read safetensors says that it is missing
+            weights = load_file(folder / WEIGHTS)
+    except PermissionError as error:
+        raise denied(folder / WEIGHTS, error) from error
     except (SafetensorError, OSError, ValueError) as error:
         raise ValueError(f"{folder / WEIGHTS} is truncated or not a safetensors file: {error}") from error
     return Stored(weights, config)
@@ -202,6 +211,7 @@ def restore(
     device: int | str,
 ) -> AlphaSTomics:
     """Rebuild a model from what its folder, or checkpoint, holds; see :meth:`AlphaSTomics.load`."""
+    target = device_of(accelerator, device)
     config = stored.config
     if config.get("class") != cls.__name__:
         raise ValueError(f"{folder} holds a {config.get('class')}, not a {cls.__name__}")
@@ -229,6 +239,5 @@ def restore(
         }
         model.is_trained_ = bool(config["is_trained"])
     model.module.eval()
-    *_, target = parse_device_args(accelerator=accelerator, devices=device, return_device="torch")
     model.to_device(target)
     return model

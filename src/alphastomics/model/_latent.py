@@ -11,10 +11,13 @@ slice lies in it, so that moving, turning or mirroring a slice changes nothing.
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from scvi import settings
+from tqdm.auto import tqdm
 
 from alphastomics.data import crowding
 from alphastomics.model._frames import CELLS, evenly, rotation_of_cells
@@ -40,6 +43,7 @@ def latent_representation(
     width = module.config.d_model * (2 if layer == "all" else 1)
     result = np.empty((source.n_cells, width), dtype=np.float32)
     zero = torch.zeros(1, device=device)
+    bar = tqdm(total=source.n_cells, desc="Embedding", unit="cell", disable=settings.verbosity > logging.INFO)
     for cells in source.slices:
         rows, position = _ordered(source, cells)
         encoded = embed_cells(module, source, rows, device)
@@ -57,6 +61,8 @@ def latent_representation(
             parts["transformer"] = out
         wanted = ("encoder", "transformer") if layer == "all" else (layer,)
         result[rows] = torch.cat([parts[name] for name in wanted], dim=1).cpu().numpy()
+        bar.update(len(rows))
+    bar.close()
     return result
 
 

@@ -38,6 +38,7 @@ from alphastomics.train.defaults import (
     default_dropout,
     default_placement,
 )
+from alphastomics.train.devices import device_of
 from alphastomics.train.ema import MovingAverage
 from alphastomics.train.history import History
 
@@ -279,7 +280,7 @@ class AlphaSTomics(BaseModelClass):
         data_dir
             Folder that ``alphastomics preprocess`` wrote.
         buffer_size
-            Number of cells whose expression is held in memory at once.
+            Number of cells among which contexts are shuffled; expression is read from disk as it is needed.
         **kwargs
             Arguments of :class:`AlphaSTomics`.
 
@@ -394,6 +395,7 @@ class AlphaSTomics(BaseModelClass):
         """
         if self.adata is None and self._dataset is None:
             raise ValueError("This model was loaded without data; load it with adata= to train it")
+        device_of(accelerator, devices)  # before any work
         maskable = self.module.config.mask_tokens
         if masking is not None and not maskable:
             raise ValueError("This model has no mask tokens; make it with enable_masking=True to train it with masking")

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from scvi.model._utils import parse_device_args
 
 from alphastomics.data import AnnDataSource, ContextDataset, collate
 from alphastomics.model._model import AlphaSTomics
 from alphastomics.nn import count_parameters, matched_width
 from alphastomics.train import NonFiniteLossError, TrainingRecorder
+from alphastomics.train.devices import device_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -72,7 +72,7 @@ def parameters_of(model: AlphaSTomics) -> ParameterCount:
 
 def device_kind(accelerator: str, devices: Any) -> str:
     """Kind of the device on which a training would run: ``"cpu"``, ``"cuda"``, …"""
-    return str(parse_device_args(accelerator=accelerator, devices=devices, return_device="torch")[2].type)
+    return str(device_of(accelerator, devices).type)
 
 
 def train_trial(model: AlphaSTomics, query: AnnData, **arguments: Any) -> TrialRecord:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
+
+from alphastomics._disk import naming
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -89,10 +92,12 @@ def _write(path: Path, content: Mapping[str, Any]) -> None:
     """Write a file whole or not at all."""
     temporary = path.with_name(f".{path.name}.tmp")
     try:
-        temporary.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n", encoding="utf-8")
-        temporary.replace(path)
+        with naming(path):
+            temporary.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+            temporary.replace(path)
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):  # where a file cannot be, none is left
+            temporary.unlink()
 
 
 def tables(runs: Sequence[Mapping[str, Any]]) -> dict[str, pd.DataFrame]:

@@ -66,7 +66,8 @@ class ContextDataModule(pl.LightningDataModule):
         super().__init__()
         if batch_size < 1 or context_size < 1:
             raise ValueError(f"batch_size={batch_size} and context_size={context_size} count cells: both at least 1.")
-        self.contexts_per_batch = max(1, batch_size // context_size)
+        context_size = min(context_size, batch_size)
+        self.contexts_per_batch = batch_size // context_size
         self.num_workers = num_workers
         self._encode = BatchEncoder(source.schema)
         self._train_loader: ContextLoader | None = None

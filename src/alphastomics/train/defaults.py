@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 FEW_CELLS = 5000
 MANY_CELLS, MOST_CELLS = 10_000, 100_000  # from where on more experts have enough cells to learn from
 COMPOSITION = 5.0
+GRADIENT_NORM = 1.0  # largest, for any reference
 
 
 def default_augmentation(schema: TissueSchema, n_cells: int) -> Augmentation:

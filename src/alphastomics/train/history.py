@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import lightning.pytorch as pl
 import pandas as pd
 
+from alphastomics._disk import naming
 from alphastomics.train.diagnostics import LAYER
 
 if TYPE_CHECKING:
@@ -86,7 +88,8 @@ class MetricsFile(pl.Callback):
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
         """Write what there is, unless nothing has begun."""
         if self._written is not None:
-            self._write(trainer)
+            with suppress(OSError):  # what is told is the exception
+                self._write(trainer)
 
     def _write(self, trainer: pl.Trainer) -> None:
         history = next(c for c in trainer.callbacks if isinstance(c, History))  # type: ignore[attr-defined]
@@ -94,6 +97,11 @@ class MetricsFile(pl.Callback):
         if not trainer.is_global_zero or not tables:
             return
         temporary = self.path.with_name(f".{self.path.name}.tmp")
-        pd.concat(tables.values(), axis=1).sort_index().to_csv(temporary)
-        temporary.replace(self.path)
+        try:
+            with naming(self.path):
+                pd.concat(tables.values(), axis=1).sort_index().to_csv(temporary)
+                temporary.replace(self.path)
+        finally:
+            with suppress(OSError):  # where a file cannot be, none is left
+                temporary.unlink()
         self._written = time.monotonic()

@@ -14,6 +14,7 @@ from lightning.pytorch.callbacks import EarlyStopping, Timer, TQDMProgressBar
 from scvi import settings
 from scvi.train import TrainRunner
 
+from alphastomics.train.defaults import GRADIENT_NORM
 from alphastomics.train.ema import MovingAverage
 from alphastomics.train.history import History
 
@@ -104,7 +105,7 @@ class ContextTrainer(pl.Trainer):
         if checkpoint is not None:
             callbacks.append(checkpoint)
         defaults: dict[str, Any] = {
-            "gradient_clip_val": 1.0,
+            "gradient_clip_val": GRADIENT_NORM,
             "logger": False,
             "enable_checkpointing": checkpoint is not None,
             "enable_model_summary": False,

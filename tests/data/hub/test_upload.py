@@ -93,6 +93,13 @@ def test_the_command_and_its_flags(hub, folder, capsys):
     assert f"the dataset is at {hub.url}/datasets/{REPO}" in capsys.readouterr().err
 
 
+def test_sending_shows_how_far_it_is(hub, folder, capsys, monkeypatch):
+    bar = _upload.tqdm
+    monkeypatch.setattr(_upload, "tqdm", lambda *args, **kwargs: bar(*args, **kwargs | {"disable": False}))
+    n_files = len(_upload.upload(folder, REPO).files)
+    assert f"Sending: 100%|██████████| {n_files}/{n_files} " in capsys.readouterr().err
+
+
 def test_a_second_call_sends_nothing(hub, folder):
     upload(folder, REPO)
     commits = list(hub.repositories[REPO].commits)

@@ -161,10 +161,12 @@ def _send(api: HfApi, repo_id: str, files: list[CommitOperationAdd], *, overwrit
         logger.info("The card of %s stays as it is; overwrite replaces it.", repo_id)
         del missing[CARD]
     commits = _commits(missing, superfluous, next(file for file in files if file.path_in_repo == METADATA), there)
-    with explained(repo_id):
+    n_operations = sum(map(len, commits))
+    with explained(repo_id), tqdm(total=n_operations, desc="Sending", unit="file", disable=None) as bar:
         for number, operations in enumerate(commits, 1):
             message = f"Upload dataset with alphastomics ({number} of {len(commits)})"
             api.create_commit(repo_id, operations, commit_message=message, repo_type=TYPE)
+            bar.update(len(operations))
     return tuple(missing)
 
 

@@ -122,7 +122,7 @@ class DatasetInfo:
             )
         values = read_json(path)
         if not isinstance(values, dict) or values.get("format") != FORMAT:
-            raise ValueError(f"{path} does not describe a dataset of AlphaSTomics")
+            raise ValueError(f"{path} does not describe a dataset of AlphaSTomics; name another folder")
         version = values.get("format_version")
         if version != FORMAT_VERSION:
             raise ValueError(

@@ -12,6 +12,7 @@ from uuid import uuid4
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from alphastomics._disk import WRITE, denied, reason
 from alphastomics.data.parquet._columns import EXPRESSION, INDICES, POSITION, VALUES, from_arrow, to_arrow
 
 if TYPE_CHECKING:
@@ -26,7 +27,6 @@ TEMPORARY = ".tmp"
 LEFT = re.compile(r".+\.[0-9a-f]{32}\.tmp")  # a temporary name
 BLOCK = 2**20
 LARGEST_PAGE = 2**31 - 1
-REMEDY = "see to room and permission there, or name another folder, and repeat the command"
 
 
 @contextmanager
@@ -45,8 +45,7 @@ def replacing(path: Path) -> Iterator[Path]:
         yield temporary
         temporary.replace(path)
     except OSError as error:
-        reason = error.strerror or _first_line(error)
-        raise type(error)(f"{path} cannot be written ({reason}); {REMEDY}") from error
+        raise type(error)(f"{path} cannot be written ({reason(error)}); {WRITE}") from error
     finally:
         with suppress(OSError):  # where a file cannot be, none is left
             temporary.unlink()
@@ -70,7 +69,7 @@ def make_folder(path: Path) -> None:
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise type(error)(f"the folder {path} cannot be made ({error.strerror}); {REMEDY}") from error
+        raise type(error)(f"the folder {path} cannot be made ({reason(error)}); {WRITE}") from error
 
 
 def check_written(path: Path) -> None:
@@ -144,11 +143,15 @@ def open_parquet(path: Path) -> pq.ParquetFile:
 
     Raises
     ------
+    PermissionError
+        If it may not be read.
     ValueError
         If it is none, or cut off.
     """
     try:
         return pq.ParquetFile(path, page_checksum_verification=True)
+    except PermissionError as error:
+        raise denied(path, error) from error
     except (pa.ArrowInvalid, pa.ArrowException, OSError) as error:
         raise ValueError(f"{path} is no whole Parquet file ({_first_line(error)}); make the dataset again") from error
 
@@ -183,6 +186,8 @@ def footer_checksum(path: Path) -> str:
 
     Raises
     ------
+    PermissionError
+        If it may not be read.
     ValueError
         If the file is not there or not whole.
     """
@@ -195,6 +200,8 @@ def footer_checksum(path: Path) -> str:
                 raise ValueError("its end is missing")
             file.seek(size - 8 - length)
             return hashlib.sha256(file.read()).hexdigest()
+    except PermissionError as error:
+        raise denied(path, error) from error
     except (OSError, ValueError) as error:
         raise ValueError(f"{path} is no whole Parquet file ({_first_line(error)}); make the dataset again") from error
 
@@ -210,11 +217,15 @@ def read_json(path: Path) -> Any:
 
     Raises
     ------
+    PermissionError
+        If it may not be read.
     ValueError
         If it is none.
     """
     try:
         return json.loads(path.read_text(encoding="utf-8"))
+    except PermissionError as error:
+        raise denied(path, error) from error
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not JSON ({_first_line(error)}); delete it and make the dataset again") from error
 

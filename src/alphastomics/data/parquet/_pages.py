@@ -29,7 +29,7 @@ DATA_PAGE, PLAIN = 0, 0
 
 
 def mapped_values(
-    file: mmap.mmap, chunk: pq.ColumnChunkMetaData, n_values: int, dtype: type[np.generic], *, check: bool = True
+    file: mmap.mmap, chunk: pq.ColumnChunkMetaData, n_values: int, dtype: type[np.generic]
 ) -> NDArray[np.uint8] | None:
     """The bytes of the values of a column chunk, without a copy; None if they are stored in another way.
 
@@ -43,8 +43,6 @@ def mapped_values(
         Number of values that are not null.
     dtype
         Of a value.
-    check
-        Whether to compare the checksum, which reads the whole page.
 
     Raises
     ------
@@ -71,7 +69,7 @@ def mapped_values(
     if not alone or n_bytes > size:
         return None
     page = np.frombuffer(file, np.uint8, size, start + length)
-    if check and zlib.crc32(page.data) != expected % 2**32:
+    if zlib.crc32(page.data) != expected % 2**32:
         raise ValueError("a page does not have its checksum")
     return page[size - n_bytes :]
 

@@ -6,7 +6,7 @@ import mmap
 import threading
 from collections import OrderedDict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Union
 
 import numpy as np
 import scipy.sparse as sp
@@ -38,7 +38,9 @@ if TYPE_CHECKING:
 
     from alphastomics.data._schema import TissueSchema
 
-BUFFER = 50_000  # cells whose expression is kept
+BUFFER = 2**20  # cells among which contexts are shuffled
+KEPT = 50_000  # cells that are kept at most where files cannot be mapped
+Values = Union["SparsePages", sp.csr_matrix, "NDArray[np.uint8]"]  # of a row group; dense ones as the bytes of its rows
 
 
 class Group(NamedTuple):
@@ -51,11 +53,37 @@ class Group(NamedTuple):
     slice_index: int
 
 
+class SparsePages(NamedTuple):
+    """Sparse cells of a row group in a mapped file.
+
+    Attributes
+    ----------
+    values, indices
+        Bytes of the values, float32, and of the numbers of their genes, int32. They need not lie where numbers may.
+    start
+        Where each cell begins, in values; (n + 1,).
+    """
+
+    values: memoryview
+    indices: memoryview
+    start: NDArray[np.int64]
+
+    def take(self, rows: NDArray[np.int64], n_genes: int) -> sp.csr_matrix:
+        """Some cells; joining the bytes of theirs takes less time than scipy takes from a matrix."""
+        first, last = self.start[rows], self.start[rows + 1]
+        bytes_of = [slice(4 * a, 4 * b) for a, b in zip(first.tolist(), last.tolist(), strict=True)]
+        values = np.frombuffer(b"".join([self.values[each] for each in bytes_of]), np.float32)
+        indices = np.frombuffer(b"".join([self.indices[each] for each in bytes_of]), np.int32)
+        start = np.concatenate([[0], np.cumsum(last - first)]).astype(np.int32)
+        return sp.csr_matrix((values, indices, start), shape=(len(rows), n_genes), copy=False)
+
+
 class ParquetSource:
     """Cells of some splits of a dataset.
 
-    Expression is read by row groups. Dense ones are mapped; others are kept, the least recently used ones forgotten first. A
-    source can be read by several threads, and sent to other processes, which open its files for themselves.
+    Expression is read from mapped files, row by row. Row groups that are stored in another way than ours are read whole and kept,
+    the least recently used ones forgotten first. A source can be read by several threads, and sent to other processes, which
+    open its files for themselves.
 
     Parameters
     ----------
@@ -64,7 +92,7 @@ class ParquetSource:
     splits
         ``"train"``, ``"validation"``, ``"test"``.
     buffer_size
-        Number of cells whose expression is kept.
+        Number of cells among which contexts are shuffled.
     schema
         The tissue to read them for; that of the dataset when None.
 
@@ -144,9 +172,8 @@ class ParquetSource:
 
     def _forget(self) -> None:
         self._files: dict[int, tuple[pq.ParquetFile, mmap.mmap]] = {}
-        self._kept: OrderedDict[int, sp.csr_matrix | NDArray[np.uint8]] = OrderedDict()
-        self._pages: dict[int, NDArray[np.uint8]] = {}
-        self._checked: set[Group] = set()
+        self._kept: OrderedDict[int, Values] = OrderedDict()
+        self._pages: dict[int, Values] = {}
         self._reading = threading.Lock()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -154,7 +181,7 @@ class ParquetSource:
         return {
             name: value
             for name, value in self.__dict__.items()
-            if name not in ("_files", "_kept", "_pages", "_checked", "_reading")
+            if name not in ("_files", "_kept", "_pages", "_reading")
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -199,7 +226,8 @@ class ParquetSource:
                 if thinning:
                     thin_rows(out, thinning, rng)
             else:
-                out[:] = dense_rows(kept[here], self.schema.n_genes, thinning=thinning, rng=rng)
+                cells = kept.take(here, self.schema.n_genes) if isinstance(kept, SparsePages) else kept[here]
+                out[:] = dense_rows(cells, self.schema.n_genes, thinning=thinning, rng=rng)
             if thinning:
                 size = out.sum(axis=1, dtype=np.float64)
                 factor[start:end] = self._encoders[self.groups[group].slice_index].factor(size)
@@ -213,8 +241,8 @@ class ParquetSource:
             if start < end:
                 yield int(number[start]), start, end
 
-    def _read(self, number: int) -> sp.csr_matrix | NDArray[np.uint8]:
-        """Values of a row group: sparse, or the bytes of its dense rows."""
+    def _read(self, number: int) -> Values:
+        """Values of a row group."""
         if number in self._pages:
             return self._pages[number]
         with self._reading:
@@ -227,32 +255,31 @@ class ParquetSource:
             return found
         with self._reading:
             self._kept[number] = found
-            while len(self._kept) > 1 and sum(self.groups[i].n_cells for i in self._kept) > self.buffer_size:
+            while len(self._kept) > 1 and sum(self.groups[i].n_cells for i in self._kept) > min(self.buffer_size, KEPT):
                 self._kept.popitem(last=False)
         return found
 
-    def _load(self, group: Group) -> tuple[sp.csr_matrix | NDArray[np.uint8], bool]:
+    def _load(self, group: Group) -> tuple[Values, bool]:
         """Values of a row group, compared with what is known of them; and whether their memory is that of the mapped file."""
         path = self._paths[group.file]
         try:
             file, content = self._open(group.file)
             found = self._mapped(file, content, group)
-            in_file = isinstance(found, np.ndarray)
-            if found is None:
-                columns = [name for name in (EXPRESSION, INDICES, VALUES) if name in file.schema_arrow.names]
-                found = read_expression(file.read_row_group(group.number, columns=columns), self.schema.n_genes)
-            if found.shape[0] != group.n_cells:
-                raise ValueError(f"it has {found.shape[0]} cells, not {group.n_cells}")
-            if (
-                isinstance(found, sp.csr_matrix)
-                and found.nnz
-                and not 0 <= found.indices.min() <= found.indices.max() < self.schema.n_genes
-            ):
-                raise ValueError("it names genes that there are not")
+            if found is not None:
+                return found, True
+            columns = [name for name in (EXPRESSION, INDICES, VALUES) if name in file.schema_arrow.names]
+            read = read_expression(file.read_row_group(group.number, columns=columns), self.schema.n_genes)
+            if read.shape[0] != group.n_cells:
+                raise ValueError(f"it has {read.shape[0]} cells, not {group.n_cells}")
+            if isinstance(read, sp.csr_matrix):
+                self._check_genes(read.indices)
         except (OSError, ValueError) as error:
             raise ValueError(f"Row group {group.number} of {path} is damaged; make the dataset again") from error
-        self._checked.add(group)
-        return found, in_file
+        return read, False
+
+    def _check_genes(self, indices: NDArray[np.int32]) -> None:
+        if len(indices) and not 0 <= indices.min() <= indices.max() < self.schema.n_genes:
+            raise ValueError("it names genes that there are not")
 
     def _open(self, number: int) -> tuple[pq.ParquetFile, mmap.mmap]:
         with self._reading:
@@ -263,28 +290,23 @@ class ParquetSource:
                 self._files[number] = open_parquet(path), content
             return self._files[number]
 
-    def _mapped(
-        self, file: pq.ParquetFile, content: mmap.mmap, group: Group
-    ) -> sp.csr_matrix | NDArray[np.uint8] | None:
-        """Values of a row group from the mapped file, if it is stored for that."""
+    def _mapped(self, file: pq.ParquetFile, content: mmap.mmap, group: Group) -> SparsePages | NDArray[np.uint8] | None:
+        """Values of a row group in the mapped file, if it is stored for that; its pages are compared with their checksums."""
         footer, n_genes = file.metadata.row_group(group.number), self.schema.n_genes
         chunks = {chunk.path_in_schema.split(".")[0]: chunk for chunk in map(footer.column, range(footer.num_columns))}
-        check = group not in self._checked  # a page is compared with its checksum once
         if EXPRESSION in chunks:
-            values = mapped_values(content, chunks[EXPRESSION], group.n_cells * n_genes, np.float32, check=check)
+            values = mapped_values(content, chunks[EXPRESSION], group.n_cells * n_genes, np.float32)
             return None if values is None else values.reshape(group.n_cells, 4 * n_genes)
         if self._lengths is None:
             return None
         start = np.concatenate([[0], np.cumsum(self._lengths[group.start : group.start + group.n_cells])])
         n_values = int(start[-1])
-        indices = mapped_values(content, chunks[INDICES], n_values, np.int32, check=check)
-        values = mapped_values(content, chunks[VALUES], n_values, np.float32, check=check)
+        indices = mapped_values(content, chunks[INDICES], n_values, np.int32)
+        values = mapped_values(content, chunks[VALUES], n_values, np.float32)
         if indices is None or values is None:
             return None
-        # Copied to where numbers may lie: scipy would copy all of them whenever it takes some.
-        arrays = np.empty(n_values, np.float32), np.empty(n_values, np.int32)
-        arrays[0].view(np.uint8)[:], arrays[1].view(np.uint8)[:] = values, indices
-        return sp.csr_matrix((*arrays, start.astype(np.int32)), shape=(group.n_cells, n_genes), copy=False)
+        self._check_genes(np.frombuffer(indices, np.int32))
+        return SparsePages(values.data, indices.data, start)
 
 
 def _read_places(path: Path) -> tuple[pa.Table, tuple[tuple[str, int], ...]]:

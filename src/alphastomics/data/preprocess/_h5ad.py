@@ -113,12 +113,25 @@ class RawTissue:
         else:
             codes, kinds = _codes(_column(self, key, "slice_key"))
             if (codes < 0).any():
-                raise ValueError(f'{self.path}: obs["{key}"] is missing for {int((codes < 0).sum())} cells')
+                raise ValueError(f'{self.path}: obs["{key}"] is missing for {int((codes < 0).sum())} cells; fill it in')
         found = []
         for code in sorted(np.unique(codes), key=kinds.__getitem__):
             rows = np.flatnonzero(codes == code)
-            found.append(RawSlice(kinds[code], self.path, rows, _one_animal(animals, rows, kinds[code], self.path)))
+            animal = None if animals is None else self._animal(animals, rows, kinds[code], options)
+            found.append(RawSlice(kinds[code], self.path, rows, animal))
         return found
+
+    def _animal(self, animals: pd.Series, rows: NDArray[np.int64], name: str, options: Stage1Options) -> str:
+        codes, kinds = _codes(animals.iloc[rows])
+        if missing := int((codes < 0).sum()):
+            raise ValueError(
+                f'{self.path}: obs["{options.animal_key}"] is missing for {missing} cells of slice {name!r}; fill it in, or '
+                "leave out the key of animals"
+            )
+        found = [kinds[code] for code in np.unique(codes)]
+        if len(found) > 1:
+            raise ValueError(f"{self.path}: slice {name!r} is of {len(found)} animals ({', '.join(found[:N_NAMES])})")
+        return found[0]
 
     def labels(self, key: str | None, rows: NDArray[np.int64]) -> NDArray[np.object_]:
         """Labels of some cells, None where one is missing."""
@@ -186,16 +199,12 @@ def _column(tissue: RawTissue, key: str, argument: str) -> pd.Series:
 def _codes(column: pd.Series) -> tuple[NDArray[np.integer], list[str]]:
     """Numbers of the values, -1 where one is missing, and the values as text."""
     categories = pd.Categorical(column)
-    return categories.codes, [str(value) for value in categories.categories]
+    return categories.codes, [_text(value) for value in categories.categories]
 
 
-def _one_animal(animals: pd.Series | None, rows: NDArray[np.int64], name: str, path: Path) -> str | None:
-    if animals is None:
-        return None
-    found = animals.iloc[rows].astype(str).unique()
-    if len(found) > 1:
-        raise ValueError(f"{path}: slice {name!r} is of {len(found)} animals ({', '.join(found[:N_NAMES])})")
-    return str(found[0])
+def _text(value: object) -> str:
+    """A value as text; 1.0, which is how 1 is stored in a column with missing values, is 1."""
+    return str(int(value)) if isinstance(value, (float, np.floating)) and value.is_integer() else str(value)
 
 
 def _positions(file: h5py.File, path: Path, options: Stage1Options, n_cells: int) -> tuple[int, NDArray[np.float64]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -25,7 +26,7 @@ class Stage1Options:
         Whether these have three coordinates.
     z_spacing
         Distance between sections of two coordinates, in their units: z is the number of the section, in the order of
-        their names, times this.
+        the numbers in their names (2 before 10), times this.
     slice_key
         Where the slice of a cell is in ``obs``; None takes ``obs["slice_id"]`` if it is there, else every file is a slice.
     animal_key
@@ -53,6 +54,13 @@ class Stage1Options:
             raise ValueError(f"the gene list names genes more than once: {', '.join(map(repr, repeated))}")
         if self.genes is not None and not self.genes:
             raise ValueError("the gene list is empty")
+        if not math.isfinite(self.z_spacing):
+            raise ValueError(f"z_spacing={self.z_spacing} is no distance; pass a number with z_spacing=…")
+        if self.z_spacing and self.position_is_3d:
+            raise ValueError(
+                "position_is_3d and z_spacing exclude each other: the height of a cell is its third coordinate, or that of its "
+                "section; leave one out"
+            )
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
@@ -76,6 +84,13 @@ class Stage2Options:
         ``"slice"`` or ``"shared"``, as in :class:`~alphastomics.data.TissueSchema`.
     scale
         Whether genes are brought to unit variance when they are read.
+    normalize_position
+        Whether the network sees positions in units of the radius of a slice, as
+        :class:`~alphastomics.data.TissueSchema` has it. If not, its scale is 1 and its centre 0. Files hold the units of the
+        input in either case.
+    scale_per_slice
+        Whether every gene of every slice is brought to mean 0 and variance 1 among the cells of that slice instead, after
+        logarithms. That is what files then hold, and what a model sees and samples.
     seed
         Decides the split.
     """
@@ -86,6 +101,8 @@ class Stage2Options:
     max_shard_size: int = 100_000
     frame: Literal["slice", "shared"] = "slice"
     scale: bool = True
+    normalize_position: bool = True
+    scale_per_slice: bool = False
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -98,6 +115,8 @@ class Stage2Options:
                 f"train_ratio={self.train_ratio} and val_ratio={self.val_ratio} must lie in [0, 1], the first above 0, and "
                 "sum to at most 1; the rest is the test set"
             )
+        if self.scale_per_slice and not self.scale:
+            raise ValueError("scale_per_slice=True says how genes are scaled, and scale=False that they are not")
         if self.max_shard_size < 1:
             raise ValueError(f"max_shard_size={self.max_shard_size} must be at least 1")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -48,12 +48,13 @@ class Plan:
             options,
         )
         counts = [each.is_counts for each in slices]
-        self.transform: Transform = "log1p" if all(counts) else "none"
-        self.logarithms = any(counts) and not all(counts)
-        self.counts = all(counts) and all(each.record["counts"] for each in slices)
+        as_they_are = all(counts) and not options.scale_per_slice
+        self.transform: Transform = "log1p" if as_they_are else "none"
+        self.logarithms = any(counts) and not as_they_are
+        self.counts = as_they_are and all(each.record["counts"] for each in slices)
         n_values = sum(each.record["n_values"] for each in slices)
         n_cells = sum(each.n_cells for each in slices)
-        self.dense = n_values > DENSE * n_cells * len(slices[0].genes)
+        self.dense = options.scale_per_slice or n_values > DENSE * n_cells * len(slices[0].genes)
         self.share: NDArray[np.float64] = np.empty(0)
         self.library_size: float | None = None
         if any(counts):
@@ -81,11 +82,12 @@ class Plan:
 
     def tasks(self, folder: Path) -> list[ShardTask]:
         """The files, each a stretch of the cells of its split."""
-        common = {
+        common: dict[str, Any] = {
             "dense": self.dense,
             "library_size": self.library_size,
             "share": self.share,
             "logarithms": self.logarithms,
+            "per_slice": self.options.scale_per_slice,
         }
         tasks = []
         for number, split in enumerate(SPLITS):
@@ -126,10 +128,12 @@ class Plan:
         """The tissue, fitted to the training cells."""
         first, extents = self.slices[0], self._extents()
         scale, centre = fit_frame(extents, self.options.frame)
+        if not self.options.normalize_position:
+            scale, centre = 1.0, (0.0,) * first.n_dims
         log1p = self.transform == "log1p"
         whole = all(each.measured.all() for each in self.slices)
         share = totals / totals.sum() if whole and log1p else self.share
-        scaled = self.options.scale
+        scaled = self.options.scale and not self.options.scale_per_slice
         labels = sorted({label for each in self.slices for label in each.record["labels"]})
         return TissueSchema(
             genes=first.genes,

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from alphastomics.data.parquet._files import read_json
 from alphastomics.data.preprocess._slice_files import SUFFIX, read_cells, read_column
-from alphastomics.data.preprocess._stage1 import FORMAT, FORMAT_VERSION, OVERVIEW
+from alphastomics.data.preprocess._slice_notes import read_note, read_overview
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -88,15 +87,11 @@ def read_slices(input_dirs: Sequence[Path]) -> list[StoredSlice]:
     """
     found: list[StoredSlice] = []
     for folder in input_dirs:
-        overview = read_json(folder / OVERVIEW) if (folder / OVERVIEW).is_file() else {}
-        if overview.get("format") != FORMAT or "slices" not in overview:
-            raise FileNotFoundError(f"{folder} holds no finished slices; run alphastomics stage1 --output-dir {folder}")
-        if overview["format_version"] != FORMAT_VERSION:
-            raise ValueError(f"{folder} was written by another version of alphastomics; run stage1 again")
+        overview = read_overview(folder)
         common = {"options": overview["options"], "genes": tuple(overview["genes"]), "n_dims": int(overview["n_dims"])}
         for entry in overview["slices"]:
             path = folder / f"{entry['file']}{SUFFIX}"
-            record = read_json(path.with_suffix(".json"))
+            record = read_note(path.with_suffix(".json"))
             record["totals"] = np.asarray(record["totals"])  # as a list it takes four times as much
             found.append(StoredSlice(path=path, record=record, **common))
     _check_agreement(found)
@@ -111,7 +106,7 @@ def _check_agreement(slices: Sequence[StoredSlice]) -> None:
             differ = [
                 f"{one!r} and {other!r}" for one, other in zip(first.genes, each.genes, strict=False) if one != other
             ]
-            what = differ[0] if differ else f"{len(first.genes)} and {len(each.genes)} genes"
+            what = differ[0] if differ else _only_one_has(first, each)
             raise ValueError(
                 f"{first.path.parent} and {each.path.parent} have different gene lists (first difference: {what}); run stage1 "
                 "on both with the same --gene-list-file"
@@ -124,3 +119,9 @@ def _check_agreement(slices: Sequence[StoredSlice]) -> None:
         if each.name in seen:
             raise ValueError(f"slice {each.name!r} is in {seen[each.name].path.parent} and in {each.path.parent}")
         seen[each.name] = each
+
+
+def _only_one_has(first: StoredSlice, other: StoredSlice) -> str:
+    """The first gene of the longer of two lists that begin alike."""
+    longer, shorter = (first, other) if len(first.genes) > len(other.genes) else (other, first)
+    return f"{longer.genes[len(shorter.genes)]!r}, which only {longer.path.parent} has"

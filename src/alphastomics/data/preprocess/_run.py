@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from tqdm.auto import tqdm
 
-from alphastomics.data.preprocess._stage1 import begin, end, plan_slices, write_slice
-from alphastomics.data.preprocess._stage2 import write_dataset
+from alphastomics.data.preprocess._slice_notes import begin, check_begun, end
+from alphastomics.data.preprocess._split import check_animals
+from alphastomics.data.preprocess._stage1 import plan_slices, write_slice
+from alphastomics.data.preprocess._stage2 import all_parameters, check_output, write_dataset
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
 
     from alphastomics.data._schema import TissueSchema
     from alphastomics.data.preprocess._options import Stage1Options, Stage2Options
+    from alphastomics.data.preprocess._stage1 import SliceTask
 
     Run = Callable[[Callable[[Any], Any], Sequence[Any]], Iterable[Any]]
 
@@ -51,6 +54,10 @@ def stage1(
     """
     target = Path(output_dir).absolute()  # a worker of a cluster is in a folder of its own
     tasks = plan_slices(Path(input_dir).absolute(), target, options)
+    return _write_slices(tasks, target, options, run)
+
+
+def _write_slices(tasks: Sequence[SliceTask], target: Path, options: Stage1Options, run: Run) -> int:
     begin(target, options)
     records = list(tqdm(run(write_slice, tasks), total=len(tasks), desc="Reading slices", unit="slice"))
     end(target, options, tasks, records)
@@ -122,6 +129,12 @@ def preprocess(
     FileNotFoundError, KeyError, ValueError
         As the stages do.
     """
-    slices = Path(output_dir) / INTERMEDIATE
-    stage1(input_dir, slices, first, run=run)
-    return stage2([slices], output_dir, second, run=run)
+    target = Path(output_dir).absolute()
+    slices = target / INTERMEDIATE
+    tasks = plan_slices(Path(input_dir).absolute(), slices, first)
+    # What would end stage 2 is found before stage 1 begins, which may take hours.
+    check_begun(slices, first)
+    check_animals([task.raw.name for task in tasks], [task.raw.animal for task in tasks], second)
+    check_output(target, all_parameters(second, {task.raw.name: task.parameters for task in tasks}))
+    _write_slices(tasks, slices, first, run)
+    return stage2([slices], target, second, run=run)

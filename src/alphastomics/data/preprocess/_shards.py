@@ -47,7 +47,9 @@ class ShardTask:
     share
         Share of every gene in the counts (G,); empty where there are none.
     logarithms
-        Whether slices of counts are stored as logarithms at that size, because others already are.
+        Whether slices of counts are stored as logarithms at that size, because others already are, or are to be scaled.
+    per_slice
+        Whether genes are stored with mean 0 and variance 1 among all cells of their slice.
     """
 
     target: Path
@@ -57,6 +59,7 @@ class ShardTask:
     library_size: float | None
     share: NDArray[np.float64]
     logarithms: bool
+    per_slice: bool = False
 
 
 class Written(NamedTuple):
@@ -97,12 +100,14 @@ def _write(task: ShardTask, note: Path) -> None:
     schema = arrow_schema(n_genes, dense=task.dense).with_metadata(_describe(task).to_metadata())
     with writing(task.target, schema, mapped=True) as file:
         for stored, rows_of_groups in task.pieces:
+            of_slice = _moments(stored, task) if task.per_slice else None
             for rows in rows_of_groups:
                 parts = []
                 for part in stored.cells(rows):
                     if task.split == SPLITS[0]:
                         _learn(part, stored, task, moments, totals)
-                    parts.append(_as_logarithms(part, stored, task) if task.logarithms else part)
+                    part = _as_logarithms(part, stored, task) if task.logarithms else part
+                    parts.append(part if of_slice is None else _standardised(part, stored, of_slice))
                 pa.default_memory_pool().release_unused()  # or what reading left would be there beside what writing needs
                 file.write(*parts)
     with replacing(note) as temporary, temporary.open("wb") as file:
@@ -131,6 +136,22 @@ def _learn(cells: Cells, stored: StoredSlice, task: ShardTask, moments: Moments,
             totals += column_sums(block)
             block = _logarithms(block, cells.library_size[rows], stored, task)
         moments.add(block, stored.measured)
+
+
+def _moments(stored: StoredSlice, task: ShardTask) -> Moments:
+    """Of all cells of a slice, as logarithms."""
+    moments = Moments(len(stored.genes))
+    for part in stored.cells(np.arange(stored.n_cells, dtype=np.int32)):
+        _learn(part, stored, task, moments, np.zeros(len(stored.genes)))
+    return moments
+
+
+def _standardised(cells: Cells, stored: StoredSlice, moments: Moments) -> Cells:
+    """Genes with mean 0 and variance 1 in their slice; those that it lacks, or that do not vary there, are 0."""
+    varies = stored.measured & (moments.sd > 0)
+    inverse = np.divide(1.0, moments.sd, out=np.zeros(len(varies)), where=varies)
+    values = (cells.expression.toarray() - moments.mean) * inverse
+    return cells._replace(expression=sp.csr_matrix(values.astype(np.float32)))
 
 
 def _as_logarithms(cells: Cells, stored: StoredSlice, task: ShardTask) -> Cells:

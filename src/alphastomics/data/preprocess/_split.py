@@ -37,15 +37,27 @@ def split_slices(
     if options.split == "slice":
         units = list(names)
     else:
-        if unknown := [name for name, animal in zip(names, animals, strict=True) if animal is None]:
-            raise ValueError(
-                f"split='animal' needs the animal of every slice, and that of {unknown[0]!r} is not known; pass animal_key=…"
-            )
+        check_animals(names, animals, options)
         units = [str(animal) for animal in animals]
     kinds = sorted(set(units))
     order = np.random.default_rng(options.seed).permutation(len(kinds))
     code = dict(zip((kinds[i] for i in order), _cut(len(kinds), options).tolist(), strict=True))
     return [np.full(size, code[unit], dtype=np.uint8) for unit, size in zip(units, sizes, strict=True)]
+
+
+def check_animals(names: Sequence[str], animals: Sequence[str | None], options: Stage2Options) -> None:
+    """Refuse to keep animals together that are not named.
+
+    Raises
+    ------
+    ValueError
+        If one is not; the message names its slice.
+    """
+    unknown = [name for name, animal in zip(names, animals, strict=True) if animal is None]
+    if options.split == "animal" and unknown:
+        raise ValueError(
+            f"split='animal' needs the animal of every slice, and that of {unknown[0]!r} is not known; pass animal_key=…"
+        )
 
 
 def _cut(n: int, options: Stage2Options) -> NDArray[np.uint8]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -20,12 +21,12 @@ from alphastomics.data._checks import MIN_CELLS
 from alphastomics.data._hilbert import hilbert_order
 from alphastomics.data._matrix import column_sums, row_sums
 from alphastomics.data.parquet._columns import N_AXES, Cells
-from alphastomics.data.parquet._files import check_written, make_folder, read_json, sweep, write_json
+from alphastomics.data.parquet._files import write_json
 from alphastomics.data.preprocess._h5ad import RawSlice, RawTissue
 from alphastomics.data.preprocess._slice_files import BATCH, SUFFIX, writing_slice
+from alphastomics.data.preprocess._slice_notes import cut, read_note
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -34,10 +35,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-FORMAT, FORMAT_VERSION = "alphastomics-slices", 2
-OVERVIEW = "stage1.json"
 AT_ONCE = 2**25  # values of a slice that are in memory at once; a larger slice is read once for each so many
-N_NAMES = 5
+DIGITS = re.compile("([0-9]+)")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,7 +46,7 @@ class SliceTask:
     Parameters
     ----------
     number
-        Its number, in the order of names.
+        Its number, in the :func:`natural_order` of names.
     raw
         Where it is.
     target
@@ -104,17 +103,29 @@ def plan_slices(input_dir: Path, output_dir: Path, options: Stage1Options) -> li
     _check_axes(n_axes, options)
     if unknown:
         listed = ", ".join(repr(gene) for gene in genes if gene in unknown)
-        raise ValueError(f"no file in {input_dir} has these genes of the gene list: {_cut(listed)}; correct the list")
-    raw.sort(key=lambda each: each.name)
+        raise ValueError(f"no file in {input_dir} has these genes of the gene list: {cut(listed)}; correct the list")
+    raw.sort(key=lambda each: natural_order(each.name))
     for one, other in zip(raw, raw[1:], strict=False):
         if one.name == other.name:
             raise ValueError(
                 f"slice {one.name!r} is in {one.path.name} and in {other.path.name}; name slices apart, or pass slice_key=…"
             )
+    if options.z_spacing:
+        heights = ", ".join(f"{each.name} at {i * options.z_spacing:g}" for i, each in enumerate(raw))
+        logger.info("Sections in the order of the numbers in their names, with their heights: %s.", heights)
     settled = replace(options, genes=tuple(genes))
     return [
         SliceTask(number=i, raw=each, target=output_dir / f"{i:05d}", options=settled) for i, each in enumerate(raw)
     ]
+
+
+def natural_order(name: str) -> tuple[tuple[str | tuple[int, str], ...], str]:
+    """Key that sorts names as people count: ``section_2`` comes before ``section_10``."""
+    parts = DIGITS.split(name)  # text, digits, text, …
+    numbers = [part.lstrip("0") for part in parts[1::2]]
+    key: list[str | tuple[int, str]] = list(parts)
+    key[1::2] = [(len(number), number) for number in numbers]
+    return tuple(key), name
 
 
 def _check_axes(n_axes: dict[int, Path], options: Stage1Options) -> None:
@@ -123,13 +134,18 @@ def _check_axes(n_axes: dict[int, Path], options: Stage1Options) -> None:
         raise ValueError(
             f'obsm["{options.position_key}"] has {one} coordinates in {path} and {other} in {differing}; give all files the same'
         )
+    if set(n_axes) == {3} and not options.position_is_3d:
+        logger.warning(
+            'obsm["%s"] has three coordinates, of which the third is not used; pass --position-is-3d if it is a height.',
+            options.position_key,
+        )
 
 
 def write_slice(task: SliceTask) -> dict[str, Any]:
     """Write a slice and what is said of it, unless both are there; give the latter."""
     note, parameters = task.target.with_suffix(".json"), task.parameters
     if note.is_file() and task.target.with_suffix(SUFFIX).is_file():
-        record: dict[str, Any] = read_json(note)
+        record = read_note(note)
         if record["parameters"] == parameters:
             return record
     note.unlink(missing_ok=True)  # a slice is finished when its note is there
@@ -229,57 +245,3 @@ def _check(block: sp.csr_matrix, task: SliceTask, tissue: RawTissue, rows: NDArr
 def fingerprint(values: Any) -> str:
     """Short hash of plain values."""
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
-
-
-def begin(output_dir: Path, options: Stage1Options) -> None:
-    """Note what the slices of a folder are made with, or refuse a folder that was begun with something else.
-
-    Raises
-    ------
-    ValueError
-        If it was; the message says which parameters differ.
-    """
-    path = output_dir / OVERVIEW
-    if path.is_file():
-        earlier, now = read_json(path).get("options", {}), options.to_dict()
-        differ = [name for name in now if earlier.get(name) != now[name]]
-        if differ:
-            listed = "; ".join(f"{name} was {_short(earlier.get(name))}, is {_short(now[name])}" for name in differ)
-            raise ValueError(
-                f"{output_dir} holds slices made with other parameters ({listed}); name another folder, or delete it"
-            )
-    make_folder(output_dir)
-    sweep(output_dir)
-    write_json(path, _overview(options))
-
-
-def end(
-    output_dir: Path, options: Stage1Options, tasks: Sequence[SliceTask], records: Sequence[dict[str, Any]]
-) -> None:
-    """Note which slices there are, which ends the stage."""
-    genes = tasks[0].options.genes
-    assert genes is not None  # plan_slices settles them
-    for task in tasks:
-        check_written(task.target.with_suffix(".json"))
-    sweep(output_dir)  # of workers that were killed
-    files = [{"file": task.target.name, "slice": record["slice"]} for task, record in zip(tasks, records, strict=True)]
-    write_json(output_dir / OVERVIEW, _overview(options) | {"genes": list(genes), "slices": files})
-    for record in records:
-        if names := record["unmeasured"]:
-            listed = ", ".join(map(repr, names[:N_NAMES])) + (", …" if len(names) > N_NAMES else "")
-            logger.warning(
-                "Slice %r lacks %d genes, which count as unmeasured: %s.", record["slice"], len(names), listed
-            )
-
-
-def _overview(options: Stage1Options) -> dict[str, Any]:
-    n_dims = 3 if options.position_is_3d or options.z_spacing else 2
-    return {"format": FORMAT, "format_version": FORMAT_VERSION, "options": options.to_dict(), "n_dims": n_dims}
-
-
-def _short(value: Any) -> str:
-    return _cut(repr(value))
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= 60 else text[:57] + "…"

@@ -8,15 +8,14 @@ slice over all files, and a context, which is made of cells of one slice, would 
 from __future__ import annotations
 
 import logging
-import re
-import shutil
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from tqdm.auto import tqdm
 
 from alphastomics.data._matrix import Moments
-from alphastomics.data.parquet._dataset import FOLDER, METADATA, SPLITS, DatasetInfo
+from alphastomics.data.parquet._dataset import FOLDER, METADATA, DatasetInfo
 from alphastomics.data.parquet._files import (
     TEMPORARY,
     check_written,
@@ -27,21 +26,21 @@ from alphastomics.data.parquet._files import (
     sweep,
     write_json,
 )
+from alphastomics.data.preprocess._ownership import BEGUN, check_ownership, clear, unfinished_folder
 from alphastomics.data.preprocess._plan import Plan
 from alphastomics.data.preprocess._read_slices import read_slices
 from alphastomics.data.preprocess._shards import NOTE, write_shard
 from alphastomics.data.preprocess._stage1 import fingerprint
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from alphastomics.data.preprocess._options import Stage2Options
 
 logger = logging.getLogger(__name__)
 
-BEGUN = "parameters.json"
-OURS = re.compile(rf"({'|'.join(SPLITS)})(-\d+)?\.parquet")
+N_NAMES = 5
 
 
 def write_dataset(input_dirs: Sequence[Path], output_dir: Path, options: Stage2Options, run: Any = map) -> DatasetInfo:
@@ -64,20 +63,21 @@ def write_dataset(input_dirs: Sequence[Path], output_dir: Path, options: Stage2O
         If the input cannot be used, or the folder holds another dataset.
     """
     slices = read_slices(input_dirs)
-    made = {each.name: fingerprint(each.record["parameters"]) for each in slices}
-    parameters = {"stage2": options.to_dict(), "slices": made}
-    if (output_dir / METADATA).is_file():
-        earlier = DatasetInfo.read(output_dir, check=False)
-        if earlier.parameters != parameters:
-            raise ValueError(_differences(output_dir, earlier.parameters, parameters))
+    parameters = all_parameters(options, {each.name: each.record["parameters"] for each in slices})
+    earlier = read_earlier(output_dir, parameters)
+    if earlier is not None:
         if _is_whole(output_dir, earlier):
             return earlier
+        check_ownership(output_dir, [shard.file for shard in earlier.shards])
         logger.warning("The dataset in %s is damaged, and is made again.", output_dir)
+        clear(output_dir / FOLDER)
         (output_dir / METADATA).unlink()
     plan = Plan(slices, options)
+    check_ownership(output_dir)
     unfinished = _begin(output_dir, parameters)
     moments, totals, shards = Moments(len(slices[0].genes)), np.zeros(len(slices[0].genes)), []
-    for written in run(write_shard, plan.tasks(unfinished)):
+    tasks = plan.tasks(unfinished)
+    for written in tqdm(run(write_shard, tasks), total=len(tasks), desc="Writing files", unit="file"):
         path = unfinished / written.shard.file
         check_written(path)
         shards.append(replace(written.shard, footer=footer_checksum(path)))
@@ -95,15 +95,50 @@ def write_dataset(input_dirs: Sequence[Path], output_dir: Path, options: Stage2O
     return info
 
 
+def all_parameters(options: Stage2Options, slices: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
+    """All that decides a dataset: options, and what stage 1 says of how every slice was made."""
+    return {"stage2": options.to_dict(), "slices": {name: fingerprint(made) for name, made in slices.items()}}
+
+
+def read_earlier(output_dir: Path, parameters: dict[str, Any]) -> DatasetInfo | None:
+    """The dataset that is in a folder, if any.
+
+    Raises
+    ------
+    ValueError
+        If it is another; the message says in what.
+    """
+    if not (output_dir / METADATA).is_file():
+        return None
+    earlier = DatasetInfo.read(output_dir, check=False)
+    if earlier.parameters != parameters:
+        raise ValueError(_differences(output_dir, earlier.parameters, parameters))
+    return earlier
+
+
+def check_output(output_dir: Path, parameters: dict[str, Any]) -> None:
+    """Refuse a folder to which no dataset of these parameters can go, without reading a slice.
+
+    Raises
+    ------
+    FileExistsError
+        If files of others are in its way.
+    ValueError
+        If another dataset is there.
+    """
+    if read_earlier(output_dir, parameters) is None:
+        check_ownership(output_dir)
+
+
 def _begin(output_dir: Path, parameters: dict[str, Any]) -> Path:
     """A folder for files, with those that an earlier call with the same parameters finished."""
-    unfinished = output_dir / f"{FOLDER}{TEMPORARY}"
+    unfinished = unfinished_folder(output_dir)
     begun = unfinished / BEGUN
     make_folder(output_dir)
     sweep(output_dir)
-    _clear(output_dir / FOLDER)
+    clear(output_dir / FOLDER)
     if not begun.is_file() or read_json(begun) != parameters:
-        shutil.rmtree(unfinished, ignore_errors=True)
+        clear(unfinished)
         unfinished.mkdir(parents=True)
         write_json(begun, parameters)
     return unfinished
@@ -112,13 +147,6 @@ def _begin(output_dir: Path, parameters: dict[str, Any]) -> Path:
 def _is_whole(folder: Path, info: DatasetInfo) -> bool:
     files = [(folder / FOLDER / shard.file, shard.sha256) for shard in info.shards]
     return all(path.is_file() and checksum(path) == sha256 for path, sha256 in files)
-
-
-def _clear(folder: Path) -> None:
-    """Remove the files of a call that ended before ``metadata.json``; nobody else's."""
-    if folder.exists() and not (folder.is_dir() and all(OURS.fullmatch(path.name) for path in folder.iterdir())):
-        raise FileExistsError(f"{folder} is there, and not of a dataset; name another folder")
-    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _end(output_dir: Path, unfinished: Path) -> None:
@@ -132,8 +160,20 @@ def _differences(folder: Path, earlier: dict[str, Any], now: dict[str, Any]) -> 
     differ = [
         f"{name} was {before.get(name)!r}, is {after[name]!r}" for name in after if before.get(name) != after[name]
     ]
-    if earlier.get("slices") != now["slices"]:
-        differ.append("the slices are others, or were made otherwise")
+    differ += _differing_slices(earlier.get("slices", {}), now["slices"])
     return (
         f"{folder} holds a dataset made with other parameters ({'; '.join(differ)}); name another folder, or delete it"
     )
+
+
+def _differing_slices(before: dict[str, str], after: dict[str, str]) -> list[str]:
+    kinds = {
+        "slices it lacks": [name for name in after if name not in before],
+        "slices that are not there now": [name for name in before if name not in after],
+        "slices that were made otherwise": [name for name in after if name in before and before[name] != after[name]],
+    }
+    return [
+        f"{what}: {', '.join(map(repr, names[:N_NAMES]))}{', …' if len(names) > N_NAMES else ''}"
+        for what, names in kinds.items()
+        if names
+    ]

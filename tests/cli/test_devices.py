@@ -1,0 +1,77 @@
+"""A device that is not here, or makes no sense: one line, and nothing is made."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+
+from alphastomics.datasets import synthetic_tissue
+from alphastomics.main import main
+from alphastomics.model import AlphaSTomics
+from alphastomics.train.devices import device_of
+
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+TINY = {"mode": "expr_to_pos", "d_model": 16, "n_layers": 1, "n_heads": 2}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """``cells.h5ad``, and ``model`` of them."""
+    folder = tmp_path_factory.mktemp("devices")
+    tissue = synthetic_tissue(n_slices=2, n_cells=60, n_genes=20, random_state=0)
+    tissue.write_h5ad(folder / "cells.h5ad")
+    AlphaSTomics.setup_anndata(tissue, slice_key="slice_id")
+    AlphaSTomics(tissue, **TINY).save(folder / "model")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("tokens", "message"),
+    [
+        (["train", "--input-data", "CELLS", "--gpus", "1"], "there is no --gpus 1 here; leave --gpus out"),
+        (
+            ["train", "--input-data", "CELLS", "--accelerator", "cuda"],
+            r"no device for accelerator='cuda' \(.*leave --accelerator … out",
+        ),
+        (["train", "--input-data", "CELLS", "--devices", "0"], r"no device for devices=0 \(.*leave --devices … out"),
+        (
+            ["train", "--input-data", "CELLS", "--accelerator", "cpu", "--devices", "foo"],
+            r"accelerator='cpu' and devices='foo' \(.*leave --accelerator … and --devices … out",
+        ),
+        (
+            [
+                "sample",
+                "--checkpoint",
+                "MODEL",
+                "--input-data",
+                "CELLS",
+                "--output",
+                "out.h5ad",
+                "--accelerator",
+                "gpu",
+            ],
+            r"no device for accelerator='gpu'",
+        ),
+        (["demo", "--output-dir", "out", "--gpus", "1"], "leave --gpus out"),
+        (
+            ["compare", "--input-data", "CELLS", "--output-dir", "out", "--accelerator", "gpu"],
+            r"no device for accelerator='gpu'",
+        ),
+    ],
+)
+def test_a_device_that_is_not_here_is_one_line(folder, tmp_path, tokens, message, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    places = {"CELLS": str(folder / "cells.h5ad"), "MODEL": str(folder / "model")}
+    assert main([places.get(token, token) for token in tokens]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("alphastomics: ")
+    assert re.search(message, line)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_python_is_told_so_too(folder):
+    with pytest.raises(ValueError, match=r"accelerator='gpu'.*leave accelerator=… out"):
+        AlphaSTomics.load(folder / "model", adata=False, accelerator="gpu")
+    assert device_of("cpu", 2) == torch.device("cpu")

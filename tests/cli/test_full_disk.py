@@ -1,0 +1,300 @@
+"""A disk that is full, and places that may not be read or written: one line with file and remedy, nothing half written."""
+
+from __future__ import annotations
+
+import errno
+import os
+import pkgutil
+import re
+import resource
+import shutil
+import subprocess
+import sys
+from contextlib import contextmanager
+
+import anndata as ad
+import h5py
+import numpy as np
+import pytest
+import torch
+
+from alphastomics._cli._console import complain
+from alphastomics._cli._files import write_h5ad
+from alphastomics.datasets import synthetic_tissue
+from alphastomics.main import main
+from alphastomics.train.checkpoint import LastCheckpoint
+
+TINY = ["--d-model", "16", "--n-layers", "1", "--n-heads", "2", "--context-size", "32", "--batch-size", "64"]
+TRAIN = ["train", *TINY, "--mode", "expr_to_pos", "--epochs", "1", "--accelerator", "cpu"]
+REMEDY = "see to room and permission there, or name another folder, and repeat the command"
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """``cells.h5ad``, ``cells.pt``, ``raw/``, ``dataset/`` and the run ``outputs/alphastomics``."""
+    folder = tmp_path_factory.mktemp("disk")
+    tissue = synthetic_tissue(n_slices=2, n_cells=90, n_genes=20, random_state=0)
+    tissue.write_h5ad(folder / "cells.h5ad")
+    torch.save({"expression": torch.tensor(tissue.X.toarray())}, folder / "cells.pt")
+    (folder / "raw").mkdir()
+    shutil.copy(folder / "cells.h5ad", folder / "raw" / "cells.h5ad")
+    (folder / "genes.txt").write_text("gene_0\ngene_1\n")
+    (folder / "config.yaml").write_text("model:\n  d_model: 16\n")
+    data, cells = str(folder / "dataset"), str(folder / "cells.h5ad")
+    assert main(["preprocess", "--input-dir", str(folder / "raw"), "--output-dir", data]) == 0
+    assert main([*TRAIN, "--input-data", cells, "--output-dir", str(folder / "outputs")]) == 0
+    return folder
+
+
+@pytest.fixture
+def folder(place, monkeypatch):
+    """The same, as the current one, which is left as it was found."""
+    monkeypatch.chdir(place)
+    before = files_in(place)
+    yield place
+    assert files_in(place) == before
+
+
+def files_in(folder):
+    return {path.relative_to(folder): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def complaint(capsys):
+    text = capsys.readouterr().err
+    assert "Traceback" not in text
+    assert "Exception ignored" not in text
+    (line,) = [line for line in text.splitlines() if line.startswith("alphastomics: ")]
+    assert text.endswith(line + "\n")
+    return line
+
+
+@contextmanager
+def files_of_at_most(n_bytes):
+    """What a full disk does, to files that grow larger: a write of them fails in the middle."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (n_bytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+MODEL = ["--checkpoint", "outputs/alphastomics/checkpoints/model", "--input-data", "cells.h5ad", "--accelerator", "cpu"]
+
+
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [
+        (["sample", "--n-steps", "1"], "x.h5ad"),
+        (["sample", "--n-steps", "1"], "x.parquet"),
+        (["extract"], "x.h5ad"),
+        (["extract"], "x.npz"),
+        (["extract"], "x.parquet"),
+        (["test"], "x.json"),
+    ],
+)
+def test_a_result_for_which_there_is_no_room(folder, tmp_path, capsys, command, name):
+    path = tmp_path / name
+    path.write_text("old")
+    with files_of_at_most(100):
+        assert main([*command, *MODEL, "--output", str(path)]) == 1
+    assert re.search(rf"{path} cannot be written \(.*File too large.*\); {REMEDY}", complaint(capsys))
+    assert path.read_text() == "old"
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+def test_a_process_does_not_crash_at_its_end(folder, tmp_path):
+    command = [sys.executable, "-m", "alphastomics", "extract", *MODEL, "--output", str(tmp_path / "x.h5ad")]
+    limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
+    done = subprocess.run(command, preexec_fn=limit, stderr=subprocess.PIPE, text=True, check=False, timeout=300)
+    assert done.returncode == 1
+    said = [line for line in done.stderr.splitlines() if line.strip() and not line.startswith("Embedding")]
+    assert len(said) == 1
+    assert said[0].startswith("alphastomics: ")
+
+
+def entries_of(path):
+    """Everything in an HDF5 file, by name."""
+    entries = {}
+    with h5py.File(path) as file:
+
+        def note(name, entry):
+            values = repr(np.asarray(entry[()]).tolist()) if isinstance(entry, h5py.Dataset) else None
+            entries[name] = values, {key: np.asarray(value).tolist() for key, value in entry.attrs.items()}
+
+        note("/", file)
+        file.visititems(note)
+    return entries
+
+
+def test_what_is_made_in_memory_is_what_anndata_writes(tmp_path):
+    tissue = synthetic_tissue(n_slices=2, n_cells=30, n_genes=5, random_state=0)
+    tissue.raw = tissue.copy()
+    tissue.layers["dense"] = tissue.X.toarray()
+    tissue.uns["a"] = {"b": np.arange(3), "c": "text"}
+    tissue.obs["name"] = [f"cell of {i % 2}" for i in range(tissue.n_obs)]
+    for adata in (tissue, ad.AnnData(obs=tissue.obs, obsm={"z": np.ones((60, 2))})):
+        write_h5ad(tmp_path / "ours.h5ad", adata.copy())
+        adata.copy().write_h5ad(tmp_path / "theirs.h5ad")
+        assert entries_of(tmp_path / "ours.h5ad") == entries_of(tmp_path / "theirs.h5ad")
+
+
+@pytest.mark.parametrize(("n_bytes", "name"), [(10, "e"), (5_000, "e/checkpoints/last.ckpt")])
+def test_a_run_without_room_for_its_first_checkpoint_leaves_its_name_free(folder, tmp_path, capsys, n_bytes, name):
+    command = [*TRAIN, "--input-data", "cells.h5ad", "--output-dir", str(tmp_path), "--exp-name", "e"]
+    with files_of_at_most(n_bytes):
+        assert main(command) == 1
+    assert re.search(rf"{tmp_path}/{name} cannot be written \(.*File too large.*\); {REMEDY}", complaint(capsys))
+    assert list(tmp_path.iterdir()) == []
+    assert main(command) == 0
+
+
+def test_a_run_without_room_for_its_next_checkpoint_keeps_the_first(folder, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("alphastomics.train.checkpoint.EVERY", 1)
+    save = LastCheckpoint._save
+
+    def once(self, trainer):
+        if self.path.is_file():
+            resource.setrlimit(resource.RLIMIT_FSIZE, (5_000, before[1]))
+        save(self, trainer)
+
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    monkeypatch.setattr(LastCheckpoint, "_save", once)
+    command = [*TRAIN, "--input-data", "cells.h5ad", "--output-dir", str(tmp_path), "--exp-name", "e"]
+    try:
+        assert main(command) == 1
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert re.search(rf"{tmp_path}/e/checkpoints/last.ckpt cannot be written", complaint(capsys))
+    assert torch.load(tmp_path / "e/checkpoints/last.ckpt", weights_only=True)["global_step"] >= 1
+    monkeypatch.setattr(LastCheckpoint, "_save", save)
+    assert main(["train", "--resume", "--output-dir", str(tmp_path), "--exp-name", "e"]) == 0
+
+
+# -- what the system says ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("number", "remedy"),
+    [
+        (errno.ENOSPC, "make room there"),
+        (errno.EACCES, "see to the permissions there"),
+        (errno.EROFS, "name a folder that can be written to"),
+        (errno.ENOTDIR, "check the name"),
+        (errno.ENOENT, "check the name"),
+    ],
+)
+def test_what_the_system_says_gets_a_remedy(number, remedy, capsys):
+    complain(OSError(number, os.strerror(number), "a/b.json"))
+    assert complaint(capsys) == f"alphastomics: a/b.json: {os.strerror(number)}; {remedy}, and repeat the command"
+    complain(OSError(number, os.strerror(number)))
+    assert complaint(capsys) == f"alphastomics: {os.strerror(number)}; {remedy}, and repeat the command"
+    complain(OSError("a sentence"))
+    assert complaint(capsys) == "alphastomics: a sentence"
+
+
+# -- places that may not be read or written ----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def forbid():
+    """Take permissions away, until the test is over; as root, which they do not bind, there is nothing to test."""
+    before = {}
+
+    def forbid(path, mode=0):
+        before[path] = path.stat().st_mode
+        path.chmod(mode)
+        if os.access(path, os.R_OK if mode == 0 else os.W_OK):
+            pytest.skip("permissions do not bind this user")
+
+    yield forbid
+    for path, mode in before.items():
+        path.chmod(mode)
+
+
+@pytest.mark.parametrize(
+    "tokens",
+    [
+        ["extract", *MODEL, "--output", "OUT/x.npz"],
+        ["sample", *MODEL, "--output", "OUT/x.h5ad"],
+        ["test", *MODEL, "--output", "OUT/x.json"],
+        [*TRAIN, "--input-data", "cells.h5ad", "--output-dir", "OUT"],
+        ["demo", "--output-dir", "OUT/demo"],
+        ["compare", "--input-data", "cells.h5ad", "--output-dir", "OUT/comparison"],
+    ],
+)
+def test_what_may_not_be_written_is_told_before_the_work(folder, tmp_path, capsys, forbid, monkeypatch, tokens):
+    for name in ("load", "setup_anndata"):
+        monkeypatch.setattr(f"alphastomics.model.AlphaSTomics.{name}", lambda *args, **kwargs: pytest.fail("too late"))
+    forbid(tmp_path, 0o500)
+    assert main([token.replace("OUT", str(tmp_path)) for token in tokens]) == 1
+    assert re.search(rf"{tmp_path}\S* cannot be written \(.*\); {REMEDY}", complaint(capsys))
+
+
+DATA = ["--data-dir", "dataset"]
+
+
+@pytest.mark.parametrize(
+    ("path", "tokens", "message"),
+    [
+        ("genes.txt", ["stage1", "--input-dir", "raw", "--output-dir", "o", "--gene-list-file", "genes.txt"], "see to"),
+        ("raw", ["preprocess", "--input-dir", "raw", "--output-dir", "o"], "raw may not be read"),
+        ("raw", ["stage1", "--input-dir", "raw", "--output-dir", "o"], "raw may not be read"),
+        ("dataset/metadata.json", [*TRAIN, *DATA, "--exp-name", "x"], "metadata.json may not be read"),
+        ("dataset/data/test.parquet", [*TRAIN, *DATA, "--exp-name", "x"], "test.parquet may not be read"),
+        ("config.yaml", [*TRAIN, "--input-data", "cells.h5ad", "--config", "config.yaml"], "config.yaml: Perm"),
+        ("cells.h5ad", ["extract", *MODEL, "--output", "x.npz"], "cannot be read as .h5ad.*see that it is"),
+        ("cells.pt", ["extract", *MODEL[:3], "cells.pt", "--output", "x.npz"], "cells.pt may not be read"),
+        ("outputs/alphastomics/checkpoints/last.ckpt", [*TRAIN, "--resume"], "last.ckpt may not be read"),
+        ("outputs/alphastomics/checkpoints/model/config.json", ["extract", *MODEL, "--output", "x.npz"], "json: Perm"),
+        (
+            "outputs/alphastomics/checkpoints/model/model.safetensors",
+            ["extract", *MODEL, "--output", "x.npz"],
+            "model.safetensors may not be read",
+        ),
+    ],
+)
+def test_what_may_not_be_read_is_not_called_damaged(place, capsys, forbid, monkeypatch, path, tokens, message):
+    monkeypatch.chdir(place)
+    before = sorted(place.rglob("*"))
+    forbid(place / path)
+    assert main(tokens) == 1
+    line = complaint(capsys)
+    assert re.search(message, line)
+    assert re.search(r"; see to (its|the) permissions|; see that it is whole and readable", line)
+    assert not re.search("damaged|truncated|make the dataset again|no .h5ad file", line)
+    (place / path).chmod(0o700)
+    assert sorted(place.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    ("name", "read"),
+    [
+        ("x.parquet", "alphastomics.data.parquet._files.open_parquet"),
+        ("x.parquet", "alphastomics.data.parquet._files.footer_checksum"),
+        ("x.json", "alphastomics.data.parquet._files.read_json"),
+        ("x.ckpt", "alphastomics.model._checkpoint.read_checkpoint"),
+        ("x.pt", "alphastomics._cli._tensors._load"),
+    ],
+)
+def test_readers_know_what_may_not_be_read(tmp_path, monkeypatch, name, read):
+    def refuse(*args, **kwargs):
+        raise PermissionError(errno.EACCES, "Permission denied", str(tmp_path / name))
+
+    (tmp_path / name).write_text("x")
+    monkeypatch.setattr("builtins.open", refuse)
+    monkeypatch.setattr("torch.load", refuse)
+    monkeypatch.setattr("pathlib.Path.open", refuse)
+    monkeypatch.setattr("pyarrow.parquet.ParquetFile", refuse)
+    with pytest.raises(PermissionError, match=rf"{name} may not be read \(Permission denied\); see to its permissions"):
+        pkgutil.resolve_name(read)(tmp_path / name)
+
+
+def test_a_folder_in_a_file_is_none(folder, capsys):
+    for tokens in (
+        [*TRAIN, "--input-data", "cells.h5ad", "--output-dir", "cells.h5ad"],
+        ["extract", *MODEL, "--output", "cells.h5ad/x.npz"],
+        ["demo", "--output-dir", "cells.h5ad"],
+    ):
+        assert main(tokens) == 1
+        assert re.search(rf"cells.h5ad\S* cannot be written \(.*\); {REMEDY}", complaint(capsys))
