@@ -148,7 +148,7 @@ def test_what_won_is_printed_without_data(tmp_path, monkeypatch, capsys):
     assert text.startswith("# null: ")
     Path("won.yaml").write_text(text)
     won = Config.read("won.yaml")
-    assert (won.model.d_model, won.model.attention, won.model.use_gated_attention) == (128, "softmax", True)
+    assert (won.model.d_model, won.model.attention, won.model.use_gated_attention) == (128, "full", True)
     assert (won.training.learning_rate, won.training.gradient_clip_val) == (PlanConfig().lr, 1.0)
     assert (won.masking.expression_mask_ratio, won.masking.position_mask_ratio) == (0.3, 0.33)
     assert (won.data.loading.buffer_size, won.data.processed_data_dir) == (2**20, Path("nowhere"))

@@ -116,7 +116,7 @@ def _defaults(options: Mapping[str, Any]) -> dict[str, Any]:
 
     linear = options["attention"] == "linear" or options["use_gated_attention"] is False
     known = asdict(PlanConfig()) | {
-        "attention": "linear" if linear else "softmax",
+        "attention": "linear" if linear else "full",
         "use_gated_attention": not linear,
         "composition": COMPOSITION,
         "gradient_clip_val": GRADIENT_NORM,
