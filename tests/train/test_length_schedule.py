@@ -161,3 +161,8 @@ def test_a_resumed_training_has_the_same_lengths(tmp_path: Path, after: int) -> 
     assert list(whole.values()) == [8] * 12 + [10] * 10 + [22] * 5 + [28] * 4 + [32] * 3
     resumed = fit(Recorder(), tmp_path / "state.ckpt")
     assert resumed == {step: length for step, length in whole.items() if step >= after}
+
+
+def test_without_growth_it_jumps_after_the_warmup():
+    schedule = LengthSchedule(shortest=2, longest=9, warmup=3, growth=0)
+    assert [schedule.length(step) for step in range(5)] == [2, 2, 2, 9, 9]

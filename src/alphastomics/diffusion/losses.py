@@ -10,7 +10,7 @@ r"""Training losses of the two modalities, each averaged over what is really the
     L_\text{layout} &= \text{the same with } q_{ij} \propto (1 + \hat D_{ij}^2 / w^2)^{-1}
 
 The pairwise losses visit the pairs in blocks of rows: memory is O(block * N), not O(N^2). Other losses of distances, and
-the gradient of this one, are in :mod:`alphastomics.diffusion.distances`.
+the gradient of this one, are in ``distances.py``.
 """
 
 from __future__ import annotations

@@ -61,10 +61,10 @@ class DenoiserConfig:
         Whether a mixture of experts takes the place of the feed-forward networks, and which, see
         :class:`~alphastomics.nn.experts.Experts`.
     residual, n_streams, bottleneck
-        As in :class:`~alphastomics.nn.block.Block`.
+        As in ``Block``.
     layer_sharing, sharing_block
         Which blocks share their weights, all but norms and residual connections, and how many in a row where
-        ``layer_sharing="block"``; see :class:`~alphastomics.nn.sharing.LayerStack`.
+        ``layer_sharing="block"``; see ``nn/sharing.py``.
     mask_tokens
         Whether there are tokens for masked entries.
     n_ranks

@@ -70,7 +70,7 @@ class LengthSchedule:
         if step >= self.warmup + self.growth:
             return self.longest
         # Fractions, because the floor of a float can miss a whole number by one.
-        p = Fraction(max(0, step - self.warmup), self.growth)
+        p = Fraction(max(0, step - self.warmup), max(1, self.growth))
         low, high = self.shortest, self.longest
         if self.kind == "geometric":
             return int(low * (high / low) ** float(p) + ROUNDING)
