@@ -4,10 +4,10 @@ Simulated counts of some slices, 500 genes of which a cell has as many as one of
 file for each, made a dataset by ``alphastomics.data.preprocess``, and read in batches of one context of 1,024 cells, by turns, so
 that a busy machine slows all alike:
 
-- ``first epoch``: ours from the files, a fifth of the cells held at once, checksums compared;
+- ``first epoch``: ours from the files, shuffled among a fifth of the cells, checksums compared;
 - ``later epochs``: the same, once every page was compared with its checksum;
 - ``network units``: the same, transformed and scaled, on the processor;
-- ``held``: later epochs where the buffer holds all cells;
+- ``held``: later epochs, shuffled among all cells;
 - ``scvi``: ``AnnDataLoader`` over all cells in memory as CSR, shuffled;
 - ``backed``: random cells of one backed h5ad file that holds all of them, sorted, as an array.
 

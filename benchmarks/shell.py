@@ -1,7 +1,7 @@
 """The whole way from the shell: slices of the seqFISH embryos as ``.h5ad`` files, a dataset, a model, placed cells, scores.
 
 Both planes of embryo 1 are files in a folder that ``alphastomics preprocess`` makes a dataset of; ``train --streaming`` trains on
-it with fewer cells in memory than it has; ``sample`` places the cells of embryo2_z2 from a file without positions, and ``test`` the
+it, its contexts shuffled among fewer cells than it has; ``sample`` places the cells of embryo2_z2 from a file without positions, and ``test`` the
 same cells from a file with them. What ``sample`` wrote is scored by the judge of the other benchmarks, which shares no code with the
 package. Run as ``python -m benchmarks.shell``; ``--help`` lists the options.
 """
@@ -82,7 +82,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
         prog="python -m benchmarks.shell", formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
     parser.add_argument("--minutes", type=float, default=8.0, help="training")
-    parser.add_argument("--buffer-size", type=int, default=8000, help="cells in memory")
+    parser.add_argument("--buffer-size", type=int, default=8000, help="cells among which contexts are shuffled")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output", type=Path, default=RESULT)
     parser.add_argument("--data-dir", help="folder of the .h5ad files; default $ALPHASTOMICS_DATA or ../shared/data")

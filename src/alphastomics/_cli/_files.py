@@ -7,7 +7,6 @@ import math
 import os
 import shutil
 from contextlib import contextmanager, suppress
-from io import BytesIO
 from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any
 
@@ -115,14 +114,16 @@ def write_h5ad(path: Path, adata: AnnData) -> None:
     import anndata as ad
     import h5py
 
-    image = BytesIO()
     adata.strings_to_categoricals()
-    with h5py.File(image, "w") as file:
+    # Not into a BytesIO: HDF5 would call Python while Python collects what is left of the file.
+    with h5py.File(path.name, "w", driver="core", backing_store=False) as file:
         ad.io.write_elem(file, "/", adata)
         if adata.raw is None:  # a null, which AnnData itself does not write in a file
             file.pop("raw", None)
+        file.flush()
+        image = file.id.get_file_image()
     with replacing(path) as temporary:
-        temporary.write_bytes(image.getbuffer())
+        temporary.write_bytes(image)
 
 
 def write_json(path: Path, values: Any) -> None:

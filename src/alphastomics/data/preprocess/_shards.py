@@ -104,7 +104,7 @@ def _write(task: ShardTask, note: Path) -> None:
             for rows in rows_of_groups:
                 parts = []
                 for part in stored.cells(rows):
-                    if task.split == SPLITS[0]:
+                    if task.split == SPLITS[0] and not task.per_slice:  # these are scaled already
                         _learn(part, stored, task, moments, totals)
                     part = _as_logarithms(part, stored, task) if task.logarithms else part
                     parts.append(part if of_slice is None else _standardised(part, stored, of_slice))
