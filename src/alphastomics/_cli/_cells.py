@@ -256,4 +256,4 @@ def write_latent(cells: AnnData, latent: NDArray[np.float32], path: Path, slice_
     image = BytesIO()  # an archive that cannot be closed complains a second time
     np.savez_compressed(image, latent=latent, obs_names=cells.obs_names.to_numpy(dtype=str))
     with replacing(path) as temporary:
-        temporary.write_bytes(image.getbuffer())
+        temporary.write_bytes(image.getvalue())  # a view of the buffer crashes Python's collector (gh-111049)

@@ -115,7 +115,6 @@ def write_h5ad(path: Path, adata: AnnData) -> None:
     import h5py
 
     adata.strings_to_categoricals()
-    # Not into a BytesIO: HDF5 would call Python while Python collects what is left of the file.
     with h5py.File(path.name, "w", driver="core", backing_store=False) as file:
         ad.io.write_elem(file, "/", adata)
         if adata.raw is None:  # a null, which AnnData itself does not write in a file

@@ -139,7 +139,7 @@ def complete(path: Path, model: AlphaSTomics) -> None:
     torch.save(checkpoint, image)
     try:
         with naming(path):
-            temporary.write_bytes(image.getbuffer())
+            temporary.write_bytes(image.getvalue())  # a view of the buffer crashes Python's collector (gh-111049)
             temporary.replace(path)
     finally:
         with suppress(OSError):  # where a file cannot be, none is left
