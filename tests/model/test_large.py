@@ -51,7 +51,7 @@ class Oracle:
     def embed_position(self, position, t):
         return torch.zeros_like(position)
 
-    def trunk(self, h, t_expr, t_pos, mask, predict):
+    def trunk(self, h, t_expr, t_pos, mask, predict, *, position, sequence):
         self.n_calls += 1
         x = h
         if self.rigid:
