@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import random
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,8 @@ import pytest
 import torch
 
 from alphastomics.datasets import synthetic_tissue
-from alphastomics.model import AlphaSTomics
+from alphastomics.model import AlphaSTomics, _model
+from alphastomics.model._calibration import fit_marginals
 from alphastomics.nn import Denoiser, DenoiserConfig
 
 if TYPE_CHECKING:
@@ -193,8 +195,9 @@ def test_every_parameter_learns_and_padding_changes_nothing(row):
 # -- the model ---------------------------------------------------------------------------------------------------------
 
 
-def tissue(row: Row) -> AnnData:
-    adata = synthetic_tissue(n_slices=2, n_cells=40, n_genes=12, n_dims=row["n_dims"], random_state=0)
+@functools.cache
+def tissue(n_dims: int) -> AnnData:
+    adata = synthetic_tissue(n_slices=2, n_cells=40, n_genes=12, n_dims=n_dims, random_state=0)
     adata.obs["order"] = np.random.default_rng(0).permutation(adata.n_obs)
     return adata
 
@@ -215,12 +218,15 @@ def sampled(model: AlphaSTomics, cells: AnnData, mode: str) -> bytes:
 
 @pytest.mark.slow
 @each_row
-def test_trains_saves_loads_and_samples(row, train_briefly, tmp_path):
-    cells = tissue(row)
+def test_trains_saves_loads_and_samples(row, train_briefly, tmp_path, monkeypatch):
+    # What is fitted after training is sampled in so many steps that it would take most of the time.
+    monkeypatch.setattr(_model, "fit_marginals", functools.partial(fit_marginals, n_steps=2))
+    cells = tissue(row["n_dims"])
+    reference = cells.copy()
     setup = {"frame": row["frame"], "sequence_key": "order" if row["ordered"] else None}
-    AlphaSTomics.setup_anndata(cells, **setup)
+    AlphaSTomics.setup_anndata(reference, **setup)
     options = network_of(row) | {"mode": row["mode"], "enable_masking": row["enable_masking"]}
-    model = AlphaSTomics(cells, **(SIZES | options))
+    model = AlphaSTomics(reference, **(SIZES | options))
     before = model.module.state_dict()["blocks.0.norm_1.modulation.bias"].clone()
     train_briefly(model, max_epochs=2, context_size=40, batch_size=80)
     assert not torch.equal(model.module.state_dict()["blocks.0.norm_1.modulation.bias"], before)
@@ -228,4 +234,4 @@ def test_trains_saves_loads_and_samples(row, train_briefly, tmp_path):
     loaded = AlphaSTomics.load(tmp_path / "m", adata=False)
     assert loaded.module.config == model.module.config
     for mode in ("expr_to_pos", "joint") if row["mode"] == "any" else (row["mode"],):
-        assert sampled(loaded, tissue(row), mode) == sampled(model, tissue(row), mode)
+        assert sampled(loaded, cells, mode) == sampled(model, cells, mode)

@@ -145,9 +145,9 @@ def test_batch_size_bounds_what_attends_to_what(trained, one_set, monkeypatch):
     sizes = []
     trunk = trained.module.trunk
 
-    def watch(h, *args):
+    def watch(h, *args, **kwargs):
         sizes.append(h.shape[1])
-        return trunk(h, *args)
+        return trunk(h, *args, **kwargs)
 
     monkeypatch.setattr(trained.module, "trunk", watch)
     few = one_set[:40].copy()

@@ -6,7 +6,8 @@ r"""Features of pairs of cells for a whole forward pass, from what the network k
 
 in factors of rank R, see :mod:`alphastomics.nn.pair.factors`. :math:`\tau` is the trust in positions: where they are absent
 they add nothing. The index s is there where the cells have an order. R may change from one pass to the next, and no weight
-depends on it: ranks of tokens are cut off at the end.
+depends on it: ranks of tokens are cut off at the end. The layers of the stack run once more on the way back: what they hold
+would outweigh the blocks of the network.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal
 
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from alphastomics.nn.pair.embedding import PairEmbedding
 from alphastomics.nn.pair.factors import PairFactors, adaptive_rank
@@ -28,8 +30,8 @@ if TYPE_CHECKING:
 
 N_CHANNELS = 16  # C
 MAX_RANK = 32
-FEWEST_TOKEN_RANKS = 4  # that "auto" keeps, whatever they cost
-BUDGET = 2**27  # bytes of one pair of factors of a context: rank 32 up to 32,768 cells
+TOKEN_RANKS = 4, 12  # that "auto" keeps whatever they cost, and that it takes where they cost little
+BUDGET = 2**26  # bytes of one pair of factors of a context: rank 16 up to 32,768 cells
 N_FREQUENCIES = 8  # of the order
 
 
@@ -79,8 +81,8 @@ class PairFeatures(nn.Module):
         """R for a context of ``n_cells``."""
         if self.rank != "auto":
             return self.rank
-        lowest = self.embedding.fixed_rank + FEWEST_TOKEN_RANKS
-        return adaptive_rank(n_cells, N_CHANNELS, budget_bytes=BUDGET, lowest=lowest, highest=MAX_RANK)
+        lowest, highest = (self.embedding.fixed_rank + ranks for ranks in TOKEN_RANKS)
+        return adaptive_rank(n_cells, N_CHANNELS, budget_bytes=BUDGET, lowest=lowest, highest=min(highest, MAX_RANK))
 
     def forward(self, x: Tensor, geometry: Geometry, mask: Tensor | None = None) -> PairFactors:
         """Embed the cells of a batch.
@@ -107,4 +109,6 @@ class PairFeatures(nn.Module):
             mask=mask,
             rank=self.rank_for(x.shape[1]),
         )
-        return self.stack(pairs)
+        for layer in self.stack.layers:
+            pairs = checkpoint(layer, pairs, use_reentrant=False, preserve_rng_state=False)
+        return pairs
