@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import anndata as ad
+from typing import TYPE_CHECKING
+
 import numpy as np
 import pytest
 from scipy import sparse
@@ -12,6 +13,9 @@ from alphastomics.datasets import synthetic_chains
 from alphastomics.datasets._backbone import STRUCTURES, Segment, lay_backbone
 from alphastomics.datasets._chains import LENGTHS, PROPENSITIES
 from alphastomics.metrics import rigid_align
+
+if TYPE_CHECKING:
+    import anndata as ad
 
 
 @pytest.fixture(scope="module")
