@@ -23,7 +23,7 @@ def test_the_truth_in_any_frame_scores_best_and_its_mirror_image_does_not():
 
 
 def test_chance_knows_neither_the_fold_nor_the_bonds():
-    scores = chains.run(chains.CHANCE, {"held_out": 8}, seed=0)
+    scores = chains.run(chains.CHANCE, {"held_out": 8, "frame": "slice"}, seed=0)
     assert scores["fape"] > 0.8
     assert abs(scores["distance_spearman"]) < 0.15
     assert scores["bond"] > 8
