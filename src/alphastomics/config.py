@@ -93,7 +93,15 @@ class ModelSection:
     dropout
         Share of the branch outputs dropped in training (``--dropout``).
     attention
-        ``full`` or ``linear`` (``--attention``).
+        ``full``, ``linear``, ``geometric``, ``neighbor`` or ``axial`` (``--attention``).
+    pair_features
+        ``factorized``: features of pairs of cells, for ``geometric`` and ``neighbor`` (``--pair-features``).
+    rank
+        Rank of these, or ``auto`` (``--rank``).
+    sparse_pairs
+        Where ``neighbor`` looks for neighbours: ``coordinate``, ``sequence`` or ``hybrid`` (``--sparse-pairs``).
+    n_neighbors
+        How many neighbours ``neighbor`` looks at (``--n-neighbors``).
     use_gated_attention
         The same as ``attention: full``; false is the same as ``attention: linear`` (``--use-gated-attention``).
     gate_type
@@ -108,6 +116,16 @@ class ModelSection:
         How many experts see a cell (``--moe-top-k``).
     expert_width
         Whether experts share the width of the feed-forward network or have all of it (``--expert-width``).
+    residual
+        ``plain``, or ``hyper``: several residual streams (``--residual``).
+    n_streams
+        Number of residual streams (``--n-streams``).
+    layer_sharing
+        Which blocks share their weights: ``none``, ``universal``, ``alternating`` or ``block`` (``--layer-sharing``).
+    sharing_block
+        Blocks in a row that share their weights, with ``block`` (``--sharing-block``).
+    bottleneck
+        Ratio by which the feed-forward networks are narrower than the rest (``--bottleneck``).
     """
 
     num_genes: int | None = None
@@ -115,7 +133,11 @@ class ModelSection:
     n_heads: int | None = None
     n_layers: int | None = None
     dropout: float | None = None
-    attention: Literal["full", "linear"] | None = None
+    attention: Literal["full", "linear", "geometric", "neighbor", "axial"] | None = None
+    pair_features: Literal["factorized"] | None = None
+    rank: Literal["auto"] | int | None = None
+    sparse_pairs: Literal["coordinate", "sequence", "hybrid"] | None = None
+    n_neighbors: int | None = None
     use_gated_attention: bool | None = None
     gate_type: Literal["headwise", "elementwise", "none"] | None = None
     use_qk_norm: bool | None = None
@@ -123,6 +145,11 @@ class ModelSection:
     num_experts: int | None = None
     moe_top_k: int | None = None
     expert_width: Literal["split", "full"] | None = None
+    residual: Literal["plain", "hyper"] | None = None
+    n_streams: int | None = None
+    layer_sharing: Literal["none", "universal", "alternating", "block"] | None = None
+    sharing_block: int | None = None
+    bottleneck: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -19,7 +19,8 @@ from alphastomics.train import PlanConfig
 
 FILE = """
 seed: {global_seed: 42}
-model: {d_model: 256, use_moe: true, num_experts: 8, moe_top_k: 2, attention: linear}
+model: {d_model: 256, use_moe: true, num_experts: 8, moe_top_k: 2, attention: linear,
+        layer_sharing: block, sharing_block: 2}
 diffusion: {num_timesteps: 1000, prediction_type: x0}
 training: {mode: joint, batch_size: 512, learning_rate: 1e-4, gpus: 2, fp16: true, early_stopping: true}
 masking: {enable: true, expression_mask_ratio: 0.4}
@@ -45,7 +46,8 @@ def test_a_file_is_as_good_as_flags(parse):
     found = parse(FILE)
     assert found["seed"] == 42
     assert found["model"] == ModelOptions(
-        mode="joint", d_model=256, use_moe=True, num_experts=8, attention="linear", prediction_type="x0", enable_masking=True
+        mode="joint", d_model=256, use_moe=True, num_experts=8, attention="linear", prediction_type="x0", enable_masking=True,
+        layer_sharing="block", sharing_block=2,
     )  # fmt: skip
     assert found["training"] == TrainingOptions(
         batch_size=512, gpus=2, fp16=True, early_stopping=True, expression_mask_ratio=0.4
@@ -63,6 +65,8 @@ def test_a_file_is_as_good_as_flags(parse):
         (["--exp-name", "other"], "run", {"exp_name": "other", "test_after_train": True}),
         # What is switched off on the command line takes its details in the file along.
         (["--no-moe"], "model", {"use_moe": False, "num_experts": 4, "d_model": 256}),
+        (["--attention", "axial"], "model", {"attention": "axial", "layer_sharing": "block", "sharing_block": 2}),
+        (["--layer-sharing", "universal"], "model", {"layer_sharing": "universal", "sharing_block": 4}),
         (["--disable-masking"], "training", {"expression_mask_ratio": None}),
         # A flag for one of two keys that say the same silences the other.
         (["--use-gated-attention"], "model", {"use_gated_attention": True, "attention": None}),

@@ -140,6 +140,11 @@ def test_demo_differs_in_few_defaults():
         (ModelOptions, "__init__", "gate_type"),
         (ModelOptions, "__init__", "attention"),
         (ModelOptions, "__init__", "expert_width"),
+        (ModelOptions, "__init__", "pair_features"),
+        (ModelOptions, "__init__", "rank"),
+        (ModelOptions, "__init__", "sparse_pairs"),
+        (ModelOptions, "__init__", "residual"),
+        (ModelOptions, "__init__", "layer_sharing"),
         (ModelOptions, "__init__", "schedule"),
         (ModelOptions, "__init__", "prediction_type"),
         (SetupOptions, "setup_anndata", "frame"),
@@ -194,6 +199,18 @@ def test_every_option_has_help(options):
         (["--use-gated-attention"], "model", ModelOptions(use_gated_attention=True)),
         (["--gate-type", "elementwise"], "model", ModelOptions(gate_type="elementwise")),
         (["--attention", "linear"], "model", ModelOptions(attention="linear")),
+        (
+            "--attention neighbor --sparse-pairs hybrid --n-neighbors 16 --pair-features factorized --rank 8".split(),
+            "model",
+            ModelOptions(
+                attention="neighbor", sparse_pairs="hybrid", n_neighbors=16, pair_features="factorized", rank=8
+            ),
+        ),
+        (
+            "--residual hyper --n-streams 2 --layer-sharing block --sharing-block 2 --bottleneck 4 --rank auto".split(),
+            "model",
+            ModelOptions(residual="hyper", n_streams=2, layer_sharing="block", sharing_block=2, bottleneck=4),
+        ),
         (
             ["--use-moe", "--num-experts", "8", "--moe-top-k=1", "--expert-width", "full"],
             "model",
@@ -274,6 +291,9 @@ def test_aliases_become_arguments():
     [
         (["--attention", "full", "--no-use-gated-attention"], "--attention full and --no-use-gated-attention"),
         (["--attention", "linear", "--use-gated-attention"], "--attention linear and --use-gated-attention"),
+        (["--attention", "geometric", "--no-use-gated-attention"], "--attention geometric and --no-use-gated"),
+        (["--n-neighbors", "8"], "--n-neighbors is for --attention neighbor; add that, or leave it out"),
+        (["--rank", "8", "--attention", "geometric"], "--rank is for --pair-features factorized"),
         (["--gpus", "2", "--accelerator", "cpu"], "--gpus names accelerator and devices"),
         (["--gpus", "2", "--devices", "1"], "--gpus names accelerator and devices"),
     ],

@@ -51,7 +51,7 @@ class Oracle:
     def embed_position(self, position, t):
         return torch.zeros_like(position)
 
-    def trunk(self, h, t_expr, t_pos, mask, predict):
+    def trunk(self, h, t_expr, t_pos, mask, predict, *, position, sequence):
         self.n_calls += 1
         x = h
         if self.rigid:
@@ -145,9 +145,9 @@ def test_batch_size_bounds_what_attends_to_what(trained, one_set, monkeypatch):
     sizes = []
     trunk = trained.module.trunk
 
-    def watch(h, *args):
+    def watch(h, *args, **kwargs):
         sizes.append(h.shape[1])
-        return trunk(h, *args)
+        return trunk(h, *args, **kwargs)
 
     monkeypatch.setattr(trained.module, "trunk", watch)
     few = one_set[:40].copy()

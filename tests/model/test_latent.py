@@ -47,9 +47,9 @@ def test_many_cells_are_embedded_in_contexts(trained, reference, monkeypatch):
     sizes = []
     trunk = trained.module.trunk
 
-    def watch(h, *args):
+    def watch(h, *args, **kwargs):
         sizes.append(h.shape[1])
-        return trunk(h, *args)
+        return trunk(h, *args, **kwargs)
 
     whole = trained.get_latent_representation(reference)
     monkeypatch.setattr(trained.module, "trunk", watch)
@@ -150,9 +150,9 @@ def test_large_slices_with_positions_are_embedded_in_contexts(model, embed, refe
     sizes = []
     trunk = model.module.trunk
 
-    def watch(h, *args):
+    def watch(h, *args, **kwargs):
         sizes.append(h.shape[1])
-        return trunk(h, *args)
+        return trunk(h, *args, **kwargs)
 
     whole = embed(reference)
     monkeypatch.setattr(model.module, "trunk", watch)

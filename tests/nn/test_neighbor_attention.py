@@ -18,12 +18,14 @@ from alphastomics.nn.attention import neighbor
 from alphastomics.nn.attention.neighbor import NeighborAttention
 from alphastomics.nn.geometry import Geometry
 from alphastomics.nn.neighbours import neighbor_pairs
+from alphastomics.nn.pair import PairFactors
 
 D_MODEL, H = 16, 4
 FORMS = {
     "distance": {},
     "order": {"sequence": True, "gate_type": "elementwise"},
     "plain": {"gate_type": "none", "use_qk_norm": False, "n_bumps": 5},
+    "pairs": {"n_pair_channels": 3},
 }
 forms = pytest.mark.parametrize("form", FORMS)
 
@@ -56,7 +58,8 @@ def cells(b: int = 2, n: int = 9, n_dims: int = 2, k: int = 5) -> tuple[torch.Te
     neighbours[-1, 0, 0] = 2  # which is padding
     sequence = 3 * torch.randn(b, n, dtype=torch.float64)
     trust = torch.linspace(1, 0.3, b, dtype=torch.float64)
-    return x, Geometry(position, trust, sequence, neighbours=neighbours), mask
+    pairs = PairFactors.masked(*torch.randn(2, b, 3, n, 4, dtype=torch.float64), mask)
+    return x, Geometry(position, trust, sequence, neighbours=neighbours, pairs=pairs), mask
 
 
 def affine(layer: torch.nn.Linear, x: torch.Tensor) -> torch.Tensor:
@@ -90,19 +93,27 @@ def dense(module: NeighborAttention, x: torch.Tensor, geometry: Geometry, mask: 
         last = math.asinh(100)
         e = torch.cat([e, bumps((order[None] - order[:, None]).asinh(), -last, last, 17)], -1)
     d_h = D_MODEL // H
-    heads, matrices, seen = [], [], []
+    heads, matrices, seen, pair_seen = [], [], [], []
+    columns = module.pair_columns
     for h in range(H):
         q, k, v = (part[:, h * d_h : (h + 1) * d_h] for part in affine(module.qkv, x).split(D_MODEL, dim=1))
         score = rms(q, module.q_norm) @ rms(k, module.k_norm).T / d_h**0.5 + e @ module.edge.weight[h]
+        if columns is not None:
+            left, right = geometry.pairs.left[b], geometry.pairs.right[b]
+            mixed_left = torch.einsum("c,cnr->nr", columns.left[h], left)
+            mixed_right = torch.einsum("c,cnr->nr", columns.right[h], right)
+            score = score + mixed_left @ mixed_right.T
         matrix = score.masked_fill(~edge, float("-inf")).softmax(1)
         matrices.append(matrix)
         heads.append(matrix @ v)
         seen.append(torch.einsum("ij,ije->ie", matrix, e))
+        if columns is not None:
+            pair_seen.append(torch.einsum("ij,cir,jr->ic", matrix, left, mixed_right))
     o = torch.cat(heads, 1)
     if module.gate is not None:
         gate = affine(module.gate, x).sigmoid()
         o = o * (gate.repeat_interleave(d_h, 1) if gate.shape[1] == H else gate)
-    y = affine(module.out, o) + affine(module.seen, torch.cat(seen, 1))
+    y = affine(module.out, o) + affine(module.seen, torch.cat(seen + pair_seen, 1))
     return y * mask[:, None], torch.stack(matrices)
 
 
@@ -191,6 +202,7 @@ def test_order_of_the_rows_carries_no_meaning(form, seed):
         geometry.trust,
         geometry.sequence[:, order],
         neighbours=name[geometry.neighbours][:, order],
+        pairs=PairFactors(*(factor[:, :, order] for factor in geometry.pairs[:2])),
     )
     torch.testing.assert_close(module(x[:, order], turned, mask[:, order]), module(x, geometry, mask)[:, order])
 
@@ -210,6 +222,7 @@ def test_padding_changes_nothing(form, more, value):
         geometry.trust,
         longer(geometry.sequence, value),
         neighbours=longer(geometry.neighbours, -1),
+        pairs=PairFactors(*(torch.nn.functional.pad(factor, (0, 0, 0, more)) for factor in geometry.pairs[:2])),
     )
     y = module(longer(x, value), long, (torch.arange(9 + more) < 9).expand(2, -1))
     torch.testing.assert_close(y[:, :9], expected)
@@ -260,7 +273,8 @@ def test_gradients_are_finite(form, case):
     module, (x, geometry, mask) = attention(form), cells(n=9)
     if case == "one cell":
         x, mask, nobody = x[:, :1], mask[:, :1], torch.full((2, 1, 3), -1)
-        geometry = Geometry(geometry.position[:, :1], sequence=geometry.sequence[:, :1], neighbours=nobody)
+        pairs = PairFactors(*(factor[:, :, :1] for factor in geometry.pairs[:2]))
+        geometry = Geometry(geometry.position[:, :1], None, geometry.sequence[:, :1], neighbours=nobody, pairs=pairs)
     elif case == "padding alone":
         mask[0] = False
         geometry.position[0] = geometry.sequence[0] = float("nan")
@@ -292,12 +306,13 @@ def test_every_parameter_learns(form):
     [
         ({"neighbours": None}, "attention over neighbours needs them"),
         ({"sequence": None}, "sequence=True needs the order"),
+        ({"pairs": None}, "reads features of pairs, and there are none"),
     ],
 )
 def test_missing_geometry_is_named(missing, message):
     x, geometry, mask = cells()
     with pytest.raises(ValueError, match=message):
-        attention("order")(x, geometry._replace(**missing), mask)
+        attention("pairs" if "pairs" in missing else "order")(x, geometry._replace(**missing), mask)
 
 
 # -- memory ------------------------------------------------------------------------------------------------------------

@@ -58,7 +58,7 @@ def step(n, k):
         expression=torch.randn(1, n, g), position=torch.randn(1, n, d), patch=torch.zeros(1, 0, d),
         mask=torch.ones(1, n, dtype=torch.bool), measured=torch.ones(1, g, dtype=torch.bool),
         present=torch.ones(1, g, dtype=torch.bool), dropout=torch.zeros(1), target=torch.randn(1, n, g),
-        crowding=torch.zeros(1, n, config.n_ranks), centre=torch.zeros(1, d), key=key,
+        crowding=torch.zeros(1, n, config.n_ranks), sequence=torch.zeros(1, n, 0), centre=torch.zeros(1, d), key=key,
         slice_index=torch.zeros(1, dtype=torch.int64), rows=torch.zeros(1, n, dtype=torch.int64),
     )
     with torch.autocast("cpu", torch.bfloat16, enabled=precision != "32"), recompute(plan.module.blocks, k):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from cyclopts import UNSET, Token
 
-from alphastomics._cli._options import MASKS, SetupOptions
+from alphastomics._cli._options import DETAILS, MASKS, SetupOptions
 from alphastomics._cli._run import RunOptions
 
 if TYPE_CHECKING:
@@ -32,7 +32,6 @@ SYNONYMS = (
 )
 # Options that say how something is done, by the one that says whether: when it is not, a file may say them all the same.
 SWITCHES: dict[str, tuple[str, ...]] = {
-    "use_moe": ("num_experts", "moe_top_k", "expert_width"),
     "enable_masking": MASKS,
     "data_dir": ("streaming",),
     "streaming": ("buffer_size",),
@@ -89,6 +88,9 @@ def _silenced(values: dict[str, Any], told: Mapping[str, Any]) -> dict[str, Any]
     for switch, details in SWITCHES.items():
         on = told[switch] if switch in told else kept.get(switch)
         if not on:
+            kept = {name: value for name, value in kept.items() if name not in details}
+    for (switch, value), details in DETAILS.items():
+        if (told[switch] if switch in told else kept.get(switch)) != value:
             kept = {name: value for name, value in kept.items() if name not in details}
     return kept
 

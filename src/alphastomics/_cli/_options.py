@@ -44,6 +44,14 @@ RUN, DATA, MODEL, TRAINING, LOSSES, GLOBAL = (
 UNMASKED = Parameter(negative=("--disable-masking", "--no-enable-masking"))
 UNGATED = Parameter(negative=("--no-gated-attention", "--no-use-gated-attention"))
 DENSE = Parameter(negative=("--no-moe", "--no-use-moe"))
+# Options of the model that say how something is done, by the one that says whether, and what that must be.
+DETAILS: dict[tuple[str, Any], tuple[str, ...]] = {
+    ("use_moe", True): ("num_experts", "moe_top_k", "expert_width"),
+    ("attention", "neighbor"): ("sparse_pairs", "n_neighbors"),
+    ("pair_features", "factorized"): ("rank",),
+    ("residual", "hyper"): ("n_streams",),
+    ("layer_sharing", "block"): ("sharing_block",),
+}
 SEVERAL = Parameter(consume_multiple=True, negative=())
 
 
@@ -101,7 +109,16 @@ class ModelOptions:
     use_qk_norm
         Whether queries and keys are normalised.
     attention
-        ``full``, the default, or ``linear``, the baseline.
+        ``full``, the default; ``linear``, the baseline; ``geometric``, which falls with distance; ``neighbor``, the nearest
+        cells; or ``axial``, along a grid.
+    pair_features
+        ``factorized``: features of pairs of cells, for ``geometric`` and ``neighbor``.
+    rank
+        Rank of these; ``auto``: what is affordable for the cells that are seen at once.
+    sparse_pairs
+        Where ``neighbor`` looks for neighbours: in space, along the order of the cells, or both.
+    n_neighbors
+        How many neighbours ``neighbor`` looks at.
     use_moe
         A mixture of experts in the place of the feed-forward networks.
     num_experts
@@ -110,6 +127,16 @@ class ModelOptions:
         How many experts see a cell: 1 is advised below 10,000 cells, 2 above.
     expert_width
         ``split``: the experts share the width of the feed-forward network; ``full``: each has all of it.
+    residual
+        ``plain``, or ``hyper``: several residual streams.
+    n_streams
+        Number of residual streams.
+    layer_sharing
+        Which blocks share their weights: none, all, every other, or some in a row.
+    sharing_block
+        Blocks in a row that share their weights, with ``block``.
+    bottleneck
+        Ratio by which the feed-forward networks are narrower than the rest; full width when not given.
     dropout
         Share of the branch outputs dropped in training; by the size of the reference when not given.
     schedule
@@ -131,11 +158,20 @@ class ModelOptions:
     gate_type: Literal["headwise", "elementwise", "none"] = "headwise"
     use_gated_attention: Annotated[bool | None, UNGATED] = None
     use_qk_norm: bool = True
-    attention: Literal["full", "linear"] | None = None
+    attention: Literal["full", "linear", "geometric", "neighbor", "axial"] | None = None
+    pair_features: Literal["factorized"] | None = None
+    rank: Literal["auto"] | PositiveInt = "auto"
+    sparse_pairs: Literal["coordinate", "sequence", "hybrid"] = "coordinate"
+    n_neighbors: PositiveInt = 32
     use_moe: Annotated[bool, DENSE] = False
     num_experts: PositiveInt = 4
     moe_top_k: PositiveInt = 2
     expert_width: Literal["split", "full"] = "split"
+    residual: Literal["plain", "hyper"] = "plain"
+    n_streams: PositiveInt = 4
+    layer_sharing: Literal["none", "universal", "alternating", "block"] = "none"
+    sharing_block: PositiveInt = 4
+    bottleneck: PositiveInt | None = None
     dropout: PartialShare | None = None
     schedule: Literal["cosine", "cosine_nd"] = "cosine_nd"
     position_nu: Positive = 2.0
@@ -149,13 +185,15 @@ class ModelOptions:
             raise ValueError(
                 f"--attention {self.attention} and --{no}use-gated-attention contradict each other; give one"
             )
-        if not self.use_moe:
-            usual = {field.name: field.default for field in fields(self)}
-            for name in ("num_experts", "moe_top_k", "expert_width"):
+        usual = {field.name: field.default for field in fields(self)}
+        for (switch, value), details in DETAILS.items():
+            if getattr(self, switch) == value:
+                continue
+            on = f"{_flag(switch)} {value}"
+            what, add = ("a model with experts", "--use-moe") if switch == "use_moe" else (on, "that")
+            for name in details:
                 if getattr(self, name) != usual[name]:
-                    raise ValueError(
-                        f"--{name.replace('_', '-')} is for a model with experts; add --use-moe, or leave it out"
-                    )
+                    raise ValueError(f"{_flag(name)} is for {what}; add {add}, or leave it out")
 
     def arguments(self) -> dict[str, Any]:
         """Arguments of :class:`~alphastomics.model.AlphaSTomics`."""
@@ -440,6 +478,10 @@ MASKS = (
     "initial_mask_share",
     "mask_ramp_steps",
 )
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
 
 
 def check_masks(model: ModelOptions, training: TrainingOptions) -> None:

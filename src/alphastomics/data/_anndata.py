@@ -14,6 +14,7 @@ from alphastomics.data._checks import (
     check_in_memory,
     read_expression,
     read_position,
+    read_sequence,
 )
 from alphastomics.data._encode import Encoder, dense_rows, thin_rows
 from alphastomics.data._fit import fit_schema
@@ -74,6 +75,9 @@ class AnnDataSource:
         self._matrix: Matrix = np.empty((adata.n_obs, 0), dtype=np.float32)
         if expression:
             self._read_expression(adata)
+        self._order: NDArray[np.float64] | None = None
+        if schema.sequence_key is not None and schema.sequence_key in adata.obs:
+            self._order = read_sequence(adata, schema.sequence_key)
         self._columns = np.flatnonzero(self.measured)
         self._library_size = self._sum_rows()
         self._encoder = Encoder(schema, self.measured)
@@ -163,6 +167,10 @@ class AnnDataSource:
     def pieces(self, slice_index: int) -> list[NDArray[np.int64]]:
         """All cells of a slice in one piece: everything is in memory."""
         return [np.arange(len(self.slices[slice_index].rows))]
+
+    def sequence(self, rows: NDArray[np.int64]) -> NDArray[np.float64] | None:
+        """Index of some cells in their order, shape (k,); None where the cells have none."""
+        return None if self._order is None else self._order[rows]
 
     def library_size(self, rows: NDArray[np.int64]) -> NDArray[np.float64]:
         """Sum the measured genes of some cells in user units, shape (k,)."""

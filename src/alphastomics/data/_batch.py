@@ -38,6 +38,8 @@ class Context(NamedTuple):
     crowding
         How crowded the surroundings of each cell are, shape (N, K), float32, see :mod:`alphastomics.data._crowding`;
         shape (N, 0) where nobody asks for it.
+    sequence
+        Index of the cells in an order, from 0, shape (N, 1), float32; shape (N, 0) where there is no order.
     centre
         Centre of the whole slice in the frame of `position`, shape (D,), float32.
     slice_index
@@ -56,6 +58,7 @@ class Context(NamedTuple):
     dropout: float
     target: NDArray[np.float32]
     crowding: NDArray[np.float32]
+    sequence: NDArray[np.float32]
     centre: NDArray[np.float32]
     slice_index: int
     rows: NDArray[np.int64]
@@ -101,6 +104,8 @@ class Batch(NamedTuple):
         Shape (B, N, G) or (B, N, 0), 0 where padded.
     crowding
         Shape (B, N, K) or (B, N, 0), 0 where padded.
+    sequence
+        Shape (B, N, 1) or (B, N, 0), 0 where padded.
     centre
         Shape (B, D).
     slice_index
@@ -120,6 +125,7 @@ class Batch(NamedTuple):
     dropout: torch.Tensor
     target: torch.Tensor
     crowding: torch.Tensor
+    sequence: torch.Tensor
     centre: torch.Tensor
     slice_index: torch.Tensor
     rows: torch.Tensor
@@ -165,7 +171,9 @@ def collate_raw(contexts: Sequence[RawContext]) -> RawBatch:
     )
 
 
-def empty_context(n_genes: int, n_dims: int, n_ranks: int, key: NDArray[np.int64]) -> Context:
+def empty_context(
+    n_genes: int, n_dims: int, n_ranks: int, key: NDArray[np.int64], *, sequence: bool = False
+) -> Context:
     """A context without cells, which makes the batches of all processes equally many.
 
     Parameters
@@ -176,6 +184,8 @@ def empty_context(n_genes: int, n_dims: int, n_ranks: int, key: NDArray[np.int64
         Width of `crowding`, 0 for contexts without targets.
     key
         As in :class:`Context`.
+    sequence
+        Whether the cells of other contexts have an order.
     """
     none = np.empty((0, n_dims), dtype=np.float32)
     return Context(
@@ -187,6 +197,7 @@ def empty_context(n_genes: int, n_dims: int, n_ranks: int, key: NDArray[np.int64
         dropout=0.0,
         target=np.empty((0, n_genes if n_ranks else 0), dtype=np.float32),
         crowding=np.empty((0, n_ranks), dtype=np.float32),
+        sequence=np.empty((0, int(sequence)), dtype=np.float32),
         centre=np.zeros(n_dims, dtype=np.float32),
         slice_index=0,
         rows=np.empty(0, dtype=np.int64),
@@ -227,6 +238,7 @@ def collate(contexts: Sequence[Context]) -> Batch:
         dropout=torch.tensor([context.dropout for context in contexts], dtype=torch.float32),
         target=stack("target", longest),
         crowding=stack("crowding", longest),
+        sequence=stack("sequence", longest),
         centre=torch.from_numpy(np.stack([context.centre for context in contexts])),
         slice_index=torch.tensor([context.slice_index for context in contexts]),
         rows=rows,
@@ -251,6 +263,7 @@ def _alone(raw: RawContext) -> RawBatch:
         dropout=one(np.asarray(context.dropout, dtype=np.float32)),
         target=one(context.target),
         crowding=one(context.crowding),
+        sequence=one(context.sequence),
         centre=one(context.centre),
         slice_index=one(np.asarray(context.slice_index, dtype=np.int64)),
         rows=one(context.rows),

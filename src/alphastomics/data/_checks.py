@@ -48,6 +48,19 @@ def check_key(where: str, mapping: Mapping[str, object] | pd.DataFrame, key: str
         raise KeyError(f'{where}["{key}"] is missing (found: {found}); pass {argument}=…')
 
 
+def read_sequence(adata: AnnData, key: str) -> NDArray[np.float64]:
+    """Read an order of the cells (n,), refusing what is not a finite number."""
+    check_key("obs", adata.obs, key, "sequence_key")
+    values = pd.to_numeric(adata.obs[key].astype(object), errors="coerce").to_numpy(dtype=np.float64)
+    absent = int((~np.isfinite(values)).sum())
+    if absent:
+        raise ValueError(
+            f'obs["{key}"] gives {absent} of {len(values)} cells no finite number, and an order of the cells needs one for '
+            "each; fill it, or leave sequence_key out."
+        )
+    return values
+
+
 def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
     """Refuse a value that is none of the choices."""
     if value not in choices:

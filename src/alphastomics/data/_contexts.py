@@ -257,6 +257,7 @@ class ContextDataset(Dataset[Context]):
             dropout=change.dropout,
             target=target,
             crowding=self._crowding(slice_index, cells, epoch, index),
+            sequence=self._sequence(rows),
             centre=centre,
             slice_index=slice_index,
             rows=rows,
@@ -280,6 +281,13 @@ class ContextDataset(Dataset[Context]):
         density = rng.uniform(LOWEST_DENSITY, 1.0) if self.augmentation else 1.0
         return crowding(position, cells, among=rng.random(len(position)) < density)
 
+    def _sequence(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Index of some cells in their order, from 0, which keeps it exact in single precision; no column without one."""
+        order = self.source.sequence(rows)
+        if order is None:
+            return np.empty((len(rows), 0), dtype=np.float32)
+        return (order - order.min()).astype(np.float32)[:, None]
+
     def _patch(self, slice_index: int, rng: np.random.Generator | None) -> NDArray[np.float32]:
         """Cells around a random one: the nearest at full density, or a random share of more of them."""
         schema = self.source.schema
@@ -296,7 +304,8 @@ class ContextDataset(Dataset[Context]):
     def _padding(self, epoch: int, index: int) -> RawContext:
         """A context without cells."""
         schema, key = self.source.schema, np.array([self.seed, epoch, index], dtype=np.int64)
-        context = empty_context(schema.n_genes, schema.n_dims, len(RANKS) if self.targets else 0, key)
+        n_ranks, ordered = len(RANKS) if self.targets else 0, schema.sequence_key is not None
+        context = empty_context(schema.n_genes, schema.n_dims, n_ranks, key, sequence=ordered)
         nothing = np.zeros(schema.n_genes, dtype=np.float32)
         return RawContext(context, np.empty(0, dtype=np.float32), None, nothing, nothing)
 

@@ -13,10 +13,10 @@ from alphastomics.data._checks import (
     check_choice,
     check_genes,
     check_in_memory,
-    check_key,
     check_slice,
     read_expression,
     read_position,
+    read_sequence,
 )
 from alphastomics.data._matrix import Matrix, Moments, canonical, row_blocks, row_sums
 from alphastomics.data._schema import TissueSchema
@@ -99,7 +99,7 @@ def fit_schema(
     slice_key = resolve_slice_key(adata, slice_key)
     cell_types = categories(adata, cell_type_key, "cell_type_key")
     if sequence_key is not None:
-        check_key("obs", adata.obs, sequence_key, "sequence_key")
+        read_sequence(adata, sequence_key)
     placed: NDArray[np.bool_] = np.all(np.isfinite(position), axis=1)
     if not placed.any():
         raise ValueError(f'obsm["{position_key}"] gives no cell a position; the reference needs some.')

@@ -72,5 +72,8 @@ class CellSource(Protocol):
     ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """Expression of some cells in user units, (k, G), 0 where a gene is not measured; and by what to multiply it, (k,)."""
 
+    def sequence(self, rows: NDArray[np.int64]) -> NDArray[np.float64] | None:
+        """Index (k,) of some cells in their order, ``schema.sequence_key``; None where the cells have none."""
+
     def library_size(self, rows: NDArray[np.int64]) -> NDArray[np.float64]:
         """Sum of the measured values of some cells, shape (k,)."""

@@ -15,7 +15,7 @@ from alphastomics.model._expression_chain import SliceExpression
 from alphastomics.model._frames import evenly, to_canonical
 from alphastomics.model._marginals import Marginals
 from alphastomics.model._outline import Outlines
-from alphastomics.model._position_chain import SamplerConfig
+from alphastomics.model._position_chain import SamplerConfig, cell_order
 from alphastomics.train.packing import smallest_time
 
 if TYPE_CHECKING:
@@ -55,6 +55,7 @@ def reference_chain(
         max_context=len(few),
         crowding=torch.from_numpy(crowding(cells.position, few)).to(device),
         t_pos=place_time(model),
+        sequence=cell_order(model.module, source, cells.rows[few]),
     )
 
 

@@ -63,6 +63,8 @@ class SliceExpression:
         What the noise of neighbours has in common; None for nothing.
     exemplars
         Cells of the reference, for what they tell of cells that are known in part; None for nothing.
+    sequence
+        Index of the cells in their order (N,); None when the network reads none.
 
     Attributes
     ----------
@@ -82,11 +84,13 @@ class SliceExpression:
         t_pos: float = 0.0,
         dependence: Dependence | None = None,
         exemplars: Exemplars | None = None,
+        sequence: Tensor | None = None,
     ) -> None:
         self.module, self.process = module, diffusion.expression
         self.position, self.t_pos, self.dependence = position[None], t_pos, dependence
         self.exemplars = exemplars
         self.crowding = None if crowding is None else crowding[None]
+        self.sequence = None if sequence is None else sequence[None]
         self.contexts = split_contexts(len(position), max_context, position.device)
         self.known = None if known is None else known.isfinite()[None]
         self.value = None if known is None else known.nan_to_num()[None]
@@ -108,8 +112,11 @@ class SliceExpression:
         for cells, _ in self.contexts:
             held = None if known is None else known[:, cells]
             crowding = None if self.crowding is None else self.crowding[:, cells]
+            sequence = None if self.sequence is None else self.sequence[:, cells]
             z_cells, x = z[:, cells], self.position[:, cells]
-            output = self.module(z_cells, x, t, t_pos, held=held, crowding=crowding, predict=("expression",)).expression
+            output = self.module(
+                z_cells, x, t, t_pos, held=held, crowding=crowding, predict=("expression",), sequence=sequence
+            ).expression
             assert output is not None  # it was asked for
             total[:, cells] += self.process.x0(output.float(), z_cells, t)
             count[:, cells] += 1

@@ -20,7 +20,7 @@ from alphastomics.diffusion.deformation import deform
 from alphastomics.model._draws import check_draws, draw_generator, stack_draws
 from alphastomics.model._expression_chain import SliceExpression
 from alphastomics.model._frames import rotation_of_cells
-from alphastomics.model._position_chain import content_order
+from alphastomics.model._position_chain import cell_order, content_order
 from alphastomics.model._spread import pooled_sd
 from alphastomics.train.defaults import default_deformation
 
@@ -71,7 +71,7 @@ def sample_expression(
     mean, slices = np.empty(draws.shape[1:], dtype=np.float32), []
     with tqdm(total=total, desc="Sampling expression", unit="step", disable=settings.verbosity > logging.INFO) as bar:
         for cells in source.slices:
-            chain, rows = _slice_chain(model, query, cells, config, known)
+            chain, rows = _slice_chain(model, query, source, cells, config, known)
             if reduce == "mean":
                 assert cells.position is not None  # as above
                 places = cells.position[np.searchsorted(cells.rows, rows)]
@@ -88,6 +88,7 @@ def sample_expression(
 def _slice_chain(
     model: AlphaSTomics,
     query: AnnData,
+    source: AnnDataSource,
     cells: SliceCells,
     config: SamplerConfig,
     known: PartialExpression | None,
@@ -99,6 +100,7 @@ def _slice_chain(
     rows, device = cells.rows[order], model.module.device
     network = None if known is None else torch.from_numpy(known.network[rows]).to(device)
     crowd = torch.from_numpy(crowding(cells.position[order])).to(device)
+    sequence = cell_order(model.module, source, rows)
     chains = [
         SliceExpression(
             model.module,
@@ -109,6 +111,7 @@ def _slice_chain(
             crowding=crowd,
             dependence=model.dependence_,
             exemplars=model.exemplars_,
+            sequence=sequence,
         )
         for position in _frames(model, query, rows, cells.position[order], known)
     ]

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from alphastomics.diffusion.geometry import centre, kabsch
-from alphastomics.model._position_chain import SlicePositions, content_order, embed_cells
+from alphastomics.model._position_chain import SlicePositions, cell_order, content_order, embed_cells
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -70,6 +70,7 @@ def canonical_mean(model: AlphaSTomics, source: CellSource, rows: NDArray[np.int
         shared_frame=False,
         spacing=schema.spacing / schema.scale,
         max_context=max_context,
+        sequence=cell_order(model.module, source, rows),
     )
     return positions.mean.double().cpu()
 

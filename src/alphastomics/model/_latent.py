@@ -21,7 +21,7 @@ from tqdm.auto import tqdm
 
 from alphastomics.data import crowding
 from alphastomics.model._frames import CELLS, evenly, rotation_of_cells
-from alphastomics.model._position_chain import content_order, embed_cells, split_contexts
+from alphastomics.model._position_chain import cell_order, content_order, embed_cells, split_contexts
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -46,18 +46,23 @@ def latent_representation(
     bar = tqdm(total=source.n_cells, desc="Embedding", unit="cell", disable=settings.verbosity > logging.INFO)
     for cells in source.slices:
         rows, position = _ordered(source, cells)
-        encoded = embed_cells(module, source, rows, device)
+        encoded, order = embed_cells(module, source, rows, device), cell_order(module, source, rows)
+        x = None
         if position is not None:
-            encoded = encoded + _embed_positions(model, source, rows, position, max_context)
-        t_pos = zero + float(position is None)
+            x = _canonical(model, source, rows, position, max_context).to(device)
+            crowded = torch.from_numpy(crowding(position)).to(device)
+            encoded = encoded + module.embed_position(x[None], zero, crowding=crowded[None])[0]
+        t_pos = zero + float(x is None)
         parts = {"encoder": encoded}
         if layer != "encoder":
             out = torch.zeros_like(encoded)
             for index, _ in split_contexts(len(rows), max_context, device):
-                h = encoded[index][None]
-                if position is None:
+                h, sequence = encoded[index][None], None if order is None else order[index][None]
+                if x is None:
                     h = h + module.position_missing
-                out[index] = module.trunk(h, zero, t_pos, None, ()).latent[0].float()
+                places = None if x is None else x[index][None]
+                latent = module.trunk(h, zero, t_pos, None, (), position=places, sequence=sequence).latent
+                out[index] = latent[0].float()
             parts["transformer"] = out
         wanted = ("encoder", "transformer") if layer == "all" else (layer,)
         result[rows] = torch.cat([parts[name] for name in wanted], dim=1).cpu().numpy()
@@ -82,21 +87,18 @@ def _ordered(source: AnnDataSource, cells: SliceCells) -> tuple[NDArray[np.int64
     return rows, cells.position[np.searchsorted(cells.rows, rows)]
 
 
-def _embed_positions(
+def _canonical(
     model: AlphaSTomics,
     source: AnnDataSource,
     rows: NDArray[np.int64],
     position: NDArray[np.float64],
     max_context: int,
 ) -> Tensor:
-    """Embedding (N, d) of the positions of one slice and of how crowded they are."""
-    schema, device = model.schema, model.module.device
+    """Positions (N, D) of one slice in the canonical frame, model units."""
+    schema = model.schema
     if schema.frame == "shared":
-        x = schema.encode_position(position)
-    else:
-        free = (position - position.mean(axis=0)) / schema.scale
-        few = evenly(len(rows), CELLS)
-        x = (free @ rotation_of_cells(model, source, rows[few], free[few], max_context=max_context)).astype(np.float32)
-    crowded = torch.from_numpy(crowding(position)).to(device)
-    given = torch.zeros(1, device=device)
-    return model.module.embed_position(torch.from_numpy(x).to(device)[None], given, crowding=crowded[None])[0]
+        return torch.from_numpy(schema.encode_position(position))
+    free = (position - position.mean(axis=0)) / schema.scale
+    few = evenly(len(rows), CELLS)
+    rotation = rotation_of_cells(model, source, rows[few], free[few], max_context=max_context)
+    return torch.from_numpy((free @ rotation).astype(np.float32))

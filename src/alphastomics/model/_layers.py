@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 
-from alphastomics.model._position_chain import MAX_CONTEXT, content_order, embed_cells, split_contexts
+from alphastomics.model._position_chain import MAX_CONTEXT, cell_order, content_order, embed_cells, split_contexts
 from alphastomics.nn.diagnostics import SeenLayer, watch_layers
 
 if TYPE_CHECKING:
@@ -109,10 +109,11 @@ def seen_contexts(model: AlphaSTomics, source: AnnDataSource, max_context: int =
     zero, one = torch.zeros(1, device=device), torch.ones(1, device=device)
     for cells in source.slices:
         rows = content_order(source, cells.rows)
-        encoded = embed_cells(module, source, rows, device)
+        encoded, order = embed_cells(module, source, rows, device), cell_order(module, source, rows)
         for index, _ in split_contexts(len(rows), max_context, device):
             with watch_layers(module) as seen:
-                module.trunk(encoded[index][None] + module.position_missing, zero, one, None, ())
+                h, sequence = encoded[index][None], None if order is None else order[index][None]
+                module.trunk(h + module.position_missing, zero, one, None, (), sequence=sequence)
             yield SeenContext(cells.name, rows[index.cpu().numpy()], seen)
 
 

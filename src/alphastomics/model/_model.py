@@ -77,13 +77,30 @@ class AlphaSTomics(BaseModelClass):
     use_qk_norm
         Whether queries and keys are normalised.
     attention
-        ``"full"``, or ``"linear"``: the baseline whose cost grows with the cells alone, without gate and norms.
+        ``"full"``; ``"linear"``: the baseline whose cost grows with the cells alone, without gate and norms;
+        ``"geometric"``: full attention that falls with distance; ``"neighbor"``: the nearest cells one by one, and all cells
+        as ``"linear"``; ``"axial"``: along the rows and columns of a grid.
+    pair_features
+        ``"factorized"``: features of pairs of cells, which geometric attention and attention over neighbours read.
+    rank
+        Rank of these, up to 32; ``"auto"``: what is affordable for the cells that are seen at once.
+    sparse_pairs, n_neighbors
+        With ``attention="neighbor"``: the nearest cells are so many in space (``"coordinate"``), along the order of the cells
+        (``"sequence"``, see ``sequence_key`` of :meth:`setup_anndata`), or half of them each (``"hybrid"``). Where cells are
+        being placed, these are the nearest among the noisy positions.
     use_moe
         Whether a mixture of experts takes the place of the feed-forward networks.
     num_experts, moe_top_k
         Number of experts, and how many of them see a cell; see :func:`~alphastomics.train.advised_experts`.
     expert_width
         ``"split"``: the experts share the width of the feed-forward network; ``"full"``: each has all of it.
+    residual, n_streams
+        ``"plain"`` residual connections, or ``"hyper"``: so many residual streams, mixed by doubly stochastic matrices.
+    layer_sharing, sharing_block
+        ``"none"``; which blocks share their weights: ``"universal"``, all; ``"alternating"``, every other; ``"block"``, so many
+        in a row.
+    bottleneck
+        Ratio by which the feed-forward networks are narrower than the rest; None for full width.
     dropout
         Share of the branch outputs dropped in training; None: by the size and kind of the reference.
     schedule
@@ -120,11 +137,20 @@ class AlphaSTomics(BaseModelClass):
         n_heads: int = 4,
         gate_type: Literal["headwise", "elementwise", "none"] = "headwise",
         use_qk_norm: bool = True,
-        attention: Literal["full", "linear"] = "full",
+        attention: Literal["full", "linear", "geometric", "neighbor", "axial"] = "full",
+        pair_features: Literal["factorized"] | None = None,
+        rank: int | Literal["auto"] = "auto",
+        sparse_pairs: Literal["coordinate", "sequence", "hybrid"] = "coordinate",
+        n_neighbors: int = 32,
         use_moe: bool = False,
         num_experts: int = 4,
         moe_top_k: int = 2,
         expert_width: Literal["split", "full"] = "split",
+        residual: Literal["plain", "hyper"] = "plain",
+        n_streams: int = 4,
+        layer_sharing: Literal["none", "universal", "alternating", "block"] = "none",
+        sharing_block: int = 4,
+        bottleneck: int | None = None,
         dropout: float | None = None,
         schedule: Literal["cosine", "cosine_nd"] = "cosine_nd",
         position_nu: float = 2.0,
@@ -155,16 +181,24 @@ class AlphaSTomics(BaseModelClass):
             use_qk_norm=use_qk_norm,
             dropout=dropout,
             attention=attention,
+            pair_features=pair_features,
+            rank=rank,
+            sparse_pairs=sparse_pairs,
+            n_neighbors=n_neighbors,
             use_moe=use_moe,
             num_experts=num_experts,
             moe_top_k=moe_top_k,
             expert_width=expert_width,
+            residual=residual,
+            n_streams=n_streams,
+            layer_sharing=layer_sharing,
+            sharing_block=sharing_block,
+            bottleneck=bottleneck,
+            sequence=self.schema.sequence_key is not None,
             mask_tokens=enable_masking,
         )
         if use_moe:
             self._advise_experts(num_experts, moe_top_k)
-        else:
-            _refuse_experts(config)
         random_state = (settings.seed or 0) if random_state is None else random_state
         with torch.random.fork_rng(devices=[]):  # leaves the global generator as it was
             torch.manual_seed(random_state)
@@ -233,7 +267,8 @@ class AlphaSTomics(BaseModelClass):
             ``"slice"``: every slice has its own frame, free up to rotation, reflection and shift. ``"shared"``: all
             slices are registered to one frame.
         sequence_key
-            Where an order of the cells is in ``obs``, if anywhere.
+            Where an order of the cells is in ``obs``, if anywhere: a number for each, such as that of a section or a residue.
+            Attention over neighbours and features of pairs read it; only differences count.
         transform
             ``"log1p"`` (counts: library size to the median, logarithm), ``"none"``, or ``"auto"``: ``"log1p"`` if and
             only if all values are non-negative integers.
@@ -771,15 +806,6 @@ def _max_context(batch_size: int | None) -> int:
     if batch_size < 1:
         raise ValueError(f"batch_size={batch_size} counts cells: at least 1, or None for {MAX_CONTEXT}")
     return batch_size
-
-
-def _refuse_experts(config: DenoiserConfig) -> None:
-    """Refuse arguments of experts for a network without any; a default cannot be told from a choice."""
-    default = DenoiserConfig(n_genes=config.n_genes, n_dims=config.n_dims)
-    values = {name: getattr(config, name) for name in ("num_experts", "moe_top_k", "expert_width")}
-    given = [f"{name}={value!r}" for name, value in values.items() if value != getattr(default, name)]
-    if given:
-        raise ValueError(f"{', '.join(given)} is for a model with experts; pass use_moe=True, or leave it out")
 
 
 def _describe_parameters(module: Denoiser) -> str:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from alphastomics.data import CellSource
     from alphastomics.diffusion import SamplerName
-    from alphastomics.nn import Denoiser
+    from alphastomics.nn import Denoiser, Prediction
     from alphastomics.train import DiffusionConfig
 
 ROWS = 4096  # cells whose expression is dense at the same time
@@ -127,6 +127,25 @@ def embed_cells(
     return torch.cat(parts)
 
 
+def cell_order(module: Denoiser, source: CellSource, rows: NDArray[np.int64]) -> Tensor | None:
+    """Index (N,) of some cells in their order, from 0; None where the network reads none.
+
+    Raises
+    ------
+    KeyError
+        If it reads one, and the cells have none.
+    """
+    if not module.config.reads_sequence:
+        return None
+    order = source.sequence(rows)
+    if order is None:
+        raise KeyError(
+            f'obs["{source.schema.sequence_key}"] is missing: this model was made with '
+            f'sequence_key="{source.schema.sequence_key}", and its network reads the order of the cells'
+        )
+    return torch.from_numpy((order - order.min()).astype(np.float32)).to(module.device)
+
+
 class SlicePositions:
     """The positions of one slice, given the expression of its cells.
 
@@ -144,6 +163,8 @@ class SlicePositions:
         Largest number of cells that attend to each other.
     held
         Known positions (N, D) in user frame and model units, NaN where unknown; None when nothing is known.
+    sequence
+        Index of the cells in their order (N,), see :func:`cell_order`; None when the network reads none.
     """
 
     def __init__(
@@ -156,7 +177,9 @@ class SlicePositions:
         spacing: float,
         max_context: int,
         held: Tensor | None = None,
+        sequence: Tensor | None = None,
     ) -> None:
+        self.sequence = sequence
         self.module, self.process, self.shared_frame = module, diffusion.position, shared_frame
         self.embedding, self.spacing = embedding, spacing
         self.n_dims = module.config.n_dims
@@ -205,7 +228,7 @@ class SlicePositions:
             for cells in torch.from_numpy(rng.permutation(n)).tensor_split(n_contexts):
                 absent = whole.new_zeros(1, len(cells), self.n_dims)
                 h = embedding[cells][None] + self.module.position_missing
-                output = self.module.trunk(h, 0 * one, one, None, ("position",)).position
+                output = self._trunk(h, one, cells, ("position",)).position
                 assert output is not None  # it was asked for
                 x_0 = self.process.x0(output.float(), absent, one)
                 total[:, cells] += x_0 if self.shared_frame else align(x_0, whole[:, cells])
@@ -218,20 +241,26 @@ class SlicePositions:
         feature = self.embedding.new_zeros(len(self.embedding), self.module.config.n_latent)
         for cells, _ in self.contexts:
             h = self.embedding[cells][None] + self.module.position_missing
-            latent = self.module.trunk(h, 0 * one, one, None, ()).latent
+            latent = self._trunk(h, one, cells, ()).latent
             feature[cells] = F.normalize(self.module.neighbourhood(latent)[0].float(), dim=-1)
         self.mean = refine_layout(self.mean[0], feature, generator)[None]
+
+    def _trunk(
+        self, h: Tensor, t: Tensor, cells: Tensor, predict: tuple[str, ...], position: Tensor | None = None
+    ) -> Prediction:
+        """The blocks on embeddings ``h`` (1, n, d) of some cells, whose noisy positions are all that is known of their places."""
+        sequence = None if self.sequence is None else self.sequence[cells][None]
+        return self.module.trunk(h, torch.zeros_like(t), t, None, predict, position=position, sequence=sequence)
 
     @torch.no_grad()
     def _estimate(self, z: Tensor, t: Tensor) -> Tensor:
         """Estimate of the clean positions (1, N, D)."""
-        zero = torch.zeros_like(t)
         total = torch.zeros_like(z)
         count = z.new_zeros(1, z.shape[1], 1)
         reference: Tensor | None = None
         for cells, n_anchors in self.contexts:
             h = self.embedding[cells][None] + self.module.embed_position(z[:, cells], t)
-            output = self.module.trunk(h, zero, t, None, ("position",)).position
+            output = self._trunk(h, t, cells, ("position",), z[:, cells]).position
             assert output is not None  # it was asked for
             x_0 = self.process.x0(output.float(), z[:, cells], t)
             if not self.shared_frame:

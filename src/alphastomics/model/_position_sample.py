@@ -15,7 +15,14 @@ from tqdm.auto import tqdm
 from alphastomics import _keys
 from alphastomics.diffusion.geometry import align
 from alphastomics.model._draws import check_draws, check_effect, draw_generator, stack_draws
-from alphastomics.model._position_chain import SamplerConfig, SlicePositions, align_draws, content_order, embed_cells
+from alphastomics.model._position_chain import (
+    SamplerConfig,
+    SlicePositions,
+    align_draws,
+    cell_order,
+    content_order,
+    embed_cells,
+)
 
 if TYPE_CHECKING:
     from anndata import AnnData
@@ -135,6 +142,7 @@ def _place_slice(
             spacing=schema.spacing / schema.scale,
             max_context=config.max_context,
             held=held,
+            sequence=cell_order(model.module, source, rows),
         )
         if n_views > 1:
             chain.average_views(source, rows, n_views, np.random.default_rng([random_state, VIEWS]))

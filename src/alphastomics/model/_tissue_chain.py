@@ -46,6 +46,11 @@ class SliceTissue:
         Distance between neighbouring cells in model units.
     max_context
         Largest number of cells that attend to each other.
+
+    Attributes
+    ----------
+    sequence
+        Index of the cells in their order (N,), where the network reads one: that of their rows.
     """
 
     def __init__(
@@ -62,6 +67,9 @@ class SliceTissue:
         self.n_cells = n_cells
         self.contexts = split_contexts(n_cells, max_context, module.device)
         self.smallest = smallest_time(diffusion.position.schedule, spacing)
+        self.sequence: Tensor | None = None
+        if module.config.reads_sequence:
+            self.sequence = torch.arange(n_cells, dtype=torch.float32, device=module.device)
 
     def _estimate(self, z_expr: Tensor, z_pos: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
         """Estimates of the clean expression (1, N, G) and positions (1, N, D) by the network."""
@@ -69,7 +77,8 @@ class SliceTissue:
         count = z_pos.new_zeros(1, self.n_cells, 1)
         t_pos = t.clamp_min(self.smallest)
         for cells, _ in self.contexts:
-            output = self.module(z_expr[:, cells], z_pos[:, cells], t, t_pos)
+            sequence = None if self.sequence is None else self.sequence[cells][None]
+            output = self.module(z_expr[:, cells], z_pos[:, cells], t, t_pos, sequence=sequence)
             expression[:, cells] += self.diffusion.expression.x0(output.expression.float(), z_expr[:, cells], t)
             x_pos = self.diffusion.position.x0(output.position.float(), z_pos[:, cells], t_pos)
             position[:, cells] += x_pos

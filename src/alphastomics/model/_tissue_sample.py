@@ -65,7 +65,9 @@ def sample_tissue(
             number = int(torch.randint(len(outlines.quantiles), (), generator=generator))
             moved = torch.from_numpy(outlines.apply(position.cpu().numpy(), number))
             position = tissue.packed(moved.to(position), generator)
-            expression = _expression_in(model, position, config, generator, lambda: bar.update())
+            expression = _expression_in(
+                model, position, config, generator, lambda: bar.update(), sequence=tissue.sequence
+            )
             names = [f"cell_{i}" for i in range(n_cells)]
             table = ad.AnnData(
                 obs=pd.DataFrame({schema.slice_key or DEFAULT_SLICE_KEY: f"sample_{k}"}, index=names),
@@ -86,6 +88,8 @@ def _expression_in(
     config: SamplerConfig,
     generator: torch.Generator,
     on_step: Callable[[], None],
+    *,
+    sequence: Tensor | None,
 ) -> Tensor:
     """Draw expression (N, G) for the positions (N, D) of a draw, in the canonical frame.
 
@@ -100,5 +104,6 @@ def _expression_in(
         crowding=torch.from_numpy(crowding(position.cpu().numpy())).to(position.device),
         t_pos=place_time(model),
         dependence=model.dependence_,
+        sequence=sequence,
     )
     return chain.sample(config, generator, on_step=on_step)

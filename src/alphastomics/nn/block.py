@@ -53,8 +53,8 @@ class Block(nn.Module):
         Share of the branch outputs dropped in training (not of attention weights).
     expansion
         Width of the feed-forward network over d.
-    attention
-        ``"full"`` or ``"linear"``.
+    attention, n_dims, angle, sequence, n_pair_channels
+        As in :func:`~alphastomics.nn.make_attention`.
     use_moe
         Whether :class:`~alphastomics.nn.experts.Experts` take the place of the feed-forward network.
     num_experts, moe_top_k, expert_width
@@ -83,6 +83,10 @@ class Block(nn.Module):
         dropout: float,
         expansion: int = 4,
         attention: AttentionKind = "full",
+        n_dims: int = 2,
+        angle: float = 0.0,
+        sequence: bool = False,
+        n_pair_channels: int = 0,
         use_moe: bool = False,
         num_experts: int = 4,
         moe_top_k: int = 2,
@@ -96,7 +100,17 @@ class Block(nn.Module):
             raise ValueError(f"bottleneck={bottleneck} narrows a feed-forward network, which use_moe=True has none of")
         d_ff = expansion * d_model
         self.norm_1 = AdaptiveNorm(d_model, n_extra=1)
-        self.attention = make_attention(attention, d_model, n_heads, gate_type=gate_type, use_qk_norm=use_qk_norm)
+        self.attention = make_attention(
+            attention,
+            d_model,
+            n_heads,
+            gate_type=gate_type,
+            use_qk_norm=use_qk_norm,
+            n_dims=n_dims,
+            angle=angle,
+            sequence=sequence,
+            n_pair_channels=n_pair_channels,
+        )
         self.norm_2 = AdaptiveNorm(d_model, n_extra=1)
         self.ffn: Experts | Bottleneck | nn.Sequential
         if use_moe:

@@ -2,8 +2,9 @@ r"""The denoiser: noisy expression and noisy positions of N cells, two clocks, t
 
 .. math::
 
-    h^0_i &= E(w \odot z^{expr}_i) + V^\top z^{expr}_i + P(z^{pos}_i), \qquad c = \psi(t_{expr}, t_{pos}) \\
-    h^{l+1} &= \operatorname{Block}(h^l, c, \text{mask}), \qquad
+    h^0_i &= E(w \odot z^{expr}_i) + V^\top z^{expr}_i + P(z^{pos}_i), \qquad c = \psi(t_{expr}, t_{pos}), \qquad
+    g = \operatorname{Surroundings}(h^0, z^{pos}, t_{pos}) \\
+    h^{l+1} &= \operatorname{Block}(h^l, c, g, \text{mask}), \qquad
     F^{pos}_i = W_p \operatorname{AdaNorm}(h^L_i, c), \quad F^{expr}_i = W_e \operatorname{AdaNorm}(h^L_i, c)
 
 w weighs the genes, see :meth:`Denoiser.weigh_genes`; V are principal components of the reference, see
@@ -14,7 +15,8 @@ in its noisy value, so its embedding is replaced by a learned token; single mask
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from itertools import count
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -23,78 +25,23 @@ from torch import nn
 from torch.nn import functional
 
 from alphastomics.nn.block import AdaptiveNorm, Block
+from alphastomics.nn.config import DenoiserConfig
 from alphastomics.nn.embeddings import ClockEmbedding, CrowdingEmbedding, FourierPosition
 from alphastomics.nn.packing import PackingNetwork
+from alphastomics.nn.pair.features import N_CHANNELS
 from alphastomics.nn.residual import expand, reduce
 from alphastomics.nn.sharing import LayerStack
+from alphastomics.nn.surroundings import Surroundings
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
     from torch import Tensor
 
-    from alphastomics.nn.attention import AttentionKind, GateType
-    from alphastomics.nn.experts import ExpertWidth, Routing
-    from alphastomics.nn.geometry import Geometry
-    from alphastomics.nn.residual import ResidualKind
-    from alphastomics.nn.sharing import Sharing
+    from alphastomics.nn.experts import Routing
 
+__all__ = ["Denoiser", "DenoiserConfig", "Prediction"]
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class DenoiserConfig:
-    """Architecture of a :class:`Denoiser`.
-
-    Parameters
-    ----------
-    n_genes, n_dims
-        G, and D = 2 or 3.
-    d_model, n_layers, n_heads
-        Width d, number of blocks, attention heads.
-    gate_type, use_qk_norm
-        As in :class:`~alphastomics.nn.SoftmaxAttention`.
-    dropout
-        Share of the branch outputs dropped in training.
-    n_latent
-        Width of the neighbourhood embedding that the contrastive loss shapes.
-    attention
-        ``"full"`` or ``"linear"``, see :class:`~alphastomics.nn.SoftmaxAttention` and :class:`~alphastomics.nn.LinearAttention`.
-    use_moe, num_experts, moe_top_k, expert_width
-        Whether a mixture of experts takes the place of the feed-forward networks, and which, see
-        :class:`~alphastomics.nn.experts.Experts`.
-    residual, n_streams, bottleneck
-        As in ``Block``.
-    layer_sharing, sharing_block
-        Which blocks share their weights, all but norms and residual connections, and how many in a row where
-        ``layer_sharing="block"``; see ``nn/sharing.py``.
-    mask_tokens
-        Whether there are tokens for masked entries.
-    n_ranks
-        K, the number of neighbours whose distances tell how crowded the surroundings of a cell are.
-    n_components
-        Principal components of the reference that the embedding of expression starts from.
-    """
-
-    n_genes: int
-    n_dims: int
-    d_model: int = 128
-    n_layers: int = 4
-    n_heads: int = 4
-    gate_type: GateType = "headwise"
-    use_qk_norm: bool = True
-    dropout: float = 0.0
-    n_latent: int = 64
-    attention: AttentionKind = "full"
-    use_moe: bool = False
-    num_experts: int = 4
-    moe_top_k: int = 2
-    expert_width: ExpertWidth = "split"
-    residual: ResidualKind = "plain"
-    n_streams: int = 4
-    layer_sharing: Sharing = "none"
-    sharing_block: int = 4
-    bottleneck: int | None = None
-    mask_tokens: bool = False
-    n_ranks: int = 9
-    n_components: int = 20
+GOLDEN = math.pi * (3 - 5**0.5)  # angle by which a grid is turned from one block to the next: no two directions meet
 
 
 class Prediction(NamedTuple):
@@ -136,6 +83,8 @@ class Denoiser(nn.Module):
             self.expression_mask = nn.Parameter(torch.zeros(config.n_genes))
             self.position_mask = nn.Parameter(torch.zeros(config.n_dims, d))
         self.clock = ClockEmbedding(d)
+        self.surroundings = Surroundings(config)
+        depth = count()  # blocks are made in order
         self.blocks = LayerStack(
             lambda: Block(
                 d,
@@ -144,6 +93,10 @@ class Denoiser(nn.Module):
                 use_qk_norm=config.use_qk_norm,
                 dropout=config.dropout,
                 attention=config.attention,
+                n_dims=config.n_dims,
+                angle=GOLDEN * next(depth),
+                sequence=config.sequence,
+                n_pair_channels=0 if config.pair_features is None else N_CHANNELS,
                 use_moe=config.use_moe,
                 num_experts=config.num_experts,
                 moe_top_k=config.moe_top_k,
@@ -155,7 +108,7 @@ class Denoiser(nn.Module):
             config.n_layers,
             sharing=config.layer_sharing,
             block_size=config.sharing_block,
-            own=Block.OWN,
+            own=(*Block.OWN, "attention.axes") if config.attention == "axial" else Block.OWN,
         )
         self.norm_out = AdaptiveNorm(d)
         self.expression_out = nn.Linear(d, config.n_genes)
@@ -241,9 +194,17 @@ class Denoiser(nn.Module):
         mask: Tensor | None,
         predict: tuple[str, ...],
         routings: list[Routing] | None = None,
-        geometry: Geometry | None = None,
+        *,
+        position: Tensor | None = None,
+        masked: Tensor | None = None,
+        sequence: Tensor | None = None,
     ) -> Prediction:
-        """Blocks and heads on the summed embeddings ``h`` (B, N, d); the arguments are those of :meth:`forward`."""
+        """Blocks and heads on the summed embeddings ``h`` (B, N, d).
+
+        The arguments are those of :meth:`forward`; ``position`` may be None where it is absent, and ``masked`` are its masked
+        entries alone.
+        """
+        geometry = self.surroundings(h, t_pos, mask, position=position, masked=masked, sequence=sequence)
         clock = self.clock(t_expr, t_pos)
         if mask is not None:  # a context of padding alone attends to itself, so that its gradients stay finite
             mask = mask | ~mask.any(dim=1, keepdim=True)
@@ -272,6 +233,7 @@ class Denoiser(nn.Module):
         routings: list[Routing] | None = None,
         masked: tuple[Tensor | None, Tensor | None] = (None, None),
         crowding: Tensor | None = None,
+        sequence: Tensor | None = None,
     ) -> Prediction:
         """Run the network.
 
@@ -294,12 +256,16 @@ class Denoiser(nn.Module):
         crowding
             How crowded the surroundings of each cell are (B, N, K), see :func:`alphastomics.data.crowding`; used where the
             clock of positions stands at 0. None when it is not known.
+        sequence
+            An index (B, N) that orders the cells, where the network reads one; only its differences are used.
         routings
             A list to which every layer with experts adds where the cells went.
         """
         h = self.embed_expression(expression, t_expr, held, masked[0])
         h = h + self.embed_position(position, t_pos, masked[1], crowding)
-        return self.trunk(h, t_expr, t_pos, mask, predict, routings)
+        return self.trunk(
+            h, t_expr, t_pos, mask, predict, routings, position=position, masked=masked[1], sequence=sequence
+        )
 
     def neighbourhood(self, latent: Tensor) -> Tensor:
         """Embedding (B, N, n_latent) in which cells that are near in the tissue point the same way."""

@@ -33,6 +33,13 @@ class Pairs(Protocol):
         ...
 
 
+class Factors(NamedTuple):
+    """The plainest :class:`Pairs`."""
+
+    left: Tensor
+    right: Tensor
+
+
 class Geometry(NamedTuple):
     """Geometry of the cells of a batch; what is None is not known.
 
@@ -102,18 +109,22 @@ class Geometry(NamedTuple):
         return used if mask is None else used & mask
 
     def part(self, context: int, n_cells: int) -> Geometry:
-        """That of the first ``n_cells`` cells of one context, as a batch of its own, without features of pairs."""
+        """That of the first ``n_cells`` cells of one context, as a batch of its own."""
         first = (slice(context, context + 1), slice(n_cells))
         neighbours = None
         if self.neighbours is not None:
             neighbours = self.neighbours[first]
             neighbours = neighbours.masked_fill(neighbours >= n_cells, -1)
+        pairs = None
+        if self.pairs is not None:
+            pairs = Factors(*(side[first[0], :, :n_cells] for side in (self.pairs.left, self.pairs.right)))
         return Geometry(
             position=None if self.position is None else self.position[first],
             trust=None if self.trust is None else self.trust[first[0]],
             sequence=None if self.sequence is None else self.sequence[first],
             frames=None if self.frames is None else self.frames[first],
             neighbours=neighbours,
+            pairs=pairs,
         )
 
 

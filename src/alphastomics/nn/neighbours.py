@@ -105,7 +105,7 @@ def neighbor_pairs(
             sets.append(_along(_order(sequence[b].detach()[real], x), along, window))
         if x is not None and n_random:
             sets.append(_random_others(x, k, n_random, generator))
-        rows = _union(sets) if along or window or n_random else torch.cat(sets, dim=1)
+        rows = union(sets) if along or window or n_random else torch.cat(sets, dim=1)
         result[b, real] = torch.where(rows >= 0, real[rows.clamp_min(0)], -1)[:, :width]
     return result
 
@@ -202,7 +202,7 @@ def _share(u: float, low: float, high: float, n_dims: int) -> float:
     return (low**power + u * (high**power - low**power)) ** (1 / power)
 
 
-def _union(sets: list[Tensor]) -> Tensor:
+def union(sets: list[Tensor]) -> Tensor:
     """Rows (n, K) of all sets, ascending, every one once, then -1."""
     rows = torch.cat(sets, dim=1)
     nobody = len(rows)

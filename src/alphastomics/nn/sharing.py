@@ -60,8 +60,8 @@ class LayerStack(nn.Module):
     block_size
         Layers in a block b, for ``"block"``.
     own
-        Names of the parameters and submodules that each depth keeps for itself: ``("norm_1", "norm_2")`` for
-        :class:`~alphastomics.nn.block.Block`.
+        Names of the parameters, buffers and submodules that each depth keeps for itself, ``"attention.axes"`` for a part of a
+        part: see ``OWN`` of :class:`~alphastomics.nn.block.Block`.
 
     Attributes
     ----------
@@ -90,7 +90,7 @@ class LayerStack(nn.Module):
             first = self.index.index(number)
             if first < depth:
                 _tie(layer, self[first], own)
-            elif missing := set(own) - _parts(layer):
+            elif missing := {name for name in own if not _has(layer, name)}:
                 raise ValueError(f"{type(layer).__name__} has no {', '.join(sorted(missing))} of its own to keep")
             self.add_module(str(depth), layer)
         self.register_state_dict_post_hook(_drop_repeated)
@@ -126,9 +126,20 @@ def _parts(layer: nn.Module) -> set[str]:
     return {name for name, _ in layer.named_children()} | {name for name, _ in layer.named_parameters(recurse=False)}
 
 
+def _has(layer: nn.Module, name: str) -> bool:
+    part, _, rest = name.partition(".")
+    if rest:
+        return part in dict(layer.named_children()) and _has(layer.get_submodule(part), rest)
+    return part in _parts(layer) | {buffer for buffer, _ in layer.named_buffers(recurse=False)}
+
+
 def _tie(layer: nn.Module, first: nn.Module, own: Sequence[str]) -> None:
     for name in _parts(layer) - set(own):
-        setattr(layer, name, getattr(first, name))
+        within = [each.removeprefix(f"{name}.") for each in own if each.startswith(f"{name}.")]
+        if within:
+            _tie(layer.get_submodule(name), first.get_submodule(name), within)
+        else:
+            setattr(layer, name, getattr(first, name))
 
 
 def _repeated(stack: LayerStack, prefix: str) -> dict[str, str]:

@@ -31,7 +31,7 @@ from torch.utils._pytree import tree_iter
 
 from alphastomics.data import Batch
 from alphastomics.nn import Denoiser, Experts
-from alphastomics.train.plan import TrainingPlan
+from alphastomics.train.plan import TrainingPlan, sequence_of
 from alphastomics.train.recompute import recompute
 
 if TYPE_CHECKING:
@@ -233,7 +233,8 @@ def estimate_inference(
         module.apply(_spread_evenly)
         batch = _full_batch(config, n_contexts, n_cells, targets=True)
         inputs = (batch.expression, batch.position, batch.dropout, batch.dropout)  # clocks have the shape of dropout
-        return Step(module, inputs, lambda: module(*inputs, crowding=batch.crowding))
+        sequence = sequence_of(batch.sequence)
+        return Step(module, inputs, lambda: module(*inputs, crowding=batch.crowding, sequence=sequence))
 
     return estimate_step(make_step, training=False, precision=precision, device=device)
 
@@ -339,6 +340,7 @@ def _full_batch(config: DenoiserConfig, b: int, n: int, *, targets: bool) -> Bat
         dropout=torch.zeros(b),
         target=torch.zeros(b, n, g if targets else 0),
         crowding=torch.zeros(b, n, config.n_ranks if targets else 0),
+        sequence=torch.zeros(b, n, int(config.sequence)),
         centre=torch.zeros(b, d),
         slice_index=torch.zeros(b, dtype=torch.int64),
         rows=torch.zeros(b, n, dtype=torch.int64),

@@ -153,7 +153,8 @@ class TrainingPlan(pl.LightningModule):
         training = self.module.training
         self.module.eval()
         with torch.no_grad():
-            mean = self.conditional_mean(batch.expression.take_along_dim(few, 1), few_mask)
+            few_sequence = sequence_of(batch.sequence.take_along_dim(few, 1))
+            mean = self.conditional_mean(batch.expression.take_along_dim(few, 1), few_mask, few_sequence)
         self.module.train(training)
         few_position = centre(batch.position.take_along_dim(few, 1), few_mask)
         rotation = kabsch(few_position, mean, few_mask.to(mean.dtype))
@@ -194,12 +195,12 @@ class TrainingPlan(pl.LightningModule):
         held = held & batch.present[:, None] & (whole | batch.measured[:, None])
         return held, torch.where(whole, x_expr, thinned)
 
-    def conditional_mean(self, expression: Tensor, mask: Tensor) -> Tensor:
+    def conditional_mean(self, expression: Tensor, mask: Tensor, sequence: Tensor | None = None) -> Tensor:
         """Estimate of the positions (B, N, D) of cells of which only the expression is known."""
         zero, one = expression.new_zeros(len(expression)), expression.new_ones(len(expression))
         absent = expression.new_zeros(*expression.shape[:2], self.module.config.n_dims)
-        output = self.module(expression, absent, zero, one, mask, predict=("position",)).position.float()
-        return self.clean_position(output, absent, one, mask)
+        output = self.module(expression, absent, zero, one, mask, predict=("position",), sequence=sequence)
+        return self.clean_position(output.position.float(), absent, one, mask)
 
     def clean_position(
         self, output: Tensor, z: Tensor, t: Tensor, mask: Tensor, masked: Tensor | None = None
@@ -264,6 +265,7 @@ class TrainingPlan(pl.LightningModule):
             predict=predict,
             masked=masks,
             crowding=batch.crowding if batch.crowding.shape[-1] else None,
+            sequence=sequence_of(batch.sequence),
             routings=routings,
         )
         x_0_pos = self.clean_position(output.position.float(), z_pos, t_pos, mask, masks.position)
@@ -433,3 +435,8 @@ class TrainingPlan(pl.LightningModule):
         )
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, self._lr_factor)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+
+def sequence_of(column: Tensor) -> Tensor | None:
+    """Index (B, N) of the cells in their order from the column (B, N, S) of a batch; None where S = 0."""
+    return column[..., 0] if column.shape[-1] else None

@@ -109,6 +109,9 @@ class StretchSource:
         """All cells in one piece."""
         return [np.arange(self.n_cells)]
 
+    def sequence(self, rows: NDArray[np.int64]) -> None:
+        """There is no order: datasets on disk hold none."""
+
     def library_size(self, rows: NDArray[np.int64]) -> NDArray[np.float64]:
         """Sum of the measured values of some cells, (k,)."""
         return self._library_size[rows - self._start]

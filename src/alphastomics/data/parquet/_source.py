@@ -196,6 +196,9 @@ class ParquetSource:
         """Numbers, within a slice, of the cells that are read together."""
         return self._pieces[slice_index]
 
+    def sequence(self, rows: NDArray[np.int64]) -> None:
+        """There is no order: datasets on disk hold none."""
+
     def library_size(self, rows: NDArray[np.int64]) -> NDArray[np.float64]:
         """Sum of the measured values of some cells, (k,)."""
         return self._library_size[rows]

@@ -4,17 +4,32 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal, Protocol
 
+from alphastomics.nn.attention.geometric import GeometricAttention
+from alphastomics.nn.attention.grid import GridAttention
 from alphastomics.nn.attention.linear import LinearAttention
+from alphastomics.nn.attention.local_global import LocalGlobalAttention
+from alphastomics.nn.attention.neighbor import NeighborAttention
 from alphastomics.nn.attention.softmax import GateType, SoftmaxAttention
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, nn
 
     from alphastomics.nn.geometry import Geometry
 
-__all__ = ["Attention", "AttentionKind", "GateType", "LinearAttention", "SoftmaxAttention", "make_attention"]
+__all__ = [
+    "Attention",
+    "AttentionKind",
+    "GateType",
+    "GeometricAttention",
+    "GridAttention",
+    "LinearAttention",
+    "LocalGlobalAttention",
+    "NeighborAttention",
+    "SoftmaxAttention",
+    "make_attention",
+]
 
-AttentionKind = Literal["full", "linear"]
+AttentionKind = Literal["full", "linear", "geometric", "neighbor", "axial"]
 
 
 class Attention(Protocol):
@@ -40,28 +55,66 @@ class Attention(Protocol):
 
 
 def make_attention(
-    kind: AttentionKind, d_model: int, n_heads: int, *, gate_type: GateType = "headwise", use_qk_norm: bool = True
-) -> SoftmaxAttention | LinearAttention:
-    """Make an attention of one kind.
+    kind: AttentionKind,
+    d_model: int,
+    n_heads: int,
+    *,
+    gate_type: GateType = "headwise",
+    use_qk_norm: bool = True,
+    n_dims: int = 2,
+    angle: float = 0.0,
+    sequence: bool = False,
+    n_pair_channels: int = 0,
+) -> nn.Module:
+    """Make an attention of one kind, an :class:`Attention`.
 
     Parameters
     ----------
     kind
-        ``"full"`` or ``"linear"``.
+        ``"full"`` softmax attention; ``"linear"``; ``"geometric"``: scores fall with distance; ``"neighbor"``: neighbours one
+        by one and all cells in sum; ``"axial"``: along the rows and columns of a grid.
     d_model, n_heads
         Width and number of heads.
     gate_type, use_qk_norm
         Of softmax attention; linear attention has neither a gate nor norms.
+    n_dims
+        D, for geometric and axial attention.
+    angle
+        By which the axes of the grid are turned, in radians.
+    sequence
+        Whether cells have an order, for attention over neighbours.
+    n_pair_channels
+        Channels of the features of pairs, which geometric attention and attention over neighbours read; 0 if there are none.
 
     Raises
     ------
     ValueError
         If the kind is unknown, or a gate was chosen for linear attention.
     """
+    if kind == "linear":
+        if gate_type not in ("headwise", "none"):  # the default cannot be told from a choice
+            raise ValueError(f"attention='linear' has no gate; leave gate_type={gate_type!r} out or take 'full'")
+        return LinearAttention(d_model, n_heads)
     if kind == "full":
         return SoftmaxAttention(d_model, n_heads, gate_type=gate_type, use_qk_norm=use_qk_norm)
-    if kind != "linear":
-        raise ValueError(f"attention={kind!r} is unknown; choose 'full' or 'linear'")
-    if gate_type not in ("headwise", "none"):  # the default cannot be told from a choice
-        raise ValueError(f"attention='linear' has no gate; leave gate_type={gate_type!r} out or take 'full'")
-    return LinearAttention(d_model, n_heads)
+    if kind == "geometric":
+        return GeometricAttention(
+            d_model,
+            n_heads,
+            n_dims=n_dims,
+            gate_type=gate_type,
+            use_qk_norm=use_qk_norm,
+            n_pair_channels=n_pair_channels,
+        )
+    if kind == "neighbor":
+        return LocalGlobalAttention(
+            d_model,
+            n_heads,
+            gate_type=gate_type,
+            use_qk_norm=use_qk_norm,
+            sequence=sequence,
+            n_pair_channels=n_pair_channels,
+        )
+    if kind == "axial":
+        return GridAttention(d_model, n_heads, n_dims=n_dims, angle=angle, gate_type=gate_type, use_qk_norm=use_qk_norm)
+    raise ValueError(f"attention={kind!r} is unknown; choose 'full', 'linear', 'geometric', 'neighbor' or 'axial'")

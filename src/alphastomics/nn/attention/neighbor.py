@@ -2,11 +2,12 @@ r"""Attention over the neighbours of a cell, which knows how far away each one l
 
 .. math::
 
-    s_{ij} = \frac{q_i \cdot k_j}{\sqrt{d_h}} + w \cdot e_{ij}, \qquad
+    s_{ij} = \frac{q_i \cdot k_j}{\sqrt{d_h}} + w \cdot e_{ij} + u_i \cdot u'_j, \qquad
     A_{ij} = \operatorname*{softmax}_{j \in \mathcal N_i \cup \{i\}} s_{ij}, \qquad
     o_i = \sum_j A_{ij} v_j, \qquad \bar e_i = \sum_j A_{ij} e_{ij}
 
-per head. The features of an edge are bumps over the logarithm of its length, and over the signed difference in the order
+per head. u and u' are factors of what features of pairs say, where there are some; they are further columns of q, k and v,
+see :class:`~alphastomics.nn.attention.geometric.PairColumns`. The features of an edge are bumps over the logarithm of its length, and over the signed difference in the order
 where there is one:
 
 .. math::
@@ -32,6 +33,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.function import once_differentiable
 
+from alphastomics.nn.attention.geometric import PairColumns
 from alphastomics.nn.attention.softmax import GateType, SoftmaxAttention
 
 if TYPE_CHECKING:
@@ -52,11 +54,11 @@ class Block(NamedTuple):
     valid
         False (S, K + 1) where there is no neighbour.
     query
-        q, (H, S, d_h).
+        q, (H, S, F); F = d_h, and the rank of the features of pairs where there are some.
     place
         Position, place in the order and trust, (S, D + 2).
     key, value
-        k and v of the neighbours, (H, S, K + 1, d_h).
+        k and v of the neighbours, (H, S, K + 1, F).
     other_place
         Places of the neighbours, (S, K + 1, D + 2).
     """
@@ -79,7 +81,7 @@ class Graph(NamedTuple):
     valid, query, place
         As in :class:`Block`, for all cells.
     key, value
-        k and v, (H, M, d_h).
+        k and v, (H, M, F).
     """
 
     other: Tensor
@@ -123,6 +125,8 @@ class NeighborAttention(SoftmaxAttention):
         First and last centre of distances, in model units; the first is also epsilon.
     longest
         Last centre of differences in the order.
+    n_pair_channels
+        C, channels of the pair features; 0 if there are none.
     """
 
     def __init__(
@@ -136,12 +140,14 @@ class NeighborAttention(SoftmaxAttention):
         n_bumps: int = 16,
         distances: tuple[float, float] = (0.004, 4.0),
         longest: float = 100.0,
+        n_pair_channels: int = 0,
     ) -> None:
         super().__init__(d_model, n_heads, gate_type=gate_type, use_qk_norm=use_qk_norm)
         self.sequence, self.n_bumps, self.distances, self.longest = sequence, n_bumps, distances, longest
         n_features = 2 * n_bumps + 1 if sequence else n_bumps
         self.edge = nn.Linear(n_features, n_heads, bias=False)  # w
-        self.seen = nn.Linear(n_heads * n_features, d_model, bias=False)
+        self.pair_columns = PairColumns(n_heads, n_pair_channels, "factor") if n_pair_channels else None
+        self.seen = nn.Linear(n_heads * (n_features + n_pair_channels), d_model, bias=False)
 
     def forward(self, x: Tensor, geometry: Geometry, mask: Tensor | None = None) -> Tensor:  # type: ignore[override]
         """Attend.
@@ -151,7 +157,7 @@ class NeighborAttention(SoftmaxAttention):
         x
             Features (B, N, d).
         geometry
-            Neighbours, positions, and an order of the cells where one is used.
+            Neighbours, positions, an order of the cells where one is used, and features of pairs where they are read.
         mask
             Real cells (B, N); the others are attended by nobody and come out as 0.
 
@@ -162,21 +168,31 @@ class NeighborAttention(SoftmaxAttention):
         Raises
         ------
         ValueError
-            If there are no neighbours, or no order where one is used.
+            If there are no neighbours, or no order or features of pairs where they are used.
         """
         b, n, d = x.shape
         graph = self._graph(x, geometry, mask)
         with torch.autocast(x.device.type, enabled=False):
             o, seen = _OverBlocks.apply(self._attend, self.edge.weight, *graph)
-        o = o.to(graph.value.dtype).view(b, n, self.n_heads, -1)
+        o, seen = o.view(b, n, self.n_heads, -1), seen.reshape(b, n, -1)
+        if self.pair_columns is not None and geometry.pairs is not None:
+            mixed = o[..., self.d_head :].transpose(1, 2)
+            seen = torch.cat([seen, self.pair_columns.read(geometry.pairs, mixed)], dim=-1)
+        o = o[..., : self.d_head].to(graph.value.dtype)
         gates = self.gates(x)
         if gates is not None:
             o = o * gates.view(b, n, self.n_heads, -1)
-        y = self.out(o.reshape(b, n, d)) + self.seen(seen.view(b, n, -1).to(x.dtype))
+        y = self.out(o.reshape(b, n, d)) + self.seen(seen.to(x.dtype))
         return y if mask is None else y.masked_fill(~mask[..., None], 0.0)
 
     def _graph(self, x: Tensor, geometry: Geometry, mask: Tensor | None) -> Graph:
-        q, k, v = (part.transpose(0, 1).flatten(1, 2) for part in self.heads(x))
+        q, k, v = self.heads(x)
+        if self.pair_columns is not None:
+            if geometry.pairs is None:
+                raise ValueError("this attention reads features of pairs, and there are none; take n_pair_channels=0")
+            left, right = self.pair_columns.columns(geometry.pairs, q.dtype)
+            q, k, v = torch.cat([q, self.d_head**0.5 * left], -1), torch.cat([k, right], -1), torch.cat([v, right], -1)
+        q, k, v = (part.transpose(0, 1).flatten(1, 2) for part in (q, k, v))
         position = geometry.centred(x, mask, 1 if geometry.position is None else geometry.position.shape[-1])
         order = torch.zeros_like(position[..., :1])
         if self.sequence:
@@ -189,7 +205,7 @@ class NeighborAttention(SoftmaxAttention):
         return Graph(*_edges(x, geometry, mask), q, place, k, v)
 
     def _attend(self, block: Block, w: Tensor) -> tuple[Tensor, Tensor]:
-        """Means of v, (S, H, d_h), and of the features of the edges, (S, H, E)."""
+        """Means of v, (S, H, F), and of the features of the edges, (S, H, E)."""
         a, e = self._weigh(block, w)
         return (a[:, :, None] @ block.value)[:, :, 0].transpose(0, 1), a.transpose(0, 1) @ e
 

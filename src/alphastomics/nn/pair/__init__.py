@@ -7,6 +7,7 @@ from alphastomics.nn.pair.dense_template import DenseTemplate, factorise
 from alphastomics.nn.pair.dropout import PairDropout
 from alphastomics.nn.pair.embedding import PairEmbedding
 from alphastomics.nn.pair.factors import PairFactors, adaptive_rank
+from alphastomics.nn.pair.features import PairFeatures
 from alphastomics.nn.pair.quadrature import wave_directions
 from alphastomics.nn.pair.relative_position import RelativePosition
 from alphastomics.nn.pair.residual import Distribute, RankMix, ResidualKind, TangentStep, make_residual
@@ -26,6 +27,7 @@ __all__ = [
     "PairDropout",
     "PairEmbedding",
     "PairFactors",
+    "PairFeatures",
     "PairLayer",
     "PairStack",
     "PairTransition",

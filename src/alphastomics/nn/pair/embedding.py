@@ -71,6 +71,7 @@ class PairEmbedding(nn.Module):
         x: Tensor,
         *,
         position: Tensor | None = None,
+        trust: Tensor | None = None,
         index: Tensor | None = None,
         mask: Tensor | None = None,
         rank: int | None = None,
@@ -83,6 +84,8 @@ class PairEmbedding(nn.Module):
             Tokens (B, N, d).
         position
             (B, N, D) in model units, if there is a template.
+        trust
+            How far positions count, (B,) in [0, 1]; 1 when None.
         index
             (B, N), if there is a relative position.
         mask
@@ -99,7 +102,8 @@ class PairEmbedding(nn.Module):
         if self.template is not None:
             if position is None:
                 raise ValueError("the template needs position=")
-            parts.append(self.template(position, mask))
+            part = self.template(position, mask)
+            parts.append(part if trust is None else part._replace(right=trust[:, None, None, None] * part.right))
         if self.relative_position is not None:
             if index is None:
                 raise ValueError("the relative position needs index=")

@@ -1,0 +1,93 @@
+r"""Attention to what is near, and to everything: neighbours one by one, the whole context in sum.
+
+.. math::
+
+    y = \operatorname{Neighbour}(x) + \operatorname{Linear}(x), \qquad
+    A = \tfrac12 \big(A^{\text{near}} + A^{\text{all}}\big)
+
+:class:`~alphastomics.nn.attention.neighbor.NeighborAttention` sees what low rank cannot carry, and
+:class:`~alphastomics.nn.LinearAttention` carries what is far. Where positions are absent no cell has neighbours in space:
+then the second term alone tells cells of each other. Time and memory grow with the cells alone.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from torch import nn
+
+from alphastomics.nn.attention.linear import LinearAttention
+from alphastomics.nn.attention.neighbor import NeighborAttention
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from alphastomics.nn.attention.softmax import GateType
+    from alphastomics.nn.geometry import Geometry
+
+
+class LocalGlobalAttention(nn.Module):
+    """Sum of attention over neighbours and linear attention over all cells.
+
+    Parameters
+    ----------
+    d_model, n_heads
+        Width and number of heads of both.
+    gate_type, use_qk_norm, sequence, n_pair_channels
+        As in :class:`~alphastomics.nn.attention.neighbor.NeighborAttention`.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        n_heads: int,
+        *,
+        gate_type: GateType = "headwise",
+        use_qk_norm: bool = True,
+        sequence: bool = False,
+        n_pair_channels: int = 0,
+    ) -> None:
+        super().__init__()
+        self.n_heads = n_heads
+        self.near = NeighborAttention(
+            d_model,
+            n_heads,
+            gate_type=gate_type,
+            use_qk_norm=use_qk_norm,
+            sequence=sequence,
+            n_pair_channels=n_pair_channels,
+        )
+        self.all = LinearAttention(d_model, n_heads)
+
+    def forward(self, x: Tensor, geometry: Geometry, mask: Tensor | None = None) -> Tensor:
+        """Attend.
+
+        Parameters
+        ----------
+        x
+            Features (B, N, d).
+        geometry
+            Neighbours, positions, and whatever else attention over neighbours reads.
+        mask
+            Real cells (B, N); the others are attended by nobody and come out as 0.
+
+        Returns
+        -------
+        (B, N, d).
+        """
+        y = self.near(x, geometry, mask) + self.all(x, geometry, mask)
+        return y if mask is None else y.masked_fill(~mask[..., None], 0.0)
+
+    def gates(self, x: Tensor) -> Tensor | None:
+        """Gates in (0, 1) of the attention over neighbours."""
+        return self.near.gates(x)
+
+    def weights(self, x: Tensor, rows: Tensor, geometry: Geometry, mask: Tensor | None = None) -> Tensor:
+        """Rows (R,) of the mean of both attention matrices, (B, H, R, N)."""
+        near, everything = (part.weights(x, rows, geometry, mask) for part in (self.near, self.all))
+        return (near + everything) / 2
+
+    def received(self, x: Tensor, geometry: Geometry, mask: Tensor | None = None) -> Tensor:
+        """Mean attention that each cell receives from the real ones, (B, H, N)."""
+        near, everything = (part.received(x, geometry, mask) for part in (self.near, self.all))
+        return (near + everything) / 2

@@ -1,0 +1,204 @@
+"""What the network is told of places and of an order of the cells: never where cells belong that are being placed."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch
+
+from alphastomics.model import AlphaSTomics
+from alphastomics.nn import surroundings
+from alphastomics.train import TrainingPlan
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from anndata import AnnData
+
+NEIGHBOUR = {"attention": "neighbor", "n_neighbors": 6}
+PAIRED = {"attention": "geometric", "pair_features": "factorized"}
+KINDS: dict[str, dict[str, Any]] = {"neighbor": NEIGHBOUR, "geometric": PAIRED, "axial": {"attention": "axial"}}
+
+
+@pytest.fixture
+def ordered(small: AnnData) -> AnnData:
+    """Cells with an order that is not that of their rows."""
+    small.obs["order"] = 7 + np.random.default_rng(0).permutation(small.n_obs)
+    return small
+
+
+@pytest.fixture
+def seen_positions(monkeypatch: pytest.MonkeyPatch) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Positions among which neighbours are sought, and which of them count, call by call."""
+    found, search = [], surroundings.noisy_neighbours
+
+    def spy(position: torch.Tensor, known: torch.Tensor, *arguments: Any) -> torch.Tensor:
+        found.append((position.clone(), known.clone()))
+        return search(position, known, *arguments)
+
+    monkeypatch.setattr(surroundings, "noisy_neighbours", spy)
+    return found
+
+
+# -- places ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_where_cells_belong_that_are_placed_changes_no_byte(kind, small, make_model, train_briefly, positions_of):
+    model = train_briefly(make_model(small, **KINDS[kind]))
+    expected = positions_of(model.sample(small, n_steps=3))
+    moved, bare = small.copy(), small.copy()
+    moved.obsm["spatial"] = np.random.default_rng(1).normal(size=moved.obsm["spatial"].shape)
+    del bare.obsm["spatial"]
+    assert positions_of(model.sample(moved, n_steps=3)) == expected
+    assert positions_of(model.sample(bare, n_steps=3)) == expected
+
+
+def test_neighbours_are_sought_anew_at_every_step_of_a_chain(small, make_model, train_briefly, seen_positions):
+    model = train_briefly(make_model(small, **NEIGHBOUR))
+    one = small[small.obs["slice_id"] == "slice_0"].copy()
+    seen_positions.clear()
+    model.sample(one, n_steps=8)
+    absent = [position for position, known in seen_positions if not bool(known.any())]
+    placed = [position for position, known in seen_positions if bool(known.all())]
+    assert absent
+    assert len(absent) + len(placed) == len(seen_positions)
+    assert not any(bool(position.any()) for position in absent)
+    assert len(placed) >= 3
+    assert all(not torch.equal(*two) for two in zip(placed[:-1], placed[1:], strict=True))
+
+
+def test_known_cells_are_seen_as_noisy_as_the_others(small, make_model, train_briefly, seen_positions):
+    model = train_briefly(make_model(small, **NEIGHBOUR))
+    one = small[small.obs["slice_id"] == "slice_0"].copy()
+    partial = one.copy()
+    partial.obsm["spatial"][::2] = np.nan
+    seen_positions.clear()
+    result = model.sample(partial, inpaint=True, n_steps=4)
+    np.testing.assert_array_equal(result.obsm["spatial"][1::2], one.obsm["spatial"][1::2])
+    noisy = [position for position, known in seen_positions if bool(known.all())]
+    assert len(noisy) >= 3
+    true = torch.from_numpy(one.obsm["spatial"]).double()
+    true = torch.cdist(true, true).flatten().sort().values
+    for position in noisy:  # a rotation and a shift apart, distances would be those of the slice
+        own = torch.cdist(position[0].double(), position[0].double()).flatten().sort().values
+        assert not torch.allclose(own / own.mean(), true / true.mean(), rtol=1e-3)
+
+
+@pytest.mark.parametrize("mode", ["expr_to_pos", "any"])
+def test_training_shows_noisy_positions_alone(mode, small, make_model, train_briefly, monkeypatch):
+    """What neighbours are sought among is what the network was given, and where positions are absent it is nothing."""
+    given, sought, search = [], [], surroundings.noisy_neighbours
+    losses = TrainingPlan.losses
+
+    def watched(plan: TrainingPlan, *arguments: Any, **keywords: Any) -> Any:
+        handle = plan.module.register_forward_pre_hook(lambda _, inputs: given.append(inputs))
+        try:
+            return losses(plan, *arguments, **keywords)
+        finally:
+            handle.remove()
+
+    def spy(position: torch.Tensor, known: torch.Tensor, *arguments: Any) -> torch.Tensor:
+        sought.append((position.clone(), known.clone()))
+        return search(position, known, *arguments)
+
+    monkeypatch.setattr(TrainingPlan, "losses", watched)
+    monkeypatch.setattr(surroundings, "noisy_neighbours", spy)
+    train_briefly(make_model(small, mode=mode, **NEIGHBOUR), max_epochs=6)
+    assert len(given) >= 6
+    states = set()
+    for (_, noisy, _, t_pos, *_), (position, known) in zip(given, sought, strict=False):
+        located = (t_pos < 1)[:, None].expand(position.shape[:2])
+        assert torch.equal(known, located)
+        assert torch.equal(position, noisy * located[..., None])
+        states |= {bool(t < 1) for t in t_pos}
+    assert states == {True, False}
+
+
+# -- order -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def train_ordered(make_model: Callable, train_briefly: Callable) -> Callable[..., AlphaSTomics]:
+    def train(cells: AnnData, **options: Any) -> AlphaSTomics:
+        return train_briefly(make_model(cells, setup={"sequence_key": "order"}, **options))
+
+    return train
+
+
+READING = {
+    "neighbours": NEIGHBOUR,
+    "neighbours in the order": NEIGHBOUR | {"sparse_pairs": "sequence"},
+    "both": NEIGHBOUR | {"sparse_pairs": "hybrid", "pair_features": "factorized"},
+    "pairs": PAIRED,
+}
+
+
+@pytest.mark.parametrize("kind", READING)
+def test_the_order_reaches_the_network(kind, ordered, train_ordered, positions_of):
+    model = train_ordered(ordered, **READING[kind])
+    expected = positions_of(model.sample(ordered, n_steps=2))
+    later, other = ordered.copy(), ordered.copy()
+    later.obs["order"] += 1000
+    other.obs["order"] = np.random.default_rng(2).permutation(other.n_obs)
+    assert positions_of(model.sample(later, n_steps=2)) == expected
+    assert positions_of(model.sample(other, n_steps=2)) != expected
+    del other.obs["order"]
+    with pytest.raises(KeyError, match=r'obs\["order"\] is missing.*reads the order of the cells'):
+        model.sample(other, n_steps=2)
+    latent = model.get_latent_representation(ordered)
+    np.testing.assert_array_equal(model.get_latent_representation(later), latent)
+
+
+def test_where_no_part_of_the_network_reads_it_the_order_is_not_needed(ordered, train_ordered, positions_of):
+    model = train_ordered(ordered, attention="axial")
+    expected = positions_of(model.sample(ordered, n_steps=2))
+    del ordered.obs["order"]
+    assert positions_of(model.sample(ordered, n_steps=2)) == expected
+
+
+def test_a_place_for_expression_has_an_order_too(ordered, train_ordered):
+    model = train_ordered(ordered, mode="any", **READING["both"])
+    result = model.sample(ordered, mode="pos_to_expr", n_steps=2)
+    turned = ordered.copy()
+    turned.obs["order"] *= -1
+    other = model.sample(turned, mode="pos_to_expr", n_steps=2)
+    assert np.abs(result.X.toarray() - other.X.toarray()).max() > 1e-3
+    drawn = model.sample(n_cells=50, mode="joint", n_steps=2)
+    assert np.isfinite(drawn.obsm["spatial"]).all()
+
+
+@pytest.mark.parametrize("values", [["a", "b"], [np.nan, 1.0], [np.inf, 1.0]])
+def test_an_order_without_numbers_is_refused(small, values):
+    small.obs["order"] = [values[i % 2] for i in range(small.n_obs)]
+    with pytest.raises(ValueError, match=r'obs\["order"\] gives .* no finite number'):
+        AlphaSTomics.setup_anndata(small, sequence_key="order")
+
+
+def test_numbers_in_words_and_categories_are_an_order(small):
+    small.obs["order"] = [str(i) for i in range(small.n_obs)]
+    small.obs["order"] = small.obs["order"].astype("category")
+    AlphaSTomics.setup_anndata(small, sequence_key="order")
+    assert AlphaSTomics(small, d_model=16, n_layers=1, n_heads=2, **NEIGHBOUR).module.config.sequence
+
+
+def test_neighbours_in_an_order_that_there_is_not_are_refused(small, make_model):
+    with pytest.raises(ValueError, match="sparse_pairs='sequence' needs an order of the cells.*sequence_key="):
+        make_model(small, attention="neighbor", sparse_pairs="sequence")
+
+
+# -- models of before --------------------------------------------------------------------------------------------------
+
+SINCE = ("pair_features", "rank", "sparse_pairs", "n_neighbors", "residual", "n_streams", "layer_sharing")
+
+
+def test_a_model_from_before_these_options_loads(folder, reference, positions_of, trained):
+    config = json.loads((folder / "config.json").read_text())
+    for name in (*SINCE, "sharing_block", "bottleneck"):
+        del config["init"][name]
+    (folder / "config.json").write_text(json.dumps(config))
+    loaded = AlphaSTomics.load(folder, adata=False)
+    assert positions_of(loaded.sample(reference, n_steps=2)) == positions_of(trained.sample(reference, n_steps=2))

@@ -1,0 +1,335 @@
+"""What attention knows of where cells lie, inside the denoiser: every kind of attention, with and without pair features."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from alphastomics.nn import Denoiser, DenoiserConfig
+from alphastomics.nn.block import AdaptiveNorm
+from alphastomics.nn.diagnostics import watch_layers
+from alphastomics.nn.surroundings import noisy_neighbours
+from alphastomics.train.diagnostics import layer_statistics
+
+SIZES: dict[str, Any] = {"n_genes": 7, "n_dims": 2, "d_model": 16, "n_layers": 2, "n_heads": 2, "n_latent": 4}
+KINDS: dict[str, dict[str, Any]] = {
+    "geometric": {"attention": "geometric"},
+    "geometric, elementwise": {"attention": "geometric", "gate_type": "elementwise", "use_qk_norm": False, "n_dims": 3},
+    "geometric, pairs": {"attention": "geometric", "pair_features": "factorized"},
+    "geometric, pairs, order": {"attention": "geometric", "pair_features": "factorized", "sequence": True},
+    "neighbor": {"attention": "neighbor", "n_neighbors": 5},
+    "neighbor, 3D": {"attention": "neighbor", "n_neighbors": 5, "n_dims": 3, "gate_type": "none"},
+    "neighbor, order": {"attention": "neighbor", "n_neighbors": 4, "sparse_pairs": "sequence", "sequence": True},
+    "neighbor, both": {
+        "attention": "neighbor",
+        "n_neighbors": 5,
+        "sparse_pairs": "hybrid",
+        "sequence": True,
+        "pair_features": "factorized",
+        "rank": 24,
+    },
+    "axial": {"attention": "axial"},
+    "axial, 3D": {"attention": "axial", "n_dims": 3, "gate_type": "elementwise"},
+}
+kinds = pytest.mark.parametrize("kind", KINDS)
+close = {"atol": 1e-5, "rtol": 1e-5}
+B, N = 4, 30
+T_POS = torch.tensor([0.6, 0.0, 1.0, 0.3])  # noisy, clean and absent
+
+
+def network(kind: str, **more: Any) -> Denoiser:
+    """A denoiser in which nothing starts at zero."""
+    torch.manual_seed(1)
+    denoiser = Denoiser(DenoiserConfig(**(SIZES | KINDS[kind] | {"mask_tokens": True} | more))).eval()
+    for name, parameter in denoiser.named_parameters():
+        if not bool(parameter.any()):
+            torch.nn.init.normal_(parameter, std=0.1)
+        if name.endswith("position_mask"):
+            torch.nn.init.normal_(parameter)
+    for part in denoiser.modules():
+        if isinstance(part, AdaptiveNorm):
+            torch.nn.init.normal_(part.modulation.weight, std=0.3)
+    return denoiser
+
+
+def cells(denoiser: Denoiser) -> dict[str, torch.Tensor]:
+    """Arguments of a denoiser."""
+    generator = torch.Generator().manual_seed(2)
+    return {
+        "expression": torch.randn(B, N, 7, generator=generator),
+        "position": torch.randn(B, N, denoiser.config.n_dims, generator=generator),
+        "t_expr": torch.linspace(0, 0.5, B),
+        "t_pos": T_POS,
+        "sequence": 3 * torch.randn(B, N, generator=generator) + 100,
+    }
+
+
+def both(denoiser: Denoiser, inputs: dict[str, torch.Tensor], **more: Any) -> torch.Tensor:
+    """Both outputs side by side, (B, N, G + D)."""
+    output = denoiser(**inputs, **more)
+    return torch.cat([output.expression, output.position], dim=-1)
+
+
+# -- invariance --------------------------------------------------------------------------------------------------------
+
+
+@kinds
+@torch.no_grad()
+def test_padding_changes_no_prediction(kind):
+    """Bar 25."""
+    denoiser = network(kind)
+    inputs = cells(denoiser)
+    per_cell = ("expression", "position", "sequence")
+    longer = {
+        name: torch.cat([x, 50 * torch.ones_like(x[:, :7])], dim=1) if name in per_cell else x
+        for name, x in inputs.items()
+    }
+    mask = (torch.arange(N + 7) < N).expand(B, -1)
+    torch.testing.assert_close(both(denoiser, longer, mask=mask)[:, :N], both(denoiser, inputs), **close)
+
+
+@kinds
+@torch.no_grad()
+def test_the_order_of_rows_carries_no_meaning(kind):
+    """Bar 25."""
+    denoiser = network(kind)
+    inputs, order = cells(denoiser), torch.randperm(N, generator=torch.Generator().manual_seed(0))
+    turned = {name: x[:, order] if x.ndim > 1 else x for name, x in inputs.items()}
+    torch.testing.assert_close(both(denoiser, turned), both(denoiser, inputs)[:, order], **close)
+
+
+@kinds
+@torch.no_grad()
+def test_contexts_of_a_batch_do_not_mix(kind):
+    denoiser = network(kind)
+    inputs = cells(denoiser)
+    together = both(denoiser, inputs)
+    for i in range(B):
+        alone = both(denoiser, {name: x[i : i + 1] for name, x in inputs.items()})
+        torch.testing.assert_close(alone[0], together[i], **close)
+
+
+@kinds
+def test_a_context_of_padding_alone_is_finite_and_disturbs_no_other(kind):
+    denoiser = network(kind)
+    inputs, mask = cells(denoiser), torch.ones(B, N, dtype=torch.bool)
+    expected = both(denoiser, inputs, mask=mask)
+    mask[1] = False
+    result = both(denoiser, inputs, mask=mask)
+    others = [0, 2, 3]
+    torch.testing.assert_close(result[others], expected[others], **close)
+    assert bool(result.isfinite().all())
+    result.sum().backward()
+    gradients = [p.grad for p in denoiser.parameters() if p.grad is not None]
+    assert all(bool(gradient.isfinite().all()) for gradient in gradients)
+
+
+# -- what is seen of positions -----------------------------------------------------------------------------------------
+
+
+def seen_by_trunk(denoiser: Denoiser, position: torch.Tensor, **more: Any) -> torch.Tensor:
+    """What the blocks make of the same embeddings elsewhere."""
+    h = torch.randn(B, N, 16, generator=torch.Generator().manual_seed(4))
+    arguments = {"sequence": cells(denoiser)["sequence"], "position": position} | more
+    return denoiser.trunk(h, torch.zeros(B), T_POS, None, (), **arguments).latent.detach()
+
+
+@kinds
+@torch.no_grad()
+def test_blocks_see_noisy_positions_and_no_absent_ones(kind):
+    denoiser = network(kind)
+    position = cells(denoiser)["position"]
+    expected = seen_by_trunk(denoiser, position)
+    moved = seen_by_trunk(denoiser, position + torch.randn(position.shape))
+    same = (moved == expected).flatten(1).all(1).tolist()
+    assert same == [False, False, True, False]
+    nowhere = position.clone()
+    nowhere[2] = torch.nan
+    assert torch.equal(seen_by_trunk(denoiser, nowhere), expected)
+    torch.testing.assert_close(seen_by_trunk(denoiser, None)[2], expected[2], **close)
+
+
+@kinds
+@torch.no_grad()
+def test_values_of_masked_coordinates_are_not_seen(kind):
+    denoiser = network(kind)
+    inputs = cells(denoiser)
+    masked = torch.rand(inputs["position"].shape, generator=torch.Generator().manual_seed(5)) < 0.3
+    expected = both(denoiser, inputs, masked=(None, masked))
+    other = inputs | {"position": inputs["position"].masked_fill(masked, torch.nan)}
+    assert torch.equal(both(denoiser, other, masked=(None, masked)), expected)
+    assert not torch.allclose(both(denoiser, inputs), expected)
+
+
+def test_cells_with_a_masked_coordinate_are_nobodys_neighbours():
+    denoiser = network("neighbor")
+    inputs, masked = cells(denoiser), torch.zeros(B, N, 2, dtype=torch.bool)
+    masked[:, 3, 1] = masked[:, 8] = True
+    with watch_layers(denoiser) as seen:
+        denoiser(**inputs, masked=(None, masked))
+    neighbours = seen[0].geometry.neighbours
+    assert not bool(torch.isin(neighbours, torch.tensor([3, 8])).any())
+    assert bool((neighbours[:, [3, 8]] == -1).all())
+    assert bool((neighbours[2] == -1).all())
+    assert bool((neighbours[[0, 1, 3]][:, [0, 1, 2, 9]] >= 0).all())
+
+
+@torch.no_grad()
+def test_neighbours_are_those_among_the_noisy_positions():
+    denoiser = network("neighbor")
+    inputs = cells(denoiser)
+    with watch_layers(denoiser) as seen:
+        denoiser(**inputs)
+    distance = torch.cdist(inputs["position"], inputs["position"])
+    distance.diagonal(dim1=1, dim2=2).fill_(torch.inf)
+    for i in (0, 1, 3):
+        nearest = distance[i].topk(5, largest=False).indices
+        assert torch.equal(seen[0].geometry.neighbours[i], nearest)
+    torch.testing.assert_close(seen[0].geometry.trust, 1 - T_POS)
+
+
+@torch.no_grad()
+def test_hybrid_neighbours_keep_to_the_order_where_positions_are_absent():
+    position, order = torch.randn(2, 9, 2), torch.arange(9.0).expand(2, 9)
+    known, real = torch.tensor([[True] * 9, [False] * 9]), torch.ones(2, 9, dtype=torch.bool)
+    found = noisy_neighbours(position, known, order, real, 5, "hybrid")
+    assert found.shape == (2, 9, 5)
+    assert found[1, 4].tolist() == [3, 5, 6, -1, -1]
+    nearest = torch.cdist(position[0], position[0]).fill_diagonal_(torch.inf).topk(2, largest=False).indices
+    for row, near in zip(found[0].tolist(), nearest.tolist(), strict=True):
+        assert set(near) <= set(row)
+        named = [cell for cell in row if cell >= 0]
+        assert len(named) == len(set(named))
+
+
+def test_neighbours_have_a_shape_where_tensors_have_no_data():
+    """Bar 19 needs it."""
+    with FakeTensorMode():
+        real = torch.ones(2, 50_000, dtype=torch.bool)
+        found = noisy_neighbours(torch.randn(2, 50_000, 3), real, None, real, 32, "coordinate")
+    assert found.shape == (2, 50_000, 32)
+    assert found.dtype == torch.int64
+    position, real = torch.randn(1, 12, 2), torch.ones(1, 12, dtype=torch.bool)
+    torch.library.opcheck(noisy_neighbours, (position, real, None, real, 3, "coordinate"))
+
+
+# -- the order ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["geometric, pairs, order", "neighbor, order", "neighbor, both"])
+@torch.no_grad()
+def test_only_differences_in_the_order_count(kind):
+    denoiser = network(kind)
+    inputs = cells(denoiser)
+    expected = both(denoiser, inputs)
+    shifted = inputs | {"sequence": inputs["sequence"] + 64}
+    torch.testing.assert_close(both(denoiser, shifted), expected, atol=1e-4, rtol=1e-4)
+    reversed_ = inputs | {"sequence": -inputs["sequence"]}
+    assert not torch.allclose(both(denoiser, reversed_), expected, atol=1e-3)
+    with pytest.raises(ValueError, match="reads an order of the cells, and there is none"):
+        denoiser(**(inputs | {"sequence": None}))
+
+
+# -- parameters --------------------------------------------------------------------------------------------------------
+
+
+@kinds
+def test_every_parameter_learns(kind):
+    """Bar 26: never without a gradient, and within 20 steps with one that is not zero."""
+    torch.manual_seed(0)
+    denoiser = Denoiser(DenoiserConfig(**(SIZES | KINDS[kind])))
+    inputs = cells(denoiser) | {"t_expr": torch.tensor([0.0, 1.0, 0.3, 0.2])}
+    extra = {"held": torch.zeros(B, N, 7, dtype=torch.bool), "crowding": torch.linspace(-1, 1, 9).expand(B, N, 9)}
+    extra["held"][1, :3] = True
+    own = {name: p for name, p in denoiser.named_parameters() if not name.startswith("packing.")}
+    optimizer, silent = torch.optim.AdamW(own.values(), lr=1e-2), set(own)
+    for _ in range(20):
+        expression, position, latent = denoiser(**inputs, **extra)
+        optimizer.zero_grad()
+        neighbourhood = denoiser.neighbourhood(latent)
+        (expression.square().sum() + (position - 1).square().sum() + neighbourhood.square().sum()).backward()
+        optimizer.step()
+        assert [name for name, p in own.items() if p.grad is None] == []
+        silent -= {name for name, p in own.items() if bool(p.grad.any())}
+        if not silent:
+            break
+    assert silent == set()
+
+
+@torch.no_grad()
+def test_rank_is_no_part_of_the_weights():
+    auto, low = network("geometric, pairs"), network("geometric, pairs", rank=6)
+    found = [auto.surroundings.pairs.rank_for(n) for n in (512, 2**15, 50_000, 100_000, 10**7)]
+    assert found == [16, 16, 10, 8, 8]
+    low.load_state_dict(auto.state_dict())
+    with watch_layers(low) as seen:
+        result = both(low, cells(low))
+    assert seen[0].geometry.pairs.left.shape == (B, 16, N, 6)
+    assert not torch.allclose(result, both(auto, cells(auto)), atol=1e-4)
+
+
+@pytest.mark.parametrize("layer_sharing", ["none", "universal", "block"])
+def test_every_layer_turns_its_grid_even_where_weights_are_shared(layer_sharing):
+    denoiser = network("axial", layer_sharing=layer_sharing, n_layers=3)
+    axes = [block.attention.axes for block in denoiser.blocks]
+    for i, one in enumerate(axes):
+        torch.testing.assert_close(one @ one.T, torch.eye(2))
+        assert all(float((one @ other.T).abs().max()) < 0.999 for other in axes[:i])
+    if layer_sharing != "none":
+        assert denoiser.blocks[0].attention.along_rows is denoiser.blocks[1].attention.along_rows
+    copy = Denoiser(denoiser.config).eval()
+    copy.load_state_dict(denoiser.state_dict())
+    assert torch.equal(both(copy, cells(copy)), both(denoiser, cells(denoiser)))
+
+
+@kinds
+@torch.no_grad()
+def test_layers_can_be_watched(kind):
+    denoiser = network(kind)
+    with watch_layers(denoiser) as seen:
+        denoiser(**cells(denoiser))
+    values = layer_statistics(seen, torch.ones(B, N, dtype=torch.bool))
+    assert 1 / N - 1e-6 <= float(values["train_layer_0_sink"]) <= 1
+    weights = seen[1].attention.weights(seen[1].x, torch.arange(N), seen[1].geometry)
+    torch.testing.assert_close(weights.sum(-1), torch.ones(B, 2, N))
+    torch.testing.assert_close(seen[1].attention.received(seen[1].x, seen[1].geometry), weights.mean(2))
+
+
+# -- what does not go together -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"pair_features": "factorized"}, "'full' does not read features of pairs: it has no columns"),
+        ({"pair_features": "factorized", "attention": "linear"}, "'linear' does not read features of pairs"),
+        ({"pair_features": "factorized", "attention": "axial"}, "'axial' does not read features of pairs"),
+        ({"pair_features": "dense", "attention": "geometric"}, "pair_features='dense' is unknown"),
+        ({"rank": 8}, "rank=8 is for pair_features='factorized'"),
+        ({"rank": 33, "pair_features": "factorized", "attention": "geometric"}, "rank=33 must exceed 4"),
+        ({"rank": 20, "pair_features": "factorized", "attention": "neighbor", "sequence": True}, "must exceed 20"),
+        ({"attention": "geometric", "n_neighbors": 8}, "n_neighbors=8 is for attention='neighbor'"),
+        ({"attention": "neighbor", "n_neighbors": 0}, "n_neighbors=0 must be at least 1"),
+        ({"sparse_pairs": "hybrid"}, "sparse_pairs='hybrid' is for attention='neighbor'"),
+        ({"attention": "neighbor", "sparse_pairs": "sequence"}, "needs an order of the cells"),
+        ({"attention": "neighbor", "sparse_pairs": "near"}, "sparse_pairs='near' is unknown"),
+        ({"n_streams": 2}, "n_streams=2 is for residual='hyper'"),
+        ({"layer_sharing": "universal", "sharing_block": 2}, "sharing_block=2 is for layer_sharing='block'"),
+        ({"use_moe": True, "bottleneck": 4}, "bottleneck=4 narrows a feed-forward network"),
+        (
+            {"num_experts": 8, "moe_top_k": 1},
+            "num_experts=8, moe_top_k=1 is for a model with experts; pass use_moe=True",
+        ),
+    ],
+)
+def test_what_does_not_go_together_is_refused(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        DenoiserConfig(**(SIZES | arguments))
+
+
+def test_an_unknown_attention_is_refused():
+    with pytest.raises(ValueError, match="attention='dense' is unknown; choose 'full', 'linear', 'geometric'"):
+        Denoiser(DenoiserConfig(**SIZES, attention="dense"))
