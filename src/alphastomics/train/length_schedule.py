@@ -83,8 +83,8 @@ class LengthCurriculum(pl.Callback):
     """Says how long the contexts of the next epoch are.
 
     A length holds for an epoch, in which every cell comes once, and loaders cut contexts ahead. It is told before Lightning
-    asks for the loader of that epoch, if ``reload_dataloaders_every_n_epochs`` is 1. The state in a checkpoint is the
-    step at which the epoch began: resumed in its midst, training goes on with the same length.
+    asks for the loader of that epoch, if ``reload_dataloaders_every_n_epochs`` is 1. The state in a checkpoint is the epoch
+    and the step at which it began: resumed in its midst, training goes on with the same length.
 
     Parameters
     ----------
@@ -96,7 +96,7 @@ class LengthCurriculum(pl.Callback):
 
     def __init__(self, schedule: LengthSchedule, set_length: Callable[[int], None]) -> None:
         self.schedule, self.set_length = schedule, set_length
-        self.step = 0  # at the beginning of the epoch
+        self.epoch = self.step = 0  # the epoch, and the step at its beginning
 
     @property
     def length(self) -> int:
@@ -112,18 +112,26 @@ class LengthCurriculum(pl.Callback):
     ) -> None:
         """After a checkpoint at the last batch of an epoch, training goes on with the next one."""
         if trainer.is_last_batch:
-            self.step = trainer.global_step
+            self._end_epoch(trainer)
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Tell the length of the next epoch."""
-        self.step = trainer.global_step
+        self._end_epoch(trainer)
         self.set_length(self.length)
 
+    def _end_epoch(self, trainer: pl.Trainer) -> None:
+        self.epoch, self.step = trainer.current_epoch + 1, trainer.global_step
+
+    def steps_at_this_length(self, trainer: pl.Trainer) -> int:
+        """Steps of the optimiser that would have been taken so far if all epochs had as many as this one."""
+        batches = trainer.num_training_batches / trainer.accumulate_grad_batches
+        return self.epoch * math.ceil(batches) + trainer.global_step - self.step
+
     def state_dict(self) -> dict[str, Any]:
-        """The step at which the epoch began, for a checkpoint."""
-        return {"step": self.step}
+        """The epoch and the step at which it began, for a checkpoint."""
+        return {"epoch": self.epoch, "step": self.step}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take up the epoch of a checkpoint, and tell its length: some strategies restore after the fit has begun."""
-        self.step = state_dict["step"]
+        self.epoch, self.step = state_dict["epoch"], state_dict["step"]
         self.set_length(self.length)

@@ -32,7 +32,6 @@ from torch.utils._pytree import tree_iter
 from alphastomics.data import Batch
 from alphastomics.nn import Denoiser, Experts
 from alphastomics.train.plan import TrainingPlan
-from alphastomics.train.recompute import recompute
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -205,15 +204,12 @@ def estimate_training(
     """
 
     def make_step() -> Step:
-        plan = TrainingPlan(Denoiser(config), **arguments)
+        plan = TrainingPlan(Denoiser(config), n_recomputed=n_recomputed, **arguments)
         plan.module.apply(_spread_evenly)
         batch = _full_batch(config, n_contexts, n_cells, targets=plan.mode != "expr_to_pos")
 
-        def run() -> Tensor:
-            with recompute(plan.module.blocks, n_recomputed):
-                return plan.total(plan.losses(batch), batch)
-
-        return Step(plan, [value for value in batch if isinstance(value, Tensor)], run)
+        inputs = [value for value in batch if isinstance(value, Tensor)]
+        return Step(plan, inputs, lambda: plan.total(plan.losses(batch), batch))
 
     return estimate_step(make_step, precision=precision, accumulate=accumulate, device=device)
 

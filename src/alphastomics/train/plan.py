@@ -35,12 +35,15 @@ from alphastomics.train.clocks import Mode, draw_clocks, keyed_rng, spread_kind
 from alphastomics.train.config import DiffusionConfig, PlanConfig
 from alphastomics.train.diagnostics import EVERY, layer_statistics
 from alphastomics.train.held import draw_held
+from alphastomics.train.length_schedule import LengthCurriculum
 from alphastomics.train.masking import Masks, draw_masks
 from alphastomics.train.packing import packing_losses, smallest_time
+from alphastomics.train.recompute import recompute
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
+    import numpy as np
     from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
     from torch import Tensor
 
@@ -49,8 +52,8 @@ if TYPE_CHECKING:
     from alphastomics.nn import Denoiser, Routing
 
 
-# Purposes of the generators that are keyed by context: training and validation noise, and the deformation.
-TRAINING, VALIDATION, DEFORMATION, HELD = 0, 1, 2, 3
+# Purposes of the generators that are keyed by context: training and validation noise, and what else is drawn.
+TRAINING, VALIDATION, DEFORMATION, HELD, PAIRS = 0, 1, 2, 3, 40
 
 
 class NonFiniteLossError(RuntimeError):
@@ -78,6 +81,8 @@ class TrainingPlan(pl.LightningModule):
         Time the training may take; the learning rate then follows the clock on the wall as well as the steps.
     masking
         Which entries are masked in training; none when None.
+    n_recomputed
+        Number of blocks that are recomputed, see :func:`~alphastomics.train.recompute.recompute`.
     **config
         Fields of :class:`~alphastomics.train.PlanConfig`.
 
@@ -98,6 +103,7 @@ class TrainingPlan(pl.LightningModule):
         spacing: float = 0.0,
         max_seconds: float | None = None,
         masking: MaskingConfig | None = None,
+        n_recomputed: int = 0,
         **config: Any,
     ) -> None:
         super().__init__()
@@ -112,6 +118,7 @@ class TrainingPlan(pl.LightningModule):
         self.smallest = smallest_time(self.diffusion.position.schedule, spacing)
         self.max_seconds = max_seconds
         self.masking = masking
+        self.n_recomputed = n_recomputed
         self.config = PlanConfig(**config)
         self.last_look = -1  # epoch in which the layers were last looked at
         self._started = time.monotonic()
@@ -254,20 +261,22 @@ class TrainingPlan(pl.LightningModule):
         predict = ("position",) if only_position else ("expression", "position")
         real = None if bool(mask.all()) else mask
         routings: list[Routing] = []
-        output = self.module(
-            z_expr,
-            z_pos,
-            t_expr,
-            t_pos,
-            real,
-            held=held,
-            predict=predict,
-            masked=masks,
-            crowding=batch.crowding if batch.crowding.shape[-1] else None,
-            routings=routings,
-        )
+        with recompute(self.module.blocks, self.n_recomputed):
+            output = self.module(
+                z_expr,
+                z_pos,
+                t_expr,
+                t_pos,
+                real,
+                held=held,
+                predict=predict,
+                masked=masks,
+                crowding=batch.crowding if batch.crowding.shape[-1] else None,
+                routings=routings,
+            )
         x_0_pos = self.clean_position(output.position.float(), z_pos, t_pos, mask, masks.position)
-        losses = self._position_losses(x_0_pos, output.latent, x_pos, t_pos, mask, masks.position)
+        rngs = [keyed_rng(key, PAIRS + purpose) for key in batch.key.cpu().numpy()]
+        losses = self._position_losses(x_0_pos, output.latent, x_pos, t_pos, mask, masks.position, rngs)
         if output.expression is not None:
             x_0 = clean_value(self.diffusion.expression, output.expression.float(), z_expr, t_expr, masks.expression)
         if self.mode != "expr_to_pos":
@@ -295,7 +304,14 @@ class TrainingPlan(pl.LightningModule):
         return losses
 
     def _position_losses(
-        self, x_0: Tensor, latent: Tensor, x_pos: Tensor, t_pos: Tensor, mask: Tensor, masked: Tensor | None
+        self,
+        x_0: Tensor,
+        latent: Tensor,
+        x_pos: Tensor,
+        t_pos: Tensor,
+        mask: Tensor,
+        masked: Tensor | None,
+        rngs: Sequence[np.random.Generator],
     ) -> dict[str, Tensor]:
         """Diffusion loss where the clock runs; aligned, distance and neighbour loss where positions are absent."""
         losses = {name: x_0.new_zeros(len(x_0)) for name in ("diffusion", "aligned", "distance", "neighbour", "layout")}
@@ -307,14 +323,15 @@ class TrainingPlan(pl.LightningModule):
         absent = t_pos >= 1
         if bool(absent.any()):
             predicted, true, real = x_0[absent], x_pos[absent], mask[absent]
+            rngs = [rng for rng, judged in zip(rngs, absent.tolist(), strict=True) if judged]
             error = mean_squared_error if self.shared_frame else aligned_error
             losses["aligned"][absent] = error(predicted, true, real)
-            losses["distance"][absent] = distance_error(predicted, true, real) / 2
+            losses["distance"][absent] = distance_error(predicted, true, real, rngs) / 2
             feature = self.module.neighbourhood(latent[absent])
             width = self.config.neighbour_width * true.shape[-1] ** 0.5
-            losses["neighbour"][absent] = neighbour_error(feature, true, real, width=width)
+            losses["neighbour"][absent] = neighbour_error(feature, true, real, width=width, rngs=rngs)
             width = self.config.layout_width * true.shape[-1] ** 0.5
-            losses["layout"][absent] = layout_error(predicted, true, real, width=width)
+            losses["layout"][absent] = layout_error(predicted, true, real, width=width, rngs=rngs)
         return losses
 
     def total(self, losses: dict[str, Tensor], batch: Batch) -> Tensor:
@@ -413,10 +430,17 @@ class TrainingPlan(pl.LightningModule):
     def progress(self) -> float:
         """Share of the training that is done, by steps or by time, whichever is further."""
         total = self.trainer.estimated_stepping_batches
-        done = self.global_step / total if total not in (0, float("inf")) and total > 0 else 0.0
+        done = self._steps() / total if total not in (0, float("inf")) and total > 0 else 0.0
         if self.max_seconds:
             done = max(done, (time.monotonic() - self._started) / self.max_seconds)
         return min(1.0, done)
+
+    def _steps(self) -> int:
+        """Steps so far; where contexts grow, epochs count by share, because they differ in how many they have."""
+        curriculum = next((c for c in self.trainer.callbacks if isinstance(c, LengthCurriculum)), None)  # type: ignore[attr-defined]
+        if curriculum is None or self.trainer.max_steps >= 0:
+            return self.global_step
+        return curriculum.steps_at_this_length(self.trainer)
 
     def _lr_factor(self, step: int) -> float:
         warm = min(1.0, (step + 1) / max(1, self.config.warmup_steps))
