@@ -195,6 +195,11 @@ class ContextDataset(Dataset[Context]):
         """The epoch that was last chosen."""
         return int(self._epoch)
 
+    @property
+    def largest_slice(self) -> int:
+        """Number of cells of the largest slice."""
+        return max(len(self.source.slices[i].rows) for i in self._slices)
+
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch; loader workers that are kept between epochs see it too."""
         self._epoch.fill_(epoch)

@@ -33,7 +33,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     Similarity = Callable[[Tensor, Tensor], Tensor]  # (B, n, K), (B, N, K) -> logits (B, n, N)
-    Loss = Callable[[slice, torch.Generator | None], Tensor]  # of some contexts; of a sample, where there is a generator
+    Loss = Callable[
+        [slice, torch.Generator | None], Tensor
+    ]  # of some contexts; of a sample, where there is a generator
 
 BLOCK = 1024  # rows of the pair matrix that are in memory at once
 PAIRS, ANCHORS = 2**20, 2048  # in a sample of pairs, and of cells i
@@ -216,6 +218,4 @@ def layout_error(
         return -torch.log1p(squared.clamp_min(0) / width**2)
 
     with torch.autocast(predicted.device.type, enabled=False):
-        return _neighbour_cross_entropy(
-            predicted.float(), true, mask, width=width, similarity=similarity, rngs=rngs
-        )
+        return _neighbour_cross_entropy(predicted.float(), true, mask, width=width, similarity=similarity, rngs=rngs)

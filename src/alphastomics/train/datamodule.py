@@ -68,10 +68,11 @@ class ContextDataModule(pl.LightningDataModule):
         targets: bool = False,
     ) -> None:
         super().__init__()
-        if batch_size < 1 or context_size < 1:
-            raise ValueError(f"batch_size={batch_size} and context_size={context_size} count cells: both at least 1.")
-        context_size = min(context_size, batch_size)
-        self.batch_size, self.micro_batch_size = batch_size, batch_size if micro_batch_size is None else micro_batch_size
+        context_size = check_sizes(context_size, batch_size, micro_batch_size)
+        self.batch_size, self.micro_batch_size = (
+            batch_size,
+            batch_size if micro_batch_size is None else micro_batch_size,
+        )
         self.contexts_per_batch, self.batches_per_step = self._parts(context_size)
         self._contexts_in_validation = self.contexts_per_batch
         self.num_workers = num_workers
@@ -148,6 +149,15 @@ class ContextDataModule(pl.LightningDataModule):
         return ContextLoader(
             dataset, contexts_per_batch, num_workers=self.num_workers, rank=rank, world_size=world_size
         )
+
+
+def check_sizes(context_size: int, batch_size: int, micro_batch_size: int | None) -> int:
+    """Refuse what counts no cells; the size of contexts, which is no larger than that of a batch."""
+    if batch_size < 1 or context_size < 1:
+        raise ValueError(f"batch_size={batch_size} and context_size={context_size} count cells: both at least 1.")
+    if micro_batch_size is not None and micro_batch_size < 1:
+        raise ValueError(f"micro_batch_size={micro_batch_size} counts cells: at least 1.")
+    return min(context_size, batch_size)
 
 
 def _held_out(names: list[str], validation_size: float | None) -> list[str]:

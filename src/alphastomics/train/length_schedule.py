@@ -103,8 +103,8 @@ class LengthCurriculum(pl.Callback):
         """Number of cells of a context in this epoch."""
         return self.schedule.length(self.step)
 
-    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Tell the first length, or that of the epoch which is resumed."""
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Tell the first length, before anything asks how many batches there are."""
         self.set_length(self.length)
 
     def on_train_batch_end(
