@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import lightning.pytorch as pl
 import numpy as np
@@ -309,3 +314,56 @@ def test_estimates_follow_the_arguments(small, make_model):
     for wrong in ({"n_cells": 0}, {"batch_size": 0}, {"recompute": "auto"}, {"recompute": 9}):
         with pytest.raises(ValueError, match=r"at least 1|recompute="):
             model.estimate_memory(**wrong)
+
+
+# Trains one step on all cells as one context, and prints what the model estimates and what the step takes beyond what is
+# there before it.
+MEASURE = """
+import json, sys
+import lightning.pytorch as pl
+from alphastomics.datasets import synthetic_tissue
+from alphastomics.model import AlphaSTomics
+
+def of(name):
+    with open("/proc/self/status") as status:
+        return 1024 * next(int(line.split()[1]) for line in status if line.startswith(name))
+
+class Peak(pl.Callback):
+    def on_train_batch_start(self, trainer, plan, batch, _):
+        assert batch.mask.shape == (1, n_cells)
+        with open("/proc/self/clear_refs", "w") as refs:
+            refs.write("5")  # the peak is what is there
+        self.before = of("VmRSS")
+
+    def on_train_batch_end(self, *_):
+        print(json.dumps([plain.peak - plain.parameters, of("VmHWM") - self.before]))
+        sys.stdout.flush()
+
+n_cells = 6000
+adata = synthetic_tissue(n_slices=1, n_cells=n_cells, n_genes=100, random_state=0)
+AlphaSTomics.setup_anndata(adata)
+model = AlphaSTomics(adata, mode="expr_to_pos", dropout=0.0)
+plan = {"absent": 1.0}
+arguments = {"accelerator": "cpu", "precision": "32-true", "plan_kwargs": plan}
+plain = model.estimate_memory(n_cells, **arguments)
+quiet = {"enable_progress_bar": False, "max_epochs": 1, **arguments}
+model.train(context_size=50, batch_size=50, max_steps=2, **quiet)
+model.train(context_size="auto", callbacks=[Peak()], **quiet)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the system does not report peak memory")
+def test_an_estimate_is_within_15_percent_of_what_training_takes(tmp_path):
+    allocator = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_ARENA_MAX": "1", "OMP_NUM_THREADS": "1"}
+    result = subprocess.run(
+        [sys.executable, "-c", MEASURE],
+        env=os.environ | allocator,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=300,
+    )
+    estimated, measured = json.loads(next(line for line in result.stdout.splitlines() if line.startswith("[")))
+    assert abs(estimated / measured - 1) < 0.15

@@ -183,9 +183,10 @@ def neighbour_error(
     def similarity(rows: Tensor, cells: Tensor) -> Tensor:
         return rows @ cells.transpose(1, 2) / temperature
 
-    return _neighbour_cross_entropy(
-        F.normalize(feature.float(), dim=-1), true, mask, width=width, similarity=similarity, rngs=rngs
-    )
+    with torch.autocast(feature.device.type, enabled=False):
+        return _neighbour_cross_entropy(
+            F.normalize(feature.float(), dim=-1), true, mask, width=width, similarity=similarity, rngs=rngs
+        )
 
 
 def layout_error(

@@ -486,6 +486,7 @@ class AlphaSTomics(BaseModelClass):
             spacing=self.schema.spacing / self.schema.scale,
             max_seconds=seconds,
             n_recomputed=contexts.n_recomputed,
+            curriculum=curriculum,
             **plan_arguments,
         )
         if resume is not None:

@@ -12,11 +12,9 @@ aligned to that prediction. All later steps are then ordinary diffusion in one f
 
 from __future__ import annotations
 
-import time
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
-import lightning.pytorch as pl
 import torch
 
 from alphastomics.diffusion.deformation import deform
@@ -35,8 +33,8 @@ from alphastomics.train.clocks import Mode, draw_clocks, keyed_rng, spread_kind
 from alphastomics.train.config import DiffusionConfig, PlanConfig
 from alphastomics.train.diagnostics import EVERY, layer_statistics
 from alphastomics.train.held import draw_held
-from alphastomics.train.length_schedule import LengthCurriculum
 from alphastomics.train.masking import Masks, draw_masks
+from alphastomics.train.optimisation import Optimisation
 from alphastomics.train.packing import packing_losses, smallest_time
 from alphastomics.train.recompute import recompute
 
@@ -44,23 +42,19 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     import numpy as np
-    from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
     from torch import Tensor
 
     from alphastomics.data import Batch
     from alphastomics.diffusion import MaskingConfig
     from alphastomics.nn import Denoiser, Routing
+    from alphastomics.train.length_schedule import LengthCurriculum
 
 
 # Purposes of the generators that are keyed by context: training and validation noise, and what else is drawn.
 TRAINING, VALIDATION, DEFORMATION, HELD, PAIRS = 0, 1, 2, 3, 40
 
 
-class NonFiniteLossError(RuntimeError):
-    """The loss or its gradient became NaN or infinite; the message names the step and the slices."""
-
-
-class TrainingPlan(pl.LightningModule):
+class TrainingPlan(Optimisation):
     """Losses and optimiser of a :class:`~alphastomics.nn.Denoiser`.
 
     Parameters
@@ -82,7 +76,9 @@ class TrainingPlan(pl.LightningModule):
     masking
         Which entries are masked in training; none when None.
     n_recomputed
-        Number of blocks that are recomputed, see :func:`~alphastomics.train.recompute.recompute`.
+        Number of blocks that are recomputed in training, see :func:`~alphastomics.train.recompute.recompute`.
+    curriculum
+        By which contexts grow, if they do.
     **config
         Fields of :class:`~alphastomics.train.PlanConfig`.
 
@@ -104,26 +100,22 @@ class TrainingPlan(pl.LightningModule):
         max_seconds: float | None = None,
         masking: MaskingConfig | None = None,
         n_recomputed: int = 0,
+        curriculum: LengthCurriculum | None = None,
         **config: Any,
     ) -> None:
-        super().__init__()
+        super().__init__(
+            module, PlanConfig(**config), slice_names=slice_names, max_seconds=max_seconds, curriculum=curriculum
+        )
         if masking is not None and not module.config.mask_tokens:
             raise ValueError("The denoiser has no mask tokens; make it with mask_tokens=True, or pass masking=None")
-        self.module = module
         self.mode: Mode = mode
         self.diffusion = diffusion or DiffusionConfig()
         self.shared_frame = shared_frame
-        self.slice_names = slice_names
         self.spacing = spacing
         self.smallest = smallest_time(self.diffusion.position.schedule, spacing)
-        self.max_seconds = max_seconds
         self.masking = masking
         self.n_recomputed = n_recomputed
-        self.config = PlanConfig(**config)
         self.last_look = -1  # epoch in which the layers were last looked at
-        self._started = time.monotonic()
-        self._elapsed = 0.0  # seconds before the checkpoint that was resumed
-        self._current: Tensor | tuple[int, ...] = ()  # slices of the batch that is being learned
 
     # -- one step ----------------------------------------------------------------------------------------------------
 
@@ -261,19 +253,18 @@ class TrainingPlan(pl.LightningModule):
         predict = ("position",) if only_position else ("expression", "position")
         real = None if bool(mask.all()) else mask
         routings: list[Routing] = []
-        with recompute(self.module.blocks, self.n_recomputed):
-            output = self.module(
-                z_expr,
-                z_pos,
-                t_expr,
-                t_pos,
-                real,
-                held=held,
-                predict=predict,
-                masked=masks,
-                crowding=batch.crowding if batch.crowding.shape[-1] else None,
-                routings=routings,
-            )
+        output = self.module(
+            z_expr,
+            z_pos,
+            t_expr,
+            t_pos,
+            real,
+            held=held,
+            predict=predict,
+            masked=masks,
+            crowding=batch.crowding if batch.crowding.shape[-1] else None,
+            routings=routings,
+        )
         x_0_pos = self.clean_position(output.position.float(), z_pos, t_pos, mask, masks.position)
         rngs = [keyed_rng(key, PAIRS + purpose) for key in batch.key.cpu().numpy()]
         losses = self._position_losses(x_0_pos, output.latent, x_pos, t_pos, mask, masks.position, rngs)
@@ -359,18 +350,6 @@ class TrainingPlan(pl.LightningModule):
 
     # -- Lightning ---------------------------------------------------------------------------------------------------
 
-    def on_fit_start(self) -> None:
-        """Start the clock that the learning rate may follow, or let it go on."""
-        self._started = time.monotonic() - self._elapsed
-
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Keep the time that training has taken."""
-        checkpoint["elapsed_seconds"] = time.monotonic() - self._started
-
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Go on at that time."""
-        self._elapsed = checkpoint["elapsed_seconds"]
-
     def on_train_epoch_start(self) -> None:
         """Cut new contexts in every epoch."""
         self.trainer.datamodule.set_epoch(self.current_epoch)  # type: ignore[attr-defined]
@@ -379,33 +358,14 @@ class TrainingPlan(pl.LightningModule):
         """Loss of a batch; raises :class:`NonFiniteLossError` before a broken step reaches the weights."""
         look = self.global_step % EVERY == 0
         self.last_look = self.current_epoch if look else self.last_look
-        with watch_layers(self.module) if look else nullcontext(dict[int, SeenLayer]()) as seen:
+        watch = watch_layers(self.module) if look else nullcontext(dict[int, SeenLayer]())
+        with recompute(self.module.blocks, self.n_recomputed), watch as seen:
             losses = self.losses(batch)
         loss = self.total(losses, batch)
-        self._current = batch.slice_index
-        self._refuse_if_broken("loss", loss)
+        self.current = batch.slice_index
+        self.refuse_if_broken("loss", loss)
         self._log("train", loss, losses, batch, seen)
         return loss
-
-    def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Refuse a gradient that is not finite, which a finite loss can have.
-
-        With 16 bits the gradient is scaled until it overflows, and such steps are skipped: nothing to refuse.
-        """
-        if getattr(self.trainer.precision_plugin, "scaler", None) is not None:
-            return
-        gradients = [p.grad for p in self.module.parameters() if p.grad is not None]
-        self._refuse_if_broken("gradient norm", torch.nn.utils.get_total_norm(gradients))
-
-    def _refuse_if_broken(self, what: str, value: Tensor) -> None:
-        if bool(value.isfinite()):
-            return
-        names = sorted({self.slice_names[int(i)] for i in self._current} if self.slice_names else [])
-        message = (
-            f"The {what} is {value.item():g} at step {self.global_step} (slices: {', '.join(names) or 'unknown'}). "
-            "The model keeps its last good weights. Lower plan_kwargs['lr'] or look for extreme values in these slices."
-        )
-        raise NonFiniteLossError(message)
 
     def validation_step(self, batch: Batch, _: int) -> None:
         """Loss of a held-out batch, with the same noise at every epoch."""
@@ -426,34 +386,3 @@ class TrainingPlan(pl.LightningModule):
         self.log_dict(values, on_step=False, on_epoch=True, batch_size=len(batch.mask), sync_dist=True)
         if stage == "train":
             self.log("loss", loss.detach(), prog_bar=True, logger=False)
-
-    def progress(self) -> float:
-        """Share of the training that is done, by steps or by time, whichever is further."""
-        total = self.trainer.estimated_stepping_batches
-        done = self._steps() / total if total not in (0, float("inf")) and total > 0 else 0.0
-        if self.max_seconds:
-            done = max(done, (time.monotonic() - self._started) / self.max_seconds)
-        return min(1.0, done)
-
-    def _steps(self) -> int:
-        """Steps so far; where contexts grow, epochs count by share, because they differ in how many they have."""
-        curriculum = next((c for c in self.trainer.callbacks if isinstance(c, LengthCurriculum)), None)  # type: ignore[attr-defined]
-        if curriculum is None or self.trainer.max_steps >= 0:
-            return self.global_step
-        return curriculum.steps_at_this_length(self.trainer)
-
-    def _lr_factor(self, step: int) -> float:
-        warm = min(1.0, (step + 1) / max(1, self.config.warmup_steps))
-        cosine = 0.5 * (1 + torch.cos(torch.tensor(torch.pi * self.progress()))).item()
-        return warm * (self.config.final_lr + (1 - self.config.final_lr) * cosine)
-
-    def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
-        """AdamW with warm-up and a cosine that follows :meth:`progress`."""
-        others = [p for name, p in self.module.named_parameters() if not name.startswith("packing.")]
-        packing = list(self.module.packing.parameters())
-        groups: list[dict[str, Any]] = [{"params": others}, {"params": packing, "lr": self.config.packing_lr}]
-        optimizer = torch.optim.AdamW(
-            groups, lr=self.config.lr, weight_decay=self.config.weight_decay, betas=(0.9, 0.99)
-        )
-        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, self._lr_factor)
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
