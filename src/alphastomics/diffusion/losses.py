@@ -10,7 +10,7 @@ r"""Training losses of the two modalities, each averaged over what is really the
     L_\text{layout} &= \text{the same with } q_{ij} \propto (1 + \hat D_{ij}^2 / w^2)^{-1}
 
 The pairwise losses visit the pairs in blocks of rows: memory is O(block * N), not O(N^2). In contexts of more than
-``LARGEST_ALL`` cells that have a generator, a random sample of the pairs (distance) or of the cells i (neighbour, layout)
+``LARGEST_EXACT`` cells that have a generator, a random sample of the pairs (distance) or of the cells i (neighbour, layout)
 stands for all of them, without bias: time, too, is then linear in N. Other losses of distances, and the gradient of this
 one, are in ``distances.py``.
 """
@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
-from alphastomics.diffusion.distances import LARGEST_ALL, distance_loss, pairwise_distances
+from alphastomics.diffusion.distances import distance_loss, pairwise_distances
 from alphastomics.diffusion.geometry import align
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     ]  # of some contexts; of a sample, where there is a generator
 
 BLOCK = 1024  # rows of the pair matrix that are in memory at once
+LARGEST_EXACT = 4096  # cells of a context, with which all pairs take as long as the rest of a step
 PAIRS, ANCHORS = 2**20, 2048  # in a sample of pairs, and of cells i
 
 
@@ -99,12 +100,12 @@ def distance_error(
 
 def _by_size(loss: Loss, mask: Tensor, rngs: Sequence[np.random.Generator] | None) -> Tensor:
     """Loss of every context, (B,): exact, or of a sample where a context is large. Padding makes none large."""
-    if rngs is None or mask.shape[1] <= LARGEST_ALL:
+    if rngs is None or mask.shape[1] <= LARGEST_EXACT:
         return loss(slice(None), None)
     parts = []
     for i, rng in enumerate(rngs):
         generator = torch.Generator().manual_seed(int(rng.integers(2**63)))
-        parts.append(loss(slice(i, i + 1), generator if bool(mask[i].sum() > LARGEST_ALL) else None))
+        parts.append(loss(slice(i, i + 1), generator if bool(mask[i].sum() > LARGEST_EXACT) else None))
     return torch.cat(parts)
 
 
@@ -130,7 +131,7 @@ def _neighbour_cross_entropy(
     rngs: Sequence[np.random.Generator] | None,
 ) -> Tensor:
     n = mask.shape[1]
-    n_rows = min(BLOCK, max(1, BLOCK * LARGEST_ALL // max(1, n)))
+    n_rows = min(BLOCK, max(1, BLOCK * LARGEST_EXACT // max(1, n)))
 
     def loss(contexts: slice, generator: torch.Generator | None) -> Tensor:
         x, y, real = value[contexts], true[contexts], mask[contexts]
