@@ -104,6 +104,18 @@ def test_progress_grows_evenly_over_epochs_of_different_lengths(reference, make_
         np.testing.assert_allclose([progress for *_, progress in batches], expected)
 
 
+def test_progress_follows_the_steps_where_they_end_the_training(small, make_model, train_briefly):
+    watch = Watch()
+    train_briefly(make_model(small), callbacks=[watch], **GROWING | {"max_epochs": 100, "max_steps": 10})
+    np.testing.assert_allclose([progress for *_, progress in watch.seen], np.arange(10) / 10)
+    watch = Watch()
+    timed = GROWING | {"max_epochs": -1, "max_steps": 4, "max_time": 1000}
+    train_briefly(make_model(small), callbacks=[watch], **timed)
+    np.testing.assert_allclose(
+        [progress for *_, progress in watch.seen], np.arange(4) / 4, atol=1e-2
+    )  # the clock runs too
+
+
 @pytest.mark.parametrize("die_at", [1, 5, 6], ids=lambda step: f"step{step}")
 def test_a_resumed_training_goes_on_with_the_same_lengths(small, make_model, train_briefly, tmp_path, often, die_at):
     """Weights, average and learning rate to the bit; epochs begin with even steps."""

@@ -445,7 +445,7 @@ class AlphaSTomics(BaseModelClass):
             recompute=recompute,
             accelerator=accelerator,
             devices=devices,
-            accumulate=trainer_kwargs.get("accumulate_grad_batches", 1) > 1,
+            accumulate=(trainer_kwargs.get("accumulate_grad_batches") or 1) > 1,
             precision=precision,
             **plan_arguments,
         )
@@ -473,7 +473,7 @@ class AlphaSTomics(BaseModelClass):
             shortest=shortest_context,
             warmup=growth_warmup,
             growth=growth_steps,
-            n_steps=_n_steps(max_epochs, datamodule.steps_per_epoch, trainer_kwargs.get("max_steps", -1)),
+            n_steps=_n_steps(max_epochs, datamodule.steps_per_epoch, trainer_kwargs.get("max_steps") or -1),
         )
         if curriculum is not None:
             trainer_kwargs["reload_dataloaders_every_n_epochs"] = 1

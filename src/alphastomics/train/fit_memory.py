@@ -143,9 +143,9 @@ class MemoryFitter:
         ValueError
             If not even one cell does.
         """
-        if self.bound(n_cells) <= self.budget or not self._can_estimate():
-            return n_cells
         k = self.config.n_layers if self._fixed is None else self._fixed
+        if self.bound(n_cells) <= self.budget or not self._can_estimate(n_cells, 1, k):
+            return n_cells
         if self._peak(n_cells, k) <= self.budget:
             return n_cells
         found = self._policy.longest(lambda n, _: self._peak(n, k), n_cells)
@@ -163,7 +163,7 @@ class MemoryFitter:
         """
         k = self._fixed or 0
         small = self.bound(n_cells * n_contexts) <= self.budget
-        if (small and n_cells * n_contexts <= LARGE) or not self._can_estimate():
+        if (small and n_cells * n_contexts <= LARGE) or not self._can_estimate(n_cells, n_contexts, k):
             return Fit(n_contexts, k, None)
 
         def fits(c: int) -> bool:
@@ -188,13 +188,13 @@ class MemoryFitter:
     def _peak(self, n_cells: int, k: int) -> int:
         return self.estimate(n_cells, 1, k).peak
 
-    def _can_estimate(self) -> bool:
-        """Whether there is an estimate of a network like this, of one cell."""
+    def _can_estimate(self, n_cells: int, n_contexts: int, k: int) -> bool:
+        """Whether there is an estimate of a step like this."""
         if str(self.arguments.get("precision", "32")) not in AUTOCAST:
             logger.warning("The memory of a step in precision=%s is not known.", self.arguments["precision"])
             return False
         try:
-            self._peak(1, 0)
+            self.estimate(n_cells, n_contexts, k)
         except (ImportError, NotImplementedError) as error:
             logger.warning("The memory of a step is not known: %s.", error)
             return False

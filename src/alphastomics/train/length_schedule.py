@@ -122,10 +122,13 @@ class LengthCurriculum(pl.Callback):
     def _end_epoch(self, trainer: pl.Trainer) -> None:
         self.epoch, self.step = trainer.current_epoch + 1, trainer.global_step
 
-    def steps_at_this_length(self, trainer: pl.Trainer) -> int:
-        """Steps of the optimiser that would have been taken so far if all epochs had as many as this one."""
-        batches = trainer.num_training_batches / trainer.accumulate_grad_batches
-        return self.epoch * math.ceil(batches) + trainer.global_step - self.step
+    def progress(self, trainer: pl.Trainer) -> float:
+        """Share of the epochs or of the steps that is done, whichever is further; epochs differ in how many steps they have."""
+        done = trainer.global_step / trainer.max_steps if trainer.max_steps > 0 else 0.0
+        if trainer.max_epochs is None or trainer.max_epochs < 1:
+            return done
+        steps = math.ceil(trainer.num_training_batches / trainer.accumulate_grad_batches)
+        return max(done, (self.epoch * steps + trainer.global_step - self.step) / (trainer.max_epochs * steps))
 
     def state_dict(self) -> dict[str, Any]:
         """The epoch and the step at which it began, for a checkpoint."""

@@ -98,17 +98,14 @@ class Optimisation(pl.LightningModule):
 
     def progress(self) -> float:
         """Share of the training that is done, by steps or by time, whichever is further."""
-        total = self.trainer.estimated_stepping_batches
-        done = self._steps() / total if total not in (0, float("inf")) and total > 0 else 0.0
+        total = self.trainer.estimated_stepping_batches  # also asks for the loaders, where nobody has
+        if self.curriculum is not None:
+            done = self.curriculum.progress(self.trainer)
+        else:
+            done = self.global_step / total if total not in (0, float("inf")) and total > 0 else 0.0
         if self.max_seconds:
             done = max(done, (time.monotonic() - self._started) / self.max_seconds)
         return min(1.0, done)
-
-    def _steps(self) -> int:
-        """Steps so far; where contexts grow, by share of the epochs, which then differ in how many they have."""
-        if self.curriculum is None or self.trainer.max_steps >= 0:
-            return self.global_step
-        return self.curriculum.steps_at_this_length(self.trainer)
 
     def _lr_factor(self, step: int) -> float:
         warm = min(1.0, (step + 1) / max(1, self.config.warmup_steps))
