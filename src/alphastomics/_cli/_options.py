@@ -31,6 +31,16 @@ PartialShare = Annotated[float, Parameter(validator=Number(gte=0, lt=1))]
 HeldOut = Annotated[float, Parameter(validator=Number(gt=0, lt=1))]
 Count = Annotated[int, Parameter(validator=Number(gte=0))]
 
+
+def _numbers(least: int) -> Parameter:
+    """Check numbers, where words are possible as well."""
+    check = Number(gte=least)
+    return Parameter(validator=lambda kind, value: None if isinstance(value, str) else check(kind, value))
+
+
+ContextSize = Annotated[int | Literal["auto"], _numbers(1)]
+Recompute = Annotated[int | Literal["auto", "none", "all"], _numbers(0)]
+
 Mode = Literal["expr_to_pos", "pos_to_expr", "joint", "any"]
 
 # Panels of the help, in this order below the options of the command itself.
@@ -216,9 +226,23 @@ class TrainingOptions:
     batch_size
         Cells in a batch.
     context_size
-        Cells that the network sees at once.
+        Cells that the network sees at once; ``auto``: whole slices, or as many cells as the memory allows.
     context_kind
         ``subset``: random cells of a slice; ``patch``: neighbours.
+    context_growth
+        How contexts grow, epoch by epoch, until they have ``--context-size`` cells; not at all when not given.
+    shortest_context
+        Cells of the first contexts, where they grow.
+    growth_warmup
+        Steps before contexts grow.
+    growth_steps
+        Steps in which contexts grow; half of the training, less the warmup, when not given.
+    micro_batch_size
+        Most cells that a device holds at once; larger batches are taken in parts.
+    memory_budget
+        Memory that training may use, in GiB; what is free when not given.
+    recompute
+        Blocks that run twice to save memory: ``auto``, as few as possible, ``none``, ``all``, or a number of them.
     validation_size
         Share of the slices that is held out for validation, whole slices.
     early_stopping
@@ -267,8 +291,15 @@ class TrainingOptions:
     max_epochs: Annotated[PositiveInt | None, Parameter(alias="--epochs")] = None
     max_time: float | str | None = None
     batch_size: PositiveInt = 1024
-    context_size: PositiveInt = 512
+    context_size: ContextSize = 512
     context_kind: Literal["subset", "patch"] = "subset"
+    context_growth: Literal["linear", "cosine", "exponential", "geometric"] | None = None
+    shortest_context: PositiveInt = 128
+    growth_warmup: Count = 0
+    growth_steps: Count | None = None
+    micro_batch_size: PositiveInt | None = None
+    memory_budget: Positive | None = None
+    recompute: Recompute = "auto"
     validation_size: HeldOut | None = None
     early_stopping: bool = False
     gene_dropout: float | None = None
