@@ -15,7 +15,7 @@ from benchmarks._held_out import TISSUES
 PLACING = ("seqfish", "starmap_mpfc", "drosophila3d", "sampler", "probe")
 HELD_OUT = ("pos_to_expr", "directions", "gene_inpainting", "uncertainty", "joint", "embeddings", "likelihood")
 MEASURING = (
-    *("denoiser_speed", "experts", "loading", "memory", "scores", "waiting"),
+    *("chains", "denoiser_speed", "experts", "loading", "memory", "scores", "waiting"),
     *("preprocess_memory", "preprocess_speed", "killed", "atlas"),
 )
 MODELS = Path(__file__).parent / "models"

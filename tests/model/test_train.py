@@ -15,6 +15,7 @@ import torch
 
 import alphastomics as asx
 from alphastomics.model import AlphaSTomics
+from alphastomics.model._model import resolve_precision
 
 MODES = ("expr_to_pos", "pos_to_expr", "joint", "any")
 
@@ -324,3 +325,11 @@ def test_experts_that_cannot_be_are_refused(small, make_model):
             make_model(small, **argument)
     with pytest.raises(ValueError, match="attention='linear' has no gate"):
         make_model(small, attention="linear", gate_type="elementwise")
+
+
+@pytest.mark.parametrize(("tiles", "expected"), [(True, "bf16-mixed"), (False, "32-true")])
+def test_a_processor_uses_16_bits_only_where_it_multiplies_matrices_of_them(monkeypatch, tiles, expected):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: tiles)
+    assert resolve_precision("auto") == expected
+    assert resolve_precision("16-mixed") == "16-mixed"
