@@ -192,6 +192,18 @@ def test_copies_share_as_the_original_does(sharing, how):
     assert all(not torch.equal(tensor, before[name]) for name, tensor in stack.state_dict().items())
 
 
+def test_a_part_of_a_part_can_be_kept():
+    stack = blocks("universal", own=(*NORMS, "attention.gate"))
+    first, other = stack[0].attention, stack[3].attention
+    assert first.gate is not other.gate
+    assert first.gate.weight is not other.gate.weight
+    assert first.qkv is other.qkv
+    assert stack[0].ffn is stack[3].ffn
+    copy = blocks("universal", own=(*NORMS, "attention.gate"))
+    copy.load_state_dict(stack.state_dict())
+    assert torch.equal(copy[3].attention.gate.weight, other.gate.weight)
+
+
 def test_layers_are_numbered_from_either_end():
     stack = LayerStack(Layer, 3)
     assert stack[-1] is stack[2]
@@ -206,6 +218,8 @@ def test_layers_are_numbered_from_either_end():
         ({"n_layers": 2, "block_size": 0}, "at least 1"),
         ({"n_layers": 2, "sharing": "some"}, "sharing='some' is unknown"),
         ({"n_layers": 2, "own": ("norm_3",)}, "Layer has no norm_3"),
+        ({"n_layers": 2, "own": ("linear.scale",)}, "Layer has no linear.scale"),
+        ({"n_layers": 2, "own": ("attention.axes",)}, "Layer has no attention.axes"),
     ],
 )
 def test_impossible_options_are_refused(arguments, message):

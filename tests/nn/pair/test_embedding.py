@@ -33,6 +33,14 @@ def test_the_sum_is_exact(embedding, inputs, mask):
     torch.testing.assert_close(p.dense(), tokens + template.dense() + order.dense())
 
 
+def test_positions_count_as_far_as_they_are_trusted(embedding, inputs, mask):
+    full, none = embedding(**inputs, mask=mask), embedding(**inputs, mask=mask, trust=torch.zeros(2).double())
+    template = embedding.template(inputs["position"], mask).dense()
+    torch.testing.assert_close(none.dense(), full.dense() - template)
+    part = embedding(**inputs, mask=mask, trust=torch.tensor([1.0, 0.3]).double()).dense()
+    torch.testing.assert_close(part, torch.stack([full.dense()[0], (none.dense() + 0.3 * template)[1]]))
+
+
 def test_a_smaller_rank_takes_the_first_ranks(embedding, inputs, mask):
     for rank in (11, 15, 20):
         expected = embedding(**inputs, mask=mask).truncate(rank)
