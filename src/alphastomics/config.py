@@ -126,6 +126,8 @@ class ModelSection:
         Blocks in a row that share their weights, with ``block`` (``--sharing-block``).
     bottleneck
         Ratio by which the feed-forward networks are narrower than the rest (``--bottleneck``).
+    context
+        ``slice``: whole slices are contexts; ``auto``: and their size chooses the attention (``--context``).
     """
 
     num_genes: int | None = None
@@ -150,6 +152,7 @@ class ModelSection:
     layer_sharing: Literal["none", "universal", "alternating", "block"] | None = None
     sharing_block: int | None = None
     bottleneck: int | None = None
+    context: Literal["slice", "auto"] | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -16,7 +16,10 @@ import torch
 
 import alphastomics.train.checkpoint as checkpoint_module
 from alphastomics.data import Augmentation
+from alphastomics.model import AlphaSTomics
+from alphastomics.model._contexts import fits_whole
 
+TRIED = [("full", None), ("neighbor", "factorized"), ("neighbor", None), ("linear", None)]
 PLAIN = {"augmentation": Augmentation(gene_dropout=0.0, rotate=False), "plan_kwargs": {"lambda_packing": 0.0}}
 GROWING = {
     "context_size": 100,
@@ -309,6 +312,58 @@ def test_automatic_contexts_are_whole_slices_or_as_long_as_fits(small, make_mode
         train_briefly(model, context_size="auto", batch_size=64, memory_budget=budget)
     size = model.trainer.datamodule.train_set.context_size
     assert 48 <= size <= 52
+
+
+def test_batches_grow_with_whole_slices(small, make_model, train_briefly):
+    watch = Watch()
+    growth = {"context_growth": "linear", "shortest_context": 20, "growth_steps": 8}
+    train_briefly(
+        make_model(small), context_size="auto", batch_size=40, max_epochs=4, callbacks=[watch], **growth, **PLAIN
+    )
+    first, *_, last = watch.of_epochs().values()
+    assert {(longest, len(cells)) for _, longest, cells, _ in first} == {(20, 40)}
+    assert {(longest, len(cells)) for _, longest, cells, _ in last} == {(100, 100)}
+
+
+@pytest.mark.parametrize("many", [False, True])
+def test_automatic_contexts_choose_attention_by_the_largest_slice(small, make_model, train_briefly, monkeypatch, many):
+    monkeypatch.setattr("alphastomics.train.defaults.FULL_CELLS", 99 if many else 100)
+    model = make_model(small, context="auto")
+    config = model.module.config
+    assert (config.attention, config.pair_features) == (("neighbor", "factorized") if many else ("full", None))
+    train_briefly(model, context_size=None)
+    assert model.trainer.datamodule.train_set.context_size == 100
+    monkeypatch.setattr("alphastomics.train.defaults.FULL_CELLS", 100 if many else 99)
+    again = AlphaSTomics(model.adata, **model.init_params_["non_kwargs"])
+    assert again.module.config == config
+
+
+def test_automatic_contexts_choose_what_fits(small, make_model, monkeypatch):
+    found = []
+
+    def fits(config, n_cells, **_):
+        found.append((config.attention, config.pair_features, n_cells))
+        return config.attention == "linear"
+
+    monkeypatch.setattr("alphastomics.model._model.fits_whole", fits)
+    assert make_model(small, context="auto").module.config.attention == "linear"
+    assert found == [(kind, pairs, 100) for kind, pairs in TRIED]
+
+
+def test_little_memory_fits_little(small, make_model, monkeypatch):
+    config, arguments = make_model(small).module.config, {"mode": "expr_to_pos"}
+    assert fits_whole(config, 100, **arguments)
+    monkeypatch.setattr("alphastomics.model._contexts.memory_budget", lambda *_, **__: 1000)
+    assert not fits_whole(config, 100, **arguments)
+
+
+def test_what_automatic_contexts_choose_may_not_be_given(small, make_model):
+    for given in ({"attention": "linear"}, {"attention": "neighbor", "pair_features": "factorized"}):
+        with pytest.raises(ValueError, match="context='auto' chooses attention; leave attention="):
+            make_model(small, context="auto", **given)
+    with pytest.raises(ValueError, match="context='whole' is unknown; choose None, 'slice' or 'auto'"):
+        make_model(small, context="whole")
+    assert make_model(small, context="slice", attention="linear").module.config.attention == "linear"
 
 
 def test_a_context_longer_than_a_batch_is_cut_and_said_so(small, make_model, train_briefly, caplog):

@@ -96,7 +96,7 @@ def test_order_alone_needs_no_positions():
         assert sorted(rank[found[i]]) == [r for r in range(low, low + 7) if r != rank[i]]
 
 
-def test_hybrid_is_theunion_of_both_and_the_window():
+def test_hybrid_is_the_union_of_both_and_the_window():
     x, order = points(1, 60), points(1, 60, 1, seed=1)[..., 0]
     found = neighbor_pairs(x, k=9, kind="hybrid", sequence=order, window=4)[0]
     near = neighbor_pairs(x, k=4)[0]

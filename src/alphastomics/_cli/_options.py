@@ -159,6 +159,9 @@ class ModelOptions:
         What the network predicts.
     enable_masking
         Whether training masks some entries and asks for them.
+    context
+        ``slice``: whole slices are contexts, as far as the memory allows; ``auto``: and their size chooses ``--attention`` and
+        ``--pair-features``.
     """
 
     mode: Annotated[Mode, Parameter(alias="--training-mode")] = "any"
@@ -188,6 +191,7 @@ class ModelOptions:
     expression_nu: Positive = 1.0
     prediction_type: Literal["x0", "epsilon", "v"] = "v"
     enable_masking: Annotated[bool, UNMASKED] = False
+    context: Literal["slice", "auto"] | None = None
 
     def __post_init__(self) -> None:
         if self.attention is not None and self.use_gated_attention is (self.attention == "linear"):
@@ -226,7 +230,8 @@ class TrainingOptions:
     batch_size
         Cells in a batch.
     context_size
-        Cells that the network sees at once; ``auto``: whole slices, or as many cells as the memory allows.
+        Cells that the network sees at once; ``auto``: whole slices, or as many cells as the memory allows. 512 when not
+        given, or ``auto`` with ``--context``.
     context_kind
         ``subset``: random cells of a slice; ``patch``: neighbours.
     context_growth
@@ -291,7 +296,7 @@ class TrainingOptions:
     max_epochs: Annotated[PositiveInt | None, Parameter(alias="--epochs")] = None
     max_time: float | str | None = None
     batch_size: PositiveInt = 1024
-    context_size: ContextSize = 512
+    context_size: ContextSize | None = None
     context_kind: Literal["subset", "patch"] = "subset"
     context_growth: Literal["linear", "cosine", "exponential", "geometric"] | None = None
     shortest_context: PositiveInt = 128
@@ -392,7 +397,7 @@ class ComparisonOptions:
     batch_size
         Cells in a batch.
     context_size
-        Cells that the network sees at once.
+        Cells that the network sees at once; 512 when not given.
     n_samples
         Draws of expression whose mean is scored.
     n_steps
@@ -414,7 +419,7 @@ class ComparisonOptions:
     n_layers: PositiveInt = 4
     n_heads: PositiveInt = 4
     batch_size: PositiveInt = 1024
-    context_size: PositiveInt = 512
+    context_size: PositiveInt | None = None
     n_samples: PositiveInt = 4
     n_steps: PositiveInt = 10
     max_cells: PositiveInt = 2000

@@ -5,18 +5,20 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from alphastomics.nn import count_parameters
+import torch
+
+from alphastomics.nn import Denoiser, count_parameters
 from alphastomics.train.datamodule import check_sizes
 from alphastomics.train.devices import count_devices, device_of
 from alphastomics.train.fit_memory import Fit, MemoryFitter, Recompute
 from alphastomics.train.length_schedule import LengthCurriculum, LengthSchedule, ScheduleKind
-from alphastomics.train.precision import memory_budget
+from alphastomics.train.precision import memory_budget, resolve_precision
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from alphastomics.data import CellSource
-    from alphastomics.nn import Denoiser
+    from alphastomics.nn import DenoiserConfig
     from alphastomics.train import ContextDataModule
 
 logger = logging.getLogger(__name__)
@@ -80,20 +82,32 @@ def fit_contexts(
     fitter = _fitter(module, budget, recompute, accelerator, devices, accumulate, arguments)
     largest = max(len(cells.rows) for cells in source.slices)
     if context_size == "auto":
-        size = fitter.longest(largest)
-        batch_size = max(batch_size, size)
+        check_sizes(largest, batch_size, micro_batch_size)
+        size = fitter.longest(min(largest, micro_batch_size or largest))
         logger.info("Contexts of %s cells (the largest slice has %s).", f"{size:,}", f"{largest:,}")
     else:
-        size = check_sizes(context_size, batch_size, micro_batch_size)
+        check_sizes(context_size, batch_size, micro_batch_size)
+        size = min(context_size, batch_size)
         if min(context_size, largest) > batch_size:
             logger.warning("context_size=%d is cut to batch_size=%d.", context_size, batch_size)
-    at_once = batch_size if micro_batch_size is None else micro_batch_size
+    at_once = max(batch_size, size) if micro_batch_size is None else micro_batch_size
     n_contexts, n_cells = max(1, at_once // size), min(size, largest)
     fit = fitter.fit(n_cells, n_contexts)
     _tell(fit, fitter, n_cells, n_contexts)
     if fit.n_contexts < n_contexts:
         at_once = fit.n_contexts * size
     return Contexts(size, batch_size, at_once, fit.n_recomputed)
+
+
+def fits_whole(config: DenoiserConfig, n_cells: int, **arguments: Any) -> bool:
+    """Whether a step of training with a context of ``n_cells`` fits into the free memory, if need be with recompute."""
+    with torch.random.fork_rng(devices=[]):
+        module = Denoiser(config)
+    fitter = _fitter(module, None, "auto", "auto", "auto", False, {"precision": resolve_precision("auto"), **arguments})
+    try:
+        return fitter.longest(n_cells) == n_cells
+    except ValueError:  # not even one cell fits
+        return False
 
 
 def _fitter(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -19,11 +20,11 @@ from alphastomics.diffusion import CosineSchedule, MaskingConfig, Process
 from alphastomics.model import _checkpoint, _files
 from alphastomics.model._calibration import fit_dependence, fit_marginals, fit_outlines
 from alphastomics.model._components import principal_components
-from alphastomics.model._contexts import estimated_device, fit_contexts, make_curriculum
+from alphastomics.model._contexts import estimated_device, fit_contexts, fits_whole, make_curriculum
 from alphastomics.model._draws import check_effect
 from alphastomics.model._exemplars import Exemplars
 from alphastomics.model._expression_sample import sample_expression
-from alphastomics.model._fields import SCHEMA, dataset_registry, schema_fields
+from alphastomics.model._fields import LARGEST_SLICE, SCHEMA, dataset_registry, largest_slice, schema_fields
 from alphastomics.model._frames import ReferenceFrame, fit_frame
 from alphastomics.model._latent import latent_representation
 from alphastomics.model._position_chain import MAX_CONTEXT, SamplerConfig
@@ -33,6 +34,7 @@ from alphastomics.nn import Denoiser, DenoiserConfig, count_parameters
 from alphastomics.train import MODES, ContextDataModule, ContextRunner, DiffusionConfig, Mode, TrainingPlan, seconds_of
 from alphastomics.train.checkpoint import LastCheckpoint
 from alphastomics.train.defaults import (
+    advised_attention,
     advised_experts,
     default_augmentation,
     default_deformation,
@@ -45,6 +47,7 @@ from alphastomics.train.fit_memory import recomputed_blocks
 from alphastomics.train.history import History
 from alphastomics.train.memory import estimate_inference, estimate_training
 from alphastomics.train.micro_batches import MicroBatches
+from alphastomics.train.precision import resolve_precision
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -118,8 +121,17 @@ class AlphaSTomics(BaseModelClass):
         ``"x0"``, ``"epsilon"`` or ``"v"``, see :class:`~alphastomics.diffusion.Process`.
     enable_masking
         Whether training masks some entries and asks for them, see :class:`~alphastomics.diffusion.MaskingConfig`.
+    context
+        ``"slice"``: :meth:`train` takes whole slices for contexts, as far as the memory allows, unless it is told otherwise;
+        ``"auto"``: the same, and the size of the largest slice chooses ``attention`` and ``pair_features``, see
+        :func:`~alphastomics.train.advised_attention`.
     random_state
         Decides the first weights and every draw of training; ``scvi.settings.seed``, or 0, when None.
+
+    Raises
+    ------
+    ValueError
+        If an argument is unknown, or excludes another.
 
     Examples
     --------
@@ -164,10 +176,13 @@ class AlphaSTomics(BaseModelClass):
         expression_nu: float = 1.0,
         prediction_type: Literal["x0", "epsilon", "v"] = "v",
         enable_masking: bool = False,
+        context: Literal["slice", "auto"] | None = None,
         random_state: int | None = None,
     ) -> None:
         if mode not in MODES:
             raise ValueError(f"mode={mode!r} is unknown; choose from {', '.join(map(repr, MODES))}")
+        if context not in (None, "slice", "auto"):
+            raise ValueError(f"context={context!r} is unknown; choose None, 'slice' or 'auto'")
         super().__init__(adata, registry)
         self.schema = TissueSchema.from_dict(self.registry_[SCHEMA])
         self.diffusion = DiffusionConfig(
@@ -204,6 +219,9 @@ class AlphaSTomics(BaseModelClass):
             sequence=self.schema.sequence_key is not None,
             mask_tokens=enable_masking,
         )
+        if context == "auto":  # a model that was saved keeps what was chosen
+            config = self._advised(config, mode)
+            attention, pair_features, context = config.attention, config.pair_features, "slice"
         if use_moe:
             self._advise_experts(num_experts, moe_top_k)
         random_state = (settings.seed or 0) if random_state is None else random_state
@@ -226,6 +244,20 @@ class AlphaSTomics(BaseModelClass):
             f"{len(self.schema.slices)} reference slices, d_model={d_model}, n_layers={n_layers}, n_heads={n_heads}, "
             f"{_describe_parameters(self.module)}"
         )
+
+    def _advised(self, config: DenoiserConfig, mode: Mode) -> DenoiserConfig:
+        """The network with the attention that suits the largest slice and the memory of this machine."""
+        usual = DenoiserConfig(n_genes=config.n_genes, n_dims=config.n_dims)
+        for name in ("attention", "pair_features"):
+            if getattr(config, name) != getattr(usual, name):
+                raise ValueError(
+                    f"context='auto' chooses {name}; leave {name}={getattr(config, name)!r} out, or say 'slice'"
+                )
+        n_cells = self.registry_.get(LARGEST_SLICE, self.summary_stats.n_cells)
+        arguments = {"mode": mode, "diffusion": self.diffusion, "shared_frame": self.schema.frame == "shared"}
+        advice = advised_attention(n_cells, lambda kind: fits_whole(replace(config, **kind), n_cells, **arguments))
+        logger.info("Slices of up to %s cells: %s.", f"{n_cells:,}", ", ".join(f"{k}={v!r}" for k, v in advice.items()))
+        return replace(config, **advice)
 
     def _advise_experts(self, num_experts: int, moe_top_k: int) -> None:
         """Say what the number of cells advises, where it is something else."""
@@ -308,6 +340,7 @@ class AlphaSTomics(BaseModelClass):
             adata._init_as_actual(adata.copy())
         manager = AnnDataManager(fields=schema_fields(schema), setup_method_args=setup_method_args)
         manager._registry[SCHEMA] = schema.to_dict()
+        manager._registry[LARGEST_SLICE] = largest_slice(adata, schema)
         manager.register_fields(adata, **kwargs)
         cls.register_manager(manager)
 
@@ -375,7 +408,7 @@ class AlphaSTomics(BaseModelClass):
         strategy: str = "auto",
         precision: str | int = "auto",
         batch_size: int = 1024,
-        context_size: int | Literal["auto"] = 512,
+        context_size: int | Literal["auto"] | None = None,
         context_kind: Literal["subset", "patch"] = "subset",
         context_growth: ScheduleKind | None = None,
         shortest_context: int = 128,
@@ -411,7 +444,8 @@ class AlphaSTomics(BaseModelClass):
         batch_size, context_size
             Numbers of cells in a batch and in a context, the cells that the network sees at once; a context has no more
             cells than a batch. ``context_size="auto"``: whole slices, or the longest contexts for which the memory is
-            enough; batches are then as long at least.
+            enough; a batch is then one context, where that has more cells. None: 512, or ``"auto"`` for a model that was
+            made with ``context=``.
         context_kind
             ``"subset"`` (random cells of a slice: the global shape) or ``"patch"`` (neighbours: the local one).
         context_growth
@@ -468,6 +502,8 @@ class AlphaSTomics(BaseModelClass):
         if masking is not None and not maskable:
             raise ValueError("This model has no mask tokens; make it with enable_masking=True to train it with masking")
         source = self._dataset or AnnDataSource(self.adata, self.schema, positions=True)
+        if context_size is None:
+            context_size = 512 if self.init_params_["non_kwargs"].get("context") is None else "auto"
         precision = resolve_precision(precision)
         plan_arguments = self._plan_arguments(source.n_cells, masking, plan_kwargs)
         contexts = fit_contexts(
@@ -950,13 +986,3 @@ def _max_context(batch_size: int | None) -> int:
 def _describe_parameters(module: Denoiser) -> str:
     total, active = count_parameters(module)
     return f"{total:,} parameters" + (f", {active:,} active" if active < total else "")
-
-
-def resolve_precision(precision: str | int) -> str | int:
-    """``"auto"`` as bfloat16 where the hardware multiplies matrices of it, else 32 bits; anything else as it is."""
-    if precision != "auto":
-        return precision
-    if torch.cuda.is_available():
-        return "bf16-mixed" if torch.cuda.is_bf16_supported(including_emulation=False) else "32-true"
-    # Without tiles a processor multiplies no faster in 16 bits than in 32, and what is converted to and fro costs time.
-    return "bf16-mixed" if torch.cpu._is_amx_tile_supported() else "32-true"

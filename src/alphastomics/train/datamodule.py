@@ -30,7 +30,7 @@ class ContextDataModule(pl.LightningDataModule):
     batch_size
         Number of cells in a batch; ``batch_size // context_size`` contexts, at least one.
     context_size
-        Largest number of cells in a context, and no more than `batch_size`.
+        Largest number of cells in a context.
     micro_batch_size
         Most cells that a device holds at once: loaders give a batch in parts. All of them when None.
     kind
@@ -68,11 +68,9 @@ class ContextDataModule(pl.LightningDataModule):
         targets: bool = False,
     ) -> None:
         super().__init__()
-        context_size = check_sizes(context_size, batch_size, micro_batch_size)
-        self.batch_size, self.micro_batch_size = (
-            batch_size,
-            batch_size if micro_batch_size is None else micro_batch_size,
-        )
+        check_sizes(context_size, batch_size, micro_batch_size)
+        self.batch_size = batch_size
+        self.micro_batch_size = max(batch_size, context_size) if micro_batch_size is None else micro_batch_size
         self.contexts_per_batch, self.batches_per_step = self._parts(context_size)
         self._contexts_in_validation = self.contexts_per_batch
         self.num_workers = num_workers
@@ -151,13 +149,12 @@ class ContextDataModule(pl.LightningDataModule):
         )
 
 
-def check_sizes(context_size: int, batch_size: int, micro_batch_size: int | None) -> int:
-    """Refuse what counts no cells; the size of contexts, which is no larger than that of a batch."""
+def check_sizes(context_size: int, batch_size: int, micro_batch_size: int | None) -> None:
+    """Refuse what counts no cells."""
     if batch_size < 1 or context_size < 1:
         raise ValueError(f"batch_size={batch_size} and context_size={context_size} count cells: both at least 1.")
     if micro_batch_size is not None and micro_batch_size < 1:
         raise ValueError(f"micro_batch_size={micro_batch_size} counts cells: at least 1.")
-    return min(context_size, batch_size)
 
 
 def _held_out(names: list[str], validation_size: float | None) -> list[str]:
