@@ -15,7 +15,7 @@ from benchmarks._held_out import TISSUES
 PLACING = ("seqfish", "starmap_mpfc", "drosophila3d", "sampler", "probe")
 HELD_OUT = ("pos_to_expr", "directions", "gene_inpainting", "uncertainty", "joint", "embeddings", "likelihood")
 MEASURING = (
-    *("denoiser_speed", "experts", "loading", "memory", "scores", "waiting"),
+    *("chains", "claims", "denoiser_speed", "experts", "loading", "memory", "scores", "waiting"),
     *("preprocess_memory", "preprocess_speed", "killed", "atlas"),
 )
 MODELS = Path(__file__).parent / "models"
@@ -33,6 +33,8 @@ def main() -> None:
     runs += [[name, *shared, "--benchmark", tissue] for tissue in TISSUES for name in HELD_OUT]
     runs.append(["shell", *data])
     runs += [["compare", *data, "--benchmark", tissue] for tissue in TISSUES]
+    runs.append(["long_context", *data])
+    runs += [["ingredients", *data, "--benchmark", tissue] for tissue in ("seqfish", "starmap3d")]
     for name, *arguments in [*runs, *([name] for name in MEASURING)]:
         print(f"\n=== {name}", flush=True)
         command = [sys.executable, "-m", f"benchmarks.{name}", *arguments]

@@ -126,6 +126,8 @@ class ModelSection:
         Blocks in a row that share their weights, with ``block`` (``--sharing-block``).
     bottleneck
         Ratio by which the feed-forward networks are narrower than the rest (``--bottleneck``).
+    context
+        ``slice``: whole slices are contexts; ``auto``: and their size chooses the attention (``--context``).
     """
 
     num_genes: int | None = None
@@ -150,6 +152,7 @@ class ModelSection:
     layer_sharing: Literal["none", "universal", "alternating", "block"] | None = None
     sharing_block: int | None = None
     bottleneck: int | None = None
+    context: Literal["slice", "auto"] | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -188,9 +191,23 @@ class TrainingSection:
     batch_size
         Cells in a batch (``--batch-size``).
     context_size
-        Cells that the network sees at once (``--context-size``).
+        Cells that the network sees at once, or ``auto`` (``--context-size``).
     context_kind
         ``subset`` or ``patch`` (``--context-kind``).
+    context_growth
+        How contexts grow: ``linear``, ``cosine``, ``exponential`` or ``geometric`` (``--context-growth``).
+    shortest_context
+        Cells of the first contexts, where they grow (``--shortest-context``).
+    growth_warmup
+        Steps before contexts grow (``--growth-warmup``).
+    growth_steps
+        Steps in which contexts grow (``--growth-steps``).
+    micro_batch_size
+        Most cells that a device holds at once (``--micro-batch-size``).
+    memory_budget
+        Memory that training may use, in GiB (``--memory-budget``).
+    recompute
+        Blocks that run twice to save memory: ``auto``, ``none``, ``all`` or a number (``--recompute``).
     learning_rate
         Learning rate (``--lr``).
     max_epochs
@@ -229,8 +246,15 @@ class TrainingSection:
 
     mode: Literal["expr_to_pos", "pos_to_expr", "joint", "any"] | None = None
     batch_size: int | None = None
-    context_size: int | None = None
+    context_size: int | Literal["auto"] | None = None
     context_kind: Literal["subset", "patch"] | None = None
+    context_growth: Literal["linear", "cosine", "exponential", "geometric"] | None = None
+    shortest_context: int | None = None
+    growth_warmup: int | None = None
+    growth_steps: int | None = None
+    micro_batch_size: int | None = None
+    memory_budget: float | None = None
+    recompute: int | Literal["auto", "none", "all"] | None = None
     learning_rate: float | None = option("lr")
     max_epochs: int | None = None
     max_time: float | str | None = None

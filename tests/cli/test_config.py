@@ -56,6 +56,30 @@ def test_a_file_is_as_good_as_flags(parse):
     assert found["run"] == RunOptions(exp_name="mine", test_after_train=True)
 
 
+LONG = {
+    "context_size": "auto",
+    "context_growth": "geometric",
+    "shortest_context": 64,
+    "growth_warmup": 10,
+    "growth_steps": 200,
+    "micro_batch_size": 512,
+    "memory_budget": 7.5,
+    "recompute": 3,
+}
+
+
+def test_long_contexts_are_asked_for_in_a_file_or_by_flags(parse):
+    flags = [part for name, value in LONG.items() for part in (f"--{name.replace('_', '-')}", str(value))]
+    in_file = parse(f"training: {LONG}".replace("'", ""))["training"]
+    assert in_file == parse("", *flags)["training"] == TrainingOptions(**LONG)
+    assert parse("training: {recompute: all, context_size: 7}")["training"] == TrainingOptions(
+        recompute="all", context_size=7
+    )
+    for wrong in (["--recompute", "some"], ["--context-size", "0"], ["--context-growth", "cubic"]):
+        with pytest.raises(CycloptsError):
+            parse("", *wrong)
+
+
 @pytest.mark.parametrize(
     ("tokens", "group", "expected"),
     [

@@ -9,6 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 import scipy.sparse as sp
 import torch
+from lightning.pytorch.callbacks import Callback
 
 from alphastomics.data.parquet._columns import read_expression
 from alphastomics.data.parquet._source import ParquetSource
@@ -81,3 +82,19 @@ def test_a_part_at_a_time(folder, tmp_path):
 def test_no_dataset_is_an_error(tmp_path):
     with pytest.raises(FileNotFoundError, match="metadata.json"):
         AlphaSTomics.from_parquet(tmp_path)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_contexts_of_a_dataset_grow_and_every_cell_comes_once(folder, num_workers):
+    class Watch(Callback):
+        def on_train_batch_start(self, trainer, plan, batch, batch_idx):
+            seen.setdefault(trainer.current_epoch, []).extend(batch.rows[batch.mask].tolist())
+            lengths.append(int(batch.mask.sum(1).max()))
+
+    seen, lengths = {}, []
+    arguments = SHORT | {"max_steps": -1, "max_epochs": 4, "num_workers": num_workers, "callbacks": [Watch()]}
+    growth = {"context_growth": "geometric", "shortest_context": 10, "growth_steps": 9}
+    AlphaSTomics.from_parquet(folder, **TINY).train(**arguments, **growth)
+    assert all(sorted(cells) == list(range(250)) for cells in seen.values())
+    assert len(seen) == 4
+    assert (lengths[0], max(lengths)) == (10, 35)  # a slice of 70 cells in two parts

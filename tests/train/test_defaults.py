@@ -6,7 +6,7 @@ import pytest
 
 from alphastomics.data import fit_schema
 from alphastomics.model import AlphaSTomics
-from alphastomics.train.defaults import default_augmentation, default_dropout, default_placement
+from alphastomics.train.defaults import advised_attention, default_augmentation, default_dropout, default_placement
 
 
 @pytest.fixture
@@ -44,3 +44,11 @@ def test_a_model_takes_what_suits_its_reference_unless_told_otherwise(tissue, co
     assert model.default_augmentation() == default_augmentation(counts, tissue.n_obs)
     assert model.default_placement() == default_placement(counts, tissue.n_obs)
     assert AlphaSTomics(tissue, d_model=16, n_layers=1, n_heads=2, dropout=0.0).module.config.dropout == 0
+
+
+def test_attention_is_full_while_it_is_quick_and_fits() -> None:
+    assert advised_attention(16_384) == {"attention": "full"}
+    assert advised_attention(16_385) == {"attention": "neighbor", "pair_features": "factorized"}
+    assert advised_attention(500, lambda arguments: arguments["attention"] != "full")["attention"] == "neighbor"
+    assert advised_attention(500, lambda arguments: arguments == {"attention": "neighbor"}) == {"attention": "neighbor"}
+    assert advised_attention(500, lambda _: False) == {"attention": "linear"}

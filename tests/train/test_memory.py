@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from alphastomics.diffusion import MaskingConfig
 from alphastomics.nn import DenoiserConfig
 from alphastomics.train import memory
+from alphastomics.train._storages import StorageCounter, no_data
 from alphastomics.train.memory import MemoryEstimate, Step, estimate_inference, estimate_step, estimate_training
 from alphastomics.train.recompute import RecomputePolicy
 
@@ -84,7 +85,8 @@ print(json.dumps(found))
 
 def measure(config: DenoiserConfig, steps: list[tuple[int, int]], precision: str = "32") -> list[int]:
     """Bytes of steps (cells, recomputed blocks) in a fresh process, each of which must take more than the one before."""
-    network = {"n_genes": config.n_genes, "n_dims": config.n_dims, "n_layers": config.n_layers}
+    names = ("n_genes", "n_dims", "n_layers", "attention", "gate_type")
+    network = {name: getattr(config, name) for name in names}
     # Freed blocks go back to the system at once; without this the C library keeps up to twice of what is used.
     allocator = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_ARENA_MAX": "1", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-c", MEASURE, json.dumps([network, TINY, precision, steps])]
@@ -125,6 +127,15 @@ def test_six_estimates_are_within_15_percent_of_what_is_measured() -> None:
 @pytest.mark.slow
 def test_an_estimate_in_bfloat16_is_within_15_percent_of_what_is_measured() -> None:
     compare(CONFIG, [(4096, DEPTH)], "bf16-mixed")
+
+
+@has_status
+@pytest.mark.slow
+def test_a_step_of_four_times_as_many_cells_takes_four_times_the_memory() -> None:
+    """All losses and the optimiser, in one context; attention is linear."""
+    config = replace(CONFIG, n_layers=1, attention="linear", gate_type="none")
+    short, long = measure(config, [(16_384, 0), (65_536, 0)])
+    assert long <= 4.3 * short
 
 
 # -- counting --------------------------------------------------------------------------------------------------------
@@ -203,11 +214,11 @@ def test_the_count_is_that_of_pytorchs_tracker(n: int, k: int) -> None:
 
     def tracked(make_step: Any, **_: Any) -> None:
         """The same step under the tracker; the second mode answers what is asked of values, and counts in vain."""
-        with memory._no_data():
+        with no_data():
             step = make_step()
             root, tracker_ = Root(step), tracker()
             tracker_.track_external(root, *step.inputs)
-            with tracker_, memory._StorageCounter("cpu"):
+            with tracker_, StorageCounter("cpu"):
                 root().backward()
             held["peak"] = tracker_.get_tracker_snapshot("peak")[torch.device("cpu")]["Total"]
 
@@ -219,7 +230,7 @@ def test_the_count_is_that_of_pytorchs_tracker(n: int, k: int) -> None:
 
 
 def test_only_the_device_of_the_step_is_counted() -> None:
-    counter = memory._StorageCounter("cuda")
+    counter = StorageCounter("cuda")
     counter.hold(torch.zeros(5))
     assert counter.peak == 0
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
+from alphastomics.diffusion.losses import aligned_error, distance_error, layout_error, neighbour_error
 from alphastomics.train import precision
 from alphastomics.train.precision import full_precision, memory_budget
 
@@ -30,6 +31,39 @@ def test_an_island_is_exact_where_autocast_is_not() -> None:
     assert exact.dtype == torch.float32
     torch.testing.assert_close(exact.double(), gram, rtol=0, atol=1e-5)
     assert (rounded.double() - gram).abs().max() > 1e-3
+
+
+def test_losses_in_16_bits_are_finite_and_near_those_in_32(make_plan, make_batch) -> None:
+    """Each loss and the gradient; the losses themselves are islands, so that what differs is the network."""
+    plan, batch = make_plan(mode="any"), make_batch(6)
+    found = []
+    for sixteen in (False, True):
+        plan.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16, enabled=sixteen):
+            losses = plan.losses(batch)
+            loss = plan.total(losses, batch)
+        loss.backward()
+        gradient = torch.cat([p.grad.flatten() for p in plan.parameters() if p.grad is not None])
+        found.append((losses, gradient))
+    (exact, gradient), (rounded, other) = found
+    assert exact.keys() == rounded.keys()
+    for name, value in exact.items():
+        assert rounded[name].dtype == torch.float32
+        assert rounded[name].isfinite().all()
+        torch.testing.assert_close(rounded[name].mean(), value.mean(), rtol=0.02, atol=1e-3, msg=name)
+    assert other.isfinite().all()
+    assert float((other - gradient).norm() / gradient.norm()) < 0.05
+
+
+@pytest.mark.parametrize("loss", [distance_error, neighbour_error, layout_error, aligned_error])
+def test_losses_of_given_values_are_the_same_in_16_bits(loss) -> None:
+    generator = torch.Generator().manual_seed(0)
+    x, y = torch.randn(2, 2, 60, 2, generator=generator)
+    mask = torch.ones(2, 60, dtype=torch.bool)
+    width = {} if loss in (distance_error, aligned_error) else {"width": 0.5}
+    exact = loss(x, y, mask, **width)
+    with mixed:
+        assert torch.equal(loss(x, y, mask, **width), exact)
 
 
 def test_a_decorated_function_gets_wide_arguments() -> None:
@@ -110,3 +144,13 @@ def test_an_argument_overrides_what_is_free() -> None:
     assert memory_budget("cpu", 5000) == memory_budget("cuda", 5000) == 5000
     with pytest.raises(ValueError, match="limit=0"):
         memory_budget("cpu", 0)
+
+
+def test_several_processes_get_the_same_share_of_all_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = {"SC_PHYS_PAGES": 1000, "SC_PAGE_SIZE": 4096}
+    monkeypatch.setattr(os, "sysconf", answers.__getitem__, raising=False)
+    assert memory_budget("cpu", n_processes=2) == int(0.8 * 4_096_000 / 2)
+    stub = SimpleNamespace(get_device_properties=lambda _: SimpleNamespace(total_memory=80_000))
+    monkeypatch.setattr(torch, "cuda", stub)
+    assert memory_budget("cuda:1", n_processes=2) == 64_000
+    assert memory_budget("cuda:1", 5000, n_processes=2) == 5000

@@ -31,6 +31,16 @@ PartialShare = Annotated[float, Parameter(validator=Number(gte=0, lt=1))]
 HeldOut = Annotated[float, Parameter(validator=Number(gt=0, lt=1))]
 Count = Annotated[int, Parameter(validator=Number(gte=0))]
 
+
+def _numbers(least: int) -> Parameter:
+    """Check numbers, where words are possible as well."""
+    check = Number(gte=least)
+    return Parameter(validator=lambda kind, value: None if isinstance(value, str) else check(kind, value))
+
+
+ContextSize = Annotated[int | Literal["auto"], _numbers(1)]
+Recompute = Annotated[int | Literal["auto", "none", "all"], _numbers(0)]
+
 Mode = Literal["expr_to_pos", "pos_to_expr", "joint", "any"]
 
 # Panels of the help, in this order below the options of the command itself.
@@ -149,6 +159,9 @@ class ModelOptions:
         What the network predicts.
     enable_masking
         Whether training masks some entries and asks for them.
+    context
+        ``slice``: whole slices are contexts, as far as the memory allows; ``auto``: and their size chooses ``--attention`` and
+        ``--pair-features``.
     """
 
     mode: Annotated[Mode, Parameter(alias="--training-mode")] = "any"
@@ -178,6 +191,7 @@ class ModelOptions:
     expression_nu: Positive = 1.0
     prediction_type: Literal["x0", "epsilon", "v"] = "v"
     enable_masking: Annotated[bool, UNMASKED] = False
+    context: Literal["slice", "auto"] | None = None
 
     def __post_init__(self) -> None:
         if self.attention is not None and self.use_gated_attention is (self.attention == "linear"):
@@ -216,9 +230,24 @@ class TrainingOptions:
     batch_size
         Cells in a batch.
     context_size
-        Cells that the network sees at once.
+        Cells that the network sees at once; ``auto``: whole slices, or as many cells as the memory allows. 512 when not
+        given, or ``auto`` with ``--context``.
     context_kind
         ``subset``: random cells of a slice; ``patch``: neighbours.
+    context_growth
+        How contexts grow, epoch by epoch, until they have ``--context-size`` cells; not at all when not given.
+    shortest_context
+        Cells of the first contexts, where they grow.
+    growth_warmup
+        Steps before contexts grow.
+    growth_steps
+        Steps in which contexts grow; half of the training, less the warmup, when not given.
+    micro_batch_size
+        Most cells that a device holds at once; larger batches are taken in parts.
+    memory_budget
+        Memory that training may use, in GiB; what is free when not given.
+    recompute
+        Blocks that run twice to save memory: ``auto``, as few as possible, ``none``, ``all``, or a number of them.
     validation_size
         Share of the slices that is held out for validation, whole slices.
     early_stopping
@@ -267,8 +296,15 @@ class TrainingOptions:
     max_epochs: Annotated[PositiveInt | None, Parameter(alias="--epochs")] = None
     max_time: float | str | None = None
     batch_size: PositiveInt = 1024
-    context_size: PositiveInt = 512
+    context_size: ContextSize | None = None
     context_kind: Literal["subset", "patch"] = "subset"
+    context_growth: Literal["linear", "cosine", "exponential", "geometric"] | None = None
+    shortest_context: PositiveInt = 128
+    growth_warmup: Count = 0
+    growth_steps: Count | None = None
+    micro_batch_size: PositiveInt | None = None
+    memory_budget: Positive | None = None
+    recompute: Recompute = "auto"
     validation_size: HeldOut | None = None
     early_stopping: bool = False
     gene_dropout: float | None = None
@@ -361,7 +397,7 @@ class ComparisonOptions:
     batch_size
         Cells in a batch.
     context_size
-        Cells that the network sees at once.
+        Cells that the network sees at once; 512 when not given.
     n_samples
         Draws of expression whose mean is scored.
     n_steps
@@ -383,7 +419,7 @@ class ComparisonOptions:
     n_layers: PositiveInt = 4
     n_heads: PositiveInt = 4
     batch_size: PositiveInt = 1024
-    context_size: PositiveInt = 512
+    context_size: PositiveInt | None = None
     n_samples: PositiveInt = 4
     n_steps: PositiveInt = 10
     max_cells: PositiveInt = 2000

@@ -173,7 +173,6 @@ class ContextDataset(Dataset[Context]):
         if augmentation is not None and augmentation.thinning and not source.has_counts:
             raise ValueError('Only integer counts under transform="log1p" can be thinned; set thinning=0.')
         self.source = source
-        self.context_size = context_size
         self.kind = kind
         self.seed = seed
         self.augmentation = augmentation
@@ -186,8 +185,8 @@ class ContextDataset(Dataset[Context]):
             i: position.mean(axis=0) for i in self._slices if (position := source.slices[i].position) is not None
         }
         self._encoders: dict[bytes, Encoder] = {}
-        self._n_drawn = sum(n for i in self._slices for n in self._n_contexts(i))
-        self.set_streams(1)
+        self.n_streams = self.multiple = 1
+        self.set_context_size(context_size)
         # In shared memory, because workers that outlive an epoch hold their own copy of everything else.
         self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()
 
@@ -196,9 +195,20 @@ class ContextDataset(Dataset[Context]):
         """The epoch that was last chosen."""
         return int(self._epoch)
 
+    @property
+    def largest_slice(self) -> int:
+        """Number of cells of the largest slice."""
+        return max(len(self.source.slices[i].rows) for i in self._slices)
+
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch; loader workers that are kept between epochs see it too."""
         self._epoch.fill_(epoch)
+
+    def set_context_size(self, context_size: int) -> None:
+        """Choose the largest number of cells in a context; for loaders that are made from then on."""
+        self.context_size = context_size
+        self._n_drawn = sum(n for i in self._slices for n in self._n_contexts(i))
+        self.set_streams(self.n_streams, self.multiple)
 
     def set_streams(self, n_streams: int, multiple: int = 1) -> None:
         """Choose how many processes draw contexts, each a stretch of them, and of what its length is a multiple.

@@ -1,7 +1,8 @@
-"""Tissues to try things on: simulated ones, and public atlases."""
+"""Tissues to try things on: simulated ones, chains of residues, and public atlases."""
 
 from __future__ import annotations
 
+from ._chains import synthetic_chains
 from ._public import drosophila_embryo, merfish_hypothalamus, seqfish_embryo, slideseqv2_hippocampus
 from ._synthetic import synthetic_tissue
 
@@ -10,5 +11,6 @@ __all__ = [
     "merfish_hypothalamus",
     "seqfish_embryo",
     "slideseqv2_hippocampus",
+    "synthetic_chains",
     "synthetic_tissue",
 ]

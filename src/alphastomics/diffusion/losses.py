@@ -9,8 +9,10 @@ r"""Training losses of the two modalities, each averaged over what is really the
         p_{ij} \propto e^{-D_{ij}^2 / 2 w^2},\; q_{ij} \propto e^{f_i \cdot f_j / \tau} \\
     L_\text{layout} &= \text{the same with } q_{ij} \propto (1 + \hat D_{ij}^2 / w^2)^{-1}
 
-The pairwise losses visit the pairs in blocks of rows: memory is O(block * N), not O(N^2). Other losses of distances, and
-the gradient of this one, are in ``distances.py``.
+The pairwise losses visit the pairs in blocks of rows: memory is O(block * N), not O(N^2). In contexts of more than
+``LARGEST_EXACT`` cells that have a generator, a random sample of the pairs (distance) or of the cells i (neighbour, layout)
+stands for all of them, without bias: time, too, is then linear in N. Other losses of distances, and the gradient of this
+one, are in ``distances.py``.
 """
 
 from __future__ import annotations
@@ -25,13 +27,19 @@ from alphastomics.diffusion.distances import distance_loss, pairwise_distances
 from alphastomics.diffusion.geometry import align
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
+    import numpy as np
     from torch import Tensor
 
     Similarity = Callable[[Tensor, Tensor], Tensor]  # (B, n, K), (B, N, K) -> logits (B, n, N)
+    Loss = Callable[
+        [slice, torch.Generator | None], Tensor
+    ]  # of some contexts; of a sample, where there is a generator
 
 BLOCK = 1024  # rows of the pair matrix that are in memory at once
+LARGEST_EXACT = 4096  # cells of a context, with which all pairs take as long as the rest of a step
+PAIRS, ANCHORS = 2**20, 2048  # in a sample of pairs, and of cells i
 
 
 def mean_squared_error(
@@ -62,39 +70,99 @@ def aligned_error(predicted: Tensor, true: Tensor, mask: Tensor) -> Tensor:
     return mean_squared_error(predicted, align(true, predicted.detach(), mask), mask)
 
 
-def distance_error(predicted: Tensor, true: Tensor, mask: Tensor) -> Tensor:
-    """Mean squared difference of all pairwise distances per context, (B,); zero for fewer than two cells."""
-    return distance_loss(predicted, true, mask)
+def distance_error(
+    predicted: Tensor, true: Tensor, mask: Tensor, rngs: Sequence[np.random.Generator] | None = None
+) -> Tensor:
+    """Mean squared difference of all pairwise distances per context, (B,); zero for fewer than two cells.
+
+    Parameters
+    ----------
+    predicted, true
+        Positions (B, N, D) in model units.
+    mask
+        Real cells (B, N).
+    rngs
+        A generator for every context, of which the large ones are judged by a sample of their pairs.
+    """
+
+    def loss(rows: slice, generator: torch.Generator | None) -> Tensor:
+        return distance_loss(
+            predicted[rows],
+            true[rows],
+            mask[rows],
+            pairs="sampled" if generator else "all",
+            n_pairs=PAIRS,
+            generator=generator,
+        )
+
+    return _by_size(loss, mask, rngs)
+
+
+def _by_size(loss: Loss, mask: Tensor, rngs: Sequence[np.random.Generator] | None) -> Tensor:
+    """Loss of every context, (B,): exact, or of a sample where a context is large. Padding makes none large."""
+    if rngs is None or mask.shape[1] <= LARGEST_EXACT:
+        return loss(slice(None), None)
+    parts = []
+    for i, rng in enumerate(rngs):
+        generator = torch.Generator().manual_seed(int(rng.integers(2**63)))
+        parts.append(loss(slice(i, i + 1), generator if bool(mask[i].sum() > LARGEST_EXACT) else None))
+    return torch.cat(parts)
 
 
 def _neighbour_block(
-    value: Tensor, true: Tensor, mask: Tensor, start: int, width: float, similarity: Similarity
+    value: Tensor, true: Tensor, mask: Tensor, rows: Tensor, width: float, similarity: Similarity
 ) -> Tensor:
-    rows = slice(start, start + BLOCK)
-    n_rows, n = value[:, rows].shape[1], value.shape[1]
-    number = torch.arange(n, device=value.device)
-    hidden = (number == number[start : start + n_rows, None]) | ~mask[:, None, :]
+    hidden = (torch.arange(value.shape[1], device=value.device) == rows[:, None]) | ~mask[:, None, :]
     floor = torch.finfo(torch.float32).min / 4
-    log_q = similarity(value[:, rows], value).masked_fill(hidden, floor).log_softmax(-1)
-    closeness = (-(pairwise_distances(true[:, rows], true) ** 2) / (2 * width**2)).masked_fill(hidden, floor)
+    log_q = similarity(value.index_select(1, rows), value).masked_fill(hidden, floor).log_softmax(-1)
+    squared = pairwise_distances(true.index_select(1, rows), true) ** 2
+    closeness = (-squared / (2 * width**2)).masked_fill(hidden, floor)
     cross_entropy = -(closeness.softmax(-1) * log_q.masked_fill(hidden, 0.0)).sum(-1)
-    return (cross_entropy * mask[:, rows]).sum(1)
+    return (cross_entropy * mask.index_select(1, rows)).sum(1)
 
 
 def _neighbour_cross_entropy(
-    value: Tensor, true: Tensor, mask: Tensor, *, width: float, similarity: Similarity
+    value: Tensor,
+    true: Tensor,
+    mask: Tensor,
+    *,
+    width: float,
+    similarity: Similarity,
+    rngs: Sequence[np.random.Generator] | None,
 ) -> Tensor:
-    total = value.new_zeros(len(value))
-    blocked = value.shape[1] > BLOCK
-    for start in range(0, value.shape[1], BLOCK):
-        arguments = (value, true, mask, start, width, similarity)
-        total = total + (
-            checkpoint(_neighbour_block, *arguments, use_reentrant=False) if blocked else _neighbour_block(*arguments)
-        )
-    return total / mask.sum(1).clamp_min(1)
+    n = mask.shape[1]
+    n_rows = min(BLOCK, max(1, BLOCK * LARGEST_EXACT // max(1, n)))
+
+    def loss(contexts: slice, generator: torch.Generator | None) -> Tensor:
+        x, y, real = value[contexts], true[contexts], mask[contexts]
+        if generator is None:
+            anchors, count = torch.arange(n, device=value.device), real.sum(1).clamp_min(1)
+        else:  # a random order of the real cells, whatever they are padded to
+            order = torch.rand(n, generator=generator).to(value.device).masked_fill(~real[0], -1.0)
+            anchors, count = order.topk(ANCHORS).indices, real.new_full((1,), ANCHORS, dtype=torch.int64)
+        blocks = anchors.split(n_rows)
+        total = x.new_zeros(len(x))
+        for rows in blocks:
+            arguments = (x, y, real, rows, width, similarity)
+            total = total + (
+                checkpoint(_neighbour_block, *arguments, use_reentrant=False)
+                if len(blocks) > 1
+                else _neighbour_block(*arguments)
+            )
+        return total / count
+
+    return _by_size(loss, mask, rngs)
 
 
-def neighbour_error(feature: Tensor, true: Tensor, mask: Tensor, *, width: float, temperature: float = 0.1) -> Tensor:
+def neighbour_error(
+    feature: Tensor,
+    true: Tensor,
+    mask: Tensor,
+    *,
+    width: float,
+    temperature: float = 0.1,
+    rngs: Sequence[np.random.Generator] | None = None,
+) -> Tensor:
     """Cross-entropy per context, (B,), between nearness in the tissue and similarity of ``feature`` (B, N, K).
 
     Parameters
@@ -109,17 +177,27 @@ def neighbour_error(feature: Tensor, true: Tensor, mask: Tensor, *, width: float
         Standard deviation of the neighbourhood, in model units.
     temperature
         Temperature of the similarity.
+    rngs
+        A generator for every context, of which the large ones are judged by a sample of their cells.
     """
 
     def similarity(rows: Tensor, cells: Tensor) -> Tensor:
         return rows @ cells.transpose(1, 2) / temperature
 
-    return _neighbour_cross_entropy(
-        F.normalize(feature.float(), dim=-1), true, mask, width=width, similarity=similarity
-    )
+    with torch.autocast(feature.device.type, enabled=False):
+        return _neighbour_cross_entropy(
+            F.normalize(feature.float(), dim=-1), true, mask, width=width, similarity=similarity, rngs=rngs
+        )
 
 
-def layout_error(predicted: Tensor, true: Tensor, mask: Tensor, *, width: float) -> Tensor:
+def layout_error(
+    predicted: Tensor,
+    true: Tensor,
+    mask: Tensor,
+    *,
+    width: float,
+    rngs: Sequence[np.random.Generator] | None = None,
+) -> Tensor:
     """Cross-entropy per context, (B,), between nearness in the tissue and nearness of the ``predicted`` positions.
 
     The heavy-tailed kernel of t-SNE (van der Maaten & Hinton 2008) on the predicted side: who is whose neighbour
@@ -133,6 +211,8 @@ def layout_error(predicted: Tensor, true: Tensor, mask: Tensor, *, width: float)
         Real cells (B, N).
     width
         Width of the neighbourhood on both sides, in model units.
+    rngs
+        As in :func:`neighbour_error`.
     """
 
     def similarity(rows: Tensor, cells: Tensor) -> Tensor:
@@ -140,4 +220,4 @@ def layout_error(predicted: Tensor, true: Tensor, mask: Tensor, *, width: float)
         return -torch.log1p(squared.clamp_min(0) / width**2)
 
     with torch.autocast(predicted.device.type, enabled=False):
-        return _neighbour_cross_entropy(predicted.float(), true, mask, width=width, similarity=similarity)
+        return _neighbour_cross_entropy(predicted.float(), true, mask, width=width, similarity=similarity, rngs=rngs)

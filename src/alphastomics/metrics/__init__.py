@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ._agreement import modality_agreement
 from ._align import RigidTransform, aligned_rmsd, procrustes_disparity, rigid_align
+from ._chain import chain_fape
 from ._clusters import cluster_scores, matched_accuracy
 from ._distances import contact_precision, distance_matrix_mse, distance_spearman, judge_cells
 from ._expression import (
@@ -22,6 +23,7 @@ from ._position import chance_positions, oracle_positions, position_scores
 __all__ = [
     "RigidTransform",
     "aligned_rmsd",
+    "chain_fape",
     "chance_positions",
     "cluster_scores",
     "contact_precision",

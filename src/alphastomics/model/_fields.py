@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from alphastomics.model._model import AlphaSTomics
 
 SCHEMA = "tissue_schema"  # where the schema is in the registry
+LARGEST_SLICE = "largest_slice"  # and the number of cells of the largest slice
 
 
 class PositionField(ObsmField):
@@ -47,6 +48,13 @@ def schema_fields(schema: TissueSchema) -> list[Any]:
     ]
 
 
+def largest_slice(adata: AnnData, schema: TissueSchema) -> int:
+    """Number of cells of the largest slice."""
+    if schema.slice_key is None or schema.slice_key not in adata.obs:
+        return int(adata.n_obs)
+    return int(adata.obs[schema.slice_key].value_counts().max())
+
+
 def dataset_registry(cls: type[AlphaSTomics], source: CellSource) -> dict[str, Any]:
     """What a registry says of cells that are not in an AnnData: that of an empty one, with their number."""
     schema = source.schema
@@ -62,6 +70,7 @@ def dataset_registry(cls: type[AlphaSTomics], source: CellSource) -> dict[str, A
     setup = {"model_name": cls.__name__, "setup_args": arguments, "setup_method_name": "setup_anndata"}
     manager = AnnDataManager(fields=schema_fields(schema), setup_method_args=setup)
     manager._registry[SCHEMA] = schema.to_dict()
+    manager._registry[LARGEST_SLICE] = max(len(cells.rows) for cells in source.slices)
     manager.register_fields(header)
     fields = manager.registry["field_registries"]
     fields["X"]["summary_stats"]["n_cells"] = source.n_cells

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -19,10 +20,11 @@ from alphastomics.diffusion import CosineSchedule, MaskingConfig, Process
 from alphastomics.model import _checkpoint, _files
 from alphastomics.model._calibration import fit_dependence, fit_marginals, fit_outlines
 from alphastomics.model._components import principal_components
+from alphastomics.model._contexts import estimated_device, fit_contexts, fits_whole, make_curriculum
 from alphastomics.model._draws import check_effect
 from alphastomics.model._exemplars import Exemplars
 from alphastomics.model._expression_sample import sample_expression
-from alphastomics.model._fields import SCHEMA, dataset_registry, schema_fields
+from alphastomics.model._fields import LARGEST_SLICE, SCHEMA, dataset_registry, largest_slice, schema_fields
 from alphastomics.model._frames import ReferenceFrame, fit_frame
 from alphastomics.model._latent import latent_representation
 from alphastomics.model._position_chain import MAX_CONTEXT, SamplerConfig
@@ -32,6 +34,7 @@ from alphastomics.nn import Denoiser, DenoiserConfig, count_parameters
 from alphastomics.train import MODES, ContextDataModule, ContextRunner, DiffusionConfig, Mode, TrainingPlan, seconds_of
 from alphastomics.train.checkpoint import LastCheckpoint
 from alphastomics.train.defaults import (
+    advised_attention,
     advised_experts,
     default_augmentation,
     default_deformation,
@@ -40,7 +43,11 @@ from alphastomics.train.defaults import (
 )
 from alphastomics.train.devices import device_of
 from alphastomics.train.ema import MovingAverage
+from alphastomics.train.fit_memory import recomputed_blocks
 from alphastomics.train.history import History
+from alphastomics.train.memory import estimate_inference, estimate_training
+from alphastomics.train.micro_batches import MicroBatches
+from alphastomics.train.precision import resolve_precision
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -53,6 +60,9 @@ if TYPE_CHECKING:
     from alphastomics.model._dependence import Dependence
     from alphastomics.model._marginals import Marginals
     from alphastomics.model._outline import Outlines
+    from alphastomics.train.fit_memory import Recompute
+    from alphastomics.train.length_schedule import ScheduleKind
+    from alphastomics.train.memory import MemoryEstimate
 
 logger = logging.getLogger(__name__)
 
@@ -111,8 +121,17 @@ class AlphaSTomics(BaseModelClass):
         ``"x0"``, ``"epsilon"`` or ``"v"``, see :class:`~alphastomics.diffusion.Process`.
     enable_masking
         Whether training masks some entries and asks for them, see :class:`~alphastomics.diffusion.MaskingConfig`.
+    context
+        ``"slice"``: :meth:`train` takes whole slices for contexts, as far as the memory allows, unless it is told otherwise;
+        ``"auto"``: the same, and the size of the largest slice chooses ``attention`` and ``pair_features``, see
+        :func:`~alphastomics.train.advised_attention`.
     random_state
         Decides the first weights and every draw of training; ``scvi.settings.seed``, or 0, when None.
+
+    Raises
+    ------
+    ValueError
+        If an argument is unknown, or excludes another.
 
     Examples
     --------
@@ -157,10 +176,13 @@ class AlphaSTomics(BaseModelClass):
         expression_nu: float = 1.0,
         prediction_type: Literal["x0", "epsilon", "v"] = "v",
         enable_masking: bool = False,
+        context: Literal["slice", "auto"] | None = None,
         random_state: int | None = None,
     ) -> None:
         if mode not in MODES:
             raise ValueError(f"mode={mode!r} is unknown; choose from {', '.join(map(repr, MODES))}")
+        if context not in (None, "slice", "auto"):
+            raise ValueError(f"context={context!r} is unknown; choose None, 'slice' or 'auto'")
         super().__init__(adata, registry)
         self.schema = TissueSchema.from_dict(self.registry_[SCHEMA])
         self.diffusion = DiffusionConfig(
@@ -197,6 +219,9 @@ class AlphaSTomics(BaseModelClass):
             sequence=self.schema.sequence_key is not None,
             mask_tokens=enable_masking,
         )
+        if context == "auto":  # a model that was saved keeps what was chosen
+            config = self._advised(config, mode)
+            attention, pair_features, context = config.attention, config.pair_features, "slice"
         if use_moe:
             self._advise_experts(num_experts, moe_top_k)
         random_state = (settings.seed or 0) if random_state is None else random_state
@@ -219,6 +244,20 @@ class AlphaSTomics(BaseModelClass):
             f"{len(self.schema.slices)} reference slices, d_model={d_model}, n_layers={n_layers}, n_heads={n_heads}, "
             f"{_describe_parameters(self.module)}"
         )
+
+    def _advised(self, config: DenoiserConfig, mode: Mode) -> DenoiserConfig:
+        """The network with the attention that suits the largest slice and the memory of this machine."""
+        usual = DenoiserConfig(n_genes=config.n_genes, n_dims=config.n_dims)
+        for name in ("attention", "pair_features"):
+            if getattr(config, name) != getattr(usual, name):
+                raise ValueError(
+                    f"context='auto' chooses {name}; leave {name}={getattr(config, name)!r} out, or say 'slice'"
+                )
+        n_cells = self.registry_.get(LARGEST_SLICE, self.summary_stats.n_cells)
+        arguments = {"mode": mode, "diffusion": self.diffusion, "shared_frame": self.schema.frame == "shared"}
+        advice = advised_attention(n_cells, lambda kind: fits_whole(replace(config, **kind), n_cells, **arguments))
+        logger.info("Slices of up to %s cells: %s.", f"{n_cells:,}", ", ".join(f"{k}={v!r}" for k, v in advice.items()))
+        return replace(config, **advice)
 
     def _advise_experts(self, num_experts: int, moe_top_k: int) -> None:
         """Say what the number of cells advises, where it is something else."""
@@ -301,6 +340,7 @@ class AlphaSTomics(BaseModelClass):
             adata._init_as_actual(adata.copy())
         manager = AnnDataManager(fields=schema_fields(schema), setup_method_args=setup_method_args)
         manager._registry[SCHEMA] = schema.to_dict()
+        manager._registry[LARGEST_SLICE] = largest_slice(adata, schema)
         manager.register_fields(adata, **kwargs)
         cls.register_manager(manager)
 
@@ -368,8 +408,15 @@ class AlphaSTomics(BaseModelClass):
         strategy: str = "auto",
         precision: str | int = "auto",
         batch_size: int = 1024,
-        context_size: int = 512,
+        context_size: int | Literal["auto"] | None = None,
         context_kind: Literal["subset", "patch"] = "subset",
+        context_growth: ScheduleKind | None = None,
+        shortest_context: int = 128,
+        growth_warmup: int = 0,
+        growth_steps: int | None = None,
+        micro_batch_size: int | None = None,
+        memory_budget: float | None = None,
+        recompute: Recompute = "auto",
         train_size: float | None = None,
         validation_size: float | None = None,
         early_stopping: bool = False,
@@ -395,9 +442,27 @@ class AlphaSTomics(BaseModelClass):
             ``"auto"``: bfloat16 for matrix products where the processor or GPU has it, else 32 bits; or any of
             Lightning's.
         batch_size, context_size
-            Numbers of cells in a batch and in a context, the cells that the network sees at once.
+            Numbers of cells in a batch and in a context, the cells that the network sees at once; a context has no more
+            cells than a batch. ``context_size="auto"``: whole slices, or the longest contexts for which the memory is
+            enough; a batch is then one context, where that has more cells. None: 512, or ``"auto"`` for a model that was
+            made with ``context=``.
         context_kind
             ``"subset"`` (random cells of a slice: the global shape) or ``"patch"`` (neighbours: the local one).
+        context_growth
+            How contexts grow, from epoch to epoch, until they have ``context_size`` cells: ``"linear"``, ``"cosine"``,
+            ``"exponential"`` or ``"geometric"``, see :class:`~alphastomics.train.LengthSchedule`. None: not at all. Batches
+            have the same number of cells at any length.
+        shortest_context, growth_warmup, growth_steps
+            Cells of the first contexts; steps at that length; steps from there to the full length, None for half of
+            the training less the warmup.
+        micro_batch_size
+            Most cells that a device holds at once, at least one context: a batch of more is taken in parts, whose gradients
+            are accumulated. None: as many as the memory allows.
+        memory_budget
+            GiB of memory that training may use; None: what is free. What a step needs is in the log before the first one.
+        recompute
+            Blocks that keep nothing for the gradient but their input, and run a second time for it: the same result in less
+            memory, and a third more time. ``"auto"``: as few as possible; ``"none"``, ``"all"``, or a number of them.
         train_size, validation_size
             Shares of the slices; validation holds out whole slices, none by default. A dataset on disk that has a
             validation set is validated on that one, unless ``validation_size`` is given.
@@ -425,6 +490,8 @@ class AlphaSTomics(BaseModelClass):
         ------
         FileNotFoundError, ValueError
             If ``resume`` is no whole checkpoint of this model on these cells.
+        ValueError
+            If the memory is not enough for one context; the message says how many cells would fit.
         NonFiniteLossError
             If the loss becomes NaN or infinite; the model keeps its last good weights.
         """
@@ -435,13 +502,32 @@ class AlphaSTomics(BaseModelClass):
         if masking is not None and not maskable:
             raise ValueError("This model has no mask tokens; make it with enable_masking=True to train it with masking")
         source = self._dataset or AnnDataSource(self.adata, self.schema, positions=True)
+        if context_size is None:
+            context_size = 512 if self.init_params_["non_kwargs"].get("context") is None else "auto"
+        precision = resolve_precision(precision)
+        plan_arguments = self._plan_arguments(source.n_cells, masking, plan_kwargs)
+        contexts = fit_contexts(
+            self.module,
+            source,
+            context_size=context_size,
+            batch_size=batch_size,
+            micro_batch_size=micro_batch_size,
+            budget=memory_budget,
+            recompute=recompute,
+            accelerator=accelerator,
+            devices=devices,
+            accumulate=(trainer_kwargs.get("accumulate_grad_batches") or 1) > 1,
+            precision=precision,
+            **plan_arguments,
+        )
         if validation_size is None and self._validation is None and (early_stopping or train_size is not None):
             validation_size = 0.1 if train_size is None else 1 - train_size
         datamodule = self._data_splitter_cls(
             source,
             validation=self._validation if validation_size is None else None,
-            batch_size=batch_size,
-            context_size=context_size,
+            batch_size=contexts.batch_size,
+            context_size=contexts.context_size,
+            micro_batch_size=contexts.micro_batch_size,
             kind=context_kind,
             seed=self.init_params_["non_kwargs"]["random_state"],
             augmentation=augmentation or self.default_augmentation(),
@@ -452,16 +538,27 @@ class AlphaSTomics(BaseModelClass):
         seconds = seconds_of(max_time)
         if max_epochs is None:
             max_epochs = -1 if seconds is not None else -(-DEFAULT_STEPS // datamodule.steps_per_epoch)
+        curriculum = make_curriculum(
+            datamodule,
+            kind=context_growth,
+            shortest=shortest_context,
+            warmup=growth_warmup,
+            growth=growth_steps,
+            n_steps=_n_steps(max_epochs, datamodule.steps_per_epoch, trainer_kwargs.get("max_steps") or -1),
+        )
+        if curriculum is not None:
+            trainer_kwargs["reload_dataloaders_every_n_epochs"] = 1
+        if curriculum is not None or datamodule.batches_per_step > 1:
+            own = [callback for callback in (curriculum, MicroBatches()) if callback is not None]
+            trainer_kwargs["callbacks"] = [*(trainer_kwargs.get("callbacks") or []), *own]
         plan = self._training_plan_cls(
             self.module,
-            mode=self.mode,
-            diffusion=self.diffusion,
-            shared_frame=self.schema.frame == "shared",
             slice_names=tuple(cells.name for cells in source.slices),
             spacing=self.schema.spacing / self.schema.scale,
             max_seconds=seconds,
-            masking=(masking or MaskingConfig()) if maskable else None,
-            **{"deformation": default_deformation(source.n_cells), **(plan_kwargs or {})},
+            n_recomputed=contexts.n_recomputed,
+            curriculum=curriculum,
+            **plan_arguments,
         )
         if resume is not None:
             _checkpoint.check_resumable(Path(resume), self, max_epochs=max_epochs)
@@ -481,7 +578,7 @@ class AlphaSTomics(BaseModelClass):
             accelerator=accelerator,
             devices=devices,
             strategy=strategy,
-            precision=resolve_precision(precision),
+            precision=precision,
             ema=MovingAverage(plan.config.ema_decay),
             history=History(self.history_),
             max_seconds=seconds,
@@ -507,6 +604,78 @@ class AlphaSTomics(BaseModelClass):
                     self.outlines_ = fit_outlines(self, source)
                 if checkpoint is not None and self.trainer.is_global_zero and Path(checkpoint).is_file():
                     _checkpoint.complete(Path(checkpoint), self)
+
+    def _plan_arguments(
+        self, n_cells: int, masking: MaskingConfig | None = None, plan_kwargs: dict[str, Any] | None = None
+    ) -> dict[str, Any]:
+        """What a training plan and an estimate of its memory have in common, for a reference of ``n_cells`` cells."""
+        return {
+            "mode": self.mode,
+            "diffusion": self.diffusion,
+            "shared_frame": self.schema.frame == "shared",
+            "masking": (masking or MaskingConfig()) if self.module.config.mask_tokens else None,
+            "deformation": default_deformation(n_cells),
+            **(plan_kwargs or {}),
+        }
+
+    def estimate_memory(
+        self,
+        n_cells: int = 512,
+        batch_size: int = 1024,
+        *,
+        training: bool = True,
+        precision: str | int = "auto",
+        recompute: int | Literal["none", "all"] = "none",
+        accelerator: str = "auto",
+        plan_kwargs: dict[str, Any] | None = None,
+    ) -> MemoryEstimate:
+        """Estimate the memory of a step of the training, or of a call of the network; nothing is run or allocated.
+
+        Parameters
+        ----------
+        n_cells
+            Cells of a context.
+        batch_size
+            Cells that the device holds at once: ``batch_size // n_cells`` contexts, at least one.
+        training
+            Whether a step of :meth:`train` is estimated, or a call without gradient, of one context.
+        precision, accelerator, plan_kwargs
+            As in :meth:`train`.
+        recompute
+            ``"none"``, ``"all"``, or the number of blocks that are recomputed.
+
+        Returns
+        -------
+        Bytes that are held at the peak: ``peak``, and its parts ``parameters``, ``gradients``, ``optimiser`` and
+        ``activations``. Data, code and loaders come on top.
+
+        Raises
+        ------
+        NotImplementedError
+            If the shape of something in the network depends on values.
+        ValueError
+            If an argument makes no sense.
+        """
+        if n_cells < 1 or batch_size < 1:
+            raise ValueError(f"n_cells={n_cells} and batch_size={batch_size} count cells: both at least 1")
+        device = estimated_device(device_of(accelerator).type)
+        common: dict[str, Any] = {
+            "n_cells": n_cells, "precision": resolve_precision(precision), "device": device
+        }  # fmt: skip
+        if not training:
+            return estimate_inference(self.module.config, **common)
+        k = recomputed_blocks(recompute, self.module.config.n_layers)
+        if k is None:
+            raise ValueError(
+                "recompute='auto' is for train(), which knows what may be used; say 'none', 'all' or a number"
+            )
+        return estimate_training(
+            self.module.config,
+            n_contexts=max(1, batch_size // n_cells),
+            n_recomputed=k,
+            **common,
+            **self._plan_arguments(self.summary_stats.n_cells, None, plan_kwargs),
+        )
 
     # -- answers -----------------------------------------------------------------------------------------------------
 
@@ -800,6 +969,12 @@ class AlphaSTomics(BaseModelClass):
         return _files.restore(cls, path, stored, adata, accelerator=accelerator, device=device)
 
 
+def _n_steps(max_epochs: int, steps_per_epoch: int, max_steps: int) -> int | None:
+    """Steps after which training ends, by number; None where only time ends it."""
+    limits = [max_epochs * steps_per_epoch] * (max_epochs >= 0) + [max_steps] * (max_steps >= 0)
+    return min(limits, default=None)
+
+
 def _max_context(batch_size: int | None) -> int:
     if batch_size is None:
         return MAX_CONTEXT
@@ -811,13 +986,3 @@ def _max_context(batch_size: int | None) -> int:
 def _describe_parameters(module: Denoiser) -> str:
     total, active = count_parameters(module)
     return f"{total:,} parameters" + (f", {active:,} active" if active < total else "")
-
-
-def resolve_precision(precision: str | int) -> str | int:
-    """``"auto"`` as bfloat16 where the hardware multiplies matrices of it, else 32 bits; anything else as it is."""
-    if precision != "auto":
-        return precision
-    if torch.cuda.is_available():
-        return "bf16-mixed" if torch.cuda.is_bf16_supported(including_emulation=False) else "32-true"
-    # Without tiles a processor multiplies no faster in 16 bits than in 32, and what is converted to and fro costs time.
-    return "bf16-mixed" if torch.cpu._is_amx_tile_supported() else "32-true"

@@ -110,6 +110,8 @@ def _held_out_batches(model: AlphaSTomics, query: AnnData, arguments: Mapping[st
     """A few contexts of the held-out slices, the same for every model of every seed."""
     source = AnnDataSource(query, model.schema, positions=True)
     size = arguments.get("context_size", 512)
+    if size == "auto":
+        size = max(len(cells.rows) for cells in source.slices)
     kind = arguments.get("context_kind", "subset")
     dataset = ContextDataset(source, context_size=size, kind=kind, seed=0, targets=model.mode != "expr_to_pos")
     contexts: list[Context] = []

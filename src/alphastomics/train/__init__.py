@@ -3,10 +3,13 @@
 from alphastomics.train.clocks import MODES, Mode
 from alphastomics.train.config import DiffusionConfig, PlanConfig
 from alphastomics.train.datamodule import ContextDataModule
-from alphastomics.train.defaults import advised_experts
+from alphastomics.train.defaults import advised_attention, advised_experts
 from alphastomics.train.ema import MovingAverage
 from alphastomics.train.history import History
-from alphastomics.train.plan import NonFiniteLossError, TrainingPlan
+from alphastomics.train.length_schedule import LengthSchedule
+from alphastomics.train.memory import MemoryEstimate
+from alphastomics.train.optimisation import NonFiniteLossError
+from alphastomics.train.plan import TrainingPlan
 from alphastomics.train.recorder import TrainingRecorder
 from alphastomics.train.runner import ContextRunner, ContextTrainer, seconds_of
 
@@ -17,12 +20,15 @@ __all__ = [
     "ContextTrainer",
     "DiffusionConfig",
     "History",
+    "LengthSchedule",
+    "MemoryEstimate",
     "Mode",
     "MovingAverage",
     "NonFiniteLossError",
     "PlanConfig",
     "TrainingPlan",
     "TrainingRecorder",
+    "advised_attention",
     "advised_experts",
     "seconds_of",
 ]

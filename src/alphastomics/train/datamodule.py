@@ -10,6 +10,7 @@ from alphastomics.data import Augmentation, ContextDataset
 from alphastomics.data._batch import RawBatch
 from alphastomics.data._encode_batch import BatchEncoder
 from alphastomics.data._loaders import ContextLoader
+from alphastomics.train.token_budget import TokenBudget
 
 if TYPE_CHECKING:
     from alphastomics.data import Batch, CellSource
@@ -30,6 +31,8 @@ class ContextDataModule(pl.LightningDataModule):
         Number of cells in a batch; ``batch_size // context_size`` contexts, at least one.
     context_size
         Largest number of cells in a context.
+    micro_batch_size
+        Most cells that a device holds at once: loaders give a batch in parts. All of them when None.
     kind
         ``"subset"`` or ``"patch"``, as in :class:`~alphastomics.data.ContextDataset`.
     seed
@@ -46,7 +49,7 @@ class ContextDataModule(pl.LightningDataModule):
     Raises
     ------
     ValueError
-        If slices are to be held out and there is only one.
+        If slices are to be held out and there is only one, or a context is more than a device may hold.
     """
 
     def __init__(
@@ -56,6 +59,7 @@ class ContextDataModule(pl.LightningDataModule):
         validation: CellSource | None = None,
         batch_size: int = 1024,
         context_size: int = 512,
+        micro_batch_size: int | None = None,
         kind: str = "subset",
         seed: int = 0,
         augmentation: Augmentation | None = None,
@@ -64,10 +68,11 @@ class ContextDataModule(pl.LightningDataModule):
         targets: bool = False,
     ) -> None:
         super().__init__()
-        if batch_size < 1 or context_size < 1:
-            raise ValueError(f"batch_size={batch_size} and context_size={context_size} count cells: both at least 1.")
-        context_size = min(context_size, batch_size)
-        self.contexts_per_batch = batch_size // context_size
+        check_sizes(context_size, batch_size, micro_batch_size)
+        self.batch_size = batch_size
+        self.micro_batch_size = max(batch_size, context_size) if micro_batch_size is None else micro_batch_size
+        self.contexts_per_batch, self.batches_per_step = self._parts(context_size)
+        self._contexts_in_validation = self.contexts_per_batch
         self.num_workers = num_workers
         self._encode = BatchEncoder(source.schema)
         self._train_loader: ContextLoader | None = None
@@ -84,18 +89,37 @@ class ContextDataModule(pl.LightningDataModule):
 
     @property
     def steps_per_epoch(self) -> int:
-        """Number of batches in an epoch."""
-        return -(-len(self.train_set) // self.contexts_per_batch)
+        """Number of steps of the optimiser in an epoch, on one device."""
+        return -(-len(self.train_set) // (self.contexts_per_batch * self.batches_per_step))
+
+    def set_context_size(self, context_size: int) -> None:
+        """Choose the size of the contexts of the next epoch, for which loaders have to be asked for again.
+
+        Validation goes on with the contexts it has.
+        """
+        self.contexts_per_batch, self.batches_per_step = self._parts(context_size)
+        self.train_set.set_context_size(context_size)
+        if self._train_loader is not None:  # an epoch is over
+            self._position = {"epoch": self.train_set.epoch, "batch": 0}
+            self._train_loader = None
+
+    def _parts(self, context_size: int) -> tuple[int, int]:
+        """Contexts that loaders give at once, and how often for one step of the optimiser."""
+        contexts = max(1, self.batch_size // context_size)
+        return TokenBudget(contexts_per_step=contexts, cells=self.micro_batch_size).plan(context_size)
 
     def train_dataloader(self) -> ContextLoader:
         """Contexts of the epoch that was last chosen by :meth:`set_epoch`."""
-        self._train_loader = self._loader(self.train_set)
+        self._train_loader = self._loader(self.train_set, self.contexts_per_batch)
         self._train_loader.load_state_dict(self._position)
         return self._train_loader
 
     def state_dict(self) -> dict[str, int]:
-        """The position in the training contexts, for a checkpoint."""
-        return self._position if self._train_loader is None else self._train_loader.state_dict()
+        """The position in the training contexts, for a checkpoint; the beginning where an epoch is over."""
+        if self._train_loader is None:
+            return self._position
+        state = self._train_loader.state_dict()
+        return state | {"batch": state["batch"] % len(self._train_loader)}  # the next epoch may have another length
 
     def load_state_dict(self, state_dict: dict[str, int]) -> None:
         """Go on from the position of a checkpoint."""
@@ -109,18 +133,28 @@ class ContextDataModule(pl.LightningDataModule):
 
     def val_dataloader(self) -> ContextLoader | list[Any]:
         """The same validation contexts at every epoch."""
-        return [] if self.validation_set is None else self._loader(self.validation_set)
+        if self.validation_set is None:
+            return []
+        return self._loader(self.validation_set, self._contexts_in_validation)
 
     def on_after_batch_transfer(self, batch: RawBatch | Batch, dataloader_idx: int) -> Batch:
         """Bring expression to network units, on the device that trains, unless it is."""
         return self._encode(batch) if isinstance(batch, RawBatch) else batch
 
-    def _loader(self, dataset: ContextDataset) -> ContextLoader:
+    def _loader(self, dataset: ContextDataset, contexts_per_batch: int) -> ContextLoader:
         # The dataset shuffles: its contexts come in random order, cut anew in every epoch.
         rank, world_size = (0, 1) if self.trainer is None else (self.trainer.global_rank, self.trainer.world_size)
         return ContextLoader(
-            dataset, self.contexts_per_batch, num_workers=self.num_workers, rank=rank, world_size=world_size
+            dataset, contexts_per_batch, num_workers=self.num_workers, rank=rank, world_size=world_size
         )
+
+
+def check_sizes(context_size: int, batch_size: int, micro_batch_size: int | None) -> None:
+    """Refuse what counts no cells."""
+    if batch_size < 1 or context_size < 1:
+        raise ValueError(f"batch_size={batch_size} and context_size={context_size} count cells: both at least 1.")
+    if micro_batch_size is not None and micro_batch_size < 1:
+        raise ValueError(f"micro_batch_size={micro_batch_size} counts cells: at least 1.")
 
 
 def _held_out(names: list[str], validation_size: float | None) -> list[str]:

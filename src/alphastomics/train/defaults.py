@@ -12,10 +12,13 @@ from typing import TYPE_CHECKING, Any
 from alphastomics.data import Augmentation
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from alphastomics.data import TissueSchema
 
 FEW_CELLS = 5000
 MANY_CELLS, MOST_CELLS = 10_000, 100_000  # from where on more experts have enough cells to learn from
+FULL_CELLS = 16_384  # cells of a context; with so many a step takes 3 times as long with full attention as with linear
 COMPOSITION = 5.0
 GRADIENT_NORM = 1.0  # largest, for any reference
 
@@ -63,3 +66,23 @@ def advised_experts(n_cells: int) -> dict[str, int]:
     if n_cells < MANY_CELLS:
         return {"num_experts": 4, "moe_top_k": 1}
     return {"num_experts": 8 if n_cells <= MOST_CELLS else 16, "moe_top_k": 2}
+
+
+def advised_attention(n_cells: int, fits: Callable[[dict[str, Any]], bool] = lambda _: True) -> dict[str, Any]:
+    """Advice for ``attention`` and ``pair_features`` of :class:`~alphastomics.model.AlphaSTomics`, by the cells of a context.
+
+    Full attention up to 16,384 cells: its memory is linear in them, its time is not. Beyond, the nearest cells one by one,
+    all of them through low-rank features of pairs, and along with both ``"linear"`` attention.
+
+    Parameters
+    ----------
+    n_cells
+        Largest number of cells of a context.
+    fits
+        Whether a model with such arguments fits into memory. What takes least is advised where nothing does.
+    """
+    near: dict[str, Any] = {"attention": "neighbor"}
+    choices = [near | {"pair_features": "factorized"}, near, {"attention": "linear"}]
+    if n_cells <= FULL_CELLS:
+        choices.insert(0, {"attention": "full"})
+    return next(filter(fits, choices), choices[-1])

@@ -83,8 +83,8 @@ class LengthCurriculum(pl.Callback):
     """Says how long the contexts of the next epoch are.
 
     A length holds for an epoch, in which every cell comes once, and loaders cut contexts ahead. It is told before Lightning
-    asks for the loader of that epoch, if ``reload_dataloaders_every_n_epochs`` is 1. The state in a checkpoint is the
-    step at which the epoch began: resumed in its midst, training goes on with the same length.
+    asks for the loader of that epoch, if ``reload_dataloaders_every_n_epochs`` is 1. The state in a checkpoint is the epoch
+    and the step at which it began: resumed in its midst, training goes on with the same length.
 
     Parameters
     ----------
@@ -96,15 +96,15 @@ class LengthCurriculum(pl.Callback):
 
     def __init__(self, schedule: LengthSchedule, set_length: Callable[[int], None]) -> None:
         self.schedule, self.set_length = schedule, set_length
-        self.step = 0  # at the beginning of the epoch
+        self.epoch = self.step = 0  # the epoch, and the step at its beginning
 
     @property
     def length(self) -> int:
         """Number of cells of a context in this epoch."""
         return self.schedule.length(self.step)
 
-    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Tell the first length, or that of the epoch which is resumed."""
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Tell the first length, before anything asks how many batches there are."""
         self.set_length(self.length)
 
     def on_train_batch_end(
@@ -112,18 +112,29 @@ class LengthCurriculum(pl.Callback):
     ) -> None:
         """After a checkpoint at the last batch of an epoch, training goes on with the next one."""
         if trainer.is_last_batch:
-            self.step = trainer.global_step
+            self._end_epoch(trainer)
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Tell the length of the next epoch."""
-        self.step = trainer.global_step
+        self._end_epoch(trainer)
         self.set_length(self.length)
 
+    def _end_epoch(self, trainer: pl.Trainer) -> None:
+        self.epoch, self.step = trainer.current_epoch + 1, trainer.global_step
+
+    def progress(self, trainer: pl.Trainer) -> float:
+        """Share of the epochs or of the steps that is done, whichever is further; epochs differ in how many steps they have."""
+        done = trainer.global_step / trainer.max_steps if trainer.max_steps > 0 else 0.0
+        if trainer.max_epochs is None or trainer.max_epochs < 1:
+            return done
+        steps = math.ceil(trainer.num_training_batches / trainer.accumulate_grad_batches)
+        return max(done, (self.epoch * steps + trainer.global_step - self.step) / (trainer.max_epochs * steps))
+
     def state_dict(self) -> dict[str, Any]:
-        """The step at which the epoch began, for a checkpoint."""
-        return {"step": self.step}
+        """The epoch and the step at which it began, for a checkpoint."""
+        return {"epoch": self.epoch, "step": self.step}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take up the epoch of a checkpoint, and tell its length: some strategies restore after the fit has begun."""
-        self.step = state_dict["step"]
+        self.epoch, self.step = state_dict["epoch"], state_dict["step"]
         self.set_length(self.length)

@@ -18,31 +18,26 @@ neighbours say, must be an operator that knows the shape of its result (``torch.
 
 from __future__ import annotations
 
-import weakref
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_iter
 
 from alphastomics.data import Batch
 from alphastomics.nn import Denoiser, Experts
+from alphastomics.train._storages import StorageCounter, no_data
 from alphastomics.train.plan import TrainingPlan, sequence_of
 from alphastomics.train.recompute import recompute
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-    from types import ModuleType
+    from collections.abc import Callable, Iterable, Sequence
 
     from numpy.typing import NDArray
 
     from alphastomics.nn import DenoiserConfig
-
-aten = torch.ops.aten
 
 AUTOCAST = {
     "32": None,
@@ -139,9 +134,9 @@ def estimate_step(
     if str(precision) not in AUTOCAST:
         raise ValueError(f"precision={precision!r} cannot be estimated; choose from {', '.join(map(repr, AUTOCAST))}")
     device = torch.device(device)
-    dtype, counter = AUTOCAST[str(precision)], _StorageCounter(device.type)
+    dtype, counter = AUTOCAST[str(precision)], StorageCounter(device.type)
     autocast = torch.autocast(device.type, dtype=dtype) if dtype else nullcontext()
-    with _no_data():
+    with no_data():
         with device:
             step = make_step()
             weights = [p for p in step.module.parameters() if p.requires_grad] if training else []
@@ -158,7 +153,7 @@ def estimate_step(
     return _estimate(counter, weights, parameters)
 
 
-def _estimate(counter: _StorageCounter, weights: Sequence[Tensor], parameters: int) -> MemoryEstimate:
+def _estimate(counter: StorageCounter, weights: Sequence[Tensor], parameters: int) -> MemoryEstimate:
     sizes = [weight.nbytes for weight in weights]
     gradients = sum(
         weight.grad.nbytes for weight in weights if weight.grad is not None and counter.at_peak(weight.grad)
@@ -237,79 +232,6 @@ def estimate_inference(
         return Step(module, inputs, lambda: module(*inputs, crowding=batch.crowding, sequence=sequence))
 
     return estimate_step(make_step, training=False, precision=precision, device=device)
-
-
-class _StorageCounter(TorchDispatchMode):
-    """Counts the bytes of all storages that operations return, and answers what is asked of values that are not there."""
-
-    def __init__(self, device_type: str) -> None:
-        super().__init__()
-        self.device_type = device_type
-        self.now = self.peak = 0
-        self._sizes: dict[int, int] = {}
-        self._born: dict[int, int] = {}  # number of storages that had been counted before
-        self._n_born = self._born_at_peak = 0
-
-    def hold(self, *tensors: Tensor) -> None:
-        """Count the storages of tensors on the device until they are freed."""
-        for tensor in tensors:
-            if tensor.device.type != self.device_type:
-                continue
-            storage = tensor.untyped_storage()
-            key = storage._cdata
-            if key in self._sizes:
-                continue
-            self._sizes[key], self._born[key] = storage.nbytes(), self._n_born
-            self._n_born += 1
-            self.now += storage.nbytes()
-            weakref.finalize(storage, self._free, key)
-            if self.now > self.peak:
-                self.peak, self._born_at_peak = self.now, self._n_born
-
-    def _free(self, key: int) -> None:
-        self.now -= self._sizes.pop(key)
-
-    def at_peak(self, tensor: Tensor) -> bool:
-        """Whether a tensor that is still there was there at the peak."""
-        return self._born[tensor.untyped_storage()._cdata] < self._born_at_peak
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.ops.prim.device.default:  # asked for at every turn
-            return func(*args)
-        if func is aten._local_scalar_dense.default:  # a number is 1, and a condition holds
-            return 1.0 if args[0].is_floating_point() else args[0].dtype is torch.bool or 1
-        if func is aten.index.Tensor and len(args[1]) == 1 and args[1][0].dtype is torch.bool:  # a mask is full
-            func, args = aten.clone.default, (args[0].flatten(0, args[1][0].ndim - 1),)
-        elif func is aten.nonzero.default:
-            func, args = aten.new_empty.default, (args[0], [args[0].numel(), args[0].ndim])
-            kwargs = {"dtype": torch.int64}
-        result = func(*args, **(kwargs or {}))
-        self.hold(*(value for value in tree_iter(result) if isinstance(value, Tensor)))
-        return result
-
-
-@contextmanager
-def _no_data() -> Iterator[None]:
-    """Tensors that are made have no data; refuse what needs it."""
-    fake = _fake_tensors()
-    try:
-        with fake.FakeTensorMode(allow_non_fake_inputs=True):
-            yield
-    except (fake.DataDependentOutputException, fake.DynamicOutputShapeException) as error:
-        raise NotImplementedError(
-            f"the memory of this network cannot be estimated: the shape of {error.func} depends on values"
-        ) from error
-
-
-def _fake_tensors() -> ModuleType:
-    try:
-        from torch._subclasses import fake_tensor
-    except ImportError:
-        raise ImportError(
-            f"torch {torch.__version__} has no torch._subclasses.fake_tensor, with which memory is estimated; "
-            "install a version that has it (2.6 to 2.13 do), or train without an estimate"
-        ) from None
-    return fake_tensor
 
 
 class _Keys:

@@ -12,11 +12,9 @@ aligned to that prediction. All later steps are then ordinary diffusion in one f
 
 from __future__ import annotations
 
-import time
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
-import lightning.pytorch as pl
 import torch
 
 from alphastomics.diffusion.deformation import deform
@@ -36,28 +34,27 @@ from alphastomics.train.config import DiffusionConfig, PlanConfig
 from alphastomics.train.diagnostics import EVERY, layer_statistics
 from alphastomics.train.held import draw_held
 from alphastomics.train.masking import Masks, draw_masks
+from alphastomics.train.optimisation import Optimisation
 from alphastomics.train.packing import packing_losses, smallest_time
+from alphastomics.train.recompute import recompute
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
-    from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
+    import numpy as np
     from torch import Tensor
 
     from alphastomics.data import Batch
     from alphastomics.diffusion import MaskingConfig
     from alphastomics.nn import Denoiser, Routing
+    from alphastomics.train.length_schedule import LengthCurriculum
 
 
-# Purposes of the generators that are keyed by context: training and validation noise, and the deformation.
-TRAINING, VALIDATION, DEFORMATION, HELD = 0, 1, 2, 3
+# Purposes of the generators that are keyed by context: training and validation noise, and what else is drawn.
+TRAINING, VALIDATION, DEFORMATION, HELD, PAIRS = 0, 1, 2, 3, 40
 
 
-class NonFiniteLossError(RuntimeError):
-    """The loss or its gradient became NaN or infinite; the message names the step and the slices."""
-
-
-class TrainingPlan(pl.LightningModule):
+class TrainingPlan(Optimisation):
     """Losses and optimiser of a :class:`~alphastomics.nn.Denoiser`.
 
     Parameters
@@ -78,6 +75,10 @@ class TrainingPlan(pl.LightningModule):
         Time the training may take; the learning rate then follows the clock on the wall as well as the steps.
     masking
         Which entries are masked in training; none when None.
+    n_recomputed
+        Number of blocks that are recomputed in training, see :func:`~alphastomics.train.recompute.recompute`.
+    curriculum
+        By which contexts grow, if they do.
     **config
         Fields of :class:`~alphastomics.train.PlanConfig`.
 
@@ -98,25 +99,23 @@ class TrainingPlan(pl.LightningModule):
         spacing: float = 0.0,
         max_seconds: float | None = None,
         masking: MaskingConfig | None = None,
+        n_recomputed: int = 0,
+        curriculum: LengthCurriculum | None = None,
         **config: Any,
     ) -> None:
-        super().__init__()
+        super().__init__(
+            module, PlanConfig(**config), slice_names=slice_names, max_seconds=max_seconds, curriculum=curriculum
+        )
         if masking is not None and not module.config.mask_tokens:
             raise ValueError("The denoiser has no mask tokens; make it with mask_tokens=True, or pass masking=None")
-        self.module = module
         self.mode: Mode = mode
         self.diffusion = diffusion or DiffusionConfig()
         self.shared_frame = shared_frame
-        self.slice_names = slice_names
         self.spacing = spacing
         self.smallest = smallest_time(self.diffusion.position.schedule, spacing)
-        self.max_seconds = max_seconds
         self.masking = masking
-        self.config = PlanConfig(**config)
+        self.n_recomputed = n_recomputed
         self.last_look = -1  # epoch in which the layers were last looked at
-        self._started = time.monotonic()
-        self._elapsed = 0.0  # seconds before the checkpoint that was resumed
-        self._current: Tensor | tuple[int, ...] = ()  # slices of the batch that is being learned
 
     # -- one step ----------------------------------------------------------------------------------------------------
 
@@ -269,7 +268,8 @@ class TrainingPlan(pl.LightningModule):
             routings=routings,
         )
         x_0_pos = self.clean_position(output.position.float(), z_pos, t_pos, mask, masks.position)
-        losses = self._position_losses(x_0_pos, output.latent, x_pos, t_pos, mask, masks.position)
+        rngs = [keyed_rng(key, PAIRS + purpose) for key in batch.key.cpu().numpy()]
+        losses = self._position_losses(x_0_pos, output.latent, x_pos, t_pos, mask, masks.position, rngs)
         if output.expression is not None:
             x_0 = clean_value(self.diffusion.expression, output.expression.float(), z_expr, t_expr, masks.expression)
         if self.mode != "expr_to_pos":
@@ -297,7 +297,14 @@ class TrainingPlan(pl.LightningModule):
         return losses
 
     def _position_losses(
-        self, x_0: Tensor, latent: Tensor, x_pos: Tensor, t_pos: Tensor, mask: Tensor, masked: Tensor | None
+        self,
+        x_0: Tensor,
+        latent: Tensor,
+        x_pos: Tensor,
+        t_pos: Tensor,
+        mask: Tensor,
+        masked: Tensor | None,
+        rngs: Sequence[np.random.Generator],
     ) -> dict[str, Tensor]:
         """Diffusion loss where the clock runs; aligned, distance and neighbour loss where positions are absent."""
         losses = {name: x_0.new_zeros(len(x_0)) for name in ("diffusion", "aligned", "distance", "neighbour", "layout")}
@@ -309,14 +316,15 @@ class TrainingPlan(pl.LightningModule):
         absent = t_pos >= 1
         if bool(absent.any()):
             predicted, true, real = x_0[absent], x_pos[absent], mask[absent]
+            rngs = [rng for rng, judged in zip(rngs, absent.tolist(), strict=True) if judged]
             error = mean_squared_error if self.shared_frame else aligned_error
             losses["aligned"][absent] = error(predicted, true, real)
-            losses["distance"][absent] = distance_error(predicted, true, real) / 2
+            losses["distance"][absent] = distance_error(predicted, true, real, rngs) / 2
             feature = self.module.neighbourhood(latent[absent])
             width = self.config.neighbour_width * true.shape[-1] ** 0.5
-            losses["neighbour"][absent] = neighbour_error(feature, true, real, width=width)
+            losses["neighbour"][absent] = neighbour_error(feature, true, real, width=width, rngs=rngs)
             width = self.config.layout_width * true.shape[-1] ** 0.5
-            losses["layout"][absent] = layout_error(predicted, true, real, width=width)
+            losses["layout"][absent] = layout_error(predicted, true, real, width=width, rngs=rngs)
         return losses
 
     def total(self, losses: dict[str, Tensor], batch: Batch) -> Tensor:
@@ -344,18 +352,6 @@ class TrainingPlan(pl.LightningModule):
 
     # -- Lightning ---------------------------------------------------------------------------------------------------
 
-    def on_fit_start(self) -> None:
-        """Start the clock that the learning rate may follow, or let it go on."""
-        self._started = time.monotonic() - self._elapsed
-
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Keep the time that training has taken."""
-        checkpoint["elapsed_seconds"] = time.monotonic() - self._started
-
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Go on at that time."""
-        self._elapsed = checkpoint["elapsed_seconds"]
-
     def on_train_epoch_start(self) -> None:
         """Cut new contexts in every epoch."""
         self.trainer.datamodule.set_epoch(self.current_epoch)  # type: ignore[attr-defined]
@@ -364,33 +360,14 @@ class TrainingPlan(pl.LightningModule):
         """Loss of a batch; raises :class:`NonFiniteLossError` before a broken step reaches the weights."""
         look = self.global_step % EVERY == 0
         self.last_look = self.current_epoch if look else self.last_look
-        with watch_layers(self.module) if look else nullcontext(dict[int, SeenLayer]()) as seen:
+        watch = watch_layers(self.module) if look else nullcontext(dict[int, SeenLayer]())
+        with recompute(self.module.blocks, self.n_recomputed), watch as seen:
             losses = self.losses(batch)
         loss = self.total(losses, batch)
-        self._current = batch.slice_index
-        self._refuse_if_broken("loss", loss)
+        self.current = batch.slice_index
+        self.refuse_if_broken("loss", loss)
         self._log("train", loss, losses, batch, seen)
         return loss
-
-    def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Refuse a gradient that is not finite, which a finite loss can have.
-
-        With 16 bits the gradient is scaled until it overflows, and such steps are skipped: nothing to refuse.
-        """
-        if getattr(self.trainer.precision_plugin, "scaler", None) is not None:
-            return
-        gradients = [p.grad for p in self.module.parameters() if p.grad is not None]
-        self._refuse_if_broken("gradient norm", torch.nn.utils.get_total_norm(gradients))
-
-    def _refuse_if_broken(self, what: str, value: Tensor) -> None:
-        if bool(value.isfinite()):
-            return
-        names = sorted({self.slice_names[int(i)] for i in self._current} if self.slice_names else [])
-        message = (
-            f"The {what} is {value.item():g} at step {self.global_step} (slices: {', '.join(names) or 'unknown'}). "
-            "The model keeps its last good weights. Lower plan_kwargs['lr'] or look for extreme values in these slices."
-        )
-        raise NonFiniteLossError(message)
 
     def validation_step(self, batch: Batch, _: int) -> None:
         """Loss of a held-out batch, with the same noise at every epoch."""
@@ -411,30 +388,6 @@ class TrainingPlan(pl.LightningModule):
         self.log_dict(values, on_step=False, on_epoch=True, batch_size=len(batch.mask), sync_dist=True)
         if stage == "train":
             self.log("loss", loss.detach(), prog_bar=True, logger=False)
-
-    def progress(self) -> float:
-        """Share of the training that is done, by steps or by time, whichever is further."""
-        total = self.trainer.estimated_stepping_batches
-        done = self.global_step / total if total not in (0, float("inf")) and total > 0 else 0.0
-        if self.max_seconds:
-            done = max(done, (time.monotonic() - self._started) / self.max_seconds)
-        return min(1.0, done)
-
-    def _lr_factor(self, step: int) -> float:
-        warm = min(1.0, (step + 1) / max(1, self.config.warmup_steps))
-        cosine = 0.5 * (1 + torch.cos(torch.tensor(torch.pi * self.progress()))).item()
-        return warm * (self.config.final_lr + (1 - self.config.final_lr) * cosine)
-
-    def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
-        """AdamW with warm-up and a cosine that follows :meth:`progress`."""
-        others = [p for name, p in self.module.named_parameters() if not name.startswith("packing.")]
-        packing = list(self.module.packing.parameters())
-        groups: list[dict[str, Any]] = [{"params": others}, {"params": packing, "lr": self.config.packing_lr}]
-        optimizer = torch.optim.AdamW(
-            groups, lr=self.config.lr, weight_decay=self.config.weight_decay, betas=(0.9, 0.99)
-        )
-        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, self._lr_factor)
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
 
 def sequence_of(column: Tensor) -> Tensor | None:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 Result = TypeVar("Result")
 
 MARGIN = 0.05  # share of a GPU's free memory that is left to fragments and to the driver
+SHARE = 0.8  # of all memory, where several processes have to come to the same number
 MEMINFO = Path("/proc/meminfo")
 
 
@@ -58,11 +59,22 @@ def _widen(value: Any) -> Any:
     return value.float() if small else value
 
 
-def memory_budget(device: torch.device | str, limit: int | None = None) -> int:
+def resolve_precision(precision: str | int) -> str | int:
+    """``"auto"`` as bfloat16 where the hardware multiplies matrices of it, else 32 bits; anything else as it is."""
+    if precision != "auto":
+        return precision
+    if torch.cuda.is_available():
+        return "bf16-mixed" if torch.cuda.is_bf16_supported(including_emulation=False) else "32-true"
+    # Without tiles a processor multiplies no faster in 16 bits than in 32, and what is converted to and fro costs time.
+    return "bf16-mixed" if torch.cpu._is_amx_tile_supported() else "32-true"
+
+
+def memory_budget(device: torch.device | str, limit: int | None = None, *, n_processes: int = 1) -> int:
     """Bytes that training may use on a device.
 
     On a GPU what is free, and what PyTorch holds there without using it, less 5 %. Elsewhere what the system says is
-    available; all of its memory where it does not say.
+    available; all of its memory where it does not say. Several processes must not disagree, and what is free changes: they
+    get a share of all memory.
 
     Parameters
     ----------
@@ -70,6 +82,8 @@ def memory_budget(device: torch.device | str, limit: int | None = None) -> int:
         The device.
     limit
         Bytes to take instead.
+    n_processes
+        Number of processes of a training, each with a device of its own; outside of GPUs they share the memory.
 
     Raises
     ------
@@ -81,6 +95,10 @@ def memory_budget(device: torch.device | str, limit: int | None = None) -> int:
             raise ValueError(f"limit={limit} bytes of memory must be positive")
         return limit
     device = torch.device(device)
+    if n_processes > 1:
+        if device.type == "cuda":
+            return int(SHARE * torch.cuda.get_device_properties(device).total_memory)
+        return int(SHARE * _all_memory() / n_processes)
     if device.type != "cuda":
         return _system_memory()
     free, _ = torch.cuda.mem_get_info(device)
@@ -94,6 +112,10 @@ def _system_memory() -> int:
             name, _, value = line.partition(":")
             if name == "MemAvailable":
                 return int(value.split()[0]) * 1024  # the file counts in KiB
+    return _all_memory()
+
+
+def _all_memory() -> int:
     try:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, ValueError, OSError):

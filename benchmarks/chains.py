@@ -1,0 +1,138 @@
+"""Chains of residues: does a network that reads the order of the cells fold them?
+
+Generated chains (:func:`alphastomics.datasets.synthetic_chains`): helices and strands by formula, whose expression tells the
+structure of a residue and not its place. One model reads the order (``sequence_key="residue"``: relative positions in
+factorised pair features, and neighbours along the chain as well as among the noisy positions), the other is the same network
+without it; both are trained for the same number of steps and place chains that neither has seen. Scores, means over these
+chains: ``fape``, the frame-aligned point error; ``fape_mirrored``, that of the mirror image of the prediction, larger than
+``fape`` where the hand is right; ``distance_spearman``; ``rmsd``, the root mean square distance in Å after the best rotation
+and shift, without reflection; ``bond``, the median distance of consecutive residues in Å, which is 3.8.
+
+All chains are in one frame. With ``--frame slice`` each has its own, and the model, to which a slice is the same as its mirror
+image, is free to choose the hand of every chain. Run as ``python -m benchmarks.chains``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from benchmarks._report import Results, summarise, table
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from anndata import AnnData
+    from numpy.typing import NDArray
+
+RESULT = Path(__file__).parent / "results" / "chains.json"
+ORDERED, UNORDERED, CHANCE = "with order", "without order", "chance"
+FOLD = "generated"
+SCORES = ("fape", "fape_mirrored", "distance_spearman", "rmsd", "bond")
+NETWORK = {"pair_features": "factorized", "d_model": 64, "n_layers": 3, "dropout": 0.0}
+MODELS = {
+    ORDERED: {"attention": "neighbor", "sparse_pairs": "hybrid", "n_neighbors": 16},
+    UNORDERED: {"attention": "neighbor", "sparse_pairs": "coordinate", "n_neighbors": 16},
+}
+TRAINING = {"batch_size": 640, "context_size": 80}
+CHAIN = {"n_segments": (2, 4)}  # 33 residues in the mean, and fewer than a context holds
+N_STEPS = 30  # of a chain of samples
+HELD_OUT_SEED = 10_000
+
+
+def place(method: str, train: AnnData, query: AnnData, *, frame: str, steps: int, seed: int) -> NDArray[np.float64]:
+    """Positions of the residues of ``query`` (n, 3) by a model trained on ``train``."""
+    import alphastomics as asx
+
+    model_class = asx.model.AlphaSTomics
+    order = "residue" if method == ORDERED else None
+    model_class.setup_anndata(train, slice_key="slice_id", sequence_key=order, frame=frame)
+    model = model_class(train, mode="expr_to_pos", random_state=seed, **NETWORK, **MODELS[method])
+    model.train(
+        max_epochs=-1,
+        max_steps=steps,
+        augmentation=asx.data.Augmentation(gene_dropout=0.0),  # chains are many: nothing is learned by heart
+        plan_kwargs={"deformation": 0.0},  # bonds have one length
+        enable_progress_bar=False,
+        **TRAINING,
+    )
+    return model.sample(query, mode="expr_to_pos", n_steps=N_STEPS, random_state=seed).obsm["spatial"]
+
+
+def score(truth: AnnData, predicted: NDArray[np.float64]) -> dict[str, float]:
+    """Mean of every score over the chains."""
+    from alphastomics.metrics import chain_fape, distance_spearman, rigid_align
+
+    rows = []
+    for name in truth.obs["slice_id"].cat.categories:
+        chain = (truth.obs["slice_id"] == name).to_numpy()
+        order = truth.obs["residue"].to_numpy()[chain]
+        y, x = truth.obsm["spatial"][chain], predicted[chain]
+        aligned, _ = rigid_align(x, y, reflection=False)
+        bonds = np.linalg.norm(np.diff(x[np.argsort(order)], axis=0), axis=1)
+        rmsd = np.sqrt(np.square(aligned - y).sum(1).mean())
+        fapes = chain_fape(y, x, order), chain_fape(y, x * [1, 1, -1], order)
+        rows.append([*fapes, distance_spearman(y, x), rmsd, np.median(bonds)])
+    return dict(zip(SCORES, np.mean(rows, axis=0).tolist(), strict=True))
+
+
+def run(method: str, parameters: Mapping[str, Any], seed: int) -> dict[str, float]:
+    """Scores of one method on chains that it has not seen."""
+    from alphastomics.datasets import synthetic_chains
+    from alphastomics.metrics import chance_positions
+
+    frame = parameters["frame"]
+    chain = {**CHAIN, "rotate": frame == "slice"}
+    query = synthetic_chains(n_chains=parameters["held_out"], random_state=HELD_OUT_SEED, **chain)
+    if method == CHANCE:
+        names = query.obs["slice_id"].to_numpy()
+        predicted = np.empty_like(query.obsm["spatial"])
+        for name in np.unique(names):
+            predicted[names == name] = chance_positions(query.obsm["spatial"][names == name], random_state=seed)
+    else:
+        train = synthetic_chains(n_chains=parameters["chains"], random_state=seed, **chain)
+        predicted = place(method, train, query, frame=frame, steps=parameters["steps"], seed=seed)
+    return score(query, predicted)
+
+
+def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """Options."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.chains", formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
+    parser.add_argument("--chains", type=int, default=512, help="that a model is trained on")
+    parser.add_argument("--held-out", type=int, default=32, help="chains that are placed")
+    parser.add_argument("--steps", type=int, default=2000, help="of training")
+    parser.add_argument("--frame", choices=["shared", "slice"], default="shared")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--output", type=Path, default=RESULT)
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Train what is not there yet, and print the table."""
+    options = parse(argv)
+    sizes = {"chains": options.chains, "held_out": options.held_out, "steps": options.steps, "frame": options.frame}
+    results = Results(options.output, {"benchmark": "chains"})
+    methods = (CHANCE, *MODELS)
+    for seed in options.seeds:
+        for method in methods:
+            network = {} if method == CHANCE else {**NETWORK, **MODELS[method], **TRAINING}
+            parameters = {**sizes, **CHAIN, **network, "n_steps": N_STEPS}
+            if results.find(parameters, method=method, fold=FOLD, seed=seed):
+                continue
+            start = time.monotonic()
+            scores = run(method, parameters, seed)
+            seconds = time.monotonic() - start
+            results.add(method=method, fold=FOLD, seed=seed, seconds=seconds, parameters=parameters, scores=scores)
+    summary = summarise(results.entries, methods, [FOLD], options.seeds)
+    results.write(summary=summary)
+    print(table(summary, SCORES))
+
+
+if __name__ == "__main__":
+    main()
