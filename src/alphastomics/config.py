@@ -350,6 +350,8 @@ class LossSection:
         Of the layout loss (``--lambda-layout``).
     lambda_packing
         Of the packing loss (``--lambda-packing``).
+    lambda_fape
+        Of the frame-aligned point error of ordered chains (``--lambda-fape``).
     moe_load_balance_loss_weight
         Of the even use of experts (``--moe-load-balance-loss-weight``).
     reconstruction_weight
@@ -371,6 +373,7 @@ class LossSection:
     lambda_neighbour: float | None = None
     lambda_layout: float | None = None
     lambda_packing: float | None = None
+    lambda_fape: float | None = None
     moe_load_balance_loss_weight: float | None = None
     reconstruction_weight: float | None = None
     max_loss_weight: float | None = None

@@ -462,6 +462,8 @@ class PlanOptions:
         Weight of the layout loss.
     lambda_packing
         Weight of the packing loss.
+    lambda_fape
+        Weight of the frame-aligned point error of ordered chains in three dimensions.
     moe_load_balance_loss_weight
         Weight of the loss that keeps experts in even use.
     reconstruction_weight
@@ -492,6 +494,7 @@ class PlanOptions:
     lambda_neighbour: NotNegative | None = None
     lambda_layout: NotNegative | None = None
     lambda_packing: NotNegative | None = None
+    lambda_fape: NotNegative | None = None
     moe_load_balance_loss_weight: NotNegative | None = None
     reconstruction_weight: NotNegative | None = None
     neighbour_width: Positive | None = None

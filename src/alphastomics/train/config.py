@@ -61,6 +61,8 @@ class PlanConfig:
         :meth:`~alphastomics.model.AlphaSTomics.train` chooses it by the number of cells.
     lambda_packing
         Weight of the packing loss; its network shares nothing with the rest.
+    lambda_fape
+        Weight of the frame-aligned point error of ordered chains in three dimensions, see ``train/chain.py``.
     moe_load_balance_loss_weight
         Weight lambda_b of the loss that keeps experts in even use, see ``nn/experts.py``; 0.01 to 0.1.
     reconstruction_weight
@@ -83,6 +85,7 @@ class PlanConfig:
     lambda_neighbour: float = 0.3
     lambda_layout: float = 1.0
     lambda_packing: float = 1.0
+    lambda_fape: float = 0.0
     moe_load_balance_loss_weight: float = 0.01
     reconstruction_weight: float = 0.5
     neighbour_width: float = 0.15

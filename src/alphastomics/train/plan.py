@@ -29,6 +29,7 @@ from alphastomics.diffusion.losses import (
 from alphastomics.diffusion.masking import clean_value
 from alphastomics.nn import balance_losses
 from alphastomics.nn.diagnostics import SeenLayer, watch_layers
+from alphastomics.train.chain import chain_losses
 from alphastomics.train.clocks import Mode, draw_clocks, keyed_rng, spread_kind
 from alphastomics.train.config import DiffusionConfig, PlanConfig
 from alphastomics.train.diagnostics import EVERY, layer_statistics
@@ -108,6 +109,10 @@ class TrainingPlan(Optimisation):
         )
         if masking is not None and not module.config.mask_tokens:
             raise ValueError("The denoiser has no mask tokens; make it with mask_tokens=True, or pass masking=None")
+        if self.config.lambda_fape and not (module.config.sequence and module.config.n_dims == 3):
+            raise ValueError(
+                "lambda_fape is for cells with an order in three dimensions; pass sequence_key=, or leave it out"
+            )
         self.mode: Mode = mode
         self.diffusion = diffusion or DiffusionConfig()
         self.shared_frame = shared_frame
@@ -270,6 +275,8 @@ class TrainingPlan(Optimisation):
         x_0_pos = self.clean_position(output.position.float(), z_pos, t_pos, mask, masks.position)
         rngs = [keyed_rng(key, PAIRS + purpose) for key in batch.key.cpu().numpy()]
         losses = self._position_losses(x_0_pos, output.latent, x_pos, t_pos, mask, masks.position, rngs)
+        if self.config.lambda_fape and self.spacing:
+            losses["fape"] = chain_losses(x_0_pos, x_pos, t_pos, mask, batch.sequence[..., 0], self.spacing)
         if output.expression is not None:
             x_0 = clean_value(self.diffusion.expression, output.expression.float(), z_expr, t_expr, masks.expression)
         if self.mode != "expr_to_pos":
@@ -339,6 +346,7 @@ class TrainingPlan(Optimisation):
             "expression": config.lambda_expression,
             "completion": config.lambda_completion,
             "packing": config.lambda_packing,
+            "fape": config.lambda_fape,
             "balance": config.moe_load_balance_loss_weight,
             "masked": config.reconstruction_weight,
         }
