@@ -5,8 +5,8 @@
   pairs) at 16,384, 65,536 and 100,000 cells, and the other sub-quadratic settings at the first two. Peaks are those of the
   whole process less that before training; seconds are those of the fastest step after the first.
 - ``estimates``: what ``model.estimate_memory`` says of a step, beside the peak that the step adds to its process.
-- ``operations``: the nearest cells of 100,000, and attention along a grid beside full attention at 16,384 cells, as seconds
-  of the processor.
+- ``operations``: seconds for the nearest cells of 100,000, and for attention along a grid and full attention at 16,384 cells,
+  the fastest of some turns.
 - ``sampling``: all 32,845 cells of a slice in three dimensions (STARmap), the positions of half of them known, 25 steps, by a
   model that was trained for a few steps. Needs the data.
 
@@ -124,9 +124,9 @@ def operation(options: argparse.Namespace) -> dict[str, Any]:
     with torch.no_grad():
         for _ in range(options.repeats + 1):
             for name, call in calls.items():
-                start = time.process_time()
+                start = time.perf_counter()
                 call()
-                taken[name].append(time.process_time() - start)
+                taken[name].append(time.perf_counter() - start)
     best = {name: min(seconds[1:]) for name, seconds in taken.items()}
     return {**best, "grid / full": best["grid"] / best["full"]}
 

@@ -181,10 +181,20 @@ def test_named_test_is_there(node: str) -> None:
 
 
 def run_tests(names: list[str], folder: Path) -> None:
-    """Run all in one process; one that is skipped shows nothing."""
+    """Run all in one process, one case of each; one that is skipped shows nothing."""
     report = folder / "report.xml"
     nodes = [f"tests/{name}" for name in names]
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}", *nodes]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "--one-of-each",
+        f"--junitxml={report}",
+        *nodes,
+    ]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     run = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=2400)
     assert run.returncode == 0, run.stdout[-3000:]

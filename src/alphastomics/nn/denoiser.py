@@ -215,7 +215,7 @@ class Denoiser(nn.Module):
             h = reduce(h)
         (h,) = self.norm_out(h, clock)
         with torch.autocast(h.device.type, enabled=False):  # 16 bits hold no place to less than a cell
-            position = self.position_out(h.float()) if "position" in predict else None
+            position = self.position_out(h.to(self.position_out.weight.dtype)) if "position" in predict else None
         return Prediction(
             expression=self.expression_out(h) if "expression" in predict else None,
             position=position,
