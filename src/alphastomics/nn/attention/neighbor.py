@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
     from alphastomics.nn.geometry import Geometry
 
-BLOCK = {"cpu": 2**20, "cuda": 2**26}  # entries of the features of edges and of the scores that are there at the same time
+BLOCK = {"cpu": 2**20, "cuda": 2**26}  # entries of features of edges, and of scores, that are there at the same time
 
 
 class Graph(NamedTuple):
@@ -294,7 +294,9 @@ def _edges(x: Tensor, geometry: Geometry, mask: Tensor | None) -> tuple[Tensor, 
     if mask is not None:
         valid = valid & mask.gather(1, other.flatten(1)).view_as(other)
     other = torch.cat([other, itself], dim=-1) + n * torch.arange(b, device=x.device)[:, None, None]
-    return other.flatten(0, 1).int(), torch.cat([valid, torch.ones_like(itself, dtype=torch.bool)], dim=-1).flatten(0, 1)
+    return other.flatten(0, 1).int(), torch.cat([valid, torch.ones_like(itself, dtype=torch.bool)], dim=-1).flatten(
+        0, 1
+    )
 
 
 def _bumps(u: Tensor, low: float, high: float, n: int, height: Tensor) -> Tensor:
