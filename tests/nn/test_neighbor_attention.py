@@ -32,9 +32,9 @@ forms = pytest.mark.parametrize("form", FORMS)
 
 @pytest.fixture(params=[True, False], ids=["small blocks", "one block"])
 def blocks(request, monkeypatch):
-    """Three cells at a time, or all."""
+    """A few cells at a time, or all."""
     if request.param:
-        monkeypatch.setitem(neighbor.BLOCK, "cpu", 3 * 2 * 6 * D_MODEL)
+        monkeypatch.setitem(neighbor.BLOCK, "cpu", 500)
 
 
 def attention(form: str, *, dtype: torch.dtype = torch.float64) -> NeighborAttention:

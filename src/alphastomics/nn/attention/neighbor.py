@@ -19,8 +19,8 @@ with centres :math:`\mu` that lie :math:`\delta` apart (radial functions: Schüt
 the ratio of their distances, however dense the cells lie, and motions and reflections of the slice change nothing.
 :math:`\tau` is the trust in positions.
 
-Time is O(N K), memory O(N): keys, values and features of edges are gathered for one block of cells at a time, and again on
-the way back.
+Time is O(N K), memory O(N (d + H K)): keys and values are never gathered, see :mod:`alphastomics.nn.attention.edges`.
+Attention and the features of edges are computed for one block of cells at a time, and again on the way back.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.function import once_differentiable
 
+from alphastomics.nn.attention.edges import edge_products, edge_sums, returned_sums
 from alphastomics.nn.attention.geometric import PairColumns
 from alphastomics.nn.attention.softmax import GateType, SoftmaxAttention
 
@@ -43,32 +44,7 @@ if TYPE_CHECKING:
 
     from alphastomics.nn.geometry import Geometry
 
-BLOCK = {"cpu": 2**22, "cuda": 2**26}  # entries of the keys and values that are gathered at the same time
-
-
-class Block(NamedTuple):
-    """S cells with what has been gathered of their K neighbours and, last, of themselves; in at least 32 bits.
-
-    Attributes
-    ----------
-    valid
-        False (S, K + 1) where there is no neighbour.
-    query
-        q, (H, S, F); F = d_h, and the rank of the features of pairs where there are some.
-    place
-        Position, place in the order and trust, (S, D + 2).
-    key, value
-        k and v of the neighbours, (H, S, K + 1, F).
-    other_place
-        Places of the neighbours, (S, K + 1, D + 2).
-    """
-
-    valid: Tensor
-    query: Tensor
-    place: Tensor
-    key: Tensor
-    value: Tensor
-    other_place: Tensor
+BLOCK = {"cpu": 2**20, "cuda": 2**26}  # entries of features of edges, and of scores, that are there at the same time
 
 
 class Graph(NamedTuple):
@@ -77,11 +53,13 @@ class Graph(NamedTuple):
     Attributes
     ----------
     other
-        Neighbours (M, K + 1), last the cell itself, which also stands where there are fewer.
-    valid, query, place
-        As in :class:`Block`, for all cells.
-    key, value
-        k and v, (H, M, F).
+        Neighbours (M, K + 1) in 32 bits, last the cell itself, which also stands where there are fewer.
+    valid
+        False (M, K + 1) where there is no neighbour.
+    query, key, value
+        q, k and v, (H, M, F); F = d_h, and the rank of the features of pairs where there are some.
+    place
+        Position, place in the order and trust, (M, D + 2), in at least 32 bits.
     """
 
     other: Tensor
@@ -91,23 +69,29 @@ class Graph(NamedTuple):
     key: Tensor
     value: Tensor
 
-    def blocks(self) -> Iterator[slice]:
-        """Cells in blocks that can be gathered."""
+    def wide(self) -> Graph:
+        """In the precision of the places, with rows that lie one after another."""
+        query, key, value = (part.to(self.place.dtype).contiguous() for part in (self.query, self.key, self.value))
+        return self._replace(query=query, key=key, value=value)
+
+    def blocks(self, w: Tensor) -> Iterator[slice]:
+        """Cells in blocks, whose edges have features for the weights ``w`` (H, n_features)."""
         n, degree = self.other.shape
-        gathered = 2 * degree * self.key[:, :1].numel()
-        size = max(1, BLOCK.get(self.other.device.type, BLOCK["cuda"]) // gathered)
+        size = max(1, BLOCK.get(self.other.device.type, BLOCK["cuda"]) // (degree * sum(w.shape)))
         if isinstance(self.other, FakeTensor):  # for an estimate of memory one block is as good as all
             n = min(n, size)
         return (slice(start, start + size) for start in range(0, n, size))
 
-    def gathered(self, rows: slice | Tensor) -> Block:
-        """Some cells with their neighbours."""
-        other, wide = self.other[rows], self.place.dtype
-        key, value, place = (
-            table.index_select(-2, other.flatten()).unflatten(-2, other.shape).to(wide)
-            for table in (self.key, self.value, self.place)
-        )
-        return Block(self.valid[rows], self.query[:, rows].to(wide), self.place[rows], key, value, place)
+    def ends(self, rows: slice | Tensor) -> tuple[Tensor, Tensor]:
+        """Places of some cells (S, 1, D + 2), and of their neighbours (S, K + 1, D + 2)."""
+        other = self.other[rows]
+        return self.place[rows][:, None], self.place.index_select(0, other.flatten()).unflatten(0, other.shape)
+
+    def attention(self, rows: slice | Tensor, bias: Tensor, d_head: int) -> Tensor:
+        """Attention (H, S, K + 1) of some cells with the bias (S, K + 1, H)."""
+        score = edge_products(self.query[:, rows], self.key, self.other[rows])
+        score.div_(d_head**0.5).add_(bias.permute(2, 0, 1)).masked_fill_(~self.valid[rows], float("-inf"))
+        return score.softmax(dim=-1)
 
 
 class NeighborAttention(SoftmaxAttention):
@@ -173,8 +157,8 @@ class NeighborAttention(SoftmaxAttention):
         b, n, d = x.shape
         graph = self._graph(x, geometry, mask)
         with torch.autocast(x.device.type, enabled=False):
-            o, seen = _OverBlocks.apply(self._attend, self.edge.weight, *graph)
-        o, seen = o.view(b, n, self.n_heads, -1), seen.reshape(b, n, -1)
+            o, seen = _AlongEdges.apply(self._features, self.d_head, self.edge.weight, *graph)
+        o, seen = o.transpose(0, 1).unflatten(0, (b, n)), seen.reshape(b, n, -1)
         if self.pair_columns is not None and geometry.pairs is not None:
             mixed = o[..., self.d_head :].transpose(1, 2)
             seen = torch.cat([seen, self.pair_columns.read(geometry.pairs, mixed)], dim=-1)
@@ -204,104 +188,99 @@ class NeighborAttention(SoftmaxAttention):
         place = torch.cat([position, order, trust], dim=-1).flatten(0, 1)
         return Graph(*_edges(x, geometry, mask), q, place, k, v)
 
-    def _attend(self, block: Block, w: Tensor) -> tuple[Tensor, Tensor]:
-        """Means of v, (S, H, F), and of the features of the edges, (S, H, E)."""
-        a, e = self._weigh(block, w)
-        return (a[:, :, None] @ block.value)[:, :, 0].transpose(0, 1), a.transpose(0, 1) @ e
-
-    def _weigh(self, block: Block, w: Tensor) -> tuple[Tensor, Tensor]:
-        """Attention (H, S, K + 1), and the features of the edges (S, K + 1, E)."""
-        with torch.autocast(w.device.type, enabled=False):
-            e = self._features(block.place[:, None], block.other_place)
-            score = (block.key @ block.query[..., None])[..., 0] / self.d_head**0.5
-            score = score + (e @ w.to(e.dtype).T).permute(2, 0, 1)
-        return score.masked_fill(~block.valid, float("-inf")).softmax(dim=-1), e
-
     def _features(self, place: Tensor, other: Tensor) -> Tensor:
         """Features (S, K + 1, E) of edges between cells at ``place`` (S, 1, D + 2) and ``other`` (S, K + 1, D + 2)."""
         difference = other - place
         shortest, furthest = self.distances
         log_distance = 0.5 * (difference[..., :-2].square().sum(dim=-1) + shortest**2).log()
-        e = place[..., -1:] * _bumps(log_distance, math.log(shortest), math.log(furthest), self.n_bumps)
+        trust = place[..., -1:].detach()
+        e = _bumps(log_distance, math.log(shortest), math.log(furthest), self.n_bumps, trust)
         if not self.sequence:
             return e
         last = math.asinh(self.longest)
-        return torch.cat([e, _bumps(difference[..., -2].asinh(), -last, last, self.n_bumps + 1)], dim=-1)
+        steps = difference[..., -2].asinh()
+        return torch.cat([e, _bumps(steps, -last, last, self.n_bumps + 1, torch.ones_like(trust))], dim=-1)
 
+    @torch.no_grad()
     def weights(  # type: ignore[override]
         self, x: Tensor, rows: Tensor, geometry: Geometry, mask: Tensor | None = None
     ) -> Tensor:
-        """Rows (R,) of the attention matrix, (B, H, R, N), 0 where cells are not neighbours."""
+        """Rows (R,) of the attention matrix, (B, H, R, N), 0 where cells are not neighbours; without a gradient."""
         b, n, _ = x.shape
-        graph = self._graph(x, geometry, mask)
+        graph = self._graph(x, geometry, mask).wide()
         rows = (torch.arange(b, device=x.device)[:, None] * n + rows).flatten()
-        a, _ = self._weigh(graph.gathered(rows), self.edge.weight)
+        a = self._attention(graph, rows)
         dense = a.new_zeros(self.n_heads, len(rows), n)
-        dense = dense.scatter_add(2, (graph.other[rows] % n).expand_as(a), a)
+        dense = dense.scatter_add(2, (graph.other[rows] % n).long().expand_as(a), a)
         return dense.view(self.n_heads, b, -1, n).transpose(0, 1)
 
+    @torch.no_grad()
     def received(self, x: Tensor, geometry: Geometry, mask: Tensor | None = None) -> Tensor:  # type: ignore[override]
-        """Mean attention that each cell receives from the real ones, (B, H, N)."""
+        """Mean attention that each cell receives from the real ones, (B, H, N), without a gradient."""
         b, n, _ = x.shape
-        graph = self._graph(x, geometry, mask)
+        graph = self._graph(x, geometry, mask).wide()
         real = torch.ones(b, n, dtype=torch.bool, device=x.device) if mask is None else mask
         total = graph.place.new_zeros(self.n_heads, b * n)
-        for rows in graph.blocks():
-            a, _ = self._weigh(graph.gathered(rows), self.edge.weight)
-            a = a * real.flatten()[rows, None]
+        for rows in graph.blocks(self.edge.weight):
+            a = self._attention(graph, rows) * real.flatten()[rows, None]
             total = total.index_add(1, graph.other[rows].flatten(), a.flatten(1))
         return total.view(-1, b, n).transpose(0, 1) / real.sum(dim=1)[:, None, None].clamp_min(1)
 
+    def _attention(self, graph: Graph, rows: slice | Tensor) -> Tensor:
+        """Attention (H, S, K + 1) of some cells."""
+        with torch.autocast(graph.place.device.type, enabled=False):
+            e = self._features(*graph.ends(rows))
+            return graph.attention(rows, e @ self.edge.weight.to(e.dtype).T, self.d_head)
 
-class _OverBlocks(torch.autograd.Function):
-    """A function of blocks of cells, block after block, and once more on the way back.
 
-    Gradients of keys and values add up in one place, which a graph over the blocks would hold once for each of them.
-    """
+class _AlongEdges(torch.autograd.Function):
+    """Means of v, (H, M, F), and of the features of edges, (M, H, n_features), block after block, and again on the way back."""
 
     @staticmethod
     def forward(
-        ctx: Any, attend: Callable[[Block, Tensor], tuple[Tensor, Tensor]], w: Tensor, *tensors: Tensor
-    ) -> tuple[Tensor, ...]:
-        graph = Graph(*tensors)
-        ctx.attend = attend
-        ctx.save_for_backward(w, *graph)
-        results: tuple[Tensor, ...] = ()
-        for rows in graph.blocks():
-            parts = attend(graph.gathered(rows), w)
-            results = results or tuple(part.new_empty(len(graph.other), *part.shape[1:]) for part in parts)
-            for result, part in zip(results, parts, strict=True):
-                result[rows] = part
-        return results
+        ctx: Any, features: Callable[[Tensor, Tensor], Tensor], d_head: int, w: Tensor, *tensors: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        ctx.features, ctx.d_head = features, d_head
+        ctx.save_for_backward(w, *tensors)
+        graph = Graph(*tensors).wide()
+        w = w.to(graph.place.dtype)
+        o, seen = torch.empty_like(graph.value), w.new_empty(len(graph.other), *w.shape)
+        for rows in graph.blocks(w):
+            e = features(*graph.ends(rows))
+            a = graph.attention(rows, e @ w.T, d_head)
+            o[:, rows] = edge_sums(a, graph.value, graph.other[rows])
+            seen[rows] = a.transpose(0, 1) @ e
+        return o, seen
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        w, *tensors = ctx.saved_tensors
-        graph, places = Graph(*tensors), ctx.needs_input_grad[5]
-        of_w, of_query, of_place, of_key, of_value = (
-            torch.zeros_like(tensor, dtype=graph.place.dtype) for tensor in (w, *graph[2:])
-        )
-        for rows in graph.blocks():
-            other = graph.other[rows].flatten()
-            block = graph.gathered(rows)
-            leaves = [tensor.detach() for tensor in (w.to(graph.place.dtype), *block[1:])]
-            for leaf, differs in zip(leaves, (True, True, places, True, True, places), strict=True):
-                leaf.requires_grad_(differs)
-            with torch.enable_grad(), torch.autocast(w.device.type, enabled=False):
-                result = ctx.attend(Block(block.valid, *leaves[1:]), leaves[0])
-            wanted = [leaf for leaf in leaves if leaf.requires_grad]
-            found = torch.autograd.grad(result, wanted, [gradient[rows] for gradient in gradients])
-            of_w += found[0]
-            of_query[:, rows] = found[1]
-            of_key.index_add_(1, other, found[-2 - places].flatten(1, 2))
-            of_value.index_add_(1, other, found[-1 - places].flatten(1, 2))
+    def backward(ctx: Any, of_o: Tensor, of_seen: Tensor) -> tuple[Tensor | None, ...]:
+        weight, *tensors = ctx.saved_tensors
+        graph, of_o = Graph(*tensors).wide(), of_o.contiguous()
+        places, w = ctx.needs_input_grad[6], weight.to(graph.place.dtype)
+        weights = w.new_empty(2, len(w), *graph.other.shape)  # attention, and the gradient of the scores
+        of_w, of_place, of_query = torch.zeros_like(w), torch.zeros_like(graph.place), torch.empty_like(graph.query)
+        for rows in graph.blocks(w):
+            other, ends = graph.other[rows], [end.detach().requires_grad_(places) for end in graph.ends(rows)]
+            with torch.set_grad_enabled(places):
+                features = ctx.features(*ends)
+            e = features.detach()
+            a = graph.attention(rows, e @ w.T, ctx.d_head)
+            of_a = edge_products(of_o[:, rows], graph.value, other).add_((of_seen[rows] @ e.mT).transpose(0, 1))
+            of_s = of_a.sub_((a * of_a).sum(dim=-1, keepdim=True)).mul_(a)
+            weights[0, :, rows], weights[1, :, rows] = a, of_s
+            of_query[:, rows] = edge_sums(of_s, graph.key, other)
+            of_w += of_s.flatten(1) @ e.flatten(0, 1)
             if places:
-                of_place[rows] += found[2]
-                of_place.index_add_(0, other, found[-1].flatten(0, 1))
-        sums = zip((w, *graph[2:]), (of_w, of_query, of_place, of_key, of_value), strict=True)
-        found_w, *rest = (total.to(tensor.dtype) for tensor, total in sums)
-        return None, found_w, None, None, *rest
+                of_e = a.permute(1, 2, 0) @ of_seen[rows] + of_s.permute(1, 2, 0) @ w
+                of_cell, of_others = torch.autograd.grad(features, ends, of_e)
+                of_place[rows] += of_cell[:, 0]
+                of_place.index_add_(0, other.flatten(), of_others.flatten(0, 1))
+        returned = returned_sums(weights.flatten(0, 1), (*of_o, *graph.query), graph.other)
+        of_value, of_key = returned.unflatten(0, (2, -1))
+        sums = (of_w, of_query / ctx.d_head**0.5, of_place, of_key / ctx.d_head**0.5, of_value)
+        of_w, *rest = (total.to(tensor.dtype) for total, tensor in zip(sums, (weight, *tensors[2:]), strict=True))
+        return None, None, of_w, None, None, *rest
 
 
 def _edges(x: Tensor, geometry: Geometry, mask: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -315,10 +294,13 @@ def _edges(x: Tensor, geometry: Geometry, mask: Tensor | None) -> tuple[Tensor, 
     if mask is not None:
         valid = valid & mask.gather(1, other.flatten(1)).view_as(other)
     other = torch.cat([other, itself], dim=-1) + n * torch.arange(b, device=x.device)[:, None, None]
-    return other.flatten(0, 1), torch.cat([valid, torch.ones_like(itself, dtype=torch.bool)], dim=-1).flatten(0, 1)
+    return other.flatten(0, 1).int(), torch.cat([valid, torch.ones_like(itself, dtype=torch.bool)], dim=-1).flatten(
+        0, 1
+    )
 
 
-def _bumps(u: Tensor, low: float, high: float, n: int) -> Tensor:
-    """Features phi (..., n) of numbers (...), with centres from ``low`` to ``high``."""
-    centres = torch.linspace(low, high, n, dtype=u.dtype, device=u.device)
-    return torch.exp(-0.5 * ((u[..., None] - centres) * ((n - 1) / (high - low))).square())
+def _bumps(u: Tensor, low: float, high: float, n: int, height: Tensor) -> Tensor:
+    """Features phi (..., n) of numbers (...), with centres from ``low`` to ``high``, times a constant height (..., 1)."""
+    scale = 0.5**0.5 * (n - 1) / (high - low)
+    v = (scale * u)[..., None] - torch.linspace(scale * low, scale * high, n, dtype=u.dtype, device=u.device)
+    return v.square_().neg_().add_(height.log()).exp_()  # in place: this is most of the memory that is touched
