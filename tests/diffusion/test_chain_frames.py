@@ -18,7 +18,7 @@ def generated(seed: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Positions in Å, mask and places of a chain whose rows are shuffled, with two padded rows."""
     adata = synthetic_chains(n_chains=1, random_state=seed)
     x = torch.from_numpy(adata.obsm["spatial"])[None]
-    index = torch.from_numpy(adata.obs["residue"].to_numpy())[None]
+    index = torch.tensor(adata.obs["residue"].to_numpy(copy=True))[None]
     mask = torch.ones(1, x.shape[1] + 2, dtype=torch.bool)
     mask[:, -2:] = False
     padding = torch.full((1, 2, 3), float("nan"), dtype=x.dtype)

@@ -19,7 +19,7 @@ seeds = st.integers(0, 10_000)
 def folded(seed: int = 0, *, noise: float = 0.1) -> tuple[np.ndarray, np.ndarray]:
     """Positions and places of a chain."""
     adata = synthetic_chains(n_chains=1, noise=noise, random_state=seed)
-    return adata.obsm["spatial"], adata.obs["residue"].to_numpy()
+    return adata.obsm["spatial"], adata.obs["residue"].to_numpy(copy=True)
 
 
 def loss(true: np.ndarray, predicted: np.ndarray, order: np.ndarray, clamp: float, scale: float) -> float:
