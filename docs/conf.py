@@ -56,6 +56,10 @@ _others = [
 # Attributes of a class keep the names under which an annotation imports PyTorch's tensor and NumPy's arrays.
 nitpick_ignore_regex = [
     ("py:class", r"alphastomics\.data\._contexts\.ContextDataset"),  # what a loader is made of has no page
+    (
+        "py:class",
+        r"alphastomics\.train\.(length_schedule\.LengthCurriculum|optimisation\.Optimisation)",
+    ),  # nor has what a plan is made of
     ("py:.*", rf"({'|'.join(_others)})(\..*)?"),
     ("py:data", "Ellipsis"),
     ("py:class", r"Tensor|NDArray|np\.\w+"),

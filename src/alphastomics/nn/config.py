@@ -48,7 +48,7 @@ class DenoiserConfig:
     n_latent
         Width of the neighbourhood embedding that the contrastive loss shapes.
     attention
-        Kind of attention, see :func:`~alphastomics.nn.make_attention`.
+        Kind of attention, see ``nn/attention``.
     pair_features
         ``"factorized"``: features of pairs of cells, which attention reads, see ``nn/pair/features.py``; None for none.
     rank
@@ -56,7 +56,7 @@ class DenoiserConfig:
         weights: a trained network may be run with another one.
     sparse_pairs, n_neighbors
         With ``attention="neighbor"``: cells have this many neighbours, in space, along the order of the cells, or half of them
-        each, as in :func:`~alphastomics.nn.neighbours.neighbor_pairs`.
+        each, see ``nn/neighbours.py``.
     use_moe, num_experts, moe_top_k, expert_width
         Whether a mixture of experts takes the place of the feed-forward networks, and which, see
         :class:`~alphastomics.nn.experts.Experts`.

@@ -77,7 +77,7 @@ class TrainingPlan(Optimisation):
     masking
         Which entries are masked in training; none when None.
     n_recomputed
-        Number of blocks that are recomputed in training, see :func:`~alphastomics.train.recompute.recompute`.
+        Number of blocks that are recomputed in training, see ``train/recompute.py``.
     curriculum
         By which contexts grow, if they do.
     **config
@@ -365,7 +365,7 @@ class TrainingPlan(Optimisation):
         self.trainer.datamodule.set_epoch(self.current_epoch)  # type: ignore[attr-defined]
 
     def training_step(self, batch: Batch, _: int) -> Tensor:
-        """Loss of a batch; raises :class:`NonFiniteLossError` before a broken step reaches the weights."""
+        """Loss of a batch; raises ``NonFiniteLossError`` before a broken step reaches the weights."""
         look = self.global_step % EVERY == 0
         self.last_look = self.current_epoch if look else self.last_look
         watch = watch_layers(self.module) if look else nullcontext(dict[int, SeenLayer]())
