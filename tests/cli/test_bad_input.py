@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import resource
-from contextlib import contextmanager
 
 import anndata as ad
 import h5py
@@ -343,19 +341,8 @@ def test_a_folder_data_of_somebody_else_is_left_alone(raw, tmp_path, capsys):
 # -- a full disk ------------------------------------------------------------------------------------------------------
 
 
-@contextmanager
-def files_of_at_most(n_bytes):
-    """What a full disk does, to files that grow larger: a write of them fails in the middle."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (n_bytes, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-
-
 @pytest.mark.parametrize("stage", ["stage1", "stage2"])
-def test_a_full_disk_is_named_and_what_is_done_is_kept(raw, tmp_path, capsys, stage):
+def test_a_full_disk_is_named_and_what_is_done_is_kept(raw, tmp_path, capsys, stage, files_of_at_most):
     straight, out = tmp_path / "straight", tmp_path / "out"
     tokens = ["preprocess", "--input-dir", str(raw), "--output-dir"]
     assert main([*tokens, str(straight)]) == 0

@@ -10,7 +10,6 @@ import resource
 import shutil
 import subprocess
 import sys
-from contextlib import contextmanager
 
 import anndata as ad
 import h5py
@@ -68,17 +67,6 @@ def complaint(capsys):
     return line
 
 
-@contextmanager
-def files_of_at_most(n_bytes):
-    """What a full disk does, to files that grow larger: a write of them fails in the middle."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (n_bytes, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-
-
 MODEL = ["--checkpoint", "outputs/alphastomics/checkpoints/model", "--input-data", "cells.h5ad", "--accelerator", "cpu"]
 
 
@@ -93,7 +81,7 @@ MODEL = ["--checkpoint", "outputs/alphastomics/checkpoints/model", "--input-data
         (["test"], "x.json"),
     ],
 )
-def test_a_result_for_which_there_is_no_room(folder, tmp_path, capsys, command, name):
+def test_a_result_for_which_there_is_no_room(folder, tmp_path, capsys, command, name, files_of_at_most):
     path = tmp_path / name
     path.write_text("old")
     with files_of_at_most(100):
@@ -140,7 +128,9 @@ def test_what_is_made_in_memory_is_what_anndata_writes(tmp_path):
 
 
 @pytest.mark.parametrize(("n_bytes", "name"), [(10, "e"), (5_000, "e/checkpoints/last.ckpt")])
-def test_a_run_without_room_for_its_first_checkpoint_leaves_its_name_free(folder, tmp_path, capsys, n_bytes, name):
+def test_a_run_without_room_for_its_first_checkpoint_leaves_its_name_free(
+    folder, tmp_path, capsys, n_bytes, name, files_of_at_most
+):
     command = [*TRAIN, "--input-data", "cells.h5ad", "--output-dir", str(tmp_path), "--exp-name", "e"]
     with files_of_at_most(n_bytes):
         assert main(command) == 1

@@ -103,11 +103,8 @@ def fits_whole(config: DenoiserConfig, n_cells: int, **arguments: Any) -> bool:
     """Whether a step of training with a context of ``n_cells`` fits into the free memory, if need be with recompute."""
     with torch.random.fork_rng(devices=[]):
         module = Denoiser(config)
-    fitter = _fitter(module, None, "auto", "auto", "auto", False, {"precision": resolve_precision("auto"), **arguments})
-    try:
-        return fitter.longest(n_cells) == n_cells
-    except ValueError:  # not even one cell fits
-        return False
+    arguments = {"precision": resolve_precision("auto"), **arguments}
+    return _fitter(module, None, "auto", "auto", "auto", False, arguments).fits(n_cells)
 
 
 def _fitter(

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 FEW_CELLS = 5000
 MANY_CELLS, MOST_CELLS = 10_000, 100_000  # from where on more experts have enough cells to learn from
-FULL_CELLS = 16_384  # cells of a context; with so many a step takes 3 times as long with full attention as with linear
+FULL_CELLS = 16_384  # cells of a context, beyond which full attention takes most of the time of a step
 COMPOSITION = 5.0
 GRADIENT_NORM = 1.0  # largest, for any reference
 

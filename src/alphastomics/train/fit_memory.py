@@ -12,7 +12,7 @@ takes seconds, for which a small training shall not wait. There none is made if
 
 .. math:: 40\,P + c N \big(1000\,(G + D d) + 10^5\big) \le M,
 
-where P is the number of parameters, G of genes and d the width. What is measured is a tenth of that bound.
+where P is the number of parameters, G of genes and d the width.
 """
 
 from __future__ import annotations
@@ -115,6 +115,10 @@ class MemoryFitter:
     def _fixed(self) -> int | None:
         return recomputed_blocks(self.recompute, self.config.n_layers)
 
+    @property
+    def _most(self) -> int:
+        return self.config.n_layers if self._fixed is None else self._fixed
+
     def bound(self, n_cells: int) -> int:
         """Bytes that a step with so many cells on the device does not exceed."""
         values = self.config.n_genes + self.config.n_layers * self.config.d_model
@@ -135,6 +139,12 @@ class MemoryFitter:
             )
         return self._estimates[key]
 
+    def fits(self, n_cells: int) -> bool:
+        """Whether a step with one context of ``n_cells`` fits, with as many blocks recomputed as may be."""
+        if self.bound(n_cells) <= self.budget or not self._can_estimate(n_cells, 1, self._most):
+            return True
+        return self._peak(n_cells, self._most) <= self.budget
+
     def longest(self, n_cells: int) -> int:
         """The longest context that fits, up to ``n_cells``, to a part in 64 of it.
 
@@ -143,11 +153,9 @@ class MemoryFitter:
         ValueError
             If not even one cell does.
         """
-        k = self.config.n_layers if self._fixed is None else self._fixed
-        if self.bound(n_cells) <= self.budget or not self._can_estimate(n_cells, 1, k):
+        if self.fits(n_cells):
             return n_cells
-        if self._peak(n_cells, k) <= self.budget:
-            return n_cells
+        k = self._most
         found = self._policy.longest(lambda n, _: self._peak(n, k), n_cells)
         if not found:
             raise ValueError(self._refusal(n_cells, k))

@@ -6,7 +6,7 @@ r"""Memory of a step before its first run.
 
 over the storages s of all tensors. The step runs on tensors without data (``FakeTensorMode``) and a dispatch mode counts
 their storages: nothing is allocated and nothing computed. PyTorch's ``MemTracker`` gives the same figures, but it
-follows modules too and takes six times as long. The step is that of training itself, so that there is no second
+follows modules too, which takes longer. The step is that of training itself, so that there is no second
 description of the losses. What it asks of values has the answer that costs most: every condition holds and every mask is
 full, so that every context is diffused and placed at once. A number is 1.
 

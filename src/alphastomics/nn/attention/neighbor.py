@@ -7,8 +7,8 @@ r"""Attention over the neighbours of a cell, which knows how far away each one l
     o_i = \sum_j A_{ij} v_j, \qquad \bar e_i = \sum_j A_{ij} e_{ij}
 
 per head. u and u' are factors of what features of pairs say, where there are some; they are further columns of q, k and v,
-see :class:`~alphastomics.nn.attention.geometric.PairColumns`. The features of an edge are bumps over the logarithm of its length, and over the signed difference in the order
-where there is one:
+see :class:`~alphastomics.nn.attention.geometric.PairColumns`. The features of an edge are bumps over the logarithm of its
+length, and over the signed difference in the order where there is one:
 
 .. math::
 
@@ -294,9 +294,8 @@ def _edges(x: Tensor, geometry: Geometry, mask: Tensor | None) -> tuple[Tensor, 
     if mask is not None:
         valid = valid & mask.gather(1, other.flatten(1)).view_as(other)
     other = torch.cat([other, itself], dim=-1) + n * torch.arange(b, device=x.device)[:, None, None]
-    return other.flatten(0, 1).int(), torch.cat([valid, torch.ones_like(itself, dtype=torch.bool)], dim=-1).flatten(
-        0, 1
-    )
+    valid = torch.cat([valid, torch.ones_like(itself, dtype=torch.bool)], dim=-1)
+    return other.flatten(0, 1).int(), valid.flatten(0, 1)
 
 
 def _bumps(u: Tensor, low: float, high: float, n: int, height: Tensor) -> Tensor:
