@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from cyclopts import UNSET, Token
 
-from alphastomics._cli._options import DETAILS, MASKS, SetupOptions
+from alphastomics._cli._options import MASKS, SetupOptions
 from alphastomics._cli._run import RunOptions
+from alphastomics._details import DETAILS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

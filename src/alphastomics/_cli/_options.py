@@ -15,6 +15,8 @@ from cyclopts import Group, Parameter
 from cyclopts.types import ExistingDirectory, ExistingFile, ExistingPath, PositiveInt  # noqa: TC002  read at run time
 from cyclopts.validators import Number
 
+from alphastomics._details import DETAILS
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
@@ -54,14 +56,6 @@ RUN, DATA, MODEL, TRAINING, LOSSES, GLOBAL = (
 UNMASKED = Parameter(negative=("--disable-masking", "--no-enable-masking"))
 UNGATED = Parameter(negative=("--no-gated-attention", "--no-use-gated-attention"))
 DENSE = Parameter(negative=("--no-moe", "--no-use-moe"))
-# Options of the model that say how something is done, by the one that says whether, and what that must be.
-DETAILS: dict[tuple[str, Any], tuple[str, ...]] = {
-    ("use_moe", True): ("num_experts", "moe_top_k", "expert_width"),
-    ("attention", "neighbor"): ("sparse_pairs", "n_neighbors"),
-    ("pair_features", "factorized"): ("rank",),
-    ("residual", "hyper"): ("n_streams",),
-    ("layer_sharing", "block"): ("sharing_block",),
-}
 SEVERAL = Parameter(consume_multiple=True, negative=())
 
 

@@ -247,9 +247,8 @@ class AlphaSTomics(BaseModelClass):
 
     def _advised(self, config: DenoiserConfig, mode: Mode) -> DenoiserConfig:
         """The network with the attention that suits the largest slice and the memory of this machine."""
-        usual = DenoiserConfig(n_genes=config.n_genes, n_dims=config.n_dims)
-        for name in ("attention", "pair_features"):
-            if getattr(config, name) != getattr(usual, name):
+        for name, usual in (("attention", "full"), ("pair_features", None)):
+            if getattr(config, name) != usual:
                 raise ValueError(
                     f"context='auto' chooses {name}; leave {name}={getattr(config, name)!r} out, or say 'slice'"
                 )
@@ -451,7 +450,7 @@ class AlphaSTomics(BaseModelClass):
         context_growth
             How contexts grow, from epoch to epoch, until they have ``context_size`` cells: ``"linear"``, ``"cosine"``,
             ``"exponential"`` or ``"geometric"``, see :class:`~alphastomics.train.LengthSchedule`. None: not at all. Batches
-            have the same number of cells at any length.
+            have the same number of cells at any length, or one context where that has more.
         shortest_context, growth_warmup, growth_steps
             Cells of the first contexts; steps at that length; steps from there to the full length, None for half of
             the training less the warmup.

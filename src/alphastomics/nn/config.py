@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
+from alphastomics._details import DETAILS
 from alphastomics.nn.pair.features import MAX_RANK, n_fixed_ranks
 
 if TYPE_CHECKING:
@@ -16,14 +17,6 @@ if TYPE_CHECKING:
 
 PairFeatureKind = Literal["factorized"]
 
-# Arguments that say how something is done, by the one that says whether, and what that must be.
-DETAILS: dict[tuple[str, Any], tuple[str, ...]] = {
-    ("use_moe", True): ("num_experts", "moe_top_k", "expert_width"),
-    ("attention", "neighbor"): ("sparse_pairs", "n_neighbors"),
-    ("pair_features", "factorized"): ("rank",),
-    ("residual", "hyper"): ("n_streams",),
-    ("layer_sharing", "block"): ("sharing_block",),
-}
 WITHOUT_PAIRS = {
     "full": "has no columns for them",
     "linear": "has no scores of pairs to which they could be added",
