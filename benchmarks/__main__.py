@@ -11,7 +11,12 @@ import sys
 from pathlib import Path
 
 from benchmarks._held_out import TISSUES
+from benchmarks._runner import RESULTS
 
+WHOLE_SLICES = (
+    *("--minutes", "30", "--steps", "4200", "--variants", "contexts of 1,024", "full"),
+    *("--output", str(RESULTS / "whole_slices.json")),
+)
 PLACING = ("seqfish", "starmap_mpfc", "drosophila3d", "sampler", "probe")
 HELD_OUT = ("pos_to_expr", "directions", "gene_inpainting", "uncertainty", "joint", "embeddings", "likelihood")
 MEASURING = (
@@ -35,6 +40,7 @@ def main() -> None:
     runs += [["compare", *data, "--benchmark", tissue] for tissue in TISSUES]
     runs.append(["long_context", *data])
     runs += [["ingredients", *data, "--benchmark", tissue] for tissue in ("seqfish", "starmap3d")]
+    runs.append(["ingredients", *data, *WHOLE_SLICES])
     for name, *arguments in [*runs, *([name] for name in MEASURING)]:
         print(f"\n=== {name}", flush=True)
         command = [sys.executable, "-m", f"benchmarks.{name}", *arguments]

@@ -2,8 +2,9 @@
 
 Generated chains (:func:`alphastomics.datasets.synthetic_chains`): helices and strands by formula, whose expression tells the
 structure of a residue and not its place. One model reads the order (``sequence_key="residue"``: relative positions in
-factorised pair features, and neighbours along the chain as well as among the noisy positions), the other is the same network
-without it; both are trained for the same number of steps and place chains that neither has seen. Scores, means over these
+factorised pair features, and neighbours along the chain as well as among the noisy positions), a second one is trained with
+the frame-aligned point error besides, and a third is the same network without the order; all are trained for the same number
+of steps and place chains that none has seen. Scores, means over these
 chains: ``fape``, the frame-aligned point error; ``fape_mirrored``, that of the mirror image of the prediction, larger than
 ``fape`` where the hand is right; ``distance_spearman``; ``rmsd``, the root mean square distance in Å after the best rotation
 and shift, without reflection; ``bond``, the median distance of consecutive residues in Å, which is 3.8.
@@ -30,14 +31,17 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 RESULT = Path(__file__).parent / "results" / "chains.json"
-ORDERED, UNORDERED, CHANCE = "with order", "without order", "chance"
+ORDERED, FRAMES, UNORDERED, CHANCE = "with order", "with order and FAPE", "without order", "chance"
 FOLD = "generated"
 SCORES = ("fape", "fape_mirrored", "distance_spearman", "rmsd", "bond")
 NETWORK = {"pair_features": "factorized", "d_model": 64, "n_layers": 3, "dropout": 0.0}
+HYBRID = {"attention": "neighbor", "sparse_pairs": "hybrid", "n_neighbors": 16}
 MODELS = {
-    ORDERED: {"attention": "neighbor", "sparse_pairs": "hybrid", "n_neighbors": 16},
+    ORDERED: HYBRID,
+    FRAMES: HYBRID,
     UNORDERED: {"attention": "neighbor", "sparse_pairs": "coordinate", "n_neighbors": 16},
 }
+PLANS = {FRAMES: {"lambda_fape": 1.0}}  # beside the losses of every plan
 TRAINING = {"batch_size": 640, "context_size": 80}
 CHAIN = {"n_segments": (2, 4)}  # 33 residues in the mean, and fewer than a context holds
 N_STEPS = 30  # of a chain of samples
@@ -49,14 +53,14 @@ def place(method: str, train: AnnData, query: AnnData, *, frame: str, steps: int
     import alphastomics as asx
 
     model_class = asx.model.AlphaSTomics
-    order = "residue" if method == ORDERED else None
+    order = None if method == UNORDERED else "residue"
     model_class.setup_anndata(train, slice_key="slice_id", sequence_key=order, frame=frame)
     model = model_class(train, mode="expr_to_pos", random_state=seed, **NETWORK, **MODELS[method])
     model.train(
         max_epochs=-1,
         max_steps=steps,
         augmentation=asx.data.Augmentation(gene_dropout=0.0),  # chains are many: nothing is learned by heart
-        plan_kwargs={"deformation": 0.0},  # bonds have one length
+        plan_kwargs={"deformation": 0.0, **PLANS.get(method, {})},  # bonds have one length
         enable_progress_bar=False,
         **TRAINING,
     )
@@ -121,7 +125,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     methods = (CHANCE, *MODELS)
     for seed in options.seeds:
         for method in methods:
-            network = {} if method == CHANCE else {**NETWORK, **MODELS[method], **TRAINING}
+            network = {} if method == CHANCE else {**NETWORK, **MODELS[method], **TRAINING, **PLANS.get(method, {})}
             parameters = {**sizes, **CHAIN, **network, "n_steps": N_STEPS}
             if results.find(parameters, method=method, fold=FOLD, seed=seed):
                 continue

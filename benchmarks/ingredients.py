@@ -1,10 +1,12 @@
 """What each ingredient of long contexts does to accuracy, time and memory, whole slices as contexts.
 
-Every variant trains for the same time in a process of its own, then places the held-out cells by the conditional mean and by
-a chain of 25 steps. Beside the scores of the judge stand the steps that the time was enough for, the seconds of one (the
-median of the last tenth) and the peak memory of the process. The first row is the default of the package: contexts of 512
-cells out of slices; the second has contexts of 1,024. Run as ``python -m benchmarks.ingredients --benchmark seqfish``;
-finished variants are kept.
+Every variant trains for the same number of steps in a process of its own, then places the held-out cells by the conditional
+mean and by a chain of 25 steps. Contexts have 1,024 cells for most of the steps and then grow to whole slices, which the last
+ones see; the rows that say so keep contexts of one length. Beside the scores of the judge stand the seconds of training, of
+a step on whole slices (the median of the last twentieth) and the peak memory of the process.
+
+With ``--minutes`` time ends the training, and ``--steps`` only says when contexts grow. Run as
+``python -m benchmarks.ingredients --benchmark seqfish``; finished variants are kept.
 """
 
 from __future__ import annotations
@@ -25,31 +27,47 @@ from benchmarks._runner import RESULTS
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+SHORT = 1024
+WARMUP, GROWTH = 0.9, 0.08  # of the steps: at the shortest contexts, and from there to whole slices
 PAIRS = {"pair_features": "factorized"}
-GROWING = {"context_growth": "geometric", "shortest_context": 512}
-VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
-    "contexts of 512": {"train": {"context_size": 512}},
-    "contexts of 1,024": {"train": {"context_size": 1024}},
+VARIANTS: dict[
+    str, dict[str, Any]
+] = {  # arguments of the model; and, for what does not grow, the cells of its contexts
+    "contexts of 512": {"context_size": 512},
+    "contexts of 1,024": {"context_size": SHORT},
     "full": {},
-    "growing": {"train": GROWING},
-    "linear": {"model": {"attention": "linear"}},
-    "axial": {"model": {"attention": "axial"}},
-    "geometric": {"model": {"attention": "geometric"}},
-    "geometric, pairs": {"model": {"attention": "geometric", **PAIRS}},
-    "neighbor": {"model": {"attention": "neighbor"}},
-    "neighbor, pairs": {"model": {"attention": "neighbor", **PAIRS}},
-    "neighbor, pairs, growing": {"model": {"attention": "neighbor", **PAIRS}, "train": GROWING},
-    "hyper": {"model": {"residual": "hyper"}, "train": GROWING},
-    "universal": {"model": {"layer_sharing": "universal"}, "train": GROWING},
-    "bottleneck": {"model": {"bottleneck": 4}, "train": GROWING},
-    "recomputed": {"train": {**GROWING, "recompute": "all"}},
+    "linear": {"attention": "linear"},
+    "axial": {"attention": "axial"},
+    "geometric": {"attention": "geometric"},
+    "geometric, pairs": {"attention": "geometric", **PAIRS},
+    "neighbor": {"attention": "neighbor"},
+    "neighbor, pairs": {"attention": "neighbor", **PAIRS},
+    "hyper": {"residual": "hyper"},
+    "universal": {"layer_sharing": "universal"},
+    "bottleneck": {"bottleneck": 4},
 }
+COSTS = ("n_steps", "step", "peak")
 READ_OUT: dict[str, dict[str, Any]] = {"one step": {"n_steps": 1}, "chain": {"n_steps": 25}}
+
+
+def lengths(n_steps: int, length: int | None) -> dict[str, Any]:
+    """Arguments of training for contexts of one length, or, without one, for contexts that grow to whole slices."""
+    if length is not None:
+        return {"context_size": length}
+    warmup, growth = round(WARMUP * n_steps), round(GROWTH * n_steps)
+    growing = {
+        "context_growth": "geometric",
+        "shortest_context": SHORT,
+        "growth_warmup": warmup,
+        "growth_steps": growth,
+    }
+    return {"context_size": "auto", **growing}
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
     """Train one variant and score both ways of reading it out."""
     import lightning.pytorch as pl
+    import torch
 
     import alphastomics as asx
 
@@ -59,21 +77,28 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
 
     ends: list[float] = []
     (fold, *_) = BENCHMARKS[options.benchmark](find_data(options.data_dir))
-    reference, variant = fold.reference.copy(), VARIANTS[options.variant]
-    whole = int(reference.obs["slice_id"].value_counts().max())
+    reference, arguments = fold.reference.copy(), dict(VARIANTS[options.variant])
+    length = arguments.pop("context_size", None)
     asx.model.AlphaSTomics.setup_anndata(reference, position_key="spatial", slice_key="slice_id")
-    model = asx.model.AlphaSTomics(reference, mode="expr_to_pos", random_state=options.seed, **variant.get("model", {}))
-    arguments: dict[str, Any] = {"context_size": whole, **variant.get("train", {})}
-    arguments["batch_size"] = max(1024, arguments["context_size"])
-    model.train(max_time=60 * options.minutes, callbacks=[Clock()], enable_progress_bar=False, **arguments)
+    model = asx.model.AlphaSTomics(reference, mode="expr_to_pos", random_state=options.seed, **arguments)
+    start = time.perf_counter()
+    model.train(
+        **lengths(options.steps, length),
+        **({"max_time": 60 * options.minutes} if options.minutes else {"max_steps": options.steps, "max_epochs": -1}),
+        batch_size=SHORT,
+        callbacks=[Clock()],
+        enable_progress_bar=False,
+    )
+    seconds = time.perf_counter() - start
     training = peak_bytes()
     scores = {}
     for name, read_out in READ_OUT.items():
         predicted = fold.in_source_order(_ours.sample(model, fold.query, seed=options.seed, **read_out))
         scores[name] = _judge.judge(fold.truth, predicted)
     taken = [b - a for a, b in zip(ends, ends[1:], strict=False)]
-    last = taken[-max(1, len(taken) // 10) :]
-    return {"scores": scores, "n_steps": len(ends), "step": statistics.median(last), "peak": training}
+    last = statistics.median(taken[-max(1, len(taken) // 20) :])
+    costs = {"n_steps": len(ends), "step": last, "peak": training / 2**30, "threads": torch.get_num_threads()}
+    return {"scores": {name: found | costs for name, found in scores.items()}, "seconds": seconds}
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -84,7 +109,8 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--benchmark", choices=BENCHMARKS, default="seqfish")
     parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=list(VARIANTS))
     parser.add_argument("--seeds", nargs="+", type=int, default=[0])
-    parser.add_argument("--minutes", type=float, default=5.0, help="of training, for every variant")
+    parser.add_argument("--steps", type=int, default=300, help="of training, for every variant")
+    parser.add_argument("--minutes", type=float, help="of training, in the place of steps")
     parser.add_argument("--output", type=Path, help="default benchmarks/results/ingredients_BENCHMARK.json")
     parser.add_argument("--data-dir", help="folder of the .h5ad files; default $ALPHASTOMICS_DATA or ../shared/data")
     parser.add_argument("--measure", action="store_true", help=argparse.SUPPRESS)
@@ -97,25 +123,21 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 def run(results: Results, options: argparse.Namespace, variant: str, seed: int) -> None:
     """Measure one variant, unless that is done."""
-    parameters = {"minutes": options.minutes, "variant": VARIANTS[variant]}
+    parameters = {"steps": options.steps, "minutes": options.minutes, "variant": VARIANTS[variant]}
     methods = {read_out: f"{variant}, {read_out}" for read_out in READ_OUT}
     fold = "first"
     if all(results.find(parameters, method=method, fold=fold, seed=seed) for method in methods.values()):
         return
-    arguments: list[object] = ["--measure", "--benchmark", options.benchmark, "--minutes", options.minutes]
+    arguments: list[object] = ["--measure", "--benchmark", options.benchmark, "--steps", options.steps]
+    arguments += ["--minutes", options.minutes] if options.minutes else []
     arguments += ["--variant", variant, "--seed", seed]
     arguments += ["--data-dir", options.data_dir] if options.data_dir else []
     found = in_fresh_process("benchmarks.ingredients", *arguments)
     scores = found.pop("scores")
     for read_out, method in methods.items():
-        kept = {"parameters": parameters, "scores": scores[read_out], "seconds": 60 * options.minutes, **found}
+        kept = {"parameters": parameters, "scores": scores[read_out], **found}
         results.add(method=method, fold=fold, seed=seed, **kept)
-    figures = ", ".join(f"{key} {value:.3f}" for key, value in scores["one step"].items())
-    print(
-        f"{variant}, seed {seed}: {figures}; {found['n_steps']} steps, {found['step']:.2f} s, "
-        f"{found['peak'] / 2**30:.2f} GiB",
-        flush=True,
-    )
+    print(f"{variant}, seed {seed}:", ", ".join(f"{k} {v:.3f}" for k, v in scores["one step"].items()), flush=True)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -131,7 +153,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     rows = [f"{variant}, {read_out}" for variant in options.variants for read_out in READ_OUT]
     summary = summarise(results.entries, rows, ["first"], options.seeds)
     results.write(summary=summary)
-    print(table(summary, _judge.METRICS))
+    print(table(summary, [*_judge.METRICS, *COSTS]))
 
 
 if __name__ == "__main__":

@@ -85,7 +85,7 @@ print(json.dumps(found))
 
 def measure(config: DenoiserConfig, steps: list[tuple[int, int]], precision: str = "32") -> list[int]:
     """Bytes of steps (cells, recomputed blocks) in a fresh process, each of which must take more than the one before."""
-    names = ("n_genes", "n_dims", "n_layers", "attention", "gate_type")
+    names = ("n_genes", "n_dims", "n_layers", "attention", "gate_type", "pair_features")
     network = {name: getattr(config, name) for name in names}
     # Freed blocks go back to the system at once; without this the C library keeps up to twice of what is used.
     allocator = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_ARENA_MAX": "1", "OMP_NUM_THREADS": "1"}
@@ -135,6 +135,15 @@ def test_a_step_of_four_times_as_many_cells_takes_four_times_the_memory() -> Non
     """All losses and the optimiser, in one context; attention is linear."""
     config = replace(CONFIG, n_layers=1, attention="linear", gate_type="none")
     short, long = measure(config, [(16_384, 0), (65_536, 0)])
+    assert long <= 4.3 * short
+
+
+@has_status
+@pytest.mark.slow
+def test_a_network_for_long_contexts_takes_memory_for_its_cells_alone() -> None:
+    """Bar 25: all blocks recomputed, 4 times the cells need 4.3 times the memory at most."""
+    config = replace(SMALL, attention="neighbor", pair_features="factorized")
+    short, long = measure(config, [(4096, 2), (16_384, 2)])
     assert long <= 4.3 * short
 
 

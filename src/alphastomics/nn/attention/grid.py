@@ -50,7 +50,7 @@ class Grid(NamedTuple):
     def lay(self, x: Tensor) -> Tensor:
         """Cells (B, N, d) in their slots (B, S, S, d); 0 where there is none."""
         slots = x.new_zeros(len(x), self.held[0].numel() + 1, x.shape[-1])
-        slots = slots.scatter(1, self.slot[..., None].expand_as(x), x)
+        slots = slots.scatter_(1, self.slot[..., None].expand_as(x), x)
         return slots[:, :-1].unflatten(1, self.held.shape[1:])
 
     def take(self, slots: Tensor) -> Tensor:

@@ -1,0 +1,155 @@
+"""The tables of ``docs/long-context.md``, from the committed results: ``python -m benchmarks.long_context_page`` prints them."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from benchmarks._report import mean_sd
+from benchmarks._runner import RESULTS
+from benchmarks.ingredients import VARIANTS
+from benchmarks.long_context import ESTIMATED, LARGE, RECOMPUTED, SETTINGS, SMALL, WHOLE
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+CLAIMS = {
+    "factors": "features of pairs in factors",
+    "chunked loss": "loss of distances in blocks",
+    "sparse pairs": "features of 32 neighbours' pairs",
+    "axial pairs": "axial attention, on factors",
+    "axial cells": "attention along a grid of the cells",
+    "mixed precision memory": "bfloat16, memory",
+    "mixed precision time": "bfloat16, time",
+}
+TISSUES = {
+    "seqfish": "seqFISH mouse embryo, slices of 10,129 and 7,642 cells",
+    "starmap3d": "STARmap visual cortex in 3D, one slice of 16,422 cells",
+}
+READ_OUT = {"one step": "mean", "chain": "draw"}
+SCORES = {
+    "knn_20": "20 neighbours kept ↑",
+    "distance_spearman": "distance Spearman ↑",
+    "contact_5": "contacts ↑",
+    "aligned_rmsd": "aligned RMSD ↓",
+}
+CHAINS = {
+    "fape": "FAPE ↓",
+    "fape_mirrored": "FAPE of the mirror image",
+    "distance_spearman": "distance Spearman ↑",
+    "rmsd": "RMSD, Å ↓",
+    "bond": "bond, Å (3.8)",
+}
+GIB = 2**30
+
+
+def rows(lines: Sequence[Sequence[str]]) -> str:
+    """A Markdown table, its first line the head; every column but the first to the right."""
+    head, *body = ["| " + " | ".join(line) + " |" for line in lines]
+    return "\n".join([head, "| --- |" + " ---: |" * (len(lines[0]) - 1), *body])
+
+
+def times(ratio: float) -> str:
+    """A ratio, in three digits unless it has more before the point."""
+    return f"{ratio:.0f} ×" if ratio >= 1000 else f"{ratio:.3g} ×"
+
+
+def claims_table(folder: Path = RESULTS) -> str:
+    """What the specification claims, what arithmetic says, and what was measured."""
+    found = json.loads((folder / "claims.json").read_text())
+    lines = [["claim", "said", "arithmetic", "measured"]]
+    for name, title in CLAIMS.items():
+        claim = found["claims"][name]
+        lines.append([title, *(times(claim[key]) for key in ("said", "arithmetic", "ratio"))])
+    for name, measured in found["sharing"]["measured"].items():
+        said = times(found["sharing"]["said"][name])
+        text = f"{times(measured['shared'])}; of all weights {times(measured['all'])}"
+        lines.append([f'`layer_sharing="{name}"`, weights', said, said, text])
+    return rows(lines)
+
+
+def steps_table(folder: Path = RESULTS) -> str:
+    """A step of training by the number of cells in its context."""
+    scores = _by_run(folder)
+    lines = [["a step of training", *(f"{n:,} cells" for n in (SMALL, LARGE, WHOLE)), "time ×", "memory ×"]]
+    for name in SETTINGS:
+        found = [scores.get(("steps", name, n)) for n in (SMALL, LARGE, WHOLE)]
+        if found[0] is None or found[1] is None:
+            continue
+        small, large = found[0], found[1]
+        cells = [f"{run['seconds']:.1f} s, {run['peak'] / GIB:.2f} GiB" if run else "" for run in found]
+        ratios = [f"{large[key] / small[key]:.2f}" for key in ("seconds", "peak")]
+        lines.append(["neighbor, pairs" if name == "default" else name, *cells, *ratios])
+    if run := scores.get(("steps", RECOMPUTED, WHOLE)):
+        whole = f"{run['seconds']:.1f} s, {run['peak'] / GIB:.2f} GiB"
+        lines.append(["neighbor, pairs, all blocks recomputed", "", "", whole, "", ""])
+    return rows(lines)
+
+
+def estimates_table(folder: Path = RESULTS) -> str:
+    """What a step is said to take, and takes."""
+    scores = _by_run(folder)
+    lines = [["a step of training", "cells", "blocks recomputed", "estimate", "measured", "ratio"]]
+    for name, (_, n, recompute) in ESTIMATED.items():
+        run = scores["estimates", name, n]
+        sizes = [f"{run[key] / GIB:.2f} GiB" for key in ("estimate", "peak")]
+        lines.append([name.removesuffix(", recomputed"), f"{n:,}", recompute, *sizes, f"{run['ratio']:.2f}"])
+    return rows(lines)
+
+
+def ingredients_table(name: str, folder: Path = RESULTS) -> str:
+    """What each ingredient does to accuracy, time and memory; nothing where that was not measured."""
+    path = folder / f"{name}.json"
+    if not path.is_file():
+        return ""
+    results = json.loads(path.read_text())
+    summary = results["summary"]
+    lines = [
+        ["", *(f"{title}, {r}" for title in SCORES.values() for r in READ_OUT.values()), "steps", "s a step", "GiB"]
+    ]
+    for variant in VARIANTS:
+        found = [summary.get(f"{variant}, {read_out}") for read_out in READ_OUT]
+        if None not in found:
+            scores = [mean_sd(*run[score]) for score in SCORES for run in found]
+            costs = [
+                f"{found[0][cost][0]:{form}}" for cost, form in (("n_steps", ".0f"), ("step", ".2g"), ("peak", ".2g"))
+            ]
+            lines.append([variant, *scores, *costs])
+    minutes, steps = (
+        max(entry["parameters"][key] or 0 for entry in results["entries"]) for key in ("minutes", "steps")
+    )
+    heading = (
+        f"{TISSUES[results['tissue']]}; {f'{minutes:g} minutes' if minutes else f'{steps} steps'} of training each"
+    )
+    return f"{heading}:\n\n{rows(lines)}"
+
+
+def chains_table(folder: Path = RESULTS) -> str:
+    """Chains of residues placed with and without their order; nothing where that was not measured."""
+    path = folder / "chains.json"
+    if not path.is_file():
+        return ""
+    summary = json.loads(path.read_text())["summary"]
+    lines = [["", *CHAINS.values()]]
+    lines += [[method, *(mean_sd(*found[score]) for score in CHAINS)] for method, found in summary.items()]
+    seeds = max(found["n_seeds"] for found in summary.values())
+    return f"Chains that no model has seen, {seeds} seed{'s' if seeds > 1 else ''}:\n\n{rows(lines)}"
+
+
+def tables(folder: Path = RESULTS) -> Iterator[str]:
+    """Every table that there is."""
+    yield steps_table(folder)
+    yield estimates_table(folder)
+    yield claims_table(folder)
+    measured = [ingredients_table(name, folder) for name in ("whole_slices", *(f"ingredients_{t}" for t in TISSUES))]
+    yield from filter(None, [*measured, chains_table(folder)])
+
+
+def _by_run(folder: Path) -> dict[tuple[str, str, int], dict[str, Any]]:
+    entries = json.loads((folder / "long_context.json").read_text())["entries"]
+    return {(entry["method"], entry["fold"], entry["seed"]): entry["scores"] for entry in entries}
+
+
+if __name__ == "__main__":
+    print("\n\n".join(tables()))
