@@ -52,7 +52,7 @@ def rows(lines: Sequence[Sequence[str]]) -> str:
 
 def times(ratio: float) -> str:
     """A ratio, in three digits unless it has more before the point."""
-    return f"{ratio:.0f} ×" if ratio >= 1000 else f"{ratio:.3g} ×"
+    return f"{ratio:.0f} ×" if ratio >= 1000 else f"{ratio:.2g} ×" if ratio < 1 else f"{ratio:.3g} ×"
 
 
 def claims_table(folder: Path = RESULTS) -> str:
@@ -85,6 +85,21 @@ def steps_table(folder: Path = RESULTS) -> str:
         whole = f"{run['seconds']:.1f} s, {run['peak'] / GIB:.2f} GiB"
         lines.append(["neighbor, pairs, all blocks recomputed", "", "", whole, "", ""])
     return rows(lines)
+
+
+def others_table(folder: Path = RESULTS) -> str:
+    """Single operations, and a slice that is sampled."""
+    scores = _by_run(folder)
+    operations, sampled = scores["operations", "", WHOLE], scores["sampling", "default", 0]
+    half = f"half of {sampled['n_cells']:,} cells of a slice in 3D placed, the others known, 25 steps"
+    return rows(
+        [
+            ["", "measured"],
+            [f"the 32 nearest of {WHOLE:,} cells", f"{operations['nearest cells']:.2f} s"],
+            [f"attention along a grid of {SMALL:,} cells, over full attention", times(operations["grid / full"])],
+            [half, f"{sampled['seconds']:.0f} s, {sampled['process'] / GIB:.1f} GiB of the whole process"],
+        ]
+    )
 
 
 def estimates_table(folder: Path = RESULTS) -> str:
@@ -140,6 +155,7 @@ def chains_table(folder: Path = RESULTS) -> str:
 def tables(folder: Path = RESULTS) -> Iterator[str]:
     """Every table that there is."""
     yield steps_table(folder)
+    yield others_table(folder)
     yield estimates_table(folder)
     yield claims_table(folder)
     measured = [ingredients_table(name, folder) for name in ("whole_slices", *(f"ingredients_{t}" for t in TISSUES))]
