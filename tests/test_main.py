@@ -537,7 +537,7 @@ def test_a_bug_keeps_its_traceback(monkeypatch, tmp_path):
     def broken(path: object) -> None:
         raise AttributeError("no such thing")
 
-    monkeypatch.setattr("alphastomics._cli._files.read_tissue", broken)
+    monkeypatch.setattr("alphastomics.data._h5ad.read_h5ad", broken)
     (tmp_path / "x.h5ad").touch()
     with pytest.raises(AttributeError, match="no such thing"):
         main(["train", "--input-data", str(tmp_path / "x.h5ad"), "--output-dir", str(tmp_path / "m")])

@@ -89,7 +89,7 @@ def test_other_format_version_is_refused(folder):
 
 def test_other_class_is_refused(folder):
     edit(folder, lambda config: config.update({"class": "SCVI"}))
-    with pytest.raises(ValueError, match="holds a SCVI, not a AlphaSTomics"):
+    with pytest.raises(ValueError, match="holds a model of 'SCVI', not of AlphaSTomics"):
         AlphaSTomics.load(folder, adata=False)
 
 

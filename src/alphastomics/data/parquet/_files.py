@@ -12,11 +12,12 @@ from uuid import uuid4
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from alphastomics._disk import WRITE, denied, reason
+from alphastomics import _json
+from alphastomics._disk import WRITE, check_memory, denied, reason
 from alphastomics.data.parquet._columns import EXPRESSION, INDICES, POSITION, VALUES, from_arrow, to_arrow
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Container, Iterable, Iterator
     from pathlib import Path
 
     from alphastomics.data.parquet._columns import Cells
@@ -27,6 +28,9 @@ TEMPORARY = ".tmp"
 LEFT = re.compile(r".+\.[0-9a-f]{32}\.tmp")  # a temporary name
 BLOCK = 2**20
 LARGEST_PAGE = 2**31 - 1
+LARGEST_JSON = 2**28  # bytes: a thousand slices that lack ten thousand genes each
+WIDTHS = {"BOOLEAN": 1, "INT32": 4, "FLOAT": 4}  # bytes of a value in memory, by its type in a file
+WIDEST = 8
 
 
 @contextmanager
@@ -152,8 +156,8 @@ def open_parquet(path: Path) -> pq.ParquetFile:
         return pq.ParquetFile(path, page_checksum_verification=True)
     except PermissionError as error:
         raise denied(path, error) from error
-    except (pa.ArrowInvalid, pa.ArrowException, OSError) as error:
-        raise ValueError(f"{path} is no whole Parquet file ({_first_line(error)}); make the dataset again") from error
+    except Exception as error:  # a damaged file can break the reader in any way
+        raise ValueError(f"{path} is no whole Parquet file ({reason(error)}); make the dataset again") from error
 
 
 def read_group(file: pq.ParquetFile, group: int, n_genes: int, path: Path) -> Cells:
@@ -165,11 +169,37 @@ def read_group(file: pq.ParquetFile, group: int, n_genes: int, path: Path) -> Ce
         If it is damaged.
     """
     try:
+        check_room(file.metadata, (group,))
         return from_arrow(file.read_row_group(group), n_genes)
-    except (pa.ArrowInvalid, pa.ArrowException, OSError, ValueError) as error:
-        raise ValueError(
-            f"Row group {group} of {path} is damaged ({_first_line(error)}); make the dataset again"
-        ) from error
+    except Exception as error:  # likewise
+        raise ValueError(f"Row group {group} of {path} is damaged ({reason(error)}); make the dataset again") from error
+
+
+def check_room(metadata: pq.FileMetaData, groups: Iterable[int], columns: Container[str] | None = None) -> None:
+    """Refuse row groups that are larger than the memory of this machine.
+
+    A value that comes a thousand million times in a row takes a few bytes of a file.
+
+    Parameters
+    ----------
+    metadata
+        What the file says of itself.
+    groups
+        Numbers of the row groups that are read at once.
+    columns
+        Names of the columns that are read; all when None.
+
+    Raises
+    ------
+    ValueError
+        If they are; the message does not name the file.
+    """
+    n_bytes = 0
+    for group in map(metadata.row_group, groups):
+        for chunk in map(group.column, range(group.num_columns)):
+            if columns is None or chunk.path_in_schema.split(".")[0] in columns:
+                n_bytes += max(0, chunk.num_values) * WIDTHS.get(chunk.physical_type, WIDEST)
+    check_memory(n_bytes)
 
 
 def checksum(path: Path) -> str:
@@ -203,7 +233,7 @@ def footer_checksum(path: Path) -> str:
     except PermissionError as error:
         raise denied(path, error) from error
     except (OSError, ValueError) as error:
-        raise ValueError(f"{path} is no whole Parquet file ({_first_line(error)}); make the dataset again") from error
+        raise ValueError(f"{path} is no whole Parquet file ({reason(error)}); make the dataset again") from error
 
 
 def write_json(path: Path, values: Any) -> None:
@@ -223,12 +253,8 @@ def read_json(path: Path) -> Any:
         If it is none.
     """
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return _json.read(path, largest=LARGEST_JSON)
     except PermissionError as error:
         raise denied(path, error) from error
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is not JSON ({_first_line(error)}); delete it and make the dataset again") from error
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
+    except (ValueError, OSError) as error:
+        raise ValueError(f"{path} is not JSON ({reason(error)}); delete it and make the dataset again") from error

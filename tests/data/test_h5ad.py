@@ -1,0 +1,104 @@
+"""Files of anndata: what reads other files, or fits no memory, is refused before it is read."""
+
+from __future__ import annotations
+
+import re
+
+import h5py
+import numpy as np
+import pytest
+
+from alphastomics.data._h5ad import read_h5ad
+from alphastomics.data.preprocess import Stage1Options, stage1
+
+
+@pytest.fixture
+def path(tissue, tmp_path):
+    (tmp_path / "raw").mkdir()
+    path = tmp_path / "raw" / "cells.h5ad"
+    tissue.write_h5ad(path)
+    return path
+
+
+def external(file, other):
+    with h5py.File(other, "w") as secret:
+        secret["x"] = np.ones(360)
+    file["obs/secret"] = h5py.ExternalLink(str(other), "/x")
+
+
+def external_group(file, other):
+    with h5py.File(other, "w") as secret:
+        secret["x/y"] = np.ones(360)
+    file["uns/secret"] = h5py.ExternalLink(str(other), "/x")
+
+
+def through_a_link(file, other):
+    external(file, other)
+    file.move("obs/secret", "uns/hidden")
+    file["obs/secret"] = h5py.SoftLink("/uns/hidden")
+
+
+def storage(file, other):
+    other.write_bytes(b"secrets!" * 360)
+    file.create_dataset("obs/secret", (360,), "f8", external=[(str(other), 0, 8 * 360)])
+
+
+def virtual(file, other):
+    with h5py.File(other, "w") as secret:
+        secret["x"] = np.ones(360)
+    layout = h5py.VirtualLayout((360,), "f8")
+    layout[:] = h5py.VirtualSource(str(other), "x", (360,))
+    file.create_virtual_dataset("obs/secret", layout)
+
+
+def enormous(file, other):
+    file.create_dataset("obs/secret", (10**13,), "f8", chunks=(1024,))
+
+
+CRAFTED = {
+    external: "obs/secret is a link to another file",
+    external_group: "uns/secret is a link to another file",
+    through_a_link: "uns/hidden is a link to another file",
+    storage: "obs/secret takes its values from another file",
+    virtual: "obs/secret takes its values from another file",
+    enormous: r"it says that it holds [\d,]+ GiB, more than the \d+ GiB of this machine",
+}
+
+
+@pytest.mark.parametrize(("change", "message"), CRAFTED.items(), ids=[change.__name__ for change in CRAFTED])
+def test_what_leads_out_of_the_file_or_fits_no_memory_is_refused(path, tmp_path, change, message):
+    with h5py.File(path, "r+") as file:
+        change(file, tmp_path / "other.h5")
+    with pytest.raises(ValueError, match=rf"cells\.h5ad cannot be read as \.h5ad: .*{message}; see that it is whole"):
+        read_h5ad(path)
+    with pytest.raises(
+        ValueError, match=rf"cells\.h5ad cannot be read as \.h5ad \(.*{message}\); see that it is whole"
+    ):
+        stage1(path.parent, tmp_path / "out", Stage1Options())
+    assert not list((tmp_path / "out").glob("*.arrow"))
+
+
+def test_links_within_the_file_are_followed_and_loops_end(path):
+    with h5py.File(path, "r+") as file:
+        file["uns/same"] = file["obs/cell_type"]
+        file["obsm/again"] = h5py.SoftLink("/obsm/spatial")
+    found = read_h5ad(path)
+    np.testing.assert_array_equal(found.obsm["again"], found.obsm["spatial"])
+    with h5py.File(path, "r+") as file:
+        file["uns/loop"] = file["uns"]
+    with pytest.raises(ValueError, match=r"cells\.h5ad cannot be read as \.h5ad") as caught:
+        read_h5ad(path)
+    assert "\n" not in str(caught.value)
+
+
+def test_what_is_read_a_few_cells_at_a_time_may_be_larger_than_memory(path, tmp_path):
+    with h5py.File(path, "r+") as file:
+        file.create_dataset("layers/enormous", (10**13,), "f8", chunks=(1024,))
+    assert stage1(path.parent, tmp_path / "out", Stage1Options()) == 3
+
+
+@pytest.mark.parametrize("content", [b"", b"no", b"\x89HDF\r\n\x1a\n" + bytes(100)])
+def test_what_is_no_h5ad_is_said(path, content):
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=rf"{re.escape(str(path))} cannot be read as .h5ad: .*; see that it is whole"):
+        read_h5ad(path)
