@@ -7,7 +7,8 @@ import os
 import pickle
 import shutil
 import zipfile
-from io import BytesIO
+from contextlib import redirect_stdout
+from io import BytesIO, StringIO
 from typing import TYPE_CHECKING, Any
 
 import h5py
@@ -15,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
+import yaml
 
 from alphastomics._cli._tensors import read_tensors
 from alphastomics.config import Config
@@ -82,7 +84,7 @@ class ModelFolders:
             (folder / "with_data").touch()
         kind, weights = rng.random(), folder / "model.safetensors"
         if kind < 0.6:
-            (folder / "config.json").write_bytes(mutate_document(self._root(rng), as_json, rng))
+            self._mutate_config(folder / "config.json", rng)
         elif kind < 0.9:
             weights.write_bytes(mutate_safetensors(weights.read_bytes(), rng))
         else:
@@ -91,18 +93,19 @@ class ModelFolders:
             if rng.random() < 0.5:
                 (folder / "config.json").unlink()
 
-    def _root(self, rng: np.random.Generator) -> Any:
-        """The configuration, with a part of it changed already, as all parts of it should be about as often."""
-        values = json.loads(json.dumps(self.config))
-        part = ("init", "frame", "history", "registry", None)[int(rng.integers(5))]
-        if part is not None:
-            values[part] = mutate_values(values[part], rng)
-        return values
+    def _mutate_config(self, path: Path, rng: np.random.Generator) -> None:
+        """Change the configuration anywhere, or in one of its parts, which are not of one size."""
+        part = ("init", "frame", "history", "registry", None, None)[int(rng.integers(6))]
+        if part is None:
+            path.write_bytes(mutate_document(self.config, as_json, rng))
+        else:
+            path.write_text(as_json(self.config | {part: mutate_values(self.config[part], rng)}))
 
     def read(self, folder: Path) -> None:
         attached = self.cells.copy() if (folder / "with_data").exists() else False
         model = AlphaSTomics.load(folder, adata=attached, accelerator="cpu")
-        model.sample(self.cells[:20].copy(), mode="expr_to_pos", n_steps=1)
+        if model.is_trained:
+            model.sample(self.cells[:20].copy(), mode="expr_to_pos", n_steps=1)
 
 
 def mutate_safetensors(data: bytes, rng: np.random.Generator) -> bytes:
@@ -124,21 +127,19 @@ class Configurations:
     """``config.yaml`` of a training."""
 
     def __init__(self, folder: Path) -> None:
-        import yaml
-
-        self.values = Config(**{name: type(getattr(Config(), name))() for name in ("model", "training")}).to_dict() | {
-            "TransformerLayer_setting": {"num_layers": 4, "use_moe": True},
-        }
-        self.values["training"] |= {"learning_rate": 1e-4, "batch_size": 64, "max_time": "00:00:01:00"}
-        self.values["data"]["loading"] |= {"num_workers": 0}
-        self._dump = lambda values: yaml.dump(values, allow_unicode=True)
+        text = StringIO()
+        with redirect_stdout(text):
+            main(["train", "--input-data", __file__, "--batch-size", "64", "--print-config"])
+        self.values = yaml.safe_load(text.getvalue())
+        del self.values["model"]["n_layers"]
+        self.values["TransformerLayer_setting"] = {"num_layers": 4}
 
     def make(self, folder: Path, rng: np.random.Generator) -> None:
         path = folder / "config.yaml"
         if rng.random() < 0.05:
             path.write_bytes(trap(folder, rng))
         else:
-            path.write_bytes(mutate_document(self.values, self._dump, rng))
+            path.write_bytes(mutate_document(self.values, yaml.safe_dump, rng))
 
     def read(self, folder: Path) -> None:
         config = Config.read(folder / "config.yaml")
@@ -179,6 +180,7 @@ class TensorFiles:
 def mutate_archive(data: bytes, rng: np.random.Generator) -> bytes:
     """An archive that is whole, with a part of it changed, left out, or compressed; mostly the pickle."""
     target = BytesIO()
+    compression = zipfile.ZIP_DEFLATED if rng.random() < 0.05 else zipfile.ZIP_STORED
     with zipfile.ZipFile(BytesIO(data)) as old, zipfile.ZipFile(target, "w") as new:
         names = old.namelist()
         chosen = next(n for n in names if n.endswith("data.pkl")) if rng.random() < 0.8 else str(rng.choice(names))
@@ -188,7 +190,7 @@ def mutate_archive(data: bytes, rng: np.random.Generator) -> bytes:
                 continue
             if name == chosen:
                 content = mutate_bytes(content, rng)
-            new.writestr(name, content, zipfile.ZIP_DEFLATED if rng.random() < 0.01 else zipfile.ZIP_STORED)
+            new.writestr(name, content, compression)
     return target.getvalue()
 
 

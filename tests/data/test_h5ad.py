@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 
 import h5py
 import numpy as np
 import pytest
 
+from alphastomics.data import _h5ad
 from alphastomics.data._h5ad import read_h5ad
 from alphastomics.data.preprocess import Stage1Options, stage1
 
@@ -51,8 +54,17 @@ def virtual(file, other):
     file.create_virtual_dataset("obs/secret", layout)
 
 
+def hollow(file, other):
+    file.create_dataset("obs/secret", (10**9,), "f8", chunks=(1024,))
+
+
 def enormous(file, other):
-    file.create_dataset("obs/secret", (10**13,), "f8", chunks=(1024,))
+    """Stored as far as the file can tell, which has a hole."""
+    space, properties = h5py.h5s.create_simple((10**8,)), h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+    properties.set_layout(h5py.h5d.CONTIGUOUS)
+    properties.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
+    properties.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
+    h5py.h5d.create(file["obs"].id, b"secret", h5py.h5t.NATIVE_DOUBLE, space, properties)
 
 
 CRAFTED = {
@@ -61,8 +73,15 @@ CRAFTED = {
     through_a_link: "uns/hidden is a link to another file",
     storage: "obs/secret takes its values from another file",
     virtual: "obs/secret takes its values from another file",
-    enormous: r"it says that it holds [\d,]+ GiB, more than the \d+ GiB of this machine",
+    hollow: r"obs/secret says that it holds 7\.5 GiB, and next to nothing is stored",
+    enormous: r"it says that it holds 1 GiB, more than the 0 GiB of this machine",
 }
+
+
+@pytest.fixture(autouse=True)
+def _little_memory(monkeypatch):
+    """256 MiB."""
+    monkeypatch.setattr("os.sysconf", lambda name: 2**14)
 
 
 @pytest.mark.parametrize(("change", "message"), CRAFTED.items(), ids=[change.__name__ for change in CRAFTED])
@@ -93,8 +112,45 @@ def test_links_within_the_file_are_followed_and_loops_end(path):
 
 def test_what_is_read_a_few_cells_at_a_time_may_be_larger_than_memory(path, tmp_path):
     with h5py.File(path, "r+") as file:
-        file.create_dataset("layers/enormous", (10**13,), "f8", chunks=(1024,))
+        enormous(file, None)
+        file.move("obs/secret", "layers/secret")
     assert stage1(path.parent, tmp_path / "out", Stage1Options()) == 3
+
+
+def test_what_hdf5_does_not_get_through_is_refused(path, tmp_path, monkeypatch):
+    for script in ("import time; time.sleep(60)", "import os; os.abort()"):
+        monkeypatch.setattr(_h5ad, "TRIAL", tmp_path / "trial.py")
+        monkeypatch.setattr(_h5ad, "LONGEST", 1.0)
+        (tmp_path / "trial.py").write_text(script)
+        with pytest.raises(
+            ValueError, match=r"cells\.h5ad cannot be read as \.h5ad: HDF5 does not get through it; see"
+        ):
+            read_h5ad(path)
+
+
+def test_a_loop_ends(path, tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", "import sys; sys.path.insert(0, sys.argv[1]); import _hdf5_trial as t; t.SECONDS = 1\n"
+         "t.examine = lambda path: [None for _ in iter(int, 1)]\nt.main('x')", str(_h5ad.TRIAL.parent)],
+        timeout=60,
+    )  # fmt: skip
+    assert done.returncode < 0
+
+
+def test_a_matrix_whose_parts_do_not_fit_is_refused(path):
+    with h5py.File(path, "r+") as file:
+        file["X/indices"][5] = 10**6
+    with pytest.raises(ValueError, match=r"cells\.h5ad cannot be read as \.h5ad: .*ind.*; see that it is whole"):
+        read_h5ad(path)
+
+
+def test_a_file_is_tried_once(path, monkeypatch):
+    read_h5ad(path)
+    monkeypatch.setattr(_h5ad, "TRIAL", path.parent / "none.py")
+    assert read_h5ad(path).n_obs == 360
+    path.touch()
+    with pytest.raises(ValueError, match="does not get through"):
+        read_h5ad(path)
 
 
 @pytest.mark.parametrize("content", [b"", b"no", b"\x89HDF\r\n\x1a\n" + bytes(100)])

@@ -183,6 +183,16 @@ def _restore_fitted(model: AlphaSTomics, tensors: Mapping[str, Tensor]) -> None:
         setattr(model, f"{name}_", value)
 
 
+def _check_registry(registry: dict[str, Any], schema: TissueSchema) -> None:
+    """What scvi-tools says of the reference must be what the schema says of it."""
+    field = registry["field_registries"]["X"]
+    n_cells, n_genes = (field["summary_stats"][name] for name in ("n_cells", "n_vars"))
+    if n_genes != schema.n_genes or field["state_registry"]["n_vars"] != n_genes:
+        raise ValueError(f"its registry and its schema differ in the number of genes, {schema.n_genes}")
+    if type(n_cells) is not int or n_cells < 0:
+        raise ValueError("its registry does not say how many cells there were")
+
+
 def _frame(values: Any, schema: TissueSchema) -> ReferenceFrame | None:
     if values is None:
         return None
@@ -253,6 +263,7 @@ def restore(
     with _whole(folder):
         registry, setup = config["registry"], dict(config["registry"]["setup_args"])
         schema = TissueSchema.from_dict(registry[SCHEMA])
+        _check_registry(registry, schema)
         if others := setup.keys() - signature(cls.setup_anndata).parameters.keys():
             raise ValueError(f"setup_anndata has no argument {shown(min(others))}")
     data = None if adata is False else adata

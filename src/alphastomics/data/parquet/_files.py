@@ -13,11 +13,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from alphastomics import _json
-from alphastomics._disk import WRITE, check_memory, denied, reason
+from alphastomics._disk import WRITE, denied, reason
 from alphastomics.data.parquet._columns import EXPRESSION, INDICES, POSITION, VALUES, from_arrow, to_arrow
+from alphastomics.data.parquet._footer import check_room, read_footer
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
 
     from alphastomics.data.parquet._columns import Cells
@@ -29,8 +30,6 @@ LEFT = re.compile(r".+\.[0-9a-f]{32}\.tmp")  # a temporary name
 BLOCK = 2**20
 LARGEST_PAGE = 2**31 - 1
 LARGEST_JSON = 2**28  # bytes: a thousand slices that lack ten thousand genes each
-WIDTHS = {"BOOLEAN": 1, "INT32": 4, "FLOAT": 4}  # bytes of a value in memory, by its type in a file
-WIDEST = 8
 
 
 @contextmanager
@@ -169,37 +168,24 @@ def read_group(file: pq.ParquetFile, group: int, n_genes: int, path: Path) -> Ce
         If it is damaged.
     """
     try:
-        check_room(file.metadata, (group,))
         return from_arrow(file.read_row_group(group), n_genes)
     except Exception as error:  # likewise
         raise ValueError(f"Row group {group} of {path} is damaged ({reason(error)}); make the dataset again") from error
 
 
-def check_room(metadata: pq.FileMetaData, groups: Iterable[int], columns: Container[str] | None = None) -> None:
-    """Refuse row groups that are larger than the memory of this machine.
-
-    A value that comes a thousand million times in a row takes a few bytes of a file.
-
-    Parameters
-    ----------
-    metadata
-        What the file says of itself.
-    groups
-        Numbers of the row groups that are read at once.
-    columns
-        Names of the columns that are read; all when None.
+def check_whole(path: Path) -> None:
+    """Refuse a file whose end makes no sense, or whose cells do not fit into memory together.
 
     Raises
     ------
     ValueError
-        If they are; the message does not name the file.
+        If it is so.
     """
-    n_bytes = 0
-    for group in map(metadata.row_group, groups):
-        for chunk in map(group.column, range(group.num_columns)):
-            if columns is None or chunk.path_in_schema.split(".")[0] in columns:
-                n_bytes += max(0, chunk.num_values) * WIDTHS.get(chunk.physical_type, WIDEST)
-    check_memory(n_bytes)
+    try:
+        footer = read_footer(path)
+        check_room(footer, range(len(footer)))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path} is no whole Parquet file ({reason(error)}); make the dataset again") from error
 
 
 def checksum(path: Path) -> str:

@@ -18,8 +18,9 @@ import numpy as np
 if TYPE_CHECKING:
     import mmap
 
-    import pyarrow.parquet as pq
     from numpy.typing import NDArray
+
+    from alphastomics.data.parquet._footer import Chunk
 
 LONGEST_HEADER = 128
 INTEGER, STRUCT = 5, 12  # types of Thrift's compact protocol that a plain page has
@@ -28,9 +29,7 @@ N_VALUES, ENCODING = 1, 2  # fields of DataPageHeader
 DATA_PAGE, PLAIN = 0, 0
 
 
-def mapped_values(
-    file: mmap.mmap, chunk: pq.ColumnChunkMetaData, n_values: int, dtype: type[np.generic]
-) -> NDArray[np.uint8] | None:
+def mapped_values(file: mmap.mmap, chunk: Chunk, n_values: int, dtype: type[np.generic]) -> NDArray[np.uint8] | None:
     """The bytes of the values of a column chunk, without a copy; None if they are stored in another way.
 
     Parameters
@@ -49,9 +48,9 @@ def mapped_values(
     ValueError
         If the page does not have the checksum that its header gives.
     """
-    if chunk.compression != "UNCOMPRESSED" or chunk.has_dictionary_page:
+    if chunk.is_compressed or chunk.has_dictionary:
         return None
-    start = chunk.data_page_offset
+    start = chunk.start
     try:
         header, length = _read_struct(file[start : start + LONGEST_HEADER], 0)
         data = header[DATA]
@@ -59,9 +58,9 @@ def mapped_values(
         alone = (
             header[KIND] == DATA_PAGE
             and data[ENCODING] == PLAIN
-            and data[N_VALUES] == chunk.num_values
+            and data[N_VALUES] == chunk.n_values
             and header[SIZE] == size
-            and length + size == chunk.total_compressed_size
+            and length + size == chunk.n_bytes
         )
     except (IndexError, KeyError, TypeError, ValueError):
         return None

@@ -17,7 +17,7 @@ from alphastomics import _keys
 from alphastomics._disk import reason
 from alphastomics.data._checks import check_choice
 from alphastomics.data.parquet._dataset import FOLDER, METADATA, SPLITS, DatasetInfo
-from alphastomics.data.parquet._files import check_room, open_parquet, read_group
+from alphastomics.data.parquet._files import check_whole, open_parquet, read_group
 from alphastomics.data.parquet._note import Note
 from alphastomics.data.parquet._rows import Part, read_part
 
@@ -78,6 +78,7 @@ def _read_shard(path: Path, shard: Shard, info: DatasetInfo) -> Iterator[Cells]:
     """Row groups of a file, which must be those that ``metadata.json`` lists."""
     n_genes = info.schema.n_genes
     with open_parquet(path) as file:
+        check_whole(path)
         found = file.num_row_groups
         if found != len(shard.groups):
             raise ValueError(f"{path} has {found} row groups, not {len(shard.groups)}; make the dataset again")
@@ -113,10 +114,10 @@ def read_parquet(path: str | PathLike[str]) -> ad.AnnData:
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"{path} is no file")
+    check_whole(path)
     try:
         file = pq.ParquetFile(path, page_checksum_verification=True)
         schema = file.schema_arrow
-        check_room(file.metadata, range(file.num_row_groups))
     except Exception as error:  # a damaged file can break the reader in any way
         raise ValueError(
             f"{path} is no whole Parquet file ({reason(error)}); make it again, or name another"

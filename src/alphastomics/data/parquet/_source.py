@@ -26,7 +26,8 @@ from alphastomics.data.parquet._columns import (
     read_position,
 )
 from alphastomics.data.parquet._dataset import FOLDER, METADATA, DatasetInfo
-from alphastomics.data.parquet._files import check_room, open_parquet
+from alphastomics.data.parquet._files import open_parquet
+from alphastomics.data.parquet._footer import RowGroup, check_room, read_footer
 from alphastomics.data.parquet._pages import mapped_values
 
 if TYPE_CHECKING:
@@ -195,7 +196,7 @@ class ParquetSource:
         self.measured: NDArray[np.bool_] = np.any(self._measured, axis=0)
 
     def _forget(self) -> None:
-        self._files: dict[int, tuple[pq.ParquetFile, mmap.mmap]] = {}
+        self._files: dict[int, tuple[pq.ParquetFile, tuple[RowGroup, ...], mmap.mmap]] = {}
         self._kept: OrderedDict[int, Values] = OrderedDict()
         self._pages: dict[int, Values] = {}
         self._reading = threading.Lock()
@@ -290,8 +291,8 @@ class ParquetSource:
         """Values of a row group, compared with what is known of them; and whether their memory is that of the mapped file."""
         path = self._paths[group.file]
         try:
-            file, content = self._open(group.file)
-            found = self._mapped(file, content, group)
+            file, footer, content = self._open(group.file)
+            found = self._mapped(footer[group.number], content, group)
             if found is not None:
                 return found, True
             columns = [name for name in (EXPRESSION, INDICES, VALUES) if name in file.schema_arrow.names]
@@ -308,19 +309,18 @@ class ParquetSource:
         if len(indices) and not 0 <= indices.min() <= indices.max() < self.schema.n_genes:
             raise ValueError("it names genes that there are not")
 
-    def _open(self, number: int) -> tuple[pq.ParquetFile, mmap.mmap]:
+    def _open(self, number: int) -> tuple[pq.ParquetFile, tuple[RowGroup, ...], mmap.mmap]:
         with self._reading:
             if number not in self._files:
                 path = self._paths[number]
                 with path.open("rb") as file:
                     content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-                self._files[number] = open_parquet(path), content
+                self._files[number] = open_parquet(path), read_footer(path), content
             return self._files[number]
 
-    def _mapped(self, file: pq.ParquetFile, content: mmap.mmap, group: Group) -> SparsePages | NDArray[np.uint8] | None:
+    def _mapped(self, footer: RowGroup, content: mmap.mmap, group: Group) -> SparsePages | NDArray[np.uint8] | None:
         """Values of a row group in the mapped file, if it is stored for that; its pages are compared with their checksums."""
-        footer, n_genes = file.metadata.row_group(group.number), self.schema.n_genes
-        chunks = {chunk.path_in_schema.split(".")[0]: chunk for chunk in map(footer.column, range(footer.num_columns))}
+        chunks, n_genes = footer.columns, self.schema.n_genes
         if EXPRESSION in chunks:
             values = mapped_values(content, chunks[EXPRESSION], group.n_cells * n_genes, np.float32)
             return None if values is None else values.reshape(group.n_cells, 4 * n_genes)
@@ -341,9 +341,9 @@ def _read_places(path: Path) -> Places:
     with open_parquet(path) as file:
         try:
             columns = [name for name in (SLICE, SIZE, POSITION, LENGTH) if name in file.schema_arrow.names]
-            groups = range(file.num_row_groups)
-            check_room(file.metadata, groups, columns)
-            return _to_places(file.read(columns=columns), [file.metadata.row_group(i).num_rows for i in groups])
+            footer = read_footer(path)
+            check_room(footer, range(len(footer)), columns)
+            return _to_places(file.read(columns=columns), [group.n_rows for group in footer])
         except Exception as error:  # likewise
             raise ValueError(f"{path} is damaged ({reason(error)}); make the dataset again") from error
 

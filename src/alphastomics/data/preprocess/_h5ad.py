@@ -84,12 +84,12 @@ class RawTissue:
             If it is no ``.h5ad`` file, or lacks what the options name.
         """
         try:
+            check_contents(path, lambda name: _is_held(name, options))
             file = h5py.File(path, "r")
         except Exception as error:  # a damaged file can break the reader in any way
             raise ValueError(_unreadable(path, error)) from error
         with file:
             with _whole(path):
-                check_contents(file, lambda name: _is_held(name, options))
                 if not {"obs", "var"} <= set(file):
                     raise ValueError(f"{path} is no .h5ad file: it has no obs and var; remove it from the folder")
                 tissue = cls(path, file, options)
