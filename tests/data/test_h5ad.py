@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 
 import h5py
 import numpy as np
@@ -128,13 +126,28 @@ def test_what_hdf5_does_not_get_through_is_refused(path, tmp_path, monkeypatch):
             read_h5ad(path)
 
 
-def test_a_loop_ends(path, tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-c", "import sys; sys.path.insert(0, sys.argv[1]); import _hdf5_trial as t; t.SECONDS = 1\n"
-         "t.examine = lambda path: [None for _ in iter(int, 1)]\nt.main('x')", str(_h5ad.TRIAL.parent)],
-        timeout=60,
-    )  # fmt: skip
-    assert done.returncode < 0
+LOOP = """
+import sys
+
+sys.path.insert(0, sys.argv[1])
+import _hdf5_trial as trial
+
+trial.SECONDS = 1
+trial.examine = lambda path: {"x": 1} if path == "good" else [None for _ in iter(int, 1)]
+trial.main()
+"""
+
+
+def test_a_loop_ends_and_the_files_before_and_behind_it_are_tried(tmp_path, monkeypatch):
+    (tmp_path / "trial.py").write_text(LOOP.replace("sys.argv[1]", repr(str(_h5ad.TRIAL.parent))))
+    monkeypatch.setattr(_h5ad, "TRIAL", tmp_path / "trial.py")
+    assert _h5ad._ask(["good", "bad", "good"]) == [{"sizes": {"x": 1}}]
+    paths = [tmp_path / name for name in "abc"]
+    for path in paths:
+        path.touch()
+    monkeypatch.setattr(_h5ad, "_ask", lambda paths: [{"sizes": {}}] if paths[0].endswith(("a", "c")) else [])
+    _h5ad.try_files(paths)
+    assert [_h5ad._found[_h5ad._version(path)] for path in paths] == [{"sizes": {}}, _h5ad.STUCK, {"sizes": {}}]
 
 
 def test_a_matrix_whose_parts_do_not_fit_is_refused(path):

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,12 +19,14 @@ import scipy.sparse as sp
 from alphastomics._disk import check_memory, reason
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from anndata import AnnData
 
 TRIAL = Path(__file__).with_name("_hdf5_trial.py")
-LONGEST = 600.0  # seconds of waiting, of a slow disk too
+LONGEST = 600.0  # seconds of waiting for a file, of a slow disk too
+STUCK: dict[str, Any] = {"refused": "HDF5 does not get through it"}
+_found: dict[tuple[str, int, int], dict[str, Any]] = {}  # what was said of files, until they change
 
 
 def read_h5ad(path: Path) -> AnnData:
@@ -66,20 +67,40 @@ def check_contents(path: Path, is_held: Callable[[str], bool] = lambda name: Tru
     ValueError
         If it is so; the message does not name the file.
     """
-    about = path.stat()
-    found = _examine(path.absolute(), about.st_size, about.st_mtime_ns)
+    try_files([path])
+    found = _found[_version(path)]
     if "refused" in found:
         raise ValueError(found["refused"])
     check_memory(sum(size for name, size in found["sizes"].items() if is_held(name)))
 
 
-@lru_cache(maxsize=1024)
-def _examine(path: Path, size: int, modified: int) -> dict[str, Any]:
-    """What the trial says of a file; of one that has not changed since, what it said then."""
-    command = [sys.executable, "-P", str(TRIAL), str(path)]
+def try_files(paths: Sequence[Path]) -> None:
+    """Try files together, which takes less time than one after the other when they are opened.
+
+    Raises
+    ------
+    OSError
+        If one is not there.
+    """
+    left = {version: str(path.absolute()) for path in paths if (version := _version(path)) not in _found}
+    while left:
+        answers = _ask(list(left.values()))
+        for version, answer in zip(list(left), [*answers, STUCK], strict=False):  # the first without an answer is why
+            _found[version] = answer
+            del left[version]
+
+
+def _ask(paths: list[str]) -> list[dict[str, Any]]:
+    """What the trial says of files, as far as it gets."""
+    command, text = [sys.executable, "-P", str(TRIAL)], json.dumps(paths).encode()
     try:
-        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=LONGEST)
-        found: dict[str, Any] = json.loads(done.stdout)
-    except (subprocess.TimeoutExpired, ValueError):
-        return {"refused": "HDF5 does not get through it"}
-    return found
+        said = subprocess.run(command, input=text, capture_output=True, timeout=LONGEST * len(paths)).stdout
+    except subprocess.TimeoutExpired as error:
+        said = error.stdout or b""
+    return [json.loads(line) for line in said.splitlines(keepends=True) if line.endswith(b"\n")]
+
+
+def _version(path: Path) -> tuple[str, int, int]:
+    """A file as it is now."""
+    about = path.stat()
+    return str(path.absolute()), about.st_size, about.st_mtime_ns

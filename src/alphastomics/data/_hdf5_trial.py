@@ -1,4 +1,4 @@
-"""Whether HDF5 gets through a file: run as a script, in a process that may hang or crash in the place of the one that asks.
+"""Whether HDF5 gets through files: run as a script, in a process that may hang or crash in the place of the one that asks.
 
 Everything that leads to data is read, and of the data what is made of text, in a global heap, and the ends of the rest. What is
 read elsewhere later has been reached here once.
@@ -83,19 +83,27 @@ def _touch(stored: h5py.Dataset, most: int) -> int:
     return 2 * FEW if stored.dtype.hasobject else 0
 
 
-def main(path: str) -> None:
-    """Write what was found as JSON: sizes, or why the file is refused."""
+def limit() -> None:
+    """Give the process so many seconds from now on."""
     with suppress(ImportError, ValueError, OSError):  # a system without limits, or a stricter one
         import resource
 
-        resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS + 1))
+        used = resource.getrusage(resource.RUSAGE_SELF)
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    try:
-        found = {"sizes": examine(path)}
-    except Exception as error:  # noqa: BLE001  a damaged file can break the reader in any way, and all is said
-        found = {"refused": str(error) or type(error).__name__}
-    json.dump(found, sys.stdout)
+        resource.setrlimit(resource.RLIMIT_CPU, (int(used.ru_utime + used.ru_stime) + SECONDS, resource.RLIM_INFINITY))
+
+
+def main() -> None:
+    """Read paths as JSON, and write for each what was found as a line of JSON: sizes, or why the file is refused."""
+    for path in json.load(sys.stdin):
+        limit()
+        try:
+            found: dict[str, object] = {"sizes": examine(path)}
+        except Exception as error:  # noqa: BLE001  a damaged file can break the reader in any way, and all is said
+            found = {"refused": str(error) or type(error).__name__}
+        sys.stdout.write(json.dumps(found) + "\n")
+        sys.stdout.flush()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main()
