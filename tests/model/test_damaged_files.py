@@ -318,6 +318,14 @@ def test_a_configuration_that_is_a_bomb_is_refused(folder, change, message):
 def test_a_registry_of_other_data_is_refused(folder):
     edit(folder, lambda config: config["registry"]["field_registries"]["X"]["summary_stats"].update(n_vars=7))
     refused(folder, "its registry and its schema differ in the number of genes, 60")
+    edit(folder, lambda config: config["registry"]["field_registries"]["X"]["summary_stats"].update(n_vars=60))
+    edit(
+        folder,
+        lambda config: config["registry"]["field_registries"]["position"]["state_registry"].update(column_names=7),
+    )
+    refused(folder, "its registry does not describe position")
+    edit(folder, lambda config: config["registry"]["field_registries"].pop("slice"))
+    refused(folder, "whole model: ")
     edit(folder, lambda config: config["registry"]["setup_args"].update(adata="x", unheard_of=1))
     refused(folder, "whole model: ")
 

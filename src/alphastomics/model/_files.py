@@ -23,7 +23,7 @@ from alphastomics.data._h5ad import read_h5ad
 from alphastomics.model import _weights
 from alphastomics.model._dependence import Dependence
 from alphastomics.model._exemplars import Exemplars
-from alphastomics.model._fields import SCHEMA
+from alphastomics.model._fields import SCHEMA, schema_fields
 from alphastomics.model._frames import ReferenceFrame
 from alphastomics.model._marginals import Marginals
 from alphastomics.model._outline import Outlines
@@ -185,11 +185,15 @@ def _restore_fitted(model: AlphaSTomics, tensors: Mapping[str, Tensor]) -> None:
 
 def _check_registry(registry: dict[str, Any], schema: TissueSchema) -> None:
     """What scvi-tools says of the reference must be what the schema says of it."""
-    field = registry["field_registries"]["X"]
-    n_cells, n_genes = (field["summary_stats"][name] for name in ("n_cells", "n_vars"))
-    if n_genes != schema.n_genes or field["state_registry"]["n_vars"] != n_genes:
+    entries = registry["field_registries"]
+    for field in schema_fields(schema):
+        parts = [entries[field.registry_key][part] for part in ("data_registry", "state_registry", "summary_stats")]
+        if not all(isinstance(part, dict) for part in parts) or not isinstance(parts[1].get("column_names", []), list):
+            raise ValueError(f"its registry does not describe {field.registry_key}")
+    stats = entries["X"]["summary_stats"]
+    if stats["n_vars"] != schema.n_genes or entries["X"]["state_registry"]["n_vars"] != schema.n_genes:
         raise ValueError(f"its registry and its schema differ in the number of genes, {schema.n_genes}")
-    if type(n_cells) is not int or n_cells < 0:
+    if type(stats["n_cells"]) is not int or stats["n_cells"] < 0:
         raise ValueError("its registry does not say how many cells there were")
 
 
