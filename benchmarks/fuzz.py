@@ -40,7 +40,7 @@ GOOD = ("accepted", "refused")
 SHOWN = 20  # bad outcomes that are kept
 
 
-def fuzz(numbers: dict[str, int], folder: Path, seed: int) -> dict[str, Any]:
+def fuzz(numbers: dict[str, int], folder: Path, seed: int, limit: float) -> dict[str, Any]:
     """What became of so many files of every kind."""
     logging.disable(logging.WARNING)
     found: dict[str, Any] = {}
@@ -49,7 +49,7 @@ def fuzz(numbers: dict[str, int], folder: Path, seed: int) -> dict[str, Any]:
             warnings.simplefilter("ignore")
             inputs = make(folder)
         outcomes = []
-        for outcome in _children.run(inputs, range(numbers[kind]), (seed, place), folder, LIMIT):
+        for outcome in _children.run(inputs, range(numbers[kind]), (seed, place), folder, limit):
             outcomes.append(outcome)
             if sys.stderr.isatty():
                 sys.stderr.write(f"\r{kind}: {len(outcomes)} of {numbers[kind]}")
@@ -72,6 +72,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--share", type=float, default=1.0, help="of the 2,500 files of a kind, 500 of .h5ad")
     parser.add_argument("--kinds", nargs="+", choices=KINDS, help="all when not given")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--limit", type=float, default=LIMIT, help="seconds for each file")
     parser.add_argument("--output", type=Path, default=RESULT)
     return parser.parse_args(argv)
 
@@ -82,10 +83,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     asked = options.kinds or KINDS
     numbers = {kind: round(options.share * n) if kind in asked else 0 for kind, n in NUMBERS.items()}
     with tempfile.TemporaryDirectory() as name:
-        found = fuzz(numbers, Path(name), options.seed)
+        found = fuzz(numbers, Path(name), options.seed, options.limit)
     content = {
         "benchmark": "fuzz",
-        "parameters": {"numbers": numbers, "seed": options.seed, "limit_seconds": LIMIT},
+        "parameters": {"numbers": numbers, "seed": options.seed, "limit_seconds": options.limit},
         "clean": all(not kind["bad"] for kind in found.values()),
         "kinds": found,
         "versions": versions(),

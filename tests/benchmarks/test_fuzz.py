@@ -15,17 +15,9 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.mark.slow
 def test_no_code_runs_nothing_hangs_and_every_complaint_is_clear(tmp_path):
-    command = [
-        sys.executable,
-        "-W",
-        "ignore",
-        "-m",
-        "benchmarks.fuzz",
-        "--share",
-        "0.06",
-        "--output",
-        tmp_path / "f.json",
-    ]
+    command = [sys.executable, "-W", "ignore", "-m", "benchmarks.fuzz", "--share", "0.04"]
+    # A machine that is busy may take long; what hangs never ends.
+    command += ["--limit", "60", "--output", str(tmp_path / "f.json")]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
@@ -34,4 +26,4 @@ def test_no_code_runs_nothing_hangs_and_every_complaint_is_clear(tmp_path):
         assert outcomes["bad"] == [], kind
         assert min(outcomes["refused"], outcomes["accepted"]) > 0, f"{kind}: nothing is refused, or everything"
         assert outcomes["largest_mebibytes"] < 1024
-    assert [outcomes["files"] for outcomes in found.values()] == [150, 150, 150, 150, 30]
+    assert [outcomes["files"] for outcomes in found.values()] == [100, 100, 100, 100, 20]
