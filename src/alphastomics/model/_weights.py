@@ -70,15 +70,15 @@ def check(path: Path, config: Mapping[str, Any], found: Mapping[str, Kind]) -> N
     try:
         network = _network(config)
         if not 0 <= network.n_layers <= min(MOST_LAYERS, len(found)):
-            raise ValueError(f"n_layers={shown(network.n_layers)} layers are not in it")
+            raise ValueError(f"there are no weights of n_layers={shown(network.n_layers)}")
         with torch.device("meta"):
             expected = {name: tuple(tensor.shape) for name, tensor in Denoiser(network).state_dict().items()}
     except Exception as error:  # a crafted configuration can break what reads it in any way
         raise incomplete(path, error) from error
     weights = {name: kind for name, kind in found.items() if not name.startswith(FITTED)}
-    for name in expected.keys() - weights.keys():
+    for name in sorted(expected.keys() - weights.keys()):
         raise incomplete(path, f"the weight {name} is missing")
-    for name in weights.keys() - expected.keys():
+    for name in sorted(weights.keys() - expected.keys()):
         raise incomplete(path, f"no weight of this network is called {shown(name)}")
     for name, (shape, is_floating) in found.items():
         if shape != expected.get(name, shape):
