@@ -226,7 +226,7 @@ def test_every_slice_of_an_input_has_one_of_its_size(asked, cells, tmp_path):
     }  # fmt: skip
     assert drawn.obs_names.is_unique
     told = drawn.uns["alphastomics"]
-    assert (told["params"]["n_cells"], told["params"]["random_state"]) == (str([20, large]), 0)
+    assert (told["params"]["n_cells"], told["params"]["random_state"]) == (str([large, 20]), 0)
     assert told["function"] == "sample"
     places = [drawn[drawn.obs["slice_id"] == f"sample_{k}"].obsm["spatial"][0, 0] for k in range(4)]
     assert len(set(places)) == 4

@@ -339,6 +339,7 @@ def test_commands():
         "sample",
         "test",
         "extract",
+        "provenance",
         "compare",
         "upload",
     ]

@@ -27,25 +27,29 @@ def own_generators(seed: int) -> Iterator[None]:
     """
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
     with torch.random.fork_rng(devices=list(devices)):
-        torch.default_generator.manual_seed(seed)
+        torch.default_generator.manual_seed(int(seed))
         yield
 
 
 @contextmanager
 def kept_algorithms() -> Iterator[None]:
     """Leave as they were the choice of algorithms and the workspaces of cuBLAS, which a trainer sets for the whole process."""
-    enabled = torch.are_deterministic_algorithms_enabled()
-    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    enabled, warn_only = before = _algorithms()
     benchmark, workspace = torch.backends.cudnn.benchmark, os.environ.get(WORKSPACE)
     try:
         yield
     finally:
-        torch.use_deterministic_algorithms(enabled, warn_only=warn_only)
+        if _algorithms() != before:
+            torch.use_deterministic_algorithms(enabled, warn_only=warn_only)
         torch.backends.cudnn.benchmark = benchmark
         if workspace is None:
             os.environ.pop(WORKSPACE, None)
         else:
             os.environ[WORKSPACE] = workspace
+
+
+def _algorithms() -> tuple[bool, bool]:
+    return torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
 
 
 def check_workspaces(deterministic: bool | str | None, device: torch.device) -> None:
