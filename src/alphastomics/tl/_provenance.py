@@ -87,9 +87,9 @@ def provenance(adata: AnnData, key: str | None = None) -> Provenance:
     """
     records = {name: record for name, record in adata.uns.items() if _is_record(record)}
     if key is not None and key not in records:
-        found = ", ".join(map(repr, records)) or "none"
+        others = ", ".join(map(repr, records)) or "none"
         raise KeyError(
-            f'uns["{key}"] does not tell how something was made (found: {found}); pass another key=…, or none'
+            f'uns["{key}"] does not tell how something was made (found: {others}); pass another key=…, or none'
         )
     if not records:
         raise KeyError(
