@@ -47,7 +47,7 @@ class Provenance(Mapping[str, dict[str, Any]]):
 
     @property
     def differing(self) -> dict[str, tuple[str, str | None]]:
-        """Versions with which a result was made or a model trained that are others here: those, and those here."""
+        """Versions of a result, or of the training of its model, that are others here; first those, then those here."""
         return {name: both for record in self.values() for name, both in _differing(record).items()}
 
     def __repr__(self) -> str:
