@@ -6,7 +6,6 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 import lightning.pytorch as pl
-import torch
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -45,14 +44,12 @@ class BestAverage(pl.Callback):
         """Leave the best average in the module."""
         self.finish(pl_module)
 
-    @torch.no_grad()
     def finish(self, plan: pl.LightningModule) -> None:
-        """Leave the best average in the module, once; to be called when the last one is there."""
+        """Leave the best average in the module, once; to be called after the keeper of the last one has left that."""
         if not self.weights:
             return
-        for weight, best in zip(self.ema._weights(plan), self.weights, strict=True):
-            weight.copy_(best)
-        self.weights = []
+        self.ema.average, self.weights = self.weights, []
+        self.ema.finish(plan)
         logger.info("The model keeps its weights after epoch %d: %s was %.4g.", self.epoch, self.monitor, self.lowest)
 
     def state_dict(self) -> dict[str, Any]:
