@@ -154,5 +154,20 @@ def test_what_a_user_has_asked_of_pytorch_stays(small, make_model, train_briefly
         torch.use_deterministic_algorithms(False)
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_a_gpu_gives_the_same_bytes_with_deterministic_algorithms(small, make_model, train_briefly, weights_of):
+    """With dropout, masks and the noise of a router; and without a trace in the generator of the GPU."""
+    state = torch.cuda.get_rng_state()
+    found = [
+        weights_of(
+            train_briefly(make_model(small, **ALL), max_epochs=3, accelerator="gpu", devices=1, deterministic=True)
+        )
+        for _ in range(2)
+    ]
+    assert found[0] == found[1]
+    assert torch.equal(torch.cuda.get_rng_state(), state)
+
+
 if __name__ == "__main__":
     sys.stdout.write(digest_of_everything())
