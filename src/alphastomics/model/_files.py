@@ -6,7 +6,6 @@ import json
 import math
 from contextlib import contextmanager
 from dataclasses import fields
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import anndata as ad
@@ -17,6 +16,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from alphastomics._disk import WRITE, denied, reason
+from alphastomics._provenance import versions
 from alphastomics.data import TissueSchema
 from alphastomics.model._dependence import Dependence
 from alphastomics.model._exemplars import Exemplars
@@ -24,6 +24,7 @@ from alphastomics.model._fields import SCHEMA
 from alphastomics.model._frames import ReferenceFrame
 from alphastomics.model._marginals import Marginals
 from alphastomics.model._outline import Outlines
+from alphastomics.model._provenance import trainings_of
 from alphastomics.train.devices import device_of
 
 if TYPE_CHECKING:
@@ -127,6 +128,7 @@ def model_config(model: AlphaSTomics) -> dict[str, Any]:
         "history": plain(history),
         "frame": model.frame_.to_dict() if model.frame_ is not None else None,
         "deformation": model.deformation_,
+        "provenance": {"trainings": plain(model.trainings_)},
         "versions": versions(),
     }
 
@@ -187,11 +189,6 @@ def plain(value: Any) -> Any:
     return value
 
 
-def versions() -> dict[str, str]:
-    """Versions that a result depends on."""
-    return {name: version(name) for name in ("alphastomics", "torch", "scvi-tools", "anndata", "numpy")}
-
-
 @contextmanager
 def _whole(folder: Path) -> Iterator[None]:
     """Tell what a damaged model breaks as the damage that it is."""
@@ -231,6 +228,7 @@ def restore(
         )
         model.frame_ = ReferenceFrame.from_dict(config["frame"]) if config["frame"] is not None else None
         model.deformation_ = _deformation(config.get("deformation"))
+        model.trainings_ = trainings_of(config)
         model.history_ = {
             name: pd.DataFrame({name: pd.Series({int(i): v for i, v in values.items()}, dtype=float)}).rename_axis(
                 "epoch"

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import logging
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import rich.pretty  # noqa: F401  scvi-tools uses rich.pretty without importing it
-import torch
 from scvi import settings
 from scvi.data import AnnDataManager
 from scvi.model.base import BaseModelClass
 
+from alphastomics import _keys
 from alphastomics.data import AnnDataSource, Augmentation, TissueSchema, fit_schema
 from alphastomics.data.parquet._source import BUFFER, ParquetSource
 from alphastomics.diffusion import CosineSchedule, MaskingConfig, Process
@@ -29,6 +30,7 @@ from alphastomics.model._frames import ReferenceFrame, fit_frame
 from alphastomics.model._latent import latent_representation
 from alphastomics.model._position_chain import MAX_CONTEXT, SamplerConfig
 from alphastomics.model._position_sample import sample_positions
+from alphastomics.model._provenance import result_record, training_record
 from alphastomics.model._tissue_sample import sample_tissue
 from alphastomics.nn import Denoiser, DenoiserConfig, count_parameters
 from alphastomics.train import MODES, ContextDataModule, ContextRunner, DiffusionConfig, Mode, TrainingPlan, seconds_of
@@ -41,6 +43,7 @@ from alphastomics.train.defaults import (
     default_dropout,
     default_placement,
 )
+from alphastomics.train.determinism import check_workspaces, kept_algorithms, own_generators
 from alphastomics.train.devices import device_of
 from alphastomics.train.ema import MovingAverage
 from alphastomics.train.fit_memory import recomputed_blocks
@@ -225,8 +228,7 @@ class AlphaSTomics(BaseModelClass):
         if use_moe:
             self._advise_experts(num_experts, moe_top_k)
         random_state = (settings.seed or 0) if random_state is None else random_state
-        with torch.random.fork_rng(devices=[]):  # leaves the global generator as it was
-            torch.manual_seed(random_state)
+        with own_generators(random_state):
             self.module = self._module_cls(config)
         if self.schema.transform == "log1p":  # deviations of other values are in units that mean nothing
             self.module.weigh_genes(self.schema.gene_scale)
@@ -238,6 +240,7 @@ class AlphaSTomics(BaseModelClass):
         self.dependence_: Dependence | None = None
         self.outlines_: Outlines | None = None
         self.exemplars_: Exemplars | None = None
+        self.trainings_: tuple[dict[str, Any], ...] = ()  # how the model was trained, see :mod:`._provenance`
         self.init_params_ = self._get_init_params(locals())
         self._model_summary_string = (
             f"AlphaSTomics model (mode={mode!r}): {self.schema.n_genes} genes, {self.schema.n_dims}D, "
@@ -398,6 +401,7 @@ class AlphaSTomics(BaseModelClass):
 
     # -- training ----------------------------------------------------------------------------------------------------
 
+    @kept_algorithms()
     def train(
         self,
         max_epochs: int | None = None,
@@ -466,7 +470,8 @@ class AlphaSTomics(BaseModelClass):
             Shares of the slices; validation holds out whole slices, none by default. A dataset on disk that has a
             validation set is validated on that one, unless ``validation_size`` is given.
         early_stopping
-            Stop when ``validation_loss`` no longer falls; holds out a tenth of the slices unless told otherwise.
+            Stop when ``validation_loss`` has not fallen for 45 epochs (``early_stopping_patience``), and keep the weights with
+            which it was lowest; holds out a tenth of the slices unless told otherwise.
         augmentation
             Random changes to training contexts; defaults follow from the data.
         masking
@@ -478,12 +483,14 @@ class AlphaSTomics(BaseModelClass):
             Fields of :class:`~alphastomics.train.PlanConfig`.
         checkpoint
             ``.ckpt`` file for the state of training, written every 200 steps and at the end, and replaced as a whole.
-            When training has ended, :meth:`load` takes it too.
+            When training has ended, :meth:`load` takes it too, with the weights that the model keeps.
         resume
             Such a file, of a training with the same arguments, which is continued where it was: weights, their average,
             optimiser, learning rate, epoch and time. ``max_epochs`` and ``max_time`` count from its beginning.
         **trainer_kwargs
-            Passed to :class:`lightning.pytorch.Trainer`.
+            Passed to :class:`lightning.pytorch.Trainer`. ``logger``: any of Lightning's, which is told the losses, the learning
+            rate (``lr``), ``cells_per_second`` and ``memory_gib``; none by default. ``deterministic=True``: only algorithms that
+            give the same result every time, in this training.
 
         Raises
         ------
@@ -494,9 +501,11 @@ class AlphaSTomics(BaseModelClass):
         NonFiniteLossError
             If the loss becomes NaN or infinite; the model keeps its last good weights.
         """
+        arguments = {name: value for name, value in locals().items() if name not in ("self", "trainer_kwargs")}
+        arguments |= trainer_kwargs
         if self.adata is None and self._dataset is None:
             raise ValueError("This model was loaded without data; load it with adata= to train it")
-        device_of(accelerator, devices)  # before any work
+        check_workspaces(trainer_kwargs.get("deterministic"), device_of(accelerator, devices))  # before any work
         maskable = self.module.config.mask_tokens
         if masking is not None and not maskable:
             raise ValueError("This model has no mask tokens; make it with enable_masking=True to train it with masking")
@@ -587,11 +596,23 @@ class AlphaSTomics(BaseModelClass):
         if not self.is_trained_:
             self.module.set_components(principal_components(source, self.module.components.shape[1]))
         self.module.train()  # Lightning leaves it as it is, and after an earlier training that is eval()
+        arguments |= contexts._asdict() | {
+            "max_epochs": max_epochs,
+            "max_time": seconds,
+            "precision": precision,
+            "validation_size": validation_size,
+            "augmentation": datamodule.train_set.augmentation,
+            "masking": plan.masking,
+        }
+        began = time.monotonic()
         try:
-            with torch.random.fork_rng(devices=[]):  # dropout draws from the global generator
-                torch.manual_seed(self.init_params_["non_kwargs"]["random_state"])
+            with own_generators(datamodule.train_set.seed):
                 runner()
         finally:
+            if self.trainer.global_step > 0:
+                spent = time.monotonic() - began
+                record = training_record(self, plan, arguments, n_cells=source.n_cells, seconds=spent)
+                self.trainings_ = (*self.trainings_, record)
             if self.is_trained_:
                 self.frame_ = fit_frame(self, source)
                 self.deformation_ = float(plan.config.deformation)
@@ -745,7 +766,8 @@ class AlphaSTomics(BaseModelClass):
         -------
         A new AnnData
             Positions are in units of the reference. Several draws (``n_samples > 1`` without ``reduce``) come one after the
-            other, numbered in ``obs["draw"]`` and at the end of the names of the cells.
+            other, numbered in ``obs["draw"]`` and at the end of the names of the cells. ``uns["alphastomics"]``: how it was made,
+            see :func:`~alphastomics.tl.provenance`.
         ``mode="expr_to_pos"``
             The query's ``X``, ``obs`` and ``var``, not its layers; and, of shape (n_cells, n_dims), ``obsm[position_key]``:
             in the frame of the first reference slice; in the shared frame for ``frame="shared"``; in the frame of its known
@@ -792,6 +814,7 @@ class AlphaSTomics(BaseModelClass):
         expression within 1.28 times ``layers["sd"]`` of ``X`` with ``reduce="mean"``, counts with a higher one, because they
         are skewed. ``docs/theory.md`` says why.
         """
+        parameters = {name: value for name, value in locals().items() if name not in ("self", "indices")}
         self._check_if_trained(warn=False, message="The model is not trained; call train() first")
         self._check_mode(mode, n_cells)
         config = SamplerConfig(
@@ -812,17 +835,21 @@ class AlphaSTomics(BaseModelClass):
             selected=indices is not None,
         )
         draws: dict[str, Any] = {"n_samples": n_samples, "reduce": reduce, "random_state": random_state}
-        if mode == "joint":
-            assert n_cells is not None  # _check_mode refuses
-            return sample_tissue(self, n_cells, config, **draws)
         if adata is None:
             adata = self.adata
         if indices is not None and adata is not None:
             adata = adata[np.asarray(indices)]
-        if mode == "pos_to_expr":
-            return sample_expression(self, self._check_query(adata), config, inpaint=inpaint, **draws)
-        query, source = self._query_source(adata, positions=inpaint)
-        return sample_positions(self, query, source, config, **draws)
+            parameters["indices"] = f"{adata.n_obs} rows"
+        if mode == "joint":
+            assert n_cells is not None  # _check_mode refuses
+            result = sample_tissue(self, n_cells, config, **draws)
+        elif mode == "pos_to_expr":
+            result = sample_expression(self, self._check_query(adata), config, inpaint=inpaint, **draws)
+        else:
+            query, source = self._query_source(adata, positions=inpaint)
+            result = sample_positions(self, query, source, config, **draws)
+        result.uns[_keys.PROVENANCE] = result_record(self, "sample", parameters)
+        return result
 
     def _check_mode(self, mode: str, n_cells: int | None) -> None:
         if mode not in MODES:

@@ -2,8 +2,8 @@ r"""How the losses of a plan are minimised: AdamW, and a learning rate that foll
 
 .. math::
 
-    \eta(n) = \eta_0 \min\Big(1, \frac{n + 1}{n_{\text{warmup}}}\Big)
-        \Big(f + (1 - f)\,\tfrac12 \big(1 + \cos \pi s\big)\Big)
+    \eta(n) = \eta_0 \min\Big(1, \frac{n + 1}{n_{\text{warmup}}}\Big) \big(f + (1 - f)\, c(s)\big), \qquad
+    c(s) = \begin{cases} \tfrac12 (1 + \cos \pi s) & \text{cosine} \\ 1 - s & \text{linear} \\ 1 & \text{constant} \end{cases}
 
 at step n, where s is the share of the training that is done, by steps or by time, whichever is further, and f what is left
 of the rate in the end.
@@ -11,6 +11,7 @@ of the rate in the end.
 
 from __future__ import annotations
 
+import math
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -18,12 +19,20 @@ import lightning.pytorch as pl
 import torch
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
     from torch import Tensor
 
     from alphastomics.nn import Denoiser
-    from alphastomics.train.config import PlanConfig
+    from alphastomics.train.config import Course, PlanConfig
     from alphastomics.train.length_schedule import LengthCurriculum
+
+COURSES: dict[Course, Callable[[float], float]] = {
+    "cosine": lambda s: 0.5 * (1 + math.cos(math.pi * s)),
+    "linear": lambda s: 1 - s,
+    "constant": lambda s: 1.0,
+}
 
 
 class NonFiniteLossError(RuntimeError):
@@ -67,6 +76,11 @@ class Optimisation(pl.LightningModule):
         """Start the clock that the learning rate may follow, or let it go on."""
         self._started = time.monotonic() - self._elapsed
 
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        """Tell the learning rate of the step to loggers, if there are any."""
+        if self.trainer.loggers:
+            self.log("lr", self.trainer.optimizers[0].param_groups[0]["lr"], on_step=True, on_epoch=False)
+
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Keep the time that training has taken."""
         checkpoint["elapsed_seconds"] = time.monotonic() - self._started
@@ -109,11 +123,11 @@ class Optimisation(pl.LightningModule):
 
     def _lr_factor(self, step: int) -> float:
         warm = min(1.0, (step + 1) / max(1, self.config.warmup_steps))
-        cosine = 0.5 * (1 + torch.cos(torch.tensor(torch.pi * self.progress()))).item()
-        return warm * (self.config.final_lr + (1 - self.config.final_lr) * cosine)
+        left = COURSES[self.config.lr_schedule](self.progress())
+        return warm * (self.config.final_lr + (1 - self.config.final_lr) * left)
 
     def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
-        """AdamW with warm-up and a cosine that follows :meth:`progress`."""
+        """AdamW with warm-up and a rate that follows :meth:`progress`."""
         others = [p for name, p in self.module.named_parameters() if not name.startswith("packing.")]
         packing = list(self.module.packing.parameters())
         groups: list[dict[str, Any]] = [{"params": others}, {"params": packing, "lr": self.config.packing_lr}]

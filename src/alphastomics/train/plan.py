@@ -395,7 +395,7 @@ class TrainingPlan(Optimisation):
         values |= layer_statistics(seen or {}, batch.mask)
         self.log_dict(values, on_step=False, on_epoch=True, batch_size=len(batch.mask), sync_dist=True)
         if stage == "train":
-            self.log("loss", loss.detach(), prog_bar=True, logger=False)
+            self.log("loss", loss.detach(), prog_bar=True)
 
 
 def sequence_of(column: Tensor) -> Tensor | None:

@@ -14,9 +14,11 @@ from lightning.pytorch.callbacks import EarlyStopping, Timer, TQDMProgressBar
 from scvi import settings
 from scvi.train import TrainRunner
 
+from alphastomics.train.best import BestAverage
 from alphastomics.train.defaults import GRADIENT_NORM
 from alphastomics.train.ema import MovingAverage
 from alphastomics.train.history import History
+from alphastomics.train.meter import Meter
 
 if TYPE_CHECKING:
     from alphastomics.train.checkpoint import LastCheckpoint
@@ -68,7 +70,7 @@ class ContextTrainer(pl.Trainer):
     checkpoint
         Where the state of training is kept, if anywhere.
     early_stopping, early_stopping_monitor, early_stopping_patience, early_stopping_min_delta
-        As in scvi-tools.
+        As in scvi-tools; what is left are the best weights, see :class:`~alphastomics.train.best.BestAverage`.
     **kwargs
         Passed to :class:`lightning.pytorch.Trainer`.
     """
@@ -87,17 +89,14 @@ class ContextTrainer(pl.Trainer):
         callbacks: list[pl.Callback] | None = None,
         **kwargs: Any,
     ) -> None:
-        callbacks = [*(callbacks or []), ema, history]
+        callbacks = [*(callbacks or []), ema, history, Meter()]
         if max_seconds is not None:
             callbacks.append(Timer(duration=timedelta(seconds=max_seconds), interval="step", verbose=False))
         if early_stopping:
-            callbacks.append(
-                EarlyStopping(
-                    monitor=early_stopping_monitor,
-                    patience=early_stopping_patience,
-                    min_delta=early_stopping_min_delta,
-                )
+            stop = EarlyStopping(
+                monitor=early_stopping_monitor, patience=early_stopping_patience, min_delta=early_stopping_min_delta
             )
+            callbacks += [stop, BestAverage(ema, early_stopping_monitor)]
         if kwargs.get("enable_progress_bar", True) and not any(
             isinstance(c, pl.callbacks.ProgressBar) for c in callbacks
         ):
@@ -147,6 +146,9 @@ class ContextRunner(TrainRunner):
             if on_main_thread:
                 signal.signal(signal.SIGINT, handler)
             ema.finish(plan)
+            for best in self.trainer.callbacks:
+                if isinstance(best, BestAverage):
+                    best.finish(plan)
             self.model.history_ = history.tables()
             self.model.module.eval()
             self.model.is_trained_ = self.model.is_trained_ or self.trainer.global_step > 0
