@@ -184,6 +184,9 @@ def test_validation_has_noise_of_its_own(make_plan, make_batch, monkeypatch):
     losses = plan.losses
     monkeypatch.setattr(plan, "losses", lambda batch, purpose=0: purposes.append(purpose) or losses(batch))
     monkeypatch.setattr(plan, "_log", lambda *_: None)
+    counts = SimpleNamespace(n_trained=lambda _: 3, n_validated=lambda _: 3)
+    trainer = {"world_size": 1, "accumulate_grad_batches": 1, "num_training_batches": 1, "datamodule": counts}
+    plan._trainer = SimpleNamespace(global_step=0, current_epoch=0, **trainer)
     plan.training_step(batch, 0)
     plan.validation_step(batch, 0)
     assert purposes == [0, 1]

@@ -17,6 +17,7 @@ from torch import nn
 
 from alphastomics.nn.attention import AttentionKind, GateType, make_attention
 from alphastomics.nn.bottleneck import Bottleneck
+from alphastomics.nn.draws import Dropout
 from alphastomics.nn.experts import Experts, ExpertWidth, Routing
 from alphastomics.nn.residual import HyperConnection, Residual, ResidualKind
 
@@ -122,7 +123,7 @@ class Block(nn.Module):
         self.connect_1, self.connect_2 = (
             HyperConnection(d_model, n_streams=n_streams) if residual == "hyper" else Residual() for _ in range(2)
         )
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
 
     def forward(
         self,

@@ -17,6 +17,7 @@ from scvi.train import TrainRunner
 from alphastomics.train.defaults import GRADIENT_NORM
 from alphastomics.train.ema import MovingAverage
 from alphastomics.train.history import History
+from alphastomics.train.optimisation import NonFiniteLossError
 
 if TYPE_CHECKING:
     from alphastomics.train.checkpoint import LastCheckpoint
@@ -116,6 +117,10 @@ class ContextTrainer(pl.Trainer):
         }
         super().__init__(callbacks=callbacks, **(defaults | kwargs))
 
+    def __getstate__(self) -> dict[str, Any]:
+        """What a spawned process gets: not the model, which scvi-tools puts here."""
+        return {name: value for name, value in self.__dict__.items() if name != "_model"}
+
 
 class ContextRunner(TrainRunner):
     """Runs the trainer and leaves a usable model behind.
@@ -131,6 +136,7 @@ class ContextRunner(TrainRunner):
         plan: TrainingPlan = self.training_plan
         ema = next(c for c in self.trainer.callbacks if isinstance(c, MovingAverage))
         history = next(c for c in self.trainer.callbacks if isinstance(c, History))
+        together = True  # whether all processes are here
         on_main_thread = threading.current_thread() is threading.main_thread()
         handler = signal.getsignal(signal.SIGINT) if on_main_thread else None
         try:
@@ -140,13 +146,20 @@ class ContextRunner(TrainRunner):
                 # Nothing of a checkpoint is unpickled but tensors and plain values.
                 self.trainer.fit(plan, self.data_splitter, ckpt_path=self.ckpt_path, weights_only=True)
         except SystemExit:  # Lightning's end of a Ctrl-C, after which it leaves the signal ignored
+            together = False
             logger.warning(
                 "Training was interrupted at step %d; the model keeps its weights.", self.trainer.global_step
             )
+        except NonFiniteLossError:  # in all processes alike
+            raise
+        except BaseException:
+            together = False
+            raise
         finally:
             if on_main_thread:
                 signal.signal(signal.SIGINT, handler)
             ema.finish(plan)
+            plan.unshard(together=together)
             self.model.history_ = history.tables()
             self.model.module.eval()
             self.model.is_trained_ = self.model.is_trained_ or self.trainer.global_step > 0
