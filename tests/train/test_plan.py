@@ -338,7 +338,7 @@ def test_losses_with_experts_do_not_depend_on_padding(make_plan, make_batch, sin
 
 def test_learning_rate_warms_up_and_falls_to_its_final_share(make_plan):
     plan = make_plan(warmup_steps=10, final_lr=0.1)
-    plan._trainer = SimpleNamespace(estimated_stepping_batches=100, global_step=0)
+    plan._trainer = SimpleNamespace(world_size=1, estimated_stepping_batches=100, global_step=0)
     factors = []
     for step in range(101):
         plan._trainer.global_step = step
@@ -351,7 +351,7 @@ def test_learning_rate_warms_up_and_falls_to_its_final_share(make_plan):
 
 def test_learning_rate_follows_the_clock_where_time_is_short(make_plan, monkeypatch):
     plan = make_plan(max_seconds=100.0)
-    plan._trainer = SimpleNamespace(estimated_stepping_batches=float("inf"), global_step=3)
+    plan._trainer = SimpleNamespace(world_size=1, estimated_stepping_batches=float("inf"), global_step=3)
     monkeypatch.setattr("alphastomics.train.optimisation.time.monotonic", lambda: plan._started + 40)
     assert plan.progress() == pytest.approx(0.4)
     plan._trainer.estimated_stepping_batches = 4
@@ -362,7 +362,7 @@ def test_learning_rate_follows_the_clock_where_time_is_short(make_plan, monkeypa
 
 def test_no_warm_up_is_a_choice(make_plan):
     plan = make_plan(warmup_steps=0)
-    plan._trainer = SimpleNamespace(estimated_stepping_batches=100, global_step=0)
+    plan._trainer = SimpleNamespace(world_size=1, estimated_stepping_batches=100, global_step=0)
     assert plan._lr_factor(0) == pytest.approx(1)
 
 

@@ -46,8 +46,8 @@ from alphastomics.train.devices import device_of
 from alphastomics.train.ema import MovingAverage
 from alphastomics.train.fit_memory import recomputed_blocks
 from alphastomics.train.history import History
-from alphastomics.train.memory import estimate_inference, estimate_training
 from alphastomics.train.launch import apart, directly
+from alphastomics.train.memory import estimate_inference, estimate_training
 from alphastomics.train.micro_batches import MicroBatches
 from alphastomics.train.precision import resolve_precision
 from alphastomics.train.processes import once
@@ -953,7 +953,7 @@ class AlphaSTomics(BaseModelClass):
             if save_anndata:
                 self.adata.write_h5ad(folder / _files.DATA, **anndata_write_kwargs)
 
-        once(str(folder.absolute()), write)
+        once(folder.absolute(), write)
 
     @classmethod
     def load(

@@ -22,6 +22,8 @@ from alphastomics.nn.experts import Experts, ExpertWidth, Routing
 from alphastomics.nn.residual import HyperConnection, Residual, ResidualKind
 
 if TYPE_CHECKING:
+    from collections.abc import MutableSequence
+
     from torch import Tensor
 
     from alphastomics.nn.geometry import Geometry
@@ -131,7 +133,7 @@ class Block(nn.Module):
         clock: Tensor,
         geometry: Geometry | None = None,
         mask: Tensor | None = None,
-        routings: list[Routing] | None = None,
+        routings: MutableSequence[Routing] | None = None,
     ) -> Tensor:
         """Run the block.
 
@@ -156,7 +158,7 @@ class Block(nn.Module):
         h, gain = self.norm_1(x, clock)
         return (1 + gain) * self.dropout(self.attention(h, geometry, mask))
 
-    def feed(self, x: Tensor, clock: Tensor, mask: Tensor | None, routings: list[Routing] | None) -> Tensor:
+    def feed(self, x: Tensor, clock: Tensor, mask: Tensor | None, routings: MutableSequence[Routing] | None) -> Tensor:
         """The branch of the feed-forward network, (B, N, d), without its residual."""
         h, gain = self.norm_2(x, clock)
         if isinstance(self.ffn, Experts):

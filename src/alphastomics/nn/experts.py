@@ -19,6 +19,7 @@ f the share of all assignments of the real cells that expert e got, P its mean p
 
 from __future__ import annotations
 
+from collections import UserList
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import torch
@@ -49,6 +50,10 @@ class Routing(NamedTuple):
 
     probability: Tensor
     assigned: Tensor
+
+
+class Routings(UserList[Routing]):
+    """Where cells went, layer by layer. FSDP2 copies a plain list that a module is given, and what is added to it is lost."""
 
 
 class ParameterCount(NamedTuple):

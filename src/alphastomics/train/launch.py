@@ -16,7 +16,7 @@ import torch
 from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher
 from lightning.pytorch.trainer import call
-from torch.multiprocessing import ProcessExitedException, ProcessRaisedException
+from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException
 
 from alphastomics.train.ema import MovingAverage
 from alphastomics.train.optimisation import NonFiniteLossError
@@ -113,7 +113,7 @@ def apart(question: Callable[[], Answer]) -> Answer:
     def reply() -> None:
         try:
             send.send((question(), None))
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001  raised where it was asked
             send.send((None, error))
 
     process = context.Process(target=reply)

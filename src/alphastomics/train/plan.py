@@ -27,7 +27,7 @@ from alphastomics.diffusion.losses import (
     neighbour_error,
 )
 from alphastomics.diffusion.masking import clean_value
-from alphastomics.nn import balance_losses, expert_counts
+from alphastomics.nn import Routings, balance_losses, expert_counts
 from alphastomics.nn.diagnostics import SeenLayer, watch_layers
 from alphastomics.nn.draws import ContextGenerators, drawing_from
 from alphastomics.train.balance import ExpertLoad
@@ -41,7 +41,7 @@ from alphastomics.train.optimisation import Optimisation
 from alphastomics.train.packing import packing_losses, smallest_time
 from alphastomics.train.processes import mean_of_all, mean_of_some, sum_of_all
 from alphastomics.train.recompute import recompute
-from alphastomics.train.sharding import copy_whole, reached, shard
+from alphastomics.train.sharding import copy_whole, gathered, reached, shard
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
     from alphastomics.data import Batch
     from alphastomics.diffusion import MaskingConfig
-    from alphastomics.nn import Denoiser, Routing
+    from alphastomics.nn import Denoiser
     from alphastomics.train.datamodule import ContextDataModule
     from alphastomics.train.length_schedule import LengthCurriculum
 
@@ -249,8 +249,11 @@ class TrainingPlan(Optimisation):
         x_pos = batch.position if self.shared_frame else self.centred(batch, t_pos)
         if not self.shared_frame:
             noise_pos = centre(noise_pos, mask)
-            if bool((t_pos < 1).any()):
-                x_pos = self.deformed(self.canonical(batch, mask, x_pos), t_pos, batch, purpose)
+            # Where weights are spread over processes all of them call the network equally often.
+            if self._whole or bool((t_pos < 1).any()):
+                moved = self.deformed(self.canonical(batch, mask, x_pos), t_pos, batch, purpose)
+                # Contexts that are placed stay, so that no loss depends on what else is in the batch.
+                x_pos = torch.where((t_pos < 1)[:, None, None], moved, x_pos)
         x_expr, given, measured, held = batch.expression, batch.expression, batch.measured, None
         if self.mode != "expr_to_pos":
             sampled = (t_expr > 0)[:, None]
@@ -267,7 +270,7 @@ class TrainingPlan(Optimisation):
         only_position = self.mode == "expr_to_pos" and masks.expression is None
         predict = ("position",) if only_position else ("expression", "position")
         real = None if bool(mask.all()) else mask
-        routings: list[Routing] = []
+        routings = Routings()
         output = self.module(
             z_expr,
             z_pos,
@@ -369,7 +372,8 @@ class TrainingPlan(Optimisation):
         if count is None:
             count = real.sum() if self._trainer is None else mean_of_all(self.trainer, real.sum())
             count = torch.where(count > 0, count, 1)  # the mean over processes may well lie below 1
-        return sum(weights[name] * (loss * real).sum() for name, loss in losses.items()) / count
+        parts = [weights[name] * (loss * real).sum() for name, loss in losses.items()]
+        return sum(parts, start=real.new_zeros(())) / count
 
     # -- Lightning ---------------------------------------------------------------------------------------------------
 
@@ -425,7 +429,7 @@ class TrainingPlan(Optimisation):
         loss = self.total(losses, batch, per_batch)
         self.refuse_if_broken("loss", loss)
         self._log("train", loss * (per_batch / here), losses, batch, here, seen)
-        return loss if self._whole else reached(loss, self.module.parameters())
+        return reached(loss, self.module.parameters())
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         """Loss of a held-out batch, with the same noise at every epoch."""
@@ -440,7 +444,7 @@ class TrainingPlan(Optimisation):
 
     @property
     def _datamodule(self) -> ContextDataModule:
-        return self.trainer.datamodule  # type: ignore[attr-defined, no-any-return]
+        return self.trainer.datamodule  # type: ignore[attr-defined]
 
     def _count(self, batch_idx: int) -> tuple[float, float]:
         """Mean number of real contexts that a process has in this batch, and in a batch of this step of the optimiser."""
@@ -463,7 +467,9 @@ class TrainingPlan(Optimisation):
         real = batch.mask.any(1).float()
         values = {f"{stage}_loss": loss.detach()}
         values |= {f"{stage}_{name}": (value.detach() * real).sum() / count for name, value in losses.items()}
-        values |= mean_of_some(self.trainer, layer_statistics(seen or {}, batch.mask), batch.mask.any())
+        if seen:
+            with gathered(self.module.blocks):
+                values |= mean_of_some(self.trainer, layer_statistics(seen, batch.mask), batch.mask.any())
         n_contexts = round(count * self.trainer.world_size)
         self.log_dict(values, on_step=False, on_epoch=True, batch_size=n_contexts, sync_dist=True)
         if stage == "train":

@@ -11,6 +11,7 @@ import torch.distributed as dist
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+    from pathlib import Path
 
     import lightning.pytorch as pl
     from torch import Tensor
@@ -52,15 +53,15 @@ def collected(trainer: pl.Trainer, value: Any) -> list[Any]:
     return values
 
 
-def once(name: str, write: Callable[[], None]) -> None:
-    """Let rank 0 write, and the others wait until it is there.
+def once(path: Path, write: Callable[[], None]) -> None:
+    """Let rank 0 write, and the others wait until it has.
 
-    Rank 0 does not wait for them, because a script may let it write alone.
+    Rank 0 does not wait for them, because a script may let it write alone; it may have ended when they ask.
 
     Parameters
     ----------
-    name
-        What is written; the processes are at its n-th writing together.
+    path
+        What is written; at the n-th writing there the processes are together.
     write
         Does it.
 
@@ -73,8 +74,8 @@ def once(name: str, write: Callable[[], None]) -> None:
         write()
         return
     store = dist.distributed_c10d._get_default_store()
-    _written[name] += 1
-    key = f"alphastomics/{name}/{_written[name]}"
+    _written[str(path)] += 1
+    key = f"alphastomics/{path}/{_written[str(path)]}"
     if dist.get_rank() == 0:
         said = "it was interrupted"
         try:
@@ -90,6 +91,6 @@ def once(name: str, write: Callable[[], None]) -> None:
         store.wait([key], WAIT)
         said = store.get(key).decode()
     except RuntimeError as error:
-        raise OSError(f"rank 0 has not written {name}: {error}") from error
+        said = "" if path.exists() else f"it does not answer ({error})"
     if said:
-        raise OSError(f"rank 0 could not write {name}: {said}")
+        raise OSError(f"{path} was not written by rank 0: {said}")

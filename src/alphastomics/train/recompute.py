@@ -13,6 +13,7 @@ gradient are those of training without recompute, dropout included.
 
 from __future__ import annotations
 
+from collections import UserList
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -61,7 +62,7 @@ def _recomputed(forward: Callable[..., Any]) -> Callable[..., Any]:
     def run(*args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled():
             return forward(*args, **kwargs)
-        lists = [value for value in (*args, *kwargs.values()) if isinstance(value, list)]
+        lists = [value for value in (*args, *kwargs.values()) if isinstance(value, list | UserList)]
         return checkpoint(
             forward,
             *args,
@@ -74,7 +75,7 @@ def _recomputed(forward: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @contextmanager
-def _once_more(lists: list[list[Any]], draws: AbstractContextManager[None]) -> Iterator[None]:
+def _once_more(lists: list[list[Any] | UserList[Any]], draws: AbstractContextManager[None]) -> Iterator[None]:
     """Draw as before, and take from lists what was added to them."""
     lengths = [len(values) for values in lists]
     try:

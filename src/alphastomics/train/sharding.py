@@ -7,6 +7,7 @@ has, and with them which heads it uses, depends on its contexts. So every parame
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from copy import deepcopy
 from typing import TYPE_CHECKING, Any
 
@@ -15,10 +16,8 @@ from torch import Tensor
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from alphastomics.nn.denoiser import Prediction
-
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from torch import nn
     from torch.distributed.device_mesh import DeviceMesh
@@ -41,8 +40,9 @@ class _Reached(torch.autograd.Function):
 
 
 def reached(x: Tensor, parameters: Iterable[Tensor]) -> Tensor:
-    """``x``, whose gradient reaches all of some parameters."""
-    found: Tensor = _Reached.apply(x, *(p for p in parameters if p.requires_grad))  # type: ignore[no-untyped-call]
+    """``x``, whose gradient reaches all of some parameters, but those of which only a part is here."""
+    here = [p for p in parameters if p.requires_grad and not isinstance(p, DTensor)]
+    found: Tensor = _Reached.apply(x, *here)
     return found
 
 
@@ -54,26 +54,30 @@ def shard(module: Denoiser, mesh: DeviceMesh) -> Denoiser:
     copy = deepcopy(module)
     blocks = list(copy.blocks) if copy.config.layer_sharing == "none" else []
     for unit in blocks:
-        unit.register_forward_hook(_reach)
+        unit.register_forward_pre_hook(_reach)
         fully_shard(unit, mesh=mesh)
-    copy.register_forward_hook(_reach)
     fully_shard(copy, mesh=mesh)
     return copy
 
 
-def _reach(unit: nn.Module, _: Any, output: Any) -> Any:
-    """Let the gradient of an output reach all weights of its unit, which are whole at this moment."""
+def _reach(unit: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Let the gradient of a block's input reach all of its weights, which are whole at this moment."""
     if not torch.is_grad_enabled():
-        return output
-    whole = [p for p in unit.parameters() if not isinstance(p, DTensor)]
-    if not isinstance(output, Prediction):
-        return reached(output, whole)
-    return output._replace(position=reached(output.position, whole))
+        return inputs
+    return reached(inputs[0], unit.parameters()), *inputs[1:]
 
 
-def is_sharded(module: nn.Module) -> bool:
-    """Whether the parameters of a network are spread over processes."""
-    return any(isinstance(p, DTensor) for p in module.parameters()) or isinstance(module, FSDPModule)
+@contextmanager
+def gathered(units: Iterable[nn.Module]) -> Iterator[None]:
+    """Weights of units are whole as long as the context is open; all processes must open it."""
+    spread = [unit for unit in units if isinstance(unit, FSDPModule)]
+    for unit in spread:
+        unit.unshard()
+    try:
+        yield
+    finally:
+        for unit in spread:
+            unit.reshard()
 
 
 def at_rest(module: nn.Module) -> list[Tensor]:
@@ -106,7 +110,7 @@ def spread_as(value: Tensor, model: Tensor) -> Tensor:
 def copy_whole(sharded: nn.Module, module: nn.Module) -> None:
     """Write the weights that are spread into the network that they come from; all processes must call."""
     at_rest(sharded)
-    for old, new in zip(module.parameters(), sharded.parameters(), strict=True):
-        old.copy_(whole(new.data))
-    for old, new in zip(module.buffers(), sharded.buffers(), strict=True):
-        old.copy_(new)
+    for mine, part in zip(module.parameters(), sharded.parameters(), strict=True):
+        mine.copy_(whole(part.data))
+    for kept, buffer in zip(module.buffers(), sharded.buffers(), strict=True):
+        kept.copy_(buffer)

@@ -7,12 +7,13 @@ import multiprocessing
 import os
 import sys
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
 
 import torch
-from lightning.fabric.plugins.environments import LSFEnvironment, MPIEnvironment, SLURMEnvironment
+from lightning.fabric.plugins.environments.lsf import LSFEnvironment
+from lightning.fabric.plugins.environments.mpi import MPIEnvironment
+from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
+from lightning.fabric.utilities.rank_zero import rank_zero_only
 from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy, Strategy
-from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from alphastomics.train.devices import count_devices, device_of
 from alphastomics.train.launch import LaunchedDDPStrategy
@@ -79,7 +80,7 @@ def is_forked(strategy: str | Strategy) -> bool:
 
 def quiet_unless_first() -> None:
     """Let only the first of the processes that run a script say how training goes; errors all may tell."""
-    if rank_zero_only.rank:
+    if getattr(rank_zero_only, "rank", 0):
         logging.getLogger("alphastomics").setLevel(logging.ERROR)
 
 
