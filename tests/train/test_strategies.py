@@ -8,8 +8,11 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import signal
 import subprocess
 import sys
+import time
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -227,8 +230,21 @@ def run(folder: Path, strategy: str, *, devices: int = 2, accumulation: int = 1,
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory) -> Any:
     """One process that accumulates what two would have."""
-    (told,) = run(tmp_path_factory.mktemp("alone") / "auto", "auto", devices=1, accumulation=2)
+    models = ATTENTION | {"trials": ATTENTION["moe"]}
+    (told,) = run(tmp_path_factory.mktemp("alone") / "auto", "auto", devices=1, accumulation=2, models=models)
     return told
+
+
+def assert_same_trials(found: dict[str, Any], expected: dict[str, Any]) -> None:
+    np.testing.assert_allclose(found["validation"], expected["validation"], rtol=1e-4)  # in 16 bits
+    for name in ("grown", "begun"):
+        assert found[name] == pytest.approx(expected[name], rel=1e-7)
+    assert "The loss is nan at step 2 (slices: slice_" in found["error"]
+    for name in ("kept", "resumed"):
+        assert found[name][:-1] == expected[name][:-1]
+        assert found[name][-1] == pytest.approx(expected[name][-1], rel=1e-7)
+    assert found["kept"][:2] == [True, 2]
+    assert found["resumed"][0] == 8
 
 
 @pytest.mark.slow
@@ -236,11 +252,15 @@ def alone(tmp_path_factory) -> Any:
 def test_two_processes_learn_what_one_does(alone, tmp_path, strategy):
     """Losses of every step, in which the last of an epoch has padding; weights; what is sampled from them, and from a file."""
     # A spawned process reads all libraries anew.
-    models = {key: ATTENTION[key] for key in ("moe", "geometric")} if strategy == "ddp_spawn" else ATTENTION
+    models = {key: ATTENTION[key] for key in ("moe", "geometric")} if strategy == "ddp_spawn" else dict(ATTENTION)
+    if strategy in ("ddp_fork", "fsdp2"):
+        models["trials"] = ATTENTION["moe"]
     ranks = run(tmp_path / strategy, strategy, models=models)
     assert len(ranks) == (2 if strategy in ("ddp", "fsdp2") else 1)
     for rank in ranks:
         assert rank.keys() == models.keys()
+        if "trials" in rank:
+            assert_same_trials(rank.pop("trials"), alone["trials"])
         for name, found in rank.items():
             expected = alone[name]
             assert len(found["losses"]) == found["n_steps"] == expected["n_steps"] == 6
@@ -254,3 +274,44 @@ def test_two_processes_learn_what_one_does(alone, tmp_path, strategy):
             assert found["same"]
             assert found["plain"] == ["Parameter"]
     assert all(rank == ranks[0] for rank in ranks)
+
+
+LONG = """
+import sys
+sys.path.insert(0, {folder!r})
+from strategy_program import fit, make
+
+if __name__ == "__main__":
+    model = make({{}})
+    fit(model, max_epochs=100_000, strategy="ddp_fork", devices=2, checkpoint={checkpoint!r})
+    print("step", model.trainer.global_step, model.is_trained_, model.sample(n_steps=1).n_obs)
+"""
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_all_processes_after_the_same_step(tmp_path):
+    """What they have learned is in the model of the process that started them, and in the checkpoint."""
+    checkpoint = tmp_path / "last.ckpt"
+    code = LONG.format(folder=str(PROGRAM.parent), checkpoint=str(checkpoint))
+    process = subprocess.Popen(
+        [sys.executable, "-c", code],
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
+    try:
+        assert process.stderr is not None
+        while b"Loading `train_dataloader`" not in process.stderr.readline():
+            assert process.poll() is None
+        time.sleep(5)
+        os.killpg(process.pid, signal.SIGINT)
+        told, said = process.communicate(timeout=LIMIT / 4)
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    assert b"Training was interrupted at step" in said
+    _, step, trained, n_cells = told.splitlines()[-1].split()
+    assert int(step) > 0
+    assert (trained, n_cells) == (b"True", b"180")
+    assert torch.load(checkpoint, weights_only=True)["global_step"] == int(step)

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
+import threading
 import warnings
 from io import BytesIO
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -19,6 +21,7 @@ from lightning.pytorch.trainer import call
 from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException
 
 from alphastomics.train.ema import MovingAverage
+from alphastomics.train.interrupt import Patience
 from alphastomics.train.optimisation import NonFiniteLossError
 
 if TYPE_CHECKING:
@@ -40,6 +43,8 @@ class _Fit:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run it."""
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, signal.default_int_handler)  # a fork has the handler of its parent
         warnings.filters[:] = self.filters  # type: ignore[index]
         if self.forked:
             torch.set_num_threads(1)  # the threads of the parent do not survive a fork, and OpenMP waits for them
@@ -68,6 +73,7 @@ class HandingBackLauncher(_MultiProcessingLauncher):
             If a process ended in another way than by finishing.
         """
         port = os.environ.get("MASTER_PORT")
+        Patience().begin()  # the first Ctrl-C is for the children, who hand back what they learned; the runner restores it
         fit = _Fit(function, forked=self._start_method == "fork")
         try:
             result = super().launch(fit, *args, trainer=trainer, **kwargs)

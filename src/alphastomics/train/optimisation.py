@@ -91,13 +91,14 @@ class Optimisation(pl.LightningModule):
 
     def refuse_if_broken(self, what: str, value: Tensor) -> None:
         """Raise :class:`NonFiniteLossError` if a value is not finite in one of the processes: in all of them alike."""
-        if bool(mean_of_all(self.trainer, value.detach()).isfinite()):
+        mean = mean_of_all(self.trainer, value.detach())
+        if bool(mean.isfinite()):
             return
         own = {self.slice_names[int(i)] for i in self.current} if self.slice_names else set()
         own = set() if bool(value.isfinite()) else own
         names = sorted(set().union(*collected(self.trainer, own)))
         message = (
-            f"The {what} is {value.item():g} at step {self.global_step} (slices: {', '.join(names) or 'unknown'}). "
+            f"The {what} is {mean.item():g} at step {self.global_step} (slices: {', '.join(names) or 'unknown'}). "
             "The model keeps its last good weights. Lower plan_kwargs['lr'] or look for extreme values in these slices."
         )
         raise NonFiniteLossError(message)

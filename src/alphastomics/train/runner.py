@@ -17,6 +17,7 @@ from scvi.train import TrainRunner
 from alphastomics.train.defaults import GRADIENT_NORM
 from alphastomics.train.ema import MovingAverage
 from alphastomics.train.history import History
+from alphastomics.train.interrupt import StopTogether
 from alphastomics.train.optimisation import NonFiniteLossError
 
 if TYPE_CHECKING:
@@ -88,7 +89,7 @@ class ContextTrainer(pl.Trainer):
         callbacks: list[pl.Callback] | None = None,
         **kwargs: Any,
     ) -> None:
-        callbacks = [*(callbacks or []), ema, history]
+        callbacks = [*(callbacks or []), ema, history, StopTogether()]
         if max_seconds is not None:
             callbacks.append(Timer(duration=timedelta(seconds=max_seconds), interval="step", verbose=False))
         if early_stopping:
