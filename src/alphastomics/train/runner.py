@@ -28,6 +28,8 @@ logger = logging.getLogger(__name__)
 
 # Lightning's advice to use more loader workers: threads cut contexts while the network works.
 _ADVICE = (
+    # FSDP2, of what would happen if something wrote into the output of a network; nothing does.
+    ".*returned a view tensor.*",
     ".*does not have many workers.*",
     "Total length of `list` across ranks is zero.*",
     ".*number of training batches.*smaller than the logging interval.*",
