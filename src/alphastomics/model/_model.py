@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -48,9 +49,12 @@ from alphastomics.train.devices import device_of
 from alphastomics.train.ema import MovingAverage
 from alphastomics.train.fit_memory import recomputed_blocks
 from alphastomics.train.history import History
+from alphastomics.train.launch import apart, directly
 from alphastomics.train.memory import estimate_inference, estimate_training
 from alphastomics.train.micro_batches import MicroBatches
 from alphastomics.train.precision import resolve_precision
+from alphastomics.train.processes import once
+from alphastomics.train.strategies import is_forked, quiet_unless_first, resolve_strategy
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -58,6 +62,7 @@ if TYPE_CHECKING:
     from os import PathLike
 
     from anndata import AnnData
+    from lightning.pytorch.strategies import Strategy
     from numpy.typing import NDArray
 
     from alphastomics.model._dependence import Dependence
@@ -408,7 +413,7 @@ class AlphaSTomics(BaseModelClass):
         max_time: str | timedelta | dict[str, float] | float | None = None,
         accelerator: str = "auto",
         devices: int | list[int] | str = "auto",
-        strategy: str = "auto",
+        strategy: str | Strategy = "auto",
         precision: str | int = "auto",
         batch_size: int = 1024,
         context_size: int | Literal["auto"] | None = None,
@@ -439,8 +444,11 @@ class AlphaSTomics(BaseModelClass):
             Number of passes over the cells. None: until ``max_time``, or about 4,000 steps if that is None too.
         max_time
             Longest time: seconds, ``"DD:HH:MM:SS"``, a timedelta or its arguments. The learning rate falls with it.
-        accelerator, devices, strategy
+        accelerator, devices
             As in :class:`lightning.pytorch.Trainer`.
+        strategy
+            How training is spread over devices: one of :data:`~alphastomics.train.STRATEGIES`, or an object of Lightning's;
+            every process takes batches of ``batch_size`` cells.
         precision
             ``"auto"``: bfloat16 for matrix products where the processor or GPU has it, else 32 bits; or any of
             Lightning's.
@@ -505,28 +513,41 @@ class AlphaSTomics(BaseModelClass):
         arguments |= trainer_kwargs
         if self.adata is None and self._dataset is None:
             raise ValueError("This model was loaded without data; load it with adata= to train it")
-        check_workspaces(trainer_kwargs.get("deterministic"), device_of(accelerator, devices))  # before any work
+        strategy = resolve_strategy(  # before any work
+            strategy,
+            accelerator=accelerator,
+            devices=devices,
+            num_nodes=trainer_kwargs.get("num_nodes", 1),
+            precision=precision,
+        )
+        quiet_unless_first()
+        # Where CUDA has been used processes cannot be forked: what asks the GPU asks from a process of its own.
+        ask = apart if is_forked(strategy) and device_of(accelerator, devices).type == "cuda" else directly
+        chosen = ask(lambda: resolve_precision(precision))
+        check_workspaces(trainer_kwargs.get("deterministic"), device_of(accelerator, devices))
         maskable = self.module.config.mask_tokens
         if masking is not None and not maskable:
             raise ValueError("This model has no mask tokens; make it with enable_masking=True to train it with masking")
         source = self._dataset or AnnDataSource(self.adata, self.schema, positions=True)
         if context_size is None:
             context_size = 512 if self.init_params_["non_kwargs"].get("context") is None else "auto"
-        precision = resolve_precision(precision)
         plan_arguments = self._plan_arguments(source.n_cells, masking, plan_kwargs)
-        contexts = fit_contexts(
-            self.module,
-            source,
-            context_size=context_size,
-            batch_size=batch_size,
-            micro_batch_size=micro_batch_size,
-            budget=memory_budget,
-            recompute=recompute,
-            accelerator=accelerator,
-            devices=devices,
-            accumulate=(trainer_kwargs.get("accumulate_grad_batches") or 1) > 1,
-            precision=precision,
-            **plan_arguments,
+        contexts = ask(
+            partial(
+                fit_contexts,
+                self.module,
+                source,
+                context_size=context_size,
+                batch_size=batch_size,
+                micro_batch_size=micro_batch_size,
+                budget=memory_budget,
+                recompute=recompute,
+                accelerator=accelerator,
+                devices=devices,
+                accumulate=(trainer_kwargs.get("accumulate_grad_batches") or 1) > 1,
+                precision=chosen,
+                **plan_arguments,
+            )
         )
         if validation_size is None and self._validation is None and (early_stopping or train_size is not None):
             validation_size = 0.1 if train_size is None else 1 - train_size
@@ -586,7 +607,7 @@ class AlphaSTomics(BaseModelClass):
             accelerator=accelerator,
             devices=devices,
             strategy=strategy,
-            precision=precision,
+            precision=chosen,
             ema=MovingAverage(plan.config.ema_decay),
             history=History(self.history_),
             max_seconds=seconds,
@@ -599,7 +620,7 @@ class AlphaSTomics(BaseModelClass):
         arguments |= contexts._asdict() | {
             "max_epochs": max_epochs,
             "max_time": seconds,
-            "precision": precision,
+            "precision": chosen,
             "validation_size": validation_size,
             "augmentation": datamodule.train_set.augmentation,
             "masking": plan.masking,
@@ -930,7 +951,7 @@ class AlphaSTomics(BaseModelClass):
         save_anndata: bool = False,
         **anndata_write_kwargs: Any,
     ) -> None:
-        """Save to a folder as safetensors and JSON.
+        """Save to a folder as safetensors and JSON; of several processes of a script the first does, and the others wait.
 
         A model that completes cells holds expression of up to 8,192 cells of its reference, see :mod:`alphastomics.model._exemplars`:
         share it as you would share these.
@@ -953,10 +974,14 @@ class AlphaSTomics(BaseModelClass):
         if save_anndata and self.adata is None:
             raise ValueError("save_anndata=True, but this model has no data")
         folder = Path(dir_path)
-        _files.write_model(folder, _files.model_tensors(self), _files.model_config(self), overwrite=overwrite)
-        (folder / _files.DATA).unlink(missing_ok=True)  # those of the model that was there
-        if save_anndata:
-            self.adata.write_h5ad(folder / _files.DATA, **anndata_write_kwargs)
+
+        def write() -> None:
+            _files.write_model(folder, _files.model_tensors(self), _files.model_config(self), overwrite=overwrite)
+            (folder / _files.DATA).unlink(missing_ok=True)  # those of the model that was there
+            if save_anndata:
+                self.adata.write_h5ad(folder / _files.DATA, **anndata_write_kwargs)
+
+        once(folder.absolute(), write)
 
     @classmethod
     def load(

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import lightning.pytorch as pl
 
+from alphastomics.train.sharding import at_rest, spread_as, whole
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -33,6 +35,11 @@ class BestAverage(pl.Callback):
         self.lowest, self.epoch = float("inf"), -1
         self.weights: list[Tensor] = []
 
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Spread the average that a checkpoint brought as the weights are."""
+        if self.weights:
+            self.weights = [spread_as(old, new) for old, new in zip(self.weights, at_rest(pl_module), strict=True)]
+
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Keep the average if its loss is the lowest so far."""
         value = trainer.callback_metrics.get(self.monitor)
@@ -53,8 +60,8 @@ class BestAverage(pl.Callback):
         logger.info("The model keeps its weights after epoch %d: %s was %.4g.", self.epoch, self.monitor, self.lowest)
 
     def state_dict(self) -> dict[str, Any]:
-        """The best average and its loss, for a checkpoint."""
-        return {"lowest": self.lowest, "epoch": self.epoch, "weights": self.weights}
+        """The best average and its loss, for a checkpoint; all processes must ask."""
+        return {"lowest": self.lowest, "epoch": self.epoch, "weights": [whole(value) for value in self.weights]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take up the best average of a checkpoint."""

@@ -17,6 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 import lightning.pytorch as pl
 import torch
+from torch.distributed.tensor import DTensor
+
+from alphastomics.train.processes import collected, mean_of_all
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -97,15 +100,19 @@ class Optimisation(pl.LightningModule):
         if getattr(self.trainer.precision_plugin, "scaler", None) is not None:
             return
         gradients = [p.grad for p in self.module.parameters() if p.grad is not None]
-        self.refuse_if_broken("gradient norm", torch.nn.utils.get_total_norm(gradients))
+        norm = torch.nn.utils.get_total_norm(gradients)
+        self.refuse_if_broken("gradient norm", norm.full_tensor() if isinstance(norm, DTensor) else norm)
 
     def refuse_if_broken(self, what: str, value: Tensor) -> None:
-        """Raise :class:`NonFiniteLossError` if a value is not finite."""
-        if bool(value.isfinite()):
+        """Raise :class:`NonFiniteLossError` if a value is not finite in one of the processes: in all of them alike."""
+        mean = mean_of_all(self.trainer, value.detach())
+        if bool(mean.isfinite()):
             return
-        names = sorted({self.slice_names[int(i)] for i in self.current} if self.slice_names else [])
+        own = {self.slice_names[int(i)] for i in self.current} if self.slice_names else set()
+        own = set() if bool(value.isfinite()) else own
+        names = sorted(set().union(*collected(self.trainer, own)))
         message = (
-            f"The {what} is {value.item():g} at step {self.global_step} (slices: {', '.join(names) or 'unknown'}). "
+            f"The {what} is {mean.item():g} at step {self.global_step} (slices: {', '.join(names) or 'unknown'}). "
             "The model keeps its last good weights. Lower plan_kwargs['lr'] or look for extreme values in these slices."
         )
         raise NonFiniteLossError(message)
@@ -118,8 +125,13 @@ class Optimisation(pl.LightningModule):
         else:
             done = self.global_step / total if total not in (0, float("inf")) and total > 0 else 0.0
         if self.max_seconds:
-            done = max(done, (time.monotonic() - self._started) / self.max_seconds)
+            done = max(done, self._seconds() / self.max_seconds)
         return min(1.0, done)
+
+    def _seconds(self) -> float:
+        """Time that training has taken; processes must agree on it, or their learning rates drift apart."""
+        seconds = torch.tensor(time.monotonic() - self._started, device=self.device)
+        return float(mean_of_all(self.trainer, seconds))
 
     def _lr_factor(self, step: int) -> float:
         warm = min(1.0, (step + 1) / max(1, self.config.warmup_steps))
