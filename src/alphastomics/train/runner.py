@@ -18,8 +18,8 @@ from alphastomics.train.best import BestAverage
 from alphastomics.train.defaults import GRADIENT_NORM
 from alphastomics.train.ema import MovingAverage
 from alphastomics.train.history import History
-from alphastomics.train.meter import Meter
 from alphastomics.train.interrupt import StopTogether
+from alphastomics.train.meter import Meter
 from alphastomics.train.optimisation import NonFiniteLossError
 
 if TYPE_CHECKING:
