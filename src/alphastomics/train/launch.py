@@ -20,6 +20,7 @@ from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher
 from lightning.pytorch.trainer import call
 from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException
 
+from alphastomics.train.best import BestAverage
 from alphastomics.train.ema import MovingAverage
 from alphastomics.train.interrupt import Patience
 from alphastomics.train.optimisation import NonFiniteLossError
@@ -54,7 +55,7 @@ class _Fit:
             trainer: pl.Trainer = self.function.__self__  # type: ignore[attr-defined]
             call._call_callback_hooks(trainer, "on_exception", error)
             for callback in trainer.callbacks:  # type: ignore[attr-defined]
-                if isinstance(callback, MovingAverage):
+                if isinstance(callback, (MovingAverage, BestAverage)):
                     callback.finish(trainer.lightning_module)
             return error
 
