@@ -371,7 +371,8 @@ class TrainingPlan(Optimisation):
         real = batch.mask.any(1).float()
         if count is None:
             count = real.sum() if self._trainer is None else mean_of_all(self.trainer, real.sum())
-            count = torch.where(count > 0, count, 1)  # the mean over processes may well lie below 1
+        count = torch.as_tensor(count, device=real.device)
+        count = torch.where(count > 0, count, 1)  # nothing but padding costs nothing; the mean may well lie below 1
         parts = [weights[name] * (loss * real).sum() for name, loss in losses.items()]
         return sum(parts, start=real.new_zeros(())) / count
 
@@ -428,7 +429,7 @@ class TrainingPlan(Optimisation):
         here, per_batch = self._count(batch_idx)
         loss = self.total(losses, batch, per_batch)
         self.refuse_if_broken("loss", loss)
-        self._log("train", loss * (per_batch / here), losses, batch, here, seen)
+        self._log("train", loss * (per_batch / here) if here else loss, losses, batch, here, seen)
         return reached(loss, self.module.parameters())
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
@@ -466,7 +467,8 @@ class TrainingPlan(Optimisation):
         """Log means over the contexts of a batch, of which each process has ``count``."""
         real = batch.mask.any(1).float()
         values = {f"{stage}_loss": loss.detach()}
-        values |= {f"{stage}_{name}": (value.detach() * real).sum() / count for name, value in losses.items()}
+        share = 1 / count if count else 0.0  # a batch of padding weighs nothing
+        values |= {f"{stage}_{name}": (value.detach() * real).sum() * share for name, value in losses.items()}
         if seen:
             with gathered(self.module.blocks):
                 values |= mean_of_some(self.trainer, layer_statistics(seen, batch.mask), batch.mask.any())
