@@ -70,3 +70,6 @@ MEASURED_IN = "measured_in"
 
 LATENT = "X_alphastomics"
 """``obsm`` of what ``alphastomics extract`` writes: embeddings."""
+
+PROVENANCE = "alphastomics"
+"""``uns`` of a sampled AnnData: how it was made."""

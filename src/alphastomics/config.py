@@ -222,6 +222,8 @@ class TrainingSection:
         Weight decay (``--weight-decay``).
     warmup_steps
         Steps until the full learning rate (``--warmup-steps``).
+    lr_schedule
+        How the learning rate falls: ``cosine``, ``linear`` or ``constant`` (``--lr-schedule``).
     final_lr
         Share of the learning rate that is left at the end (``--final-lr``).
     packing_lr
@@ -262,6 +264,7 @@ class TrainingSection:
     gradient_clip_val: float | None = None
     weight_decay: float | None = None
     warmup_steps: int | None = None
+    lr_schedule: Literal["cosine", "linear", "constant"] | None = None
     final_lr: float | None = None
     packing_lr: float | None = None
     ema_decay: float | None = None

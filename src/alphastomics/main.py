@@ -1,4 +1,4 @@
-"""The command line: ``alphastomics demo | preprocess | stage1 | stage2 | train | sample | test | extract | compare | upload``.
+"""The command line: ``alphastomics demo | preprocess | stage1 | stage2 | train | sample | test | extract | provenance | compare | upload``.
 
 Importing this module imports neither torch nor the library; every command imports what it needs.
 """
@@ -356,7 +356,7 @@ def extract(
     ----------
     output
         File to write: ``.npz``, the arrays ``latent``, (cells, width), and ``obs_names``; ``.parquet``, the columns
-        ``cell_id``, ``slice_id`` and ``embedding``; ``.h5ad``, ``obs`` and ``obsm["X_alphastomics"]``.
+        ``cell_id``, ``slice_id`` and ``embedding``; ``.h5ad``, ``obs``, ``obsm["X_alphastomics"]`` and how it was made.
     layer
         ``encoder``: the cell alone; ``transformer``: after the last block; ``all``: both side by side.
     use_positions
@@ -368,9 +368,28 @@ def extract(
     check_suffix(output, EMBEDDINGS)
     prepare_file(output)
     model, cells = query.read(["pos_to_expr"] if use_positions else [], "--use-positions", positions=use_positions)
-    latent = embed_cells(model, cells, layer=layer, use_positions=use_positions)
-    write_latent(cells, latent, output, model.schema.slice_key)
+    how: dict[str, Any] = {"layer": layer, "use_positions": use_positions}
+    write_latent(cells, embed_cells(model, cells, **how), output, model, **how)
     logger.info("Embeddings of %d cells are in %s.", cells.n_obs, output)
+
+
+@app.command
+def provenance(*, input_data: ExistingFile, key: str | None = None) -> None:
+    """Tell how a result was made: by which model, with which parameters, seeds and versions.
+
+    Parameters
+    ----------
+    input_data
+        ``.h5ad`` file that ``sample`` or ``extract`` wrote, or with what ``alphastomics.tl.reconstruct`` wrote.
+    key
+        Which entry of ``uns``; all that tell of it when not given.
+    """
+    from anndata import AnnData
+
+    from alphastomics._cli._provenance import read_uns
+    from alphastomics.tl import provenance as tell
+
+    sys.stdout.write(f"{tell(AnnData(uns=read_uns(input_data)), key)}\n")
 
 
 @app.command

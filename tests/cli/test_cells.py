@@ -225,6 +225,9 @@ def test_every_slice_of_an_input_has_one_of_its_size(asked, cells, tmp_path):
         "sample_0": large, "sample_1": large, "sample_2": 20, "sample_3": 20,
     }  # fmt: skip
     assert drawn.obs_names.is_unique
+    told = drawn.uns["alphastomics"]
+    assert (told["params"]["n_cells"], told["params"]["random_state"]) == (str([large, 20]), 0)
+    assert told["function"] == "sample"
     places = [drawn[drawn.obs["slice_id"] == f"sample_{k}"].obsm["spatial"][0, 0] for k in range(4)]
     assert len(set(places)) == 4
 
@@ -277,6 +280,7 @@ def test_a_slice_is_placed_by_the_genes_that_it_measures(uneven, tissue, asked, 
     for name in ("slice_0", "slice_1"):
         part = alone(tissue, name, uneven)
         expected = model.sample(part, mode="expr_to_pos", n_steps=2, n_samples=2)
+        assert placed.uns["alphastomics"] == expected.uns["alphastomics"]
         found = placed[expected.obs_names]
         np.testing.assert_array_equal(found.obsm["spatial"], expected.obsm["spatial"])
         np.testing.assert_array_equal(found[:, expected.var_names].X.toarray(), expected.X.toarray())
@@ -371,6 +375,8 @@ def test_embeddings_in_every_form(folder, asked, model, cells, tmp_path):
     assert table.column("slice_id").to_pylist() == cells.obs["slice_id"].tolist()
     latent = ad.read_h5ad(tmp_path / "z.h5ad")
     assert latent.X is None
+    told = latent.uns["X_alphastomics"]
+    assert (told["function"], told["params"]["layer"]) == ("get_latent_representation", "transformer")
     np.testing.assert_array_equal(latent.obsm["X_alphastomics"], expected)
     pd.testing.assert_frame_equal(latent.obs, cells.obs)
     with np.load(tmp_path / "z.npz", allow_pickle=False) as arrays:

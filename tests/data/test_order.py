@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import chi2
 
-from alphastomics.data._order import PADDING, Portion, StreamSampler, TurnSampler, stretches, windowed
+from alphastomics.data._order import PADDING, Portion, StreamSampler, TurnSampler, shares, stretches, windowed
 
 
 def portions_of(sizes, n_cells=10):
@@ -41,6 +41,14 @@ def test_a_window_draws_every_context_once_and_holds_no_more_than_the_buffer(siz
     for step in range(len(order)):
         begun = [k for k in first if first[k] <= step <= last[k]]
         assert 10 * len(begun) <= max(buffer_size, 10)
+
+
+def test_padding_comes_last_and_moves_no_draw():
+    portions = portions_of([3, 4, 5])
+    padded = [*portions, Portion(np.full(4, PADDING), 0)]
+    for buffer_size in (None, 20):
+        alone, found = (windowed(each, buffer_size, np.random.default_rng(2)) for each in (portions, padded))
+        np.testing.assert_array_equal(found, [*alone, *[PADDING] * 4])
 
 
 def test_what_is_held_at_once_is_shuffled_as_a_whole():
@@ -100,3 +108,27 @@ def test_the_last_batch_of_one_is_what_is_left():
     sampler = TurnSampler(10, 4)
     assert list(sampler) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
     assert len(sampler) == 3
+
+
+@given(st.integers(1, 60), st.integers(1, 4), st.integers(1, 3), st.integers(1, 3))
+def test_real_contexts_of_a_batch_are_counted_over_all_ranks(total, per_batch, world_size, n_workers):
+    n = world_size * n_workers
+    cut = stretches(portions_of([total]), n, per_batch)
+    sequence = np.concatenate([portion.contexts for each in cut for portion in each])
+    for in_turns in (True, False):
+        if in_turns:
+            length = -(-total // (per_batch * world_size)) * per_batch * world_size
+            real, in_stretch = np.arange(length) < total, [total]
+            samplers: list[TurnSampler | StreamSampler] = [
+                TurnSampler(length, per_batch, rank=rank, world_size=world_size) for rank in range(world_size)
+            ]
+        else:
+            real, in_stretch = sequence != PADDING, shares(total, n)
+            samplers = [
+                StreamSampler(len(sequence), per_batch, rank=rank, world_size=world_size, n_workers=n_workers)
+                for rank in range(world_size)
+            ]
+        batches = zip(*samplers, strict=True)
+        expected = [sum(int(real[batch].sum()) for batch in together) for together in batches]
+        assert [samplers[0].n_real(i, in_stretch) for i in range(len(samplers[0]))] == expected
+        assert sum(expected) == total

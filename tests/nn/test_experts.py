@@ -180,10 +180,10 @@ def test_routing_is_settled_in_32_bits():
 # -- balance -----------------------------------------------------------------------------------------------------------
 
 
-def balance(probability: torch.Tensor, assigned: torch.Tensor, mask: torch.Tensor) -> float:
-    """E sum f P over the real cells of all contexts."""
-    p, a = probability[mask], assigned[mask]
-    return float(p.shape[1] * (a.sum(0) / a.sum() * p.mean(0)).sum())
+def balance(probability: torch.Tensor, assigned: torch.Tensor, mask: torch.Tensor) -> list[float]:
+    """E sum f P of each context: f over the real cells of all contexts, P over its own."""
+    a = assigned[mask].sum(0) / assigned[mask].sum()
+    return [float(len(a) * (a * p[real].mean(0)).sum()) for p, real in zip(probability, mask, strict=True)]
 
 
 def test_balance_is_1_when_balanced():
@@ -202,8 +202,20 @@ def test_balance_counts_real_cells_of_contexts_of_any_size():
     losses = balance_losses([routing], mask).detach()
     assert losses.shape == (4,)
     assert losses[3] == 0
-    assert float(losses[:3].mean()) == pytest.approx(balance(*(part.detach() for part in routing), mask))
+    expected = balance(*(part.detach()[:3] for part in routing), mask[:3])
+    np.testing.assert_allclose(losses[:3], expected, rtol=1e-12)
     np.testing.assert_allclose(expert_usage(routing, mask), routing.assigned[mask].sum(0) / (2 * 16))
+
+
+def test_balance_takes_the_use_of_another_step():
+    module, x = experts(), cells(b=2)
+    _, routing = module(x)
+    mask = torch.arange(9) < torch.tensor([9, 4])[:, None]
+    counts = torch.tensor([[5.0, 1.0, 2.0, 0.0]])
+    found = balance_losses([routing], mask, counts)
+    p = routing.probability.detach()
+    for i, loss in enumerate(found.tolist()):
+        assert loss == pytest.approx(float(4 * (counts[0] / 8 * p[i][mask[i]].mean(0)).sum()))
 
 
 def test_balance_moves_the_router_and_evens_the_use():
@@ -235,8 +247,9 @@ mine = slice(0, 1) if rank == 0 else slice(1, 3)
 losses = balance_losses([Routing(p[mine], a[mine])], mask[mine])
 total = losses.sum()
 torch.distributed.all_reduce(total)
-p, a = p[mask], a[mask]
-assert abs(float(total) / 3 - float(4 * (a.mean(0) * p.mean(0)).sum())) < 1e-12
+per_context = torch.stack([each[real].mean(0) for each, real in zip(p, mask)]).mean(0)
+a = a[mask]
+assert abs(float(total) / 3 - float(4 * (a.mean(0) * per_context).sum())) < 1e-12
 torch.distributed.barrier()  # a process that leaves first breaks the connections of the other
 torch.distributed.destroy_process_group()
 """

@@ -184,6 +184,9 @@ def test_validation_has_noise_of_its_own(make_plan, make_batch, monkeypatch):
     losses = plan.losses
     monkeypatch.setattr(plan, "losses", lambda batch, purpose=0: purposes.append(purpose) or losses(batch))
     monkeypatch.setattr(plan, "_log", lambda *_: None)
+    counts = SimpleNamespace(n_trained=lambda _: 3, n_validated=lambda _: 3)
+    trainer = {"world_size": 1, "accumulate_grad_batches": 1, "num_training_batches": 1, "datamodule": counts}
+    plan._trainer = SimpleNamespace(global_step=0, current_epoch=0, **trainer)
     plan.training_step(batch, 0)
     plan.validation_step(batch, 0)
     assert purposes == [0, 1]
@@ -335,7 +338,7 @@ def test_losses_with_experts_do_not_depend_on_padding(make_plan, make_batch, sin
 
 def test_learning_rate_warms_up_and_falls_to_its_final_share(make_plan):
     plan = make_plan(warmup_steps=10, final_lr=0.1)
-    plan._trainer = SimpleNamespace(estimated_stepping_batches=100, global_step=0)
+    plan._trainer = SimpleNamespace(world_size=1, estimated_stepping_batches=100, global_step=0)
     factors = []
     for step in range(101):
         plan._trainer.global_step = step
@@ -348,7 +351,7 @@ def test_learning_rate_warms_up_and_falls_to_its_final_share(make_plan):
 
 def test_learning_rate_follows_the_clock_where_time_is_short(make_plan, monkeypatch):
     plan = make_plan(max_seconds=100.0)
-    plan._trainer = SimpleNamespace(estimated_stepping_batches=float("inf"), global_step=3)
+    plan._trainer = SimpleNamespace(world_size=1, estimated_stepping_batches=float("inf"), global_step=3)
     monkeypatch.setattr("alphastomics.train.optimisation.time.monotonic", lambda: plan._started + 40)
     assert plan.progress() == pytest.approx(0.4)
     plan._trainer.estimated_stepping_batches = 4
@@ -359,7 +362,7 @@ def test_learning_rate_follows_the_clock_where_time_is_short(make_plan, monkeypa
 
 def test_no_warm_up_is_a_choice(make_plan):
     plan = make_plan(warmup_steps=0)
-    plan._trainer = SimpleNamespace(estimated_stepping_batches=100, global_step=0)
+    plan._trainer = SimpleNamespace(world_size=1, estimated_stepping_batches=100, global_step=0)
     assert plan._lr_factor(0) == pytest.approx(1)
 
 

@@ -198,7 +198,9 @@ def draw_slices(
     key = model.schema.slice_key or _keys.SLICE
     for i, part in enumerate(parts):
         part.obs[key] = part.obs[key].cat.rename_categories(lambda name, i=i: f"sample_{i * n_samples + int(name[7:])}")
-    return ad.concat(parts, join="outer", merge="same", index_unique="-")
+    tissue = ad.concat(parts, join="outer", merge="same", uns_merge="same", index_unique="-")
+    tissue.uns[_keys.PROVENANCE]["params"] |= {"random_state": random_state, "n_cells": repr(list(sizes))}
+    return tissue
 
 
 def _in_order(parts: Sequence[AnnData], rows: Sequence[NDArray[np.int64]]) -> AnnData:
@@ -208,7 +210,7 @@ def _in_order(parts: Sequence[AnnData], rows: Sequence[NDArray[np.int64]]) -> An
     n_draws = [part.n_obs // len(here) for part, here in zip(parts, rows, strict=True)]
     cell = np.concatenate([np.tile(here, n) for here, n in zip(rows, n_draws, strict=True)])
     draw = np.concatenate([np.repeat(np.arange(n), len(here)) for here, n in zip(rows, n_draws, strict=True)])
-    whole = ad.concat(list(parts), join="outer", merge="unique", fill_value=0)
+    whole = ad.concat(list(parts), join="outer", merge="unique", uns_merge="same", fill_value=0)
     return whole[np.lexsort((cell, draw))].copy()
 
 
@@ -240,18 +242,22 @@ def write_tissue(tissue: AnnData, path: Path, schema: TissueSchema) -> None:
     write_h5ad(path, tissue)
 
 
-def write_latent(cells: AnnData, latent: NDArray[np.float32], path: Path, slice_key: str | None) -> None:
-    """Write embeddings (n_cells, width) as the suffix says."""
+def write_latent(
+    cells: AnnData, latent: NDArray[np.float32], path: Path, model: AlphaSTomics, **arguments: Any
+) -> None:
+    """Write embeddings (n_cells, width) as the suffix says; AnnData says too how they were made, with these arguments."""
     import anndata as ad
 
     from alphastomics._cli._files import replacing, write_h5ad
     from alphastomics.data.parquet._write import write_embedding
+    from alphastomics.model._provenance import result_record
 
     if path.suffix == PARQUET:
-        write_embedding(cells, latent, path, slice_key=slice_key or _keys.SLICE)
+        write_embedding(cells, latent, path, slice_key=model.schema.slice_key or _keys.SLICE)
         return
     if path.suffix == H5AD:
-        write_h5ad(path, ad.AnnData(obs=cells.obs, obsm={_keys.LATENT: latent}))
+        record = result_record(model, "get_latent_representation", arguments)
+        write_h5ad(path, ad.AnnData(obs=cells.obs, obsm={_keys.LATENT: latent}, uns={_keys.LATENT: record}))
         return
     image = BytesIO()  # an archive that cannot be closed complains a second time
     np.savez_compressed(image, latent=latent, obs_names=cells.obs_names.to_numpy(dtype=str))

@@ -439,6 +439,8 @@ class PlanOptions:
         Weight decay of AdamW.
     warmup_steps
         Steps until the full learning rate.
+    lr_schedule
+        How the learning rate falls.
     final_lr
         Share of the learning rate that is left at the end.
     absent
@@ -480,6 +482,7 @@ class PlanOptions:
     lr: Positive | None = None
     weight_decay: NotNegative | None = None
     warmup_steps: Count | None = None
+    lr_schedule: Literal["cosine", "linear", "constant"] | None = None
     final_lr: Share | None = None
     absent: Share | None = None
     lambda_expression: NotNegative | None = None
@@ -498,6 +501,10 @@ class PlanOptions:
     max_loss_weight: Positive | None = None
     ema_decay: PartialShare | None = None
     packing_lr: Positive | None = None
+
+    def __post_init__(self) -> None:
+        if self.lr_schedule == "constant" and self.final_lr is not None:
+            raise ValueError("--final-lr is for a learning rate that falls; leave it out of --lr-schedule constant")
 
     def arguments(self) -> dict[str, Any]:
         """Fields of :class:`~alphastomics.train.PlanConfig` that were given."""

@@ -18,7 +18,7 @@ from alphastomics.data._batch import Context, RawContext, empty_context
 from alphastomics.data._checks import check_choice
 from alphastomics.data._crowding import RANKS, crowding
 from alphastomics.data._encode import Encoder
-from alphastomics.data._order import PADDING, Portion, stretches, windowed
+from alphastomics.data._order import PADDING, Portion, shares, stretches, windowed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -219,6 +219,11 @@ class ContextDataset(Dataset[Context]):
         per_stream = -(-self._n_drawn // n_streams)
         self._length = n_streams * multiple * -(-per_stream // multiple)
         self._division: Division | None = None
+
+    @property
+    def in_streams(self) -> list[int]:
+        """Number of contexts of each process, without padding."""
+        return shares(self._n_drawn, self.n_streams)
 
     def __len__(self) -> int:
         """Number of contexts in an epoch, the same for every epoch."""

@@ -78,6 +78,10 @@ class ContextLoader:
         """Number of batches in an epoch."""
         return len(self._order)
 
+    def n_contexts(self, batch: int) -> int:
+        """Number of contexts, without padding, that all ranks have in their batch of this number."""
+        return self._order.n_real(batch, self.dataset.in_streams)
+
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch whose contexts are cut next."""
         self.dataset.set_epoch(epoch)

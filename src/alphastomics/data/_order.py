@@ -5,7 +5,8 @@ no more cells than the buffer holds, is open at a time; the next context is any 
 portion without contexts makes room for the next. A buffer that holds everything gives every order the same chance.
 
 Processes take equal stretches of the sequence of portions, each with a window of its own, so that a slice is read by one of
-them, or by two where a stretch ends. Contexts of padding make the stretches equally long: all ranks take as many steps.
+them, or by two where a stretch ends. Contexts of padding at its end make a stretch as long as the others: all ranks take as
+many steps.
 """
 
 from __future__ import annotations
@@ -37,6 +38,11 @@ class Portion(NamedTuple):
     n_cells: int
 
 
+def shares(total: int, n: int) -> list[int]:
+    """Number of contexts, without padding, in each of ``n`` stretches of ``total`` of them."""
+    return np.diff(np.round(np.arange(n + 1) * total / n).astype(int)).tolist()
+
+
 def stretches(portions: Sequence[Portion], n: int, multiple: int = 1) -> list[list[Portion]]:
     """Cut a sequence of portions into ``n`` stretches with equally many contexts, padded to a multiple.
 
@@ -53,7 +59,7 @@ def stretches(portions: Sequence[Portion], n: int, multiple: int = 1) -> list[li
     length = -(-total // n)
     length = -(-length // multiple) * multiple
     cut: list[list[Portion]] = [[] for _ in range(n)]
-    ends = np.round(np.arange(1, n + 1) * total / n).astype(int)
+    ends = np.cumsum(shares(total, n))
     done, stretch = 0, 0
     for portion in portions:
         left = portion.contexts
@@ -71,7 +77,7 @@ def stretches(portions: Sequence[Portion], n: int, multiple: int = 1) -> list[li
 
 
 def windowed(portions: Sequence[Portion], buffer_size: int | None, rng: np.random.Generator) -> NDArray[np.int64]:
-    """Contexts in the order in which they are drawn.
+    """Contexts in the order in which they are drawn; padding comes last, so that it moves no draw.
 
     Parameters
     ----------
@@ -82,11 +88,16 @@ def windowed(portions: Sequence[Portion], buffer_size: int | None, rng: np.rando
     rng
         Where the draws come from.
     """
+    padding = [portion.contexts for portion in portions if not portion.n_cells]
+    portions = [portion for portion in portions if portion.n_cells]
+    drawn = _drawn(portions, buffer_size, rng) if portions else np.empty(0, dtype=np.int64)
+    return np.concatenate([drawn, *padding])
+
+
+def _drawn(portions: Sequence[Portion], buffer_size: int | None, rng: np.random.Generator) -> NDArray[np.int64]:
     total = sum(len(portion.contexts) for portion in portions)
     if buffer_size is None or sum(portion.n_cells for portion in portions) <= buffer_size:
-        return (
-            rng.permutation(np.concatenate([portion.contexts for portion in portions])) if total else np.empty(0, int)
-        )
+        return rng.permutation(np.concatenate([portion.contexts for portion in portions]))
     left = [len(portion.contexts) for portion in portions]
     window, order, n_opened, room = list[tuple[int, int]](), list[int](), 0, buffer_size
     for chance in rng.random(total).tolist():
@@ -146,6 +157,11 @@ class StreamSampler:
             low = first + turn * self.contexts_per_batch
             yield list(range(low, min(low + self.contexts_per_batch, first + self.per_stretch)))
 
+    def n_real(self, batch: int, in_stretch: Sequence[int]) -> int:
+        """Number of contexts of all ranks in their batch of this number; ``in_stretch`` are those of each stretch."""
+        turn, worker = divmod(batch, self.n_workers)
+        return _between(in_stretch[worker :: self.n_workers], turn * self.contexts_per_batch, self.contexts_per_batch)
+
 
 class TurnSampler:
     """Batches of contexts for one rank where all ranks have all cells: rank r of R takes every R-th batch of one sequence.
@@ -174,3 +190,13 @@ class TurnSampler:
         for turn in range(len(self)):
             first = (turn * self.world_size + self.rank) * self.contexts_per_batch
             yield list(range(first, min(first + self.contexts_per_batch, self.length)))
+
+    def n_real(self, batch: int, in_stretch: Sequence[int]) -> int:
+        """Number of contexts of all ranks in their batch of this number; ``in_stretch`` are all of the epoch."""
+        together = self.contexts_per_batch * self.world_size
+        return _between(in_stretch, batch * together, together)
+
+
+def _between(lengths: Sequence[int], first: int, n: int) -> int:
+    """How many of ``n`` places from ``first`` on are taken, in sequences of these lengths together."""
+    return sum(min(max(length - first, 0), n) for length in lengths)

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from alphastomics._provenance import versions
 from alphastomics.data.hub._card import TAGS
-from alphastomics.model._files import versions
 from alphastomics.nn import count_parameters
 
 if TYPE_CHECKING:

@@ -6,7 +6,6 @@ import json
 import math
 from contextlib import contextmanager
 from dataclasses import fields
-from importlib.metadata import version
 from inspect import signature
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -18,6 +17,7 @@ from safetensors.torch import load_file, save_file
 
 from alphastomics import _json
 from alphastomics._disk import WRITE, check_inside, check_memory, denied, reason, shown
+from alphastomics._provenance import versions
 from alphastomics.data import TissueSchema
 from alphastomics.data._h5ad import read_h5ad
 from alphastomics.model import _weights
@@ -27,6 +27,7 @@ from alphastomics.model._fields import SCHEMA, schema_fields
 from alphastomics.model._frames import ReferenceFrame
 from alphastomics.model._marginals import Marginals
 from alphastomics.model._outline import Outlines
+from alphastomics.model._provenance import trainings_of
 from alphastomics.model._weights import FITTED
 from alphastomics.train.devices import device_of
 
@@ -148,6 +149,7 @@ def model_config(model: AlphaSTomics) -> dict[str, Any]:
         "history": plain(history),
         "frame": model.frame_.to_dict() if model.frame_ is not None else None,
         "deformation": model.deformation_,
+        "provenance": {"trainings": plain(model.trainings_)},
         "versions": versions(),
     }
 
@@ -233,11 +235,6 @@ def plain(value: Any) -> Any:
     return value
 
 
-def versions() -> dict[str, str]:
-    """Versions that a result depends on."""
-    return {name: version(name) for name in ("alphastomics", "torch", "scvi-tools", "anndata", "numpy")}
-
-
 @contextmanager
 def _whole(folder: Path) -> Iterator[None]:
     """Tell what a damaged model breaks as the damage that it is."""
@@ -281,6 +278,7 @@ def restore(
         model.module.load_state_dict(weights)
         model.frame_ = _frame(config["frame"], schema)
         model.deformation_ = _deformation(config.get("deformation"))
+        model.trainings_ = trainings_of(config)
         model.history_ = {
             name: pd.DataFrame({name: pd.Series({int(i): v for i, v in values.items()}, dtype=float)}).rename_axis(
                 "epoch"

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import logging
+import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import rich.pretty  # noqa: F401  scvi-tools uses rich.pretty without importing it
-import torch
 from scvi import settings
 from scvi.data import AnnDataManager
 from scvi.model.base import BaseModelClass
 
+from alphastomics import _keys
 from alphastomics.data import AnnDataSource, Augmentation, TissueSchema, fit_schema
 from alphastomics.data.parquet._source import BUFFER, ParquetSource
 from alphastomics.diffusion import CosineSchedule, MaskingConfig, Process
@@ -29,6 +31,7 @@ from alphastomics.model._frames import ReferenceFrame, fit_frame
 from alphastomics.model._latent import latent_representation
 from alphastomics.model._position_chain import MAX_CONTEXT, SamplerConfig
 from alphastomics.model._position_sample import sample_positions
+from alphastomics.model._provenance import result_record, training_record
 from alphastomics.model._tissue_sample import sample_tissue
 from alphastomics.nn import Denoiser, DenoiserConfig, count_parameters
 from alphastomics.train import MODES, ContextDataModule, ContextRunner, DiffusionConfig, Mode, TrainingPlan, seconds_of
@@ -41,13 +44,17 @@ from alphastomics.train.defaults import (
     default_dropout,
     default_placement,
 )
+from alphastomics.train.determinism import check_workspaces, kept_algorithms, own_generators
 from alphastomics.train.devices import device_of
 from alphastomics.train.ema import MovingAverage
 from alphastomics.train.fit_memory import recomputed_blocks
 from alphastomics.train.history import History
+from alphastomics.train.launch import apart, directly
 from alphastomics.train.memory import estimate_inference, estimate_training
 from alphastomics.train.micro_batches import MicroBatches
 from alphastomics.train.precision import resolve_precision
+from alphastomics.train.processes import once
+from alphastomics.train.strategies import is_forked, quiet_unless_first, resolve_strategy
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -55,6 +62,7 @@ if TYPE_CHECKING:
     from os import PathLike
 
     from anndata import AnnData
+    from lightning.pytorch.strategies import Strategy
     from numpy.typing import NDArray
 
     from alphastomics.model._dependence import Dependence
@@ -225,8 +233,7 @@ class AlphaSTomics(BaseModelClass):
         if use_moe:
             self._advise_experts(num_experts, moe_top_k)
         random_state = (settings.seed or 0) if random_state is None else random_state
-        with torch.random.fork_rng(devices=[]):  # leaves the global generator as it was
-            torch.manual_seed(random_state)
+        with own_generators(random_state):
             self.module = self._module_cls(config)
         if self.schema.transform == "log1p":  # deviations of other values are in units that mean nothing
             self.module.weigh_genes(self.schema.gene_scale)
@@ -238,6 +245,7 @@ class AlphaSTomics(BaseModelClass):
         self.dependence_: Dependence | None = None
         self.outlines_: Outlines | None = None
         self.exemplars_: Exemplars | None = None
+        self.trainings_: tuple[dict[str, Any], ...] = ()  # how the model was trained, see :mod:`._provenance`
         self.init_params_ = self._get_init_params(locals())
         self._model_summary_string = (
             f"AlphaSTomics model (mode={mode!r}): {self.schema.n_genes} genes, {self.schema.n_dims}D, "
@@ -398,13 +406,14 @@ class AlphaSTomics(BaseModelClass):
 
     # -- training ----------------------------------------------------------------------------------------------------
 
+    @kept_algorithms()
     def train(
         self,
         max_epochs: int | None = None,
         max_time: str | timedelta | dict[str, float] | float | None = None,
         accelerator: str = "auto",
         devices: int | list[int] | str = "auto",
-        strategy: str = "auto",
+        strategy: str | Strategy = "auto",
         precision: str | int = "auto",
         batch_size: int = 1024,
         context_size: int | Literal["auto"] | None = None,
@@ -435,8 +444,11 @@ class AlphaSTomics(BaseModelClass):
             Number of passes over the cells. None: until ``max_time``, or about 4,000 steps if that is None too.
         max_time
             Longest time: seconds, ``"DD:HH:MM:SS"``, a timedelta or its arguments. The learning rate falls with it.
-        accelerator, devices, strategy
+        accelerator, devices
             As in :class:`lightning.pytorch.Trainer`.
+        strategy
+            How training is spread over devices: one of :data:`~alphastomics.train.STRATEGIES`, or an object of Lightning's;
+            every process takes batches of ``batch_size`` cells.
         precision
             ``"auto"``: bfloat16 for matrix products where the processor or GPU has it, else 32 bits; or any of
             Lightning's.
@@ -466,7 +478,8 @@ class AlphaSTomics(BaseModelClass):
             Shares of the slices; validation holds out whole slices, none by default. A dataset on disk that has a
             validation set is validated on that one, unless ``validation_size`` is given.
         early_stopping
-            Stop when ``validation_loss`` no longer falls; holds out a tenth of the slices unless told otherwise.
+            Stop when ``validation_loss`` has not fallen for 45 epochs (``early_stopping_patience``), and keep the weights with
+            which it was lowest; holds out a tenth of the slices unless told otherwise.
         augmentation
             Random changes to training contexts; defaults follow from the data.
         masking
@@ -478,12 +491,14 @@ class AlphaSTomics(BaseModelClass):
             Fields of :class:`~alphastomics.train.PlanConfig`.
         checkpoint
             ``.ckpt`` file for the state of training, written every 200 steps and at the end, and replaced as a whole.
-            When training has ended, :meth:`load` takes it too.
+            When training has ended, :meth:`load` takes it too, with the weights that the model keeps.
         resume
             Such a file, of a training with the same arguments, which is continued where it was: weights, their average,
             optimiser, learning rate, epoch and time. ``max_epochs`` and ``max_time`` count from its beginning.
         **trainer_kwargs
-            Passed to :class:`lightning.pytorch.Trainer`.
+            Passed to :class:`lightning.pytorch.Trainer`. ``logger``: any of Lightning's, which is told the losses, the learning
+            rate (``lr``), ``cells_per_second`` and ``memory_gib``; none by default. ``deterministic=True``: only algorithms that
+            give the same result every time, in this training.
 
         Raises
         ------
@@ -494,30 +509,45 @@ class AlphaSTomics(BaseModelClass):
         NonFiniteLossError
             If the loss becomes NaN or infinite; the model keeps its last good weights.
         """
+        arguments = {name: value for name, value in locals().items() if name not in ("self", "trainer_kwargs")}
+        arguments |= trainer_kwargs
         if self.adata is None and self._dataset is None:
             raise ValueError("This model was loaded without data; load it with adata= to train it")
-        device_of(accelerator, devices)  # before any work
+        strategy = resolve_strategy(  # before any work
+            strategy,
+            accelerator=accelerator,
+            devices=devices,
+            num_nodes=trainer_kwargs.get("num_nodes", 1),
+            precision=precision,
+        )
+        quiet_unless_first()
+        # Where CUDA has been used processes cannot be forked: what asks the GPU asks from a process of its own.
+        ask = apart if is_forked(strategy) and device_of(accelerator, devices).type == "cuda" else directly
+        chosen = ask(lambda: resolve_precision(precision))
+        check_workspaces(trainer_kwargs.get("deterministic"), device_of(accelerator, devices))
         maskable = self.module.config.mask_tokens
         if masking is not None and not maskable:
             raise ValueError("This model has no mask tokens; make it with enable_masking=True to train it with masking")
         source = self._dataset or AnnDataSource(self.adata, self.schema, positions=True)
         if context_size is None:
             context_size = 512 if self.init_params_["non_kwargs"].get("context") is None else "auto"
-        precision = resolve_precision(precision)
         plan_arguments = self._plan_arguments(source.n_cells, masking, plan_kwargs)
-        contexts = fit_contexts(
-            self.module,
-            source,
-            context_size=context_size,
-            batch_size=batch_size,
-            micro_batch_size=micro_batch_size,
-            budget=memory_budget,
-            recompute=recompute,
-            accelerator=accelerator,
-            devices=devices,
-            accumulate=(trainer_kwargs.get("accumulate_grad_batches") or 1) > 1,
-            precision=precision,
-            **plan_arguments,
+        contexts = ask(
+            partial(
+                fit_contexts,
+                self.module,
+                source,
+                context_size=context_size,
+                batch_size=batch_size,
+                micro_batch_size=micro_batch_size,
+                budget=memory_budget,
+                recompute=recompute,
+                accelerator=accelerator,
+                devices=devices,
+                accumulate=(trainer_kwargs.get("accumulate_grad_batches") or 1) > 1,
+                precision=chosen,
+                **plan_arguments,
+            )
         )
         if validation_size is None and self._validation is None and (early_stopping or train_size is not None):
             validation_size = 0.1 if train_size is None else 1 - train_size
@@ -577,7 +607,7 @@ class AlphaSTomics(BaseModelClass):
             accelerator=accelerator,
             devices=devices,
             strategy=strategy,
-            precision=precision,
+            precision=chosen,
             ema=MovingAverage(plan.config.ema_decay),
             history=History(self.history_),
             max_seconds=seconds,
@@ -587,11 +617,23 @@ class AlphaSTomics(BaseModelClass):
         if not self.is_trained_:
             self.module.set_components(principal_components(source, self.module.components.shape[1]))
         self.module.train()  # Lightning leaves it as it is, and after an earlier training that is eval()
+        arguments |= contexts._asdict() | {
+            "max_epochs": max_epochs,
+            "max_time": seconds,
+            "precision": chosen,
+            "validation_size": validation_size,
+            "augmentation": datamodule.train_set.augmentation,
+            "masking": plan.masking,
+        }
+        began = time.monotonic()
         try:
-            with torch.random.fork_rng(devices=[]):  # dropout draws from the global generator
-                torch.manual_seed(self.init_params_["non_kwargs"]["random_state"])
+            with own_generators(datamodule.train_set.seed):
                 runner()
         finally:
+            if self.trainer.global_step > 0:
+                spent = time.monotonic() - began
+                record = training_record(self, plan, arguments, n_cells=source.n_cells, seconds=spent)
+                self.trainings_ = (*self.trainings_, record)
             if self.is_trained_:
                 self.frame_ = fit_frame(self, source)
                 self.deformation_ = float(plan.config.deformation)
@@ -745,7 +787,8 @@ class AlphaSTomics(BaseModelClass):
         -------
         A new AnnData
             Positions are in units of the reference. Several draws (``n_samples > 1`` without ``reduce``) come one after the
-            other, numbered in ``obs["draw"]`` and at the end of the names of the cells.
+            other, numbered in ``obs["draw"]`` and at the end of the names of the cells. ``uns["alphastomics"]``: how it was made,
+            see :func:`~alphastomics.tl.provenance`.
         ``mode="expr_to_pos"``
             The query's ``X``, ``obs`` and ``var``, not its layers; and, of shape (n_cells, n_dims), ``obsm[position_key]``:
             in the frame of the first reference slice; in the shared frame for ``frame="shared"``; in the frame of its known
@@ -792,6 +835,7 @@ class AlphaSTomics(BaseModelClass):
         expression within 1.28 times ``layers["sd"]`` of ``X`` with ``reduce="mean"``, counts with a higher one, because they
         are skewed. ``docs/theory.md`` says why.
         """
+        parameters = {name: value for name, value in locals().items() if name not in ("self", "indices")}
         self._check_if_trained(warn=False, message="The model is not trained; call train() first")
         self._check_mode(mode, n_cells)
         config = SamplerConfig(
@@ -812,17 +856,21 @@ class AlphaSTomics(BaseModelClass):
             selected=indices is not None,
         )
         draws: dict[str, Any] = {"n_samples": n_samples, "reduce": reduce, "random_state": random_state}
-        if mode == "joint":
-            assert n_cells is not None  # _check_mode refuses
-            return sample_tissue(self, n_cells, config, **draws)
         if adata is None:
             adata = self.adata
         if indices is not None and adata is not None:
             adata = adata[np.asarray(indices)]
-        if mode == "pos_to_expr":
-            return sample_expression(self, self._check_query(adata), config, inpaint=inpaint, **draws)
-        query, source = self._query_source(adata, positions=inpaint)
-        return sample_positions(self, query, source, config, **draws)
+            parameters["indices"] = f"{adata.n_obs} rows"
+        if mode == "joint":
+            assert n_cells is not None  # _check_mode refuses
+            result = sample_tissue(self, n_cells, config, **draws)
+        elif mode == "pos_to_expr":
+            result = sample_expression(self, self._check_query(adata), config, inpaint=inpaint, **draws)
+        else:
+            query, source = self._query_source(adata, positions=inpaint)
+            result = sample_positions(self, query, source, config, **draws)
+        result.uns[_keys.PROVENANCE] = result_record(self, "sample", parameters)
+        return result
 
     def _check_mode(self, mode: str, n_cells: int | None) -> None:
         if mode not in MODES:
@@ -903,7 +951,7 @@ class AlphaSTomics(BaseModelClass):
         save_anndata: bool = False,
         **anndata_write_kwargs: Any,
     ) -> None:
-        """Save to a folder as safetensors and JSON.
+        """Save to a folder as safetensors and JSON; of several processes of a script the first does, and the others wait.
 
         A model that completes cells holds expression of up to 8,192 cells of its reference, see :mod:`alphastomics.model._exemplars`:
         share it as you would share these.
@@ -926,10 +974,14 @@ class AlphaSTomics(BaseModelClass):
         if save_anndata and self.adata is None:
             raise ValueError("save_anndata=True, but this model has no data")
         folder = Path(dir_path)
-        _files.write_model(folder, _files.model_tensors(self), _files.model_config(self), overwrite=overwrite)
-        (folder / _files.DATA).unlink(missing_ok=True)  # those of the model that was there
-        if save_anndata:
-            self.adata.write_h5ad(folder / _files.DATA, **anndata_write_kwargs)
+
+        def write() -> None:
+            _files.write_model(folder, _files.model_tensors(self), _files.model_config(self), overwrite=overwrite)
+            (folder / _files.DATA).unlink(missing_ok=True)  # those of the model that was there
+            if save_anndata:
+                self.adata.write_h5ad(folder / _files.DATA, **anndata_write_kwargs)
+
+        once(folder.absolute(), write)
 
     @classmethod
     def load(

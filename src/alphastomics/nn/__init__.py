@@ -2,7 +2,16 @@
 
 from alphastomics.nn.attention import Attention, LinearAttention, SoftmaxAttention, make_attention
 from alphastomics.nn.denoiser import Denoiser, DenoiserConfig, Prediction
-from alphastomics.nn.experts import Experts, ParameterCount, Routing, balance_losses, count_parameters, expert_usage
+from alphastomics.nn.experts import (
+    Experts,
+    ParameterCount,
+    Routing,
+    Routings,
+    balance_losses,
+    count_parameters,
+    expert_counts,
+    expert_usage,
+)
 from alphastomics.nn.packing import PackingNetwork, nearest_neighbours
 from alphastomics.nn.width import matched_width
 
@@ -16,9 +25,11 @@ __all__ = [
     "ParameterCount",
     "Prediction",
     "Routing",
+    "Routings",
     "SoftmaxAttention",
     "balance_losses",
     "count_parameters",
+    "expert_counts",
     "expert_usage",
     "make_attention",
     "matched_width",

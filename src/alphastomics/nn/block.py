@@ -17,10 +17,13 @@ from torch import nn
 
 from alphastomics.nn.attention import AttentionKind, GateType, make_attention
 from alphastomics.nn.bottleneck import Bottleneck
+from alphastomics.nn.draws import Dropout
 from alphastomics.nn.experts import Experts, ExpertWidth, Routing
 from alphastomics.nn.residual import HyperConnection, Residual, ResidualKind
 
 if TYPE_CHECKING:
+    from collections.abc import MutableSequence
+
     from torch import Tensor
 
     from alphastomics.nn.geometry import Geometry
@@ -122,7 +125,7 @@ class Block(nn.Module):
         self.connect_1, self.connect_2 = (
             HyperConnection(d_model, n_streams=n_streams) if residual == "hyper" else Residual() for _ in range(2)
         )
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
 
     def forward(
         self,
@@ -130,7 +133,7 @@ class Block(nn.Module):
         clock: Tensor,
         geometry: Geometry | None = None,
         mask: Tensor | None = None,
-        routings: list[Routing] | None = None,
+        routings: MutableSequence[Routing] | None = None,
     ) -> Tensor:
         """Run the block.
 
@@ -155,7 +158,7 @@ class Block(nn.Module):
         h, gain = self.norm_1(x, clock)
         return (1 + gain) * self.dropout(self.attention(h, geometry, mask))
 
-    def feed(self, x: Tensor, clock: Tensor, mask: Tensor | None, routings: list[Routing] | None) -> Tensor:
+    def feed(self, x: Tensor, clock: Tensor, mask: Tensor | None, routings: MutableSequence[Routing] | None) -> Tensor:
         """The branch of the feed-forward network, (B, N, d), without its residual."""
         h, gain = self.norm_2(x, clock)
         if isinstance(self.ffn, Experts):

@@ -34,6 +34,8 @@ from alphastomics.nn.sharing import LayerStack
 from alphastomics.nn.surroundings import Surroundings
 
 if TYPE_CHECKING:
+    from collections.abc import MutableSequence
+
     from numpy.typing import ArrayLike
     from torch import Tensor
 
@@ -193,7 +195,7 @@ class Denoiser(nn.Module):
         t_pos: Tensor,
         mask: Tensor | None,
         predict: tuple[str, ...],
-        routings: list[Routing] | None = None,
+        routings: MutableSequence[Routing] | None = None,
         *,
         position: Tensor | None = None,
         masked: Tensor | None = None,
@@ -232,7 +234,7 @@ class Denoiser(nn.Module):
         *,
         held: Tensor | None = None,
         predict: tuple[str, ...] = ("expression", "position"),
-        routings: list[Routing] | None = None,
+        routings: MutableSequence[Routing] | None = None,
         masked: tuple[Tensor | None, Tensor | None] = (None, None),
         crowding: Tensor | None = None,
         sequence: Tensor | None = None,

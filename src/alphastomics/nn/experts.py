@@ -14,17 +14,19 @@ used evenly, training adds
 
 .. math:: L_{balance} = E \sum_e f_e P_e,
 
-f the share of all k N assignments of the real cells that expert e got, P its mean probability: 1 when balanced.
+f the share of all assignments of the real cells that expert e got, P its mean probability in a context: 1 when balanced.
 """
 
 from __future__ import annotations
 
+from collections import UserList
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
+from alphastomics.nn.draws import normal
 from alphastomics.nn.grouped import even_counts, grouped_networks
 
 if TYPE_CHECKING:
@@ -48,6 +50,10 @@ class Routing(NamedTuple):
 
     probability: Tensor
     assigned: Tensor
+
+
+class Routings(UserList[Routing]):
+    """Where cells went, layer by layer. FSDP2 copies a plain list that a module is given, and what is added to it is lost."""
 
 
 class ParameterCount(NamedTuple):
@@ -106,7 +112,8 @@ class Experts(nn.Module):
         real = None if mask is None else mask.flatten().nonzero()[:, 0]
         if real is not None:
             cells = cells.index_select(0, real)
-        probability, expert, weight = self.route(cells)
+        noise = normal((b, n, self.num_experts), real, _exact(x), x.device) if self.training else None
+        probability, expert, weight = self.route(cells, noise)
         assigned = F.one_hot(expert, self.num_experts).sum(dim=1).to(probability.dtype)
         parts = [self.mix(cells, expert, weight), probability, assigned]
         if real is not None:
@@ -114,14 +121,16 @@ class Experts(nn.Module):
         y, probability, assigned = (part.view(b, n, -1) for part in parts)
         return y, Routing(probability, assigned)
 
-    def route(self, cells: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Probabilities (M, E) of ``cells`` (M, d), and the chosen experts and their weights, both (M, k)."""
+    def route(self, cells: Tensor, noise: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        """Probabilities (M, E) of ``cells`` (M, d), and the chosen experts and their weights, both (M, k).
+
+        ``noise`` (M, E) is standard normal; None is no noise.
+        """
         with torch.autocast(cells.device.type, enabled=False):  # near ties must not be settled by rounding
-            cells = cells.float() if cells.dtype in (torch.bfloat16, torch.float16) else cells
+            cells = cells.to(_exact(cells))
             score = F.linear(cells, self.router.weight.to(cells.dtype))
-            if self.training:
-                spread = F.softplus(F.linear(cells, self.noise.weight.to(cells.dtype)))
-                score = score + torch.randn_like(score) * spread
+            if noise is not None:
+                score = score + noise * F.softplus(F.linear(cells, self.noise.weight.to(cells.dtype)))
             probability = score.softmax(dim=-1)
             weight, expert = probability.topk(self.top_k, dim=-1)
             if self.top_k > 1:
@@ -149,6 +158,11 @@ class Experts(nn.Module):
         return rows, place, counts
 
 
+def _exact(x: Tensor) -> torch.dtype:
+    """The type in which routing is settled."""
+    return torch.float32 if x.dtype in (torch.bfloat16, torch.float16) else x.dtype
+
+
 def _starts(count: Tensor) -> Tensor:
     return count.cumsum(0) - count
 
@@ -160,10 +174,15 @@ def _layer(num_experts: int, n_in: int, n_out: int) -> tuple[nn.Parameter, nn.Pa
     return nn.Parameter(weight.uniform_(-bound, bound)), nn.Parameter(bias.uniform_(-bound, bound))
 
 
-def balance_losses(routings: Sequence[Routing], mask: Tensor) -> Tensor:
-    r"""Balance loss of each context, (B,), whose mean over the real contexts of all processes is that of the cells.
+def expert_counts(routings: Sequence[Routing], mask: Tensor) -> Tensor:
+    """Assignments that every expert of every layer got, (L, E), of the real cells of ``mask`` (B, N)."""
+    return torch.stack([_per_context(routing.assigned, mask).sum(dim=0) for routing in routings]).detach()
 
-    .. math:: L_b = \frac{E}{\bar n} \sum_e f_e \sum_{i \in b} p_{ie}, \qquad \bar n = \text{mean cells of a real context}
+
+def balance_losses(routings: Sequence[Routing], mask: Tensor, counts: Tensor | None = None) -> Tensor:
+    r"""Balance loss of each context b, (B,).
+
+    .. math:: L_b = E \sum_e f_e P_{be}, \qquad P_{be} = \operatorname{mean}_{i \in b} p_{ie}
 
     averaged over layers. f has no gradient.
 
@@ -173,16 +192,14 @@ def balance_losses(routings: Sequence[Routing], mask: Tensor) -> Tensor:
         One for each layer.
     mask
         Real cells (B, N).
+    counts
+        Assignments (L, E) that say f; those of these contexts, on all processes, when None.
     """
-    assigned = torch.stack([_per_context(routing.assigned, mask) for routing in routings])  # (L, B, E)
-    probability = torch.stack([_per_context(routing.probability, mask) for routing in routings])
-    counts = torch.cat([assigned.sum(dim=1).flatten(), mask.sum()[None], mask.any(dim=1).sum()[None]])
-    counts = _sum_over_processes(counts.detach())
-    share = counts[:-2].view(len(routings), 1, -1)
-    share = share / share.sum(dim=-1, keepdim=True).clamp_min(1)
-    mean_size = (counts[-2] / counts[-1].clamp_min(1)).clamp_min(1)
-    per_layer = share.shape[-1] * (share * probability).sum(dim=-1) / mean_size
-    return per_layer.mean(dim=0)
+    counts = _sum_over_processes(expert_counts(routings, mask)) if counts is None else counts
+    share = counts / counts.sum(dim=-1, keepdim=True).clamp_min(1)
+    probability = torch.stack([_per_context(routing.probability, mask) for routing in routings])  # (L, B, E)
+    probability = probability / mask.sum(dim=1).clamp_min(1)[:, None]
+    return share.shape[-1] * (share[:, None] * probability).sum(dim=-1).mean(dim=0)
 
 
 def expert_usage(routing: Routing, mask: Tensor) -> Tensor:

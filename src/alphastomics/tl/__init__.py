@@ -9,10 +9,12 @@ from alphastomics.tl._expression import expression_scores
 from alphastomics.tl._layers import attention_gates, attention_maps, attention_sinks, expert_usage
 from alphastomics.tl._moran import morans_i
 from alphastomics.tl._position import position_scores
+from alphastomics.tl._provenance import Provenance, provenance
 from alphastomics.tl._reconstruct import reconstruct
 
 __all__ = [
     "Configuration",
+    "Provenance",
     "attention_gates",
     "attention_maps",
     "attention_sinks",
@@ -24,5 +26,6 @@ __all__ = [
     "modality_agreement",
     "morans_i",
     "position_scores",
+    "provenance",
     "reconstruct",
 ]

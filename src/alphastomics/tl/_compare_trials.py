@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from alphastomics._provenance import versions
 from alphastomics.tl._compare_results import CURVE, MEASURES, SIZES, as_json
 from alphastomics.tl._compare_scores import baseline_scores, score_model
 
@@ -99,7 +100,6 @@ def run_trial(trial: Trial, scoring: Scoring) -> dict[str, Any]:
     """Train and score."""
     import torch
 
-    from alphastomics.model._files import versions
     from alphastomics.model._trial import make_trial_model, parameters_of, train_trial
 
     model = make_trial_model(trial.fold.reference, trial.model)

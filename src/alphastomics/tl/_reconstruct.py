@@ -74,7 +74,7 @@ def reconstruct(
     None, or the copy. Written are ``obsm[key_added]``, shape (n_cells, n_dims) in units of the reference;
     ``obs[key_added + "_uncertainty"]`` (root mean square distance of draws from it, same units; 0 for held cells; only
     with several draws); ``obs[key_added + "_placed"]`` (False for the reference, first form only);
-    ``uns[key_added]`` (parameters, seed, versions).
+    ``uns[key_added]`` (parameters, seed, model, versions; see :func:`provenance`).
 
     Raises
     ------
@@ -123,10 +123,7 @@ def reconstruct(
     result = query.copy() if copy else query
     _write(result, sampled, trained, key_added, cells, placed)
     used = {"n_samples": n_samples, "n_steps": n_steps, "random_state": random_state} | kwargs | arguments["sample"]
-    result.uns[key_added] = {
-        "params": _parameters(trained, **used),
-        "versions": _versions(),
-    }
+    result.uns[key_added] = _record(trained, used)
     return result if copy else None
 
 
@@ -232,22 +229,9 @@ def _write(
         result.obs[key + _keys.UNCERTAINTY_SUFFIX] = uncertainty
 
 
-def _parameters(model: AlphaSTomics, **parameters: Any) -> dict[str, Any]:
-    """Everything that repeats the call, as values that survive ``write_h5ad``."""
-    everything = {
-        **{name: getattr(model.schema, name) for name in ("position_key", "slice_key", "cell_type_key", "layer")},
-        "model": repr(model.init_params_["non_kwargs"]),
-        **parameters,
-    }
-    plain = {name: value.item() if isinstance(value, np.generic) else value for name, value in everything.items()}
-    return {
-        name: value if isinstance(value, (str, int, float, bool)) else repr(value)
-        for name, value in plain.items()
-        if value is not None
-    }
+def _record(model: AlphaSTomics, parameters: dict[str, Any]) -> dict[str, Any]:
+    """How the result was made; its ``params`` repeat the call."""
+    from alphastomics.model._provenance import result_record
 
-
-def _versions() -> dict[str, str]:
-    from alphastomics.model._files import versions
-
-    return versions()
+    keys = {name: getattr(model.schema, name) for name in ("position_key", "slice_key", "cell_type_key", "layer")}
+    return result_record(model, "reconstruct", keys | parameters)

@@ -12,9 +12,11 @@ from alphastomics.train.optimisation import NonFiniteLossError
 from alphastomics.train.plan import TrainingPlan
 from alphastomics.train.recorder import TrainingRecorder
 from alphastomics.train.runner import ContextRunner, ContextTrainer, seconds_of
+from alphastomics.train.strategies import STRATEGIES, resolve_strategy
 
 __all__ = [
     "MODES",
+    "STRATEGIES",
     "ContextDataModule",
     "ContextRunner",
     "ContextTrainer",
@@ -30,5 +32,6 @@ __all__ = [
     "TrainingRecorder",
     "advised_attention",
     "advised_experts",
+    "resolve_strategy",
     "seconds_of",
 ]

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Literal, get_args
 
 from alphastomics.diffusion import CosineSchedule, Process
+
+Course = Literal["cosine", "linear", "constant"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,11 +44,17 @@ class PlanConfig:
     Parameters
     ----------
     lr, weight_decay
-        Of AdamW; the rate warms up over ``warmup_steps`` and falls along a cosine to ``final_lr`` * ``lr``.
+        Of AdamW; the rate warms up over ``warmup_steps`` and then follows ``lr_schedule``.
     packing_lr
         Rate of the packing network, which takes the same course.
-    warmup_steps, final_lr
-        See ``lr``.
+    warmup_steps
+        Steps until the full rate.
+    lr_schedule
+        Course of the rate as the share s of the training that is done goes from 0 to 1, by steps or by time, whichever is
+        further: ``"cosine"``, ``lr`` * (f + (1 - f) (1 + cos(pi s)) / 2); ``"linear"``, ``lr`` * (f + (1 - f) (1 - s));
+        ``"constant"``, ``lr``.
+    final_lr
+        The share f of the rate that is left in the end; of no effect on a constant one.
     absent
         Share of contexts in which the modality to be sampled is absent altogether.
     lambda_expression, lambda_position, lambda_distance, lambda_neighbour, lambda_layout
@@ -71,11 +79,17 @@ class PlanConfig:
         Ceiling of the weight 1 / sigma_t^2 of the diffusion loss.
     ema_decay
         Decay of the moving average of the weights, which is what samples and what is kept.
+
+    Raises
+    ------
+    ValueError
+        If the schedule is unknown.
     """
 
     lr: float = 1e-3
     weight_decay: float = 0.02
     warmup_steps: int = 100
+    lr_schedule: Course = "cosine"
     final_lr: float = 0.02
     absent: float = 0.5
     lambda_expression: float = 1.0
@@ -94,3 +108,9 @@ class PlanConfig:
     max_loss_weight: float = 25.0
     ema_decay: float = 0.998
     packing_lr: float = 5e-3
+
+    def __post_init__(self) -> None:
+        if self.lr_schedule not in get_args(Course):
+            raise ValueError(
+                f"lr_schedule={self.lr_schedule!r} is unknown; choose from {', '.join(map(repr, get_args(Course)))}"
+            )

@@ -76,6 +76,7 @@ class ContextDataModule(pl.LightningDataModule):
         self.num_workers = num_workers
         self._encode = BatchEncoder(source.schema)
         self._train_loader: ContextLoader | None = None
+        self._validation_loader: ContextLoader | None = None
         self._position = {"epoch": 0, "batch": 0}
         names = [cells.name for cells in source.slices]
         held_out = _held_out(names, validation_size) if validation is None else []
@@ -135,7 +136,18 @@ class ContextDataModule(pl.LightningDataModule):
         """The same validation contexts at every epoch."""
         if self.validation_set is None:
             return []
-        return self._loader(self.validation_set, self._contexts_in_validation)
+        self._validation_loader = self._loader(self.validation_set, self._contexts_in_validation)
+        return self._validation_loader
+
+    def n_trained(self, batch: int) -> int:
+        """Number of contexts that all processes have in this batch of an epoch of training."""
+        assert self._train_loader is not None
+        return self._train_loader.n_contexts(batch)
+
+    def n_validated(self, batch: int) -> int:
+        """Number of contexts that all processes have in this batch of a validation."""
+        assert self._validation_loader is not None
+        return self._validation_loader.n_contexts(batch)
 
     def on_after_batch_transfer(self, batch: RawBatch | Batch, dataloader_idx: int) -> Batch:
         """Bring expression to network units, on the device that trains, unless it is."""

@@ -48,14 +48,20 @@ def layer_statistics(seen: Mapping[int, SeenLayer], mask: Tensor) -> dict[str, T
         gates = layer.attention.gates(layer.x)
         if gates is not None:
             values[f"{name}_gate_mean"], values[f"{name}_gate_sd"] = _mean_sd(gates.float(), mask)
-        if bool(few.any()):
-            x = layer.x[first : first + 1, :SINK_CELLS]
-            geometry = layer.geometry.part(first, x.shape[1]) if layer.geometry else None
-            values[f"{name}_sink"] = layer.attention.received(x, geometry, few).max().float()
+        values[f"{name}_sink"] = _sink(layer, first, few)
         if layer.routing is not None:
             usage = expert_usage(layer.routing, mask)
             values |= {f"{name}_expert_usage_{expert}": share for expert, share in enumerate(usage)}
     return values
+
+
+def _sink(layer: SeenLayer, context: int, few: Tensor) -> Tensor:
+    """Of some cells of a context; 0 where there are none."""
+    x = layer.x[context : context + 1, :SINK_CELLS]
+    if not bool(few.any()):
+        return x.new_zeros((), dtype=torch.float32)
+    geometry = layer.geometry.part(context, x.shape[1]) if layer.geometry else None
+    return layer.attention.received(x, geometry, few).max().float()
 
 
 def _mean_sd(gates: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:

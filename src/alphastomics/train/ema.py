@@ -2,7 +2,7 @@ r"""Moving average of the weights.
 
 .. math:: \bar\theta \leftarrow \beta_n \bar\theta + (1 - \beta_n)\,\theta, \qquad \beta_n = \min(\beta, \tfrac{1 + n}{10 + n})
 
-after step n.
+after step n. Where weights are spread over processes, each keeps the average of its own.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import lightning.pytorch as pl
 import torch
+
+from alphastomics.train.sharding import at_rest, own, spread_as, whole
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -32,22 +34,17 @@ class MovingAverage(pl.Callback):
         self._last_step = 0
         self._swapped = False
 
-    @staticmethod
-    def _weights(plan: pl.LightningModule) -> list[Tensor]:
-        return [parameter.data for parameter in plan.parameters()]
-
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Start from the weights as they are, unless a checkpoint brought an average."""
-        weights = self._weights(pl_module)
+        weights = at_rest(pl_module)
         if not self.average:
             self.average = [weight.clone() for weight in weights]
         else:
-            self.average = [old.to(new.device) for old, new in zip(self.average, weights, strict=True)]
+            self.average = [spread_as(old, new) for old, new in zip(self.average, weights, strict=True)]
         self._last_step = trainer.global_step
 
-    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Count on from the step of a checkpoint, which is not known before."""
-        self._last_step = trainer.global_step
+    # Not known before: the step of a checkpoint, and under some strategies its average.
+    on_train_start = on_fit_start
 
     @torch.no_grad()
     def on_train_batch_end(
@@ -58,13 +55,13 @@ class MovingAverage(pl.Callback):
             return
         self._last_step = trainer.global_step
         decay = min(self.decay, (1 + self.n_updates) / (10 + self.n_updates))
-        torch._foreach_lerp_(self.average, self._weights(pl_module), 1 - decay)
+        torch._foreach_lerp_(own(self.average), own(at_rest(pl_module)), 1 - decay)
         self.n_updates += 1
 
     @torch.no_grad()
     def swap(self, plan: pl.LightningModule) -> None:
         """Exchange the module's weights and the average."""
-        for weight, average in zip(self._weights(plan), self.average, strict=True):
+        for weight, average in zip(own(at_rest(plan)), own(self.average), strict=True):
             kept = weight.clone()
             weight.copy_(average)
             average.copy_(kept)
@@ -89,8 +86,8 @@ class MovingAverage(pl.Callback):
             self.average, self._swapped = [], False
 
     def state_dict(self) -> dict[str, Any]:
-        """The average and its age, for a checkpoint."""
-        return {"average": self.average, "n_updates": self.n_updates}
+        """The average and its age, for a checkpoint; all processes must ask."""
+        return {"average": [whole(value) for value in self.average], "n_updates": self.n_updates}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take up an average from a checkpoint."""

@@ -2,8 +2,8 @@ r"""How the losses of a plan are minimised: AdamW, and a learning rate that foll
 
 .. math::
 
-    \eta(n) = \eta_0 \min\Big(1, \frac{n + 1}{n_{\text{warmup}}}\Big)
-        \Big(f + (1 - f)\,\tfrac12 \big(1 + \cos \pi s\big)\Big)
+    \eta(n) = \eta_0 \min\Big(1, \frac{n + 1}{n_{\text{warmup}}}\Big) \big(f + (1 - f)\, c(s)\big), \qquad
+    c(s) = \begin{cases} \tfrac12 (1 + \cos \pi s) & \text{cosine} \\ 1 - s & \text{linear} \\ 1 & \text{constant} \end{cases}
 
 at step n, where s is the share of the training that is done, by steps or by time, whichever is further, and f what is left
 of the rate in the end.
@@ -11,19 +11,31 @@ of the rate in the end.
 
 from __future__ import annotations
 
+import math
 import time
 from typing import TYPE_CHECKING, Any
 
 import lightning.pytorch as pl
 import torch
+from torch.distributed.tensor import DTensor
+
+from alphastomics.train.processes import collected, mean_of_all
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
     from torch import Tensor
 
     from alphastomics.nn import Denoiser
-    from alphastomics.train.config import PlanConfig
+    from alphastomics.train.config import Course, PlanConfig
     from alphastomics.train.length_schedule import LengthCurriculum
+
+COURSES: dict[Course, Callable[[float], float]] = {
+    "cosine": lambda s: 0.5 * (1 + math.cos(math.pi * s)),
+    "linear": lambda s: 1 - s,
+    "constant": lambda s: 1.0,
+}
 
 
 class NonFiniteLossError(RuntimeError):
@@ -67,6 +79,11 @@ class Optimisation(pl.LightningModule):
         """Start the clock that the learning rate may follow, or let it go on."""
         self._started = time.monotonic() - self._elapsed
 
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        """Tell the learning rate of the step to loggers, if there are any."""
+        if self.trainer.loggers:
+            self.log("lr", self.trainer.optimizers[0].param_groups[0]["lr"], on_step=True, on_epoch=False)
+
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Keep the time that training has taken."""
         checkpoint["elapsed_seconds"] = time.monotonic() - self._started
@@ -83,15 +100,19 @@ class Optimisation(pl.LightningModule):
         if getattr(self.trainer.precision_plugin, "scaler", None) is not None:
             return
         gradients = [p.grad for p in self.module.parameters() if p.grad is not None]
-        self.refuse_if_broken("gradient norm", torch.nn.utils.get_total_norm(gradients))
+        norm = torch.nn.utils.get_total_norm(gradients)
+        self.refuse_if_broken("gradient norm", norm.full_tensor() if isinstance(norm, DTensor) else norm)
 
     def refuse_if_broken(self, what: str, value: Tensor) -> None:
-        """Raise :class:`NonFiniteLossError` if a value is not finite."""
-        if bool(value.isfinite()):
+        """Raise :class:`NonFiniteLossError` if a value is not finite in one of the processes: in all of them alike."""
+        mean = mean_of_all(self.trainer, value.detach())
+        if bool(mean.isfinite()):
             return
-        names = sorted({self.slice_names[int(i)] for i in self.current} if self.slice_names else [])
+        own = {self.slice_names[int(i)] for i in self.current} if self.slice_names else set()
+        own = set() if bool(value.isfinite()) else own
+        names = sorted(set().union(*collected(self.trainer, own)))
         message = (
-            f"The {what} is {value.item():g} at step {self.global_step} (slices: {', '.join(names) or 'unknown'}). "
+            f"The {what} is {mean.item():g} at step {self.global_step} (slices: {', '.join(names) or 'unknown'}). "
             "The model keeps its last good weights. Lower plan_kwargs['lr'] or look for extreme values in these slices."
         )
         raise NonFiniteLossError(message)
@@ -104,16 +125,21 @@ class Optimisation(pl.LightningModule):
         else:
             done = self.global_step / total if total not in (0, float("inf")) and total > 0 else 0.0
         if self.max_seconds:
-            done = max(done, (time.monotonic() - self._started) / self.max_seconds)
+            done = max(done, self._seconds() / self.max_seconds)
         return min(1.0, done)
+
+    def _seconds(self) -> float:
+        """Time that training has taken; processes must agree on it, or their learning rates drift apart."""
+        seconds = torch.tensor(time.monotonic() - self._started, device=self.device)
+        return float(mean_of_all(self.trainer, seconds))
 
     def _lr_factor(self, step: int) -> float:
         warm = min(1.0, (step + 1) / max(1, self.config.warmup_steps))
-        cosine = 0.5 * (1 + torch.cos(torch.tensor(torch.pi * self.progress()))).item()
-        return warm * (self.config.final_lr + (1 - self.config.final_lr) * cosine)
+        left = COURSES[self.config.lr_schedule](self.progress())
+        return warm * (self.config.final_lr + (1 - self.config.final_lr) * left)
 
     def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
-        """AdamW with warm-up and a cosine that follows :meth:`progress`."""
+        """AdamW with warm-up and a rate that follows :meth:`progress`."""
         others = [p for name, p in self.module.named_parameters() if not name.startswith("packing.")]
         packing = list(self.module.packing.parameters())
         groups: list[dict[str, Any]] = [{"params": others}, {"params": packing, "lr": self.config.packing_lr}]

@@ -27,8 +27,10 @@ from alphastomics.diffusion.losses import (
     neighbour_error,
 )
 from alphastomics.diffusion.masking import clean_value
-from alphastomics.nn import balance_losses
+from alphastomics.nn import Routings, balance_losses, expert_counts
 from alphastomics.nn.diagnostics import SeenLayer, watch_layers
+from alphastomics.nn.draws import ContextGenerators, drawing_from
+from alphastomics.train.balance import ExpertLoad
 from alphastomics.train.chain import chain_losses
 from alphastomics.train.clocks import Mode, draw_clocks, keyed_rng, spread_kind
 from alphastomics.train.config import DiffusionConfig, PlanConfig
@@ -37,7 +39,9 @@ from alphastomics.train.held import draw_held
 from alphastomics.train.masking import Masks, draw_masks
 from alphastomics.train.optimisation import Optimisation
 from alphastomics.train.packing import packing_losses, smallest_time
+from alphastomics.train.processes import mean_of_all, mean_of_some, sum_of_all
 from alphastomics.train.recompute import recompute
+from alphastomics.train.sharding import copy_whole, gathered, reached, shard
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -47,12 +51,14 @@ if TYPE_CHECKING:
 
     from alphastomics.data import Batch
     from alphastomics.diffusion import MaskingConfig
-    from alphastomics.nn import Denoiser, Routing
+    from alphastomics.nn import Denoiser
+    from alphastomics.train.datamodule import ContextDataModule
     from alphastomics.train.length_schedule import LengthCurriculum
 
 
-# Purposes of the generators that are keyed by context: training and validation noise, and what else is drawn.
-TRAINING, VALIDATION, DEFORMATION, HELD, PAIRS = 0, 1, 2, 3, 40
+# Purposes of the generators that are keyed by context: training and validation noise, and what else is drawn; by DROPOUT the
+# network draws.
+TRAINING, VALIDATION, DEFORMATION, HELD, PAIRS, DROPOUT = 0, 1, 2, 3, 40, 50
 
 
 class TrainingPlan(Optimisation):
@@ -120,6 +126,9 @@ class TrainingPlan(Optimisation):
         self.smallest = smallest_time(self.diffusion.position.schedule, spacing)
         self.masking = masking
         self.n_recomputed = n_recomputed
+        # Where weights are spread over processes, the network that they come from; in a tuple it is no part of this one.
+        self._whole: tuple[Denoiser, ...] = ()
+        self.load = ExpertLoad()
         self.last_look = -1  # epoch in which the layers were last looked at
 
     # -- one step ----------------------------------------------------------------------------------------------------
@@ -240,8 +249,11 @@ class TrainingPlan(Optimisation):
         x_pos = batch.position if self.shared_frame else self.centred(batch, t_pos)
         if not self.shared_frame:
             noise_pos = centre(noise_pos, mask)
-            if bool((t_pos < 1).any()):
-                x_pos = self.deformed(self.canonical(batch, mask, x_pos), t_pos, batch, purpose)
+            # Where weights are spread over processes all of them call the network equally often.
+            if self._whole or bool((t_pos < 1).any()):
+                moved = self.deformed(self.canonical(batch, mask, x_pos), t_pos, batch, purpose)
+                # Contexts that are placed stay, so that no loss depends on what else is in the batch.
+                x_pos = torch.where((t_pos < 1)[:, None, None], moved, x_pos)
         x_expr, given, measured, held = batch.expression, batch.expression, batch.measured, None
         if self.mode != "expr_to_pos":
             sampled = (t_expr > 0)[:, None]
@@ -258,7 +270,7 @@ class TrainingPlan(Optimisation):
         only_position = self.mode == "expr_to_pos" and masks.expression is None
         predict = ("position",) if only_position else ("expression", "position")
         real = None if bool(mask.all()) else mask
-        routings: list[Routing] = []
+        routings = Routings()
         output = self.module(
             z_expr,
             z_pos,
@@ -298,7 +310,9 @@ class TrainingPlan(Optimisation):
             losses["masked"] = mean_squared_error(x_0, x_expr * gain, mask, entries=masks.expression)
             losses["masked"] = losses["masked"] + mean_squared_error(x_0_pos, x_pos, mask, entries=masks.position)
         if routings:
-            losses["balance"] = balance_losses(routings, mask)
+            losses["balance"] = balance_losses(routings, mask, self.load.last if purpose == TRAINING else None)
+            if purpose == TRAINING:
+                self.load.add(expert_counts(routings, mask))
         if self.spacing:
             losses["packing"] = packing_losses(self.module.packing, batch, self.spacing, purpose)
         return losses
@@ -334,8 +348,12 @@ class TrainingPlan(Optimisation):
             losses["layout"][absent] = layout_error(predicted, true, real, width=width, rngs=rngs)
         return losses
 
-    def total(self, losses: dict[str, Tensor], batch: Batch) -> Tensor:
-        """Weighted sum of the losses, averaged over the real contexts of all processes."""
+    def total(self, losses: dict[str, Tensor], batch: Batch, count: float | Tensor | None = None) -> Tensor:
+        """Weighted sum of the losses over ``count``, the mean number of real contexts in such a batch of any process.
+
+        Lightning averages gradients over processes and over the batches of a step, each with as many contexts as it has: the
+        same count for all of them makes that the mean over the contexts. None counts those of this batch on all processes.
+        """
         config = self.config
         weights = {
             "diffusion": config.lambda_position,
@@ -351,12 +369,12 @@ class TrainingPlan(Optimisation):
             "masked": config.reconstruction_weight,
         }
         real = batch.mask.any(1).float()
-        count = real.sum()
-        if self._trainer is not None and self.trainer.world_size > 1:
-            # Lightning averages gradients over processes: divide by the mean count, not by the local one.
-            count = self.trainer.strategy.reduce(count, reduce_op="mean")
-        count = torch.where(count > 0, count, 1)  # the mean over processes may well lie below 1
-        return sum(weights[name] * (loss * real).sum() for name, loss in losses.items()) / count
+        if count is None:
+            count = real.sum() if self._trainer is None else mean_of_all(self.trainer, real.sum())
+        count = torch.as_tensor(count, device=real.device)
+        count = torch.where(count > 0, count, 1)  # nothing but padding costs nothing; the mean may well lie below 1
+        parts = [weights[name] * (loss * real).sum() for name, loss in losses.items()]
+        return sum(parts, start=real.new_zeros(())) / count
 
     # -- Lightning ---------------------------------------------------------------------------------------------------
 
@@ -364,23 +382,78 @@ class TrainingPlan(Optimisation):
         """Cut new contexts in every epoch."""
         self.trainer.datamodule.set_epoch(self.current_epoch)  # type: ignore[attr-defined]
 
-    def training_step(self, batch: Batch, _: int) -> Tensor:
+    def configure_model(self) -> None:
+        """Where weights are to be spread over processes, train a copy of which each has a part."""
+        if self._device_mesh is not None and not self._whole:
+            self._whole, self.module = (self.module,), shard(self.module, self._device_mesh["data_parallel"])
+
+    def unshard(self, *, together: bool = True) -> None:
+        """Give back the network that was there before, with what was learned if all processes do so ``together``."""
+        for module in self._whole:
+            if together:
+                copy_whole(self.module, module)
+            self.module, self._whole = module, ()
+
+    def on_fit_end(self) -> None:
+        """Leave a network that is whole."""
+        self.unshard()
+
+    def on_fit_start(self) -> None:
+        """Start the clock, and from experts that are evenly used."""
+        super().on_fit_start()
+        self.load.begin(self.module.config, self.device)
+
+    def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Refuse a broken gradient, and remember the use of the experts for the next step."""
+        super().on_before_optimizer_step(optimizer)
+        self.load.end_step(lambda counts: sum_of_all(self.trainer, counts))
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Keep the use of the experts as well."""
+        super().on_save_checkpoint(checkpoint)
+        checkpoint["expert_load"] = self.load.last
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Go on from there."""
+        super().on_load_checkpoint(checkpoint)
+        self.load.last = checkpoint.get("expert_load")
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Loss of a batch; raises ``NonFiniteLossError`` before a broken step reaches the weights."""
         look = self.global_step % EVERY == 0
         self.last_look = self.current_epoch if look else self.last_look
         watch = watch_layers(self.module) if look else nullcontext(dict[int, SeenLayer]())
-        with recompute(self.module.blocks, self.n_recomputed), watch as seen:
+        with recompute(self.module.blocks, self.n_recomputed), drawing_from(self.generators(batch)), watch as seen:
             losses = self.losses(batch)
-        loss = self.total(losses, batch)
         self.current = batch.slice_index
+        here, per_batch = self._count(batch_idx)
+        loss = self.total(losses, batch, per_batch)
         self.refuse_if_broken("loss", loss)
-        self._log("train", loss, losses, batch, seen)
-        return loss
+        self._log("train", loss * (per_batch / here) if here else loss, losses, batch, here, seen)
+        return reached(loss, self.module.parameters())
 
-    def validation_step(self, batch: Batch, _: int) -> None:
+    def validation_step(self, batch: Batch, batch_idx: int) -> None:
         """Loss of a held-out batch, with the same noise at every epoch."""
         losses = self.losses(batch, purpose=VALIDATION)
-        self._log("validation", self.total(losses, batch), losses, batch)
+        here = self._datamodule.n_validated(batch_idx) / self.trainer.world_size
+        self._log("validation", self.total(losses, batch, here), losses, batch, here)
+
+    def generators(self, batch: Batch) -> ContextGenerators:
+        """What the network draws for each context, keyed as all draws of training are."""
+        seeds = [int(keyed_rng(key, DROPOUT).integers(2**63)) for key in batch.key.cpu().numpy()]
+        return ContextGenerators.seeded(seeds, batch.mask.sum(1).tolist(), batch.mask.device)
+
+    @property
+    def _datamodule(self) -> ContextDataModule:
+        return self.trainer.datamodule  # type: ignore[attr-defined]
+
+    def _count(self, batch_idx: int) -> tuple[float, float]:
+        """Mean number of real contexts that a process has in this batch, and in a batch of this step of the optimiser."""
+        n, w = self.trainer.accumulate_grad_batches, self.trainer.world_size
+        first = batch_idx - batch_idx % n
+        batches = range(first, min(first + n, int(self.trainer.num_training_batches)))
+        counts = {i: self._datamodule.n_trained(i) for i in batches}
+        return counts[batch_idx] / w, sum(counts.values()) / (w * n)
 
     def _log(
         self,
@@ -388,14 +461,21 @@ class TrainingPlan(Optimisation):
         loss: Tensor,
         losses: dict[str, Tensor],
         batch: Batch,
+        count: float,
         seen: Mapping[int, SeenLayer] | None = None,
     ) -> None:
+        """Log means over the contexts of a batch, of which each process has ``count``."""
+        real = batch.mask.any(1).float()
         values = {f"{stage}_loss": loss.detach()}
-        values |= {f"{stage}_{name}": value.detach().mean() for name, value in losses.items()}
-        values |= layer_statistics(seen or {}, batch.mask)
-        self.log_dict(values, on_step=False, on_epoch=True, batch_size=len(batch.mask), sync_dist=True)
+        share = 1 / count if count else 0.0  # a batch of padding weighs nothing
+        values |= {f"{stage}_{name}": (value.detach() * real).sum() * share for name, value in losses.items()}
+        if seen:
+            with gathered(self.module.blocks):
+                values |= mean_of_some(self.trainer, layer_statistics(seen, batch.mask), batch.mask.any())
+        n_contexts = round(count * self.trainer.world_size)
+        self.log_dict(values, on_step=False, on_epoch=True, batch_size=n_contexts, sync_dist=True)
         if stage == "train":
-            self.log("loss", loss.detach(), prog_bar=True, logger=False)
+            self.log("loss", loss.detach(), prog_bar=True)
 
 
 def sequence_of(column: Tensor) -> Tensor | None:

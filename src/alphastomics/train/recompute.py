@@ -13,8 +13,9 @@ gradient are those of training without recompute, dropout included.
 
 from __future__ import annotations
 
+from collections import UserList
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import wraps
 from itertools import islice
@@ -24,6 +25,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from alphastomics.nn.draws import drawing_again
 from alphastomics.train.token_budget import largest_fitting
 
 Peak = Callable[[int, int], int]  # cells of a context and recomputed blocks -> bytes
@@ -60,20 +62,25 @@ def _recomputed(forward: Callable[..., Any]) -> Callable[..., Any]:
     def run(*args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled():
             return forward(*args, **kwargs)
-        lists = [value for value in (*args, *kwargs.values()) if isinstance(value, list)]
+        lists = [value for value in (*args, *kwargs.values()) if isinstance(value, list | UserList)]
         return checkpoint(
-            forward, *args, use_reentrant=False, context_fn=lambda: (nullcontext(), _unchanged(lists)), **kwargs
+            forward,
+            *args,
+            use_reentrant=False,
+            context_fn=lambda: (nullcontext(), _once_more(lists, drawing_again())),
+            **kwargs,
         )
 
     return run
 
 
 @contextmanager
-def _unchanged(lists: list[list[Any]]) -> Iterator[None]:
-    """Take from lists what was added to them."""
+def _once_more(lists: list[list[Any] | UserList[Any]], draws: AbstractContextManager[None]) -> Iterator[None]:
+    """Draw as before, and take from lists what was added to them."""
     lengths = [len(values) for values in lists]
     try:
-        yield
+        with draws:
+            yield
     finally:
         for values, length in zip(lists, lengths, strict=True):
             del values[length:]

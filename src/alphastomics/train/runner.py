@@ -14,9 +14,13 @@ from lightning.pytorch.callbacks import EarlyStopping, Timer, TQDMProgressBar
 from scvi import settings
 from scvi.train import TrainRunner
 
+from alphastomics.train.best import BestAverage
 from alphastomics.train.defaults import GRADIENT_NORM
 from alphastomics.train.ema import MovingAverage
 from alphastomics.train.history import History
+from alphastomics.train.interrupt import StopTogether
+from alphastomics.train.meter import Meter
+from alphastomics.train.optimisation import NonFiniteLossError
 
 if TYPE_CHECKING:
     from alphastomics.train.checkpoint import LastCheckpoint
@@ -26,6 +30,8 @@ logger = logging.getLogger(__name__)
 
 # Lightning's advice to use more loader workers: threads cut contexts while the network works.
 _ADVICE = (
+    # FSDP2, of what would happen if something wrote into the output of a network; nothing does.
+    ".*returned a view tensor.*",
     ".*does not have many workers.*",
     "Total length of `list` across ranks is zero.*",
     ".*number of training batches.*smaller than the logging interval.*",
@@ -68,7 +74,7 @@ class ContextTrainer(pl.Trainer):
     checkpoint
         Where the state of training is kept, if anywhere.
     early_stopping, early_stopping_monitor, early_stopping_patience, early_stopping_min_delta
-        As in scvi-tools.
+        As in scvi-tools; what is left are the best weights, see :class:`~alphastomics.train.best.BestAverage`.
     **kwargs
         Passed to :class:`lightning.pytorch.Trainer`.
     """
@@ -87,17 +93,14 @@ class ContextTrainer(pl.Trainer):
         callbacks: list[pl.Callback] | None = None,
         **kwargs: Any,
     ) -> None:
-        callbacks = [*(callbacks or []), ema, history]
+        callbacks = [*(callbacks or []), ema, history, Meter(), StopTogether()]
         if max_seconds is not None:
             callbacks.append(Timer(duration=timedelta(seconds=max_seconds), interval="step", verbose=False))
         if early_stopping:
-            callbacks.append(
-                EarlyStopping(
-                    monitor=early_stopping_monitor,
-                    patience=early_stopping_patience,
-                    min_delta=early_stopping_min_delta,
-                )
+            stop = EarlyStopping(
+                monitor=early_stopping_monitor, patience=early_stopping_patience, min_delta=early_stopping_min_delta
             )
+            callbacks += [stop, BestAverage(ema, early_stopping_monitor)]
         if kwargs.get("enable_progress_bar", True) and not any(
             isinstance(c, pl.callbacks.ProgressBar) for c in callbacks
         ):
@@ -116,6 +119,10 @@ class ContextTrainer(pl.Trainer):
         }
         super().__init__(callbacks=callbacks, **(defaults | kwargs))
 
+    def __getstate__(self) -> dict[str, Any]:
+        """What a spawned process gets: not the model, which scvi-tools puts here."""
+        return {name: value for name, value in self.__dict__.items() if name != "_model"}
+
 
 class ContextRunner(TrainRunner):
     """Runs the trainer and leaves a usable model behind.
@@ -131,6 +138,7 @@ class ContextRunner(TrainRunner):
         plan: TrainingPlan = self.training_plan
         ema = next(c for c in self.trainer.callbacks if isinstance(c, MovingAverage))
         history = next(c for c in self.trainer.callbacks if isinstance(c, History))
+        together = True  # whether all processes are here
         on_main_thread = threading.current_thread() is threading.main_thread()
         handler = signal.getsignal(signal.SIGINT) if on_main_thread else None
         try:
@@ -140,13 +148,23 @@ class ContextRunner(TrainRunner):
                 # Nothing of a checkpoint is unpickled but tensors and plain values.
                 self.trainer.fit(plan, self.data_splitter, ckpt_path=self.ckpt_path, weights_only=True)
         except SystemExit:  # Lightning's end of a Ctrl-C, after which it leaves the signal ignored
+            together = False
             logger.warning(
                 "Training was interrupted at step %d; the model keeps its weights.", self.trainer.global_step
             )
+        except NonFiniteLossError:  # in all processes alike
+            raise
+        except BaseException:
+            together = False
+            raise
         finally:
             if on_main_thread:
                 signal.signal(signal.SIGINT, handler)
             ema.finish(plan)
+            for best in self.trainer.callbacks:
+                if isinstance(best, BestAverage):
+                    best.finish(plan)
+            plan.unshard(together=together)
             self.model.history_ = history.tables()
             self.model.module.eval()
             self.model.is_trained_ = self.model.is_trained_ or self.trainer.global_step > 0

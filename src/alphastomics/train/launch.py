@@ -1,0 +1,157 @@
+"""Processes that are started for a training, and what they leave to the one that started them.
+
+A child has its own copy of everything: weights, callbacks, counters. When it ends, rank 0 hands them back: the weights, as
+Lightning does; the state of every callback, which is what a checkpoint would hold of it; and how far the loops came.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+import warnings
+from io import BytesIO
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+import torch
+from lightning.pytorch.strategies import DDPStrategy
+from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher
+from lightning.pytorch.trainer import call
+from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException
+
+from alphastomics.train.best import BestAverage
+from alphastomics.train.ema import MovingAverage
+from alphastomics.train.interrupt import Patience
+from alphastomics.train.optimisation import NonFiniteLossError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import lightning.pytorch as pl
+
+Answer = TypeVar("Answer")
+
+STATES = "alphastomics"  # what is handed back, among the results of Lightning
+
+
+class _Fit:
+    """What a child runs; a loss that is not finite, which all children refuse together, is a result like any other."""
+
+    def __init__(self, function: Callable[..., Any], *, forked: bool) -> None:
+        self.function, self.forked = function, forked
+        self.filters = list(warnings.filters)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run it."""
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, signal.default_int_handler)  # a fork has the handler of its parent
+        warnings.filters[:] = self.filters  # type: ignore[index]
+        if self.forked:
+            torch.set_num_threads(1)  # the threads of the parent do not survive a fork, and OpenMP waits for them
+        try:
+            return self.function(*args, **kwargs)
+        except NonFiniteLossError as error:
+            trainer: pl.Trainer = self.function.__self__  # type: ignore[attr-defined]
+            call._call_callback_hooks(trainer, "on_exception", error)
+            for callback in trainer.callbacks:  # type: ignore[attr-defined]
+                if isinstance(callback, (MovingAverage, BestAverage)):
+                    callback.finish(trainer.lightning_module)
+            return error
+
+
+class HandingBackLauncher(_MultiProcessingLauncher):
+    """Starts processes by fork or spawn; after it, trainer and callbacks are as if they had trained themselves."""
+
+    def launch(self, function: Callable[..., Any], *args: Any, trainer: pl.Trainer | None = None, **kwargs: Any) -> Any:
+        """Start the processes, wait for them, and take what they leave.
+
+        Raises
+        ------
+        NonFiniteLossError
+            If they raised one.
+        RuntimeError
+            If a process ended in another way than by finishing.
+        """
+        port = os.environ.get("MASTER_PORT")
+        Patience().begin()  # the first Ctrl-C is for the children, who hand back what they learned; the runner restores it
+        fit = _Fit(function, forked=self._start_method == "fork")
+        try:
+            result = super().launch(fit, *args, trainer=trainer, **kwargs)
+        except (ProcessRaisedException, ProcessExitedException) as error:
+            raise RuntimeError(_last_words(error)) from error
+        except KeyboardInterrupt:
+            for process in self.procs:
+                process.terminate()
+            raise
+        finally:
+            if port is None:  # the next training shall find a free one
+                os.environ.pop("MASTER_PORT", None)
+        if isinstance(result, NonFiniteLossError):
+            raise result
+        return result
+
+    def get_extra_results(self, trainer: pl.Trainer) -> dict[str, Any]:
+        """Add the state of callbacks and loops to what Lightning hands back."""
+        states = {"callbacks": call._call_callbacks_state_dict(trainer), "loop": trainer.fit_loop.state_dict()}
+        image = BytesIO()
+        torch.save(states, image)  # tensors as bytes: what a child shares is gone when it ends
+        return super().get_extra_results(trainer) | {STATES: image.getvalue()}
+
+    def update_main_process_results(self, trainer: pl.Trainer, extra: dict[str, Any]) -> None:
+        """Take it up."""
+        # These bytes come from our own child, and callbacks may keep whatever they like.
+        states = torch.load(BytesIO(extra.pop(STATES)), weights_only=False)
+        super().update_main_process_results(trainer, extra)
+        call._call_callbacks_load_state_dict(trainer, states)
+        trainer.fit_loop.load_state_dict(states["loop"])
+
+
+def directly(question: Callable[[], Answer]) -> Answer:
+    """Ask here."""
+    return question()
+
+
+def apart(question: Callable[[], Answer]) -> Answer:
+    """Ask in a process of its own, which may use a GPU that this one must not touch yet."""
+    context = multiprocessing.get_context("fork")
+    receive, send = context.Pipe(duplex=False)
+
+    def reply() -> None:
+        try:
+            send.send((question(), None))
+        except Exception as error:  # noqa: BLE001  raised where it was asked
+            send.send((None, error))
+
+    process = context.Process(target=reply)
+    process.start()
+    send.close()
+    try:
+        answer, error = receive.recv()
+    except EOFError:
+        raise RuntimeError("the process that was to ask the GPU has died") from None
+    finally:
+        process.join()
+    if error is not None:
+        raise error
+    return cast("Answer", answer)
+
+
+def _last_words(error: ProcessRaisedException | ProcessExitedException) -> str:
+    """What a process died of, in a sentence."""
+    if isinstance(error, ProcessRaisedException):
+        cause = (str(error).strip().splitlines() or ["an error"])[-1]
+        return f"Process {error.error_index} of the training failed: {cause}"
+    name = error.signal_name or f"exit code {error.exit_code}"
+    return (
+        f"Process {error.error_index} of the training ended by {name}; what it said is above, and a training with "
+        "checkpoint=… is continued by resume=…"
+    )
+
+
+class LaunchedDDPStrategy(DDPStrategy):
+    """Lightning's DDP in processes that are forked or spawned, which leave what they learned to the one that started them."""
+
+    def _configure_launcher(self) -> None:
+        assert self._start_method in ("fork", "spawn")
+        self._launcher = HandingBackLauncher(self, start_method=self._start_method)

@@ -1,0 +1,96 @@
+"""What the processes of a training tell each other: in a step, and after it where all of them run the same script."""
+
+from __future__ import annotations
+
+from collections import Counter
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+
+    import lightning.pytorch as pl
+    from torch import Tensor
+
+
+WAIT = timedelta(minutes=10)  # for what rank 0 writes
+_written = Counter[str]()
+
+
+def mean_of_all(trainer: pl.Trainer, value: Tensor) -> Tensor:
+    """Mean of a value over the processes; the value itself for one."""
+    if trainer.world_size == 1:
+        return value
+    mean: Tensor = trainer.strategy.reduce(value.detach().clone(), reduce_op="mean")
+    return mean
+
+
+def sum_of_all(trainer: pl.Trainer, value: Tensor) -> Tensor:
+    """Sum of a value over the processes."""
+    return mean_of_all(trainer, value) * trainer.world_size
+
+
+def mean_of_some(trainer: pl.Trainer, values: Mapping[str, Tensor], counts: Tensor) -> dict[str, Tensor]:
+    """Mean of values, which all processes have by the same names, over those processes that count."""
+    if trainer.world_size == 1 or not values:
+        return dict(values)
+    weight = counts.float()
+    own = torch.stack([value.float() for value in values.values()]) * weight
+    *means, total = mean_of_all(trainer, torch.cat([own, weight[None]])).unbind()
+    return {name: mean / total.clamp_min(1e-9) for name, mean in zip(values, means, strict=True)}
+
+
+def collected(trainer: pl.Trainer, value: Any) -> list[Any]:
+    """The plain value of every process."""
+    if trainer.world_size == 1 or not dist.is_initialized():
+        return [value]
+    values: list[Any] = [None] * trainer.world_size
+    dist.all_gather_object(values, value)
+    return values
+
+
+def once(path: Path, write: Callable[[], None]) -> None:
+    """Let rank 0 write, and the others wait until it has.
+
+    Rank 0 does not wait for them, because a script may let it write alone; it may have ended when they ask.
+
+    Parameters
+    ----------
+    path
+        What is written; at the n-th writing there the processes are together.
+    write
+        Does it.
+
+    Raises
+    ------
+    OSError
+        In the others, if rank 0 could not write, or has not for ten minutes.
+    """
+    if not dist.is_initialized():
+        write()
+        return
+    store = dist.distributed_c10d._get_default_store()
+    _written[str(path)] += 1
+    key = f"alphastomics/{path}/{_written[str(path)]}"
+    if dist.get_rank() == 0:
+        said = "it was interrupted"
+        try:
+            write()
+            said = ""
+        except Exception as error:
+            said = str(error)
+            raise
+        finally:
+            store.set(key, said)
+        return
+    try:
+        store.wait([key], WAIT)
+        said = store.get(key).decode()
+    except RuntimeError as error:
+        said = "" if path.exists() else f"it does not answer ({error})"
+    if said:
+        raise OSError(f"{path} was not written by rank 0: {said}")

@@ -1,0 +1,116 @@
+"""A network whose weights are spread over processes (FSDP2), and gradients that every parameter has at every step.
+
+Each block is a unit: its weights are gathered for the time in which it runs. What is left, the embeddings and heads, is one
+more. All processes must have gradients of the same parameters, or they wait for each other for ever; which losses a batch
+has, and with them which heads it uses, depends on its contexts. So every parameter gets one, 0 where nothing used it.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from copy import deepcopy
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from torch import nn
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from alphastomics.nn import Denoiser
+
+
+class _Reached(torch.autograd.Function):
+    """The identity, with a gradient of 0 for further tensors."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, *others: Tensor) -> Tensor:
+        ctx.shapes = [(other.shape, other.dtype, other.device) for other in others]
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, ...]:
+        zeros = [torch.zeros((), dtype=dtype, device=device).expand(shape) for shape, dtype, device in ctx.shapes]
+        return grads[0], *zeros
+
+
+def reached(x: Tensor, parameters: Iterable[Tensor]) -> Tensor:
+    """``x``, whose gradient reaches all of some parameters, but those of which only a part is here."""
+    here = [p for p in parameters if p.requires_grad and not isinstance(p, DTensor)]
+    found: Tensor = _Reached.apply(x, *here)
+    return found
+
+
+def shard(module: Denoiser, mesh: DeviceMesh) -> Denoiser:
+    """A copy whose parameters are spread over the processes of a mesh of one dimension.
+
+    Layers that share their weights are one unit with the rest.
+    """
+    copy = deepcopy(module)
+    blocks = list(copy.blocks) if copy.config.layer_sharing == "none" else []
+    for unit in blocks:
+        unit.register_forward_pre_hook(_reach)
+        fully_shard(unit, mesh=mesh)
+    fully_shard(copy, mesh=mesh)
+    return copy
+
+
+def _reach(unit: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Let the gradient of a block's input reach all of its weights, which are whole at this moment."""
+    if not torch.is_grad_enabled():
+        return inputs
+    return reached(inputs[0], unit.parameters()), *inputs[1:]
+
+
+@contextmanager
+def gathered(units: Iterable[nn.Module]) -> Iterator[None]:
+    """Weights of units are whole as long as the context is open; all processes must open it."""
+    spread = [unit for unit in units if isinstance(unit, FSDPModule)]
+    for unit in spread:
+        unit.unshard()
+    try:
+        yield
+    finally:
+        for unit in spread:
+            unit.reshard()
+
+
+def at_rest(module: nn.Module) -> list[Tensor]:
+    """Values of all parameters, those of this process alone where they are spread; gathered ones are let go."""
+    for part in module.modules():
+        if isinstance(part, FSDPModule):
+            part.reshard()
+    return [parameter.data for parameter in module.parameters()]
+
+
+def own(values: Iterable[Tensor]) -> list[Tensor]:
+    """What this process holds of each value."""
+    return [value.to_local() if isinstance(value, DTensor) else value for value in values]
+
+
+def whole(value: Tensor) -> Tensor:
+    """All of a value that may be spread; all processes must ask."""
+    return value.full_tensor() if isinstance(value, DTensor) else value
+
+
+def spread_as(value: Tensor, model: Tensor) -> Tensor:
+    """A value on the device of another, and spread as that one is."""
+    value = value.to(model.device)
+    if isinstance(value, DTensor) or not isinstance(model, DTensor):
+        return value
+    return distribute_tensor(value, model.device_mesh, model.placements)
+
+
+@torch.no_grad()
+def copy_whole(sharded: nn.Module, module: nn.Module) -> None:
+    """Write the weights that are spread into the network that they come from; all processes must call."""
+    at_rest(sharded)
+    for mine, part in zip(module.parameters(), sharded.parameters(), strict=True):
+        mine.copy_(whole(part.data))
+    for kept, buffer in zip(module.buffers(), sharded.buffers(), strict=True):
+        kept.copy_(buffer)

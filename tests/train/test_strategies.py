@@ -1,0 +1,317 @@
+"""How training is spread over processes: what is refused and why, and that all ways learn the same.
+
+The slow tests run ``strategy_program.py``, once for each strategy.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
+
+from alphastomics.train import STRATEGIES, resolve_strategy, strategies
+from alphastomics.train.launch import LaunchedDDPStrategy, apart
+from alphastomics.train.processes import once
+from alphastomics.train.sharding import reached
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+PROGRAM = Path(__file__).with_name("strategy_program.py")
+LIMIT = 240  # seconds
+ATTENTION: dict[str, dict[str, Any]] = {
+    "moe": {"use_moe": True, "moe_top_k": 1, "dropout": 0.1},
+    "full": {},
+    "linear": {"attention": "linear"},
+    "geometric": {"attention": "geometric", "pair_features": "factorized"},
+    "neighbor": {"attention": "neighbor", "n_neighbors": 4, "residual": "hyper"},
+    "axial": {"attention": "axial", "layer_sharing": "universal"},
+}
+
+
+@pytest.fixture
+def script(monkeypatch):
+    """As in a script that was started from a shell, whatever runs these tests."""
+    monkeypatch.setattr(strategies, "_can_start_again", lambda: True)
+
+
+@pytest.fixture
+def notebook(monkeypatch):
+    monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+
+
+@pytest.fixture
+def on(monkeypatch) -> Callable[[str], None]:
+    """Let all devices seem to be of a kind."""
+
+    def be(kind: str) -> None:
+        monkeypatch.setattr(strategies, "device_of", lambda *_: torch.device(kind))
+
+    return be
+
+
+# -- names -------------------------------------------------------------------------------------------------------------
+
+
+def test_one_device_needs_no_strategy():
+    assert resolve_strategy("auto", accelerator="cpu") == "auto"
+
+
+@pytest.mark.usefixtures("script")
+def test_several_devices_of_a_script_train_by_ddp():
+    assert type(resolve_strategy("auto", accelerator="cpu", devices=2)) is DDPStrategy
+    assert type(resolve_strategy("auto", accelerator="cpu", num_nodes=2)) is DDPStrategy
+
+
+@pytest.mark.usefixtures("notebook")
+def test_several_devices_of_a_notebook_train_by_forks():
+    strategy = resolve_strategy("auto", accelerator="cpu", devices=2)
+    assert isinstance(strategy, LaunchedDDPStrategy)
+    assert strategy._start_method == "fork"
+    assert strategies.is_forked(strategy)
+    assert not strategies.is_forked("auto")
+
+
+@pytest.mark.usefixtures("script")
+@pytest.mark.parametrize("name", ["ddp", "ddp_find_unused_parameters_true", "ddp_spawn", "ddp_fork", "fsdp2"])
+def test_known_names_have_a_strategy_on_processors(name):
+    assert resolve_strategy(name, accelerator="cpu", devices=2) is not None
+
+
+def test_an_object_of_lightning_is_taken_as_it_is():
+    strategy = SingleDeviceStrategy("cpu")
+    assert resolve_strategy(strategy) is strategy
+
+
+def test_an_unknown_name_is_told_the_known_ones():
+    with pytest.raises(ValueError, match="strategy='dpp' is unknown; choose from 'auto', 'ddp'") as error:
+        resolve_strategy("dpp")
+    assert all(repr(name) in str(error.value) for name in STRATEGIES)
+
+
+# -- refusals: one sentence each, with what to take instead --------------------------------------------------------------
+
+
+def refusal(kind: type[Exception], name: str, **arguments: Any) -> str:
+    with pytest.raises(kind) as error:
+        resolve_strategy(name, accelerator="cpu", devices=2, **arguments)
+    message = str(error.value)
+    assert repr(name) in message
+    assert "\n" not in message
+    return message
+
+
+@pytest.mark.usefixtures("script")
+def test_what_needs_gpus_says_what_does_not():
+    assert "shards on GPUs alone: take strategy='fsdp2'" in refusal(ValueError, "fsdp")
+    assert "shards on GPUs alone" in refusal(ValueError, "deepspeed_stage_2_offload")
+
+
+@pytest.mark.usefixtures("script")
+def test_on_gpus_it_says_what_else_is_missing(on, monkeypatch):
+    on("cuda")
+    assert "cannot clip gradients by their norm" in refusal(ValueError, "fsdp")
+    assert "leaves no weights to average" in refusal(ValueError, "deepspeed_stage_3")
+    monkeypatch.setattr(strategies, "find_spec", lambda _: None)
+    assert "pip install deepspeed" in refusal(ImportError, "deepspeed_stage_1")
+    monkeypatch.setattr(strategies, "find_spec", lambda _: object())
+    assert resolve_strategy("deepspeed_stage_1", accelerator="cpu", devices=2) == "deepspeed_stage_1"
+
+
+@pytest.mark.usefixtures("script")
+@pytest.mark.parametrize("name", ["ddp", "fsdp2"])
+def test_mps_is_one_device(on, name):
+    on("mps")
+    assert "MPS is one" in refusal(ValueError, name)
+
+
+@pytest.mark.usefixtures("script")
+def test_fsdp2_scales_no_losses():
+    assert "'bf16-mixed'" in refusal(ValueError, "fsdp2", precision="16-mixed")
+
+
+def test_a_gpu_that_was_used_cannot_be_forked(on, monkeypatch):
+    on("cuda")
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    assert "has already used CUDA: restart the kernel" in refusal(RuntimeError, "ddp_notebook")
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
+    assert strategies.is_forked(resolve_strategy("ddp_notebook", accelerator="cpu", devices=2))
+
+
+def test_where_nothing_forks_processes_are_spawned(monkeypatch):
+    monkeypatch.setattr(multiprocessing, "get_all_start_methods", lambda: ["spawn"])
+    assert "take strategy='ddp_spawn'" in refusal(RuntimeError, "ddp_fork")
+
+
+@pytest.mark.usefixtures("notebook")
+@pytest.mark.parametrize("name", ["ddp", "fsdp2", "ddp_spawn"])
+def test_notebooks_can_only_fork(name):
+    assert "take strategy='ddp_notebook'" in refusal(RuntimeError, name)
+
+
+def test_code_without_a_file_cannot_be_started_again(monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["-c"])
+    monkeypatch.setitem(sys.modules, "__main__", SimpleNamespace(__spec__=None))
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    assert "there is none here" in refusal(RuntimeError, "ddp")
+    monkeypatch.setenv("LOCAL_RANK", "1")  # torchrun has started it
+    assert type(resolve_strategy("ddp", accelerator="cpu", devices=2)) is DDPStrategy
+
+
+def test_a_script_without_a_guard_is_told_so(monkeypatch):
+    """In the child, which runs the script again to find what it is to do."""
+    monkeypatch.setattr(multiprocessing, "current_process", lambda: SimpleNamespace(_inheriting=True))
+    assert "if __name__ == '__main__':" in refusal(RuntimeError, "ddp_spawn")
+
+
+# -- parts -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_gradient_reaches_what_nothing_used():
+    x, used, idle = torch.tensor(2.0, requires_grad=True), torch.ones(3, requires_grad=True), torch.ones(2, 2)
+    idle.requires_grad_()
+    frozen = torch.ones(2)
+    y = reached(x * used.sum(), [used, idle, frozen])
+    y.backward()
+    assert y.item() == 6
+    assert used.grad.tolist() == [2, 2, 2]
+    assert idle.grad.tolist() == [[0, 0], [0, 0]]
+    assert x.grad == 3
+
+
+def test_what_is_asked_apart_is_answered_or_raised():
+    here = os.getpid()
+    assert apart(lambda: (os.getpid() != here, 1 + 1)) == (True, 2)
+    with pytest.raises(KeyError, match="gene"):
+        apart(lambda: {}["gene"])
+    with pytest.raises(RuntimeError, match="has died"):
+        apart(lambda: os._exit(3))
+
+
+def test_alone_a_process_writes_itself(tmp_path):
+    once(tmp_path / "model", (tmp_path / "model").mkdir)
+    assert (tmp_path / "model").is_dir()
+
+
+# -- all ways learn the same -------------------------------------------------------------------------------------------
+
+
+def run(folder: Path, strategy: str, *, devices: int = 2, accumulation: int = 1, models: Any = ATTENTION) -> list[Any]:
+    """What every process of a script tells of its models."""
+    folder.mkdir()
+    command = [sys.executable, str(PROGRAM), str(folder), strategy, str(devices), str(accumulation), json.dumps(models)]
+    environment = {key: value for key, value in os.environ.items() if key not in ("LOCAL_RANK", "MASTER_PORT")}
+    done = subprocess.run(
+        command,
+        env=environment | {"OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        timeout=LIMIT,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout.decode()[-3000:]
+    return [json.loads(path.read_text()) for path in sorted(folder.glob("?.json"))]
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory) -> Any:
+    """One process that accumulates what two would have."""
+    models = ATTENTION | {"trials": ATTENTION["moe"]}
+    (told,) = run(tmp_path_factory.mktemp("alone") / "auto", "auto", devices=1, accumulation=2, models=models)
+    return told
+
+
+def assert_same_trials(found: dict[str, Any], expected: dict[str, Any]) -> None:
+    np.testing.assert_allclose(found["validation"], expected["validation"], rtol=1e-4)  # in 16 bits
+    for name in ("grown", "begun"):
+        assert found[name] == pytest.approx(expected[name], rel=1e-7)
+    assert "The loss is nan at step 2 (slices: slice_" in found["error"]
+    for name in ("kept", "resumed"):
+        assert found[name][:-1] == expected[name][:-1]
+        assert found[name][-1] == pytest.approx(expected[name][-1], rel=1e-7)
+    assert found["kept"][:2] == [True, 2]
+    assert found["resumed"][0] == 8
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["ddp", "ddp_fork", "ddp_spawn", "fsdp2"])
+def test_two_processes_learn_what_one_does(alone, tmp_path, strategy):
+    """Losses of every step, in which the last of an epoch has padding; weights; what is sampled from them, and from a file."""
+    # A spawned process reads all libraries anew.
+    models = {key: ATTENTION[key] for key in ("moe", "geometric")} if strategy == "ddp_spawn" else dict(ATTENTION)
+    if strategy in ("ddp_fork", "fsdp2"):
+        models["trials"] = ATTENTION["moe"]
+    ranks = run(tmp_path / strategy, strategy, models=models)
+    assert len(ranks) == (2 if strategy in ("ddp", "fsdp2") else 1)
+    for rank in ranks:
+        assert rank.keys() == models.keys()
+        if "trials" in rank:
+            assert_same_trials(rank.pop("trials"), alone["trials"])
+        for name, found in rank.items():
+            expected = alone[name]
+            assert len(found["losses"]) == found["n_steps"] == expected["n_steps"] == 6
+            np.testing.assert_allclose(found["losses"], expected["losses"], atol=1e-5, rtol=1e-6, err_msg=name)
+            assert found["history"].keys() == expected["history"].keys()
+            for key in ("train_loss", "train_balance"):
+                np.testing.assert_allclose(found["history"].get(key, 0), expected["history"].get(key, 0), rtol=1e-5)
+            np.testing.assert_allclose(found["weights"], expected["weights"], atol=5e-4, err_msg=name)
+            scale = np.std(expected["placed"])
+            np.testing.assert_allclose(found["placed"], expected["placed"], atol=1e-5 * scale, err_msg=name)
+            assert found["same"]
+            assert found["plain"] == ["Parameter"]
+    assert all(rank == ranks[0] for rank in ranks)
+
+
+LONG = """
+import sys
+sys.path.insert(0, {folder!r})
+from strategy_program import fit, make
+
+if __name__ == "__main__":
+    model = make({{}})
+    fit(model, max_epochs=100_000, strategy="ddp_fork", devices=2, checkpoint={checkpoint!r})
+    print("step", model.trainer.global_step, model.is_trained_, model.sample(n_steps=1).n_obs)
+"""
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_all_processes_after_the_same_step(tmp_path):
+    """What they have learned is in the model of the process that started them, and in the checkpoint."""
+    checkpoint = tmp_path / "last.ckpt"
+    code = LONG.format(folder=str(PROGRAM.parent), checkpoint=str(checkpoint))
+    process = subprocess.Popen(
+        [sys.executable, "-c", code],
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
+    try:
+        assert process.stderr is not None
+        while b"Loading `train_dataloader`" not in process.stderr.readline():
+            assert process.poll() is None
+        time.sleep(5)
+        os.killpg(process.pid, signal.SIGINT)
+        told, said = process.communicate(timeout=LIMIT / 4)
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    assert b"Training was interrupted at step" in said
+    _, step, trained, n_cells = told.splitlines()[-1].split()
+    assert int(step) > 0
+    assert (trained, n_cells) == (b"True", b"180")
+    assert torch.load(checkpoint, weights_only=True)["global_step"] == int(step)
