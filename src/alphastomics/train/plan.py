@@ -423,7 +423,7 @@ class TrainingPlan(Optimisation):
         look = self.global_step % EVERY == 0
         self.last_look = self.current_epoch if look else self.last_look
         watch = watch_layers(self.module) if look else nullcontext(dict[int, SeenLayer]())
-        with recompute(self.module.blocks, self.n_recomputed), drawing_from(self.generators(batch)), watch as seen:
+        with recompute(self.module.blocks, self.n_recomputed), drawing_from(self._generators(batch)), watch as seen:
             losses = self.losses(batch)
         self.current = batch.slice_index
         here, per_batch = self._count(batch_idx)
@@ -438,7 +438,7 @@ class TrainingPlan(Optimisation):
         here = self._datamodule.n_validated(batch_idx) / self.trainer.world_size
         self._log("validation", self.total(losses, batch, here), losses, batch, here)
 
-    def generators(self, batch: Batch) -> ContextGenerators:
+    def _generators(self, batch: Batch) -> ContextGenerators:
         """What the network draws for each context, keyed as all draws of training are."""
         seeds = [int(keyed_rng(key, DROPOUT).integers(2**63)) for key in batch.key.cpu().numpy()]
         return ContextGenerators.seeded(seeds, batch.mask.sum(1).tolist(), batch.mask.device)

@@ -44,7 +44,7 @@ def resolve_strategy(
     Parameters
     ----------
     strategy
-        One of :data:`STRATEGIES`, or an object of Lightning's, which is taken as it is. ``"auto"``: one process for one
+        One of ``STRATEGIES``, or an object of Lightning's, which is taken as it is. ``"auto"``: one process for one
         device, else ``"ddp"``, in notebooks ``"ddp_notebook"``.
     accelerator, devices, num_nodes, precision
         As in :class:`lightning.pytorch.Trainer`.
