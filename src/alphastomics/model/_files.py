@@ -23,7 +23,7 @@ from alphastomics.data._h5ad import read_h5ad
 from alphastomics.model import _weights
 from alphastomics.model._dependence import Dependence
 from alphastomics.model._exemplars import Exemplars
-from alphastomics.model._fields import SCHEMA, schema_fields
+from alphastomics.model._fields import SCHEMA, PositionField, schema_fields
 from alphastomics.model._frames import ReferenceFrame
 from alphastomics.model._marginals import Marginals
 from alphastomics.model._outline import Outlines
@@ -190,7 +190,9 @@ def _check_registry(registry: dict[str, Any], schema: TissueSchema) -> None:
     entries = registry["field_registries"]
     for field in schema_fields(schema):
         parts = [entries[field.registry_key][part] for part in ("data_registry", "state_registry", "summary_stats")]
-        if not all(isinstance(part, dict) for part in parts) or not isinstance(parts[1].get("column_names", []), list):
+        if not all(isinstance(part, dict) for part in parts):
+            raise ValueError(f"its registry does not describe {field.registry_key}")
+        if isinstance(field, PositionField) and not isinstance(parts[1].get("column_names"), list):
             raise ValueError(f"its registry does not describe {field.registry_key}")
     stats = entries["X"]["summary_stats"]
     if stats["n_vars"] != schema.n_genes or entries["X"]["state_registry"]["n_vars"] != schema.n_genes:
