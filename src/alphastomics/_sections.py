@@ -9,6 +9,8 @@ from pathlib import Path
 from types import NoneType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
+from alphastomics._disk import LONGEST, shown
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
@@ -41,7 +43,7 @@ def build(cls: type[Any], values: Mapping[str, Any], source: str, others: Iterab
     names = {entry.name for entry in fields(cls)}
     for name in values:
         if name not in names:
-            raise ValueError(f"{source}: {name} is not known; {suggestion(cls, str(name), [*names, *others])}")
+            raise ValueError(f"{source}: {said(name)} is not known; {suggestion(cls, str(name), [*names, *others])}")
     return _section(cls, cls, values, source, ())
 
 
@@ -49,7 +51,7 @@ def _section(root: type[Any], cls: type[Any], values: Mapping[str, Any], source:
     hints = get_type_hints(cls)
     arguments = {}
     for name, value in values.items():
-        key = ".".join((*path, str(name)))
+        key = ".".join((*path, said(name)))
         if name not in hints:
             raise ValueError(f"{source}: {key} is not known; {suggestion(root, str(name), hints, path)}")
         kind = hints[name]
@@ -71,7 +73,7 @@ def suggestion(root: type[Any], name: str, names: Iterable[str], path: tuple[str
 
 def nearest(name: str, names: Iterable[str], path: tuple[str, ...] = ()) -> str:
     """The name that looks most like an unknown one, as a question."""
-    (found,) = get_close_matches(name, names, n=1, cutoff=0)
+    (found,) = get_close_matches(name[:LONGEST], names, n=1, cutoff=0)  # which takes time with the square of the length
     return f"did you mean {'.'.join((*path, found))}?"
 
 
@@ -116,8 +118,13 @@ def text(value: Any) -> str:
     """A value in a message, as a file has it, and no longer than a line."""
     if isinstance(value, list) or hasattr(value, "items"):
         return _kind(value)
-    found = str(value).lower() if isinstance(value, bool) else repr(value)
-    return found if len(found) <= 60 else f"{found[:60]}…"
+    return str(value).lower() if isinstance(value, bool) else shown(value)
+
+
+def said(name: Any) -> str:
+    """A key in a message, as a file has it, in one line and no longer than that."""
+    found = str(name)
+    return found if found.isprintable() and len(found) <= LONGEST else shown(found)
 
 
 def plain(section: Any) -> dict[str, Any]:

@@ -9,6 +9,8 @@ import re
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from alphastomics._disk import denied, one_line, reason, shown
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -35,9 +37,13 @@ def load(path: Path) -> Any:
         return yaml.load(path.read_text(encoding="utf-8"), Loader=_loader())
     except yaml.MarkedYAMLError as error:
         line = "" if error.problem_mark is None else f", line {error.problem_mark.line + 1}"
-        raise ValueError(f"{path}{line}: {error.problem or error.context}") from error
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is no YAML: {error}") from error
+        raise ValueError(f"{path}{line}: {one_line(str(error.problem or error.context))}") from error
+    except RecursionError as error:
+        raise ValueError(f"{path} is no YAML: it is nested too deeply") from error
+    except PermissionError as error:
+        raise denied(path, error) from error
+    except Exception as error:  # a crafted file can break the reader in any way
+        raise ValueError(f"{path} is no YAML: {reason(error)}") from error
 
 
 def dump(values: dict[str, Any]) -> str:
@@ -67,7 +73,9 @@ def _loader() -> type:
             for key, _ in node.value:
                 if key.value in seen if isinstance(key, yaml.ScalarNode) else True:
                     problem = (
-                        f"the key {key.value!r} comes twice" if isinstance(key, yaml.ScalarNode) else "keys are text"
+                        f"the key {shown(key.value)} comes twice"
+                        if isinstance(key, yaml.ScalarNode)
+                        else "keys are text"
                     )
                     raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
                 seen.add(key.value)

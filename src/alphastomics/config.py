@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from alphastomics._sections import build, from_options, leaves, mapping, plain, suggestion, text
+from alphastomics._sections import build, from_options, leaves, mapping, plain, said, suggestion, text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -38,7 +38,7 @@ __all__ = [
     "TrainingSection",
 ]
 
-LARGEST = 2**20  # bytes of a file
+LARGEST = 2**16  # bytes of a file: ten times what one with every key has; the reader takes a second for as many
 # The layout of three documents of the earlier version, and what its keys are here.
 LAYER_SETTING = "TransformerLayer_setting"
 LAYER_KEYS = {
@@ -585,7 +585,7 @@ def _merged(values: dict[str, Any], settings: dict[str, Any], source: str) -> di
     for name, value in settings.items():
         if name not in LAYER_KEYS:
             raise ValueError(
-                f"{source}: {LAYER_SETTING}.{name} is not known; {suggestion(Config, str(name), LAYER_KEYS, (LAYER_SETTING,))}"
+                f"{source}: {LAYER_SETTING}.{said(name)} is not known; {suggestion(Config, str(name), LAYER_KEYS, (LAYER_SETTING,))}"
             )
         section, key = LAYER_KEYS[name]
         there = mapping(values.get(section), f"{source}: {section}")

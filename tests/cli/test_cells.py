@@ -494,9 +494,35 @@ def test_code_in_a_file_is_not_run(form, folder, asked, tmp_path, capsys):
         torch.save(values, target, _use_new_zipfile_serialization=form == "torch")
     before = sorted(tmp_path.iterdir())
     assert run("sample", *asked, "--input-data", target, "--output", tmp_path / "out.h5ad") == 1
-    assert "x.pt cannot be read as .pt: it is damaged, or holds more than tensors, which is never run" in line(capsys)
+    assert (
+        "x.pt cannot be read as .pt: it is damaged, or holds more than tensors and plain values, which could"
+        in line(capsys)
+    )
     assert sorted(tmp_path.iterdir()) == before
     torch.load(target, weights_only=False) if form != "pickle" else pickle.loads(target.read_bytes())
+    assert (tmp_path / "hit").exists()  # it would have been
+
+
+@pytest.mark.parametrize("form", ["torch", "pickle"])
+@pytest.mark.parametrize("name", ["x.h5ad", "x.parquet", "x.pt", "x.ckpt", "model", "run/checkpoints/last.ckpt"])
+def test_a_crafted_pickle_is_refused_wherever_it_is_given(form, name, folder, asked, tmp_path, capsys):
+    """As cells, as a checkpoint, as a model, and in the folder of a run."""
+    target = tmp_path / name
+    file = target / "model.safetensors" if name == "model" else target
+    file.parent.mkdir(parents=True, exist_ok=True)
+    attack = {"state_dict": Attack(tmp_path / "hit")}
+    torch.save(attack, file) if form == "torch" else file.write_bytes(pickle.dumps(attack))
+    if name == "model":
+        shutil.copy(folder / "model" / "config.json", target)
+    given = [*asked, "--input-data", target]
+    if name.endswith(("ckpt", "model")):
+        path = tmp_path / "run" if name.startswith("run") else target
+        given = ["--checkpoint", path, "--input-data", folder / "query.h5ad", "--accelerator", "cpu"]
+    assert run("sample", *given, "--output", tmp_path / "out.h5ad") == 1
+    assert re.search(rf"{file}|{target} ", line(capsys))
+    assert not (tmp_path / "hit").exists()
+    with file.open("rb") as opened:
+        torch.load(opened, weights_only=False) if form == "torch" else pickle.load(opened)
     assert (tmp_path / "hit").exists()  # it would have been
 
 

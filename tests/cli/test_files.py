@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from alphastomics._cli._files import number, prepare_file, read_tissue, replacing, to_text, write_json
+from alphastomics._cli._files import number, prepare_file, replacing, to_text, write_json
 
 
 def test_a_file_appears_whole_or_not_at_all(tmp_path):
@@ -29,12 +29,6 @@ def test_the_folder_of_a_file_is_made(tmp_path):
     assert (tmp_path / "a" / "b").is_dir()
     with pytest.raises(IsADirectoryError, match="name a file"):
         prepare_file(tmp_path / "a")
-
-
-def test_what_is_no_h5ad_is_said(tmp_path):
-    (tmp_path / "x.h5ad").write_text("no")
-    with pytest.raises(ValueError, match=r"x.h5ad cannot be read as .h5ad: "):
-        read_tissue(tmp_path / "x.h5ad")
 
 
 def test_undefined_scores_are_null(tmp_path):

@@ -204,3 +204,58 @@ def test_the_remedy_helps(whole, dataset, caplog):
     before = path.stat().st_mtime_ns
     preprocess(whole[0], dataset, *options)
     assert (path.stat().st_mtime_ns, caplog.text) == (before, "")
+
+
+# -- of strangers -----------------------------------------------------------------------------------------------------
+
+
+def described(folder, change):
+    path = folder / "metadata.json"
+    values = json.loads(path.read_text())
+    change(values)
+    path.write_text(json.dumps(values))
+
+
+@pytest.mark.parametrize(
+    "name", ["../../secret.parquet", "/etc/passwd", "..", ".hidden", "a/b.parquet", "a\\b", "x\0y", "x" * 5000]
+)
+def test_a_name_that_leads_out_of_the_folder_is_refused(dataset, tmp_path, name):
+    shutil.copy(dataset / "data" / "test.parquet", tmp_path / "secret.parquet")
+    described(dataset, lambda values: values["shards"][0].update(file=name))
+    refused(dataset, rf"{AGAIN}$")
+
+
+@pytest.mark.parametrize("name", ["metadata.json", "data/test.parquet", "data"])
+def test_a_link_that_leads_out_of_the_folder_is_refused(dataset, tmp_path, name):
+    (dataset / name).rename(tmp_path / "elsewhere")
+    (dataset / name).symlink_to(tmp_path / "elsewhere")
+    refused(dataset, "is a link that leads out of its folder; copy the file itself there")
+
+
+@pytest.mark.parametrize("n", [-1, 2**63, 1.5, "7", True, None, []])
+def test_a_number_of_cells_that_is_none_is_refused(dataset, n):
+    described(dataset, lambda values: values["shards"][0]["groups"][0].__setitem__(1, n))
+    refused(dataset, rf"metadata.json is damaged .*{AGAIN}")
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        *(("genes", value) for value in ("abc", [1, 2], ["\ud800"] * 12, {})),
+        *(("gene_mean", value) for value in ([[1.0]] * 12, [True] * 12, ["1"] * 12, "0" * 12)),
+        *(("scale", value) for value in ("1", True, None, [1.0])),
+        *(("n_dims", value) for value in (2.0, True, "2")),
+        *(("position_key", value) for value in (None, 3)),
+    ],
+)
+def test_a_schema_of_other_types_is_refused(dataset, key, value):
+    described(dataset, lambda values: values["schema"].update({key: value}))
+    refused(dataset, rf"metadata.json is (damaged \(TissueSchema: {key} is of another type|not JSON).*{AGAIN}")
+
+
+@pytest.mark.parametrize(
+    "text", ['{"a": 1, "a": 1}', "[" * 100_000, "[1e999]", "[NaN]", "9" * 5000, "[" + "[]," * 2**22 + "1]"]
+)
+def test_metadata_that_are_a_bomb_are_refused(dataset, text):
+    (dataset / "metadata.json").write_text(text)
+    refused(dataset, rf"metadata.json is not JSON \(it .*\); delete it and {AGAIN}")

@@ -107,6 +107,12 @@ def rewritten(folder, to, **options):
     return to
 
 
+def mapped(source, group):
+    """What is read of a row group without pyarrow."""
+    _, footer, content = source._open(group.file)
+    return source._mapped(footer[group.number], content, group)
+
+
 @pytest.mark.parametrize("name", ["folder", "dense_folder"])
 @pytest.mark.parametrize("options", [{}, {"compression": "none", "data_page_size": 256, "use_dictionary": False}])
 def test_files_stored_otherwise_are_read_too(request, name, options, tmp_path, monkeypatch):
@@ -115,7 +121,7 @@ def test_files_stored_otherwise_are_read_too(request, name, options, tmp_path, m
     rows = np.random.default_rng(0).permutation(source.n_cells)[:200]
     expected = source.expression(rows)
     other = ParquetSource(rewritten(whole, tmp_path / "other", **options))
-    assert all(other._mapped(*other._open(group.file), group) is None for group in other.groups)
+    assert all(mapped(other, group) is None for group in other.groups)
     np.testing.assert_array_equal(other.expression(rows), expected)
     monkeypatch.setattr(ParquetSource, "_mapped", lambda *_: None)
     np.testing.assert_array_equal(ParquetSource(whole).expression(rows), expected)
@@ -124,7 +130,7 @@ def test_files_stored_otherwise_are_read_too(request, name, options, tmp_path, m
 @pytest.mark.parametrize("name", ["folder", "dense_folder"])
 def test_our_files_are_mapped(request, name):
     source = ParquetSource(request.getfixturevalue(name))
-    assert all(source._mapped(*source._open(group.file), group) is not None for group in source.groups)
+    assert all(mapped(source, group) is not None for group in source.groups)
 
 
 def test_several_threads_read_at_once(folder):
@@ -237,7 +243,7 @@ def test_a_flipped_byte_is_found_by_the_checksum_of_its_page(copy, column):
     data = bytearray(path.read_bytes())
     data[start + chunk.total_compressed_size - 1] ^= 1
     path.write_bytes(bytes(data))
-    with pytest.raises(ValueError, match=f"{path.name} is damaged; make the dataset again"):
+    with pytest.raises(ValueError, match=rf"{path.name} is damaged.*; make the dataset again"):
         read_all(copy)
 
 

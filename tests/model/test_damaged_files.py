@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 import shutil
+import time
 
 import pytest
 from safetensors.torch import load_file, save_file
@@ -89,7 +90,7 @@ def test_other_format_version_is_refused(folder):
 
 def test_other_class_is_refused(folder):
     edit(folder, lambda config: config.update({"class": "SCVI"}))
-    with pytest.raises(ValueError, match="holds a SCVI, not a AlphaSTomics"):
+    with pytest.raises(ValueError, match="holds a model of 'SCVI', not of AlphaSTomics"):
         AlphaSTomics.load(folder, adata=False)
 
 
@@ -166,3 +167,171 @@ def test_what_was_fitted_to_another_tissue_is_named(everything, tmp_path, name):
     save_file(tensors, path)
     with pytest.raises(ValueError, match=f"{name.partition('.')[0]} do not fit"):
         AlphaSTomics.load(tmp_path / "m", adata=False)
+
+
+# -- files of strangers ------------------------------------------------------------------------------------------------
+
+
+def refused(folder, message):
+    """One line that names the folder or its file, and what to do."""
+    with pytest.raises(ValueError, match=message) as caught:
+        AlphaSTomics.load(folder, adata=False)
+    assert str(folder) in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert "; " in str(caught.value)
+
+
+def with_header(folder, change):
+    """Change the header of the weights."""
+    path = folder / "model.safetensors"
+    data = path.read_bytes()
+    size = int.from_bytes(data[:8], "little")
+    header = change(json.loads(data[8 : 8 + size]))
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + data[8 + size :])
+
+
+def enormous(header):
+    header["position_out.weight"]["shape"] = [2**40, 2**20]
+    return header
+
+
+def overlapping(header):
+    names = list(header)
+    header[names[1]]["data_offsets"] = header[names[0]]["data_offsets"]
+    return header
+
+
+HEADERS = {
+    "nested": lambda header: b'{"a":' * 100_000,
+    "enormous": enormous,
+    "overlapping": overlapping,
+    "many": lambda header: (
+        header | {f"x{i}": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]} for i in range(9999)}
+    ),
+    "list": lambda header: [1, 2],
+    "no text": lambda header: b"\xff" * 100,
+}
+
+
+@pytest.mark.parametrize("change", HEADERS.values(), ids=HEADERS)
+def test_a_header_that_is_crafted_is_refused(folder, change):
+    with_header(folder, change)
+    refused(folder, r"model\.safetensors is truncated or not a safetensors file|no weight of this network is called 'x")
+
+
+@pytest.mark.parametrize("size", [2**63, 2**40, 200_000_000])
+def test_a_header_that_says_that_it_is_long_takes_no_memory(folder, size):
+    path = folder / "model.safetensors"
+    path.write_bytes(size.to_bytes(8, "little") + path.read_bytes()[8:])
+    refused(folder, r"model\.safetensors is truncated or not a safetensors file")
+
+
+def test_weights_that_fit_no_memory_are_not_read(folder):
+    with (folder / "model.safetensors").open("r+b") as file:
+        file.truncate(2**43)  # with a hole: it takes no room
+    refused(folder, r"model\.safetensors is .*it says that it holds 8,192 GiB, more than the \d+ GiB of this machine")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"d_model": 10**9},
+        {"d_model": 2**62},
+        {"d_model": 50_000},
+        {"n_layers": 10**9},
+        {"n_layers": 900},
+        {"use_moe": True, "num_experts": 10**6},
+        {"use_moe": True, "num_experts": 10**12},
+        {"residual": "hyper", "n_streams": 10**5},
+        {"n_heads": 10**9},
+        {"n_layers": "2"},
+        {"n_layers": -1},
+    ],
+    ids=str,
+)
+def test_a_network_that_the_weights_are_not_of_is_not_made(folder, change, monkeypatch):
+    """Neither its memory is taken, nor the time to make a thousand million layers."""
+    edit(folder, lambda config: config["init"].update(change))
+    monkeypatch.setattr(AlphaSTomics, "__init__", lambda *_, **__: pytest.fail("the network was made"))
+    start = time.monotonic()
+    refused(folder, "does not hold a whole model: ")
+    assert time.monotonic() - start < 5
+
+
+def test_weights_that_are_no_numbers_are_refused(folder):
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    save_file(tensors | {"position_out.bias": tensors["position_out.bias"] * float("nan")}, path)
+    refused(folder, "position_out.bias is NaN or infinite")
+    save_file(tensors | {"position_out.bias": tensors["position_out.bias"].long()}, path)
+    refused(folder, "'position_out.bias' does not hold floating-point numbers")
+    save_file(tensors | {"another": tensors["position_out.bias"].clone()}, path)
+    refused(folder, "no weight of this network is called 'another'")
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
+def test_a_link_that_leads_out_of_the_folder_is_refused(folder, tmp_path, name):
+    (folder / name).rename(tmp_path / "elsewhere")
+    (folder / name).symlink_to(tmp_path / "elsewhere")
+    refused(folder, rf"{name} is a link that leads out of its folder; copy the file itself there")
+    (folder / "inside").write_bytes((tmp_path / "elsewhere").read_bytes())
+    (folder / name).unlink()
+    (folder / name).symlink_to("inside")
+    assert AlphaSTomics.load(folder, adata=False).is_trained_
+    linked = tmp_path / "linked"
+    linked.symlink_to(folder, target_is_directory=True)
+    assert AlphaSTomics.load(linked, adata=False).is_trained_
+
+
+def test_the_cache_of_the_hub_may_be_made_of_links_and_no_other_folder(folder, tmp_path):
+    snapshot, blobs = tmp_path / "cache" / "snapshots" / "abc", tmp_path / "cache" / "blobs"
+    snapshot.mkdir(parents=True)
+    blobs.mkdir()
+    for path in folder.iterdir():
+        shutil.copy(path, blobs / path.name)
+        (snapshot / path.name).symlink_to(blobs / path.name)
+    assert AlphaSTomics.load(snapshot, adata=False).is_trained_
+    (snapshot / "config.json").unlink()
+    shutil.copy(folder / "config.json", tmp_path / "cache" / "secret")
+    (snapshot / "config.json").symlink_to(tmp_path / "cache" / "secret")
+    refused(snapshot, "leads out of its folder")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda text: text.replace('"is_trained"', '"init": 1, "is_trained"'), "a key twice"),
+        (lambda text: text.replace("true", "NaN", 1), "has NaN, which is no number"),
+        (lambda text: text.replace("true", "9" * 1000, 1), "more than 64 bits"),
+        (lambda text: text + " " * 2**26, "too large, more than 67,108,864 bytes"),
+        (lambda text: text.replace("true", "[" + "[]," * 2**21 + "0]", 1), "lists and objects"),
+    ],
+    ids=["twice", "NaN", "giant", "long", "lists"],
+)
+def test_a_configuration_that_is_a_bomb_is_refused(folder, change, message):
+    path = folder / "config.json"
+    path.write_text(change(path.read_text()))
+    refused(folder, rf"config\.json is truncated or not JSON: .*{message}")
+
+
+def test_a_registry_of_other_data_is_refused(folder):
+    edit(folder, lambda config: config["registry"]["field_registries"]["X"]["summary_stats"].update(n_vars=7))
+    refused(folder, "its registry and its schema differ in the number of genes, 60")
+    edit(folder, lambda config: config["registry"]["field_registries"]["X"]["summary_stats"].update(n_vars=60))
+    edit(
+        folder,
+        lambda config: config["registry"]["field_registries"]["position"]["state_registry"].update(column_names=7),
+    )
+    refused(folder, "its registry does not describe position")
+    edit(folder, lambda config: config["registry"]["field_registries"].pop("slice"))
+    refused(folder, "whole model: ")
+    edit(folder, lambda config: config["registry"]["setup_args"].update(adata="x", unheard_of=1))
+    refused(folder, "whole model: ")
+
+
+def test_data_beside_a_model_that_are_none_are_named(folder):
+    (folder / "adata.h5ad").write_bytes(b"no")
+    with pytest.raises(ValueError, match=r"adata\.h5ad cannot be read as \.h5ad: .*; see that it is whole"):
+        AlphaSTomics.load(folder)
+    assert AlphaSTomics.load(folder, adata=False).is_trained_

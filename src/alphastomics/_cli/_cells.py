@@ -65,13 +65,13 @@ def read_file(path: Path, schema: TissueSchema, **reads: bool) -> AnnData:
     ValueError
         If it is not what its suffix says.
     """
-    from alphastomics._cli._files import read_tissue
     from alphastomics._cli._query import fit_query
     from alphastomics._cli._tensors import read_tensors
     from alphastomics.data import read_parquet
+    from alphastomics.data._h5ad import read_h5ad
 
     if path.suffix == H5AD:
-        cells = read_tissue(path)
+        cells = read_h5ad(path)
     else:
         cells = with_keys(read_parquet(path) if path.suffix == PARQUET else read_tensors(path, schema.genes), schema)
     return fit_query(cells, path, schema, **reads)
@@ -85,11 +85,11 @@ def read_reference(path: Path) -> AnnData:
     ValueError
         If it is not what its suffix says, or its slices do not measure the same genes.
     """
-    from alphastomics._cli._files import read_tissue
     from alphastomics.data import read_parquet
+    from alphastomics.data._h5ad import read_h5ad
 
     if path.suffix != PARQUET:
-        return read_tissue(path)
+        return read_h5ad(path)
     cells = read_parquet(path)
     if _keys.MEASURED_IN in cells.varm:
         raise ValueError(

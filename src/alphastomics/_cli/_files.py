@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any
 
-from alphastomics._disk import WRITE, denied, naming, reason
+from alphastomics._disk import WRITE, denied, naming
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -18,24 +18,6 @@ if TYPE_CHECKING:
 
     import pandas as pd
     from anndata import AnnData
-
-
-def read_tissue(path: Path) -> AnnData:
-    """Read an ``.h5ad`` file.
-
-    Raises
-    ------
-    ValueError
-        If it is none.
-    """
-    import anndata as ad
-
-    try:
-        return ad.read_h5ad(path)
-    except Exception as error:  # a damaged file can break the reader in any way
-        raise ValueError(
-            f"{path} cannot be read as .h5ad: {reason(error)}; see that it is whole and readable, or name another"
-        ) from error
 
 
 def prepare_file(path: Path) -> None:

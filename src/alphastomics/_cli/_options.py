@@ -9,17 +9,17 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, fields, replace
 from math import inf
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Group, Parameter
-from cyclopts.types import ExistingDirectory, ExistingFile, ExistingPath, PositiveInt  # noqa: TC002  read at run time
+from cyclopts.types import ExistingDirectory, ExistingFile, PositiveInt  # noqa: TC002  read at run time
 from cyclopts.validators import Number
 
 from alphastomics._details import DETAILS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
     from anndata import AnnData
 
@@ -57,6 +57,7 @@ UNMASKED = Parameter(negative=("--disable-masking", "--no-enable-masking"))
 UNGATED = Parameter(negative=("--no-gated-attention", "--no-use-gated-attention"))
 DENSE = Parameter(negative=("--no-moe", "--no-use-moe"))
 SEVERAL = Parameter(consume_multiple=True, negative=())
+HUB = "hf://"  # before the name of a repository, which could else be that of a folder
 
 
 @Parameter(name="*", group=DATA)
@@ -520,6 +521,12 @@ MASKS = (
 )
 
 
+def _check_checkpoint(kind: Any, value: str) -> None:
+    """Complain about a model that is neither here nor on the Hub, before anything is imported."""
+    if not value.startswith(HUB) and not Path(value).exists():
+        raise ValueError(f'"{value}" does not exist; models of the Hugging Face Hub are {HUB}organisation/name')
+
+
 def _flag(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
@@ -546,7 +553,8 @@ class QueryOptions:
     Parameters
     ----------
     checkpoint
-        Folder of a model, of a run of ``alphastomics train``, or a ``.ckpt`` file of a training that has ended.
+        Folder of a model, of a run of ``alphastomics train``, or a ``.ckpt`` file of a training that has ended; or
+        ``hf://organisation/name`` of the Hugging Face Hub, with ``@revision`` behind it or without.
     input_data
         Cells, an ``.h5ad`` file, a ``.parquet`` file or a ``.pt`` file of tensors; only a tissue that is drawn as a whole
         needs none.
@@ -558,7 +566,7 @@ class QueryOptions:
         ``auto``, ``cpu``, ``gpu``, ``mps``, …
     """
 
-    checkpoint: ExistingPath
+    checkpoint: Annotated[str, Parameter(validator=_check_checkpoint)]
     input_data: ExistingFile | None = None
     data_dir: ExistingDirectory | None = None
     split: Literal["train", "validation", "test"] | None = None
@@ -586,7 +594,13 @@ class QueryOptions:
         from alphastomics._cli._run import find_model
         from alphastomics.model import AlphaSTomics
 
-        model = AlphaSTomics.load(find_model(self.checkpoint), adata=False, accelerator=self.accelerator)
+        folder = find_model(Path(self.checkpoint))
+        if self.checkpoint.startswith(HUB):
+            from alphastomics.model._hub import download
+
+            name, _, revision = self.checkpoint.removeprefix(HUB).partition("@")
+            folder = download(name, revision=revision or None)
+        model = AlphaSTomics.load(folder, adata=False, accelerator=self.accelerator)
         if modes:
             check_mode(model, modes, flag)
         return model

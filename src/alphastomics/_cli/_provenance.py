@@ -21,7 +21,10 @@ def read_uns(path: Path) -> dict[str, Any]:
     import anndata as ad
     import h5py
 
+    from alphastomics.data._h5ad import check_contents
+
     try:
+        check_contents(path, lambda name: name.startswith("/uns/"))
         with h5py.File(path) as file:
             return dict(ad.io.read_elem(file["uns"])) if "uns" in file else {}
     except Exception as error:  # a damaged file can break the reader in any way

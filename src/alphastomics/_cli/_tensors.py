@@ -12,13 +12,12 @@ tensor             shape                              what
 
 from __future__ import annotations
 
-import warnings
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from alphastomics import _keys
-from alphastomics._disk import denied
+from alphastomics._disk import denied, shown
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -60,24 +59,19 @@ def read_tensors(path: Path, genes: Sequence[str]) -> AnnData:
 
 def _load(path: Path) -> dict[str, NDArray[Any]]:
     """The tensors of a file as arrays."""
-    import torch
+    from alphastomics import _torch_file
 
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of kinds of tensors that are refused below
-            values = torch.load(path, map_location="cpu", weights_only=True)
+        values = _torch_file.read(path)
     except PermissionError as error:
         raise denied(path, error) from error
-    except Exception as error:  # a damaged or crafted file can break the reader in any way
-        raise ValueError(
-            f"it is damaged, or holds more than tensors, which is never run ({type(error).__name__}); save a dict of "
-            "tensors with torch.save"
-        ) from error
+    except ValueError as error:
+        raise ValueError(f"{error}; save a dict of tensors with torch.save") from error
     if not isinstance(values, dict):
         raise ValueError(f"it holds a {type(values).__name__}, not a dict of tensors")
     unknown = [name for name in values if name not in KNOWN]
     if unknown:
-        raise ValueError(f"it holds {unknown[0]!r}, which is none of {', '.join(KNOWN)}")
+        raise ValueError(f"it holds {shown(unknown[0])}, which is none of {', '.join(KNOWN)}")
     if EXPRESSION not in values:
         raise ValueError(f"{EXPRESSION!r} is missing")
     if "position" in values:
@@ -90,12 +84,13 @@ def _load(path: Path) -> dict[str, NDArray[Any]]:
 def _to_numpy(name: str, tensor: Any) -> NDArray[Any]:
     import torch
 
+    from alphastomics._torch_file import is_plain
+
     if not isinstance(tensor, torch.Tensor):
         raise ValueError(f"{name!r} is a {type(tensor).__name__}, not a tensor")
-    if tensor.layout is not torch.strided or tensor.is_quantized or tensor.device.type != "cpu" or tensor.is_nested:
-        raise ValueError(f"{name!r} is no plain tensor; call .to_dense() before it is saved")
-    tensor = tensor.detach()
-    return _as_numbers(name, tensor)
+    if not is_plain(tensor):
+        raise ValueError(f"{name!r} is no plain tensor; call .to_dense() or .clone() before it is saved")
+    return _as_numbers(name, tensor.detach())
 
 
 def _as_numbers(name: str, tensor: Tensor) -> NDArray[Any]:

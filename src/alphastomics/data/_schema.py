@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+import re
 from dataclasses import dataclass, field
+from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -22,7 +25,10 @@ Frame = Literal["slice", "shared"]
 CLIP = 10.0
 """Network units of expression stay within ± this many standard deviations."""
 
-_TUPLES = ("genes", "gene_mean", "gene_scale", "gene_share", "centre", "slices", "cell_types")
+_HALF = re.compile("[\ud800-\udfff]")
+_NAMES = ("genes", "slices", "cell_types")
+_NUMBERS = ("gene_mean", "gene_scale", "gene_share", "centre")
+_TUPLES = (*_NAMES, *_NUMBERS)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, repr=False)
@@ -162,13 +168,15 @@ class TissueSchema:
         Raises
         ------
         ValueError
-            If a field is missing or unknown; the message names it.
+            If a field is missing or unknown, or of another type; the message names it.
         """
         names = {spec.name for spec in dataclasses.fields(cls) if spec.init}
         problems = {"missing": names - set(values), "unknown": set(values) - names}
         if any(problems.values()):
             listed = "; ".join(f"{word}: {', '.join(sorted(keys))}" for word, keys in problems.items() if keys)
             raise ValueError(f"Not a TissueSchema of this version ({listed}).")
+        if wrong := next((name for name, value in values.items() if not _is_of_type(name, value)), None):
+            raise ValueError(f"TissueSchema: {wrong} is of another type, or not finite.")
         fields: dict[str, Any] = {name: tuple(value) if name in _TUPLES else value for name, value in values.items()}
         return cls(**fields)
 
@@ -316,3 +324,26 @@ class TissueSchema:
         """Bring positions from model units to user units, shape (..., D)."""
         user: NDArray[np.float64] = np.asarray(position, dtype=np.float64) * self.scale + np.asarray(self.centre)
         return user
+
+
+def _is_of_type(name: str, value: Any) -> bool:
+    """Whether a value that was read is of the type of its field."""
+    if name in _TUPLES:
+        kind = _is_text if name in _NAMES else _is_number
+        return isinstance(value, (list, tuple)) and all(map(kind, value))
+    if name in ("scale", "spacing"):
+        return _is_number(value)
+    if name == "library_size":
+        return value is None or _is_number(value)
+    if name == "n_dims":
+        return isinstance(value, Integral) and not isinstance(value, bool)
+    return _is_text(value) or (value is None and name not in ("transform", "frame", "position_key"))
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _is_text(value: Any) -> bool:
+    """Whether it is text, and can be written again, which half a character that JSON escapes cannot."""
+    return isinstance(value, str) and not _HALF.search(value)

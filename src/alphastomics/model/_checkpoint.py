@@ -9,16 +9,15 @@ from __future__ import annotations
 
 import json
 import logging
-import pickle
-import warnings
 from contextlib import suppress
 from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from alphastomics._disk import denied, naming
-from alphastomics.model import _files
+from alphastomics import _json, _torch_file
+from alphastomics._disk import denied, naming, reason, shown
+from alphastomics.model import _files, _weights
 from alphastomics.model._fields import SCHEMA
 from alphastomics.train.checkpoint import KEY
 
@@ -53,34 +52,26 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise FileNotFoundError(f"{path} is missing; there is no training to resume")
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of pickles in other protocols, which are refused next
-            checkpoint = torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        raise ValueError(
-            f"{path} is no checkpoint of AlphaSTomics: it is damaged, or holds more than tensors and plain values, "
-            "which could run code and is never opened"
-        ) from error
+        checkpoint = _torch_file.read(path)
     except PermissionError as error:
         raise denied(path, error) from error
-    except (RuntimeError, OSError, EOFError, ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
-        raise ValueError(f"{path} is truncated or no checkpoint: {error}") from error
+    except (ValueError, OSError) as error:
+        raise ValueError(f"{path} is no checkpoint of AlphaSTomics: {reason(error)}; name another file") from error
     about = checkpoint.get(KEY) if isinstance(checkpoint, dict) else None
     if not isinstance(about, dict) or about.get("format") != FORMAT:
         raise ValueError(f"{path} is no checkpoint of AlphaSTomics")
     if about.get("format_version") != FORMAT_VERSION:
-        raise ValueError(
-            f"{path} has format version {about.get('format_version')}; this package reads {FORMAT_VERSION}"
-        )
+        version = shown(about.get("format_version"))
+        raise ValueError(f"{path} has format version {version}; this package reads {FORMAT_VERSION}")
     return checkpoint
 
 
 def _config(path: Path, checkpoint: dict[str, Any]) -> dict[str, Any]:
     try:
-        config = json.loads(checkpoint[KEY]["config"])
-    except (KeyError, TypeError, ValueError, RecursionError) as error:
-        raise ValueError(f"{path} does not say which model it is of: {error}") from error
-    if not isinstance(config, dict):
+        config = _json.parse(checkpoint[KEY]["config"])
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise ValueError(f"{path} does not say which model it is of: {reason(error)}") from error
+    if not isinstance(config, dict) or not all(isinstance(config.get(part), dict) for part in ("init", "registry")):
         raise ValueError(f"{path} does not say which model it is of")
     return config
 
@@ -99,9 +90,16 @@ def read_model(path: Path) -> _files.Stored:
         raise ValueError(
             f"{path} is of a training that has not ended; continue it with resume=… before using the model"
         )
-    if not isinstance(tensors, dict) or not all(isinstance(value, torch.Tensor) for value in tensors.values()):
-        raise ValueError(f"{path} does not hold a whole model")
-    return _files.Stored(tensors, _config(path, checkpoint))
+    if not isinstance(tensors, dict) or not all(
+        isinstance(name, str) and isinstance(value, torch.Tensor) and _torch_file.is_plain(value)
+        for name, value in tensors.items()
+    ):
+        raise ValueError(f"{path} does not hold a whole model; take another copy, or train it again")
+    config = _config(path, checkpoint)
+    _weights.check(
+        path, config, {name: _weights.Kind(tuple(t.shape), t.is_floating_point()) for name, t in tensors.items()}
+    )
+    return _files.Stored(tensors, config)
 
 
 def check_resumable(path: Path, model: AlphaSTomics, *, max_epochs: int) -> None:
@@ -115,18 +113,18 @@ def check_resumable(path: Path, model: AlphaSTomics, *, max_epochs: int) -> None
     checkpoint = read_checkpoint(path)
     there, here = _config(path, checkpoint), _files.plain(_files.model_config(model))
     for name, value in here["init"].items():
-        found = there.get("init", {}).get(name)
+        found = there["init"].get(name)
         if found != value:
             raise ValueError(
-                f"{path} is of a model with {name}={found!r}, and this one has {name}={value!r}; resume with the arguments "
+                f"{path} is of a model with {name}={shown(found)}, and this one has {name}={value!r}; resume with the arguments "
                 "of the training that was interrupted"
             )
-    if there.get("registry", {}).get(SCHEMA) != here["registry"][SCHEMA]:
+    if there["registry"].get(SCHEMA) != here["registry"][SCHEMA]:
         raise ValueError(f"{path} is of a training on other cells; resume with the data of that training")
-    epoch = checkpoint.get("epoch")
-    if not isinstance(epoch, int) or 0 <= max_epochs < epoch:
-        raise ValueError(f"{path} is of epoch {epoch}, beyond max_epochs={max_epochs}; give more epochs")
-    logger.info("Going on from step %d, in epoch %d.", checkpoint["global_step"], epoch)
+    epoch, step = checkpoint.get("epoch"), checkpoint.get("global_step")
+    if not isinstance(epoch, int) or not isinstance(step, int) or 0 <= max_epochs < epoch:
+        raise ValueError(f"{path} is of epoch {shown(epoch)}, beyond max_epochs={max_epochs}; give more epochs")
+    logger.info("Going on from step %d, in epoch %d.", step, epoch)
 
 
 def complete(path: Path, model: AlphaSTomics) -> None:

@@ -65,7 +65,7 @@ class Exemplars:
 
     def fits(self, n_genes: int, n_dims: int) -> bool:
         """Whether the shape is that of a tissue of so many genes and axes."""
-        return self.expression.shape == (len(self.expression), n_genes)
+        return 0 < len(self.expression) <= MOST_CELLS and self.expression.shape == (len(self.expression), n_genes)
 
     @cached_property
     def _components(self) -> _Components:

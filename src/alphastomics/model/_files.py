@@ -6,25 +6,29 @@ import json
 import math
 from contextlib import contextmanager
 from dataclasses import fields
+from inspect import signature
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-import anndata as ad
 import numpy as np
 import pandas as pd
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from alphastomics._disk import WRITE, denied, reason
+from alphastomics import _json
+from alphastomics._disk import WRITE, check_inside, check_memory, denied, reason, shown
 from alphastomics._provenance import versions
 from alphastomics.data import TissueSchema
+from alphastomics.data._h5ad import read_h5ad
+from alphastomics.model import _weights
 from alphastomics.model._dependence import Dependence
 from alphastomics.model._exemplars import Exemplars
-from alphastomics.model._fields import SCHEMA
+from alphastomics.model._fields import SCHEMA, PositionField, schema_fields
 from alphastomics.model._frames import ReferenceFrame
 from alphastomics.model._marginals import Marginals
 from alphastomics.model._outline import Outlines
 from alphastomics.model._provenance import trainings_of
+from alphastomics.model._weights import FITTED
 from alphastomics.train.devices import device_of
 
 if TYPE_CHECKING:
@@ -38,7 +42,6 @@ if TYPE_CHECKING:
 
 FORMAT = "alphastomics-model"
 FORMAT_VERSION = 1
-FITTED = "fitted."  # before the names of tensors that are not weights
 _FITTED: dict[str, type[Marginals | Dependence | Outlines | Exemplars]] = {
     "marginals": Marginals,
     "dependence": Dependence,
@@ -46,7 +49,7 @@ _FITTED: dict[str, type[Marginals | Dependence | Outlines | Exemplars]] = {
     "exemplars": Exemplars,
 }
 WEIGHTS, CONFIG, DATA = "model.safetensors", "config.json", "adata.h5ad"
-LARGEST_CONFIG = 256 * 2**20  # bytes: 10^6 genes fit many times over
+PICKLED = (".bin", ".ckpt", ".joblib", ".pickle", ".pkl", ".pt", ".pth")  # endings of what others save models in
 
 
 class Stored(NamedTuple):
@@ -95,26 +98,44 @@ def read_model(folder: Path) -> Stored:
     for name in (CONFIG, WEIGHTS):
         if not (folder / name).is_file():
             raise FileNotFoundError(f"{folder} is not a model of AlphaSTomics: {name} is missing{_pickle_hint(folder)}")
-    if (folder / CONFIG).stat().st_size > LARGEST_CONFIG:
-        raise ValueError(f"{folder / CONFIG} is too large to be a model's configuration")
-    try:
-        config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{folder / CONFIG} is truncated or not JSON: {error}") from error
-    if not isinstance(config, dict) or config.get("format") != FORMAT:
-        raise ValueError(f"{folder / CONFIG} does not describe a model of AlphaSTomics")
+        check_inside(folder, folder / name)
+    config = _read_config(folder / CONFIG)
     if config.get("format_version") != FORMAT_VERSION:
-        raise ValueError(
-            f"{folder} has format version {config.get('format_version')}; this package reads {FORMAT_VERSION}"
-        )
-    try:
-        with (folder / WEIGHTS).open("rb"):  # of a file that may not be read safetensors says that it is missing
-            weights = load_file(folder / WEIGHTS)
-    except PermissionError as error:
-        raise denied(folder / WEIGHTS, error) from error
-    except (SafetensorError, OSError, ValueError) as error:
-        raise ValueError(f"{folder / WEIGHTS} is truncated or not a safetensors file: {error}") from error
+        version = shown(config.get("format_version"))
+        raise ValueError(f"{folder} has format version {version}; this package reads {FORMAT_VERSION}")
+    path = folder / WEIGHTS
+    with _weights_of(path):
+        check_memory(path.stat().st_size)
+        found = _weights.read_header(path)
+    _weights.check(folder, config, found)
+    with _weights_of(path):
+        weights = load_file(path)
     return Stored(weights, config)
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    try:
+        config = _json.read(path)
+    except PermissionError as error:
+        raise denied(path, error) from error
+    except (ValueError, OSError) as error:
+        raise ValueError(f"{path} is truncated or not JSON: {reason(error)}; {_weights.REMEDY}") from error
+    if not isinstance(config, dict) or config.get("format") != FORMAT:
+        raise ValueError(f"{path} does not describe a model of AlphaSTomics; name another folder")
+    return config
+
+
+@contextmanager
+def _weights_of(path: Path) -> Iterator[None]:
+    """Name the file in what is raised when it is not what it says that it is."""
+    try:
+        with path.open("rb"):  # of a file that may not be read safetensors says that it is missing
+            yield
+    except PermissionError as error:
+        raise denied(path, error) from error
+    except (SafetensorError, OSError, ValueError, RuntimeError, MemoryError) as error:
+        why = f"truncated or not a safetensors file: {reason(error)}"
+        raise ValueError(f"{path} is {why}; {_weights.REMEDY}") from error
 
 
 def model_config(model: AlphaSTomics) -> dict[str, Any]:
@@ -153,13 +174,40 @@ def _restore_fitted(model: AlphaSTomics, tensors: Mapping[str, Tensor]) -> None:
     n_genes, n_dims = model.schema.n_genes, model.schema.n_dims
     for name, kind in _FITTED.items():
         prefix = f"{FITTED}{name}."
-        parts = {n.removeprefix(prefix): value.float().numpy() for n, value in tensors.items() if n.startswith(prefix)}
+        parts = {
+            n.removeprefix(prefix): value.float().numpy().copy() for n, value in tensors.items() if n.startswith(prefix)
+        }
         if not parts:
             continue
         value = kind(**parts)
         if not value.fits(n_genes, n_dims):
             raise RuntimeError(f"{name} do not fit {n_genes} genes in {n_dims} dimensions")
         setattr(model, f"{name}_", value)
+
+
+def _check_registry(registry: dict[str, Any], schema: TissueSchema) -> None:
+    """What scvi-tools says of the reference must be what the schema says of it."""
+    entries = registry["field_registries"]
+    for field in schema_fields(schema):
+        parts = [entries[field.registry_key][part] for part in ("data_registry", "state_registry", "summary_stats")]
+        if not all(isinstance(part, dict) for part in parts):
+            raise ValueError(f"its registry does not describe {field.registry_key}")
+        if isinstance(field, PositionField) and not isinstance(parts[1].get("column_names"), list):
+            raise ValueError(f"its registry does not describe {field.registry_key}")
+    stats = entries["X"]["summary_stats"]
+    if stats["n_vars"] != schema.n_genes or entries["X"]["state_registry"]["n_vars"] != schema.n_genes:
+        raise ValueError(f"its registry and its schema differ in the number of genes, {schema.n_genes}")
+    if type(stats["n_cells"]) is not int or stats["n_cells"] < 0:
+        raise ValueError("its registry does not say how many cells there were")
+
+
+def _frame(values: Any, schema: TissueSchema) -> ReferenceFrame | None:
+    if values is None:
+        return None
+    frame = ReferenceFrame.from_dict(values)
+    if len(frame.centroid) != schema.n_dims:
+        raise ValueError(f"its frame is not one of {schema.n_dims} dimensions")
+    return frame
 
 
 def _deformation(value: Any) -> float | None:
@@ -170,7 +218,7 @@ def _deformation(value: Any) -> float | None:
 
 
 def _pickle_hint(folder: Path) -> str:
-    found = sorted(path.name for path in folder.glob("*.p*t*")) if folder.is_dir() else []
+    found = sorted(path.name for path in folder.iterdir() if path.suffix in PICKLED) if folder.is_dir() else []
     return f" ({', '.join(found)} is there: pickled models can run code and are never opened)" if found else ""
 
 
@@ -194,8 +242,8 @@ def _whole(folder: Path) -> Iterator[None]:
     """Tell what a damaged model breaks as the damage that it is."""
     try:
         yield
-    except (KeyError, TypeError, AttributeError, RuntimeError) as error:
-        raise ValueError(f"{folder} does not hold a whole model: {error}") from error
+    except Exception as error:  # a crafted configuration can break what reads it in any way
+        raise _weights.incomplete(folder, error) from error
 
 
 def restore(
@@ -211,22 +259,26 @@ def restore(
     target = device_of(accelerator, device)
     config = stored.config
     if config.get("class") != cls.__name__:
-        raise ValueError(f"{folder} holds a {config.get('class')}, not a {cls.__name__}")
+        raise ValueError(f"{folder} holds a model of {shown(config.get('class'))}, not of {cls.__name__}")
     if adata is None and (folder / DATA).is_file():
-        adata = ad.read_h5ad(folder / DATA)
+        check_inside(folder, folder / DATA)
+        adata = read_h5ad(folder / DATA)
     with _whole(folder):
         registry, setup = config["registry"], dict(config["registry"]["setup_args"])
-        TissueSchema.from_dict(registry[SCHEMA])
+        schema = TissueSchema.from_dict(registry[SCHEMA])
+        _check_registry(registry, schema)
+        if others := setup.keys() - signature(cls.setup_anndata).parameters.keys():
+            raise ValueError(f"setup_anndata has no argument {shown(min(others))}")
     data = None if adata is False else adata
     if data is not None:  # what is wrong with these data is no fault of the folder
         cls.setup_anndata(data, **setup, source_registry=registry)
     with _whole(folder):
+        weights = {name: value for name, value in stored.weights.items() if not name.startswith(FITTED)}
+        _weights.check_finite(weights)
         model = cls(data, registry if data is None else None, **config["init"])
         _restore_fitted(model, stored.weights)
-        model.module.load_state_dict(
-            {name: value for name, value in stored.weights.items() if not name.startswith(FITTED)}
-        )
-        model.frame_ = ReferenceFrame.from_dict(config["frame"]) if config["frame"] is not None else None
+        model.module.load_state_dict(weights)
+        model.frame_ = _frame(config["frame"], schema)
         model.deformation_ = _deformation(config.get("deformation"))
         model.trainings_ = trainings_of(config)
         model.history_ = {

@@ -55,9 +55,21 @@ class ReferenceFrame:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> ReferenceFrame:
-        """Rebuild from :meth:`to_dict`."""
-        rotation = tuple(tuple(row) for row in values["rotation"])
-        return cls(slice_name=values["slice_name"], rotation=rotation, centroid=tuple(values["centroid"]))
+        """Rebuild from :meth:`to_dict`.
+
+        Raises
+        ------
+        ValueError
+            If it is no frame of two or three dimensions.
+        """
+        rotation = tuple(tuple(float(value) for value in row) for row in values["rotation"])
+        centroid = tuple(float(value) for value in values["centroid"])
+        n_dims = len(centroid)
+        if n_dims not in (2, 3) or [len(row) for row in rotation] != [n_dims] * n_dims:
+            raise ValueError("the rotation and the centroid of its frame do not fit each other")
+        if not np.isfinite([*rotation, centroid]).all():
+            raise ValueError("its frame is NaN or infinite")
+        return cls(slice_name=str(values["slice_name"]), rotation=rotation, centroid=centroid)
 
 
 def canonical_mean(model: AlphaSTomics, source: CellSource, rows: NDArray[np.int64], *, max_context: int) -> Tensor:

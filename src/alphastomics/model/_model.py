@@ -19,7 +19,7 @@ from alphastomics import _keys
 from alphastomics.data import AnnDataSource, Augmentation, TissueSchema, fit_schema
 from alphastomics.data.parquet._source import BUFFER, ParquetSource
 from alphastomics.diffusion import CosineSchedule, MaskingConfig, Process
-from alphastomics.model import _checkpoint, _files
+from alphastomics.model import _checkpoint, _files, _hub
 from alphastomics.model._calibration import fit_dependence, fit_marginals, fit_outlines
 from alphastomics.model._components import principal_components
 from alphastomics.model._contexts import estimated_device, fit_contexts, fits_whole, make_curriculum
@@ -1018,6 +1018,110 @@ class AlphaSTomics(BaseModelClass):
         path = Path(dir_path)
         stored = _checkpoint.read_model(path) if path.suffix == ".ckpt" else _files.read_model(path)
         return _files.restore(cls, path, stored, adata, accelerator=accelerator, device=device)
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        name_or_path: str | Path,
+        adata: AnnData | Literal[False] | None = None,
+        *,
+        revision: str | None = None,
+        token: str | None = None,
+        accelerator: str = "auto",
+        device: int | str = "auto",
+    ) -> AlphaSTomics:
+        """Load a model from a folder, or from the Hugging Face Hub.
+
+        Nothing that is loaded can run code; see :doc:`/files`.
+
+        Parameters
+        ----------
+        name_or_path
+            Folder that :meth:`save` wrote, which always wins, or ``"organisation/name"`` on the Hub, of which the files of a
+            model are downloaded and no others.
+        adata
+            Data to attach; None takes what was saved beside the model in a folder, if anything; False none.
+        revision
+            Branch, tag or commit on the Hub; ``main`` when None.
+        token
+            Token for the Hub; that of ``hf auth login`` or of the environment variable ``HF_TOKEN`` when None.
+        accelerator, device
+            Where to put the network.
+
+        Raises
+        ------
+        ImportError
+            If huggingface_hub is not installed (the extra ``hub``) and the model is not here.
+        FileNotFoundError
+            If there is no such folder, repository or revision.
+        OSError
+            If the Hub cannot be reached.
+        ValueError
+            If it is no whole model of this package.
+
+        Examples
+        --------
+        >>> model = asx.model.AlphaSTomics.from_pretrained("organisation/name")
+        """
+        folder = _hub.find_folder(name_or_path, revision=revision, token=token)
+        return cls.load(folder, adata, accelerator, device)
+
+    def push_to_hub(
+        self,
+        repo_id: str,
+        *,
+        private: bool = False,
+        license: str | None = None,
+        overwrite: bool = False,
+        token: str | None = None,
+        commit_message: str = "Upload model with alphastomics",
+    ) -> str:
+        """Send the model to the Hugging Face Hub, with a card that says what it is.
+
+        What is sent is what :meth:`save` writes, without the reference. A model that completes cells holds expression of up to
+        8,192 cells of it, see :mod:`alphastomics.model._exemplars`: share it as you would share these.
+
+        Parameters
+        ----------
+        repo_id
+            ``"organisation/name"``; made if it is not there.
+        private
+            Whether only its organisation sees it; as the organisation has it by default if not.
+        license
+            License for the card, as the Hub writes it, for example ``"cc-by-4.0"``.
+        overwrite
+            Whether to replace another model, and a card, that the repository holds.
+        token
+            Token for the Hub; that of ``hf auth login`` or of the environment variable ``HF_TOKEN`` when None.
+        commit_message
+            What the history of the repository says of it.
+
+        Returns
+        -------
+        Where the model is.
+
+        Raises
+        ------
+        ImportError
+            If huggingface_hub is not installed (the extra ``hub``).
+        OSError
+            If the token is missing or does not suffice (:class:`PermissionError`), or the Hub cannot be reached or fails.
+        ValueError
+            If the model is not trained, or the repository holds another one or is public against `private`.
+
+        Examples
+        --------
+        >>> model.push_to_hub("organisation/name", private=True, license="cc-by-4.0")
+        """
+        return _hub.push(
+            self,
+            repo_id,
+            private=private,
+            license=license,
+            overwrite=overwrite,
+            token=token,
+            commit_message=commit_message,
+        )
 
 
 def _n_steps(max_epochs: int, steps_per_epoch: int, max_steps: int) -> int | None:

@@ -48,7 +48,11 @@ class Outlines:
 
     def fits(self, n_genes: int, n_dims: int) -> bool:
         """Whether the shape is that of a tissue of so many genes and axes."""
-        return self.quantiles.shape == (len(self.quantiles), N_DIRECTIONS * (n_dims - 1), len(LEVELS))
+        return 0 < len(self.quantiles) and self.quantiles.shape == (
+            len(self.quantiles),
+            N_DIRECTIONS * (n_dims - 1),
+            len(LEVELS),
+        )
 
     def apply(self, x: NDArray[np.float32], number: int) -> NDArray[np.float32]:
         """Move positions (N, D) into the outline of the slice ``number``."""

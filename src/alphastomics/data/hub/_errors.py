@@ -49,10 +49,17 @@ def explained(repo_id: str, doing: Doing = "write") -> Iterator[None]:
         If the token is missing, or may not do this.
     ValueError
         If the Hub refuses the name or what is sent.
+    FileNotFoundError
+        If there is no such repository, revision or file.
     OSError
         If the Hub cannot be reached, or fails.
     """
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalTokenNotFoundError
+    from huggingface_hub.errors import (
+        HfHubHTTPError,
+        HFValidationError,
+        LocalTokenNotFoundError,
+        RevisionNotFoundError,
+    )
 
     network = cast("type[Exception]", HfHubHTTPError.__bases__[0])  # of requests or httpx, as the version is
     try:
@@ -67,6 +74,10 @@ def explained(repo_id: str, doing: Doing = "write") -> Iterator[None]:
         while (cause := chain[-1].__cause__) is not None:
             chain.append(cause)
         for each in chain:
+            if isinstance(each, RevisionNotFoundError):
+                raise FileNotFoundError(
+                    f"the Hub has no such revision of {repo_id} ({_said(each)}); name a branch, a tag or a commit"
+                ) from error
             if isinstance(each, HfHubHTTPError) and each.response is not None:
                 raise _of_status(repo_id, doing, each.response.status_code, _said(each)) from error
             if isinstance(each, OSError) and each.filename is not None:  # a file of ours

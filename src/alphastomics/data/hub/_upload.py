@@ -7,7 +7,6 @@ checksum, is not sent again, which is how an interrupted upload goes on.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import re
 from pathlib import Path
@@ -16,12 +15,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pyarrow.parquet as pq
 from tqdm.auto import tqdm
 
+from alphastomics._disk import check_inside
 from alphastomics.data.hub._card import dataset_card
-from alphastomics.data.hub._errors import LOGIN, explained, require
+from alphastomics.data.hub._errors import explained, require
+from alphastomics.data.hub._repository import CARD, Kind, check_places, check_token, files_of, is_same, open_repository
 from alphastomics.data.parquet._dataset import FOLDER, METADATA, SPLITS, DatasetInfo
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterable
+    from collections.abc import Container
     from os import PathLike
 
     from huggingface_hub import CommitOperationAdd, HfApi
@@ -30,8 +31,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-CARD = "README.md"
-TYPE = "dataset"
+TYPE: Kind = "dataset"
 AT_ONCE = 50  # files of a commit; the Hub advises against more than 100
 OURS = re.compile(rf"{FOLDER}/({'|'.join(SPLITS)})(-\d{{5}})?\.parquet")
 
@@ -91,19 +91,11 @@ def upload(
         If the token is missing or does not suffice (:class:`PermissionError`), or the Hub cannot be reached or fails.
     """
     require("huggingface_hub")
-    from huggingface_hub import HfApi, get_token
-
     folder, info = Path(data_dir), DatasetInfo.read(data_dir, check=False)
-    if get_token() is None:
-        raise PermissionError(f"there is no token for the Hub; {LOGIN.format(doing='write')}")
+    check_token()
     files = _shards(folder, info)
     files += [_metadata(folder), _card(folder, info, repo_id, license)]
-    with explained(repo_id):
-        api = HfApi(endpoint=endpoint)
-        url = str(api.create_repo(repo_id, repo_type=TYPE, private=private or None, exist_ok=True))
-        public = not api.repo_info(repo_id, repo_type=TYPE).private
-    if private and public:
-        raise ValueError(f"{repo_id} is there and public; make it private in its settings, or name another one")
+    api, url = open_repository(repo_id, TYPE, private=private, endpoint=endpoint)
     return Uploaded(url, _send(api, repo_id, files, overwrite=overwrite))
 
 
@@ -120,6 +112,7 @@ def _checked(path: Path, shard: Shard) -> CommitOperationAdd:
 
     if not path.is_file():
         raise FileNotFoundError(f"{path} is missing; make the dataset again")
+    check_inside(path.parents[1], path)
     addition = CommitOperationAdd(f"{FOLDER}/{shard.file}", str(path))
     if addition.upload_info.sha256.hex() != shard.sha256:
         raise ValueError(f"{path} is damaged: its checksum is not that of {METADATA}; make the dataset again")
@@ -132,9 +125,7 @@ def _metadata(folder: Path) -> CommitOperationAdd:
 
     path = folder / METADATA
     text = path.read_text(encoding="utf-8")
-    for place in {str(Path.home()), str(folder.absolute()), str(folder.resolve())}:
-        if len(place) > 1 and re.search(rf"{re.escape(place)}\b", text):
-            raise ValueError(f"{path} names the folder {place} of this computer, which is no one's business; remove it")
+    check_places(path, text, folder.absolute(), folder.resolve())
     return CommitOperationAdd(METADATA, text.encode())
 
 
@@ -147,9 +138,8 @@ def _card(folder: Path, info: DatasetInfo, repo_id: str, license: str | None) ->
 
 def _send(api: HfApi, repo_id: str, files: list[CommitOperationAdd], *, overwrite: bool) -> tuple[str, ...]:
     """Send what is not there; give the names of what was sent."""
-    with explained(repo_id):
-        there = {entry.path: entry for entry in api.list_repo_tree(repo_id, repo_type=TYPE, recursive=True)}
-    missing = {file.path_in_repo: file for file in files if not _is_same(file, there.get(file.path_in_repo))}
+    there = files_of(api, repo_id, TYPE)
+    missing = {file.path_in_repo: file for file in files if not is_same(file, there.get(file.path_in_repo))}
     listed = {file.path_in_repo for file in files}
     superfluous = [path for path in there if OURS.fullmatch(path) and path not in listed]
     if (others := [path for path in missing if path in there and path != CARD] + superfluous) and not overwrite:
@@ -185,21 +175,3 @@ def _commits(
         last[METADATA] = metadata
     commits[-1] += [*last.values(), *(CommitOperationDelete(path) for path in superfluous)]
     return [operations for operations in commits if operations]
-
-
-def _is_same(file: CommitOperationAdd, entry: Any) -> bool:
-    """Whether a file is in the repository as it is here."""
-    if entry is None:
-        return False
-    if lfs := getattr(entry, "lfs", None):
-        return bool(lfs.sha256 == file.upload_info.sha256.hex())
-    if file.upload_info.size != getattr(entry, "size", None):
-        return False
-    with file.as_file() as opened:
-        return bool(entry.blob_id == _git_hash(opened))
-
-
-def _git_hash(opened: Iterable[bytes]) -> str:
-    """Name that git gives to contents; only of files so small that the Hub keeps them in git."""
-    content = b"".join(opened)
-    return hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from alphastomics._disk import check_inside, check_memory, reason, shown
 from alphastomics.data._schema import TissueSchema
 from alphastomics.data.parquet._files import footer_checksum, read_json, write_json
 
@@ -100,6 +101,7 @@ class DatasetInfo:
         """
         for shard in self.shards:
             path = folder / FOLDER / shard.file
+            check_inside(folder, path)
             if footer_checksum(path) != shard.footer and shard.footer:
                 raise ValueError(f"{path} does not hold the cells that {METADATA} lists; make the dataset again")
 
@@ -120,13 +122,14 @@ class DatasetInfo:
             raise FileNotFoundError(
                 f"{folder} is no dataset: {METADATA} is missing; make one with alphastomics preprocess"
             )
+        check_inside(folder, path)
         values = read_json(path)
         if not isinstance(values, dict) or values.get("format") != FORMAT:
             raise ValueError(f"{path} does not describe a dataset of AlphaSTomics; name another folder")
         version = values.get("format_version")
         if version != FORMAT_VERSION:
             raise ValueError(
-                f"{path} has format_version {version!r}, and this version of alphastomics reads {FORMAT_VERSION}; "
+                f"{path} has format_version {shown(version)}, and this version of alphastomics reads {FORMAT_VERSION}; "
                 "update it, or make the dataset again"
             )
         try:
@@ -137,8 +140,9 @@ class DatasetInfo:
                 counts=bool(values["counts"]),
                 parameters=dict(values["parameters"]),
             )
+            check_memory(8 * sum(shard.n_cells for shard in info.shards))  # a number for each is the least that is held
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise ValueError(f"{path} is damaged ({error}); delete it and make the dataset again") from error
+            raise ValueError(f"{path} is damaged ({reason(error)}); delete it and make the dataset again") from error
         if check:
             info.check(folder)
         return info
@@ -146,9 +150,16 @@ class DatasetInfo:
 
 def _shard(entry: dict[str, Any]) -> Shard:
     file, split = str(entry["file"]), str(entry["split"])
-    if "/" in file or "\\" in file or file.startswith(".") or split not in SPLITS:
-        raise ValueError(f"{file!r} is no file of a split")
-    groups = tuple((str(name), int(n)) for name, n in entry["groups"])
+    if "/" in file or "\\" in file or "\0" in file or file.startswith(".") or split not in SPLITS:
+        raise ValueError(f"{shown(file)} is no file of a split")
+    groups = tuple((str(name), _count(n)) for name, n in entry["groups"])
     return Shard(
         file=file, split=split, groups=groups, sha256=str(entry["sha256"]), footer=str(entry.get("footer", ""))
     )
+
+
+def _count(n: Any) -> int:
+    """Number of cells of a row group."""
+    if type(n) is not int or n < 0:
+        raise ValueError(f"{shown(n)} is no number of cells")
+    return n

@@ -12,8 +12,10 @@ from uuid import uuid4
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from alphastomics import _json
 from alphastomics._disk import WRITE, denied, reason
 from alphastomics.data.parquet._columns import EXPRESSION, INDICES, POSITION, VALUES, from_arrow, to_arrow
+from alphastomics.data.parquet._footer import check_room, read_footer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,6 +29,7 @@ TEMPORARY = ".tmp"
 LEFT = re.compile(r".+\.[0-9a-f]{32}\.tmp")  # a temporary name
 BLOCK = 2**20
 LARGEST_PAGE = 2**31 - 1
+LARGEST_JSON = 2**28  # bytes: a thousand slices that lack ten thousand genes each
 
 
 @contextmanager
@@ -152,8 +155,8 @@ def open_parquet(path: Path) -> pq.ParquetFile:
         return pq.ParquetFile(path, page_checksum_verification=True)
     except PermissionError as error:
         raise denied(path, error) from error
-    except (pa.ArrowInvalid, pa.ArrowException, OSError) as error:
-        raise ValueError(f"{path} is no whole Parquet file ({_first_line(error)}); make the dataset again") from error
+    except Exception as error:  # a damaged file can break the reader in any way
+        raise ValueError(f"{path} is no whole Parquet file ({reason(error)}); make the dataset again") from error
 
 
 def read_group(file: pq.ParquetFile, group: int, n_genes: int, path: Path) -> Cells:
@@ -166,10 +169,23 @@ def read_group(file: pq.ParquetFile, group: int, n_genes: int, path: Path) -> Ce
     """
     try:
         return from_arrow(file.read_row_group(group), n_genes)
-    except (pa.ArrowInvalid, pa.ArrowException, OSError, ValueError) as error:
-        raise ValueError(
-            f"Row group {group} of {path} is damaged ({_first_line(error)}); make the dataset again"
-        ) from error
+    except Exception as error:  # likewise
+        raise ValueError(f"Row group {group} of {path} is damaged ({reason(error)}); make the dataset again") from error
+
+
+def check_whole(path: Path) -> None:
+    """Refuse a file whose end makes no sense, or whose cells do not fit into memory together.
+
+    Raises
+    ------
+    ValueError
+        If it is so.
+    """
+    try:
+        footer = read_footer(path)
+        check_room(footer, range(len(footer)))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path} is no whole Parquet file ({reason(error)}); make the dataset again") from error
 
 
 def checksum(path: Path) -> str:
@@ -203,7 +219,7 @@ def footer_checksum(path: Path) -> str:
     except PermissionError as error:
         raise denied(path, error) from error
     except (OSError, ValueError) as error:
-        raise ValueError(f"{path} is no whole Parquet file ({_first_line(error)}); make the dataset again") from error
+        raise ValueError(f"{path} is no whole Parquet file ({reason(error)}); make the dataset again") from error
 
 
 def write_json(path: Path, values: Any) -> None:
@@ -223,12 +239,8 @@ def read_json(path: Path) -> Any:
         If it is none.
     """
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return _json.read(path, largest=LARGEST_JSON)
     except PermissionError as error:
         raise denied(path, error) from error
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is not JSON ({_first_line(error)}); delete it and make the dataset again") from error
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
+    except (ValueError, OSError) as error:
+        raise ValueError(f"{path} is not JSON ({reason(error)}); delete it and make the dataset again") from error

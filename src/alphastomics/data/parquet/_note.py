@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 from typing import NamedTuple
 
+from alphastomics import _json
+from alphastomics._disk import reason
+
 NOTE = b"alphastomics"  # key of the metadata of a Parquet schema
 
 
@@ -42,11 +45,11 @@ class Note(NamedTuple):
             return None
         assert metadata is not None
         try:
-            values = json.loads(metadata[NOTE])
+            values = _json.parse(metadata[NOTE].decode())
             genes, n_dims = tuple(map(str, values["genes"])), int(values["n_dims"])
             unmeasured = {str(name): tuple(map(str, lacking)) for name, lacking in values["unmeasured"].items()}
-        except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
-            raise ValueError(f"its metadata do not describe genes ({error})") from error
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise ValueError(f"its metadata do not describe genes ({reason(error)})") from error
         if n_dims not in (2, 3) or not 0 < len(set(genes)) == len(genes):
             raise ValueError("its metadata do not describe genes, each once, in 2 or 3 dimensions")
         return cls(genes, n_dims, unmeasured)

@@ -4,33 +4,32 @@ The values of a column chunk that is one page, neither compressed nor encoded, a
 pyarrow reads the same page through its levels, value by value. What is stored in another way is
 left to pyarrow, as is finding out what is wrong with a header that makes no sense.
 
-A page is preceded by its header, a Thrift structure in compact protocol (``PageHeader`` of the Parquet format): every field
-begins with a byte, distance to the last field number and type, and numbers are zigzag varints.
+A page is preceded by its header, a Thrift structure, ``PageHeader`` of the Parquet format.
 """
 
 from __future__ import annotations
 
 import zlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
+
+from alphastomics.data.parquet._thrift import read_struct
 
 if TYPE_CHECKING:
     import mmap
 
-    import pyarrow.parquet as pq
     from numpy.typing import NDArray
 
+    from alphastomics.data.parquet._footer import Chunk
+
 LONGEST_HEADER = 128
-INTEGER, STRUCT = 5, 12  # types of Thrift's compact protocol that a plain page has
 KIND, SIZE, STORED, CHECKSUM, DATA = 1, 2, 3, 4, 5  # fields of PageHeader
 N_VALUES, ENCODING = 1, 2  # fields of DataPageHeader
 DATA_PAGE, PLAIN = 0, 0
 
 
-def mapped_values(
-    file: mmap.mmap, chunk: pq.ColumnChunkMetaData, n_values: int, dtype: type[np.generic]
-) -> NDArray[np.uint8] | None:
+def mapped_values(file: mmap.mmap, chunk: Chunk, n_values: int, dtype: type[np.generic]) -> NDArray[np.uint8] | None:
     """The bytes of the values of a column chunk, without a copy; None if they are stored in another way.
 
     Parameters
@@ -49,19 +48,19 @@ def mapped_values(
     ValueError
         If the page does not have the checksum that its header gives.
     """
-    if chunk.compression != "UNCOMPRESSED" or chunk.has_dictionary_page:
+    if chunk.is_compressed or chunk.has_dictionary:
         return None
-    start = chunk.data_page_offset
+    start = chunk.start
     try:
-        header, length = _read_struct(file[start : start + LONGEST_HEADER], 0)
+        header, length = read_struct(file[start : start + LONGEST_HEADER])
         data = header[DATA]
         size, expected = header[STORED], header[CHECKSUM]
         alone = (
             header[KIND] == DATA_PAGE
             and data[ENCODING] == PLAIN
-            and data[N_VALUES] == chunk.num_values
+            and data[N_VALUES] == chunk.n_values
             and header[SIZE] == size
-            and length + size == chunk.total_compressed_size
+            and length + size == chunk.n_bytes
         )
     except (IndexError, KeyError, TypeError, ValueError):
         return None
@@ -72,27 +71,3 @@ def mapped_values(
     if zlib.crc32(page.data) != expected % 2**32:
         raise ValueError("a page does not have its checksum")
     return page[size - n_bytes :]
-
-
-def _read_struct(buffer: bytes, at: int) -> tuple[dict[int, Any], int]:
-    """Fields of a structure by number, and where it ends."""
-    fields: dict[int, Any] = {}
-    number = 0
-    while buffer[at]:
-        distance, kind = divmod(buffer[at], 16)
-        number += distance
-        if not distance or kind not in (INTEGER, STRUCT):
-            raise ValueError("no plain page")
-        fields[number], at = _read_struct(buffer, at + 1) if kind == STRUCT else _read_integer(buffer, at + 1)
-    return fields, at + 1
-
-
-def _read_integer(buffer: bytes, at: int) -> tuple[int, int]:
-    """A zigzag varint, and where it ends."""
-    value = shift = 0
-    while True:
-        byte = buffer[at]
-        value |= (byte & 127) << shift
-        at, shift = at + 1, shift + 7
-        if byte < 128:
-            return (value >> 1) ^ -(value & 1), at

@@ -14,9 +14,10 @@ import pyarrow.parquet as pq
 import scipy.sparse as sp
 
 from alphastomics import _keys
+from alphastomics._disk import reason
 from alphastomics.data._checks import check_choice
 from alphastomics.data.parquet._dataset import FOLDER, METADATA, SPLITS, DatasetInfo
-from alphastomics.data.parquet._files import open_parquet, read_group
+from alphastomics.data.parquet._files import check_whole, open_parquet, read_group
 from alphastomics.data.parquet._note import Note
 from alphastomics.data.parquet._rows import Part, read_part
 
@@ -67,13 +68,17 @@ def read_dataset(data_dir: str | PathLike[str], split: str = "test") -> ad.AnnDa
         for shard in shards
         for cells in _read_shard(folder / FOLDER / shard.file, shard, info)
     ]
-    return to_anndata(parts, Note(info.schema.genes, info.schema.n_dims, info.unmeasured))
+    try:
+        return to_anndata(parts, Note(info.schema.genes, info.schema.n_dims, info.unmeasured))
+    except Exception as error:  # a damaged dataset can break the reader in any way
+        raise ValueError(f"{folder}: {reason(error)}; make the dataset again") from error
 
 
 def _read_shard(path: Path, shard: Shard, info: DatasetInfo) -> Iterator[Cells]:
     """Row groups of a file, which must be those that ``metadata.json`` lists."""
     n_genes = info.schema.n_genes
     with open_parquet(path) as file:
+        check_whole(path)
         found = file.num_row_groups
         if found != len(shard.groups):
             raise ValueError(f"{path} has {found} row groups, not {len(shard.groups)}; make the dataset again")
@@ -109,11 +114,14 @@ def read_parquet(path: str | PathLike[str]) -> ad.AnnData:
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"{path} is no file")
+    check_whole(path)
     try:
         file = pq.ParquetFile(path, page_checksum_verification=True)
         schema = file.schema_arrow
-    except (pa.ArrowException, OSError, ValueError) as error:  # the last: a name that is no text
-        raise ValueError(f"{path} is no whole Parquet file ({_first_line(error)})") from error
+    except Exception as error:  # a damaged file can break the reader in any way
+        raise ValueError(
+            f"{path} is no whole Parquet file ({reason(error)}); make it again, or name another"
+        ) from error
     with file:
         note = _find_note(path, schema)
         parts = []
@@ -122,12 +130,12 @@ def read_parquet(path: str | PathLike[str]) -> ad.AnnData:
                 table = file.read_row_group(number)
                 if len(table):
                     parts.append(read_part(table, len(note.genes)))
-            except (pa.ArrowException, OSError, ValueError) as error:
-                raise ValueError(f"Row group {number} of {path} cannot be used: {_first_line(error)}") from error
+            except Exception as error:  # likewise
+                raise ValueError(f"Row group {number} of {path} cannot be used: {reason(error)}") from error
     try:
         return to_anndata(parts, note)
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from error
+    except Exception as error:  # likewise
+        raise ValueError(f"{path}: {reason(error)}") from error
 
 
 def _find_note(path: Path, schema: pa.Schema) -> Note:
@@ -212,7 +220,3 @@ def _mark_unmeasured(adata: ad.AnnData, unmeasured: dict[str, tuple[str, ...]]) 
                 listed = ", ".join(map(repr, lacking[:N_NAMES])) + (", …" if len(lacking) > N_NAMES else "")
                 logger.warning("Slice %r lacks %d genes, which count as unmeasured: %s.", name, len(lacking), listed)
     return adata
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Union
 import numpy as np
 import scipy.sparse as sp
 
+from alphastomics._disk import reason
 from alphastomics.data._encode import Encoder, dense_rows, thin_rows
 from alphastomics.data._source import SliceCells
 from alphastomics.data.parquet._columns import (
@@ -26,6 +27,7 @@ from alphastomics.data.parquet._columns import (
 )
 from alphastomics.data.parquet._dataset import FOLDER, METADATA, DatasetInfo
 from alphastomics.data.parquet._files import open_parquet
+from alphastomics.data.parquet._footer import RowGroup, check_room, read_footer
 from alphastomics.data.parquet._pages import mapped_values
 
 if TYPE_CHECKING:
@@ -51,6 +53,27 @@ class Group(NamedTuple):
     start: int
     n_cells: int
     slice_index: int
+
+
+class Places(NamedTuple):
+    """All of a file but expression.
+
+    Attributes
+    ----------
+    groups
+        Slice and number of cells of every row group.
+    library_size
+        (N,).
+    lengths
+        How many values a cell has, (N,); None where the file does not say.
+    position
+        (N, 3), units of the input.
+    """
+
+    groups: tuple[tuple[str, int], ...]
+    library_size: NDArray[np.float64]
+    lengths: NDArray[np.int32] | None
+    position: NDArray[np.float64]
 
 
 class SparsePages(NamedTuple):
@@ -128,19 +151,19 @@ class ParquetSource:
 
     def _index(self) -> None:
         """Read all but expression."""
-        tables, names = [], list[str]()
+        places, names = list[Places](), list[str]()
         groups: list[tuple[int, int, int]] = []
         for file, (path, shard) in enumerate(zip(self._paths, self._shards, strict=True)):
-            table, found = _read_places(path)
-            if found != shard.groups:
+            found = _read_places(path)
+            if found.groups != shard.groups:
                 raise ValueError(f"{path} does not hold the cells that {METADATA} lists; make the dataset again")
-            tables.append(table)
-            names += [name for name, _ in found]
-            groups += [(file, number, n) for number, (_, n) in enumerate(found)]
-        self._library_size: NDArray[np.float64] = np.concatenate([table.column(SIZE).to_numpy() for table in tables])
+            places.append(found)
+            names += [name for name, _ in found.groups]
+            groups += [(file, number, n) for number, (_, n) in enumerate(found.groups)]
+        self._library_size: NDArray[np.float64] = np.concatenate([each.library_size for each in places])
         # How many values a cell has, where all files say so.
-        told = all(LENGTH in table.column_names for table in tables)
-        self._lengths = np.concatenate([table.column(LENGTH).to_numpy() for table in tables]) if told else None
+        lengths = [each.lengths for each in places if each.lengths is not None]
+        self._lengths = np.concatenate(lengths) if len(lengths) == len(places) else None
         kinds = sorted(set(names))
         starts = np.concatenate([[0], np.cumsum([n for *_, n in groups])])
         self.groups = tuple(
@@ -148,7 +171,9 @@ class ParquetSource:
             for (file, number, n), start, name in zip(groups, starts, names, strict=False)
         )
         self._starts, self.n_cells = starts[:-1], int(starts[-1])
-        self._arrange(kinds, np.concatenate([read_position(table) for table in tables])[:, : self.schema.n_dims])
+        if not self.n_cells:
+            raise ValueError(f"{self.folder} has no cells in the splits that are read; make the dataset again")
+        self._arrange(kinds, np.concatenate([each.position for each in places])[:, : self.schema.n_dims])
 
     def _arrange(self, names: Sequence[str], position: NDArray[np.float64]) -> None:
         """Bring row groups together by slices."""
@@ -171,7 +196,7 @@ class ParquetSource:
         self.measured: NDArray[np.bool_] = np.any(self._measured, axis=0)
 
     def _forget(self) -> None:
-        self._files: dict[int, tuple[pq.ParquetFile, mmap.mmap]] = {}
+        self._files: dict[int, tuple[pq.ParquetFile, tuple[RowGroup, ...], mmap.mmap]] = {}
         self._kept: OrderedDict[int, Values] = OrderedDict()
         self._pages: dict[int, Values] = {}
         self._reading = threading.Lock()
@@ -266,8 +291,8 @@ class ParquetSource:
         """Values of a row group, compared with what is known of them; and whether their memory is that of the mapped file."""
         path = self._paths[group.file]
         try:
-            file, content = self._open(group.file)
-            found = self._mapped(file, content, group)
+            file, footer, content = self._open(group.file)
+            found = self._mapped(footer[group.number], content, group)
             if found is not None:
                 return found, True
             columns = [name for name in (EXPRESSION, INDICES, VALUES) if name in file.schema_arrow.names]
@@ -276,7 +301,7 @@ class ParquetSource:
                 raise ValueError(f"it has {read.shape[0]} cells, not {group.n_cells}")
             if isinstance(read, sp.csr_matrix):
                 self._check_genes(read.indices)
-        except (OSError, ValueError) as error:
+        except Exception as error:  # a damaged file can break the reader in any way
             raise ValueError(f"Row group {group.number} of {path} is damaged; make the dataset again") from error
         return read, False
 
@@ -284,19 +309,18 @@ class ParquetSource:
         if len(indices) and not 0 <= indices.min() <= indices.max() < self.schema.n_genes:
             raise ValueError("it names genes that there are not")
 
-    def _open(self, number: int) -> tuple[pq.ParquetFile, mmap.mmap]:
+    def _open(self, number: int) -> tuple[pq.ParquetFile, tuple[RowGroup, ...], mmap.mmap]:
         with self._reading:
             if number not in self._files:
                 path = self._paths[number]
                 with path.open("rb") as file:
                     content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-                self._files[number] = open_parquet(path), content
+                self._files[number] = open_parquet(path), read_footer(path), content
             return self._files[number]
 
-    def _mapped(self, file: pq.ParquetFile, content: mmap.mmap, group: Group) -> SparsePages | NDArray[np.uint8] | None:
+    def _mapped(self, footer: RowGroup, content: mmap.mmap, group: Group) -> SparsePages | NDArray[np.uint8] | None:
         """Values of a row group in the mapped file, if it is stored for that; its pages are compared with their checksums."""
-        footer, n_genes = file.metadata.row_group(group.number), self.schema.n_genes
-        chunks = {chunk.path_in_schema.split(".")[0]: chunk for chunk in map(footer.column, range(footer.num_columns))}
+        chunks, n_genes = footer.columns, self.schema.n_genes
         if EXPRESSION in chunks:
             values = mapped_values(content, chunks[EXPRESSION], group.n_cells * n_genes, np.float32)
             return None if values is None else values.reshape(group.n_cells, 4 * n_genes)
@@ -312,14 +336,30 @@ class ParquetSource:
         return SparsePages(values.data, indices.data, start)
 
 
-def _read_places(path: Path) -> tuple[pa.Table, tuple[tuple[str, int], ...]]:
-    """Slices, library sizes and positions of a file; and the slice and number of cells of every row group."""
+def _read_places(path: Path) -> Places:
+    """Slices, library sizes and positions of a file."""
     with open_parquet(path) as file:
         try:
             columns = [name for name in (SLICE, SIZE, POSITION, LENGTH) if name in file.schema_arrow.names]
-            table = file.read(columns=columns)
-        except (OSError, ValueError) as error:
-            raise ValueError(f"{path} is damaged; make the dataset again") from error
-        lengths = [file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)]
-    labels, starts = table.column(SLICE), np.cumsum([0, *lengths])
-    return table, tuple((str(labels[int(start)]), n) for start, n in zip(starts, lengths, strict=False))
+            footer = read_footer(path)
+            check_room(footer, range(len(footer)), columns)
+            return _to_places(file.read(columns=columns), [group.n_rows for group in footer])
+        except Exception as error:  # likewise
+            raise ValueError(f"{path} is damaged ({reason(error)}); make the dataset again") from error
+
+
+def _to_places(table: pa.Table, n_rows: list[int]) -> Places:
+    if any(column.null_count for column in table.columns):
+        raise ValueError("a value is missing")
+    labels, starts = table.column(SLICE), np.cumsum([0, *n_rows])
+    places = Places(
+        tuple((str(labels[int(start)]), n) for start, n in zip(starts, n_rows, strict=False)),
+        table.column(SIZE).to_numpy().astype(np.float64),
+        table.column(LENGTH).to_numpy().astype(np.int32) if LENGTH in table.column_names else None,
+        read_position(table),
+    )
+    if not (np.isfinite(places.library_size).all() and np.isfinite(places.position).all()):
+        raise ValueError("a position or a library size is no number")
+    if len(places.position) != len(table) or (places.lengths is not None and (places.lengths < 0).any()):
+        raise ValueError("its columns do not fit each other")
+    return places

@@ -11,6 +11,7 @@ import pandas as pd
 from anndata.io import read_elem
 
 from alphastomics.data._checks import check_genes
+from alphastomics.data._h5ad import check_contents
 from alphastomics.data.preprocess._hdf5 import Table, open_expression
 
 if TYPE_CHECKING:
@@ -83,8 +84,9 @@ class RawTissue:
             If it is no ``.h5ad`` file, or lacks what the options name.
         """
         try:
+            check_contents(path, lambda name: _is_held(name, options))
             file = h5py.File(path, "r")
-        except OSError as error:
+        except Exception as error:  # a damaged file can break the reader in any way
             raise ValueError(_unreadable(path, error)) from error
         with file:
             with _whole(path):
@@ -171,10 +173,15 @@ def _whole(path: Path) -> Iterator[None]:
     """Name the file in what is raised when it is not what it says that it is."""
     try:
         yield
-    except (OSError, RuntimeError, KeyError, ValueError, TypeError, IndexError, AttributeError) as error:
-        if str(path) in str(error):
+    except Exception as error:  # likewise
+        if isinstance(error, (KeyError, ValueError)) and str(path) in str(error):
             raise
         raise ValueError(_unreadable(path, error)) from error
+
+
+def _is_held(name: str, options: Stage1Options) -> bool:
+    """Whether a dataset is read as a whole; others are read a few cells at a time."""
+    return name.startswith(("/obs/", "/var/", f"/obsm/{options.position_key}")) or name.endswith("/indptr")
 
 
 def _unreadable(path: Path, error: Exception) -> str:

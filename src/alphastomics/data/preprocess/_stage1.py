@@ -18,6 +18,7 @@ import pandas as pd
 import scipy.sparse as sp
 
 from alphastomics.data._checks import MIN_CELLS
+from alphastomics.data._h5ad import try_files
 from alphastomics.data._hilbert import hilbert_order
 from alphastomics.data._matrix import column_sums, row_sums
 from alphastomics.data.parquet._columns import N_AXES, Cells
@@ -91,7 +92,9 @@ def plan_slices(input_dir: Path, output_dir: Path, options: Stage1Options) -> li
     raw, genes = [], dict.fromkeys(options.genes or ())
     n_axes: dict[int, Path] = {}
     unknown = set(genes)
-    for path in find_tissues(input_dir):
+    paths = find_tissues(input_dir)
+    try_files([path for path in paths if path.is_file()])
+    for path in paths:
         with RawTissue.open(path, options) as tissue:
             raw += tissue.slices(options)
             n_axes.setdefault(tissue.n_axes, path)

@@ -1,0 +1,101 @@
+"""What becomes of damaged and crafted files: no code may run, nothing may hang, and every complaint must be one clear line.
+
+Files of every kind that the package reads are changed at random: bits flipped, pieces cut off, moved and drawn at random, values
+of JSON and YAML gone, renamed, of another type or enormous, parts of archives, tables and HDF5 replaced, and pickles that leave
+a file behind when they are opened put in their place. Each is read in a child process by what a user would call, for ten seconds
+at most. Run as ``python -m benchmarks.fuzz``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+import tempfile
+import warnings
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported: children of a process with threads may wait for them
+
+from benchmarks import _children, _inputs
+from benchmarks._report import machine, versions, write_json
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+RESULT = Path(__file__).parent / "results" / "fuzz.json"
+KINDS = {  # the order counts: the model of the first is used by others
+    "model folders": _inputs.ModelFolders,
+    "config.yaml": _inputs.Configurations,
+    ".pt and .ckpt": _inputs.TensorFiles,
+    "Parquet datasets": _inputs.ParquetDatasets,
+    ".h5ad": _inputs.AnnDataFiles,
+}
+NUMBERS = {name: 500 if name == ".h5ad" else 2500 for name in KINDS}
+LIMIT = 10.0  # seconds
+GOOD = ("accepted", "refused")
+SHOWN = 20  # bad outcomes that are kept
+
+
+def fuzz(numbers: dict[str, int], folder: Path, seed: int, limit: float) -> dict[str, Any]:
+    """What became of so many files of every kind."""
+    logging.disable(logging.WARNING)
+    found: dict[str, Any] = {}
+    for place, (kind, make) in enumerate(KINDS.items()):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            inputs = make(folder)
+        outcomes = []
+        for outcome in _children.run(inputs, range(numbers[kind]), (seed, place), folder, limit):
+            outcomes.append(outcome)
+            if sys.stderr.isatty():
+                sys.stderr.write(f"\r{kind}: {len(outcomes)} of {numbers[kind]}")
+        verdicts = Counter(outcome.verdict for outcome in outcomes)
+        found[kind] = {
+            "files": len(outcomes),
+            **{verdict: verdicts[verdict] for verdict in (*GOOD, "unclear", "code", "hang", "crash")},
+            "slowest_seconds": max((outcome.seconds for outcome in outcomes), default=0.0),
+            "largest_mebibytes": max((outcome.mebibytes for outcome in outcomes), default=0.0),
+            "bad": [outcome._asdict() for outcome in outcomes if outcome.verdict not in GOOD][:SHOWN],
+        }
+    return found
+
+
+def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """Options."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.fuzz", formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
+    parser.add_argument("--share", type=float, default=1.0, help="of the 2,500 files of a kind, 500 of .h5ad")
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, help="all when not given")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--limit", type=float, default=LIMIT, help="seconds for each file")
+    parser.add_argument("--output", type=Path, default=RESULT)
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Read them all and print what became of them."""
+    options = parse(argv)
+    asked = options.kinds or KINDS
+    numbers = {kind: round(options.share * n) if kind in asked else 0 for kind, n in NUMBERS.items()}
+    with tempfile.TemporaryDirectory() as name:
+        found = fuzz(numbers, Path(name), options.seed, options.limit)
+    content = {
+        "benchmark": "fuzz",
+        "parameters": {"numbers": numbers, "seed": options.seed, "limit_seconds": options.limit},
+        "clean": all(not kind["bad"] for kind in found.values()),
+        "kinds": found,
+        "versions": versions(),
+        "machine": machine(),
+    }
+    write_json(options.output, content)
+    for kind, counts in found.items():
+        print(f"{kind}: " + ", ".join(f"{value:.3g} {name}" if isinstance(value, float) else f"{value} {name}" for name, value in counts.items() if name != "bad"))  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

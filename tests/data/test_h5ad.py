@@ -1,0 +1,173 @@
+"""Files of anndata: what reads other files, or fits no memory, is refused before it is read."""
+
+from __future__ import annotations
+
+import re
+
+import h5py
+import numpy as np
+import pytest
+
+from alphastomics.data import _h5ad
+from alphastomics.data._h5ad import read_h5ad
+from alphastomics.data.preprocess import Stage1Options, stage1
+
+
+@pytest.fixture
+def path(tissue, tmp_path):
+    (tmp_path / "raw").mkdir()
+    path = tmp_path / "raw" / "cells.h5ad"
+    tissue.write_h5ad(path)
+    return path
+
+
+def external(file, other):
+    with h5py.File(other, "w") as secret:
+        secret["x"] = np.ones(360)
+    file["obs/secret"] = h5py.ExternalLink(str(other), "/x")
+
+
+def external_group(file, other):
+    with h5py.File(other, "w") as secret:
+        secret["x/y"] = np.ones(360)
+    file["uns/secret"] = h5py.ExternalLink(str(other), "/x")
+
+
+def through_a_link(file, other):
+    external(file, other)
+    file.move("obs/secret", "uns/hidden")
+    file["obs/secret"] = h5py.SoftLink("/uns/hidden")
+
+
+def storage(file, other):
+    other.write_bytes(b"secrets!" * 360)
+    file.create_dataset("obs/secret", (360,), "f8", external=[(str(other), 0, 8 * 360)])
+
+
+def virtual(file, other):
+    with h5py.File(other, "w") as secret:
+        secret["x"] = np.ones(360)
+    layout = h5py.VirtualLayout((360,), "f8")
+    layout[:] = h5py.VirtualSource(str(other), "x", (360,))
+    file.create_virtual_dataset("obs/secret", layout)
+
+
+def hollow(file, other):
+    file.create_dataset("obs/secret", (10**9,), "f8", chunks=(1024,))
+
+
+def enormous(file, other):
+    """Stored as far as the file can tell, which has a hole."""
+    space, properties = h5py.h5s.create_simple((10**8,)), h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+    properties.set_layout(h5py.h5d.CONTIGUOUS)
+    properties.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
+    properties.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
+    h5py.h5d.create(file["obs"].id, b"secret", h5py.h5t.NATIVE_DOUBLE, space, properties)
+
+
+CRAFTED = {
+    external: "obs/secret is a link to another file",
+    external_group: "uns/secret is a link to another file",
+    through_a_link: "uns/hidden is a link to another file",
+    storage: "obs/secret takes its values from another file",
+    virtual: "obs/secret takes its values from another file",
+    hollow: r"obs/secret says that it holds 7\.5 GiB, and next to nothing is stored",
+    enormous: r"it says that it holds 1 GiB, more than the 0 GiB of this machine",
+}
+
+
+@pytest.fixture(autouse=True)
+def _little_memory(monkeypatch):
+    """256 MiB."""
+    monkeypatch.setattr("os.sysconf", lambda name: 2**14)
+
+
+@pytest.mark.parametrize(("change", "message"), CRAFTED.items(), ids=[change.__name__ for change in CRAFTED])
+def test_what_leads_out_of_the_file_or_fits_no_memory_is_refused(path, tmp_path, change, message):
+    with h5py.File(path, "r+") as file:
+        change(file, tmp_path / "other.h5")
+    with pytest.raises(ValueError, match=rf"cells\.h5ad cannot be read as \.h5ad: .*{message}; see that it is whole"):
+        read_h5ad(path)
+    with pytest.raises(
+        ValueError, match=rf"cells\.h5ad cannot be read as \.h5ad \(.*{message}\); see that it is whole"
+    ):
+        stage1(path.parent, tmp_path / "out", Stage1Options())
+    assert not list((tmp_path / "out").glob("*.arrow"))
+
+
+def test_links_within_the_file_are_followed_and_loops_end(path):
+    with h5py.File(path, "r+") as file:
+        file["uns/same"] = file["obs/cell_type"]
+        file["obsm/again"] = h5py.SoftLink("/obsm/spatial")
+    found = read_h5ad(path)
+    np.testing.assert_array_equal(found.obsm["again"], found.obsm["spatial"])
+    with h5py.File(path, "r+") as file:
+        file["uns/loop"] = file["uns"]
+    with pytest.raises(ValueError, match=r"cells\.h5ad cannot be read as \.h5ad") as caught:
+        read_h5ad(path)
+    assert "\n" not in str(caught.value)
+
+
+def test_what_is_read_a_few_cells_at_a_time_may_be_larger_than_memory(path, tmp_path):
+    with h5py.File(path, "r+") as file:
+        enormous(file, None)
+        file.move("obs/secret", "layers/secret")
+    assert stage1(path.parent, tmp_path / "out", Stage1Options()) == 3
+
+
+def test_what_hdf5_does_not_get_through_is_refused(path, tmp_path, monkeypatch):
+    for script in ("import time; time.sleep(60)", "import os; os.abort()"):
+        monkeypatch.setattr(_h5ad, "TRIAL", tmp_path / "trial.py")
+        monkeypatch.setattr(_h5ad, "LONGEST", 1.0)
+        (tmp_path / "trial.py").write_text(script)
+        with pytest.raises(
+            ValueError, match=r"cells\.h5ad cannot be read as \.h5ad: HDF5 does not get through it; see"
+        ):
+            read_h5ad(path)
+
+
+LOOP = """
+import sys
+
+sys.path.insert(0, sys.argv[1])
+import _hdf5_trial as trial
+
+trial.SECONDS = 1
+trial.examine = lambda path: {"x": 1} if path == "good" else [None for _ in iter(int, 1)]
+trial.main()
+"""
+
+
+def test_a_loop_ends_and_the_files_before_and_behind_it_are_tried(tmp_path, monkeypatch):
+    (tmp_path / "trial.py").write_text(LOOP.replace("sys.argv[1]", repr(str(_h5ad.TRIAL.parent))))
+    monkeypatch.setattr(_h5ad, "TRIAL", tmp_path / "trial.py")
+    assert _h5ad._ask(["good", "bad", "good"]) == [{"sizes": {"x": 1}}]
+    paths = [tmp_path / name for name in "abc"]
+    for path in paths:
+        path.touch()
+    monkeypatch.setattr(_h5ad, "_ask", lambda paths: [{"sizes": {}}] if paths[0].endswith(("a", "c")) else [])
+    _h5ad.try_files(paths)
+    assert [_h5ad._found[_h5ad._version(path)] for path in paths] == [{"sizes": {}}, _h5ad.STUCK, {"sizes": {}}]
+
+
+def test_a_matrix_whose_parts_do_not_fit_is_refused(path):
+    with h5py.File(path, "r+") as file:
+        file["X/indices"][5] = 10**6
+    with pytest.raises(ValueError, match=r"cells\.h5ad cannot be read as \.h5ad: .*ind.*; see that it is whole"):
+        read_h5ad(path)
+
+
+def test_a_file_is_tried_once(path, monkeypatch):
+    read_h5ad(path)
+    monkeypatch.setattr(_h5ad, "TRIAL", path.parent / "none.py")
+    assert read_h5ad(path).n_obs == 360
+    path.touch()
+    with pytest.raises(ValueError, match="does not get through"):
+        read_h5ad(path)
+
+
+@pytest.mark.parametrize("content", [b"", b"no", b"\x89HDF\r\n\x1a\n" + bytes(100)])
+def test_what_is_no_h5ad_is_said(path, content):
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=rf"{re.escape(str(path))} cannot be read as .h5ad: .*; see that it is whole"):
+        read_h5ad(path)
