@@ -2,8 +2,8 @@
 
 Every variant trains for the same number of steps in a process of its own, then places the held-out cells by the conditional
 mean and by a chain of 25 steps. Contexts have 1,024 cells for most of the steps and then grow to whole slices, which the last
-ones see; the rows that say so keep contexts of one length. Beside the scores of the judge stand the seconds of training, of
-a step on whole slices (the median of the last twentieth) and the peak memory of the process.
+ones see; the rows that say so keep contexts of one length. Beside the scores of the judge stand the processor seconds of a
+step of these last ones (the median), which say nothing of what else the machine did, and the peak memory of the process.
 
 With ``--minutes`` time ends the training, and ``--steps`` only says when contexts grow. Run as
 ``python -m benchmarks.ingredients --benchmark seqfish``; finished variants are kept.
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 SHORT = 1024
-WARMUP, GROWTH = 0.9, 0.08  # of the steps: at the shortest contexts, and from there to whole slices
+WARMUP, GROWTH, WHOLE = 0.9, 0.08, 0.02  # of the steps: the shortest contexts, from there to whole slices, and these
 PAIRS = {"pair_features": "factorized"}
 VARIANTS: dict[
     str, dict[str, Any]
@@ -73,7 +73,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
 
     class Clock(pl.Callback):
         def on_train_batch_end(self, *_: Any) -> None:
-            ends.append(time.perf_counter())
+            ends.append(time.process_time())
 
     ends: list[float] = []
     (fold, *_) = BENCHMARKS[options.benchmark](find_data(options.data_dir))
@@ -96,7 +96,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         predicted = fold.in_source_order(_ours.sample(model, fold.query, seed=options.seed, **read_out))
         scores[name] = _judge.judge(fold.truth, predicted)
     taken = [b - a for a, b in zip(ends, ends[1:], strict=False)]
-    last = statistics.median(taken[-max(1, len(taken) // 20) :])
+    last = statistics.median(taken[-max(1, round(WHOLE * len(taken))) :])
     costs = {"n_steps": len(ends), "step": last, "peak": training / 2**30, "threads": torch.get_num_threads()}
     return {"scores": {name: found | costs for name, found in scores.items()}, "seconds": seconds}
 

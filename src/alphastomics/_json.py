@@ -10,9 +10,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 LARGEST = 2**26  # bytes: a configuration of 300,000 genes
-PER_CONTAINER = (
-    64  # bytes of the largest text for each list or object: an empty one takes that much memory from two bytes
-)
+PER_CONTAINER = 64  # bytes of the largest text for each list or object: an empty one takes as many from two
 LONGEST_INTEGER = 20  # characters of one in 64 bits
 
 

@@ -225,7 +225,7 @@ class TrainingSection:
     lr_schedule
         How the learning rate falls: ``cosine``, ``linear`` or ``constant`` (``--lr-schedule``).
     final_lr
-        Share of the learning rate that is left at the end (``--final-lr``).
+        Share of the learning rate that is left at the end, unless it is constant (``--final-lr``).
     packing_lr
         Learning rate of the packing network (``--packing-lr``).
     ema_decay

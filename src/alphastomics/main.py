@@ -386,7 +386,7 @@ def provenance(*, input_data: ExistingFile, key: str | None = None) -> None:
     """
     from anndata import AnnData
 
-    from alphastomics._cli._provenance import read_uns
+    from alphastomics.data._h5ad import read_uns
     from alphastomics.tl import provenance as tell
 
     sys.stdout.write(f"{tell(AnnData(uns=read_uns(input_data)), key)}\n")

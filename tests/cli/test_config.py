@@ -103,11 +103,10 @@ def test_the_command_line_beats_the_file(parse, tokens, group, expected):
     assert {name: getattr(found, name) for name in expected} == expected
 
 
-def test_a_constant_rate_leaves_what_a_file_says_of_its_fall_without_a_meaning(parse):
+def test_the_course_of_the_learning_rate_is_told_by_file_and_command_line(parse):
     text = "training: {lr_schedule: linear, final_lr: 0.3}"
     assert parse(text)["plan"] == PlanOptions(lr_schedule="linear", final_lr=0.3)
-    assert parse(text, "--lr-schedule", "constant")["plan"] == PlanOptions(lr_schedule="constant")
-    assert parse("training: {lr_schedule: constant, final_lr: 0.3}")["plan"] == PlanOptions(lr_schedule="constant")
+    assert parse(text, "--lr-schedule", "constant")["plan"] == PlanOptions(lr_schedule="constant", final_lr=0.3)
     with pytest.raises(CycloptsError):
         parse("", "--lr-schedule", "step")
 

@@ -343,9 +343,3 @@ def test_commands():
         "compare",
         "upload",
     ]
-
-
-def test_a_constant_rate_falls_to_nothing():
-    assert PlanOptions(lr_schedule="linear", final_lr=0.1).arguments() == {"lr_schedule": "linear", "final_lr": 0.1}
-    with pytest.raises(ValueError, match="--final-lr is for a learning rate that falls"):
-        PlanOptions(lr_schedule="constant", final_lr=0.1)

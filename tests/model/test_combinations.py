@@ -192,6 +192,18 @@ def test_every_parameter_learns_and_padding_changes_nothing(row):
         torch.testing.assert_close(run(denoiser, row, padded=5), run(denoiser, row), atol=1e-5, rtol=1e-4)
 
 
+@each_row
+def test_shapes_are_known_without_memory(row):
+    """As :meth:`AlphaSTomics.load` knows them before it reads any weights."""
+    config = {"n_genes": 5, "n_dims": row["n_dims"], "sequence": row["ordered"], "mask_tokens": row["enable_masking"]}
+    made = DenoiserConfig(**SIZES, **config, **network_of(row))
+    with torch.device("meta"):
+        empty = Denoiser(made).state_dict()
+    assert {tensor.device.type for tensor in empty.values()} == {"meta"}
+    shapes = {name: tensor.shape for name, tensor in empty.items()}
+    assert shapes == {name: tensor.shape for name, tensor in Denoiser(made).state_dict().items()}
+
+
 # -- the model ---------------------------------------------------------------------------------------------------------
 
 

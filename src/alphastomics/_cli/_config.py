@@ -93,8 +93,6 @@ def _silenced(values: dict[str, Any], told: Mapping[str, Any]) -> dict[str, Any]
     for (switch, value), details in DETAILS.items():
         if (told[switch] if switch in told else kept.get(switch)) != value:
             kept = {name: value for name, value in kept.items() if name not in details}
-    if told.get("lr_schedule", kept.get("lr_schedule")) == "constant":
-        kept.pop("final_lr", None)
     return kept
 
 

@@ -442,7 +442,7 @@ class PlanOptions:
     lr_schedule
         How the learning rate falls.
     final_lr
-        Share of the learning rate that is left at the end.
+        Share of the learning rate that is left at the end, unless it is constant.
     absent
         Share of contexts in which the modality to be sampled is absent altogether.
     lambda_expression
@@ -501,10 +501,6 @@ class PlanOptions:
     max_loss_weight: Positive | None = None
     ema_decay: PartialShare | None = None
     packing_lr: Positive | None = None
-
-    def __post_init__(self) -> None:
-        if self.lr_schedule == "constant" and self.final_lr is not None:
-            raise ValueError("--final-lr is for a learning rate that falls; leave it out of --lr-schedule constant")
 
     def arguments(self) -> dict[str, Any]:
         """Fields of :class:`~alphastomics.train.PlanConfig` that were given."""
@@ -594,12 +590,13 @@ class QueryOptions:
         from alphastomics._cli._run import find_model
         from alphastomics.model import AlphaSTomics
 
-        folder = find_model(Path(self.checkpoint))
         if self.checkpoint.startswith(HUB):
             from alphastomics.model._hub import download
 
             name, _, revision = self.checkpoint.removeprefix(HUB).partition("@")
             folder = download(name, revision=revision or None)
+        else:
+            folder = find_model(Path(self.checkpoint))
         model = AlphaSTomics.load(folder, adata=False, accelerator=self.accelerator)
         if modes:
             check_mode(model, modes, flag)

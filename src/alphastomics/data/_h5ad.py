@@ -10,16 +10,18 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import anndata as ad
+import h5py
 import scipy.sparse as sp
 
 from alphastomics._disk import check_memory, reason
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from anndata import AnnData
 
@@ -37,13 +39,28 @@ def read_h5ad(path: Path) -> AnnData:
     ValueError
         If it is no ``.h5ad`` file, or one that cannot be read.
     """
-    try:
+    with _whole(path):
         check_contents(path)
         adata = ad.read_h5ad(path)
         for matrix in (adata.X, *adata.layers.values()):
             if sp.issparse(matrix):
                 matrix.check_format(full_check=True)  # compiled code later takes every index as it is
         return adata
+
+
+def read_uns(path: Path) -> dict[str, Any]:
+    """Read ``uns`` of a file, and nothing else of it; the refusals are those of :func:`read_h5ad`."""
+    with _whole(path):
+        check_contents(path, lambda name: name.startswith("/uns/"))
+        with h5py.File(path) as file:
+            return dict(ad.io.read_elem(file["uns"])) if "uns" in file else {}
+
+
+@contextmanager
+def _whole(path: Path) -> Iterator[None]:
+    """Name the file in what is raised when it is not what it says that it is."""
+    try:
+        yield
     except Exception as error:  # a damaged file can break the reader in any way
         raise ValueError(
             f"{path} cannot be read as .h5ad: {reason(error)}; see that it is whole and readable, or name another"

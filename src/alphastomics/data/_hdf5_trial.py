@@ -12,9 +12,7 @@ from contextlib import suppress
 
 import h5py
 
-SECONDS = (
-    5  # of a processor, for a group or a dataset, of which a large one may have millions of chunks; disks may be slow
-)
+SECONDS = 5  # of a processor, for a group or a dataset, of which a large one may have millions of chunks
 POINTER = 64  # bytes in memory, at least, of a value that is an object
 FEW = 1024  # values at either end of a dataset
 TEXTS = 2**18  # pieces of text that are read of all datasets together

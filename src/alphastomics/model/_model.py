@@ -447,8 +447,8 @@ class AlphaSTomics(BaseModelClass):
         accelerator, devices
             As in :class:`lightning.pytorch.Trainer`.
         strategy
-            How training is spread over devices: a name that :func:`~alphastomics.train.resolve_strategy` knows, or an object of Lightning's;
-            every process takes batches of ``batch_size`` cells.
+            How training is spread over devices: a name that :func:`~alphastomics.train.resolve_strategy` knows, or an object
+            of Lightning's; every process takes batches of ``batch_size`` cells.
         precision
             ``"auto"``: bfloat16 for matrix products where the processor or GPU has it, else 32 bits; or any of
             Lightning's.

@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 from anndata.io import read_elem
 
+from alphastomics._disk import reason
 from alphastomics.data._checks import check_genes
 from alphastomics.data._h5ad import check_contents
 from alphastomics.data.preprocess._hdf5 import Table, open_expression
@@ -185,8 +186,7 @@ def _is_held(name: str, options: Stage1Options) -> bool:
 
 
 def _unreadable(path: Path, error: Exception) -> str:
-    reason = (str(error).splitlines() or [type(error).__name__])[0]
-    return f"{path} cannot be read as .h5ad ({reason}); see that it is whole and readable, or remove it from the folder"
+    return f"{path} cannot be read as .h5ad ({reason(error)}); see that it is whole and readable, or remove it from the folder"
 
 
 def _genes(path: Path, names: NDArray[np.object_]) -> tuple[str, ...]:

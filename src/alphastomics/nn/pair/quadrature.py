@@ -56,7 +56,7 @@ def _half_circle(n: int) -> tuple[Tensor, Tensor]:
 
 def _half_sphere(n: int) -> tuple[Tensor, Tensor]:
     """Half of the product rule: angles below pi, at all heights. The opposite of (z, angle) is (-z, angle + pi)."""
-    height, weight = (torch.from_numpy(part) for part in np.polynomial.legendre.leggauss(n))
+    height, weight = (torch.tensor(part) for part in np.polynomial.legendre.leggauss(n))
     angle = math.pi * torch.arange(n, dtype=torch.float64) / n
     radius = (1 - height**2).sqrt()[:, None]
     directions = [radius * angle.cos(), radius * angle.sin(), height[:, None].expand(n, n)]
