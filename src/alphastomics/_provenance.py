@@ -14,7 +14,19 @@ import numpy as np
 
 PACKAGES = ("alphastomics", "torch", "lightning", "scvi-tools", "anndata", "numpy")
 # Arguments that say where, not how, or that hold data or code.
-UNTOLD = frozenset({"adata", "callbacks", "checkpoint", "ckpt_path", "default_root_dir", "logger", "model", "resume"})
+UNTOLD = frozenset(
+    {
+        "adata",
+        "callbacks",
+        "checkpoint",
+        "checkpoint_every",
+        "ckpt_path",
+        "default_root_dir",
+        "logger",
+        "model",
+        "resume",
+    }
+)
 
 
 def versions() -> dict[str, str]:

@@ -62,7 +62,7 @@ def test_training_options_are_those_of_the_model():
     arguments = TrainingOptions().arguments(StandIn())
     assert arguments.pop("augmentation") == StandIn().default_augmentation()
     # Not offered: the strategy follows from the devices, train_size says what validation_size says, and files are the run's.
-    others = {"augmentation", "strategy", "train_size", "checkpoint", "resume"}
+    others = {"augmentation", "strategy", "train_size", "checkpoint", "checkpoint_every", "resume"}
     assert arguments == {name: expected[name] for name in expected.keys() - others}
 
 

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+import logging
+import os
+
 import lightning.pytorch as pl
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
@@ -103,15 +108,142 @@ def test_in_the_midst_of_an_epoch_it_goes_on_at_the_next_step(small, make_model,
 def test_the_rest_of_an_epoch_is_what_was_left_of_it(
     small, make_model, train_briefly, weights_of, tmp_path, often, num_workers
 ):
-    """Weights, average, moments of the optimiser and schedule, to the byte, without dropout."""
+    """Weights, average, moments of the optimiser, schedule and history, to the byte."""
     whole, parts = tmp_path / "whole.ckpt", tmp_path / "parts.ckpt"
     steps = {"context_size": 50, "batch_size": 50, "max_epochs": 3, "num_workers": num_workers}  # four an epoch
     expected = train_briefly(make_model(small), checkpoint=whole, **steps)
     die(make_model(small), train_briefly, parts, step=6, **steps)
     resumed = train_briefly(make_model(small), resume=parts, checkpoint=parts, **steps)
     assert weights_of(resumed) == weights_of(expected)
-    one, other = ({k: v for k, v in watched(path).items() if k != "history"} for path in (parts, whole))
-    assert_alike(one, other)
+    assert_alike(watched(parts), watched(whole))
+
+
+# Layers are looked at every ten steps, which are two epochs: what was seen in a step may be all of an epoch.
+EVERYTHING = {"mode": "any", "d_model": 16, "dropout": 0.2, "use_moe": True, "moe_top_k": 1, "enable_masking": True}
+GROWING = {
+    "context_growth": "linear",
+    "shortest_context": 20,
+    "growth_steps": 8,
+    "context_size": 50,
+    "batch_size": 50,
+    "accumulate_grad_batches": 2,
+    "max_epochs": 4,
+    "validation_size": 0.5,
+    "early_stopping": True,
+    "plan_kwargs": {"warmup_steps": 4},
+    "checkpoint_every": 1,
+}
+
+
+@pytest.mark.parametrize("step", [5, *(pytest.param(step, marks=pytest.mark.slow) for step in (1, 2, 4, 6))])
+def test_nothing_of_what_a_training_knows_is_lost(
+    small, make_model, train_briefly, weights_of, tmp_path, undisturbed, step
+):
+    """Dropout, experts and their use, masks, growing contexts, accumulated gradients, early stopping: the same bytes."""
+    parts = tmp_path / "parts.ckpt"
+    die(make_model(small, **EVERYTHING), train_briefly, parts, step=step, **GROWING)
+    assert watched(parts)["step"] == step
+    resumed = train_briefly(make_model(small, **EVERYTHING), resume=parts, checkpoint=parts, **GROWING)
+    expected, state = undisturbed
+    assert weights_of(resumed) == weights_of(expected)
+    assert_alike(watched(parts), state)
+    assert any(name.startswith("train_layer_0_expert_usage") for name in resumed.history)
+    for name, table in expected.history.items():
+        pd.testing.assert_frame_equal(resumed.history[name], table)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(_reference, make_model, train_briefly, tmp_path_factory):
+    """That training without an interruption, and its last checkpoint."""
+    path = tmp_path_factory.mktemp("whole") / "last.ckpt"
+    small = _reference[np.r_[0:100, 300:400]].copy()
+    model = train_briefly(make_model(small, **EVERYTHING), checkpoint=path, **GROWING)
+    return model, watched(path)
+
+
+# -- resume="last" -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("folder", [False, True])
+def test_one_script_is_started_until_it_has_finished(
+    small, make_model, train_briefly, weights_of, tmp_path, often, caplog, folder
+):
+    caplog.set_level(logging.INFO, "alphastomics")
+    path = tmp_path if folder else tmp_path / "last.ckpt"
+    arguments = {"max_epochs": 4, "checkpoint": path, "resume": "last"}
+    expected = train_briefly(make_model(small), max_epochs=4)
+    for step in (1, 3):
+        with pytest.raises(OSError, match="dead"):
+            train_briefly(make_model(small), callbacks=[DieAt(step)], **arguments)
+        assert watched(tmp_path / "last.ckpt")["step"] == step
+    assert f"There is no checkpoint in {path} yet; training begins anew." in caplog.text
+    assert "Going on from step 1, in epoch 0." in caplog.text
+    for _ in range(2):  # the second time nothing is left to do
+        resumed = train_briefly(make_model(small), **arguments)
+        assert weights_of(resumed) == weights_of(expected)
+        assert resumed.is_trained_
+        assert resumed.trainer.global_step == 4
+        assert resumed.history["train_loss"].equals(expected.history["train_loss"])
+    assert list(tmp_path.iterdir()) == [tmp_path / "last.ckpt"]
+    AlphaSTomics.load(tmp_path / "last.ckpt", adata=False)
+
+
+def test_of_several_checkpoints_the_newest_whole_one_is_taken(small, make_model, train_briefly, tmp_path, caplog):
+    for i, epochs in enumerate((1, 3, 2)):
+        path = tmp_path / f"{i}.ckpt"
+        train_briefly(make_model(small), checkpoint=path, max_epochs=epochs)
+        os.utime(path, (i, i))
+    cut = tmp_path / "cut.ckpt"
+    cut.write_bytes((tmp_path / "1.ckpt").read_bytes()[:-1000])
+    (tmp_path / ".last.ckpt.tmp").write_bytes(b"")
+    caplog.set_level(logging.INFO, "alphastomics")
+    train_briefly(make_model(small), checkpoint=tmp_path, resume="last", max_epochs=4)
+    assert f"{cut} is left out: it is cut off." in caplog.text
+    assert "Going on from step 2, in epoch 2." in caplog.text
+
+
+def test_nothing_is_begun_anew_where_something_else_lies(small, make_model, train_briefly, tmp_path):
+    path = tmp_path / "last.ckpt"
+    with pytest.raises(ValueError, match="resume='last' goes on from what checkpoint= names; give it"):
+        train_briefly(make_model(small), resume="last")
+    train_briefly(make_model(small, d_model=16), checkpoint=path)
+    with pytest.raises(ValueError, match="is of a model with d_model=16"):
+        train_briefly(make_model(small), checkpoint=path, resume="last")
+    torch.save({"model": torch.ones(2)}, path)
+    with pytest.raises(ValueError, match="is no checkpoint of AlphaSTomics"):
+        train_briefly(make_model(small), checkpoint=path, resume="last")
+
+
+def test_checkpoints_are_as_far_apart_as_is_asked(small, make_model, train_briefly, tmp_path):
+    path, seen = tmp_path / "last.ckpt", []
+
+    class Look(pl.Callback):
+        def on_train_batch_start(self, trainer, *_):
+            seen.append(watched(path)["step"] if path.exists() else 0)
+
+    steps = {"context_size": 25, "batch_size": 25, "max_epochs": 1}  # eight
+    train_briefly(make_model(small), checkpoint=path, checkpoint_every=3, callbacks=[Look()], **steps)
+    assert seen == [0, 0, 0, 3, 3, 3, 6, 6]
+    assert watched(path)["step"] == 8
+    with pytest.raises(ValueError, match="checkpoint_every=0 counts steps"):
+        train_briefly(make_model(small), checkpoint=path, checkpoint_every=0)
+
+
+def test_batches_are_divided_as_they_were(small, make_model, train_briefly, tmp_path, caplog, often):
+    """Whatever memory is free when the training is resumed."""
+    path, parts = tmp_path / "last.ckpt", []
+
+    class Parts(pl.Callback):
+        def on_train_batch_start(self, trainer, plan, batch, _):
+            parts.append(tuple(batch.mask.shape))
+
+    steps = {"context_size": "auto", "batch_size": 200, "checkpoint": path, "resume": "last"}
+    train_briefly(make_model(small), micro_batch_size=100, **steps)
+    train_briefly(make_model(small), max_epochs=2, callbacks=[Parts()], **steps)
+    assert parts == [(1, 100)] * 2
+    assert "not to the same bytes" not in caplog.text
+    train_briefly(make_model(small), max_epochs=3, micro_batch_size=200, **steps)
+    assert "begun with micro_batch_size=100 and goes on with 200: to the same end, but" in caplog.text
 
 
 def test_while_gradients_accumulate_the_average_waits(small, make_model, train_briefly, tmp_path, often):
@@ -221,13 +353,14 @@ def test_a_checkpoint_that_cannot_be_written_leaves_the_one_before(
     train_briefly(make_model(small), checkpoint=path, max_epochs=2)
     before = path.read_bytes()
 
-    def full(self, filepath, *_, **__):
-        filepath.write_bytes(b"half")
-        raise OSError("No space left on device")
+    def full(state, path):
+        path.write_bytes(b"half")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(pl.Trainer, "save_checkpoint", full)
+    monkeypatch.setattr(module, "write", full)
     monkeypatch.setattr("alphastomics.model._checkpoint.complete", lambda *_: None)
-    with pytest.raises(OSError, match="No space left"):
+    said = r"last\.ckpt cannot be written \(No space left on device\); .*; the checkpoint before it is whole.*resume='last'"
+    with pytest.raises(OSError, match=said):
         train_briefly(make_model(small), checkpoint=path, max_epochs=2)
     assert path.read_bytes() == before
     assert list(tmp_path.iterdir()) == [path]

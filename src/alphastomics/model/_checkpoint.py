@@ -9,21 +9,21 @@ from __future__ import annotations
 
 import json
 import logging
-from contextlib import suppress
-from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from alphastomics import _json, _torch_file
-from alphastomics._disk import denied, naming, reason, shown
+from alphastomics._disk import denied, reason, shown
 from alphastomics.model import _files, _weights
 from alphastomics.model._fields import SCHEMA
-from alphastomics.train.checkpoint import KEY
+from alphastomics.train.checkpoint import KEY, found_at, replacing, write
 
 if TYPE_CHECKING:
+    from os import PathLike
     from pathlib import Path
 
+    from alphastomics.model._contexts import Contexts
     from alphastomics.model._model import AlphaSTomics
 
 logger = logging.getLogger(__name__)
@@ -31,10 +31,18 @@ logger = logging.getLogger(__name__)
 FORMAT, FORMAT_VERSION = "alphastomics-checkpoint", 1
 
 
-def describe(model: AlphaSTomics) -> dict[str, Any]:
+def describe(model: AlphaSTomics, contexts: Contexts) -> dict[str, Any]:
     """What a checkpoint of a training of this model says of it."""
     config = json.dumps(_files.model_config(model), allow_nan=False)
-    return {"format": FORMAT, "format_version": FORMAT_VERSION, "config": config}
+    sizes = {"context_size": contexts.context_size, "micro_batch_size": contexts.micro_batch_size}
+    return {"format": FORMAT, "format_version": FORMAT_VERSION, "config": config, "contexts": sizes}
+
+
+def _read(path: Path) -> Any:
+    try:
+        return _torch_file.read(path)
+    except PermissionError as error:
+        raise denied(path, error) from error
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:
@@ -52,9 +60,9 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise FileNotFoundError(f"{path} is missing; there is no training to resume")
     try:
-        checkpoint = _torch_file.read(path)
-    except PermissionError as error:
-        raise denied(path, error) from error
+        checkpoint = _read(path)
+    except PermissionError:
+        raise
     except (ValueError, OSError) as error:
         raise ValueError(f"{path} is no checkpoint of AlphaSTomics: {reason(error)}; name another file") from error
     about = checkpoint.get(KEY) if isinstance(checkpoint, dict) else None
@@ -131,14 +139,43 @@ def complete(path: Path, model: AlphaSTomics) -> None:
     """Put the trained model into the checkpoint of its training, from which it can then be loaded."""
     checkpoint = read_checkpoint(path)
     tensors = {name: tensor.detach().cpu().clone() for name, tensor in _files.model_tensors(model).items()}
-    checkpoint[KEY] = describe(model) | {"tensors": tensors}
-    temporary = path.with_name(f".{path.name}.tmp")
-    image = BytesIO()  # torch ends the process where it cannot close a file
-    torch.save(checkpoint, image)
-    try:
-        with naming(path):
-            temporary.write_bytes(image.getvalue())  # a view of the buffer crashes Python's collector (gh-111049)
-            temporary.replace(path)
-    finally:
-        with suppress(OSError):  # where a file cannot be, none is left
-            temporary.unlink()
+    config = json.dumps(_files.model_config(model), allow_nan=False)
+    checkpoint[KEY] |= {"config": config, "tensors": tensors}
+    with replacing(path) as temporary:
+        write(checkpoint, temporary)
+
+
+def newest(checkpoint: str | PathLike[str] | None) -> Path | None:
+    """The newest whole checkpoint that ``checkpoint=`` names; None, which the log explains, if there is none.
+
+    Raises
+    ------
+    OSError
+        If one cannot be read.
+    ValueError
+        If no checkpoint is named, or one is not ours.
+    """
+    if checkpoint is None:
+        raise ValueError("resume='last' goes on from what checkpoint= names; give it, or resume= a path")
+    for path in found_at(checkpoint):
+        try:
+            _read(path)
+        except ValueError as error:
+            logger.warning("%s is left out: %s.", path, error)
+        else:
+            read_checkpoint(path)
+            return path
+    logger.info("There is no checkpoint in %s yet; training begins anew.", checkpoint)
+    return None
+
+
+def contexts_of(path: Path) -> dict[str, int]:
+    """Sizes of contexts and batches in the training of a checkpoint; empty where it does not tell.
+
+    Raises
+    ------
+    FileNotFoundError, ValueError
+        As :func:`read_checkpoint`.
+    """
+    told = read_checkpoint(path)[KEY].get("contexts")
+    return told if isinstance(told, dict) and all(type(value) is int and value > 0 for value in told.values()) else {}

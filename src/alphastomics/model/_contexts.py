@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 
+from alphastomics._disk import reason
 from alphastomics.nn import Denoiser, count_parameters
 from alphastomics.train.datamodule import check_sizes
 from alphastomics.train.devices import count_devices, device_of
 from alphastomics.train.fit_memory import Fit, MemoryFitter, Recompute
 from alphastomics.train.length_schedule import LengthCurriculum, LengthSchedule, ScheduleKind
+from alphastomics.train.out_of_memory import NotEnoughMemoryError
 from alphastomics.train.precision import memory_budget, resolve_precision
 
 if TYPE_CHECKING:
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from alphastomics.data import CellSource
     from alphastomics.nn import DenoiserConfig
     from alphastomics.train import ContextDataModule
+    from alphastomics.train.memory import MemoryEstimate
 
 logger = logging.getLogger(__name__)
 
@@ -55,6 +58,7 @@ def fit_contexts(
     accelerator: str,
     devices: int | list[int] | str,
     accumulate: bool,
+    kept: Mapping[str, int],
     **arguments: Any,
 ) -> Contexts:
     """Fit contexts into memory, and say in the log what they take.
@@ -71,6 +75,9 @@ def fit_contexts(
         GiB that may be used; None takes what is free.
     accumulate
         Whether gradients of several batches are added up.
+    kept
+        ``context_size`` and ``micro_batch_size`` of the training that is resumed, whatever memory is free now: batches that are
+        divided otherwise have other sums, and begin elsewhere.
     **arguments
         Of :func:`~alphastomics.train.memory.estimate_training`.
 
@@ -81,9 +88,11 @@ def fit_contexts(
     """
     fitter = _fitter(module, budget, recompute, accelerator, devices, accumulate, arguments)
     largest = max(len(cells.rows) for cells in source.slices)
+    if micro_batch_size is None:
+        micro_batch_size = kept.get("micro_batch_size")
     if context_size == "auto":
         check_sizes(largest, batch_size, micro_batch_size)
-        size = fitter.longest(min(largest, micro_batch_size or largest))
+        size = kept.get("context_size") or fitter.longest(min(largest, micro_batch_size or largest))
         logger.info("Contexts of %s cells (the largest slice has %s).", f"{size:,}", f"{largest:,}")
     else:
         check_sizes(context_size, batch_size, micro_batch_size)
@@ -96,7 +105,33 @@ def fit_contexts(
     _tell(fit, fitter, n_cells, n_contexts)
     if fit.n_contexts < n_contexts:
         at_once = fit.n_contexts * size
+    if kept.get("micro_batch_size", at_once) != at_once:
+        logger.warning(
+            "The training was begun with micro_batch_size=%d and goes on with %d: to the same end, but not to the same bytes.",
+            kept["micro_batch_size"], at_once,
+        )  # fmt: skip
     return Contexts(size, batch_size, at_once, fit.n_recomputed)
+
+
+def out_of_memory(contexts: Contexts, estimate: MemoryEstimate | None, error: BaseException) -> NotEnoughMemoryError:
+    """What is said when memory runs out all the same.
+
+    Parameters
+    ----------
+    contexts
+        What a step was made of.
+    estimate
+        What it was estimated to take; None where it cannot be.
+    error
+        What PyTorch says.
+    """
+    size, at_once = contexts.context_size, contexts.micro_batch_size
+    told = "" if estimate is None else f", estimated to take {estimate}"
+    return NotEnoughMemoryError(
+        f"Memory ran out in a step with contexts of {size:,} cells and {at_once:,} cells at once{told}. Take recompute='all', a "
+        f"smaller micro_batch_size=, a smaller context_size=, or a memory_budget= below what is free (it was: {reason(error)}); "
+        "estimate_memory() tells what each would take, and with checkpoint=… the training goes on where it was by resume='last'"
+    )
 
 
 def fits_whole(config: DenoiserConfig, n_cells: int, **arguments: Any) -> bool:

@@ -22,7 +22,7 @@ from alphastomics.diffusion import CosineSchedule, MaskingConfig, Process
 from alphastomics.model import _checkpoint, _files, _hub
 from alphastomics.model._calibration import fit_dependence, fit_marginals, fit_outlines
 from alphastomics.model._components import principal_components
-from alphastomics.model._contexts import estimated_device, fit_contexts, fits_whole, make_curriculum
+from alphastomics.model._contexts import estimated_device, fit_contexts, fits_whole, make_curriculum, out_of_memory
 from alphastomics.model._draws import check_effect
 from alphastomics.model._exemplars import Exemplars
 from alphastomics.model._expression_sample import sample_expression
@@ -35,7 +35,7 @@ from alphastomics.model._provenance import result_record, training_record
 from alphastomics.model._tissue_sample import sample_tissue
 from alphastomics.nn import Denoiser, DenoiserConfig, count_parameters
 from alphastomics.train import MODES, ContextDataModule, ContextRunner, DiffusionConfig, Mode, TrainingPlan, seconds_of
-from alphastomics.train.checkpoint import LastCheckpoint
+from alphastomics.train.checkpoint import LastCheckpoint, file_of
 from alphastomics.train.defaults import (
     advised_attention,
     advised_experts,
@@ -52,9 +52,11 @@ from alphastomics.train.history import History
 from alphastomics.train.launch import apart, directly
 from alphastomics.train.memory import estimate_inference, estimate_training
 from alphastomics.train.micro_batches import MicroBatches
+from alphastomics.train.out_of_memory import is_out_of_memory, let_go
 from alphastomics.train.precision import resolve_precision
 from alphastomics.train.processes import once
 from alphastomics.train.strategies import is_forked, quiet_unless_first, resolve_strategy
+from alphastomics.train.watch import DeadProcessError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -65,6 +67,8 @@ if TYPE_CHECKING:
     from lightning.pytorch.strategies import Strategy
     from numpy.typing import NDArray
 
+    from alphastomics.data import CellSource
+    from alphastomics.model._contexts import Contexts
     from alphastomics.model._dependence import Dependence
     from alphastomics.model._marginals import Marginals
     from alphastomics.model._outline import Outlines
@@ -433,6 +437,7 @@ class AlphaSTomics(BaseModelClass):
         num_workers: int = 0,
         plan_kwargs: dict[str, Any] | None = None,
         checkpoint: str | PathLike[str] | None = None,
+        checkpoint_every: int | None = None,
         resume: str | PathLike[str] | None = None,
         **trainer_kwargs: Any,
     ) -> None:
@@ -490,11 +495,16 @@ class AlphaSTomics(BaseModelClass):
         plan_kwargs
             Fields of :class:`~alphastomics.train.PlanConfig`.
         checkpoint
-            ``.ckpt`` file for the state of training, written every 200 steps and at the end, and replaced as a whole.
-            When training has ended, :meth:`load` takes it too, with the weights that the model keeps.
+            ``.ckpt`` file for the state of training, written every ``checkpoint_every`` steps and at the end, and replaced as a
+            whole; or a folder, for ``last.ckpt`` in it. When training has ended, :meth:`load` takes the file too, with the
+            weights that the model keeps.
+        checkpoint_every
+            Steps of the optimiser between two checkpoints; 200 when None.
         resume
             Such a file, of a training with the same arguments, which is continued where it was: weights, their average,
-            optimiser, learning rate, epoch and time. ``max_epochs`` and ``max_time`` count from its beginning.
+            optimiser, learning rate, lengths of contexts, place in the epoch, and time. ``max_epochs`` and ``max_time`` count
+            from its beginning. ``"last"``: the newest whole file that ``checkpoint`` names, and from the beginning where there
+            is none, so that one script can be started again and again until it has finished.
         **trainer_kwargs
             Passed to :class:`lightning.pytorch.Trainer`. ``logger``: any of Lightning's, which is told the losses, the learning
             rate (``lr``), ``cells_per_second`` and ``memory_gib``; none by default. ``deterministic=True``: only algorithms that
@@ -506,8 +516,16 @@ class AlphaSTomics(BaseModelClass):
             If ``resume`` is no whole checkpoint of this model on these cells.
         ValueError
             If the memory is not enough for one context; the message says how many cells would fit.
+        OSError
+            If a checkpoint cannot be written; the one before it is whole.
         NonFiniteLossError
             If the loss becomes NaN or infinite; the model keeps its last good weights.
+        NotEnoughMemoryError
+            If memory runs out all the same, a ``MemoryError`` and a ``torch.OutOfMemoryError``; the model keeps its weights.
+        DeadProcessError
+            If another process of the training has died.
+        SystemExit
+            If the training was asked to end by SIGTERM; its checkpoint is written.
         """
         arguments = {name: value for name, value in locals().items() if name not in ("self", "trainer_kwargs")}
         arguments |= trainer_kwargs
@@ -532,6 +550,7 @@ class AlphaSTomics(BaseModelClass):
         if context_size is None:
             context_size = 512 if self.init_params_["non_kwargs"].get("context") is None else "auto"
         plan_arguments = self._plan_arguments(source.n_cells, masking, plan_kwargs)
+        begun = _checkpoint.newest(checkpoint) if resume == "last" else None if resume is None else Path(resume)
         contexts = ask(
             partial(
                 fit_contexts,
@@ -546,6 +565,7 @@ class AlphaSTomics(BaseModelClass):
                 devices=devices,
                 accumulate=(trainer_kwargs.get("accumulate_grad_batches") or 1) > 1,
                 precision=chosen,
+                kept={} if begun is None else _checkpoint.contexts_of(begun),
                 **plan_arguments,
             )
         )
@@ -589,11 +609,13 @@ class AlphaSTomics(BaseModelClass):
             curriculum=curriculum,
             **plan_arguments,
         )
-        if resume is not None:
-            _checkpoint.check_resumable(Path(resume), self, max_epochs=max_epochs)
-            trainer_kwargs["ckpt_path"] = resume
-        if checkpoint is not None:
-            trainer_kwargs["checkpoint"] = LastCheckpoint(checkpoint, _checkpoint.describe(self))
+        if begun is not None:
+            _checkpoint.check_resumable(begun, self, max_epochs=max_epochs)
+            trainer_kwargs["ckpt_path"] = begun
+        kept = None if checkpoint is None else file_of(checkpoint)
+        if kept is not None:
+            about = _checkpoint.describe(self, contexts)
+            trainer_kwargs["checkpoint"] = LastCheckpoint(kept, about, checkpoint_every)
         logger.info(
             "Training on %d cells, %d genes, %d slices (%s steps an epoch, %s).",
             source.n_cells, self.schema.n_genes, len(source.slices), datamodule.steps_per_epoch,
@@ -625,26 +647,54 @@ class AlphaSTomics(BaseModelClass):
             "augmentation": datamodule.train_set.augmentation,
             "masking": plan.masking,
         }
-        began = time.monotonic()
+        began, goes_on = time.monotonic(), True  # whether anything comes after the training
         try:
             with own_generators(datamodule.train_set.seed):
                 runner()
+        except (DeadProcessError, SystemExit):
+            goes_on = False
+            raise
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            let_go(error)
+            raise out_of_memory(contexts, self._estimated(contexts, accelerator, chosen, plan_kwargs), error) from error
         finally:
             if self.trainer.global_step > 0:
                 spent = time.monotonic() - began
                 record = training_record(self, plan, arguments, n_cells=source.n_cells, seconds=spent)
                 self.trainings_ = (*self.trainings_, record)
-            if self.is_trained_:
-                self.frame_ = fit_frame(self, source)
-                self.deformation_ = float(plan.config.deformation)
-                if self.mode != "expr_to_pos":
-                    self.marginals_ = fit_marginals(self, source)
-                    self.dependence_ = fit_dependence(self, source)
-                    self.exemplars_ = Exemplars.of(source)
-                if self.mode in ("any", "joint"):
-                    self.outlines_ = fit_outlines(self, source)
-                if checkpoint is not None and self.trainer.is_global_zero and Path(checkpoint).is_file():
-                    _checkpoint.complete(Path(checkpoint), self)
+            if self.is_trained_ and goes_on:
+                self._fit_rest(source, plan)
+                if kept is not None and self.trainer.is_global_zero and kept.is_file():
+                    _checkpoint.complete(kept, self)
+
+    def _fit_rest(self, source: CellSource, plan: TrainingPlan) -> None:
+        """Fit what is fitted after the weights."""
+        self.frame_ = fit_frame(self, source)
+        self.deformation_ = float(plan.config.deformation)
+        if self.mode != "expr_to_pos":
+            self.marginals_ = fit_marginals(self, source)
+            self.dependence_ = fit_dependence(self, source)
+            self.exemplars_ = Exemplars.of(source)
+        if self.mode in ("any", "joint"):
+            self.outlines_ = fit_outlines(self, source)
+
+    def _estimated(
+        self, contexts: Contexts, accelerator: str, precision: str | int, plan_kwargs: dict[str, Any] | None
+    ) -> MemoryEstimate | None:
+        """Memory of a step; None where it cannot be estimated."""
+        try:
+            return self.estimate_memory(
+                contexts.context_size,
+                contexts.micro_batch_size,
+                precision=precision,
+                recompute=contexts.n_recomputed,
+                accelerator=accelerator,
+                plan_kwargs=plan_kwargs,
+            )
+        except NotImplementedError:
+            return None
 
     def _plan_arguments(
         self, n_cells: int, masking: MaskingConfig | None = None, plan_kwargs: dict[str, Any] | None = None

@@ -2,31 +2,101 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from lightning.pytorch.callbacks import Checkpoint
+from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy
 
-from alphastomics._disk import naming
+from alphastomics._disk import naming, reason
+from alphastomics.train.processes import collected
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
     from os import PathLike
 
     import lightning.pytorch as pl
+    from lightning.pytorch.strategies import Strategy
 
 EVERY = 200  # steps of the optimiser between two checkpoints
 KEY = "alphastomics"  # in a checkpoint: what it is of
+LAST, SUFFIX = "last.ckpt", ".ckpt"
+KEPT = "the checkpoint before it is whole, if there was one: make room and go on from it with resume='last'"
+
+
+def file_of(checkpoint: str | PathLike[str]) -> Path:
+    """The file of ``checkpoint=``, which may also name the folder that it is in."""
+    path = Path(checkpoint)
+    return path / LAST if path.is_dir() else path
+
+
+def found_at(checkpoint: str | PathLike[str]) -> list[Path]:
+    """Checkpoints that ``checkpoint=`` names, the newest first: the file, or all of the folder."""
+    path = Path(checkpoint)
+    if not path.is_dir():
+        return [path] if path.exists() else []
+    files = [file for file in path.glob(f"*{SUFFIX}") if file.is_file() and not file.name.startswith(".")]
+    return sorted(files, key=lambda file: (file.stat().st_mtime_ns, file.name), reverse=True)
+
+
+@contextmanager
+def replacing(path: Path, *, here: bool = True) -> Iterator[Path]:
+    """A temporary name for what is to take the place of ``path`` once it is whole, and on the disk.
+
+    Parameters
+    ----------
+    path
+        The file.
+    here
+        Whether this process is the one that writes.
+
+    Raises
+    ------
+    OSError
+        If it cannot be written; what was there is still there.
+    """
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        with naming(path):
+            yield temporary
+            if here:
+                if temporary.is_file():
+                    with temporary.open(
+                        "rb+"
+                    ) as file:  # or a machine that fails may keep the new name and nothing in it
+                        os.fsync(file.fileno())
+                temporary.replace(path)
+    finally:
+        if here:
+            with suppress(OSError):  # where a file cannot be, none is left
+                temporary.unlink()
+
+
+def write(state: Mapping[str, Any], path: Path) -> None:
+    """Write a checkpoint at once where it belongs; Lightning writes it elsewhere first, and leaves it there when it is killed."""
+    image = BytesIO()  # torch ends the process where it cannot close a file
+    torch.save(state, image)
+    path.write_bytes(image.getvalue())  # a view of the buffer crashes Python's collector (gh-111049)
+
+
+def _writes_itself(strategy: Strategy) -> bool:
+    """Whether every process has a part of what is saved, and the strategy knows how to write them."""
+    parts: bool = getattr(strategy, "_save_distributed_checkpoint", False)
+    return parts or isinstance(strategy, (DeepSpeedStrategy, FSDPStrategy))
 
 
 class LastCheckpoint(Checkpoint):
     """Keeps the newest state of a training in one file, which is whole at every moment.
 
     Lightning calls it after all other callbacks, so that it holds their state after the step. What falls due at the last batch
-    of an epoch is written when the epoch is over: a training then resumes with the next epoch.
+    of an epoch is written when the epoch is over: a training then resumes with the next epoch. A training that stops in the
+    midst of an epoch leaves the state after its last step.
     Ctrl-C ends the training of a single process after its step, whose state is written.
 
     Parameters
@@ -35,15 +105,37 @@ class LastCheckpoint(Checkpoint):
         The file; written under a temporary name and renamed.
     description
         Plain values that say what the training is of, stored under :data:`KEY`.
+    every
+        Steps between two checkpoints; None for :data:`EVERY`.
+
+    Raises
+    ------
+    ValueError
+        If ``every`` counts no steps.
     """
 
-    def __init__(self, path: str | PathLike[str], description: Mapping[str, Any]) -> None:
-        self.path, self.description = Path(path), dict(description)
-        self._saved_at, self._interrupted = 0, False
+    def __init__(self, path: str | PathLike[str], description: Mapping[str, Any], every: int | None = None) -> None:
+        self.path, self.description, self.every = Path(path), dict(description), EVERY if every is None else every
+        if self.every < 1:
+            raise ValueError(f"checkpoint_every={every} counts steps: at least 1")
+        self._saved_at = self._step = 0
+        self._interrupted = False
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """A training that was resumed has been saved at the step where it begins."""
-        self._saved_at = trainer.global_step
+        """A training that was resumed has been saved at the step where it begins.
+
+        Raises
+        ------
+        ValueError
+            If processes found different checkpoints.
+        """
+        steps = collected(trainer, trainer.global_step)
+        if len(set(steps)) > 1:
+            found = ", ".join(f"{step} in process {i}" for i, step in enumerate(steps))
+            raise ValueError(
+                f"The processes would go on from different steps ({found}): checkpoint= must name a file that all of them see"
+            )
+        self._saved_at = self._step = trainer.global_step
         # Processes that are interrupted at different steps could not save together.
         if trainer.world_size == 1 and threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGINT, self._interrupt)  # until the runner restores it
@@ -57,6 +149,9 @@ class LastCheckpoint(Checkpoint):
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Save when it is due."""
+        if trainer.global_step == self._step:  # gradients are still being accumulated
+            return
+        self._step = trainer.global_step
         if not trainer.is_last_batch:
             self._save_if_due(trainer)
 
@@ -70,23 +165,27 @@ class LastCheckpoint(Checkpoint):
             self._save(trainer)
 
     def _save_if_due(self, trainer: pl.Trainer) -> None:
-        if self._interrupted:
-            self.on_train_end(trainer, trainer.lightning_module)
-            raise KeyboardInterrupt
-        if trainer.global_step >= self._saved_at + EVERY:
+        ends = self._interrupted or trainer.should_stop or trainer.global_step == trainer.max_steps
+        if trainer.global_step >= self._saved_at + (1 if ends else self.every):
             self._save(trainer)
+        if self._interrupted:
+            raise KeyboardInterrupt
 
     def _save(self, trainer: pl.Trainer) -> None:
-        temporary = self.path.with_name(f".{self.path.name}.tmp")
+        # As Trainer.save_checkpoint, in which the other processes would wait for one that cannot write.
+        state = trainer._checkpoint_connector.dump_checkpoint(weights_only=False)
+        strategy, said = trainer.strategy, ""
         try:
-            with naming(self.path):
-                trainer.save_checkpoint(temporary, weights_only=False)
-                if trainer.is_global_zero:
-                    temporary.replace(self.path)
-        finally:
-            if trainer.is_global_zero:
-                with suppress(OSError):  # where a file cannot be, none is left
-                    temporary.unlink()
+            with replacing(self.path, here=trainer.is_global_zero) as temporary:
+                if _writes_itself(strategy):
+                    strategy.save_checkpoint(state, temporary)
+                elif trainer.is_global_zero:
+                    write(state, temporary)
+        except OSError as error:
+            said = f"{reason(error)}; {KEPT}"
+        said = strategy.broadcast(said)
+        if said:
+            raise OSError(said)
         self._saved_at = trainer.global_step
 
     def on_save_checkpoint(

@@ -24,6 +24,7 @@ from alphastomics.train.best import BestAverage
 from alphastomics.train.ema import MovingAverage
 from alphastomics.train.interrupt import Patience
 from alphastomics.train.optimisation import NonFiniteLossError
+from alphastomics.train.watch import DeadProcessError, Watch, died, is_lost
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -50,7 +51,8 @@ class _Fit:
         if self.forked:
             torch.set_num_threads(1)  # the threads of the parent do not survive a fork, and OpenMP waits for them
         try:
-            return self.function(*args, **kwargs)
+            with Watch(os.getppid()):
+                return self.function(*args, **kwargs)
         except NonFiniteLossError as error:
             trainer: pl.Trainer = self.function.__self__  # type: ignore[attr-defined]
             call._call_callback_hooks(trainer, "on_exception", error)
@@ -70,16 +72,24 @@ class HandingBackLauncher(_MultiProcessingLauncher):
         ------
         NonFiniteLossError
             If they raised one.
+        DeadProcessError
+            If a process died.
         RuntimeError
-            If a process ended in another way than by finishing.
+            If a process failed.
         """
         port = os.environ.get("MASTER_PORT")
-        Patience().begin()  # the first Ctrl-C is for the children, who hand back what they learned; the runner restores it
+        Patience().begin(
+            signal.SIGINT
+        )  # the first Ctrl-C is for the children, who hand back what they learned; the runner restores it
         fit = _Fit(function, forked=self._start_method == "fork")
         try:
             result = super().launch(fit, *args, trainer=trainer, **kwargs)
-        except (ProcessRaisedException, ProcessExitedException) as error:
-            raise RuntimeError(_last_words(error)) from error
+        except ProcessExitedException as error:
+            name = error.signal_name or f"exit code {error.exit_code}"
+            raise DeadProcessError(died(f"Process {error.error_index}", name)) from error
+        except ProcessRaisedException as error:
+            said = _last_words(error)
+            raise (DeadProcessError if is_lost(RuntimeError(said)) else RuntimeError)(said) from error
         except KeyboardInterrupt:
             for process in self.procs:
                 process.terminate()
@@ -137,16 +147,10 @@ def apart(question: Callable[[], Answer]) -> Answer:
     return cast("Answer", answer)
 
 
-def _last_words(error: ProcessRaisedException | ProcessExitedException) -> str:
-    """What a process died of, in a sentence."""
-    if isinstance(error, ProcessRaisedException):
-        cause = (str(error).strip().splitlines() or ["an error"])[-1]
-        return f"Process {error.error_index} of the training failed: {cause}"
-    name = error.signal_name or f"exit code {error.exit_code}"
-    return (
-        f"Process {error.error_index} of the training ended by {name}; what it said is above, and a training with "
-        "checkpoint=… is continued by resume=…"
-    )
+def _last_words(error: ProcessRaisedException) -> str:
+    """What a process died of, in a sentence: what follows its traceback, whose lines are indented."""
+    cause = str(error).strip().rpartition("\n  ")[2].partition("\n")[2]
+    return f"Process {error.error_index} of the training failed: {' '.join(cause.split()) or 'an error'}"
 
 
 class LaunchedDDPStrategy(DDPStrategy):

@@ -19,6 +19,7 @@ import lightning.pytorch as pl
 import torch
 from torch.distributed.tensor import DTensor
 
+from alphastomics.train.epoch_sums import EpochSums
 from alphastomics.train.processes import collected, mean_of_all
 
 if TYPE_CHECKING:
@@ -73,6 +74,8 @@ class Optimisation(pl.LightningModule):
         self.slice_names, self.max_seconds, self.curriculum = slice_names, max_seconds, curriculum
         self._started = time.monotonic()
         self._elapsed = 0.0  # seconds before the checkpoint that was resumed
+        self.sums = EpochSums()
+        self.last_look = -1  # epoch in which the layers were last looked at
         self.current: Tensor | tuple[int, ...] = ()  # slices of the batch that is being learned
 
     def on_fit_start(self) -> None:
@@ -85,12 +88,15 @@ class Optimisation(pl.LightningModule):
             self.log("lr", self.trainer.optimizers[0].param_groups[0]["lr"], on_step=True, on_epoch=False)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Keep the time that training has taken."""
+        """Keep the time that training has taken, and what it has logged in this epoch."""
         checkpoint["elapsed_seconds"] = time.monotonic() - self._started
+        checkpoint["epoch_sums"], checkpoint["last_look"] = self.sums.of(self.trainer), self.last_look
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Go on at that time."""
+        """Go on at that time, and in that epoch."""
         self._elapsed = checkpoint["elapsed_seconds"]
+        self.sums.bring(checkpoint.get("epoch_sums", []), self.trainer)
+        self.last_look = checkpoint.get("last_look", -1)
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Refuse a gradient that is not finite, which a finite loss can have.

@@ -129,7 +129,6 @@ class TrainingPlan(Optimisation):
         # Where weights are spread over processes, the network that they come from; in a tuple it is no part of this one.
         self._whole: tuple[Denoiser, ...] = ()
         self.load = ExpertLoad()
-        self.last_look = -1  # epoch in which the layers were last looked at
 
     # -- one step ----------------------------------------------------------------------------------------------------
 
@@ -475,6 +474,7 @@ class TrainingPlan(Optimisation):
         n_contexts = round(count * self.trainer.world_size)
         self.log_dict(values, on_step=False, on_epoch=True, batch_size=n_contexts, sync_dist=True)
         if stage == "train":
+            self.sums.take_up(self)
             self.log("loss", loss.detach(), prog_bar=True)
 
 

@@ -7,10 +7,11 @@ import signal
 import threading
 import warnings
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import lightning.pytorch as pl
-from lightning.pytorch.callbacks import EarlyStopping, Timer, TQDMProgressBar
+from lightning.pytorch.callbacks import TQDMProgressBar
+from lightning.pytorch.strategies.launchers import _SubprocessScriptLauncher
 from scvi import settings
 from scvi.train import TrainRunner
 
@@ -18,15 +19,18 @@ from alphastomics.train.best import BestAverage
 from alphastomics.train.defaults import GRADIENT_NORM
 from alphastomics.train.ema import MovingAverage
 from alphastomics.train.history import History
-from alphastomics.train.interrupt import StopTogether
+from alphastomics.train.interrupt import PatientStopping, StopTogether, TimeLimit
 from alphastomics.train.meter import Meter
 from alphastomics.train.optimisation import NonFiniteLossError
+from alphastomics.train.watch import REMEDY, DeadProcessError, ScriptLauncher, Watch, is_lost
 
 if TYPE_CHECKING:
     from alphastomics.train.checkpoint import LastCheckpoint
     from alphastomics.train.plan import TrainingPlan
 
 logger = logging.getLogger(__name__)
+
+Found = TypeVar("Found", bound=pl.Callback)
 
 # Lightning's advice to use more loader workers: threads cut contexts while the network works.
 _ADVICE = (
@@ -95,9 +99,9 @@ class ContextTrainer(pl.Trainer):
     ) -> None:
         callbacks = [*(callbacks or []), ema, history, Meter(), StopTogether()]
         if max_seconds is not None:
-            callbacks.append(Timer(duration=timedelta(seconds=max_seconds), interval="step", verbose=False))
+            callbacks.append(TimeLimit(max_seconds))
         if early_stopping:
-            stop = EarlyStopping(
+            stop = PatientStopping(
                 monitor=early_stopping_monitor, patience=early_stopping_patience, min_delta=early_stopping_min_delta
             )
             callbacks += [stop, BestAverage(ema, early_stopping_monitor)]
@@ -118,6 +122,11 @@ class ContextTrainer(pl.Trainer):
             "default_root_dir": settings.logging_dir,
         }
         super().__init__(callbacks=callbacks, **(defaults | kwargs))
+        launcher = self.strategy.launcher
+        if type(launcher) is _SubprocessScriptLauncher:
+            self.strategy._launcher = ScriptLauncher(
+                launcher.cluster_environment, launcher.num_processes, launcher.num_nodes
+            )
 
     def __getstate__(self) -> dict[str, Any]:
         """What a spawned process gets: not the model, which scvi-tools puts here."""
@@ -128,21 +137,28 @@ class ContextRunner(TrainRunner):
     """Runs the trainer and leaves a usable model behind.
 
     After an interrupt (Ctrl-C) the model keeps its last good weights and counts as trained; after an error it keeps
-    them too, and the error is raised.
+    them too, and the error is raised. After SIGTERM, too, and the script is ended.
     """
 
     _trainer_cls = ContextTrainer
 
     def __call__(self) -> None:
-        """Run training."""
+        """Run training.
+
+        Raises
+        ------
+        DeadProcessError
+            If another process of it has died.
+        SystemExit
+            If it was ended by SIGTERM, with the status that shells give it.
+        """
         plan: TrainingPlan = self.training_plan
-        ema = next(c for c in self.trainer.callbacks if isinstance(c, MovingAverage))
-        history = next(c for c in self.trainer.callbacks if isinstance(c, History))
+        ema = self._callback(MovingAverage)
         together = True  # whether all processes are here
         on_main_thread = threading.current_thread() is threading.main_thread()
-        handler = signal.getsignal(signal.SIGINT) if on_main_thread else None
+        handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
-            with warnings.catch_warnings():
+            with warnings.catch_warnings(), Watch():
                 for message in _ADVICE:
                     warnings.filterwarnings("ignore", message)
                 # Nothing of a checkpoint is unpickled but tensors and plain values.
@@ -154,19 +170,27 @@ class ContextRunner(TrainRunner):
             )
         except NonFiniteLossError:  # in all processes alike
             raise
-        except BaseException:
+        except BaseException as error:
             together = False
-            raise
+            if isinstance(error, DeadProcessError) or self.trainer.world_size == 1 or not is_lost(error):
+                raise
+            raise DeadProcessError(f"Another process of the training cannot be reached; {REMEDY}") from error
         finally:
             if on_main_thread:
-                signal.signal(signal.SIGINT, handler)
+                for number, handler in handlers.items():
+                    signal.signal(number, handler)
             ema.finish(plan)
             for best in self.trainer.callbacks:
                 if isinstance(best, BestAverage):
                     best.finish(plan)
             plan.unshard(together=together)
-            self.model.history_ = history.tables()
+            self.model.history_ = self._callback(History).tables()
             self.model.module.eval()
             self.model.is_trained_ = self.model.is_trained_ or self.trainer.global_step > 0
             self.model.to_device(self.device)
             self.model.trainer = self.trainer
+        if self._callback(StopTogether).ended_by == signal.SIGTERM:
+            raise SystemExit(128 + signal.SIGTERM)
+
+    def _callback(self, kind: type[Found]) -> Found:
+        return next(callback for callback in self.trainer.callbacks if isinstance(callback, kind))
