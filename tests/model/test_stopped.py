@@ -1,0 +1,165 @@
+"""Training of one process that is ended from outside: it says what to do, and leaves a checkpoint from which it goes on."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+
+import lightning.pytorch as pl
+import numpy as np
+import pytest
+import torch
+
+FOUR = {"context_size": 50, "batch_size": 50}  # steps an epoch
+
+
+class At(pl.Callback):
+    """Something that happens before a batch."""
+
+    def __init__(self, batch, act):
+        self.batch, self.act = batch, act
+
+    def on_train_batch_start(self, trainer, plan, batch, batch_idx):
+        if trainer.fit_loop.total_batch_idx == self.batch:
+            self.act()
+
+
+class Seen(pl.Callback):
+    """Step, epoch, and the first cell of every batch."""
+
+    def __init__(self):
+        self.seen = []
+
+    def on_train_batch_start(self, trainer, plan, batch, _):
+        self.seen.append((trainer.global_step, trainer.current_epoch, int(batch.rows[0, 0])))
+
+
+def step_of(path):
+    assert [each.name for each in path.parent.iterdir()] == [path.name]
+    return torch.load(path, weights_only=True)["global_step"]
+
+
+def terminate():
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+# -- SIGTERM, which Slurm and Kubernetes send --------------------------------------------------------------------------
+
+
+def test_a_training_that_is_asked_to_end_leaves_its_state_and_ends_the_script(
+    small, make_model, train_briefly, weights_of, tmp_path, caplog
+):
+    path, before = tmp_path / "last.ckpt", signal.getsignal(signal.SIGTERM)
+    arguments = {"max_epochs": 2, "checkpoint": path, "resume": "last", "accumulate_grad_batches": 2, **FOUR}
+    model = make_model(small)
+    with pytest.raises(SystemExit) as ended:
+        train_briefly(model, callbacks=[At(4, terminate)], **arguments)
+    assert ended.value.code == 128 + signal.SIGTERM
+    assert "Training was asked to end (SIGTERM) at step 3" in caplog.text
+    assert signal.getsignal(signal.SIGTERM) is before
+    assert step_of(path) == 3
+    resumed = train_briefly(make_model(small), **arguments)
+    expected = train_briefly(make_model(small), max_epochs=2, accumulate_grad_batches=2, **FOUR)
+    assert weights_of(resumed) == weights_of(expected)
+    assert resumed.history["train_loss"].equals(expected.history["train_loss"])
+
+
+def test_ctrl_c_waits_for_the_end_of_a_step_that_is_taken_in_parts(small, make_model, train_briefly, tmp_path):
+    path = tmp_path / "last.ckpt"
+    press = At(4, lambda: os.kill(os.getpid(), signal.SIGINT))
+    model = make_model(small)
+    train_briefly(model, callbacks=[press], max_epochs=2, checkpoint=path, accumulate_grad_batches=2, **FOUR)
+    assert step_of(path) == model.trainer.global_step == 3
+
+
+# -- max_time ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("accumulated", [1, 2])
+def test_after_max_time_it_goes_on_in_the_midst_of_the_epoch(
+    small, make_model, train_briefly, tmp_path, caplog, accumulated
+):
+    caplog.set_level(logging.INFO, "alphastomics")
+    path, parts, whole = tmp_path / "last.ckpt", (Seen(), Seen()), Seen()
+    arguments = {"accumulate_grad_batches": accumulated, **FOUR}
+    train_briefly(make_model(small), max_epochs=2, callbacks=[whole], **arguments)
+    train_briefly(make_model(small), max_epochs=-1, max_time=1e-4, checkpoint=path, callbacks=[parts[0]], **arguments)
+    assert step_of(path) == 1
+    assert "Training ended at step 1: max_time=0.0001 seconds are over. A longer max_time= and resume=" in caplog.text
+    train_briefly(
+        make_model(small), max_epochs=2, max_time=600, checkpoint=path, resume="last", callbacks=[parts[1]], **arguments
+    )
+    assert parts[0].seen + parts[1].seen == whole.seen
+
+
+def test_where_no_time_is_left_nothing_is_done(small, make_model, train_briefly, weights_of, tmp_path):
+    path = tmp_path / "last.ckpt"
+    arguments = {"max_epochs": -1, "max_time": 1e-4, "checkpoint": path, "resume": "last", **FOUR}
+    first = train_briefly(make_model(small), **arguments)
+    again = train_briefly(make_model(small), **arguments)
+    assert again.trainer.global_step == 1
+    assert again.is_trained_
+    assert weights_of(again) == weights_of(first)
+    assert np.isfinite(again.sample(n_steps=1).obsm["spatial"]).all()
+
+
+def test_the_last_step_of_all_may_lie_within_an_epoch(small, make_model, train_briefly, tmp_path):
+    path, parts, whole = tmp_path / "last.ckpt", (Seen(), Seen()), Seen()
+    train_briefly(make_model(small), max_epochs=2, callbacks=[whole], **FOUR)
+    train_briefly(make_model(small), max_epochs=2, max_steps=6, checkpoint=path, callbacks=[parts[0]], **FOUR)
+    train_briefly(make_model(small), max_epochs=2, checkpoint=path, resume="last", callbacks=[parts[1]], **FOUR)
+    assert parts[0].seen + parts[1].seen == whole.seen
+
+
+def test_early_stopping_that_has_stopped_stays_so(small, make_model, train_briefly, weights_of, tmp_path):
+    arguments = {"max_epochs": 20, "early_stopping": True, "early_stopping_patience": 1, "validation_size": 0.5}
+    arguments |= {"early_stopping_min_delta": 1e9, "checkpoint": tmp_path / "last.ckpt", "resume": "last"}
+    first = train_briefly(make_model(small), **arguments)
+    again = train_briefly(make_model(small), **arguments)
+    assert first.trainer.global_step == again.trainer.global_step == 2
+    assert weights_of(again) == weights_of(first)
+
+
+# -- memory ------------------------------------------------------------------------------------------------------------
+
+
+def no_room():
+    torch.empty(2**50)
+
+
+def full_gpu():
+    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.")
+
+
+def no_memory():
+    raise MemoryError
+
+
+@pytest.mark.parametrize("run_out", [no_room, full_gpu, no_memory])
+def test_memory_that_runs_out_is_told_with_what_takes_less(small, make_model, train_briefly, tmp_path, run_out):
+    path = tmp_path / "last.ckpt"
+    arguments = {"max_epochs": 2, "checkpoint": path, "checkpoint_every": 2, "resume": "last", **FOUR}
+    model = make_model(small)
+    with pytest.raises(MemoryError) as error:
+        train_briefly(model, callbacks=[At(5, run_out)], **arguments)
+    assert isinstance(error.value, torch.OutOfMemoryError)
+    said = str(error.value)
+    assert said.startswith(
+        "Memory ran out in a step with contexts of 50 cells and 50 cells at once, estimated to take 0."
+    )
+    for remedy in ("activations", "recompute='all'", "context_size=", "estimate_memory()", "resume='last'"):
+        assert remedy in said
+    assert model.is_trained_
+    assert np.isfinite(model.sample(n_steps=1).obsm["spatial"]).all()
+    assert step_of(path) == 4
+    assert train_briefly(make_model(small), **arguments).trainer.global_step == 8
+
+
+def test_other_errors_are_not_called_so(small, make_model, train_briefly):
+    def fail():
+        raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
+
+    with pytest.raises(RuntimeError, match="mat1 and mat2") as error:
+        train_briefly(make_model(small), callbacks=[At(1, fail)], **FOUR)
+    assert not isinstance(error.value, MemoryError)

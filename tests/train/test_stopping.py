@@ -1,0 +1,151 @@
+"""Trainings of two processes that end before their end: cleanly, with a sentence that says what to do, and a whole checkpoint.
+
+Those of one process are in ``model/test_interrupted.py`` and ``model/test_stopped.py``; one that is told at once that the other
+was killed is in ``benchmarks/test_killed_training.py``.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from alphastomics.train import watch
+from alphastomics.train.watch import Watch, died, is_lost
+
+PROGRAM = Path(__file__).with_name("stop_program.py")
+LIMIT = 120  # seconds
+STEP = 5  # of the program, at which something happens
+
+
+class Ended(NamedTuple):
+    status: int
+    said: str
+    seconds: float  # from the end of the first process to that of the last
+
+
+def members(session: int) -> list[int]:
+    listed = subprocess.run(
+        ["ps", "-o", "pid=,stat=", "-s", str(session)], stdout=subprocess.PIPE, text=True, check=False
+    )
+    rows = [line.split() for line in listed.stdout.splitlines()]
+    return [int(number) for number, state in rows if not state.startswith("Z")]
+
+
+def run(folder: Path, strategy: str, how: str) -> Ended:
+    """Run the program, and see that it leaves no process behind."""
+    command = [sys.executable, str(PROGRAM), str(folder), strategy, how]
+    environment = {key: value for key, value in os.environ.items() if key not in ("LOCAL_RANK", "MASTER_PORT")}
+    log = folder / "log"
+    with log.open("wb") as file:
+        process = subprocess.Popen(
+            command, env=environment | {"OMP_NUM_THREADS": "1"}, stdout=file, stderr=file, start_new_session=True
+        )
+    try:
+        process.wait(LIMIT)
+        began = time.monotonic()
+        while members(process.pid) and time.monotonic() < began + 60:
+            time.sleep(0.1)
+        seconds = time.monotonic() - began
+        assert members(process.pid) == [], log.read_text()[-3000:]
+    finally:
+        for number in members(process.pid):
+            os.kill(number, signal.SIGKILL)
+    return Ended(process.returncode, log.read_text(), seconds)
+
+
+def step_of(folder: Path) -> int:
+    """Of the checkpoint, which is whole."""
+    assert not (folder / ".last.ckpt.tmp").exists()
+    return torch.load(folder / "last.ckpt", weights_only=True)["global_step"]
+
+
+REMEDY = "goes on where it was with resume='last'"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("strategy", "how", "sentences"),
+    [
+        ("ddp", "second_dies_while_first_waits", ["Process 1 of the training ended by SIGKILL", REMEDY]),
+        ("ddp", "first_dies_while_second_waits", ["Process 0 of the training ended by another way", REMEDY]),
+        ("ddp_fork", "second_dies", ["Process 1 of the training ended by SIGKILL", REMEDY]),
+        ("ddp", "memory", ["Memory ran out in a step with contexts of 30 cells", "recompute='all'", "resume='last'", REMEDY]),
+        ("ddp_fork", "memory", ["Memory ran out in a step with contexts of 30 cells", "Process 1 of the training failed"]),
+        ("ddp", "disk", ["last.ckpt cannot be written", "the checkpoint before it is whole", "resume='last'"]),
+        ("ddp", "terminated", ["Training was asked to end (SIGTERM) at step 6"]),
+    ],
+)  # fmt: skip
+def test_all_processes_end_and_say_what_to_do(tmp_path, strategy, how, sentences):
+    ended = run(tmp_path, strategy, how)
+    assert ended.status != 0
+    assert ended.seconds < 30
+    for sentence in sentences:
+        assert sentence in ended.said, ended.said[-3000:]
+    assert step_of(tmp_path) == (STEP + 1 if how == "terminated" else STEP - 1)
+    assert ended.status == (128 + signal.SIGTERM if how == "terminated" else -9 if "first_dies" in how else 1)
+
+
+@pytest.mark.slow
+def test_processes_whose_parent_dies_do_not_go_on(tmp_path):
+    ended = run(tmp_path, "ddp_fork", "parent_dies")
+    assert ended.status == -signal.SIGKILL
+    assert step_of(tmp_path) >= STEP - 1
+
+
+@pytest.mark.slow
+def test_time_that_is_over_ends_both_after_the_same_step(tmp_path):
+    """In the midst of an epoch, where the training goes on."""
+    ended = run(tmp_path, "ddp", "time")
+    assert ended.status == 0, ended.said[-3000:]
+    assert ended.said.count("stopped 1 1") == 2
+    assert ended.said.count("resumed 4 2") == 2
+
+
+# -- parts -------------------------------------------------------------------------------------------------------------
+
+
+def test_errors_of_lost_connections_are_known():
+    gloo = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:538] Connection closed by peer [127.0.0.1]:1234"
+    assert is_lost(RuntimeError(gloo))
+    assert is_lost(dist.DistNetworkError("no answer"))
+    assert not is_lost(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
+    assert not is_lost(ValueError("gloo"))
+
+
+def test_a_death_is_told_with_its_signal():
+    assert died("Process 1", -9).startswith("Process 1 of the training ended by SIGKILL; ")
+    assert died("Process 1", 3).startswith("Process 1 of the training ended by exit code 3; ")
+
+
+def test_who_is_told_of_a_death_may_end_in_its_own_way(monkeypatch):
+    """Nothing is ended before the time is over, and nothing once the training is."""
+    monkeypatch.setattr(watch, "SECONDS", 0.01)
+    monkeypatch.setattr(watch, "GRACE", 0.5)
+    monkeypatch.setattr(watch, "_children", [subprocess.Popen([sys.executable, "-c", "raise SystemExit(3)"])])
+    ends = []
+    monkeypatch.setattr(os, "_exit", ends.append)
+    watch._children[0].wait()
+    with Watch():
+        time.sleep(0.1)
+    time.sleep(0.6)
+    assert ends == []
+    with Watch():
+        time.sleep(0.8)
+    assert ends[0] == 1
+
+
+def test_only_those_who_were_started_for_a_training_have_a_parent(monkeypatch):
+    monkeypatch.delenv(watch.LAUNCHER, raising=False)
+    assert Watch().parent == 0
+    assert Watch()._dead() is None
+    assert Watch(os.getppid())._dead() is None
+    assert "Process 0 of the training ended" in Watch(os.getppid() + 1)._dead()
