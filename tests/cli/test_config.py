@@ -212,6 +212,7 @@ def test_a_run_that_is_resumed_keeps_its_configuration(tmp_path, monkeypatch):
         return app.parse_args(command, exit_on_error=False, print_error=False)[1].arguments
 
     assert parsed("--resume")["model"] == ModelOptions(d_model=48)
+    assert parsed("--resume", "last")["model"] == ModelOptions(d_model=48)
     Path("runs").rename("outputs")
     found = app.parse_args(["train", "--exp-name", "mine", "--resume"], exit_on_error=False, print_error=False)[
         1

@@ -317,6 +317,42 @@ def test_an_interrupt_waits_for_the_step_and_leaves_its_state(folder, here, monk
     assert state()["global_step"] == 3
 
 
+def test_one_command_is_repeated_until_the_run_has_finished(folder, here, monkeypatch, capsys):
+    """First it is killed before its first checkpoint, then asked to end; when it has finished, nothing is left to do."""
+    tokens = ["train", "--input-data", str(folder / "all.h5ad"), *SHORT, "--resume", "last"]
+    original = TrainingPlan.training_step
+
+    def terminated(self, *args, **kwargs):
+        if self.trainer.global_step == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return original(self, *args, **kwargs)
+
+    for name in ("checkpoints", "logs"):
+        (RUN / name).mkdir(parents=True)
+    (RUN / "config.yaml").write_text("model: {d_model: 16}")
+    with monkeypatch.context() as patch:
+        patch.setattr(TrainingPlan, "training_step", terminated)
+        with pytest.raises(SystemExit) as ended:
+            main(tokens)
+    assert ended.value.code == 143
+    said = capsys.readouterr().err
+    assert "There is no checkpoint in outputs/alphastomics/checkpoints/last.ckpt yet; training begins anew." in said
+    assert "last.ckpt; --resume continues it" in said
+    assert state()["global_step"] == 4
+    weights = []
+    for _ in range(2):
+        assert main(tokens) == 0
+        weights.append((RUN / "checkpoints/model/model.safetensors").read_bytes())
+    assert "Going on from step 4, in epoch" in capsys.readouterr().err
+    assert weights[0] == weights[1]
+    assert main([*tokens[: tokens.index("--resume")], "--exp-name", "undisturbed"]) == 0
+    assert weights[0] == Path("outputs/undisturbed/checkpoints/model/model.safetensors").read_bytes()
+    assert pd.read_csv(RUN / "logs/metrics.csv", index_col="epoch").index.tolist() == [0, 1]
+    (RUN / "checkpoints/last.ckpt").unlink()
+    assert main(tokens) == 1
+    assert "alphastomics is not empty" in complaint(capsys)
+
+
 @pytest.mark.slow
 def test_a_run_that_was_killed_goes_on(folder, here, capsys):
     """Before the first checkpoint there is nothing to resume; after it everything is."""

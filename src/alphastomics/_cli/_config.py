@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from cyclopts import UNSET, Token
 
 from alphastomics._cli._options import MASKS, SetupOptions
-from alphastomics._cli._run import RunOptions
+from alphastomics._cli._run import LAST, RunOptions
 from alphastomics._details import DETAILS
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def _file(told: Mapping[str, Any]) -> Path | None:
     """The file that is named, or that of the run that is resumed."""
     if "config" in told:
         return told["config"]
-    if told.get("resume") == ():
+    if told.get("resume") in ((), (LAST,)):
         return RunOptions(**{name: told[name] for name in ("exp_name", "output_dir") if name in told}).folder().config
     return None
 

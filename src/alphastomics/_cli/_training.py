@@ -112,8 +112,9 @@ def run_training(
 
     callbacks = [LambdaCallback(on_train_start=start), MetricsFile(folder.metrics)]
     try:
-        train(fresh, training, plan, checkpoint=folder.last, resume=resumed, callbacks=callbacks)
-    except KeyboardInterrupt:
+        begun_at = "last" if run.from_last else resumed
+        train(fresh, training, plan, checkpoint=folder.last, resume=begun_at, callbacks=callbacks)
+    except (KeyboardInterrupt, SystemExit):  # Ctrl-C, SIGTERM
         if leads and folder.last.is_file():
             logger.warning("The training is in %s; --resume continues it.", folder.last)
         raise

@@ -130,7 +130,7 @@ def out_of_memory(contexts: Contexts, estimate: MemoryEstimate | None, error: Ba
     return NotEnoughMemoryError(
         f"Memory ran out in a step with contexts of {size:,} cells and {at_once:,} cells at once{told}. Take recompute='all', a "
         f"smaller micro_batch_size=, a smaller context_size=, or a memory_budget= below what is free (it was: {reason(error)}); "
-        "estimate_memory() tells what each would take, and with checkpoint=… the training goes on where it was by resume='last'"
+        "estimate_memory() tells what each would take; a training with a checkpoint goes on where it was with resume='last'"
     )
 
 

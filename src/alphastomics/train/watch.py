@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 SECONDS = 1.0  # between two looks
 GRACE = 20.0  # in which a process that is told of a death can end in its own way
-REMEDY = "what it said is above, and a training with checkpoint=… goes on where it was with resume='last'"
+REMEDY = "what it said is above; a training with a checkpoint goes on where it was with resume='last'"
 LAUNCHER = "ALPHASTOMICS_LAUNCHER"  # variable of a process that was started for a training: the process that did
 LOST = ("gloo", "connection closed by peer", "connection reset by peer", "nccl")
 
