@@ -21,7 +21,7 @@ PLACING = ("seqfish", "starmap_mpfc", "drosophila3d", "sampler", "probe")
 HELD_OUT = ("pos_to_expr", "directions", "gene_inpainting", "uncertainty", "joint", "embeddings", "likelihood")
 MEASURING = (
     *("chains", "claims", "denoiser_speed", "experts", "loading", "memory", "scores", "waiting"),
-    *("preprocess_memory", "preprocess_speed", "killed", "fuzz", "atlas"),
+    *("preprocess_memory", "preprocess_speed", "killed", "killed_training", "fuzz", "atlas"),
 )
 MODELS = Path(__file__).parent / "models"
 

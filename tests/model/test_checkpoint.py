@@ -161,6 +161,23 @@ def undisturbed(_reference, make_model, train_briefly, tmp_path_factory):
     return model, watched(path)
 
 
+def test_it_goes_on_at_the_learning_rate_that_is_asked_for(small, make_model, train_briefly, tmp_path, often):
+    """As after a NaN it must."""
+
+    class Rates(pl.Callback):
+        def on_train_batch_start(self, trainer, *_):
+            groups = trainer.optimizers[0].param_groups
+            seen.append([group["lr"] for group in groups])
+
+    path, seen = tmp_path / "last.ckpt", []
+    rates = {"max_epochs": 4, "callbacks": [Rates()]}
+    train_briefly(make_model(small), plan_kwargs={"lr": 4e-4}, **rates)
+    expected, seen = np.array(seen), []
+    die(make_model(small), train_briefly, path, step=2, max_epochs=4, plan_kwargs={"lr": 4e-4})
+    train_briefly(make_model(small), resume=path, plan_kwargs={"lr": 1e-4}, **rates)
+    np.testing.assert_allclose(seen, expected[2:] * [0.25, 1], rtol=1e-12)
+
+
 # -- resume="last" -----------------------------------------------------------------------------------------------------
 
 

@@ -97,6 +97,16 @@ class Optimisation(pl.LightningModule):
         self._elapsed = checkpoint["elapsed_seconds"]
         self.sums.bring(checkpoint.get("epoch_sums", []), self.trainer)
         self.last_look = checkpoint.get("last_look", -1)
+        self._take_rates(checkpoint)
+
+    def _take_rates(self, checkpoint: dict[str, Any]) -> None:
+        """Learn at the rates that are asked for now: how else would a training go on that became NaN at others?"""
+        now = [self.config.lr, self.config.packing_lr]
+        for state, schedule in zip(checkpoint["optimizer_states"], checkpoint["lr_schedulers"], strict=True):
+            before, schedule["base_lrs"] = schedule["base_lrs"], now
+            for group, old, new in zip(state["param_groups"], before, now, strict=True):
+                if new != old:
+                    group["lr"], group["initial_lr"] = group["lr"] * new / old, new
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Refuse a gradient that is not finite, which a finite loss can have.
