@@ -71,6 +71,10 @@ def main() -> None:
         fit(model, max_epochs=2, resume="last", **common)
         sys.stdout.write(f"resumed {model.trainer.global_step} {model.trainer.current_epoch}\n")
         return
+    if how == "apart":  # on disks of their own
+        fit(make({}), max_epochs=1, **common)
+        mine = folder if os.environ["LOCAL_RANK"] == "0" else folder / "elsewhere"
+        fit(make({}), max_epochs=2, **(common | {"checkpoint": mine / "last.ckpt", "resume": "last"}))
     fit(make({}), callbacks=[Trouble(how)], max_epochs=10_000, **common)
 
 

@@ -178,7 +178,8 @@ class ContextRunner(TrainRunner):
         finally:
             if on_main_thread:
                 for number, handler in handlers.items():
-                    signal.signal(number, handler)
+                    if handler is not None:  # what no Python code has set cannot be set by it
+                        signal.signal(number, handler)
             ema.finish(plan)
             for best in self.trainer.callbacks:
                 if isinstance(best, BestAverage):
