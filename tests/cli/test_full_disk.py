@@ -181,6 +181,8 @@ def test_what_the_system_says_gets_a_remedy(number, remedy, capsys):
     assert complaint(capsys) == f"alphastomics: {os.strerror(number)}; {remedy}, and repeat the command"
     complain(OSError("a sentence"))
     assert complaint(capsys) == "alphastomics: a sentence"
+    complain(RuntimeError("give checkpoint=… and resume='last'"))
+    assert complaint(capsys) == "alphastomics: give --checkpoint … and --resume last"
 
 
 # -- places that may not be read or written ----------------------------------------------------------------------------

@@ -114,7 +114,9 @@ def test_time_that_is_over_ends_both_after_the_same_step(tmp_path):
 def test_processes_that_do_not_see_the_same_checkpoint_do_not_go_on(tmp_path):
     ended = run(tmp_path, "ddp", "apart")
     assert ended.status == 1
-    said = "The processes would go on from different steps (2 in process 0, 0 in process 1): checkpoint= must name a file"
+    said = (
+        "The processes would go on from different steps (2 in process 0, 0 in process 1): checkpoint= must name a file"
+    )
     assert said in ended.said
 
 

@@ -1,6 +1,6 @@
 """What a user holds: the model class."""
 
 from alphastomics.model._model import AlphaSTomics
-from alphastomics.train import NonFiniteLossError
+from alphastomics.train import DeadProcessError, NonFiniteLossError, NotEnoughMemoryError
 
-__all__ = ["AlphaSTomics", "NonFiniteLossError"]
+__all__ = ["AlphaSTomics", "DeadProcessError", "NonFiniteLossError", "NotEnoughMemoryError"]

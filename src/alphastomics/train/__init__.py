@@ -9,10 +9,12 @@ from alphastomics.train.history import History
 from alphastomics.train.length_schedule import LengthSchedule
 from alphastomics.train.memory import MemoryEstimate
 from alphastomics.train.optimisation import NonFiniteLossError
+from alphastomics.train.out_of_memory import NotEnoughMemoryError
 from alphastomics.train.plan import TrainingPlan
 from alphastomics.train.recorder import TrainingRecorder
 from alphastomics.train.runner import ContextRunner, ContextTrainer, seconds_of
 from alphastomics.train.strategies import STRATEGIES, resolve_strategy
+from alphastomics.train.watch import DeadProcessError
 
 __all__ = [
     "MODES",
@@ -20,6 +22,7 @@ __all__ = [
     "ContextDataModule",
     "ContextRunner",
     "ContextTrainer",
+    "DeadProcessError",
     "DiffusionConfig",
     "History",
     "LengthSchedule",
@@ -27,6 +30,7 @@ __all__ = [
     "Mode",
     "MovingAverage",
     "NonFiniteLossError",
+    "NotEnoughMemoryError",
     "PlanConfig",
     "TrainingPlan",
     "TrainingRecorder",
