@@ -20,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -34,6 +35,7 @@ MODULE = "benchmarks._training_to_kill"
 LIMIT = 300.0  # seconds of a training
 BOUND = 60.0  # in which the others must have ended after one was killed
 SEED = 0
+THREADS = 1  # of each process
 
 
 class Kill(NamedTuple):
@@ -61,7 +63,8 @@ def start(folder: Path, devices: int) -> subprocess.Popen[bytes]:
     """Start the training in a session of its own; what it says is in a file beside the folder."""
     command = [sys.executable, "-W", "ignore", "-m", MODULE, str(folder), str(devices)]
     unset = ("LOCAL_RANK", "NODE_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-    environment = {name: value for name, value in os.environ.items() if name not in unset} | {"OMP_NUM_THREADS": "1"}
+    environment = {name: value for name, value in os.environ.items() if name not in unset}
+    environment["OMP_NUM_THREADS"] = str(THREADS)
     with folder.with_suffix(".log").open("ab") as log:
         return subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
 
@@ -207,6 +210,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             "double": options.double,
             "seed": SEED,
             "every": training.EVERY,
+            "threads": THREADS,
             "cells": training.SIZES,
             "model": training.MODEL,
             "training": training.TRAINING,
@@ -215,7 +219,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         "longest_seconds_to_end": max(each["killed"]["seconds_to_end"] for each in runs),
         "left_over": sum(each["killed"]["left_over"] for each in runs),
         **found,
-        "versions": versions(),
+        "versions": versions() | {"lightning": version("lightning")},
         "machine": machine(),
     }
     write_json(options.output, content)
