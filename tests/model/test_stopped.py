@@ -119,6 +119,13 @@ def test_early_stopping_that_has_stopped_stays_so(small, make_model, train_brief
     again = train_briefly(make_model(small), **arguments)
     assert first.trainer.global_step == again.trainer.global_step == 2
     assert weights_of(again) == weights_of(first)
+    more = train_briefly(make_model(small), **(arguments | {"early_stopping_patience": 3}))
+    assert more.trainer.global_step == 4
+
+
+def test_early_stopping_without_patience_trains_all_the_same(small, make_model, train_briefly):
+    arguments = {"early_stopping": True, "early_stopping_patience": 0, "early_stopping_min_delta": 1e9}
+    assert train_briefly(make_model(small), max_epochs=9, validation_size=0.5, **arguments).trainer.global_step == 2
 
 
 # -- memory ------------------------------------------------------------------------------------------------------------

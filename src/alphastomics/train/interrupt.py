@@ -117,8 +117,12 @@ class TimeLimit(Timer):
 
 
 class PatientStopping(EarlyStopping):
-    """Early stopping that, resumed after it has stopped, does not train on."""
+    """Early stopping that, resumed after it has stopped, trains on only if it is given more patience."""
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take up how long it has waited."""
+        super().load_state_dict(state_dict | {"patience": self.patience})
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Remember having stopped."""
-        trainer.should_stop = trainer.should_stop or self.wait_count >= self.patience
+        trainer.should_stop = trainer.should_stop or self.wait_count >= max(1, self.patience)

@@ -78,9 +78,8 @@ class HandingBackLauncher(_MultiProcessingLauncher):
             If a process failed.
         """
         port = os.environ.get("MASTER_PORT")
-        Patience().begin(
-            signal.SIGINT
-        )  # the first Ctrl-C is for the children, who hand back what they learned; the runner restores it
+        # The first Ctrl-C is for the children, who hand back what they learned; the runner restores it.
+        Patience().begin(signal.SIGINT)
         fit = _Fit(function, forked=self._start_method == "fork")
         try:
             result = super().launch(fit, *args, trainer=trainer, **kwargs)

@@ -6,6 +6,7 @@ import logging
 import signal
 import threading
 import warnings
+from contextlib import nullcontext
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -158,7 +159,8 @@ class ContextRunner(TrainRunner):
         on_main_thread = threading.current_thread() is threading.main_thread()
         handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
-            with warnings.catch_warnings(), Watch():
+            several = self.trainer.num_devices * self.trainer.num_nodes > 1
+            with warnings.catch_warnings(), Watch() if several else nullcontext():
                 for message in _ADVICE:
                     warnings.filterwarnings("ignore", message)
                 # Nothing of a checkpoint is unpickled but tensors and plain values.
