@@ -425,6 +425,7 @@ class AlphaSTomics(BaseModelClass):
         micro_batch_size: int | None = None,
         memory_budget: float | None = None,
         recompute: Recompute = "auto",
+        context_parallel_size: int = 1,
         train_size: float | None = None,
         validation_size: float | None = None,
         early_stopping: bool = False,
@@ -474,6 +475,9 @@ class AlphaSTomics(BaseModelClass):
         recompute
             Blocks that keep nothing for the gradient but their input, and run a second time for it: the same result in less
             memory, and a third more time. ``"auto"``: as few as possible; ``"none"``, ``"all"``, or a number of them.
+        context_parallel_size
+            Number of processes that share a context: each runs the blocks of the network on its part of the cells. Groups
+            of so many consecutive processes take different contexts. 1: every process has contexts of its own.
         train_size, validation_size
             Shares of the slices; validation holds out whole slices, none by default. A dataset on disk that has a
             validation set is validated on that one, unless ``validation_size`` is given.
@@ -519,6 +523,7 @@ class AlphaSTomics(BaseModelClass):
             devices=devices,
             num_nodes=trainer_kwargs.get("num_nodes", 1),
             precision=precision,
+            context_parallel_size=context_parallel_size,
         )
         quiet_unless_first()
         # Where CUDA has been used processes cannot be forked: what asks the GPU asks from a process of its own.
@@ -546,6 +551,7 @@ class AlphaSTomics(BaseModelClass):
                 devices=devices,
                 accumulate=(trainer_kwargs.get("accumulate_grad_batches") or 1) > 1,
                 precision=chosen,
+                context_parallel_size=context_parallel_size,
                 **plan_arguments,
             )
         )
@@ -563,6 +569,7 @@ class AlphaSTomics(BaseModelClass):
             validation_size=validation_size,
             num_workers=num_workers,
             targets=self.mode != "expr_to_pos",
+            context_parallel_size=context_parallel_size,
         )
         seconds = seconds_of(max_time)
         if max_epochs is None:
@@ -587,6 +594,7 @@ class AlphaSTomics(BaseModelClass):
             max_seconds=seconds,
             n_recomputed=contexts.n_recomputed,
             curriculum=curriculum,
+            context_parallel_size=context_parallel_size,
             **plan_arguments,
         )
         if resume is not None:
