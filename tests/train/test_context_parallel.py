@@ -35,6 +35,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "axial": {"attention": "axial", "bottleneck": 2},
 }
 ODD = {"context_size": 45, "batch_size": 90}  # contexts of 45, 35 and 20 cells, two of them in a batch
+NO_GRADIENT = "position_out.bias"  # positions are centred: what moves it is rounding, which Adam makes a step
 
 
 # -- groups ------------------------------------------------------------------------------------------------------------
@@ -66,7 +67,9 @@ def test_groups_read_contexts_as_processes_would(source):
 
 def test_processes_must_make_whole_groups():
     check_groups(2, 4)
-    with pytest.raises(ValueError, match="context_parallel_size=3 needs a multiple of 3 processes, and there are 4 proc"):
+    with pytest.raises(
+        ValueError, match="context_parallel_size=3 needs a multiple of 3 processes, and there are 4 proc"
+    ):
         check_groups(3, 4)
     with pytest.raises(ValueError, match="context_parallel_size=0 counts processes: at least 1"):
         check_groups(0, 4)
@@ -137,8 +140,8 @@ def assert_same(folder: Path, ranks: list[Any], reference: Path, alone: Any, *, 
             assert found["same"]
             assert found["plain"] == ["Parameter"]
             weights, wanted = (load_file(where / name / "model.safetensors") for where in (folder, reference))
-            for key, value in wanted.items():
-                np.testing.assert_allclose(weights[key], value, atol=1e-5, err_msg=f"{name} {key}")
+            for key in wanted.keys() - {NO_GRADIENT}:
+                np.testing.assert_allclose(weights[key], wanted[key], atol=1e-5, err_msg=f"{name} {key}")
     assert all(rank == ranks[0] for rank in ranks)
 
 
@@ -153,7 +156,8 @@ def alone(tmp_path_factory) -> tuple[Path, Any]:
 @pytest.mark.parametrize("strategy", ["ddp", "ddp_fork", "ddp_spawn", "fsdp2"])
 def test_two_processes_with_half_of_the_cells_learn_what_one_does(alone, tmp_path, strategy):
     """Losses and statistics of every step, the last of an epoch with one context; weights, and what is sampled from a file."""
-    models = {"moe": MODELS["moe"]} if strategy == "ddp_spawn" else MODELS
+    kinds = {"ddp": tuple(MODELS), "fsdp2": ("moe", "geometric")}.get(strategy, ("moe",))
+    models = {kind: MODELS[kind] for kind in kinds}
     ranks = run(tmp_path / strategy, strategy, devices=2, models=models, context_parallel_size=2)
     assert len(ranks) == (2 if strategy in ("ddp", "fsdp2") else 1)
     assert_same(tmp_path / strategy, ranks, *alone, n_steps=9)
@@ -163,7 +167,5 @@ def test_two_processes_with_half_of_the_cells_learn_what_one_does(alone, tmp_pat
 def test_two_groups_of_two_learn_what_one_process_that_accumulates_does(tmp_path):
     models = {"moe": MODELS["moe"]}
     (expected,) = run(tmp_path / "alone", "auto", devices=1, accumulation=2, models=models, recompute="all")
-    ranks = run(
-        tmp_path / "four", "ddp_fork", devices=4, models=models, context_parallel_size=2, recompute="all"
-    )
+    ranks = run(tmp_path / "four", "ddp_fork", devices=4, models=models, context_parallel_size=2, recompute="all")
     assert_same(tmp_path / "four", ranks, tmp_path / "alone", expected, n_steps=6)

@@ -36,6 +36,7 @@ from alphastomics.model._tissue_sample import sample_tissue
 from alphastomics.nn import Denoiser, DenoiserConfig, count_parameters
 from alphastomics.train import MODES, ContextDataModule, ContextRunner, DiffusionConfig, Mode, TrainingPlan, seconds_of
 from alphastomics.train.checkpoint import LastCheckpoint
+from alphastomics.train.context_parallel import check_groups
 from alphastomics.train.defaults import (
     advised_attention,
     advised_experts,
@@ -676,6 +677,7 @@ class AlphaSTomics(BaseModelClass):
         precision: str | int = "auto",
         recompute: int | Literal["none", "all"] = "none",
         accelerator: str = "auto",
+        context_parallel_size: int = 1,
         plan_kwargs: dict[str, Any] | None = None,
     ) -> MemoryEstimate:
         """Estimate the memory of a step of the training, or of a call of the network; nothing is run or allocated.
@@ -692,6 +694,8 @@ class AlphaSTomics(BaseModelClass):
             As in :meth:`train`.
         recompute
             ``"none"``, ``"all"``, or the number of blocks that are recomputed.
+        context_parallel_size
+            Number of processes that share a context in training; the estimate is of one of them.
 
         Returns
         -------
@@ -707,6 +711,7 @@ class AlphaSTomics(BaseModelClass):
         """
         if n_cells < 1 or batch_size < 1:
             raise ValueError(f"n_cells={n_cells} and batch_size={batch_size} count cells: both at least 1")
+        check_groups(context_parallel_size, context_parallel_size)
         device = estimated_device(device_of(accelerator).type)
         common: dict[str, Any] = {
             "n_cells": n_cells, "precision": resolve_precision(precision), "device": device
@@ -722,6 +727,7 @@ class AlphaSTomics(BaseModelClass):
             self.module.config,
             n_contexts=max(1, batch_size // n_cells),
             n_recomputed=k,
+            context_parallel_size=context_parallel_size,
             **common,
             **self._plan_arguments(self.summary_stats.n_cells, None, plan_kwargs),
         )

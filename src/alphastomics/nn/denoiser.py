@@ -238,7 +238,8 @@ class Denoiser(nn.Module):
         if routings is not None:
             for own in own_routings:
                 routings.append(Routing(*(parallel.gather(part, n_cells) for part in own)))
-        return Prediction(*(None if part is None else parallel.gather(part, n_cells) for part in prediction))
+        expression, position = (None if x is None else parallel.gather(x, n_cells) for x in prediction[:2])
+        return Prediction(expression, position, parallel.gather(prediction.latent, n_cells))
 
     def _predict(
         self,

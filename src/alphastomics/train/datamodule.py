@@ -160,9 +160,7 @@ class ContextDataModule(pl.LightningDataModule):
     def _loader(self, dataset: ContextDataset, contexts_per_batch: int) -> ContextLoader:
         # The dataset shuffles: its contexts come in random order, cut anew in every epoch.
         group, n_groups = group_of(self.trainer, self.context_parallel_size)
-        return ContextLoader(
-            dataset, contexts_per_batch, num_workers=self.num_workers, rank=group, world_size=n_groups
-        )
+        return ContextLoader(dataset, contexts_per_batch, num_workers=self.num_workers, rank=group, world_size=n_groups)
 
 
 def check_sizes(context_size: int, batch_size: int, micro_batch_size: int | None) -> None:

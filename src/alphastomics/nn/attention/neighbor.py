@@ -301,7 +301,8 @@ def _edges(x: Tensor, geometry: Geometry, mask: Tensor | None) -> tuple[Tensor, 
     other = torch.where(valid, geometry.neighbours, itself)
     if mask is not None:
         valid = valid & parallel.gather(mask).gather(1, other.flatten(1)).view_as(other)
-    other = torch.cat([other, itself], dim=-1) + parallel.world_size * n * torch.arange(b, device=x.device)[:, None, None]
+    start = parallel.world_size * n * torch.arange(b, device=x.device)
+    other = torch.cat([other, itself], dim=-1) + start[:, None, None]
     valid = torch.cat([valid, torch.ones_like(itself, dtype=torch.bool)], dim=-1)
     return other.flatten(0, 1).int(), valid.flatten(0, 1)
 
