@@ -107,6 +107,21 @@ def found(case: Case, parallel: SequenceParallel) -> dict[str, Tensor]:
     return told | {"loss": loss.detach(), "gradient": torch.cat([gradient.flatten() for gradient in gradients])}
 
 
+def in_16_bits(kind: str, parallel: SequenceParallel) -> dict[str, Tensor]:
+    """Predictions under autocast, and the gradient of the positions of this process."""
+    denoiser = network(Case(kind, 7, 0)).float().eval()
+    batch = {
+        key: value.float() if torch.is_tensor(value) and value.dtype == torch.float64 else value
+        for key, value in inputs(7).items()
+    }
+    position = batch["position"].requires_grad_()
+    with torch.autocast("cpu", torch.bfloat16):
+        prediction = denoiser(**batch, parallel=parallel)
+    real = [part.float() * batch["mask"][..., None] for part in prediction]
+    sum(part.square().sum() for part in real).backward()
+    return {str(i): part.detach() for i, part in enumerate((*real, position.grad))}
+
+
 # -- processes ---------------------------------------------------------------------------------------------------------
 
 
@@ -122,6 +137,7 @@ def work(folder: Path, rank: int, world_size: int) -> None:
         gradient = told[name(case)]["gradient"]
         dist.all_reduce(gradient)  # the mean over the processes, which DDP takes
         gradient /= world_size
+    told |= {f"half-{kind}": in_16_bits(kind, parallel) for kind in KINDS}
     torch.save(told, folder / f"{rank}.pt")
     dist.barrier()  # a process that leaves first breaks the connections of the others
     dist.destroy_process_group()
@@ -176,6 +192,16 @@ def test_two_processes_predict_and_learn_what_one_does(two, case):
 @pytest.mark.parametrize("case", cases(), ids=name)
 def test_three_processes_predict_and_learn_what_one_does(three, case):
     check(case, [told[name(case)] for told in three])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_in_16_bits_they_agree_to_what_these_hold(two, kind):
+    for told in two:
+        for key, expected in in_16_bits(kind, ALONE).items():
+            found = told[f"half-{kind}"][key]
+            assert bool(found.isfinite().all())
+            if key != "3":  # of the gradient each process has a share
+                torch.testing.assert_close(found, expected, atol=3e-2 * float(expected.abs().max()), rtol=0)
 
 
 if __name__ == "__main__":

@@ -165,7 +165,8 @@ def test_two_processes_with_half_of_the_cells_learn_what_one_does(alone, tmp_pat
 
 @pytest.mark.slow
 def test_two_groups_of_two_learn_what_one_process_that_accumulates_does(tmp_path):
-    models = {"moe": MODELS["moe"]}
-    (expected,) = run(tmp_path / "alone", "auto", devices=1, accumulation=2, models=models, recompute="all")
-    ranks = run(tmp_path / "four", "ddp_fork", devices=4, models=models, context_parallel_size=2, recompute="all")
-    assert_same(tmp_path / "four", ranks, tmp_path / "alone", expected, n_steps=6)
+    models, common = {"moe": MODELS["moe"]}, {"recompute": "all", "validation_size": 0.3}
+    (expected,) = run(tmp_path / "alone", "auto", devices=1, accumulation=2, models=models, **common)
+    ranks = run(tmp_path / "four", "ddp_fork", devices=4, models=models, context_parallel_size=2, **common)
+    assert "validation_loss" in expected["moe"]["history"]
+    assert_same(tmp_path / "four", ranks, tmp_path / "alone", expected, n_steps=3)

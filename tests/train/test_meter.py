@@ -50,7 +50,7 @@ def told(meter, clock, seconds, n_cells, *, world_size=1, shared=1):
     logged = {}
     plan = SimpleNamespace(device=torch.device("cpu"), log_dict=lambda values, **_: logged.update(values))
     plan.context_parallel_size = shared
-    trainer = SimpleNamespace(progress_bar_callback=object(), loggers=[], world_size=world_size, global_rank=0)
+    trainer = SimpleNamespace(progress_bar_callback=object(), loggers=[], world_size=world_size)
     clock[0] += seconds
     mask = torch.zeros(2, 50, dtype=torch.bool)
     mask.view(-1)[:n_cells] = True

@@ -35,7 +35,7 @@ from alphastomics.train.balance import ExpertLoad
 from alphastomics.train.chain import chain_losses
 from alphastomics.train.clocks import Mode, draw_clocks, keyed_rng, spread_kind
 from alphastomics.train.config import DiffusionConfig, PlanConfig
-from alphastomics.train.context_parallel import group_of, join_group
+from alphastomics.train.context_parallel import join_group
 from alphastomics.train.diagnostics import EVERY, layer_statistics
 from alphastomics.train.held import draw_held
 from alphastomics.train.masking import Masks, draw_masks
@@ -463,7 +463,7 @@ class TrainingPlan(Optimisation):
     @property
     def _n_groups(self) -> int:
         """Number of groups of processes, each of which has contexts of its own."""
-        return group_of(self.trainer, self.context_parallel_size)[1]
+        return self.trainer.world_size // self.context_parallel_size
 
     def _count(self, batch_idx: int) -> tuple[float, float]:
         """Mean number of real contexts that a group has in this batch, and in a batch of this step of the optimiser."""
