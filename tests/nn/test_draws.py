@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from alphastomics.nn import Experts
-from alphastomics.nn.draws import ContextGenerators, Dropout, drawing_again, drawing_from, normal
+from alphastomics.nn.draws import ContextGenerators, Dropout, drawing_again, drawing_for_cells, drawing_from, normal
 
 CPU = torch.device("cpu")
 
@@ -27,6 +27,22 @@ def test_a_context_draws_the_same_in_any_batch_and_any_padding():
         assert torch.equal(all_three[1, :4], two[1, :4])
     assert not torch.equal(*together)
     assert not torch.equal(together[0][0, :4], together[0][1, :4])
+
+
+def test_who_has_some_of_the_cells_draws_what_these_have_among_all():
+    """The first four of seven cells, and the rest with padding; also when blocks are run again."""
+    x, dropout = torch.ones(2, 4, 3), Dropout(0.5)
+    with drawing_from(generators([7, 8], [7, 3])):
+        whole = [dropout(torch.ones(2, 7, 3)) for _ in range(2)]
+    for start in (0, 4):
+        with drawing_from(generators([7, 8], [7, 3])), drawing_for_cells(start):
+            again = drawing_again()
+            own = [dropout(x), dropout(x)]
+        with again:
+            repeated = [dropout(x), dropout(x)]
+        for part, second, every in zip(own, repeated, whole, strict=True):
+            assert torch.equal(part, second)
+            assert torch.equal(part[:, : 7 - start], every[:, start : start + 4])
 
 
 def test_dropout_keeps_the_mean():

@@ -29,7 +29,7 @@ graphs = given(seed=st.integers(0, 2**31), n_cells=st.integers(1, 12), n_edges=s
 @graphs
 def test_products_and_sums_are_those_of_the_formula(seed, n_cells, n_edges):
     q, k, a, other = graph(seed, n_cells, n_edges)
-    s, o, g = edge_products(q, k, other), edge_sums(a, k, other), returned_sums(a, list(q), other)
+    s, o, g = edge_products(q, k, other), edge_sums(a, k, other), returned_sums(a, list(q), other, n_cells)
     expected_g = torch.zeros_like(g)
     for h in range(3):
         for i in range(n_cells):
@@ -49,7 +49,7 @@ def test_each_is_a_gradient_of_another(seed, n_cells, n_edges):
     sums = (a.requires_grad_()[..., None] * k.requires_grad_()[:, other.long()]).sum(2)
     of_a, of_k = torch.autograd.grad(sums, (a, k), q)
     torch.testing.assert_close(edge_products(q, k.detach(), other), of_a)
-    torch.testing.assert_close(returned_sums(a.detach(), list(q), other), of_k)
+    torch.testing.assert_close(returned_sums(a.detach(), list(q), other, n_cells), of_k)
 
 
 def test_some_cells_have_the_rows_of_all():
@@ -57,13 +57,15 @@ def test_some_cells_have_the_rows_of_all():
     rows = slice(10, 17)
     torch.testing.assert_close(edge_products(q[:, rows], k, other[rows]), edge_products(q, k, other)[:, rows])
     torch.testing.assert_close(edge_sums(a[:, rows], k, other[rows]), edge_sums(a, k, other)[:, rows])
+    parts = [returned_sums(a[:, part], list(q[:, part]), other[part], 50) for part in (slice(0, 30), slice(30, 50))]
+    torch.testing.assert_close(parts[0] + parts[1], returned_sums(a, list(q), other, 50))
 
 
 def test_shapes_are_known_without_data():
     with FakeTensorMode():
         q, a, other = torch.randn(2, 9, 5), torch.randn(2, 9, 4), torch.zeros(9, 4, dtype=torch.int32)
         assert edge_products(q, q, other).shape == (2, 9, 4)
-        assert edge_sums(a, q, other).shape == returned_sums(a, list(q), other).shape == (2, 9, 5)
+        assert edge_sums(a, q, other).shape == returned_sums(a, list(q), other, 9).shape == (2, 9, 5)
 
 
 @pytest.mark.slow

@@ -109,10 +109,10 @@ def test_blocks_share_attention_and_network_but_not_their_norms(sharing):
 def test_a_stack_of_blocks_is_the_loop_over_its_blocks_and_all_parameters_learn(sharing):
     stack, x, clock = blocks(sharing), torch.randn(2, 7, 16), torch.randn(2, 16)
     mask = torch.arange(7) < torch.tensor([[7], [4]])
-    y = stack(x, clock, mask)
+    y = stack(x, clock, None, mask)
     expected = x
     for block in stack:
-        expected = block(expected, clock, mask)
+        expected = block(expected, clock, None, mask)
     assert torch.equal(y, expected)
     (y * mask[..., None]).square().sum().backward()
     for name, parameter in stack.named_parameters():

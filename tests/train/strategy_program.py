@@ -1,7 +1,8 @@
 """What the tests of strategies run, one process after the other: train, sample, save, load; and tell as JSON how it went.
 
-``python strategy_program.py FOLDER STRATEGY DEVICES ACCUMULATION [ARGUMENTS]`` trains a model for each entry of ARGUMENTS, a JSON
-object of named arguments of models; ``"trials"`` are other ways to train the first of them.
+``python strategy_program.py FOLDER STRATEGY DEVICES ACCUMULATION [ARGUMENTS [TRAINING]]`` trains a model for each entry of
+ARGUMENTS, a JSON object of named arguments of models; ``"trials"`` are other ways to train the first of them. TRAINING are further
+arguments of training.
 """
 
 from __future__ import annotations
@@ -124,6 +125,7 @@ def main() -> None:
     folder, strategy, devices, accumulation = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
     models = json.loads(sys.argv[5]) if len(sys.argv) > 5 else MODELS
     trainer = {"strategy": strategy, "devices": devices, "accumulate_grad_batches": accumulation}
+    trainer |= json.loads(sys.argv[6]) if len(sys.argv) > 6 else {}
     wanted = models.pop("trials", None)
     told = {name: one(folder, name, arguments, **trainer) for name, arguments in models.items()}
     if wanted is not None:

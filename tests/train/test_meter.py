@@ -45,10 +45,11 @@ def clock(monkeypatch):
     return now
 
 
-def told(meter, clock, seconds, n_cells, *, world_size=1):
+def told(meter, clock, seconds, n_cells, *, world_size=1, shared=1):
     """What is logged after a step of so many seconds with so many cells."""
     logged = {}
     plan = SimpleNamespace(device=torch.device("cpu"), log_dict=lambda values, **_: logged.update(values))
+    plan.context_parallel_size = shared
     trainer = SimpleNamespace(progress_bar_callback=object(), loggers=[], world_size=world_size)
     clock[0] += seconds
     mask = torch.zeros(2, 50, dtype=torch.bool)
@@ -64,6 +65,7 @@ def test_cells_and_seconds_are_those_since_it_was_last_told(clock):
     assert told(meter, clock, 0.5, 60) is None
     assert told(meter, clock, 0.75, 65) == (60 + 65) / 1.25
     assert told(meter, clock, 2.0, 10, world_size=4) == 4 * 10 / 2
+    assert told(meter, clock, 2.0, 10, world_size=4, shared=2) == 2 * 10 / 2
 
 
 def test_validation_is_left_out(clock):

@@ -36,6 +36,7 @@ from alphastomics.model._tissue_sample import sample_tissue
 from alphastomics.nn import Denoiser, DenoiserConfig, count_parameters
 from alphastomics.train import MODES, ContextDataModule, ContextRunner, DiffusionConfig, Mode, TrainingPlan, seconds_of
 from alphastomics.train.checkpoint import LastCheckpoint, file_of
+from alphastomics.train.context_parallel import check_groups
 from alphastomics.train.defaults import (
     advised_attention,
     advised_experts,
@@ -429,6 +430,7 @@ class AlphaSTomics(BaseModelClass):
         micro_batch_size: int | None = None,
         memory_budget: float | None = None,
         recompute: Recompute = "auto",
+        context_parallel_size: int = 1,
         train_size: float | None = None,
         validation_size: float | None = None,
         early_stopping: bool = False,
@@ -479,6 +481,9 @@ class AlphaSTomics(BaseModelClass):
         recompute
             Blocks that keep nothing for the gradient but their input, and run a second time for it: the same result in less
             memory, and a third more time. ``"auto"``: as few as possible; ``"none"``, ``"all"``, or a number of them.
+        context_parallel_size
+            Number of processes that share a context: each runs the blocks of the network on its part of the cells. Groups
+            of so many consecutive processes take different contexts. 1: every process has contexts of its own.
         train_size, validation_size
             Shares of the slices; validation holds out whole slices, none by default. A dataset on disk that has a
             validation set is validated on that one, unless ``validation_size`` is given.
@@ -537,6 +542,7 @@ class AlphaSTomics(BaseModelClass):
             devices=devices,
             num_nodes=trainer_kwargs.get("num_nodes", 1),
             precision=precision,
+            context_parallel_size=context_parallel_size,
         )
         quiet_unless_first()
         # Where CUDA has been used processes cannot be forked: what asks the GPU asks from a process of its own.
@@ -566,6 +572,7 @@ class AlphaSTomics(BaseModelClass):
                 accumulate=(trainer_kwargs.get("accumulate_grad_batches") or 1) > 1,
                 precision=chosen,
                 kept={} if begun is None else _checkpoint.contexts_of(begun),
+                context_parallel_size=context_parallel_size,
                 **plan_arguments,
             )
         )
@@ -583,6 +590,7 @@ class AlphaSTomics(BaseModelClass):
             validation_size=validation_size,
             num_workers=num_workers,
             targets=self.mode != "expr_to_pos",
+            context_parallel_size=context_parallel_size,
         )
         seconds = seconds_of(max_time)
         if max_epochs is None:
@@ -607,6 +615,7 @@ class AlphaSTomics(BaseModelClass):
             max_seconds=seconds,
             n_recomputed=contexts.n_recomputed,
             curriculum=curriculum,
+            context_parallel_size=context_parallel_size,
             **plan_arguments,
         )
         if begun is not None:
@@ -658,7 +667,9 @@ class AlphaSTomics(BaseModelClass):
             if not is_out_of_memory(error):
                 raise
             let_go(error)
-            raise out_of_memory(contexts, self._estimated(contexts, accelerator, chosen, plan_kwargs), error) from error
+            step = {"accelerator": accelerator, "precision": chosen, "plan_kwargs": plan_kwargs}
+            estimate = self._estimated(contexts, context_parallel_size=context_parallel_size, **step)
+            raise out_of_memory(contexts, estimate, error) from error
         finally:
             if self.trainer.global_step > 0:
                 spent = time.monotonic() - began
@@ -680,18 +691,14 @@ class AlphaSTomics(BaseModelClass):
         if self.mode in ("any", "joint"):
             self.outlines_ = fit_outlines(self, source)
 
-    def _estimated(
-        self, contexts: Contexts, accelerator: str, precision: str | int, plan_kwargs: dict[str, Any] | None
-    ) -> MemoryEstimate | None:
+    def _estimated(self, contexts: Contexts, **step: Any) -> MemoryEstimate | None:
         """Memory of a step; None where it cannot be estimated."""
         try:
             return self.estimate_memory(
                 contexts.context_size,
                 contexts.micro_batch_size,
-                precision=precision,
                 recompute=contexts.n_recomputed,
-                accelerator=accelerator,
-                plan_kwargs=plan_kwargs,
+                **step,
             )
         except NotImplementedError:
             return None
@@ -718,6 +725,7 @@ class AlphaSTomics(BaseModelClass):
         precision: str | int = "auto",
         recompute: int | Literal["none", "all"] = "none",
         accelerator: str = "auto",
+        context_parallel_size: int = 1,
         plan_kwargs: dict[str, Any] | None = None,
     ) -> MemoryEstimate:
         """Estimate the memory of a step of the training, or of a call of the network; nothing is run or allocated.
@@ -734,6 +742,8 @@ class AlphaSTomics(BaseModelClass):
             As in :meth:`train`.
         recompute
             ``"none"``, ``"all"``, or the number of blocks that are recomputed.
+        context_parallel_size
+            Number of processes that share a context in training; the estimate is of one of them.
 
         Returns
         -------
@@ -749,6 +759,7 @@ class AlphaSTomics(BaseModelClass):
         """
         if n_cells < 1 or batch_size < 1:
             raise ValueError(f"n_cells={n_cells} and batch_size={batch_size} count cells: both at least 1")
+        check_groups(context_parallel_size, context_parallel_size)
         device = estimated_device(device_of(accelerator).type)
         common: dict[str, Any] = {
             "n_cells": n_cells, "precision": resolve_precision(precision), "device": device
@@ -764,6 +775,7 @@ class AlphaSTomics(BaseModelClass):
             self.module.config,
             n_contexts=max(1, batch_size // n_cells),
             n_recomputed=k,
+            context_parallel_size=context_parallel_size,
             **common,
             **self._plan_arguments(self.summary_stats.n_cells, None, plan_kwargs),
         )

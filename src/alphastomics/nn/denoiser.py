@@ -26,9 +26,13 @@ from torch.nn import functional
 
 from alphastomics.nn.block import AdaptiveNorm, Block
 from alphastomics.nn.config import DenoiserConfig
+from alphastomics.nn.draws import drawing_for_cells
 from alphastomics.nn.embeddings import ClockEmbedding, CrowdingEmbedding, FourierPosition
+from alphastomics.nn.experts import Routing, Routings
+from alphastomics.nn.geometry import Geometry
 from alphastomics.nn.packing import PackingNetwork
 from alphastomics.nn.pair.features import N_CHANNELS
+from alphastomics.nn.parallel import ALONE
 from alphastomics.nn.residual import expand, reduce
 from alphastomics.nn.sharing import LayerStack
 from alphastomics.nn.surroundings import Surroundings
@@ -39,7 +43,7 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike
     from torch import Tensor
 
-    from alphastomics.nn.experts import Routing
+    from alphastomics.nn.parallel import SequenceParallel
 
 __all__ = ["Denoiser", "DenoiserConfig", "Prediction"]
 
@@ -200,6 +204,7 @@ class Denoiser(nn.Module):
         position: Tensor | None = None,
         masked: Tensor | None = None,
         sequence: Tensor | None = None,
+        parallel: SequenceParallel = ALONE,
     ) -> Prediction:
         """Blocks and heads on the summed embeddings ``h`` (B, N, d).
 
@@ -210,6 +215,41 @@ class Denoiser(nn.Module):
         clock = self.clock(t_expr, t_pos)
         if mask is not None:  # a context of padding alone attends to itself, so that its gradients stay finite
             mask = mask | ~mask.any(dim=1, keepdim=True)
+        if parallel.world_size > 1:
+            return self._in_parts(h, clock, geometry or Geometry(), mask, predict, routings, parallel)
+        return self._predict(h, clock, geometry, mask, predict, routings)
+
+    def _in_parts(
+        self,
+        h: Tensor,
+        clock: Tensor,
+        geometry: Geometry,
+        mask: Tensor | None,
+        predict: tuple[str, ...],
+        routings: MutableSequence[Routing] | None,
+        parallel: SequenceParallel,
+    ) -> Prediction:
+        """What :meth:`_predict` gives for all cells, of which it is run on those of this process."""
+        n_cells, own_routings = h.shape[1], Routings()
+        mask = parallel.split(torch.ones_like(h[..., 0], dtype=torch.bool) if mask is None else mask)
+        h, geometry = parallel.split(h), geometry.split(parallel)
+        with drawing_for_cells(parallel.rank * h.shape[1]):
+            prediction = self._predict(h, clock, geometry, mask, predict, own_routings)
+        if routings is not None:
+            for own in own_routings:
+                routings.append(Routing(*(parallel.gather(part, n_cells) for part in own)))
+        expression, position = (None if x is None else parallel.gather(x, n_cells) for x in prediction[:2])
+        return Prediction(expression, position, parallel.gather(prediction.latent, n_cells))
+
+    def _predict(
+        self,
+        h: Tensor,
+        clock: Tensor,
+        geometry: Geometry | None,
+        mask: Tensor | None,
+        predict: tuple[str, ...],
+        routings: MutableSequence[Routing] | None,
+    ) -> Prediction:
         if self.config.residual == "hyper":
             h = expand(h, self.config.n_streams)
         h = self.blocks(h, clock, geometry, mask, routings)
@@ -238,6 +278,7 @@ class Denoiser(nn.Module):
         masked: tuple[Tensor | None, Tensor | None] = (None, None),
         crowding: Tensor | None = None,
         sequence: Tensor | None = None,
+        parallel: SequenceParallel = ALONE,
     ) -> Prediction:
         """Run the network.
 
@@ -264,11 +305,23 @@ class Denoiser(nn.Module):
             An index (B, N) that orders the cells, where the network reads one; only its differences are used.
         routings
             A list to which every layer with experts adds where the cells went.
+        parallel
+            Processes that all run the network on these contexts: blocks and heads are run on the cells of each, and every
+            process returns the whole.
         """
         h = self.embed_expression(expression, t_expr, held, masked[0])
         h = h + self.embed_position(position, t_pos, masked[1], crowding)
         return self.trunk(
-            h, t_expr, t_pos, mask, predict, routings, position=position, masked=masked[1], sequence=sequence
+            h,
+            t_expr,
+            t_pos,
+            mask,
+            predict,
+            routings,
+            position=position,
+            masked=masked[1],
+            sequence=sequence,
+            parallel=parallel,
         )
 
     def neighbourhood(self, latent: Tensor) -> Tensor:

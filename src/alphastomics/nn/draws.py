@@ -3,7 +3,8 @@ r"""What the network draws in training, from a generator of each context.
 .. math:: u_{bi} \sim G_b, \qquad i = 1, \dots, n_b
 
 :math:`n_b` are the real cells of context b. However contexts are divided into batches and among processes, and whatever they
-are padded to, a context draws the same numbers. Where no generators are at hand, that of PyTorch serves.
+are padded to, a context draws the same numbers. A process that has some of its cells draws those of all, and takes its own. Where no
+generators are at hand, that of PyTorch serves.
 """
 
 from __future__ import annotations
@@ -33,10 +34,12 @@ class ContextGenerators:
         One for each of B contexts, on the device of the network.
     n_cells
         Real cells of each, which come first.
+    start
+        Number of the first cell that the network is given; it is given as many as it draws for.
     """
 
-    def __init__(self, generators: Sequence[Generator], n_cells: Sequence[int]) -> None:
-        self.generators, self.n_cells = list(generators), list(n_cells)
+    def __init__(self, generators: Sequence[Generator], n_cells: Sequence[int], start: int = 0) -> None:
+        self.generators, self.n_cells, self.start = list(generators), list(n_cells), start
 
     @classmethod
     def seeded(cls, seeds: Sequence[int], n_cells: Sequence[int], device: torch.device) -> ContextGenerators:
@@ -46,14 +49,20 @@ class ContextGenerators:
     def copy(self) -> ContextGenerators:
         """Generators that will draw what these will."""
         copies = [torch.Generator(each.device).set_state(each.get_state()) for each in self.generators]
-        return ContextGenerators(copies, self.n_cells)
+        return ContextGenerators(copies, self.n_cells, self.start)
+
+    def starting_at(self, start: int) -> ContextGenerators:
+        """The same generators, for a network that is given the cells from ``start`` on."""
+        return ContextGenerators(self.generators, self.n_cells, start)
 
     def draw(self, how: Callable[..., Tensor], shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """Values (B, N, C) by ``torch.rand`` or ``torch.randn``, 0 for padding."""
         device = self.generators[0].device
         drawn = torch.zeros(*shape, dtype=dtype, device=device)
         for row, generator, n in zip(drawn, self.generators, self.n_cells, strict=True):
-            row[:n] = how(n, shape[2], generator=generator, dtype=dtype, device=device)
+            values = how(n, shape[2], generator=generator, dtype=dtype, device=device)
+            own = values[self.start : self.start + shape[1]]
+            row[: len(own)] = own
         return drawn
 
 
@@ -71,6 +80,11 @@ def drawing_from(generators: ContextGenerators | None) -> Iterator[None]:
 def drawing_again() -> AbstractContextManager[None]:
     """A context in which the network draws once more what it draws from now on, for blocks that are run again."""
     return nullcontext() if _current is None else drawing_from(_current.copy())
+
+
+def drawing_for_cells(start: int) -> AbstractContextManager[None]:
+    """A context in which the network is given the cells from ``start`` on, of contexts that others have the rest of."""
+    return nullcontext() if _current is None else drawing_from(_current.starting_at(start))
 
 
 def normal(shape: Sequence[int], real: Tensor | None, dtype: torch.dtype, device: torch.device) -> Tensor:

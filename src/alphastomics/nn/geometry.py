@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
 
+from alphastomics.nn.parallel import ALONE, SequenceParallel
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -58,6 +60,9 @@ class Geometry(NamedTuple):
         Cells (B, N, K) that a cell looks at, -1 where there are fewer, see :func:`alphastomics.nn.neighbours.neighbor_pairs`.
     pairs
         Features of pairs, in factors.
+    parallel
+        Processes over which the cells are split, see :mod:`alphastomics.nn.parallel`. All else is then of the n cells of this
+        process, as features and masks are; the numbers of neighbours count the cells of all.
     """
 
     position: Tensor | None = None
@@ -66,6 +71,22 @@ class Geometry(NamedTuple):
     frames: Tensor | None = None
     neighbours: Tensor | None = None
     pairs: Pairs | None = None
+    parallel: SequenceParallel = ALONE
+
+    def split(self, parallel: SequenceParallel) -> Geometry:
+        """That of the cells of this process."""
+
+        def own(x: Tensor | None) -> Tensor | None:
+            return None if x is None else parallel.split(x)
+
+        return self._replace(
+            position=own(self.position),
+            sequence=own(self.sequence),
+            frames=own(self.frames),
+            neighbours=None if self.neighbours is None else parallel.split(self.neighbours + 1) - 1,  # padding has none
+            pairs=None if self.pairs is None else Factors(*(parallel.split(s, 2) for s in _sides(self.pairs))),
+            parallel=parallel,
+        )
 
     def trusted(self, x: Tensor) -> Tensor:
         """Trust (B,) of the contexts of ``x`` (B, N, d), in at least 32 bits; 0 where there are no positions."""
@@ -100,7 +121,9 @@ class Geometry(NamedTuple):
             raise ValueError(f"positions have {self.position.shape[-1]} dimensions, this attention is for {n_dims}")
         used = self.used(x, mask)[..., None]
         position = self.position.to(dtype).masked_fill(~used, 0.0)
-        middle = position.sum(dim=1, keepdim=True) / used.sum(dim=1, keepdim=True).clamp_min(1)
+        sums = torch.cat([position.sum(dim=1, keepdim=True), used.sum(dim=1, keepdim=True).to(dtype)], dim=-1)
+        sums = self.parallel.sum_over_cells(sums)
+        middle = sums[..., :-1] / sums[..., -1:].clamp_min(1)
         return (position - middle).masked_fill(~used, 0.0)
 
     def used(self, x: Tensor, mask: Tensor | None) -> Tensor:
@@ -109,23 +132,35 @@ class Geometry(NamedTuple):
         return used if mask is None else used & mask
 
     def part(self, context: int, n_cells: int) -> Geometry:
-        """That of the first ``n_cells`` cells of one context, as a batch of its own."""
-        first = (slice(context, context + 1), slice(n_cells))
-        neighbours = None
-        if self.neighbours is not None:
-            neighbours = self.neighbours[first]
+        """That of the first ``n_cells`` cells of one context, as a batch of its own, which is not split."""
+        one = slice(context, context + 1)
+
+        def first(x: Tensor | None) -> Tensor | None:
+            return None if x is None else self.parallel.first(x[one], n_cells)
+
+        neighbours = first(self.neighbours)
+        if neighbours is not None:
             neighbours = neighbours.masked_fill(neighbours >= n_cells, -1)
         pairs = None
         if self.pairs is not None:
-            pairs = Factors(*(side[first[0], :, :n_cells] for side in (self.pairs.left, self.pairs.right)))
+            pairs = Factors(*(self.parallel.first(side[one], n_cells, 2) for side in _sides(self.pairs)))
         return Geometry(
-            position=None if self.position is None else self.position[first],
-            trust=None if self.trust is None else self.trust[first[0]],
-            sequence=None if self.sequence is None else self.sequence[first],
-            frames=None if self.frames is None else self.frames[first],
+            position=first(self.position),
+            trust=None if self.trust is None else self.trust[one],
+            sequence=first(self.sequence),
+            frames=first(self.frames),
             neighbours=neighbours,
             pairs=pairs,
         )
+
+
+def processes_of(geometry: Geometry | None) -> SequenceParallel:
+    """The processes over which cells are split; one where nothing is known of them."""
+    return ALONE if geometry is None else geometry.parallel
+
+
+def _sides(pairs: Pairs) -> tuple[Tensor, Tensor]:
+    return pairs.left, pairs.right
 
 
 def at_least_32_bits(dtype: torch.dtype) -> torch.dtype:

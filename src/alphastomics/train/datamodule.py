@@ -10,6 +10,7 @@ from alphastomics.data import Augmentation, ContextDataset
 from alphastomics.data._batch import RawBatch
 from alphastomics.data._encode_batch import BatchEncoder
 from alphastomics.data._loaders import ContextLoader
+from alphastomics.train.context_parallel import group_of
 from alphastomics.train.token_budget import TokenBudget
 
 if TYPE_CHECKING:
@@ -45,6 +46,8 @@ class ContextDataModule(pl.LightningDataModule):
         Processes that cut contexts; a thread does when 0.
     targets
         Whether expression is something to be sampled, as in :class:`~alphastomics.data.ContextDataset`.
+    context_parallel_size
+        Number of processes that take the same contexts, see ``train/context_parallel.py``.
 
     Raises
     ------
@@ -66,6 +69,7 @@ class ContextDataModule(pl.LightningDataModule):
         validation_size: float | None = None,
         num_workers: int = 0,
         targets: bool = False,
+        context_parallel_size: int = 1,
     ) -> None:
         super().__init__()
         check_sizes(context_size, batch_size, micro_batch_size)
@@ -73,7 +77,7 @@ class ContextDataModule(pl.LightningDataModule):
         self.micro_batch_size = max(batch_size, context_size) if micro_batch_size is None else micro_batch_size
         self.contexts_per_batch, self.batches_per_step = self._parts(context_size)
         self._contexts_in_validation = self.contexts_per_batch
-        self.num_workers = num_workers
+        self.num_workers, self.context_parallel_size = num_workers, context_parallel_size
         self._encode = BatchEncoder(source.schema)
         self._train_loader: ContextLoader | None = None
         self._validation_loader: ContextLoader | None = None
@@ -140,12 +144,12 @@ class ContextDataModule(pl.LightningDataModule):
         return self._validation_loader
 
     def n_trained(self, batch: int) -> int:
-        """Number of contexts that all processes have in this batch of an epoch of training."""
+        """Number of contexts that all groups of processes have in this batch of an epoch of training."""
         assert self._train_loader is not None
         return self._train_loader.n_contexts(batch)
 
     def n_validated(self, batch: int) -> int:
-        """Number of contexts that all processes have in this batch of a validation."""
+        """Number of contexts that all groups of processes have in this batch of a validation."""
         assert self._validation_loader is not None
         return self._validation_loader.n_contexts(batch)
 
@@ -155,10 +159,8 @@ class ContextDataModule(pl.LightningDataModule):
 
     def _loader(self, dataset: ContextDataset, contexts_per_batch: int) -> ContextLoader:
         # The dataset shuffles: its contexts come in random order, cut anew in every epoch.
-        rank, world_size = (0, 1) if self.trainer is None else (self.trainer.global_rank, self.trainer.world_size)
-        return ContextLoader(
-            dataset, contexts_per_batch, num_workers=self.num_workers, rank=rank, world_size=world_size
-        )
+        group, n_groups = group_of(self.trainer, self.context_parallel_size)
+        return ContextLoader(dataset, contexts_per_batch, num_workers=self.num_workers, rank=group, world_size=n_groups)
 
 
 def check_sizes(context_size: int, batch_size: int, micro_batch_size: int | None) -> None:

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from alphastomics.nn import expert_usage
+from alphastomics.nn import Routing, expert_usage
+from alphastomics.nn.geometry import processes_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -45,19 +46,22 @@ def layer_statistics(seen: Mapping[int, SeenLayer], mask: Tensor) -> dict[str, T
     few = mask[first : first + 1, :SINK_CELLS]
     for i, layer in seen.items():
         name = f"{LAYER}{i}"
+        parallel = processes_of(layer.geometry)
         gates = layer.attention.gates(layer.x)
         if gates is not None:
-            values[f"{name}_gate_mean"], values[f"{name}_gate_sd"] = _mean_sd(gates.float(), mask)
+            gates = parallel.gather(gates.float(), mask.shape[1])
+            values[f"{name}_gate_mean"], values[f"{name}_gate_sd"] = _mean_sd(gates, mask)
         values[f"{name}_sink"] = _sink(layer, first, few)
         if layer.routing is not None:
-            usage = expert_usage(layer.routing, mask)
+            routing = Routing(*(parallel.gather(part, mask.shape[1]) for part in layer.routing))
+            usage = expert_usage(routing, mask)
             values |= {f"{name}_expert_usage_{expert}": share for expert, share in enumerate(usage)}
     return values
 
 
 def _sink(layer: SeenLayer, context: int, few: Tensor) -> Tensor:
     """Of some cells of a context; 0 where there are none."""
-    x = layer.x[context : context + 1, :SINK_CELLS]
+    x = processes_of(layer.geometry).first(layer.x[context : context + 1], few.shape[1])
     if not bool(few.any()):
         return x.new_zeros((), dtype=torch.float32)
     geometry = layer.geometry.part(context, x.shape[1]) if layer.geometry else None

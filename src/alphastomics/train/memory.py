@@ -28,6 +28,7 @@ from torch import Tensor, nn
 
 from alphastomics.data import Batch
 from alphastomics.nn import Denoiser, Experts
+from alphastomics.nn.parallel import SequenceParallel
 from alphastomics.train._storages import StorageCounter, no_data
 from alphastomics.train.plan import TrainingPlan, sequence_of
 from alphastomics.train.recompute import recompute
@@ -181,6 +182,7 @@ def estimate_training(
     n_recomputed: int = 0,
     accumulate: bool = False,
     device: str | torch.device = "cpu",
+    context_parallel_size: int = 1,
     **arguments: Any,
 ) -> MemoryEstimate:
     """Estimate a step of :class:`~alphastomics.train.TrainingPlan`.
@@ -195,6 +197,8 @@ def estimate_training(
         Number of blocks that are recomputed, see :func:`~alphastomics.train.recompute.recompute`.
     precision, accumulate, device
         As in :func:`estimate_step`.
+    context_parallel_size
+        Number of processes that share a context; the estimate is of one of them.
     **arguments
         Those of the plan, without ``spacing``: the packing network is left out.
     """
@@ -202,6 +206,7 @@ def estimate_training(
     def make_step() -> Step:
         plan = TrainingPlan(Denoiser(config), **arguments)
         plan.module.apply(_spread_evenly)
+        plan.parallel = ImaginedProcesses(context_parallel_size)
         batch = _full_batch(config, n_contexts, n_cells, targets=plan.mode != "expr_to_pos")
 
         def run() -> Tensor:
@@ -232,6 +237,19 @@ def estimate_inference(
         return Step(module, inputs, lambda: module(*inputs, crowding=batch.crowding, sequence=sequence))
 
     return estimate_step(make_step, training=False, precision=precision, device=device)
+
+
+class ImaginedProcesses(SequenceParallel):
+    """The first of some processes that are not there: what it would get from the others has the shape of what it has."""
+
+    def __init__(self, world_size: int) -> None:
+        super().__init__()
+        self.world_size = world_size
+
+    def gather(self, x: Tensor, n_cells: int | None = None, dim: int = 1) -> Tensor:
+        """As if all had the cells of this one."""
+        whole = x if self.world_size == 1 else torch.cat([x] * self.world_size, dim)
+        return whole if n_cells is None else whole.narrow(dim, 0, n_cells)
 
 
 class _Keys:

@@ -20,7 +20,7 @@ class Meter(pl.Callback):
     """Logs ``cells_per_second``, of all processes together, and ``memory_gib``, at the first step and then every second.
 
     Time is counted from the end of one step to the end of the next, what was waited for cells included and validation left
-    out. Every process counts its own cells; all have nearly as many.
+    out. Every group of processes that share contexts counts its own cells; all have nearly as many.
     """
 
     SECONDS = 1.0
@@ -52,7 +52,8 @@ class Meter(pl.Callback):
         self._cells = self._cells + batch.mask.sum()  # left on the device, which need not wait for it
         if self._told and self._seconds < self.SECONDS:
             return
-        rate = float(self._cells) * trainer.world_size / self._seconds
+        n_groups = trainer.world_size // pl_module.context_parallel_size  # type: ignore[operator]
+        rate = float(self._cells) * n_groups / self._seconds
         found = {"cells_per_second": rate, "memory_gib": peak_memory(pl_module.device) / GIB}
         pl_module.log_dict(found, prog_bar=True, on_step=True, on_epoch=False)
         self._seconds, self._cells, self._told = 0.0, 0, True

@@ -30,10 +30,12 @@ from alphastomics.diffusion.masking import clean_value
 from alphastomics.nn import Routings, balance_losses, expert_counts
 from alphastomics.nn.diagnostics import SeenLayer, watch_layers
 from alphastomics.nn.draws import ContextGenerators, drawing_from
+from alphastomics.nn.parallel import ALONE
 from alphastomics.train.balance import ExpertLoad
 from alphastomics.train.chain import chain_losses
 from alphastomics.train.clocks import Mode, draw_clocks, keyed_rng, spread_kind
 from alphastomics.train.config import DiffusionConfig, PlanConfig
+from alphastomics.train.context_parallel import join_group
 from alphastomics.train.diagnostics import EVERY, layer_statistics
 from alphastomics.train.held import draw_held
 from alphastomics.train.masking import Masks, draw_masks
@@ -86,6 +88,8 @@ class TrainingPlan(Optimisation):
         Number of blocks that are recomputed in training, see ``train/recompute.py``.
     curriculum
         By which contexts grow, if they do.
+    context_parallel_size
+        Number of processes over which the cells of a context are split, see ``train/context_parallel.py``.
     **config
         Fields of :class:`~alphastomics.train.PlanConfig`.
 
@@ -108,6 +112,7 @@ class TrainingPlan(Optimisation):
         masking: MaskingConfig | None = None,
         n_recomputed: int = 0,
         curriculum: LengthCurriculum | None = None,
+        context_parallel_size: int = 1,
         **config: Any,
     ) -> None:
         super().__init__(
@@ -126,6 +131,8 @@ class TrainingPlan(Optimisation):
         self.smallest = smallest_time(self.diffusion.position.schedule, spacing)
         self.masking = masking
         self.n_recomputed = n_recomputed
+        self.context_parallel_size = context_parallel_size
+        self.parallel = ALONE  # while training runs, the processes of the group
         # Where weights are spread over processes, the network that they come from; in a tuple it is no part of this one.
         self._whole: tuple[Denoiser, ...] = ()
         self.load = ExpertLoad()
@@ -282,6 +289,7 @@ class TrainingPlan(Optimisation):
             crowding=batch.crowding if batch.crowding.shape[-1] else None,
             sequence=sequence_of(batch.sequence),
             routings=routings,
+            parallel=self.parallel,
         )
         x_0_pos = self.clean_position(output.position.float(), z_pos, t_pos, mask, masks.position)
         rngs = [keyed_rng(key, PAIRS + purpose) for key in batch.key.cpu().numpy()]
@@ -387,7 +395,11 @@ class TrainingPlan(Optimisation):
             self._whole, self.module = (self.module,), shard(self.module, self._device_mesh["data_parallel"])
 
     def unshard(self, *, together: bool = True) -> None:
-        """Give back the network that was there before, with what was learned if all processes do so ``together``."""
+        """Give back the network that was there before, with what was learned if all processes do so ``together``.
+
+        Cells are no longer split.
+        """
+        self.parallel = ALONE
         for module in self._whole:
             if together:
                 copy_whole(self.module, module)
@@ -398,8 +410,9 @@ class TrainingPlan(Optimisation):
         self.unshard()
 
     def on_fit_start(self) -> None:
-        """Start the clock, and from experts that are evenly used."""
+        """Start the clock, and from experts that are evenly used; meet those who share contexts."""
         super().on_fit_start()
+        self.parallel = join_group(self.trainer, self.context_parallel_size)
         self.load.begin(self.module.config, self.device)
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
@@ -434,7 +447,7 @@ class TrainingPlan(Optimisation):
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         """Loss of a held-out batch, with the same noise at every epoch."""
         losses = self.losses(batch, purpose=VALIDATION)
-        here = self._datamodule.n_validated(batch_idx) / self.trainer.world_size
+        here = self._datamodule.n_validated(batch_idx) / self._n_groups
         self._log("validation", self.total(losses, batch, here), losses, batch, here)
 
     def _generators(self, batch: Batch) -> ContextGenerators:
@@ -446,9 +459,14 @@ class TrainingPlan(Optimisation):
     def _datamodule(self) -> ContextDataModule:
         return self.trainer.datamodule  # type: ignore[attr-defined]
 
+    @property
+    def _n_groups(self) -> int:
+        """Number of groups of processes, each of which has contexts of its own."""
+        return self.trainer.world_size // self.context_parallel_size
+
     def _count(self, batch_idx: int) -> tuple[float, float]:
-        """Mean number of real contexts that a process has in this batch, and in a batch of this step of the optimiser."""
-        n, w = self.trainer.accumulate_grad_batches, self.trainer.world_size
+        """Mean number of real contexts that a group has in this batch, and in a batch of this step of the optimiser."""
+        n, w = self.trainer.accumulate_grad_batches, self._n_groups
         first = batch_idx - batch_idx % n
         batches = range(first, min(first + n, int(self.trainer.num_training_batches)))
         counts = {i: self._datamodule.n_trained(i) for i in batches}
@@ -463,7 +481,7 @@ class TrainingPlan(Optimisation):
         count: float,
         seen: Mapping[int, SeenLayer] | None = None,
     ) -> None:
-        """Log means over the contexts of a batch, of which each process has ``count``."""
+        """Log means over the contexts of a batch, of which each group of processes has ``count``."""
         real = batch.mask.any(1).float()
         values = {f"{stage}_loss": loss.detach()}
         share = 1 / count if count else 0.0  # a batch of padding weighs nothing
@@ -471,7 +489,7 @@ class TrainingPlan(Optimisation):
         if seen:
             with gathered(self.module.blocks):
                 values |= mean_of_some(self.trainer, layer_statistics(seen, batch.mask), batch.mask.any())
-        n_contexts = round(count * self.trainer.world_size)
+        n_contexts = round(count * self._n_groups)
         self.log_dict(values, on_step=False, on_epoch=True, batch_size=n_contexts, sync_dist=True)
         if stage == "train":
             self.sums.take_up(self)

@@ -15,6 +15,7 @@ from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from lightning.fabric.utilities.rank_zero import rank_zero_only
 from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy, Strategy
 
+from alphastomics.train.context_parallel import check_groups
 from alphastomics.train.devices import count_devices, device_of
 from alphastomics.train.launch import LaunchedDDPStrategy
 
@@ -38,6 +39,7 @@ def resolve_strategy(
     devices: int | list[int] | str = "auto",
     num_nodes: int = 1,
     precision: str | int = "32",
+    context_parallel_size: int = 1,
 ) -> str | Strategy:
     """The strategy of that name for Lightning's trainer.
 
@@ -48,6 +50,8 @@ def resolve_strategy(
         device, else ``"ddp"``, in notebooks ``"ddp_notebook"``.
     accelerator, devices, num_nodes, precision
         As in :class:`lightning.pytorch.Trainer`.
+    context_parallel_size
+        Number of processes that share a context.
 
     Raises
     ------
@@ -56,8 +60,10 @@ def resolve_strategy(
     RuntimeError
         If processes cannot be started that way from here; the message says how they can.
     ValueError
-        If there is no strategy of that name, or not for this device.
+        If there is no strategy of that name, or not for this device, or for processes that share contexts.
     """
+    if context_parallel_size != 1:
+        check_groups(context_parallel_size, num_nodes * count_devices(accelerator, devices))
     if isinstance(strategy, Strategy):
         return strategy
     if strategy not in STRATEGIES:
@@ -69,6 +75,8 @@ def resolve_strategy(
         strategy = "ddp" if _can_start_again() else "ddp_notebook"
     kind = device_of(accelerator, devices).type
     _refuse_for_device(strategy, kind, str(precision))
+    if context_parallel_size > 1 and strategy.startswith("deepspeed"):
+        raise ValueError(f"strategy={strategy!r} is not known to work with context_parallel_size: take strategy='ddp'")
     _refuse_for_start(strategy, kind)
     return _made(strategy)
 

@@ -60,9 +60,9 @@ def edge_sums(weight: Tensor, value: Tensor, other: Tensor) -> Tensor:
     return torch.stack([F.embedding_bag(other, v, mode="sum", per_sample_weights=a) for a, v in pairs])
 
 
-def returned_sums(weight: Tensor, query: Iterable[Tensor], other: Tensor) -> Tensor:
-    """Sums g (H, M, F), over the edges to a cell, with weights a (H, M, E) of the rows of q, H times (M, F)."""
-    n, degree = other.shape
+def returned_sums(weight: Tensor, query: Iterable[Tensor], other: Tensor, n: int) -> Tensor:
+    """Sums g (H, M, F), over the edges to each of M = ``n`` cells, with weights a (H, S, E) of the rows of q, H times (S, F)."""
+    degree = other.shape[1]
     ends, edge = other.flatten().sort()
     first = torch.searchsorted(ends, torch.arange(n, dtype=ends.dtype, device=ends.device), out_int32=True)
     origin = (edge // degree).int()

@@ -41,6 +41,7 @@ from torch import nn
 
 from alphastomics.nn.attention.softmax import BLOCK, GateType, SoftmaxAttention
 from alphastomics.nn.geometry import at_least_32_bits
+from alphastomics.nn.parallel import attend_to_all
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -169,7 +170,7 @@ class GeometricAttention(SoftmaxAttention):
         b, n, d = x.shape
         q, k, v = self.columns(x, geometry, mask)
         with torch.autocast(x.device.type, enabled=False):  # the columns have the precision that they need
-            mixed = F.scaled_dot_product_attention(q, k, v, scale=1.0)
+            mixed = attend_to_all(q, k, v, geometry.parallel, scale=1.0)
             seen = None if self.seen is None else self._seen(mixed[..., self.d_head :], x, geometry, mask)
         o = mixed[..., : self.d_head].transpose(1, 2)  # (B, N, H, d_h)
         gates = self.gates(x)

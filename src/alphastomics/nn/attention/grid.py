@@ -26,11 +26,13 @@ from torch import nn
 
 from alphastomics.nn.attention.softmax import GateType, SoftmaxAttention
 from alphastomics.nn.neighbours import lexicographic_order
+from alphastomics.nn.parallel import ALONE
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from alphastomics.nn.geometry import Geometry
+    from alphastomics.nn.parallel import SequenceParallel
 
 
 class Grid(NamedTuple):
@@ -59,7 +61,7 @@ class Grid(NamedTuple):
         return slots.gather(1, self.slot[..., None].expand(-1, -1, slots.shape[-1]))
 
 
-def quantile_grid(a: Tensor, b: Tensor, mask: Tensor) -> Grid:
+def quantile_grid(a: Tensor, b: Tensor, mask: Tensor, *, multiple: int = 1) -> Grid:
     """Deal cells with coordinates ``a`` and ``b`` (B, N) to columns by quantiles of a, and sort these by b.
 
     Parameters
@@ -68,8 +70,11 @@ def quantile_grid(a: Tensor, b: Tensor, mask: Tensor) -> Grid:
         Coordinates; ties in one are settled by the other.
     mask
         Real cells (B, N).
+    multiple
+        Of what S is to be a multiple; columns and rows that this adds are empty.
     """
     side = math.isqrt(max(mask.shape[1] - 1, 0)) + 1
+    side += -side % multiple
     n = mask.sum(dim=1, keepdim=True).clamp_min(1)
     m = n.float().sqrt().ceil().long()
     column = _rank(b, a, (~mask).long()) * m // n
@@ -135,27 +140,33 @@ class GridAttention(nn.Module):
         ValueError
             If positions have another number of dimensions.
         """
-        grid = self.grid(x, geometry, mask)
-        along_rows, along_columns = self._passes(grid.lay(x), grid)
-        return grid.take(along_rows + along_columns)
+        grid, parallel = self.grid(x, geometry, mask), geometry.parallel
+        own_rows = parallel.split(grid.lay(parallel.gather(x)), dim=2)
+        along_rows, along_columns = self._passes(own_rows, grid.held, parallel)
+        own_cells = grid._replace(slot=parallel.split(grid.slot))
+        return own_cells.take(parallel.gather(along_rows + along_columns, dim=2))
 
     def grid(self, x: Tensor, geometry: Geometry, mask: Tensor | None = None) -> Grid:
-        """Lay the grid through the cells; the arguments are those of :meth:`forward`."""
+        """Lay the grid through the cells, those of all processes; the arguments are those of :meth:`forward`."""
         mask = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device) if mask is None else mask
         with torch.no_grad(), torch.autocast(x.device.type, enabled=False):  # rounding would tie cells
             position = geometry.centred(x, mask, self.n_dims)
             located = (geometry.trusted(x) > 0)[:, None, None]
             resembling = x.to(position.dtype) @ self.feature_axes.to(position.dtype).T
-            a, b = torch.where(located, position @ self.axes.to(position.dtype).T, resembling).unbind(dim=-1)
-            return quantile_grid(a, b, mask)
+            where = torch.where(located, position @ self.axes.to(position.dtype).T, resembling)
+            parallel = geometry.parallel
+            a, b = parallel.gather(where).unbind(dim=-1)
+            return quantile_grid(a, b, parallel.gather(mask), multiple=parallel.world_size)
 
-    def _passes(self, x: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
-        """Both terms of y for cells in their slots, (B, S, S, d)."""
-        rows, in_rows = _rows(x, grid)
+    def _passes(self, x: Tensor, held: Tensor, parallel: SequenceParallel = ALONE) -> tuple[Tensor, Tensor]:
+        """Both terms of y for cells in their slots (B, S, S, d), of which a process holds some rows."""
+        rows, in_rows = _rows(x, parallel.split(held, dim=2))
         shape = (x.shape[0], x.shape[2], x.shape[1], x.shape[3])
         along_rows = self.along_rows(rows, mask=in_rows).view(shape).transpose(1, 2)
-        columns, in_columns = _columns(x + along_rows, grid)
-        return along_rows, self.along_columns(columns, mask=in_columns).view_as(x)
+        own_columns = parallel.resplit(x + along_rows, whole=1, split=2)
+        columns, in_columns = _columns(own_columns, parallel.split(held))
+        along_columns = self.along_columns(columns, mask=in_columns).view_as(own_columns)
+        return along_rows, parallel.resplit(along_columns, whole=2, split=1)
 
     def gates(self, x: Tensor) -> Tensor | None:
         """Gates in (0, 1) of the attention along rows; those along columns see what it returned."""
@@ -189,25 +200,25 @@ class GridAttention(nn.Module):
     def _matrices(self, x: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
         """Attention matrices (B, S, H, S, S) of every row, and of every column."""
         x = grid.lay(x)
-        along_rows, _ = self._passes(x, grid)
+        along_rows, _ = self._passes(x, grid.held)
         b, side, _, _ = x.shape
         every = torch.arange(side, device=x.device)
-        rows, in_rows = _rows(x, grid)
-        columns, in_columns = _columns(x + along_rows, grid)
+        rows, in_rows = _rows(x, grid.held)
+        columns, in_columns = _columns(x + along_rows, grid.held)
         by_row = self.along_rows.weights(rows, every, mask=in_rows)
         by_column = self.along_columns.weights(columns, every, mask=in_columns)
         return by_row.view(b, side, -1, side, side), by_column.view(b, side, -1, side, side)
 
 
-def _columns(x: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
+def _columns(x: Tensor, held: Tensor) -> tuple[Tensor, Tensor]:
     """Columns (B S, S, d) of the square (B, S, S, d), and their slots that attention may look at (B S, S)."""
-    held = grid.held.flatten(0, 1)
+    held = held.flatten(0, 1)
     return x.flatten(0, 1), held | ~held.any(dim=1, keepdim=True)  # an empty line looks at its zeros
 
 
-def _rows(x: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
+def _rows(x: Tensor, held: Tensor) -> tuple[Tensor, Tensor]:
     """Rows (B S, S, d), and their slots that attention may look at (B S, S)."""
-    return _columns(x.transpose(1, 2), Grid(grid.slot, grid.held.transpose(1, 2)))
+    return _columns(x.transpose(1, 2), held.transpose(1, 2))
 
 
 def _rank(*keys: Tensor) -> Tensor:

@@ -5,7 +5,8 @@ r"""Linear attention (Shen et al., WACV 2021): the baseline without an N x N mat
     o = W_o\, \phi(q)\, \big[\psi(k)^\top v\big], \qquad
     \phi(q)_{ic} = \operatorname*{softmax}_c q_{ic}, \quad \psi(k)_{jc} = \operatorname*{softmax}_j k_{jc}
 
-per head. :math:`A = \phi(q)\,\psi(k)^\top` is an attention matrix: not negative, and its rows sum to 1. Its rank is at
+per head. Where cells are split over processes, a process holds its rows of :math:`\psi(k)`, and the sum over j is one over
+processes. :math:`A = \phi(q)\,\psi(k)^\top` is an attention matrix: not negative, and its rows sum to 1. Its rank is at
 most the number of channels of a head, and it is never formed: time and memory grow with N alone.
 """
 
@@ -13,12 +14,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import torch
 from torch import nn
+
+from alphastomics.nn.geometry import at_least_32_bits, processes_of
+from alphastomics.nn.parallel import ALONE
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from alphastomics.nn.geometry import Geometry
+    from alphastomics.nn.parallel import SequenceParallel
 
 
 class LinearAttention(nn.Module):
@@ -40,18 +46,25 @@ class LinearAttention(nn.Module):
         self.qkv = nn.Linear(d_model, 3 * d_model)
         self.out = nn.Linear(d_model, d_model)
 
-    def features(self, x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    def features(
+        self, x: Tensor, mask: Tensor | None, parallel: SequenceParallel = ALONE
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Features of q and k, and v, each (B, H, N, d_h)."""
         b, n, _ = x.shape
         q, k, v = self.qkv(x).view(b, n, 3, self.n_heads, self.d_head).permute(2, 0, 3, 1, 4)
         if mask is not None:
-            k = k.masked_fill(~mask[:, None, :, None], float("-inf"))
-        return q.softmax(dim=-1), k.softmax(dim=-2), v
+            k = k.masked_fill(~mask[:, None, :, None], torch.finfo(k.dtype).min)  # finite, where a process has no other
+        psi = k.softmax(dim=-2)
+        if parallel.world_size > 1:
+            own = k.to(at_least_32_bits(k.dtype)).logsumexp(dim=2, keepdim=True)
+            psi = psi * (own - parallel.gather(own, dim=2).logsumexp(dim=2, keepdim=True)).exp()
+        return q.softmax(dim=-1), psi, v
 
     def forward(self, x: Tensor, geometry: Geometry | None = None, mask: Tensor | None = None) -> Tensor:
         """``x`` (B, N, d) to (B, N, d); cells where ``mask`` (B, N) is false are attended by nobody."""
-        q, k, v = self.features(x, mask)
-        o = q @ (k.mT @ v.to(k.dtype))
+        parallel = processes_of(geometry)
+        q, k, v = self.features(x, mask, parallel)
+        o = q @ parallel.sum_over_cells(k.mT @ v.to(k.dtype))
         return self.out(o.transpose(1, 2).reshape(x.shape))
 
     def gates(self, x: Tensor) -> None:

@@ -48,23 +48,28 @@ BLOCK = {"cpu": 2**20, "cuda": 2**26}  # entries of features of edges, and of sc
 
 
 class Graph(NamedTuple):
-    """All cells of a batch in one row of M = B N, and the edges between them.
+    """The cells of a batch in one row of M = B N, and the edges from those of this process, S, which may be all of them.
 
     Attributes
     ----------
     other
-        Neighbours (M, K + 1) in 32 bits, last the cell itself, which also stands where there are fewer.
+        Neighbours (S, K + 1) in 32 bits, last the cell itself, which also stands where there are fewer.
     valid
-        False (M, K + 1) where there is no neighbour.
-    query, key, value
-        q, k and v, (H, M, F); F = d_h, and the rank of the features of pairs where there are some.
+        False (S, K + 1) where there is no neighbour.
+    query
+        q, (H, S, F); F = d_h, and the rank of the features of pairs where there are some.
+    own
+        Position, place in the order and trust, (S, D + 2), in at least 32 bits.
     place
-        Position, place in the order and trust, (M, D + 2), in at least 32 bits.
+        The same of all cells, (M, D + 2).
+    key, value
+        k and v, (H, M, F).
     """
 
     other: Tensor
     valid: Tensor
     query: Tensor
+    own: Tensor
     place: Tensor
     key: Tensor
     value: Tensor
@@ -85,7 +90,7 @@ class Graph(NamedTuple):
     def ends(self, rows: slice | Tensor) -> tuple[Tensor, Tensor]:
         """Places of some cells (S, 1, D + 2), and of their neighbours (S, K + 1, D + 2)."""
         other = self.other[rows]
-        return self.place[rows][:, None], self.place.index_select(0, other.flatten()).unflatten(0, other.shape)
+        return self.own[rows][:, None], self.place.index_select(0, other.flatten()).unflatten(0, other.shape)
 
     def attention(self, rows: slice | Tensor, bias: Tensor, d_head: int) -> Tensor:
         """Attention (H, S, K + 1) of some cells with the bias (S, K + 1, H)."""
@@ -176,6 +181,7 @@ class NeighborAttention(SoftmaxAttention):
                 raise ValueError("this attention reads features of pairs, and there are none; take n_pair_channels=0")
             left, right = self.pair_columns.columns(geometry.pairs, q.dtype)
             q, k, v = torch.cat([q, self.d_head**0.5 * left], -1), torch.cat([k, right], -1), torch.cat([v, right], -1)
+        k, v = (geometry.parallel.gather(part, dim=2) for part in (k, v))
         q, k, v = (part.transpose(0, 1).flatten(1, 2) for part in (q, k, v))
         position = geometry.centred(x, mask, 1 if geometry.position is None else geometry.position.shape[-1])
         order = torch.zeros_like(position[..., :1])
@@ -185,8 +191,9 @@ class NeighborAttention(SoftmaxAttention):
             order = geometry.sequence[..., None].to(position.dtype)
             order = order if mask is None else order.masked_fill(~mask[..., None], 0.0)
         trust = geometry.trusted(x)[:, None, None].expand_as(order)
-        place = torch.cat([position, order, trust], dim=-1).flatten(0, 1)
-        return Graph(*_edges(x, geometry, mask), q, place, k, v)
+        own = torch.cat([position, order, trust], dim=-1)
+        place = geometry.parallel.gather(own)
+        return Graph(*_edges(x, geometry, mask), q, own.flatten(0, 1), place.flatten(0, 1), k, v)
 
     def _features(self, place: Tensor, other: Tensor) -> Tensor:
         """Features (S, K + 1, E) of edges between cells at ``place`` (S, 1, D + 2) and ``other`` (S, K + 1, D + 2)."""
@@ -244,7 +251,7 @@ class _AlongEdges(torch.autograd.Function):
         ctx.save_for_backward(w, *tensors)
         graph = Graph(*tensors).wide()
         w = w.to(graph.place.dtype)
-        o, seen = torch.empty_like(graph.value), w.new_empty(len(graph.other), *w.shape)
+        o, seen = torch.empty_like(graph.query), w.new_empty(len(graph.other), *w.shape)
         for rows in graph.blocks(w):
             e = features(*graph.ends(rows))
             a = graph.attention(rows, e @ w.T, d_head)
@@ -257,9 +264,10 @@ class _AlongEdges(torch.autograd.Function):
     def backward(ctx: Any, of_o: Tensor, of_seen: Tensor) -> tuple[Tensor | None, ...]:
         weight, *tensors = ctx.saved_tensors
         graph, of_o = Graph(*tensors).wide(), of_o.contiguous()
-        places, w = ctx.needs_input_grad[6], weight.to(graph.place.dtype)
+        places, w = ctx.needs_input_grad[7], weight.to(graph.place.dtype)
         weights = w.new_empty(2, len(w), *graph.other.shape)  # attention, and the gradient of the scores
-        of_w, of_place, of_query = torch.zeros_like(w), torch.zeros_like(graph.place), torch.empty_like(graph.query)
+        of_w, of_query = torch.zeros_like(w), torch.empty_like(graph.query)
+        of_own, of_place = torch.zeros_like(graph.own), torch.zeros_like(graph.place)
         for rows in graph.blocks(w):
             other, ends = graph.other[rows], [end.detach().requires_grad_(places) for end in graph.ends(rows)]
             with torch.set_grad_enabled(places):
@@ -274,26 +282,27 @@ class _AlongEdges(torch.autograd.Function):
             if places:
                 of_e = a.permute(1, 2, 0) @ of_seen[rows] + of_s.permute(1, 2, 0) @ w
                 of_cell, of_others = torch.autograd.grad(features, ends, of_e)
-                of_place[rows] += of_cell[:, 0]
+                of_own[rows] = of_cell[:, 0]
                 of_place.index_add_(0, other.flatten(), of_others.flatten(0, 1))
-        returned = returned_sums(weights.flatten(0, 1), (*of_o, *graph.query), graph.other)
+        returned = returned_sums(weights.flatten(0, 1), (*of_o, *graph.query), graph.other, len(graph.place))
         of_value, of_key = returned.unflatten(0, (2, -1))
-        sums = (of_w, of_query / ctx.d_head**0.5, of_place, of_key / ctx.d_head**0.5, of_value)
+        sums = (of_w, of_query / ctx.d_head**0.5, of_own, of_place, of_key / ctx.d_head**0.5, of_value)
         of_w, *rest = (total.to(tensor.dtype) for total, tensor in zip(sums, (weight, *tensors[2:]), strict=True))
         return None, None, of_w, None, None, *rest
 
 
 def _edges(x: Tensor, geometry: Geometry, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Rows of the neighbours in all B N cells, and which are valid, both (B N, K + 1)."""
-    b, n, _ = x.shape
+    """Rows of the neighbours in all cells of the batch, and which are valid, both (B N, K + 1)."""
+    (b, n, _), parallel = x.shape, geometry.parallel
     if geometry.neighbours is None:
         raise ValueError("attention over neighbours needs them; see alphastomics.nn.neighbours.neighbor_pairs")
-    itself = torch.arange(n, device=x.device).expand(b, n)[..., None]
+    itself = (parallel.rank * n + torch.arange(n, device=x.device)).expand(b, n)[..., None]
     valid = (geometry.neighbours >= 0) & (geometry.neighbours != itself)
     other = torch.where(valid, geometry.neighbours, itself)
     if mask is not None:
-        valid = valid & mask.gather(1, other.flatten(1)).view_as(other)
-    other = torch.cat([other, itself], dim=-1) + n * torch.arange(b, device=x.device)[:, None, None]
+        valid = valid & parallel.gather(mask).gather(1, other.flatten(1)).view_as(other)
+    start = parallel.world_size * n * torch.arange(b, device=x.device)
+    other = torch.cat([other, itself], dim=-1) + start[:, None, None]
     valid = torch.cat([valid, torch.ones_like(itself, dtype=torch.bool)], dim=-1)
     return other.flatten(0, 1).int(), valid.flatten(0, 1)
 

@@ -16,10 +16,14 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from alphastomics.nn.geometry import processes_of
+from alphastomics.nn.parallel import split_attention
+
 if TYPE_CHECKING:
     from torch import Tensor
 
     from alphastomics.nn.geometry import Geometry
+    from alphastomics.nn.parallel import SequenceParallel
 
 GateType = Literal["headwise", "elementwise", "none"]
 
@@ -76,12 +80,12 @@ class SoftmaxAttention(nn.Module):
         return self.q_norm(q), self.k_norm(k), v
 
     def forward(self, x: Tensor, geometry: Geometry | None = None, mask: Tensor | None = None) -> Tensor:
-        """``x`` (B, N, d) to (B, N, d); cells where ``mask`` (B, N) is false are attended by nobody, geometry is not used."""
+        """``x`` (B, N, d) to (B, N, d); cells where ``mask`` (B, N) is false are attended by nobody.
+
+        Of geometry only the processes are used.
+        """
         b, n, d = x.shape
-        q, k, v = self.heads(x)
-        attend = None if mask is None else mask[:, None, None, :]
-        o = F.scaled_dot_product_attention(q, k, v, attn_mask=attend)
-        o = o.transpose(1, 2)  # (B, N, H, d_h)
+        o = _attend(*self.heads(x), mask, processes_of(geometry)).transpose(1, 2)  # (B, N, H, d_h)
         gates = self.gates(x)
         if gates is not None:
             o = o * gates.view(b, n, self.n_heads, -1)
@@ -114,3 +118,11 @@ class SoftmaxAttention(nn.Module):
         if mask is not None:
             scores = scores.masked_fill(~mask[:, None, None, :], float("-inf"))
         return scores.softmax(dim=-1)
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, parallel: SequenceParallel) -> Tensor:
+    """Attention (B, H, N, d_h) of q to k and v, which are of the same shape."""
+    if parallel.world_size == 1:
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=None if mask is None else mask[:, None, None, :])
+    mask = q.new_ones(q.shape[0], q.shape[2], dtype=torch.bool) if mask is None else mask
+    return split_attention(q, k, v, mask, parallel)

@@ -32,7 +32,7 @@ All processes of a group run the same steps on the same contexts, or they wait f
 
 from __future__ import annotations
 
-from alphastomics.nn.parallel.attention import SplitKind, choose, split_attention
-from alphastomics.nn.parallel.sequence import SequenceParallel
+from alphastomics.nn.parallel.attention import SplitKind, attend_to_all, choose, split_attention
+from alphastomics.nn.parallel.sequence import ALONE, SequenceParallel
 
-__all__ = ["SequenceParallel", "SplitKind", "choose", "split_attention"]
+__all__ = ["ALONE", "SequenceParallel", "SplitKind", "attend_to_all", "choose", "split_attention"]

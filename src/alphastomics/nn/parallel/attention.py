@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING, Literal, Protocol
 import torch
 import torch.nn.functional as F
 
-from alphastomics.nn.parallel.collectives import exchange
 from alphastomics.nn.parallel.ring import ring
 
 if TYPE_CHECKING:
@@ -45,9 +44,9 @@ class SplitAttention(Protocol):
 
 def ulysses(q: Tensor, k: Tensor, v: Tensor, parallel: SequenceParallel, scale: float) -> Tensor:
     """All cells of some heads, instead of some cells of all heads."""
-    q, k, v = _resplit(torch.stack([q, k, v]), parallel, whole=-3, split=-2)
+    q, k, v = parallel.resplit(torch.stack([q, k, v]), whole=-3, split=-2)
     o = F.scaled_dot_product_attention(q, k, v, scale=scale)
-    return _resplit(o, parallel, whole=-2, split=-3)
+    return parallel.resplit(o, whole=-2, split=-3)
 
 
 def allgather(q: Tensor, k: Tensor, v: Tensor, parallel: SequenceParallel, scale: float) -> Tensor:
@@ -59,15 +58,16 @@ def allgather(q: Tensor, k: Tensor, v: Tensor, parallel: SequenceParallel, scale
 ATTENTIONS: dict[SplitKind, SplitAttention] = {"ulysses": ulysses, "ring": ring, "allgather": allgather}
 
 
-def _resplit(x: Tensor, parallel: SequenceParallel, *, whole: int, split: int) -> Tensor:
-    """Split the axis ``whole`` over the processes, and make the axis ``split``, which was, whole."""
-    parts = exchange(torch.stack(x.chunk(parallel.world_size, whole)), parallel.group)
-    return torch.cat(parts.unbind(), split)
-
-
 def choose(n_heads: int, world_size: int) -> SplitKind:
     """Ulysses where it can be: it sends least, and attention itself is PyTorch's own. Else the ring."""
     return "ulysses" if n_heads % world_size == 0 else "ring"
+
+
+def attend_to_all(q: Tensor, k: Tensor, v: Tensor, parallel: SequenceParallel, *, scale: float) -> Tensor:
+    """As :func:`split_attention`, for q, k and v of equal width whose own columns say what is padding."""
+    if parallel.world_size == 1:
+        return F.scaled_dot_product_attention(q, k, v, scale=scale)
+    return ATTENTIONS[choose(q.shape[1], parallel.world_size)](q, k, v, parallel, scale)
 
 
 def split_attention(

@@ -56,10 +56,23 @@ class SequenceParallel:
 
     def gather(self, x: Tensor, n_cells: int | None = None, dim: int = 1) -> Tensor:
         """Put the cells of all processes together; n on axis ``dim`` becomes N = ``n_cells``, or W n if it is None."""
-        parts = collectives.gather(x, self.group)
-        whole = torch.cat(parts.unbind(), dim)
+        whole = x if self.world_size == 1 else torch.cat(collectives.gather(x, self.group).unbind(), dim)
         return whole if n_cells is None else whole.narrow(dim, 0, n_cells)
+
+    def first(self, x: Tensor, n_cells: int, dim: int = 1) -> Tensor:
+        """The first ``n_cells`` of all, at most N, on every process, from the n of each."""
+        return self.gather(x.narrow(dim, 0, min(n_cells, x.shape[dim])), n_cells, dim)
+
+    def resplit(self, x: Tensor, *, whole: int, split: int) -> Tensor:
+        """Split the axis ``whole``, a multiple of W, over the processes, and make the axis ``split``, which was, whole."""
+        if self.world_size == 1:
+            return x
+        parts = collectives.exchange(torch.stack(x.chunk(self.world_size, whole)), self.group)
+        return torch.cat(parts.unbind(), split)
 
     def sum_over_cells(self, x: Tensor) -> Tensor:
         """Sum over the processes of ``x``, which this process has already summed over its own cells."""
         return collectives.total(x, self.group)
+
+
+ALONE = SequenceParallel()  # one process, which holds all cells

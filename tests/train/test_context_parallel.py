@@ -1,0 +1,172 @@
+"""Cells of one context over several processes in training: who shares contexts, what is refused, and that all learn the same.
+
+The slow tests run ``strategy_program.py``, as those of strategies do. ``tests/nn/test_split_denoiser.py`` shows that the network is
+the same to rounding.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from alphastomics.nn import DenoiserConfig
+from alphastomics.nn.parallel import ALONE
+from alphastomics.train import ContextDataModule, resolve_strategy, strategies
+from alphastomics.train.context_parallel import check_groups, group_of, join_group
+from alphastomics.train.memory import estimate_training
+
+PROGRAM = Path(__file__).with_name("strategy_program.py")
+LIMIT = 240  # seconds
+MODELS: dict[str, dict[str, Any]] = {
+    "moe": {"use_moe": True, "moe_top_k": 1},
+    "full": {"enable_masking": True},
+    "linear": {"attention": "linear", "layer_sharing": "universal"},
+    "geometric": {"attention": "geometric", "pair_features": "factorized"},
+    "neighbor": {"attention": "neighbor", "n_neighbors": 4, "residual": "hyper"},
+    "axial": {"attention": "axial", "bottleneck": 2},
+}
+ODD = {"context_size": 45, "batch_size": 90}  # contexts of 45, 35 and 20 cells, two of them in a batch
+NO_GRADIENT = "position_out.bias"  # positions are centred: what moves it is rounding, which Adam makes a step
+
+
+# -- groups ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("rank", "expected"), [(0, (0, 3)), (1, (0, 3)), (2, (1, 3)), (5, (2, 3))])
+def test_consecutive_processes_share_contexts(rank, expected):
+    assert group_of(SimpleNamespace(global_rank=rank, world_size=6), 2) == expected
+    assert group_of(None, 2) == (0, 1)
+
+
+def test_a_group_of_one_is_alone():
+    assert join_group(SimpleNamespace(global_rank=1, world_size=3), 1) is ALONE
+
+
+def test_groups_read_contexts_as_processes_would(source):
+    """Processes 2 and 3 of four, in groups of two, have what process 1 of two has."""
+
+    def rows(rank: int, world_size: int, size: int) -> list[list[int]]:
+        data = ContextDataModule(source, batch_size=40, context_size=40, context_parallel_size=size)
+        data.trainer = SimpleNamespace(global_rank=rank, world_size=world_size)
+        return [raw.batch.rows.tolist() for raw in data.train_dataloader()]
+
+    assert rows(2, 4, 2) == rows(3, 4, 2) == rows(1, 2, 1) != rows(0, 4, 2)
+
+
+# -- refusals ----------------------------------------------------------------------------------------------------------
+
+
+def test_processes_must_make_whole_groups():
+    check_groups(2, 4)
+    with pytest.raises(
+        ValueError, match="context_parallel_size=3 needs a multiple of 3 processes, and there are 4 proc"
+    ):
+        check_groups(3, 4)
+    with pytest.raises(ValueError, match="context_parallel_size=0 counts processes: at least 1"):
+        check_groups(0, 4)
+    with pytest.raises(ValueError, match="context_parallel_size=2 needs .* there are 3 processes"):
+        join_group(SimpleNamespace(global_rank=0, world_size=3), 2)
+
+
+def test_that_is_known_before_any_work():
+    with pytest.raises(ValueError, match="context_parallel_size=2 needs .* there is 1 process: pass another devices="):
+        resolve_strategy("auto", accelerator="cpu", context_parallel_size=2)
+    with pytest.raises(ValueError, match="there are 3 processes"):
+        resolve_strategy("ddp_fork", accelerator="cpu", devices=3, context_parallel_size=2)
+    assert resolve_strategy("ddp_fork", accelerator="cpu", devices=1, num_nodes=2, context_parallel_size=2) is not None
+
+
+def test_deepspeed_is_refused(monkeypatch):
+    monkeypatch.setattr(strategies, "_can_start_again", lambda: True)
+    monkeypatch.setattr(strategies, "_refuse_for_device", lambda *_: None)
+    with pytest.raises(ValueError, match="'deepspeed_stage_1' is not known to work with .*: take strategy='ddp'"):
+        resolve_strategy("deepspeed_stage_1", accelerator="cpu", devices=2, context_parallel_size=2)
+
+
+# -- memory ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=[] if kind == "full" else pytest.mark.slow) for kind in MODELS if kind != "moe"]
+)
+def test_the_estimate_of_blocks_falls_with_the_processes(kind):
+    def peak(n_layers: int, size: int) -> int:
+        config = DenoiserConfig(n_genes=10, n_dims=2, n_layers=n_layers, attention=kind, n_heads=4)
+        return estimate_training(config, n_cells=2048, context_parallel_size=size).activations
+
+    whole, quarter = (peak(3, size) - peak(2, size) for size in (1, 4))
+    assert quarter < 0.42 * whole
+
+
+# -- all learn the same ------------------------------------------------------------------------------------------------
+
+
+def run(folder: Path, strategy: str, *, devices: int, accumulation: int = 1, models: Any, **training: Any) -> list[Any]:
+    """What every process of a script tells of its models, which are in the folder."""
+    folder.mkdir()
+    models = {name: {"dropout": 0.1} | arguments for name, arguments in models.items()}
+    command = [sys.executable, str(PROGRAM), str(folder), strategy, str(devices), str(accumulation)]
+    environment = {key: value for key, value in os.environ.items() if key not in ("LOCAL_RANK", "MASTER_PORT")}
+    done = subprocess.run(
+        [*command, json.dumps(models), json.dumps(ODD | training)],
+        env=environment | {"OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        timeout=LIMIT,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout.decode()[-3000:]
+    return [json.loads(path.read_text()) for path in sorted(folder.glob("?.json"))]
+
+
+def assert_same(folder: Path, ranks: list[Any], reference: Path, alone: Any, *, n_steps: int) -> None:
+    for rank in ranks:
+        for name, found in rank.items():
+            expected = alone[name]
+            assert len(found["losses"]) == found["n_steps"] == expected["n_steps"] == n_steps
+            np.testing.assert_allclose(found["losses"], expected["losses"], atol=1e-5, rtol=1e-6, err_msg=name)
+            assert found["history"].keys() == expected["history"].keys()
+            for key, values in expected["history"].items():
+                np.testing.assert_allclose(found["history"][key], values, rtol=1e-4, atol=1e-5, err_msg=f"{name} {key}")
+            assert found["same"]
+            assert found["plain"] == ["Parameter"]
+            weights, wanted = (load_file(where / name / "model.safetensors") for where in (folder, reference))
+            for key in wanted.keys() - {NO_GRADIENT}:
+                np.testing.assert_allclose(weights[key], wanted[key], atol=1e-5, err_msg=f"{name} {key}")
+    assert all(rank == ranks[0] for rank in ranks)
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory) -> tuple[Path, Any]:
+    """One process with the same batches, and where its models are."""
+    folder = tmp_path_factory.mktemp("alone") / "auto"
+    return folder, run(folder, "auto", devices=1, models=MODELS)[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["ddp", "ddp_fork", "ddp_spawn", "fsdp2"])
+def test_two_processes_with_half_of_the_cells_learn_what_one_does(alone, tmp_path, strategy):
+    """Losses and statistics of every step, the last of an epoch with one context; weights, and what is sampled from a file."""
+    kinds = {"ddp": tuple(MODELS), "fsdp2": ("moe", "geometric")}.get(strategy, ("moe",))
+    models = {kind: MODELS[kind] for kind in kinds}
+    ranks = run(tmp_path / strategy, strategy, devices=2, models=models, context_parallel_size=2)
+    assert len(ranks) == (2 if strategy in ("ddp", "fsdp2") else 1)
+    assert_same(tmp_path / strategy, ranks, *alone, n_steps=9)
+
+
+@pytest.mark.slow
+def test_two_groups_of_two_learn_what_one_process_that_accumulates_does(tmp_path):
+    models, common = {"moe": MODELS["moe"]}, {"recompute": "all", "validation_size": 0.3}
+    (expected,) = run(tmp_path / "alone", "auto", devices=1, accumulation=2, models=models, **common)
+    ranks = run(tmp_path / "four", "ddp_fork", devices=4, models=models, context_parallel_size=2, **common)
+    assert "validation_loss" in expected["moe"]["history"]
+    assert_same(tmp_path / "four", ranks, tmp_path / "alone", expected, n_steps=3)
