@@ -263,9 +263,15 @@ def test_other_flags_reach_the_trainer(folder, here, monkeypatch):
         raise ValueError("enough")
 
     monkeypatch.setattr(AlphaSTomics, "train", train)
+    command = ["train", "--input-data", str(folder / "all.h5ad"), *TINY]
+    assert main(command) == 1
+    assert seen["strategy"] == "auto"
+    assert seen.keys().isdisjoint(["accumulate_grad_batches", "num_nodes", "context_parallel_size", "deterministic"])
     flags = ["--accumulate-grad-batches", "3", "--gradient-clip-val", "0.5", "--deterministic", "--fp16"]
-    assert main(["train", "--input-data", str(folder / "all.h5ad"), *TINY, *flags]) == 1
+    spread = ["--strategy", "ddp_fork", "--devices", "2", "--num-nodes", "1", "--context-parallel-size", "2"]
+    assert main([*command, *flags, *spread]) == 1
     expected = {"accumulate_grad_batches": 3, "gradient_clip_val": 0.5, "deterministic": True, "precision": "16-mixed"}
+    expected |= {"strategy": "ddp_fork", "devices": 2, "num_nodes": 1, "context_parallel_size": 2}
     assert {name: seen[name] for name in expected} == expected
 
 
@@ -315,6 +321,21 @@ def test_an_interrupt_waits_for_the_step_and_leaves_its_state(folder, here, monk
     assert signal.getsignal(signal.SIGINT) is before
     assert len(step) == 3
     assert state()["global_step"] == 3
+
+
+def test_resume_last_begins_and_goes_on(folder, here, capsys):
+    """The same command, before there is a checkpoint, after it was killed before the first one, and after it."""
+    tokens = ["train", "--input-data", str(folder / "all.h5ad"), *SHORT, "--resume", "last"]
+    for name in ("checkpoints", "logs"):
+        (RUN / name).mkdir(parents=True)
+    (RUN / "config.yaml").write_text("{}")
+    assert main(tokens) == 0
+    begun = state()
+    assert main(changed(tokens, epochs=3)) == 0
+    assert (state()["epoch"], state()["global_step"]) == (3, begun["global_step"] * 3 // 2)
+    (RUN / "checkpoints/last.ckpt").unlink()
+    assert main(tokens) == 1  # there is a model, which another run has left
+    assert "is not empty" in complaint(capsys)
 
 
 @pytest.mark.slow

@@ -14,6 +14,7 @@ from cyclopts.types import PositiveInt  # noqa: TC002  read at run time
 from alphastomics._cli._options import DATA, RUN
 
 CONFIG, CHECKPOINTS, LOGS = "config.yaml", "checkpoints", "logs"
+LAST = (Path("last"),)  # of --resume
 
 
 @Parameter(name="*", group=DATA)
@@ -86,8 +87,9 @@ class RunOptions:
     overwrite
         Replace a run of that name.
     resume
-        Continue the run of that name where it was, or another one from its ``.ckpt`` file. Alone, without ``--config``, with the
-        configuration that the run was started with.
+        Continue the run of that name where it was, or another one from its ``.ckpt`` file. ``last``: where it was, or from its
+        beginning if there is no checkpoint yet, so that the same command starts and continues. Alone or ``last``, without
+        ``--config``, with the configuration that the run was started with.
     test_after_train
         Score the trained model on cells that it has not seen, if there are any.
     """
@@ -123,7 +125,9 @@ class RunOptions:
         folder = self.folder()
         if folder.path.exists() and not folder.path.is_dir():
             raise NotADirectoryError(f"{folder.path} is a file; name another folder by --exp-name or --output-dir")
-        path = (self.resume[0] if self.resume else folder.last) if self.resume is not None else None
+        path, begun = self._wanted(), False
+        if self.resume == LAST and not folder.last.exists():
+            path, begun = None, not folder.model.exists()
         if path is not None and path.is_dir():
             raise IsADirectoryError(
                 f"{path} is a folder; give --resume the .ckpt file in it, or --exp-name and --output-dir"
@@ -133,12 +137,18 @@ class RunOptions:
             raise FileNotFoundError(f"{path} is missing; there is no training to resume; {remedy}")
         own = path is not None and path.resolve().is_relative_to(folder.path.resolve())
         taken = claim and folder.path.is_dir() and any(folder.path.iterdir())
-        if taken and not (self.overwrite or own):
+        if taken and not (self.overwrite or own or begun):
             raise FileExistsError(
                 f"{folder.path} is not empty; give another --exp-name, --resume to continue the run there, "
                 "or --overwrite to replace it"
             )
         return path
+
+    def _wanted(self) -> Path | None:
+        """The checkpoint that is asked for, whether it is there or not."""
+        if self.resume is None:
+            return None
+        return self.resume[0] if self.resume and self.resume != LAST else self.folder().last
 
 
 @dataclass(frozen=True, slots=True)
