@@ -75,7 +75,7 @@ def _file(told: Mapping[str, Any]) -> Path | None:
     """The file that is named, or that of the run that is resumed."""
     if "config" in told:
         return told["config"]
-    if told.get("resume") in ((), LAST):
+    if told.get("resume") in ((), (LAST,)):
         return RunOptions(**{name: told[name] for name in ("exp_name", "output_dir") if name in told}).folder().config
     return None
 

@@ -14,7 +14,7 @@ from cyclopts.types import PositiveInt  # noqa: TC002  read at run time
 from alphastomics._cli._options import DATA, RUN
 
 CONFIG, CHECKPOINTS, LOGS = "config.yaml", "checkpoints", "logs"
-LAST = (Path("last"),)  # of --resume
+LAST = Path("last")  # in the place of a .ckpt file
 
 
 @Parameter(name="*", group=DATA)
@@ -87,9 +87,8 @@ class RunOptions:
     overwrite
         Replace a run of that name.
     resume
-        Continue the run of that name where it was, or another one from its ``.ckpt`` file. ``last``: where it was, or from its
-        beginning if there is no checkpoint yet, so that the same command starts and continues. Alone or ``last``, without
-        ``--config``, with the configuration that the run was started with.
+        Continue the run of that name where it was, or another one from its ``.ckpt`` file. Alone, without ``--config``, with the
+        configuration that the run was started with. ``--resume last``: where there is nothing to continue yet, begin.
     test_after_train
         Score the trained model on cells that it has not seen, if there are any.
     """
@@ -110,6 +109,11 @@ class RunOptions:
         if self.exp_name in ("", ".", "..") or Path(self.exp_name).name != self.exp_name:
             raise ValueError(f"--exp-name {self.exp_name!r} is no name of a folder")
 
+    @property
+    def from_last(self) -> bool:
+        """Whether to go on if there is something to go on from, and to begin otherwise."""
+        return self.resume == (LAST,)
+
     def folder(self) -> RunFolder:
         """The folder of the run."""
         return RunFolder(self.output_dir / self.exp_name)
@@ -125,9 +129,9 @@ class RunOptions:
         folder = self.folder()
         if folder.path.exists() and not folder.path.is_dir():
             raise NotADirectoryError(f"{folder.path} is a file; name another folder by --exp-name or --output-dir")
-        path, begun = self._wanted(), False
-        if self.resume == LAST and not folder.last.exists():
-            path, begun = None, not folder.model.exists()
+        path = None if self.resume is None else self.resume[0] if self.resume and not self.from_last else folder.last
+        if self.from_last and not folder.last.exists():
+            path = None
         if path is not None and path.is_dir():
             raise IsADirectoryError(
                 f"{path} is a folder; give --resume the .ckpt file in it, or --exp-name and --output-dir"
@@ -137,18 +141,12 @@ class RunOptions:
             raise FileNotFoundError(f"{path} is missing; there is no training to resume; {remedy}")
         own = path is not None and path.resolve().is_relative_to(folder.path.resolve())
         taken = claim and folder.path.is_dir() and any(folder.path.iterdir())
-        if taken and not (self.overwrite or own or begun):
+        if taken and not (self.overwrite or own or (self.from_last and folder.is_begun)):
             raise FileExistsError(
                 f"{folder.path} is not empty; give another --exp-name, --resume to continue the run there, "
                 "or --overwrite to replace it"
             )
         return path
-
-    def _wanted(self) -> Path | None:
-        """The checkpoint that is asked for, whether it is there or not."""
-        if self.resume is None:
-            return None
-        return self.resume[0] if self.resume and self.resume != LAST else self.folder().last
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +160,12 @@ class RunFolder:
     """
 
     path: Path
+
+    @property
+    def is_begun(self) -> bool:
+        """Whether it holds nothing but what a run leaves that was killed before its first checkpoint."""
+        known = {CONFIG, CHECKPOINTS, LOGS}
+        return self.path.is_dir() and not self.model.exists() and {path.name for path in self.path.iterdir()} <= known
 
     @property
     def config(self) -> Path:
