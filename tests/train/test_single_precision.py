@@ -128,7 +128,12 @@ def test_what_is_prepared_in_64_bits_came_to_the_processor_first(widened):
     query = tissue[tissue.obs["slice_id"] == "slice_1"].copy()
     with widened:
         model.train(
-            max_epochs=1, batch_size=60, context_size=30, accelerator="cpu", precision="32-true", enable_progress_bar=False
+            max_epochs=1,
+            batch_size=60,
+            context_size=30,
+            accelerator="cpu",
+            precision="32-true",
+            enable_progress_bar=False,
         )
         model.sample(query, n_steps=2, n_samples=2, refine=True)
         model.sample(query, n_steps=2, mode="pos_to_expr")
