@@ -14,11 +14,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pytest
 import torch
 import yaml
-from safetensors.numpy import load_file
 
 from alphastomics.datasets import synthetic_tissue
 from alphastomics.main import main
@@ -267,7 +265,7 @@ def test_slurm_queues_the_job_again_before_its_time_is_over(tmp_path):
 
 @pytest.mark.slow
 def test_kubernetes(cells, tmp_path):
-    """Two pods of one process each, on this machine; the weights are those of one process with two batches in a step."""
+    """Two pods of one process each, on this machine: one of them writes."""
     prepared = ["--input-dir", str(cells.parent), "--output-dir", str(tmp_path / "dataset")]
     assert main(["preprocess", *prepared]) == 0
     _, job = kubernetes()
@@ -288,18 +286,3 @@ def test_kubernetes(cells, tmp_path):
     assert [pod.returncode for pod in pods] == [0, 0], said[0][-2000:] + said[1][-2000:]
     trained(tmp_path / "outputs/alphastomics")
     assert [text.count("The model is in") for text in said] == [1, 0]
-    ours = [
-        "--data-dir",
-        str(tmp_path / "dataset"),
-        *SHORT,
-        "--exp-name",
-        "one",
-        "--output-dir",
-        str(tmp_path / "outputs"),
-    ]
-    assert main(["train", *ours, "--accumulate-grad-batches", "2"]) == 0
-    weights = [
-        load_file(tmp_path / f"outputs/{name}/checkpoints/model/model.safetensors") for name in ("alphastomics", "one")
-    ]
-    assert all(np.isfinite(value).all() for value in weights[0].values())
-    assert weights[0].keys() == weights[1].keys()
