@@ -74,8 +74,8 @@ def epoch(folder: Path) -> int:
     return torch.load(folder / "checkpoints/last.ckpt", weights_only=True)["epoch"]
 
 
-def free_port(first: int = 0, last: int = 0) -> int:
-    """A port at which nothing listens, in a range if one is given."""
+def free_port(first: int, last: int) -> int:
+    """A port in a range at which nothing listens."""
     for port in range(first, last + 1):
         with socket.socket() as found:
             try:
