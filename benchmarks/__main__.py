@@ -21,7 +21,7 @@ PLACING = ("seqfish", "starmap_mpfc", "drosophila3d", "sampler", "probe")
 HELD_OUT = ("pos_to_expr", "directions", "gene_inpainting", "uncertainty", "joint", "embeddings", "likelihood")
 MEASURING = (
     *("chains", "claims", "denoiser_speed", "experts", "loading", "memory", "scores", "waiting"),
-    *("preprocess_memory", "preprocess_speed", "killed", "killed_training", "fuzz", "atlas"),
+    *("preprocess_memory", "preprocess_speed", "killed", "killed_training", "fuzz", "atlas", "processes"),
 )
 MODELS = Path(__file__).parent / "models"
 
@@ -41,6 +41,7 @@ def main() -> None:
     runs.append(["long_context", *data])
     runs += [["ingredients", *data, "--benchmark", tissue] for tissue in ("seqfish", "starmap3d")]
     runs.append(["ingredients", *data, *WHOLE_SLICES])
+    runs.append(["arithmetic", "--measure"])
     for name, *arguments in [*runs, *([name] for name in MEASURING)]:
         print(f"\n=== {name}", flush=True)
         command = [sys.executable, "-m", f"benchmarks.{name}", *arguments]

@@ -425,6 +425,13 @@ def test_demo_hides_the_positions_of_the_third_slice(tiny_demo, tmp_path, capsys
     assert set(cells.obs["slice_id"]) == {"slice_2"}
 
 
+def test_other_processes_of_a_demo_only_train(tiny_demo, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("alphastomics._cli._demo.is_first", lambda: False)
+    assert main(tiny_demo) == 0
+    assert " AlphaSTomics " not in capsys.readouterr().out
+    assert files_in(tmp_path) == []
+
+
 @pytest.mark.parametrize("time", ["301", "00:00:05:01"])
 def test_demo_is_short(tiny_demo, time, capsys, tmp_path):
     assert main([*tiny_demo, "--max-time", time]) == 1

@@ -39,6 +39,22 @@ __all__ = [
 ]
 
 LARGEST = 2**16  # bytes of a file: ten times what one with every key has; the reader takes a second for as many
+Strategy = Literal[
+    "auto",
+    "ddp",
+    "ddp_find_unused_parameters_true",
+    "fsdp2",
+    "fsdp",
+    "deepspeed_stage_1",
+    "deepspeed_stage_1_offload",
+    "deepspeed_stage_2",
+    "deepspeed_stage_2_offload",
+    "deepspeed_stage_3",
+    "deepspeed_stage_3_offload",
+    "ddp_spawn",
+    "ddp_fork",
+    "ddp_notebook",
+]
 # The layout of three documents of the earlier version, and what its keys are here.
 LAYER_SETTING = "TransformerLayer_setting"
 LAYER_KEYS = {
@@ -240,6 +256,12 @@ class TrainingSection:
         How many devices, or which (``--devices``).
     gpus
         Number of GPUs, in the place of both (``--gpus``).
+    num_nodes
+        Machines, each with that many devices (``--num-nodes``).
+    strategy
+        How training is spread over devices: ``auto``, ``ddp``, ``fsdp2``, … (``--strategy``).
+    context_parallel_size
+        Processes that share the cells of one context (``--context-parallel-size``).
     precision
         ``auto``, ``32-true``, ``bf16-mixed``, … (``--precision``).
     fp16
@@ -273,6 +295,9 @@ class TrainingSection:
     accelerator: str | None = None
     devices: int | str | None = None
     gpus: int | None = None
+    num_nodes: int | None = None
+    strategy: Strategy | None = None
+    context_parallel_size: int | None = None
     precision: str | None = None
     fp16: bool | None = None
 

@@ -74,8 +74,9 @@ def demo(
     from alphastomics._cli._files import to_text
 
     table = run_demo(output_dir, model, training, plan, seed)
-    sys.stdout.write(to_text(table))
-    check_verdict(table, output_dir)
+    if table is not None:
+        sys.stdout.write(to_text(table))
+        check_verdict(table, output_dir)
 
 
 @app.command

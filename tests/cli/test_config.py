@@ -111,6 +111,17 @@ def test_the_course_of_the_learning_rate_is_told_by_file_and_command_line(parse)
         parse("", "--lr-schedule", "step")
 
 
+def test_how_training_is_spread_is_told_by_file_and_command_line(parse, capsys):
+    text = "training: {strategy: fsdp2, devices: 4, num_nodes: 2, context_parallel_size: 2}"
+    expected = TrainingOptions(strategy="fsdp2", devices=4, num_nodes=2, context_parallel_size=2)
+    assert parse(text)["training"] == expected
+    assert parse(text, "--strategy", "ddp")["training"] == replace(expected, strategy="ddp")
+    assert main(["train", "--config", "c.yaml", "--print-config"]) == 0
+    printed = parse(capsys.readouterr().out)["training"]
+    spread = ("strategy", "devices", "num_nodes", "context_parallel_size")
+    assert [getattr(printed, name) for name in spread] == ["fsdp2", 4, 2, 2]
+
+
 def test_a_dataset_silences_what_is_said_of_a_file(parse, tmp_path):
     (tmp_path / "ds").mkdir()
     (tmp_path / "x.h5ad").touch()
@@ -166,7 +177,7 @@ def test_what_won_is_printed_and_is_a_file_of_the_same(parse, tmp_path, capsys):
         **asdict(PlanConfig()) | {"lr": 1e-4, "lambda_neighbour": 0.0, "deformation": None}
     )
     masks = asdict(MaskingConfig(expression_mask_ratio=0.4))
-    others = {"composition": 5.0, "gradient_clip_val": 1.0, "accumulate_grad_batches": 1}
+    others = {"composition": 5.0, "gradient_clip_val": 1.0, "accumulate_grad_batches": 1, "num_nodes": 1}
     assert again["training"] == replace(expected["training"], **masks, **others)
     assert [again[name] for name in ("seed", "run")] == [expected[name] for name in ("seed", "run")]
     won = Config.read("c.yaml")
@@ -223,6 +234,10 @@ def test_a_run_that_is_resumed_keeps_its_configuration(tmp_path, monkeypatch):
     assert parsed("--resume", "--d-model", "16")["model"] == ModelOptions(d_model=16)
     assert "model" not in parsed()
     assert "model" not in parsed("--resume-from", "last.ckpt")
+    assert parsed("--resume", "last")["model"] == ModelOptions(d_model=48)
+    Path("runs").rename("moved")
+    assert "model" not in parsed("--resume", "last")
+    Path("moved").rename("runs")
     assert parsed("--resume_from", "last.ckpt")["run"].resume == (Path("last.ckpt"),)
     Path("c.yaml").write_text("model: {n_layers: 1}")
     assert parsed("--resume", "--config", "c.yaml")["model"] == ModelOptions(n_layers=1)

@@ -11,6 +11,7 @@ import pytest
 from cyclopts import App, CycloptsError
 
 from alphastomics._cli._options import (
+    PASSED_ON,
     ComparisonOptions,
     DemoModelOptions,
     DemoTrainingOptions,
@@ -61,8 +62,8 @@ def test_training_options_are_those_of_the_model():
     expected = {name: p.default for name, p in parameters(AlphaSTomics.train).items()}
     arguments = TrainingOptions().arguments(StandIn())
     assert arguments.pop("augmentation") == StandIn().default_augmentation()
-    # Not offered: the strategy follows from the devices, train_size says what validation_size says, and files are the run's.
-    others = {"augmentation", "strategy", "train_size", "checkpoint", "checkpoint_every", "resume"}
+    # Not offered: train_size says what validation_size says, and files are the run's.
+    others = {"augmentation", "train_size", "checkpoint", "checkpoint_every", "resume", *PASSED_ON}
     assert arguments == {name: expected[name] for name in expected.keys() - others}
 
 
@@ -89,6 +90,12 @@ def test_given_masking_makes_a_configuration():
     masking = TrainingOptions(mask_strategy="block", mask_ramp_steps=9).arguments(StandIn())["masking"]
     assert masking == MaskingConfig(mask_strategy="block", mask_ramp_steps=9)
     assert get_args(get_args(get_type_hints(TrainingOptions)["mask_strategy"])[0]) == get_args(MaskStrategy)
+
+
+def test_strategies_are_those_of_training():
+    from alphastomics.train import STRATEGIES
+
+    assert get_args(get_type_hints(TrainingOptions)["strategy"]) == STRATEGIES
 
 
 def test_help_tells_the_defaults_of_masking():
@@ -231,6 +238,11 @@ def test_every_option_has_help(options):
         (["--devices", "2"], "training", TrainingOptions(devices=2)),
         (["--devices", "0,1"], "training", TrainingOptions(devices="0,1")),
         (["--gpus", "2"], "training", TrainingOptions(gpus=2)),
+        (
+            "--strategy fsdp2 --devices 4 --num-nodes 2 --context-parallel-size 4".split(),
+            "training",
+            TrainingOptions(strategy="fsdp2", devices=4, num_nodes=2, context_parallel_size=4),
+        ),
         (["--gene-dropout", ".2", "--thinning", ".1"], "training", TrainingOptions(gene_dropout=0.2, thinning=0.1)),
         (["--lambda-neighbour", "0", "--lr", "1e-4"], "plan", PlanOptions(lambda_neighbour=0.0, lr=1e-4)),
         (["--enable-masking"], "model", ModelOptions(enable_masking=True)),

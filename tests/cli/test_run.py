@@ -263,9 +263,15 @@ def test_other_flags_reach_the_trainer(folder, here, monkeypatch):
         raise ValueError("enough")
 
     monkeypatch.setattr(AlphaSTomics, "train", train)
+    command = ["train", "--input-data", str(folder / "all.h5ad"), *TINY]
+    assert main(command) == 1
+    assert seen["strategy"] == "auto"
+    assert seen.keys().isdisjoint(["accumulate_grad_batches", "num_nodes", "context_parallel_size", "deterministic"])
     flags = ["--accumulate-grad-batches", "3", "--gradient-clip-val", "0.5", "--deterministic", "--fp16"]
-    assert main(["train", "--input-data", str(folder / "all.h5ad"), *TINY, *flags]) == 1
+    spread = ["--strategy", "ddp_fork", "--devices", "2", "--num-nodes", "1", "--context-parallel-size", "2"]
+    assert main([*command, *flags, *spread]) == 1
     expected = {"accumulate_grad_batches": 3, "gradient_clip_val": 0.5, "deterministic": True, "precision": "16-mixed"}
+    expected |= {"strategy": "ddp_fork", "devices": 2, "num_nodes": 1, "context_parallel_size": 2}
     assert {name: seen[name] for name in expected} == expected
 
 

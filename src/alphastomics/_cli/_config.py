@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from cyclopts import UNSET, Token
 
+from alphastomics._cli._console import is_first
 from alphastomics._cli._options import MASKS, SetupOptions
 from alphastomics._cli._run import LAST, RunOptions
 from alphastomics._details import DETAILS
@@ -57,7 +58,7 @@ def fill(app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> 
     if path is None or not path.is_file():  # that it is missing is told where --config is checked
         return
     config = Config.read(path)
-    for key in config.without_effect():
+    for key in config.without_effect() if is_first() else ():
         logger.info("%s: %s has no effect here; docs/configuration.md says what decides it.", path, key)
     keys = {leaf.option: leaf.key for leaf in leaves(config)}
     if "config" not in told:  # the run that is resumed lies where it was found, wherever it was made
@@ -124,6 +125,7 @@ def _defaults(options: Mapping[str, Any]) -> dict[str, Any]:
         "composition": COMPOSITION,
         "gradient_clip_val": GRADIENT_NORM,
         "accumulate_grad_batches": 1,
+        "num_nodes": 1,
     }
     del known["deformation"]  # by the number of cells
     if options["enable_masking"]:

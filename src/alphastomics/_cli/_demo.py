@@ -6,6 +6,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from alphastomics import _keys
+from alphastomics._cli._console import is_first, quiet_unless_first
 from alphastomics._cli._files import prepare_folder, replacing, write_h5ad, write_json
 
 if TYPE_CHECKING:
@@ -25,12 +26,13 @@ NAMES = {"prediction": OURS, "chance": "chance", "oracle": "oracle within type"}
 
 def run_demo(
     output_dir: Path, model: ModelOptions, training: TrainingOptions, plan: PlanOptions, seed: int
-) -> pd.DataFrame:
+) -> pd.DataFrame | None:
     """Train on two slices of a synthetic tissue, place the cells of the third, and write what came out.
 
     Returns
     -------
-    Scores, one row for each of the model, the regression, chance and oracle.
+    Scores, one row for each of the model, the regression, chance and oracle; None in all but the first of several processes,
+    which only train.
 
     Raises
     ------
@@ -42,6 +44,7 @@ def run_demo(
 
     if (seconds_of(training.max_time) or 0) > LONGEST:
         raise ValueError(f"The demo trains for at most {LONGEST:.0f} s; lower max_time=…")
+    quiet_unless_first()
     training.check_device()
     prepare_folder(output_dir)
     tissue = datasets.synthetic_tissue(random_state=seed)
@@ -49,7 +52,10 @@ def run_demo(
     query, reference = tissue[asked].copy(), tissue[~asked].copy()
     truth = dict(query.obsm)
     del query.obsm
-    tl.reconstruct(query, model=_train(reference, model, training, plan, seed), random_state=seed)
+    trained = _train(reference, model, training, plan, seed)
+    if not is_first():
+        return None
+    tl.reconstruct(query, model=trained, random_state=seed)
     query.obsm.update(truth)
     table = score(query, reference)
     write(query, table, output_dir)

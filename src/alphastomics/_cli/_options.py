@@ -7,6 +7,7 @@ the library tunes, or settles by the data, is None here and left to it.
 
 from __future__ import annotations
 
+import re
 from dataclasses import asdict, dataclass, fields, replace
 from math import inf
 from pathlib import Path
@@ -17,6 +18,7 @@ from cyclopts.types import ExistingDirectory, ExistingFile, PositiveInt  # noqa:
 from cyclopts.validators import Number
 
 from alphastomics._details import DETAILS
+from alphastomics.config import Strategy  # noqa: TC001  read at run time
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -276,6 +278,12 @@ class TrainingOptions:
         How many devices, or which.
     gpus
         The same as ``--accelerator gpu --devices`` with this number.
+    num_nodes
+        Machines, each with that many devices; 1 when not given.
+    strategy
+        How training is spread over devices; ``auto``: one process for one device, else ``ddp``.
+    context_parallel_size
+        Processes that share the cells of one context; 1 when not given.
     precision
         ``auto``, ``32-true``, ``bf16-mixed``, …
     fp16
@@ -316,6 +324,9 @@ class TrainingOptions:
     accelerator: str = "auto"
     devices: int | str = "auto"
     gpus: PositiveInt | None = None
+    num_nodes: PositiveInt | None = None
+    strategy: Strategy = "auto"
+    context_parallel_size: PositiveInt | None = None
     precision: str = "auto"
     fp16: Annotated[bool, Parameter(negative=())] = False
     accumulate_grad_batches: PositiveInt | None = None
@@ -329,22 +340,32 @@ class TrainingOptions:
             raise ValueError("--fp16 names a precision; give it alone, or --precision")
 
     def check_device(self) -> None:
-        """Refuse a device that is not here; imports torch.
+        """Refuse a device that is not here, or a strategy that cannot be here; imports torch.
 
         Raises
         ------
-        ValueError
-            If there is none.
+        ImportError, RuntimeError, ValueError
+            If there is none; in the words of the command line.
         """
+        from alphastomics.train import resolve_strategy
         from alphastomics.train.devices import device_of
 
+        places: dict[str, Any] = {"accelerator": self.accelerator, "devices": self.devices}
         if self.gpus is None:
-            device_of(self.accelerator, self.devices)
-            return
+            device_of(**places)
+        else:
+            places = {"accelerator": "gpu", "devices": self.gpus}
+            try:
+                device_of(**places)
+            except ValueError as error:
+                raise ValueError(
+                    f"there is no --gpus {self.gpus} here; leave --gpus out to use what is there"
+                ) from error
+        precision = "16-mixed" if self.fp16 else self.precision
         try:
-            device_of("gpu", self.gpus)
-        except ValueError as error:
-            raise ValueError(f"there is no --gpus {self.gpus} here; leave --gpus out to use what is there") from error
+            resolve_strategy(self.strategy, num_nodes=self.num_nodes or 1, precision=precision, **places)
+        except (ImportError, RuntimeError, ValueError) as error:
+            raise type(error)(_in_flags(str(error))) from error
 
     def arguments(self, model: AlphaSTomics) -> dict[str, Any]:
         """Arguments of :meth:`~alphastomics.model.AlphaSTomics.train` for that model."""
@@ -360,7 +381,7 @@ class TrainingOptions:
             arguments |= {"accelerator": "gpu", "devices": gpus}
         if arguments.pop("fp16"):
             arguments["precision"] = "16-mixed"
-        trainer = {name: arguments.pop(name) for name in ("accumulate_grad_batches", "gradient_clip_val")}
+        trainer = {name: arguments.pop(name) for name in PASSED_ON}
         if arguments.pop("deterministic"):
             trainer["deterministic"] = True
         return arguments | given(trainer)
@@ -507,6 +528,8 @@ class PlanOptions:
         return given(asdict(self))
 
 
+# Left to the library, or to Lightning, unless given.
+PASSED_ON = ("accumulate_grad_batches", "gradient_clip_val", "num_nodes", "context_parallel_size")
 MASKS = (
     "mask_strategy",
     "expression_mask_ratio",
@@ -525,6 +548,11 @@ def _check_checkpoint(kind: Any, value: str) -> None:
 
 def _flag(name: str) -> str:
     return f"--{name.replace('_', '-')}"
+
+
+def _in_flags(text: str) -> str:
+    """What is said of ``strategy='ddp'`` and ``precision='16-mixed'`` as of ``--strategy ddp`` and ``--precision 16-mixed``."""
+    return re.sub(r"\b(strategy|precision)=(?:'([\w-]*)')?", lambda said: f"--{said[1]} {said[2] or ''}".rstrip(), text)
 
 
 def check_masks(model: ModelOptions, training: TrainingOptions) -> None:

@@ -8,6 +8,7 @@ import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from alphastomics._cli._console import is_first, quiet_unless_first
 from alphastomics._cli._files import check_folder
 from alphastomics._cli._options import SetupOptions, check_masks
 from alphastomics._disk import naming
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from anndata import AnnData
-    from lightning.pytorch import Trainer
 
     from alphastomics._cli._options import ModelOptions, PlanOptions, TrainingOptions
     from alphastomics._cli._run import RunFolder, RunOptions, SourceOptions
@@ -81,36 +81,27 @@ def run_training(
 ) -> None:
     """Train a model and fill the folder of its run; nothing is written before the first step.
 
+    Where several processes run the command (``ddp`` starts it once more for every further device, torchrun and Slurm for
+    each), all of them read and train, and the first writes and tells.
+
     Raises
     ------
     OSError, KeyError, ValueError
         If the data, the folder or an option cannot be used.
     """
+    quiet_unless_first()
     training.check_device()
     check_masks(model, training)
-    from lightning.pytorch.callbacks import LambdaCallback
-    from lightning.pytorch.utilities import rank_zero_only
-
+    from alphastomics._cli._start import StartOfRun
     from alphastomics.train.history import MetricsFile
 
-    # Lightning runs the command once more for every further device.
-    leads = rank_zero_only.rank == 0  # type: ignore[attr-defined]
+    leads = is_first()
     folder, resumed = run.folder(), run.checkpoint(claim=leads)
     if leads:
         check_folder(folder.path)
     fresh = make_model(source, setup, model.arguments() | {"random_state": seed})
-
-    begun = False
-
-    def start(trainer: Trainer, _: Any) -> None:
-        nonlocal begun
-        if trainer.is_global_zero:
-            begun = True
-            with naming(folder.path):
-                folder.make(resumed=resumed is not None)
-                config.write(folder.config)
-
-    callbacks = [LambdaCallback(on_train_start=start), MetricsFile(folder.metrics)]
+    callbacks = [StartOfRun(folder, config, resumed=resumed is not None), MetricsFile(folder.metrics)]
+    before = _stamp(folder.config)
     try:
         begun_at = "last" if run.from_last else resumed
         train(fresh, training, plan, checkpoint=folder.last, resume=begun_at, callbacks=callbacks)
@@ -119,7 +110,7 @@ def run_training(
             logger.warning("The training is in %s; --resume continues it.", folder.last)
         raise
     finally:
-        if begun and not folder.last.is_file():
+        if leads and not folder.last.is_file() and _stamp(folder.config) != before:  # it has begun, maybe in a fork
             folder.discard()
     if not leads:
         return
@@ -127,6 +118,14 @@ def run_training(
     logger.info("The model is in %s.", folder.model)
     if run.test_after_train:
         test(fresh, source, folder, seed)
+
+
+def _stamp(path: Path) -> tuple[int, int] | None:
+    """What changes when a file is written anew; None where there is none."""
+    if not path.exists():
+        return None
+    found = path.stat()
+    return found.st_ino, found.st_mtime_ns
 
 
 def make_model(source: SourceOptions, setup: SetupOptions, arguments: dict[str, Any]) -> AlphaSTomics:

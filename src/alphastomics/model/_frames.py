@@ -84,7 +84,7 @@ def canonical_mean(model: AlphaSTomics, source: CellSource, rows: NDArray[np.int
         max_context=max_context,
         sequence=cell_order(model.module, source, rows),
     )
-    return positions.mean.double().cpu()
+    return positions.mean.cpu().double()
 
 
 def rotation_of_cells(

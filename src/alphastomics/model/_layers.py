@@ -131,9 +131,9 @@ def gate_values(model: AlphaSTomics, source: AnnDataSource) -> GateValues:
         for i, layer in context.layers.items():
             gates = layer.attention.gates(layer.x)
             assert gates is not None  # looked at above
-            heads = gates[0].double().view(len(context.rows), config.n_heads, -1)
-            mean[context.rows, i] = heads.mean(-1).cpu()
-            square[context.rows, i] = heads.square().mean(-1).cpu()
+            heads = gates[0].cpu().double().view(len(context.rows), config.n_heads, -1)
+            mean[context.rows, i] = heads.mean(-1)
+            square[context.rows, i] = heads.square().mean(-1)
     middle = mean.mean(0)
     sd = np.sqrt(np.maximum(square.mean(0) - middle**2, 0))
     return GateValues(mean.astype(np.float32), np.stack([middle, sd], axis=-1))

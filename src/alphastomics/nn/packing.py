@@ -27,7 +27,7 @@ SOFTENING = 0.3  # delta: below a third of the spacing a direction means little
 
 def nearest_neighbours(y: Tensor, k: int) -> Tensor:
     """Numbers of the k nearest other cells, (N, k), of cells ``y`` (N, D); all others where there are fewer."""
-    points = y.detach().double().cpu().numpy()
+    points = y.detach().cpu().double().numpy()  # in this order: not every device has 64 bits
     k = min(k, len(points) - 1)
     found = np.atleast_2d(KDTree(points).query(points, k + 1)[1])
     # Where positions coincide the first one found need not be the cell itself.

@@ -25,8 +25,9 @@ def mean_of_all(trainer: pl.Trainer, value: Tensor) -> Tensor:
     """Mean of a value over the processes; the value itself for one."""
     if trainer.world_size == 1:
         return value
-    mean: Tensor = trainer.strategy.reduce(value.detach().clone(), reduce_op="mean")
-    return mean
+    total = value.detach().clone()
+    dist.all_reduce(total)  # Lightning's `reduce` would let all wait for each other once more
+    return total / trainer.world_size
 
 
 def sum_of_all(trainer: pl.Trainer, value: Tensor) -> Tensor:

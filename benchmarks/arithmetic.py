@@ -1,0 +1,227 @@
+r"""The tables of ``docs/arithmetic.md``: memory, time and devices of a training, up to 10⁸ cells.
+
+``python -m benchmarks.arithmetic`` prints them, from the committed results. Weights are counted by a formula, which a test compares
+with the network; so are floating-point operations, which a test compares with PyTorch's count. Memory is what
+:func:`~alphastomics.train.memory.estimate_training` says. Speed on processors is that of ``results/waiting.json``, loading that of
+``results/loading.json``; bytes on disk are measured by ``python -m benchmarks.arithmetic --measure``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import statistics
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from benchmarks._report import machine, versions, write_json
+from benchmarks._runner import RESULTS
+from benchmarks.long_context_page import GIB, rows
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+RESULT = RESULTS / "arithmetic.json"
+FREQUENCIES, RANKS, CLOCK, LATENT, PACKING = 48, 9, 128, 64, 12066  # of the network, whatever its size
+HELD = ("weights, GiB", "gradients", "moments, average", "activations", "all", "activations, KiB a cell")
+BATCH, CONTEXT, CANONICAL = 1024, 512, 256  # cells of a batch and of a context; those by which a frame is found
+PEAK, UTILISATION = 312e12, 0.1  # an A100's, bfloat16, by its data sheet; a share that is assumed
+HOUR, DAY = 3600, 86400
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Size:
+    """A network of the default kind.
+
+    Parameters
+    ----------
+    width, layers, heads, genes, dims
+        d, L, h, G and D.
+    """
+
+    width: int = 128
+    layers: int = 4
+    heads: int = 4
+    genes: int = 500
+    dims: int = 2
+
+    @property
+    def n_parameters(self) -> int:
+        """Number of weights."""
+        d, g, n_dims, h = self.width, self.genes, self.dims, self.heads
+        block = 18 * d**2 + (15 + h) * d + 2 * d // h
+        return 4 * d * g + g + 8 * d**2 + (311 + 2 * n_dims) * d + 64 + PACKING + n_dims + self.layers * block
+
+    def flops(self, n_cells: int = CONTEXT) -> float:
+        """Floating-point operations for a cell of a step of training, forward and backward, in contexts of so many cells."""
+        d, g, n_dims = self.width, self.genes, self.dims
+        entry = 3 * d * g + (2 * FREQUENCIES + n_dims + RANKS) * d  # weights to which no gradient goes on
+        encoder = entry + 4 * d**2
+        blocks = self.layers * (12 * d**2 + d * self.heads)
+        ends = d * g + d * n_dims + d**2 + LATENT * d
+        pairs = (4 * self.layers * d + 2 * LATENT) * n_cells  # attention, and the loss of neighbours
+        step = 3 * (2 * (encoder + blocks + ends) + pairs) - 2 * entry
+        cells = min(CANONICAL, n_cells)
+        expression = 2 * d * g + 2 * d**2
+        canonical = 2 * (expression + blocks + d * n_dims) + 4 * self.layers * d * cells
+        return step + canonical * cells / n_cells
+
+
+# Cells of a dataset, a network that is wide enough for them, and how often they are seen. What one tries first, not a law.
+TRAININGS = (
+    (10_000, Size(), 400),
+    (100_000, Size(), 40),
+    (1_000_000, Size(width=256, layers=6, heads=8), 20),
+    (10_000_000, Size(width=512, layers=8, heads=8), 10),
+    (100_000_000, Size(width=768, layers=12, heads=12), 5),
+    (100_000_000, Size(width=768, layers=12, heads=12, genes=20_000), 5),
+)
+
+
+def short(number: float) -> str:
+    """Two digits, or all before the point."""
+    return f"{number:,.0f}" if number >= 100 else f"{number:.2g}"
+
+
+def measured(folder: Path = RESULTS) -> dict[str, float]:
+    """What was measured: FLOP/s of two cores in training, cells/s of loading, bytes of a cell on disk."""
+    waiting = json.loads((folder / "waiting.json").read_text())
+    loading = json.loads((folder / "loading.json").read_text())
+    genes = waiting["parameters"]["genes"]
+    seconds = waiting["training"]["in memory"]["milliseconds"] / 1000
+    disk = json.loads((folder / "arithmetic.json").read_text())["disk"]
+    atlas = json.loads((folder / "atlas.json").read_text())
+    return {
+        "flops": BATCH * Size(genes=genes).flops() / seconds,
+        "cells": BATCH / seconds,
+        "loading": statistics.median(run["network units"] for run in loading["cells_per_second"]),
+        "bytes": disk["bytes_per_cell"] / disk["non_zero_per_cell"],
+        "non_zero, 500 genes": disk["non_zero_per_cell"],
+        "non_zero, 20000 genes": atlas["non_zero"] * atlas["parameters"]["n_genes"],
+    }
+
+
+def parameters_table() -> str:
+    """Weights, and what a step of training holds."""
+    from alphastomics.nn import DenoiserConfig
+    from alphastomics.train.memory import estimate_training
+
+    lines = [["d", "L", "G", "weights", "MFLOP a cell", *HELD]]
+    for size in dict.fromkeys(size for _, size, _ in TRAININGS):
+        config = DenoiserConfig(
+            n_genes=size.genes, n_dims=size.dims, d_model=size.width, n_layers=size.layers, n_heads=size.heads
+        )
+        found = estimate_training(config, n_cells=CONTEXT, n_contexts=BATCH // CONTEXT, accumulate=True)
+        parts = [found.parameters, found.gradients, found.optimiser, found.activations, found.peak]
+        lines.append(
+            [
+                *map(str, (size.width, size.layers, f"{size.genes:,}", f"{size.n_parameters:,}")),
+                f"{size.flops() / 1e6:.1f}",
+                *(f"{part / GIB:.2f}" for part in parts),
+                f"{found.activations / BATCH / 1024:.0f}",
+            ]
+        )
+    return rows(lines)
+
+
+def constants_table(folder: Path = RESULTS) -> str:
+    """What was measured."""
+    found = measured(folder)
+    lines = [
+        ["measured", "", "by"],
+        ["training on two cores, 500 genes", f"{found['cells']:,.0f} cells/s", "`benchmarks.waiting`"],
+        ["the same", f"{found['flops'] / 1e9:.1f} GFLOP/s", "with the formula above"],
+        ["loading in one process, 500 genes", f"{found['loading']:,.0f} cells/s", "`benchmarks.loading`"],
+        ["a dataset on disk", f"{found['bytes']:.1f} bytes an entry", "`benchmarks.arithmetic --measure`"],
+        ["entries of a cell that are not 0, 500 genes", f"{found['non_zero, 500 genes']:.0f}", "the same"],
+        ["of 20,000 genes", f"{found['non_zero, 20000 genes']:.0f}", "`benchmarks.atlas`"],
+    ]
+    return rows(lines)
+
+
+def trainings_table(folder: Path = RESULTS) -> str:
+    """Trainings of larger and larger datasets."""
+    found = measured(folder)
+    lines = [
+        ["cells", "d, L, G", "passes", "steps", "PFLOP", "two cores", "GPU-hours", "GPUs for an hour", "GB on disk"]
+    ]
+    for cells, size, passes in TRAININGS:
+        work = cells * passes * size.flops()
+        hours = work / (PEAK * UTILISATION) / HOUR
+        entries = found[f"non_zero, {size.genes} genes"]
+        lines.append(
+            [
+                f"{cells:,}",
+                f"{size.width}, {size.layers}, {size.genes:,}",
+                str(passes),
+                f"{-(-cells * passes // BATCH):,}",
+                short(work / 1e15),
+                f"{short(work / found['flops'] / DAY)} days",
+                short(hours),
+                str(math.ceil(hours)),
+                short(cells * entries * found["bytes"] / 1e9),
+            ]
+        )
+    return rows(lines)
+
+
+def loading_table(folder: Path = RESULTS) -> str:
+    """Cells that a GPU would take in a second, and loaders that give as many."""
+    rate = measured(folder)["loading"]
+    lines = [["d, L", "cells/s of a GPU", "of a loader", "loaders for a GPU"]]
+    for size in dict.fromkeys(size for _, size, _ in TRAININGS if size.genes == Size().genes):
+        taken = PEAK * UTILISATION / size.flops()
+        lines.append([f"{size.width}, {size.layers}", f"{taken:,.0f}", f"{rate:,.0f}", short(taken / rate)])
+    return rows(lines)
+
+
+def tables(folder: Path = RESULTS) -> Iterator[str]:
+    """Every table of the page."""
+    yield parameters_table()
+    yield constants_table(folder)
+    yield trainings_table(folder)
+    yield loading_table(folder)
+
+
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    """Bytes of a dataset of simulated counts."""
+    from benchmarks.loading import make_files
+
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        n, density = make_files(folder, n_slices=5, n_cells=options.cells, n_genes=options.genes)
+        files = list((folder / "dataset" / "data").rglob("*.parquet"))
+        return {
+            "bytes_per_cell": sum(path.stat().st_size for path in files) / n,
+            "non_zero_per_cell": density * options.genes,
+        }
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Print the tables, or measure what they need and nothing else has measured."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.arithmetic", formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
+    parser.add_argument("--measure", action="store_true", help="measure bytes on disk")
+    parser.add_argument("--cells", type=int, default=20_000)
+    parser.add_argument("--genes", type=int, default=500)
+    parser.add_argument("--output", type=Path, default=RESULT)
+    options = parser.parse_args(argv)
+    if not options.measure:
+        print("\n\n".join(tables()))
+        return
+    content = {
+        "benchmark": "arithmetic",
+        "parameters": {"cells": options.cells, "genes": options.genes, "slices": 5, "seed": "number of the slice"},
+        "disk": measure(options),
+        "versions": versions(),
+        "machine": machine(),
+    }
+    write_json(options.output, content)
+
+
+if __name__ == "__main__":
+    main()

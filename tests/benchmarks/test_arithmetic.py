@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from benchmarks._data import ROOT
+from benchmarks.arithmetic import PACKING, Size, tables
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from alphastomics.nn import Denoiser, DenoiserConfig
+from alphastomics.train import TrainingPlan
+from alphastomics.train.memory import _full_batch
+from benchmarks import arithmetic
+
+SIZES = [
+    Size(width=16, layers=1, heads=2, genes=7),
+    Size(width=64, layers=3, heads=4, genes=50, dims=3),
+    Size(width=128, layers=2, heads=8, genes=900),
+]
+
+
+def network(size: Size) -> Denoiser:
+    return Denoiser(
+        DenoiserConfig(
+            n_genes=size.genes, n_dims=size.dims, d_model=size.width, n_layers=size.layers, n_heads=size.heads
+        )
+    )
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_weights_are_those_of_the_network(size):
+    module = network(size)
+    if size.dims == 2:
+        assert sum(p.numel() for p in module.packing.parameters()) == PACKING
+    assert size.n_parameters == sum(p.numel() for p in module.parameters())
+
+
+@pytest.mark.parametrize(("size", "n_cells"), [(SIZES[1], 128), (SIZES[2], 128), (SIZES[2], 512)])
+def test_operations_are_those_of_a_step(size, n_cells, monkeypatch):
+    """Attention by plain products: PyTorch counts no others on processors. Half of the noise, for which the
+    frame is needed; where that takes more than 128 cells they are taken in parts, of which PyTorch counts little.
+    """
+    plan = TrainingPlan(network(size), mode="any")
+    batch = _full_batch(plan.module.config, 1, n_cells, targets=True)
+    noise = [torch.zeros_like(value) for value in (batch.expression, batch.position)]
+    monkeypatch.setattr(plan, "draw", lambda *_: (torch.full((1,), 0.5), torch.full((1,), 0.5), *noise))
+    counter = FlopCounterMode(display=False)
+    with sdpa_kernel(SDPBackend.MATH), counter:
+        plan.total(plan.losses(batch), batch).backward()
+    assert counter.get_total_flops() / n_cells == pytest.approx(size.flops(n_cells), rel=0.05)
+
+
+def test_the_figures_of_the_page_are_those_of_the_command():
+    page = (ROOT / "docs" / "arithmetic.md").read_text()
+    for table in tables():
+        assert table in page
+
+
+@pytest.mark.slow
+def test_bytes_on_disk_are_measured(tmp_path):
+    arithmetic.main(["--measure", "--cells", "500", "--genes", "20", "--output", str(tmp_path / "found.json")])
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert 0 < found["disk"]["non_zero_per_cell"] < 20
+    assert found["disk"]["bytes_per_cell"] > found["disk"]["non_zero_per_cell"]
