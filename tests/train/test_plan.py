@@ -272,13 +272,14 @@ def test_a_context_of_padding_alone_weighs_nothing(make_plan, make_batch, mode):
     assert all(bool(p.grad.isfinite().all()) for p in plan.parameters() if p.grad is not None)
 
 
-def test_one_context_for_two_processes_counts_in_full(make_plan, make_batch):
+def test_one_context_for_two_processes_counts_in_full(make_plan, make_batch, monkeypatch):
     plan, batch = make_plan(mode="expr_to_pos"), make_batch()
     first = type(batch)(*(x[:1] for x in batch))
     losses = plan.losses(first)
     alone = plan.total(losses, first)
     # The other process has padding alone: Lightning halves the sum of the gradients, and the mean count is a half.
-    plan._trainer = SimpleNamespace(world_size=2, strategy=SimpleNamespace(reduce=lambda count, reduce_op: count / 2))
+    plan._trainer = SimpleNamespace(world_size=2)
+    monkeypatch.setattr("alphastomics.train.plan.mean_of_all", lambda trainer, count: count / trainer.world_size)
     torch.testing.assert_close(plan.total(losses, first) / 2, alone)
 
 

@@ -32,6 +32,11 @@ class StartOfRun(pl.Callback):
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Make it; all processes have read by now what it held."""
         if trainer.is_global_zero:
-            with naming(self.folder.path):
-                self.folder.make(resumed=self.resumed)
-                self.config.write(self.folder.config)
+            try:
+                with naming(self.folder.path):
+                    self.folder.make(resumed=self.resumed)
+                    self.config.write(self.folder.config)
+            except OSError:
+                if not self.folder.last.is_file():
+                    self.folder.discard()
+                raise
