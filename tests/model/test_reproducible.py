@@ -12,6 +12,7 @@ import lightning.pytorch as pl
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from alphastomics.data import Augmentation
 from alphastomics.datasets import synthetic_tissue
@@ -20,6 +21,36 @@ from alphastomics.train.determinism import WORKSPACE
 
 ALL = {"mode": "any", "dropout": 0.3, "use_moe": True, "enable_masking": True}
 HARD = {"max_epochs": 2, "augmentation": Augmentation(gene_dropout=0.5, thinning=0.5, gene_noise=0.2, composition=2.0)}
+
+
+NETWORKS = {
+    "full": {"mode": "any", "use_moe": True, "enable_masking": True},
+    "linear": {"attention": "linear", "residual": "hyper", "layer_sharing": "universal"},
+    "geometric": {"attention": "geometric", "pair_features": "factorized"},
+    "neighbor": {"attention": "neighbor", "pair_features": "factorized", "n_neighbors": 3},
+    "hybrid": {"attention": "neighbor", "sparse_pairs": "hybrid", "n_neighbors": 3},
+    "axial": {"attention": "axial", "bottleneck": 4},
+}
+
+
+class RacingSums(TorchDispatchMode):
+    """Notes sums at places that repeat, which threads of a processor make in the order in which they come."""
+
+    def __init__(self):
+        super().__init__()
+        self.shapes = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if "index_put" in function.__name__:
+            names = ("self", "indices", "values", "accumulate")
+            given = dict(zip(names, args, strict=False)) | kwargs
+            if given.get("accumulate"):
+                count = torch.zeros(given["self"].shape)
+                count.index_put_(tuple(given["indices"]), torch.ones(given["values"].shape), accumulate=True)
+                if count.max() > 1:
+                    self.shapes.append(tuple(count.shape))
+        return function(*args, **kwargs)
 
 
 def disturb(seed):
@@ -53,6 +84,33 @@ def everything(adata, disturbance, seed, train):
     found |= {str(i): np.ascontiguousarray(each).tobytes() for i, each in enumerate(answers(model, adata))}
     assert state() == before
     return found
+
+
+def test_racing_sums_are_seen():
+    x, twice = torch.randn(5, 2, requires_grad=True), torch.tensor([0, 1, 1])
+    with RacingSums() as sums:
+        x[torch.tensor([3, 1])].sum().backward()
+        assert sums.shapes == []
+        x[twice].sum().backward()
+        assert sums.shapes == [(5, 2)]
+
+
+@pytest.mark.parametrize(
+    "network",
+    [
+        pytest.param(network, id=name, marks=[] if name == "full" else pytest.mark.slow)
+        for name, network in NETWORKS.items()
+    ],
+)
+def test_no_gradient_is_summed_in_the_order_of_threads(train_briefly, network):
+    """``x[i]`` has such a gradient on processors; ``index_select``, ``gather`` and ``embedding`` have none."""
+    tissue = synthetic_tissue(n_slices=2, n_cells=60, n_genes=15)
+    tissue.obs["order"] = np.arange(len(tissue))
+    AlphaSTomics.setup_anndata(tissue, sequence_key="order" if "sparse_pairs" in network else None)
+    model = AlphaSTomics(tissue, d_model=16, n_layers=3, n_heads=2, **network)
+    with RacingSums() as sums:
+        train_briefly(model, max_steps=3)
+    assert sums.shapes == []
 
 
 @pytest.mark.slow

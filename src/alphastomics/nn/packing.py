@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from scipy.spatial import KDTree
 from torch import Tensor, nn
 
@@ -78,9 +79,10 @@ class PackingNetwork(nn.Module):
             h = self.start(level).expand(len(y), -1)
             gain = r / torch.sqrt(1 + r**2)
             for layer, (message, push) in enumerate(zip(self.message, self.push, strict=True)):
-                offset = y[:, None] - y[neighbours]  # (N, k, D)
+                # The gradient of y[neighbours] would be summed by threads, in the order in which they come.
+                offset = y[:, None] - F.embedding(neighbours, y)  # (N, k, D)
                 distance = offset.norm(dim=-1) + 1e-6
-                pair = (h[:, None].expand(-1, neighbours.shape[1], -1), h[neighbours])
+                pair = (h[:, None].expand(-1, neighbours.shape[1], -1), F.embedding(neighbours, h))
                 features = (self.basis(distance.log()), level.expand(*distance.shape, -1))
                 m = message(torch.cat([*pair, *features], dim=-1))
                 if layer < len(self.update):
