@@ -60,6 +60,10 @@ nitpick_ignore_regex = [
         "py:class",
         r"alphastomics\.train\.(length_schedule\.LengthCurriculum|optimisation\.Optimisation)",
     ),  # nor has what a plan is made of
+    (
+        "py:class",
+        r"alphastomics\.nn\.parallel\.sequence\.SequenceParallel",
+    ),  # nor what the parts of a network tell each other by
     ("py:.*", rf"({'|'.join(_others)})(\..*)?"),
     ("py:data", "Ellipsis"),
     ("py:class", r"Tensor|NDArray|np\.\w+"),
