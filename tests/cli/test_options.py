@@ -92,12 +92,6 @@ def test_given_masking_makes_a_configuration():
     assert get_args(get_args(get_type_hints(TrainingOptions)["mask_strategy"])[0]) == get_args(MaskStrategy)
 
 
-def test_strategies_are_those_of_training():
-    from alphastomics.train import STRATEGIES
-
-    assert get_args(get_type_hints(TrainingOptions)["strategy"]) == STRATEGIES
-
-
 def test_help_tells_the_defaults_of_masking():
     from alphastomics.diffusion import MaskingConfig
 

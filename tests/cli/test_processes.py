@@ -13,7 +13,7 @@ import pytest
 from lightning.fabric.utilities.rank_zero import _get_rank
 from safetensors.numpy import load_file
 
-from alphastomics._cli._console import is_first, quiet_unless_first
+from alphastomics._first import is_first, quiet_unless_first
 from alphastomics.config import Config
 from alphastomics.datasets import synthetic_tissue
 from alphastomics.main import main

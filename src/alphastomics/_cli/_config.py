@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from cyclopts import UNSET, Token
 
-from alphastomics._cli._console import is_first
 from alphastomics._cli._options import MASKS, SetupOptions
 from alphastomics._cli._run import LAST, RunOptions
 from alphastomics._details import DETAILS
+from alphastomics._first import is_first
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import logging
-import os
 import re
 import sys
 from contextlib import contextmanager
@@ -33,19 +32,6 @@ REMEDIES = {
 }
 # Loggers of others that say nothing which a user of the command line could use.
 CHATTER = ("lightning.pytorch.utilities.rank_zero", "scvi.data")
-
-
-def is_first() -> bool:
-    """Whether this is the first of the processes that run one training, by what Lightning, torchrun, Slurm or LSF tell it."""
-    said = (os.environ.get(name) for name in ("RANK", "LOCAL_RANK", "SLURM_PROCID", "JSM_NAMESPACE_RANK"))
-    rank = next((number for number in said if number is not None), "0")
-    return int(rank) == int(os.environ.get("NODE_RANK", "0")) == 0
-
-
-def quiet_unless_first() -> None:
-    """Let the other processes tell nothing but errors."""
-    if not is_first():
-        logging.getLogger("alphastomics").setLevel(logging.ERROR)
 
 
 @contextmanager

@@ -6,8 +6,8 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from alphastomics import _keys
-from alphastomics._cli._console import is_first, quiet_unless_first
 from alphastomics._cli._files import prepare_folder, replacing, write_h5ad, write_json
+from alphastomics._first import is_first, quiet_unless_first
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -363,7 +363,13 @@ class TrainingOptions:
                 ) from error
         precision = "16-mixed" if self.fp16 else self.precision
         try:
-            resolve_strategy(self.strategy, num_nodes=self.num_nodes or 1, precision=precision, **places)
+            resolve_strategy(
+                self.strategy,
+                num_nodes=self.num_nodes or 1,
+                precision=precision,
+                context_parallel_size=self.context_parallel_size or 1,
+                **places,
+            )
         except (ImportError, RuntimeError, ValueError) as error:
             raise type(error)(_in_flags(str(error))) from error
 
@@ -551,8 +557,9 @@ def _flag(name: str) -> str:
 
 
 def _in_flags(text: str) -> str:
-    """What is said of ``strategy='ddp'`` and ``precision='16-mixed'`` as of ``--strategy ddp`` and ``--precision 16-mixed``."""
-    return re.sub(r"\b(strategy|precision)=(?:'([\w-]*)')?", lambda said: f"--{said[1]} {said[2] or ''}".rstrip(), text)
+    """What is said of ``strategy='ddp'`` and of ``num_nodes=`` as of ``--strategy ddp`` and ``--num-nodes``."""
+    names = "strategy|precision|context_parallel_size|devices|num_nodes"
+    return re.sub(rf"\b({names})=(?:'?([\w-]+)'?)?", lambda said: f"{_flag(said[1])} {said[2] or ''}".rstrip(), text)
 
 
 def check_masks(model: ModelOptions, training: TrainingOptions) -> None:

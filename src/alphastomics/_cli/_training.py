@@ -8,10 +8,10 @@ import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from alphastomics._cli._console import is_first, quiet_unless_first
 from alphastomics._cli._files import check_folder
 from alphastomics._cli._options import SetupOptions, check_masks
 from alphastomics._disk import naming
+from alphastomics._first import is_first, quiet_unless_first
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import json
 import logging
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -21,7 +22,6 @@ from alphastomics.train.checkpoint import KEY, found_at, replacing, write
 
 if TYPE_CHECKING:
     from os import PathLike
-    from pathlib import Path
 
     from alphastomics.model._contexts import Contexts
     from alphastomics.model._model import AlphaSTomics
@@ -65,13 +65,19 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
         raise
     except (ValueError, OSError) as error:
         raise ValueError(f"{path} is no checkpoint of AlphaSTomics: {reason(error)}; name another file") from error
+    return _ours(path, checkpoint)
+
+
+def _ours(path: Path, checkpoint: Any) -> dict[str, Any]:
+    """Refuse what is not of AlphaSTomics, or of another version."""
     about = checkpoint.get(KEY) if isinstance(checkpoint, dict) else None
     if not isinstance(about, dict) or about.get("format") != FORMAT:
         raise ValueError(f"{path} is no checkpoint of AlphaSTomics")
     if about.get("format_version") != FORMAT_VERSION:
         version = shown(about.get("format_version"))
         raise ValueError(f"{path} has format version {version}; this package reads {FORMAT_VERSION}")
-    return checkpoint
+    own: dict[str, Any] = checkpoint
+    return own
 
 
 def _config(path: Path, checkpoint: dict[str, Any]) -> dict[str, Any]:
@@ -110,16 +116,79 @@ def read_model(path: Path) -> _files.Stored:
     return _files.Stored(tensors, config)
 
 
-def check_resumable(path: Path, model: AlphaSTomics, *, max_epochs: int) -> None:
+class Begun(NamedTuple):
+    """What a training that goes on has to know of its checkpoint before it starts; the tensors stay on the disk.
+
+    Attributes
+    ----------
+    path
+        The file.
+    config
+        What it says of its model.
+    contexts
+        Sizes of contexts and batches; empty where it does not tell.
+    epoch, step
+        How far it is.
+    """
+
+    path: Path
+    config: dict[str, Any]
+    contexts: dict[str, int]
+    epoch: Any
+    step: Any
+
+
+def find(resume: str | PathLike[str] | None, checkpoint: str | PathLike[str] | None) -> Begun | None:
+    """The checkpoint from which a training goes on; None if it begins.
+
+    Parameters
+    ----------
+    resume
+        Its path, or ``"last"`` for the newest whole one that ``checkpoint`` names.
+    checkpoint
+        Where the training keeps its own.
+
+    Raises
+    ------
+    OSError
+        If it is not there, or cannot be read.
+    ValueError
+        If none is named, or it is not ours.
+    """
+    if resume is None:
+        return None
+    if resume != "last":
+        path = Path(resume)
+        return _begun(path, read_checkpoint(path))
+    if checkpoint is None:
+        raise ValueError("resume='last' goes on from what checkpoint= names; give it, or resume= a path")
+    for path in found_at(checkpoint):
+        try:
+            content = _read(path)
+        except ValueError as error:
+            logger.warning("%s is left out: %s.", path, error)
+        else:
+            return _begun(path, _ours(path, content))
+    logger.info("There is no checkpoint in %s yet; training begins anew.", checkpoint)
+    return None
+
+
+def _begun(path: Path, checkpoint: dict[str, Any]) -> Begun:
+    told = checkpoint[KEY].get("contexts")
+    whole = isinstance(told, dict) and all(type(value) is int and value > 0 for value in told.values())
+    epoch, step = checkpoint.get("epoch"), checkpoint.get("global_step")
+    return Begun(path, _config(path, checkpoint), told if whole else {}, epoch, step)
+
+
+def check_resumable(begun: Begun, model: AlphaSTomics, *, max_epochs: int) -> None:
     """Refuse a checkpoint of another model, of other cells, or of a longer training, and say what differs.
 
     Raises
     ------
-    FileNotFoundError, ValueError
-        As :func:`read_checkpoint`; also if the training cannot go on from there.
+    ValueError
+        If the training cannot go on from there.
     """
-    checkpoint = read_checkpoint(path)
-    there, here = _config(path, checkpoint), _files.plain(_files.model_config(model))
+    path, there, here = begun.path, begun.config, _files.plain(_files.model_config(model))
     for name, value in here["init"].items():
         found = there["init"].get(name)
         if found != value:
@@ -129,7 +198,7 @@ def check_resumable(path: Path, model: AlphaSTomics, *, max_epochs: int) -> None
             )
     if there["registry"].get(SCHEMA) != here["registry"][SCHEMA]:
         raise ValueError(f"{path} is of a training on other cells; resume with the data of that training")
-    epoch, step = checkpoint.get("epoch"), checkpoint.get("global_step")
+    epoch, step = begun.epoch, begun.step
     if not isinstance(epoch, int) or not isinstance(step, int) or 0 <= max_epochs < epoch:
         raise ValueError(f"{path} is of epoch {shown(epoch)}, beyond max_epochs={max_epochs}; give more epochs")
     logger.info("Going on from step %d, in epoch %d.", step, epoch)
@@ -143,39 +212,3 @@ def complete(path: Path, model: AlphaSTomics) -> None:
     checkpoint[KEY] |= {"config": config, "tensors": tensors}
     with replacing(path) as temporary:
         write(checkpoint, temporary)
-
-
-def newest(checkpoint: str | PathLike[str] | None) -> Path | None:
-    """The newest whole checkpoint that ``checkpoint=`` names; None, which the log explains, if there is none.
-
-    Raises
-    ------
-    OSError
-        If one cannot be read.
-    ValueError
-        If no checkpoint is named, or one is not ours.
-    """
-    if checkpoint is None:
-        raise ValueError("resume='last' goes on from what checkpoint= names; give it, or resume= a path")
-    for path in found_at(checkpoint):
-        try:
-            _read(path)
-        except ValueError as error:
-            logger.warning("%s is left out: %s.", path, error)
-        else:
-            read_checkpoint(path)
-            return path
-    logger.info("There is no checkpoint in %s yet; training begins anew.", checkpoint)
-    return None
-
-
-def contexts_of(path: Path) -> dict[str, int]:
-    """Sizes of contexts and batches in the training of a checkpoint; empty where it does not tell.
-
-    Raises
-    ------
-    FileNotFoundError, ValueError
-        As :func:`read_checkpoint`.
-    """
-    told = read_checkpoint(path)[KEY].get("contexts")
-    return told if isinstance(told, dict) and all(type(value) is int and value > 0 for value in told.values()) else {}

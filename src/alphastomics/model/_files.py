@@ -190,9 +190,10 @@ def _check_registry(registry: dict[str, Any], schema: TissueSchema) -> None:
     entries = registry["field_registries"]
     for field in schema_fields(schema):
         parts = [entries[field.registry_key][part] for part in ("data_registry", "state_registry", "summary_stats")]
-        if not all(isinstance(part, dict) for part in parts):
-            raise ValueError(f"its registry does not describe {field.registry_key}")
-        if isinstance(field, PositionField) and not isinstance(parts[1].get("column_names"), list):
+        described = all(isinstance(part, dict) for part in parts)
+        if described and isinstance(field, PositionField):
+            described = isinstance(parts[1].get("column_names"), list)
+        if not described:
             raise ValueError(f"its registry does not describe {field.registry_key}")
     stats = entries["X"]["summary_stats"]
     if stats["n_vars"] != schema.n_genes or entries["X"]["state_registry"]["n_vars"] != schema.n_genes:

@@ -16,6 +16,7 @@ from scvi.data import AnnDataManager
 from scvi.model.base import BaseModelClass
 
 from alphastomics import _keys
+from alphastomics._first import quiet_unless_first
 from alphastomics.data import AnnDataSource, Augmentation, TissueSchema, fit_schema
 from alphastomics.data.parquet._source import BUFFER, ParquetSource
 from alphastomics.diffusion import CosineSchedule, MaskingConfig, Process
@@ -56,7 +57,7 @@ from alphastomics.train.micro_batches import MicroBatches
 from alphastomics.train.out_of_memory import is_out_of_memory, let_go
 from alphastomics.train.precision import resolve_precision
 from alphastomics.train.processes import once
-from alphastomics.train.strategies import is_forked, quiet_unless_first, resolve_strategy
+from alphastomics.train.strategies import is_forked, resolve_strategy
 from alphastomics.train.watch import DeadProcessError
 
 if TYPE_CHECKING:
@@ -556,7 +557,7 @@ class AlphaSTomics(BaseModelClass):
         if context_size is None:
             context_size = 512 if self.init_params_["non_kwargs"].get("context") is None else "auto"
         plan_arguments = self._plan_arguments(source.n_cells, masking, plan_kwargs)
-        begun = _checkpoint.newest(checkpoint) if resume == "last" else None if resume is None else Path(resume)
+        begun = _checkpoint.find(resume, checkpoint)
         contexts = ask(
             partial(
                 fit_contexts,
@@ -571,7 +572,7 @@ class AlphaSTomics(BaseModelClass):
                 devices=devices,
                 accumulate=(trainer_kwargs.get("accumulate_grad_batches") or 1) > 1,
                 precision=chosen,
-                kept={} if begun is None else _checkpoint.contexts_of(begun),
+                kept={} if begun is None else begun.contexts,
                 context_parallel_size=context_parallel_size,
                 **plan_arguments,
             )
@@ -620,7 +621,7 @@ class AlphaSTomics(BaseModelClass):
         )
         if begun is not None:
             _checkpoint.check_resumable(begun, self, max_epochs=max_epochs)
-            trainer_kwargs["ckpt_path"] = begun
+            trainer_kwargs["ckpt_path"] = begun.path
         kept = None if checkpoint is None else file_of(checkpoint)
         if kept is not None:
             about = _checkpoint.describe(self, contexts)

@@ -67,10 +67,8 @@ def replacing(path: Path, *, here: bool = True) -> Iterator[Path]:
             yield temporary
             if here:
                 if temporary.is_file():
-                    with temporary.open(
-                        "rb+"
-                    ) as file:  # or a machine that fails may keep the new name and nothing in it
-                        os.fsync(file.fileno())
+                    with temporary.open("rb+") as file:
+                        os.fsync(file.fileno())  # or a machine that fails may keep the new name and nothing in it
                 temporary.replace(path)
     finally:
         if here:

@@ -2,34 +2,25 @@
 
 from __future__ import annotations
 
-import logging
 import multiprocessing
 import os
 import sys
 from importlib.util import find_spec
+from typing import get_args
 
 import torch
 from lightning.fabric.plugins.environments.lsf import LSFEnvironment
 from lightning.fabric.plugins.environments.mpi import MPIEnvironment
 from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
-from lightning.fabric.utilities.rank_zero import rank_zero_only
 from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy, Strategy
 
+from alphastomics.config import Strategy as Name
 from alphastomics.train.context_parallel import check_groups
 from alphastomics.train.devices import count_devices, device_of
 from alphastomics.train.launch import LaunchedDDPStrategy
 
-DEEPSPEED = (
-    "deepspeed_stage_1",
-    "deepspeed_stage_1_offload",
-    "deepspeed_stage_2",
-    "deepspeed_stage_2_offload",
-    "deepspeed_stage_3",
-    "deepspeed_stage_3_offload",
-)
 FORKED = ("ddp_fork", "ddp_notebook")
-SCRIPTED = ("ddp", "ddp_find_unused_parameters_true", "fsdp2", "fsdp", *DEEPSPEED)  # start the script once more
-STRATEGIES = ("auto", *SCRIPTED, "ddp_spawn", *FORKED)
+STRATEGIES: tuple[str, ...] = get_args(Name)
 
 
 def resolve_strategy(
@@ -84,12 +75,6 @@ def resolve_strategy(
 def is_forked(strategy: str | Strategy) -> bool:
     """Whether the processes of a strategy are forks of this one."""
     return isinstance(strategy, LaunchedDDPStrategy) and strategy._start_method == "fork"
-
-
-def quiet_unless_first() -> None:
-    """Let only the first of the processes that run a script say how training goes; errors all may tell."""
-    if getattr(rank_zero_only, "rank", 0):
-        logging.getLogger("alphastomics").setLevel(logging.ERROR)
 
 
 def _made(strategy: str) -> str | Strategy:
