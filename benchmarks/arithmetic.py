@@ -1,4 +1,4 @@
-r"""The tables of ``docs/arithmetic.md``: memory, time and devices of a training, up to 10⁸ cells.
+r"""The tables of ``docs/arithmetic.md``: memory, time and devices of a training, up to 10⁸ cells; and that of ``docs/scaling.md``.
 
 ``python -m benchmarks.arithmetic`` prints them, from the committed results. Weights are counted by a formula, which a test compares
 with the network; so are floating-point operations, which a test compares with PyTorch's count. Memory is what
@@ -30,6 +30,7 @@ HELD = ("weights, GiB", "gradients", "moments, average", "activations", "all", "
 BATCH, CONTEXT, CANONICAL = 1024, 512, 256  # cells of a batch and of a context; those by which a frame is found
 PEAK, UTILISATION = 312e12, 0.1  # an A100's, bfloat16, by its data sheet; a share that is assumed
 HOUR, DAY = 3600, 86400
+SHARED_CELLS, SHARED_BY = 8192, (1, 2, 4)  # a context, and numbers of processes that share it
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -186,6 +187,30 @@ def tables(folder: Path = RESULTS) -> Iterator[str]:
     yield loading_table(folder)
 
 
+def split_table() -> str:
+    """Memory of a step whose context is shared by processes, for every kind of attention: the table of ``docs/scaling.md``."""
+    from alphastomics.nn import DenoiserConfig
+    from alphastomics.train.memory import estimate_training
+
+    lines = [["GiB of activations", *(f"{n} process{'es' * (n > 1)}" for n in SHARED_BY), "one block alone"]]
+    for attention in ("full", "linear", "geometric", "neighbor", "axial"):
+        found = [
+            [
+                estimate_training(
+                    DenoiserConfig(n_genes=200, n_dims=2, attention=attention, n_layers=layers),
+                    n_cells=SHARED_CELLS,
+                    context_parallel_size=n,
+                ).activations
+                / GIB
+                for layers in (4, 5)
+            ]
+            for n in SHARED_BY
+        ]
+        blocks = ", ".join(f"{five - four:.3f}" for four, five in found)
+        lines.append([attention, *(f"{four:.2f}" for four, _ in found), blocks])
+    return rows(lines)
+
+
 def measure(options: argparse.Namespace) -> dict[str, Any]:
     """Bytes of a dataset of simulated counts."""
     from benchmarks.loading import make_files
@@ -211,7 +236,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--output", type=Path, default=RESULT)
     options = parser.parse_args(argv)
     if not options.measure:
-        print("\n\n".join(tables()))
+        print("\n\n".join([*tables(), split_table()]))
         return
     content = {
         "benchmark": "arithmetic",

@@ -1,9 +1,10 @@
 """What each ingredient of long contexts does to accuracy, time and memory, whole slices as contexts.
 
 Every variant trains for the same number of steps in a process of its own, then places the held-out cells by the conditional
-mean and by a chain of 25 steps. Contexts have 1,024 cells for most of the steps and then grow to whole slices, which the last
-ones see; the rows that say so keep contexts of one length. Beside the scores of the judge stand the processor seconds of a
-step of these last ones (the median), which say nothing of what else the machine did, and the peak memory of the process.
+mean and by a chain of 25 steps. Contexts are short (``--shortest``) for most of the steps (``--warmup``) and then grow to whole
+slices, which the last ones see; the rows that say so keep contexts of one length. Beside the scores of the judge stand the
+processor seconds of a step of these last ones (the median), which say nothing of what else the machine did, and the peak
+memory of the process.
 
 With ``--minutes`` time ends the training, and ``--steps`` only says when contexts grow. Run as
 ``python -m benchmarks.ingredients --benchmark seqfish``; finished variants are kept.
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 SHORT = 1024
-WARMUP, GROWTH, WHOLE = 0.9, 0.08, 0.02  # of the steps: the shortest contexts, from there to whole slices, and these
+GROWTH, WHOLE = 0.8, 0.2  # of the steps after those of the shortest contexts: from there to whole slices, and these
 PAIRS = {"pair_features": "factorized"}
 VARIANTS: dict[
     str, dict[str, Any]
@@ -50,16 +51,15 @@ COSTS = ("n_steps", "step", "peak")
 READ_OUT: dict[str, dict[str, Any]] = {"one step": {"n_steps": 1}, "chain": {"n_steps": 25}}
 
 
-def lengths(n_steps: int, length: int | None) -> dict[str, Any]:
+def lengths(options: argparse.Namespace, length: int | None) -> dict[str, Any]:
     """Arguments of training for contexts of one length, or, without one, for contexts that grow to whole slices."""
     if length is not None:
         return {"context_size": length}
-    warmup, growth = round(WARMUP * n_steps), round(GROWTH * n_steps)
     growing = {
         "context_growth": "geometric",
-        "shortest_context": SHORT,
-        "growth_warmup": warmup,
-        "growth_steps": growth,
+        "shortest_context": options.shortest,
+        "growth_warmup": round(options.warmup * options.steps),
+        "growth_steps": round(GROWTH * (1 - options.warmup) * options.steps),
     }
     return {"context_size": "auto", **growing}
 
@@ -83,7 +83,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     model = asx.model.AlphaSTomics(reference, mode="expr_to_pos", random_state=options.seed, **arguments)
     start = time.perf_counter()
     model.train(
-        **lengths(options.steps, length),
+        **lengths(options, length),
         **({"max_time": 60 * options.minutes} if options.minutes else {"max_steps": options.steps, "max_epochs": -1}),
         batch_size=SHORT,
         callbacks=[Clock()],
@@ -96,8 +96,13 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         predicted = fold.in_source_order(_ours.sample(model, fold.query, seed=options.seed, **read_out))
         scores[name] = _judge.judge(fold.truth, predicted)
     taken = [b - a for a, b in zip(ends, ends[1:], strict=False)]
-    last = statistics.median(taken[-max(1, round(WHOLE * len(taken))) :])
-    costs = {"n_steps": len(ends), "step": last, "peak": training / 2**30, "threads": torch.get_num_threads()}
+    whole = max(1, round(WHOLE * (1 - options.warmup) * len(taken)))
+    costs = {
+        "n_steps": len(ends),
+        "step": statistics.median(taken[-whole:]),
+        "peak": training / 2**30,
+        "threads": torch.get_num_threads(),
+    }
     return {"scores": {name: found | costs for name, found in scores.items()}, "seconds": seconds}
 
 
@@ -110,6 +115,8 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=list(VARIANTS))
     parser.add_argument("--seeds", nargs="+", type=int, default=[0])
     parser.add_argument("--steps", type=int, default=300, help="of training, for every variant")
+    parser.add_argument("--shortest", type=int, default=SHORT, help="cells of the first contexts")
+    parser.add_argument("--warmup", type=float, default=0.9, help="share of the steps with these")
     parser.add_argument("--minutes", type=float, help="of training, in the place of steps")
     parser.add_argument("--output", type=Path, help="default benchmarks/results/ingredients_BENCHMARK.json")
     parser.add_argument("--data-dir", help="folder of the .h5ad files; default $ALPHASTOMICS_DATA or ../shared/data")
@@ -124,11 +131,16 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
 def run(results: Results, options: argparse.Namespace, variant: str, seed: int) -> None:
     """Measure one variant, unless that is done."""
     parameters = {"steps": options.steps, "minutes": options.minutes, "variant": VARIANTS[variant]}
+    if "context_size" not in VARIANTS[variant]:
+        parameters |= {"shortest": options.shortest, "warmup": options.warmup}
+    elif options.minutes:
+        parameters["steps"] = None  # which only say when contexts grow
     methods = {read_out: f"{variant}, {read_out}" for read_out in READ_OUT}
     fold = "first"
     if all(results.find(parameters, method=method, fold=fold, seed=seed) for method in methods.values()):
         return
     arguments: list[object] = ["--measure", "--benchmark", options.benchmark, "--steps", options.steps]
+    arguments += ["--shortest", options.shortest, "--warmup", options.warmup]
     arguments += ["--minutes", options.minutes] if options.minutes else []
     arguments += ["--variant", variant, "--seed", seed]
     arguments += ["--data-dir", options.data_dir] if options.data_dir else []

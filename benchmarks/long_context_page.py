@@ -134,9 +134,9 @@ def ingredients_table(name: str, folder: Path = RESULTS) -> str:
     minutes, steps = (
         max(entry["parameters"][key] or 0 for entry in results["entries"]) for key in ("minutes", "steps")
     )
-    heading = (
-        f"{TISSUES[results['tissue']]}; {f'{minutes:g} minutes' if minutes else f'{steps} steps'} of training each"
-    )
+    length = f"{minutes:g} minutes" if minutes else f"{steps} steps"
+    seeds = max(found["n_seeds"] for found in summary.values())
+    heading = f"{TISSUES[results['tissue']]}; {length} of training each" + (f", {seeds} seeds" if seeds > 1 else "")
     return f"{heading}:\n\n{rows(lines)}"
 
 

@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 from benchmarks._data import ROOT
-from benchmarks.arithmetic import PACKING, Size, tables
+from benchmarks.arithmetic import PACKING, Size, split_table, tables
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -56,6 +56,11 @@ def test_the_figures_of_the_page_are_those_of_the_command():
     page = (ROOT / "docs" / "arithmetic.md").read_text()
     for table in tables():
         assert table in page
+
+
+@pytest.mark.slow
+def test_the_memory_of_shared_contexts_is_that_of_the_command():
+    assert split_table() in (ROOT / "docs" / "scaling.md").read_text()
 
 
 @pytest.mark.slow
