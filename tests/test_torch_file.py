@@ -99,3 +99,44 @@ def test_a_tensor_that_says_that_it_is_larger_is_not_read_beyond_the_file(path):
 )
 def test_a_tensor_of_which_less_is_stored_is_not_plain(make, plain):
     assert _torch_file.is_plain(make()) == plain
+
+
+def holding(values):
+    """An archive whose values are made by these opcodes."""
+
+    def write(path):
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr("x/data.pkl", b"\x80\x02" + values + b".")
+            archive.writestr("x/version", "3\n")
+        return path
+
+    return write
+
+
+EMPTY, PUT, GET = b")", b"q\x00", b"h\x00"
+PAIRS = EMPTY + 40 * (PUT + GET + b"\x86")  # a tuple of twice the same tuple of twice the same …
+LISTS = b"]" + 40 * (PUT + b"](" + 2 * GET + b"e")
+LATE = b"]" + PUT + 40 * (b"](" + 2 * GET + b"e" + PUT)
+
+
+@pytest.mark.parametrize("values", [b"}" + PAIRS + b"K\x01s", LISTS, LATE, b"](" + PAIRS + b"K\x01e"])
+def test_values_that_hold_others_again_and_again_are_refused(tmp_path, values):
+    """The hash of such a tuple, the key of a dict, would take hours."""
+    path = holding(values)(tmp_path / "x.pt")
+    with pytest.raises(ValueError, match="hold others so often"):
+        _torch_file.read(path)
+
+
+def test_a_value_that_is_held_a_few_times_is_read(tmp_path):
+    path = holding(b"}" + EMPTY + 10 * (PUT + GET + b"\x86") + b"K\x01s")(tmp_path / "x.pt")
+    (key,) = _torch_file.read(path)
+    for _ in range(10):
+        assert key[0] is key[1]
+        key = key[0]
+    assert key == ()
+
+
+@pytest.mark.parametrize(("times", "expected"), [(1, 2 + 3 + 4), (2, 2 + 6 + 7), (3, 2 + 9 + 10)])
+def test_parts_are_counted_as_often_as_they_are_held(times, expected):
+    """Two numbers go into a list, that into another one so many times, and this is the result."""
+    assert _torch_file._count_parts(pickle.dumps(times * [[1.5, 2.5]], protocol=2)) == expected

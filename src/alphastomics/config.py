@@ -250,6 +250,8 @@ class TrainingSection:
         Share of the slices that is held out (``--validation-size``).
     early_stopping
         Stop when the validation loss no longer falls (``--early-stopping``).
+    checkpoint_every
+        Steps between two checkpoints (``--checkpoint-every``).
     accelerator
         ``auto``, ``cpu``, ``gpu``, … (``--accelerator``).
     devices
@@ -292,6 +294,7 @@ class TrainingSection:
     ema_decay: float | None = None
     validation_size: float | None = None
     early_stopping: bool | None = None
+    checkpoint_every: int | None = None
     accelerator: str | None = None
     devices: int | str | None = None
     gpus: int | None = None

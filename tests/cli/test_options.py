@@ -63,7 +63,7 @@ def test_training_options_are_those_of_the_model():
     arguments = TrainingOptions().arguments(StandIn())
     assert arguments.pop("augmentation") == StandIn().default_augmentation()
     # Not offered: train_size says what validation_size says, and files are the run's.
-    others = {"augmentation", "train_size", "checkpoint", "checkpoint_every", "resume", *PASSED_ON}
+    others = {"augmentation", "train_size", "checkpoint", "resume", *PASSED_ON}
     assert arguments == {name: expected[name] for name in expected.keys() - others}
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
@@ -12,8 +15,11 @@ from alphastomics.nn.block import AdaptiveNorm
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from torch import Tensor
+
+LIMIT = 300  # seconds for all cases of one number of processes
 
 
 class Inputs(NamedTuple):
@@ -48,3 +54,23 @@ def make_inputs() -> Callable[..., Inputs]:
         return Inputs(expression, position, torch.linspace(0, 0.5, b), torch.linspace(0.9, 0.2, b))
 
     return make
+
+
+@pytest.fixture(scope="session")
+def run_ranks() -> Callable[[str, Path, int], list[dict[str, Any]]]:
+    """Run a program in several processes, rank 0 of 2, rank 1 of 2 and so on, and read what each has written."""
+
+    def run(program: str, folder: Path, world_size: int) -> list[dict[str, Any]]:
+        command = [sys.executable, "-W", "error", program, str(folder)]
+        processes = [
+            subprocess.Popen([*command, str(rank), str(world_size)], env=os.environ | {"OMP_NUM_THREADS": "1"})
+            for rank in range(world_size)
+        ]
+        try:
+            assert [process.wait(timeout=LIMIT) for process in processes] == [0] * world_size
+        finally:
+            for process in processes:
+                process.kill()
+        return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(world_size)]
+
+    return run

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import datetime
 import itertools
-import os
-import subprocess
 import sys
 from functools import partial
 from pathlib import Path
@@ -34,7 +32,6 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-LIMIT = 300  # seconds for all cases of one number of processes
 TOLERANCE = {"float32": 1e-5, "float64": 1e-10, "bfloat16": 3e-2}
 
 
@@ -193,7 +190,7 @@ SUBGROUP = Case("ring", 3, 7, True, "float64")
 
 
 def work(folder: Path, rank: int, world_size: int) -> None:
-    wait = datetime.timedelta(seconds=LIMIT / 2)
+    wait = datetime.timedelta(minutes=2)
     meet = f"file://{folder / 'meet'}"
     dist.init_process_group("gloo", init_method=meet, rank=rank, world_size=world_size, timeout=wait)
     parallel, found = SequenceParallel(dist.group.WORLD), {}
@@ -210,34 +207,19 @@ def work(folder: Path, rank: int, world_size: int) -> None:
     dist.destroy_process_group()
 
 
-def run(folder: Path, world_size: int) -> list[dict[str, list[Tensor]]]:
-    """Results of each process."""
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-W", "error", __file__, str(folder)]
-    processes = [
-        subprocess.Popen([*command, str(rank), str(world_size)], env=environment) for rank in range(world_size)
-    ]
-    try:
-        assert [process.wait(timeout=LIMIT) for process in processes] == [0] * world_size
-    finally:
-        for process in processes:
-            process.kill()
-    return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(world_size)]
+@pytest.fixture(scope="module")
+def two(run_ranks, tmp_path_factory) -> list[dict[str, list[Tensor]]]:
+    return run_ranks(__file__, tmp_path_factory.mktemp("two"), 2)
 
 
 @pytest.fixture(scope="module")
-def two(tmp_path_factory) -> list[dict[str, list[Tensor]]]:
-    return run(tmp_path_factory.mktemp("two"), 2)
+def three(run_ranks, tmp_path_factory) -> list[dict[str, list[Tensor]]]:
+    return run_ranks(__file__, tmp_path_factory.mktemp("three"), 3)
 
 
 @pytest.fixture(scope="module")
-def three(tmp_path_factory) -> list[dict[str, list[Tensor]]]:
-    return run(tmp_path_factory.mktemp("three"), 3)
-
-
-@pytest.fixture(scope="module")
-def four(tmp_path_factory) -> list[dict[str, list[Tensor]]]:
-    return run(tmp_path_factory.mktemp("four"), 4)
+def four(run_ranks, tmp_path_factory) -> list[dict[str, list[Tensor]]]:
+    return run_ranks(__file__, tmp_path_factory.mktemp("four"), 4)
 
 
 # -- attention ---------------------------------------------------------------------------------------------------------

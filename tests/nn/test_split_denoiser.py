@@ -6,8 +6,6 @@ This file is also the program that the processes run, as ``test_parallel.py`` is
 from __future__ import annotations
 
 import datetime
-import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -27,7 +25,6 @@ from alphastomics.train.recompute import recompute
 if TYPE_CHECKING:
     from torch import Tensor
 
-LIMIT = 240  # seconds for all cases of one number of processes
 KINDS: dict[str, dict[str, Any]] = {
     "full": {"gate_type": "elementwise", "bottleneck": 2},
     "three-heads": {"n_heads": 3},  # two processes cannot share them
@@ -128,7 +125,7 @@ def in_16_bits(kind: str, parallel: SequenceParallel) -> dict[str, Tensor]:
 
 
 def work(folder: Path, rank: int, world_size: int) -> None:
-    wait = datetime.timedelta(seconds=LIMIT / 2)
+    wait = datetime.timedelta(minutes=2)
     dist.init_process_group(
         "gloo", init_method=f"file://{folder / 'meet'}", rank=rank, world_size=world_size, timeout=wait
     )
@@ -145,29 +142,14 @@ def work(folder: Path, rank: int, world_size: int) -> None:
     dist.destroy_process_group()
 
 
-def run(folder: Path, world_size: int) -> list[dict[str, dict[str, Tensor]]]:
-    """What each process found."""
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-W", "error", __file__, str(folder)]
-    processes = [
-        subprocess.Popen([*command, str(rank), str(world_size)], env=environment) for rank in range(world_size)
-    ]
-    try:
-        assert [process.wait(timeout=LIMIT) for process in processes] == [0] * world_size
-    finally:
-        for process in processes:
-            process.kill()
-    return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(world_size)]
+@pytest.fixture(scope="module")
+def two(run_ranks, tmp_path_factory) -> list[dict[str, dict[str, Tensor]]]:
+    return run_ranks(__file__, tmp_path_factory.mktemp("two"), 2)
 
 
 @pytest.fixture(scope="module")
-def two(tmp_path_factory) -> list[dict[str, dict[str, Tensor]]]:
-    return run(tmp_path_factory.mktemp("two"), 2)
-
-
-@pytest.fixture(scope="module")
-def three(tmp_path_factory) -> list[dict[str, dict[str, Tensor]]]:
-    return run(tmp_path_factory.mktemp("three"), 3)
+def three(run_ranks, tmp_path_factory) -> list[dict[str, dict[str, Tensor]]]:
+    return run_ranks(__file__, tmp_path_factory.mktemp("three"), 3)
 
 
 # -- what they must find -----------------------------------------------------------------------------------------------

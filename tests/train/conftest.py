@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +25,8 @@ if TYPE_CHECKING:
     from alphastomics.data import Batch
 
 SIZES = (90, 70, 40)
+PROGRAM = Path(__file__).with_name("strategy_program.py")
+LIMIT = 240  # seconds of this program
 
 
 @pytest.fixture(scope="session")
@@ -113,5 +120,29 @@ def fit(source) -> Callable[..., ContextRunner]:
         runner = ContextRunner(model, training_plan=plan, data_splitter=datamodule, **(trainer | kwargs))
         runner()
         return runner
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def run_strategy() -> Callable[..., list[Any]]:
+    """Train models by a strategy in a program of their own: what every process tells of them, which are in the folder."""
+
+    def run(
+        folder: Path, strategy: str, *, devices: int = 2, accumulation: int = 1, models: Any, **training: Any
+    ) -> list[Any]:
+        folder.mkdir()
+        command = [sys.executable, str(PROGRAM), str(folder), strategy, str(devices), str(accumulation)]
+        environment = {key: value for key, value in os.environ.items() if key not in ("LOCAL_RANK", "MASTER_PORT")}
+        done = subprocess.run(
+            [*command, json.dumps(models), json.dumps(training)],
+            env=environment | {"OMP_NUM_THREADS": "1"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=LIMIT,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout.decode()[-3000:]
+        return [json.loads(path.read_text()) for path in sorted(folder.glob("?.json"))]
 
     return run

@@ -6,13 +6,8 @@ the same to rounding.
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -24,8 +19,9 @@ from alphastomics.train import ContextDataModule, resolve_strategy, strategies
 from alphastomics.train.context_parallel import check_groups, group_of, join_group
 from alphastomics.train.memory import estimate_training
 
-PROGRAM = Path(__file__).with_name("strategy_program.py")
-LIMIT = 240  # seconds
+if TYPE_CHECKING:
+    from pathlib import Path
+
 MODELS: dict[str, dict[str, Any]] = {
     "moe": {"use_moe": True, "moe_top_k": 1},
     "full": {"enable_masking": True},
@@ -34,6 +30,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "neighbor": {"attention": "neighbor", "n_neighbors": 4, "residual": "hyper"},
     "axial": {"attention": "axial", "bottleneck": 2},
 }
+MODELS = {name: {"dropout": 0.1} | arguments for name, arguments in MODELS.items()}
 ODD = {"context_size": 45, "batch_size": 90}  # contexts of 45, 35 and 20 cells, two of them in a batch
 NO_GRADIENT = "position_out.bias"  # positions are centred: what moves it is rounding, which Adam makes a step
 
@@ -110,24 +107,6 @@ def test_the_estimate_of_blocks_falls_with_the_processes(kind):
 # -- all learn the same ------------------------------------------------------------------------------------------------
 
 
-def run(folder: Path, strategy: str, *, devices: int, accumulation: int = 1, models: Any, **training: Any) -> list[Any]:
-    """What every process of a script tells of its models, which are in the folder."""
-    folder.mkdir()
-    models = {name: {"dropout": 0.1} | arguments for name, arguments in models.items()}
-    command = [sys.executable, str(PROGRAM), str(folder), strategy, str(devices), str(accumulation)]
-    environment = {key: value for key, value in os.environ.items() if key not in ("LOCAL_RANK", "MASTER_PORT")}
-    done = subprocess.run(
-        [*command, json.dumps(models), json.dumps(ODD | training)],
-        env=environment | {"OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        timeout=LIMIT,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout.decode()[-3000:]
-    return [json.loads(path.read_text()) for path in sorted(folder.glob("?.json"))]
-
-
 def assert_same(folder: Path, ranks: list[Any], reference: Path, alone: Any, *, n_steps: int) -> None:
     for rank in ranks:
         for name, found in rank.items():
@@ -146,27 +125,27 @@ def assert_same(folder: Path, ranks: list[Any], reference: Path, alone: Any, *, 
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory) -> tuple[Path, Any]:
+def alone(run_strategy, tmp_path_factory) -> tuple[Path, Any]:
     """One process with the same batches, and where its models are."""
     folder = tmp_path_factory.mktemp("alone") / "auto"
-    return folder, run(folder, "auto", devices=1, models=MODELS)[0]
+    return folder, run_strategy(folder, "auto", devices=1, models=MODELS, **ODD)[0]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["ddp", "ddp_fork", "ddp_spawn", "fsdp2"])
-def test_two_processes_with_half_of_the_cells_learn_what_one_does(alone, tmp_path, strategy):
+def test_two_processes_with_half_of_the_cells_learn_what_one_does(run_strategy, alone, tmp_path, strategy):
     """Losses and statistics of every step, the last of an epoch with one context; weights, and what is sampled from a file."""
     kinds = {"ddp": tuple(MODELS), "fsdp2": ("moe", "geometric")}.get(strategy, ("moe",))
     models = {kind: MODELS[kind] for kind in kinds}
-    ranks = run(tmp_path / strategy, strategy, devices=2, models=models, context_parallel_size=2)
+    ranks = run_strategy(tmp_path / strategy, strategy, models=models, context_parallel_size=2, **ODD)
     assert len(ranks) == (2 if strategy in ("ddp", "fsdp2") else 1)
     assert_same(tmp_path / strategy, ranks, *alone, n_steps=9)
 
 
 @pytest.mark.slow
-def test_two_groups_of_two_learn_what_one_process_that_accumulates_does(tmp_path):
-    models, common = {"moe": MODELS["moe"]}, {"recompute": "all", "validation_size": 0.3}
-    (expected,) = run(tmp_path / "alone", "auto", devices=1, accumulation=2, models=models, **common)
-    ranks = run(tmp_path / "four", "ddp_fork", devices=4, models=models, context_parallel_size=2, **common)
+def test_two_groups_of_two_learn_what_one_process_that_accumulates_does(run_strategy, tmp_path):
+    models, common = {"moe": MODELS["moe"]}, {**ODD, "recompute": "all", "validation_size": 0.3}
+    (expected,) = run_strategy(tmp_path / "alone", "auto", devices=1, accumulation=2, models=models, **common)
+    ranks = run_strategy(tmp_path / "four", "ddp_fork", devices=4, models=models, context_parallel_size=2, **common)
     assert "validation_loss" in expected["moe"]["history"]
     assert_same(tmp_path / "four", ranks, tmp_path / "alone", expected, n_steps=3)

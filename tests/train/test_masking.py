@@ -13,7 +13,7 @@ from alphastomics.diffusion import MaskingConfig
 from alphastomics.nn import Denoiser, DenoiserConfig, Prediction
 from alphastomics.train import MODES, TrainingPlan
 from alphastomics.train.masking import Masks, draw_masks
-from alphastomics.train.plan import TRAINING, VALIDATION
+from alphastomics.train.objective import TRAINING, VALIDATION
 
 ALWAYS = MaskingConfig(masking_probability=1.0)
 modes = pytest.mark.parametrize("mode", MODES)

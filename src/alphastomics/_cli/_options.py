@@ -249,6 +249,8 @@ class TrainingOptions:
         Share of the slices that is held out for validation, whole slices.
     early_stopping
         Stop when the validation loss no longer falls.
+    checkpoint_every
+        Steps between two checkpoints, from which ``--resume`` goes on; 200 when not given.
     gene_dropout
         Upper bound of the share of genes that a context loses; by the size of the reference when not given.
     thinning
@@ -310,6 +312,7 @@ class TrainingOptions:
     recompute: Recompute = "auto"
     validation_size: HeldOut | None = None
     early_stopping: bool = False
+    checkpoint_every: PositiveInt | None = None
     gene_dropout: float | None = None
     thinning: float | None = None
     gene_noise: float | None = None

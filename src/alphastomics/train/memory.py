@@ -30,7 +30,8 @@ from alphastomics.data import Batch
 from alphastomics.nn import Denoiser, Experts
 from alphastomics.nn.parallel import SequenceParallel
 from alphastomics.train._storages import StorageCounter, no_data
-from alphastomics.train.plan import TrainingPlan, sequence_of
+from alphastomics.train.objective import sequence_of
+from alphastomics.train.plan import TrainingPlan
 from alphastomics.train.recompute import recompute
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import lightning.pytorch as pl
 import torch
 
 from alphastomics.train.ema import MovingAverage
-from alphastomics.train.plan import VALIDATION
+from alphastomics.train.objective import VALIDATION
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
