@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 SIZES = (90, 70, 40)
 PROGRAM = Path(__file__).with_name("strategy_program.py")
-LIMIT = 240  # seconds of this program
+LIMIT = 400  # seconds of this program; processes that are spawned read all libraries anew for each model
 
 
 @pytest.fixture(scope="session")

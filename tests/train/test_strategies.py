@@ -231,8 +231,7 @@ def assert_same_trials(found: dict[str, Any], expected: dict[str, Any]) -> None:
 @pytest.mark.parametrize("strategy", ["ddp", "ddp_fork", "ddp_spawn", "fsdp2"])
 def test_two_processes_learn_what_one_does(run_strategy, alone, tmp_path, strategy):
     """Losses of every step, in which the last of an epoch has padding; weights; what is sampled from them, and from a file."""
-    # A spawned process reads all libraries anew.
-    models = {key: ATTENTION[key] for key in ("moe", "geometric")} if strategy == "ddp_spawn" else dict(ATTENTION)
+    models = dict(ATTENTION)
     if strategy in ("ddp_fork", "fsdp2"):
         models["trials"] = ATTENTION["moe"]
     ranks = run_strategy(tmp_path / strategy, strategy, models=models)
