@@ -110,7 +110,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--chains", type=int, default=512, help="that a model is trained on")
     parser.add_argument("--held-out", type=int, default=32, help="chains that are placed")
-    parser.add_argument("--steps", type=int, default=2000, help="of training")
+    parser.add_argument("--steps", type=int, default=1000, help="of training")
     parser.add_argument("--frame", choices=["shared", "slice"], default="shared")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--output", type=Path, default=RESULT)
