@@ -104,7 +104,7 @@ class Objective(Optimisation):
     masking
         Which entries are masked in training; none when None.
     **optimisation
-        What :class:`Optimisation` takes beside.
+        ``slice_names``, ``max_seconds`` and ``curriculum``, as in ``train/optimisation.py``.
 
     Raises
     ------
