@@ -114,7 +114,8 @@ def compare(config: DenoiserConfig, steps: list[tuple[int, int]], precision: str
 
 @has_status
 def test_two_estimates_are_within_15_percent_of_what_is_measured() -> None:
-    compare(SMALL, [(1024, 2), (1024, 0)])
+    # So many cells that what libraries take for themselves, now and then 10 MB more, is little.
+    compare(SMALL, [(3072, 2), (3072, 0)])
 
 
 @has_status
