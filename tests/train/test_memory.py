@@ -121,7 +121,7 @@ def test_two_estimates_are_within_15_percent_of_what_is_measured() -> None:
 @has_status
 @pytest.mark.slow
 def test_six_estimates_are_within_15_percent_of_what_is_measured() -> None:
-    compare(CONFIG, [(n, k) for n in (1024, 4096) for k in (DEPTH, DEPTH // 2, 0)])
+    compare(CONFIG, [(n, k) for n in (2048, 8192) for k in (DEPTH, DEPTH // 2, 0)])
 
 
 @has_status
