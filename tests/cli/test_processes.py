@@ -95,6 +95,11 @@ def test_only_the_first_process_tells(monkeypatch):
             1,
             "--strategy fsdp2 does not scale losses, as --precision 16-mixed must: take 'bf16-mixed'",
         ),
+        (
+            ["--context-parallel-size", "3"],
+            1,
+            "--context-parallel-size 3 needs a multiple of 3 processes, and there are 2 processes: pass another --devices or",
+        ),
         (["--strategy", "ddp"], 1, "--strategy ddp starts the script once for each device, and there is none here"),
     ],
 )

@@ -114,7 +114,7 @@ def compare(config: DenoiserConfig, steps: list[tuple[int, int]], precision: str
 
 @has_status
 def test_two_estimates_are_within_15_percent_of_what_is_measured() -> None:
-    # So many cells that what libraries take for themselves, now and then 10 MB more, is little.
+    # So many cells that the 10 MB by which the peak of a process varies are little.
     compare(SMALL, [(3072, 2), (3072, 0)])
 
 

@@ -138,9 +138,12 @@ class Objective(Optimisation):
         self.smallest = smallest_time(self.diffusion.position.schedule, spacing)
         self.masking = masking
         self.parallel = ALONE  # while training runs, the processes of the group
-        # Whether all processes must call the network equally often, as those do that share its weights.
-        self.in_step = False
         self.load = ExpertLoad()
+
+    @property
+    def in_step(self) -> bool:
+        """Whether all processes must call the network equally often, as those do that share its weights."""
+        return False
 
     def draw(self, batch: Batch, purpose: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Clocks (B,) and standard noise of both modalities, keyed by (seed, epoch, context)."""

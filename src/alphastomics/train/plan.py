@@ -101,6 +101,11 @@ class TrainingPlan(Objective):
         # Where weights are spread over processes, the network that they come from; in a tuple it is no part of this one.
         self._whole: tuple[Denoiser, ...] = ()
 
+    @property
+    def in_step(self) -> bool:
+        """Where weights are spread over processes."""
+        return bool(self._whole)
+
     def on_train_epoch_start(self) -> None:
         """Cut new contexts in every epoch."""
         self.trainer.datamodule.set_epoch(self.current_epoch)  # type: ignore[attr-defined]
@@ -109,14 +114,13 @@ class TrainingPlan(Objective):
         """Where weights are to be spread over processes, train a copy of which each has a part."""
         if self._device_mesh is not None and not self._whole:
             self._whole, self.module = (self.module,), shard(self.module, self._device_mesh["data_parallel"])
-            self.in_step = True
 
     def unshard(self, *, together: bool = True) -> None:
         """Give back the network that was there before, with what was learned if all processes do so ``together``.
 
         Cells are no longer split.
         """
-        self.parallel, self.in_step = ALONE, False
+        self.parallel = ALONE
         for module in self._whole:
             if together:
                 copy_whole(self.module, module)
