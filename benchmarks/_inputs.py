@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 import torch
 import yaml
 
-from alphastomics._cli._tensors import read_tensors
+from alphastomics.cli._tensors import read_tensors
 from alphastomics.config import Config
 from alphastomics.data import create_dataloaders, read_dataset, read_parquet
 from alphastomics.data._h5ad import read_h5ad

@@ -2,7 +2,7 @@ r"""The tables of ``docs/arithmetic.md``: memory, time and devices of a training
 
 ``python -m benchmarks.arithmetic`` prints them, from the committed results. Weights are counted by a formula, which a test compares
 with the network; so are floating-point operations, which a test compares with PyTorch's count. Memory is what
-:func:`~alphastomics.train.memory.estimate_training` says. Speed on processors is that of ``results/waiting.json``, loading that of
+:func:`~alphastomics.train.memory.estimate.estimate_training` says. Speed on processors is that of ``results/waiting.json``, loading that of
 ``results/loading.json``; bytes on disk are measured by ``python -m benchmarks.arithmetic --measure``.
 """
 
@@ -108,7 +108,7 @@ def measured(folder: Path = RESULTS) -> dict[str, float]:
 def parameters_table() -> str:
     """Weights, and what a step of training holds."""
     from alphastomics.nn import DenoiserConfig
-    from alphastomics.train.memory import estimate_training
+    from alphastomics.train.memory.estimate import estimate_training
 
     lines = [["d", "L", "G", "weights", "MFLOP a cell", *HELD]]
     for size in dict.fromkeys(size for _, size, _ in TRAININGS):
@@ -190,7 +190,7 @@ def tables(folder: Path = RESULTS) -> Iterator[str]:
 def split_table() -> str:
     """Memory of a step whose context is shared by processes, for every kind of attention: the table of ``docs/scaling.md``."""
     from alphastomics.nn import DenoiserConfig
-    from alphastomics.train.memory import estimate_training
+    from alphastomics.train.memory.estimate import estimate_training
 
     lines = [["GiB of activations", *(f"{n} process{'es' * (n > 1)}" for n in SHARED_BY), "one block alone"]]
     for attention in ("full", "linear", "geometric", "neighbor", "axial"):

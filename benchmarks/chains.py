@@ -1,6 +1,6 @@
 """Chains of residues: does a network that reads the order of the cells fold them?
 
-Generated chains (:func:`alphastomics.datasets.synthetic_chains`): helices and strands by formula, whose expression tells the
+Generated chains (:func:`alphastomics.chains.synthetic_chains`): helices and strands by formula, whose expression tells the
 structure of a residue and not its place. One model reads the order (``sequence_key="residue"``: relative positions in
 factorised pair features, and neighbours along the chain as well as among the noisy positions), a second one is trained with
 the frame-aligned point error besides, and a third is the same network without the order; all are trained for the same number
@@ -69,7 +69,8 @@ def place(method: str, train: AnnData, query: AnnData, *, frame: str, steps: int
 
 def score(truth: AnnData, predicted: NDArray[np.float64]) -> dict[str, float]:
     """Mean of every score over the chains."""
-    from alphastomics.metrics import chain_fape, distance_spearman, rigid_align
+    from alphastomics.chains import chain_fape
+    from alphastomics.metrics import distance_spearman, rigid_align
 
     rows = []
     for name in truth.obs["slice_id"].cat.categories:
@@ -86,7 +87,7 @@ def score(truth: AnnData, predicted: NDArray[np.float64]) -> dict[str, float]:
 
 def run(method: str, parameters: Mapping[str, Any], seed: int) -> dict[str, float]:
     """Scores of one method on chains that it has not seen."""
-    from alphastomics.datasets import synthetic_chains
+    from alphastomics.chains import synthetic_chains
     from alphastomics.metrics import chance_positions
 
     frame = parameters["frame"]

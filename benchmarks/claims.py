@@ -96,7 +96,7 @@ def sparse_pairs(*, reference: bool) -> Call:
 
     from alphastomics.nn.attention.neighbor import NeighborAttention
     from alphastomics.nn.geometry import Geometry
-    from alphastomics.nn.neighbours import neighbor_pairs
+    from alphastomics.nn.neighbors import neighbor_pairs
 
     n, d, n_heads, bumps = 4096, 128, 4, 16
     attention = NeighborAttention(d, n_heads, n_bumps=bumps)

@@ -103,7 +103,7 @@ def run(folds: Mapping[str, tuple[ad.AnnData, ad.AnnData]], options: argparse.Na
 def configurations(names: Sequence[str] | None) -> dict[str, Any]:
     """The named configurations; all of the package and masked diffusion when None."""
     import alphastomics as asx
-    from alphastomics.tl._configurations import CONFIGURATIONS
+    from alphastomics.tl._compare import CONFIGURATIONS
 
     known = CONFIGURATIONS | {MASKING: asx.tl.Configuration(model={"enable_masking": True})}
     return known if names is None else {name: known[name] for name in names}

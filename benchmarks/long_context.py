@@ -113,7 +113,7 @@ def operation(options: argparse.Namespace) -> dict[str, Any]:
     from alphastomics.nn.attention.grid import GridAttention
     from alphastomics.nn.attention.softmax import SoftmaxAttention
     from alphastomics.nn.geometry import Geometry
-    from alphastomics.nn.neighbours import neighbor_pairs
+    from alphastomics.nn.neighbors import neighbor_pairs
 
     torch.manual_seed(0)
     position = torch.rand(1, WHOLE, 2)

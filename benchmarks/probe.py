@@ -53,7 +53,7 @@ def probe(model: AlphaSTomics, cells: AnnData, truth: NDArray[np.float64], *, se
 
     from alphastomics.data import AnnDataSource
     from alphastomics.diffusion.geometry import align, centre, kabsch
-    from alphastomics.model._position_chain import MAX_CONTEXT, SlicePositions, content_order, embed_cells
+    from alphastomics.sampling._position import MAX_CONTEXT, SlicePositions, content_order, embed_cells
 
     cells = cells.copy()
     cells.obsm.clear()

@@ -15,9 +15,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from alphastomics import config as module
-from alphastomics._cli._options import ModelOptions, PlanOptions, SetupOptions, TrainingOptions
-from alphastomics._cli._run import RunOptions, SourceOptions
 from alphastomics._sections import leaves
+from alphastomics.cli._options import ModelOptions, PlanOptions, SetupOptions, TrainingOptions
+from alphastomics.cli._run import RunOptions, SourceOptions
 from alphastomics.config import Config, DiffusionSection, ModelSection, TrainingSection
 
 ROOT = Path(__file__).parents[1]

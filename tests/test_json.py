@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from alphastomics import _json
+from alphastomics._io import _json
 
 PLAIN = st.recursive(
     st.none()

@@ -8,7 +8,7 @@ import zipfile
 import pytest
 import torch
 
-from alphastomics import _torch_file
+from alphastomics._io import _torch as _torch_file
 
 
 class Trap:

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from types import ModuleType
 
-    from . import config, data, datasets, metrics, model, pl, pp, tl
+    from . import chains, config, data, datasets, metrics, model, pl, pp, tl
 
-__all__ = ["__version__", "config", "data", "datasets", "metrics", "model", "pl", "pp", "tl"]
+__all__ = ["__version__", "chains", "config", "data", "datasets", "metrics", "model", "pl", "pp", "tl"]
 
 __version__ = version("alphastomics")
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import NoneType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
-from alphastomics._disk import LONGEST, shown
+from alphastomics._io._errors import LONGEST, shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping

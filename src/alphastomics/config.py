@@ -541,7 +541,7 @@ class Config:
         ValueError
             If it is no YAML, has a key that is not known or twice, or a value of another type.
         """
-        from alphastomics._yaml import load
+        from alphastomics._io._yaml import load
 
         path = Path(path)
         if path.stat().st_size > LARGEST:
@@ -574,7 +574,7 @@ class Config:
 
     def to_yaml(self) -> str:
         """The text of a file that :meth:`read` reads."""
-        from alphastomics._yaml import dump
+        from alphastomics._io._yaml import dump
 
         return dump(self.to_dict())
 

@@ -15,9 +15,9 @@ from cyclopts import App, CycloptsError, Parameter
 from cyclopts.types import ExistingDirectory, ExistingFile, PositiveInt  # noqa: TC002
 
 from alphastomics import __version__
-from alphastomics._cli._config import NULLS, fill, resolved
-from alphastomics._cli._console import USER_ERRORS, complain, messages
-from alphastomics._cli._options import (
+from alphastomics.cli._config import NULLS, fill, resolved
+from alphastomics.cli._console import USER_ERRORS, complain, messages
+from alphastomics.cli._options import (
     GLOBAL,
     SEVERAL,
     ComparisonOptions,
@@ -29,9 +29,8 @@ from alphastomics._cli._options import (
     SetupOptions,
     TrainingOptions,
 )
-from alphastomics._cli._preprocess import ClusterOptions, DatasetOptions, SliceOptions
-from alphastomics._cli._run import RunOptions, SourceOptions
-from alphastomics._cli._upload import UploadOptions
+from alphastomics.cli._preprocess import ClusterOptions, DatasetOptions, SliceOptions, UploadOptions
+from alphastomics.cli._run import RunOptions, SourceOptions
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -70,8 +69,8 @@ def demo(
     seed
         Decides the tissue, the first weights and every draw.
     """
-    from alphastomics._cli._demo import check_verdict, run_demo
-    from alphastomics._cli._files import to_text
+    from alphastomics.cli._demo import check_verdict, run_demo
+    from alphastomics.cli._files import to_text
 
     table = run_demo(output_dir, model, training, plan, seed)
     if table is not None:
@@ -102,7 +101,7 @@ def preprocess(
     seed
         Decides the split.
     """
-    from alphastomics._cli._files import check_readable
+    from alphastomics.cli._files import check_readable
     from alphastomics.data.preprocess import preprocess as both
 
     check_readable(input_dir)
@@ -129,7 +128,7 @@ def stage1(
     output_dir
         Folder for the slices.
     """
-    from alphastomics._cli._files import check_readable
+    from alphastomics.cli._files import check_readable
     from alphastomics.data.preprocess import stage1 as first
 
     check_readable(input_dir)
@@ -159,7 +158,7 @@ def stage2(
     seed
         Decides the split.
     """
-    from alphastomics._cli._files import check_readable
+    from alphastomics.cli._files import check_readable
     from alphastomics.data.preprocess import stage2 as second
 
     for folder in input_dirs:
@@ -205,7 +204,7 @@ def train(
     if print_config:
         sys.stdout.write(NULLS + won.to_yaml())
         return
-    from alphastomics._cli._training import run_training
+    from alphastomics.cli._train import run_training
 
     run_training(won, source, run, setup, model, training, plan, seed)
 
@@ -256,7 +255,7 @@ def sample(
     seed
         Decides every draw.
     """
-    from alphastomics._cli._cells import (
+    from alphastomics.cli._cells import (
         PARQUET,
         TISSUES,
         check_suffix,
@@ -266,8 +265,8 @@ def sample(
         use_values_that_are_read,
         write_tissue,
     )
-    from alphastomics._cli._files import prepare_file
-    from alphastomics._cli._query import check_sample
+    from alphastomics.cli._files import prepare_file
+    from alphastomics.cli._query import check_sample
 
     check_suffix(output, TISSUES)
     check_sample(query, output, sample_mode, n_cells)
@@ -330,8 +329,8 @@ def score(
     seed
         Decides every draw and the baselines.
     """
-    from alphastomics._cli._files import prepare_file, to_text
-    from alphastomics._cli._scores import score_model, write_scores
+    from alphastomics.cli._files import prepare_file, to_text
+    from alphastomics.cli._query import score_model, write_scores
 
     if output is not None:
         prepare_file(output)
@@ -363,8 +362,8 @@ def extract(
     use_positions
         Whether the model sees where the cells lie; if not, positions are never read.
     """
-    from alphastomics._cli._cells import EMBEDDINGS, check_suffix, embed_cells, write_latent
-    from alphastomics._cli._files import prepare_file
+    from alphastomics.cli._cells import EMBEDDINGS, check_suffix, embed_cells, write_latent
+    from alphastomics.cli._files import prepare_file
 
     check_suffix(output, EMBEDDINGS)
     prepare_file(output)
@@ -416,8 +415,8 @@ def compare(
     seeds
         Seeds, one training of every configuration for each.
     """
-    from alphastomics._cli._compare import run_comparison
-    from alphastomics._cli._files import to_text
+    from alphastomics.cli._compare import run_comparison
+    from alphastomics.cli._files import to_text
 
     table = run_comparison(input_data, output_dir, seeds, setup, options)
     sys.stdout.write(to_text(table.astype(float)))

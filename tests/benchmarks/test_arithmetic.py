@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from alphastomics.nn import Denoiser, DenoiserConfig
 from alphastomics.train import TrainingPlan
-from alphastomics.train.memory import _full_batch
+from alphastomics.train.memory.estimate import _full_batch
 from benchmarks import arithmetic
 
 SIZES = [

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.spatial.transform import Rotation
 
-from alphastomics.datasets import synthetic_chains
+from alphastomics.chains import synthetic_chains
 from benchmarks import chains
 
 

@@ -15,8 +15,8 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from alphastomics._cli._cells import check_suffix, panels, sample_cells
-from alphastomics._cli._tensors import read_tensors
+from alphastomics.cli._cells import check_suffix, panels, sample_cells
+from alphastomics.cli._tensors import read_tensors
 from alphastomics.data import read_dataset, read_parquet
 from alphastomics.data.preprocess import Stage1Options, Stage2Options, preprocess
 from alphastomics.datasets import synthetic_tissue

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 from alphastomics.data.parquet._files import replacing, sweep
-from alphastomics.data.preprocess import Stage1Options, Stage2Options, _cluster, dask_cluster, preprocess, run_on
-from alphastomics.data.preprocess._cluster import _check_workers, _versions
+from alphastomics.data.preprocess import Stage1Options, Stage2Options, dask_cluster, preprocess, run_on
+from alphastomics.data.preprocess import _dask as _cluster
+from alphastomics.data.preprocess._dask import _check_workers, _versions
 from alphastomics.datasets import synthetic_tissue
 from alphastomics.main import main
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from cyclopts import CycloptsError
 
-from alphastomics._cli._options import ModelOptions, PlanOptions, SetupOptions, TrainingOptions
-from alphastomics._cli._run import RunOptions, SourceOptions
+from alphastomics.cli._options import ModelOptions, PlanOptions, SetupOptions, TrainingOptions
+from alphastomics.cli._run import RunOptions, SourceOptions
 from alphastomics.config import Config
 from alphastomics.diffusion import MaskingConfig
 from alphastomics.main import app, main

@@ -10,7 +10,7 @@ import torch
 from alphastomics.datasets import synthetic_tissue
 from alphastomics.main import main
 from alphastomics.model import AlphaSTomics
-from alphastomics.train.devices import device_of
+from alphastomics.train.distributed.devices import device_of
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
 TINY = {"mode": "expr_to_pos", "d_model": 16, "n_layers": 1, "n_heads": 2}

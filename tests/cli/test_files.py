@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from alphastomics._cli._files import number, prepare_file, replacing, to_text, write_json
+from alphastomics.cli._files import number, prepare_file, replacing, to_text, write_json
 
 
 def test_a_file_appears_whole_or_not_at_all(tmp_path):

@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 import torch
 
-from alphastomics._cli._console import complain
-from alphastomics._cli._files import write_h5ad
+from alphastomics.cli._console import complain
+from alphastomics.cli._files import write_h5ad
 from alphastomics.datasets import synthetic_tissue
 from alphastomics.main import main
 from alphastomics.train.checkpoint import LastCheckpoint
@@ -266,7 +266,7 @@ def test_what_may_not_be_read_is_not_called_damaged(place, capsys, forbid, monke
         ("x.parquet", "alphastomics.data.parquet._files.footer_checksum"),
         ("x.json", "alphastomics.data.parquet._files.read_json"),
         ("x.ckpt", "alphastomics.model._checkpoint.read_checkpoint"),
-        ("x.pt", "alphastomics._cli._tensors._load"),
+        ("x.pt", "alphastomics.cli._tensors._load"),
     ],
 )
 def test_readers_know_what_may_not_be_read(tmp_path, monkeypatch, name, read):

@@ -10,7 +10,7 @@ from typing import Any, get_args, get_type_hints
 import pytest
 from cyclopts import App, CycloptsError
 
-from alphastomics._cli._options import (
+from alphastomics.cli._options import (
     PASSED_ON,
     ComparisonOptions,
     DemoModelOptions,

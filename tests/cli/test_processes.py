@@ -13,12 +13,12 @@ import pytest
 from lightning.fabric.utilities.rank_zero import _get_rank
 from safetensors.numpy import load_file
 
-from alphastomics._first import is_first, quiet_unless_first
+from alphastomics._rank import is_first, quiet_unless_first
 from alphastomics.config import Config
 from alphastomics.datasets import synthetic_tissue
 from alphastomics.main import main
 from alphastomics.model import AlphaSTomics
-from alphastomics.train import strategies
+from alphastomics.train.distributed import strategies
 
 if TYPE_CHECKING:
     from pathlib import Path

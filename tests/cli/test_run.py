@@ -18,7 +18,7 @@ import pandas as pd
 import pytest
 import torch
 
-from alphastomics._cli._run import find_model
+from alphastomics.cli._run import find_model
 from alphastomics.config import Config
 from alphastomics.data import write_parquet
 from alphastomics.datasets import synthetic_tissue

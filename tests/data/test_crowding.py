@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy.spatial.distance import cdist
 
 from alphastomics.data import crowding
-from alphastomics.data._crowding import LARGEST, RANKS
+from alphastomics.data._local_density import LARGEST, RANKS
 
 
 def dense(position: np.ndarray, cells: np.ndarray, among: np.ndarray) -> np.ndarray:

@@ -9,8 +9,8 @@ import pandas as pd
 import pytest
 import scipy.sparse as sp
 
-from alphastomics.data.preprocess import _hdf5
-from alphastomics.data.preprocess._hdf5 import Table, open_expression, tidy
+from alphastomics.data.preprocess import _h5ad as _hdf5
+from alphastomics.data.preprocess._h5ad import Table, open_expression, tidy
 
 N_CELLS, N_GENES = 60, 17
 

@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from alphastomics.data._hilbert import hilbert_number, hilbert_order
+from alphastomics.data._order import hilbert_number, hilbert_order
 
 
 @pytest.mark.parametrize(("n_dims", "bits"), [(1, 5), (2, 1), (2, 5), (3, 1), (3, 3), (4, 2)])

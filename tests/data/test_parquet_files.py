@@ -15,7 +15,7 @@ import pytest
 import scipy.sparse as sp
 
 from alphastomics.data import read_dataset, read_parquet, write_parquet
-from alphastomics.data.parquet._note import NOTE
+from alphastomics.data.parquet._dataset import NOTE
 from alphastomics.data.preprocess import Stage1Options, Stage2Options, preprocess
 from alphastomics.datasets import synthetic_tissue
 

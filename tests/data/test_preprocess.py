@@ -14,7 +14,7 @@ import scipy.sparse as sp
 from sklearn.preprocessing import StandardScaler
 
 from alphastomics.data import fit_schema
-from alphastomics.data._hilbert import hilbert_order
+from alphastomics.data._order import hilbert_order
 from alphastomics.data.parquet._columns import from_arrow
 from alphastomics.data.parquet._dataset import DatasetInfo
 from alphastomics.data.preprocess import _stage1

@@ -12,7 +12,8 @@ import pytest
 from scipy import sparse
 
 from alphastomics import datasets
-from alphastomics.datasets import _atlases, _public
+from alphastomics.datasets import _public
+from alphastomics.datasets import _public as _atlases
 
 LABELS = {
     "seqfish_embryo": "celltype_mapped_refined",

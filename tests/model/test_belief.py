@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from alphastomics.diffusion.geometry import centre
-from alphastomics.model._belief import believe
+from alphastomics.sampling._posterior import believe
 
 
 def draw(*shape: int, seed: int) -> torch.Tensor:

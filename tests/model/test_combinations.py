@@ -13,8 +13,8 @@ import torch
 
 from alphastomics.datasets import synthetic_tissue
 from alphastomics.model import AlphaSTomics, _model
-from alphastomics.model._calibration import fit_marginals
 from alphastomics.nn import Denoiser, DenoiserConfig
+from alphastomics.sampling._calibration import fit_marginals
 
 if TYPE_CHECKING:
     from anndata import AnnData

@@ -8,8 +8,8 @@ import torch
 
 from alphastomics.metrics import morans_i
 from alphastomics.model import AlphaSTomics
-from alphastomics.model._dependence import N_NEIGHBOURS, Dependence, Surroundings
 from alphastomics.nn import nearest_neighbours
+from alphastomics.sampling._dependence import N_NEIGHBOURS, Dependence, Surroundings
 
 
 @pytest.fixture

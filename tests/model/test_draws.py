@@ -9,9 +9,9 @@ from scipy.linalg import orthogonal_procrustes
 
 from alphastomics.data import AnnDataSource
 from alphastomics.metrics import aligned_rmsd, distance_spearman
-from alphastomics.model import _position_sample
-from alphastomics.model._position_chain import content_order, embed_cells
-from alphastomics.model._position_sample import spread
+from alphastomics.sampling import _place as _position_sample
+from alphastomics.sampling._place import spread
+from alphastomics.sampling._position import content_order, embed_cells
 
 STEPS = 4
 

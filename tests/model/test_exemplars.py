@@ -8,10 +8,10 @@ import torch
 from sklearn.decomposition import PCA
 
 from alphastomics.data import AnnDataSource
-from alphastomics.model import _exemplars
-from alphastomics.model._exemplars import Exemplars, _scores
-from alphastomics.model._expression_chain import SliceExpression
 from alphastomics.nn import Denoiser, DenoiserConfig
+from alphastomics.sampling import _exemplars
+from alphastomics.sampling._exemplars import Exemplars, _scores
+from alphastomics.sampling._expression import SliceExpression
 from alphastomics.train import DiffusionConfig
 
 N_GENES = 12

@@ -16,8 +16,8 @@ from alphastomics.datasets import synthetic_tissue
 from alphastomics.diffusion import Process
 from alphastomics.diffusion.geometry import random_rotation
 from alphastomics.metrics import aligned_rmsd, distance_spearman, rigid_align
-from alphastomics.model._position_chain import SamplerConfig, SlicePositions, content_order, split_contexts
 from alphastomics.nn import Prediction
+from alphastomics.sampling._position import SamplerConfig, SlicePositions, content_order, split_contexts
 from alphastomics.train import DiffusionConfig
 
 # -- contexts -----------------------------------------------------------------------------------------------------------

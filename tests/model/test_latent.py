@@ -131,7 +131,7 @@ def test_a_registered_slice_is_taken_where_it_lies(reference, make_model, train_
 @pytest.mark.parametrize("use_positions", [False, True])
 def test_one_context_equals_the_forward_pass_of_the_network(model, reference, use_positions):
     from alphastomics.data import AnnDataSource, crowding
-    from alphastomics.model._frames import rotation_of_cells
+    from alphastomics.sampling._frames import rotation_of_cells
 
     cells = reference[reference.obs["slice_id"] == "slice_1"].copy()
     source, rows = AnnDataSource(cells, model.schema, positions=True), np.arange(300)

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from alphastomics.model._layout import refine_layout
+from alphastomics.sampling._layout import refine_layout
 
 
 def generator(seed: int = 0) -> torch.Generator:

@@ -17,7 +17,7 @@ import torch
 import alphastomics.train.checkpoint as checkpoint_module
 from alphastomics.data import Augmentation
 from alphastomics.model import AlphaSTomics
-from alphastomics.model._contexts import fits_whole
+from alphastomics.train.memory.fit import fits_whole
 
 TRIED = [("full", None), ("neighbor", "factorized"), ("neighbor", None), ("linear", None)]
 PLAIN = {"augmentation": Augmentation(gene_dropout=0.0, rotate=False), "plan_kwargs": {"lambda_packing": 0.0}}
@@ -353,7 +353,7 @@ def test_automatic_contexts_choose_what_fits(small, make_model, monkeypatch):
 def test_little_memory_fits_little(small, make_model, monkeypatch):
     config, arguments = make_model(small).module.config, {"mode": "expr_to_pos"}
     assert fits_whole(config, 100, **arguments)
-    monkeypatch.setattr("alphastomics.model._contexts.memory_budget", lambda *_, **__: 1000)
+    monkeypatch.setattr("alphastomics.train.memory.fit.memory_budget", lambda *_, **__: 1000)
     assert not fits_whole(config, 100, **arguments)
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from alphastomics.model import AlphaSTomics
-from alphastomics.model._marginals import LEVELS, Marginals
+from alphastomics.sampling._calibration import LEVELS, Marginals
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from alphastomics.model import AlphaSTomics
-from alphastomics.model._expression_chain import SliceExpression
-from alphastomics.model._expression_sample import _deformation, _frames
+from alphastomics.sampling._expression import SliceExpression
+from alphastomics.sampling._predict import _deformation, _frames
 from alphastomics.train.defaults import default_deformation
 
 N_STEPS = 4

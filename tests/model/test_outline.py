@@ -9,7 +9,7 @@ from scipy.spatial import KDTree
 from scipy.stats import ks_2samp
 
 from alphastomics.model import AlphaSTomics
-from alphastomics.model._outline import Outlines
+from alphastomics.sampling._outline import Outlines
 
 
 @pytest.fixture(params=[2, 3])
@@ -55,7 +55,7 @@ def test_training_keeps_outlines_where_tissue_is_drawn(everything, trained, tmp_
 
 def test_drawn_tissue_has_the_outline_of_a_slice(everything, monkeypatch):
     """Up to where packing moves cells, a few of the cell spacings."""
-    monkeypatch.setattr("alphastomics.model._tissue_chain.SliceTissue.packed", lambda self, x, generator: x)
+    monkeypatch.setattr("alphastomics.sampling._joint.SliceTissue.packed", lambda self, x, generator: x)
     drawn = everything.sample(mode="joint", n_cells=300, n_steps=4, random_state=0).obsm["spatial"]
     canonical = everything.frame_.rotation
     x = (drawn - drawn.mean(0)) / everything.schema.scale @ np.asarray(canonical).T

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from alphastomics.data import Augmentation
 from alphastomics.datasets import synthetic_tissue
 from alphastomics.model import AlphaSTomics
-from alphastomics.train.determinism import WORKSPACE
+from alphastomics.train.distributed.devices import WORKSPACE
 
 ALL = {"mode": "any", "dropout": 0.3, "use_moe": True, "enable_masking": True}
 HARD = {"max_epochs": 2, "augmentation": Augmentation(gene_dropout=0.5, thinning=0.5, gene_noise=0.2, composition=2.0)}

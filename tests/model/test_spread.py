@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.stats import spearmanr
 
-from alphastomics.model._spread import mirrored_variance, pooled_sd
+from alphastomics.sampling._calibration import mirrored_variance, pooled_sd
 
 N, G = 2000, 6
 

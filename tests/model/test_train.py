@@ -15,7 +15,7 @@ import torch
 
 import alphastomics as asx
 from alphastomics.model import AlphaSTomics
-from alphastomics.train.precision import resolve_precision
+from alphastomics.train.distributed.devices import resolve_precision
 
 MODES = ("expr_to_pos", "pos_to_expr", "joint", "any")
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from alphastomics.nn import SoftmaxAttention
-from alphastomics.nn.bottleneck import Bottleneck
+from alphastomics.nn.block import Bottleneck
 from alphastomics.nn.residual import HyperConnection, expand, reduce
 
 

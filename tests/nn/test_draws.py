@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from alphastomics.nn import Experts
-from alphastomics.nn.draws import ContextGenerators, Dropout, drawing_again, drawing_for_cells, drawing_from, normal
+from alphastomics.nn.random import ContextGenerators, Dropout, drawing_again, drawing_for_cells, drawing_from, normal
 
 CPU = torch.device("cpu")
 

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.special import erf
 
-from alphastomics.nn import grouped
-from alphastomics.nn.grouped import even_counts, grouped_networks
+from alphastomics.nn import experts as grouped
+from alphastomics.nn.experts import even_counts, grouped_networks
 
 D, H, D_OUT = 3, 5, 4
 UNEVEN, EVEN = [2, 0, 5, 1], [2, 2, 2, 2]

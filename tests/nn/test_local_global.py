@@ -6,7 +6,7 @@ import torch
 
 from alphastomics.nn.attention import LocalGlobalAttention
 from alphastomics.nn.geometry import Geometry
-from alphastomics.nn.neighbours import neighbor_pairs
+from alphastomics.nn.neighbors import neighbor_pairs
 
 N, H = 12, 2
 

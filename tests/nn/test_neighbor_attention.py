@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from alphastomics.nn.attention import neighbor
 from alphastomics.nn.attention.neighbor import NeighborAttention
 from alphastomics.nn.geometry import Geometry
-from alphastomics.nn.neighbours import neighbor_pairs
+from alphastomics.nn.neighbors import neighbor_pairs
 from alphastomics.nn.pair import PairFactors
 
 D_MODEL, H = 16, 4
@@ -324,7 +324,7 @@ from pathlib import Path
 import torch
 from alphastomics.nn.attention.neighbor import NeighborAttention
 from alphastomics.nn.geometry import Geometry
-from alphastomics.nn.neighbours import neighbor_pairs
+from alphastomics.nn.neighbors import neighbor_pairs
 
 n = int(sys.argv[1])
 module = NeighborAttention(128, 4)

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from scipy.integrate import quad
 from scipy.spatial.distance import cdist
 
-from alphastomics.nn import neighbours
-from alphastomics.nn.neighbours import lexicographic_order, neighbor_pairs
+from alphastomics.nn import neighbors as neighbours
+from alphastomics.nn.neighbors import lexicographic_order, neighbor_pairs
 
 KINDS = ["coordinate", "sequence", "hybrid"]
 

@@ -17,10 +17,10 @@ import torch.distributed as dist
 
 from alphastomics.nn import Denoiser, DenoiserConfig, Routings, balance_losses
 from alphastomics.nn.diagnostics import watch_layers
-from alphastomics.nn.draws import ContextGenerators, drawing_from
 from alphastomics.nn.parallel import ALONE, SequenceParallel
+from alphastomics.nn.random import ContextGenerators, drawing_from
 from alphastomics.train import diagnostics
-from alphastomics.train.recompute import recompute
+from alphastomics.train.memory.recompute import recompute
 
 if TYPE_CHECKING:
     from torch import Tensor

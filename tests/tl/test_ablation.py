@@ -8,7 +8,7 @@ import pytest
 from alphastomics import tl
 from alphastomics.datasets import synthetic_tissue
 from alphastomics.tl import Configuration
-from alphastomics.tl._configurations import CONFIGURATIONS
+from alphastomics.tl._compare import CONFIGURATIONS
 
 # Experts on linear attention, one for each cell, are in no default row: `gated_moe_4_top_1` has them on gated attention.
 ABLATION = {

@@ -20,7 +20,7 @@ from alphastomics.datasets import synthetic_tissue
 from alphastomics.metrics import expression_scores, log1p_normalized, median_library_size
 from alphastomics.model import AlphaSTomics
 from alphastomics.tl import Configuration
-from alphastomics.tl._compare_scores import PREDICTED, Scoring, sampled_expression
+from alphastomics.tl._compare_runs import PREDICTED, Scoring, sampled_expression
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -8,7 +8,7 @@ from alphastomics.model import AlphaSTomics
 from alphastomics.model._trial import make_trial_model, parameters_of
 from alphastomics.nn import Experts, ParameterCount, count_parameters
 from alphastomics.tl import Configuration
-from alphastomics.tl._configurations import CONFIGURATIONS, choose_configurations
+from alphastomics.tl._compare import CONFIGURATIONS, choose_configurations
 from alphastomics.train import PlanConfig
 
 

@@ -13,7 +13,7 @@ import lightning.pytorch as pl
 import torch
 from strategy_program import fit, make
 
-from alphastomics.train import watch
+from alphastomics.train.distributed import launch as watch
 
 STEP = 5  # at which something happens
 

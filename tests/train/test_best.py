@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from alphastomics.train import MovingAverage
-from alphastomics.train.best import BestAverage
 from alphastomics.train.checkpoint import LastCheckpoint
+from alphastomics.train.ema import BestAverage
 
 HELD_OUT = {"validation_size": 0.3}
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import binomtest, kstest
 
-from alphastomics.train.clocks import (
+from alphastomics.train.timesteps import (
     FRAME_SHARE,
     MODES,
     PLACING,

@@ -15,9 +15,10 @@ from safetensors.numpy import load_file
 
 from alphastomics.nn import DenoiserConfig
 from alphastomics.nn.parallel import ALONE
-from alphastomics.train import ContextDataModule, resolve_strategy, strategies
-from alphastomics.train.context_parallel import check_groups, group_of, join_group
-from alphastomics.train.memory import estimate_training
+from alphastomics.train import ContextDataModule, resolve_strategy
+from alphastomics.train.distributed import strategies
+from alphastomics.train.distributed.processes import check_groups, group_of, join_group
+from alphastomics.train.memory.estimate import estimate_training
 
 if TYPE_CHECKING:
     from pathlib import Path

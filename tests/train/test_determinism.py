@@ -8,8 +8,14 @@ import os
 import pytest
 import torch
 
-from alphastomics.train import determinism
-from alphastomics.train.determinism import REPEATABLE, WORKSPACE, check_workspaces, kept_algorithms, own_generators
+from alphastomics.train.distributed import devices as determinism
+from alphastomics.train.distributed.devices import (
+    REPEATABLE,
+    WORKSPACE,
+    check_workspaces,
+    kept_algorithms,
+    own_generators,
+)
 
 
 @pytest.fixture(autouse=True)

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from alphastomics.diffusion import MaskingConfig
 from alphastomics.nn import Denoiser, DenoiserConfig, count_parameters
-from alphastomics.train import fit_memory
-from alphastomics.train.fit_memory import MemoryFitter, recomputed_blocks
-from alphastomics.train.memory import MemoryEstimate, estimate_training
+from alphastomics.train.memory import fit as fit_memory
+from alphastomics.train.memory.estimate import MemoryEstimate, estimate_training
+from alphastomics.train.memory.fit import MemoryFitter, recomputed_blocks
 
 DEPTH = 6
 CONFIG = DenoiserConfig(n_genes=100, n_dims=2, n_layers=DEPTH)

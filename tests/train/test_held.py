@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from alphastomics.train.held import CELL_SHARE, CELLS, GENE_SHARE, GENES, NOTHING, draw_held
+from alphastomics.train.timesteps import CELL_SHARE, CELLS, GENE_SHARE, GENES, NOTHING, draw_held
 
 N_CELLS, N_GENES = 200, 80
 

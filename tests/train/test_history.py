@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from alphastomics.train import History
-from alphastomics.train.history import MetricsFile
+from alphastomics.train.callbacks import MetricsFile
 
 
 def run(history: History, values: list[dict[str, float]]) -> History:

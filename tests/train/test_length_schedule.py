@@ -15,7 +15,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from alphastomics.train.length_schedule import LengthCurriculum, LengthSchedule
+from alphastomics.train.curriculum import LengthCurriculum, LengthSchedule
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -16,10 +16,17 @@ from torch import Tensor, nn
 
 from alphastomics.diffusion import MaskingConfig
 from alphastomics.nn import DenoiserConfig
-from alphastomics.train import memory
-from alphastomics.train._storages import StorageCounter, no_data
-from alphastomics.train.memory import MemoryEstimate, Step, estimate_inference, estimate_step, estimate_training
-from alphastomics.train.recompute import RecomputePolicy
+from alphastomics.train.memory import estimate as memory
+from alphastomics.train.memory.estimate import (
+    MemoryEstimate,
+    Step,
+    StorageCounter,
+    estimate_inference,
+    estimate_step,
+    estimate_training,
+    no_data,
+)
+from alphastomics.train.memory.recompute import RecomputePolicy
 
 DEPTH = 6
 CONFIG = DenoiserConfig(n_genes=100, n_dims=2, n_layers=DEPTH)
@@ -36,8 +43,8 @@ import torch
 from alphastomics.data import Batch
 from alphastomics.nn import Denoiser, DenoiserConfig
 from alphastomics.train import TrainingPlan
-from alphastomics.train.clocks import Clocks, draw_clocks, keyed_rng, spread_kind
-from alphastomics.train.recompute import recompute
+from alphastomics.train.timesteps import Clocks, draw_clocks, keyed_rng, spread_kind
+from alphastomics.train.memory.recompute import recompute
 
 network, tiny, precision, steps = json.loads(sys.argv[1])
 torch.set_num_threads(1)

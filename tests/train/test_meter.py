@@ -11,8 +11,8 @@ import pytest
 import torch
 from lightning.pytorch.loggers import CSVLogger, Logger
 
-from alphastomics.train import meter as module
-from alphastomics.train.meter import GIB, Meter, peak_memory
+from alphastomics.train import callbacks as module
+from alphastomics.train.callbacks import GIB, Meter, peak_memory
 
 
 class Kept(Logger):

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from alphastomics.nn import PackingNetwork
-from alphastomics.train.clocks import keyed_rng
-from alphastomics.train.packing import HIGHEST, LOWEST, PURPOSE, RIM, packing_losses
+from alphastomics.train.losses import HIGHEST, LOWEST, PURPOSE, RIM, packing_losses
+from alphastomics.train.timesteps import keyed_rng
 
 
 class Recorder(torch.nn.Module):

@@ -353,11 +353,11 @@ def test_learning_rate_warms_up_and_falls_to_its_final_share(make_plan):
 def test_learning_rate_follows_the_clock_where_time_is_short(make_plan, monkeypatch):
     plan = make_plan(max_seconds=100.0)
     plan._trainer = SimpleNamespace(world_size=1, estimated_stepping_batches=float("inf"), global_step=3)
-    monkeypatch.setattr("alphastomics.train.optimisation.time.monotonic", lambda: plan._started + 40)
+    monkeypatch.setattr("alphastomics.train.optimization.time.monotonic", lambda: plan._started + 40)
     assert plan.progress() == pytest.approx(0.4)
     plan._trainer.estimated_stepping_batches = 4
     assert plan.progress() == pytest.approx(0.75)
-    monkeypatch.setattr("alphastomics.train.optimisation.time.monotonic", lambda: plan._started + 1000)
+    monkeypatch.setattr("alphastomics.train.optimization.time.monotonic", lambda: plan._started + 1000)
     assert plan.progress() == 1
 
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from alphastomics.diffusion.losses import aligned_error, distance_error, layout_error, neighbour_error
-from alphastomics.train import precision
-from alphastomics.train.precision import full_precision, memory_budget
+from alphastomics.train.distributed import devices as precision
+from alphastomics.train.distributed.devices import full_precision, memory_budget
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from alphastomics.nn import Denoiser, DenoiserConfig, balance_losses
 from alphastomics.nn.block import AdaptiveNorm
-from alphastomics.train.recompute import RecomputePolicy, recompute
+from alphastomics.train.memory.recompute import RecomputePolicy, recompute
 
 DEPTH = 4
 MIB = 2**20

@@ -10,7 +10,7 @@ from torch.distributed.tensor import DTensor
 
 from alphastomics.nn import Denoiser, DenoiserConfig
 from alphastomics.train import MovingAverage
-from alphastomics.train.sharding import at_rest, copy_whole, gathered, own, reached, shard, spread_as, whole
+from alphastomics.train.distributed.sharding import at_rest, copy_whole, gathered, own, reached, shard, spread_as, whole
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*returned a view tensor")  # which nothing writes into
 

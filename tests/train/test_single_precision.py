@@ -20,9 +20,9 @@ from alphastomics.diffusion.deformation import deform
 from alphastomics.diffusion.samplers import time_grid
 from alphastomics.model import AlphaSTomics
 from alphastomics.nn import DenoiserConfig
-from alphastomics.train import memory
-from alphastomics.train._storages import StorageCounter, no_data
-from alphastomics.train.precision import resolve_precision
+from alphastomics.train.distributed.devices import resolve_precision
+from alphastomics.train.memory import estimate as memory
+from alphastomics.train.memory.estimate import StorageCounter, no_data
 
 DEVICE = "meta"  # "mps" cannot be said where PyTorch was built without it
 MARK = "came_to_the_processor"

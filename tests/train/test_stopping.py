@@ -18,8 +18,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from alphastomics.train import watch
-from alphastomics.train.watch import Watch, died, is_lost
+from alphastomics.train.distributed import launch as watch
+from alphastomics.train.distributed.launch import Watch, died, is_lost
 
 PROGRAM = Path(__file__).with_name("stop_program.py")
 LIMIT = 120  # seconds

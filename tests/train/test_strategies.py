@@ -21,10 +21,11 @@ import pytest
 import torch
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 
-from alphastomics.train import STRATEGIES, resolve_strategy, strategies
-from alphastomics.train.launch import LaunchedDDPStrategy, apart
-from alphastomics.train.processes import once
-from alphastomics.train.sharding import reached
+from alphastomics.train import STRATEGIES, resolve_strategy
+from alphastomics.train.distributed import strategies
+from alphastomics.train.distributed.launch import LaunchedDDPStrategy, apart
+from alphastomics.train.distributed.processes import once
+from alphastomics.train.distributed.sharding import reached
 
 if TYPE_CHECKING:
     from collections.abc import Callable

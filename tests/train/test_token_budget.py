@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from alphastomics.train.token_budget import BatchPlan, TokenBudget, largest_fitting
+from alphastomics.train.curriculum import BatchPlan, TokenBudget, largest_fitting
 
 counts = st.integers(1, 500)
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from alphastomics.data._anndata import AnnDataSource
-from alphastomics.data._crowding import crowding
-from alphastomics.data._fit import fit_schema
+from alphastomics.data._fit_schema import fit_schema
+from alphastomics.data._local_density import crowding
 from alphastomics.data._partial import PartialExpression, read_partial
 from alphastomics.data._schema import TissueSchema
-from alphastomics.data._source import CellSource, SliceCells
+from alphastomics.data._sources import AnnDataSource, CellSource, SliceCells
 
 if TYPE_CHECKING:
     from alphastomics.data._batch import Batch, Context, RawBatch, collate

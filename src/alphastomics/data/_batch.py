@@ -1,4 +1,7 @@
-"""What the network sees at once: one context, and a batch of padded contexts."""
+"""What the network sees at once: one context, and a batch of padded contexts.
+
+Network units of batches, see :mod:`alphastomics.data._encode`: the same formula on the device that trains.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 
+from alphastomics.data._encode import affine
+from alphastomics.data._schema import CLIP
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
+
+    from alphastomics.data._schema import TissueSchema
 
 
 class Context(NamedTuple):
@@ -36,7 +44,7 @@ class Context(NamedTuple):
         Expression as it was measured, without any augmentation, network units, shape (N, G), float32; shape (N, 0) where
         nobody asks for it.
     crowding
-        How crowded the surroundings of each cell are, shape (N, K), float32, see :mod:`alphastomics.data._crowding`;
+        How crowded the surroundings of each cell are, shape (N, K), float32, see :mod:`alphastomics.data._local_density`;
         shape (N, 0) where nobody asks for it.
     sequence
         Index of the cells in an order, from 0, shape (N, 1), float32; shape (N, 0) where there is no order.
@@ -271,3 +279,34 @@ def _alone(raw: RawContext) -> RawBatch:
     )
     target_factor = None if raw.target_factor is None else one(raw.target_factor)
     return RawBatch(batch, one(raw.factor), target_factor, one(raw.gain), one(raw.shift))
+
+
+class BatchEncoder:
+    """From user units to network units for batches, on the device where they are.
+
+    Parameters
+    ----------
+    schema
+        The tissue.
+    """
+
+    def __init__(self, schema: TissueSchema) -> None:
+        self._log1p = schema.transform == "log1p"
+        self._affine = tuple(torch.from_numpy(values) for values in affine(schema))
+
+    def __call__(self, raw: RawBatch) -> Batch:
+        """Transform a batch and change it as its contexts ask for; the values of ``raw`` are overwritten."""
+        batch, real = raw.batch, raw.batch.mask[..., None]
+        network = self._transform(batch.expression, raw.factor)
+        target = batch.target
+        if target.shape[-1]:
+            clean = network if raw.target_factor is None else self._transform(target, raw.target_factor)
+            target = clean * (real & batch.present[:, None])
+        expression = network.mul_(raw.gain[:, None]).add_(raw.shift[:, None]).mul_(real)
+        return batch._replace(expression=expression, target=target)
+
+    def _transform(self, values: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
+        self._affine = slope, offset = tuple(each.to(values.device) for each in self._affine)
+        if self._log1p:
+            values.mul_(factor[..., None]).log1p_()
+        return values.mul_(slope).add_(offset).clamp_(-CLIP, CLIP)

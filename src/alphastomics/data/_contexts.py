@@ -16,8 +16,8 @@ from torch.utils.data import Dataset
 
 from alphastomics.data._batch import Context, RawContext, empty_context
 from alphastomics.data._checks import check_choice
-from alphastomics.data._crowding import RANKS, crowding
 from alphastomics.data._encode import Encoder
+from alphastomics.data._local_density import RANKS, crowding
 from alphastomics.data._order import PADDING, Portion, shares, stretches, windowed
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from alphastomics.data._source import CellSource
+    from alphastomics.data._sources import CellSource
 
 Kind = Literal["subset", "patch"]
 

@@ -18,7 +18,7 @@ import anndata as ad
 import h5py
 import scipy.sparse as sp
 
-from alphastomics._disk import check_memory, reason
+from alphastomics._io._errors import check_memory, reason
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import DataLoader, Dataset
 
-from alphastomics.data._batch import collate_raw
+from alphastomics.data._batch import BatchEncoder, collate_raw
 from alphastomics.data._contexts import ContextDataset
-from alphastomics.data._encode_batch import BatchEncoder
 from alphastomics.data._order import StreamSampler, TurnSampler
 from alphastomics.data.parquet._dataset import SPLITS, DatasetInfo
 from alphastomics.data.parquet._source import BUFFER, ParquetSource

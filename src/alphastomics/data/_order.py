@@ -1,4 +1,4 @@
-"""The order in which the contexts of an epoch are drawn: at random, and so that what is read lasts for a while.
+r"""The order in which the contexts of an epoch are drawn: at random, and so that what is read lasts for a while.
 
 What is read together, a slice or a part of a large one, is a *portion*. Portions are put in random order. A window of them,
 no more cells than the buffer holds, is open at a time; the next context is any of those that are left in the window, and a
@@ -7,6 +7,13 @@ portion without contexts makes room for the next. A buffer that holds everything
 Processes take equal stretches of the sequence of portions, each with a window of its own, so that a slice is read by one of
 them, or by two where a stretch ends. Contexts of padding at its end make a stretch as long as the others: all ranks take as
 many steps.
+
+Order of cells along a Hilbert curve: cells that are near in it are near in the tissue, and mostly the other way round.
+
+With b bits per axis the curve visits the :math:`2^{bD}` cubes of a grid so that consecutive cubes touch. The number of a
+cube is found axis by axis from the highest bit down (Skilling 2004, AIP Conf. Proc. 707:381): where a bit is set the lower
+bits of the first axis are turned over, else they are exchanged with those of the first axis; a Gray code of what is left,
+its bits interleaved, is the number.
 """
 
 from __future__ import annotations
@@ -200,3 +207,65 @@ class TurnSampler:
 def _between(lengths: Sequence[int], first: int, n: int) -> int:
     """How many of ``n`` places from ``first`` on are taken, in sequences of these lengths together."""
     return sum(min(max(length - first, 0), n) for length in lengths)
+
+
+KEY_BITS = 62  # of a number, in all axes
+AXIS_BITS = 20  # of an axis: a millionth of the tissue
+
+
+def hilbert_order(position: NDArray[np.floating]) -> NDArray[np.int64]:
+    """Order of cells along the curve through the cube around them.
+
+    Parameters
+    ----------
+    position
+        (N, D), finite, D at most 8.
+
+    Returns
+    -------
+    Row numbers (N,); cells in one cube of the finest grid keep their order.
+    """
+    n, n_dims = position.shape
+    if n == 0:
+        return np.empty(0, dtype=np.int64)
+    bits = min(AXIS_BITS, KEY_BITS // n_dims)
+    low = position.min(axis=0)
+    extent = float((position.max(axis=0) - low).max())
+    cubes = 2**bits - 1
+    x = np.zeros((n, n_dims)) if extent == 0 else (position - low) / extent
+    return np.argsort(hilbert_number(np.minimum(x * cubes, cubes).astype(np.uint64), bits), kind="stable")
+
+
+def hilbert_number(cube: NDArray[np.uint64], bits: int) -> NDArray[np.uint64]:
+    """Numbers (N,) of cubes (N, D), whose coordinates have ``bits`` bits."""
+    x = [axis.copy() for axis in cube.T]
+    for bit in range(bits - 1, 0, -1):
+        below = np.uint64((1 << bit) - 1)
+        for axis in x:
+            is_set = (axis >> np.uint64(bit)) & np.uint64(1) == 1
+            exchanged = np.where(is_set, np.uint64(0), (x[0] ^ axis) & below)
+            x[0] ^= np.where(is_set, below, exchanged)
+            axis ^= exchanged
+    return _interleaved(_gray(x, bits), bits)
+
+
+def _gray(x: list[NDArray[np.uint64]], bits: int) -> list[NDArray[np.uint64]]:
+    """Gray code of the axes, in place."""
+    for before, axis in zip(x, x[1:], strict=False):
+        axis ^= before
+    turned = np.zeros_like(x[0])
+    for bit in range(bits - 1, 0, -1):
+        is_set = (x[-1] >> np.uint64(bit)) & np.uint64(1) == 1
+        turned ^= np.where(is_set, np.uint64((1 << bit) - 1), np.uint64(0))
+    for axis in x:
+        axis ^= turned
+    return x
+
+
+def _interleaved(x: list[NDArray[np.uint64]], bits: int) -> NDArray[np.uint64]:
+    """One number of the bits of all axes, highest bits first, the first axis before the others."""
+    number = np.zeros_like(x[0])
+    for bit in range(bits - 1, -1, -1):
+        for axis in x:
+            number = (number << np.uint64(1)) | ((axis >> np.uint64(bit)) & np.uint64(1))
+    return number

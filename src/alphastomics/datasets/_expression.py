@@ -9,12 +9,12 @@ import numpy as np
 import pandas as pd
 from scipy import sparse
 
-from ._anatomy import SmoothFields
+from alphastomics.datasets._anatomy import SmoothFields
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from ._anatomy import Anatomy
+    from alphastomics.datasets._anatomy import Anatomy
 
     Array = NDArray[np.float64]
 

@@ -13,15 +13,14 @@ import pandas as pd
 from scipy import sparse
 
 from alphastomics._keys import CELL_TYPE, SLICE, SPATIAL
-
-from ._anatomy import SmoothFields, draw_anatomy, draw_cell_types, draw_positions
-from ._expression import draw_counts, draw_depth, draw_programmes
+from alphastomics.datasets._anatomy import SmoothFields, draw_anatomy, draw_cell_types, draw_positions
+from alphastomics.datasets._expression import draw_counts, draw_depth, draw_programmes
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from ._anatomy import Anatomy
-    from ._expression import Programmes
+    from alphastomics.datasets._anatomy import Anatomy
+    from alphastomics.datasets._expression import Programmes
 
     Array = NDArray[np.float64]
 

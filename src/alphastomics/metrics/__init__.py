@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from ._agreement import modality_agreement
-from ._align import RigidTransform, aligned_rmsd, procrustes_disparity, rigid_align
-from ._chain import chain_fape
-from ._clusters import cluster_scores, matched_accuracy
-from ._distances import contact_precision, distance_matrix_mse, distance_spearman, judge_cells
-from ._expression import (
+from alphastomics.metrics._agreement import modality_agreement
+from alphastomics.metrics._align import RigidTransform, aligned_rmsd, procrustes_disparity, rigid_align
+from alphastomics.metrics._clusters import cluster_scores, matched_accuracy
+from alphastomics.metrics._distances import contact_precision, distance_matrix_mse, distance_spearman, judge_cells
+from alphastomics.metrics._expression import (
     cosine_per_cell,
     expression_mse,
     expression_scores,
@@ -15,15 +14,14 @@ from ._expression import (
     pearson_per_gene,
     variance_ratio_per_gene,
 )
-from ._library_size import log1p_normalized, median_library_size
-from ._moran import moran_correlation, morans_i
-from ._neighbors import knn_preservation, nearest_neighbor_ks
-from ._position import chance_positions, oracle_positions, position_scores
+from alphastomics.metrics._library_size import log1p_normalized, median_library_size
+from alphastomics.metrics._moran import moran_correlation, morans_i
+from alphastomics.metrics._neighbors import knn_preservation, nearest_neighbor_ks
+from alphastomics.metrics._position import chance_positions, oracle_positions, position_scores
 
 __all__ = [
     "RigidTransform",
     "aligned_rmsd",
-    "chain_fape",
     "chance_positions",
     "cluster_scores",
     "contact_precision",

@@ -29,8 +29,8 @@ import numpy as np
 from sklearn.decomposition import PCA
 from sklearn.neighbors import KNeighborsRegressor
 
-from ._distances import distance_spearman
-from ._matrix import Matrix, as_rows
+from alphastomics.metrics._distances import distance_spearman
+from alphastomics.metrics._matrix import Matrix, as_rows
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ._distances import check_pair
+from alphastomics.metrics._distances import check_pair
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray

@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ._distances import row_chunks
-from ._matrix import as_rows, dense_rows, measured_genes
+from alphastomics.metrics._distances import row_chunks
+from alphastomics.metrics._matrix import as_rows, dense_rows, measured_genes
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ._matrix import Matrix, as_rows
+from alphastomics.metrics._matrix import Matrix, as_rows
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Union
 import numpy as np
 import scipy.sparse as sp
 
-from ._distances import row_chunks
+from alphastomics.metrics._distances import row_chunks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

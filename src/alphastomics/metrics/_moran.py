@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import scipy.sparse as sp
 
-from ._matrix import as_rows, gene_blocks, measured_genes
-from ._neighbors import nearest_cells
+from alphastomics.metrics._matrix import as_rows, gene_blocks, measured_genes
+from alphastomics.metrics._neighbors import nearest_cells
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray

@@ -9,7 +9,7 @@ from scipy.spatial import KDTree
 from scipy.spatial.distance import cdist
 from scipy.stats import ks_2samp
 
-from ._distances import check_pair, row_chunks
+from alphastomics.metrics._distances import check_pair, row_chunks
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray

@@ -7,9 +7,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
-from ._align import aligned_rmsd, procrustes_disparity
-from ._distances import check_pair, contact_precision, distance_matrix_mse, judge_cells, spearman_rows
-from ._neighbors import knn_preservation, nearest_neighbor_ks
+from alphastomics.metrics._align import aligned_rmsd, procrustes_disparity
+from alphastomics.metrics._distances import (
+    check_pair,
+    contact_precision,
+    distance_matrix_mse,
+    judge_cells,
+    spearman_rows,
+)
+from alphastomics.metrics._neighbors import knn_preservation, nearest_neighbor_ks
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray

@@ -14,17 +14,19 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from alphastomics import _json, _torch_file
-from alphastomics._disk import denied, reason, shown
-from alphastomics.model import _files, _weights
+from alphastomics._io import _json
+from alphastomics._io import _torch as _torch_file
+from alphastomics._io._errors import denied, reason, shown
+from alphastomics.model import _files
+from alphastomics.model import _files as _weights
 from alphastomics.model._fields import SCHEMA
 from alphastomics.train.checkpoint import KEY, found_at, replacing, write
 
 if TYPE_CHECKING:
     from os import PathLike
 
-    from alphastomics.model._contexts import Contexts
     from alphastomics.model._model import AlphaSTomics
+    from alphastomics.train.memory.fit import Contexts
 
 logger = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from sklearn.decomposition import PCA
 
-from alphastomics.model._frames import evenly
+from alphastomics.sampling._frames import evenly
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

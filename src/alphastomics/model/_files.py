@@ -1,4 +1,7 @@
-"""A model on disk: ``model.safetensors`` (weights), ``config.json`` (everything else); nothing is ever unpickled."""
+"""Whether the tensors of a file are those of the model that its configuration describes, known before any memory is taken.
+
+A model on disk: ``model.safetensors`` (weights), ``config.json`` (everything else); nothing is ever unpickled.
+"""
 
 from __future__ import annotations
 
@@ -12,33 +15,126 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 import pandas as pd
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 
-from alphastomics import _json
-from alphastomics._disk import WRITE, check_inside, check_memory, denied, reason, shown
+from alphastomics._io import _json
+from alphastomics._io._errors import WRITE, check_inside, check_memory, denied, reason, shown
 from alphastomics._provenance import versions
 from alphastomics.data import TissueSchema
 from alphastomics.data._h5ad import read_h5ad
-from alphastomics.model import _weights
-from alphastomics.model._dependence import Dependence
-from alphastomics.model._exemplars import Exemplars
 from alphastomics.model._fields import SCHEMA, PositionField, schema_fields
-from alphastomics.model._frames import ReferenceFrame
-from alphastomics.model._marginals import Marginals
-from alphastomics.model._outline import Outlines
 from alphastomics.model._provenance import trainings_of
-from alphastomics.model._weights import FITTED
-from alphastomics.train.devices import device_of
+from alphastomics.nn import Denoiser, DenoiserConfig
+from alphastomics.sampling._calibration import Marginals
+from alphastomics.sampling._dependence import Dependence
+from alphastomics.sampling._exemplars import Exemplars
+from alphastomics.sampling._frames import ReferenceFrame
+from alphastomics.sampling._outline import Outlines
+from alphastomics.train.distributed.devices import device_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+    from os import PathLike
     from pathlib import Path
 
     from anndata import AnnData
     from torch import Tensor
 
     from alphastomics.model._model import AlphaSTomics
+
+FITTED = "fitted."  # before the names of tensors that are not weights
+FLOATING = ("F64", "F32", "F16", "BF16")  # numbers as safetensors calls them
+MOST_LAYERS = 1000  # networks take time for each, and a file says quickly that it has many
+REMEDY = "take another copy, or save it again"
+
+
+class Kind(NamedTuple):
+    """What a file says of a tensor."""
+
+    shape: tuple[int, ...]
+    is_floating: bool
+
+
+def read_header(path: Path) -> dict[str, Kind]:
+    """What a safetensors file says of its tensors; they are not read."""
+    with safe_open(path, framework="pt") as file:
+        parts = {name: file.get_slice(name) for name in file.keys()}
+        return {name: Kind(tuple(part.get_shape()), part.get_dtype() in FLOATING) for name, part in parts.items()}
+
+
+def incomplete(path: str | PathLike[str], why: BaseException | str) -> ValueError:
+    """What is said of a folder, or file, that does not hold a whole model."""
+    why = why if isinstance(why, str) else _named(why)
+    return ValueError(f"{path} does not hold a whole model: {why}; {REMEDY}")
+
+
+def _named(error: BaseException) -> str:
+    return f"{reason(error)} is missing" if isinstance(error, KeyError) else reason(error)
+
+
+def check(path: Path, config: Mapping[str, Any], found: Mapping[str, Kind]) -> None:
+    """Refuse weights that are not those of the network, which is made without memory to know them.
+
+    Parameters
+    ----------
+    path
+        Folder or file of the model, for messages.
+    config
+        What it says of itself.
+    found
+        What its file says of the tensors.
+
+    Raises
+    ------
+    ValueError
+        If one is missing, superfluous, of another shape, or no floating-point numbers.
+    """
+    try:
+        network = _network(config)
+        if not 0 <= network.n_layers <= min(MOST_LAYERS, len(found)):
+            raise ValueError(f"there are no weights of n_layers={shown(network.n_layers)}")
+        with torch.device("meta"):
+            expected = {name: tuple(tensor.shape) for name, tensor in Denoiser(network).state_dict().items()}
+    except Exception as error:  # a crafted configuration can break what reads it in any way
+        raise incomplete(path, error) from error
+    weights = {name: kind for name, kind in found.items() if not name.startswith(FITTED)}
+    for name in sorted(expected.keys() - weights.keys()):
+        raise incomplete(path, f"the weight {name} is missing")
+    for name in sorted(weights.keys() - expected.keys()):
+        raise incomplete(path, f"no weight of this network is called {shown(name)}")
+    for name, (shape, is_floating) in found.items():
+        if shape != expected.get(name, shape):
+            raise incomplete(path, f"size mismatch for {name}, {shape} where the network has {expected[name]}")
+        if not is_floating:
+            raise incomplete(path, f"{shown(name)} does not hold floating-point numbers")
+
+
+def check_finite(weights: Mapping[str, Tensor]) -> None:
+    """Refuse weights with which nothing can be computed.
+
+    Raises
+    ------
+    ValueError
+        If one is NaN or infinite.
+    """
+    for name, tensor in weights.items():
+        if not torch.isfinite(tensor).all():
+            raise ValueError(f"{name} is NaN or infinite")
+
+
+def _network(config: Mapping[str, Any]) -> DenoiserConfig:
+    """The network that a configuration describes, as :class:`AlphaSTomics` makes it."""
+    schema, init = TissueSchema.from_dict(config["registry"][SCHEMA]), config["init"]
+    names = {field.name for field in fields(DenoiserConfig)} & set(init)
+    return DenoiserConfig(
+        n_genes=schema.n_genes,
+        n_dims=schema.n_dims,
+        sequence=schema.sequence_key is not None,
+        mask_tokens=bool(init.get("enable_masking", False)),
+        **{name: init[name] for name in names - {"n_genes", "n_dims", "sequence", "mask_tokens", "dropout"}},
+    )
+
 
 FORMAT = "alphastomics-model"
 FORMAT_VERSION = 1
@@ -106,8 +202,8 @@ def read_model(folder: Path) -> Stored:
     path = folder / WEIGHTS
     with _weights_of(path):
         check_memory(path.stat().st_size)
-        found = _weights.read_header(path)
-    _weights.check(folder, config, found)
+        found = read_header(path)
+    check(folder, config, found)
     with _weights_of(path):
         weights = load_file(path)
     return Stored(weights, config)
@@ -119,7 +215,7 @@ def _read_config(path: Path) -> dict[str, Any]:
     except PermissionError as error:
         raise denied(path, error) from error
     except (ValueError, OSError) as error:
-        raise ValueError(f"{path} is truncated or not JSON: {reason(error)}; {_weights.REMEDY}") from error
+        raise ValueError(f"{path} is truncated or not JSON: {reason(error)}; {REMEDY}") from error
     if not isinstance(config, dict) or config.get("format") != FORMAT:
         raise ValueError(f"{path} does not describe a model of AlphaSTomics; name another folder")
     return config
@@ -135,7 +231,7 @@ def _weights_of(path: Path) -> Iterator[None]:
         raise denied(path, error) from error
     except (SafetensorError, OSError, ValueError, RuntimeError, MemoryError) as error:
         why = f"truncated or not a safetensors file: {reason(error)}"
-        raise ValueError(f"{path} is {why}; {_weights.REMEDY}") from error
+        raise ValueError(f"{path} is {why}; {REMEDY}") from error
 
 
 def model_config(model: AlphaSTomics) -> dict[str, Any]:
@@ -244,7 +340,7 @@ def _whole(folder: Path) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # a crafted configuration can break what reads it in any way
-        raise _weights.incomplete(folder, error) from error
+        raise incomplete(folder, error) from error
 
 
 def restore(
@@ -275,7 +371,7 @@ def restore(
         cls.setup_anndata(data, **setup, source_registry=registry)
     with _whole(folder):
         weights = {name: value for name, value in stored.weights.items() if not name.startswith(FITTED)}
-        _weights.check_finite(weights)
+        check_finite(weights)
         model = cls(data, registry if data is None else None, **config["init"])
         _restore_fitted(model, stored.weights)
         model.module.load_state_dict(weights)

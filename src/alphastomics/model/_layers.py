@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 
-from alphastomics.model._position_chain import MAX_CONTEXT, cell_order, content_order, embed_cells, split_contexts
 from alphastomics.nn.diagnostics import SeenLayer, watch_layers
+from alphastomics.sampling._position import MAX_CONTEXT, cell_order, content_order, embed_cells, split_contexts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

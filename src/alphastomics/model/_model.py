@@ -16,28 +16,27 @@ from scvi.data import AnnDataManager
 from scvi.model.base import BaseModelClass
 
 from alphastomics import _keys
-from alphastomics._first import quiet_unless_first
+from alphastomics._rank import quiet_unless_first
 from alphastomics.data import AnnDataSource, Augmentation, TissueSchema, fit_schema
 from alphastomics.data.parquet._source import BUFFER, ParquetSource
 from alphastomics.diffusion import CosineSchedule, MaskingConfig, Process
 from alphastomics.model import _checkpoint, _files, _hub
-from alphastomics.model._calibration import fit_dependence, fit_marginals, fit_outlines
 from alphastomics.model._components import principal_components
-from alphastomics.model._contexts import estimated_device, fit_contexts, fits_whole, make_curriculum, out_of_memory
-from alphastomics.model._draws import check_effect
-from alphastomics.model._exemplars import Exemplars
-from alphastomics.model._expression_sample import sample_expression
 from alphastomics.model._fields import LARGEST_SLICE, SCHEMA, dataset_registry, largest_slice, schema_fields
-from alphastomics.model._frames import ReferenceFrame, fit_frame
-from alphastomics.model._latent import latent_representation
-from alphastomics.model._position_chain import MAX_CONTEXT, SamplerConfig
-from alphastomics.model._position_sample import sample_positions
 from alphastomics.model._provenance import result_record, training_record
-from alphastomics.model._tissue_sample import sample_tissue
 from alphastomics.nn import Denoiser, DenoiserConfig, count_parameters
+from alphastomics.sampling._calibration import fit_dependence, fit_marginals, fit_outlines
+from alphastomics.sampling._draws import check_effect
+from alphastomics.sampling._exemplars import Exemplars
+from alphastomics.sampling._frames import ReferenceFrame, fit_frame
+from alphastomics.sampling._joint import sample_tissue
+from alphastomics.sampling._latent import latent_representation
+from alphastomics.sampling._place import sample_positions
+from alphastomics.sampling._position import MAX_CONTEXT, SamplerConfig
+from alphastomics.sampling._predict import sample_expression
 from alphastomics.train import MODES, ContextDataModule, ContextRunner, DiffusionConfig, Mode, TrainingPlan, seconds_of
+from alphastomics.train.callbacks import History, MicroBatches
 from alphastomics.train.checkpoint import LastCheckpoint, file_of
-from alphastomics.train.context_parallel import check_groups
 from alphastomics.train.defaults import (
     advised_attention,
     advised_experts,
@@ -46,19 +45,28 @@ from alphastomics.train.defaults import (
     default_dropout,
     default_placement,
 )
-from alphastomics.train.determinism import check_workspaces, kept_algorithms, own_generators
-from alphastomics.train.devices import device_of
+from alphastomics.train.distributed.devices import (
+    check_workspaces,
+    device_of,
+    kept_algorithms,
+    own_generators,
+    resolve_precision,
+)
+from alphastomics.train.distributed.launch import DeadProcessError, apart, directly
+from alphastomics.train.distributed.processes import check_groups, once
+from alphastomics.train.distributed.strategies import is_forked, resolve_strategy
 from alphastomics.train.ema import MovingAverage
-from alphastomics.train.fit_memory import recomputed_blocks
-from alphastomics.train.history import History
-from alphastomics.train.launch import apart, directly
-from alphastomics.train.memory import estimate_inference, estimate_training
-from alphastomics.train.micro_batches import MicroBatches
-from alphastomics.train.out_of_memory import is_out_of_memory, let_go
-from alphastomics.train.precision import resolve_precision
-from alphastomics.train.processes import once
-from alphastomics.train.strategies import is_forked, resolve_strategy
-from alphastomics.train.watch import DeadProcessError
+from alphastomics.train.memory.estimate import estimate_inference, estimate_training
+from alphastomics.train.memory.fit import (
+    estimated_device,
+    fit_contexts,
+    fits_whole,
+    is_out_of_memory,
+    let_go,
+    make_curriculum,
+    out_of_memory,
+    recomputed_blocks,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -70,13 +78,12 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from alphastomics.data import CellSource
-    from alphastomics.model._contexts import Contexts
-    from alphastomics.model._dependence import Dependence
-    from alphastomics.model._marginals import Marginals
-    from alphastomics.model._outline import Outlines
-    from alphastomics.train.fit_memory import Recompute
-    from alphastomics.train.length_schedule import ScheduleKind
-    from alphastomics.train.memory import MemoryEstimate
+    from alphastomics.sampling._calibration import Marginals
+    from alphastomics.sampling._dependence import Dependence
+    from alphastomics.sampling._outline import Outlines
+    from alphastomics.train.curriculum import ScheduleKind
+    from alphastomics.train.memory.estimate import MemoryEstimate
+    from alphastomics.train.memory.fit import Contexts, Recompute
 
 logger = logging.getLogger(__name__)
 
@@ -1016,7 +1023,7 @@ class AlphaSTomics(BaseModelClass):
     ) -> None:
         """Save to a folder as safetensors and JSON; of several processes of a script the first does, and the others wait.
 
-        A model that completes cells holds expression of up to 8,192 cells of its reference, see :mod:`alphastomics.model._exemplars`:
+        A model that completes cells holds expression of up to 8,192 cells of its reference, see :mod:`alphastomics.sampling._exemplars`:
         share it as you would share these.
 
         Parameters
@@ -1142,7 +1149,7 @@ class AlphaSTomics(BaseModelClass):
         """Send the model to the Hugging Face Hub, with a card that says what it is.
 
         What is sent is what :meth:`save` writes, without the reference. A model that completes cells holds expression of up to
-        8,192 cells of it, see :mod:`alphastomics.model._exemplars`: share it as you would share these.
+        8,192 cells of it, see :mod:`alphastomics.sampling._exemplars`: share it as you would share these.
 
         Parameters
         ----------

@@ -10,7 +10,7 @@ from alphastomics.data import AnnDataSource, ContextDataset, collate
 from alphastomics.model._model import AlphaSTomics
 from alphastomics.nn import count_parameters, matched_width
 from alphastomics.train import NonFiniteLossError, TrainingRecorder
-from alphastomics.train.devices import device_of
+from alphastomics.train.distributed.devices import device_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

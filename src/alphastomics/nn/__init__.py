@@ -12,7 +12,7 @@ from alphastomics.nn.experts import (
     expert_counts,
     expert_usage,
 )
-from alphastomics.nn.packing import PackingNetwork, nearest_neighbours
+from alphastomics.nn.minimum_distance import PackingNetwork, nearest_neighbours
 from alphastomics.nn.width import matched_width
 
 __all__ = [

@@ -1,4 +1,10 @@
-r"""Pre-norm transformer block whose norms follow the clocks (adaptive norm; Peebles & Xie 2023).
+r"""A residual branch that works at a fraction of the width (He et al. 2016; Houlsby et al. 2019).
+
+.. math:: y = x + U f(D \operatorname{LN}(x)), \qquad D \in \mathbb R^{C/r \times C}, \quad U \in \mathbb R^{C \times C/r}
+
+U starts at zero: at first the layer is the identity.
+
+Pre-norm transformer block whose norms follow the clocks (adaptive norm; Peebles & Xie 2023).
 
 .. math::
 
@@ -16,9 +22,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from alphastomics.nn.attention import AttentionKind, GateType, make_attention
-from alphastomics.nn.bottleneck import Bottleneck
-from alphastomics.nn.draws import Dropout
 from alphastomics.nn.experts import Experts, ExpertWidth, Routing
+from alphastomics.nn.random import Dropout
 from alphastomics.nn.residual import HyperConnection, Residual, ResidualKind
 
 if TYPE_CHECKING:
@@ -27,6 +32,48 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from alphastomics.nn.geometry import Geometry
+
+
+class Bottleneck(nn.Module):
+    """Narrow residual branch around any operation on cells.
+
+    Parameters
+    ----------
+    d_model
+        Width C.
+    ratio
+        r; C must be a multiple.
+    operation
+        f, a module ``(h, mask=mask)`` from and to (B, N, C / r), such as an attention over the cells without a residual of its
+        own; None for a GELU.
+
+    Raises
+    ------
+    ValueError
+        If the width is not a multiple of the ratio.
+    """
+
+    def __init__(self, d_model: int, *, ratio: int = 4, operation: nn.Module | None = None) -> None:
+        super().__init__()
+        if ratio < 1 or d_model % ratio:
+            raise ValueError(f"d_model={d_model} is not a multiple of ratio={ratio}")
+        self.norm = nn.LayerNorm(d_model)
+        self.down = nn.Linear(d_model, d_model // ratio)
+        self.operation = operation
+        self.up = nn.Linear(d_model // ratio, d_model)
+        nn.init.zeros_(self.up.weight)
+        nn.init.zeros_(self.up.bias)
+
+    def branch(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """U f(D LN(x)), without the residual, as :class:`~alphastomics.nn.residual.HyperConnection` takes it."""
+        h = self.down(self.norm(x))
+        y: Tensor = self.up(F.gelu(h) if self.operation is None else self.operation(h, mask=mask))
+        return y if mask is None else y.masked_fill(~mask[..., None], 0.0)
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """``x`` (B, N, C) to (B, N, C), 0 where ``mask`` (B, N) is false."""
+        y = x + self.branch(x, mask)
+        return y if mask is None else y.masked_fill(~mask[..., None], 0.0)
 
 
 class AdaptiveNorm(nn.Module):
@@ -65,7 +112,7 @@ class Block(nn.Module):
     residual, n_streams
         ``"plain"``: x + branch(x); ``"hyper"``: :class:`~alphastomics.nn.residual.HyperConnection` of ``n_streams`` streams.
     bottleneck
-        Ratio by which the feed-forward network is narrower than the rest, see :class:`~alphastomics.nn.bottleneck.Bottleneck`;
+        Ratio by which the feed-forward network is narrower than the rest, see :class:`~alphastomics.nn.block.Bottleneck`;
         None for its full width.
 
     Raises

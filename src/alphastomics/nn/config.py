@@ -11,7 +11,7 @@ from alphastomics.nn.pair.features import MAX_RANK, n_fixed_ranks
 if TYPE_CHECKING:
     from alphastomics.nn.attention import AttentionKind, GateType
     from alphastomics.nn.experts import ExpertWidth
-    from alphastomics.nn.neighbours import PairKind
+    from alphastomics.nn.neighbors import PairKind
     from alphastomics.nn.residual import ResidualKind
     from alphastomics.nn.sharing import Sharing
 
@@ -49,7 +49,7 @@ class DenoiserConfig:
         weights: a trained network may be run with another one.
     sparse_pairs, n_neighbors
         With ``attention="neighbor"``: cells have this many neighbours, in space, along the order of the cells, or half of them
-        each, see ``nn/neighbours.py``.
+        each, see ``nn/neighbors.py``.
     use_moe, num_experts, moe_top_k, expert_width
         Whether a mixture of experts takes the place of the feed-forward networks, and which, see
         :class:`~alphastomics.nn.experts.Experts`.

@@ -26,13 +26,13 @@ from torch.nn import functional
 
 from alphastomics.nn.block import AdaptiveNorm, Block
 from alphastomics.nn.config import DenoiserConfig
-from alphastomics.nn.draws import drawing_for_cells
 from alphastomics.nn.embeddings import ClockEmbedding, CrowdingEmbedding, FourierPosition
 from alphastomics.nn.experts import Routing, Routings
 from alphastomics.nn.geometry import Geometry
-from alphastomics.nn.packing import PackingNetwork
+from alphastomics.nn.minimum_distance import PackingNetwork
 from alphastomics.nn.pair.features import N_CHANNELS
 from alphastomics.nn.parallel import ALONE
+from alphastomics.nn.random import drawing_for_cells
 from alphastomics.nn.residual import expand, reduce
 from alphastomics.nn.sharing import LayerStack
 from alphastomics.nn.surroundings import Surroundings

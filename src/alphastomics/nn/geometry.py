@@ -57,7 +57,7 @@ class Geometry(NamedTuple):
     frames
         Rotations (B, N, D, D) from the axes of a cell to those of the slice.
     neighbours
-        Cells (B, N, K) that a cell looks at, -1 where there are fewer, see :func:`alphastomics.nn.neighbours.neighbor_pairs`.
+        Cells (B, N, K) that a cell looks at, -1 where there are fewer, see :func:`alphastomics.nn.neighbors.neighbor_pairs`.
     pairs
         Features of pairs, in factors.
     parallel

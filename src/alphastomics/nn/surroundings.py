@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from alphastomics.nn.geometry import Geometry
-from alphastomics.nn.neighbours import neighbor_pairs, union
+from alphastomics.nn.neighbors import neighbor_pairs, union
 from alphastomics.nn.pair.features import PairFeatures
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ class Surroundings(nn.Module):
 def noisy_neighbours(
     position: Tensor, known: Tensor, sequence: Tensor | None, real: Tensor, k: int, kind: str
 ) -> Tensor:
-    """Neighbours (B, N, k) as :func:`~alphastomics.nn.neighbours.neighbor_pairs` finds them, of cells in several states.
+    """Neighbours (B, N, k) as :func:`~alphastomics.nn.neighbors.neighbor_pairs` finds them, of cells in several states.
 
     Parameters
     ----------

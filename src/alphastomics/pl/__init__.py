@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from ._comparison import comparison
-from ._history import history
-from ._layers import attention_gates, attention_maps, attention_sinks, expert_usage
-from ._reconstruction import reconstruction
+from alphastomics.pl._comparison import comparison
+from alphastomics.pl._history import history
+from alphastomics.pl._layers import attention_gates, attention_maps, attention_sinks, expert_usage
+from alphastomics.pl._reconstruction import reconstruction
 
 __all__ = [
     "attention_gates",

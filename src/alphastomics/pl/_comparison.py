@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from alphastomics import _keys
-
-from ._figure import finish, make_axes
+from alphastomics.pl._figure import finish, make_axes
 
 if TYPE_CHECKING:
     from os import PathLike

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from alphastomics import _keys
-
-from ._figure import finish, make_axes
+from alphastomics.pl._figure import finish, make_axes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

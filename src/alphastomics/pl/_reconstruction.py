@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from alphastomics._keys import RECONSTRUCTED, SPATIAL
-
-from ._color import CellColors, position_colors, value_colors
-from ._figure import finish, make_axes
+from alphastomics.pl._color import CellColors, position_colors, value_colors
+from alphastomics.pl._figure import finish, make_axes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

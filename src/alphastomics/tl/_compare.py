@@ -1,20 +1,27 @@
-"""Train configurations of a model on the same cells, and score them on the same held-out cells."""
+"""What is compared: named changes to a model and to its training.
+
+What a compared model is trained on, and what it is asked about.
+
+Train configurations of a model on the same cells, and score them on the same held-out cells.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import numpy as np
+import scipy.sparse as sp
 
 from alphastomics import _keys
-from alphastomics.data._checks import check_choice
-from alphastomics.tl._arguments import sort_arguments
-from alphastomics.tl._compare_folds import Fold, choose_slices, make_fold
-from alphastomics.tl._compare_results import RunFile, tables
-from alphastomics.tl._compare_scores import Scoring
-from alphastomics.tl._compare_trials import baseline_runs, make_trials, run_trial
-from alphastomics.tl._configurations import Configuration, choose_configurations
+from alphastomics.data._checks import check_choice, expression_matrix
+from alphastomics.data._slices import resolve_slice_key, slice_rows
+from alphastomics.tl._compare_runs import RunFile, Scoring, baseline_runs, make_trials, run_trial, tables
+from alphastomics.tl._reconstruct import sort_arguments
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,7 +31,197 @@ if TYPE_CHECKING:
     import pandas as pd
     from anndata import AnnData
 
+    from alphastomics.data import TissueSchema
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Configuration:
+    """One row of a comparison: what differs from the model and the training that all rows share.
+
+    Parameters
+    ----------
+    model
+        Arguments of :class:`~alphastomics.model.AlphaSTomics`.
+    plan
+        Fields of :class:`~alphastomics.train.PlanConfig`.
+    match
+        Arguments, on top of those of `model`, of another model: the width of this one is chosen so that both have the
+        same total number of parameters, as nearly as the heads allow. None leaves the width as it is.
+    """
+
+    model: Mapping[str, Any] = field(default_factory=dict)
+    plan: Mapping[str, Any] = field(default_factory=dict)
+    match: Mapping[str, Any] | None = None
+
+
+LINEAR = {"attention": "linear"}
+HIGH_LR = 3e-3  # three times the default
+
+
+def _experts(num_experts: int = 4, moe_top_k: int = 2, expert_width: str = "split") -> dict[str, Any]:
+    return {"use_moe": True, "num_experts": num_experts, "moe_top_k": moe_top_k, "expert_width": expert_width}
+
+
+CONFIGURATIONS: dict[str, Configuration] = {
+    "linear": Configuration(model=LINEAR),
+    "gated": Configuration(),
+    "linear_moe": Configuration(model=LINEAR | _experts()),
+    "gated_moe": Configuration(model=_experts()),
+    "gated_elementwise": Configuration(model={"gate_type": "elementwise"}),
+    "gated_no_qk_norm": Configuration(model={"use_qk_norm": False}),
+    "gated_moe_4_top_1": Configuration(model=_experts(moe_top_k=1)),
+    "gated_moe_8_top_2": Configuration(model=_experts(num_experts=8)),
+    "gated_moe_full": Configuration(model=_experts(expert_width="full")),
+    "gated_matched": Configuration(match=_experts(expert_width="full")),
+    "linear_high_lr": Configuration(model=LINEAR, plan={"lr": HIGH_LR}),
+}
+"""The configurations that :func:`alphastomics.tl.compare` compares unless told otherwise."""
+
+
+def choose_configurations(chosen: Mapping[str, Configuration] | Sequence[str] | None) -> dict[str, Configuration]:
+    """Settle what is compared: a mapping as it is, names among :data:`CONFIGURATIONS`, or all of these.
+
+    Raises
+    ------
+    KeyError
+        If a name is unknown.
+    ValueError
+        If there is none, or one has the name of a baseline.
+    """
+    if isinstance(chosen, str):
+        chosen = [chosen]
+    if chosen is None:
+        return dict(CONFIGURATIONS)
+    if isinstance(chosen, Mapping):
+        found = dict(chosen)
+    else:
+        unknown = [name for name in chosen if name not in CONFIGURATIONS]
+        if unknown:
+            listed = ", ".join(map(repr, CONFIGURATIONS))
+            raise KeyError(
+                f"{', '.join(map(repr, unknown))} is no configuration; choose configurations=… from {listed}"
+            )
+        found = {name: CONFIGURATIONS[name] for name in chosen}
+    if not found:
+        raise ValueError("configurations=… is empty; name at least one, or leave it out")
+    if reserved := {"chance", "oracle"} & set(found):
+        raise ValueError(f"{', '.join(sorted(reserved))} is the name of a baseline; call the configuration otherwise")
+    return found
+
+
 logger = logging.getLogger(__name__)
+
+SHARE_OF_ONE_SLICE = 0.2
+
+
+class Fold(NamedTuple):
+    """One division of the cells.
+
+    Attributes
+    ----------
+    reference
+        Cells to train on, registered.
+    query
+        Held-out cells.
+    held_out
+        Names of their slices.
+    schema
+        What a model of the reference reads.
+    fingerprint
+        Hash of all that is read of both.
+    """
+
+    reference: AnnData
+    query: AnnData
+    held_out: tuple[str, ...]
+    schema: TissueSchema
+    fingerprint: str
+
+
+def make_fold(
+    adata: AnnData, query: AnnData | None, chosen: tuple[str, ...] | None, arguments: Mapping[str, dict[str, Any]]
+) -> Fold:
+    """Divide the cells, and register those to train on.
+
+    Parameters
+    ----------
+    adata, query, chosen
+        As in :func:`split`.
+    arguments
+        Arguments of ``setup`` and ``init`` of the model.
+    """
+    from alphastomics.model import AlphaSTomics
+
+    reference, asked, names = split(adata, query, chosen, arguments["setup"]["slice_key"])
+    AlphaSTomics.setup_anndata(reference, **arguments["setup"])
+    schema = AlphaSTomics(reference, **arguments["init"]).schema
+    return Fold(reference, asked, names, schema, fingerprint([reference, asked], schema))
+
+
+def choose_slices(held_out: Any, seed: int) -> tuple[str, ...] | None:
+    """Slices that a seed holds out, sorted; None where nobody says."""
+    chosen = held_out[seed] if isinstance(held_out, Mapping) else held_out
+    if chosen is None:
+        return None
+    return tuple(sorted([chosen] if isinstance(chosen, str) else map(str, chosen)))
+
+
+def split(
+    adata: AnnData, query: AnnData | None, chosen: tuple[str, ...] | None, slice_key: str | None
+) -> tuple[AnnData, AnnData, tuple[str, ...]]:
+    """Copies of the cells to train on and of those that are held out, and the names of the slices of the latter.
+
+    Raises
+    ------
+    KeyError
+        If a slice is unknown.
+    ValueError
+        If nothing would be left to train on, or both a query and slices are given.
+    """
+    if query is not None:
+        if chosen is not None:
+            raise ValueError("pass query=, cells of their own, or held_out=, slices of adata, not both")
+        names = tuple(name for name, _ in slice_rows(query, resolve_slice_key(query, slice_key)))
+        return adata.copy(), query.copy(), names
+    groups = dict(slice_rows(adata, resolve_slice_key(adata, slice_key)))
+    if len(groups) == 1 and chosen is None:
+        return _split_slice(adata, next(iter(groups)))
+    chosen = (next(reversed(groups)),) if chosen is None else chosen
+    if unknown := [name for name in chosen if name not in groups]:
+        listed = ", ".join(map(repr, groups))
+        raise KeyError(f"there is no slice {', '.join(map(repr, unknown))}; choose held_out=… from {listed}")
+    if not chosen or len(chosen) == len(groups):
+        raise ValueError("held_out=… must name some of the slices, and leave some to train on")
+    rows = np.sort(np.concatenate([groups[name] for name in chosen]))
+    return adata[np.setdiff1d(np.arange(adata.n_obs), rows)].copy(), adata[rows].copy(), chosen
+
+
+def _split_slice(adata: AnnData, name: str) -> tuple[AnnData, AnnData, tuple[str, ...]]:
+    logger.warning(
+        "There is one slice: a random %.0f %% of its cells is held out. Their neighbours are among those that are "
+        "trained on, and scores are too good; compare configurations with each other only.", 100 * SHARE_OF_ONE_SLICE,
+    )  # fmt: skip
+    order = np.random.default_rng(0).permutation(adata.n_obs)
+    n_held_out = round(SHARE_OF_ONE_SLICE * adata.n_obs)
+    held_out, rest = np.sort(order[:n_held_out]), np.sort(order[n_held_out:])
+    return adata[rest].copy(), adata[held_out].copy(), (name,)
+
+
+def fingerprint(parts: Sequence[AnnData], schema: TissueSchema) -> str:
+    """Short hash of expression, genes, positions and slices."""
+    digest = hashlib.sha256()
+    for adata in parts:
+        matrix: Any = expression_matrix(adata, schema.layer)
+        if sp.issparse(matrix):
+            matrix = sp.csr_matrix(matrix)
+        arrays = [matrix.indptr, matrix.indices, matrix.data] if sp.issparse(matrix) else [matrix]
+        for array in [*arrays, np.asarray(adata.obsm[schema.position_key])]:
+            digest.update(str((array.shape, array.dtype)).encode())
+            digest.update(np.ascontiguousarray(array).tobytes())
+        slices = [] if schema.slice_key is None else adata.obs[schema.slice_key].astype(str).tolist()
+        digest.update("\n".join([*map(str, adata.var_names), *slices]).encode())
+    return digest.hexdigest()[:16]
+
 
 DEFAULT_SECONDS = 180.0
 

@@ -10,8 +10,8 @@ import pandas as pd
 from alphastomics._keys import MODALITY_AGREEMENT
 from alphastomics.metrics import cluster_scores, expression_scores, moran_correlation
 from alphastomics.tl._agreement import AgreementJudge
-from alphastomics.tl._clusters import read_clusters
 from alphastomics.tl._expression import ExpressionPair, read_pair
+from alphastomics.tl._scores import read_clusters
 
 if TYPE_CHECKING:
     import numpy as np

@@ -1,20 +1,72 @@
-"""Put cells back into a tissue: training, sampling and bookkeeping in one call."""
+"""Arguments that a tool takes for the model that it trains.
+
+Put cells back into a tissue: training, sampling and bookkeeping in one call.
+"""
 
 from __future__ import annotations
 
+import inspect
 import logging
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from alphastomics import _keys
-from alphastomics.tl._arguments import sort_arguments
 
 if TYPE_CHECKING:
     from anndata import AnnData
     from numpy.typing import NDArray
 
     from alphastomics.model import AlphaSTomics
+
+PARTS = ("setup", "init", "train", "sample")
+
+
+def sort_arguments(
+    kwargs: dict[str, Any], *, caller: str, sample: frozenset[str] = frozenset()
+) -> dict[str, dict[str, Any]]:
+    """Sort arguments by what takes them.
+
+    Parameters
+    ----------
+    kwargs
+        Arguments of :class:`~alphastomics.model.AlphaSTomics`, of its ``setup_anndata`` and ``train``, of a Lightning
+        trainer, and of its ``sample``.
+    caller
+        Name of the function that was given them, for errors.
+    sample
+        Those of ``sample`` that the caller takes.
+
+    Returns
+    -------
+    The arguments of ``setup``, ``init``, ``train`` and ``sample``.
+
+    Raises
+    ------
+    TypeError
+        If an argument is unknown.
+    """
+    import lightning.pytorch as pl
+
+    from alphastomics.model import AlphaSTomics
+
+    def names(function: Any) -> set[str]:
+        return set(inspect.signature(function).parameters) - {"self", "adata", "registry", "kwargs", "trainer_kwargs"}
+
+    known: dict[str, set[str]] = {
+        "setup": names(AlphaSTomics.setup_anndata),
+        "init": names(AlphaSTomics.__init__),
+        "train": names(AlphaSTomics.train) | names(pl.Trainer.__init__),
+        "sample": set(sample),
+    }
+    result: dict[str, dict[str, Any]] = {part: {} for part in PARTS}
+    for key, value in kwargs.items():
+        part = next((part for part in PARTS if key in known[part]), None)
+        if part is None:
+            raise TypeError(f"{caller}() got an unexpected argument {key!r}; no part of the model takes it")
+        result[part][key] = value
+    return result
+
 
 logger = logging.getLogger(__name__)
 
@@ -171,7 +223,7 @@ def _check_unused(model: AlphaSTomics, arguments: dict[str, dict[str, Any]], **k
 
 
 def _check_query(model: AlphaSTomics, query: AnnData, **arguments: Any) -> None:
-    from alphastomics.model._position_sample import check_query
+    from alphastomics.sampling._place import check_query
 
     check_query(model, query, **arguments)
 

@@ -14,8 +14,8 @@ import torch
 from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy
 
-from alphastomics._disk import naming, reason
-from alphastomics.train.processes import collected
+from alphastomics._io._errors import naming, reason
+from alphastomics.train.distributed.processes import collected
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

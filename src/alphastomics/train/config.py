@@ -70,7 +70,7 @@ class PlanConfig:
     lambda_packing
         Weight of the packing loss; its network shares nothing with the rest.
     lambda_fape
-        Weight of the frame-aligned point error of ordered chains in three dimensions, see ``train/chain.py``.
+        Weight of the frame-aligned point error of ordered chains in three dimensions, see ``chains/_fape.py``.
     moe_load_balance_loss_weight
         Weight lambda_b of the loss that keeps experts in even use, see ``nn/experts.py``; 0.01 to 0.1.
     reconstruction_weight

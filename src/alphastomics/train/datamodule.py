@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Any
 import lightning.pytorch as pl
 
 from alphastomics.data import Augmentation, ContextDataset
-from alphastomics.data._batch import RawBatch
-from alphastomics.data._encode_batch import BatchEncoder
+from alphastomics.data._batch import BatchEncoder, RawBatch
 from alphastomics.data._loaders import ContextLoader
-from alphastomics.train.context_parallel import group_of
-from alphastomics.train.token_budget import TokenBudget
+from alphastomics.train.curriculum import TokenBudget
+from alphastomics.train.distributed.processes import group_of
 
 if TYPE_CHECKING:
     from alphastomics.data import Batch, CellSource
@@ -47,7 +46,7 @@ class ContextDataModule(pl.LightningDataModule):
     targets
         Whether expression is something to be sampled, as in :class:`~alphastomics.data.ContextDataset`.
     context_parallel_size
-        Number of processes that take the same contexts, see ``train/context_parallel.py``.
+        Number of processes that take the same contexts, see ``train/distributed/processes.py``.
 
     Raises
     ------

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import lightning.pytorch as pl
 from lightning.pytorch.callbacks import EarlyStopping, Timer
 
-from alphastomics.train.processes import collected
+from alphastomics.train.distributed.processes import collected
 
 if TYPE_CHECKING:
     from types import FrameType

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from alphastomics.chains._fape import chain_losses
 from alphastomics.diffusion.deformation import deform
 from alphastomics.diffusion.geometry import centre, kabsch, rotate
 from alphastomics.diffusion.losses import (
@@ -28,15 +29,11 @@ from alphastomics.diffusion.losses import (
 from alphastomics.diffusion.masking import clean_value
 from alphastomics.nn import Routings, balance_losses, expert_counts
 from alphastomics.nn.parallel import ALONE
-from alphastomics.train.balance import ExpertLoad
-from alphastomics.train.chain import chain_losses
-from alphastomics.train.clocks import Mode, draw_clocks, keyed_rng, spread_kind
 from alphastomics.train.config import DiffusionConfig
-from alphastomics.train.held import draw_held
-from alphastomics.train.masking import Masks, draw_masks
-from alphastomics.train.optimisation import Optimisation
-from alphastomics.train.packing import packing_losses, smallest_time
-from alphastomics.train.processes import mean_of_all
+from alphastomics.train.distributed.processes import mean_of_all
+from alphastomics.train.losses import ExpertLoad, packing_losses, smallest_time
+from alphastomics.train.optimization import Optimisation
+from alphastomics.train.timesteps import Masks, Mode, draw_clocks, draw_held, draw_masks, keyed_rng, spread_kind
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -104,7 +101,7 @@ class Objective(Optimisation):
     masking
         Which entries are masked in training; none when None.
     **optimisation
-        ``slice_names``, ``max_seconds`` and ``curriculum``, as in ``train/optimisation.py``.
+        ``slice_names``, ``max_seconds`` and ``curriculum``, as in ``train/optimization.py``.
 
     Raises
     ------

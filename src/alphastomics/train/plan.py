@@ -6,16 +6,15 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from alphastomics.nn.diagnostics import SeenLayer, watch_layers
-from alphastomics.nn.draws import ContextGenerators, drawing_from
 from alphastomics.nn.parallel import ALONE
-from alphastomics.train.clocks import Mode, keyed_rng
+from alphastomics.nn.random import ContextGenerators, drawing_from
 from alphastomics.train.config import DiffusionConfig, PlanConfig
-from alphastomics.train.context_parallel import join_group
 from alphastomics.train.diagnostics import EVERY, layer_statistics
+from alphastomics.train.distributed.processes import join_group, mean_of_some, sum_of_all
+from alphastomics.train.distributed.sharding import copy_whole, gathered, reached, shard
+from alphastomics.train.memory.recompute import recompute
 from alphastomics.train.objective import VALIDATION, Objective
-from alphastomics.train.processes import mean_of_some, sum_of_all
-from alphastomics.train.recompute import recompute
-from alphastomics.train.sharding import copy_whole, gathered, reached, shard
+from alphastomics.train.timesteps import Mode, keyed_rng
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -26,8 +25,8 @@ if TYPE_CHECKING:
     from alphastomics.data import Batch
     from alphastomics.diffusion import MaskingConfig
     from alphastomics.nn import Denoiser
+    from alphastomics.train.curriculum import LengthCurriculum
     from alphastomics.train.datamodule import ContextDataModule
-    from alphastomics.train.length_schedule import LengthCurriculum
 
 DROPOUT = 50  # purpose of the generators, keyed by context, by which the network draws
 
@@ -54,11 +53,11 @@ class TrainingPlan(Objective):
     masking
         Which entries are masked in training; none when None.
     n_recomputed
-        Number of blocks that are recomputed in training, see ``train/recompute.py``.
+        Number of blocks that are recomputed in training, see ``train/memory/recompute.py``.
     curriculum
         By which contexts grow, if they do.
     context_parallel_size
-        Number of processes over which the cells of a context are split, see ``train/context_parallel.py``.
+        Number of processes over which the cells of a context are split, see ``train/distributed/processes.py``.
     **config
         Fields of :class:`~alphastomics.train.PlanConfig`.
 

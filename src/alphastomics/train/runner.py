@@ -16,14 +16,12 @@ from lightning.pytorch.strategies.launchers import _SubprocessScriptLauncher
 from scvi import settings
 from scvi.train import TrainRunner
 
-from alphastomics.train.best import BestAverage
+from alphastomics.train.callbacks import History, Meter
 from alphastomics.train.defaults import GRADIENT_NORM
-from alphastomics.train.ema import MovingAverage
-from alphastomics.train.history import History
+from alphastomics.train.distributed.launch import REMEDY, DeadProcessError, ScriptLauncher, Watch, is_lost
+from alphastomics.train.ema import BestAverage, MovingAverage
 from alphastomics.train.interrupt import PatientStopping, StopTogether, TimeLimit
-from alphastomics.train.meter import Meter
-from alphastomics.train.optimisation import NonFiniteLossError
-from alphastomics.train.watch import REMEDY, DeadProcessError, ScriptLauncher, Watch, is_lost
+from alphastomics.train.optimization import NonFiniteLossError
 
 if TYPE_CHECKING:
     from alphastomics.train.checkpoint import LastCheckpoint
@@ -79,7 +77,7 @@ class ContextTrainer(pl.Trainer):
     checkpoint
         Where the state of training is kept, if anywhere.
     early_stopping, early_stopping_monitor, early_stopping_patience, early_stopping_min_delta
-        As in scvi-tools; what is left are the best weights, see :class:`~alphastomics.train.best.BestAverage`.
+        As in scvi-tools; what is left are the best weights, see :class:`~alphastomics.train.ema.BestAverage`.
     **kwargs
         Passed to :class:`lightning.pytorch.Trainer`.
     """

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from alphastomics.data._encode import Encoder, dense_rows
-from alphastomics.data._source import SliceCells
+from alphastomics.data._sources import SliceCells
 from alphastomics.data.parquet._columns import SIZE, SLICE, read_expression, read_position
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from alphastomics.data._batch import Context, collate, empty_context
 from alphastomics.data._checks import check_choice
 from alphastomics.data._contexts import ContextDataset
-from alphastomics.data._crowding import RANKS
+from alphastomics.data._local_density import RANKS
 from alphastomics.data._order import PADDING, Portion, stretches, windowed
 from alphastomics.data.hub._portion import StretchSource, check_slice, plan_stretches
 from alphastomics.data.parquet._files import ROW_GROUP

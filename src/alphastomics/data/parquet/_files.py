@@ -12,8 +12,8 @@ from uuid import uuid4
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from alphastomics import _json
-from alphastomics._disk import WRITE, denied, reason
+from alphastomics._io import _json
+from alphastomics._io._errors import WRITE, denied, reason
 from alphastomics.data.parquet._columns import EXPRESSION, INDICES, POSITION, VALUES, from_arrow, to_arrow
 from alphastomics.data.parquet._footer import check_room, read_footer
 

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Union
 import numpy as np
 import scipy.sparse as sp
 
-from alphastomics._disk import reason
+from alphastomics._io._errors import reason
 from alphastomics.data._encode import Encoder, dense_rows, thin_rows
-from alphastomics.data._source import SliceCells
+from alphastomics.data._sources import SliceCells
 from alphastomics.data.parquet._columns import (
     EXPRESSION,
     INDICES,

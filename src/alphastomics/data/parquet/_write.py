@@ -16,9 +16,9 @@ from alphastomics.data._checks import check_genes, check_in_memory, expression_m
 from alphastomics.data._matrix import canonical, row_sums
 from alphastomics.data._slices import NO_SLICE, SINGLE_SLICE
 from alphastomics.data.parquet._columns import CELL, DENSE, N_AXES, SLICE, Cells, arrow_schema, to_arrow
+from alphastomics.data.parquet._dataset import Note
 from alphastomics.data.parquet._files import ROW_GROUP, replacing
-from alphastomics.data.parquet._note import Note
-from alphastomics.data.parquet._rows import OURS
+from alphastomics.data.parquet._read import OURS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

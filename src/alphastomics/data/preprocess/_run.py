@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from tqdm.auto import tqdm
 
-from alphastomics.data.preprocess._slice_notes import begin, check_begun, end
-from alphastomics.data.preprocess._split import check_animals
+from alphastomics.data.preprocess._plan import check_animals
+from alphastomics.data.preprocess._slice import begin, check_begun, end
 from alphastomics.data.preprocess._stage1 import plan_slices, write_slice
 from alphastomics.data.preprocess._stage2 import all_parameters, check_output, write_dataset
 

@@ -11,9 +11,8 @@ import scipy.sparse as sp
 
 from alphastomics.data._matrix import Moments, column_sums, row_blocks
 from alphastomics.data.parquet._columns import arrow_schema
-from alphastomics.data.parquet._dataset import SPLITS, Shard
+from alphastomics.data.parquet._dataset import SPLITS, Note, Shard
 from alphastomics.data.parquet._files import checksum, replacing, writing
-from alphastomics.data.parquet._note import Note
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from alphastomics.data.parquet._columns import Cells
-    from alphastomics.data.preprocess._read_slices import StoredSlice
+    from alphastomics.data.preprocess._slice import StoredSlice
 
 NOTE = ".npz"
 

@@ -19,13 +19,12 @@ import scipy.sparse as sp
 
 from alphastomics.data._checks import MIN_CELLS
 from alphastomics.data._h5ad import try_files
-from alphastomics.data._hilbert import hilbert_order
 from alphastomics.data._matrix import column_sums, row_sums
+from alphastomics.data._order import hilbert_order
 from alphastomics.data.parquet._columns import N_AXES, Cells
 from alphastomics.data.parquet._files import write_json
 from alphastomics.data.preprocess._h5ad import RawSlice, RawTissue
-from alphastomics.data.preprocess._slice_files import BATCH, SUFFIX, writing_slice
-from alphastomics.data.preprocess._slice_notes import cut, read_note
+from alphastomics.data.preprocess._slice import BATCH, SUFFIX, cut, read_note, writing_slice
 
 if TYPE_CHECKING:
     from pathlib import Path

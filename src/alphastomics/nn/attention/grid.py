@@ -25,7 +25,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from alphastomics.nn.attention.softmax import GateType, SoftmaxAttention
-from alphastomics.nn.neighbours import lexicographic_order
+from alphastomics.nn.neighbors import lexicographic_order
 from alphastomics.nn.parallel import ALONE
 
 if TYPE_CHECKING:

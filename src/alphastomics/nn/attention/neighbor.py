@@ -295,7 +295,7 @@ def _edges(x: Tensor, geometry: Geometry, mask: Tensor | None) -> tuple[Tensor, 
     """Rows of the neighbours in all cells of the batch, and which are valid, both (B N, K + 1)."""
     (b, n, _), parallel = x.shape, geometry.parallel
     if geometry.neighbours is None:
-        raise ValueError("attention over neighbours needs them; see alphastomics.nn.neighbours.neighbor_pairs")
+        raise ValueError("attention over neighbours needs them; see alphastomics.nn.neighbors.neighbor_pairs")
     itself = (parallel.rank * n + torch.arange(n, device=x.device)).expand(b, n)[..., None]
     valid = (geometry.neighbours >= 0) & (geometry.neighbours != itself)
     other = torch.where(valid, geometry.neighbours, itself)

@@ -1,4 +1,29 @@
-r"""Features of pairs of cells for a whole forward pass, from what the network knows before its first block.
+r"""Features of the difference of two places in an order, as exact factors.
+
+.. math::
+
+    p_{ijc} = \sum_{m=1}^{M} a_{cm} \cos \omega_m (s_i - s_j) + b_{cm} \sin \omega_m (s_i - s_j)
+
+for the index s of each cell: a serial section, a residue, or any real number. The coefficients a make the even part of
+the function, b the odd one. The addition theorem gives factors of rank 2M, two ranks for each m:
+
+.. math::
+
+    L_{icm} = [\cos \omega_m s_i,\; \sin \omega_m s_i], \qquad
+    R_{jcm} = [a_{cm} \cos \omega_m s_j - b_{cm} \sin \omega_m s_j,\; a_{cm} \sin \omega_m s_j + b_{cm} \cos \omega_m s_j]
+
+There is no largest index, and a shift of all indices changes nothing.
+
+Pair features of the cells of a context: what each is, where it is, and its place in an order.
+
+.. math::
+
+    p_{ijc} = p^{position}_{ijc} + p^{index}_{ijc} + \sum_{r} (W_{cr} \cdot \operatorname{LN} x_i)\,(V_{cr} \cdot \operatorname{LN} x_j)
+
+Each term has ranks of its own, so the sum is exact, as a product of sums would not be. Ranks of the tokens come last:
+they can be cut off, see :meth:`PairFactors.truncate`. Nothing is N x N.
+
+Features of pairs of cells for a whole forward pass, from what the network knows before its first block.
 
 .. math::
 
@@ -12,14 +37,15 @@ would outweigh the blocks of the network.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Literal
 
-from torch import nn
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from alphastomics.nn.pair.embedding import PairEmbedding
 from alphastomics.nn.pair.factors import PairFactors, adaptive_rank
-from alphastomics.nn.pair.relative_position import RelativePosition
 from alphastomics.nn.pair.stack import PairStack
 from alphastomics.nn.pair.template import Template
 
@@ -27,6 +53,163 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from alphastomics.nn.geometry import Geometry
+
+
+class RelativePosition(nn.Module):
+    """Indices of the cells in an order to pair features that depend on their differences alone.
+
+    Parameters
+    ----------
+    n_channels
+        C.
+    n_frequencies
+        M. For differences clipped to 32 among 300 cells, the coefficient of determination is .97 with 8 and .998 with
+        16.
+    longest, shortest
+        Wavelengths in units of the index; the frequencies are geometrically spaced between them. The longest should
+        exceed the range of the indices; integers cannot tell wavelengths under 2 from longer ones.
+
+    Raises
+    ------
+    ValueError
+        If there is no frequency, or the wavelengths are not positive and in order.
+    """
+
+    def __init__(
+        self, n_channels: int, *, n_frequencies: int = 16, longest: float = 1024.0, shortest: float = 2.0
+    ) -> None:
+        super().__init__()
+        if n_frequencies < 1:
+            raise ValueError(f"n_frequencies={n_frequencies} must be at least 1")
+        if not 0 < shortest <= longest:
+            raise ValueError(f"shortest={shortest} must be positive and at most longest={longest}")
+        self.rank = 2 * n_frequencies
+        wavelength = torch.logspace(math.log10(longest), math.log10(shortest), n_frequencies, dtype=torch.float64)
+        self.frequencies: Tensor
+        self.register_buffer("frequencies", (2 * math.pi / wavelength).float(), persistent=False)
+        spread = n_frequencies**-0.5
+        self.even = nn.Parameter(spread * torch.randn(n_channels, n_frequencies))
+        self.odd = nn.Parameter(spread * torch.randn(n_channels, n_frequencies))
+
+    def forward(self, index: Tensor, mask: Tensor | None = None) -> PairFactors:
+        """``index`` s (B, N), of any real type, to factors of rank 2M."""
+        with torch.autocast(index.device.type, enabled=False):  # phases are large
+            s = _from_lowest(index, mask).to(self.even.dtype)
+            phase = s[..., None] * self.frequencies.to(s.dtype)
+            cosine, sine = phase.cos()[:, None], phase.sin()[:, None]  # (B, 1, N, M)
+            a, b = self.even[:, None], self.odd[:, None]  # (C, 1, M)
+            left = torch.stack([cosine, sine], dim=-1).expand(-1, len(a), -1, -1, -1)
+            right = torch.stack([a * cosine - b * sine, a * sine + b * cosine], dim=-1)
+        return PairFactors.masked(left.flatten(-2), right.flatten(-2), mask)
+
+
+def _from_lowest(index: Tensor, mask: Tensor | None) -> Tensor:
+    """Indices (B, N) counted from the lowest of the real cells, which keeps phases small; 0 for padded cells."""
+    if mask is None:
+        return index - index.amin(dim=1, keepdim=True)
+    highest = torch.finfo(index.dtype).max if index.is_floating_point() else torch.iinfo(index.dtype).max
+    lowest = index.masked_fill(~mask, highest).amin(dim=1, keepdim=True)
+    return (index - lowest).masked_fill(~mask, 0)
+
+
+class PairEmbedding(nn.Module):
+    """Tokens, positions and indices to factors.
+
+    Parameters
+    ----------
+    d_model
+        Width d of the tokens.
+    n_channels
+        C.
+    max_rank
+        The largest rank of the sum.
+    template
+        Adds features of positions, if given.
+    relative_position
+        Adds features of indices, if given.
+
+    Raises
+    ------
+    ValueError
+        If template and relative position leave no rank for the tokens.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        n_channels: int,
+        max_rank: int,
+        *,
+        template: Template | None = None,
+        relative_position: RelativePosition | None = None,
+    ) -> None:
+        super().__init__()
+        self.fixed_rank = sum(part.rank for part in (template, relative_position) if part is not None)
+        token_rank = max_rank - self.fixed_rank
+        if token_rank < 1:
+            raise ValueError(
+                f"max_rank={max_rank} must exceed {self.fixed_rank}, the rank of template and relative position"
+            )
+        self.template, self.relative_position = template, relative_position
+        self.weight = nn.Parameter(d_model**-0.5 * token_rank**-0.25 * torch.randn(2, n_channels, token_rank, d_model))
+
+    def forward(
+        self,
+        x: Tensor,
+        *,
+        position: Tensor | None = None,
+        trust: Tensor | None = None,
+        index: Tensor | None = None,
+        mask: Tensor | None = None,
+        rank: int | None = None,
+    ) -> PairFactors:
+        """Embed the cells of a batch.
+
+        Parameters
+        ----------
+        x
+            Tokens (B, N, d).
+        position
+            (B, N, D) in model units, if there is a template.
+        trust
+            How far positions count, (B,) in [0, 1]; 1 when None.
+        index
+            (B, N), if there is a relative position.
+        mask
+            Real cells (B, N).
+        rank
+            R of the factors; by default the largest.
+
+        Raises
+        ------
+        ValueError
+            If the position or the index is missing, or the rank leaves none for the tokens or exceeds the largest.
+        """
+        parts = []
+        if self.template is not None:
+            if position is None:
+                raise ValueError("the template needs position=")
+            part = self.template(position, mask)
+            parts.append(part if trust is None else part._replace(right=trust[:, None, None, None] * part.right))
+        if self.relative_position is not None:
+            if index is None:
+                raise ValueError("the relative position needs index=")
+            parts.append(self.relative_position(index, mask))
+        parts.append(self._tokens(x, mask, rank))
+        left = torch.cat([part.left.to(x.dtype) for part in parts], dim=-1)
+        right = torch.cat([part.right.to(x.dtype) for part in parts], dim=-1)
+        return PairFactors(left, right, mask)
+
+    def _tokens(self, x: Tensor, mask: Tensor | None, rank: int | None) -> PairFactors:
+        _, c, most, d = self.weight.shape
+        token_rank = most if rank is None else rank - self.fixed_rank
+        if not 1 <= token_rank <= most:
+            raise ValueError(f"rank={rank} must lie between {self.fixed_rank + 1} and {self.fixed_rank + most}")
+        weight = self.weight[:, :, :token_rank].reshape(-1, d)
+        factors = F.linear(F.layer_norm(x, (d,)), weight).unflatten(-1, (2, c, token_rank))
+        left, right = factors.permute(2, 0, 3, 1, 4).contiguous()
+        return PairFactors.masked(left, right, mask)
+
 
 N_CHANNELS = 16  # C
 MAX_RANK = 32

@@ -6,7 +6,7 @@ r"""A stack of layers on factors, the counterpart of the pair track of a folding
     p \leftarrow p \oplus \operatorname{Dropout} \operatorname{TriangleMultiplication}_{in}(p), \quad
     p \leftarrow \operatorname{Transition}(p)
 
-:math:`\oplus` adds an update without a larger rank, see :mod:`alphastomics.nn.pair.residual`. Triangle attention, axial
+:math:`\oplus` adds an update without a larger rank, see :mod:`alphastomics.nn.pair.factors`. Triangle attention, axial
 attention and cross attention come between multiplication and transition where they are asked for; the default leaves
 them out, since multiplication alone did as well (Pairmixer, arXiv 2510.18870). At the start a layer changes nothing,
 unless its residual is ``"distribute"``. Time and memory of the default are linear in N.
@@ -18,13 +18,9 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 from torch import nn
 
-from alphastomics.nn.pair.axial import AxialAttention
-from alphastomics.nn.pair.cross import FactorCrossAttention
-from alphastomics.nn.pair.dropout import PairDropout
-from alphastomics.nn.pair.factors import PairFactors
-from alphastomics.nn.pair.residual import ResidualKind, make_residual
-from alphastomics.nn.pair.triangle_attention import TriangleAttention
-from alphastomics.nn.pair.triangle_multiplication import TriangleMultiplication
+from alphastomics.nn.pair.axial import AxialAttention, FactorCrossAttention
+from alphastomics.nn.pair.factors import PairDropout, PairFactors, ResidualKind, make_residual
+from alphastomics.nn.pair.triangle import TriangleAttention, TriangleMultiplication
 
 if TYPE_CHECKING:
     from collections.abc import Collection

@@ -1,1 +1,0 @@
-"""What the commands of :mod:`alphastomics.main` are made of."""

@@ -1,0 +1,1 @@
+"""Files: errors, and readers of files that anyone may have written."""

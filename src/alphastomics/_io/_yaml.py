@@ -1,0 +1,109 @@
+"""YAML as configuration files have it: plain values, numbers as in YAML 1.2, every key once, no references.
+
+YAML 1.1, which pyyaml follows, takes ``1e-4`` for text, ``1:30`` for 90, ``010`` for 8 and ``no`` for false.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from alphastomics._io._errors import denied, one_line, reason, shown
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_TAG = "tag:yaml.org,2002:"
+_PLAIN = {
+    "null": re.compile(r"(?:~|null|Null|NULL|)$"),
+    "bool": re.compile(r"(?:true|True|TRUE|false|False|FALSE)$"),
+    "int": re.compile(r"[-+]?[0-9]+$"),
+    "float": re.compile(r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?$"),
+}
+
+
+def load(path: Path) -> Any:
+    """Read a file.
+
+    Raises
+    ------
+    ValueError
+        If it is no YAML, names the file, the line and what is wrong.
+    """
+    import yaml
+
+    try:
+        return yaml.load(path.read_text(encoding="utf-8"), Loader=_loader())
+    except yaml.MarkedYAMLError as error:
+        line = "" if error.problem_mark is None else f", line {error.problem_mark.line + 1}"
+        raise ValueError(f"{path}{line}: {one_line(str(error.problem or error.context))}") from error
+    except RecursionError as error:
+        raise ValueError(f"{path} is no YAML: it is nested too deeply") from error
+    except PermissionError as error:
+        raise denied(path, error) from error
+    except Exception as error:  # a crafted file can break the reader in any way
+        raise ValueError(f"{path} is no YAML: {reason(error)}") from error
+
+
+def dump(values: dict[str, Any]) -> str:
+    """The text of plain nested values, in their order."""
+    import yaml
+
+    text: str = yaml.dump(values, Dumper=_dumper(), sort_keys=False, allow_unicode=True, default_flow_style=False)
+    return text
+
+
+@cache
+def _loader() -> type:
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        yaml_implicit_resolvers: dict[Any, Any] = {}
+        yaml_constructors: dict[Any, Any] = {}
+
+        def compose_node(self, parent: Any, index: Any) -> Any:
+            if self.check_event(yaml.AliasEvent):
+                mark = self.peek_event().start_mark
+                raise yaml.composer.ComposerError(None, None, "references (*name) are not read; write the value", mark)
+            return super().compose_node(parent, index)
+
+        def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+            seen = set()
+            for key, _ in node.value:
+                if key.value in seen if isinstance(key, yaml.ScalarNode) else True:
+                    problem = (
+                        f"the key {shown(key.value)} comes twice"
+                        if isinstance(key, yaml.ScalarNode)
+                        else "keys are text"
+                    )
+                    raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
+                seen.add(key.value)
+            return super().construct_mapping(node, deep)
+
+    for kind, pattern in _PLAIN.items():
+        Loader.add_implicit_resolver(_TAG + kind, pattern, None)
+    for kind in ("null", "bool", "str", "seq", "map"):
+        Loader.add_constructor(_TAG + kind, yaml.SafeLoader.yaml_constructors[_TAG + kind])
+    Loader.add_constructor(_TAG + "int", lambda _, node: int(node.value))
+    Loader.add_constructor(_TAG + "float", lambda _, node: float(node.value))
+    Loader.add_constructor(None, yaml.SafeLoader.yaml_constructors[None])
+    return Loader
+
+
+@cache
+def _dumper() -> type:
+    import yaml
+
+    class Dumper(yaml.SafeDumper):
+        def ignore_aliases(self, data: Any) -> bool:
+            return True
+
+        def represent_str(self, data: str) -> Any:
+            # In other styles some characters would end a line, and come back as something else.
+            return self.represent_scalar(_TAG + "str", data, style=None if data.isprintable() else '"')
+
+    Dumper.add_representer(str, Dumper.represent_str)
+    for kind, pattern in _PLAIN.items():  # beside those of YAML 1.1: text that either would read as a number is quoted
+        Dumper.add_implicit_resolver(_TAG + kind, pattern, None)
+    return Dumper

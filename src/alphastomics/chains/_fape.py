@@ -1,0 +1,202 @@
+r"""Frame-aligned point error (Jumper et al. 2021, algorithm 28), and frames along a chain of points.
+
+.. math::
+
+    L = \frac{1}{Z\, \lvert P \rvert} \sum_{(i, j) \in P} \min\Big(
+        \big\lVert \hat R_i^\top (\hat x_j - \hat x_i) - R_i^\top (x_j - x_i) \big\rVert,\; \tau \Big)
+
+over the pairs P of a cell i that has a frame and another cell j. Every frame sees all cells from where it stands, so
+that rigid motions cost nothing and a mirror image does, which no loss of distances can tell. The columns of a frame
+along a chain are
+
+.. math::
+
+    e_1 \propto x_{i+1} - x_i, \qquad e_2 \propto u - (u \cdot e_1)\, e_1, \quad u = x_{i-1} - x_i, \qquad
+    e_3 = e_1 \times e_2.
+
+Loss of chains that are placed: the frame-aligned point error, where the frames of a prediction mean something.
+
+.. math:: L = (1 - t)\, \operatorname{FAPE}(\hat x_0, x_0), \qquad \tau = Z = \tfrac{10}{3.8}\, r
+
+r is the distance of consecutive points; for residues, 3.8 Å apart, the error is clamped at 10 Å (Jumper et al. 2021). The
+frames of both are made of their own points, see :func:`alphastomics.chains._fape.chain_frames`, so that they say little
+while the noise is strong: the loss fades with the clock t, and is 0 where positions are absent.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch.utils.checkpoint import checkpoint
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+ENTRIES = 2**20  # of the matrix of differences that are in memory at once
+EPSILON = 1e-12  # keeps the gradient of the norm finite where the prediction is perfect
+STRAIGHT = 1e-3  # sine of the angle of a chain below which it has no frame
+
+
+class Frames(NamedTuple):
+    """Local axes of cells.
+
+    Attributes
+    ----------
+    axes
+        R, (B, N, D, D), with the axes as columns; the identity where there is no frame.
+    mask
+        Cells that have a frame, (B, N).
+    """
+
+    axes: Tensor
+    mask: Tensor
+
+
+def fape(
+    predicted: Tensor,
+    true: Tensor,
+    mask: Tensor,
+    frames_predicted: Tensor,
+    frames_true: Tensor,
+    *,
+    clamp: float,
+    scale: float,
+    frame_mask: Tensor | None = None,
+) -> Tensor:
+    """Frame-aligned point error of each context, (B,); 0 where there is no pair of a frame and another cell.
+
+    The pairs are visited in blocks of frames, which are computed once more in the backward pass.
+
+    Parameters
+    ----------
+    predicted, true
+        Positions (B, N, D) in model units.
+    mask
+        Real cells (B, N).
+    frames_predicted, frames_true
+        Axes of the frames that stand at these positions, (B, N, D, D).
+    clamp
+        τ in model units.
+    scale
+        Z in model units.
+    frame_mask
+        Cells that have a frame, (B, N); None when all real ones have.
+
+    Raises
+    ------
+    ValueError
+        If ``clamp`` or ``scale`` is not positive.
+    """
+    if clamp <= 0 or scale <= 0:
+        raise ValueError(f"clamp={clamp} and scale={scale} must be positive lengths in model units")
+    seen = mask if frame_mask is None else mask & frame_mask
+    with torch.autocast(predicted.device.type, enabled=False):
+        dtype = torch.promote_types(predicted.dtype, torch.float32)
+        x_hat, x, r_hat, r = (z.to(dtype) for z in (predicted, true, frames_predicted, frames_true))
+        x_hat, x = (z.masked_fill(~mask[..., None], 0.0) for z in (x_hat, x))
+        r_hat, r = (z.masked_fill(~seen[..., None, None], 0.0) for z in (r_hat, r))
+        total = x_hat.new_zeros(len(x_hat))
+        step = max(1, ENTRIES // max(1, x_hat.numel()))
+        for start in range(0, x_hat.shape[1], step):
+            arguments = (x_hat, x, r_hat, r, mask, seen, slice(start, start + step), clamp)
+            total = total + checkpoint(_block, *arguments, use_reentrant=False, preserve_rng_state=False)
+        pairs = (seen.sum(1) * (mask.sum(1) - 1)).clamp_min(1)
+        return total / (scale * pairs.to(dtype))
+
+
+def _block(
+    x_hat: Tensor, x: Tensor, r_hat: Tensor, r: Tensor, mask: Tensor, seen: Tensor, rows: slice, clamp: float
+) -> Tensor:
+    """Sum of the clamped errors (B,) that the frames of ``rows`` see."""
+    error = _local(x_hat, r_hat, rows) - _local(x, r, rows)
+    number = torch.arange(mask.shape[1], device=mask.device)
+    pair = seen[:, rows, None] & mask[:, None, :] & (number[rows, None] != number)
+    clamped = (error.square().sum(2) + EPSILON).sqrt().clamp_max(clamp)
+    return (clamped * pair).sum((1, 2))
+
+
+def _local(x: Tensor, r: Tensor, rows: slice) -> Tensor:
+    """Coordinates R_i^T (x_j - x_i) of all cells in the frames of ``rows``, (B, S, D, N)."""
+    return r[:, rows].mT @ (x.mT[:, None] - x[:, rows, :, None])
+
+
+def chain_frames(x: Tensor, mask: Tensor, *, index: Tensor | None = None) -> Frames:
+    """Frames of the cells of a chain, from each cell and the two beside it.
+
+    A cell has no frame at an end of the chain, beside a gap, and where the chain is straight.
+
+    Parameters
+    ----------
+    x
+        Positions (B, N, 3).
+    mask
+        Real cells (B, N).
+    index
+        Place of each cell in the chain, integers (B, N); those beside i have the places i - 1 and i + 1. None when cells
+        are in order.
+
+    Raises
+    ------
+    ValueError
+        If the positions are not in three dimensions.
+    """
+    if x.shape[-1] != 3:
+        raise ValueError(f"a chain has frames in 3 dimensions, not in {x.shape[-1]}")
+    if index is None:
+        index = torch.arange(x.shape[1], device=x.device).expand(x.shape[:2])
+    place = index.masked_fill(~mask, torch.iinfo(index.dtype).max)
+    order = place.argsort(dim=1, stable=True)
+    place = place.gather(1, order)
+    back = order.argsort(dim=1)
+    with torch.autocast(x.device.type, enabled=False):
+        points = x.to(torch.promote_types(x.dtype, torch.float32)).masked_fill(~mask[..., None], 0.0)
+        points = points.gather(1, order[..., None].expand_as(points))
+        axes, bent = _gram_schmidt(points)
+        linked = F.pad(place[:, 1:] - place[:, :-1] == 1, (1, 1))  # to the one before, and at N to none
+        found = bent & linked[:, :-1] & linked[:, 1:] & mask.gather(1, order)
+        axes = torch.where(found[..., None, None], axes, torch.eye(3, dtype=axes.dtype, device=axes.device))
+        return Frames(axes.gather(1, back[..., None, None].expand_as(axes)), found.gather(1, back))
+
+
+def _gram_schmidt(points: Tensor) -> tuple[Tensor, Tensor]:
+    """Axes (B, N, 3, 3) at each of the points (B, N, 3) in order, and whether the chain is bent there, (B, N)."""
+    after, before = points.roll(-1, dims=1) - points, points.roll(1, dims=1) - points
+    e_1 = F.normalize(after, dim=-1)
+    across = before - (before * e_1).sum(-1, keepdim=True) * e_1
+    bent = across.norm(dim=-1) > STRAIGHT * before.norm(dim=-1)
+    e_2 = F.normalize(across, dim=-1)
+    bent = bent & (after.abs().amax(-1) > 0)
+    return torch.stack([e_1, e_2, torch.linalg.cross(e_1, e_2)], dim=-1), bent
+
+
+CLAMP = 10 / 3.8  # in distances of consecutive points
+
+
+def chain_losses(predicted: Tensor, true: Tensor, t: Tensor, mask: Tensor, sequence: Tensor, spacing: float) -> Tensor:
+    """Loss of each context, (B,).
+
+    Parameters
+    ----------
+    predicted, true
+        Positions (B, N, 3) in model units.
+    t
+        Clock of the positions (B,).
+    mask
+        Real cells (B, N).
+    sequence
+        Place of each cell in its chain (B, N), a whole number; cells beside a gap have no frame.
+    spacing
+        r in model units.
+    """
+    losses, runs = predicted.new_zeros(len(predicted)), (t > 0) & (t < 1)
+    if bool(runs.any()):
+        x_hat, x, real = predicted[runs], true[runs], mask[runs]
+        place = sequence[runs].round().long()
+        found, given = chain_frames(x_hat, real, index=place), chain_frames(x, real, index=place)
+        clamp = CLAMP * spacing
+        # The truth says which cells have a frame: a prediction must not escape by being straight.
+        error = fape(x_hat, x, real, found.axes, given.axes, clamp=clamp, scale=clamp, frame_mask=given.mask)
+        losses[runs] = (1 - t[runs]) * error
+    return losses

@@ -1,0 +1,282 @@
+"""What contexts need of a set of cells, whether it lies in memory or on disk.
+
+From an AnnData to expression and positions in slices.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+import numpy as np
+import pandas as pd
+import scipy.sparse as sp
+
+from alphastomics.data._checks import (
+    check_genes,
+    check_in_memory,
+    read_expression,
+    read_position,
+    read_sequence,
+)
+from alphastomics.data._encode import Encoder, dense_rows, thin_rows
+from alphastomics.data._fit_schema import fit_schema
+from alphastomics.data._matrix import Matrix, align_columns, canonical, row_blocks, row_sums
+from alphastomics.data._slices import resolve_query_slice_key, slice_rows
+
+if TYPE_CHECKING:
+    from anndata import AnnData
+    from numpy.typing import NDArray
+
+    from alphastomics.data._schema import TissueSchema
+
+
+class SliceCells(NamedTuple):
+    """The cells of one slice.
+
+    Attributes
+    ----------
+    name
+        Name of the slice.
+    rows
+        Row numbers of its cells in the source, ascending.
+    position
+        Positions in user units, shape (n, D), float64, NaN where a cell has none; None when positions are not read.
+    """
+
+    name: str
+    rows: NDArray[np.int64]
+    position: NDArray[np.float64] | None
+
+
+class CellSource(Protocol):
+    """Cells in slices, with expression in network units on request."""
+
+    @property
+    def schema(self) -> TissueSchema:
+        """The tissue the cells are read for."""
+
+    @property
+    def slices(self) -> tuple[SliceCells, ...]:
+        """The slices, sorted by name."""
+
+    @property
+    def measured(self) -> NDArray[np.bool_]:
+        """Which genes of the schema any of the cells have, shape (G,)."""
+
+    def measured_in(self, slice_index: int) -> NDArray[np.bool_]:
+        """Which genes of the schema the cells of a slice have, shape (G,)."""
+
+    def pieces(self, slice_index: int) -> list[NDArray[np.int64]]:
+        """Numbers, within a slice, of cells that are read together; neighbours where there are several pieces."""
+
+    @property
+    def n_cells(self) -> int:
+        """Number of cells."""
+
+    @property
+    def buffer_size(self) -> int | None:
+        """Number of cells whose expression is held at once; None where all of it is in memory."""
+
+    @property
+    def has_counts(self) -> bool:
+        """Whether the values are counts that can be thinned."""
+
+    def expression(
+        self, rows: NDArray[np.int64], *, thinning: float | None = None, rng: np.random.Generator | None = None
+    ) -> NDArray[np.float32]:
+        """Expression of some cells in network units, shape (k, G)."""
+
+    def values(
+        self, rows: NDArray[np.int64], *, thinning: float | None = None, rng: np.random.Generator | None = None
+    ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """Expression of some cells in user units, (k, G), 0 where a gene is not measured; and by what to multiply it, (k,)."""
+
+    def sequence(self, rows: NDArray[np.int64]) -> NDArray[np.float64] | None:
+        """Index (k,) of some cells in their order, ``schema.sequence_key``; None where the cells have none."""
+
+    def library_size(self, rows: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Sum of the measured values of some cells, shape (k,)."""
+
+
+__all__ = ["AnnDataSource", "fit_schema"]
+
+_DEPTH_RATIO = 5.0
+
+
+class AnnDataSource:
+    """Cells of an AnnData, read for a schema.
+
+    Genes are matched by name. `adata` is neither modified nor kept; a CSR matrix whose genes are those of the schema
+    in order is shared with it, any other sparse matrix is converted to CSR once.
+
+    Parameters
+    ----------
+    adata
+        The cells, in memory.
+    schema
+        The tissue to read them for.
+    positions
+        Whether to read ``obsm[schema.position_key]``. If not, it is never touched. NaN (a cell without a position) is
+        kept.
+    expression
+        Whether to read expression. If not, neither the matrix nor the gene names are touched and no gene is measured.
+
+    Raises
+    ------
+    KeyError
+        If the layer, the positions or, for cells with positions, the slices are missing.
+    ValueError
+        If fewer than half of the genes are there, or values cannot be used.
+
+    Warns
+    -----
+    UserWarning
+        If genes are missing, or the median library size lies more than fivefold from that of the reference.
+    """
+
+    def __init__(self, adata: AnnData, schema: TissueSchema, *, positions: bool, expression: bool = True) -> None:
+        check_in_memory(adata)
+        self.schema = schema
+        self.buffer_size: int | None = None
+        self.n_cells: int = adata.n_obs
+        self.slices = _read_slices(adata, schema, positions=positions)
+        self.measured: NDArray[np.bool_] = np.zeros(schema.n_genes, dtype=bool)
+        self.has_counts = False
+        self._matrix: Matrix = np.empty((adata.n_obs, 0), dtype=np.float32)
+        if expression:
+            self._read_expression(adata)
+        self._order: NDArray[np.float64] | None = None
+        if schema.sequence_key is not None and schema.sequence_key in adata.obs:
+            self._order = read_sequence(adata, schema.sequence_key)
+        self._columns = np.flatnonzero(self.measured)
+        self._library_size = self._sum_rows()
+        self._encoder = Encoder(schema, self.measured)
+        if expression and schema.transform == "log1p":
+            self._check_depth()
+
+    def _read_expression(self, adata: AnnData) -> None:
+        columns = _match_genes(check_genes(adata.var_names), self.schema.genes)
+        self.measured = columns >= 0
+        matrix, transform, counts = read_expression(adata, self.schema.layer, self.schema.transform)
+        self.has_counts = counts and transform == "log1p"
+        matrix = align_columns(matrix, columns[self.measured])
+        if not isinstance(matrix, np.ndarray) and not matrix.has_canonical_format:
+            matrix = sp.csr_matrix(matrix, copy=True)
+            matrix.sum_duplicates()
+        self._matrix = matrix
+
+    def _sum_rows(self) -> NDArray[np.float64]:
+        blocks = row_blocks(np.arange(self.n_cells), self._matrix.shape[1])
+        sums = [row_sums(canonical(self._matrix[rows])) for rows in blocks]
+        return np.concatenate(sums) if sums else np.empty(0)
+
+    def _check_depth(self) -> None:
+        filled = self._library_size[self._library_size > 0]
+        median = float(np.median(filled)) if len(filled) else 0.0
+        target = self.schema.target_library_size(self.measured)
+        if not target / _DEPTH_RATIO <= median <= target * _DEPTH_RATIO:
+            warnings.warn(
+                f"The median library size of these cells is {median:.4g}, that of the reference {target:.4g} on the "
+                f"same {int(self.measured.sum())} genes: more than {_DEPTH_RATIO:g}-fold apart. Check that the values "
+                "are raw counts, as in the reference, and expect poorer results.",
+                UserWarning,
+                stacklevel=3,
+            )
+
+    def expression(
+        self, rows: NDArray[np.int64], *, thinning: float | None = None, rng: np.random.Generator | None = None
+    ) -> NDArray[np.float32]:
+        """Read expression in network units.
+
+        Parameters
+        ----------
+        rows
+            Row numbers, shape (k,).
+        thinning
+            Share of the counts to remove at random, in [0, 1): each count is kept with probability 1 - `thinning`,
+            before the transform. None or 0 removes none.
+        rng
+            Where the draws come from.
+
+        Returns
+        -------
+        Network units, shape (k, G), exactly 0 for unmeasured genes.
+
+        Raises
+        ------
+        ValueError
+            If thinning is asked of values that are not counts under ``"log1p"``, or without `rng`.
+        """
+        return self._encoder(*self.values(rows, thinning=thinning, rng=rng))
+
+    def values(
+        self, rows: NDArray[np.int64], *, thinning: float | None = None, rng: np.random.Generator | None = None
+    ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """Read expression in user units, (k, G), 0 for unmeasured genes, and by what to multiply it, (k,).
+
+        The latter brings cells to the library size of the schema; it means nothing under ``transform="none"``. Parameters and
+        errors are those of :meth:`expression`.
+        """
+        if thinning and not self.has_counts:
+            raise ValueError('Only integer counts under transform="log1p" can be thinned; set thinning=0.')
+        block = self._matrix[rows]
+        if isinstance(block, np.ndarray):
+            found = np.zeros((len(block), self.schema.n_genes), dtype=np.float32)
+            found[:, self._columns] = block
+            if thinning:
+                thin_rows(found, thinning, rng)
+        else:
+            found = dense_rows(block, self.schema.n_genes, columns=self._columns, thinning=thinning, rng=rng)
+        size = found.sum(axis=1, dtype=np.float64) if thinning else self._library_size[rows]
+        return found, self._encoder.factor(size)
+
+    def measured_in(self, slice_index: int) -> NDArray[np.bool_]:
+        """Which genes of the schema the cells of a slice have, (G,): all slices have the same."""
+        return self.measured
+
+    def pieces(self, slice_index: int) -> list[NDArray[np.int64]]:
+        """All cells of a slice in one piece: everything is in memory."""
+        return [np.arange(len(self.slices[slice_index].rows))]
+
+    def sequence(self, rows: NDArray[np.int64]) -> NDArray[np.float64] | None:
+        """Index of some cells in their order, shape (k,); None where the cells have none."""
+        return None if self._order is None else self._order[rows]
+
+    def library_size(self, rows: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Sum the measured genes of some cells in user units, shape (k,)."""
+        return self._library_size[rows]
+
+
+def _read_slices(adata: AnnData, schema: TissueSchema, *, positions: bool) -> tuple[SliceCells, ...]:
+    key = resolve_query_slice_key(adata, schema.slice_key, positions=positions)
+    groups = slice_rows(adata, key, missing=not positions)
+    if not positions:
+        return tuple(SliceCells(name, rows, None) for name, rows in groups)
+    position = read_position(adata, schema.position_key, missing=True, n_dims=schema.n_dims)
+    return tuple(SliceCells(name, rows, position[rows]) for name, rows in groups)
+
+
+def _match_genes(names: tuple[str, ...], genes: tuple[str, ...]) -> NDArray[np.int64]:
+    """Find for each gene of the schema its column, -1 where there is none."""
+    columns: NDArray[np.int64] = pd.Index(names).get_indexer(pd.Index(genes)).astype(np.int64)
+    missing = [gene for gene, column in zip(genes, columns, strict=True) if column < 0]
+    if not missing:
+        return columns
+    listed = ", ".join(map(repr, missing[:5])) + (", …" if len(missing) > 5 else "")
+    if len(missing) == len(genes):
+        raise ValueError(
+            f"None of the {len(genes)} genes is among var_names (the reference has {listed}; these cells have "
+            f"{', '.join(map(repr, names[:5]))}, …); use the same gene identifiers as the reference."
+        )
+    if len(missing) > len(genes) / 2:
+        raise ValueError(
+            f"{len(missing)} of {len(genes)} genes are missing ({listed}), more than half; "
+            "fit a new reference on the genes that are shared."
+        )
+    warnings.warn(
+        f"{len(missing)} of {len(genes)} genes are missing and count as unmeasured: {listed}.",
+        UserWarning,
+        stacklevel=4,
+    )
+    return columns

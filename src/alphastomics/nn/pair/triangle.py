@@ -1,0 +1,233 @@
+r"""Triangle multiplication (Jumper et al. 2021, algorithms 11 and 12) on factors, exactly.
+
+.. math::
+
+    z_{ijc} &= \tfrac1n \sum_k w_{kc}\, \hat p_{ikc}\, \hat p_{jk,c-1} \;\; \text{(outgoing)}, \qquad
+    z_{ijc} = \tfrac1n \sum_k w_{kc}\, \hat p_{kic}\, \hat p_{kj,c-1} \;\; \text{(incoming)} \\
+    \Delta p_{ijc} &= g_{ic}\, h_{jc}\, \hat z_{ijc}, \qquad
+    (g, w, h)_i = \sigma\big(W\,[\hat p_{ii},\, \overline{\hat p_{i\cdot}},\, \overline{\hat p_{\cdot i}}] + b\big)
+
+The hat is the RMS norm over the pairs of a context, k runs over its n real cells. On factors the sum over k is one
+R x R matrix for each channel, and the rank stays R:
+
+.. math::
+
+    G_{rs} = \tfrac1n \sum_k w_k R_{kr} R'_{ks}, \quad z = (L\,G)\, L'^\top \;\; \text{(outgoing)}, \qquad
+    G_{rs} = \tfrac1n \sum_k w_k L_{kr} L'_{ks}, \quad z = (R\,G)\, R'^\top \;\; \text{(incoming)}
+
+with the factors of the next channel primed. Time is O(N R^2 C) and memory O(N R C), for N^3 C and N^2 C of the tensor.
+
+The algorithms of the source project p to two sets of channels, a and b, and gate them pair by pair. Neither is closed
+on factors: a projection would multiply the rank by C, and no gate of a pair is separable. So a is p itself, b is p with
+its channels moved on by one, the gates of a, b and z that meet the same cell are one, and channels are mixed elsewhere
+(:class:`~alphastomics.nn.pair.PairTransition`). What remains is a function of p, whatever the factors, and the same
+parameters act on a tensor of all pairs.
+
+Triangle attention (Jumper et al. 2021, algorithms 13 and 14) on factors, row by row.
+
+.. math::
+
+    o_{ij} = \sigma(W_g \hat p_{ij}) \odot \sum_k \operatorname*{softmax}_k\big(
+        q_{ij} \cdot k_{ik} / \sqrt{d_h} + b_{jk}\big)\, v_{ik}, \qquad
+    (q, k, v)_{ij} = W \hat p_{ij}, \quad b_{jk} = \sum_{c \in h} w_c\, \hat p_{jkc} \;\; \text{(starting)}
+
+for each head h of C/H channels; the ending node is the same for p_ji. The hat is the RMS norm over pairs, where the
+source has layer norm, and a bias is of the channels of its head, where the source takes all. Only S rows of p exist at
+a time, and they are made again in the backward pass. No bias is stored: it is a product of factors, so it enters the
+scores as R C/H further columns of queries and keys,
+
+.. math:: b_{jk} = \sum_{c \in h} \sum_r (w_c L_{jcr})\, R_{kcr} .
+
+The output is no longer of low rank. It is projected on to the right factors, channel by channel, the nearest that they
+can express (a Galerkin projection), and W_o acts before that:
+
+.. math:: \Delta_L = (W_o O)\, R\,(R^\top R)^{-1}, \qquad \Delta_R = R .
+
+Time is O(N^3 d): this is for some 2,000 cells. Memory is O(S N C).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal, TypeVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from alphastomics.nn.pair.dense import DensePairs
+from alphastomics.nn.pair.factors import PairFactors, divide_by_gram, gram, upcast
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+Direction = Literal["outgoing", "incoming"]
+Pairs = TypeVar("Pairs", PairFactors, DensePairs)
+
+
+class TriangleMultiplication(nn.Module):
+    """The update of pair features by all triangles over a third cell.
+
+    Parameters
+    ----------
+    n_channels
+        C.
+    direction
+        ``"outgoing"``: edges ik and jk make ij; ``"incoming"``: edges ki and kj do.
+
+    Raises
+    ------
+    ValueError
+        If the direction is unknown.
+    """
+
+    def __init__(self, n_channels: int, direction: Direction = "outgoing") -> None:
+        super().__init__()
+        if direction not in ("outgoing", "incoming"):
+            raise ValueError(f"direction={direction!r} is unknown; choose 'outgoing' or 'incoming'")
+        self.direction = direction
+        self.gates = nn.Linear(3 * n_channels, 3 * n_channels)
+
+    def forward(self, pair: PairFactors | Tensor, mask: Tensor | None = None) -> PairFactors | Tensor:
+        """Factors to the factors of the update, or p (B, N, N, C) to the update.
+
+        ``mask`` (B, N) is that of a tensor; factors have their own.
+        """
+        if isinstance(pair, PairFactors):
+            return self._update(pair, _contract_factors)
+        return self._update(DensePairs.masked(pair, mask), _contract_dense).values
+
+    def _update(self, pair: Pairs, contract: Callable[[Pairs, Pairs, Tensor], Pairs]) -> Pairs:
+        scale = pair.inverse_rms()
+        g, w, h = self.gates(pair.marginals() * scale.repeat(1, 1, 3)).sigmoid().chunk(3, dim=-1)
+        edges = pair if self.direction == "outgoing" else pair.transposed()
+        z = contract(edges, edges.roll_channels(1), w * scale * scale.roll(1, dims=-1))
+        root = z.inverse_rms().sqrt()
+        return z.gated(g * root, h * root)
+
+
+def _contract_factors(a: PairFactors, b: PairFactors, w: Tensor) -> PairFactors:
+    """z_ij, the mean over k of w_k a_ik b_jk, with ``w`` (B, N, C)."""
+    core = gram(a.right * w.mT.unsqueeze(-1), b.right) / a.n_real()[..., None]
+    left = a.left @ core.to(a.left.dtype)
+    return PairFactors(left.to(a.left.dtype), b.left, a.mask)
+
+
+def _contract_dense(a: DensePairs, b: DensePairs, w: Tensor) -> DensePairs:
+    left, right = (upcast(part).permute(0, 3, 1, 2) for part in (a.values * w[:, None], b.values))
+    with torch.autocast(w.device.type, enabled=False):
+        z = left @ right.mT / a.n_real()[..., None]
+    return DensePairs(z.permute(0, 2, 3, 1).to(a.values.dtype), a.mask)
+
+
+Node = Literal["starting", "ending"]
+
+BLOCK = 2**21  # entries of the keys that a chunk of rows may hold
+NEVER = -1e4  # score of a padded cell, whose weight is then 0 in every precision
+
+
+class TriangleAttention(nn.Module):
+    """The update of pair features by attention among the edges of one cell.
+
+    Parameters
+    ----------
+    n_channels
+        C.
+    n_heads
+        H; C must be a multiple.
+    direction
+        ``"starting"``: edges ij of the same i attend to each other; ``"ending"``: those of the same j.
+    chunk
+        Number of rows S that exist at the same time; by default as many as hold 2^21 entries.
+
+    Raises
+    ------
+    ValueError
+        If the direction is unknown, C is not a multiple of H, or the chunk is empty.
+    """
+
+    def __init__(
+        self, n_channels: int, n_heads: int, direction: Node = "starting", *, chunk: int | None = None
+    ) -> None:
+        super().__init__()
+        if direction not in ("starting", "ending"):
+            raise ValueError(f"direction={direction!r} is unknown; choose 'starting' or 'ending'")
+        if n_channels % n_heads:
+            raise ValueError(f"n_channels={n_channels} is not a multiple of n_heads={n_heads}")
+        if chunk is not None and chunk < 1:
+            raise ValueError(f"chunk={chunk} must be at least 1")
+        self.direction, self.chunk = direction, chunk
+        self.n_heads, self.d_head = n_heads, n_channels // n_heads
+        self.qkv = nn.Linear(n_channels, 3 * n_channels, bias=False)
+        self.bias = nn.Parameter(self.d_head**-0.5 * torch.randn(n_channels))
+        self.gate = nn.Linear(n_channels, n_channels)
+        self.out = nn.Linear(n_channels, n_channels)
+
+    def forward(self, pair: PairFactors | Tensor, mask: Tensor | None = None) -> PairFactors | Tensor:
+        """Factors to the factors of the update, or p (B, N, N, C) to the update, which is not projected.
+
+        ``mask`` (B, N) is that of a tensor; factors have their own. The tensor is the reference: it keeps all scores.
+        """
+        if isinstance(pair, PairFactors):
+            factors = pair.rms_norm()
+            if self.direction == "starting":
+                return self._on_factors(factors)
+            return self._on_factors(factors.transposed()).transposed()
+        dense = DensePairs.masked(pair, mask).rms_norm()
+        if self.direction == "starting":
+            return self._on_dense(dense).values
+        return self._on_dense(dense.transposed()).transposed().values
+
+    def _on_factors(self, p: PairFactors) -> PairFactors:
+        columns = self._columns(p)
+        size = self.chunk or self._chunk_of(columns[1])
+        parts = [
+            checkpoint(self._project_rows, rows, p.right, *columns, use_reentrant=False, preserve_rng_state=False)
+            for rows in p.left.split(size, dim=2)
+        ]
+        left = divide_by_gram(torch.cat(parts, dim=2), p.right).to(p.left.dtype)
+        return PairFactors.masked(left, p.right, p.mask)
+
+    def _chunk_of(self, key: Tensor) -> int:
+        b, _, n, width = key.shape
+        return max(1, BLOCK // (b * self.n_heads * n * (width + self.d_head)))
+
+    def _columns(self, p: PairFactors) -> tuple[Tensor, Tensor]:
+        """Columns of the bias and of the mask, of queries and of keys, (B, H, N, E) each."""
+        query, key = (
+            side.unflatten(1, (self.n_heads, -1)).transpose(2, 3).flatten(-2)
+            for side in (p.left * self.bias.to(p.left.dtype)[:, None, None], p.right)
+        )
+        if p.mask is None:
+            return query, key
+        padded = ((~p.mask).to(key.dtype) * NEVER)[:, None, :, None].expand_as(key[..., :1])
+        return torch.cat([query, torch.ones_like(padded)], dim=-1), torch.cat([key, padded], dim=-1)
+
+    def _project_rows(self, left: Tensor, right: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        """Update of the rows of ``left`` (B, C, S, R) times ``right``, (B, C, S, R)."""
+        z = (left @ right.mT).permute(0, 2, 3, 1)  # (B, S, N, C)
+        b, s, n, _ = z.shape
+        q, k, v = self._heads(z)
+        query, key = (columns[:, None].expand(b, s, -1, n, -1).to(q.dtype) for columns in (query, key))
+        q = torch.cat([q / self.d_head**0.5, query], dim=-1).flatten(0, 1)
+        k = torch.cat([k, key], dim=-1).flatten(0, 1)
+        v = F.pad(v, (0, q.shape[-1] - self.d_head)).flatten(0, 1)  # equal widths, or scores would be stored
+        o = F.scaled_dot_product_attention(q, k, v, scale=1.0)[..., : self.d_head].unflatten(0, (b, s))
+        return self._gated(o, z).permute(0, 3, 1, 2).to(right.dtype) @ right
+
+    def _on_dense(self, p: DensePairs) -> DensePairs:
+        q, k, v = self._heads(p.values)
+        bias = (p.values * self.bias).unflatten(-1, (self.n_heads, -1)).sum(dim=-1)  # (B, N, N, H)
+        score = q @ k.mT / self.d_head**0.5 + bias.permute(0, 3, 1, 2)[:, None]
+        if p.mask is not None:
+            score = score.masked_fill(~p.mask[:, None, None, None], NEVER)
+        return DensePairs.masked(self._gated(score.softmax(dim=-1) @ v, p.values), p.mask)
+
+    def _heads(self, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """q, k and v, each (B, S, H, N, d_h), of ``z`` (B, S, N, C)."""
+        q, k, v = self.qkv(z).unflatten(-1, (3, self.n_heads, self.d_head)).permute(3, 0, 1, 4, 2, 5)
+        return q, k, v
+
+    def _gated(self, o: Tensor, z: Tensor) -> Tensor:
+        """Output (B, S, N, C) of the heads ``o`` (B, S, H, N, d_h)."""
+        return self.out(o.transpose(2, 3).flatten(-2) * self.gate(z).sigmoid())

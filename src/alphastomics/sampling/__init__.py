@@ -1,0 +1,1 @@
+"""Sampling of positions, expression and whole tissues from a trained network."""

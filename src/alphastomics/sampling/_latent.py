@@ -1,0 +1,104 @@
+r"""Embeddings of cells, by their expression and, where it is asked for, by their positions.
+
+.. math::
+
+    h^0_i = E(x^{expr}_i) \; [+ \, P(x^{pos}_i)], \qquad h^L = \operatorname{trunk}(h^0, t_{expr} = 0, t_{pos} = 1 \; [0])
+
+Positions that are not asked for are absent: their missing token stands in, and their clock at 1. Those that are given are
+clean, with their clock at 0, and seen in the canonical frame. In a free frame the expression of the cells says how their
+slice lies in it, so that moving, turning or mirroring a slice changes nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from scvi import settings
+from tqdm.auto import tqdm
+
+from alphastomics.data import crowding
+from alphastomics.sampling._frames import CELLS, evenly, rotation_of_cells
+from alphastomics.sampling._position import cell_order, content_order, embed_cells, split_contexts
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from torch import Tensor
+
+    from alphastomics.data import AnnDataSource, SliceCells
+    from alphastomics.model._model import AlphaSTomics
+
+
+@torch.no_grad()
+def latent_representation(
+    model: AlphaSTomics, source: AnnDataSource, *, layer: str, max_context: int
+) -> NDArray[np.float32]:
+    """Embed the cells of each slice together; see :meth:`AlphaSTomics.get_latent_representation`.
+
+    Positions are used where ``source`` has read them.
+    """
+    module, device = model.module, model.module.device
+    width = module.config.d_model * (2 if layer == "all" else 1)
+    result = np.empty((source.n_cells, width), dtype=np.float32)
+    zero = torch.zeros(1, device=device)
+    bar = tqdm(total=source.n_cells, desc="Embedding", unit="cell", disable=settings.verbosity > logging.INFO)
+    for cells in source.slices:
+        rows, position = _ordered(source, cells)
+        encoded, order = embed_cells(module, source, rows, device), cell_order(module, source, rows)
+        x = None
+        if position is not None:
+            x = _canonical(model, source, rows, position, max_context).to(device)
+            crowded = torch.from_numpy(crowding(position)).to(device)
+            encoded = encoded + module.embed_position(x[None], zero, crowding=crowded[None])[0]
+        t_pos = zero + float(x is None)
+        parts = {"encoder": encoded}
+        if layer != "encoder":
+            out = torch.zeros_like(encoded)
+            for index, _ in split_contexts(len(rows), max_context, device):
+                h, sequence = encoded[index][None], None if order is None else order[index][None]
+                if x is None:
+                    h = h + module.position_missing
+                places = None if x is None else x[index][None]
+                latent = module.trunk(h, zero, t_pos, None, (), position=places, sequence=sequence).latent
+                out[index] = latent[0].float()
+            parts["transformer"] = out
+        wanted = ("encoder", "transformer") if layer == "all" else (layer,)
+        result[rows] = torch.cat([parts[name] for name in wanted], dim=1).cpu().numpy()
+        bar.update(len(rows))
+    bar.close()
+    return result
+
+
+def _ordered(source: AnnDataSource, cells: SliceCells) -> tuple[NDArray[np.int64], NDArray[np.float64] | None]:
+    """Rows of a slice in an order that does not depend on that of the rows, and the positions (N, D) in that order."""
+    if cells.position is None:
+        return content_order(source, cells.rows), None
+    absent = int((~np.isfinite(cells.position).all(axis=1)).sum())
+    if absent:
+        raise ValueError(
+            f"Slice {cells.name!r} has {absent} cells without a position in "
+            f"obsm[\"{source.schema.position_key}\"]; place them first (mode='expr_to_pos'), remove them, or pass "
+            "use_positions=False."
+        )
+    # Cells of the same expression lie in different places: position decides between them.
+    rows = content_order(source, cells.rows[np.lexsort(cells.position.T)])
+    return rows, cells.position[np.searchsorted(cells.rows, rows)]
+
+
+def _canonical(
+    model: AlphaSTomics,
+    source: AnnDataSource,
+    rows: NDArray[np.int64],
+    position: NDArray[np.float64],
+    max_context: int,
+) -> Tensor:
+    """Positions (N, D) of one slice in the canonical frame, model units."""
+    schema = model.schema
+    if schema.frame == "shared":
+        return torch.from_numpy(schema.encode_position(position))
+    free = (position - position.mean(axis=0)) / schema.scale
+    few = evenly(len(rows), CELLS)
+    rotation = rotation_of_cells(model, source, rows[few], free[few], max_context=max_context)
+    return torch.from_numpy((free @ rotation).astype(np.float32))

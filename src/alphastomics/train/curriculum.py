@@ -1,0 +1,246 @@
+r"""How many contexts a device takes at once, and how often gradients are accumulated before a step.
+
+.. math::
+
+    B_{\max} = \lfloor T / N \rfloor, \qquad A = \lceil B_{\text{eff}} / (W B_{\max}) \rceil, \qquad
+    B = \lceil B_{\text{eff}} / (W A) \rceil
+
+T cells fit on one device, a context holds N, a step of the optimiser is to see :math:`B_{\text{eff}}` contexts on W
+devices. T is one number for networks whose memory grows with the cells alone. For others :math:`B_{\max}` is found by
+bisection, with an estimate of what fits.
+
+Curriculum over the length of contexts: few cells first, all of them later.
+
+.. math::
+
+    p(t) &= \operatorname{clamp}\Big(\frac{t - t_{\text{warmup}}}{t_{\text{growth}}}, 0, 1\Big), \qquad
+    n(t) = \lfloor n_{\min} + a(p)\,(n_{\max} - n_{\min}) \rfloor \\
+    a(p) &= p \;\;\text{(linear)}, \qquad \tfrac12 (1 - \cos \pi p) \;\;\text{(cosine)}, \qquad
+    p^2 \;\;\text{(exponential)} \\
+    n(t) &= \lfloor n_{\min} (n_{\max} / n_{\min})^p \rfloor \;\;\text{(geometric)}
+
+t counts steps of the optimiser. Only the geometric schedule grows exponentially: the length doubles in equal times.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any, Literal, NamedTuple, get_args
+
+import lightning.pytorch as pl
+
+Fits = Callable[[int, int], bool]  # contexts on a device and cells of each -> whether memory is enough
+
+
+class BatchPlan(NamedTuple):
+    """What a step of the optimiser is made of.
+
+    Attributes
+    ----------
+    contexts
+        B, contexts on each device at once.
+    accumulation
+        A, number of such batches before a step.
+    """
+
+    contexts: int
+    accumulation: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TokenBudget:
+    """Batches for any length of the contexts; give ``cells`` or ``fits``.
+
+    Parameters
+    ----------
+    contexts_per_step
+        B_eff.
+    cells
+        T, cells that one device holds at once, for networks that are linear in memory.
+    fits
+        Whether some contexts of some cells fit on a device, for other networks.
+    n_devices
+        W.
+
+    Raises
+    ------
+    ValueError
+        If a number is not positive, or not exactly one of ``cells`` and ``fits`` is given.
+    """
+
+    contexts_per_step: int
+    cells: int | None = None
+    fits: Fits | None = None
+    n_devices: int = 1
+
+    def __post_init__(self) -> None:
+        if (self.cells is None) == (self.fits is None):
+            raise ValueError("give cells, for a network that is linear in memory, or fits, for another")
+        for name in ("contexts_per_step", "cells", "n_devices"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name}={value} must be at least 1")
+
+    def plan(self, n_cells: int) -> BatchPlan:
+        """Contexts at once and accumulation for contexts of ``n_cells`` cells.
+
+        A step sees at least B_eff contexts, and fewer than one more on each device for every batch.
+
+        Raises
+        ------
+        ValueError
+            If one context is too much.
+        """
+        share = -(-self.contexts_per_step // self.n_devices)
+        largest = self._largest(n_cells, share)
+        if not largest:
+            remedy = f"contexts of {self.cells:,} cells would fit" if self.cells else "take shorter contexts"
+            raise ValueError(f"One context of {n_cells:,} cells is too much for a device: {remedy}")
+        accumulation = -(-share // largest)
+        return BatchPlan(-(-share // accumulation), accumulation)
+
+    def _largest(self, n_cells: int, share: int) -> int:
+        if self.cells is not None:
+            return min(share, self.cells // n_cells)
+        assert self.fits is not None
+        fits = self.fits
+        return share if fits(share, n_cells) else largest_fitting(lambda b: fits(b, n_cells), share - 1)
+
+
+def largest_fitting(fits: Callable[[int], bool], highest: int, *, tolerance: int = 1) -> int:
+    """The largest of 1, ..., ``highest`` that fits, by bisection; 0 if none does.
+
+    Parameters
+    ----------
+    fits
+        Whether a number fits; with a number every smaller one must.
+    highest
+        The largest number that is asked for.
+    tolerance
+        The answer fits, and is less than so much below the largest number that does.
+    """
+    low, high = 0, highest + 1  # low fits, high does not
+    while high - low > tolerance or (low == 0 and high > 1):
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
+ScheduleKind = Literal["linear", "cosine", "exponential", "geometric"]
+
+ROUNDING = 1e-9  # what cos and powers may lack of a whole number
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LengthSchedule:
+    """Length of a context at a step.
+
+    Parameters
+    ----------
+    shortest, longest
+        n_min and n_max, in cells.
+    warmup
+        Number of steps at the shortest length.
+    growth
+        Number of steps from there to the longest.
+    kind
+        How the length grows.
+
+    Raises
+    ------
+    ValueError
+        If the lengths are not 1 <= shortest <= longest, a number of steps is negative, or the kind is unknown.
+    """
+
+    shortest: int
+    longest: int
+    warmup: int = 0
+    growth: int
+    kind: ScheduleKind = "linear"
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.shortest <= self.longest:
+            raise ValueError(f"shortest={self.shortest} and longest={self.longest} must be 1 <= shortest <= longest")
+        for name in ("warmup", "growth"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name}={getattr(self, name)} counts steps and must not be negative")
+        if self.kind not in get_args(ScheduleKind):
+            known = ", ".join(map(repr, get_args(ScheduleKind)))
+            raise ValueError(f"kind={self.kind!r} is unknown; choose from {known}")
+
+    def length(self, step: int) -> int:
+        """Number of cells at a step of the optimiser, counted from 0."""
+        if step >= self.warmup + self.growth:
+            return self.longest
+        # Fractions, because the floor of a float can miss a whole number by one.
+        p = Fraction(max(0, step - self.warmup), max(1, self.growth))
+        low, high = self.shortest, self.longest
+        if self.kind == "geometric":
+            return int(low * (high / low) ** float(p) + ROUNDING)
+        if self.kind == "cosine":
+            return int(low + (1 - math.cos(math.pi * p)) / 2 * (high - low) + ROUNDING)
+        return int(low + (p if self.kind == "linear" else p**2) * (high - low))
+
+
+class LengthCurriculum(pl.Callback):
+    """Says how long the contexts of the next epoch are.
+
+    A length holds for an epoch, in which every cell comes once, and loaders cut contexts ahead. It is told before Lightning
+    asks for the loader of that epoch, if ``reload_dataloaders_every_n_epochs`` is 1. The state in a checkpoint is the epoch
+    and the step at which it began: resumed in its midst, training goes on with the same length.
+
+    Parameters
+    ----------
+    schedule
+        The lengths.
+    set_length
+        Is told the length: what cuts the contexts.
+    """
+
+    def __init__(self, schedule: LengthSchedule, set_length: Callable[[int], None]) -> None:
+        self.schedule, self.set_length = schedule, set_length
+        self.epoch = self.step = 0  # the epoch, and the step at its beginning
+
+    @property
+    def length(self) -> int:
+        """Number of cells of a context in this epoch."""
+        return self.schedule.length(self.step)
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Tell the first length, before anything asks how many batches there are."""
+        self.set_length(self.length)
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """After a checkpoint at the last batch of an epoch, training goes on with the next one."""
+        if trainer.is_last_batch:
+            self._end_epoch(trainer)
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Tell the length of the next epoch."""
+        self._end_epoch(trainer)
+        self.set_length(self.length)
+
+    def _end_epoch(self, trainer: pl.Trainer) -> None:
+        self.epoch, self.step = trainer.current_epoch + 1, trainer.global_step
+
+    def progress(self, trainer: pl.Trainer) -> float:
+        """Share of the epochs or of the steps that is done, whichever is further; epochs differ in how many steps they have."""
+        done = trainer.global_step / trainer.max_steps if trainer.max_steps > 0 else 0.0
+        if trainer.max_epochs is None or trainer.max_epochs < 1:
+            return done
+        steps = math.ceil(trainer.num_training_batches / trainer.accumulate_grad_batches)
+        return max(done, (self.epoch * steps + trainer.global_step - self.step) / (trainer.max_epochs * steps))
+
+    def state_dict(self) -> dict[str, Any]:
+        """The epoch and the step at which it began, for a checkpoint."""
+        return {"epoch": self.epoch, "step": self.step}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take up the epoch of a checkpoint, and tell its length: some strategies restore after the fit has begun."""
+        self.epoch, self.step = state_dict["epoch"], state_dict["step"]
+        self.set_length(self.length)

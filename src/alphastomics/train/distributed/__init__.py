@@ -1,0 +1,1 @@
+"""Training on several devices: strategies, sharding, launch and devices."""

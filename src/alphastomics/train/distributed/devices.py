@@ -1,0 +1,214 @@
+r"""The device that a user asks for, or what is wrong with it.
+
+Islands of full precision, and the memory of a device.
+
+.. math:: \operatorname{round}(x) = x\,(1 + \delta), \qquad |\delta| \le u, \qquad
+    |(\hat x_i - \hat x_j) - (x_i - x_j)| \le u\,(|x_i| + |x_j|)
+
+u is 2^-8 in bfloat16: a position two model units from the centre is known to 1/128 of a unit, and the difference of two
+near cells not at all. Coordinates, distances, Gram matrices and losses therefore leave autocast. (Higham 2002, section 2.)
+
+What a training sets for the whole process, and leaves as it was: generators, and the choice of algorithms.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from contextlib import contextmanager
+from functools import wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.pytorch.trainer.connectors.accelerator_connector import _AcceleratorConnector
+from scvi.model._utils import parse_device_args
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+
+def device_of(accelerator: str = "auto", devices: int | list[int] | str = "auto") -> torch.device:
+    """The first device of those that :class:`lightning.pytorch.Trainer` would use.
+
+    Raises
+    ------
+    ValueError
+        If there is no such device here, or its number or name makes no sense.
+    """
+    return _parsed(accelerator, devices)[0]
+
+
+def count_devices(accelerator: str = "auto", devices: int | list[int] | str = "auto") -> int:
+    """Number of devices on this machine that the trainer would use; the refusals are those of :func:`device_of`."""
+    return _parsed(accelerator, devices)[1]
+
+
+def _parsed(accelerator: str, devices: int | list[int] | str) -> tuple[torch.device, int]:
+    try:
+        kind, chosen, device = parse_device_args(accelerator=accelerator, devices=devices, return_device="torch")
+        number = len(_AcceleratorConnector(accelerator=kind, devices=chosen)._parallel_devices)
+    except (MisconfigurationException, TypeError, ValueError, ImportError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".!")
+        asked = {"accelerator": accelerator, "devices": devices}
+        asked = {name: value for name, value in asked.items() if value != "auto"}
+        named = " and ".join(f"{name}={value!r}" for name, value in asked.items())
+        flags = " and ".join(f"{name}=…" for name in asked)
+        raise ValueError(
+            f"there is no device for {named} ({reason}); leave {flags} out to use what is there"
+        ) from error
+    return device, number
+
+
+Result = TypeVar("Result")
+
+MARGIN = 0.05  # share of a GPU's free memory that is left to fragments and to the driver
+SHARE = 0.8  # of all memory, where several processes have to come to the same number
+MEMINFO = Path("/proc/meminfo")
+
+
+class full_precision(torch.autocast):
+    """Autocast off: a context manager, and a decorator that also widens 16-bit tensors among the arguments.
+
+    Parameters
+    ----------
+    device_type
+        ``"cpu"``, ``"cuda"``, ….
+
+    Examples
+    --------
+    >>> with full_precision(x.device.type):
+    ...     gram = x.float().mT @ x.float()
+    """
+
+    def __init__(self, device_type: str) -> None:
+        super().__init__(device_type, enabled=False)
+
+    def __call__(self, func: Callable[..., Result]) -> Callable[..., Result]:
+        """``func`` outside of autocast, with arguments of at least 32 bits."""
+
+        @wraps(func)
+        def widened(*args: Any, **kwargs: Any) -> Result:
+            with full_precision(self.device):
+                return func(*map(_widen, args), **{name: _widen(value) for name, value in kwargs.items()})
+
+        return widened
+
+
+def _widen(value: Any) -> Any:
+    small = isinstance(value, torch.Tensor) and value.dtype in (torch.bfloat16, torch.float16)
+    return value.float() if small else value
+
+
+def resolve_precision(precision: str | int) -> str | int:
+    """``"auto"`` as bfloat16 where the hardware multiplies matrices of it, else 32 bits; anything else as it is."""
+    if precision != "auto":
+        return precision
+    if torch.cuda.is_available():
+        return "bf16-mixed" if torch.cuda.is_bf16_supported(including_emulation=False) else "32-true"
+    # Without tiles a processor multiplies no faster in 16 bits than in 32, and what is converted to and fro costs time.
+    return "bf16-mixed" if torch.cpu._is_amx_tile_supported() else "32-true"
+
+
+def memory_budget(device: torch.device | str, limit: int | None = None, *, n_processes: int = 1) -> int:
+    """Bytes that training may use on a device.
+
+    On a GPU what is free, and what PyTorch holds there without using it, less 5 %. Elsewhere what the system says is
+    available; all of its memory where it does not say. Several processes must not disagree, and what is free changes: they
+    get a share of all memory.
+
+    Parameters
+    ----------
+    device
+        The device.
+    limit
+        Bytes to take instead.
+    n_processes
+        Number of processes of a training, each with a device of its own; outside of GPUs they share the memory.
+
+    Raises
+    ------
+    ValueError
+        If the limit is not positive, or the system says nothing.
+    """
+    if limit is not None:
+        if limit < 1:
+            raise ValueError(f"limit={limit} bytes of memory must be positive")
+        return limit
+    device = torch.device(device)
+    if n_processes > 1:
+        if device.type == "cuda":
+            return int(SHARE * torch.cuda.get_device_properties(device).total_memory)
+        return int(SHARE * _all_memory() / n_processes)
+    if device.type != "cuda":
+        return _system_memory()
+    free, _ = torch.cuda.mem_get_info(device)
+    held = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return int((1 - MARGIN) * (free + held))
+
+
+def _system_memory() -> int:
+    if MEMINFO.exists():
+        for line in MEMINFO.read_text().splitlines():
+            name, _, value = line.partition(":")
+            if name == "MemAvailable":
+                return int(value.split()[0]) * 1024  # the file counts in KiB
+    return _all_memory()
+
+
+def _all_memory() -> int:
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):
+        raise ValueError("the system does not say how much memory it has; pass a limit in bytes") from None
+
+
+logger = logging.getLogger(__name__)
+
+WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
+REPEATABLE = (":4096:8", ":16:8")  # what cuBLAS must be told, to give the same sums every time
+
+
+@contextmanager
+def own_generators(seed: int) -> Iterator[None]:
+    """Seed PyTorch's generator for a while, and leave all generators as they were.
+
+    Those of GPUs are kept where GPUs are in use. To ask a GPU that is not would start CUDA, after which no process can be
+    forked for it.
+    """
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+    with torch.random.fork_rng(devices=list(devices)):
+        torch.default_generator.manual_seed(int(seed))
+        yield
+
+
+@contextmanager
+def kept_algorithms() -> Iterator[None]:
+    """Leave as they were the choice of algorithms and the workspaces of cuBLAS, which a trainer sets for the whole process."""
+    enabled, warn_only = before = _algorithms()
+    benchmark, workspace = torch.backends.cudnn.benchmark, os.environ.get(WORKSPACE)
+    try:
+        yield
+    finally:
+        if _algorithms() != before:
+            torch.use_deterministic_algorithms(enabled, warn_only=warn_only)
+        torch.backends.cudnn.benchmark = benchmark
+        if workspace is None:
+            os.environ.pop(WORKSPACE, None)
+        else:
+            os.environ[WORKSPACE] = workspace
+
+
+def _algorithms() -> tuple[bool, bool]:
+    return torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+
+
+def check_workspaces(deterministic: bool | str | None, device: torch.device) -> None:
+    """Say where cuBLAS cannot be told any more to be deterministic: it reads its workspaces when CUDA starts."""
+    told = os.environ.get(WORKSPACE) in REPEATABLE
+    if deterministic and not told and device.type == "cuda" and torch.cuda.is_initialized():
+        logger.warning(
+            "CUDA was in use before deterministic=True was asked for, and cuBLAS keeps its workspaces; where every bit matters, "
+            "set %s=%s before Python starts.", WORKSPACE, REPEATABLE[0],
+        )  # fmt: skip

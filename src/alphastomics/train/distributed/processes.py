@@ -1,0 +1,145 @@
+r"""What the processes of a training tell each other: in a step, and after it where all of them run the same script.
+
+Groups of processes that share contexts: the cells of each are split over the S processes of a group.
+
+.. math:: \text{group of rank } r = \lfloor r / S \rfloor, \qquad \text{number of groups} = W / S
+
+The processes of a group read the same contexts, draw the same noise and compute the same losses, of a network whose blocks each
+of them runs on its own cells, see :mod:`alphastomics.nn.parallel`. Gradients are averaged over all W processes. So whatever is
+counted in contexts is counted over the groups, and a mean over all processes is one over the groups.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from alphastomics.nn.parallel import ALONE, SequenceParallel
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+
+    import lightning.pytorch as pl
+    from torch import Tensor
+
+WAIT = timedelta(minutes=10)  # for what rank 0 writes
+_written = Counter[str]()
+
+
+def mean_of_all(trainer: pl.Trainer, value: Tensor) -> Tensor:
+    """Mean of a value over the processes; the value itself for one."""
+    if trainer.world_size == 1:
+        return value
+    total = value.detach().clone()
+    dist.all_reduce(total)  # Lightning's `reduce` would let all wait for each other once more
+    return total / trainer.world_size
+
+
+def sum_of_all(trainer: pl.Trainer, value: Tensor) -> Tensor:
+    """Sum of a value over the processes."""
+    return mean_of_all(trainer, value) * trainer.world_size
+
+
+def mean_of_some(trainer: pl.Trainer, values: Mapping[str, Tensor], counts: Tensor) -> dict[str, Tensor]:
+    """Mean of values, which all processes have by the same names, over those processes that count."""
+    if trainer.world_size == 1 or not values:
+        return dict(values)
+    weight = counts.float()
+    own = torch.stack([value.float() for value in values.values()]) * weight
+    *means, total = mean_of_all(trainer, torch.cat([own, weight[None]])).unbind()
+    return {name: mean / total.clamp_min(1e-9) for name, mean in zip(values, means, strict=True)}
+
+
+def collected(trainer: pl.Trainer, value: Any) -> list[Any]:
+    """The plain value of every process."""
+    if trainer.world_size == 1 or not dist.is_initialized():
+        return [value]
+    values: list[Any] = [None] * trainer.world_size
+    dist.all_gather_object(values, value)
+    return values
+
+
+def once(path: Path, write: Callable[[], None]) -> None:
+    """Let rank 0 write, and the others wait until it has.
+
+    Rank 0 does not wait for them, because a script may let it write alone; it may have ended when they ask.
+
+    Parameters
+    ----------
+    path
+        What is written; at the n-th writing there the processes are together.
+    write
+        Does it.
+
+    Raises
+    ------
+    OSError
+        In the others, if rank 0 could not write, or has not for ten minutes.
+    """
+    if not dist.is_initialized():
+        write()
+        return
+    store = dist.distributed_c10d._get_default_store()
+    _written[str(path)] += 1
+    key = f"alphastomics/{path}/{_written[str(path)]}"
+    if dist.get_rank() == 0:
+        said = "it was interrupted"
+        try:
+            write()
+            said = ""
+        except Exception as error:
+            said = str(error)
+            raise
+        finally:
+            store.set(key, said)
+        return
+    try:
+        store.wait([key], WAIT)
+        said = store.get(key).decode()
+    except RuntimeError as error:
+        said = "" if path.exists() else f"it does not answer ({error})"
+    if said:
+        raise OSError(f"{path} was not written by rank 0: {said}")
+
+
+def check_groups(size: int, n_processes: int) -> None:
+    """Refuse groups of ``size`` into which the processes cannot be divided.
+
+    Raises
+    ------
+    ValueError
+        If the size is not positive, or no divisor of the number of processes.
+    """
+    if size < 1:
+        raise ValueError(f"context_parallel_size={size} counts processes: at least 1")
+    if n_processes % size:
+        there = "there is 1 process" if n_processes == 1 else f"there are {n_processes} processes"
+        raise ValueError(
+            f"context_parallel_size={size} needs a multiple of {size} processes, and {there}: pass another devices= or "
+            "num_nodes=, or a size that divides them"
+        )
+
+
+def group_of(trainer: pl.Trainer | None, size: int) -> tuple[int, int]:
+    """Number of the group of this process, and how many groups of ``size`` there are."""
+    return (0, 1) if trainer is None else (trainer.global_rank // size, trainer.world_size // size)
+
+
+def join_group(trainer: pl.Trainer, size: int) -> SequenceParallel:
+    """The group of this process; all processes must call.
+
+    Raises
+    ------
+    ValueError
+        As for :func:`check_groups`.
+    """
+    check_groups(size, trainer.world_size)
+    if size == 1:
+        return ALONE
+    groups = [dist.new_group(list(range(i, i + size))) for i in range(0, trainer.world_size, size)]
+    return SequenceParallel(groups[group_of(trainer, size)[0]])

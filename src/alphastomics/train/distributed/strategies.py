@@ -1,0 +1,158 @@
+"""How a training is spread over processes, by name; or why it cannot be here, and what can."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import sys
+from importlib.util import find_spec
+from typing import get_args
+
+import torch
+from lightning.fabric.plugins.environments.lsf import LSFEnvironment
+from lightning.fabric.plugins.environments.mpi import MPIEnvironment
+from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
+from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy, Strategy
+
+from alphastomics.config import Strategy as Name
+from alphastomics.train.distributed.devices import count_devices, device_of
+from alphastomics.train.distributed.launch import LaunchedDDPStrategy
+from alphastomics.train.distributed.processes import check_groups
+
+FORKED = ("ddp_fork", "ddp_notebook")
+STRATEGIES: tuple[str, ...] = get_args(Name)
+
+
+def resolve_strategy(
+    strategy: str | Strategy = "auto",
+    *,
+    accelerator: str = "auto",
+    devices: int | list[int] | str = "auto",
+    num_nodes: int = 1,
+    precision: str | int = "32",
+    context_parallel_size: int = 1,
+) -> str | Strategy:
+    """The strategy of that name for Lightning's trainer.
+
+    Parameters
+    ----------
+    strategy
+        One of ``STRATEGIES``, or an object of Lightning's, which is taken as it is. ``"auto"``: one process for one
+        device, else ``"ddp"``, in notebooks ``"ddp_notebook"``.
+    accelerator, devices, num_nodes, precision
+        As in :class:`lightning.pytorch.Trainer`.
+    context_parallel_size
+        Number of processes that share a context.
+
+    Raises
+    ------
+    ImportError
+        If it needs a package that is not installed.
+    RuntimeError
+        If processes cannot be started that way from here; the message says how they can.
+    ValueError
+        If there is no strategy of that name, or not for this device, or for processes that share contexts.
+    """
+    if context_parallel_size != 1:
+        check_groups(context_parallel_size, num_nodes * count_devices(accelerator, devices))
+    if isinstance(strategy, Strategy):
+        return strategy
+    if strategy not in STRATEGIES:
+        known = ", ".join(map(repr, STRATEGIES))
+        raise ValueError(f"strategy={strategy!r} is unknown; choose from {known}, or pass a strategy of Lightning's")
+    if strategy == "auto":
+        if num_nodes == 1 and count_devices(accelerator, devices) == 1:
+            return "auto"
+        strategy = "ddp" if _can_start_again() else "ddp_notebook"
+    kind = device_of(accelerator, devices).type
+    _refuse_for_device(strategy, kind, str(precision))
+    if context_parallel_size > 1 and strategy.startswith("deepspeed"):
+        raise ValueError(f"strategy={strategy!r} is not known to work with context_parallel_size: take strategy='ddp'")
+    _refuse_for_start(strategy, kind)
+    return _made(strategy)
+
+
+def is_forked(strategy: str | Strategy) -> bool:
+    """Whether the processes of a strategy are forks of this one."""
+    return isinstance(strategy, LaunchedDDPStrategy) and strategy._start_method == "fork"
+
+
+def _made(strategy: str) -> str | Strategy:
+    if strategy in FORKED:
+        return LaunchedDDPStrategy(start_method="fork")
+    if strategy == "ddp_spawn":
+        return LaunchedDDPStrategy(start_method="spawn")
+    if strategy == "ddp":
+        return DDPStrategy()
+    if strategy == "fsdp2":
+        return FullySharded()
+    return strategy
+
+
+class FullySharded(ModelParallelStrategy):
+    """FSDP2 over all processes; a checkpoint is one file, as with every other strategy."""
+
+    def __init__(self) -> None:
+        super().__init__(data_parallel_size=1, tensor_parallel_size=1, save_distributed_checkpoint=False)
+
+    def setup_environment(self) -> None:
+        """Take all processes, whose number is known by now, for the sharding."""
+        self._data_parallel_size = self.num_nodes * self.num_processes
+        super().setup_environment()
+
+
+def _refuse_for_device(strategy: str, kind: str, precision: str) -> None:
+    if kind == "mps":
+        raise ValueError(f"strategy={strategy!r} needs several devices, and MPS is one: leave strategy= out")
+    if strategy == "fsdp":
+        why = "cannot clip gradients by their norm" if kind == "cuda" else "shards on GPUs alone"
+        raise ValueError(f"strategy='fsdp', the first FSDP, {why}: take strategy='fsdp2'")
+    if strategy.startswith("deepspeed_stage_3"):
+        raise ValueError(f"strategy={strategy!r} leaves no weights to average over steps: take strategy='fsdp2'")
+    if strategy.startswith("deepspeed"):
+        if kind != "cuda":
+            raise ValueError(f"strategy={strategy!r} shards on GPUs alone: take strategy='fsdp2', or 'ddp'")
+        if find_spec("deepspeed") is None:
+            raise ImportError(
+                f"strategy={strategy!r} needs the package deepspeed: pip install deepspeed, or take strategy='fsdp2'"
+            )
+    if strategy == "fsdp2" and precision in ("16", "16-mixed"):
+        raise ValueError(f"strategy='fsdp2' does not scale losses, as precision={precision!r} must: take 'bf16-mixed'")
+
+
+def _refuse_for_start(strategy: str, kind: str) -> None:
+    """Refuse what cannot start processes from where this one runs."""
+    if strategy in FORKED:
+        if "fork" not in multiprocessing.get_all_start_methods():
+            raise RuntimeError(f"strategy={strategy!r} forks, which {sys.platform} cannot: take strategy='ddp_spawn'")
+        if kind == "cuda" and torch.cuda.is_initialized():
+            raise RuntimeError(
+                f"strategy={strategy!r} forks this process, which has already used CUDA: restart the kernel, and train "
+                "before anything else touches a GPU"
+            )
+    elif strategy == "ddp_spawn":
+        if getattr(multiprocessing.current_process(), "_inheriting", False):
+            raise RuntimeError(
+                "strategy='ddp_spawn' runs the script again in every process: put its training under "
+                "if __name__ == '__main__':, or take strategy='ddp'"
+            )
+        if _is_interactive():
+            raise RuntimeError("strategy='ddp_spawn' cannot start from a notebook: take strategy='ddp_notebook'")
+    elif not _can_start_again():
+        raise RuntimeError(
+            f"strategy={strategy!r} starts the script once for each device, and there is none here: write one, or take "
+            "strategy='ddp_notebook'"
+        )
+
+
+def _is_interactive() -> bool:
+    return hasattr(sys, "ps1") or bool(sys.flags.interactive)
+
+
+def _can_start_again() -> bool:
+    """Whether others start the processes, or there is a script that can be started for each."""
+    managers = (SLURMEnvironment, LSFEnvironment, MPIEnvironment)
+    if "LOCAL_RANK" in os.environ or any(manager.detect() for manager in managers):
+        return True
+    main = sys.modules["__main__"]
+    return not _is_interactive() and (main.__spec__ is not None or os.path.isfile(sys.argv[0]))

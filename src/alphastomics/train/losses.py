@@ -1,0 +1,97 @@
+r"""How much each expert was used in the last step of the optimiser, which is what the balance loss of the next one reads.
+
+.. math:: f_e^{(s)} \propto \sum_{\text{batches, processes}} n_e^{(s)}, \qquad L_b^{(s+1)} = E \sum_e f_e^{(s)} P_{be}^{(s+1)}
+
+A batch cannot know where the cells of other batches go, whose gradients are added to its own. One step later they are known,
+so that the loss does not depend on how a step is divided into batches and among processes. Before the first step the use is
+even, and the gradient of the loss is 0.
+
+Loss of the packing network, on neighbourhoods at full density.
+
+.. math:: L = \frac{1}{D\,n} \sum_{i \in \text{inner}} \frac{\lVert \hat x_i - x_i \rVert^2}{r^2}, \qquad
+    y = x + r \varepsilon, \quad \log r \sim U(\log r_{\min}, \log r_{\max})
+
+in units of the cell spacing. Cells at the rim of a neighbourhood miss neighbours and are not judged.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from alphastomics.nn import nearest_neighbours
+from alphastomics.train.timesteps import SMALLEST, keyed_rng
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import Tensor
+
+    from alphastomics.data import Batch
+    from alphastomics.diffusion import CosineSchedule
+    from alphastomics.nn import DenoiserConfig, PackingNetwork
+
+
+class ExpertLoad:
+    """Assignments (L, E) of the last step.
+
+    Attributes
+    ----------
+    last
+        Those of the last step; None outside of a training, or without experts.
+    """
+
+    def __init__(self) -> None:
+        self.last: Tensor | None = None
+        self._now: Tensor | None = None
+
+    def begin(self, config: DenoiserConfig, device: torch.device) -> None:
+        """Start from even use, unless a checkpoint told another."""
+        if not config.use_moe:
+            return
+        even = torch.ones(config.n_layers, config.num_experts)
+        self.last = (even if self.last is None else self.last).to(device)
+
+    def add(self, counts: Tensor) -> None:
+        """Count the assignments of one batch of this step."""
+        self._now = counts if self._now is None else self._now + counts
+
+    def end_step(self, total: Callable[[Tensor], Tensor]) -> None:
+        """Take what was counted, over all processes, for the last step."""
+        if self._now is not None:
+            self.last, self._now = total(self._now), None
+
+
+SWITCH = 3.0  # noise, in spacings, below which packing says where cells are
+LOWEST, HIGHEST = 0.03, 6.0  # noise levels of training, in spacings
+RIM = 2.5  # spacings
+PURPOSE = 10
+
+
+def smallest_time(schedule: CosineSchedule, spacing: float) -> float:
+    """Smallest time of positions that the denoiser is trained for, with cells ``spacing`` apart; packing goes on from there."""
+    return max(SMALLEST, schedule.time_of_ratio(SWITCH * spacing / 2)) if spacing else SMALLEST
+
+
+def packing_losses(network: PackingNetwork, batch: Batch, spacing: float, purpose: int) -> Tensor:
+    """Loss of each context's neighbourhood, (B,); ``spacing`` in model units."""
+    keys = batch.key.cpu().numpy()
+    losses = [
+        _packing_loss(network, patch[patch.isfinite().all(-1)] / spacing, keyed_rng(key, PURPOSE + purpose))
+        for patch, key in zip(batch.patch, keys, strict=True)
+    ]
+    return torch.stack(losses)
+
+
+def _packing_loss(network: PackingNetwork, x: Tensor, rng: np.random.Generator) -> Tensor:
+    r = float(np.exp(rng.uniform(np.log(LOWEST), np.log(HIGHEST))))
+    noise = torch.from_numpy(rng.standard_normal(tuple(x.shape), dtype=np.float32)).to(x.device)
+    radius = x.norm(dim=1)
+    inner = radius < radius.max() - RIM - r if len(x) else radius > 0
+    if int(inner.sum()) < 2:
+        return x.new_zeros(())
+    y = x + r * noise
+    estimate = network(y, torch.tensor(r, device=x.device), nearest_neighbours(y, network.n_neighbours))
+    return ((estimate - x)[inner] ** 2).mean() / r**2

@@ -1,0 +1,384 @@
+r"""Tensors without data, and a count of the bytes that they would take.
+
+Memory of a step before its first run.
+
+.. math::
+
+    \text{peak} = \max_\tau \sum_{s \,\text{alive at}\, \tau} \operatorname{bytes}(s)
+
+over the storages s of all tensors. The step runs on tensors without data (``FakeTensorMode``) and a dispatch mode counts
+their storages: nothing is allocated and nothing computed. PyTorch's ``MemTracker`` gives the same figures, but it
+follows modules too, which takes longer. The step is that of training itself, so that there is no second
+description of the losses. What it asks of values has the answer that costs most: every condition holds and every mask is
+full, so that every context is diffused and placed at once. A number is 1.
+
+Left out: what a kernel allocates within (packed matrices, some MB), the rows by which experts are uneven, padding, the
+masks of masked training, the packing network, which sees a few hundred cells, copies of a training on several devices,
+and all that is not the step: data, loaders, fragments of the allocator, code. What leaves PyTorch, for a tree of
+neighbours say, must be an operator that knows the shape of its result (``torch.library.register_fake``).
+"""
+
+from __future__ import annotations
+
+import weakref
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter
+
+from alphastomics.data import Batch
+from alphastomics.nn import Denoiser, Experts
+from alphastomics.nn.parallel import SequenceParallel
+from alphastomics.train.memory.recompute import recompute
+from alphastomics.train.objective import sequence_of
+from alphastomics.train.plan import TrainingPlan
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from types import ModuleType
+
+    from numpy.typing import NDArray
+
+    from alphastomics.nn import DenoiserConfig
+
+aten = torch.ops.aten
+
+
+class StorageCounter(TorchDispatchMode):
+    """Counts the bytes of all storages that operations return, and answers what is asked of values that are not there."""
+
+    def __init__(self, device_type: str) -> None:
+        super().__init__()
+        self.device_type = device_type
+        self.now = self.peak = 0
+        self._sizes: dict[int, int] = {}
+        self._born: dict[int, int] = {}  # number of storages that had been counted before
+        self._n_born = self._born_at_peak = 0
+
+    def hold(self, *tensors: Tensor) -> None:
+        """Count the storages of tensors on the device until they are freed."""
+        for tensor in tensors:
+            if tensor.device.type != self.device_type:
+                continue
+            storage = tensor.untyped_storage()
+            key = storage._cdata
+            if key in self._sizes:
+                continue
+            self._sizes[key], self._born[key] = storage.nbytes(), self._n_born
+            self._n_born += 1
+            self.now += storage.nbytes()
+            weakref.finalize(storage, self._free, key)
+            if self.now > self.peak:
+                self.peak, self._born_at_peak = self.now, self._n_born
+
+    def _free(self, key: int) -> None:
+        self.now -= self._sizes.pop(key)
+
+    def at_peak(self, tensor: Tensor) -> bool:
+        """Whether a tensor that is still there was there at the peak."""
+        return self._born[tensor.untyped_storage()._cdata] < self._born_at_peak
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.prim.device.default:  # asked for at every turn
+            return func(*args)
+        if func is aten._local_scalar_dense.default:  # a number is 1, and a condition holds
+            return 1.0 if args[0].is_floating_point() else args[0].dtype is torch.bool or 1
+        if func is aten.index.Tensor and len(args[1]) == 1 and args[1][0].dtype is torch.bool:  # a mask is full
+            func, args = aten.clone.default, (args[0].flatten(0, args[1][0].ndim - 1),)
+        elif func is aten.nonzero.default:
+            func, args = aten.new_empty.default, (args[0], [args[0].numel(), args[0].ndim])
+            kwargs = {"dtype": torch.int64}
+        result = func(*args, **(kwargs or {}))
+        self.hold(*(value for value in tree_iter(result) if isinstance(value, Tensor)))
+        return result
+
+
+@contextmanager
+def no_data() -> Iterator[None]:
+    """Tensors that are made have no data; refuse what needs it."""
+    fake = _fake_tensors()
+    try:
+        with fake.FakeTensorMode(allow_non_fake_inputs=True):
+            yield
+    except (fake.DataDependentOutputException, fake.DynamicOutputShapeException) as error:
+        raise NotImplementedError(
+            f"the memory of this network cannot be estimated: the shape of {error.func} depends on values"
+        ) from error
+
+
+def _fake_tensors() -> ModuleType:
+    try:
+        from torch._subclasses import fake_tensor
+    except ImportError:
+        raise ImportError(
+            f"torch {torch.__version__} has no torch._subclasses.fake_tensor, with which memory is estimated; "
+            "install a version that has it (2.6 to 2.13 do), or train without an estimate"
+        ) from None
+    return fake_tensor
+
+
+AUTOCAST = {
+    "32": None,
+    "32-true": None,
+    "bf16": torch.bfloat16,
+    "bf16-mixed": torch.bfloat16,
+    "16": torch.float16,
+    "16-mixed": torch.float16,
+}
+MOMENTS, AVERAGE = 2, 1  # copies of the weights that AdamW and the moving average keep
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MemoryEstimate:
+    """Bytes that a step holds at its peak; the parts add up to it.
+
+    Parameters
+    ----------
+    parameters
+        Weights and buffers.
+    gradients
+        Those of the weights that are there at the peak.
+    optimiser
+        Moments of AdamW and moving average of the weights.
+    activations
+        All the rest: the batch, what is kept for backward, temporaries.
+    """
+
+    parameters: int
+    gradients: int
+    optimiser: int
+    activations: int
+
+    @property
+    def peak(self) -> int:
+        """Sum of the parts."""
+        return self.parameters + self.gradients + self.optimiser + self.activations
+
+    def __str__(self) -> str:
+        parts = ", ".join(f"{name} {getattr(self, name) / 2**30:.2f}" for name in self.__slots__)
+        return f"{self.peak / 2**30:.2f} GiB ({parts})"
+
+
+class Step(NamedTuple):
+    """A step to estimate.
+
+    Attributes
+    ----------
+    module
+        The network.
+    inputs
+        Tensors that exist before the step.
+    run
+        Runs it, and returns the loss of which a training step then takes the gradient.
+    """
+
+    module: nn.Module
+    inputs: Iterable[Tensor]
+    run: Callable[[], Any]
+
+
+def estimate_step(
+    make_step: Callable[[], Step],
+    *,
+    training: bool = True,
+    precision: str | int = "32",
+    accumulate: bool = False,
+    device: str | torch.device = "cpu",
+) -> MemoryEstimate:
+    """Estimate the peak of a step without running it.
+
+    Parameters
+    ----------
+    make_step
+        Makes the network and its inputs; they have no data.
+    training
+        Whether a gradient is taken and AdamW and a moving average are at hand; the call runs without gradient otherwise.
+    precision
+        Lightning's: ``"32"``, ``"bf16-mixed"`` or ``"16-mixed"``.
+    accumulate
+        Whether the gradients of an earlier batch are there from the beginning.
+    device
+        Where the step is to run; that decides which kernels attention takes.
+
+    Raises
+    ------
+    ImportError
+        If this PyTorch has no tensors without data where they are looked for.
+    NotImplementedError
+        If a shape depends on values.
+    ValueError
+        If the precision is another.
+    """
+    if str(precision) not in AUTOCAST:
+        raise ValueError(f"precision={precision!r} cannot be estimated; choose from {', '.join(map(repr, AUTOCAST))}")
+    device = torch.device(device)
+    dtype, counter = AUTOCAST[str(precision)], StorageCounter(device.type)
+    autocast = torch.autocast(device.type, dtype=dtype) if dtype else nullcontext()
+    with no_data():
+        with device:
+            step = make_step()
+            weights = [p for p in step.module.parameters() if p.requires_grad] if training else []
+            for weight in weights if accumulate else []:
+                weight.grad = torch.zeros_like(weight)
+        counter.hold(*step.module.parameters(), *step.module.buffers())
+        parameters = counter.now
+        counter.hold(*step.inputs, *(weight.grad for weight in weights if weight.grad is not None))
+        with counter:
+            with torch.set_grad_enabled(training), autocast:
+                result = step.run()
+            if training:
+                result.backward()
+    return _estimate(counter, weights, parameters)
+
+
+def _estimate(counter: StorageCounter, weights: Sequence[Tensor], parameters: int) -> MemoryEstimate:
+    sizes = [weight.nbytes for weight in weights]
+    gradients = sum(
+        weight.grad.nbytes for weight in weights if weight.grad is not None and counter.at_peak(weight.grad)
+    )
+    activations = counter.peak - parameters - gradients
+    # The update needs a root and a quotient of the second moments: of one tensor after the other, or of all at once.
+    update = 0 if not sizes else 2 * max(sizes) if counter.device_type == "cpu" else sum(sizes)
+    if counter.now + update > counter.peak:
+        gradients = sum(weight.grad.nbytes for weight in weights if weight.grad is not None)
+        activations = counter.now + update - parameters - gradients
+    return MemoryEstimate(
+        parameters=parameters,
+        gradients=gradients,
+        optimiser=(MOMENTS + AVERAGE) * sum(sizes),
+        activations=activations,
+    )
+
+
+def estimate_training(
+    config: DenoiserConfig,
+    *,
+    n_cells: int,
+    n_contexts: int = 1,
+    precision: str | int = "32",
+    n_recomputed: int = 0,
+    accumulate: bool = False,
+    device: str | torch.device = "cpu",
+    context_parallel_size: int = 1,
+    **arguments: Any,
+) -> MemoryEstimate:
+    """Estimate a step of :class:`~alphastomics.train.TrainingPlan`.
+
+    Parameters
+    ----------
+    config
+        The network.
+    n_cells, n_contexts
+        N and B.
+    n_recomputed
+        Number of blocks that are recomputed, see :func:`~alphastomics.train.memory.recompute.recompute`.
+    precision, accumulate, device
+        As in :func:`estimate_step`.
+    context_parallel_size
+        Number of processes that share a context; the estimate is of one of them.
+    **arguments
+        Those of the plan, without ``spacing``: the packing network is left out.
+    """
+
+    def make_step() -> Step:
+        plan = TrainingPlan(Denoiser(config), **arguments)
+        plan.module.apply(_spread_evenly)
+        plan.parallel = ImaginedProcesses(context_parallel_size)
+        batch = _full_batch(config, n_contexts, n_cells, targets=plan.mode != "expr_to_pos")
+
+        def run() -> Tensor:
+            with recompute(plan.module.blocks, n_recomputed):
+                return plan.total(plan.losses(batch), batch)
+
+        return Step(plan, [value for value in batch if isinstance(value, Tensor)], run)
+
+    return estimate_step(make_step, precision=precision, accumulate=accumulate, device=device)
+
+
+def estimate_inference(
+    config: DenoiserConfig,
+    *,
+    n_cells: int,
+    n_contexts: int = 1,
+    precision: str | int = "32",
+    device: str | torch.device = "cpu",
+) -> MemoryEstimate:
+    """Estimate a call of the denoiser as samplers make it; the arguments are those of :func:`estimate_training`."""
+
+    def make_step() -> Step:
+        module = Denoiser(config).eval()
+        module.apply(_spread_evenly)
+        batch = _full_batch(config, n_contexts, n_cells, targets=True)
+        inputs = (batch.expression, batch.position, batch.dropout, batch.dropout)  # clocks have the shape of dropout
+        sequence = sequence_of(batch.sequence)
+        return Step(module, inputs, lambda: module(*inputs, crowding=batch.crowding, sequence=sequence))
+
+    return estimate_step(make_step, training=False, precision=precision, device=device)
+
+
+class ImaginedProcesses(SequenceParallel):
+    """The first of some processes that are not there: what it would get from the others has the shape of what it has."""
+
+    def __init__(self, world_size: int) -> None:
+        super().__init__()
+        self.world_size = world_size
+
+    def gather(self, x: Tensor, n_cells: int | None = None, dim: int = 1) -> Tensor:
+        """As if all had the cells of this one."""
+        whole = x if self.world_size == 1 else torch.cat([x] * self.world_size, dim)
+        return whole if n_cells is None else whole.narrow(dim, 0, n_cells)
+
+
+class _Keys:
+    """Keys (B, 3) of contexts. They have values, from which generators are made, where tensors have none."""
+
+    def __init__(self, n_contexts: int) -> None:
+        self.n_contexts = n_contexts
+
+    def cpu(self) -> _Keys:
+        """The same."""
+        return self
+
+    def numpy(self) -> NDArray[np.int64]:
+        """Their values."""
+        return np.zeros((self.n_contexts, 3), dtype=np.int64)
+
+
+def _full_batch(config: DenoiserConfig, b: int, n: int, *, targets: bool) -> Batch:
+    """A batch without padding."""
+    g, d = config.n_genes, config.n_dims
+    return Batch(
+        expression=torch.zeros(b, n, g),
+        position=torch.zeros(b, n, d),
+        patch=torch.zeros(b, 0, d),
+        mask=torch.ones(b, n, dtype=torch.bool),
+        measured=torch.ones(b, g, dtype=torch.bool),
+        present=torch.ones(b, g, dtype=torch.bool),
+        dropout=torch.zeros(b),
+        target=torch.zeros(b, n, g if targets else 0),
+        crowding=torch.zeros(b, n, config.n_ranks if targets else 0),
+        sequence=torch.zeros(b, n, int(config.sequence)),
+        centre=torch.zeros(b, d),
+        slice_index=torch.zeros(b, dtype=torch.int64),
+        rows=torch.zeros(b, n, dtype=torch.int64),
+        key=cast("Tensor", _Keys(b)),
+    )
+
+
+def _spread_evenly(part: nn.Module) -> None:
+    """Let experts take equally many cells each; where they go depends on values."""
+    if not isinstance(part, Experts):
+        return
+    n_experts, top_k = part.num_experts, part.top_k
+
+    def lay_out(slot: Tensor) -> tuple[Tensor, Tensor, list[int]]:
+        counts = [-(-len(slot) // n_experts)] * n_experts
+        place = torch.arange(len(slot), device=slot.device)
+        return (torch.arange(sum(counts), device=slot.device) // top_k), place, counts
+
+    part._lay_out = lay_out  # type: ignore[method-assign]

@@ -1,0 +1,153 @@
+r"""Recompute: blocks that keep nothing for backward but their input, and run a second time there.
+
+.. math::
+
+    k^\star = \min \{k : \operatorname{peak}(N, k) \le M\}, \qquad
+    N^\star = \max \{N : \operatorname{peak}(N, D) \le M\}
+
+(Chen et al. 2016.) The first k of D blocks are recomputed, M bytes may be used, and a context holds N cells.
+:math:`k^\star` is found by bisection: the peak falls with k, but not along a line. Where all D blocks are not enough,
+:math:`N^\star` says what would be. The random numbers of a block are drawn again as they were, so that the loss and its
+gradient are those of training without recompute, dropout included.
+"""
+
+from __future__ import annotations
+
+from collections import UserList
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import wraps
+from itertools import islice
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from alphastomics.nn.random import drawing_again
+from alphastomics.train.curriculum import largest_fitting
+
+Peak = Callable[[int, int], int]  # cells of a context and recomputed blocks -> bytes
+
+COARSE = 64  # the longest context that would fit is found to a part in so many of the one that does not
+
+
+@contextmanager
+def recompute(blocks: Iterable[nn.Module], k: int) -> Iterator[None]:
+    """Recompute the first ``k`` of ``blocks`` in backward, for as long as the context is open.
+
+    The network is not changed: its blocks keep their names, parameters and hooks. A block that is used at several depths is
+    recomputed at all of them. What a block adds to a list among its arguments, it adds once.
+
+    Parameters
+    ----------
+    blocks
+        Modules in the order in which they run.
+    k
+        Number of blocks; 0 changes nothing.
+    """
+    chosen = list(dict.fromkeys(islice(blocks, k)))
+    for block in chosen:
+        block.forward = _recomputed(block.forward)  # the instance's own, which hides that of its class
+    try:
+        yield
+    finally:
+        for block in chosen:
+            del block.forward
+
+
+def _recomputed(forward: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(forward)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return forward(*args, **kwargs)
+        lists = [value for value in (*args, *kwargs.values()) if isinstance(value, list | UserList)]
+        return checkpoint(
+            forward,
+            *args,
+            use_reentrant=False,
+            context_fn=lambda: (nullcontext(), _once_more(lists, drawing_again())),
+            **kwargs,
+        )
+
+    return run
+
+
+@contextmanager
+def _once_more(lists: list[list[Any] | UserList[Any]], draws: AbstractContextManager[None]) -> Iterator[None]:
+    """Draw as before, and take from lists what was added to them."""
+    lengths = [len(values) for values in lists]
+    try:
+        with draws:
+            yield
+    finally:
+        for values, length in zip(lists, lengths, strict=True):
+            del values[length:]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RecomputePolicy:
+    """Recomputes as few blocks as the memory allows.
+
+    Parameters
+    ----------
+    n_blocks
+        D.
+    budget
+        M, bytes that a step may use.
+
+    Raises
+    ------
+    ValueError
+        If there is no block or no memory.
+    """
+
+    n_blocks: int
+    budget: int
+
+    def __post_init__(self) -> None:
+        for name in ("n_blocks", "budget"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
+
+    def choose(self, peak: Peak, n_cells: int) -> int:
+        """The smallest k whose peak fits, after at most log2(D) + 1 estimates, and one more before k = D.
+
+        Parameters
+        ----------
+        peak
+            Estimates the bytes of a step from cells and recomputed blocks, see
+            :func:`~alphastomics.train.memory.estimate.estimate_training`.
+        n_cells
+            N.
+
+        Raises
+        ------
+        ValueError
+            If k = D is too much; the message says how many cells would fit.
+        """
+        if peak(n_cells, 0) <= self.budget:
+            return 0
+        low, high = 0, self.n_blocks  # low does not fit
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (low, middle) if peak(n_cells, middle) <= self.budget else (middle, high)
+        if high == self.n_blocks:
+            needed = peak(n_cells, high)
+            if needed > self.budget:
+                raise ValueError(self._refusal(needed, n_cells, self.longest(peak, n_cells)))
+        return high
+
+    def longest(self, peak: Peak, n_cells: int) -> int:
+        """The largest number of cells that fits with all blocks recomputed, below ``n_cells``, to a part in 64 of it; or 0."""
+        return largest_fitting(
+            lambda n: peak(n, self.n_blocks) <= self.budget, n_cells - 1, tolerance=max(1, n_cells // COARSE)
+        )
+
+    def _refusal(self, needed: int, n_cells: int, longest: int) -> str:
+        return (
+            f"A context of {n_cells:,} cells needs {needed / 2**30:.2f} GiB even with all {self.n_blocks} blocks recomputed, "
+            f"and {self.budget / 2**30:.2f} GiB may be used: "
+            + (f"{longest:,} cells would fit" if longest else "not even one cell would fit")
+        )

@@ -1,0 +1,84 @@
+"""The frame-aligned point error as a loss of training."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from alphastomics.chains import chain_fape, synthetic_chains
+from alphastomics.chains._fape import CLAMP, chain_losses
+from alphastomics.model import AlphaSTomics
+
+
+@pytest.fixture(scope="module")
+def chain():
+    """Two chains of shuffled residues in one padded batch: true and predicted positions, mask and places."""
+    adata = synthetic_chains(n_chains=2, random_state=0)
+    rows = [(adata.obs["slice_id"] == name).to_numpy() for name in adata.obs["slice_id"].cat.categories]
+    n = max(row.sum() for row in rows)
+    x, mask, place = torch.zeros(2, n, 3), torch.zeros(2, n, dtype=torch.bool), torch.zeros(2, n)
+    for b, row in enumerate(rows):
+        k = int(row.sum())
+        x[b, :k] = torch.from_numpy(adata.obsm["spatial"][row])
+        mask[b, :k], place[b, :k] = True, torch.from_numpy(adata.obs["residue"].to_numpy()[row]).float()
+    torch.manual_seed(0)
+    return x, x + torch.randn(x.shape), mask, place
+
+
+def test_loss_is_the_score_that_fades_with_the_clock(chain):
+    x, predicted, mask, place = chain
+    losses = chain_losses(predicted, x, torch.tensor([0.25, 0.5]), mask, place, 3.8)
+    for b, trust in enumerate((0.75, 0.5)):
+        real = mask[b]
+        score = chain_fape(x[b, real], predicted[b, real], place[b, real].long())
+        assert losses[b].item() == pytest.approx(trust * score, rel=1e-4)
+    assert CLAMP * 3.8 == pytest.approx(10)
+
+
+def test_clean_and_absent_positions_are_not_judged(chain):
+    x, predicted, mask, place = chain
+    assert chain_losses(predicted, x, torch.tensor([0.0, 1.0]), mask, place, 3.8).tolist() == [0, 0]
+
+
+def test_a_straight_prediction_is_judged_like_any_other(chain):
+    x, _, mask, place = chain
+    straight = place[..., None] * torch.tensor([3.8, 0.0, 0.0])
+    assert bool((chain_losses(straight, x, torch.full((2,), 0.5), mask, place, 3.8) > 0.2).all())
+
+
+def test_gradient_leads_to_the_right_hand(chain):
+    x, predicted, mask, place = chain
+    mirrored = (x * torch.tensor([1.0, 1.0, -1.0])).requires_grad_()
+    t = torch.full((2,), 0.5)
+    assert bool((chain_losses(mirrored, x, t, mask, place, 3.8) > 0.025).all())  # distances alone would not tell
+    chain_losses(predicted.requires_grad_(), x, t, mask, place, 3.8).sum().backward()
+    assert bool(predicted.grad[mask].isfinite().all())
+    assert bool((predicted.grad[mask].abs().sum(1) > 0).any())
+
+
+def make(sequence_key):
+    adata = synthetic_chains(n_chains=8, random_state=0)
+    AlphaSTomics.setup_anndata(adata, slice_key="slice_id", sequence_key=sequence_key, frame="shared")
+    small = {"d_model": 16, "n_layers": 1, "n_heads": 2}
+    return AlphaSTomics(adata, mode="expr_to_pos", attention="neighbor", sparse_pairs="coordinate", **small)
+
+
+def test_training_adds_it_on_request():
+    model = make("residue")
+    brief = {
+        "max_epochs": 1,
+        "batch_size": 640,
+        "context_size": 160,
+        "accelerator": "cpu",
+        "enable_progress_bar": False,
+    }
+    model.train(**brief, plan_kwargs={"lambda_fape": 0.5})
+    assert model.history["train_fape"].iloc[-1].item() > 0
+    plain = make("residue")
+    plain.train(**brief)
+    assert "train_fape" not in plain.history
+
+
+def test_cells_without_an_order_have_no_frames():
+    with pytest.raises(ValueError, match="lambda_fape is for cells with an order"):
+        make(None).train(max_epochs=1, plan_kwargs={"lambda_fape": 1.0})
