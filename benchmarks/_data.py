@@ -88,7 +88,7 @@ def _stripped(adata: ad.AnnData, rows: NDArray[np.intp], prefix: str, *, keep_po
     return bare
 
 
-def labelled_folds(benchmark: str, folder: Path) -> dict[str, tuple[ad.AnnData, ad.AnnData]]:
+def labeled_folds(benchmark: str, folder: Path) -> dict[str, tuple[ad.AnnData, ad.AnnData]]:
     """Reference and held-out slice of every fold, with all that the source says of them."""
     if benchmark == "seqfish":
         adata = ad.read_h5ad(folder / "seqfish_mouse_embryo_dev.h5ad")
@@ -101,12 +101,12 @@ def labelled_folds(benchmark: str, folder: Path) -> dict[str, tuple[ad.AnnData, 
 
 def seqfish(folder: Path) -> list[Fold]:
     """Both planes of embryo 1 against one plane of embryo 2."""
-    return [make_fold(name, *pair) for name, pair in labelled_folds("seqfish", folder).items()]
+    return [make_fold(name, *pair) for name, pair in labeled_folds("seqfish", folder).items()]
 
 
 def starmap_mpfc(folder: Path) -> list[Fold]:
     """Each mouse against the other two."""
-    return [make_fold(name, *pair) for name, pair in labelled_folds("starmap_mpfc", folder).items()]
+    return [make_fold(name, *pair) for name, pair in labeled_folds("starmap_mpfc", folder).items()]
 
 
 def drosophila3d(folder: Path) -> list[Fold]:

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks import _ours
-from benchmarks._data import DEFAULT_MINUTES, find_data, labelled_folds
-from benchmarks._report import Results, summarise
+from benchmarks._data import DEFAULT_MINUTES, find_data, labeled_folds
+from benchmarks._report import Results, summarize
 from benchmarks._runner import RESULTS
 
 if TYPE_CHECKING:
@@ -45,14 +45,14 @@ def parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argpar
 
 
 def run_folds(run: Callable[..., None], options: argparse.Namespace) -> tuple[Results, dict[str, dict[str, Any]]]:
-    """Call ``run(results, fold, reference, held_out, seed=, options=)`` for every seed and fold, and summarise."""
-    folds = labelled_folds(options.benchmark, find_data(options.data_dir))
+    """Call ``run(results, fold, reference, held_out, seed=, options=)`` for every seed and fold, and summarize."""
+    folds = labeled_folds(options.benchmark, find_data(options.data_dir))
     results = Results(options.output, {"benchmark": options.name, "tissue": options.benchmark})
     for seed in options.seeds:
         for fold, (reference, held_out) in folds.items():
             run(results, fold, reference, held_out, seed=seed, options=options)
     methods = list(dict.fromkeys(entry["method"] for entry in results.entries))
-    summary = summarise(results.entries, methods, list(folds), options.seeds)
+    summary = summarize(results.entries, methods, list(folds), options.seeds)
     results.write(summary=summary)
     return results, summary
 

@@ -4,11 +4,11 @@ It shares no code with ``alphastomics.metrics``, so that a mistake there cannot 
 
 Judged cells: ``sort(default_rng(0).permutation(n)[:4000])`` of the held-out slice.
 
-- ``knn_20``: mean share of the 20 true nearest neighbours found among the 20 predicted ones, the cell itself excluded.
+- ``knn_20``: mean share of the 20 true nearest neighbors found among the 20 predicted ones, the cell itself excluded.
 - ``distance_spearman``: Spearman correlation of a cell's true with its predicted distances to the other cells, averaged,
   over 2,000 of the judged cells.
 - ``aligned_rmsd``: root mean square deviation after the best rotation, reflection and scale, over the root mean square
-  radius of the truth (1 = everything at the centre).
+  radius of the truth (1 = everything at the center).
 - ``contact_5``: of the pairs predicted among the closest 5 % of all pairs, the share truly among the closest 5 %.
 - ``nn_ks``: Kolmogorov-Smirnov distance between the predicted and the true distances of every cell (all cells, not only
   the judged ones) to its nearest cell, in the units of the truth. A rigid alignment leaves these distances as they are,
@@ -68,7 +68,7 @@ def judge(truth: ArrayLike, predicted: ArrayLike) -> dict[str, float]:
         "distance_spearman": distance_spearman(true[idx][rows], pred[idx][rows]),
         "aligned_rmsd": aligned_rmsd(true[idx], pred[idx]),
         "contact_5": contact_precision(true[idx], pred[idx], CONTACT_SHARE),
-        "nn_ks": nearest_neighbour_ks(true, pred),
+        "nn_ks": nearest_neighbor_ks(true, pred),
     }
 
 
@@ -77,7 +77,7 @@ def chance_knn(n_cells: int) -> float:
     return K / (min(n_cells, N_JUDGED) - 1)
 
 
-def nearest_neighbours(positions: Array, k: int) -> NDArray[np.intp]:
+def nearest_neighbors(positions: Array, k: int) -> NDArray[np.intp]:
     """Indices of the ``k`` nearest cells of every cell, itself excluded even where cells coincide, ``(n_cells, k)``."""
     n = len(positions)
     found = cKDTree(positions).query(positions, k=k + 1)[1]
@@ -88,10 +88,10 @@ def nearest_neighbours(positions: Array, k: int) -> NDArray[np.intp]:
 
 
 def knn_preservation(true: Array, pred: Array, k: int) -> float:
-    """Mean share of the true ``k`` nearest neighbours among the predicted ``k`` nearest."""
+    """Mean share of the true ``k`` nearest neighbors among the predicted ``k`` nearest."""
     if len(true) <= k:
-        raise ValueError(f"{len(true)} cells are too few for {k} neighbours")
-    a, b = np.sort(nearest_neighbours(true, k), axis=1), np.sort(nearest_neighbours(pred, k), axis=1)
+        raise ValueError(f"{len(true)} cells are too few for {k} neighbors")
+    a, b = np.sort(nearest_neighbors(true, k), axis=1), np.sort(nearest_neighbors(pred, k), axis=1)
     offset = (np.arange(len(true)) * len(true))[:, None]
     return float(np.isin((a + offset).ravel(), (b + offset).ravel()).mean())
 
@@ -113,7 +113,7 @@ def distance_spearman(true: Array, pred: Array) -> float:
 def aligned_rmsd(true: Array, pred: Array) -> float:
     """Root mean square deviation after the best similarity transform, over the spread of the truth.
 
-    With centred X (prediction) and Y (truth) and the singular values s of XᵀY, the least squares residual over |Y|² is
+    With centered X (prediction) and Y (truth) and the singular values s of XᵀY, the least squares residual over |Y|² is
     1 - (Σ s)² / (|X|² |Y|²) (Schönemann 1966, Psychometrika 31:1).
     """
     x, y = pred - pred.mean(axis=0), true - true.mean(axis=0)
@@ -135,15 +135,15 @@ def contact_precision(true: Array, pred: Array, share: float) -> float:
     return float(hits / m)
 
 
-def nearest_neighbour_ks(true: Array, pred: Array) -> float:
+def nearest_neighbor_ks(true: Array, pred: Array) -> float:
     """Kolmogorov-Smirnov distance between true and predicted distances to the nearest cell."""
     nearest = [cKDTree(positions).query(positions, k=2)[0][:, 1] for positions in (true, pred)]
     return float(ks_2samp(*nearest).statistic)
 
 
 def rigid_fit(source: Array, target: Array) -> tuple[Array, Array]:
-    """Rotation or reflection R and shift t that minimise ``|source @ R + t - target|²`` (Kabsch, reflection allowed)."""
-    centre, goal = source.mean(axis=0), target.mean(axis=0)
-    u, _, vt = np.linalg.svd((source - centre).T @ (target - goal))
+    """Rotation or reflection R and shift t that minimize ``|source @ R + t - target|²`` (Kabsch, reflection allowed)."""
+    center, goal = source.mean(axis=0), target.mean(axis=0)
+    u, _, vt = np.linalg.svd((source - center).T @ (target - goal))
     rotation = u @ vt
-    return rotation, goal - centre @ rotation
+    return rotation, goal - center @ rotation

@@ -103,7 +103,7 @@ class Results:
         write_json(self.path, {**self.header, **summary, "entries": self.entries})
 
 
-def summarise(
+def summarize(
     entries: Iterable[Mapping[str, Any]], methods: Sequence[str], folds: Sequence[str], seeds: Sequence[int]
 ) -> dict[str, dict[str, Any]]:
     """Mean over folds of every seed, then mean and standard deviation over seeds; a seed without all folds is left out.

@@ -11,7 +11,7 @@ import numpy as np
 
 from benchmarks import _judge, _ours
 from benchmarks._data import BENCHMARKS, DEFAULT_MINUTES, Fold, find_data
-from benchmarks._report import Results, summarise, table
+from benchmarks._report import Results, summarize, table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -66,7 +66,7 @@ def run(benchmark: str, folds: Sequence[Fold], options: argparse.Namespace) -> N
         for fold in folds:
             path = _ours.model_path(options.model_dir, benchmark, fold.name, mode=_ours.MODE, seed=seed)
             _run_ours(results, fold, ours, seed, options.minutes, path)
-    summary = summarise(results.entries, options.methods, [fold.name for fold in folds], options.seeds)
+    summary = summarize(results.entries, options.methods, [fold.name for fold in folds], options.seeds)
     results.write(summary=summary)
     print(f"\n{benchmark}: chance knn_20 {header['chance_knn_20']:.4f}, mean ± sd over seeds")
     print(table(summary, _judge.METRICS), flush=True)

@@ -16,7 +16,7 @@ import numpy as np
 
 from benchmarks import _judge, _ours
 from benchmarks._data import BENCHMARKS, find_data
-from benchmarks._report import Results, summarise, table
+from benchmarks._report import Results, summarize, table
 from benchmarks._runner import RESULTS
 
 if TYPE_CHECKING:
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     "default": {},
     "no distance loss": {"plan": {"lambda_distance": 0.0}},
-    "no contrastive loss": {"plan": {"lambda_neighbour": 0.0}},
+    "no contrastive loss": {"plan": {"lambda_neighbor": 0.0}},
     "no layout loss": {"plan": {"lambda_layout": 0.0}},
     "no deformation": {"plan": {"deformation": 0.0}},
-    "no packing": {"plan": {"lambda_packing": 0.0}},
+    "no packing": {"plan": {"lambda_min_distance": 0.0}},
     "fair contexts": {"augmentation": {"composition": 0.0}},
     "no gene dropout": {"augmentation": {"gene_dropout": 0.0}},
     "no thinning": {"augmentation": {"thinning": 0.0}},
@@ -57,7 +57,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=list(VARIANTS))
     parser.add_argument("--folds", type=int, default=1, help="how many of the folds")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0])
-    parser.add_argument("--steps", type=int, default=600, help="of the optimiser")
+    parser.add_argument("--steps", type=int, default=600, help="of the optimizer")
     parser.add_argument("--output", type=Path, help="default benchmarks/results/ablation_BENCHMARK.json")
     parser.add_argument("--data-dir", help="folder of the .h5ad files; default $ALPHASTOMICS_DATA or ../shared/data")
     options = parser.parse_args(argv)
@@ -94,7 +94,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             for seed in options.seeds:
                 run(results, fold, name, seed=seed, steps=options.steps)
     rows = [f"{name}, {read_out}" for name in options.variants for read_out in READ_OUT]
-    summary = summarise(results.entries, rows, [fold.name for fold in folds], options.seeds)
+    summary = summarize(results.entries, rows, [fold.name for fold in folds], options.seeds)
     results.write(summary=summary)
     print(table(summary, _judge.METRICS))
 

@@ -28,7 +28,7 @@ RESULT = RESULTS / "arithmetic.json"
 FREQUENCIES, RANKS, CLOCK, LATENT, PACKING = 48, 9, 128, 64, 12066  # of the network, whatever its size
 HELD = ("weights, GiB", "gradients", "moments, average", "activations", "all", "activations, KiB a cell")
 BATCH, CONTEXT, CANONICAL = 1024, 512, 256  # cells of a batch and of a context; those by which a frame is found
-PEAK, UTILISATION = 312e12, 0.1  # an A100's, bfloat16, by its data sheet; a share that is assumed
+PEAK, UTILIZATION = 312e12, 0.1  # an A100's, bfloat16, by its data sheet; a share that is assumed
 HOUR, DAY = 3600, 86400
 SHARED_CELLS, SHARED_BY = 8192, (1, 2, 4)  # a context, and numbers of processes that share it
 
@@ -63,7 +63,7 @@ class Size:
         encoder = entry + 4 * d**2
         blocks = self.layers * (12 * d**2 + d * self.heads)
         ends = d * g + d * n_dims + d**2 + LATENT * d
-        pairs = (4 * self.layers * d + 2 * LATENT) * n_cells  # attention, and the loss of neighbours
+        pairs = (4 * self.layers * d + 2 * LATENT) * n_cells  # attention, and the loss of neighbors
         step = 3 * (2 * (encoder + blocks + ends) + pairs) - 2 * entry
         cells = min(CANONICAL, n_cells)
         expression = 2 * d * g + 2 * d**2
@@ -116,7 +116,7 @@ def parameters_table() -> str:
             n_genes=size.genes, n_dims=size.dims, d_model=size.width, n_layers=size.layers, n_heads=size.heads
         )
         found = estimate_training(config, n_cells=CONTEXT, n_contexts=BATCH // CONTEXT, accumulate=True)
-        parts = [found.parameters, found.gradients, found.optimiser, found.activations, found.peak]
+        parts = [found.parameters, found.gradients, found.optimizer, found.activations, found.peak]
         lines.append(
             [
                 *map(str, (size.width, size.layers, f"{size.genes:,}", f"{size.n_parameters:,}")),
@@ -151,7 +151,7 @@ def trainings_table(folder: Path = RESULTS) -> str:
     ]
     for cells, size, passes in TRAININGS:
         work = cells * passes * size.flops()
-        hours = work / (PEAK * UTILISATION) / HOUR
+        hours = work / (PEAK * UTILIZATION) / HOUR
         entries = found[f"non_zero, {size.genes} genes"]
         lines.append(
             [
@@ -174,7 +174,7 @@ def loading_table(folder: Path = RESULTS) -> str:
     rate = measured(folder)["loading"]
     lines = [["d, L", "cells/s of a GPU", "of a loader", "loaders for a GPU"]]
     for size in dict.fromkeys(size for _, size, _ in TRAININGS if size.genes == Size().genes):
-        taken = PEAK * UTILISATION / size.flops()
+        taken = PEAK * UTILIZATION / size.flops()
         lines.append([f"{size.width}, {size.layers}", f"{taken:,.0f}", f"{rate:,.0f}", short(taken / rate)])
     return rows(lines)
 

@@ -2,7 +2,7 @@
 
 Generated chains (:func:`alphastomics.chains.synthetic_chains`): helices and strands by formula, whose expression tells the
 structure of a residue and not its place. One model reads the order (``sequence_key="residue"``: relative positions in
-factorised pair features, and neighbours along the chain as well as among the noisy positions), a second one is trained with
+factorized pair features, and neighbors along the chain as well as among the noisy positions), a second one is trained with
 the frame-aligned point error besides, and a third is the same network without the order; all are trained for the same number
 of steps and place chains that none has seen. Scores, means over these
 chains: ``fape``, the frame-aligned point error; ``fape_mirrored``, that of the mirror image of the prediction, larger than
@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from benchmarks._report import Results, summarise, table
+from benchmarks._report import Results, summarize, table
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -134,7 +134,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             scores = run(method, parameters, seed)
             seconds = time.monotonic() - start
             results.add(method=method, fold=FOLD, seed=seed, seconds=seconds, parameters=parameters, scores=scores)
-    summary = summarise(results.entries, methods, [FOLD], options.seeds)
+    summary = summarize(results.entries, methods, [FOLD], options.seeds)
     results.write(summary=summary)
     print(table(summary, SCORES))
 

@@ -6,7 +6,7 @@ are counted on tensors without data.
 
 - ``factors`` (537 times less memory): triangle multiplication on a tensor of all pairs, and on factors of rank 2;
 - ``chunked loss`` (16): the loss of all distances as a graph of PyTorch, and in blocks with its gradient in closed form;
-- ``sparse pairs`` (120; arithmetic says 128): attention with features of all pairs, and of the edges to 32 neighbours;
+- ``sparse pairs`` (120; arithmetic says 128): attention with features of all pairs, and of the edges to 32 neighbors;
 - ``axial`` (24 times fewer operations): triangle attention on factors, and axial attention on them; full attention over
   cells, and attention along a grid of them;
 - ``mixed precision`` (half the memory, 2 to 3 times the speed): the denoiser in 32 bits, and in bfloat16;
@@ -91,7 +91,7 @@ def chunked_loss(*, reference: bool) -> Call:
 
 
 def sparse_pairs(*, reference: bool) -> Call:
-    """Attention with features of distances, N = 4096, 32 neighbours."""
+    """Attention with features of distances, N = 4096, 32 neighbors."""
     import torch
 
     from alphastomics.nn.attention.neighbor import NeighborAttention
@@ -101,16 +101,16 @@ def sparse_pairs(*, reference: bool) -> Call:
     n, d, n_heads, bumps = 4096, 128, 4, 16
     attention = NeighborAttention(d, n_heads, n_bumps=bumps)
     position = torch.rand(1, n, 2)
-    centres = torch.linspace(-5, 1, bumps)
+    centers = torch.linspace(-5, 1, bumps)
 
     def call() -> None:
         x = torch.randn(1, n, d, requires_grad=True)
         if not reference:
-            attention(x, Geometry(position, neighbours=neighbor_pairs(position, k=32))).square().sum().backward()
+            attention(x, Geometry(position, neighbors=neighbor_pairs(position, k=32))).square().sum().backward()
             return
         q, k, v = attention.heads(x)
         distance = (position[:, :, None] - position[:, None]).square().sum(-1).add(1e-5).log() / 2
-        features = torch.exp(-((distance[..., None] - centres) ** 2))
+        features = torch.exp(-((distance[..., None] - centers) ** 2))
         bias = attention.edge(features).permute(0, 3, 1, 2)
         weights = (q @ k.transpose(-1, -2) / attention.d_head**0.5 + bias).softmax(-1)
         (weights @ v).square().sum().backward()

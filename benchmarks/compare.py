@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import anndata as ad
 
-from benchmarks._data import find_data, labelled_folds
+from benchmarks._data import find_data, labeled_folds
 from benchmarks._report import machine, mean_sd, write_json
 from benchmarks._runner import RESULTS
 
@@ -66,7 +66,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
 def main(argv: Sequence[str] | None = None) -> None:
     """Train and score what is not finished, and print the table."""
     options = parse(argv)
-    run(labelled_folds(options.benchmark, find_data(options.data_dir)), options)
+    run(labeled_folds(options.benchmark, find_data(options.data_dir)), options)
 
 
 def run(folds: Mapping[str, tuple[ad.AnnData, ad.AnnData]], options: argparse.Namespace, **arguments: Any) -> None:

@@ -8,8 +8,8 @@ Three models of every fold and seed: ``any``, ``expr_to_pos`` and ``pos_to_expr`
   its scores: ``pearson`` of the mean of 16 samples, ``moran`` of a single one.
 
 The table has the mean over folds, then mean ± standard deviation over seeds, of both models; their ratio; the mean
-difference over all pairs of the same fold and seed, any - specialised, with its standard error (standard deviation of
-the pairs over the root of their number); and whether the difference is no worse than 5 % of the specialised score or two
+difference over all pairs of the same fold and seed, any - specialized, with its standard error (standard deviation of
+the pairs over the root of their number); and whether the difference is no worse than 5 % of the specialized score or two
 standard errors, whichever is more. All five scores are better when larger. Time, not the number of steps, is what the
 models have in common, so nothing else should run meanwhile; every entry says how many epochs its model had. Run as
 ``python -m benchmarks.directions --benchmark starmap_mpfc``.
@@ -44,7 +44,7 @@ COMPARED = {
     "pearson": ("pos_to_expr", "mean"),
     "moran": ("pos_to_expr", "sample"),
 }
-"""Score -> the specialised model and what is judged."""
+"""Score -> the specialized model and what is judged."""
 TOLERANCE = 0.05
 
 
@@ -89,26 +89,26 @@ def compare(
         ]
         delta = np.array([a - b for a, b in pairs])
         se = float(delta.std(ddof=1) / np.sqrt(len(delta))) if len(delta) > 1 else None
-        specialised = float(np.mean([b for _, b in pairs]))
+        specialized = float(np.mean([b for _, b in pairs]))
         compared[score] = {
             "any": summary[ours][score],
-            "specialised": summary[other][score],
-            "ratio": float(np.mean([a for a, _ in pairs])) / specialised,
+            "specialized": summary[other][score],
+            "ratio": float(np.mean([a for a, _ in pairs])) / specialized,
             "difference": float(delta.mean()),
             "standard_error": se,
             "n_pairs": len(pairs),
-            "within": bool(delta.mean() >= -max(TOLERANCE * abs(specialised), 2 * (se or 0.0))),
+            "within": bool(delta.mean() >= -max(TOLERANCE * abs(specialized), 2 * (se or 0.0))),
         }
     return compared
 
 
 def comparison_table(compared: Mapping[str, Mapping[str, Any]]) -> str:
     """The comparison as a Markdown table."""
-    lines = [["score", "any", "specialised", "ratio", "difference", "s.e.", "pairs", "within"]]
+    lines = [["score", "any", "specialized", "ratio", "difference", "s.e.", "pairs", "within"]]
     for score, line in compared.items():
         se = line["standard_error"]
         lines.append([
-            score, mean_sd(*line["any"]), mean_sd(*line["specialised"]), f"{line['ratio']:.3f}",
+            score, mean_sd(*line["any"]), mean_sd(*line["specialized"]), f"{line['ratio']:.3f}",
             f"{line['difference']:+.4f}", "" if se is None else f"{se:.4f}", str(line["n_pairs"]),
             "yes" if line["within"] else "no",
         ])  # fmt: skip

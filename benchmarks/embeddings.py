@@ -4,15 +4,15 @@ Rows:
 
 - ``PCs``: 50 principal components of the held-out slice by the standard recipe of scanpy (``normalize_total``, ``log1p``,
   ``scale(max_value=10)``, ``pca``);
-- ``PCs, averaged``: the mean of these over each cell and its 20 nearest neighbours in space, the plainest way to spatial
+- ``PCs, averaged``: the mean of these over each cell and its 20 nearest neighbors in space, the plainest way to spatial
   domains; for information;
 - ``encoder``, ``transformer``, ``all``: ``model.get_latent_representation(layer=...)`` of the held-out slice, its
   positions taken away, and with ``positions`` the same with ``use_positions=True``. The model is one of ``mode="any"``,
   trained on the reference, without labels.
 
 Every row is clustered as it is, by k-means (10 starts, k the number of labels; mean score of 5 runs of different seeds)
-and by Louvain's method at resolution 1 on the graph of ``scanpy.pp.neighbors`` (15 neighbours). Clusters are compared with
-``obs["cell_type"]`` and, where there is one, with ``obs["layer"]``, by the adjusted Rand index and by normalised mutual
+and by Louvain's method at resolution 1 on the graph of ``scanpy.pp.neighbors`` (15 neighbors). Clusters are compared with
+``obs["cell_type"]`` and, where there is one, with ``obs["layer"]``, by the adjusted Rand index and by normalized mutual
 information. Cells without a label are left out of the comparison, not of the clustering.
 
 Scores are named ``type_ari``, ``type_nmi``, ``layer_ari``, ``layer_nmi``; those of Louvain end in ``_louvain``. Run as
@@ -50,7 +50,7 @@ LAYERS = ("encoder", "transformer", "all")
 PCS, AVERAGED = "PCs", "PCs, averaged"
 OURS = {f"{layer}{', positions' * used}": (layer, used) for used in (False, True) for layer in LAYERS}
 N_COMPONENTS = 50
-N_AVERAGED = 20  # neighbours in space
+N_AVERAGED = 20  # neighbors in space
 N_RUNS = 5
 PARAMETERS = {"components": N_COMPONENTS, "averaged": N_AVERAGED, "runs": N_RUNS}
 
@@ -68,7 +68,7 @@ def components(cells: AnnData, *, seed: int) -> Array:
 
 
 def averaged(values: Array, position: Array) -> Array:
-    """Mean of the values (N, K) of each cell and its nearest neighbours."""
+    """Mean of the values (N, K) of each cell and its nearest neighbors."""
     k = min(N_AVERAGED + 1, len(values))
     return values[KDTree(position).query(position, k)[1]].mean(axis=1)
 
@@ -88,7 +88,7 @@ def kmeans(values: Array, n_clusters: int, *, seed: int) -> list[NDArray[np.intp
 
 
 def louvain(values: Array, *, seed: int) -> NDArray[np.intp]:
-    """Communities of the graph of nearest neighbours (Blondel et al. 2008, J. Stat. Mech. P10008)."""
+    """Communities of the graph of nearest neighbors (Blondel et al. 2008, J. Stat. Mech. P10008)."""
     import anndata as ad
     import networkx as nx
     import scanpy as sc

@@ -1,4 +1,4 @@
-r"""Hidden genes of cells whose position is known: ours beside nearest neighbours in space and in expression.
+r"""Hidden genes of cells whose position is known: ours beside nearest neighbors in space and in expression.
 
 The held-out slice is registered to the reference by the rigid map of ``pos_to_expr.py`` (cell-type centroids of 5 % of its
 cells). Two questions: ``genes``, the same 30 % of the genes are hidden in every cell; ``entries``, a random 30 % of all
@@ -9,7 +9,7 @@ Values are log1p at the median library size of the reference. The library size o
 genes, as their counts over the share that they have of the counts of the reference.
 
 - ``space``: mean over the k reference cells nearest to the registered position;
-- ``expression``: mean over the k reference cells nearest in 50 principal components of the standardised genes of the
+- ``expression``: mean over the k reference cells nearest in 50 principal components of the standardized genes of the
   reference; those of a cell with hidden genes are their posterior mean under probabilistic principal components
   (Tipping & Bishop 1999, J. R. Stat. Soc. B 61:611), and where the same genes are hidden in all cells the reference cells
   are embedded without them too, so that both are alike;
@@ -48,8 +48,8 @@ from benchmarks.pos_to_expr import (
     make_task,
     mean_expression,
     morans_i,
-    neighbour_mean,
-    normalised,
+    neighbor_mean,
+    normalized,
 )
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ if TYPE_CHECKING:
     Array = NDArray[np.float64]
 
 HIDDEN_SHARE = 0.3
-NEIGHBOURS = (5, 10, 20, 50, 100, 200, 400)
+NEIGHBORS = (5, 10, 20, 50, 100, 200, 400)
 N_COMPONENTS = 50
 SPATIAL_SHARE = 0.2
 QUESTIONS = ("genes", "entries")
@@ -136,12 +136,12 @@ def embed(reference: Cells, query: Cells, hidden: NDArray[np.bool_], depth: floa
     return of_reference, components(at_depth(query.counts, ~hidden, share, depth), ~hidden)
 
 
-def neighbours(reference: Cells, query: Cells, hidden: NDArray[np.bool_], depth: float) -> dict[str, NDArray[np.intp]]:
+def neighbors(reference: Cells, query: Cells, hidden: NDArray[np.bool_], depth: float) -> dict[str, NDArray[np.intp]]:
     """Reference cells nearest to every query cell in space and in expression, (N, largest k), nearest first."""
-    k = min(NEIGHBOURS[-1], len(reference.counts))
+    k = min(NEIGHBORS[-1], len(reference.counts))
     return {
         "space": KDTree(reference.position).query(query.position, k)[1].reshape(len(query.counts), k),
-        "expression": nearest(*embed(reference, query, hidden, depth), n_neighbours=k),
+        "expression": nearest(*embed(reference, query, hidden, depth), n_neighbors=k),
     }
 
 
@@ -149,8 +149,8 @@ def best_k(near: NDArray[np.intp], values: Array, true: Array, asked: NDArray[np
     """Mean correlation of the asked entries for every k that there is."""
     genes = asked.any(0)
     return {
-        k: float(gene_correlation(neighbour_mean(values, near[:, :k]), true, asked)[genes].mean())
-        for k in NEIGHBOURS
+        k: float(gene_correlation(neighbor_mean(values, near[:, :k]), true, asked)[genes].mean())
+        for k in NEIGHBORS
         if k <= near.shape[1]
     }
 
@@ -168,10 +168,10 @@ def choose_k(
             if question == "genes"
             else hide(here.counts.shape, question, rng)
         )
-        near = neighbours(rest, here, mask, depth)
-        values, true = normalised(rest.counts, depth), normalised(here.counts, depth)
+        near = neighbors(rest, here, mask, depth)
+        values, true = normalized(rest.counts, depth), normalized(here.counts, depth)
         found.append({way: best_k(near[way], values, true, mask) for way in BASELINES})
-    shared = [k for k in NEIGHBOURS if all(k in scores["space"] for scores in found)]
+    shared = [k for k in NEIGHBORS if all(k in scores["space"] for scores in found)]
     return {way: max(shared, key=lambda k: sum(scores[way][k] for scores in found)) for way in BASELINES}
 
 
@@ -193,12 +193,12 @@ def judge(predicted: Array, true: Array, asked: NDArray[np.bool_], moran: Array)
     spatial = genes[np.argsort(-moran[genes])[: max(1, round(SPATIAL_SHARE * len(genes)))]]
     correlation = gene_correlation(predicted, true, asked)
     n = asked[:, genes].sum(0)
-    centred = np.where(asked, true - np.where(asked, true, 0.0).sum(0) / np.maximum(asked.sum(0), 1), 0.0)[:, genes]
+    centered = np.where(asked, true - np.where(asked, true, 0.0).sum(0) / np.maximum(asked.sum(0), 1), 0.0)[:, genes]
     error = np.where(asked, predicted - true, 0.0)[:, genes]
     return {
         "pearson": float(correlation[genes].mean()),
         "pearson_spatial": float(correlation[spatial].mean()),
-        "mse": float(((error**2).sum(0) / n).mean() / ((centred**2).sum(0) / n).mean()),
+        "mse": float(((error**2).sum(0) / n).mean() / ((centered**2).sum(0) / n).mean()),
     }
 
 
@@ -208,16 +208,16 @@ def baselines(
     """What needs no model: predictions (N, G), each with the k that it used."""
     reference = Cells(dense(task.reference.X), task.places)
     query = Cells(dense(task.query.X), np.asarray(task.query.obsm["spatial"]))
-    values, true = normalised(reference.counts, depth), normalised(query.counts, depth)
+    values, true = normalized(reference.counts, depth), normalized(query.counts, depth)
     asked = asked_entries(task, hidden)
     slices = task.reference.obs["slice_id"].astype(str).to_numpy()
     chosen = choose_k(reference, slices, question, hidden, depth, seed=seed)
-    near = neighbours(reference, query, hidden, depth)
+    near = neighbors(reference, query, hidden, depth)
     found: dict[str, tuple[Array, dict[str, Any]]] = {}
     for way in BASELINES:
         on_truth = best_k(near[way], values, true, asked)
         for name, k in ((way, chosen[way]), (f"{way}, best k", max(on_truth, key=on_truth.__getitem__))):
-            found[name] = neighbour_mean(values, near[way][:, :k]), {"k": k}
+            found[name] = neighbor_mean(values, near[way][:, :k]), {"k": k}
     labels, wanted = (a.obs["cell_type"].astype(str).to_numpy() for a in (task.reference, task.query))
     found["cell type"] = type_means(values, labels, wanted), {}
     embedded = embed(reference, query, hidden, depth)
@@ -269,7 +269,7 @@ def run(
     task = make_task(reference, held_out, seed=seed)
     model, train_seconds = _held_out.trained(reference, name, mode="any", seed=seed, options=options)
     depth = model.schema.library_size
-    true = normalised(task.query.X, depth)
+    true = normalized(task.query.X, depth)
     moran = morans_i(true, task.query.obsm["spatial"])
     for question in left:
         hidden = hide(true.shape, question, np.random.default_rng(seed))

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from benchmarks import _judge, _ours
 from benchmarks._data import BENCHMARKS, find_data
 from benchmarks._process import in_fresh_process, peak_bytes
-from benchmarks._report import Results, summarise, table
+from benchmarks._report import Results, summarize, table
 from benchmarks._runner import RESULTS
 
 if TYPE_CHECKING:
@@ -163,7 +163,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         for variant in options.variants:
             run(results, options, variant, seed)
     rows = [f"{variant}, {read_out}" for variant in options.variants for read_out in READ_OUT]
-    summary = summarise(results.entries, rows, ["first"], options.seeds)
+    summary = summarize(results.entries, rows, ["first"], options.seeds)
     results.write(summary=summary)
     print(table(summary, [*_judge.METRICS, *COSTS]))
 

@@ -1,14 +1,14 @@
-"""Can a classifier tell the neighbourhoods of a sampled slice from those of real held-out tissue?
+"""Can a classifier tell the neighborhoods of a sampled slice from those of real held-out tissue?
 
 ``model.sample(mode="joint")`` draws a slice of as many cells as the held-out one. A histogram gradient boosting
 classifier (scikit-learn's, 100 iterations) learns to tell cells of the sample from cells of the held-out slice by their
-neighbourhoods; the area under its ROC curve, .5 for a perfect sample, is compared with that for real slices of the
+neighborhoods; the area under its ROC curve, .5 for a perfect sample, is compared with that for real slices of the
 reference against the same held-out slice, because animals differ too.
 
 What the classifier sees of a cell:
 
 - its 20 principal components, and the mean of those of its 8 nearest cells in the tissue. They are fitted on the
-  standardised log1p expression of the reference, at its median library size, to which every cell is brought;
+  standardized log1p expression of the reference, at its median library size, to which every cell is brought;
 - the distances to these 8 cells, nearest first, over the cell spacing that the tissue would have if its cells filled it
   evenly, root mean square radius / N^(1/D).
 
@@ -20,15 +20,15 @@ and says little where the area of the reference is near 1.
 Frame, unit and size of the tissue cannot be seen: nothing depends on where, which way round or how large it lies, nor on
 the number of its cells. How cells are packed can be seen: cells that overlap, clump or leave holes that real tissue does
 not have are nearer or farther than this spacing, which is a property of the whole tissue and not fitted to the distances
-between neighbours; a division by their own median would have made density free.
+between neighbors; a division by their own median would have made density free.
 
-Neighbours are sought among all cells of a tissue; then both classes are cut to the same number of cells, that of the
+Neighbors are sought among all cells of a tissue; then both classes are cut to the same number of cells, that of the
 smallest tissue of the fold, in every comparison. Folds are of spatial blocks: every tissue is cut into 4 x 4 blocks of
 equal numbers of cells (quantiles along the first principal axis, within each along the second; the third, if any, is not
 cut). Blocks of the two tissues are paired so that their mean components differ least in sum, and pairs go to 5 folds as
 a whole: were a region held out of one tissue and its like in the other trained on, the classifier would take test cells
 for the other tissue, and the area for two equal tissues would lie well below .5. A cell is not trained on if it is one
-of the neighbours of a test cell, or has one. The score is the mean over folds.
+of the neighbors of a test cell, or has one. The score is the mean over folds.
 
 - ``sample``: a drawn slice, mean over 4 draws of a model;
 - ``reference, nearest``, ``reference, mean``: the smallest and the mean area of the reference slices, the first being the
@@ -53,10 +53,10 @@ from sklearn.metrics import roc_auc_score
 from sklearn.model_selection import StratifiedGroupKFold
 
 from benchmarks import _held_out, _ours
-from benchmarks._judge import nearest_neighbours
+from benchmarks._judge import nearest_neighbors
 from benchmarks._report import mean_sd, table
 from benchmarks.baselines._features import CLIP
-from benchmarks.pos_to_expr import normalised
+from benchmarks.pos_to_expr import normalized
 
 if TYPE_CHECKING:
     import argparse
@@ -70,7 +70,7 @@ if TYPE_CHECKING:
     Array = NDArray[np.float64]
 
 N_COMPONENTS = 20
-N_NEIGHBOURS = 8
+N_NEIGHBORS = 8
 CUTS = 4
 N_FOLDS = 5
 DRAWS = 4  # of a model: each takes the outline of one slice
@@ -85,7 +85,7 @@ class Tissue(NamedTuple):
     features
         (N, number of features).
     near
-        Neighbours of every cell, (N, 8).
+        Neighbors of every cell, (N, 8).
     block
         Spatial block of every cell, (N,).
     """
@@ -96,7 +96,7 @@ class Tissue(NamedTuple):
 
 
 def fit_components(values: Array) -> Callable[[Array], Array]:
-    """Principal components of standardised expression (N, G), as a function of expression."""
+    """Principal components of standardized expression (N, G), as a function of expression."""
     mean, sd = values.mean(0), values.std(0)
     sd[sd == 0] = 1.0
     standard = lambda x: np.clip((x - mean) / sd, -CLIP, CLIP)
@@ -121,9 +121,9 @@ def _quantile(values: Array) -> NDArray[np.intp]:
 
 
 def describe(components: Array, position: Array) -> Tissue:
-    """Neighbourhoods of a tissue from the components of its expression (N, K) and its positions (N, D)."""
+    """Neighborhoods of a tissue from the components of its expression (N, K) and its positions (N, D)."""
     n, n_dims = position.shape
-    near = nearest_neighbours(position, N_NEIGHBOURS)
+    near = nearest_neighbors(position, N_NEIGHBORS)
     distance = np.linalg.norm(position[near] - position[:, None], axis=2)
     spacing = np.sqrt(((position - position.mean(0)) ** 2).sum(1).mean()) / n ** (1 / n_dims)
     features = [components, components[near].mean(1), distance / spacing]
@@ -132,7 +132,7 @@ def describe(components: Array, position: Array) -> Tissue:
 
 def paired_blocks(a: Tissue, b: Tissue) -> NDArray[np.intp]:
     """Block of every cell of both, those of ``b`` by the number of the block of ``a`` that they are most like."""
-    half = (a.features.shape[1] - N_NEIGHBOURS) // 2  # the components of the cell itself
+    half = (a.features.shape[1] - N_NEIGHBORS) // 2  # the components of the cell itself
     means = [np.stack([t.features[t.block == i, :half].mean(0) for i in range(CUTS**2)]) for t in (a, b)]
     of_a, of_b = linear_sum_assignment(cdist(*means))
     return np.concatenate([a.block, of_a[np.argsort(of_b)][b.block]])
@@ -223,7 +223,7 @@ def compare(
     reference: AnnData, held_out: AnnData, drawn: Sequence[AnnData], depth: float, *, seed: int
 ) -> tuple[dict[str, dict[str, float]], dict[str, dict[str, float]]]:
     """Scores of every row, the samples last, and of every slice of the reference."""
-    values = normalised(reference.X, depth)
+    values = normalized(reference.X, depth)
     components = fit_components(values)
     slices = reference.obs["slice_id"].astype(str).to_numpy()
     names = np.unique(slices).tolist()
@@ -232,7 +232,7 @@ def compare(
     mixed = np.random.default_rng(seed).permutation(cells[names[0]][0])
     cells[SHUFFLED] = mixed, cells[names[0]][1]
     *samples, truth = (
-        (components(normalised(a.X, depth)), np.asarray(a.obsm["spatial"], dtype=np.float64))
+        (components(normalized(a.X, depth)), np.asarray(a.obsm["spatial"], dtype=np.float64))
         for a in (*drawn, held_out)
     )
     draws = [f"{SAMPLE} {k}" for k in range(len(drawn))]

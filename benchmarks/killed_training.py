@@ -129,8 +129,13 @@ def kill(folder: Path, how: Kill) -> dict[str, Any]:
         left, status = len(members(process.pid)), process.wait(BOUND)
     finally:
         end(process.pid)
-    reached = int(watched.read_text().split()[1])
-    return {"step": reached, "seconds_to_end": round(time.monotonic() - began, 2), "left_over": left, "status": status}
+    touch_all_params = int(watched.read_text().split()[1])
+    return {
+        "step": touch_all_params,
+        "seconds_to_end": round(time.monotonic() - began, 2),
+        "left_over": left,
+        "status": status,
+    }
 
 
 def victim(path: Path, step: int, process: subprocess.Popen[bytes]) -> int | None:
@@ -138,8 +143,8 @@ def victim(path: Path, step: int, process: subprocess.Popen[bytes]) -> int | Non
     deadline = time.monotonic() + LIMIT
     while process.poll() is None and time.monotonic() < deadline:
         if path.exists():
-            number, reached = path.read_text().split()
-            if int(reached) >= step:
+            number, touch_all_params = path.read_text().split()
+            if int(touch_all_params) >= step:
                 return int(number)
         time.sleep(0.002)
     return None

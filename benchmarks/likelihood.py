@@ -7,7 +7,7 @@ used. A negative binomial of mean :math:`\mu` and inverse dispersion :math:`\the
 
 takes the place of each half of the question in turn.
 
-**Means.** Over the same 200 neighbours in the reference, so that nothing differs but the likelihood: ``mean, log1p``
+**Means.** Over the same 200 neighbors in the reference, so that nothing differs but the likelihood: ``mean, log1p``
 averages log1p at the median library size, which is maximum likelihood of a Gaussian on that scale; ``mean, counts`` is the
 rate of maximum likelihood of the negative binomial, each cell with its own library size.
 
@@ -16,7 +16,7 @@ its own, which is what an output of that likelihood comes to; ``sample, model`` 
 ``genes``, the correlation of gene-gene correlations with those of the truth; ``zeros``, the share of zeros over that of the
 truth.
 
-:math:`\theta_g` is estimated by moments on the reference, about its neighbours' rates. Run as
+:math:`\theta_g` is estimated by moments on the reference, about its neighbors' rates. Run as
 ``python -m benchmarks.likelihood``.
 """
 
@@ -29,16 +29,16 @@ import numpy as np
 from scipy.spatial import KDTree
 
 from benchmarks import _held_out, _ours, pos_to_expr
-from benchmarks._judge import nearest_neighbours
+from benchmarks._judge import nearest_neighbors
 from benchmarks._report import table
 from benchmarks.pos_to_expr import (
-    REFERENCE_NEIGHBOURS,
+    REFERENCE_NEIGHBORS,
     dense,
     draw_expression,
     judge,
     make_task,
-    neighbour_mean,
-    normalised,
+    neighbor_mean,
+    normalized,
 )
 
 if TYPE_CHECKING:
@@ -61,9 +61,9 @@ LEAST_THETA, MOST_THETA = 0.05, 1e3
 def rates(counts: Array, size: Array, near: NDArray[np.intp], theta: Array) -> Array:
     """Rates (N, G) of maximum likelihood over the rows ``near`` (N, k) of ``counts`` (M, G) with library sizes (M,).
 
-    Where the sum over neighbours of w (x - size rate) is zero, w = 1 / (1 + size rate / theta), by reweighting.
+    Where the sum over neighbors of w (x - size rate) is zero, w = 1 / (1 + size rate / theta), by reweighting.
     """
-    rate = neighbour_mean(counts, near) / neighbour_mean(size[:, None], near)
+    rate = neighbor_mean(counts, near) / neighbor_mean(size[:, None], near)
     for _ in range(ROUNDS):
         top, bottom = np.zeros_like(rate), np.zeros_like(rate)
         for rank in near.T:  # never (N, k, G)
@@ -111,15 +111,15 @@ def run(
     task = make_task(reference, held_out, seed=seed)
     model, _ = _held_out.trained(reference, name, mode=_ours.MODE, seed=seed, options=options)
     depth = model.schema.library_size
-    true = normalised(task.query.X, depth)
+    true = normalized(task.query.X, depth)
     counts = dense(task.reference.X)
     size = counts.sum(1)
-    own = nearest_neighbours(task.places, REFERENCE_NEIGHBOURS)
-    near = KDTree(task.places).query(task.query.obsm["spatial"], REFERENCE_NEIGHBOURS)[1]
+    own = nearest_neighbors(task.places, REFERENCE_NEIGHBORS)
+    near = KDTree(task.places).query(task.query.obsm["spatial"], REFERENCE_NEIGHBORS)[1]
     poisson = np.full(counts.shape[1], MOST_THETA)
     theta = dispersion(counts, size[:, None] * rates(counts, size, own, poisson))
     means = {
-        "mean, log1p": neighbour_mean(normalised(counts, depth), near),
+        "mean, log1p": neighbor_mean(normalized(counts, depth), near),
         "mean, counts": np.log1p(depth * rates(counts, size, near, theta)),
     }
     for method, values in means.items():
@@ -127,7 +127,7 @@ def run(
     draws = draw_expression(model, task.query, None, seed=seed, n_samples=DRAWS)
     drawn = negative_binomial(draws.mean(0), theta, np.random.default_rng(seed))
     for method, sample in (("sample, model", draws[0]), ("sample, counts", drawn)):
-        values = normalised(sample, depth)
+        values = normalized(sample, depth)
         _held_out.keep(
             results, method, name, seed, parameters=training, scores=judge(values, true, task) | likeness(values, true),
             seconds=time.perf_counter() - start, model=_ours.fingerprint(model),

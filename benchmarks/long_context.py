@@ -1,7 +1,7 @@
 """Memory and time of long contexts.
 
 - ``steps``: steps of training on one simulated slice of 200 genes, all of its cells one context, through
-  ``AlphaSTomics.train`` in float32 on all cores: the default long-context model (attention over neighbours, features of
+  ``AlphaSTomics.train`` in float32 on all cores: the default long-context model (attention over neighbors, features of
   pairs) at 16,384, 65,536 and 100,000 cells, there also with all blocks recomputed, and the other sub-quadratic settings at
   the first two. Peaks are those of the whole process less that before training; seconds are those of the fastest step after
   the first.

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 CLAIMS = {
     "factors": "features of pairs in factors",
     "chunked loss": "loss of distances in blocks",
-    "sparse pairs": "features of 32 neighbours' pairs",
+    "sparse pairs": "features of 32 neighbors' pairs",
     "axial pairs": "axial attention, on factors",
     "axial cells": "attention along a grid of the cells",
     "mixed precision memory": "bfloat16, memory",
@@ -29,7 +29,7 @@ TISSUES = {
 }
 READ_OUT = {"one step": "mean", "chain": "draw"}
 SCORES = {
-    "knn_20": "20 neighbours kept ↑",
+    "knn_20": "20 neighbors kept ↑",
     "distance_spearman": "distance Spearman ↑",
     "contact_5": "contacts ↑",
     "aligned_rmsd": "aligned RMSD ↓",

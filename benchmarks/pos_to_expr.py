@@ -11,7 +11,7 @@ with the highest Moran's I in the truth, as log1p at the median library size of 
   four of them, each judged on its own.
 
 Three rows say what can be reached. ``all other cells``: the mean of the nearest cells of the held-out slice itself, every cell
-without its own expression, with the number of neighbours that is best for the slice; twenty times as many cells as are known
+without its own expression, with the number of neighbors that is best for the slice; twenty times as many cells as are known
 to anything else. ``true layers``, where layers were annotated: the mean of the nearest reference cells of the very layer that
 each cell was given by hand, the slice registered by all of its cells. ``reference slices``: Moran's I of real tissue, the mean over the slices of the reference of its correlation
 with that of the truth, and the correlation of their mean.
@@ -42,11 +42,11 @@ if TYPE_CHECKING:
     from benchmarks._report import Results
 
 KNOWN_SHARE = 0.05
-REFERENCE_NEIGHBOURS = 200
-KNOWN_NEIGHBOURS = 5
-MORAN_NEIGHBOURS = 8
-OTHER_NEIGHBOURS = (4, 8, 16, 32, 64, 128)
-LAYER_NEIGHBOURS = 100
+REFERENCE_NEIGHBORS = 200
+KNOWN_NEIGHBORS = 5
+MORAN_NEIGHBORS = 8
+OTHER_NEIGHBORS = (4, 8, 16, 32, 64, 128)
+LAYER_NEIGHBORS = 100
 SCORES = ("pearson", "mse", "moran", "variance")
 SAMPLES = 16  # whose mean is judged
 SINGLES = 4  # that are judged one by one
@@ -107,7 +107,7 @@ def dense(values: Any) -> NDArray[np.float64]:
     return np.asarray(values.toarray() if sp.issparse(values) else values, dtype=np.float64)
 
 
-def normalised(values: Any, depth: float) -> NDArray[np.float64]:
+def normalized(values: Any, depth: float) -> NDArray[np.float64]:
     """log1p at library size ``depth``."""
     counts = dense(values)
     size = counts.sum(-1, keepdims=True)
@@ -115,8 +115,8 @@ def normalised(values: Any, depth: float) -> NDArray[np.float64]:
 
 
 def morans_i(x: NDArray[np.float64], position: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Moran's I of every gene over the nearest neighbours."""
-    near = KDTree(position).query(position, MORAN_NEIGHBOURS + 1)[1][:, 1:]
+    """Moran's I of every gene over the nearest neighbors."""
+    near = KDTree(position).query(position, MORAN_NEIGHBORS + 1)[1][:, 1:]
     z = x - x.mean(0)
     return (z * z[near].mean(1)).sum(0) / np.maximum((z**2).sum(0), 1e-12)
 
@@ -148,7 +148,7 @@ def judge(predicted: NDArray[np.float64], true: NDArray[np.float64], task: Task)
     }
 
 
-def neighbour_mean(values: NDArray[np.float64], near: NDArray[np.intp]) -> NDArray[np.float64]:
+def neighbor_mean(values: NDArray[np.float64], near: NDArray[np.intp]) -> NDArray[np.float64]:
     """Mean of ``values`` (M, G) over the rows ``near`` (N, k)."""
     n, k = near.shape
     rows = np.arange(0, n * k + 1, k)
@@ -156,25 +156,25 @@ def neighbour_mean(values: NDArray[np.float64], near: NDArray[np.intp]) -> NDArr
 
 
 def baselines(task: Task, depth: float) -> dict[str, NDArray[np.float64]]:
-    """Label-free guesses: neighbours in the reference, neighbours among the known cells, and the mean of both."""
+    """Label-free guesses: neighbors in the reference, neighbors among the known cells, and the mean of both."""
     x = task.query.obsm["spatial"]
-    near = KDTree(task.places).query(x, REFERENCE_NEIGHBOURS)[1]
-    of_reference = neighbour_mean(normalised(task.reference.X, depth), near)
-    of_known = normalised(task.query.X, depth)[task.known]
-    close = KDTree(x[task.known]).query(x, KNOWN_NEIGHBOURS)[1]
-    interpolated = neighbour_mean(of_known, close)
+    near = KDTree(task.places).query(x, REFERENCE_NEIGHBORS)[1]
+    of_reference = neighbor_mean(normalized(task.reference.X, depth), near)
+    of_known = normalized(task.query.X, depth)[task.known]
+    close = KDTree(x[task.known]).query(x, KNOWN_NEIGHBORS)[1]
+    interpolated = neighbor_mean(of_known, close)
     return {
-        "reference neighbours": of_reference,
-        "known neighbours": interpolated,
-        "both neighbours": (of_reference + interpolated) / 2,
+        "reference neighbors": of_reference,
+        "known neighbors": interpolated,
+        "both neighbors": (of_reference + interpolated) / 2,
     }
 
 
 def all_other_cells(task: Task, depth: float) -> tuple[dict[str, float], int]:
     """Scores of the mean of the nearest other cells of the slice, and their number: that of highest correlation."""
-    x, true = task.query.obsm["spatial"], normalised(task.query.X, depth)
-    near = KDTree(x).query(x, OTHER_NEIGHBOURS[-1] + 1)[1][:, 1:]
-    found = {k: judge(neighbour_mean(true, near[:, :k]), true, task) for k in OTHER_NEIGHBOURS}
+    x, true = task.query.obsm["spatial"], normalized(task.query.X, depth)
+    near = KDTree(x).query(x, OTHER_NEIGHBORS[-1] + 1)[1][:, 1:]
+    found = {k: judge(neighbor_mean(true, near[:, :k]), true, task) for k in OTHER_NEIGHBORS}
     best = max(found, key=lambda k: found[k]["pearson"])
     return found[best], best
 
@@ -187,20 +187,20 @@ def true_layers(task: Task, held_out: AnnData, depth: float) -> NDArray[np.float
     x = np.asarray(held_out.obsm["spatial"], dtype=np.float64)
     x = rigid_map(x, labels, task.places, known_labels)(x)
     layers, known_layers = (of.obs["layer"].astype(str).to_numpy() for of in (held_out, task.reference))
-    values = normalised(task.reference.X, depth)
+    values = normalized(task.reference.X, depth)
     guess = np.broadcast_to(values.mean(0), (len(x), values.shape[1])).copy()
     for layer in np.intersect1d(layers, known_layers):
         asked, there = layers == layer, known_layers == layer
-        near = KDTree(task.places[there]).query(x[asked], min(LAYER_NEIGHBOURS, there.sum()))[1]
-        guess[asked] = neighbour_mean(values[there], near)
+        near = KDTree(task.places[there]).query(x[asked], min(LAYER_NEIGHBORS, there.sum()))[1]
+        guess[asked] = neighbor_mean(values[there], near)
     return guess
 
 
 def reference_slices(task: Task, depth: float) -> dict[str, float]:
     """Correlation of Moran's I in real slices of the reference with that of the truth."""
-    true = morans_i(normalised(task.query.X, depth), task.query.obsm["spatial"])
+    true = morans_i(normalized(task.query.X, depth), task.query.obsm["spatial"])
     slices = task.reference.obs["slice_id"].astype(str).to_numpy()
-    values = normalised(task.reference.X, depth)
+    values = normalized(task.reference.X, depth)
     found = np.stack([morans_i(values[slices == s], task.places[slices == s]) for s in np.unique(slices)])
     return {
         "moran": float(np.mean([np.corrcoef(one, true)[0, 1] for one in found])),
@@ -214,9 +214,9 @@ def ours(model: AlphaSTomics, task: Task, depth: float, *, inpaint: bool, seed: 
     if inpaint:
         known = np.full(task.query.shape, np.nan)
         known[task.known] = dense(task.query.X)[task.known]
-    true = normalised(task.query.X, depth)
+    true = normalized(task.query.X, depth)
     draws = draw_expression(model, task.query, known, seed=seed, n_samples=SINGLES)
-    singles = [judge(normalised(draw, depth), true, task) for draw in draws]
+    singles = [judge(normalized(draw, depth), true, task) for draw in draws]
     return {
         "mean": judge(mean_expression(model, task.query, known, depth, seed=seed), true, task),
         "sample": {name: float(np.mean([scores[name] for scores in singles])) for name in SCORES},
@@ -276,7 +276,7 @@ def run(
     task = make_task(reference, held_out, seed=seed)
     model, seconds = _held_out.trained(reference, name, mode=options.mode, seed=seed, options=options)
     depth = model.schema.library_size
-    true = normalised(task.query.X, depth)
+    true = normalized(task.query.X, depth)
     for method, values in baselines(task, depth).items():
         _held_out.keep(results, method, name, seed, parameters={}, scores=judge(values, true, task))
     scores, k = all_other_cells(task, depth)

@@ -1,8 +1,8 @@
 """How fast ``preprocess`` is, beside doing it in memory.
 
 Simulated slices, a file for each. ``preprocess`` makes them a dataset: two passes, cells along a curve, a split, library
-sizes and moments, checksums. ``in memory`` reads the same files with anndata, brings them together, normalises with scanpy
-(``normalize_total``, ``log1p``, and where asked ``scale`` without centring, which keeps zeros) and writes the same columns with
+sizes and moments, checksums. ``in memory`` reads the same files with anndata, brings them together, normalizes with scanpy
+(``normalize_total``, ``log1p``, and where asked ``scale`` without centering, which keeps zeros) and writes the same columns with
 pyarrow, everything at its defaults. Each runs in a process of its own on one core, by turns, after a run on few cells that
 takes what is done once, such as imports and compilation. Ratios are medians over the turns of the speed of ours over theirs, by
 the clock and by the time of the processor, which other programs disturb less. Run as ``python -m benchmarks.preprocess_speed``.
@@ -34,7 +34,7 @@ FEW = 1000
 
 
 def in_memory(source: Path, target: Path, *, scale: bool) -> None:
-    """Read, normalise and write all cells at once."""
+    """Read, normalize and write all cells at once."""
     import anndata as ad
     import numpy as np
     import pyarrow as pa

@@ -52,27 +52,27 @@ def probe(model: AlphaSTomics, cells: AnnData, truth: NDArray[np.float64], *, se
     import torch
 
     from alphastomics.data import AnnDataSource
-    from alphastomics.diffusion.geometry import align, centre, kabsch
-    from alphastomics.sampling._position import MAX_CONTEXT, SlicePositions, content_order, embed_cells
+    from alphastomics.diffusion.geometry import align, center, kabsch
+    from alphastomics.sampling._position import MAX_CONTEXT, PositionSampler, content_order, embed_cells
 
     cells = cells.copy()
     cells.obsm.clear()
     source = AnnDataSource(cells, model.schema, positions=False)
     rows = content_order(source, np.arange(cells.n_obs))
     device = model.module.device
-    positions = SlicePositions(
+    positions = PositionSampler(
         model.module, model.diffusion, embed_cells(model.module, source, rows, device),
         shared_frame=False, spacing=model.schema.spacing / model.schema.scale, max_context=MAX_CONTEXT,
     )  # fmt: skip
     mean, process = positions.mean, model.diffusion.position
-    x = centre(torch.from_numpy(truth[rows] / model.schema.scale).float()[None].to(device))
+    x = center(torch.from_numpy(truth[rows] / model.schema.scale).float()[None].to(device))
     x = x @ kabsch(x, mean)
 
     def error(estimate: Any) -> float:
         return float(((estimate - align(x, estimate)) ** 2).sum(-1).mean().sqrt())
 
     def estimate(z: torch.Tensor) -> torch.Tensor:
-        return positions.estimate(z, t, positions.believe(z, t))
+        return positions.estimate(z, t, positions.estimate_posterior(z, t))
 
     generator = torch.Generator().manual_seed(seed)
     quarter_turn = torch.eye(x.shape[-1], device=device)
@@ -80,7 +80,7 @@ def probe(model: AlphaSTomics, cells: AnnData, truth: NDArray[np.float64], *, se
     found = {}
     for ratio in RATIOS:
         t = torch.full((1,), process.schedule.time_of_ratio(ratio), device=device)
-        z = process.noise(x, t, centre(torch.randn(x.shape, generator=generator).to(device)))
+        z = process.noise(x, t, center(torch.randn(x.shape, generator=generator).to(device)))
         denoised = estimate(z)
         trivial = {"copying": error(z / process.schedule.alpha(t)), "without positions": error(mean)}
         # The sampler's denoising function: whatever frame z comes in, it is turned to the canonical one and back.

@@ -34,7 +34,7 @@ ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_
 
 
 class Pace(pl.Callback):
-    """Notes when steps of the optimiser end, and how many cells they had, in a process that may be a fork.
+    """Notes when steps of the optimizer end, and how many cells they had, in a process that may be a fork.
 
     Attributes
     ----------

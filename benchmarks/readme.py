@@ -28,12 +28,12 @@ ROWS = {
     "distance_mlp": "perceptron on distances",
     "optimal_transport": "entropic optimal transport",
     "knn_25": "25-NN in expression",
-    "knn_30_unscaled": "30-NN in expression, genes not standardised",
+    "knn_30_unscaled": "30-NN in expression, genes not standardized",
     "chance": "chance",
     "oracle": "shuffled within true cell types",
 }
 SCORES = {
-    "knn_20": "20 neighbours kept ↑",
+    "knn_20": "20 neighbors kept ↑",
     "distance_spearman": "distance Spearman ↑",
     "contact_5": "contacts ↑",
     "aligned_rmsd": "aligned RMSD ↓",
@@ -42,12 +42,12 @@ SCORES = {
 
 
 PLANES = {"starmap_mpfc": "STARmap mouse cortex, three folds", "seqfish": "seqFISH mouse embryo"}
-NEIGHBOURS = ("reference neighbours", "known neighbours", "both neighbours")
+NEIGHBORS = ("reference neighbors", "known neighbors", "both neighbors")
 QUESTIONS = (
-    ("pos_to_expr", "expression at registered places, Pearson ↑", "any, registered, mean", "pearson", (*NEIGHBOURS[:1], "true layers")),
-    ("pos_to_expr", "squared error over variance ↓", "any, registered, mean", "mse", (*NEIGHBOURS[:1], "true layers")),
-    ("pos_to_expr", "with 5 % of the cells known, Pearson ↑", "any, known, mean", "pearson", (*NEIGHBOURS, "all other cells")),
-    ("pos_to_expr", "squared error over variance ↓", "any, known, mean", "mse", (*NEIGHBOURS, "all other cells")),
+    ("pos_to_expr", "expression at registered places, Pearson ↑", "any, registered, mean", "pearson", (*NEIGHBORS[:1], "true layers")),
+    ("pos_to_expr", "squared error over variance ↓", "any, registered, mean", "mse", (*NEIGHBORS[:1], "true layers")),
+    ("pos_to_expr", "with 5 % of the cells known, Pearson ↑", "any, known, mean", "pearson", (*NEIGHBORS, "all other cells")),
+    ("pos_to_expr", "squared error over variance ↓", "any, known, mean", "mse", (*NEIGHBORS, "all other cells")),
     ("pos_to_expr", "one sample, Moran's I as in the truth ↑", "any, registered, sample", "moran", ("reference slices",)),
     ("pos_to_expr", "one sample, variance over that of the truth", "any, registered, sample", "variance", ()),
     ("pos_to_expr", "with 5 % known, Moran's I as in the truth ↑", "any, known, sample", "moran", ("reference slices",)),
@@ -74,7 +74,7 @@ QUESTIONS = (
     ("uncertainty", '`layers["sd"]`, Spearman ↑', 'expression, layers["sd"]', "spearman", ()),
     ("uncertainty", "share of values in 80 % intervals", 'expression, layers["sd"]', "coverage", ()),
     ("directions", "placed cells, distance Spearman ↑", "any, placed", "distance_spearman", ("expr_to_pos, placed",)),
-    ("directions", "placed cells, 20 neighbours kept ↑", "any, placed", "knn_20", ("expr_to_pos, placed",)),
+    ("directions", "placed cells, 20 neighbors kept ↑", "any, placed", "knn_20", ("expr_to_pos, placed",)),
     ("directions", "placed cells, contacts ↑", "any, placed", "contact_5", ("expr_to_pos, placed",)),
     ("directions", "written expression, Pearson ↑", "any, mean", "pearson", ("pos_to_expr, mean",)),
     ("directions", "one sample, Moran's I as in the truth ↑", "any, sample", "moran", ("pos_to_expr, sample",)),

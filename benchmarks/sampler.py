@@ -15,7 +15,7 @@ import numpy as np
 
 from benchmarks import _judge, _ours
 from benchmarks._data import BENCHMARKS, DEFAULT_MINUTES, find_data
-from benchmarks._report import Results, mean_sd, summarise, table
+from benchmarks._report import Results, mean_sd, summarize, table
 from benchmarks._runner import RESULTS
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ def run(fold: Fold, options: argparse.Namespace) -> None:
                     seconds=seconds, model=name, train_seconds=round(train_seconds, 1),
                 )  # fmt: skip
     current = [entry for entry in results.entries if entry["model"] == name]
-    summary = summarise(current, methods, [fold.name], options.seeds)
+    summary = summarize(current, methods, [fold.name], options.seeds)
     paired = differences(current, options.samplers, options.seeds)
     results.write(summary=summary, differences=paired)
     print(f"\n{options.benchmark}, one model, mean ± sd over seeds of the draws")

@@ -34,7 +34,7 @@ from scipy.stats import chi2, rankdata
 from benchmarks import _held_out, _judge, _ours
 from benchmarks._data import make_fold
 from benchmarks._report import table
-from benchmarks.pos_to_expr import dense, gene_correlation, make_task, normalised
+from benchmarks.pos_to_expr import dense, gene_correlation, make_task, normalized
 
 if TYPE_CHECKING:
     import argparse
@@ -104,9 +104,9 @@ def write(model: AlphaSTomics, task: Task, row: str, *, seed: int) -> tuple[Arra
     places.X = None
     arguments = EXPRESSION_ROWS[row]
     written = model.sample(places, mode="pos_to_expr", random_state=seed, **arguments)
-    true = normalised(task.query.X, depth)[asked]
+    true = normalized(task.query.X, depth)[asked]
     if arguments["reduce"] is None:
-        draws = normalised(written.X, depth).reshape(arguments["n_samples"], task.query.n_obs, -1)[:, asked]
+        draws = normalized(written.X, depth).reshape(arguments["n_samples"], task.query.n_obs, -1)[:, asked]
         return draws.mean(0), draws.std(0), true
     return dense(written.X)[asked], dense(written.layers["sd"])[asked], np.expm1(true)
 

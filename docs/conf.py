@@ -58,7 +58,7 @@ nitpick_ignore_regex = [
     ("py:class", r"alphastomics\.data\._contexts\.ContextDataset"),  # what a loader is made of has no page
     (
         "py:class",
-        r"alphastomics\.train\.(length_schedule\.LengthCurriculum|objective\.Objective|optimisation\.Optimisation)",
+        r"alphastomics\.train\.(length_schedule\.LengthCurriculum|objective\.Objective|optimization\.Optimization)",
     ),  # nor has what a plan is made of
     (
         "py:class",

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(Path(__file__).parent))
-pytest_plugins = ["hub_stand_in"]
+pytest_plugins = ["hub_stand_in", "small_models"]
 
 # The same examples in every run, and no deadline: a busy machine is not a failure.
 settings.register_profile("alphastomics", deadline=None, derandomize=True)

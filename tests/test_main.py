@@ -130,7 +130,7 @@ def test_train_writes_a_run_and_nothing_else(folder, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     before = logging.getLogger("alphastomics").handlers[:]
     tokens = ["train", "--input-data", str(folder / "ref.h5ad"), *SHORT]
-    assert main([*tokens, "--no-gated-attention", "--no-use-qk-norm", "--lambda-neighbour", "0", "--seed", "3"]) == 0
+    assert main([*tokens, "--no-gated-attention", "--no-use-qk-norm", "--lambda-neighbor", "0", "--seed", "3"]) == 0
     run = tmp_path / "outputs/alphastomics"
     model, state = ["checkpoints/model/config.json", "checkpoints/model/model.safetensors"], ["checkpoints/last.ckpt"]
     assert files_in(run) == [*state, *model, "config.yaml", "logs/metrics.csv"]
@@ -216,13 +216,13 @@ def test_sample_reads_positions_only_to_inpaint(folder, query, tmp_path):
     cells.obsm["spatial"][:30] = np.nan
     cells.write_h5ad(tmp_path / "partly.h5ad")
     partly = [*query[:3], str(tmp_path / "partly.h5ad"), *query[4:]]
-    free, blind, held = (
+    free, blind, observed = (
         sampled(tokens, tmp_path / "out.h5ad", *more).obsm["spatial"]
         for tokens, more in ((query, []), (partly, []), (partly, ["--inpaint"]))
     )
     np.testing.assert_array_equal(free, blind)
-    np.testing.assert_array_equal(held[30:], truth[30:])
-    assert np.isfinite(held).all()
+    np.testing.assert_array_equal(observed[30:], truth[30:])
+    assert np.isfinite(observed).all()
 
 
 def test_sample_draws_and_reduces(query, tmp_path):

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from alphastomics._provenance import differing, plain, storable, system, told, versions
+from alphastomics._provenance import differing, plain, serialize_arguments, storable, system, versions
 from alphastomics.data import Augmentation
 
 PLACES = ["/home/me/x.ckpt", "~/x", "C:\\Users\\me", "\\\\server\\me", Path("x"), Path("/home/me")]
@@ -47,12 +47,12 @@ def test_other_versions_are_found():
 
 @pytest.mark.parametrize("place", PLACES, ids=str)
 def test_no_place_is_told(place):
-    assert told({"a": place, "b": [place, 1], "c": {"d": place, "e": 2}}) == {"b": [1], "c": {"e": 2}}
+    assert serialize_arguments({"a": place, "b": [place, 1], "c": {"d": place, "e": 2}}) == {"b": [1], "c": {"e": 2}}
 
 
 def test_what_says_where_or_holds_objects_is_not_told():
     names = ("adata", "callbacks", "checkpoint", "ckpt_path", "default_root_dir", "logger", "model", "resume")
-    assert told(dict.fromkeys(names, "x") | {"max_epochs": 3, "devices": None}) == {"max_epochs": 3}
+    assert serialize_arguments(dict.fromkeys(names, "x") | {"max_epochs": 3, "devices": None}) == {"max_epochs": 3}
 
 
 def test_values_become_plain():
@@ -90,6 +90,6 @@ values = st.recursive(
 @given(st.dictionaries(names, values, max_size=4))
 def test_what_is_stored_survives_a_file(tmp_path_factory, arguments):
     path = tmp_path_factory.mktemp("uns") / "x.h5ad"
-    stored = storable(told(arguments))
+    stored = storable(serialize_arguments(arguments))
     ad.AnnData(np.zeros((1, 1)), uns={"record": stored}).write_h5ad(path)
     assert ad.read_h5ad(path).uns["record"] == stored

@@ -22,7 +22,7 @@ CLIP = 10.0
 
 
 def expression_features(reference: AnnData, query: AnnData, *, scale: bool) -> tuple[Array, Array]:
-    """Centred expression of the genes both objects have, ``(n_ref, n_genes)`` and ``(n_query, n_genes)``.
+    """Centered expression of the genes both objects have, ``(n_ref, n_genes)`` and ``(n_query, n_genes)``.
 
     Counts are first brought to the median library size of the reference and log1p transformed. With ``scale`` every gene
     has unit variance (clipped at ±10); without, one factor serves all genes, so that weak genes weigh less. All moments
@@ -56,9 +56,9 @@ def principal_components(ref: Array, new: Array, *, n_components: int = 50) -> t
     return pca.transform(ref), pca.transform(new)
 
 
-def nearest(ref: Array, new: Array, *, n_neighbours: int) -> NDArray[np.intp]:
-    """Rows of the ``n_neighbours`` rows of ``ref`` nearest to every row of ``new``; exhaustive, quicker than a tree here."""
-    return NearestNeighbors(n_neighbors=n_neighbours, algorithm="brute").fit(ref).kneighbors(new, return_distance=False)
+def nearest(ref: Array, new: Array, *, n_neighbors: int) -> NDArray[np.intp]:
+    """Rows of the ``n_neighbors`` rows of ``ref`` nearest to every row of ``new``; exhaustive, quicker than a tree here."""
+    return NearestNeighbors(n_neighbors=n_neighbors, algorithm="brute").fit(ref).kneighbors(new, return_distance=False)
 
 
 def slice_rows(reference: AnnData) -> list[NDArray[np.intp]]:
@@ -68,11 +68,11 @@ def slice_rows(reference: AnnData) -> list[NDArray[np.intp]]:
     return sorted(rows, key=len, reverse=True)
 
 
-def common_frame(reference: AnnData, components: Array, *, n_neighbours: int = 30) -> Array:
+def common_frame(reference: AnnData, components: Array, *, n_neighbors: int = 30) -> Array:
     """Positions of all reference slices in the frame of the largest one, ``(n_ref, n_dims)``.
 
     Cells of another slice are matched to the largest slice by expression alone: principal components averaged over each
-    cell's spatial neighbours, then the mean position of the most similar neighbourhoods. The slice is moved onto these
+    cell's spatial neighbors, then the mean position of the most similar neighborhoods. The slice is moved onto these
     positions by the best rotation, reflection and shift; its shape and scale stay as they are. No labels are used.
     """
     positions = np.asarray(reference.obsm["spatial"], dtype=np.float64).copy()
@@ -81,10 +81,10 @@ def common_frame(reference: AnnData, components: Array, *, n_neighbours: int = 3
         return positions
     smooth = np.empty_like(components)
     for rows in (anchor, *others):
-        near = cKDTree(positions[rows]).query(positions[rows], k=min(n_neighbours, len(rows)))[1]
+        near = cKDTree(positions[rows]).query(positions[rows], k=min(n_neighbors, len(rows)))[1]
         smooth[rows] = components[rows][near].mean(axis=1)
     for rows in others:
-        similar = nearest(smooth[anchor], smooth[rows], n_neighbours=min(n_neighbours, len(anchor)))
+        similar = nearest(smooth[anchor], smooth[rows], n_neighbors=min(n_neighbors, len(anchor)))
         matched = positions[anchor][similar].mean(axis=1)
         rotation, shift = rigid_fit(positions[rows], matched)
         positions[rows] = positions[rows] @ rotation + shift

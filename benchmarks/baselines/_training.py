@@ -46,17 +46,17 @@ def train_on_slices(
     weight_decay: float,
     seed: int,
 ) -> None:
-    """Minimise ``loss(output, positions)`` over random contexts, each drawn from one slice in proportion to its size.
+    """Minimize ``loss(output, positions)`` over random contexts, each drawn from one slice in proportion to its size.
 
     The contexts amount to ``n_epochs`` passes over the cells, but to no fewer than ``min_steps``. A share
-    ``gene_dropout`` of the input entries is set to 0, the mean of a centred gene. The learning rate falls to zero along
+    ``gene_dropout`` of the input entries is set to 0, the mean of a centered gene. The learning rate falls to zero along
     a half cosine.
     """
     rng = np.random.default_rng(seed)
     n_steps = max(min_steps, round(n_epochs * len(expression) / context_size))
     x, y = torch.as_tensor(expression, dtype=torch.float32), torch.as_tensor(positions, dtype=torch.float32)
-    optimiser = torch.optim.AdamW(network.parameters(), lr=learning_rate, weight_decay=weight_decay)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, n_steps)
+    optimizer = torch.optim.AdamW(network.parameters(), lr=learning_rate, weight_decay=weight_decay)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, n_steps)
     sizes = np.array([len(r) for r in rows], dtype=float)
     network.train()
     for _ in range(n_steps):
@@ -65,9 +65,9 @@ def train_on_slices(
         context = x[cells]
         if gene_dropout:
             context = context * torch.from_numpy(rng.random(context.shape, dtype=np.float32) >= gene_dropout)
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss(network(context), y[cells]).backward()
-        optimiser.step()
+        optimizer.step()
         schedule.step()
     network.eval()
 
@@ -80,5 +80,5 @@ def apply(network: nn.Module, expression: NDArray[np.float64]) -> NDArray[np.flo
 
 def spread(positions: NDArray[np.float64], rows: Sequence[NDArray[np.intp]]) -> float:
     """Root mean square radius of the slices, the median over them."""
-    centred = (positions[r] - positions[r].mean(axis=0) for r in rows)
-    return float(np.median([np.sqrt((p**2).sum(axis=1).mean()) for p in centred]))
+    centered = (positions[r] - positions[r].mean(axis=0) for r in rows)
+    return float(np.median([np.sqrt((p**2).sum(axis=1).mean()) for p in centered]))

@@ -1,4 +1,4 @@
-"""Contrastive embedding: expression is mapped to where spatial neighbours are similar, then neighbours vote there.
+"""Contrastive embedding: expression is mapped to where spatial neighbors are similar, then neighbors vote there.
 
 A perceptron embeds the cells on a sphere. Inside a context of one slice, the softmax over cosine similarities is fitted
 to a Gaussian kernel of spatial distance (soft InfoNCE; the idea of STEM and CellContrast):
@@ -45,7 +45,7 @@ PARAMETERS: dict[str, Any] = {
     "weight_decay": 1e-2,
     "temperature": 0.1,
     "kernel_width": 0.1,
-    "n_neighbours": 10,
+    "n_neighbors": 10,
 }
 
 
@@ -86,7 +86,7 @@ def place(reference: AnnData, query: AnnData, *, seed: int, **p: Any) -> NDArray
         training["gene_dropout"] = p["gene_dropout_counts" if is_counts(reference.X) else "gene_dropout_other"]
         train_on_slices(network, ref, frame, rows, loss, seed=seed, **training)
     z_ref, z_new = (_unit(apply(network, x)) for x in (ref, new))
-    return frame[nearest(z_ref, z_new, n_neighbours=p["n_neighbours"])].mean(axis=1)
+    return frame[nearest(z_ref, z_new, n_neighbors=p["n_neighbors"])].mean(axis=1)
 
 
 def _unit(z: NDArray[np.float64]) -> NDArray[np.float64]:

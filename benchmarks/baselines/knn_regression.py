@@ -1,4 +1,4 @@
-"""Nearest-neighbour regression: a cell sits at the mean position of the reference cells with the most similar expression.
+"""Nearest-neighbor regression: a cell sits at the mean position of the reference cells with the most similar expression.
 
 Frames: all reference slices are brought into the frame of the largest (:func:`._features.common_frame`).
 Nothing is random: every seed gives the same positions.
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 N_COMPONENTS = 50
 
 
-def parameters(n_neighbours: int, *, scale: bool) -> dict[str, Any]:
+def parameters(n_neighbors: int, *, scale: bool) -> dict[str, Any]:
     """What a variant is run with."""
-    return {"n_components": N_COMPONENTS, "n_neighbours": n_neighbours, "scale": scale}
+    return {"n_components": N_COMPONENTS, "n_neighbors": n_neighbors, "scale": scale}
 
 
 def place(reference: AnnData, query: AnnData, *, seed: int, **p: Any) -> NDArray[np.float64]:
@@ -28,19 +28,19 @@ def place(reference: AnnData, query: AnnData, *, seed: int, **p: Any) -> NDArray
     ref, new = principal_components(
         *expression_features(reference, query, scale=p["scale"]), n_components=p["n_components"]
     )
-    return common_frame(reference, ref)[nearest(ref, new, n_neighbours=p["n_neighbours"])].mean(axis=1)
+    return common_frame(reference, ref)[nearest(ref, new, n_neighbors=p["n_neighbors"])].mean(axis=1)
 
 
 def knn_25(reference: AnnData, query: AnnData, *, seed: int) -> NDArray[np.float64]:
-    """25 neighbours, genes of unit variance."""
+    """25 neighbors, genes of unit variance."""
     return place(reference, query, seed=seed, **parameters(25, scale=True))
 
 
 def knn_30(reference: AnnData, query: AnnData, *, seed: int) -> NDArray[np.float64]:
-    """30 neighbours, genes of unit variance."""
+    """30 neighbors, genes of unit variance."""
     return place(reference, query, seed=seed, **parameters(30, scale=True))
 
 
 def knn_30_unscaled(reference: AnnData, query: AnnData, *, seed: int) -> NDArray[np.float64]:
-    """30 neighbours, genes with the variance they have."""
+    """30 neighbors, genes with the variance they have."""
     return place(reference, query, seed=seed, **parameters(30, scale=False))

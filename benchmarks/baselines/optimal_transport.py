@@ -1,4 +1,4 @@
-"""Entropic optimal transport of the query's cells onto the reference's positions, read out by its barycentres.
+"""Entropic optimal transport of the query's cells onto the reference's positions, read out by its barycenters.
 
 P = argmin <P, C> - ε H(P) with uniform marginals, C the squared distance in 50 principal components over its mean
 (Sinkhorn; Cuturi 2013); a cell sits at Σ_j P_ij x_j / Σ_j P_ij.

@@ -14,7 +14,7 @@ import numpy as np
 
 PACKAGES = ("alphastomics", "torch", "lightning", "scvi-tools", "anndata", "numpy")
 # Arguments that say where, not how, or that hold data or code.
-UNTOLD = frozenset(
+EXCLUDED = frozenset(
     {
         "adata",
         "callbacks",
@@ -54,12 +54,12 @@ def _version_here(name: str) -> str | None:
         return None
 
 
-def told(arguments: Mapping[str, Any]) -> dict[str, Any]:
+def serialize_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Arguments as plain values, without those that are None, or that say where something lies."""
     return {
         name: plain(value)
         for name, value in arguments.items()
-        if value is not None and name not in UNTOLD and not _is_place(value)
+        if value is not None and name not in EXCLUDED and not _is_place(value)
     }
 
 
@@ -68,9 +68,9 @@ def plain(value: Any) -> Any:
     if isinstance(value, np.generic):
         return plain(value.item())
     if isinstance(value, Mapping):
-        return told({str(name): each for name, each in value.items()})
+        return serialize_arguments({str(name): each for name, each in value.items()})
     if is_dataclass(value) and not isinstance(value, type):
-        return told(asdict(value))
+        return serialize_arguments(asdict(value))
     if isinstance(value, (list, tuple)):
         return [plain(each) for each in value if not _is_place(each)]
     if isinstance(value, timedelta):

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import NoneType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
-from alphastomics._io._errors import LONGEST, shown
+from alphastomics._io._errors import LONGEST, format_value
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -118,13 +118,13 @@ def text(value: Any) -> str:
     """A value in a message, as a file has it, and no longer than a line."""
     if isinstance(value, list) or hasattr(value, "items"):
         return _kind(value)
-    return str(value).lower() if isinstance(value, bool) else shown(value)
+    return str(value).lower() if isinstance(value, bool) else format_value(value)
 
 
 def said(name: Any) -> str:
     """A key in a message, as a file has it, in one line and no longer than that."""
     found = str(name)
-    return found if found.isprintable() and len(found) <= LONGEST else shown(found)
+    return found if found.isprintable() and len(found) <= LONGEST else format_value(found)
 
 
 def plain(section: Any) -> dict[str, Any]:

@@ -115,15 +115,15 @@ class ModelSection:
     rank
         Rank of these, or ``auto`` (``--rank``).
     sparse_pairs
-        Where ``neighbor`` looks for neighbours: ``coordinate``, ``sequence`` or ``hybrid`` (``--sparse-pairs``).
+        Where ``neighbor`` looks for neighbors: ``coordinate``, ``sequence`` or ``hybrid`` (``--sparse-pairs``).
     n_neighbors
-        How many neighbours ``neighbor`` looks at (``--n-neighbors``).
+        How many neighbors ``neighbor`` looks at (``--n-neighbors``).
     use_gated_attention
         The same as ``attention: full``; false is the same as ``attention: linear`` (``--use-gated-attention``).
     gate_type
         Gate of softmax attention (``--gate-type``).
     use_qk_norm
-        Whether queries and keys are normalised (``--use-qk-norm``).
+        Whether queries and keys are normalized (``--use-qk-norm``).
     use_moe
         A mixture of experts in the place of the feed-forward networks (``--use-moe``).
     num_experts
@@ -231,7 +231,7 @@ class TrainingSection:
     max_time
         Longest time, in seconds or as ``DD:HH:MM:SS`` (``--max-time``).
     accumulate_grad_batches
-        Batches for one step of the optimiser (``--accumulate-grad-batches``).
+        Batches for one step of the optimizer (``--accumulate-grad-batches``).
     gradient_clip_val
         Largest norm of the gradient (``--gradient-clip-val``).
     weight_decay
@@ -242,8 +242,8 @@ class TrainingSection:
         How the learning rate falls: ``cosine``, ``linear`` or ``constant`` (``--lr-schedule``).
     final_lr
         Share of the learning rate that is left at the end, unless it is constant (``--final-lr``).
-    packing_lr
-        Learning rate of the packing network (``--packing-lr``).
+    min_distance_lr
+        Learning rate of the minimum-distance network (``--min-distance-lr``).
     ema_decay
         Decay of the moving average of the weights (``--ema-decay``).
     validation_size
@@ -290,7 +290,7 @@ class TrainingSection:
     warmup_steps: int | None = None
     lr_schedule: Literal["cosine", "linear", "constant"] | None = None
     final_lr: float | None = None
-    packing_lr: float | None = None
+    min_distance_lr: float | None = None
     ema_decay: float | None = None
     validation_size: float | None = None
     early_stopping: bool | None = None
@@ -375,12 +375,12 @@ class LossSection:
         Of positions (``--lambda-position``).
     lambda_distance
         Of distances (``--lambda-distance``).
-    lambda_neighbour
-        Of the contrastive loss of neighbours (``--lambda-neighbour``).
+    lambda_neighbor
+        Of the contrastive loss of neighbors (``--lambda-neighbor``).
     lambda_layout
         Of the layout loss (``--lambda-layout``).
-    lambda_packing
-        Of the packing loss (``--lambda-packing``).
+    lambda_min_distance
+        Of the minimum-distance loss (``--lambda-min-distance``).
     lambda_fape
         Of the frame-aligned point error of ordered chains (``--lambda-fape``).
     moe_load_balance_loss_weight
@@ -391,25 +391,25 @@ class LossSection:
         Ceiling of the weight of the diffusion loss (``--max-loss-weight``).
     absent
         Share of contexts in which what is sampled is absent altogether (``--absent``).
-    neighbour_width
-        Width of a neighbourhood in the contrastive loss (``--neighbour-width``).
+    neighbor_width
+        Width of a neighborhood in the contrastive loss (``--neighbor-width``).
     layout_width
-        Width of a neighbourhood in the layout loss (``--layout-width``).
+        Width of a neighborhood in the layout loss (``--layout-width``).
     """
 
     lambda_expression: float | None = None
     lambda_completion: float | None = None
     lambda_position: float | None = None
     lambda_distance: float | None = None
-    lambda_neighbour: float | None = None
+    lambda_neighbor: float | None = None
     lambda_layout: float | None = None
-    lambda_packing: float | None = None
+    lambda_min_distance: float | None = None
     lambda_fape: float | None = None
     moe_load_balance_loss_weight: float | None = None
     reconstruction_weight: float | None = None
     max_loss_weight: float | None = None
     absent: float | None = None
-    neighbour_width: float | None = None
+    neighbor_width: float | None = None
     layout_width: float | None = None
 
 

@@ -16,7 +16,7 @@ from cyclopts.types import ExistingDirectory, ExistingFile, PositiveInt  # noqa:
 
 from alphastomics import __version__
 from alphastomics.cli._config import NULLS, fill, resolved
-from alphastomics.cli._console import USER_ERRORS, complain, messages
+from alphastomics.cli._console import USER_ERRORS, messages, print_error
 from alphastomics.cli._options import (
     GLOBAL,
     SEVERAL,
@@ -247,7 +247,7 @@ def sample(
     n_views
         Random subsets of genes and cells over which the conditional mean is averaged.
     refine
-        Move the cells of the conditional mean towards those that resemble them in the neighbourhood embedding.
+        Move the cells of the conditional mean towards those that resemble them in the neighborhood embedding.
     inpaint
         Hold what the cells have of the modality that is sampled; sample what is NaN.
     n_cells
@@ -433,7 +433,7 @@ def upload(*, data_dir: ExistingDirectory, repo_id: str, options: UploadOptions 
     data_dir
         Folder that ``preprocess`` wrote.
     repo_id
-        ``organisation/name``.
+        ``organization/name``.
     """
     from alphastomics.data.hub import upload as run
 
@@ -461,7 +461,7 @@ def _launch(
     except USER_ERRORS as error:
         if traceback:
             raise
-        complain(error)
+        print_error(error)
         return 1
     return 0
 
@@ -485,7 +485,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return app.meta(sys.argv[1:] if argv is None else list(argv), **PLAIN) or 0
     except CycloptsError as error:
-        complain(error)
+        print_error(error)
         return 2
 
 

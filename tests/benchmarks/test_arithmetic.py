@@ -33,7 +33,7 @@ def network(size: Size) -> Denoiser:
 def test_weights_are_those_of_the_network(size):
     module = network(size)
     if size.dims == 2:
-        assert sum(p.numel() for p in module.packing.parameters()) == PACKING
+        assert sum(p.numel() for p in module.min_distance.parameters()) == PACKING
     assert size.n_parameters == sum(p.numel() for p in module.parameters())
 
 

@@ -6,15 +6,15 @@ import pytest
 from benchmarks import _report, directions
 
 
-def entries_of(any_scores, specialised_scores, folds=("x", "y")):
+def entries_of(any_scores, specialized_scores, folds=("x", "y")):
     """Entries of every kind; scores are by (fold, seed) and the same for every kind."""
     found = []
     for seed in (0, 1, 2):
         for i, fold in enumerate(folds):
             for mode, values in (
                 ("any", any_scores),
-                ("expr_to_pos", specialised_scores),
-                ("pos_to_expr", specialised_scores),
+                ("expr_to_pos", specialized_scores),
+                ("pos_to_expr", specialized_scores),
             ):
                 for kind in directions.KINDS[mode]:
                     scores = dict.fromkeys(directions.COMPARED, values[i][seed])
@@ -25,7 +25,7 @@ def entries_of(any_scores, specialised_scores, folds=("x", "y")):
 
 def compare(entries, seeds=(0, 1, 2), folds=("x", "y")):
     methods = list(dict.fromkeys(e["method"] for e in entries))
-    return directions.compare(entries, _report.summarise(entries, methods, list(folds), seeds), seeds)
+    return directions.compare(entries, _report.summarize(entries, methods, list(folds), seeds), seeds)
 
 
 def test_differences_are_paired_by_fold_and_seed():

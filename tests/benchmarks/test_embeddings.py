@@ -9,7 +9,7 @@ from benchmarks import embeddings
 
 
 @pytest.fixture
-def labelled():
+def labeled():
     """Values of three separate groups, and labels that follow them."""
     rng = np.random.default_rng(0)
     group = rng.integers(3, size=120)
@@ -17,8 +17,8 @@ def labelled():
     return 10 * np.eye(3)[group] + rng.normal(size=(120, 3)), obs
 
 
-def test_separate_groups_are_found_and_noise_is_not(labelled):
-    values, obs = labelled
+def test_separate_groups_are_found_and_noise_is_not(labeled):
+    values, obs = labeled
     scores = embeddings.judge(values, obs, seed=0)
     assert set(scores) == {"type_ari", "type_nmi", "type_ari_louvain", "type_nmi_louvain"}
     assert scores["type_ari"] == scores["type_nmi"] == 1
@@ -27,8 +27,8 @@ def test_separate_groups_are_found_and_noise_is_not(labelled):
     assert abs(embeddings.judge(values, shuffled, seed=0)["type_ari"]) < 0.1
 
 
-def test_layers_are_judged_where_there_are_some_and_cells_without_a_label_are_left_out(labelled):
-    values, obs = labelled
+def test_layers_are_judged_where_there_are_some_and_cells_without_a_label_are_left_out(labeled):
+    values, obs = labeled
     obs["layer"] = np.where(obs["cell_type"] == "a", "1", "2")
     obs.loc[:60, "cell_type"] = np.nan
     scores = embeddings.judge(values, obs, seed=0)
@@ -53,7 +53,7 @@ def _truncated(values, k):
     return (u[:, :k] * s[:k] ** 2) @ u[:, :k].T
 
 
-def test_average_is_over_the_cell_and_its_neighbours():
+def test_average_is_over_the_cell_and_its_neighbors():
     rng = np.random.default_rng(0)
     values, position = rng.normal(size=(60, 4)), rng.normal(size=(60, 2))
     near = NearestNeighbors(n_neighbors=21).fit(position).kneighbors(position)[1]

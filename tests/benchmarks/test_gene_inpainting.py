@@ -46,9 +46,9 @@ def test_hidden_values_are_never_read(task, question):
 
 
 @pytest.mark.parametrize("question", inpainting.QUESTIONS)
-def test_neighbours_predict_a_gradient_and_the_best_k_is_best(task, question):
+def test_neighbors_predict_a_gradient_and_the_best_k_is_best(task, question):
     depth = float(np.median(task.reference.X.sum(1)))
-    true = pos_to_expr.normalised(task.query.X, depth)
+    true = pos_to_expr.normalized(task.query.X, depth)
     hidden = inpainting.hide(true.shape, question, np.random.default_rng(0))
     asked = inpainting.asked_entries(task, hidden)
     moran = pos_to_expr.morans_i(true, task.query.obsm["spatial"])
@@ -56,7 +56,7 @@ def test_neighbours_predict_a_gradient_and_the_best_k_is_best(task, question):
     scores = {name: inpainting.judge(values, true, asked, moran) for name, (values, _) in found.items()}
     for way in inpainting.BASELINES:
         assert scores[f"{way}, best k"]["pearson"] >= scores[way]["pearson"] > 0.3
-        assert found[way][1]["k"] in inpainting.NEIGHBOURS
+        assert found[way][1]["k"] in inpainting.NEIGHBORS
     perfect = inpainting.judge(true, true, asked, moran)
     assert perfect == pytest.approx({"pearson": 1, "pearson_spatial": 1, "mse": 0})
 
@@ -83,7 +83,7 @@ def test_known_genes_give_the_library_size():
     np.testing.assert_allclose(values, np.where(known, np.log1p(100 * share), 0))
     everything = np.ones((1, 20), dtype=bool)
     np.testing.assert_allclose(
-        inpainting.at_depth(counts, everything, share, 100.0), pos_to_expr.normalised(counts, 100.0)
+        inpainting.at_depth(counts, everything, share, 100.0), pos_to_expr.normalized(counts, 100.0)
     )
 
 
@@ -104,10 +104,10 @@ def test_components_with_everything_known_are_shrunken_principal_components():
     assert abs(correlation) > 0.9
 
 
-def test_neighbour_mean_is_the_mean_of_the_neighbours():
+def test_neighbor_mean_is_the_mean_of_the_neighbors():
     rng = np.random.default_rng(0)
     values, near = rng.normal(size=(30, 4)), rng.integers(30, size=(7, 5))
-    np.testing.assert_allclose(pos_to_expr.neighbour_mean(values, near), values[near].mean(1))
+    np.testing.assert_allclose(pos_to_expr.neighbor_mean(values, near), values[near].mean(1))
 
 
 def test_type_means_fall_back_to_all_cells():

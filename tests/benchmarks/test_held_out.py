@@ -38,8 +38,8 @@ def test_all_have_the_same_options(name):
 
 @pytest.mark.slow
 def test_one_model_serves_all_and_finished_runs_are_kept(make_tissue, tmp_path, monkeypatch, capsys):
-    folds = {"held": (make_tissue(0), make_tissue(1, n_slices=1))}
-    monkeypatch.setattr(_held_out, "labelled_folds", lambda *_: folds)
+    folds = {"observed": (make_tissue(0), make_tissue(1, n_slices=1))}
+    monkeypatch.setattr(_held_out, "labeled_folds", lambda *_: folds)
     monkeypatch.setattr(_held_out, "find_data", lambda _: tmp_path)
     trained, train = [], _ours.train_or_load
 

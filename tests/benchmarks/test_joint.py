@@ -31,7 +31,7 @@ def test_two_tissues_of_one_kind_cannot_be_told_apart(packed):
     assert np.mean(areas) == pytest.approx(0.5, abs=0.06)
 
 
-def test_neighbourhoods_without_relation_can():
+def test_neighborhoods_without_relation_can():
     assert area(tissue(0, related=False), tissue(1)) > 0.8
 
 
@@ -40,7 +40,7 @@ def test_packing_is_seen():
 
 
 def test_density_is_not_free():
-    """Two dense halves far apart: ratios between the distances to neighbours would not show it."""
+    """Two dense halves far apart: ratios between the distances to neighbors would not show it."""
     components, position = tissue(0)
     half = position.copy()
     half[:, 0] += 4 * (half[:, 0] > 1)
@@ -77,7 +77,7 @@ def test_like_regions_are_held_out_together():
         assert np.bincount(a.block[cells], minlength=16).argmax() == i
 
 
-def test_no_neighbour_of_a_test_cell_is_trained_on(monkeypatch):
+def test_no_neighbor_of_a_test_cell_is_trained_on(monkeypatch):
     a, b = joint.describe(*tissue(0)), joint.describe(*tissue(1))
     n = len(a.block)
     near = np.vstack([a.near, b.near + n])

@@ -34,7 +34,7 @@ def test_knn_equals_sklearn(pair):
 
 def test_knn_excludes_the_cell_itself_among_coinciding_cells():
     positions = np.zeros((30, 2))
-    near = _judge.nearest_neighbours(positions, 5)
+    near = _judge.nearest_neighbors(positions, 5)
     assert near.shape == (30, 5)
     assert not (near == np.arange(30)[:, None]).any()
 
@@ -59,14 +59,14 @@ def test_contact_precision_equals_a_sort(pair):
     assert _judge.contact_precision(truth, predicted, 0.05) == pytest.approx(expected)
 
 
-def test_nearest_neighbour_ks_equals_scipy(pair):
+def test_nearest_neighbor_ks_equals_scipy(pair):
     truth, predicted = pair
     nearest = []
     for positions in pair:
         distance = cdist(positions, positions)
         np.fill_diagonal(distance, np.inf)
         nearest.append(distance.min(axis=1))
-    assert _judge.nearest_neighbour_ks(truth, predicted) == pytest.approx(ks_2samp(*nearest).statistic, abs=1e-12)
+    assert _judge.nearest_neighbor_ks(truth, predicted) == pytest.approx(ks_2samp(*nearest).statistic, abs=1e-12)
 
 
 def test_collapse_scores_like_chance(pair):

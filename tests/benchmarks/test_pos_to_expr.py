@@ -74,16 +74,16 @@ def test_true_layers_tell_what_layers_tell():
         counts, obs={"layer": layer, "cell_type": np.where(x[:, 0] < 0.5, "a", "b")}, obsm={"spatial": x}
     )
     task = pos_to_expr.Task(cells, cells, x, np.arange(20))
-    true = pos_to_expr.normalised(counts, 150.0)
+    true = pos_to_expr.normalized(counts, 150.0)
     guess = pos_to_expr.true_layers(task, cells, 150.0)
     assert pos_to_expr.gene_correlation(guess, true)[0] > 0.95
-    assert pos_to_expr.gene_correlation(pos_to_expr.baselines(task, 150.0)["reference neighbours"], true)[0] < 0.3
+    assert pos_to_expr.gene_correlation(pos_to_expr.baselines(task, 150.0)["reference neighbors"], true)[0] < 0.3
     del cells.obs["layer"]
     assert pos_to_expr.true_layers(task, cells, 150.0) is None
 
 
 def test_other_cells_tell_nothing_of_noise_and_much_of_a_gradient():
-    """A cell is not among its own neighbours: of a gene without pattern they know nothing."""
+    """A cell is not among its own neighbors: of a gene without pattern they know nothing."""
     rng = np.random.default_rng(0)
     position = rng.uniform(size=(400, 2))
     gradient = rng.poisson(50 * position[:, :1] * np.ones((1, 5)) + 1)
@@ -92,4 +92,4 @@ def test_other_cells_tell_nothing_of_noise_and_much_of_a_gradient():
         task = task_of(position, counts, counts, np.arange(20))
         scores, k = pos_to_expr.all_other_cells(task, 500.0)
         assert low < scores["pearson"] < high
-        assert k in pos_to_expr.OTHER_NEIGHBOURS
+        assert k in pos_to_expr.OTHER_NEIGHBORS

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture
 def fold(make_tissue) -> _data.Fold:
-    return _data.make_fold("held", make_tissue(0), make_tissue(1, n_slices=1))
+    return _data.make_fold("observed", make_tissue(0), make_tissue(1, n_slices=1))
 
 
 def options(tmp_path: Path, *arguments: str):
@@ -96,12 +96,12 @@ def test_summary_is_mean_over_folds_then_over_seeds():
         for s in (0, 1)
         for i, f in enumerate("xy")
     ]
-    summary = _report.summarise(entries, ["m", "absent"], ["x", "y"], [0, 1, 2])
+    summary = _report.summarize(entries, ["m", "absent"], ["x", "y"], [0, 1, 2])
     assert list(summary) == ["m"]
     assert summary["m"]["n_seeds"] == 2
     assert summary["m"]["a"] == pytest.approx([5.5, np.std([0.5, 10.5], ddof=1)])
     assert "5.500 ± 7.071" in _report.table(summary, ["a"])
-    single = _report.summarise(entries, ["m"], ["x", "y"], [1])
+    single = _report.summarize(entries, ["m"], ["x", "y"], [1])
     assert single["m"]["a"] == [10.5, None]
     assert "±" not in _report.table(single, ["a"])
 

@@ -10,9 +10,9 @@ from benchmarks import _data, _ours, pos_to_expr, uncertainty
 def calibrated(n_draws: int, shape: tuple[int, int], *, seed: int = 0):
     """Draws and a truth from the same distributions, whose spread differs from cell to cell."""
     rng = np.random.default_rng(seed)
-    centre, s = 50 * rng.normal(size=shape), np.exp(rng.normal(size=(shape[0], 1)))
-    draws = centre + s * rng.normal(size=(n_draws, *shape))
-    return draws, centre + s * rng.normal(size=shape)
+    center, s = 50 * rng.normal(size=shape), np.exp(rng.normal(size=(shape[0], 1)))
+    draws = center + s * rng.normal(size=(n_draws, *shape))
+    return draws, center + s * rng.normal(size=shape)
 
 
 def placement(n_draws: int, shape: tuple[int, int]):
@@ -80,7 +80,7 @@ def test_calibrated_expression_is_covered():
 def test_judged_is_what_the_package_returns(make_tissue):
     reference, held_out = make_tissue(0), make_tissue(1, n_slices=1)
     model, _ = _ours.train_or_load(reference, seed=0, minutes=0.02, mode="any", path=None)
-    fold = _data.make_fold("held", reference, held_out)
+    fold = _data.make_fold("observed", reference, held_out)
     for reduce in ("mean", "medoid"):
         predicted, s = uncertainty.place(model, fold, f"position, {reduce}", seed=3)
         placed = model.sample(fold.query.copy(), n_steps=10, n_samples=8, reduce=reduce, random_state=3)

@@ -335,13 +335,13 @@ def test_two_that_write_the_same_file_do_not_meet(tmp_path):
     other.write_text("of somebody else")
 
     @contextmanager
-    def begun(text):
+    def resume_state(text):
         with replacing(path) as temporary:
             temporary.write_text(text)
             yield
 
-    with begun("whole"):
-        with begun("whole too"):
+    with resume_state("whole"):
+        with resume_state("whole too"):
             pass
         assert path.read_text() == "whole too"
     assert path.read_text() == "whole"

@@ -24,7 +24,7 @@ model: {d_model: 256, use_moe: true, num_experts: 8, moe_top_k: 2, attention: li
 diffusion: {num_timesteps: 1000, prediction_type: x0}
 training: {mode: joint, batch_size: 512, learning_rate: 1e-4, gpus: 2, fp16: true, early_stopping: true}
 masking: {enable: true, expression_mask_ratio: 0.4}
-losses: {lambda_neighbour: 0}
+losses: {lambda_neighbor: 0}
 run: {exp_name: mine, test_after_train: true}
 """
 
@@ -52,7 +52,7 @@ def test_a_file_is_as_good_as_flags(parse):
     assert found["training"] == TrainingOptions(
         batch_size=512, gpus=2, fp16=True, early_stopping=True, expression_mask_ratio=0.4
     )
-    assert found["plan"] == PlanOptions(lr=1e-4, lambda_neighbour=0.0)
+    assert found["plan"] == PlanOptions(lr=1e-4, lambda_neighbor=0.0)
     assert found["run"] == RunOptions(exp_name="mine", test_after_train=True)
 
 
@@ -84,7 +84,7 @@ def test_long_contexts_are_asked_for_in_a_file_or_by_flags(parse):
     ("tokens", "group", "expected"),
     [
         (["--d-model", "32"], "model", {"d_model": 32, "num_experts": 8}),
-        (["--lr", "1e-3"], "plan", {"lr": 1e-3, "lambda_neighbour": 0.0}),
+        (["--lr", "1e-3"], "plan", {"lr": 1e-3, "lambda_neighbor": 0.0}),
         (["--no-early-stopping"], "training", {"early_stopping": False}),
         (["--exp-name", "other"], "run", {"exp_name": "other", "test_after_train": True}),
         # What is switched off on the command line takes its details in the file along.
@@ -174,7 +174,7 @@ def test_what_won_is_printed_and_is_a_file_of_the_same(parse, tmp_path, capsys):
     again = parse(text)
     assert again["model"] == replace(expected["model"], use_gated_attention=False)
     assert again["plan"] == PlanOptions(
-        **asdict(PlanConfig()) | {"lr": 1e-4, "lambda_neighbour": 0.0, "deformation": None}
+        **asdict(PlanConfig()) | {"lr": 1e-4, "lambda_neighbor": 0.0, "deformation": None}
     )
     masks = asdict(MaskingConfig(expression_mask_ratio=0.4))
     others = {"composition": 5.0, "gradient_clip_val": 1.0, "accumulate_grad_batches": 1, "num_nodes": 1}

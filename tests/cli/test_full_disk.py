@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 
-from alphastomics.cli._console import complain
+from alphastomics.cli._console import print_error
 from alphastomics.cli._files import write_h5ad
 from alphastomics.datasets import synthetic_tissue
 from alphastomics.main import main
@@ -175,13 +175,13 @@ def test_a_run_without_room_for_its_next_checkpoint_keeps_the_first(folder, tmp_
     ],
 )
 def test_what_the_system_says_gets_a_remedy(number, remedy, capsys):
-    complain(OSError(number, os.strerror(number), "a/b.json"))
+    print_error(OSError(number, os.strerror(number), "a/b.json"))
     assert complaint(capsys) == f"alphastomics: a/b.json: {os.strerror(number)}; {remedy}, and repeat the command"
-    complain(OSError(number, os.strerror(number)))
+    print_error(OSError(number, os.strerror(number)))
     assert complaint(capsys) == f"alphastomics: {os.strerror(number)}; {remedy}, and repeat the command"
-    complain(OSError("a sentence"))
+    print_error(OSError("a sentence"))
     assert complaint(capsys) == "alphastomics: a sentence"
-    complain(RuntimeError("give checkpoint=… and resume='last'"))
+    print_error(RuntimeError("give checkpoint=… and resume='last'"))
     assert complaint(capsys) == "alphastomics: give --checkpoint … and --resume last"
 
 

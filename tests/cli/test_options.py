@@ -105,7 +105,7 @@ def test_plan_options_are_those_of_the_plan():
 
     assert {field.name for field in fields(PlanOptions)} == {field.name for field in fields(PlanConfig)}
     assert PlanOptions().arguments() == {}
-    assert PlanOptions(lambda_neighbour=0.0, lr=0.1).arguments() == {"lr": 0.1, "lambda_neighbour": 0.0}
+    assert PlanOptions(lambda_neighbor=0.0, lr=0.1).arguments() == {"lr": 0.1, "lambda_neighbor": 0.0}
 
 
 def test_comparison_options_are_those_of_the_tool():
@@ -238,7 +238,7 @@ def test_every_option_has_help(options):
             TrainingOptions(strategy="fsdp2", devices=4, num_nodes=2, context_parallel_size=4),
         ),
         (["--gene-dropout", ".2", "--thinning", ".1"], "training", TrainingOptions(gene_dropout=0.2, thinning=0.1)),
-        (["--lambda-neighbour", "0", "--lr", "1e-4"], "plan", PlanOptions(lambda_neighbour=0.0, lr=1e-4)),
+        (["--lambda-neighbor", "0", "--lr", "1e-4"], "plan", PlanOptions(lambda_neighbor=0.0, lr=1e-4)),
         (["--enable-masking"], "model", ModelOptions(enable_masking=True)),
         (["--disable-masking"], "model", ModelOptions(enable_masking=False)),
         (

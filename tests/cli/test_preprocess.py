@@ -87,15 +87,15 @@ def test_both_stages_with_a_gene_list_and_no_transform(raw, tmp_path):
 
 
 @pytest.mark.parametrize("frame", ["slice", "shared"])
-def test_positions_are_normalised_unless_told_otherwise(raw, tmp_path, frame):
+def test_positions_are_normalized_unless_told_otherwise(raw, tmp_path, frame):
     flags = {"default": [], "asked": ["--normalize_position"], "not": ["--no-normalize-position"]}
     for name, tokens in flags.items():
         out = ["--output-dir", tmp_path / name, "--frame", frame]
         assert run("preprocess", "--input-dir", raw, *out, *KEYS, *tokens) == 0
     default, asked, plain = (DatasetInfo.read(tmp_path / name).schema for name in flags)
     assert asked.scale == default.scale != 1.0
-    assert asked.centre == default.centre
-    assert (plain.scale, plain.centre) == (1.0, (0.0, 0.0))
+    assert asked.center == default.center
+    assert (plain.scale, plain.center) == (1.0, (0.0, 0.0))
     assert plain.spacing == default.spacing
     for split in ("train", "validation", "test"):  # in the units of the input either way
         assert read(tmp_path / "not", split) == read(tmp_path / "default", split)

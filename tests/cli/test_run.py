@@ -93,9 +93,9 @@ def test_a_dataset_is_trained_on_and_its_test_set_scored(folder, here, capsys):
 
 
 @pytest.mark.parametrize(
-    ("tokens", "held"), [([], 270), (["--streaming"], 2**20), (["--streaming", "--buffer-size", "70"], 70)]
+    ("tokens", "observed"), [([], 270), (["--streaming"], 2**20), (["--streaming", "--buffer-size", "70"], 70)]
 )
-def test_how_many_cells_are_held(folder, here, tokens, held, monkeypatch):
+def test_how_many_cells_are_held(folder, here, tokens, observed, monkeypatch):
     seen = []
     original = AlphaSTomics.from_parquet.__func__
 
@@ -106,7 +106,7 @@ def test_how_many_cells_are_held(folder, here, tokens, held, monkeypatch):
 
     monkeypatch.setattr(AlphaSTomics, "from_parquet", classmethod(spy))
     assert main(["train", "--data-dir", str(folder / "dataset"), *SHORT, *tokens]) == 1
-    assert seen == [held]
+    assert seen == [observed]
 
 
 def test_held_out_slices_are_scored_or_it_is_said_that_there_are_none(folder, here, capsys):

@@ -121,7 +121,7 @@ def test_moments_equal_dense_ones(make_adata: Make, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("transform", ["log1p", "none"])
 def test_a_difference_between_slices_reaches_the_network_and_comes_back(make_adata: Make, transform: str) -> None:
-    """Standardised slice by slice, both slices would look alike; here half of the genes are thrice as high in one."""
+    """Standardized slice by slice, both slices would look alike; here half of the genes are thrice as high in one."""
     low = make_adata((80,)).X.toarray().astype(np.float64)
     values = np.concatenate([low, low * np.where(np.arange(12) < 6, 3, 1)])
     position = np.random.default_rng(0).normal(size=(160, 2))
@@ -164,7 +164,7 @@ def test_frame_and_scale(make_adata: Make) -> None:
     position, names = adata.obsm["spatial"], adata.obs["slice_id"].to_numpy()
     radii = [np.sqrt(position[names == name].var(0).sum()) for name in ("s0", "s1")]
     assert free.scale == pytest.approx(np.median(radii) / np.sqrt(3))
-    assert free.centre == (0.0, 0.0, 0.0)
+    assert free.center == (0.0, 0.0, 0.0)
     shared = fit_schema(adata, frame="shared")
     model = shared.encode_position(position)
     np.testing.assert_allclose(model.mean(0), 0, atol=1e-5)

@@ -8,7 +8,7 @@ import pytest
 import scipy.sparse as sp
 
 from alphastomics.data import fit_schema
-from alphastomics.data._checks import check_genes, resolve_transform, summarise_values
+from alphastomics.data._checks import check_genes, resolve_transform, summarize_values
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -141,18 +141,18 @@ def test_duplicate_cells_are_accepted(make_adata: Make) -> None:
     ],
 )
 def test_auto_is_log1p_for_counts_only(storage: Callable, values: list, expected: str) -> None:
-    assert resolve_transform("auto", summarise_values(storage(np.array(values)))) == expected
+    assert resolve_transform("auto", summarize_values(storage(np.array(values)))) == expected
 
 
 def test_every_block_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("alphastomics.data._matrix._BLOCK_VALUES", 6)
     values = np.ones((9, 4))
     values[8, 2] = 0.5
-    assert not summarise_values(values).integer
-    assert not summarise_values(sp.csr_matrix(values)).integer
+    assert not summarize_values(values).integer
+    assert not summarize_values(sp.csr_matrix(values)).integer
     values[8, 2] = -2
-    assert summarise_values(values).negative == (8, 2)
-    assert summarise_values(sp.csr_matrix(values)).negative == (8, 2)
+    assert summarize_values(values).negative == (8, 2)
+    assert summarize_values(sp.csr_matrix(values)).negative == (8, 2)
 
 
 def test_genes_are_strings() -> None:

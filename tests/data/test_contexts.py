@@ -136,9 +136,9 @@ def test_patches_are_the_nearest_cells(make_adata: Make, context_size: int, latt
     np.testing.assert_array_equal(np.sort([c.rows[0] for c in contexts]), np.arange(adata.n_obs))
     for c in contexts:
         rows, position = source.slices[c.slice_index].rows, source.slices[c.slice_index].position
-        centre = np.searchsorted(rows, c.rows[0])
-        squared = cdist(position[[centre]], position, "sqeuclidean")[0]
-        squared[centre] = -1
+        center = np.searchsorted(rows, c.rows[0])
+        squared = cdist(position[[center]], position, "sqeuclidean")[0]
+        squared[center] = -1
         np.testing.assert_array_equal(c.rows, rows[np.lexsort((rows, squared))[:context_size]])
 
 

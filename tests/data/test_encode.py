@@ -71,7 +71,7 @@ def test_what_is_left_of_counts_is_binomial(count, thinning):
     assert (kept == np.trunc(kept)).all()
 
 
-def test_neighbours_in_memory_are_thinned_independently():
+def test_neighbors_in_memory_are_thinned_independently():
     kept = thin(np.tile(np.array([3, 40, 1], dtype=np.float32), 5000), 0.5, np.random.default_rng(0)).reshape(-1, 3)
     correlation = np.corrcoef(kept.T)[np.triu_indices(3, 1)]
     assert np.abs(correlation).max() < 0.05

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import chi2
 
-from alphastomics.data._order import PADDING, Portion, StreamSampler, TurnSampler, shares, stretches, windowed
+from alphastomics.data._order import PADDING, Portion, RoundRobinSampler, WindowSampler, shares, stretches, windowed
 
 
 def portions_of(sizes, n_cells=10):
@@ -39,8 +39,8 @@ def test_a_window_draws_every_context_once_and_holds_no_more_than_the_buffer(siz
     first = {k: int(np.argmax(owner == k)) for k in range(len(sizes))}
     last = {k: len(order) - 1 - int(np.argmax(owner[::-1] == k)) for k in range(len(sizes))}
     for step in range(len(order)):
-        begun = [k for k in first if first[k] <= step <= last[k]]
-        assert 10 * len(begun) <= max(buffer_size, 10)
+        resume_state = [k for k in first if first[k] <= step <= last[k]]
+        assert 10 * len(resume_state) <= max(buffer_size, 10)
 
 
 def test_padding_comes_last_and_moves_no_draw():
@@ -79,7 +79,7 @@ def test_ranks_take_equally_many_batches_and_together_all_contexts(world_size, n
     length, per_batch = 6 * world_size * n_workers, 4
     seen, batches = [], []
     for rank in range(world_size):
-        sampler = StreamSampler(length, per_batch, rank=rank, world_size=world_size, n_workers=n_workers)
+        sampler = WindowSampler(length, per_batch, rank=rank, world_size=world_size, n_workers=n_workers)
         batches.append(len(list(sampler)))
         assert batches[-1] == len(sampler)
         for k, batch in enumerate(sampler):
@@ -93,9 +93,9 @@ def test_ranks_take_equally_many_batches_and_together_all_contexts(world_size, n
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 def test_ranks_that_take_turns_see_together_what_one_sees(world_size):
     n_steps, per_batch = 5, 4
-    alone = list(TurnSampler(n_steps * world_size * per_batch, per_batch))
+    alone = list(RoundRobinSampler(n_steps * world_size * per_batch, per_batch))
     ranks = [
-        list(TurnSampler(n_steps * world_size * per_batch, per_batch, rank=rank, world_size=world_size))
+        list(RoundRobinSampler(n_steps * world_size * per_batch, per_batch, rank=rank, world_size=world_size))
         for rank in range(world_size)
     ]
     assert {len(rank) for rank in ranks} == {n_steps}
@@ -105,7 +105,7 @@ def test_ranks_that_take_turns_see_together_what_one_sees(world_size):
 
 
 def test_the_last_batch_of_one_is_what_is_left():
-    sampler = TurnSampler(10, 4)
+    sampler = RoundRobinSampler(10, 4)
     assert list(sampler) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
     assert len(sampler) == 3
 
@@ -119,13 +119,13 @@ def test_real_contexts_of_a_batch_are_counted_over_all_ranks(total, per_batch, w
         if in_turns:
             length = -(-total // (per_batch * world_size)) * per_batch * world_size
             real, in_stretch = np.arange(length) < total, [total]
-            samplers: list[TurnSampler | StreamSampler] = [
-                TurnSampler(length, per_batch, rank=rank, world_size=world_size) for rank in range(world_size)
+            samplers: list[RoundRobinSampler | WindowSampler] = [
+                RoundRobinSampler(length, per_batch, rank=rank, world_size=world_size) for rank in range(world_size)
             ]
         else:
             real, in_stretch = sequence != PADDING, shares(total, n)
             samplers = [
-                StreamSampler(len(sequence), per_batch, rank=rank, world_size=world_size, n_workers=n_workers)
+                WindowSampler(len(sequence), per_batch, rank=rank, world_size=world_size, n_workers=n_workers)
                 for rank in range(world_size)
             ]
         batches = zip(*samplers, strict=True)

@@ -28,7 +28,7 @@ def schema(**changes: object) -> TissueSchema:
         "n_dims": 2,
         "scale": 0.1 + 0.2,
         "spacing": 0.02,
-        "centre": (0.0, 0.0),
+        "center": (0.0, 0.0),
         "slices": ("s0",),
         "cell_types": (),
         "position_key": "spatial",
@@ -47,12 +47,12 @@ def plain(**changes: object) -> TissueSchema:
 @given(
     numbers=hnp.arrays(float, (3, 3), elements=st.floats(1e-300, 1e300)),
     names=st.lists(st.text(), min_size=3, max_size=3, unique=True),
-    centre=st.tuples(*[st.floats(-1e9, 1e9)] * 3),
+    center=st.tuples(*[st.floats(-1e9, 1e9)] * 3),
 )
-def test_json_round_trip_is_exact(numbers: np.ndarray, names: list[str], centre: tuple[float, ...]) -> None:
+def test_json_round_trip_is_exact(numbers: np.ndarray, names: list[str], center: tuple[float, ...]) -> None:
     mean, scale, share = (tuple(row) for row in numbers.tolist())
     before = schema(
-        genes=tuple(names), gene_mean=mean, gene_scale=scale, gene_share=share, n_dims=3, centre=centre, frame="shared"
+        genes=tuple(names), gene_mean=mean, gene_scale=scale, gene_share=share, n_dims=3, center=center, frame="shared"
     )
     after = TissueSchema.from_dict(json.loads(json.dumps(before.to_dict())))
     assert after == before
@@ -62,8 +62,8 @@ def test_json_round_trip_is_exact(numbers: np.ndarray, names: list[str], centre:
 def test_from_dict_names_missing_and_unknown_keys() -> None:
     values = schema().to_dict()
     del values["gene_scale"]
-    values["colour"] = 1
-    with pytest.raises(ValueError, match="missing: gene_scale; unknown: colour"):
+    values["color"] = 1
+    with pytest.raises(ValueError, match="missing: gene_scale; unknown: color"):
         TissueSchema.from_dict(values)
 
 
@@ -76,8 +76,8 @@ def test_from_dict_names_missing_and_unknown_keys() -> None:
         ({"library_size": None}, "library_size"),
         ({"transform": "sqrt"}, "transform"),
         ({"frame": "free"}, "frame"),
-        ({"n_dims": 4, "centre": (0.0,) * 4}, "n_dims"),
-        ({"centre": (0.0,)}, "centre"),
+        ({"n_dims": 4, "center": (0.0,) * 4}, "n_dims"),
+        ({"center": (0.0,)}, "center"),
         ({"scale": 0.0}, "scale must be positive"),
     ],
 )
@@ -160,7 +160,7 @@ def test_untransformed_values_come_back(values: np.ndarray) -> None:
 
 @given(hnp.arrays(float, (5, 2), elements=st.floats(-1e5, 1e5)))
 def test_positions_come_back(position: np.ndarray) -> None:
-    spec = schema(frame="shared", centre=(4000.0, -20.0), scale=350.0)
+    spec = schema(frame="shared", center=(4000.0, -20.0), scale=350.0)
     model = spec.encode_position(position)
     assert model.dtype == np.float32
     np.testing.assert_allclose(model[:, 1], (position[:, 1] + 20.0) / 350.0, rtol=1e-6, atol=1e-6)

@@ -62,7 +62,7 @@ def check(adata: ad.AnnData, name: str) -> None:
     np.testing.assert_array_equal(adata.X.toarray(), source[:, adata.var_names].X)
     assert isinstance(adata.obs["slice_id"].dtype, pd.CategoricalDtype)
     assert adata.uns["source"]["name"] == name
-    assert adata.uns["source"]["licence"]
+    assert adata.uns["source"]["license"]
     if name in LABELS:
         assert adata.obs["cell_type"].tolist() == source.obs[LABELS[name]].tolist()
         assert isinstance(adata.obs["cell_type"].dtype, pd.CategoricalDtype)
@@ -70,7 +70,7 @@ def check(adata: ad.AnnData, name: str) -> None:
         assert "cell_type" not in adata.obs
 
 
-def test_a_local_file_is_harmonised(name, tmp_path, monkeypatch):
+def test_a_local_file_is_harmonized(name, tmp_path, monkeypatch):
     def refuse(*args):
         raise AssertionError("path was given, nothing may be fetched")
 
@@ -79,8 +79,8 @@ def test_a_local_file_is_harmonised(name, tmp_path, monkeypatch):
     distributed(name).write_h5ad(tmp_path / "atlas.h5ad")
     adata = load(name, path=tmp_path / "atlas.h5ad")
     check(adata, name)
-    adata.write_h5ad(tmp_path / "harmonised.h5ad")
-    again = load(name, path=str(tmp_path / "harmonised.h5ad"))
+    adata.write_h5ad(tmp_path / "harmonized.h5ad")
+    again = load(name, path=str(tmp_path / "harmonized.h5ad"))
     check(again, name)
     assert again.obs["slice_id"].tolist() == adata.obs["slice_id"].tolist()
 
@@ -95,7 +95,7 @@ def test_squidpy_is_asked_for_the_right_file(name, monkeypatch, caplog):
     assert f"https://exampledata.scverse.org/squidpy/{SQUIDPY_NAMES[name]}.h5ad" in said
     assert "size" in said
     assert "doi:10." in said
-    assert "licence" in said
+    assert "license" in said
 
 
 @pytest.mark.slow

@@ -55,7 +55,7 @@ def test_layout(tissue):
     assert tissue.obs_names.is_unique
     assert tissue.var_names.is_unique
     assert tissue.uns["source"]["params"]["n_cells"] == [1500, 1500, 1500]
-    assert tissue.var["programme"].value_counts().to_dict() == {"marker": 60, "positional": 60, "none": 30}
+    assert tissue.var["program"].value_counts().to_dict() == {"marker": 60, "positional": 60, "none": 30}
     assert np.isclose(np.ptp(tissue.obsm["spatial_anatomy"], axis=0).max(), 1000, rtol=0.05)
 
 
@@ -72,7 +72,7 @@ def test_a_slice_does_not_depend_on_the_others(tissue):
 def test_slices_are_different_cells_of_one_body(tissue):
     first, second = (in_slice(tissue, name) for name in ("slice_0", "slice_1"))
     apart = KDTree(first.obsm["spatial_anatomy"]).query(second.obsm["spatial_anatomy"])[0]
-    assert 2 < np.median(apart) < 15  # micrometres; cells of one slice are about 14 apart
+    assert 2 < np.median(apart) < 15  # micrometers; cells of one slice are about 14 apart
     assert (first.X != second.X).nnz > 10_000
     shares = [part.obs["cell_type"].value_counts(normalize=True, sort=False) for part in (first, second)]
     np.testing.assert_allclose(*shares, atol=0.04)
@@ -174,8 +174,8 @@ def test_blocks_of_cells_are_put_together(monkeypatch):
 def test_cell_types_have_regions_that_overlap(tissue):
     part = in_slice(tissue, "slice_0")
     codes, points = part.obs["cell_type"].cat.codes.to_numpy(), part.obsm["spatial_anatomy"]
-    neighbours = KDTree(points).query(points, k=11)[1][:, 1:]
-    alike = (codes[neighbours] == codes[:, None]).mean(1)
+    neighbors = KDTree(points).query(points, k=11)[1][:, 1:]
+    alike = (codes[neighbors] == codes[:, None]).mean(1)
     shares = np.bincount(codes) / len(codes)
     for code, name in enumerate(part.obs["cell_type"].cat.categories):
         lift = alike[codes == code].mean() / shares[code]
@@ -190,15 +190,15 @@ def test_regional_composition():
     np.testing.assert_allclose(probability.mean(0), anatomy.shares, rtol=0.15)
     kinds = [name.split("_")[0] for name in anatomy.type_names]
     assert kinds == ["layer"] * 2 + ["patch"] * 5 + ["scattered"]
-    patches = np.flatnonzero(~np.isnan(anatomy.patch_centres[:, 0]))
-    probability = anatomy.type_probabilities(anatomy.patch_centres[patches])
+    patches = np.flatnonzero(~np.isnan(anatomy.patch_centers[:, 0]))
+    probability = anatomy.type_probabilities(anatomy.patch_centers[patches])
     assert (probability[np.arange(len(patches)), patches] > anatomy.shares[patches]).all()
 
 
 def test_markers_are_highest_in_their_type(tissue):
     types = tissue.obs["cell_type"].to_numpy()
     mean = np.stack([tissue.X[types == name].mean(0).A1 for name in tissue.obs["cell_type"].cat.categories])
-    markers = np.flatnonzero(tissue.var["programme"] == "marker")
+    markers = np.flatnonzero(tissue.var["program"] == "marker")
     own = tissue.var["marker_of"].cat.codes.to_numpy()[markers]
     assert (own >= 0).all()
     assert (mean[:, markers].argmax(0) == own).mean() > 0.9
@@ -214,7 +214,7 @@ def test_positional_genes_vary_inside_a_type(tissue):
         residual = values - design @ np.linalg.lstsq(design, values, rcond=None)[0]
         return 1 - residual.var(0) / values.var(0)
 
-    positional, none = ((tissue.var["programme"] == kind).to_numpy() for kind in ("positional", "none"))
+    positional, none = ((tissue.var["program"] == kind).to_numpy() for kind in ("positional", "none"))
     for name in tissue.obs["cell_type"].cat.categories[:-1]:  # the last is scattered
         own = (tissue.obs["cell_type"] == name).to_numpy()
         points = tissue.obsm["spatial_anatomy"][own]
@@ -250,7 +250,7 @@ def test_volume_of_the_body():
     rng = np.random.default_rng(0)
     anatomy = draw_anatomy(2, 3, rng)
     grid = np.stack(np.meshgrid(*[np.linspace(-0.6, 0.6, 400)] * 2), axis=-1).reshape(-1, 2)
-    covered = (cdist(grid, anatomy.centres) < anatomy.radii).any(1).mean() * 1.2**2
+    covered = (cdist(grid, anatomy.centers) < anatomy.radii).any(1).mean() * 1.2**2
     assert anatomy.volume == pytest.approx(covered, rel=0.05)
 
 

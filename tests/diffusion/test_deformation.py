@@ -51,7 +51,7 @@ def test_its_size_is_that_of_the_formula():
     np.testing.assert_allclose(moves[:, 1].var(0), waves + 4 * s**2, rtol=0.15)
 
 
-def test_neighbours_stay_neighbours():
+def test_neighbors_stay_neighbors():
     """A smooth map: over a hundredth of a unit it is its derivative, and at the usual strength it hardly ever folds."""
     x = slice_positions(200)
     step, folded = 1e-4, 0

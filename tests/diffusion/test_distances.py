@@ -41,14 +41,14 @@ def cells(seed: int = 0, sizes: tuple[int, ...] = (13, 8, 2), n_dims: int = 2) -
 
 def nearest(true: Tensor, mask: Tensor, k: int) -> Tensor:
     """Numbers of the k nearest other real cells, (B, N, K), -1 for none."""
-    neighbours = torch.full((*mask.shape, k), -1)
+    neighbors = torch.full((*mask.shape, k), -1)
     for b, real in enumerate(mask):
         number = real.nonzero()[:, 0]
         distance = torch.linalg.norm(true[b, number][:, None] - true[b, number][None], dim=-1)
         distance.fill_diagonal_(float("inf"))
         found = number[distance.argsort(dim=1)[:, : min(k, len(number) - 1)]]
-        neighbours[b, number, : found.shape[1]] = found
-    return neighbours
+        neighbors[b, number, : found.shape[1]] = found
+    return neighbors
 
 
 def dense(predicted: Tensor, true: Tensor, kind: str, clamp: float | None) -> Tensor:
@@ -94,11 +94,11 @@ def test_gradients_are_those_of_finite_differences(kind, clamp):
 @pytest.mark.parametrize("stratified", [False, True])
 def test_gradients_of_samples_are_those_of_finite_differences(kind, clamp, stratified):
     predicted, true, mask = cells(2)
-    neighbours = nearest(true, mask, 3) if stratified else None
+    neighbors = nearest(true, mask, 3) if stratified else None
 
     def loss(x: Tensor) -> Tensor:
         generator = torch.Generator().manual_seed(0)
-        options = {"n_pairs": 40, "neighbours": neighbours, "generator": generator}
+        options = {"n_pairs": 40, "neighbors": neighbors, "generator": generator}
         return distance_loss(x, true, mask, kind=kind, clamp=clamp, pairs="sampled", **options)
 
     assert torch.autograd.gradcheck(loss, predicted.requires_grad_())
@@ -217,13 +217,13 @@ DRAWS = 2000
 def repeated_losses(kind: str, clamp: float | None, *, stratified: bool, n_pairs: int) -> tuple[Tensor, Tensor]:
     """Losses of as many samples of one context, (2000,), with their gradients (2000, N, D) joined to them; and the exact ones."""
     predicted, true, mask = (x[:1] for x in cells(5, sizes=(20,)))
-    neighbours = nearest(true, mask, 3) if stratified else None
+    neighbors = nearest(true, mask, 3) if stratified else None
     exact = value_and_gradient(lambda x: distance_loss(x, true, mask, kind=kind, clamp=clamp), predicted)
     many = predicted.expand(DRAWS, -1, -1).clone().requires_grad_()
     options = {
         "pairs": "sampled",
         "n_pairs": n_pairs,
-        "neighbours": None if neighbours is None else neighbours.expand(DRAWS, -1, -1),
+        "neighbors": None if neighbors is None else neighbors.expand(DRAWS, -1, -1),
         "generator": torch.Generator().manual_seed(1),
     }
     arguments = (true.expand(DRAWS, -1, -1), mask.expand(DRAWS, -1))
@@ -247,9 +247,9 @@ def test_samples_are_unbiased(kind, clamp, stratified):
 @pytest.mark.parametrize("stratified", [False, True])
 def test_samples_are_of_different_real_cells_and_each_pair_is_drawn_as_often_as_its_weight_says(stratified):
     _, true, mask = cells(6, sizes=(6, 4, 1))
-    neighbours = nearest(true, mask, 2) if stratified else None
+    neighbors = nearest(true, mask, 2) if stratified else None
     n_pairs = 100_000
-    i, j, weight = draw_pairs(mask, n_pairs, neighbours, generator=torch.Generator().manual_seed(0))
+    i, j, weight = draw_pairs(mask, n_pairs, neighbors, generator=torch.Generator().manual_seed(0))
     assert i.shape == j.shape == weight.shape == (3, n_pairs)
     assert not bool(weight[2].any())
     for b, n in enumerate((6, 4)):
@@ -263,9 +263,9 @@ def test_samples_are_of_different_real_cells_and_each_pair_is_drawn_as_often_as_
 
 def test_half_of_a_stratified_sample_are_edges():
     _, true, mask = cells(7, sizes=(400,))
-    neighbours = nearest(true, mask, 4)
-    i, j, _ = draw_pairs(mask, 4000, neighbours, generator=torch.Generator().manual_seed(0))
-    near = (neighbours[0, i[0]] == j[0, :, None]).any(-1).double()
+    neighbors = nearest(true, mask, 4)
+    i, j, _ = draw_pairs(mask, 4000, neighbors, generator=torch.Generator().manual_seed(0))
+    near = (neighbors[0, i[0]] == j[0, :, None]).any(-1).double()
     assert float(near[2000:].mean()) == 1
     assert float(near[:2000].mean()) == pytest.approx(4 / 399, abs=0.01)
 
@@ -273,8 +273,8 @@ def test_half_of_a_stratified_sample_are_edges():
 def test_edges_of_padding_and_of_a_cell_to_itself_are_never_drawn():
     _, _, mask = cells(8, sizes=(5,))
     n = mask.shape[1]
-    neighbours = torch.arange(n).expand(1, n, n)
-    i, j, weight = draw_pairs(mask, 2000, neighbours, generator=torch.Generator().manual_seed(0))
+    neighbors = torch.arange(n).expand(1, n, n)
+    i, j, weight = draw_pairs(mask, 2000, neighbors, generator=torch.Generator().manual_seed(0))
     assert bool((mask[0, i] & mask[0, j] & (i != j)).all())
     np.testing.assert_allclose(weight, 1 / 2000)  # every pair is an edge: both halves are uniform
 
@@ -283,18 +283,18 @@ def test_without_edges_the_uniform_half_decides():
     predicted, true, mask = cells(9, sizes=(12, 5))
     none = torch.full((*mask.shape, 3), -1)
     generator = torch.Generator().manual_seed(0)
-    value = distance_loss(predicted, true, mask, pairs="sampled", n_pairs=200_000, neighbours=none, generator=generator)
+    value = distance_loss(predicted, true, mask, pairs="sampled", n_pairs=200_000, neighbors=none, generator=generator)
     np.testing.assert_allclose(value, distance_loss(predicted, true, mask), rtol=0.02)
 
 
 def test_edges_tell_more_of_what_is_near():
-    """The mean of a function that is 1 for neighbours and 0 for other pairs, as estimated by 300 samples of each kind."""
+    """The mean of a function that is 1 for neighbors and 0 for other pairs, as estimated by 300 samples of each kind."""
     true = np.random.default_rng(0).normal(size=(500, 2))
-    neighbours = torch.from_numpy(KDTree(true).query(true, 7)[1][:, 1:])
+    neighbors = torch.from_numpy(KDTree(true).query(true, 7)[1][:, 1:])
     mask, spread = torch.ones(300, 500) > 0, []
-    for edges in (None, neighbours.expand(300, -1, -1)):
+    for edges in (None, neighbors.expand(300, -1, -1)):
         i, j, weight = draw_pairs(mask, 2000, edges, generator=torch.Generator().manual_seed(0))
-        estimate = (weight * (neighbours[i] == j[..., None]).any(-1)).sum(1)
+        estimate = (weight * (neighbors[i] == j[..., None]).any(-1)).sum(1)
         assert float(estimate.mean()) == pytest.approx(6 / 499, rel=0.05)
         spread.append(float(estimate.std()))
     assert spread[1] < 0.2 * spread[0]

@@ -11,14 +11,14 @@ from scipy.linalg import orthogonal_procrustes
 from scipy.spatial.transform import Rotation
 from scipy.stats import kstest
 
-from alphastomics.diffusion.geometry import align, centre, kabsch, masked_mean, random_rotation, rotate
+from alphastomics.diffusion.geometry import align, center, kabsch, masked_mean, random_rotation, rotate
 
 seeds = st.integers(0, 10_000)
 dimensions = st.sampled_from([2, 3])
 
 
 def clouds(seed: int, n: int = 12, n_dims: int = 3, noise: float = 0.3) -> tuple[np.ndarray, np.ndarray]:
-    """Centred points, and what a rotation or reflection and noise make of them."""
+    """Centered points, and what a rotation or reflection and noise make of them."""
     rng = np.random.default_rng(seed)
     x = rng.normal(size=(n, n_dims))
     y = x @ orthogonal(seed, n_dims) + noise * rng.normal(size=(n, n_dims))
@@ -117,9 +117,9 @@ def test_padding_changes_nothing_whatever_it_holds():
     padding = torch.full((1, 5, 3), 1e3, dtype=torch.float64)
     longer_x, longer_y = torch.cat([x, padding], 1), torch.cat([y, -padding], 1)
     np.testing.assert_allclose(align(longer_x, longer_y, mask)[:, :9], align(x, y), atol=1e-9)
-    centred = centre(longer_x + 3, mask)
-    np.testing.assert_allclose(centred[:, :9], centre(x), atol=1e-9)
-    assert torch.equal(centred[:, 9:], torch.zeros_like(padding))
+    centered = center(longer_x + 3, mask)
+    np.testing.assert_allclose(centered[:, :9], center(x), atol=1e-9)
+    assert torch.equal(centered[:, 9:], torch.zeros_like(padding))
 
 
 def test_contexts_of_a_batch_do_not_mix():
@@ -154,11 +154,11 @@ def test_autocast_does_not_round_positions():
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert float((x @ rotation - exact).abs().max()) > 1e-3
         inside = kabsch(x, y), rotate(x, rotation), align(x, y)
-        centred = centre(x + 3)
+        centered = center(x + 3)
     torch.testing.assert_close(inside[0], rotation, atol=1e-6, rtol=0)
     torch.testing.assert_close(inside[1].double(), x.double() @ rotation.double(), atol=1e-5, rtol=0)
     torch.testing.assert_close(inside[2].double(), exact, atol=1e-5, rtol=0)
-    torch.testing.assert_close(centred, x, atol=1e-5, rtol=0)
+    torch.testing.assert_close(centered, x, atol=1e-5, rtol=0)
 
 
 def test_no_gradient_goes_through_the_decomposition():

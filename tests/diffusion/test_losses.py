@@ -19,7 +19,7 @@ from alphastomics.diffusion.losses import (
     distance_error,
     layout_error,
     mean_squared_error,
-    neighbour_error,
+    neighbor_error,
 )
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def dense_cross_entropy(logits: np.ndarray, true: np.ndarray, width: float) -> f
     return float(np.mean(rows))
 
 
-def dense_neighbour(feature: np.ndarray, true: np.ndarray, width: float, temperature: float) -> float:
+def dense_neighbor(feature: np.ndarray, true: np.ndarray, width: float, temperature: float) -> float:
     unit = feature / np.linalg.norm(feature, axis=1, keepdims=True)
     return dense_cross_entropy(unit @ unit.T / temperature, true, width)
 
@@ -71,12 +71,12 @@ LOSSES = {
     "mean_squared": mean_squared_error,
     "aligned": aligned_error,
     "distance": distance_error,
-    "neighbour": lambda predicted, true, mask: neighbour_error(predicted, true, mask, width=0.3),
+    "neighbor": lambda predicted, true, mask: neighbor_error(predicted, true, mask, width=0.3),
     "layout": lambda predicted, true, mask: layout_error(predicted, true, mask, width=0.3),
 }
 every_loss = pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES)
-PAIRWISE = ["distance", "neighbour", "layout"]
-CROSS_ENTROPIES = (LOSSES["neighbour"], LOSSES["layout"])
+PAIRWISE = ["distance", "neighbor", "layout"]
+CROSS_ENTROPIES = (LOSSES["neighbor"], LOSSES["layout"])
 
 
 @pytest.mark.parametrize("n_dims", [2, 3])
@@ -84,13 +84,13 @@ def test_losses_are_those_of_the_formulas(n_dims):
     predicted, true, mask = positions(n_dims)
     for i in range(len(SIZES)):
         x, y = real(predicted, i), real(true, i)
-        centred_x, centred_y = x - x.mean(0), y - y.mean(0)
-        moved = centred_y @ orthogonal_procrustes(centred_y, centred_x)[0] + x.mean(0)
+        centered_x, centered_y = x - x.mean(0), y - y.mean(0)
+        moved = centered_y @ orthogonal_procrustes(centered_y, centered_x)[0] + x.mean(0)
         expected = {
             "mean_squared": np.mean((x - y) ** 2),
             "aligned": np.mean((x - moved) ** 2),
             "distance": np.mean((pdist(x) - pdist(y)) ** 2),
-            "neighbour": dense_neighbour(x, y, 0.3, 0.1),
+            "neighbor": dense_neighbor(x, y, 0.3, 0.1),
             "layout": dense_layout(x, y, 0.3),
         }
         for name, value in expected.items():
@@ -100,8 +100,8 @@ def test_losses_are_those_of_the_formulas(n_dims):
 
 def test_temperature_and_width_are_those_of_the_formula():
     predicted, true, mask = positions(3)
-    actual = neighbour_error(predicted, true, mask, width=1.5, temperature=0.5)[0]
-    assert float(actual) == pytest.approx(dense_neighbour(real(predicted, 0), real(true, 0), 1.5, 0.5), rel=1e-5)
+    actual = neighbor_error(predicted, true, mask, width=1.5, temperature=0.5)[0]
+    assert float(actual) == pytest.approx(dense_neighbor(real(predicted, 0), real(true, 0), 1.5, 0.5), rel=1e-5)
 
 
 def test_unmeasured_genes_and_weights():
@@ -264,5 +264,5 @@ def test_autocast_changes_no_loss_of_positions(loss: Callable[..., Tensor]):
     expected = loss(predicted, true, mask)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         actual = loss(predicted, true, mask)
-    tolerance = 2e-2 if loss is LOSSES["neighbour"] else 1e-5  # similarities may be rounded, positions may not
+    tolerance = 2e-2 if loss is LOSSES["neighbor"] else 1e-5  # similarities may be rounded, positions may not
     torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)

@@ -15,7 +15,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from scipy.integrate import solve_ivp
 
-from alphastomics.diffusion import CosineSchedule, Process, make_step, run_chain, time_grid
+from alphastomics.diffusion import CosineSchedule, Process, make_step, run_sampler, time_grid
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -52,7 +52,7 @@ def noise_coefficients(process: Process, name: str, n_steps: int, *, mean: float
         return unit
 
     step = make_step(name, process, eta=eta)
-    return run_chain(gaussian_denoiser(process, mean, sd), step, noise, n_steps=n_steps).flatten()
+    return run_sampler(gaussian_denoiser(process, mean, sd), step, noise, n_steps=n_steps).flatten()
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES[1:3])
@@ -67,7 +67,7 @@ def test_many_steps_reproduce_mean_and_variance(schedule, sd, name, tolerance):
 def test_the_law_is_that_of_drawn_samples():
     """The exact law above, checked once against plain sampling."""
     process, generator = Process(), torch.Generator().manual_seed(0)
-    x = run_chain(
+    x = run_sampler(
         gaussian_denoiser(process, 0.7, 0.5),
         make_step("ddpm", process),
         lambda: torch.randn(1, 20_000, 1, generator=generator),
@@ -121,7 +121,7 @@ def test_the_denoiser_is_called_exactly_n_times(name, n_steps):
         calls.append(float(t[0]))
         return 0.5 * z
 
-    run_chain(
+    run_sampler(
         denoise,
         make_step(name, Process()),
         lambda: torch.ones(2, 3, 2),
@@ -136,7 +136,7 @@ def test_the_denoiser_is_called_exactly_n_times(name, n_steps):
 def test_one_step_returns_the_conditional_mean(name):
     process = Process()
     z = torch.randn(2, 5, 3)
-    x = run_chain(gaussian_denoiser(process, 0.7, 0.5), make_step(name, process), lambda: z, n_steps=1)
+    x = run_sampler(gaussian_denoiser(process, 0.7, 0.5), make_step(name, process), lambda: z, n_steps=1)
     torch.testing.assert_close(x, torch.full_like(z, 0.7))
 
 
@@ -148,7 +148,7 @@ def test_the_last_step_returns_the_estimate_itself(name):
         estimates.append(torch.tanh(z))
         return estimates[-1]
 
-    x = run_chain(denoise, make_step(name, Process()), lambda: torch.ones(1, 3, 2), n_steps=5)
+    x = run_sampler(denoise, make_step(name, Process()), lambda: torch.ones(1, 3, 2), n_steps=5)
     assert torch.equal(x, estimates[-1])
 
 
@@ -222,7 +222,7 @@ def mixture_error(name: str, n_steps: int, schedule: CosineSchedule) -> float:
     process = Process(schedule=schedule)
     z = np.linspace(-2.5, 2.5, 42)
 
-    x = run_chain(
+    x = run_sampler(
         lambda z_t, t: mixture_estimate(process, z_t, t),
         make_step(name, process),
         lambda: torch.from_numpy(z)[None, :, None],
@@ -262,7 +262,7 @@ def test_second_order_solver_beats_the_first_at_ten_steps(schedule):
 def test_samples_have_the_precision_of_the_noise_and_no_gradient(name, dtype):
     process = Process()
     weight = torch.ones((), dtype=dtype, requires_grad=True)
-    x = run_chain(
+    x = run_sampler(
         lambda z, t: weight * z, make_step(name, process), lambda: torch.ones(2, 3, 2, dtype=dtype), n_steps=3
     )
     assert x.dtype == dtype
@@ -276,7 +276,7 @@ def test_samples_on_a_gpu_are_those_of_the_processor(name):
     def run(device: str) -> Tensor:
         process, generator = Process(), torch.Generator().manual_seed(0)
         noise = lambda: torch.randn(2, 7, 2, generator=generator).to(device)
-        return run_chain(gaussian_denoiser(process, 0.7, 0.5), make_step(name, process), noise, n_steps=9)
+        return run_sampler(gaussian_denoiser(process, 0.7, 0.5), make_step(name, process), noise, n_steps=9)
 
     assert run("cuda").is_cuda
     torch.testing.assert_close(run("cuda").cpu(), run("cpu"), atol=1e-5, rtol=1e-5)

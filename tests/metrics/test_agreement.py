@@ -28,7 +28,7 @@ def agreement(slices: dict, positions: np.ndarray | None = None, **options) -> f
     return modality_agreement(x, p if positions is None else positions, y, q, **options)
 
 
-def test_is_the_spearman_of_distances_to_the_places_of_nearest_neighbours(slices):
+def test_is_the_spearman_of_distances_to_the_places_of_nearest_neighbors(slices):
     (x, y), (p, q) = ([e.toarray() for e in slices["expression"]], slices["positions"])
     components = PCA(10, svd_solver="full").fit(y)
     a, b = components.transform(x), components.transform(y)
@@ -55,7 +55,7 @@ def test_independent_modalities_are_at_the_floor_though_both_are_real(slices):
 
 
 def test_smooth_expression_in_the_wrong_place_does_not_agree(slices):
-    """Two halves exchanged: neighbours stay alike, the tissue does not."""
+    """Two halves exchanged: neighbors stay alike, the tissue does not."""
     x, p = slices["expression"][0], slices["positions"][0]
     axis = np.linalg.svd(p - p.mean(axis=0), full_matrices=False)[2][0]
     along = (p - p.mean(axis=0)) @ axis

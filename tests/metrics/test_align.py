@@ -25,11 +25,11 @@ def test_rotation_equals_scipy_align_vectors(weighted):
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(40, 3)), rng.normal(size=(40, 3))
     w = rng.uniform(0.1, 2, size=40) if weighted else np.ones(40)
-    centre_x, centre_y = np.average(x, axis=0, weights=w), np.average(y, axis=0, weights=w)
-    expected, _ = Rotation.align_vectors(y - centre_y, x - centre_x, weights=w)
+    center_x, center_y = np.average(x, axis=0, weights=w), np.average(y, axis=0, weights=w)
+    expected, _ = Rotation.align_vectors(y - center_y, x - center_x, weights=w)
     aligned, transform = rigid_align(x, y, weights=w if weighted else None, reflection=False)
     np.testing.assert_allclose(transform.rotation, expected.as_matrix(), atol=1e-10)
-    np.testing.assert_allclose(aligned, expected.apply(x - centre_x) + centre_y, atol=1e-10)
+    np.testing.assert_allclose(aligned, expected.apply(x - center_x) + center_y, atol=1e-10)
 
 
 @settings(max_examples=30, deadline=None)

@@ -1,4 +1,4 @@
-"""Scores of neighbourhoods against scikit-learn, scipy, and a dense reference with ties."""
+"""Scores of neighborhoods against scikit-learn, scipy, and a dense reference with ties."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_a_collapsed_prediction_scores_chance_in_any_order_of_the_cells():
     assert knn_preservation(true, np.zeros_like(true)) == pytest.approx(20 / 149, abs=1e-12)
 
 
-def test_cells_that_share_a_position_are_neighbours_of_each_other():
+def test_cells_that_share_a_position_are_neighbors_of_each_other():
     """Five piles of four cells: the three nearest are the others of the pile, never the cell itself."""
     piles = np.repeat(np.arange(5.0)[:, None], 4, axis=0) * [10, 0]
     assert knn_preservation(piles, piles + np.arange(20)[:, None] * 1e-3, n_neighbors=3) == 1
@@ -87,7 +87,7 @@ def test_chunks_change_nothing(monkeypatch):
 
 
 @pytest.mark.parametrize("k", [0, 150])
-def test_impossible_numbers_of_neighbours_are_refused(k):
+def test_impossible_numbers_of_neighbors_are_refused(k):
     with pytest.raises(ValueError, match="number of cells, 150"):
         knn_preservation(*noisy_tissue(), n_neighbors=k)
 

@@ -109,7 +109,7 @@ def test_scores_of_too_few_cells_are_nan(n):
     assert np.isnan(list(scores.values())).all()
 
 
-def test_few_cells_have_no_neighbourhood_but_the_other_scores():
+def test_few_cells_have_no_neighborhood_but_the_other_scores():
     true, predicted = noisy_tissue(n=15)
     scores = position_scores(true, predicted)
     assert [key for key in KEYS if np.isnan(scores[key])] == ["knn_preservation"]

@@ -73,7 +73,7 @@ def assert_alike(one, other):
 def test_a_training_that_was_interrupted_between_epochs_ends_as_if_it_had_not_been(
     small, make_model, train_briefly, weights_of, tmp_path, often
 ):
-    """Weights, average, moments of the optimiser, schedule, history: to the byte, without dropout."""
+    """Weights, average, moments of the optimizer, schedule, history: to the byte, without dropout."""
     whole, parts = tmp_path / "whole.ckpt", tmp_path / "parts.ckpt"
     expected = train_briefly(make_model(small), max_epochs=6, checkpoint=whole, validation_size=0.5)
     die(make_model(small), train_briefly, parts, step=3, max_epochs=6, validation_size=0.5)
@@ -108,7 +108,7 @@ def test_in_the_midst_of_an_epoch_it_goes_on_at_the_next_step(small, make_model,
 def test_the_rest_of_an_epoch_is_what_was_left_of_it(
     small, make_model, train_briefly, weights_of, tmp_path, often, num_workers
 ):
-    """Weights, average, moments of the optimiser, schedule and history, to the byte."""
+    """Weights, average, moments of the optimizer, schedule and history, to the byte."""
     whole, parts = tmp_path / "whole.ckpt", tmp_path / "parts.ckpt"
     steps = {"context_size": 50, "batch_size": 50, "max_epochs": 3, "num_workers": num_workers}  # four an epoch
     expected = train_briefly(make_model(small), checkpoint=whole, **steps)

@@ -147,8 +147,8 @@ def run(denoiser: Denoiser, row: Row, n: int = 20, padded: int = 0) -> torch.Ten
     if row["enable_masking"]:
         masked = tuple(torch.rand(x.shape, generator=generator) < 0.2 for x in (expression, position))
     extra = {
-        "crowding": torch.linspace(-1, 1, 9).expand(4, n, 9),
-        "held": torch.zeros(4, n, 5, dtype=torch.bool).index_fill(1, torch.arange(3), True),
+        "local_density": torch.linspace(-1, 1, 9).expand(4, n, 9),
+        "observed": torch.zeros(4, n, 5, dtype=torch.bool).index_fill(1, torch.arange(3), True),
     }
     if padded:
         pad = (0, 0, 0, padded)
@@ -166,7 +166,7 @@ def run(denoiser: Denoiser, row: Row, n: int = 20, padded: int = 0) -> torch.Ten
         masked=masked,
         **extra,
     )
-    parts = [output.expression, output.position, denoiser.neighbourhood(output.latent)]
+    parts = [output.expression, output.position, denoiser.neighborhood(output.latent)]
     return torch.cat(parts, dim=-1)[:, :n]
 
 
@@ -176,7 +176,7 @@ def test_every_parameter_learns_and_padding_changes_nothing(row):
     torch.manual_seed(0)
     config = {"n_genes": 5, "n_dims": row["n_dims"], "sequence": row["ordered"], "mask_tokens": row["enable_masking"]}
     denoiser = Denoiser(DenoiserConfig(**SIZES, n_latent=4, **config, **network_of(row)))
-    own = {name: p for name, p in denoiser.named_parameters() if not name.startswith("packing.")}
+    own = {name: p for name, p in denoiser.named_parameters() if not name.startswith("min_distance.")}
     optimizer, silent = torch.optim.AdamW(own.values(), lr=1e-2), set(own)
     for _ in range(20):
         optimizer.zero_grad()

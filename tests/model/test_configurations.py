@@ -30,7 +30,7 @@ def configured(request, _reference, make_model, train_briefly) -> AlphaSTomics:
     """A small model of one configuration, trained on two slices with masks in every context, judged on the third."""
     cells = _reference[::2].copy()
     model = make_model(cells, setup={"slice_key": "slice_id"}, mode="any", enable_masking=True, **request.param)
-    plan = {"lr": 6e-3, "warmup_steps": 5, "lambda_packing": 0.0, "ema_decay": 0.9}
+    plan = {"lr": 6e-3, "warmup_steps": 5, "lambda_min_distance": 0.0, "ema_decay": 0.9}
     return train_briefly(
         model,
         max_epochs=16,  # one context in four places cells

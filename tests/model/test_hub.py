@@ -127,7 +127,7 @@ def test_the_command_line_takes_a_model_of_the_hub(hub, trained, reference, tmp_
         assert main([*tokens, str(tmp_path / f"{number}.npz"), "--checkpoint", name]) == 0, capsys.readouterr().err
     del hub.requests[:]
     assert main([*tokens, str(tmp_path / "3.npz"), "--checkpoint", REPO]) == 2  # a name like this may be a folder's
-    assert "models of the Hugging Face Hub are hf://organisation/name" in capsys.readouterr().err
+    assert "models of the Hugging Face Hub are hf://organization/name" in capsys.readouterr().err
     assert main([*tokens, str(tmp_path / "3.npz"), "--checkpoint", f"hf://{REPO}@v2"]) == 1
     assert "the Hub has no such revision of lab/tissue" in capsys.readouterr().err
 

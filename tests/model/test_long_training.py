@@ -20,7 +20,7 @@ from alphastomics.model import AlphaSTomics
 from alphastomics.train.memory.fit import fits_whole
 
 TRIED = [("full", None), ("neighbor", "factorized"), ("neighbor", None), ("linear", None)]
-PLAIN = {"augmentation": Augmentation(gene_dropout=0.0, rotate=False), "plan_kwargs": {"lambda_packing": 0.0}}
+PLAIN = {"augmentation": Augmentation(gene_dropout=0.0, rotate=False), "plan_kwargs": {"lambda_min_distance": 0.0}}
 GROWING = {
     "context_size": 100,
     "batch_size": 100,
@@ -96,7 +96,7 @@ def test_every_cell_comes_once_in_an_epoch_at_every_length(small, make_model, tr
 
 
 def test_progress_grows_evenly_over_epochs_of_different_lengths(reference, make_model, train_briefly):
-    """Patches: an epoch of short contexts has fewer steps, because every cell is a centre once."""
+    """Patches: an epoch of short contexts has fewer steps, because every cell is a center once."""
     watch = Watch()
     arguments = GROWING | {"context_kind": "patch", "max_epochs": 4, "growth_steps": 60}
     train_briefly(make_model(reference[:60].copy()), callbacks=[watch], **arguments)
@@ -116,7 +116,7 @@ def test_progress_follows_the_steps_where_they_end_the_training(small, make_mode
     train_briefly(make_model(small), callbacks=[watch], **timed)
     np.testing.assert_allclose(
         [progress for *_, progress in watch.seen], np.arange(4) / 4, atol=1e-2
-    )  # the clock runs too
+    )  # the timestep runs too
 
 
 @pytest.mark.parametrize("die_at", [1, 5, 6], ids=lambda step: f"step{step}")

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from alphastomics.model import AlphaSTomics
-from alphastomics.sampling._expression import SliceExpression
+from alphastomics.sampling._expression import ExpressionSampler
 from alphastomics.sampling._predict import _deformation, _frames
 from alphastomics.train.defaults import default_deformation
 
@@ -236,7 +236,7 @@ def test_a_shared_frame_is_sampled_in_every_direction(reference, train_on):
 
 
 def test_a_slice_that_overlaps_with_the_first_keeps_its_place(everything, places):
-    """Cut at one side, it has another centre, and its cells still lie where they lay in the whole slice."""
+    """Cut at one side, it has another center, and its cells still lie where they lay in the whole slice."""
     rotation, scale = np.asarray(everything.frame_.rotation).T, everything.schema.scale
     x = places.obsm["spatial"] - places.obsm["spatial"].mean(0) + np.asarray(everything.frame_.centroid)
     part = x[:, 0] < np.quantile(x[:, 0], 0.6)
@@ -250,16 +250,16 @@ def test_a_slice_that_overlaps_with_the_first_keeps_its_place(everything, places
 
 def test_views_of_the_mean_are_deformed_as_in_training_and_leave_the_chain_as_it_was(everything, places, monkeypatch):
     """Every view is of a slice of another shape; those of a registered frame keep theirs."""
-    seen, mean = [], SliceExpression.mean
+    seen, mean = [], ExpressionSampler.mean
 
-    def watched(self, crowding, position):
+    def watched(self, local_density, position):
         seen.append(position)
         own = self.position
-        found = mean(self, crowding, position)
+        found = mean(self, local_density, position)
         assert self.position is own
         return found
 
-    monkeypatch.setattr(SliceExpression, "mean", watched)
+    monkeypatch.setattr(ExpressionSampler, "mean", watched)
     everything.sample(places, mode="pos_to_expr", n_samples=3, reduce="mean", n_steps=1)
     assert len(seen) == 3 * places.obs["slice_id"].nunique()
     assert not torch.allclose(seen[0], seen[1])

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
     from anndata import AnnData
 
-NEIGHBOUR = {"attention": "neighbor", "n_neighbors": 6}
+NEIGHBOR = {"attention": "neighbor", "n_neighbors": 6}
 PAIRED = {"attention": "geometric", "pair_features": "factorized"}
-KINDS: dict[str, dict[str, Any]] = {"neighbor": NEIGHBOUR, "geometric": PAIRED, "axial": {"attention": "axial"}}
+KINDS: dict[str, dict[str, Any]] = {"neighbor": NEIGHBOR, "geometric": PAIRED, "axial": {"attention": "axial"}}
 
 
 @pytest.fixture
@@ -32,14 +32,14 @@ def ordered(small: AnnData) -> AnnData:
 
 @pytest.fixture
 def seen_positions(monkeypatch: pytest.MonkeyPatch) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Positions among which neighbours are sought, and which of them count, call by call."""
-    found, search = [], surroundings.noisy_neighbours
+    """Positions among which neighbors are sought, and which of them count, call by call."""
+    found, search = [], surroundings.noisy_neighbors
 
     def spy(position: torch.Tensor, known: torch.Tensor, *arguments: Any) -> torch.Tensor:
         found.append((position.clone(), known.clone()))
         return search(position, known, *arguments)
 
-    monkeypatch.setattr(surroundings, "noisy_neighbours", spy)
+    monkeypatch.setattr(surroundings, "noisy_neighbors", spy)
     return found
 
 
@@ -57,8 +57,8 @@ def test_where_cells_belong_that_are_placed_changes_no_byte(kind, small, make_mo
     assert positions_of(model.sample(bare, n_steps=3)) == expected
 
 
-def test_neighbours_are_sought_anew_at_every_step_of_a_chain(small, make_model, train_briefly, seen_positions):
-    model = train_briefly(make_model(small, **NEIGHBOUR))
+def test_neighbors_are_sought_anew_at_every_step_of_a_chain(small, make_model, train_briefly, seen_positions):
+    model = train_briefly(make_model(small, **NEIGHBOR))
     one = small[small.obs["slice_id"] == "slice_0"].copy()
     seen_positions.clear()
     model.sample(one, n_steps=8)
@@ -72,7 +72,7 @@ def test_neighbours_are_sought_anew_at_every_step_of_a_chain(small, make_model, 
 
 
 def test_known_cells_are_seen_as_noisy_as_the_others(small, make_model, train_briefly, seen_positions):
-    model = train_briefly(make_model(small, **NEIGHBOUR))
+    model = train_briefly(make_model(small, **NEIGHBOR))
     one = small[small.obs["slice_id"] == "slice_0"].copy()
     partial = one.copy()
     partial.obsm["spatial"][::2] = np.nan
@@ -90,8 +90,8 @@ def test_known_cells_are_seen_as_noisy_as_the_others(small, make_model, train_br
 
 @pytest.mark.parametrize("mode", ["expr_to_pos", "any"])
 def test_training_shows_noisy_positions_alone(mode, small, make_model, train_briefly, monkeypatch):
-    """What neighbours are sought among is what the network was given, and where positions are absent it is nothing."""
-    given, sought, search = [], [], surroundings.noisy_neighbours
+    """What neighbors are sought among is what the network was given, and where positions are absent it is nothing."""
+    given, sought, search = [], [], surroundings.noisy_neighbors
     losses = TrainingPlan.losses
 
     def watched(plan: TrainingPlan, *arguments: Any, **keywords: Any) -> Any:
@@ -106,8 +106,8 @@ def test_training_shows_noisy_positions_alone(mode, small, make_model, train_bri
         return search(position, known, *arguments)
 
     monkeypatch.setattr(TrainingPlan, "losses", watched)
-    monkeypatch.setattr(surroundings, "noisy_neighbours", spy)
-    train_briefly(make_model(small, mode=mode, **NEIGHBOUR), max_epochs=6)
+    monkeypatch.setattr(surroundings, "noisy_neighbors", spy)
+    train_briefly(make_model(small, mode=mode, **NEIGHBOR), max_epochs=6)
     assert len(given) >= 6
     states = set()
     for (_, noisy, _, t_pos, *_), (position, known) in zip(given, sought, strict=False):
@@ -130,9 +130,9 @@ def train_ordered(make_model: Callable, train_briefly: Callable) -> Callable[...
 
 
 READING = {
-    "neighbours": NEIGHBOUR,
-    "neighbours in the order": NEIGHBOUR | {"sparse_pairs": "sequence"},
-    "both": NEIGHBOUR | {"sparse_pairs": "hybrid", "pair_features": "factorized"},
+    "neighbors": NEIGHBOR,
+    "neighbors in the order": NEIGHBOR | {"sparse_pairs": "sequence"},
+    "both": NEIGHBOR | {"sparse_pairs": "hybrid", "pair_features": "factorized"},
     "pairs": PAIRED,
 }
 
@@ -182,10 +182,10 @@ def test_numbers_in_words_and_categories_are_an_order(small):
     small.obs["order"] = [str(i) for i in range(small.n_obs)]
     small.obs["order"] = small.obs["order"].astype("category")
     AlphaSTomics.setup_anndata(small, sequence_key="order")
-    assert AlphaSTomics(small, d_model=16, n_layers=1, n_heads=2, **NEIGHBOUR).module.config.sequence
+    assert AlphaSTomics(small, d_model=16, n_layers=1, n_heads=2, **NEIGHBOR).module.config.sequence
 
 
-def test_neighbours_in_an_order_that_there_is_not_are_refused(small, make_model):
+def test_neighbors_in_an_order_that_there_is_not_are_refused(small, make_model):
     with pytest.raises(ValueError, match="sparse_pairs='sequence' needs an order of the cells.*sequence_key="):
         make_model(small, attention="neighbor", sparse_pairs="sequence")
 

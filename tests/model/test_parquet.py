@@ -57,15 +57,15 @@ def test_a_model_of_a_dataset_is_that_of_its_cells(folder):
     streamed = AlphaSTomics.from_parquet(folder, **TINY)
     adata = in_memory(folder)
     AlphaSTomics.setup_anndata(adata, position_key="spatial", slice_key="slice_id")
-    held = AlphaSTomics(adata, **TINY)
-    start = weights(held).clone()
+    observed = AlphaSTomics(adata, **TINY)
+    start = weights(observed).clone()
     torch.testing.assert_close(weights(streamed), start, rtol=1e-5, atol=1e-6)
-    for model in (streamed, held):
+    for model in (streamed, observed):
         model.train(**SHORT)
-    learned = weights(held) - start
+    learned = weights(observed) - start
     assert learned.norm() > 0
-    assert (weights(streamed) - weights(held)).norm() < 1e-2 * learned.norm()
-    placed = [model.sample(adata[:70].copy(), mode="expr_to_pos", n_steps=2) for model in (streamed, held)]
+    assert (weights(streamed) - weights(observed)).norm() < 1e-2 * learned.norm()
+    placed = [model.sample(adata[:70].copy(), mode="expr_to_pos", n_steps=2) for model in (streamed, observed)]
     np.testing.assert_allclose(placed[0].obsm["spatial"], placed[1].obsm["spatial"], rtol=1e-2, atol=1)
 
 

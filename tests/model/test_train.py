@@ -67,7 +67,7 @@ def test_training_leaves_the_global_generators_and_the_data_alone(small, make_mo
     assert_same(small, before)
 
 
-def test_scvi_seed_is_honoured(small, make_model, weights_of, monkeypatch):
+def test_scvi_seed_is_honored(small, make_model, weights_of, monkeypatch):
     explicit = make_model(small, random_state=5)
     default = make_model(small)
     monkeypatch.setattr(scvi.settings, "_seed", None)
@@ -85,7 +85,7 @@ def test_history_is_kept_and_continued(small, make_model, train_briefly):
     model = make_model(small)
     train_briefly(model, max_epochs=2)
     first = {name: table.copy() for name, table in model.history.items()}
-    assert {"train_loss", "train_diffusion", "train_aligned", "train_distance", "train_neighbour"} <= set(first)
+    assert {"train_loss", "train_diffusion", "train_aligned", "train_distance", "train_neighbor"} <= set(first)
     layers = {name: first.pop(name) for name in list(first) if name.startswith("train_layer_")}
     for name, table in layers.items():
         assert table.index.tolist() == [0]  # one step an epoch, and the layers are looked at in every tenth
@@ -189,7 +189,7 @@ def test_other_ways_to_train(small, make_model, train_briefly, arguments):
 
 
 class ClippedGradients(pl.Callback):
-    """Norms of the gradients that the optimiser was given."""
+    """Norms of the gradients that the optimizer was given."""
 
     def __init__(self) -> None:
         self.norms: list[float] = []

@@ -1,4 +1,4 @@
-"""A small denoiser whose adaptive norms do not start at zero, so that clocks and every path matter."""
+"""A small denoiser whose adaptive norms do not start at zero, so that timesteps and every path matter."""
 
 from __future__ import annotations
 

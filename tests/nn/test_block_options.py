@@ -17,7 +17,7 @@ RESIDUALS, SHARINGS, BOTTLENECKS = ("plain", "hyper"), ("none", "universal", "al
 
 
 def network(seed: int = 0, **options: Any) -> Denoiser:
-    """A denoiser whose norms follow the clocks."""
+    """A denoiser whose norms follow the timesteps."""
     torch.manual_seed(seed)
     denoiser = Denoiser(DenoiserConfig(**SIZES, **options))
     for part in denoiser.modules():
@@ -47,15 +47,15 @@ def run(denoiser: Denoiser, n: int = 9, padded: int = 0) -> torch.Tensor:
 def test_padding_changes_nothing_and_all_parameters_learn(residual, sharing, bottleneck):
     denoiser = network(residual=residual, layer_sharing=sharing, bottleneck=bottleneck)
     torch.testing.assert_close(run(denoiser, padded=3), run(denoiser), atol=1e-5, rtol=1e-4)
-    optimiser = torch.optim.SGD(denoiser.blocks.parameters(), lr=0.1)
+    optimizer = torch.optim.SGD(denoiser.blocks.parameters(), lr=0.1)
     touched = {name: torch.zeros(()) for name, _ in denoiser.blocks.named_parameters()}
     for _ in range(4):
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         run(denoiser).square().mean().backward()
         for name, parameter in denoiser.blocks.named_parameters():
             assert parameter.grad is not None, name
             touched[name] += parameter.grad.abs().sum()
-        optimiser.step()
+        optimizer.step()
     # The key's bias shifts all scores of a query alike, and nothing else.
     assert [name for name, total in touched.items() if not total > 0] == []
 

@@ -52,15 +52,15 @@ def test_padding_is_zero_and_neither_it_nor_order_changes_anything(seed, attenti
 def test_all_parameters_learn(attention):
     layer = Bottleneck(16, operation=SoftmaxAttention(4, 2) if attention else None)
     x, target = torch.randn(2, 9, 16), torch.randn(2, 9, 16)
-    optimiser = torch.optim.Adam(layer.parameters(), lr=1e-2)
+    optimizer = torch.optim.Adam(layer.parameters(), lr=1e-2)
     seen = {name: 0.0 for name, _ in layer.named_parameters()}
     for _ in range(5):
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         (layer(x) - target).square().mean().backward()
         for name, parameter in layer.named_parameters():
             assert parameter.grad is not None
             seen[name] += float(parameter.grad.abs().max())
-        optimiser.step()
+        optimizer.step()
     assert all(value > 0 for value in seen.values()), seen
 
 

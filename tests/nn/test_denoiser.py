@@ -26,7 +26,7 @@ def test_shapes(make_denoiser, make_inputs, gate_type, use_qk_norm, n_dims):
     assert expression.shape == (3, 10, 9)
     assert position.shape == (3, 10, n_dims)
     assert latent.shape == (3, 10, 32)
-    assert denoiser.neighbourhood(latent).shape == (3, 10, 8)
+    assert denoiser.neighborhood(latent).shape == (3, 10, 8)
 
 
 def test_heads_that_were_not_asked_for_do_not_run(make_denoiser, make_inputs):
@@ -126,8 +126,8 @@ def test_a_context_of_padding_alone_is_finite_and_disturbs_no_other(make_denoise
 @pytest.mark.parametrize("value", [0.0, 1e6, float("nan"), float("inf")])
 def test_values_of_an_absent_modality_change_no_byte(make_denoiser, make_inputs, modality, value):
     denoiser, inputs = make_denoiser(), make_inputs()
-    clock = {"expression": "t_expr", "position": "t_pos"}[modality]
-    absent = inputs._replace(**{clock: torch.ones(3)})
+    timestep = {"expression": "t_expr", "position": "t_pos"}[modality]
+    absent = inputs._replace(**{timestep: torch.ones(3)})
     poisoned = absent._replace(**{modality: torch.full_like(getattr(inputs, modality), value)})
     for one, other in zip(denoiser(*absent), denoiser(*poisoned), strict=True):
         assert torch.equal(one, other)
@@ -136,8 +136,8 @@ def test_values_of_an_absent_modality_change_no_byte(make_denoiser, make_inputs,
 @pytest.mark.parametrize("modality", ["expression", "position"])
 def test_absence_is_decided_context_by_context(make_denoiser, make_inputs, modality):
     denoiser, inputs = make_denoiser(), make_inputs()
-    clock = {"expression": "t_expr", "position": "t_pos"}[modality]
-    mixed = inputs._replace(**{clock: torch.tensor([1.0, 0.5, 1.0])})
+    timestep = {"expression": "t_expr", "position": "t_pos"}[modality]
+    mixed = inputs._replace(**{timestep: torch.tensor([1.0, 0.5, 1.0])})
     moved = mixed._replace(**{modality: getattr(inputs, modality) + 1})
     same = (denoiser(*mixed).position == denoiser(*moved).position).flatten(1).all(1)
     assert same.tolist() == [True, False, True]
@@ -164,11 +164,11 @@ def test_embeddings_start_from_the_components(make_denoiser, make_inputs):
     assert "components" not in dict(denoiser.named_parameters())
 
 
-@pytest.mark.parametrize("clock", ["t_expr", "t_pos"])
-def test_clocks_matter(make_denoiser, make_inputs, clock):
-    """A norm over features of the clocks alone, or over the sum after them, would erase them."""
+@pytest.mark.parametrize("timestep", ["t_expr", "t_pos"])
+def test_clocks_matter(make_denoiser, make_inputs, timestep):
+    """A norm over features of the timesteps alone, or over the sum after them, would erase them."""
     denoiser, inputs = make_denoiser(), make_inputs()
-    outputs = [denoiser(*inputs._replace(**{clock: torch.full((3,), t)})).position for t in (0.1, 0.3, 0.6, 0.95)]
+    outputs = [denoiser(*inputs._replace(**{timestep: torch.full((3,), t)})).position for t in (0.1, 0.3, 0.6, 0.95)]
     outputs = [output.detach() for output in outputs]
     for one, other in zip(outputs[:-1], outputs[1:], strict=True):
         assert float((one - other).norm() / one.norm()) > 0.05
@@ -202,18 +202,18 @@ def test_every_parameter_learns(make_inputs, gate_type, use_qk_norm):
     denoiser, inputs = Denoiser(config), make_inputs()
     inputs = inputs._replace(t_expr=torch.tensor([0.0, 1.0, 0.3]), t_pos=torch.tensor([1.0, 0.4, 0.7]))
     optimizer = torch.optim.AdamW(denoiser.parameters(), lr=1e-2)
-    held = torch.zeros(3, 10, 9, dtype=torch.bool)
-    held[1, :3] = True
-    crowding = torch.linspace(-1, 1, 9).expand(3, 10, 9)
+    observed = torch.zeros(3, 10, 9, dtype=torch.bool)
+    observed[1, :3] = True
+    local_density = torch.linspace(-1, 1, 9).expand(3, 10, 9)
     inputs = inputs._replace(t_pos=torch.tensor([1.0, 0.4, 0.0]))
     for _ in range(3):
-        expression, position, latent = denoiser(*inputs, held=held, crowding=crowding)
+        expression, position, latent = denoiser(*inputs, observed=observed, local_density=local_density)
         optimizer.zero_grad()
         (
-            expression.square().sum() + (position - 1).square().sum() + denoiser.neighbourhood(latent).square().sum()
+            expression.square().sum() + (position - 1).square().sum() + denoiser.neighborhood(latent).square().sum()
         ).backward()
         optimizer.step()
-    own = {name: p for name, p in denoiser.named_parameters() if not name.startswith("packing.")}
+    own = {name: p for name, p in denoiser.named_parameters() if not name.startswith("min_distance.")}
     assert [name for name, p in own.items() if p.grad is None or not bool(p.grad.any())] == []
 
 
@@ -260,20 +260,20 @@ def test_genes_count_by_their_deviation(make_denoiser, make_inputs):
 
 def test_held_entries_are_given_clean_and_marked_at_any_time(make_denoiser, make_inputs):
     denoiser, inputs = make_denoiser(), make_inputs()
-    torch.nn.init.normal_(denoiser.expression_held)
+    torch.nn.init.normal_(denoiser.expression_observed)
     inputs = inputs._replace(t_expr=torch.ones(3))
-    held = torch.zeros_like(inputs.expression, dtype=torch.bool)
+    observed = torch.zeros_like(inputs.expression, dtype=torch.bool)
     expected = denoiser(*inputs)
-    for one, other in zip(denoiser(*inputs, held=held), expected, strict=True):
+    for one, other in zip(denoiser(*inputs, observed=observed), expected, strict=True):
         assert torch.equal(one, other)
-    held[:, 2, [1, 4]] = True
-    one = denoiser(*inputs, held=held).position
+    observed[:, 2, [1, 4]] = True
+    one = denoiser(*inputs, observed=observed).position
     changed = inputs.expression.clone()
-    changed[~held] = torch.nan  # what is absent has no say
-    assert torch.equal(denoiser(*inputs._replace(expression=changed), held=held).position, one)
+    changed[~observed] = torch.nan  # what is absent has no say
+    assert torch.equal(denoiser(*inputs._replace(expression=changed), observed=observed).position, one)
     changed[:, 2, 4] = 7.0
-    assert not torch.allclose(denoiser(*inputs._replace(expression=changed), held=held).position, one)
-    marked = denoiser.embed_expression(inputs.expression, torch.zeros(3), held)[:, 2]
+    assert not torch.allclose(denoiser(*inputs._replace(expression=changed), observed=observed).position, one)
+    marked = denoiser.embed_expression(inputs.expression, torch.zeros(3), observed)[:, 2]
     bare = denoiser.embed_expression(inputs.expression, torch.zeros(3))[:, 2]
-    mark = denoiser.expression_held[[1, 4]].sum(0) / inputs.expression.shape[-1] ** 0.5
+    mark = denoiser.expression_observed[[1, 4]].sum(0) / inputs.expression.shape[-1] ** 0.5
     torch.testing.assert_close(marked - bare, mark.expand(3, -1))

@@ -1,4 +1,4 @@
-"""Position features keep direction and distance; clock features keep both clocks."""
+"""Position features keep direction and distance; timestep features keep both timesteps."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 import torch
 from sklearn.linear_model import Ridge
 
-from alphastomics.nn.embeddings import ClockEmbedding, FourierPosition
+from alphastomics.nn.embeddings import FourierPosition, TimestepEmbedding
 
 dimensions = pytest.mark.parametrize("n_dims", [2, 3])
 
@@ -41,7 +41,7 @@ def test_features_are_those_of_the_formula(n_dims):
 
 
 @dimensions
-def test_no_direction_is_favoured(n_dims):
+def test_no_direction_is_favored(n_dims):
     """Frequencies of similar length must point everywhere, or some directions are told apart worse than others."""
     embedding = FourierPosition(n_dims, 32)
     direction = (embedding.frequencies / embedding.frequencies.norm(dim=0)).double()
@@ -88,9 +88,9 @@ def test_autocast_does_not_round_phases():
 
 def test_each_clock_is_seen_and_they_are_not_exchangeable():
     torch.manual_seed(0)
-    clock = ClockEmbedding(32)
+    timestep = TimestepEmbedding(32)
     t = torch.tensor([0.0, 0.01, 0.02, 0.1, 0.5, 0.9, 0.98, 0.99, 1.0])
     first, second = torch.meshgrid(t, t, indexing="ij")
-    vectors = clock(first.flatten(), second.flatten()).detach()
+    vectors = timestep(first.flatten(), second.flatten()).detach()
     apart = torch.cdist(vectors, vectors) + torch.eye(len(vectors)) * 1e9
     assert float(apart.min()) > 0.01 * float(vectors.std() * 32**0.5)

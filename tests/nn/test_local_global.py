@@ -1,4 +1,4 @@
-"""Attention over neighbours and over everything at once."""
+"""Attention over neighbors and over everything at once."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def cells() -> tuple[LocalGlobalAttention, torch.Tensor, Geometry, torch.Tensor]
     module, x, position = LocalGlobalAttention(8, H), torch.randn(2, N, 8), torch.randn(2, N, 2)
     mask = torch.ones(2, N, dtype=torch.bool)
     mask[1, 9:] = False
-    return module, x, Geometry(position, neighbours=neighbor_pairs(position, mask, k=3)), mask
+    return module, x, Geometry(position, neighbors=neighbor_pairs(position, mask, k=3)), mask
 
 
 def test_output_is_the_sum_of_both_and_zero_for_padding():
@@ -39,9 +39,9 @@ def test_attention_matrix_is_the_mean_of_both():
     assert torch.equal(module.gates(x), module.near.gates(x))
 
 
-def test_without_neighbours_every_cell_still_sees_all():
+def test_without_neighbors_every_cell_still_sees_all():
     module, x, geometry, _ = cells()
-    alone = geometry._replace(position=None, neighbours=torch.full_like(geometry.neighbours, -1))
+    alone = geometry._replace(position=None, neighbors=torch.full_like(geometry.neighbors, -1))
     x.requires_grad_()
     (gradient,) = torch.autograd.grad(module(x, alone)[0, 0].sum(), x)
     assert bool(gradient[0].abs().sum(-1).gt(0).all())

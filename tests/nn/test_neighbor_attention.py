@@ -1,4 +1,4 @@
-"""Attention over neighbours against dense masked attention in float64."""
+"""Attention over neighbors against dense masked attention in float64."""
 
 from __future__ import annotations
 
@@ -47,19 +47,19 @@ def attention(form: str, *, dtype: torch.dtype = torch.float64) -> NeighborAtten
 
 
 def cells(b: int = 2, n: int = 9, n_dims: int = 2, k: int = 5) -> tuple[torch.Tensor, Geometry, torch.Tensor]:
-    """Cells, and a mask; cell 3 of the first context has no neighbours, and cell 4 names itself and somebody twice."""
+    """Cells, and a mask; cell 3 of the first context has no neighbors, and cell 4 names itself and somebody twice."""
     torch.manual_seed(3)
     x, position = torch.randn(b, n, D_MODEL, dtype=torch.float64), torch.randn(b, n, n_dims, dtype=torch.float64)
     mask = torch.ones(b, n, dtype=torch.bool)
     mask[-1, [2, n - 2]] = False
-    neighbours = neighbor_pairs(position, mask, k=k)
-    neighbours[0, 3] = -1
-    neighbours[0, 4, 0] = 4
-    neighbours[-1, 0, 0] = 2  # which is padding
+    neighbors = neighbor_pairs(position, mask, k=k)
+    neighbors[0, 3] = -1
+    neighbors[0, 4, 0] = 4
+    neighbors[-1, 0, 0] = 2  # which is padding
     sequence = 3 * torch.randn(b, n, dtype=torch.float64)
     trust = torch.linspace(1, 0.3, b, dtype=torch.float64)
     pairs = PairFactors.masked(*torch.randn(2, b, 3, n, 4, dtype=torch.float64), mask)
-    return x, Geometry(position, trust, sequence, neighbours=neighbours, pairs=pairs), mask
+    return x, Geometry(position, trust, sequence, neighbors=neighbors, pairs=pairs), mask
 
 
 def affine(layer: torch.nn.Linear, x: torch.Tensor) -> torch.Tensor:
@@ -74,8 +74,8 @@ def rms(x: torch.Tensor, norm: torch.nn.Module) -> torch.Tensor:
 
 
 def bumps(u: torch.Tensor, low: float, high: float, n: int) -> torch.Tensor:
-    centres = torch.linspace(low, high, n, dtype=torch.float64)
-    return torch.exp(-((u[..., None] - centres) ** 2) / 2 / ((high - low) / (n - 1)) ** 2)
+    centers = torch.linspace(low, high, n, dtype=torch.float64)
+    return torch.exp(-((u[..., None] - centers) ** 2) / 2 / ((high - low) / (n - 1)) ** 2)
 
 
 def dense(module: NeighborAttention, x: torch.Tensor, geometry: Geometry, mask: torch.Tensor, b: int):
@@ -83,7 +83,7 @@ def dense(module: NeighborAttention, x: torch.Tensor, geometry: Geometry, mask: 
     x, position, order, mask = x[b], geometry.position[b], geometry.sequence[b], mask[b]
     n = len(x)
     edge = torch.eye(n, dtype=torch.bool)
-    for i, row in enumerate(geometry.neighbours[b].tolist()):
+    for i, row in enumerate(geometry.neighbors[b].tolist()):
         for j in row:
             edge[i, j] |= j >= 0 and bool(mask[j])
     squared = (position[:, None] - position[None]).square().sum(-1)
@@ -155,7 +155,7 @@ def test_gradients_are_those_of_differences():
 def test_single_precision_is_enough():
     x, geometry, mask = cells(n=200, k=12)
     expected = attention("order")(x, geometry, mask)
-    single = Geometry(*(t.float() for t in geometry[:3]), neighbours=geometry.neighbours)
+    single = Geometry(*(t.float() for t in geometry[:3]), neighbors=geometry.neighbors)
     actual = attention("order", dtype=torch.float32)(x.float(), single, mask)
     assert float(((actual - expected).norm() / expected.norm()).detach()) < 1e-5
 
@@ -164,7 +164,7 @@ def test_single_precision_is_enough():
 def test_distances_are_those_of_32_bits_under_autocast(dtype):
     x, geometry, mask = cells(n=200, k=12)
     expected = attention("order")(x, geometry, mask)
-    single = Geometry(*(t.float() for t in geometry[:3]), neighbours=geometry.neighbours)
+    single = Geometry(*(t.float() for t in geometry[:3]), neighbors=geometry.neighbors)
     module = attention("order", dtype=torch.float32)
     with torch.autocast("cpu", dtype=dtype):
         actual = module(x.float().requires_grad_(), single, mask)
@@ -201,7 +201,7 @@ def test_order_of_the_rows_carries_no_meaning(form, seed):
         geometry.position[:, order],
         geometry.trust,
         geometry.sequence[:, order],
-        neighbours=name[geometry.neighbours][:, order],
+        neighbors=name[geometry.neighbors][:, order],
         pairs=PairFactors(*(factor[:, :, order] for factor in geometry.pairs[:2])),
     )
     torch.testing.assert_close(module(x[:, order], turned, mask[:, order]), module(x, geometry, mask)[:, order])
@@ -221,7 +221,7 @@ def test_padding_changes_nothing(form, more, value):
         longer(geometry.position, float("nan")),
         geometry.trust,
         longer(geometry.sequence, value),
-        neighbours=longer(geometry.neighbours, -1),
+        neighbors=longer(geometry.neighbors, -1),
         pairs=PairFactors(*(torch.nn.functional.pad(factor, (0, 0, 0, more)) for factor in geometry.pairs[:2])),
     )
     y = module(longer(x, value), long, (torch.arange(9 + more) < 9).expand(2, -1))
@@ -237,12 +237,12 @@ def test_absent_positions_have_no_effect():
     assert not torch.allclose(module(x, geometry, mask), expected, atol=1e-3)
 
 
-def test_nobody_but_neighbours_is_seen():
+def test_nobody_but_neighbors_is_seen():
     module, (x, geometry, mask) = attention("distance"), cells(b=1)
     x.requires_grad_()
     for i in range(9):
         (gradient,) = torch.autograd.grad(module(x, geometry, mask)[0, i].sum(), x)
-        named = {j for j in geometry.neighbours[0, i].tolist() if j >= 0 and mask[0, j]} | {i}
+        named = {j for j in geometry.neighbors[0, i].tolist() if j >= 0 and mask[0, j]} | {i}
         seen = set(gradient[0].abs().sum(1).nonzero()[:, 0].tolist())
         assert seen == (named if mask[0, i] else set())
 
@@ -268,22 +268,22 @@ def test_received_attention_is_the_mean_over_real_cells(masked):
 
 
 @forms
-@pytest.mark.parametrize("case", ["one cell", "padding alone", "one point", "no neighbours", "no columns"])
+@pytest.mark.parametrize("case", ["one cell", "padding alone", "one point", "no neighbors", "no columns"])
 def test_gradients_are_finite(form, case):
     module, (x, geometry, mask) = attention(form), cells(n=9)
     if case == "one cell":
         x, mask, nobody = x[:, :1], mask[:, :1], torch.full((2, 1, 3), -1)
         pairs = PairFactors(*(factor[:, :, :1] for factor in geometry.pairs[:2]))
-        geometry = Geometry(geometry.position[:, :1], None, geometry.sequence[:, :1], neighbours=nobody, pairs=pairs)
+        geometry = Geometry(geometry.position[:, :1], None, geometry.sequence[:, :1], neighbors=nobody, pairs=pairs)
     elif case == "padding alone":
         mask[0] = False
         geometry.position[0] = geometry.sequence[0] = float("nan")
     elif case == "one point":
         geometry = geometry._replace(position=torch.ones_like(geometry.position))
-    elif case == "no neighbours":
-        geometry = geometry._replace(neighbours=torch.full_like(geometry.neighbours, -1))
+    elif case == "no neighbors":
+        geometry = geometry._replace(neighbors=torch.full_like(geometry.neighbors, -1))
     else:
-        geometry = geometry._replace(neighbours=geometry.neighbours[..., :0])
+        geometry = geometry._replace(neighbors=geometry.neighbors[..., :0])
     leaves = [tensor.detach().requires_grad_() for tensor in (x, geometry.position)]
     y = module(leaves[0], geometry._replace(position=leaves[1]), mask)
     y.square().sum().backward()
@@ -304,7 +304,7 @@ def test_every_parameter_learns(form):
 @pytest.mark.parametrize(
     ("missing", "message"),
     [
-        ({"neighbours": None}, "attention over neighbours needs them"),
+        ({"neighbors": None}, "attention over neighbors needs them"),
         ({"sequence": None}, "sequence=True needs the order"),
         ({"pairs": None}, "reads features of pairs, and there are none"),
     ],
@@ -329,8 +329,8 @@ from alphastomics.nn.neighbors import neighbor_pairs
 n = int(sys.argv[1])
 module = NeighborAttention(128, 4)
 position = torch.randn(1, n, 2)
-neighbours = neighbor_pairs(position, k=32)
-module(torch.randn(1, n, 128), Geometry(position, neighbours=neighbours)).square().sum().backward()
+neighbors = neighbor_pairs(position, k=32)
+module(torch.randn(1, n, 128), Geometry(position, neighbors=neighbors)).square().sum().backward()
 peak = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
 sys.stdout.write(peak.split()[1])
 """
@@ -358,7 +358,7 @@ def test_shapes_alone_are_computed_quickly():
     start = time.process_time()
     with FakeTensorMode():
         module, x = NeighborAttention(128, 4), torch.randn(1, n, 128)
-        geometry = Geometry(torch.randn(1, n, 2), neighbours=torch.zeros(1, n, 32, dtype=torch.int64))
+        geometry = Geometry(torch.randn(1, n, 2), neighbors=torch.zeros(1, n, 32, dtype=torch.int64))
         y = module(x, geometry)
         y.sum().backward()
     assert y.shape == (1, n, 128)

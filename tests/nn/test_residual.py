@@ -26,7 +26,7 @@ def random_logits(*shape: int, sd: float = 1.0, seed: int = 0) -> Tensor:
     return sd * torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def normalise(logits: np.ndarray, iterations: int) -> np.ndarray:
+def normalize(logits: np.ndarray, iterations: int) -> np.ndarray:
     """Sinkhorn's iterations, then algorithm 2 of Altschuler et al. (2017)."""
     h = np.exp(logits)
     for _ in range(iterations):
@@ -59,9 +59,9 @@ def branches(n: int, d_model: int = D) -> list[nn.Sequential]:
 
 @pytest.mark.parametrize("n", [3, 4, 6])
 @pytest.mark.parametrize("iterations", [1, 20])
-def test_sinkhorn_normalises_columns_and_rows_in_turn(n, iterations):
+def test_sinkhorn_normalizes_columns_and_rows_in_turn(n, iterations):
     logits = random_logits(5, 7, n, n, sd=2)
-    expected = normalise(logits.numpy(), iterations)
+    expected = normalize(logits.numpy(), iterations)
     np.testing.assert_allclose(sinkhorn(logits, iterations=iterations), expected, atol=1e-10)
 
 
@@ -72,7 +72,7 @@ def test_sinkhorn_is_near_its_limit():
 
 def test_sinkhorn_of_two_streams_is_the_limit():
     logits = random_logits(50, 2, 2, sd=2)
-    np.testing.assert_allclose(sinkhorn(logits), normalise(logits.numpy(), 5000), atol=1e-10)
+    np.testing.assert_allclose(sinkhorn(logits), normalize(logits.numpy(), 5000), atol=1e-10)
 
 
 @pytest.mark.parametrize("sd", [1, 4])
@@ -126,7 +126,7 @@ def test_a_layer_is_that_of_the_formula(mixing, n_streams):
         if mixing == "identity":
             mix = np.eye(n_streams)
         elif mixing == "sinkhorn":
-            mix = normalise(rest.reshape(n_streams, n_streams), 20 if n_streams > 2 else 5000)
+            mix = normalize(rest.reshape(n_streams, n_streams), 20 if n_streams > 2 else 5000)
         else:
             orders = list(itertools.permutations(range(n_streams)))
             mix = sum(w * np.eye(n_streams)[list(o)] for w, o in zip(np.exp(rest), orders, strict=True))
@@ -185,18 +185,18 @@ def test_all_parameters_learn_and_the_streams_part(mixing):
     x, target = random_logits(2, 9, D).float(), random_logits(2, 9, D, seed=1).float()
     network = nn.ModuleList([HyperConnection(D, n_streams=3, mixing=mixing) for _ in range(3)])
     layers = nn.ModuleList(branches(3))
-    optimiser = torch.optim.Adam([*network.parameters(), *layers.parameters()], lr=1e-2)
+    optimizer = torch.optim.Adam([*network.parameters(), *layers.parameters()], lr=1e-2)
     moved = {name: 0.0 for name, _ in network.named_parameters()}
     for _ in range(20):
         streams = expand(x, 3)
         for connection, branch in zip(network, layers, strict=True):
             streams = connection(streams, branch)
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         (reduce(streams) - target).square().mean().backward()
         for name, parameter in network.named_parameters():
             assert parameter.grad is not None
             moved[name] = max(moved[name], float(parameter.grad.abs().max()))
-        optimiser.step()
+        optimizer.step()
     assert all(value > 0 for value in moved.values()), moved
     assert float(streams.detach().std(dim=-2).max()) > 1e-3
 

@@ -1,4 +1,4 @@
-"""Separable convolutions against loops over places and over neighbours."""
+"""Separable convolutions against loops over places and over neighbors."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def inputs(seed: int = 0, n_dims: int = 2) -> tuple[Tensor, Tensor, dict[str, Te
     geometry = {
         "index": torch.rand(b, n, generator=generator),
         "position": torch.randn(b, n, n_dims, generator=generator, dtype=torch.float64),
-        "neighbours": torch.randint(-1, n, (b, n, K), generator=generator),
+        "neighbors": torch.randint(-1, n, (b, n, K), generator=generator),
     }
     return x, mask, geometry
 
@@ -52,11 +52,11 @@ def by_loops(layer: SeparableConv, x: np.ndarray, geometry: dict[str, np.ndarray
                     z[i] += weight[:, k + 2] * x[order[place + k]]
     else:
         weight, position = layer.depthwise.phi.weight.detach().numpy(), geometry["position"]
-        centres, spacing = np.arange(6) * 0.4, 0.4
-        for i, near in enumerate(geometry["neighbours"]):
+        centers, spacing = np.arange(6) * 0.4, 0.4
+        for i, near in enumerate(geometry["neighbors"]):
             for j in near[(near >= 0) & (near < len(x))]:
                 d = np.linalg.norm(position[i] - position[j])
-                z[i] += weight @ np.exp(-((d - centres) ** 2) / (2 * spacing**2)) * x[j]
+                z[i] += weight @ np.exp(-((d - centers) ** 2) / (2 * spacing**2)) * x[j]
     return z @ layer.pointwise.weight.detach().numpy().T
 
 
@@ -69,7 +69,7 @@ def test_values_are_those_of_loops(kind, n_dims):
     assert y.shape == (len(SIZES), max(SIZES), C_OUT)
     for b, n in enumerate(SIZES):
         expected = by_loops(layer, x[b, :n].numpy(), {name: value[b, :n].numpy() for name, value in geometry.items()})
-        np.testing.assert_allclose(y[b, :n].detach(), expected, atol=1e-6)  # centres are single precision
+        np.testing.assert_allclose(y[b, :n].detach(), expected, atol=1e-6)  # centers are single precision
         assert not bool(y[b, n:].any())
 
 
@@ -91,7 +91,7 @@ def test_neither_padding_nor_order_nor_motion_changes_anything(kind, seed):
     rubbish = {
         "index": geometry["index"].masked_fill(~mask, float("nan"))[:, order],
         "position": (geometry["position"] @ turn + 3).masked_fill(~mask[..., None], float("nan"))[:, order],
-        "neighbours": place[geometry["neighbours"]][:, order],
+        "neighbors": place[geometry["neighbors"]][:, order],
     }
     moved = x.masked_fill(~mask[..., None], float("nan"))[:, order]
     actual = layer(moved, mask[:, order], **chosen(kind, rubbish))
@@ -104,8 +104,8 @@ def test_gradients_are_those_of_finite_differences(kind):
     x.requires_grad_()
     if kind == "graph":
         position = geometry.pop("position").requires_grad_()
-        neighbours = geometry["neighbours"]
-        function = lambda x, position: layer(x, mask, position=position, neighbours=neighbours)
+        neighbors = geometry["neighbors"]
+        function = lambda x, position: layer(x, mask, position=position, neighbors=neighbors)
         assert torch.autograd.gradcheck(function, (x, position))
     else:
         assert torch.autograd.gradcheck(lambda x: layer(x, mask, index=geometry["index"]), x)
@@ -147,13 +147,13 @@ def test_the_number_of_weights_is_that_of_the_formula(kind, depthwise):
 def test_coincident_cells_have_a_finite_gradient():
     layer, (x, mask, geometry) = conv("graph"), inputs()
     position = torch.ones_like(geometry["position"]).requires_grad_()
-    layer(x, mask, position=position, neighbours=geometry["neighbours"]).square().sum().backward()
+    layer(x, mask, position=position, neighbors=geometry["neighbors"]).square().sum().backward()
     assert bool(position.grad.isfinite().all())
 
 
 def test_autocast_does_not_round_positions():
     layer, (x, mask, geometry) = conv("graph").float(), inputs()
-    geometry = {"position": geometry["position"].float() + 1000, "neighbours": geometry["neighbours"]}
+    geometry = {"position": geometry["position"].float() + 1000, "neighbors": geometry["neighbors"]}
     expected = layer(x.float(), mask, **geometry)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         actual = layer(x.float(), mask, **geometry)
@@ -174,7 +174,7 @@ def test_impossible_options_are_refused(options, message):
         SeparableConv(C, C, **options)
 
 
-def test_a_graph_needs_positions_and_neighbours():
+def test_a_graph_needs_positions_and_neighbors():
     x, mask, geometry = inputs()
-    with pytest.raises(ValueError, match="needs position and neighbours"):
+    with pytest.raises(ValueError, match="needs position and neighbors"):
         conv("graph")(x, mask, position=geometry["position"])

@@ -107,12 +107,12 @@ def test_blocks_share_attention_and_network_but_not_their_norms(sharing):
 
 @every_kind
 def test_a_stack_of_blocks_is_the_loop_over_its_blocks_and_all_parameters_learn(sharing):
-    stack, x, clock = blocks(sharing), torch.randn(2, 7, 16), torch.randn(2, 16)
+    stack, x, timestep = blocks(sharing), torch.randn(2, 7, 16), torch.randn(2, 16)
     mask = torch.arange(7) < torch.tensor([[7], [4]])
-    y = stack(x, clock, None, mask)
+    y = stack(x, timestep, None, mask)
     expected = x
     for block in stack:
-        expected = block(expected, clock, None, mask)
+        expected = block(expected, timestep, None, mask)
     assert torch.equal(y, expected)
     (y * mask[..., None]).square().sum().backward()
     for name, parameter in stack.named_parameters():
@@ -148,11 +148,11 @@ def test_each_tensor_is_saved_once_and_loads_again(sharing, tmp_path: Path):
     save_file(state, tmp_path / "weights.safetensors")
     other = nn.ModuleDict({"blocks": blocks(sharing)})
     other.load_state_dict(load_file(tmp_path / "weights.safetensors"))
-    x, clock = torch.randn(2, 7, 16), torch.randn(2, 16)
-    assert torch.equal(other["blocks"](x, clock), stack["blocks"](x, clock))
+    x, timestep = torch.randn(2, 7, 16), torch.randn(2, 16)
+    assert torch.equal(other["blocks"](x, timestep), stack["blocks"](x, timestep))
     root = blocks(sharing)
     root.load_state_dict(stack["blocks"].state_dict())
-    assert torch.equal(root(x, clock), stack["blocks"](x, clock))
+    assert torch.equal(root(x, timestep), stack["blocks"](x, timestep))
 
 
 def test_without_sharing_names_are_those_of_a_list_of_modules():

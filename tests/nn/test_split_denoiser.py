@@ -70,7 +70,7 @@ def network(case: Case) -> Denoiser:
 def inputs(n: int) -> dict[str, Any]:
     """Three contexts: in their midst of diffusion, with absent positions and padding, and of padding alone."""
     g = torch.Generator().manual_seed(n)
-    expression, position, crowding = (torch.randn(3, n, k, generator=g, dtype=torch.float64) for k in (4, 2, 3))
+    expression, position, local_density = (torch.randn(3, n, k, generator=g, dtype=torch.float64) for k in (4, 2, 3))
     mask = torch.arange(n) < torch.tensor([n, max(1, n - 2), 0])[:, None]
     return {
         "expression": expression,
@@ -78,9 +78,9 @@ def inputs(n: int) -> dict[str, Any]:
         "t_expr": torch.tensor([0.2, 0.0, 0.1], dtype=torch.float64),
         "t_pos": torch.tensor([0.3, 1.0, 0.6], dtype=torch.float64),
         "mask": mask,
-        "held": torch.rand(3, n, 4, generator=g) < 0.3,
+        "observed": torch.rand(3, n, 4, generator=g) < 0.3,
         "masked": (torch.rand(3, n, 4, generator=g) < 0.1, torch.rand(3, n, 2, generator=g) < 0.1),
-        "crowding": crowding,
+        "local_density": local_density,
         "sequence": torch.rand(3, n, generator=g, dtype=torch.float64),
     }
 
@@ -93,7 +93,7 @@ def found(case: Case, parallel: SequenceParallel) -> dict[str, Tensor]:
     generators = ContextGenerators.seeded([3, 4, 5], mask.sum(1).tolist(), torch.device("cpu"))
     with recompute(denoiser.blocks, case.n_recomputed), drawing_from(generators), watch_layers(denoiser) as seen:
         prediction = denoiser(**batch, routings=routings, parallel=parallel)
-    real = [part * mask[..., None] for part in (*prediction, denoiser.neighbourhood(prediction.latent))]
+    real = [part * mask[..., None] for part in (*prediction, denoiser.neighborhood(prediction.latent))]
     loss = sum(part.square().sum() + (part.sum(1) ** 3).sum() for part in real)
     if routings:
         loss = loss + 7 * balance_losses(routings, mask)[:2].sum()

@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from alphastomics.nn import Denoiser, DenoiserConfig
 from alphastomics.nn.block import AdaptiveNorm
 from alphastomics.nn.diagnostics import watch_layers
-from alphastomics.nn.surroundings import noisy_neighbours
+from alphastomics.nn.surroundings import noisy_neighbors
 from alphastomics.train.diagnostics import layer_statistics
 
 SIZES: dict[str, Any] = {"n_genes": 7, "n_dims": 2, "d_model": 16, "n_layers": 2, "n_heads": 2, "n_latent": 4}
@@ -164,21 +164,21 @@ def test_values_of_masked_coordinates_are_not_seen(kind):
     assert not torch.allclose(both(denoiser, inputs), expected)
 
 
-def test_cells_with_a_masked_coordinate_are_nobodys_neighbours():
+def test_cells_with_a_masked_coordinate_are_nobodys_neighbors():
     denoiser = network("neighbor")
     inputs, masked = cells(denoiser), torch.zeros(B, N, 2, dtype=torch.bool)
     masked[:, 3, 1] = masked[:, 8] = True
     with watch_layers(denoiser) as seen:
         denoiser(**inputs, masked=(None, masked))
-    neighbours = seen[0].geometry.neighbours
-    assert not bool(torch.isin(neighbours, torch.tensor([3, 8])).any())
-    assert bool((neighbours[:, [3, 8]] == -1).all())
-    assert bool((neighbours[2] == -1).all())
-    assert bool((neighbours[[0, 1, 3]][:, [0, 1, 2, 9]] >= 0).all())
+    neighbors = seen[0].geometry.neighbors
+    assert not bool(torch.isin(neighbors, torch.tensor([3, 8])).any())
+    assert bool((neighbors[:, [3, 8]] == -1).all())
+    assert bool((neighbors[2] == -1).all())
+    assert bool((neighbors[[0, 1, 3]][:, [0, 1, 2, 9]] >= 0).all())
 
 
 @torch.no_grad()
-def test_neighbours_are_those_among_the_noisy_positions():
+def test_neighbors_are_those_among_the_noisy_positions():
     denoiser = network("neighbor")
     inputs = cells(denoiser)
     with watch_layers(denoiser) as seen:
@@ -187,15 +187,15 @@ def test_neighbours_are_those_among_the_noisy_positions():
     distance.diagonal(dim1=1, dim2=2).fill_(torch.inf)
     for i in (0, 1, 3):
         nearest = distance[i].topk(5, largest=False).indices
-        assert torch.equal(seen[0].geometry.neighbours[i], nearest)
+        assert torch.equal(seen[0].geometry.neighbors[i], nearest)
     torch.testing.assert_close(seen[0].geometry.trust, 1 - T_POS)
 
 
 @torch.no_grad()
-def test_hybrid_neighbours_keep_to_the_order_where_positions_are_absent():
+def test_hybrid_neighbors_keep_to_the_order_where_positions_are_absent():
     position, order = torch.randn(2, 9, 2), torch.arange(9.0).expand(2, 9)
     known, real = torch.tensor([[True] * 9, [False] * 9]), torch.ones(2, 9, dtype=torch.bool)
-    found = noisy_neighbours(position, known, order, real, 5, "hybrid")
+    found = noisy_neighbors(position, known, order, real, 5, "hybrid")
     assert found.shape == (2, 9, 5)
     assert found[1, 4].tolist() == [3, 5, 6, -1, -1]
     nearest = torch.cdist(position[0], position[0]).fill_diagonal_(torch.inf).topk(2, largest=False).indices
@@ -205,15 +205,15 @@ def test_hybrid_neighbours_keep_to_the_order_where_positions_are_absent():
         assert len(named) == len(set(named))
 
 
-def test_neighbours_have_a_shape_where_tensors_have_no_data():
+def test_neighbors_have_a_shape_where_tensors_have_no_data():
     """Bar 19 needs it."""
     with FakeTensorMode():
         real = torch.ones(2, 50_000, dtype=torch.bool)
-        found = noisy_neighbours(torch.randn(2, 50_000, 3), real, None, real, 32, "coordinate")
+        found = noisy_neighbors(torch.randn(2, 50_000, 3), real, None, real, 32, "coordinate")
     assert found.shape == (2, 50_000, 32)
     assert found.dtype == torch.int64
     position, real = torch.randn(1, 12, 2), torch.ones(1, 12, dtype=torch.bool)
-    torch.library.opcheck(noisy_neighbours, (position, real, None, real, 3, "coordinate"))
+    torch.library.opcheck(noisy_neighbors, (position, real, None, real, 3, "coordinate"))
 
 
 # -- the order ---------------------------------------------------------------------------------------------------------
@@ -242,15 +242,18 @@ def test_every_parameter_learns(kind):
     torch.manual_seed(0)
     denoiser = Denoiser(DenoiserConfig(**(SIZES | KINDS[kind])))
     inputs = cells(denoiser) | {"t_expr": torch.tensor([0.0, 1.0, 0.3, 0.2])}
-    extra = {"held": torch.zeros(B, N, 7, dtype=torch.bool), "crowding": torch.linspace(-1, 1, 9).expand(B, N, 9)}
-    extra["held"][1, :3] = True
-    own = {name: p for name, p in denoiser.named_parameters() if not name.startswith("packing.")}
+    extra = {
+        "observed": torch.zeros(B, N, 7, dtype=torch.bool),
+        "local_density": torch.linspace(-1, 1, 9).expand(B, N, 9),
+    }
+    extra["observed"][1, :3] = True
+    own = {name: p for name, p in denoiser.named_parameters() if not name.startswith("min_distance.")}
     optimizer, silent = torch.optim.AdamW(own.values(), lr=1e-2), set(own)
     for _ in range(20):
         expression, position, latent = denoiser(**inputs, **extra)
         optimizer.zero_grad()
-        neighbourhood = denoiser.neighbourhood(latent)
-        (expression.square().sum() + (position - 1).square().sum() + neighbourhood.square().sum()).backward()
+        neighborhood = denoiser.neighborhood(latent)
+        (expression.square().sum() + (position - 1).square().sum() + neighborhood.square().sum()).backward()
         optimizer.step()
         assert [name for name, p in own.items() if p.grad is None] == []
         silent -= {name for name, p in own.items() if bool(p.grad.any())}

@@ -1,4 +1,4 @@
-"""``pl.reconstruction``: which points are drawn where, and in which colour."""
+"""``pl.reconstruction``: which points are drawn where, and in which color."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_slices_with_known_cells_are_not_moved(adata):
     np.testing.assert_allclose(points(axes[1, 1]), adata.obsm["spatial"][40:], atol=1e-9)
 
 
-def test_default_colours_are_those_of_the_true_place(adata):
+def test_default_colors_are_those_of_the_true_place(adata):
     corners = np.array([[0.0, 0], [4, 0], [0, 2], [4, 2], [2, 1]])
     cells = adata[:5].copy()
     cells.obsm["spatial"] = corners
@@ -97,15 +97,15 @@ def test_default_colours_are_those_of_the_true_place(adata):
     np.testing.assert_array_equal(colors(axes[0, 1]), shades)
 
 
-def test_cells_without_a_truth_are_grey_and_missing_from_its_panel(adata):
+def test_cells_without_a_truth_are_gray_and_missing_from_its_panel(adata):
     adata.obsm["spatial"][:5] = np.nan
     adata.obsm["spatial_reconstructed"][39] = np.nan
     axes = reconstruction(adata, slices=["one"], show=False)
     assert len(points(axes[0, 0])) == 35
     assert len(points(axes[0, 1])) == 39
     np.testing.assert_allclose(points(axes[0, 1])[5:], adata.obsm["spatial"][5:39], atol=1e-9)
-    grey = (colors(axes[0, 1]) == MISSING).all(axis=1)
-    assert grey.tolist() == [True] * 5 + [False] * 34
+    gray = (colors(axes[0, 1]) == MISSING).all(axis=1)
+    assert gray.tolist() == [True] * 5 + [False] * 34
 
 
 def test_categories(adata):
@@ -130,7 +130,7 @@ def test_categories(adata):
 
 @pytest.mark.parametrize("n", [3, 23, 80])
 @pytest.mark.parametrize("palette", [None, "viridis"])
-def test_every_category_has_its_own_colour(adata, n, palette):
+def test_every_category_has_its_own_color(adata, n, palette):
     wide = AnnData(obs=pd.DataFrame({"type": [f"t{i}" for i in range(n)]}, index=[f"c{i}" for i in range(n)]))
     wide.obsm["spatial_reconstructed"] = np.random.default_rng(0).normal(size=(n, 2))
     axes = reconstruction(wide, color="type", palette=palette, show=False)
@@ -141,7 +141,7 @@ def test_numbers_and_genes_have_one_scale(adata):
     axes = reconstruction(adata, color="score", cmap="viridis", show=False)
     np.testing.assert_allclose(colors(axes[1, 0]), mpl.colormaps["viridis"](np.linspace(0, 1, 60))[40:])
     figure = axes[0, 0].figure
-    assert len(figure.axes) == 5, "four panels and one colour bar"
+    assert len(figure.axes) == 5, "four panels and one color bar"
     assert figure.axes[-1].get_ylabel() == "score"
     gene = adata.X[:, 1].toarray().ravel()
     axes = reconstruction(adata, color="Pax6", cmap="magma", vmax=2, show=False)
@@ -228,8 +228,8 @@ def test_markers_and_options_of_scatter(adata):
         ({"color": "nothing"}, KeyError, "neither a column of obs nor a gene"),
         ({"prediction": "x"}, KeyError, "tl.reconstruct"),
         ({"library_key": "x"}, KeyError, "library_key"),
-        ({"color": "type", "palette": ["r"]}, ValueError, "1 colours for the 3 categories"),
-        ({"color": "type", "palette": {"a": "r"}}, ValueError, "no colour for 'b', 'c'"),
+        ({"color": "type", "palette": ["r"]}, ValueError, "1 colors for the 3 categories"),
+        ({"color": "type", "palette": {"a": "r"}}, ValueError, "no color for 'b', 'c'"),
         ({"title": ["a"]}, ValueError, "4 panels"),
         ({"slices": []}, ValueError, "slices is empty"),
     ],

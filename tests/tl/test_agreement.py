@@ -41,7 +41,7 @@ def test_is_the_mean_over_reference_slices_with_floor_and_ceiling(sample, refere
     other = reference[reference.obs["slice_id"] == "slice_1"]
     assert found["slice_1", "ceiling"] == pytest.approx(direct(other, reference, "slice_2"), abs=1e-9)
     assert abs(found["slice_0", "chance"]) < 0.1
-    assert found["slice_0", "sample"] > 0.2  # 25 neighbours are a fifth of these slices
+    assert found["slice_0", "sample"] > 0.2  # 25 neighbors are a fifth of these slices
     assert table["n_cells"].tolist() == [120] * 4
 
 

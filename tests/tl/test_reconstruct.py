@@ -26,7 +26,7 @@ QUICK = SMALL | BRIEF
 WELL = BRIEF | {
     "max_epochs": 20,
     "augmentation": Augmentation(),
-    "plan_kwargs": {"lr": 6e-3, "warmup_steps": 5, "lambda_packing": 0.0},
+    "plan_kwargs": {"lr": 6e-3, "warmup_steps": 5, "lambda_min_distance": 0.0},
 }
 KEY = "spatial_reconstructed"
 

@@ -25,7 +25,7 @@ SMALL = {"mode": "any", "d_model": 16, "n_layers": 2, "n_heads": 2}
 
 
 class Steps(pl.Callback):
-    """Keeps the loss of every step of the optimiser, over all processes."""
+    """Keeps the loss of every step of the optimizer, over all processes."""
 
     def __init__(self) -> None:
         self.losses: list[float] = []
@@ -95,9 +95,9 @@ def trials(folder: Path, arguments: dict[str, Any], **trainer: Any) -> dict[str,
     except asx.train.NonFiniteLossError as error:
         told["error"] = str(error)
     told["kept"] = [model.is_trained_, model.trainer.global_step, total(model)]
-    begun, resumed = make(arguments), make(arguments)
-    fit(begun, max_epochs=2, checkpoint=folder / "last.ckpt", **trainer)
-    told["begun"] = total(begun)
+    resume_state, resumed = make(arguments), make(arguments)
+    fit(resume_state, max_epochs=2, checkpoint=folder / "last.ckpt", **trainer)
+    told["resume_state"] = total(resume_state)
     fit(resumed, max_epochs=4, checkpoint=folder / "last.ckpt", resume=folder / "last.ckpt", **trainer)
     told["resumed"] = [resumed.trainer.global_step, total(resumed)]
     return told

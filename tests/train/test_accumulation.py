@@ -41,7 +41,7 @@ TOLERANCE = {PLAIN: 1e-12} | dict.fromkeys(MODES, 5e-6)  # of the largest gradie
 
 
 class Loss(nn.Module):
-    """Losses of each context, normalised by the plan, as a module for DDP to wrap."""
+    """Losses of each context, normalized by the plan, as a module for DDP to wrap."""
 
     def __init__(self, plan: TrainingPlan, kind: str) -> None:
         super().__init__()
@@ -121,7 +121,7 @@ def results(contexts, make_plan, tmp_path) -> list[dict[str, dict[str, Tensor]]]
     """Gradients of both processes, of all kinds of losses; the second has one context of padding in each of its batches."""
     plan = make_plan()
     first = contexts[0]
-    nothing = empty_context(first.expression.shape[1], 2, first.crowding.shape[1], np.array([0, 0, 9]))
+    nothing = empty_context(first.expression.shape[1], 2, first.local_density.shape[1], np.array([0, 0, 9]))
     batches = [[collate(contexts[i : i + 2])._asdict(), collate([contexts[i + 2], nothing])._asdict()] for i in (0, 3)]
     config = {name: getattr(plan.module.config, name) for name in DenoiserConfig.__slots__}
     problem = {"config": config, "weights": plan.module.state_dict(), "spacing": plan.spacing, "batches": batches}

@@ -33,7 +33,7 @@ MODELS: dict[str, dict[str, Any]] = {
 }
 MODELS = {name: {"dropout": 0.1} | arguments for name, arguments in MODELS.items()}
 ODD = {"context_size": 45, "batch_size": 90}  # contexts of 45, 35 and 20 cells, two of them in a batch
-NO_GRADIENT = "position_out.bias"  # positions are centred: what moves it is rounding, which Adam makes a step
+NO_GRADIENT = "position_out.bias"  # positions are centered: what moves it is rounding, which Adam makes a step
 
 
 # -- groups ------------------------------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ def strengths(schema, n_cells: int) -> list[float]:
     return [*(getattr(augmentation, name) for name in names), default_dropout(schema, n_cells)]
 
 
-def test_fewer_cells_are_regularised_more(counts):
+def test_fewer_cells_are_regularized_more(counts):
     few, many = strengths(counts, 4_999), strengths(counts, 5_000)
     assert all(strong > moderate for strong, moderate in zip(few, many, strict=True))
     assert default_placement(counts, 4_999)["n_views"] > default_placement(counts, 5_000)["n_views"] == 1

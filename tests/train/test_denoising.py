@@ -15,7 +15,7 @@ import torch
 
 from alphastomics.data import AnnDataSource, Augmentation, ContextDataset, collate, fit_schema
 from alphastomics.datasets import synthetic_tissue
-from alphastomics.diffusion.geometry import align, centre, kabsch, random_rotation, rotate
+from alphastomics.diffusion.geometry import align, center, kabsch, random_rotation, rotate
 from alphastomics.nn import Denoiser, DenoiserConfig
 from alphastomics.train import TrainingPlan
 
@@ -68,7 +68,7 @@ def noisy(plan: TrainingPlan, x: Tensor, ratio: float) -> tuple[Tensor, Tensor]:
     process = plan.diffusion.position
     t = torch.full((len(x),), process.schedule.time_of_ratio(ratio))
     epsilon = torch.randn(x.shape, generator=torch.Generator().manual_seed(0))
-    return process.noise(x, t, centre(epsilon)), t
+    return process.noise(x, t, center(epsilon)), t
 
 
 @torch.no_grad()

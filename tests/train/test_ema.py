@@ -23,7 +23,7 @@ def weights(plan: torch.nn.Module) -> list[list[float]]:
     return [parameter.detach().flatten().tolist() for parameter in plan.module.parameters()]
 
 
-def test_the_step_of_a_checkpoint_is_no_step_of_the_optimiser():
+def test_the_step_of_a_checkpoint_is_no_step_of_the_optimizer():
     """It is known when training starts, and not before."""
     ema, plan, trainer = MovingAverage(0.9), plan_of(1.0), SimpleNamespace(global_step=0)
     ema.load_state_dict({"average": [torch.zeros(1, 2), torch.zeros(1)], "n_updates": 7})
@@ -36,7 +36,7 @@ def test_the_step_of_a_checkpoint_is_no_step_of_the_optimiser():
 
 
 def step(ema: MovingAverage, plan: torch.nn.Module, trainer: SimpleNamespace, value: float) -> None:
-    """One step of an optimiser that sets all weights to a value."""
+    """One step of an optimizer that sets all weights to a value."""
     trainer.global_step += 1
     with torch.no_grad():
         plan.module.weight.fill_(value)

@@ -33,7 +33,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     def estimate(config: DenoiserConfig, **arguments: Any) -> MemoryEstimate:
         calls.append(arguments)
         peak = formula(arguments["n_cells"], arguments["n_contexts"], arguments["n_recomputed"])
-        return MemoryEstimate(parameters=0, gradients=0, optimiser=0, activations=peak)
+        return MemoryEstimate(parameters=0, gradients=0, optimizer=0, activations=peak)
 
     monkeypatch.setattr(fit_memory, "estimate_training", estimate)
     monkeypatch.setattr(MemoryFitter, "bound", lambda self, n_cells: 10**12)

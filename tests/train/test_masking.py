@@ -85,16 +85,16 @@ class Answer(torch.nn.Module):
         super().__init__()
         self.module, self.expression, self.position = module, expression, position
 
-    def forward(self, *args, masked=(None, None), held=None, **kwargs) -> Prediction:
-        self.masked, self.held = masked, held
-        return self.module(*args, masked=masked, held=held, **kwargs)._replace(
+    def forward(self, *args, masked=(None, None), observed=None, **kwargs) -> Prediction:
+        self.masked, self.observed = masked, observed
+        return self.module(*args, masked=masked, observed=observed, **kwargs)._replace(
             expression=self.expression, position=self.position
         )
 
     def __getattr__(self, name: str):
         return (
             getattr(self._modules["module"], name)
-            if name in ("neighbourhood", "config", "gene_weight")
+            if name in ("neighborhood", "config", "gene_weight")
             else super().__getattr__(name)
         )
 
@@ -124,15 +124,15 @@ def test_the_target_is_clean_and_only_masked_entries_are_compared(make_plan, mak
 
 
 def test_what_is_masked_is_not_marked_as_known(make_plan, make_batch):
-    batch, held = make_batch(n_epochs=20), []
+    batch, observed = make_batch(n_epochs=20), []
     for masking in (None, ALWAYS):
         plan = make_plan(mode="pos_to_expr", masking=masking, shared_frame=True, deformation=0.0, spacing=0.0)
         plan.module = answer = Answer(plan.module, batch.target, batch.position)
         plan.losses(batch)
-        held.append(answer.held)
+        observed.append(answer.observed)
     masks = answer.masked[0]
-    assert bool((held[0] & masks).any())
-    assert torch.equal(held[1], held[0] & ~masks)
+    assert bool((observed[0] & masks).any())
+    assert torch.equal(observed[1], observed[0] & ~masks)
 
 
 @modes

@@ -43,7 +43,7 @@ import torch
 from alphastomics.data import Batch
 from alphastomics.nn import Denoiser, DenoiserConfig
 from alphastomics.train import TrainingPlan
-from alphastomics.train.timesteps import Clocks, draw_clocks, keyed_rng, spread_kind
+from alphastomics.train.timesteps import Timesteps, draw_timesteps, keyed_rng, spread_kind
 from alphastomics.train.memory.recompute import recompute
 
 network, tiny, precision, steps = json.loads(sys.argv[1])
@@ -52,12 +52,12 @@ config = DenoiserConfig(**network)
 g, d = config.n_genes, config.n_dims
 plan = TrainingPlan(Denoiser(config), mode="joint", absent=1.0)
 weights = list(plan.parameters())
-optimiser = torch.optim.AdamW(weights)
+optimizer = torch.optim.AdamW(weights)
 average = [weight.detach().clone() for weight in weights]
 
 def places(i):
     key = np.array([0, 0, i])
-    return draw_clocks("joint", keyed_rng(key, 0), absent=1.0, kind=spread_kind(key, 0)) == Clocks(0.0, 1.0)
+    return draw_timesteps("joint", keyed_rng(key, 0), absent=1.0, kind=spread_kind(key, 0)) == Timesteps(0.0, 1.0)
 
 key = torch.tensor([[0, 0, next(filter(places, range(1000)))]])
 
@@ -66,15 +66,15 @@ def step(n, k):
         expression=torch.randn(1, n, g), position=torch.randn(1, n, d), patch=torch.zeros(1, 0, d),
         mask=torch.ones(1, n, dtype=torch.bool), measured=torch.ones(1, g, dtype=torch.bool),
         present=torch.ones(1, g, dtype=torch.bool), dropout=torch.zeros(1), target=torch.randn(1, n, g),
-        crowding=torch.zeros(1, n, config.n_ranks), sequence=torch.zeros(1, n, 0), centre=torch.zeros(1, d), key=key,
+        local_density=torch.zeros(1, n, config.n_ranks), sequence=torch.zeros(1, n, 0), center=torch.zeros(1, d), key=key,
         slice_index=torch.zeros(1, dtype=torch.int64), rows=torch.zeros(1, n, dtype=torch.int64),
     )
     with torch.autocast("cpu", torch.bfloat16, enabled=precision != "32"), recompute(plan.module.blocks, k):
         loss = plan.total(plan.losses(batch), batch)
     loss.backward()
     torch._foreach_lerp_(average, [weight.data for weight in weights], 0.1)
-    optimiser.step()
-    optimiser.zero_grad()
+    optimizer.step()
+    optimizer.zero_grad()
 
 def peak():
     with open("/proc/self/status") as status:
@@ -140,7 +140,7 @@ def test_an_estimate_in_bfloat16_is_within_15_percent_of_what_is_measured() -> N
 @has_status
 @pytest.mark.slow
 def test_a_step_of_four_times_as_many_cells_takes_four_times_the_memory() -> None:
-    """All losses and the optimiser, in one context; attention is linear."""
+    """All losses and the optimizer, in one context; attention is linear."""
     config = replace(CONFIG, n_layers=1, attention="linear", gate_type="none")
     short, long = measure(config, [(16_384, 0), (65_536, 0)])
     assert long <= 4.3 * short
@@ -186,9 +186,9 @@ def test_every_part_is_what_counting_by_hand_gives(accumulate: bool) -> None:
     estimate = estimate_step(lambda: scale_step(5), accumulate=accumulate)
     assert estimate.parameters == 4 * N
     assert estimate.gradients == 4 * N * accumulate
-    assert estimate.optimiser == 3 * 4 * N
+    assert estimate.optimizer == 3 * 4 * N
     assert estimate.activations == pytest.approx(7 * 4 * N, abs=64)
-    assert estimate.peak == estimate.parameters + estimate.gradients + estimate.optimiser + estimate.activations
+    assert estimate.peak == estimate.parameters + estimate.gradients + estimate.optimizer + estimate.activations
 
 
 def test_the_update_of_the_weights_may_take_most() -> None:
@@ -199,9 +199,9 @@ def test_the_update_of_the_weights_may_take_most() -> None:
 
 
 def test_without_training_only_weights_and_temporaries_are_held() -> None:
-    """w, x, a tanh and the one before it; no gradient, no optimiser."""
+    """w, x, a tanh and the one before it; no gradient, no optimizer."""
     estimate = estimate_step(lambda: scale_step(5), training=False)
-    assert estimate.gradients == estimate.optimiser == 0
+    assert estimate.gradients == estimate.optimizer == 0
     assert estimate.peak == pytest.approx(4 * 4 * N, abs=64)
 
 
@@ -219,7 +219,7 @@ def test_shared_storage_counts_once() -> None:
 def test_the_count_is_that_of_pytorchs_tracker(n: int, k: int) -> None:
     """MemTracker, which follows modules too and takes six times as long."""
     tracker = pytest.importorskip("torch.distributed._tools.mem_tracker").MemTracker
-    held: dict[str, Any] = {}
+    observed: dict[str, Any] = {}
 
     class Root(nn.Module):
         def __init__(self, step: Step) -> None:
@@ -237,13 +237,13 @@ def test_the_count_is_that_of_pytorchs_tracker(n: int, k: int) -> None:
             tracker_.track_external(root, *step.inputs)
             with tracker_, StorageCounter("cpu"):
                 root().backward()
-            held["peak"] = tracker_.get_tracker_snapshot("peak")[torch.device("cpu")]["Total"]
+            observed["peak"] = tracker_.get_tracker_snapshot("peak")[torch.device("cpu")]["Total"]
 
     estimate = estimate_training(SMALL, n_cells=n, n_recomputed=k)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(memory, "estimate_step", tracked)
         estimate_training(SMALL, n_cells=n, n_recomputed=k)
-    assert estimate.peak - estimate.optimiser == pytest.approx(held["peak"], rel=1e-3)
+    assert estimate.peak - estimate.optimizer == pytest.approx(observed["peak"], rel=1e-3)
 
 
 def test_only_the_device_of_the_step_is_counted() -> None:
@@ -270,7 +270,7 @@ def test_an_operator_that_knows_its_shape_is_counted() -> None:
     assert estimate_step(make_step, training=False).peak == N * (4 + 5 * 8 + 5 * 4)
 
 
-# -- behaviour -------------------------------------------------------------------------------------------------------
+# -- behavior -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -293,7 +293,7 @@ def test_every_kind_of_network_and_training_has_an_estimate(network: dict[str, A
     estimate = estimate_training(config, n_cells=300, **training)
     assert 0 < estimate.parameters < estimate.peak
     called = estimate_inference(config, n_cells=300)
-    assert called.gradients == called.optimiser == 0
+    assert called.gradients == called.optimizer == 0
     assert called.parameters == estimate.parameters
     assert called.peak < estimate.peak
 
@@ -348,8 +348,8 @@ def test_the_policy_takes_the_smallest_number_of_blocks_that_fits() -> None:
 
 
 def test_it_is_written_in_one_line() -> None:
-    estimate = MemoryEstimate(parameters=2**30, gradients=2**29, optimiser=3 * 2**30, activations=2**31)
-    assert str(estimate) == "6.50 GiB (parameters 1.00, gradients 0.50, optimiser 3.00, activations 2.00)"
+    estimate = MemoryEstimate(parameters=2**30, gradients=2**29, optimizer=3 * 2**30, activations=2**31)
+    assert str(estimate) == "6.50 GiB (parameters 1.00, gradients 0.50, optimizer 3.00, activations 2.00)"
 
 
 # -- refusals --------------------------------------------------------------------------------------------------------

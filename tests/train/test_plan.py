@@ -10,7 +10,7 @@ import torch
 
 from alphastomics.data import Augmentation, ContextDataset, collate
 from alphastomics.diffusion import CosineSchedule, Process
-from alphastomics.diffusion.geometry import align, centre, random_rotation
+from alphastomics.diffusion.geometry import align, center, random_rotation
 from alphastomics.train import MODES, DiffusionConfig, PlanConfig
 
 modes = pytest.mark.parametrize("mode", MODES)
@@ -21,8 +21,8 @@ def turned(batch, reflect: bool):
     turns = torch.stack([random_rotation(2, torch.Generator().manual_seed(i)) for i in range(len(batch.mask))])
     if not reflect:
         turns[:, 0] *= torch.linalg.det(turns).sign()[:, None]
-    slice_centre = (batch.centre[:, None] @ turns)[:, 0] + 3
-    return batch._replace(position=(batch.position @ turns + 3) * batch.mask[..., None], centre=slice_centre)
+    slice_center = (batch.center[:, None] @ turns)[:, 0] + 3
+    return batch._replace(position=(batch.position @ turns + 3) * batch.mask[..., None], center=slice_center)
 
 
 def without_padding(losses: dict, i: int) -> dict:
@@ -100,7 +100,7 @@ def test_the_canonical_frame_forgets_the_frame_of_the_slice(make_plan, make_batc
 def test_the_canonical_frame_is_a_rigid_motion_onto_the_conditional_mean(make_plan, make_batch):
     plan, batch = make_plan(), make_batch()
     mean = plan.conditional_mean(batch.expression, batch.mask).detach()
-    expected = centre(align(batch.position, mean, batch.mask), batch.mask)
+    expected = center(align(batch.position, mean, batch.mask), batch.mask)
     torch.testing.assert_close(plan.canonical(batch, batch.mask), expected, atol=1e-4, rtol=1e-4)
 
 
@@ -129,7 +129,7 @@ def test_finding_the_frame_leaves_the_network_as_it_was(make_plan, make_batch):
 
 
 def test_a_shared_frame_is_left_alone(make_plan, sources):
-    """Registered positions are neither centred nor turned: moving the truth changes the loss."""
+    """Registered positions are neither centered nor turned: moving the truth changes the loss."""
     from alphastomics.data import ContextDataset
 
     dataset = ContextDataset(sources["shared"], context_size=100, seed=0)
@@ -147,7 +147,7 @@ def test_each_loss_applies_where_its_clock_says(make_plan, make_batch):
     t_expr, t_pos, *_ = plan.draw(batch, 0)
     losses = plan.losses(batch)
     runs, absent = (t_pos > 0) & (t_pos < 1), t_pos == 1
-    applies = dict.fromkeys(("aligned", "distance", "neighbour", "layout"), absent)
+    applies = dict.fromkeys(("aligned", "distance", "neighbor", "layout"), absent)
     applies |= {"diffusion": runs, "expression": t_expr > 0}
     for name, where in applies.items():
         assert 0 < int(where.sum()) < len(where)
@@ -159,9 +159,9 @@ def test_the_diffusion_loss_is_the_weighted_error_of_the_clean_positions(make_pl
     plan, batch = make_plan(mode="expr_to_pos", absent=0.0, deformation=0.0), make_batch(n_epochs=1)
     _, t, _, noise = plan.draw(batch, 0)
     x, process = plan.canonical(batch, batch.mask), plan.diffusion.position
-    z = process.noise(x, t, centre(noise, batch.mask))
+    z = process.noise(x, t, center(noise, batch.mask))
     output = plan.module(batch.expression, z, torch.zeros_like(t), t, batch.mask).position
-    x_0 = centre(process.x0(output, z, t), batch.mask)
+    x_0 = center(process.x0(output, z, t), batch.mask)
     weight = (1 / process.schedule.sigma(t) ** 2).clamp_max(plan.config.max_loss_weight)
     for i, loss in enumerate(plan.losses(batch)["diffusion"].detach()):
         error = ((x_0 - x)[i][batch.mask[i]] ** 2).mean().detach()
@@ -174,7 +174,7 @@ def test_validation_neither_deforms_nor_repeats_the_noise_of_training(make_plan,
     assert torch.equal(plan.deformed(x, t, batch, 1), x)
     moved = plan.deformed(x, t, batch, 0)
     assert not torch.allclose(moved, x, atol=0.05)
-    torch.testing.assert_close(moved, centre(moved, batch.mask), atol=1e-6, rtol=0)
+    torch.testing.assert_close(moved, center(moved, batch.mask), atol=1e-6, rtol=0)
     still = plan.deformed(x, torch.ones(12), batch, 0)
     torch.testing.assert_close(still, x, atol=1e-6, rtol=0)
 
@@ -196,30 +196,32 @@ def test_expression_to_be_sampled_is_as_it_was_measured(make_plan, make_batch):
     """Augmentation is for what is given; what is asked for is all genes of the cells that nobody knows."""
     plan, batch = make_plan(mode="pos_to_expr", absent=1.0, deformation=0.0), make_batch(n_epochs=12)
     t_expr, t_pos, *_ = plan.draw(batch, 0)
-    asked, (held, value) = t_expr == 1, plan.held(batch, batch.target, t_expr, 0)
-    assert 0 < int(held[asked].any(2).any(1).sum()) < int(asked.sum())
-    position = plan.canonical(batch, batch.mask, plan.centred(batch, t_pos))
-    given = torch.where(held, value, 0.0)
-    output = plan.module(given, position, t_expr, t_pos, batch.mask, held=held, crowding=batch.crowding).expression
+    asked, (observed, value) = t_expr == 1, plan.observed(batch, batch.target, t_expr, 0)
+    assert 0 < int(observed[asked].any(2).any(1).sum()) < int(asked.sum())
+    position = plan.canonical(batch, batch.mask, plan.centered(batch, t_pos))
+    given = torch.where(observed, value, 0.0)
+    output = plan.module(
+        given, position, t_expr, t_pos, batch.mask, observed=observed, local_density=batch.local_density
+    ).expression
     x_0 = plan.diffusion.expression.x0(output, torch.zeros_like(output), t_expr)
     losses = plan.losses(batch)["expression"].detach()
     for i in asked.nonzero()[:, 0].tolist():
-        error = ((x_0 - batch.target)[i][batch.mask[i][:, None] & ~held[i]] ** 2).detach()
+        error = ((x_0 - batch.target)[i][batch.mask[i][:, None] & ~observed[i]] ** 2).detach()
         assert float(losses[i]) == pytest.approx(float(error.mean()) if len(error) else 0.0, rel=1e-4)
 
 
 def test_held_entries_are_those_of_sampled_contexts(make_plan, make_batch, singles):
     plan, batch = make_plan(mode="pos_to_expr", absent=1.0), make_batch(n_epochs=20)
     t_expr, *_ = plan.draw(batch, 0)
-    held, _ = plan.held(batch, batch.target, t_expr, 0)
-    assert not bool(held[t_expr == 0].any())
-    assert not bool(held[~batch.mask].any())
-    none = ~held[t_expr > 0].any(2).any(1)
+    observed, _ = plan.observed(batch, batch.target, t_expr, 0)
+    assert not bool(observed[t_expr == 0].any())
+    assert not bool(observed[~batch.mask].any())
+    none = ~observed[t_expr > 0].any(2).any(1)
     assert 0.1 < float(none.float().mean()) < 0.5
-    assert not torch.equal(held, plan.held(batch, batch.target, t_expr, 1)[0])
+    assert not torch.equal(observed, plan.observed(batch, batch.target, t_expr, 1)[0])
     for i, alone in enumerate(singles(batch)):
         n = alone.mask.shape[1]
-        assert torch.equal(plan.held(alone, alone.target, t_expr[i : i + 1], 0)[0][0], held[i, :n])
+        assert torch.equal(plan.observed(alone, alone.target, t_expr[i : i + 1], 0)[0][0], observed[i, :n])
 
 
 def test_genes_are_given_as_an_input_has_them(make_plan, source):
@@ -228,11 +230,11 @@ def test_genes_are_given_as_an_input_has_them(make_plan, source):
     dataset = ContextDataset(source, context_size=30, seed=0, augmentation=augmentation, targets=True)
     batch = collate([dataset[i] for i in range(len(dataset))])
     plan, t_expr = make_plan(mode="pos_to_expr"), torch.ones(len(batch.mask))
-    held, value = plan.held(batch, batch.target, t_expr, 0)
-    whole = held.all(-1)
+    observed, value = plan.observed(batch, batch.target, t_expr, 0)
+    whole = observed.all(-1)
     assert bool(whole.any())
     assert torch.equal(value[whole], batch.target[whole])
-    part = held & ~whole[..., None]
+    part = observed & ~whole[..., None]
     assert bool(part.any())
     assert not bool((part & ~batch.measured[:, None]).any())
     expected = batch.expression * (1 - batch.dropout).sqrt()[:, None, None]
@@ -241,15 +243,15 @@ def test_genes_are_given_as_an_input_has_them(make_plan, source):
 
 
 def test_given_positions_are_those_of_the_slice(make_plan, source):
-    """A context is a part of a slice that is known as a whole: its cells lie about the centre of the slice."""
+    """A context is a part of a slice that is known as a whole: its cells lie about the center of the slice."""
     dataset = ContextDataset(source, context_size=30, seed=0, augmentation=Augmentation(composition=20.0), targets=True)
     batch = collate([dataset[i] for i in range(len(dataset))])
     plan = make_plan()
     about_context, about_slice = (
-        plan.centred(batch, torch.ones(len(batch.mask))),
-        plan.centred(batch, torch.zeros(len(batch.mask))),
+        plan.centered(batch, torch.ones(len(batch.mask))),
+        plan.centered(batch, torch.zeros(len(batch.mask))),
     )
-    torch.testing.assert_close(about_context, centre(batch.position, batch.mask))
+    torch.testing.assert_close(about_context, center(batch.position, batch.mask))
     for i, cells in enumerate(source.slices):
         here = (batch.slice_index == i).nonzero()[:, 0]
         whole = torch.cat([about_slice[j][batch.mask[j]].square().sum(1).sqrt() for j in here])
@@ -285,14 +287,14 @@ def test_one_context_for_two_processes_counts_in_full(make_plan, make_batch, mon
 
 def test_total_is_the_weighted_mean_over_real_contexts(make_plan, make_batch):
     plan = make_plan(
-        lambda_position=2.0, lambda_distance=3.0, lambda_neighbour=5.0, lambda_expression=7.0, lambda_layout=11.0
+        lambda_position=2.0, lambda_distance=3.0, lambda_neighbor=5.0, lambda_expression=7.0, lambda_layout=11.0
     )
     batch = make_batch(n_epochs=1)
-    names = ("diffusion", "aligned", "distance", "neighbour", "expression", "layout", "packing")
+    names = ("diffusion", "aligned", "distance", "neighbor", "expression", "layout", "min_distance")
     losses = {name: torch.tensor([1.0, 2.0, 300.0]) * 10**i for i, name in enumerate(names)}
     mask = batch.mask.clone()
     mask[2] = False
-    weights = [2, 2, 3, 5, 7, 11, plan.config.lambda_packing]
+    weights = [2, 2, 3, 5, 7, 11, plan.config.lambda_min_distance]
     expected = sum(weight * 10**i for i, weight in enumerate(weights)) * 1.5
     assert float(plan.total(losses, batch._replace(mask=mask))) == pytest.approx(expected)
     mask[:] = False

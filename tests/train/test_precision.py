@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from alphastomics.diffusion.losses import aligned_error, distance_error, layout_error, neighbour_error
+from alphastomics.diffusion.losses import aligned_error, distance_error, layout_error, neighbor_error
 from alphastomics.train.distributed import devices as precision
 from alphastomics.train.distributed.devices import full_precision, memory_budget
 
@@ -55,7 +55,7 @@ def test_losses_in_16_bits_are_finite_and_near_those_in_32(make_plan, make_batch
     assert float((other - gradient).norm() / gradient.norm()) < 0.05
 
 
-@pytest.mark.parametrize("loss", [distance_error, neighbour_error, layout_error, aligned_error])
+@pytest.mark.parametrize("loss", [distance_error, neighbor_error, layout_error, aligned_error])
 def test_losses_of_given_values_are_the_same_in_16_bits(loss) -> None:
     generator = torch.Generator().manual_seed(0)
     x, y = torch.randn(2, 2, 60, 2, generator=generator)

@@ -10,7 +10,16 @@ from torch.distributed.tensor import DTensor
 
 from alphastomics.nn import Denoiser, DenoiserConfig
 from alphastomics.train import MovingAverage
-from alphastomics.train.distributed.sharding import at_rest, copy_whole, gathered, own, reached, shard, spread_as, whole
+from alphastomics.train.distributed.sharding import (
+    copy_whole,
+    distribute_like,
+    full_tensor,
+    gathered,
+    local_params,
+    shard,
+    to_local,
+    touch_all_params,
+)
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*returned a view tensor")  # which nothing writes into
 
@@ -45,14 +54,14 @@ def test_a_copy_is_spread_and_says_the_same(mesh):
 def test_every_parameter_has_the_gradient_of_the_whole_network_or_0(mesh, sharing):
     module = network(layer_sharing=sharing)
     copy = shard(module, mesh)
-    reached(copy(*inputs()).position.square().sum(), copy.parameters()).backward()
+    touch_all_params(copy(*inputs()).position.square().sum(), copy.parameters()).backward()
     module(*inputs()).position.square().sum().backward()
-    at_rest(copy)
+    local_params(copy)
     idle = 0
     for mine, part in zip(module.parameters(), copy.parameters(), strict=True):
         expected = torch.zeros_like(mine) if mine.grad is None else mine.grad
         idle += mine.grad is None
-        torch.testing.assert_close(whole(part.grad), expected)
+        torch.testing.assert_close(full_tensor(part.grad), expected)
     assert idle > 0
 
 
@@ -80,7 +89,7 @@ def test_the_average_is_kept_in_parts_and_left_whole(mesh):
     plan, trainer, ema = Plan(shard(module, mesh)), Trainer(), MovingAverage(0.5)
     ema.on_fit_start(trainer, plan)
     with torch.no_grad():
-        for value in own(at_rest(plan)):
+        for value in to_local(local_params(plan)):
             value.add_(1.0)
     trainer.global_step = 1
     ema.on_train_batch_end(trainer, plan, None, None, 0)
@@ -105,11 +114,11 @@ def test_an_average_from_a_file_is_spread_as_the_weights_are(mesh):
     ema.on_train_start(Trainer(), plan)
     assert all(isinstance(average, DTensor) for average in ema.average)
     ema.swap(plan)
-    assert all(bool((whole(value) == 3.0).all()) for value in at_rest(plan))
+    assert all(bool((full_tensor(value) == 3.0).all()) for value in local_params(plan))
 
 
 def test_what_is_whole_stays_whole():
     value = torch.ones(3)
-    assert spread_as(value, torch.zeros(3)) is value
-    assert whole(value) is value
-    assert own([value]) == [value]
+    assert distribute_like(value, torch.zeros(3)) is value
+    assert full_tensor(value) is value
+    assert to_local([value]) == [value]

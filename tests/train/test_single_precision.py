@@ -139,7 +139,7 @@ def test_what_is_prepared_in_64_bits_came_to_the_processor_first(widened):
         model.sample(query, n_steps=2, mode="pos_to_expr")
         model.sample(n_cells=30, n_steps=2, mode="joint")
         model.get_latent_representation(query)
-    assert widened.n_widened > 0  # neighbours of the packing network, and the frame
+    assert widened.n_widened > 0  # neighbors of the minimum-distance network, and the frame
 
 
 def test_a_device_without_tiles_and_cuda_has_32_bits(monkeypatch):

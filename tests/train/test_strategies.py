@@ -23,9 +23,9 @@ from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 
 from alphastomics.train import STRATEGIES, resolve_strategy
 from alphastomics.train.distributed import strategies
-from alphastomics.train.distributed.launch import LaunchedDDPStrategy, apart
+from alphastomics.train.distributed.launch import LaunchedDDPStrategy, run_in_subprocess
 from alphastomics.train.distributed.processes import once
-from alphastomics.train.distributed.sharding import reached
+from alphastomics.train.distributed.sharding import touch_all_params
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -183,7 +183,7 @@ def test_a_gradient_reaches_what_nothing_used():
     x, used, idle = torch.tensor(2.0, requires_grad=True), torch.ones(3, requires_grad=True), torch.ones(2, 2)
     idle.requires_grad_()
     frozen = torch.ones(2)
-    y = reached(x * used.sum(), [used, idle, frozen])
+    y = touch_all_params(x * used.sum(), [used, idle, frozen])
     y.backward()
     assert y.item() == 6
     assert used.grad.tolist() == [2, 2, 2]
@@ -193,11 +193,11 @@ def test_a_gradient_reaches_what_nothing_used():
 
 def test_what_is_asked_apart_is_answered_or_raised():
     here = os.getpid()
-    assert apart(lambda: (os.getpid() != here, 1 + 1)) == (True, 2)
+    assert run_in_subprocess(lambda: (os.getpid() != here, 1 + 1)) == (True, 2)
     with pytest.raises(KeyError, match="gene"):
-        apart(lambda: {}["gene"])
+        run_in_subprocess(lambda: {}["gene"])
     with pytest.raises(RuntimeError, match="has died"):
-        apart(lambda: os._exit(3))
+        run_in_subprocess(lambda: os._exit(3))
 
 
 def test_alone_a_process_writes_itself(tmp_path):
@@ -218,7 +218,7 @@ def alone(run_strategy, tmp_path_factory) -> Any:
 
 def assert_same_trials(found: dict[str, Any], expected: dict[str, Any]) -> None:
     np.testing.assert_allclose(found["validation"], expected["validation"], rtol=1e-4)  # in 16 bits
-    for name in ("grown", "begun"):
+    for name in ("grown", "resume_state"):
         assert found[name] == pytest.approx(expected[name], rel=1e-7)
     assert "The loss is nan at step 2 (slices: slice_" in found["error"]
     for name in ("kept", "resumed"):

@@ -17,7 +17,7 @@ LONGEST = 60  # characters of a value of a file in a message
 READ = "see to its permissions and those of its folder, and repeat the command"
 
 
-def reason(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
     """Why, in a few words."""
     return one_line(getattr(error, "strerror", None) or str(error)) or type(error).__name__
 
@@ -28,7 +28,7 @@ def one_line(text: str) -> str:
     return line if len(line) <= LONGEST_LINE else f"{line[:LONGEST_LINE]}…"
 
 
-def shown(value: Any) -> str:
+def format_value(value: Any) -> str:
     """A value of a file in a message: text and numbers in one line, not too long, of anything else what it is.
 
     What is made of lists of lists has a representation as long as its author likes.
@@ -40,7 +40,7 @@ def shown(value: Any) -> str:
 
 
 @contextmanager
-def naming(path: str | PathLike[str]) -> Iterator[None]:
+def os_errors_for(path: str | PathLike[str]) -> Iterator[None]:
     """Tell what the system says while ``path`` is written as a sentence about it.
 
     Raises
@@ -53,12 +53,12 @@ def naming(path: str | PathLike[str]) -> Iterator[None]:
     except OSError as error:
         if error.errno is None:  # a sentence already
             raise
-        raise type(error)(f"{path} cannot be written ({reason(error)}); {WRITE}") from error
+        raise type(error)(f"{path} cannot be written ({describe_error(error)}); {WRITE}") from error
 
 
-def denied(path: str | PathLike[str], error: PermissionError) -> PermissionError:
+def permission_error(path: str | PathLike[str], error: PermissionError) -> PermissionError:
     """What is said of a file that may not be read, which is no fault of what it holds."""
-    return PermissionError(f"{path} may not be read ({reason(error)}); {READ}")
+    return PermissionError(f"{path} may not be read ({describe_error(error)}); {READ}")
 
 
 def check_inside(folder: Path, path: Path) -> None:

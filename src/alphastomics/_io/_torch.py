@@ -89,9 +89,9 @@ def _count_parts(pickled: bytes) -> int:
                     taken.append(top)
             taken += [stack.pop() for _ in range(n)]
             value = taken.pop() if name in GROW else [1]
-            held = sum(size for (size,) in taken)
-            value[0] += held
-            parts += held
+            observed = sum(size for (size,) in taken)
+            value[0] += observed
+            parts += observed
             stack += [value] * len(opcode.stack_after)
             if parts > MOST_PARTS:
                 break

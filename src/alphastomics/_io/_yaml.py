@@ -9,7 +9,7 @@ import re
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from alphastomics._io._errors import denied, one_line, reason, shown
+from alphastomics._io._errors import describe_error, format_value, one_line, permission_error
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -41,9 +41,9 @@ def load(path: Path) -> Any:
     except RecursionError as error:
         raise ValueError(f"{path} is no YAML: it is nested too deeply") from error
     except PermissionError as error:
-        raise denied(path, error) from error
+        raise permission_error(path, error) from error
     except Exception as error:  # a crafted file can break the reader in any way
-        raise ValueError(f"{path} is no YAML: {reason(error)}") from error
+        raise ValueError(f"{path} is no YAML: {describe_error(error)}") from error
 
 
 def dump(values: dict[str, Any]) -> str:
@@ -73,7 +73,7 @@ def _loader() -> type:
             for key, _ in node.value:
                 if key.value in seen if isinstance(key, yaml.ScalarNode) else True:
                     problem = (
-                        f"the key {shown(key.value)} comes twice"
+                        f"the key {format_value(key.value)} comes twice"
                         if isinstance(key, yaml.ScalarNode)
                         else "keys are text"
                     )

@@ -10,7 +10,7 @@ Lengths are in Å. The i-th of the L residues of a segment with direction a lies
 
 with :math:`(n_1, n_2, a)` right-handed, which makes every helix right-handed (Pauling, Corey and Branson 1951), and
 consecutive points 3.8 Å apart. The middles m lie on a line along :math:`n_1`, at distances that depend on the kinds of the two
-neighbours alone; the directions alternate, and each is turned by 20 degrees from the one before. A loop is an arc of m equal
+neighbors alone; the directions alternate, and each is turned by 20 degrees from the one before. A loop is an arc of m equal
 chords c = 3.8 over the gap g between two ends,
 
 .. math::

@@ -20,7 +20,7 @@ Loss of chains that are placed: the frame-aligned point error, where the frames 
 
 r is the distance of consecutive points; for residues, 3.8 Å apart, the error is clamped at 10 Å (Jumper et al. 2021). The
 frames of both are made of their own points, see :func:`alphastomics.chains._fape.chain_frames`, so that they say little
-while the noise is strong: the loss fades with the clock t, and is 0 where positions are absent.
+while the noise is strong: the loss fades with the timestep t, and is 0 where positions are absent.
 """
 
 from __future__ import annotations

@@ -101,14 +101,14 @@ def _check_order(order: ArrayLike, n_cells: int) -> NDArray[np.int64]:
 def _frames(points: Array) -> tuple[Array, NDArray[np.bool_]]:
     """Axes (n - 2, 3, 3) at all points in order but the ends, and whether the chain is bent there, (n - 2,)."""
     after, before = points[2:] - points[1:-1], points[:-2] - points[1:-1]
-    e_1 = _normalised(after)
+    e_1 = _normalized(after)
     across = before - (before * e_1).sum(1, keepdims=True) * e_1
     bent = after.any(1) & (np.linalg.norm(across, axis=1) > STRAIGHT * np.linalg.norm(before, axis=1))
-    e_2 = _normalised(across)
+    e_2 = _normalized(across)
     axes = np.stack([e_1, e_2, np.cross(e_1, e_2)], axis=-1)
     return np.where(bent[:, None, None], axes, np.eye(3)), bent
 
 
-def _normalised(vectors: Array) -> Array:
+def _normalized(vectors: Array) -> Array:
     length = np.linalg.norm(vectors, axis=1, keepdims=True)
     return np.divide(vectors, length, out=np.zeros_like(vectors), where=length > 0)

@@ -51,7 +51,7 @@ def messages() -> Iterator[None]:
             logger.setLevel(level)
 
 
-def complain(error: Exception) -> None:
+def print_error(error: Exception) -> None:
     """Print an error as one line, its remedy in the words of the command line: ``slice_key=…`` is ``--slice-key …``."""
     text = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
     if isinstance(error, OSError) and error.errno in REMEDIES:  # what the system says, not yet a sentence of ours

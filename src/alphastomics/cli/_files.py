@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any
 
-from alphastomics._io._errors import WRITE, denied, naming
+from alphastomics._io._errors import WRITE, os_errors_for, permission_error
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -38,7 +38,7 @@ def check_readable(folder: Path) -> None:
     try:
         next(folder.iterdir(), None)
     except PermissionError as error:
-        raise denied(folder, error) from error
+        raise permission_error(folder, error) from error
 
 
 def check_folder(path: Path) -> None:
@@ -66,7 +66,7 @@ def prepare_folder(path: Path) -> None:
     OSError
         If it cannot be made, or nothing can be written in it.
     """
-    with naming(path):
+    with os_errors_for(path):
         path.mkdir(parents=True, exist_ok=True)
         with TemporaryFile(dir=path):
             pass
@@ -83,7 +83,7 @@ def replacing(path: Path) -> Iterator[Path]:
     """
     temporary = path.with_name(f".{path.stem}.tmp{path.suffix}")
     try:
-        with naming(path):
+        with os_errors_for(path):
             yield temporary
             temporary.replace(path)
     finally:

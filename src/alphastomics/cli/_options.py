@@ -50,7 +50,7 @@ Mode = Literal["expr_to_pos", "pos_to_expr", "joint", "any"]
 # Panels of the help, in this order below the options of the command itself.
 RUN, DATA, MODEL, TRAINING, LOSSES, GLOBAL = (
     Group(name, sort_key=rank)
-    for rank, name in enumerate(("Run", "Data", "Model", "Training", "Losses and optimiser", "Everywhere"), start=1)
+    for rank, name in enumerate(("Run", "Data", "Model", "Training", "Losses and optimizer", "Everywhere"), start=1)
 )
 
 
@@ -114,7 +114,7 @@ class ModelOptions:
     use_gated_attention
         The same as ``--attention full``; no is the same as ``--attention linear``.
     use_qk_norm
-        Whether queries and keys are normalised.
+        Whether queries and keys are normalized.
     attention
         ``full``, the default; ``linear``, the baseline; ``geometric``, which falls with distance; ``neighbor``, the nearest
         cells; or ``axial``, along a grid.
@@ -123,9 +123,9 @@ class ModelOptions:
     rank
         Rank of these; ``auto``: what is affordable for the cells that are seen at once.
     sparse_pairs
-        Where ``neighbor`` looks for neighbours: in space, along the order of the cells, or both.
+        Where ``neighbor`` looks for neighbors: in space, along the order of the cells, or both.
     n_neighbors
-        How many neighbours ``neighbor`` looks at.
+        How many neighbors ``neighbor`` looks at.
     use_moe
         A mixture of experts in the place of the feed-forward networks.
     num_experts
@@ -230,7 +230,7 @@ class TrainingOptions:
         Cells that the network sees at once; ``auto``: whole slices, or as many cells as the memory allows. 512 when not
         given, or ``auto`` with ``--context``.
     context_kind
-        ``subset``: random cells of a slice; ``patch``: neighbours.
+        ``subset``: random cells of a slice; ``patch``: neighbors.
     context_growth
         How contexts grow, epoch by epoch, until they have ``--context-size`` cells; not at all when not given.
     shortest_context
@@ -260,7 +260,7 @@ class TrainingOptions:
     composition
         How unlike each other the contexts of a slice are in their composition.
     mask_strategy
-        With ``--enable-masking``, which entries are masked: ``random``, in a ``block`` of neighbouring genes, or
+        With ``--enable-masking``, which entries are masked: ``random``, in a ``block`` of neighboring genes, or
         ``structured``, the largest values.
     expression_mask_ratio
         Share of the entries of expression that is masked; .3 when not given.
@@ -291,7 +291,7 @@ class TrainingOptions:
     fp16
         The same as ``--precision 16-mixed``.
     accumulate_grad_batches
-        Batches whose gradients make one step of the optimiser; 1 when not given.
+        Batches whose gradients make one step of the optimizer; 1 when not given.
     gradient_clip_val
         Largest norm of the gradient; 1 when not given.
     deterministic
@@ -459,7 +459,7 @@ class ComparisonOptions:
 @Parameter(name="*", group=LOSSES)
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlanOptions:
-    """Loss weights and optimiser; what is not given is left to the library.
+    """Loss weights and optimizer; what is not given is left to the library.
 
     Parameters
     ----------
@@ -483,30 +483,30 @@ class PlanOptions:
         Weight of the loss of positions.
     lambda_distance
         Weight of the loss of distances.
-    lambda_neighbour
-        Weight of the contrastive loss of neighbours.
+    lambda_neighbor
+        Weight of the contrastive loss of neighbors.
     lambda_layout
         Weight of the layout loss.
-    lambda_packing
-        Weight of the packing loss.
+    lambda_min_distance
+        Weight of the minimum-distance loss.
     lambda_fape
         Weight of the frame-aligned point error of ordered chains in three dimensions.
     moe_load_balance_loss_weight
         Weight of the loss that keeps experts in even use.
     reconstruction_weight
         Weight of the loss of masked entries.
-    neighbour_width
-        Width of a neighbourhood in the contrastive loss, in model units per square root of dimension.
+    neighbor_width
+        Width of a neighborhood in the contrastive loss, in model units per square root of dimension.
     layout_width
-        Width of a neighbourhood in the layout loss, in the same units.
+        Width of a neighborhood in the layout loss, in the same units.
     deformation
         Strength of the smooth deformation of diffusion contexts; by default by the number of cells.
     max_loss_weight
         Ceiling of the weight of the diffusion loss.
     ema_decay
         Decay of the moving average of the weights.
-    packing_lr
-        Learning rate of the packing network.
+    min_distance_lr
+        Learning rate of the minimum-distance network.
     """
 
     lr: Positive | None = None
@@ -519,18 +519,18 @@ class PlanOptions:
     lambda_completion: NotNegative | None = None
     lambda_position: NotNegative | None = None
     lambda_distance: NotNegative | None = None
-    lambda_neighbour: NotNegative | None = None
+    lambda_neighbor: NotNegative | None = None
     lambda_layout: NotNegative | None = None
-    lambda_packing: NotNegative | None = None
+    lambda_min_distance: NotNegative | None = None
     lambda_fape: NotNegative | None = None
     moe_load_balance_loss_weight: NotNegative | None = None
     reconstruction_weight: NotNegative | None = None
-    neighbour_width: Positive | None = None
+    neighbor_width: Positive | None = None
     layout_width: Positive | None = None
     deformation: NotNegative | None = None
     max_loss_weight: Positive | None = None
     ema_decay: PartialShare | None = None
-    packing_lr: Positive | None = None
+    min_distance_lr: Positive | None = None
 
     def arguments(self) -> dict[str, Any]:
         """Fields of :class:`~alphastomics.train.PlanConfig` that were given."""
@@ -552,7 +552,7 @@ MASKS = (
 def _check_checkpoint(kind: Any, value: str) -> None:
     """Complain about a model that is neither here nor on the Hub, before anything is imported."""
     if not value.startswith(HUB) and not Path(value).exists():
-        raise ValueError(f'"{value}" does not exist; models of the Hugging Face Hub are {HUB}organisation/name')
+        raise ValueError(f'"{value}" does not exist; models of the Hugging Face Hub are {HUB}organization/name')
 
 
 def _flag(name: str) -> str:
@@ -588,7 +588,7 @@ class QueryOptions:
     ----------
     checkpoint
         Folder of a model, of a run of ``alphastomics train``, or a ``.ckpt`` file of a training that has ended; or
-        ``hf://organisation/name`` of the Hugging Face Hub, with ``@revision`` behind it or without.
+        ``hf://organization/name`` of the Hugging Face Hub, with ``@revision`` behind it or without.
     input_data
         Cells, an ``.h5ad`` file, a ``.parquet`` file or a ``.pt`` file of tensors; only a tissue that is drawn as a whole
         needs none.

@@ -186,7 +186,7 @@ class UploadOptions:
     Parameters
     ----------
     private
-        Only the organisation sees it.
+        Only the organization sees it.
     license
         License for the card, as the Hub writes it: ``cc-by-4.0``, ``mit``, …
     overwrite

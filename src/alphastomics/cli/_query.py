@@ -6,7 +6,7 @@ What a regression per cell achieves: the mean position of the most similar refer
 
 .. math:: \hat x_i = \frac{1}{k} \sum_{j \in \mathcal N_k(i)} x_j
 
-with the neighbours found in principal components of :math:`\log(1 + \cdot)` of counts at the median library size. Every
+with the neighbors found in principal components of :math:`\log(1 + \cdot)` of counts at the median library size. Every
 reference slice has its own frame, and a mean over two frames means nothing. The slices are therefore first moved into
 the frame of the first one: each is rigidly aligned to the positions that the same regression on the first slice gives
 its cells. No label and no position of the query is used.

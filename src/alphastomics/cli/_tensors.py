@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from alphastomics import _keys
-from alphastomics._io._errors import denied, shown
+from alphastomics._io._errors import format_value, permission_error
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -64,14 +64,14 @@ def _load(path: Path) -> dict[str, NDArray[Any]]:
     try:
         values = _torch_file.read(path)
     except PermissionError as error:
-        raise denied(path, error) from error
+        raise permission_error(path, error) from error
     except ValueError as error:
         raise ValueError(f"{error}; save a dict of tensors with torch.save") from error
     if not isinstance(values, dict):
         raise ValueError(f"it holds a {type(values).__name__}, not a dict of tensors")
     unknown = [name for name in values if name not in KNOWN]
     if unknown:
-        raise ValueError(f"it holds {shown(unknown[0])}, which is none of {', '.join(KNOWN)}")
+        raise ValueError(f"it holds {format_value(unknown[0])}, which is none of {', '.join(KNOWN)}")
     if EXPRESSION not in values:
         raise ValueError(f"{EXPRESSION!r} is missing")
     if "position" in values:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import lightning.pytorch as pl
 
-from alphastomics._io._errors import naming
+from alphastomics._io._errors import os_errors_for
 from alphastomics._rank import is_first, quiet_unless_first
 from alphastomics.cli._files import check_folder
 from alphastomics.cli._options import SetupOptions, check_masks
@@ -176,7 +176,7 @@ def save(model: AlphaSTomics, path: Path) -> None:
     temporary = path.with_name(f".{path.name}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
     try:
-        with naming(path):
+        with os_errors_for(path):
             model.save(temporary)
             shutil.rmtree(path, ignore_errors=True)
             temporary.rename(path)
@@ -242,7 +242,7 @@ class StartOfRun(pl.Callback):
         """Make it; all processes have read by now what it held."""
         if trainer.is_global_zero:
             try:
-                with naming(self.folder.path):
+                with os_errors_for(self.folder.path):
                     self.folder.make(resumed=self.resumed)
                     self.config.write(self.folder.config)
             except OSError:

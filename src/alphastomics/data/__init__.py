@@ -6,7 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from alphastomics.data._fit_schema import fit_schema
-from alphastomics.data._local_density import crowding
+from alphastomics.data._local_density import local_density
 from alphastomics.data._partial import PartialExpression, read_partial
 from alphastomics.data._schema import TissueSchema
 from alphastomics.data._sources import AnnDataSource, CellSource, SliceCells
@@ -47,7 +47,7 @@ __all__ = [
     "TissueSchema",
     "collate",
     "create_dataloaders",
-    "crowding",
+    "local_density",
     "fit_schema",
     "read_dataset",
     "read_parquet",

@@ -29,11 +29,11 @@ class Context(NamedTuple):
     expression
         Network units, shape (N, G), float32.
     position
-        Model units, shape (N, D), float32; centred on these cells when ``frame="slice"``; NaN when the source has no
+        Model units, shape (N, D), float32; centered on these cells when ``frame="slice"``; NaN when the source has no
         positions.
     patch
         Positions of the cells around a random cell of the slice, at full or at some lower density, shape (P, D),
-        float32, model units, centred; empty when the source has no positions.
+        float32, model units, centered; empty when the source has no positions.
     measured
         Genes that are measured and were not dropped, shape (G,).
     present
@@ -43,17 +43,17 @@ class Context(NamedTuple):
     target
         Expression as it was measured, without any augmentation, network units, shape (N, G), float32; shape (N, 0) where
         nobody asks for it.
-    crowding
+    local_density
         How crowded the surroundings of each cell are, shape (N, K), float32, see :mod:`alphastomics.data._local_density`;
         shape (N, 0) where nobody asks for it.
     sequence
         Index of the cells in an order, from 0, shape (N, 1), float32; shape (N, 0) where there is no order.
-    centre
-        Centre of the whole slice in the frame of `position`, shape (D,), float32.
+    center
+        Center of the whole slice in the frame of `position`, shape (D,), float32.
     slice_index
         Number of the slice in the source.
     rows
-        Row numbers of the cells in the source, shape (N,), int64. In a patch the centre comes first.
+        Row numbers of the cells in the source, shape (N,), int64. In a patch the center comes first.
     key
         (seed, epoch, index), int64, from which further noise for this context can be drawn.
     """
@@ -65,9 +65,9 @@ class Context(NamedTuple):
     present: NDArray[np.bool_]
     dropout: float
     target: NDArray[np.float32]
-    crowding: NDArray[np.float32]
+    local_density: NDArray[np.float32]
     sequence: NDArray[np.float32]
-    centre: NDArray[np.float32]
+    center: NDArray[np.float32]
     slice_index: int
     rows: NDArray[np.int64]
     key: NDArray[np.int64]
@@ -110,11 +110,11 @@ class Batch(NamedTuple):
         Shape (B,), float32.
     target
         Shape (B, N, G) or (B, N, 0), 0 where padded.
-    crowding
+    local_density
         Shape (B, N, K) or (B, N, 0), 0 where padded.
     sequence
         Shape (B, N, 1) or (B, N, 0), 0 where padded.
-    centre
+    center
         Shape (B, D).
     slice_index
         Shape (B,), int64.
@@ -132,9 +132,9 @@ class Batch(NamedTuple):
     present: torch.Tensor
     dropout: torch.Tensor
     target: torch.Tensor
-    crowding: torch.Tensor
+    local_density: torch.Tensor
     sequence: torch.Tensor
-    centre: torch.Tensor
+    center: torch.Tensor
     slice_index: torch.Tensor
     rows: torch.Tensor
     key: torch.Tensor
@@ -189,7 +189,7 @@ def empty_context(
     n_genes, n_dims
         Numbers of genes and dimensions.
     n_ranks
-        Width of `crowding`, 0 for contexts without targets.
+        Width of `local_density`, 0 for contexts without targets.
     key
         As in :class:`Context`.
     sequence
@@ -204,9 +204,9 @@ def empty_context(
         present=np.zeros(n_genes, dtype=bool),
         dropout=0.0,
         target=np.empty((0, n_genes if n_ranks else 0), dtype=np.float32),
-        crowding=np.empty((0, n_ranks), dtype=np.float32),
+        local_density=np.empty((0, n_ranks), dtype=np.float32),
         sequence=np.empty((0, int(sequence)), dtype=np.float32),
-        centre=np.zeros(n_dims, dtype=np.float32),
+        center=np.zeros(n_dims, dtype=np.float32),
         slice_index=0,
         rows=np.empty(0, dtype=np.int64),
         key=key,
@@ -245,9 +245,9 @@ def collate(contexts: Sequence[Context]) -> Batch:
         present=torch.from_numpy(np.stack([context.present for context in contexts])),
         dropout=torch.tensor([context.dropout for context in contexts], dtype=torch.float32),
         target=stack("target", longest),
-        crowding=stack("crowding", longest),
+        local_density=stack("local_density", longest),
         sequence=stack("sequence", longest),
-        centre=torch.from_numpy(np.stack([context.centre for context in contexts])),
+        center=torch.from_numpy(np.stack([context.center for context in contexts])),
         slice_index=torch.tensor([context.slice_index for context in contexts]),
         rows=rows,
         key=torch.from_numpy(np.stack([context.key for context in contexts])),
@@ -270,9 +270,9 @@ def _alone(raw: RawContext) -> RawBatch:
         present=one(context.present),
         dropout=one(np.asarray(context.dropout, dtype=np.float32)),
         target=one(context.target),
-        crowding=one(context.crowding),
+        local_density=one(context.local_density),
         sequence=one(context.sequence),
-        centre=one(context.centre),
+        center=one(context.center),
         slice_index=one(np.asarray(context.slice_index, dtype=np.int64)),
         rows=one(context.rows),
         key=one(context.key),

@@ -103,7 +103,7 @@ def read_expression(adata: AnnData, layer: str | None, transform: str) -> tuple[
     """Read and check expression; give the matrix, the settled transform, and whether the values are counts."""
     check_measured(adata)
     matrix = expression_matrix(adata, layer)
-    summary = summarise_values(matrix)
+    summary = summarize_values(matrix)
     chosen = resolve_transform(transform, summary)
     check_values(summary, adata, layer, chosen)
     return matrix, chosen, summary.counts
@@ -133,7 +133,7 @@ def check_matrix(matrix: Matrix, where: str) -> Matrix:
     return matrix
 
 
-def summarise_values(matrix: Matrix) -> ValueSummary:
+def summarize_values(matrix: Matrix) -> ValueSummary:
     """Look at every stored value once; sparse matrices are read through ``.data`` alone."""
     integer, nonfinite, negative = True, None, None
     floating = matrix.dtype.kind == "f"

@@ -17,7 +17,7 @@ from torch.utils.data import Dataset
 from alphastomics.data._batch import Context, RawContext, empty_context
 from alphastomics.data._checks import check_choice
 from alphastomics.data._encode import Encoder
-from alphastomics.data._local_density import RANKS, crowding
+from alphastomics.data._local_density import RANKS, local_density
 from alphastomics.data._order import PADDING, Portion, shares, stretches, windowed
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ Kind = Literal["subset", "patch"]
 
 _DIVIDE, _DRAW, _THIN = 0, 1, 2
 
-PATCH_SIZE = 256  # cells of the neighbourhood that comes with every context
+PATCH_SIZE = 256  # cells of the neighborhood that comes with every context
 N_WAVES, WAVE_NUMBERS = 3, (0.3, 2.0)  # radians per model unit; a slice spans about four units
 LOWEST_DENSITY = 0.25  # share of the cells that is left in the thinnest of them
 
@@ -88,7 +88,7 @@ class Division(NamedTuple):
     epoch
         Its number.
     contexts
-        Slice and cells of every subset, in a list; slice and centre of every patch, in an array.
+        Slice and cells of every subset, in a list; slice and center of every patch, in an array.
     sequence
         Their numbers in the order in which they are drawn, -1 for padding.
     """
@@ -131,7 +131,7 @@ class ContextDataset(Dataset[Context]):
         Largest number of cells in a context.
     kind
         ``"subset"``: each slice is divided at random into contexts of nearly equal size, so that every cell comes
-        exactly once per epoch; see `composition` of :class:`Augmentation`. ``"patch"``: every cell is a centre once,
+        exactly once per epoch; see `composition` of :class:`Augmentation`. ``"patch"``: every cell is a center once,
         and a context is its `context_size` nearest cells in the slice; among equally distant cells the first in order
         are taken.
     seed
@@ -141,7 +141,7 @@ class ContextDataset(Dataset[Context]):
     slices
         Names of the slices to use; all when None.
     patches
-        Whether contexts come with the positions of a neighbourhood.
+        Whether contexts come with the positions of a neighborhood.
     shuffle
         Whether contexts are cut anew in every epoch and come in random order; otherwise they are always the same, slice by slice.
     targets
@@ -181,7 +181,7 @@ class ContextDataset(Dataset[Context]):
         self.targets = targets
         self._slices = _choose_slices(source, slices, kind)
         self._trees = {i: KDTree(position) for i in self._slices if (position := source.slices[i].position) is not None}
-        self._centre = {
+        self._center = {
             i: position.mean(axis=0) for i in self._slices if (position := source.slices[i].position) is not None
         }
         self._encoders: dict[bytes, Encoder] = {}
@@ -253,7 +253,7 @@ class ContextDataset(Dataset[Context]):
         augmentation = self.augmentation
         # Where nothing is drawn no generator is made: a good part of the time that such a context takes.
         rng = _generator(_DRAW, self.seed, epoch, index) if augmentation or self.patches else None
-        position, centre = self._position(slice_index, cells, rng if augmentation and augmentation.rotate else None)
+        position, center = self._position(slice_index, cells, rng if augmentation and augmentation.rotate else None)
         present = self.source.measured_in(slice_index)
         change = _change_genes(present, augmentation, rng)
         rows = self.source.slices[slice_index].rows.take(cells)
@@ -271,9 +271,9 @@ class ContextDataset(Dataset[Context]):
             present=present,
             dropout=change.dropout,
             target=target,
-            crowding=self._crowding(slice_index, cells, epoch, index),
+            local_density=self._local_density(slice_index, cells, epoch, index),
             sequence=self._sequence(rows),
-            centre=centre,
+            center=center,
             slice_index=slice_index,
             rows=rows,
             key=np.array([self.seed, epoch, index], dtype=np.int64),
@@ -287,14 +287,14 @@ class ContextDataset(Dataset[Context]):
             self._encoders[key] = Encoder(self.source.schema, present)
         return self._encoders[key]
 
-    def _crowding(self, slice_index: int, cells: NDArray[np.int64], epoch: int, index: int) -> NDArray[np.float32]:
-        """Give the crowding of cells among a random share of the cells of the slice."""
+    def _local_density(self, slice_index: int, cells: NDArray[np.int64], epoch: int, index: int) -> NDArray[np.float32]:
+        """Give the local density of cells among a random share of the cells of the slice."""
         position = self.source.slices[slice_index].position
         if not self.targets or position is None:
             return np.zeros((len(cells), len(RANKS) if self.targets else 0), dtype=np.float32)
         rng = _generator(_THIN, self.seed, epoch, index)
         density = rng.uniform(LOWEST_DENSITY, 1.0) if self.augmentation else 1.0
-        return crowding(position, cells, among=rng.random(len(position)) < density)
+        return local_density(position, cells, among=rng.random(len(position)) < density)
 
     def _sequence(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
         """Index of some cells in their order, from 0, which keeps it exact in single precision; no column without one."""
@@ -310,11 +310,11 @@ class ContextDataset(Dataset[Context]):
             return np.empty((0, schema.n_dims), dtype=np.float32)
         points = self._trees[slice_index].data
         density = rng.uniform(LOWEST_DENSITY, 1.0)
-        centre = points[rng.integers(len(points))]
+        center = points[rng.integers(len(points))]
         n_near = min(round(PATCH_SIZE / density), len(points))
-        near = np.atleast_1d(self._trees[slice_index].query(centre, n_near)[1])
+        near = np.atleast_1d(self._trees[slice_index].query(center, n_near)[1])
         cells = rng.permutation(near)[: max(2, round(density * n_near))]
-        return ((points[cells] - centre) / schema.scale).astype(np.float32)
+        return ((points[cells] - center) / schema.scale).astype(np.float32)
 
     def _padding(self, epoch: int, index: int) -> RawContext:
         """A context without cells."""
@@ -350,8 +350,8 @@ class ContextDataset(Dataset[Context]):
         slice_index, cells = division.contexts[number]
         if self.kind == "subset":
             return slice_index, cells
-        slice_index, centre = int(slice_index), int(cells)
-        return slice_index, _nearest(self._trees[slice_index], centre, self.context_size)
+        slice_index, center = int(slice_index), int(cells)
+        return slice_index, _nearest(self._trees[slice_index], center, self.context_size)
 
     def _settled(self, epoch: int) -> Division:
         """The contexts of an epoch and their order, found once."""
@@ -363,7 +363,7 @@ class ContextDataset(Dataset[Context]):
     def _divide(self, epoch: int) -> Division:
         rng = _generator(_DIVIDE, self.seed, epoch if self.shuffle else 0)
         parts: list[tuple[int, NDArray[np.int64]]] | NDArray[np.int64]
-        parts, portions = self._centres() if self.kind == "patch" else self._subsets(rng)
+        parts, portions = self._centers() if self.kind == "patch" else self._subsets(rng)
         if not self.shuffle:
             streams = stretches(portions, self.n_streams, self.multiple)
             in_order = [portion.contexts for stream in streams for portion in stream]
@@ -396,15 +396,15 @@ class ContextDataset(Dataset[Context]):
                 contexts.extend((i, np.sort(each)) for each in divided)
         return contexts, portions
 
-    def _centres(self) -> tuple[NDArray[np.int64], list[Portion]]:
-        """Every cell of every slice as a centre, by the pieces that are read together."""
-        centres, portions, done = [], [], 0
+    def _centers(self) -> tuple[NDArray[np.int64], list[Portion]]:
+        """Every cell of every slice as a center, by the pieces that are read together."""
+        centers, portions, done = [], [], 0
         for i in self._slices:
             for piece in self.source.pieces(i):
-                centres.append(np.stack([np.full(len(piece), i), piece], axis=1))
+                centers.append(np.stack([np.full(len(piece), i), piece], axis=1))
                 portions.append(Portion(np.arange(done, done + len(piece)), len(piece)))
                 done += len(piece)
-        return np.concatenate(centres), portions
+        return np.concatenate(centers), portions
 
     def _order(self, slice_index: int, cells: NDArray[np.int64], rng: np.random.Generator) -> NDArray[np.int64]:
         """Order some cells of a slice at random, gathered to some degree by where they lie."""
@@ -412,25 +412,25 @@ class ContextDataset(Dataset[Context]):
         strength = self.augmentation.composition if self.augmentation else 0.0
         if position is None or not strength:
             return rng.permutation(len(cells))
-        field = _smooth_field((position[cells] - self._centre[slice_index]) / self.source.schema.scale, rng)
+        field = _smooth_field((position[cells] - self._center[slice_index]) / self.source.schema.scale, rng)
         return np.argsort(rng.uniform(0.0, strength) * field + rng.standard_normal(len(cells)), kind="stable")
 
     def _position(
         self, slice_index: int, cells: NDArray[np.int64], rng: np.random.Generator | None
     ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """Give model units, centred and turned where the frame is free, and where the centre of the slice then lies."""
+        """Give model units, centered and turned where the frame is free, and where the center of the slice then lies."""
         schema = self.source.schema
         position = self.source.slices[slice_index].position
         if position is None:
             return np.full((len(cells), schema.n_dims), np.nan, dtype=np.float32), np.zeros(schema.n_dims, np.float32)
-        points, centre = position.take(cells, axis=0), self._centre[slice_index]
+        points, center = position.take(cells, axis=0), self._center[slice_index]
         if schema.frame == "slice":
             middle = np.full(len(cells), 1 / len(cells)) @ points  # quicker than points.mean(axis=0)
-            points, centre = points - middle, centre - middle
+            points, center = points - middle, center - middle
             if rng is not None:
                 rotation = _random_rotation(schema.n_dims, rng)
-                points, centre = points @ rotation, centre @ rotation
-        return schema.encode_position(points), schema.encode_position(centre)
+                points, center = points @ rotation, center @ rotation
+        return schema.encode_position(points), schema.encode_position(center)
 
 
 def _shuffled(portions: list[Portion], rng: np.random.Generator) -> list[Portion]:
@@ -461,14 +461,14 @@ def _choose_slices(source: CellSource, names: Sequence[str] | None, kind: str) -
     return chosen
 
 
-def _nearest(tree: KDTree, centre: int, size: int) -> NDArray[np.int64]:
-    """Number the cells nearest to a centre, itself first, nearer ones first, ties by number."""
+def _nearest(tree: KDTree, center: int, size: int) -> NDArray[np.int64]:
+    """Number the cells nearest to a center, itself first, nearer ones first, ties by number."""
     points = tree.data
-    reach = np.max(tree.query(points[centre], k=min(size, len(points)))[0])
+    reach = np.max(tree.query(points[center], k=min(size, len(points)))[0])
     # The tree settles ties as its leaves lie: take all that could be tied, and order them here.
-    found = np.sort(np.asarray(tree.query_ball_point(points[centre], reach * (1 + 1e-9)), dtype=np.int64))
-    squared = ((points[found] - points[centre]) ** 2).sum(axis=1)
-    squared[found == centre] = -1.0
+    found = np.sort(np.asarray(tree.query_ball_point(points[center], reach * (1 + 1e-9)), dtype=np.int64))
+    squared = ((points[found] - points[center]) ** 2).sum(axis=1)
+    squared[found == center] = -1.0
     return found[np.argsort(squared, kind="stable")[:size]]
 
 

@@ -105,7 +105,7 @@ def fit_schema(
         raise ValueError(f'obsm["{position_key}"] gives no cell a position; the reference needs some.')
     groups = [(name, position[rows[placed[rows]]]) for name, rows in slice_rows(adata, slice_key)]
     extents = {name: measure_extent(name, points) for name, points in groups if len(points)}
-    scale, centre = fit_frame(extents, frame)
+    scale, center = fit_frame(extents, frame)
     matrix, chosen, _ = read_expression(adata, layer, transform)
     library_size, share, mean, gene_scale = _fit_expression(matrix, np.flatnonzero(placed), chosen)
     logger.info("%d reference cells, %d genes (%s), %d slices", placed.sum(), len(genes), chosen, len(extents))
@@ -120,7 +120,7 @@ def fit_schema(
         n_dims=position.shape[1],
         scale=scale,
         spacing=fit_spacing(extents),
-        centre=centre,
+        center=center,
         slices=tuple(extents),
         cell_types=cell_types,
         position_key=position_key,
@@ -138,7 +138,7 @@ class Extent(NamedTuple):
     ----------
     n_cells
         Their number.
-    centre
+    center
         Their mean (D,).
     radius
         Root mean square distance from it.
@@ -147,7 +147,7 @@ class Extent(NamedTuple):
     """
 
     n_cells: int
-    centre: NDArray[np.float64]
+    center: NDArray[np.float64]
     radius: float
     spacing: float
 
@@ -161,18 +161,18 @@ def measure_extent(name: str, points: NDArray[np.float64]) -> Extent:
         If no geometry can be learned from them.
     """
     check_slice(name, points)
-    centre = points.mean(axis=0)
-    radius = float(np.sqrt(((points - centre) ** 2).sum(axis=1).mean()))
+    center = points.mean(axis=0)
+    radius = float(np.sqrt(((points - center) ** 2).sum(axis=1).mean()))
     nearest = KDTree(points).query(points, 2)[0][:, 1]
     if not nearest.all():
         distinct = np.unique(points, axis=0)  # at least two, or check_slice had refused the slice
         nearest = KDTree(distinct).query(distinct, 2)[0][:, 1]
-    return Extent(len(points), centre, radius, float(np.median(nearest)))
+    return Extent(len(points), center, radius, float(np.median(nearest)))
 
 
 def fit_frame(extents: Mapping[str, Extent], frame: str) -> tuple[float, tuple[float, ...]]:
-    """Scale and centre; see `TissueSchema`."""
-    n_dims = len(next(iter(extents.values())).centre)
+    """Scale and center; see `TissueSchema`."""
+    n_dims = len(next(iter(extents.values())).center)
     if frame == "shared":
         return _fit_shared(list(extents.values()), n_dims)
     radii = {name: extent.radius for name, extent in extents.items()}
@@ -191,14 +191,14 @@ def fit_frame(extents: Mapping[str, Extent], frame: str) -> tuple[float, tuple[f
 def _fit_shared(extents: Sequence[Extent], n_dims: int) -> tuple[float, tuple[float, ...]]:
     """Of all cells together: their mean, and a variance that is that within the slices and that between them."""
     n_cells = np.array([extent.n_cells for extent in extents])
-    centres = np.stack([extent.centre for extent in extents])
-    centre = n_cells @ centres / n_cells.sum()
-    squares = np.array([extent.radius for extent in extents]) ** 2 + ((centres - centre) ** 2).sum(axis=1)
-    return float(np.sqrt(n_cells @ squares / n_cells.sum() / n_dims)), tuple(centre.tolist())
+    centers = np.stack([extent.center for extent in extents])
+    center = n_cells @ centers / n_cells.sum()
+    squares = np.array([extent.radius for extent in extents]) ** 2 + ((centers - center) ** 2).sum(axis=1)
+    return float(np.sqrt(n_cells @ squares / n_cells.sum() / n_dims)), tuple(center.tolist())
 
 
 def fit_spacing(extents: Mapping[str, Extent]) -> float:
-    """Distance between neighbouring cells; see `TissueSchema`."""
+    """Distance between neighboring cells; see `TissueSchema`."""
     return float(np.median([extent.spacing for extent in extents.values()]))
 
 

@@ -18,7 +18,7 @@ import anndata as ad
 import h5py
 import scipy.sparse as sp
 
-from alphastomics._io._errors import check_memory, reason
+from alphastomics._io._errors import check_memory, describe_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -63,7 +63,7 @@ def _whole(path: Path) -> Iterator[None]:
         yield
     except Exception as error:  # a damaged file can break the reader in any way
         raise ValueError(
-            f"{path} cannot be read as .h5ad: {reason(error)}; see that it is whole and readable, or name another"
+            f"{path} cannot be read as .h5ad: {describe_error(error)}; see that it is whole and readable, or name another"
         ) from error
 
 

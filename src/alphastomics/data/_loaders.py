@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from alphastomics.data._batch import BatchEncoder, collate_raw
 from alphastomics.data._contexts import ContextDataset
-from alphastomics.data._order import StreamSampler, TurnSampler
+from alphastomics.data._order import RoundRobinSampler, WindowSampler
 from alphastomics.data.parquet._dataset import SPLITS, DatasetInfo
 from alphastomics.data.parquet._source import BUFFER, ParquetSource
 
@@ -60,14 +60,14 @@ class ContextLoader:
         raw: bool = True,
     ) -> None:
         self.dataset, self.num_workers, self.prefetch, self.is_raw = dataset, num_workers, prefetch, raw
-        self._order: StreamSampler | TurnSampler
+        self._order: WindowSampler | RoundRobinSampler
         if dataset.source.buffer_size is None:  # in memory every process has all cells at hand
             dataset.set_streams(1, contexts_per_batch * world_size if world_size > 1 else 1)
-            self._order = TurnSampler(len(dataset), contexts_per_batch, rank=rank, world_size=world_size)
+            self._order = RoundRobinSampler(len(dataset), contexts_per_batch, rank=rank, world_size=world_size)
         else:
             n_workers = max(1, num_workers)
             dataset.set_streams(world_size * n_workers, contexts_per_batch)
-            self._order = StreamSampler(
+            self._order = WindowSampler(
                 len(dataset), contexts_per_batch, rank=rank, world_size=world_size, n_workers=n_workers
             )
         self._done = self._start = 0

@@ -4,7 +4,7 @@ r"""How crowded the surroundings of a cell are: what positions tell of it beyond
 
     u_{ik} = \log \frac{d_i(n_k)}{\operatorname{median}_j d_j(n_k)}
 
-with :math:`d_i(n)` the distance from cell i to its n-th nearest neighbour in the slice. The medians take away the unit of
+with :math:`d_i(n)` the distance from cell i to its n-th nearest neighbor in the slice. The medians take away the unit of
 length and the density of the slice as a whole, in which two specimens or two instruments differ.
 """
 
@@ -22,7 +22,7 @@ RANKS = (1, 2, 3, 5, 8, 12, 20, 32, 64)
 LARGEST = 3.0  # cells that lie on one another have a distance of 0
 
 
-def crowding(
+def local_density(
     position: NDArray[np.float64], cells: NDArray[np.integer] | None = None, *, among: NDArray[np.bool_] | None = None
 ) -> NDArray[np.float32]:
     """Crowding of cells among the cells of a slice.
@@ -34,20 +34,20 @@ def crowding(
     cells
         Numbers of the cells asked for, n of them; all when None. The medians are over these.
     among
-        Which cells of the slice (N,) count as neighbours; all when None.
+        Which cells of the slice (N,) count as neighbors; all when None.
 
     Returns
     -------
-    Array (n, K) with K the number of ranks, between -3 and 3. Where there are fewer neighbours the farthest one takes the
+    Array (n, K) with K the number of ranks, between -3 and 3. Where there are fewer neighbors the farthest one takes the
     place of those that are not there; 0 where there is none.
     """
     asked = np.arange(len(position)) if cells is None else np.asarray(cells)
     among = np.ones(len(position), dtype=bool) if among is None else among
-    n_neighbours = min(RANKS[-1], int(among.sum()) - 1)
-    if n_neighbours < 1 or not len(asked):
+    n_neighbors = min(RANKS[-1], int(among.sum()) - 1)
+    if n_neighbors < 1 or not len(asked):
         return np.zeros((len(asked), len(RANKS)), dtype=np.float32)
-    near = KDTree(position[among]).query(position[asked], n_neighbours + 1)[0]
-    rank = np.minimum(RANKS, n_neighbours) - np.where(among[asked], 0, 1)[:, None]  # a cell is not its own neighbour
+    near = KDTree(position[among]).query(position[asked], n_neighbors + 1)[0]
+    rank = np.minimum(RANKS, n_neighbors) - np.where(among[asked], 0, 1)[:, None]  # a cell is not its own neighbor
     distance = np.take_along_axis(near, rank, axis=1)
     smallest = np.finfo(np.float64).tiny
     ratio = np.log(np.maximum(distance, smallest)) - np.log(np.maximum(np.median(distance, axis=0), smallest))

@@ -122,7 +122,7 @@ def _drawn(portions: Sequence[Portion], buffer_size: int | None, rng: np.random.
     return np.array(order, dtype=np.int64)
 
 
-class StreamSampler:
+class WindowSampler:
     """Batches of contexts for one rank, turn and turn about for the processes that load them.
 
     Process w of W of a rank cuts every W-th batch; all batches of a process come from one stretch, so that what it reads
@@ -170,7 +170,7 @@ class StreamSampler:
         return _between(in_stretch[worker :: self.n_workers], turn * self.contexts_per_batch, self.contexts_per_batch)
 
 
-class TurnSampler:
+class RoundRobinSampler:
     """Batches of contexts for one rank where all ranks have all cells: rank r of R takes every R-th batch of one sequence.
 
     The contexts that R ranks see in a step are those of R steps of a single one.

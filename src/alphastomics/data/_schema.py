@@ -27,7 +27,7 @@ CLIP = 10.0
 
 _HALF = re.compile("[\ud800-\udfff]")
 _NAMES = ("genes", "slices", "cell_types")
-_NUMBERS = ("gene_mean", "gene_scale", "gene_share", "centre")
+_NUMBERS = ("gene_mean", "gene_scale", "gene_share", "center")
 _TUPLES = (*_NAMES, *_NUMBERS)
 
 
@@ -39,7 +39,7 @@ class TissueSchema:
     :math:`(f(x) - \text{mean}_g) / \text{scale}_g`, clipped to ±10. Under ``"log1p"``,
     :math:`f(x) = \log(1 + x\,T / \ell)` with :math:`\ell` the library size of the cell over the measured genes and
     :math:`T` = `library_size` times the share of the measured genes; under ``"none"``, :math:`f(x) = x`.
-    Positions go to :math:`(x - \text{centre}) / \text{scale}`.
+    Positions go to :math:`(x - \text{center}) / \text{scale}`.
 
     Parameters
     ----------
@@ -62,14 +62,14 @@ class TissueSchema:
         2 or 3.
     scale
         User units per model unit: the root-mean-square radius of a slice divided by sqrt(`n_dims`), median over the
-        reference slices (``"slice"``), or that of all reference cells about `centre` (``"shared"``). Coordinates then
+        reference slices (``"slice"``), or that of all reference cells about `center` (``"shared"``). Coordinates then
         have about unit variance per axis, which a variance-preserving diffusion needs: it ends in unit noise.
     spacing
-        Distance from a cell to its nearest neighbour, user units: median over the cells of a slice, then over the
+        Distance from a cell to its nearest neighbor, user units: median over the cells of a slice, then over the
         reference slices. Coincident cells do not count.
-    centre
+    center
         Origin of model units in user units, length `n_dims`; zeros for ``frame="slice"``, where each context is
-        centred on its own cells.
+        centered on its own cells.
     slices
         Names of the reference slices, sorted.
     cell_types
@@ -93,7 +93,7 @@ class TissueSchema:
     n_dims: int
     scale: float
     spacing: float
-    centre: tuple[float, ...]
+    center: tuple[float, ...]
     slices: tuple[str, ...]
     cell_types: tuple[str, ...]
     position_key: str
@@ -128,7 +128,7 @@ class TissueSchema:
             if log1p and self.library_size is not None
             else not log1p and self.library_size is None,
             "n_dims must be 2 or 3": self.n_dims in (2, 3),
-            "centre must have n_dims values": len(self.centre) == self.n_dims,
+            "center must have n_dims values": len(self.center) == self.n_dims,
             "scale must be positive": self.scale > 0,
             "spacing must be positive": self.spacing > 0,
         }
@@ -229,7 +229,7 @@ class TissueSchema:
         Returns
         -------
         Network units, shape (k, G), within ±10 and exactly 0 for unmeasured genes. A cell without counts is all zeros
-        before standardisation.
+        before standardization.
 
         Raises
         ------
@@ -315,14 +315,14 @@ class TissueSchema:
     def encode_position(self, position: ArrayLike) -> NDArray[np.float32]:
         """Bring positions from user units to model units, shape (..., D).
 
-        With ``frame="slice"`` this only scales: a context is centred on its own cells by whoever draws it.
+        With ``frame="slice"`` this only scales: a context is centered on its own cells by whoever draws it.
         """
-        model: NDArray[np.float64] = (np.asarray(position, dtype=np.float64) - np.asarray(self.centre)) / self.scale
+        model: NDArray[np.float64] = (np.asarray(position, dtype=np.float64) - np.asarray(self.center)) / self.scale
         return model.astype(np.float32)
 
     def decode_position(self, position: ArrayLike) -> NDArray[np.float64]:
         """Bring positions from model units to user units, shape (..., D)."""
-        user: NDArray[np.float64] = np.asarray(position, dtype=np.float64) * self.scale + np.asarray(self.centre)
+        user: NDArray[np.float64] = np.asarray(position, dtype=np.float64) * self.scale + np.asarray(self.center)
         return user
 
 

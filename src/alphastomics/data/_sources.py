@@ -68,7 +68,7 @@ class CellSource(Protocol):
         """Which genes of the schema the cells of a slice have, shape (G,)."""
 
     def pieces(self, slice_index: int) -> list[NDArray[np.int64]]:
-        """Numbers, within a slice, of cells that are read together; neighbours where there are several pieces."""
+        """Numbers, within a slice, of cells that are read together; neighbors where there are several pieces."""
 
     @property
     def n_cells(self) -> int:

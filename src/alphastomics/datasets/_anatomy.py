@@ -1,7 +1,7 @@
 """The body that all slices of a synthetic tissue share: outline, regions of the cell types, smooth fields.
 
 Lengths in this module are in units of the body's largest extent; :func:`alphastomics.datasets.synthetic_tissue`
-turns them into micrometres.
+turns them into micrometers.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Anatomy", "SmoothFields", "draw_anatomy", "draw_cell_types", "draw_positions"]
 
-_N_SPINE = 40  # balls along the spine: neighbours overlap by far more than half, so the outline is smooth
+_N_SPINE = 40  # balls along the spine: neighbors overlap by far more than half, so the outline is smooth
 _MISPLACED = 0.05  # share of cells whose type ignores the region: no real region is pure
 _N_WAVES = 16
 _RELAXATION_STEPS = 3
@@ -32,7 +32,7 @@ class Anatomy:
 
     Attributes
     ----------
-    centres, radii
+    centers, radii
         Balls whose union is the body, of shape (n_balls, n_dims) and (n_balls,).
     volume
         Area (2D) or volume (3D) of the union.
@@ -40,7 +40,7 @@ class Anatomy:
         One name per cell type, by the shape of its region: ``layer_*``, ``patch_*`` or ``scattered_*``.
     layer_depth
         Depth at which a layer lies, (n_types,), NaN for the others.
-    patch_centres
+    patch_centers
         Middle of a patch, (n_types, n_dims), NaN for the others.
     widths
         Standard deviation of a region, (n_types,).
@@ -50,19 +50,19 @@ class Anatomy:
         Expected proportion of every type, (n_types,).
     """
 
-    centres: Array
+    centers: Array
     radii: Array
     volume: float
     type_names: tuple[str, ...]
     layer_depth: Array
-    patch_centres: Array
+    patch_centers: Array
     widths: Array
     bias: Array
     shares: Array
 
     def depth(self, points: Array) -> Array:
         r"""Depth below the outline, :math:`d(u) = \max_k (1 - |u - c_k| / r_k)`: 1 on the spine, 0 on the outline."""
-        return _depth(points, self.centres, self.radii)
+        return _depth(points, self.centers, self.radii)
 
     def type_probabilities(self, points: Array) -> Array:
         r"""Regional composition, (n_points, n_types).
@@ -108,28 +108,28 @@ class SmoothFields:
 
 def draw_anatomy(n_dims: int, n_types: int, rng: np.random.Generator) -> Anatomy:
     """Draw an embryo-like body (a curved tube with a head, a tail and one bulge) and the regions of its cell types."""
-    centres, radii = _body(n_dims, rng)
+    centers, radii = _body(n_dims, rng)
     n_layers, n_scattered = n_types // 3, int(n_types >= 3)
     n_patches = n_types - n_layers - n_scattered
     kinds = ["layer"] * n_layers + ["patch"] * n_patches + ["scattered"] * n_scattered
     layer_depth, widths = np.full(n_types, np.nan), np.full(n_types, np.inf)
-    patch_centres = np.full((n_types, n_dims), np.nan)
+    patch_centers = np.full((n_types, n_dims), np.nan)
     layers, patches = slice(0, n_layers), slice(n_layers, n_layers + n_patches)
     layer_depth[layers] = (np.arange(n_layers) + rng.uniform(0.1, 0.4, n_layers)) / max(n_layers, 1)
     widths[layers] = rng.uniform(0.5, 0.8, n_layers) / max(n_layers, 1) / 2
     widths[patches] = rng.uniform(0.7, 1.2, n_patches) * 0.2 / max(n_patches, 1) ** (1 / n_dims)
     weights = np.where([kind == "scattered" for kind in kinds], 10.0, 20.0)
     shares = rng.dirichlet(weights)
-    inside = _inside(centres, radii, _N_PROBES, rng)
-    low, high = _box(centres, radii)
-    patch_centres[patches] = _spread_out(inside, n_patches)
+    inside = _inside(centers, radii, _N_PROBES, rng)
+    low, high = _box(centers, radii)
+    patch_centers[patches] = _spread_out(inside, n_patches)
     anatomy = Anatomy(
-        centres=centres,
+        centers=centers,
         radii=radii,
         volume=float(np.prod(high - low)) * len(inside) / _N_PROBES,
         type_names=tuple(f"{kind}_{i}" for i, kind in enumerate(kinds)),
         layer_depth=layer_depth,
-        patch_centres=patch_centres,
+        patch_centers=patch_centers,
         widths=widths,
         bias=np.zeros(n_types),
         shares=shares,
@@ -146,9 +146,9 @@ def draw_positions(anatomy: Anatomy, n_cells: int, rng: np.random.Generator) -> 
     """
     points = _uniform(anatomy, n_cells, rng)
     spacing = (anatomy.volume / n_cells) ** (1 / points.shape[1])
-    n_neighbours = min(7, n_cells)
+    n_neighbors = min(7, n_cells)
     for _ in range(_RELAXATION_STEPS if n_cells > 1 else 0):
-        distance, index = KDTree(points).query(points, k=n_neighbours)
+        distance, index = KDTree(points).query(points, k=n_neighbors)
         away = points[:, None] - points[index]
         push = np.maximum(spacing - distance, 0) / np.maximum(distance, 1e-12)
         moved = points + 0.25 * (push[..., None] * away).sum(1)
@@ -167,44 +167,44 @@ def _body(n_dims: int, rng: np.random.Generator) -> tuple[Array, Array]:
     """Balls along a bent spine, wide at the head and thin at the tail, and one bulge on the outside."""
     s = np.linspace(0, 1, _N_SPINE)
     heading = np.pi * (1.1 * s + 0.25 * s**2) + 0.15 * np.sin(2 * np.pi * s + rng.uniform(0, 2 * np.pi))
-    centres = np.zeros((_N_SPINE, n_dims))
-    centres[:, :2] = np.cumsum(np.stack([np.cos(heading), np.sin(heading)], axis=1), axis=0) / _N_SPINE
+    centers = np.zeros((_N_SPINE, n_dims))
+    centers[:, :2] = np.cumsum(np.stack([np.cos(heading), np.sin(heading)], axis=1), axis=0) / _N_SPINE
     if n_dims == 3:
         # A bend out of the plane, or the body would equal its own mirror image.
-        centres[:, 2] = 0.12 * np.sin(1.5 * np.pi * s + rng.uniform(-0.3, 0.3))
+        centers[:, 2] = 0.12 * np.sin(1.5 * np.pi * s + rng.uniform(-0.3, 0.3))
     radii = 0.055 + 0.075 * (1 - s) + 0.07 * np.exp(-(((s - 0.08) / 0.1) ** 2))
     radii *= 1 + 0.08 * np.sin(4 * np.pi * s + rng.uniform(0, 2 * np.pi))
     where = _N_SPINE // 2
     outward = np.zeros(n_dims)
     outward[:2] = np.sin(heading[where]), -np.cos(heading[where])
-    centres = np.vstack([centres, centres[where] + rng.uniform(0.9, 1.1) * radii[where] * outward])
+    centers = np.vstack([centers, centers[where] + rng.uniform(0.9, 1.1) * radii[where] * outward])
     radii = np.append(radii, rng.uniform(0.08, 0.1))
-    low, high = _box(centres, radii)
+    low, high = _box(centers, radii)
     extent = (high - low).max()
-    return (centres - (low + high) / 2) / extent, radii / extent
+    return (centers - (low + high) / 2) / extent, radii / extent
 
 
-def _box(centres: Array, radii: Array) -> tuple[Array, Array]:
-    return (centres - radii[:, None]).min(0), (centres + radii[:, None]).max(0)
+def _box(centers: Array, radii: Array) -> tuple[Array, Array]:
+    return (centers - radii[:, None]).min(0), (centers + radii[:, None]).max(0)
 
 
-def _depth(points: Array, centres: Array, radii: Array) -> Array:
-    squared = (points**2).sum(1)[:, None] - 2 * points @ centres.T + (centres**2).sum(1)
+def _depth(points: Array, centers: Array, radii: Array) -> Array:
+    squared = (points**2).sum(1)[:, None] - 2 * points @ centers.T + (centers**2).sum(1)
     depth: Array = np.max(1 - np.sqrt(np.maximum(squared, 0)) / radii, axis=1)
     return depth
 
 
-def _inside(centres: Array, radii: Array, n_tried: int, rng: np.random.Generator) -> Array:
-    tried = rng.uniform(*_box(centres, radii), size=(n_tried, centres.shape[1]))
-    return tried[_depth(tried, centres, radii) > 0]
+def _inside(centers: Array, radii: Array, n_tried: int, rng: np.random.Generator) -> Array:
+    tried = rng.uniform(*_box(centers, radii), size=(n_tried, centers.shape[1]))
+    return tried[_depth(tried, centers, radii) > 0]
 
 
 def _uniform(anatomy: Anatomy, n_points: int, rng: np.random.Generator) -> Array:
     """Uniform points inside the outline, by rejection from its box."""
-    points = np.empty((0, anatomy.centres.shape[1]))
+    points = np.empty((0, anatomy.centers.shape[1]))
     while len(points) < n_points:
         n_tried = 256 + 4 * (n_points - len(points))
-        points = np.concatenate([points, _inside(anatomy.centres, anatomy.radii, n_tried, rng)])
+        points = np.concatenate([points, _inside(anatomy.centers, anatomy.radii, n_tried, rng)])
     return points[:n_points]
 
 
@@ -220,7 +220,7 @@ def _spread_out(points: Array, n_chosen: int) -> Array:
 
 def _region_logits(anatomy: Anatomy, points: Array) -> Array:
     to_layer = anatomy.depth(points)[:, None] - anatomy.layer_depth
-    to_patch = np.linalg.norm(points[:, None] - anatomy.patch_centres, axis=2)
+    to_patch = np.linalg.norm(points[:, None] - anatomy.patch_centers, axis=2)
     offset = np.nan_to_num(np.where(np.isnan(to_layer), to_patch, to_layer))  # 0 for a scattered type
     return -(offset**2) / (2 * anatomy.widths**2)
 

@@ -18,16 +18,16 @@ if TYPE_CHECKING:
 
     Array = NDArray[np.float64]
 
-__all__ = ["Programmes", "draw_counts", "draw_depth", "draw_programmes"]
+__all__ = ["Programs", "draw_counts", "draw_depth", "draw_programs"]
 
-_LENGTH_SCALES = (0.5, 0.25, 0.12)  # of the positional programmes, in extents of the body
+_LENGTH_SCALES = (0.5, 0.25, 0.12)  # of the positional programs, in extents of the body
 _FIELDS_PER_SCALE = 4
 _DISPERSION = 4.0  # shape of the gamma: variance = mean + mean^2 / 4
 _DEPTH_SPREAD = 0.4  # standard deviation of the log depth of the cells of a slice
 
 
 @dataclass(frozen=True, kw_only=True)
-class Programmes:
+class Programs:
     """What the genes answer to, on the log scale; the same for all slices.
 
     Attributes
@@ -37,11 +37,11 @@ class Programmes:
     markers
         What a type adds to every gene, (n_types, n_genes).
     fields
-        The positional programmes, one group per length scale.
+        The positional programs, one group per length scale.
     response
-        How strongly a type follows each positional programme, (n_types, n_fields).
+        How strongly a type follows each positional program, (n_types, n_fields).
     loadings
-        What a positional programme adds to every gene, (n_fields, n_genes).
+        What a positional program adds to every gene, (n_fields, n_genes).
     var
         The annotation of the genes.
     """
@@ -54,15 +54,15 @@ class Programmes:
     var: pd.DataFrame
 
     def log_rates(self, points: Array, types: NDArray[np.intp]) -> NDArray[np.float32]:
-        r"""Unnormalised :math:`b_g + \beta_{kg} + \sum_j a_{kj} f_j(u) W_{jg}`, (n_points, n_genes)."""
+        r"""Unnormalized :math:`b_g + \beta_{kg} + \sum_j a_{kj} f_j(u) W_{jg}`, (n_points, n_genes)."""
         values = np.concatenate([group(points) for group in self.fields], axis=1) * self.response[types]
         positional = values.astype(np.float32) @ self.loadings.astype(np.float32)
         return positional + (self.base + self.markers).astype(np.float32)[types]
 
 
-def draw_programmes(anatomy: Anatomy, n_genes: int, unit: float, rng: np.random.Generator) -> Programmes:
-    """Draw the gene programmes; lengths in the annotation are multiplied by ``unit``."""
-    n_types, n_dims = len(anatomy.type_names), anatomy.centres.shape[1]
+def draw_programs(anatomy: Anatomy, n_genes: int, unit: float, rng: np.random.Generator) -> Programs:
+    """Draw the gene programs; lengths in the annotation are multiplied by ``unit``."""
+    n_types, n_dims = len(anatomy.type_names), anatomy.centers.shape[1]
     n_fields = len(_LENGTH_SCALES) * _FIELDS_PER_SCALE
     n_markers = n_positional = round(0.4 * n_genes)
     marker_of = np.full(n_genes, -1)
@@ -74,7 +74,7 @@ def draw_programmes(anatomy: Anatomy, n_genes: int, unit: float, rng: np.random.
     response = rng.uniform(0.4, 1.0, size=(n_types, n_fields))
     # Cells that wander know little about the place they happen to be in.
     response[[name.startswith("scattered") for name in anatomy.type_names]] *= 0.3
-    return Programmes(
+    return Programs(
         base=rng.normal(scale=1.0, size=n_genes),
         markers=_draw_markers(marker_of, n_types, rng),
         fields=tuple(SmoothFields.draw(n_dims, _FIELDS_PER_SCALE, length, rng) for length in _LENGTH_SCALES),
@@ -118,7 +118,7 @@ def _draw_markers(marker_of: NDArray[np.intp], n_types: int, rng: np.random.Gene
 
 
 def _draw_loadings(scale: NDArray[np.intp], rng: np.random.Generator) -> Array:
-    """A positional gene follows a mixture of the programmes of its own length scale."""
+    """A positional gene follows a mixture of the programs of its own length scale."""
     loadings = np.zeros((len(_LENGTH_SCALES) * _FIELDS_PER_SCALE, len(scale)))
     for k in range(len(_LENGTH_SCALES)):
         genes = np.flatnonzero(scale == k)
@@ -131,11 +131,11 @@ def _draw_loadings(scale: NDArray[np.intp], rng: np.random.Generator) -> Array:
 def _annotate(
     marker_of: NDArray[np.intp], scale: NDArray[np.intp], type_names: tuple[str, ...], unit: float
 ) -> pd.DataFrame:
-    programme = np.where(marker_of >= 0, "marker", np.where(scale >= 0, "positional", "none"))
+    program = np.where(marker_of >= 0, "marker", np.where(scale >= 0, "positional", "none"))
     lengths = unit * np.array([*_LENGTH_SCALES, np.nan])  # a scale of -1 takes the last one
     return pd.DataFrame(
         {
-            "programme": pd.Categorical(programme, categories=["marker", "positional", "none"]),
+            "program": pd.Categorical(program, categories=["marker", "positional", "none"]),
             "marker_of": pd.Categorical.from_codes(marker_of, categories=list(type_names)),
             "length_scale": lengths[scale],
         },

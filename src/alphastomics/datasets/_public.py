@@ -1,6 +1,6 @@
 """Which public atlases there are, and where they come from.
 
-Public atlases, harmonised to the keys that this package reads by default.
+Public atlases, harmonized to the keys that this package reads by default.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Atlas:
     url: str
     contents: str
     paper: str
-    licence: str
+    license: str
     units: str
     squidpy_name: str | None = None
     slice_column: str | None = None
@@ -61,7 +61,7 @@ SEQFISH = Atlas(
     squidpy_name="seqfish",
     contents="19,416 cells x 351 genes, size not stated by the source",
     paper="Lohoff et al. 2022, doi:10.1038/s41587-021-01006-2",
-    licence="CC BY 4.0 (study idr0138)",
+    license="CC BY 4.0 (study idr0138)",
     units="of the source, not physical",
     cell_type_column="celltype_mapped_refined",
 )
@@ -71,8 +71,8 @@ MERFISH = Atlas(
     squidpy_name="merfish",
     contents="73,655 cells x 161 genes and control probes, size not stated by the source",
     paper="Moffitt et al. 2018, doi:10.1126/science.aau5324",
-    licence="CC0 1.0 (doi:10.5061/dryad.8t8s248)",
-    units="micrometre",
+    license="CC0 1.0 (doi:10.5061/dryad.8t8s248)",
+    units="micrometer",
     slice_column="Bregma",
     animal_column="Animal_ID",
     cell_type_column="Cell_class",
@@ -84,7 +84,7 @@ SLIDESEQ = Atlas(
     squidpy_name="slideseqv2",
     contents="41,786 beads x 4,000 genes, size not stated by the source",
     paper="Stickels et al. 2021, doi:10.1038/s41587-020-0739-1",
-    licence="not stated by the source",
+    license="not stated by the source",
     units="of the source, not physical",
     cell_type_column="cluster",
 )
@@ -93,8 +93,8 @@ DROSOPHILA = Atlas(
     url=BDTNP_URL,
     contents="3,039 cells x 84 genes, 2.4 MB",
     paper="Fowlkes et al. 2008, doi:10.1016/j.cell.2008.01.053; Nitzan et al. 2019, doi:10.1038/s41586-019-1773-3",
-    licence="BSD-3-Clause (repository novosparc)",
-    units="micrometre",
+    license="BSD-3-Clause (repository novosparc)",
+    units="micrometer",
 )
 
 
@@ -104,7 +104,7 @@ logger = logging.getLogger(__name__)
 
 
 def seqfish_embryo(path: str | PathLike[str] | None = None) -> ad.AnnData:
-    """Mouse embryo at E8.5 by seqFISH (Lohoff et al. 2022), 2D, one slice, labelled.
+    """Mouse embryo at E8.5 by seqFISH (Lohoff et al. 2022), 2D, one slice, labeled.
 
     Parameters
     ----------
@@ -131,7 +131,7 @@ def seqfish_embryo(path: str | PathLike[str] | None = None) -> ad.AnnData:
 
 
 def merfish_hypothalamus(path: str | PathLike[str] | None = None) -> ad.AnnData:
-    """Preoptic region of the mouse hypothalamus by MERFISH (Moffitt et al. 2018), 2D, serial sections, labelled.
+    """Preoptic region of the mouse hypothalamus by MERFISH (Moffitt et al. 2018), 2D, serial sections, labeled.
 
     A section is a slice, named by its place along the anterior-posterior axis (``bregma_-9``).  Control probes
     (``Blank*``) and genes that were not measured in every cell are left out; the log names the latter.
@@ -145,7 +145,7 @@ def merfish_hypothalamus(path: str | PathLike[str] | None = None) -> ad.AnnData:
 
     Returns
     -------
-    As :func:`seqfish_embryo`; positions in micrometres.
+    As :func:`seqfish_embryo`; positions in micrometers.
 
     Raises
     ------
@@ -160,7 +160,7 @@ def merfish_hypothalamus(path: str | PathLike[str] | None = None) -> ad.AnnData:
 
 
 def slideseqv2_hippocampus(path: str | PathLike[str] | None = None) -> ad.AnnData:
-    """Mouse hippocampus by Slide-seqV2 (Stickels et al. 2021), 2D, one slice of beads, labelled.
+    """Mouse hippocampus by Slide-seqV2 (Stickels et al. 2021), 2D, one slice of beads, labeled.
 
     Parameters
     ----------
@@ -199,7 +199,7 @@ def drosophila_embryo(path: str | PathLike[str] | None = None) -> ad.AnnData:
 
     Returns
     -------
-    As :func:`seqfish_embryo`, without ``obs["cell_type"]``; positions in micrometres, of shape (3039, 3).
+    As :func:`seqfish_embryo`, without ``obs["cell_type"]``; positions in micrometers, of shape (3039, 3).
 
     Raises
     ------
@@ -217,11 +217,11 @@ def _load(atlas: Atlas, path: str | PathLike[str] | None) -> ad.AnnData:
     if path is not None:
         if not Path(path).is_file():
             raise FileNotFoundError(f"path={str(path)!r} is no file; leave path out to download {atlas.name}")
-        return _harmonise(ad.read_h5ad(path), atlas)
+        return _harmonize(ad.read_h5ad(path), atlas)
     what = f"{atlas.name}: fetching {atlas.url} ({atlas.contents}) unless it is in the cache"
-    logger.info("%s; source %s; licence %s", what, atlas.paper, atlas.licence)
+    logger.info("%s; source %s; license %s", what, atlas.paper, atlas.license)
     adata = _from_novosparc(atlas) if atlas.squidpy_name is None else _from_squidpy(atlas, atlas.squidpy_name)
-    return _harmonise(adata, atlas)
+    return _harmonize(adata, atlas)
 
 
 @contextmanager
@@ -264,7 +264,7 @@ def _from_novosparc(atlas: Atlas) -> ad.AnnData:
     )
 
 
-def _harmonise(adata: ad.AnnData, atlas: Atlas) -> ad.AnnData:
+def _harmonize(adata: ad.AnnData, atlas: Atlas) -> ad.AnnData:
     """Positions, slices, labels, measured genes and provenance under the keys that this package reads."""
     if SPATIAL not in adata.obsm:
         raise KeyError(f'obsm["spatial"] is missing: this is no file of {atlas.name}; pass one with positions in it')
@@ -281,7 +281,7 @@ def _harmonise(adata: ad.AnnData, atlas: Atlas) -> ad.AnnData:
         "name": atlas.name,
         "url": atlas.url,
         "paper": atlas.paper,
-        "licence": atlas.licence,
+        "license": atlas.license,
         "units": atlas.units,
     }
     adata.uns.setdefault("source", described)

@@ -14,24 +14,24 @@ from scipy import sparse
 
 from alphastomics._keys import CELL_TYPE, SLICE, SPATIAL
 from alphastomics.datasets._anatomy import SmoothFields, draw_anatomy, draw_cell_types, draw_positions
-from alphastomics.datasets._expression import draw_counts, draw_depth, draw_programmes
+from alphastomics.datasets._expression import draw_counts, draw_depth, draw_programs
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from alphastomics.datasets._anatomy import Anatomy
-    from alphastomics.datasets._expression import Programmes
+    from alphastomics.datasets._expression import Programs
 
     Array = NDArray[np.float64]
 
 __all__ = ["synthetic_tissue"]
 
-_EXTENT = 1000.0  # micrometres from end to end of the body
+_EXTENT = 1000.0  # micrometers from end to end of the body
 _WARP_LENGTH = 0.4  # extents; long against the amplitude, so that a warp folds nothing
 _BLOCK = 2_000_000  # entries of the dense matrix that are held at once
 
 # One independent stream per object: switching one effect off leaves everything else as it was.
-_ANATOMY, _PROGRAMMES, _CELLS, _WARP, _FRAME, _BATCH, _COUNTS = range(7)
+_ANATOMY, _PROGRAMS, _CELLS, _WARP, _FRAME, _BATCH, _COUNTS = range(7)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +83,7 @@ def synthetic_tissue(
               \mathrm{Poisson}\Bigl(\tfrac{L}{1 - q} \frac{\mu_g}{\sum_h \mu_h} \gamma_g\Bigr),
               \qquad \gamma_g \sim \mathrm{Gamma}(4, \tfrac14),
 
-    with marker genes :math:`\beta`, smooth positional programmes :math:`f_j` of several length scales that vary inside
+    with marker genes :math:`\beta`, smooth positional programs :math:`f_j` of several length scales that vary inside
     the types, a batch effect :math:`\epsilon_{sg}` and a log-normal depth :math:`L` per cell.
 
     Parameters
@@ -93,7 +93,7 @@ def synthetic_tissue(
     n_cells
         Cells per slice, or one number for each slice.
     n_genes
-        Number of genes: two fifths are markers of cell types, two fifths follow positional programmes, the rest
+        Number of genes: two fifths are markers of cell types, two fifths follow positional programs, the rest
         knows nothing.
     n_dims
         2 or 3.
@@ -122,10 +122,10 @@ def synthetic_tissue(
 
     - ``X``: counts, CSR float32 of shape (sum of n_cells, n_genes);
     - ``obs["slice_id"]``, ``obs["cell_type"]``: categorical;
-    - ``obsm["spatial"]``: positions in micrometres in the frame of the slice, float64 of shape (n, n_dims);
+    - ``obsm["spatial"]``: positions in micrometers in the frame of the slice, float64 of shape (n, n_dims);
     - ``obsm["spatial_anatomy"]``: the same cells in the frame of the anatomy, without warp, rotation and shift;
-    - ``var["programme"]``: ``marker``, ``positional`` or ``none``; ``var["marker_of"]``: the cell type of a marker;
-      ``var["length_scale"]``: of a positional gene, in micrometres;
+    - ``var["program"]``: ``marker``, ``positional`` or ``none``; ``var["marker_of"]``: the cell type of a marker;
+      ``var["length_scale"]``: of a positional gene, in micrometers;
     - ``uns["source"]``: parameters, and under ``frames`` the ``rotation`` :math:`Q` and ``shift`` of every slice
       (row vectors: spatial = warped anatomy :math:`Q^\top` + shift).
 
@@ -137,7 +137,7 @@ def synthetic_tissue(
     Notes
     -----
     With the defaults, regression on the 25 nearest cells of two slices in 30 principal components places the cells of
-    the third with a distance Spearman of .64 to .73 and a 20-neighbour preservation of .10 to .15 (chance .013; seeds
+    the third with a distance Spearman of .64 to .73 and a 20-neighbor preservation of .10 to .15 (chance .013; seeds
     0 to 3): a cell's own expression tells its region, not its place.
     """
     technique = _Technique(
@@ -150,16 +150,16 @@ def synthetic_tissue(
     if not isinstance(random_state, Integral) or random_state < 0:
         raise ValueError(f"random_state={random_state!r} must be an integer that is not negative")
     anatomy = draw_anatomy(n_dims, n_cell_types, _generator(random_state, _ANATOMY))
-    programmes = draw_programmes(anatomy, n_genes, _EXTENT, _generator(random_state, _PROGRAMMES))
+    programs = draw_programs(anatomy, n_genes, _EXTENT, _generator(random_state, _PROGRAMS))
     slices = {
-        f"slice_{k}": _draw_slice(k, size, anatomy, programmes, technique, random_state) for k, size in enumerate(sizes)
+        f"slice_{k}": _draw_slice(k, size, anatomy, programs, technique, random_state) for k, size in enumerate(sizes)
     }
-    adata = _join(slices, programmes.var, anatomy.type_names)
+    adata = _join(slices, programs.var, anatomy.type_names)
     params = {"n_slices": n_slices, "n_cells": list(sizes), "n_genes": n_genes, "n_dims": n_dims}
     params |= {"n_cell_types": n_cell_types, **asdict(technique), "random_state": int(random_state)}
     adata.uns["source"] = {
         "name": "synthetic_tissue",
-        "units": "micrometre",
+        "units": "micrometer",
         "X": "counts",
         "params": params,
         "frames": {name: part.frame for name, part in slices.items()},
@@ -197,9 +197,9 @@ class _Slice:
 
 
 def _draw_slice(
-    k: int, n_cells: int, anatomy: Anatomy, programmes: Programmes, technique: _Technique, random_state: int
+    k: int, n_cells: int, anatomy: Anatomy, programs: Programs, technique: _Technique, random_state: int
 ) -> _Slice:
-    n_dims = anatomy.centres.shape[1]
+    n_dims = anatomy.centers.shape[1]
     rng = _generator(random_state, _CELLS, k)
     points = draw_positions(anatomy, n_cells, rng)
     types = draw_cell_types(anatomy, points, rng)
@@ -207,7 +207,7 @@ def _draw_slice(
     frame = _draw_frame(n_dims, technique, _generator(random_state, _FRAME, k))
     warped = _EXTENT * (points + technique.warp * bend(points))
     return _Slice(
-        counts=_draw_expression(k, points, types, programmes, technique, random_state),
+        counts=_draw_expression(k, points, types, programs, technique, random_state),
         types=types,
         anatomical=_EXTENT * points,
         spatial=warped @ frame["rotation"].T + frame["shift"],
@@ -216,25 +216,25 @@ def _draw_slice(
 
 
 def _draw_expression(
-    k: int, points: Array, types: NDArray[np.intp], programmes: Programmes, technique: _Technique, random_state: int
+    k: int, points: Array, types: NDArray[np.intp], programs: Programs, technique: _Technique, random_state: int
 ) -> sparse.csr_matrix:
     """Counts of slice ``k``, a block of cells at a time: the dense matrix is never whole."""
     rng = _generator(random_state, _BATCH, k)
     median = technique.depth * np.exp(technique.batch_effect * rng.normal())
-    gene_effect = (technique.batch_effect * rng.normal(size=len(programmes.base))).astype(np.float32)
+    gene_effect = (technique.batch_effect * rng.normal(size=len(programs.base))).astype(np.float32)
     rng = _generator(random_state, _COUNTS, k)
     depth = draw_depth(len(points), median, rng)
     n_rows = max(1, _BLOCK // len(gene_effect))
     blocks = []
     for start in range(0, len(points), n_rows):
         rows = slice(start, start + n_rows)
-        log_rates = programmes.log_rates(points[rows], types[rows]) + gene_effect
+        log_rates = programs.log_rates(points[rows], types[rows]) + gene_effect
         blocks.append(draw_counts(log_rates, depth[rows], technique.dropout, rng))
     return sparse.vstack(blocks, format="csr")
 
 
 def _draw_frame(n_dims: int, technique: _Technique, rng: np.random.Generator) -> dict[str, Array]:
-    """An orthogonal matrix of shape (n_dims, n_dims) and a shift in micrometres of shape (n_dims,)."""
+    """An orthogonal matrix of shape (n_dims, n_dims) and a shift in micrometers of shape (n_dims,)."""
     rotation, triangle = np.linalg.qr(rng.normal(size=(n_dims, n_dims)))
     rotation *= np.sign(np.diag(triangle))  # without it QR is not uniform over the group
     rotation[:, 0] *= np.sign(np.linalg.det(rotation))

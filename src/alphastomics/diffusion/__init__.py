@@ -2,7 +2,7 @@
 
 from alphastomics.diffusion.masking import MaskingConfig, MaskStrategy
 from alphastomics.diffusion.process import Process
-from alphastomics.diffusion.samplers import SamplerName, make_step, run_chain, run_joint_chain, time_grid
+from alphastomics.diffusion.samplers import SamplerName, make_step, run_joint_sampler, run_sampler, time_grid
 from alphastomics.diffusion.schedule import CosineSchedule
 
 __all__ = [
@@ -12,7 +12,7 @@ __all__ = [
     "Process",
     "SamplerName",
     "make_step",
-    "run_chain",
-    "run_joint_chain",
+    "run_sampler",
+    "run_joint_sampler",
     "time_grid",
 ]

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import torch
 from torch.autograd.function import once_differentiable
 
-from alphastomics.diffusion.geometry import centre
+from alphastomics.diffusion.geometry import center
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -72,7 +72,7 @@ def distance_loss(
     chunk: int | Literal["auto"] = "auto",
     clamp: float | None = None,
     n_pairs: int = 2**18,
-    neighbours: Tensor | None = None,
+    neighbors: Tensor | None = None,
     generator: torch.Generator | None = None,
 ) -> Tensor:
     """Loss of the pairwise distances of each context, (B,); 0 for fewer than two cells.
@@ -96,9 +96,9 @@ def distance_loss(
         τ of ``"clamped"`` and ``"huber"``, in model units.
     n_pairs
         M, the pairs that are drawn in each context.
-    neighbours
-        Numbers of the neighbours of each cell, (B, N, K), every one once, -1 for none. Half of the drawn pairs are then
-        edges to neighbours: few of all pairs are near, and they tell of the fine structure.
+    neighbors
+        Numbers of the neighbors of each cell, (B, N, K), every one once, -1 for none. Half of the drawn pairs are then
+        edges to neighbors: few of all pairs are near, and they tell of the fine structure.
     generator
         Draws the pairs.
 
@@ -116,13 +116,13 @@ def distance_loss(
     sampled = pairs == "sampled" or (pairs == "auto" and kind != "drmsd" and n_cells > LARGEST_ALL)
     with torch.autocast(predicted.device.type, enabled=False):
         predicted = predicted.to(torch.promote_types(predicted.dtype, torch.float32))
-        true = centre(true.to(predicted.dtype).masked_fill(~mask[..., None], 0.0), mask)
+        true = center(true.to(predicted.dtype).masked_fill(~mask[..., None], 0.0), mask)
 
         def evaluate(x: Tensor) -> tuple[Tensor, Tensor]:
             # Sums and differences of positions are most exact around the origin.
-            x = centre(x.masked_fill(~mask[..., None], 0.0), mask)
+            x = center(x.masked_fill(~mask[..., None], 0.0), mask)
             if sampled:
-                return _over_sample(x, true, draw_pairs(mask, n_pairs, neighbours, generator=generator), penalty)
+                return _over_sample(x, true, draw_pairs(mask, n_pairs, neighbors, generator=generator), penalty)
             rows = max(1, ENTRIES // max(1, mask.numel())) if chunk == "auto" else chunk
             return _over_all(x, true, mask, penalty, rows)
 
@@ -224,9 +224,9 @@ def _over_distance(slope: Tensor, distance: Tensor) -> Tensor:
 
 
 def draw_pairs(
-    mask: Tensor, n_pairs: int, neighbours: Tensor | None = None, *, generator: torch.Generator | None = None
+    mask: Tensor, n_pairs: int, neighbors: Tensor | None = None, *, generator: torch.Generator | None = None
 ) -> PairSample:
-    """Draw ordered pairs of different real cells: uniformly, or half of them among the edges to neighbours.
+    """Draw ordered pairs of different real cells: uniformly, or half of them among the edges to neighbors.
 
     A pair that both halves can draw counts by the expected number of its draws in both.
 
@@ -236,12 +236,12 @@ def draw_pairs(
         Real cells (B, N).
     n_pairs
         M.
-    neighbours
-        Numbers of the neighbours of each cell, (B, N, K), every one once, -1 for none.
+    neighbors
+        Numbers of the neighbors of each cell, (B, N, K), every one once, -1 for none.
     generator
         Of any device.
     """
-    n_edge = 0 if neighbours is None else n_pairs // 2
+    n_edge = 0 if neighbors is None else n_pairs // 2
     n_uniform = n_pairs - n_edge
     number = _random_numbers((2, len(mask), n_uniform), mask, generator)
     n = mask.sum(1, keepdim=True)
@@ -251,9 +251,9 @@ def draw_pairs(
     real = mask.int().argsort(dim=1, descending=True, stable=True)
     i, j = real.gather(1, i), real.gather(1, j)
     possible = n > 1
-    if neighbours is None:
+    if neighbors is None:
         return PairSample(i, j, possible / torch.full_like(i, n_uniform))
-    edges = _real_edges(neighbours, mask)
+    edges = _real_edges(neighbors, mask)
     n_edges = (edges >= 0).flatten(1).sum(1, keepdim=True)
     near = (edges.gather(1, i[..., None].expand(-1, -1, edges.shape[2])) == j[..., None]).any(-1)
     edge_i, edge_j = _draw_edges(edges, n_edges, _random_numbers((len(mask), n_edge), mask, generator))
@@ -270,12 +270,12 @@ def _random_numbers(shape: tuple[int, ...], mask: Tensor, generator: torch.Gener
     return torch.randint(2**62, shape, generator=generator, device=device).to(mask.device)
 
 
-def _real_edges(neighbours: Tensor, mask: Tensor) -> Tensor:
-    """``neighbours`` (B, N, K) with -1 also for padding, at either end, and for the cell itself."""
-    at = neighbours.clamp_min(0)
+def _real_edges(neighbors: Tensor, mask: Tensor) -> Tensor:
+    """``neighbors`` (B, N, K) with -1 also for padding, at either end, and for the cell itself."""
+    at = neighbors.clamp_min(0)
     real = mask.gather(1, at.flatten(1)).view_as(at) & mask[..., None]
-    itself = neighbours == torch.arange(mask.shape[1], device=mask.device)[:, None]
-    return neighbours.masked_fill(~real | itself, -1)
+    itself = neighbors == torch.arange(mask.shape[1], device=mask.device)[:, None]
+    return neighbors.masked_fill(~real | itself, -1)
 
 
 def _draw_edges(edges: Tensor, n_edges: Tensor, number: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,4 @@
-r"""Rigid geometry of sets of cells: centring and the best rotation or reflection (Kabsch 1976, Umeyama 1991).
+r"""Rigid geometry of sets of cells: centering and the best rotation or reflection (Kabsch 1976, Umeyama 1991).
 
 .. math::
 
@@ -26,7 +26,7 @@ def masked_mean(x: Tensor, mask: Tensor | None = None) -> Tensor:
     return (x * weight).sum(-2, keepdim=True) / weight.sum(-2, keepdim=True).clamp_min(1)
 
 
-def centre(x: Tensor, mask: Tensor | None = None) -> Tensor:
+def center(x: Tensor, mask: Tensor | None = None) -> Tensor:
     """``x`` (B, N, D) with zero mean over the real cells; padding is set to zero."""
     x = x - masked_mean(x, mask)
     return x if mask is None else x * mask.unsqueeze(-1)
@@ -34,7 +34,7 @@ def centre(x: Tensor, mask: Tensor | None = None) -> Tensor:
 
 @torch.no_grad()
 def kabsch(source: Tensor, target: Tensor, weight: Tensor | None = None, *, reflection: bool = True) -> Tensor:
-    """Rotation (B, D, D) that brings centred ``source`` closest to centred ``target``, both (B, N, D).
+    """Rotation (B, D, D) that brings centered ``source`` closest to centered ``target``, both (B, N, D).
 
     Computed in float32 at least and outside autocast, without a gradient: that of the singular value decomposition
     is unbounded where singular values meet.
@@ -42,7 +42,7 @@ def kabsch(source: Tensor, target: Tensor, weight: Tensor | None = None, *, refl
     Parameters
     ----------
     source, target
-        Corresponding cells, each centred.
+        Corresponding cells, each centered.
     weight
         Weight of each cell, (B, N); zero for padding.
     reflection
@@ -67,9 +67,9 @@ def rotate(x: Tensor, rotation: Tensor) -> Tensor:
 
 
 def align(source: Tensor, target: Tensor, mask: Tensor | None = None, *, reflection: bool = True) -> Tensor:
-    """``source`` (B, N, D) rigidly moved onto ``target``; the result has the centre of ``target``."""
+    """``source`` (B, N, D) rigidly moved onto ``target``; the result has the center of ``target``."""
     offset = masked_mean(target, mask)
-    source = centre(source, mask)
+    source = center(source, mask)
     rotation = kabsch(source, target - offset, None if mask is None else mask.to(source.dtype), reflection=reflection)
     return rotate(source, rotation) + offset
 

@@ -5,12 +5,12 @@ r"""Training losses of the two modalities, each averaged over what is really the
     L_\text{mse} &= \frac{\sum_i m_i w\,\lVert x_i - \hat x_i\rVert^2}{D \sum_i m_i} \\
     L_\text{distance} &= \frac{1}{n(n-1)} \sum_{i \ne j} (D_{ij} - \hat D_{ij})^2, \qquad D_{ij} = \lVert x_i - x_j\rVert \\
     L_\text{aligned} &= L_\text{mse}(x R^\star, \hat x), \qquad R^\star = \text{Kabsch}(x, \hat x) \\
-    L_\text{neighbour} &= -\frac1n \sum_i \sum_{j \ne i} p_{ij} \log q_{ij}, \qquad
+    L_\text{neighbor} &= -\frac1n \sum_i \sum_{j \ne i} p_{ij} \log q_{ij}, \qquad
         p_{ij} \propto e^{-D_{ij}^2 / 2 w^2},\; q_{ij} \propto e^{f_i \cdot f_j / \tau} \\
     L_\text{layout} &= \text{the same with } q_{ij} \propto (1 + \hat D_{ij}^2 / w^2)^{-1}
 
 The pairwise losses visit the pairs in blocks of rows: memory is O(block * N), not O(N^2). In contexts of more than
-``LARGEST_EXACT`` cells that have a generator, a random sample of the pairs (distance) or of the cells i (neighbour, layout)
+``LARGEST_EXACT`` cells that have a generator, a random sample of the pairs (distance) or of the cells i (neighbor, layout)
 stands for all of them, without bias: time, too, is then linear in N. Other losses of distances, and the gradient of this
 one, are in ``distances.py``.
 """
@@ -109,7 +109,7 @@ def _by_size(loss: Loss, mask: Tensor, rngs: Sequence[np.random.Generator] | Non
     return torch.cat(parts)
 
 
-def _neighbour_block(
+def _neighbor_block(
     value: Tensor, true: Tensor, mask: Tensor, rows: Tensor, width: float, similarity: Similarity
 ) -> Tensor:
     hidden = (torch.arange(value.shape[1], device=value.device) == rows[:, None]) | ~mask[:, None, :]
@@ -121,7 +121,7 @@ def _neighbour_block(
     return (cross_entropy * mask.index_select(1, rows)).sum(1)
 
 
-def _neighbour_cross_entropy(
+def _neighbor_cross_entropy(
     value: Tensor,
     true: Tensor,
     mask: Tensor,
@@ -145,16 +145,16 @@ def _neighbour_cross_entropy(
         for rows in blocks:
             arguments = (x, y, real, rows, width, similarity)
             total = total + (
-                checkpoint(_neighbour_block, *arguments, use_reentrant=False)
+                checkpoint(_neighbor_block, *arguments, use_reentrant=False)
                 if len(blocks) > 1
-                else _neighbour_block(*arguments)
+                else _neighbor_block(*arguments)
             )
         return total / count
 
     return _by_size(loss, mask, rngs)
 
 
-def neighbour_error(
+def neighbor_error(
     feature: Tensor,
     true: Tensor,
     mask: Tensor,
@@ -174,7 +174,7 @@ def neighbour_error(
     mask
         Real cells (B, N).
     width
-        Standard deviation of the neighbourhood, in model units.
+        Standard deviation of the neighborhood, in model units.
     temperature
         Temperature of the similarity.
     rngs
@@ -185,7 +185,7 @@ def neighbour_error(
         return rows @ cells.transpose(1, 2) / temperature
 
     with torch.autocast(feature.device.type, enabled=False):
-        return _neighbour_cross_entropy(
+        return _neighbor_cross_entropy(
             F.normalize(feature.float(), dim=-1), true, mask, width=width, similarity=similarity, rngs=rngs
         )
 
@@ -200,7 +200,7 @@ def layout_error(
 ) -> Tensor:
     """Cross-entropy per context, (B,), between nearness in the tissue and nearness of the ``predicted`` positions.
 
-    The heavy-tailed kernel of t-SNE (van der Maaten & Hinton 2008) on the predicted side: who is whose neighbour
+    The heavy-tailed kernel of t-SNE (van der Maaten & Hinton 2008) on the predicted side: who is whose neighbor
     counts, however far away a whole group has been placed.
 
     Parameters
@@ -210,9 +210,9 @@ def layout_error(
     mask
         Real cells (B, N).
     width
-        Width of the neighbourhood on both sides, in model units.
+        Width of the neighborhood on both sides, in model units.
     rngs
-        As in :func:`neighbour_error`.
+        As in :func:`neighbor_error`.
     """
 
     def similarity(rows: Tensor, cells: Tensor) -> Tensor:
@@ -220,4 +220,4 @@ def layout_error(
         return -torch.log1p(squared.clamp_min(0) / width**2)
 
     with torch.autocast(predicted.device.type, enabled=False):
-        return _neighbour_cross_entropy(predicted.float(), true, mask, width=width, similarity=similarity, rngs=rngs)
+        return _neighbor_cross_entropy(predicted.float(), true, mask, width=width, similarity=similarity, rngs=rngs)

@@ -9,7 +9,7 @@ r"""Masked diffusion: entries of a modality that are hidden from the denoiser an
 E are the entries of one modality in one context: (real cell, measured gene), N·G of them, or (real cell, axis), N·D of
 them. What is rounded is the number for the whole context, to the nearest integer and ties to the even one, as Python's
 ``round``: a third of the coordinates cannot be hidden cell by cell. :math:`\tau` is a learned token. Of a masked entry
-nothing is left in the input, so it is an entry whose clock stands at 1, and the network's output is read accordingly.
+nothing is left in the input, so it is an entry whose timestep stands at 1, and the network's output is read accordingly.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class MaskingConfig:
     Parameters
     ----------
     mask_strategy
-        ``"random"``: any entries alike. ``"block"``: in every cell a run of neighbouring genes (or axes), in the order of
+        ``"random"``: any entries alike. ``"block"``: in every cell a run of neighboring genes (or axes), in the order of
         the features that are measured. ``"structured"``: those of the largest absolute value, equal ones by chance.
     expression_mask_ratio, position_mask_ratio
         Share r of the entries of a context that is masked, in [0, 1].
@@ -47,7 +47,7 @@ class MaskingConfig:
     initial_mask_share
         Share of both ratios at the first step, in [0, 1].
     mask_ramp_steps
-        Steps of the optimiser over which the ratios grow linearly to their full value; 0 starts with that.
+        Steps of the optimizer over which the ratios grow linearly to their full value; 0 starts with that.
 
     Raises
     ------
@@ -73,7 +73,7 @@ class MaskingConfig:
             raise ValueError(f"mask_ramp_steps={self.mask_ramp_steps} must not be negative")
 
     def share(self, step: int) -> float:
-        """Share of the ratios that is masked at a step of the optimiser, counted from 0."""
+        """Share of the ratios that is masked at a step of the optimizer, counted from 0."""
         if step >= self.mask_ramp_steps:
             return 1.0
         return self.initial_mask_share + (1 - self.initial_mask_share) * step / self.mask_ramp_steps
@@ -180,7 +180,7 @@ def draw_mask(
 
 
 def clean_value(process: Process, output: Tensor, z_t: Tensor, t: Tensor, masked: Tensor | None) -> Tensor:
-    """The clean value that the network's ``output`` (B, N, F) stands for, where ``masked`` with the clock at 1.
+    """The clean value that the network's ``output`` (B, N, F) stands for, where ``masked`` with the timestep at 1.
 
     With any other reading the noisy value, which the network did not see, would be part of its answer.
     """

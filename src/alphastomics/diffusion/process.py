@@ -6,7 +6,7 @@ r"""The Gaussian process of one modality: forward, its parameterisations, and th
     q(z_s \mid z_t, x_0) &= \mathcal N\big(a\rho\, z_t + \alpha_s (1 - a^2\rho)\, x_0,\; \rho\,(\sigma_t^2 - a^2\sigma_s^2) I\big),
     \qquad \rho = \sigma_s^2/\sigma_t^2,\; a = \alpha_t/\alpha_s,\; s < t
 
-Each modality (expression, position) owns one process and one clock. (Ho et al. 2020; Kingma et al. 2021, eq. 25-27.)
+Each modality (expression, position) owns one process and one timestep. (Ho et al. 2020; Kingma et al. 2021, eq. 25-27.)
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Process:
             raise ValueError(f"prediction_type={self.prediction_type!r} is unknown; choose 'x0', 'epsilon' or 'v'")
 
     def coefficients(self, t: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
-        """alpha_t and sigma_t of clocks ``t`` (B,), shaped to multiply ``like`` (B, N, ...)."""
+        """alpha_t and sigma_t of timesteps ``t`` (B,), shaped to multiply ``like`` (B, N, ...)."""
         return per_cell(self.schedule.alpha(t), like), per_cell(self.schedule.sigma(t), like)
 
     def noise(self, x_0: Tensor, t: Tensor, epsilon: Tensor) -> Tensor:

@@ -122,7 +122,7 @@ def time_grid(n_steps: int, *, device: torch.device | str = "cpu") -> Tensor:
 
 
 @torch.no_grad()
-def run_chain(
+def run_sampler(
     denoise: Denoise, step: Step, noise: Noise, *, n_steps: int, on_step: Callable[[], None] | None = None
 ) -> Tensor:
     """Draw one sample per context.
@@ -141,12 +141,12 @@ def run_chain(
     on_step
         Called after each step (a progress bar).
     """
-    (x,) = run_joint_chain(lambda z, t: (denoise(z[0], t),), (step,), (noise,), n_steps=n_steps, on_step=on_step)
+    (x,) = run_joint_sampler(lambda z, t: (denoise(z[0], t),), (step,), (noise,), n_steps=n_steps, on_step=on_step)
     return x
 
 
 @torch.no_grad()
-def run_joint_chain(
+def run_joint_sampler(
     denoise: JointDenoise,
     steps: Sequence[Step],
     noises: Sequence[Noise],
@@ -154,16 +154,16 @@ def run_joint_chain(
     n_steps: int,
     on_step: Callable[[], None] | None = None,
 ) -> tuple[Tensor, ...]:
-    """Draw one sample per context of several modalities whose clocks run together.
+    """Draw one sample per context of several modalities whose timesteps run together.
 
     Parameters
     ----------
     denoise
         Function of (z_t of every modality, t (B,)) that returns the estimate of x_0 of every modality.
     steps, noises
-        Reverse step and noise of every modality, as in :func:`run_chain`.
+        Reverse step and noise of every modality, as in :func:`run_sampler`.
     n_steps, on_step
-        As in :func:`run_chain`.
+        As in :func:`run_sampler`.
     """
     z = tuple(noise() for noise in noises)
     times = time_grid(n_steps, device=z[0].device)

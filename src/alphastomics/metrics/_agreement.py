@@ -7,12 +7,12 @@ A sampled tissue has no true position for each of its cells. What a real slice s
     \hat p(x) = \frac1k \sum_{j \in \mathrm{kNN}(x)} p_j, \qquad
     A = \operatorname{mean}_i \; \rho\bigl( \lVert p_i - p_\cdot \rVert,\; \lVert \hat p(x_i) - \hat p(x_\cdot) \rVert \bigr)
 
-where the neighbours :math:`j` of an expression :math:`x` are the reference cells nearest to it in the reference's
+where the neighbors :math:`j` of an expression :math:`x` are the reference cells nearest to it in the reference's
 principal components, and :math:`\rho` is Spearman's correlation of the distances from cell :math:`i` to all others.
 
 Why this one. It asks about the relation and not about either modality alone: permuting positions leaves both marginal
 distributions as they are and takes it to 0. It depends on no frame, unit or number of cells. A statistic of smoothness,
-such as the correlation of a cell with its spatial neighbours, does not ask for the reference at all: patches in the
+such as the correlation of a cell with its spatial neighbors, does not ask for the reference at all: patches in the
 wrong places are smooth too. A classifier of real against sampled answers first of all to batch effects.
 
 It is not 1 for a real slice, because expression tells the place of a cell only in part: the ceiling is what real
@@ -117,7 +117,7 @@ def modality_agreement(
     reference_positions
         Positions of the slice, (n_reference_cells, n_dims).
     n_components
-        Principal components of the reference in which neighbours are sought.
+        Principal components of the reference in which neighbors are sought.
     n_neighbors
         Reference cells whose positions are averaged.
     random_state

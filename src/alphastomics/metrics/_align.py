@@ -80,24 +80,24 @@ def rigid_align(
         If the shapes differ, a value is not finite, there is no cell, or the weights are negative or all zero.
     """
     x, y = check_pair(target, source)[::-1]
-    w = _normalised_weights(weights, len(x))
+    w = _normalized_weights(weights, len(x))
     x_mean, y_mean = w @ x, w @ y
-    x_centred = x - x_mean
-    u, s, vt = np.linalg.svd((w[:, None] * (y - y_mean)).T @ x_centred)
+    x_centered = x - x_mean
+    u, s, vt = np.linalg.svd((w[:, None] * (y - y_mean)).T @ x_centered)
     signs = np.ones(len(s))
     if not reflection:
         signs[-1] = np.sign(np.linalg.det(u) * np.linalg.det(vt))
     rotation = (u * signs) @ vt
     factor = 1.0
     if scale:
-        spread = float(w @ np.square(x_centred).sum(axis=1))
-        # A source that is one point has no size: everything goes to the centre of the target.
+        spread = float(w @ np.square(x_centered).sum(axis=1))
+        # A source that is one point has no size: everything goes to the center of the target.
         factor = float(s @ signs) / spread if spread > 0 else 0.0
     transform = RigidTransform(rotation=rotation, translation=y_mean - factor * rotation @ x_mean, scale=factor)
-    return factor * x_centred @ rotation.T + y_mean, transform
+    return factor * x_centered @ rotation.T + y_mean, transform
 
 
-def _normalised_weights(weights: ArrayLike | None, n_cells: int) -> NDArray[np.float64]:
+def _normalized_weights(weights: ArrayLike | None, n_cells: int) -> NDArray[np.float64]:
     if n_cells == 0:
         raise ValueError("there is no cell to align")
     w = np.ones(n_cells) if weights is None else np.asarray(weights, dtype=np.float64)
@@ -111,7 +111,7 @@ def _normalised_weights(weights: ArrayLike | None, n_cells: int) -> NDArray[np.f
 def aligned_rmsd(true: ArrayLike, predicted: ArrayLike, *, align: bool = True) -> float:
     """Root mean square distance between true and predicted positions, over the RMS radius of the truth.
 
-    0 is perfect, 1 is what a prediction scores that puts every cell at the centre.
+    0 is perfect, 1 is what a prediction scores that puts every cell at the center.
 
     Parameters
     ----------
@@ -143,7 +143,7 @@ def aligned_rmsd(true: ArrayLike, predicted: ArrayLike, *, align: bool = True) -
 
 
 def procrustes_disparity(true: ArrayLike, predicted: ArrayLike) -> float:
-    """Procrustes disparity: squared difference of shapes after each is centred, scaled to unit size and rotated.
+    """Procrustes disparity: squared difference of shapes after each is centered, scaled to unit size and rotated.
 
     Equals :func:`scipy.spatial.procrustes`, and the square of :func:`aligned_rmsd`. A prediction that is one point,
     which scipy refuses, scores 1.

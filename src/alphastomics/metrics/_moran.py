@@ -1,4 +1,4 @@
-r"""Moran's I: how alike neighbouring cells are, gene by gene.
+r"""Moran's I: how alike neighboring cells are, gene by gene.
 
 .. math::
 
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 
 def morans_i(expression: Any, positions: ArrayLike, *, n_neighbors: int = 6) -> NDArray[np.float64]:
-    """Moran's I of every gene on the graph of nearest neighbours, with rows that sum to 1.
+    """Moran's I of every gene on the graph of nearest neighbors, with rows that sum to 1.
 
     Equals :func:`squidpy.gr.spatial_autocorr` (``mode="moran"``) on :func:`squidpy.gr.spatial_neighbors` with the same
-    number of neighbours. Genes are made dense a block at a time.
+    number of neighbors. Genes are made dense a block at a time.
 
     Parameters
     ----------
@@ -36,7 +36,7 @@ def morans_i(expression: Any, positions: ArrayLike, *, n_neighbors: int = 6) -> 
     positions
         Positions of the same cells, (n_cells, n_dims), in any unit.
     n_neighbors
-        Neighbours of each cell, at least 1 and less than the number of cells. Ties for the last place are broken
+        Neighbors of each cell, at least 1 and less than the number of cells. Ties for the last place are broken
         arbitrarily.
 
     Returns
@@ -61,7 +61,7 @@ def morans_i(expression: Any, positions: ArrayLike, *, n_neighbors: int = 6) -> 
 
 
 def _weights(positions: ArrayLike, n_cells: int, n_neighbors: int) -> sp.csr_array:
-    """Weights of the neighbours of each cell, (n_cells, n_cells), rows summing to 1."""
+    """Weights of the neighbors of each cell, (n_cells, n_cells), rows summing to 1."""
     points = np.asarray(positions, dtype=np.float64)
     if points.ndim != 2 or len(points) != n_cells:
         raise ValueError(f"positions must be of shape ({n_cells}, n_dims), one per cell, got {points.shape}")
@@ -94,7 +94,7 @@ def moran_correlation(
     predicted_positions
         Positions of the cells of the prediction, (n_predicted_cells, n_dims).
     n_neighbors
-        Neighbours of each cell.
+        Neighbors of each cell.
 
     Returns
     -------

@@ -1,4 +1,4 @@
-"""Scores of the neighbourhood of each cell."""
+"""Scores of the neighborhood of each cell."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ TIE_TOLERANCE = 1e-12  # relative; tree and matrix may round the same distance d
 
 
 def knn_preservation(true: ArrayLike, predicted: ArrayLike, *, n_neighbors: int = 20) -> float:
-    """Mean share of a cell's true nearest neighbours that are among its predicted nearest neighbours.
+    """Mean share of a cell's true nearest neighbors that are among its predicted nearest neighbors.
 
-    A cell is never its own neighbour; it is left out by its index, so that cells may share a position. Where several
+    A cell is never its own neighbor; it is left out by its index, so that cells may share a position. Where several
     cells are tied for the last places, the score is its expectation over breaking the ties at random: a prediction that
     is one point scores chance, ``n_neighbors / (n_cells - 1)``, whatever the order of the cells, and on a grid, where
     the truth itself does not say which cells are nearest, even a perfect prediction scores below 1.
@@ -32,7 +32,7 @@ def knn_preservation(true: ArrayLike, predicted: ArrayLike, *, n_neighbors: int 
     predicted
         Predicted positions of the same cells, in any unit, (n_cells, n_dims).
     n_neighbors
-        Number of neighbours, at least 1 and less than the number of cells.
+        Number of neighbors, at least 1 and less than the number of cells.
 
     Returns
     -------
@@ -81,7 +81,7 @@ def _neighbor_probability(positions: NDArray[np.float64], cells: NDArray[np.int6
 
 
 def nearest_neighbor_ks(true: ArrayLike, predicted: ArrayLike) -> float:
-    """Kolmogorov–Smirnov distance between the true and the predicted distribution of nearest-neighbour distances.
+    """Kolmogorov–Smirnov distance between the true and the predicted distribution of nearest-neighbor distances.
 
     Are the cells as densely and as evenly packed as they should be? It does not ask which cell is where. Equals
     ``scipy.stats.ks_2samp(...).statistic`` of the distances, after rounding to 1e-9 of the largest true one: without

@@ -46,7 +46,7 @@ def position_scores(
     """Score predicted positions of one slice.
 
     A score that is undefined is NaN: all of them for fewer than two cells, ``knn_preservation`` unless there are more
-    cells than neighbours.
+    cells than neighbors.
 
     Parameters
     ----------
@@ -55,7 +55,7 @@ def position_scores(
     predicted
         Predicted positions of the same cells, (n_cells, n_dims), in the units of the truth.
     n_neighbors
-        Neighbours of :func:`knn_preservation`, whose chance level is ``n_neighbors / (n_cells - 1)``: neighbourhood
+        Neighbors of :func:`knn_preservation`, whose chance level is ``n_neighbors / (n_cells - 1)``: neighborhood
         scores compare only at equal numbers of cells.
     contact_share
         Share of the pairs that :func:`contact_precision` takes for contacts.

@@ -16,7 +16,7 @@ import torch
 
 from alphastomics._io import _json
 from alphastomics._io import _torch as _torch_file
-from alphastomics._io._errors import denied, reason, shown
+from alphastomics._io._errors import describe_error, format_value, permission_error
 from alphastomics.model import _files
 from alphastomics.model import _files as _weights
 from alphastomics.model._fields import SCHEMA
@@ -44,7 +44,7 @@ def _read(path: Path) -> Any:
     try:
         return _torch_file.read(path)
     except PermissionError as error:
-        raise denied(path, error) from error
+        raise permission_error(path, error) from error
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:
@@ -66,7 +66,9 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     except PermissionError:
         raise
     except (ValueError, OSError) as error:
-        raise ValueError(f"{path} is no checkpoint of AlphaSTomics: {reason(error)}; name another file") from error
+        raise ValueError(
+            f"{path} is no checkpoint of AlphaSTomics: {describe_error(error)}; name another file"
+        ) from error
     return _ours(path, checkpoint)
 
 
@@ -76,7 +78,7 @@ def _ours(path: Path, checkpoint: Any) -> dict[str, Any]:
     if not isinstance(about, dict) or about.get("format") != FORMAT:
         raise ValueError(f"{path} is no checkpoint of AlphaSTomics")
     if about.get("format_version") != FORMAT_VERSION:
-        version = shown(about.get("format_version"))
+        version = format_value(about.get("format_version"))
         raise ValueError(f"{path} has format version {version}; this package reads {FORMAT_VERSION}")
     own: dict[str, Any] = checkpoint
     return own
@@ -86,7 +88,7 @@ def _config(path: Path, checkpoint: dict[str, Any]) -> dict[str, Any]:
     try:
         config = _json.parse(checkpoint[KEY]["config"])
     except (KeyError, TypeError, AttributeError, ValueError) as error:
-        raise ValueError(f"{path} does not say which model it is of: {reason(error)}") from error
+        raise ValueError(f"{path} does not say which model it is of: {describe_error(error)}") from error
     if not isinstance(config, dict) or not all(isinstance(config.get(part), dict) for part in ("init", "registry")):
         raise ValueError(f"{path} does not say which model it is of")
     return config
@@ -118,7 +120,7 @@ def read_model(path: Path) -> _files.Stored:
     return _files.Stored(tensors, config)
 
 
-class Begun(NamedTuple):
+class ResumeState(NamedTuple):
     """What a training that goes on has to know of its checkpoint before it starts; the tensors stay on the disk.
 
     Attributes
@@ -140,7 +142,7 @@ class Begun(NamedTuple):
     step: Any
 
 
-def find(resume: str | PathLike[str] | None, checkpoint: str | PathLike[str] | None) -> Begun | None:
+def find(resume: str | PathLike[str] | None, checkpoint: str | PathLike[str] | None) -> ResumeState | None:
     """The checkpoint from which a training goes on; None if it begins.
 
     Parameters
@@ -175,14 +177,14 @@ def find(resume: str | PathLike[str] | None, checkpoint: str | PathLike[str] | N
     return None
 
 
-def _begun(path: Path, checkpoint: dict[str, Any]) -> Begun:
+def _begun(path: Path, checkpoint: dict[str, Any]) -> ResumeState:
     told = checkpoint[KEY].get("contexts")
     whole = isinstance(told, dict) and all(type(value) is int and value > 0 for value in told.values())
     epoch, step = checkpoint.get("epoch"), checkpoint.get("global_step")
-    return Begun(path, _config(path, checkpoint), told if whole else {}, epoch, step)
+    return ResumeState(path, _config(path, checkpoint), told if whole else {}, epoch, step)
 
 
-def check_resumable(begun: Begun, model: AlphaSTomics, *, max_epochs: int) -> None:
+def check_resumable(resume_state: ResumeState, model: AlphaSTomics, *, max_epochs: int) -> None:
     """Refuse a checkpoint of another model, of other cells, or of a longer training, and say what differs.
 
     Raises
@@ -190,23 +192,23 @@ def check_resumable(begun: Begun, model: AlphaSTomics, *, max_epochs: int) -> No
     ValueError
         If the training cannot go on from there.
     """
-    path, there, here = begun.path, begun.config, _files.plain(_files.model_config(model))
+    path, there, here = resume_state.path, resume_state.config, _files.plain(_files.model_config(model))
     for name, value in here["init"].items():
         found = there["init"].get(name)
         if found != value:
             raise ValueError(
-                f"{path} is of a model with {name}={shown(found)}, and this one has {name}={value!r}; resume with the arguments "
+                f"{path} is of a model with {name}={format_value(found)}, and this one has {name}={value!r}; resume with the arguments "
                 "of the training that was interrupted"
             )
     if there["registry"].get(SCHEMA) != here["registry"][SCHEMA]:
         raise ValueError(f"{path} is of a training on other cells; resume with the data of that training")
-    epoch, step = begun.epoch, begun.step
+    epoch, step = resume_state.epoch, resume_state.step
     if not isinstance(epoch, int) or not isinstance(step, int) or 0 <= max_epochs < epoch:
-        raise ValueError(f"{path} is of epoch {shown(epoch)}, beyond max_epochs={max_epochs}; give more epochs")
+        raise ValueError(f"{path} is of epoch {format_value(epoch)}, beyond max_epochs={max_epochs}; give more epochs")
     logger.info("Going on from step %d, in epoch %d.", step, epoch)
 
 
-def complete(path: Path, model: AlphaSTomics) -> None:
+def finalize(path: Path, model: AlphaSTomics) -> None:
     """Put the trained model into the checkpoint of its training, from which it can then be loaded."""
     checkpoint = read_checkpoint(path)
     tensors = {name: tensor.detach().cpu().clone() for name, tensor in _files.model_tensors(model).items()}

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from sklearn.decomposition import PCA
 
-from alphastomics.sampling._frames import evenly
+from alphastomics.sampling._frames import evenly_spaced_indices
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -24,6 +24,6 @@ CELLS = 5_000  # that are looked at: more move the first components by less than
 
 def principal_components(source: CellSource, n_components: int) -> NDArray[np.float32]:
     """The first components (G, K), K at most ``n_components`` and what cells and genes allow."""
-    expression = source.expression(evenly(source.n_cells, CELLS))
+    expression = source.expression(evenly_spaced_indices(source.n_cells, CELLS))
     k = min(n_components, *expression.shape)
     return PCA(k, random_state=0).fit(expression).components_.T.astype(np.float32)

@@ -19,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 
 from alphastomics._io import _json
-from alphastomics._io._errors import WRITE, check_inside, check_memory, denied, reason, shown
+from alphastomics._io._errors import WRITE, check_inside, check_memory, describe_error, format_value, permission_error
 from alphastomics._provenance import versions
 from alphastomics.data import TissueSchema
 from alphastomics.data._h5ad import read_h5ad
@@ -70,7 +70,7 @@ def incomplete(path: str | PathLike[str], why: BaseException | str) -> ValueErro
 
 
 def _named(error: BaseException) -> str:
-    return f"{reason(error)} is missing" if isinstance(error, KeyError) else reason(error)
+    return f"{describe_error(error)} is missing" if isinstance(error, KeyError) else describe_error(error)
 
 
 def check(path: Path, config: Mapping[str, Any], found: Mapping[str, Kind]) -> None:
@@ -93,7 +93,7 @@ def check(path: Path, config: Mapping[str, Any], found: Mapping[str, Kind]) -> N
     try:
         network = _network(config)
         if not 0 <= network.n_layers <= min(MOST_LAYERS, len(found)):
-            raise ValueError(f"there are no weights of n_layers={shown(network.n_layers)}")
+            raise ValueError(f"there are no weights of n_layers={format_value(network.n_layers)}")
         with torch.device("meta"):
             expected = {name: tuple(tensor.shape) for name, tensor in Denoiser(network).state_dict().items()}
     except Exception as error:  # a crafted configuration can break what reads it in any way
@@ -102,12 +102,12 @@ def check(path: Path, config: Mapping[str, Any], found: Mapping[str, Kind]) -> N
     for name in sorted(expected.keys() - weights.keys()):
         raise incomplete(path, f"the weight {name} is missing")
     for name in sorted(weights.keys() - expected.keys()):
-        raise incomplete(path, f"no weight of this network is called {shown(name)}")
+        raise incomplete(path, f"no weight of this network is called {format_value(name)}")
     for name, (shape, is_floating) in found.items():
         if shape != expected.get(name, shape):
             raise incomplete(path, f"size mismatch for {name}, {shape} where the network has {expected[name]}")
         if not is_floating:
-            raise incomplete(path, f"{shown(name)} does not hold floating-point numbers")
+            raise incomplete(path, f"{format_value(name)} does not hold floating-point numbers")
 
 
 def check_finite(weights: Mapping[str, Tensor]) -> None:
@@ -137,7 +137,7 @@ def _network(config: Mapping[str, Any]) -> DenoiserConfig:
 
 
 FORMAT = "alphastomics-model"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 _FITTED: dict[str, type[Marginals | Dependence | Outlines | Exemplars]] = {
     "marginals": Marginals,
     "dependence": Dependence,
@@ -174,7 +174,7 @@ def write_model(folder: Path, weights: Mapping[str, Tensor], config: Mapping[str
     try:
         save_file(tensors, temporary)
     except SafetensorError as error:  # what the system says of a disk
-        raise OSError(f"{folder / WEIGHTS} cannot be written ({reason(error)}); {WRITE}") from error
+        raise OSError(f"{folder / WEIGHTS} cannot be written ({describe_error(error)}); {WRITE}") from error
     temporary.replace(folder / WEIGHTS)
     temporary = folder / f".{CONFIG}.tmp"
     temporary.write_text(text, encoding="utf-8")
@@ -197,7 +197,7 @@ def read_model(folder: Path) -> Stored:
         check_inside(folder, folder / name)
     config = _read_config(folder / CONFIG)
     if config.get("format_version") != FORMAT_VERSION:
-        version = shown(config.get("format_version"))
+        version = format_value(config.get("format_version"))
         raise ValueError(f"{folder} has format version {version}; this package reads {FORMAT_VERSION}")
     path = folder / WEIGHTS
     with _weights_of(path):
@@ -213,9 +213,9 @@ def _read_config(path: Path) -> dict[str, Any]:
     try:
         config = _json.read(path)
     except PermissionError as error:
-        raise denied(path, error) from error
+        raise permission_error(path, error) from error
     except (ValueError, OSError) as error:
-        raise ValueError(f"{path} is truncated or not JSON: {reason(error)}; {REMEDY}") from error
+        raise ValueError(f"{path} is truncated or not JSON: {describe_error(error)}; {REMEDY}") from error
     if not isinstance(config, dict) or config.get("format") != FORMAT:
         raise ValueError(f"{path} does not describe a model of AlphaSTomics; name another folder")
     return config
@@ -228,9 +228,9 @@ def _weights_of(path: Path) -> Iterator[None]:
         with path.open("rb"):  # of a file that may not be read safetensors says that it is missing
             yield
     except PermissionError as error:
-        raise denied(path, error) from error
+        raise permission_error(path, error) from error
     except (SafetensorError, OSError, ValueError, RuntimeError, MemoryError) as error:
-        why = f"truncated or not a safetensors file: {reason(error)}"
+        why = f"truncated or not a safetensors file: {describe_error(error)}"
         raise ValueError(f"{path} is {why}; {REMEDY}") from error
 
 
@@ -356,7 +356,7 @@ def restore(
     target = device_of(accelerator, device)
     config = stored.config
     if config.get("class") != cls.__name__:
-        raise ValueError(f"{folder} holds a model of {shown(config.get('class'))}, not of {cls.__name__}")
+        raise ValueError(f"{folder} holds a model of {format_value(config.get('class'))}, not of {cls.__name__}")
     if adata is None and (folder / DATA).is_file():
         check_inside(folder, folder / DATA)
         adata = read_h5ad(folder / DATA)
@@ -365,7 +365,7 @@ def restore(
         schema = TissueSchema.from_dict(registry[SCHEMA])
         _check_registry(registry, schema)
         if others := setup.keys() - signature(cls.setup_anndata).parameters.keys():
-            raise ValueError(f"setup_anndata has no argument {shown(min(others))}")
+            raise ValueError(f"setup_anndata has no argument {format_value(min(others))}")
     data = None if adata is False else adata
     if data is not None:  # what is wrong with these data is no fault of the folder
         cls.setup_anndata(data, **setup, source_registry=registry)

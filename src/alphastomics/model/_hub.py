@@ -138,7 +138,7 @@ def find_folder(name_or_path: str | Path, *, revision: str | None, token: str | 
         return path
     if not NAME.fullmatch(str(name_or_path)):
         raise FileNotFoundError(
-            f"{name_or_path} is not there, and no name of a repository; name a folder, or organisation/name on the Hub"
+            f"{name_or_path} is not there, and no name of a repository; name a folder, or organization/name on the Hub"
         )
     try:
         return download(str(name_or_path), revision=revision, token=token)

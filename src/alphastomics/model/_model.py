@@ -52,7 +52,7 @@ from alphastomics.train.distributed.devices import (
     own_generators,
     resolve_precision,
 )
-from alphastomics.train.distributed.launch import DeadProcessError, apart, directly
+from alphastomics.train.distributed.launch import DeadProcessError, run_in_subprocess, run_inline
 from alphastomics.train.distributed.processes import check_groups, once
 from alphastomics.train.distributed.strategies import is_forked, resolve_strategy
 from alphastomics.train.ema import MovingAverage
@@ -61,8 +61,8 @@ from alphastomics.train.memory.fit import (
     estimated_device,
     fit_contexts,
     fits_whole,
+    free_traceback_frames,
     is_out_of_memory,
-    let_go,
     make_curriculum,
     out_of_memory,
     recomputed_blocks,
@@ -87,7 +87,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-DEFAULT_STEPS = 4000  # optimiser steps when neither max_epochs nor max_time says otherwise
+DEFAULT_STEPS = 4000  # optimizer steps when neither max_epochs nor max_time says otherwise
 
 
 class AlphaSTomics(BaseModelClass):
@@ -106,13 +106,13 @@ class AlphaSTomics(BaseModelClass):
     gate_type
         Gate of softmax attention: ``"headwise"``, ``"elementwise"`` or ``"none"``.
     use_qk_norm
-        Whether queries and keys are normalised.
+        Whether queries and keys are normalized.
     attention
         ``"full"``; ``"linear"``: the baseline whose cost grows with the cells alone, without gate and norms;
         ``"geometric"``: full attention that falls with distance; ``"neighbor"``: the nearest cells one by one, and all cells
         as ``"linear"``; ``"axial"``: along the rows and columns of a grid.
     pair_features
-        ``"factorized"``: features of pairs of cells, which geometric attention and attention over neighbours read.
+        ``"factorized"``: features of pairs of cells, which geometric attention and attention over neighbors read.
     rank
         Rank of these, up to 32; ``"auto"``: what is affordable for the cells that are seen at once.
     sparse_pairs, n_neighbors
@@ -327,7 +327,7 @@ class AlphaSTomics(BaseModelClass):
             slices are registered to one frame.
         sequence_key
             Where an order of the cells is in ``obs``, if anywhere: a number for each, such as that of a section or a residue.
-            Attention over neighbours and features of pairs read it; only differences count.
+            Attention over neighbors and features of pairs read it; only differences count.
         transform
             ``"log1p"`` (counts: library size to the median, logarithm), ``"none"``, or ``"auto"``: ``"log1p"`` if and
             only if all values are non-negative integers.
@@ -473,7 +473,7 @@ class AlphaSTomics(BaseModelClass):
             enough; a batch is then one context, where that has more cells. None: 512, or ``"auto"`` for a model that was
             made with ``context=``.
         context_kind
-            ``"subset"`` (random cells of a slice: the global shape) or ``"patch"`` (neighbours: the local one).
+            ``"subset"`` (random cells of a slice: the global shape) or ``"patch"`` (neighbors: the local one).
         context_growth
             How contexts grow, from epoch to epoch, until they have ``context_size`` cells: ``"linear"``, ``"cosine"``,
             ``"exponential"`` or ``"geometric"``, see :class:`~alphastomics.train.LengthSchedule`. None: not at all. Batches
@@ -512,10 +512,10 @@ class AlphaSTomics(BaseModelClass):
             whole; or a folder, for ``last.ckpt`` in it. When training has ended, :meth:`load` takes the file too, with the
             weights that the model keeps.
         checkpoint_every
-            Steps of the optimiser between two checkpoints; 200 when None.
+            Steps of the optimizer between two checkpoints; 200 when None.
         resume
             Such a file, of a training with the same arguments, which is continued where it was: weights, their average,
-            optimiser, learning rate, lengths of contexts, place in the epoch, and time. ``max_epochs`` and ``max_time`` count
+            optimizer, learning rate, lengths of contexts, place in the epoch, and time. ``max_epochs`` and ``max_time`` count
             from its beginning. ``"last"``: the newest whole file that ``checkpoint`` names, and from the beginning where there
             is none, so that one script can be started again and again until it has finished.
         **trainer_kwargs
@@ -554,7 +554,9 @@ class AlphaSTomics(BaseModelClass):
         )
         quiet_unless_first()
         # Where CUDA has been used processes cannot be forked: what asks the GPU asks from a process of its own.
-        ask = apart if is_forked(strategy) and device_of(accelerator, devices).type == "cuda" else directly
+        ask = (
+            run_in_subprocess if is_forked(strategy) and device_of(accelerator, devices).type == "cuda" else run_inline
+        )
         chosen = ask(lambda: resolve_precision(precision))
         check_workspaces(trainer_kwargs.get("deterministic"), device_of(accelerator, devices))
         maskable = self.module.config.mask_tokens
@@ -564,7 +566,7 @@ class AlphaSTomics(BaseModelClass):
         if context_size is None:
             context_size = 512 if self.init_params_["non_kwargs"].get("context") is None else "auto"
         plan_arguments = self._plan_arguments(source.n_cells, masking, plan_kwargs)
-        begun = _checkpoint.find(resume, checkpoint)
+        resume_state = _checkpoint.find(resume, checkpoint)
         contexts = ask(
             partial(
                 fit_contexts,
@@ -579,7 +581,7 @@ class AlphaSTomics(BaseModelClass):
                 devices=devices,
                 accumulate=(trainer_kwargs.get("accumulate_grad_batches") or 1) > 1,
                 precision=chosen,
-                kept={} if begun is None else begun.contexts,
+                kept={} if resume_state is None else resume_state.contexts,
                 context_parallel_size=context_parallel_size,
                 **plan_arguments,
             )
@@ -626,9 +628,9 @@ class AlphaSTomics(BaseModelClass):
             context_parallel_size=context_parallel_size,
             **plan_arguments,
         )
-        if begun is not None:
-            _checkpoint.check_resumable(begun, self, max_epochs=max_epochs)
-            trainer_kwargs["ckpt_path"] = begun.path
+        if resume_state is not None:
+            _checkpoint.check_resumable(resume_state, self, max_epochs=max_epochs)
+            trainer_kwargs["ckpt_path"] = resume_state.path
         kept = None if checkpoint is None else file_of(checkpoint)
         if kept is not None:
             about = _checkpoint.describe(self, contexts)
@@ -674,7 +676,7 @@ class AlphaSTomics(BaseModelClass):
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
-            let_go(error)
+            free_traceback_frames(error)
             step = {"accelerator": accelerator, "precision": chosen, "plan_kwargs": plan_kwargs}
             estimate = self._estimated(contexts, context_parallel_size=context_parallel_size, **step)
             raise out_of_memory(contexts, estimate, error) from error
@@ -686,7 +688,7 @@ class AlphaSTomics(BaseModelClass):
             if self.is_trained_ and goes_on:
                 self._fit_rest(source, plan)
                 if kept is not None and self.trainer.is_global_zero and kept.is_file():
-                    _checkpoint.complete(kept, self)
+                    _checkpoint.finalize(kept, self)
 
     def _fit_rest(self, source: CellSource, plan: TrainingPlan) -> None:
         """Fit what is fitted after the weights."""
@@ -755,7 +757,7 @@ class AlphaSTomics(BaseModelClass):
 
         Returns
         -------
-        Bytes that are held at the peak: ``peak``, and its parts ``parameters``, ``gradients``, ``optimiser`` and
+        Bytes that are held at the peak: ``peak``, and its parts ``parameters``, ``gradients``, ``optimizer`` and
         ``activations``. Data, code and loaders come on top.
 
         Raises
@@ -850,8 +852,8 @@ class AlphaSTomics(BaseModelClass):
             For positions: number of random views (subsets of genes and of cells) over which the conditional mean, from
             which every chain starts, is averaged. Not for ``reduce="mean"`` of several draws.
         refine
-            For positions: move the cells of the conditional mean towards those that resemble them in the neighbourhood
-            embedding: more of its neighbours are right, and fewer cells gather between the places where they could lie.
+            For positions: move the cells of the conditional mean towards those that resemble them in the neighborhood
+            embedding: more of its neighbors are right, and fewer cells gather between the places where they could lie.
 
         Returns
         -------
@@ -876,7 +878,7 @@ class AlphaSTomics(BaseModelClass):
             ``n_steps=1``, which draws no noise. Under ``"log1p"`` ``obs["library_size"]``: the total
             counts to which a cell was brought, what those of its genes stand for that ``inpaint`` knows, else the median
             of the reference. Under ``frame="slice"`` a slice that overlaps with the first reference slice counts as
-            registered to it, and one that lies elsewhere is read as if its centre were there; at least 20 cells that
+            registered to it, and one that lies elsewhere is read as if its center were there; at least 20 cells that
             ``inpaint`` knows as a whole turn it to where they fit better, if they clearly do.
         ``mode="joint"``
             ``n_cells`` cells for each draw, named ``cell_0`` and so on; ``X``, ``var`` and ``obs["library_size"]`` as above, at
@@ -1107,7 +1109,7 @@ class AlphaSTomics(BaseModelClass):
         Parameters
         ----------
         name_or_path
-            Folder that :meth:`save` wrote, which always wins, or ``"organisation/name"`` on the Hub, of which the files of a
+            Folder that :meth:`save` wrote, which always wins, or ``"organization/name"`` on the Hub, of which the files of a
             model are downloaded and no others.
         adata
             Data to attach; None takes what was saved beside the model in a folder, if anything; False none.
@@ -1131,7 +1133,7 @@ class AlphaSTomics(BaseModelClass):
 
         Examples
         --------
-        >>> model = asx.model.AlphaSTomics.from_pretrained("organisation/name")
+        >>> model = asx.model.AlphaSTomics.from_pretrained("organization/name")
         """
         folder = _hub.find_folder(name_or_path, revision=revision, token=token)
         return cls.load(folder, adata, accelerator, device)
@@ -1154,9 +1156,9 @@ class AlphaSTomics(BaseModelClass):
         Parameters
         ----------
         repo_id
-            ``"organisation/name"``; made if it is not there.
+            ``"organization/name"``; made if it is not there.
         private
-            Whether only its organisation sees it; as the organisation has it by default if not.
+            Whether only its organization sees it; as the organization has it by default if not.
         license
             License for the card, as the Hub writes it, for example ``"cc-by-4.0"``.
         overwrite
@@ -1181,7 +1183,7 @@ class AlphaSTomics(BaseModelClass):
 
         Examples
         --------
-        >>> model.push_to_hub("organisation/name", private=True, license="cc-by-4.0")
+        >>> model.push_to_hub("organization/name", private=True, license="cc-by-4.0")
         """
         return _hub.push(
             self,

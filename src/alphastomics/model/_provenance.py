@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from alphastomics._provenance import plain, storable, system, told, versions
+from alphastomics._provenance import plain, serialize_arguments, storable, system, versions
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -54,8 +54,8 @@ def training_record(
         "device": device_name(trainer.strategy.root_device),
         "n_devices": trainer.world_size,
         "system": system(),
-        "arguments": told(arguments),
-        "plan": told(asdict(plan.config)),
+        "arguments": serialize_arguments(arguments),
+        "plan": serialize_arguments(asdict(plan.config)),
         "versions": versions(),
     }
 
@@ -66,7 +66,7 @@ def result_record(model: AlphaSTomics, function: str, parameters: Mapping[str, A
     return storable(
         {
             "function": function,
-            "params": told(parameters),
+            "params": serialize_arguments(parameters),
             "model": {**plain(model.init_params_["non_kwargs"]), "weights": digest(model)},
             "training": {name: value for name, value in trained.items() if name not in TIMES},
             "machine": {"device": device_name(model.module.device), "system": system()},

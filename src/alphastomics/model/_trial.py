@@ -33,7 +33,7 @@ class TrialRecord(NamedTuple):
     recorder
         Curves, and the time of a step.
     n_steps
-        Steps of the optimiser.
+        Steps of the optimizer.
     failure
         Why training ended before its time; empty where it did not.
     """

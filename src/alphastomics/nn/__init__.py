@@ -1,4 +1,4 @@
-"""The networks. They know no diffusion: clocks are numbers in [0, 1], outputs are what the loss makes of them."""
+"""The networks. They know no diffusion: timesteps are numbers in [0, 1], outputs are what the loss makes of them."""
 
 from alphastomics.nn.attention import Attention, LinearAttention, SoftmaxAttention, make_attention
 from alphastomics.nn.denoiser import Denoiser, DenoiserConfig, Prediction
@@ -12,7 +12,7 @@ from alphastomics.nn.experts import (
     expert_counts,
     expert_usage,
 )
-from alphastomics.nn.minimum_distance import PackingNetwork, nearest_neighbours
+from alphastomics.nn.minimum_distance import MinDistanceNetwork, nearest_neighbors
 from alphastomics.nn.width import matched_width
 
 __all__ = [
@@ -21,7 +21,7 @@ __all__ = [
     "DenoiserConfig",
     "Experts",
     "LinearAttention",
-    "PackingNetwork",
+    "MinDistanceNetwork",
     "ParameterCount",
     "Prediction",
     "Routing",
@@ -33,5 +33,5 @@ __all__ = [
     "expert_usage",
     "make_attention",
     "matched_width",
-    "nearest_neighbours",
+    "nearest_neighbors",
 ]

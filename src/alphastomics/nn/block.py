@@ -4,14 +4,14 @@ r"""A residual branch that works at a fraction of the width (He et al. 2016; Hou
 
 U starts at zero: at first the layer is the identity.
 
-Pre-norm transformer block whose norms follow the clocks (adaptive norm; Peebles & Xie 2023).
+Pre-norm transformer block whose norms follow the timesteps (adaptive norm; Peebles & Xie 2023).
 
 .. math::
 
     x &\leftarrow x + (1 + g_1) \odot \operatorname{Attention}\big((1 + s_1) \odot \operatorname{LN}(x) + b_1\big) \\
     x &\leftarrow x + (1 + g_2) \odot \operatorname{FFN}\big((1 + s_2) \odot \operatorname{LN}(x) + b_2\big)
 
-(s, b, g) is a linear function of the clock vector that starts at zero: at first the block ignores the clocks.
+(s, b, g) is a linear function of the timestep vector that starts at zero: at first the block ignores the timesteps.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Bottleneck(nn.Module):
 
 
 class AdaptiveNorm(nn.Module):
-    """Layer norm without weights whose scale and shift, and further ``n_extra`` vectors, come from the clocks."""
+    """Layer norm without weights whose scale and shift, and further ``n_extra`` vectors, come from the timesteps."""
 
     def __init__(self, d_model: int, *, n_extra: int = 0) -> None:
         super().__init__()
@@ -86,9 +86,9 @@ class AdaptiveNorm(nn.Module):
         nn.init.zeros_(self.modulation.weight)
         nn.init.zeros_(self.modulation.bias)
 
-    def forward(self, x: Tensor, clock: Tensor) -> tuple[Tensor, ...]:
-        """``x`` (B, N, d), ``clock`` (B, d) to the normed x and the extra vectors (B, 1, d)."""
-        scale, shift, *extra = self.modulation(clock).unsqueeze(1).chunk(self.parts, dim=-1)
+    def forward(self, x: Tensor, timestep: Tensor) -> tuple[Tensor, ...]:
+        """``x`` (B, N, d), ``timestep`` (B, d) to the normed x and the extra vectors (B, 1, d)."""
+        scale, shift, *extra = self.modulation(timestep).unsqueeze(1).chunk(self.parts, dim=-1)
         return F.layer_norm(x, x.shape[-1:]) * (1 + scale) + shift, *extra
 
 
@@ -177,7 +177,7 @@ class Block(nn.Module):
     def forward(
         self,
         x: Tensor,
-        clock: Tensor,
+        timestep: Tensor,
         geometry: Geometry | None = None,
         mask: Tensor | None = None,
         routings: MutableSequence[Routing] | None = None,
@@ -188,7 +188,7 @@ class Block(nn.Module):
         ----------
         x
             Features (B, N, d), or streams of them (B, N, n, d).
-        clock
+        timestep
             (B, d).
         geometry
             What attention may know of the cells besides.
@@ -197,17 +197,19 @@ class Block(nn.Module):
         routings
             A list to which experts add where the cells went.
         """
-        x = self.connect_1(x, lambda h: self.attend(h, clock, geometry, mask), mask)
-        return self.connect_2(x, lambda h: self.feed(h, clock, mask, routings), mask)
+        x = self.connect_1(x, lambda h: self.attend(h, timestep, geometry, mask), mask)
+        return self.connect_2(x, lambda h: self.feed(h, timestep, mask, routings), mask)
 
-    def attend(self, x: Tensor, clock: Tensor, geometry: Geometry | None, mask: Tensor | None) -> Tensor:
+    def attend(self, x: Tensor, timestep: Tensor, geometry: Geometry | None, mask: Tensor | None) -> Tensor:
         """The branch of attention, (B, N, d), without its residual."""
-        h, gain = self.norm_1(x, clock)
+        h, gain = self.norm_1(x, timestep)
         return (1 + gain) * self.dropout(self.attention(h, geometry, mask))
 
-    def feed(self, x: Tensor, clock: Tensor, mask: Tensor | None, routings: MutableSequence[Routing] | None) -> Tensor:
+    def feed(
+        self, x: Tensor, timestep: Tensor, mask: Tensor | None, routings: MutableSequence[Routing] | None
+    ) -> Tensor:
         """The branch of the feed-forward network, (B, N, d), without its residual."""
-        h, gain = self.norm_2(x, clock)
+        h, gain = self.norm_2(x, timestep)
         if isinstance(self.ffn, Experts):
             h, routing = self.ffn(h, mask)
             if routings is not None:

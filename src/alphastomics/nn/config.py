@@ -39,7 +39,7 @@ class DenoiserConfig:
     dropout
         Share of the branch outputs dropped in training.
     n_latent
-        Width of the neighbourhood embedding that the contrastive loss shapes.
+        Width of the neighborhood embedding that the contrastive loss shapes.
     attention
         Kind of attention, see ``nn/attention``.
     pair_features
@@ -48,7 +48,7 @@ class DenoiserConfig:
         How many ranks these have, up to 32; ``"auto"``: as many as are affordable for the cells at hand. It is no part of the
         weights: a trained network may be run with another one.
     sparse_pairs, n_neighbors
-        With ``attention="neighbor"``: cells have this many neighbours, in space, along the order of the cells, or half of them
+        With ``attention="neighbor"``: cells have this many neighbors, in space, along the order of the cells, or half of them
         each, see ``nn/neighbors.py``.
     use_moe, num_experts, moe_top_k, expert_width
         Whether a mixture of experts takes the place of the feed-forward networks, and which, see
@@ -59,11 +59,11 @@ class DenoiserConfig:
         Which blocks share their weights, all but norms and residual connections, and how many in a row where
         ``layer_sharing="block"``; see ``nn/sharing.py``.
     sequence
-        Whether the cells have an order. Attention over neighbours and features of pairs read it.
+        Whether the cells have an order. Attention over neighbors and features of pairs read it.
     mask_tokens
         Whether there are tokens for masked entries.
     n_ranks
-        K, the number of neighbours whose distances tell how crowded the surroundings of a cell are.
+        K, the number of neighbors whose distances tell how crowded the surroundings of a cell are.
     n_components
         Principal components of the reference that the embedding of expression starts from.
 

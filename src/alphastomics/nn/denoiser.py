@@ -1,4 +1,4 @@
-r"""The denoiser: noisy expression and noisy positions of N cells, two clocks, to clean expression and positions.
+r"""The denoiser: noisy expression and noisy positions of N cells, two timesteps, to clean expression and positions.
 
 .. math::
 
@@ -8,7 +8,7 @@ r"""The denoiser: noisy expression and noisy positions of N cells, two clocks, t
     F^{pos}_i = W_p \operatorname{AdaNorm}(h^L_i, c), \quad F^{expr}_i = W_e \operatorname{AdaNorm}(h^L_i, c)
 
 w weighs the genes, see :meth:`Denoiser.weigh_genes`; V are principal components of the reference, see
-:meth:`Denoiser.set_components`. A modality whose clock stands at 1 is absent: nothing of it is left
+:meth:`Denoiser.set_components`. A modality whose timestep stands at 1 is absent: nothing of it is left
 in its noisy value, so its embedding is replaced by a learned token; single masked entries have tokens of their own, see
 :meth:`Denoiser.embed_expression` and :meth:`Denoiser.embed_position`. Shapes: B contexts, N cells, G genes, D dimensions, d width.
 """
@@ -26,10 +26,10 @@ from torch.nn import functional
 
 from alphastomics.nn.block import AdaptiveNorm, Block
 from alphastomics.nn.config import DenoiserConfig
-from alphastomics.nn.embeddings import ClockEmbedding, CrowdingEmbedding, FourierPosition
+from alphastomics.nn.embeddings import FourierPosition, LocalDensityEmbedding, TimestepEmbedding
 from alphastomics.nn.experts import Routing, Routings
 from alphastomics.nn.geometry import Geometry
-from alphastomics.nn.minimum_distance import PackingNetwork
+from alphastomics.nn.minimum_distance import MinDistanceNetwork
 from alphastomics.nn.pair.features import N_CHANNELS
 from alphastomics.nn.parallel import ALONE
 from alphastomics.nn.random import drawing_for_cells
@@ -81,14 +81,14 @@ class Denoiser(nn.Module):
         self.register_buffer("components", torch.zeros(config.n_genes, min(config.n_components, d)))
         self.expression_in = nn.Sequential(nn.Linear(config.n_genes, 2 * d), nn.GELU(), nn.Linear(2 * d, d))
         self.position_in = FourierPosition(config.n_dims, d)
-        self.crowding_in = CrowdingEmbedding(config.n_ranks, d)
+        self.local_density_in = LocalDensityEmbedding(config.n_ranks, d)
         self.expression_missing = nn.Parameter(torch.zeros(d))
         self.position_missing = nn.Parameter(torch.zeros(d))
-        self.expression_held = nn.Parameter(torch.zeros(config.n_genes, d))
+        self.expression_observed = nn.Parameter(torch.zeros(config.n_genes, d))
         if config.mask_tokens:
             self.expression_mask = nn.Parameter(torch.zeros(config.n_genes))
             self.position_mask = nn.Parameter(torch.zeros(config.n_dims, d))
-        self.clock = ClockEmbedding(d)
+        self.timestep = TimestepEmbedding(d)
         self.surroundings = Surroundings(config)
         depth = count()  # blocks are made in order
         self.blocks = LayerStack(
@@ -119,8 +119,8 @@ class Denoiser(nn.Module):
         self.norm_out = AdaptiveNorm(d)
         self.expression_out = nn.Linear(d, config.n_genes)
         self.position_out = nn.Linear(d, config.n_dims)
-        self.packing = PackingNetwork()
-        self.neighbour_out = nn.Sequential(nn.Linear(d, d), nn.GELU(), nn.Linear(d, config.n_latent))
+        self.min_distance = MinDistanceNetwork()
+        self.neighbor_out = nn.Sequential(nn.Linear(d, d), nn.GELU(), nn.Linear(d, config.n_latent))
 
     def weigh_genes(self, gene_scale: ArrayLike) -> None:
         """Let genes count by the standard deviation (G,) that they had in the reference.
@@ -147,11 +147,11 @@ class Denoiser(nn.Module):
         return self.position_missing.device
 
     def embed_expression(
-        self, expression: Tensor, t_expr: Tensor, held: Tensor | None = None, masked: Tensor | None = None
+        self, expression: Tensor, t_expr: Tensor, observed: Tensor | None = None, masked: Tensor | None = None
     ) -> Tensor:
         r"""Embedding (B, N, d) of noisy expression (B, N, G).
 
-        The missing token where the clock stands at 1. Entries that are ``held`` (B, N, G) are clean at any time, which
+        The missing token where the timestep stands at 1. Entries that are ``observed`` (B, N, G) are clean at any time, which
 
         .. math:: m_i = \frac{1}{\sqrt G} \sum_g h_{ig} M_g
 
@@ -162,24 +162,24 @@ class Denoiser(nn.Module):
         if masked is not None:
             expression = torch.where(masked, self.expression_mask, expression)
         absent = (t_expr >= 1)[:, None, None]
-        if held is None:
+        if observed is None:
             return torch.where(absent, self.expression_missing, self._embed(expression))
-        expression = expression.masked_fill(absent & ~held, 0.0)
-        mark = held.to(expression.dtype) @ self.expression_held / self.config.n_genes**0.5
+        expression = expression.masked_fill(absent & ~observed, 0.0)
+        mark = observed.to(expression.dtype) @ self.expression_observed / self.config.n_genes**0.5
         embedding = self._embed(expression) + mark
-        return torch.where(absent & ~held.any(dim=-1, keepdim=True), self.expression_missing, embedding)
+        return torch.where(absent & ~observed.any(dim=-1, keepdim=True), self.expression_missing, embedding)
 
     def _embed(self, expression: Tensor) -> Tensor:
         scores = functional.pad(expression @ self.components, (0, self.config.d_model - self.components.shape[1]))
         return self.expression_in(expression * self.gene_weight) + scores
 
     def embed_position(
-        self, position: Tensor, t_pos: Tensor, masked: Tensor | None = None, crowding: Tensor | None = None
+        self, position: Tensor, t_pos: Tensor, masked: Tensor | None = None, local_density: Tensor | None = None
     ) -> Tensor:
-        """Embedding (B, N, d) of noisy positions (B, N, D); the missing token where the clock stands at 1.
+        """Embedding (B, N, d) of noisy positions (B, N, D); the missing token where the timestep stands at 1.
 
-        ``crowding`` (B, N, K) is a function of all positions of the slice, and is used where these are known.
-        A ``masked`` coordinate (B, N, D) is read as 0, the centre, and a learned vector of its axis is added to the
+        ``local_density`` (B, N, K) is a function of all positions of the slice, and is used where these are known.
+        A ``masked`` coordinate (B, N, D) is read as 0, the center, and a learned vector of its axis is added to the
         embedding. Waves mix the axes: with one coordinate fixed they still tell the others, but a value in its place,
         learned or not, is also where some cell lies. That it is not known has to be said outside of the waves.
         """
@@ -188,8 +188,8 @@ class Denoiser(nn.Module):
         else:
             known = position.masked_fill(masked, 0.0)
             embedding = self.position_in(known) + masked.to(position.dtype) @ self.position_mask
-        if crowding is not None:
-            embedding = embedding + (t_pos <= 0)[:, None, None] * self.crowding_in(crowding)
+        if local_density is not None:
+            embedding = embedding + (t_pos <= 0)[:, None, None] * self.local_density_in(local_density)
         return torch.where((t_pos >= 1)[:, None, None], self.position_missing, embedding)
 
     def trunk(
@@ -212,17 +212,17 @@ class Denoiser(nn.Module):
         entries alone.
         """
         geometry = self.surroundings(h, t_pos, mask, position=position, masked=masked, sequence=sequence)
-        clock = self.clock(t_expr, t_pos)
+        timestep = self.timestep(t_expr, t_pos)
         if mask is not None:  # a context of padding alone attends to itself, so that its gradients stay finite
             mask = mask | ~mask.any(dim=1, keepdim=True)
         if parallel.world_size > 1:
-            return self._in_parts(h, clock, geometry or Geometry(), mask, predict, routings, parallel)
-        return self._predict(h, clock, geometry, mask, predict, routings)
+            return self._in_parts(h, timestep, geometry or Geometry(), mask, predict, routings, parallel)
+        return self._predict(h, timestep, geometry, mask, predict, routings)
 
     def _in_parts(
         self,
         h: Tensor,
-        clock: Tensor,
+        timestep: Tensor,
         geometry: Geometry,
         mask: Tensor | None,
         predict: tuple[str, ...],
@@ -234,7 +234,7 @@ class Denoiser(nn.Module):
         mask = parallel.split(torch.ones_like(h[..., 0], dtype=torch.bool) if mask is None else mask)
         h, geometry = parallel.split(h), geometry.split(parallel)
         with drawing_for_cells(parallel.rank * h.shape[1]):
-            prediction = self._predict(h, clock, geometry, mask, predict, own_routings)
+            prediction = self._predict(h, timestep, geometry, mask, predict, own_routings)
         if routings is not None:
             for own in own_routings:
                 routings.append(Routing(*(parallel.gather(part, n_cells) for part in own)))
@@ -244,7 +244,7 @@ class Denoiser(nn.Module):
     def _predict(
         self,
         h: Tensor,
-        clock: Tensor,
+        timestep: Tensor,
         geometry: Geometry | None,
         mask: Tensor | None,
         predict: tuple[str, ...],
@@ -252,10 +252,10 @@ class Denoiser(nn.Module):
     ) -> Prediction:
         if self.config.residual == "hyper":
             h = expand(h, self.config.n_streams)
-        h = self.blocks(h, clock, geometry, mask, routings)
+        h = self.blocks(h, timestep, geometry, mask, routings)
         if self.config.residual == "hyper":
             h = reduce(h)
-        (h,) = self.norm_out(h, clock)
+        (h,) = self.norm_out(h, timestep)
         with torch.autocast(h.device.type, enabled=False):  # 16 bits hold no place to less than a cell
             position = self.position_out(h.to(self.position_out.weight.dtype)) if "position" in predict else None
         return Prediction(
@@ -272,11 +272,11 @@ class Denoiser(nn.Module):
         t_pos: Tensor,
         mask: Tensor | None = None,
         *,
-        held: Tensor | None = None,
+        observed: Tensor | None = None,
         predict: tuple[str, ...] = ("expression", "position"),
         routings: MutableSequence[Routing] | None = None,
         masked: tuple[Tensor | None, Tensor | None] = (None, None),
-        crowding: Tensor | None = None,
+        local_density: Tensor | None = None,
         sequence: Tensor | None = None,
         parallel: SequenceParallel = ALONE,
     ) -> Prediction:
@@ -289,18 +289,18 @@ class Denoiser(nn.Module):
         position
             Noisy positions (B, N, D) in model units.
         t_expr, t_pos
-            Clocks (B,) in [0, 1]; 0 is clean, 1 absent. The values of an absent modality are not used.
+            Timesteps (B,) in [0, 1]; 0 is clean, 1 absent. The values of an absent modality are not used.
         mask
             Real cells (B, N); None when all are.
-        held
-            Entries of expression (B, N, G) that are known and clean, whatever its clock says; None when there are none.
+        observed
+            Entries of expression (B, N, G) that are known and clean, whatever its timestep says; None when there are none.
         predict
             Which heads to run.
         masked
             Masked entries of expression (B, N, G) and of positions (B, N, D), whose values are not used.
-        crowding
-            How crowded the surroundings of each cell are (B, N, K), see :func:`alphastomics.data.crowding`; used where the
-            clock of positions stands at 0. None when it is not known.
+        local_density
+            How crowded the surroundings of each cell are (B, N, K), see :func:`alphastomics.data.local_density`; used where the
+            timestep of positions stands at 0. None when it is not known.
         sequence
             An index (B, N) that orders the cells, where the network reads one; only its differences are used.
         routings
@@ -309,8 +309,8 @@ class Denoiser(nn.Module):
             Processes that all run the network on these contexts: blocks and heads are run on the cells of each, and every
             process returns the whole.
         """
-        h = self.embed_expression(expression, t_expr, held, masked[0])
-        h = h + self.embed_position(position, t_pos, masked[1], crowding)
+        h = self.embed_expression(expression, t_expr, observed, masked[0])
+        h = h + self.embed_position(position, t_pos, masked[1], local_density)
         return self.trunk(
             h,
             t_expr,
@@ -324,6 +324,6 @@ class Denoiser(nn.Module):
             parallel=parallel,
         )
 
-    def neighbourhood(self, latent: Tensor) -> Tensor:
+    def neighborhood(self, latent: Tensor) -> Tensor:
         """Embedding (B, N, n_latent) in which cells that are near in the tissue point the same way."""
-        return self.neighbour_out(latent)
+        return self.neighbor_out(latent)

@@ -1,4 +1,4 @@
-r"""Features of positions and of clocks.
+r"""Features of positions and of timesteps.
 
 .. math::
 
@@ -66,7 +66,7 @@ class FourierPosition(nn.Module):
         return self.mlp(torch.cat([position, phase.sin(), phase.cos()], dim=-1))
 
 
-class CrowdingEmbedding(nn.Module):
+class LocalDensityEmbedding(nn.Module):
     """Crowding (B, N, K), logarithms of relative distances, to (B, N, d)."""
 
     SPREAD = 0.3  # that of the logarithms in most tissues
@@ -75,13 +75,13 @@ class CrowdingEmbedding(nn.Module):
         super().__init__()
         self.mlp = nn.Sequential(nn.Linear(n_ranks, d_model), nn.GELU(), nn.Linear(d_model, d_model))
 
-    def forward(self, crowding: Tensor) -> Tensor:
-        """``crowding`` (B, N, K) to (B, N, d)."""
-        return self.mlp(crowding / self.SPREAD)
+    def forward(self, local_density: Tensor) -> Tensor:
+        """``local_density`` (B, N, K) to (B, N, d)."""
+        return self.mlp(local_density / self.SPREAD)
 
 
-class ClockEmbedding(nn.Module):
-    """Clocks of both modalities, each (B,), in [0, 1], to one conditioning vector (B, d)."""
+class TimestepEmbedding(nn.Module):
+    """Timesteps of both modalities, each (B,), in [0, 1], to one conditioning vector (B, d)."""
 
     def __init__(self, d_model: int, *, n_frequencies: int = 32, lowest: float = 0.25, highest: float = 32.0) -> None:
         super().__init__()
@@ -93,6 +93,6 @@ class ClockEmbedding(nn.Module):
         )
 
     def forward(self, t_expr: Tensor, t_pos: Tensor) -> Tensor:
-        """Both clocks (B,) to (B, d)."""
+        """Both timesteps (B,) to (B, d)."""
         phase = torch.stack([t_expr, t_pos], dim=1)[..., None] * self.frequencies  # (B, 2, K)
         return self.mlp(torch.cat([phase.sin(), phase.cos()], dim=-1).flatten(1))

@@ -16,7 +16,7 @@ Mixture of experts with noisy top-k gating (Shazeer et al., ICLR 2017) in the pl
     w_{ie} &= p_{ie} \Big/ \sum_{e' \in T_i} p_{ie'} \;\; (k \ge 2), \qquad w_{ie} = p_{ie} \;\; (k = 1)
 
 with :math:`\varepsilon \sim N(0, I)` in training and 0 otherwise. For k = 1 the weight is the plain probability (Fedus
-et al., JMLR 2022): renormalised it would be 1, and the router would learn nothing from the task. So that experts are
+et al., JMLR 2022): renormalized it would be 1, and the router would learn nothing from the task. So that experts are
 used evenly, training adds
 
 .. math:: L_{balance} = E \sum_e f_e P_e,

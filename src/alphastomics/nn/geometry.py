@@ -5,7 +5,7 @@ r"""What attention over cells may know of them besides their features: where the
     \tilde x_i = x_i - \frac{1}{n} \sum_{j \text{ real}} x_j, \qquad
     \text{terms of distance} \;\propto\; \tau_b \in [0, 1]
 
-:math:`\tau` is the trust of a context: 1 where positions are clean, 0 where they are absent. Centring costs nothing,
+:math:`\tau` is the trust of a context: 1 where positions are clean, 0 where they are absent. Centering costs nothing,
 because only differences of positions are ever used, and keeps their squares small where they are formed from factors.
 """
 
@@ -56,20 +56,20 @@ class Geometry(NamedTuple):
         A real index (B, N) that orders the cells; only its differences are used.
     frames
         Rotations (B, N, D, D) from the axes of a cell to those of the slice.
-    neighbours
+    neighbors
         Cells (B, N, K) that a cell looks at, -1 where there are fewer, see :func:`alphastomics.nn.neighbors.neighbor_pairs`.
     pairs
         Features of pairs, in factors.
     parallel
         Processes over which the cells are split, see :mod:`alphastomics.nn.parallel`. All else is then of the n cells of this
-        process, as features and masks are; the numbers of neighbours count the cells of all.
+        process, as features and masks are; the numbers of neighbors count the cells of all.
     """
 
     position: Tensor | None = None
     trust: Tensor | None = None
     sequence: Tensor | None = None
     frames: Tensor | None = None
-    neighbours: Tensor | None = None
+    neighbors: Tensor | None = None
     pairs: Pairs | None = None
     parallel: SequenceParallel = ALONE
 
@@ -83,7 +83,7 @@ class Geometry(NamedTuple):
             position=own(self.position),
             sequence=own(self.sequence),
             frames=own(self.frames),
-            neighbours=None if self.neighbours is None else parallel.split(self.neighbours + 1) - 1,  # padding has none
+            neighbors=None if self.neighbors is None else parallel.split(self.neighbors + 1) - 1,  # padding has none
             pairs=None if self.pairs is None else Factors(*(parallel.split(s, 2) for s in _sides(self.pairs))),
             parallel=parallel,
         )
@@ -97,7 +97,7 @@ class Geometry(NamedTuple):
             return torch.ones(len(x), dtype=dtype, device=x.device)
         return self.trust.detach().to(dtype)
 
-    def centred(self, x: Tensor, mask: Tensor | None, n_dims: int) -> Tensor:
+    def centered(self, x: Tensor, mask: Tensor | None, n_dims: int) -> Tensor:
         """Positions (B, N, D) from the middle of the real cells, in at least 32 bits; 0 for padding and where absent.
 
         Parameters
@@ -138,9 +138,9 @@ class Geometry(NamedTuple):
         def first(x: Tensor | None) -> Tensor | None:
             return None if x is None else self.parallel.first(x[one], n_cells)
 
-        neighbours = first(self.neighbours)
-        if neighbours is not None:
-            neighbours = neighbours.masked_fill(neighbours >= n_cells, -1)
+        neighbors = first(self.neighbors)
+        if neighbors is not None:
+            neighbors = neighbors.masked_fill(neighbors >= n_cells, -1)
         pairs = None
         if self.pairs is not None:
             pairs = Factors(*(self.parallel.first(side[one], n_cells, 2) for side in _sides(self.pairs)))
@@ -149,7 +149,7 @@ class Geometry(NamedTuple):
             trust=None if self.trust is None else self.trust[one],
             sequence=first(self.sequence),
             frames=first(self.frames),
-            neighbours=neighbours,
+            neighbors=neighbors,
             pairs=pairs,
         )
 

@@ -1,8 +1,8 @@
 r"""How cells are packed: an E(D)-equivariant denoiser of positions at the scale of a cell.
 
-Cells exclude each other, so that their nearest neighbours are far more evenly spaced than independent draws. That is
+Cells exclude each other, so that their nearest neighbors are far more evenly spaced than independent draws. That is
 visible at full density only, not in a random subset of a slice, and it has no frame: it belongs in a network of its own.
-With positions :math:`y` and their noise :math:`r` in units of the cell spacing, and the k nearest neighbours
+With positions :math:`y` and their noise :math:`r` in units of the cell spacing, and the k nearest neighbors
 :math:`\mathcal N(i)`,
 
 .. math::
@@ -26,7 +26,7 @@ from torch import Tensor, nn
 SOFTENING = 0.3  # delta: below a third of the spacing a direction means little
 
 
-def nearest_neighbours(y: Tensor, k: int) -> Tensor:
+def nearest_neighbors(y: Tensor, k: int) -> Tensor:
     """Numbers of the k nearest other cells, (N, k), of cells ``y`` (N, D); all others where there are fewer."""
     points = y.detach().cpu().double().numpy()  # in this order: not every device has 64 bits
     k = min(k, len(points) - 1)
@@ -37,7 +37,7 @@ def nearest_neighbours(y: Tensor, k: int) -> Tensor:
     return torch.from_numpy(found[~itself].reshape(len(points), k)).to(y.device)
 
 
-class PackingNetwork(nn.Module):
+class MinDistanceNetwork(nn.Module):
     """Estimate of clean positions from noisy ones; see the equations at the head of this file.
 
     Parameters
@@ -46,17 +46,17 @@ class PackingNetwork(nn.Module):
         Channels of h and of the messages.
     n_layers
         Rounds of messages.
-    n_neighbours
+    n_neighbors
         k.
     n_basis
         Number of radial functions rho.
     """
 
-    def __init__(self, *, width: int = 32, n_layers: int = 2, n_neighbours: int = 12, n_basis: int = 16) -> None:
+    def __init__(self, *, width: int = 32, n_layers: int = 2, n_neighbors: int = 12, n_basis: int = 16) -> None:
         super().__init__()
-        self.n_neighbours = n_neighbours
-        self.centres: Tensor
-        self.register_buffer("centres", torch.linspace(-2.5, 2.5, n_basis), persistent=False)
+        self.n_neighbors = n_neighbors
+        self.centers: Tensor
+        self.register_buffer("centers", torch.linspace(-2.5, 2.5, n_basis), persistent=False)
         self.start = nn.Linear(n_basis, width)
         self.message = nn.ModuleList(
             nn.Sequential(nn.Linear(2 * width + 2 * n_basis, width), nn.SiLU(), nn.Linear(width, width), nn.SiLU())
@@ -70,19 +70,19 @@ class PackingNetwork(nn.Module):
 
     def basis(self, value: Tensor) -> Tensor:
         """Radial functions (..., n_basis) of a logarithm (...)."""
-        return torch.exp(-(((value[..., None] - self.centres) / 0.35) ** 2))
+        return torch.exp(-(((value[..., None] - self.centers) / 0.35) ** 2))
 
-    def forward(self, y: Tensor, r: Tensor, neighbours: Tensor) -> Tensor:
-        """``y`` (N, D) and ``r`` (), both over the spacing, with ``neighbours`` (N, k), to clean positions (N, D)."""
+    def forward(self, y: Tensor, r: Tensor, neighbors: Tensor) -> Tensor:
+        """``y`` (N, D) and ``r`` (), both over the spacing, with ``neighbors`` (N, k), to clean positions (N, D)."""
         with torch.autocast(y.device.type, enabled=False):
             level = self.basis(r.log())
             h = self.start(level).expand(len(y), -1)
             gain = r / torch.sqrt(1 + r**2)
             for layer, (message, push) in enumerate(zip(self.message, self.push, strict=True)):
-                # The gradient of y[neighbours] would be summed by threads, in the order in which they come.
-                offset = y[:, None] - F.embedding(neighbours, y)  # (N, k, D)
+                # The gradient of y[neighbors] would be summed by threads, in the order in which they come.
+                offset = y[:, None] - F.embedding(neighbors, y)  # (N, k, D)
                 distance = offset.norm(dim=-1) + 1e-6
-                pair = (h[:, None].expand(-1, neighbours.shape[1], -1), F.embedding(neighbours, h))
+                pair = (h[:, None].expand(-1, neighbors.shape[1], -1), F.embedding(neighbors, h))
                 features = (self.basis(distance.log()), level.expand(*distance.shape, -1))
                 m = message(torch.cat([*pair, *features], dim=-1))
                 if layer < len(self.update):

@@ -5,7 +5,7 @@ r"""Which cells look at which: near in the tissue, near in an order of the cells
     \mathcal N_i = \operatorname*{k\,nearest}_{j \ne i} \lVert x_i - x_j \rVert \;\cup\;
     \operatorname*{k\,nearest}_{j \ne i} |r_i - r_j| \;\cup\; \{j : 0 < |r_i - r_j| \le w\} \;\cup\; \text{random}
 
-r is the rank of a cell in the order. Random neighbours are drawn with a probability that falls as :math:`1 / d^3` beyond
+r is the rank of a cell in the order. Random neighbors are drawn with a probability that falls as :math:`1 / d^3` beyond
 the k nearest (as in SALAD, Jendrusch & Korbel 2025), so that a few steps lead anywhere. In an even tissue of D
 dimensions the m-th nearest cell lies at :math:`d \sim m^{1/D}`, so the law is :math:`m^{-3/D}` in ranks, and that needs no
 N x N matrix: the nearest member of a random share :math:`\rho` of the cells has rank m with probability
@@ -16,7 +16,7 @@ N x N matrix: the nearest member of a random share :math:`\rho` of the cells has
     \int \rho (1 - \rho)^{m - 1} f(\rho)\, d\rho \;\sim\; m^{-3 / D}
     \qquad \text{for } f(\rho) \propto \rho^{3 / D - 2}, \quad \tfrac2n \le \rho \le \tfrac{1}{k + 1}
 
-(the law of Yule 1925 and Simon 1955). Every random neighbour comes from a share of its own; they are spread evenly
+(the law of Yule 1925 and Simon 1955). Every random neighbor comes from a share of its own; they are spread evenly
 under f, from fine to coarse: a random partition of the cells into groups of one size, of which each cell takes one.
 """
 
@@ -49,7 +49,7 @@ def neighbor_pairs(
     include_self: bool = False,
     generator: Generator | None = None,
 ) -> Tensor:
-    """Neighbours of every cell, without repeats, without padding, and without the cell itself unless asked for.
+    """Neighbors of every cell, without repeats, without padding, and without the cell itself unless asked for.
 
     Parameters
     ----------
@@ -64,13 +64,13 @@ def neighbor_pairs(
     sequence
         A real index (B, N) that orders the cells; ties are settled by position, then by row.
     window
-        w: cells at most so many ranks away are neighbours, too. Needs ``sequence``.
+        w: cells at most so many ranks away are neighbors, too. Needs ``sequence``.
     n_random
-        Random neighbours per cell; those that are among the others already are dropped. Needs ``position``.
+        Random neighbors per cell; those that are among the others already are dropped. Needs ``position``.
     include_self
-        Whether a cell is its own neighbour.
+        Whether a cell is its own neighbor.
     generator
-        Of the random neighbours, on the CPU.
+        Of the random neighbors, on the CPU.
 
     Returns
     -------

@@ -40,7 +40,7 @@ MOST_PERMUTED = 4  # streams; 5 have 120 permutations
 def sinkhorn(logits: Tensor, *, iterations: int = ITERATIONS) -> Tensor:
     """Doubly stochastic matrices (..., n, n) near exp(``logits``) (..., n, n), in single precision at least.
 
-    Columns and rows are normalised in turn (Sinkhorn & Knopp 1967), in the logarithmic domain so that no logit is too
+    Columns and rows are normalized in turn (Sinkhorn & Knopp 1967), in the logarithmic domain so that no logit is too
     large, and rows last. Near a permutation that converges slowly: after 20 iterations columns may be off by hundredths,
     and over 64 layers that adds up. So what columns lack is given to them in the end (Altschuler et al. 2017, algorithm
     2): rows and columns sum to 1 whatever the number of iterations. For n = 2 the limit has a closed form. The iterations
@@ -59,7 +59,7 @@ def sinkhorn(logits: Tensor, *, iterations: int = ITERATIONS) -> Tensor:
 
 
 def _iterate(logits: Tensor, iterations: int) -> Tensor:
-    # With the cells last, all of them are normalised at once: five times faster.
+    # With the cells last, all of them are normalized at once: five times faster.
     log_h = logits.movedim((-2, -1), (0, 1)).contiguous()
     for _ in range(iterations):
         log_h = log_h.log_softmax(0).log_softmax(1)

@@ -1,4 +1,4 @@
-r"""Depthwise-separable convolution (Chollet 2017), along a sequence or over neighbours in the tissue.
+r"""Depthwise-separable convolution (Chollet 2017), along a sequence or over neighbors in the tissue.
 
 .. math::
 
@@ -6,11 +6,11 @@ r"""Depthwise-separable convolution (Chollet 2017), along a sequence or over nei
     z_{ic} = \sum_{j \in N(i)} \phi_c(d_{ij})\, x_{jc} \;\;\text{(graph)}, \qquad
     y_i = W z_i
 
-The filter over neighbours is continuous (Schütt et al. 2017),
+The filter over neighbors is continuous (Schütt et al. 2017),
 
 .. math:: \phi_c(d) = \sum_b w_{bc} \exp\big(-(d - \mu_b)^2 / 2 \delta^2\big),
 
-with centres μ_b evenly from 0 to the largest distance and δ their spacing. Filters see one channel and W mixes them: k C
+with centers μ_b evenly from 0 to the largest distance and δ their spacing. Filters see one channel and W mixes them: k C
 + C C' or B C + C C' weights, where a full convolution has k C C'.
 """
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 SeparableKind = Literal["sequence", "graph"]
 
-ENTRIES = 2**22  # of the messages of neighbours that are in memory at once
+ENTRIES = 2**22  # of the messages of neighbors that are in memory at once
 
 
 class SequenceFilter(nn.Module):
@@ -49,7 +49,7 @@ class SequenceFilter(nn.Module):
     def __init__(self, d_model: int, *, kernel_size: int) -> None:
         super().__init__()
         if kernel_size % 2 == 0:
-            raise ValueError(f"kernel_size={kernel_size} must be odd, so that a filter has a centre")
+            raise ValueError(f"kernel_size={kernel_size} must be odd, so that a filter has a center")
         self.conv = nn.Conv1d(d_model, d_model, kernel_size, padding=kernel_size // 2, groups=d_model, bias=False)
 
     def forward(self, x: Tensor, mask: Tensor, index: Tensor | None = None) -> Tensor:
@@ -68,7 +68,7 @@ def _take(x: Tensor, order: Tensor) -> Tensor:
 
 
 class GraphFilter(nn.Module):
-    """One continuous filter per channel over neighbours; see the equations at the head of this file.
+    """One continuous filter per channel over neighbors; see the equations at the head of this file.
 
     Cells are visited in blocks whose messages are computed once more in the backward pass.
 
@@ -79,7 +79,7 @@ class GraphFilter(nn.Module):
     n_basis
         Number of radial functions B, 2 or more.
     max_distance
-        The last centre, in the units of positions. Filters vanish beyond.
+        The last center, in the units of positions. Filters vanish beyond.
 
     Raises
     ------
@@ -91,31 +91,31 @@ class GraphFilter(nn.Module):
         super().__init__()
         if n_basis < 2 or max_distance <= 0:
             raise ValueError(f"n_basis={n_basis} must be at least 2 and max_distance={max_distance} positive")
-        self.centres: Tensor
-        self.register_buffer("centres", torch.linspace(0, max_distance, n_basis), persistent=False)
+        self.centers: Tensor
+        self.register_buffer("centers", torch.linspace(0, max_distance, n_basis), persistent=False)
         self.spacing = max_distance / (n_basis - 1)
         self.phi = nn.Linear(n_basis, d_model, bias=False)
 
-    def forward(self, x: Tensor, position: Tensor, neighbours: Tensor) -> Tensor:
-        """``x`` (B, N, C) at ``position`` (B, N, D), with ``neighbours`` (B, N, K), -1 for none, to (B, N, C)."""
+    def forward(self, x: Tensor, position: Tensor, neighbors: Tensor) -> Tensor:
+        """``x`` (B, N, C) at ``position`` (B, N, D), with ``neighbors`` (B, N, K), -1 for none, to (B, N, C)."""
         b, n, d_model = x.shape
-        step = max(1, ENTRIES // max(1, b * neighbours.shape[2] * d_model))
+        step = max(1, ENTRIES // max(1, b * neighbors.shape[2] * d_model))
         blocks = [slice(start, start + step) for start in range(0, n, step)]
         if len(blocks) == 1:
-            return self._block(x, position, neighbours, blocks[0])
+            return self._block(x, position, neighbors, blocks[0])
         parts = [
-            checkpoint(self._block, x, position, neighbours, rows, use_reentrant=False, preserve_rng_state=False)
+            checkpoint(self._block, x, position, neighbors, rows, use_reentrant=False, preserve_rng_state=False)
             for rows in blocks
         ]
         return torch.cat(parts, dim=1)
 
-    def _block(self, x: Tensor, position: Tensor, neighbours: Tensor, rows: slice) -> Tensor:
-        near = neighbours[:, rows]
+    def _block(self, x: Tensor, position: Tensor, neighbors: Tensor, rows: slice) -> Tensor:
+        near = neighbors[:, rows]
         context = torch.arange(len(x), device=x.device)[:, None, None]
         with torch.autocast(x.device.type, enabled=False):
             position = position.to(torch.promote_types(position.dtype, torch.float32))
             distance = (position[context, near.clamp_min(0)] - position[:, rows, None]).norm(dim=-1)
-            basis = torch.exp(-(((distance[..., None] - self.centres.to(distance.dtype)) / self.spacing) ** 2) / 2)
+            basis = torch.exp(-(((distance[..., None] - self.centers.to(distance.dtype)) / self.spacing) ** 2) / 2)
             basis = basis * (near >= 0)[..., None]
         phi = self.phi(basis.to(self.phi.weight.dtype))
         z: Tensor = (phi * x[context, near.clamp_min(0)]).sum(dim=2)
@@ -130,7 +130,7 @@ class SeparableConv(nn.Module):
     d_in, d_out
         Channels C and C'.
     kind
-        ``"sequence"`` for cells in an order, ``"graph"`` for cells with neighbours.
+        ``"sequence"`` for cells in an order, ``"graph"`` for cells with neighbors.
     kernel_size
         Of :class:`SequenceFilter`.
     n_basis, max_distance
@@ -169,7 +169,7 @@ class SeparableConv(nn.Module):
         *,
         index: Tensor | None = None,
         position: Tensor | None = None,
-        neighbours: Tensor | None = None,
+        neighbors: Tensor | None = None,
     ) -> Tensor:
         """Run the convolution.
 
@@ -183,23 +183,23 @@ class SeparableConv(nn.Module):
             Along a sequence: numbers (B, N) whose order is that of the cells; None when they are in order.
         position
             On a graph: positions (B, N, D).
-        neighbours
-            On a graph: numbers of the neighbours of each cell (B, N, K), -1 for none.
+        neighbors
+            On a graph: numbers of the neighbors of each cell (B, N, K), -1 for none.
 
         Raises
         ------
         ValueError
-            If a graph comes without positions or neighbours.
+            If a graph comes without positions or neighbors.
         """
         if mask is not None:
             x = x.masked_fill(~mask[..., None], 0.0)
         if isinstance(self.depthwise, SequenceFilter):
             real = x.new_ones(x.shape[:2], dtype=torch.bool) if mask is None else mask
             y: Tensor = self.pointwise(self.depthwise(x, real, index))
-        elif position is None or neighbours is None:
-            raise ValueError("a convolution over neighbours needs position and neighbours")
+        elif position is None or neighbors is None:
+            raise ValueError("a convolution over neighbors needs position and neighbors")
         else:
             if mask is not None:
                 position = position.masked_fill(~mask[..., None], 0.0)
-            y = self.pointwise(self.depthwise(x, position, neighbours))
+            y = self.pointwise(self.depthwise(x, position, neighbors))
         return y if mask is None else y.masked_fill(~mask[..., None], 0.0)

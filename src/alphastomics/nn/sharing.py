@@ -8,7 +8,7 @@ r"""Layers that share their weights along the depth (Dehghani et al. 2019; Lan e
     \end{cases}
 
 θ are the weights that depths with the same s(l) share; ω are those that each depth keeps for itself. Norms and what they
-learn from the clocks are cheap, and let a layer know how deep it is.
+learn from the timesteps are cheap, and let a layer know how deep it is.
 """
 
 from __future__ import annotations

@@ -4,9 +4,9 @@ r"""What the blocks of a denoiser may know of where cells lie: the noisy positio
 
     g = \big(z^{pos},\; \tau = 1 - t_{pos},\; s,\; \mathcal N(z^{pos}, s),\; p(h^0, z^{pos}, s)\big)
 
-:math:`\mathcal N` are neighbours among the noisy positions, found anew at every call: along a chain of samples they follow the
+:math:`\mathcal N` are neighbors among the noisy positions, found anew at every call: along a chain of samples they follow the
 cells to their places. Where positions are absent :math:`\tau = 0`, and nothing of them is left. A masked coordinate is read as
-0, the centre, as the embedding of positions reads it; a cell with a masked coordinate has no neighbours in space and is
+0, the center, as the embedding of positions reads it; a cell with a masked coordinate has no neighbors in space and is
 nobody's. A context of padding alone lies nowhere.
 """
 
@@ -98,36 +98,36 @@ class Surroundings(nn.Module):
             sequence=None if sequence is None else sequence.masked_fill(~real, 0),
         )
         if config.attention == "neighbor":
-            near = noisy_neighbours(
+            near = noisy_neighbors(
                 position.detach(), known, geometry.sequence, real, config.n_neighbors, config.sparse_pairs
             )
-            geometry = geometry._replace(neighbours=near)
+            geometry = geometry._replace(neighbors=near)
         return geometry if self.pairs is None else geometry._replace(pairs=self.pairs(h, geometry, mask))
 
 
 # An operator, because a search tree is none: where tensors have no data, its result has a shape all the same.
 @torch.library.custom_op(
-    "alphastomics::noisy_neighbours",
+    "alphastomics::noisy_neighbors",
     mutates_args=(),
     schema="(Tensor position, Tensor known, Tensor? sequence, Tensor real, int k, str kind) -> Tensor",
 )
-def noisy_neighbours(
+def noisy_neighbors(
     position: Tensor, known: Tensor, sequence: Tensor | None, real: Tensor, k: int, kind: str
 ) -> Tensor:
-    """Neighbours (B, N, k) as :func:`~alphastomics.nn.neighbors.neighbor_pairs` finds them, of cells in several states.
+    """Neighbors (B, N, k) as :func:`~alphastomics.nn.neighbors.neighbor_pairs` finds them, of cells in several states.
 
     Parameters
     ----------
     position
         Finite positions (B, N, D).
     known
-        Cells (B, N) whose position counts: they are neighbours in space.
+        Cells (B, N) whose position counts: they are neighbors in space.
     sequence
-        An index (B, N); None when no neighbours are sought along it.
+        An index (B, N); None when no neighbors are sought along it.
     real
-        Cells (B, N) that are no padding: they are neighbours in the order.
+        Cells (B, N) that are no padding: they are neighbors in the order.
     k
-        Number of neighbours.
+        Number of neighbors.
     kind
         ``"coordinate"``, ``"sequence"`` or ``"hybrid"``: half of them in space and the rest in the order.
     """
@@ -142,6 +142,6 @@ def noisy_neighbours(
     return union([rows.flatten(0, 1) for rows in found]).view(*real.shape, k)
 
 
-@noisy_neighbours.register_fake
+@noisy_neighbors.register_fake
 def _(position: Tensor, known: Tensor, sequence: Tensor | None, real: Tensor, k: int, kind: str) -> Tensor:
     return known.new_empty(*known.shape, k, dtype=torch.int64)

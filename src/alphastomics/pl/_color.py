@@ -1,4 +1,4 @@
-"""The colour of each cell: by where it truly is, by a column of ``obs``, or by a gene."""
+"""The color of each cell: by where it truly is, by a column of ``obs``, or by a gene."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ if TYPE_CHECKING:
     from matplotlib.colors import Colormap
     from numpy.typing import NDArray
 
-MISSING = (0.83, 0.83, 0.83, 1.0)  # light grey, as in scanpy
-# Colours of the corners of the plane, low and high x by low and high y; between them they mix.
+MISSING = (0.83, 0.83, 0.83, 1.0)  # light gray, as in scanpy
+# Colors of the corners of the plane, low and high x by low and high y; between them they mix.
 CORNERS = {(0, 0): "#2b4c9b", (1, 0): "#d7433b", (0, 1): "#1fa187", (1, 1): "#f4c430"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CellColors:
-    """Colours of all cells, (n_cells, 4), and what explains them.
+    """Colors of all cells, (n_cells, 4), and what explains them.
 
     Parameters
     ----------
     rgba
         Red, green, blue, opacity of each cell.
     labels
-        Label of each cell where colours are categories, else None.
+        Label of each cell where colors are categories, else None.
     legend
-        Colour of each category.
+        Color of each category.
     mappable
-        The scale of numbers where colours are numbers, else None.
+        The scale of numbers where colors are numbers, else None.
     """
 
     rgba: NDArray[np.float64]
@@ -43,7 +43,7 @@ class CellColors:
 
 
 def position_colors(positions: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Colour cells by their place in the bounding box of all, (n_cells, 4); grey where a position is not finite."""
+    """Color cells by their place in the bounding box of all, (n_cells, 4); gray where a position is not finite."""
     from matplotlib.colors import to_rgba
 
     rgba = np.tile(np.asarray(MISSING), (len(positions), 1))
@@ -69,7 +69,7 @@ def value_colors(
     vmin: float | None = None,
     vmax: float | None = None,
 ) -> CellColors:
-    """Colour cells by a column of ``obs`` or by the expression of a gene in ``X``."""
+    """Color cells by a column of ``obs`` or by the expression of a gene in ``X``."""
     values = _values(adata, color)
     if pd.api.types.is_numeric_dtype(values) and not pd.api.types.is_bool_dtype(values):
         return _numeric(values.to_numpy(dtype=np.float64, na_value=np.nan), cmap, vmin, vmax)
@@ -124,22 +124,22 @@ def _palette(palette: str | Sequence[Any] | Mapping[str, Any], names: list[str],
 
     if isinstance(palette, str):
         colormap = plt.get_cmap(palette)
-        # A qualitative map is a list of colours, any other is sampled from end to end.
+        # A qualitative map is a list of colors, any other is sampled from end to end.
         if colormap.N < 256:
             return [colormap(i % colormap.N) for i in range(len(names))]
         return list(colormap(np.linspace(0, 1, len(names))))
     if isinstance(palette, Mapping):
         absent = [name for name in names if name not in palette]
         if absent:
-            raise ValueError(f'palette has no colour for {", ".join(map(repr, absent))} of obs["{color}"]')
+            raise ValueError(f'palette has no color for {", ".join(map(repr, absent))} of obs["{color}"]')
         return [palette[name] for name in names]
     if len(palette) < len(names):
-        raise ValueError(f'palette has {len(palette)} colours for the {len(names)} categories of obs["{color}"]')
+        raise ValueError(f'palette has {len(palette)} colors for the {len(names)} categories of obs["{color}"]')
     return list(palette[: len(names)])
 
 
 def default_palette(n: int) -> list[Any]:
-    """Choose n colours that are as distinct as matplotlib's qualitative maps allow."""
+    """Choose n colors that are as distinct as matplotlib's qualitative maps allow."""
     import matplotlib as mpl
 
     if n <= 10:

@@ -55,7 +55,7 @@ def comparison(
     scores
         Columns of ``runs`` to draw. By default those of a choice of scores that are there, and cost.
     by
-        What curves are drawn against: the time in seconds, or the steps of the optimiser.
+        What curves are drawn against: the time in seconds, or the steps of the optimizer.
     key
         Where :func:`alphastomics.tl.compare` wrote.
     ax

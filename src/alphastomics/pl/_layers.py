@@ -168,7 +168,7 @@ def attention_maps(
     save: str | PathLike[str] | None = None,
     **kwargs: Any,
 ) -> np.ndarray[Any, Any] | None:
-    """Draw the cells of the slice of each chosen cell, coloured by the attention that it pays them.
+    """Draw the cells of the slice of each chosen cell, colored by the attention that it pays them.
 
     Parameters
     ----------

@@ -50,7 +50,7 @@ def reconstruction(
 ) -> np.ndarray[Any, Any] | None:
     """Draw the true beside the predicted positions of each slice.
 
-    A cell has one colour in both panels; by default that of its true place in the slice, so that the eye sees what
+    A cell has one color in both panels; by default that of its true place in the slice, so that the eye sees what
     moved. The prediction is first turned, mirrored and shifted onto the truth, without changing its size, except in
     slices that had known cells (``obs[prediction + "_placed"]`` is not True throughout), where the frames agree. Both
     panels have the same limits and equal aspect. Three-dimensional tissue is aligned in all dimensions and drawn in the
@@ -66,16 +66,16 @@ def reconstruction(
     prediction
         Key of the predicted positions in ``obsm``.
     color
-        Column of ``obs``, or a gene, whose expression is read from ``X``. By default cells are coloured by their true
-        first two coordinates, and cells without a truth are grey.
+        Column of ``obs``, or a gene, whose expression is read from ``X``. By default cells are colored by their true
+        first two coordinates, and cells without a truth are gray.
     library_key
         Column of ``obs`` that names the slice of each cell; found as in :func:`alphastomics.tl.evaluate` by default.
     slices
         Slices to draw, one row each, in this order; all by default.
     cmap
-        Colour map of numbers. ``vmin`` and ``vmax`` may be given too.
+        Color map of numbers. ``vmin`` and ``vmax`` may be given too.
     palette
-        Colours of categories: a colour map, a list in the order of the categories, or a dict. By default
+        Colors of categories: a color map, a list in the order of the categories, or a dict. By default
         ``uns[color + "_colors"]`` if it is there.
     size
         Area of a marker in points²; by default it falls with the number of cells.
@@ -101,9 +101,9 @@ def reconstruction(
     Raises
     ------
     KeyError
-        If a key, a slice or the colour is missing.
+        If a key, a slice or the color is missing.
     ValueError
-        If truth and prediction differ in dimension, or the number of axes, titles or colours does not fit.
+        If truth and prediction differ in dimension, or the number of axes, titles or colors does not fit.
     """
     from alphastomics.tl._evaluate import read_slices
 
@@ -200,7 +200,7 @@ def _draw_row(
 
 
 def _legend(colors: CellColors | None, pieces: list[PlacedSlice]) -> dict[str, Any]:
-    """Colour of each category that is drawn."""
+    """Color of each category that is drawn."""
     if colors is None or colors.labels is None:
         return {}
     present = set(colors.labels[np.concatenate([piece.cells for piece in pieces])])

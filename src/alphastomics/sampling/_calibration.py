@@ -42,11 +42,11 @@ import torch
 from scipy.optimize import nnls
 from scipy.spatial import KDTree
 
-from alphastomics.data import crowding
+from alphastomics.data import local_density
 from alphastomics.metrics import morans_i
 from alphastomics.sampling._dependence import Dependence
-from alphastomics.sampling._expression import SliceExpression
-from alphastomics.sampling._frames import evenly, to_canonical
+from alphastomics.sampling._expression import ExpressionSampler
+from alphastomics.sampling._frames import evenly_spaced_indices, to_canonical
 from alphastomics.sampling._outline import Outlines
 from alphastomics.sampling._position import SamplerConfig, cell_order
 from alphastomics.train.losses import smallest_time
@@ -158,7 +158,7 @@ def _reliability(draws: NDArray[np.float32], trend: NDArray[np.float64], drawn: 
 
 
 CELLS = 1024  # of a slice that are sampled
-PATCHES, PATCH_CELLS = 8, 256  # that are sampled where neighbours count
+PATCHES, PATCH_CELLS = 8, 256  # that are sampled where neighbors count
 MOST_CELLS = 16_384  # of a slice that are read at once
 MARGINAL_SLICES, DEPENDENCE_SLICES = 4, 2
 OUTLINE_SLICES, OUTLINE_CELLS = 16, 8192
@@ -176,16 +176,16 @@ def place_time(model: AlphaSTomics) -> float:
 
 def reference_chain(
     model: AlphaSTomics, source: CellSource, cells: SliceCells, few: NDArray[np.int64]
-) -> SliceExpression:
+) -> ExpressionSampler:
     """The chain of the cells ``few`` of a slice, all of them in one context."""
     assert cells.position is not None  # a training source reads them
     device = model.module.device
-    return SliceExpression(
+    return ExpressionSampler(
         model.module,
         model.diffusion,
         torch.from_numpy(to_canonical(model, source, cells, few)).to(device),
         max_context=len(few),
-        crowding=torch.from_numpy(crowding(cells.position, few)).to(device),
+        local_density=torch.from_numpy(local_density(cells.position, few)).to(device),
         t_pos=place_time(model),
         sequence=cell_order(model.module, source, cells.rows[few]),
     )
@@ -205,9 +205,9 @@ def fit_marginals(model: AlphaSTomics, source: CellSource, *, n_steps: int = 20)
     """
     generator = torch.Generator().manual_seed(0)
     sampled, true = [], []
-    chosen = evenly(len(source.slices), MARGINAL_SLICES)
+    chosen = evenly_spaced_indices(len(source.slices), MARGINAL_SLICES)
     for cells in (source.slices[i] for i in chosen):
-        few = evenly(len(cells.rows), CELLS)
+        few = evenly_spaced_indices(len(cells.rows), CELLS)
         chain = reference_chain(model, source, cells, few)
         sampled.append(chain.sample(SamplerConfig(n_steps=n_steps), generator).cpu().numpy())
         true.append(source.expression(cells.rows[few]))
@@ -215,7 +215,7 @@ def fit_marginals(model: AlphaSTomics, source: CellSource, *, n_steps: int = 20)
 
 
 def fit_dependence(model: AlphaSTomics, source: CellSource, *, n_steps: int = 10) -> Dependence:
-    """Sample the expression of patches of the reference at their places, and compare how alike neighbours are.
+    """Sample the expression of patches of the reference at their places, and compare how alike neighbors are.
 
     Parameters
     ----------
@@ -229,7 +229,11 @@ def fit_dependence(model: AlphaSTomics, source: CellSource, *, n_steps: int = 10
     marginals = model.marginals_
     assert marginals is not None  # they are fitted before
     slices = [cells for cells in source.slices if len(cells.rows) >= FEWEST]
-    patches = [(slices[i], _patches(slices[i])) for i in evenly(len(slices), DEPENDENCE_SLICES)] if slices else []
+    patches = (
+        [(slices[i], _patches(slices[i])) for i in evenly_spaced_indices(len(slices), DEPENDENCE_SLICES)]
+        if slices
+        else []
+    )
     nothing = np.zeros(model.schema.n_genes, dtype=np.float32)
     if not patches:
         return Dependence(share=nothing)
@@ -264,7 +268,7 @@ def _moran(source: CellSource, cells: SliceCells) -> NDArray[np.float64]:
 
 
 def _patches(cells: SliceCells) -> NDArray[np.int64]:
-    """Numbers of cells in patches all over a slice: cells chosen one by one would have lost their neighbours."""
+    """Numbers of cells in patches all over a slice: cells chosen one by one would have lost their neighbors."""
     assert cells.position is not None  # a training source reads them
     n_cells = len(cells.position)
     if n_cells <= PATCHES * PATCH_CELLS:
@@ -276,5 +280,7 @@ def _patches(cells: SliceCells) -> NDArray[np.int64]:
 
 def fit_outlines(model: AlphaSTomics, source: CellSource) -> Outlines:
     """Outlines of the slices of the reference."""
-    chosen = [source.slices[i] for i in evenly(len(source.slices), OUTLINE_SLICES)]
-    return Outlines.of([to_canonical(model, source, cells, evenly(len(cells.rows), OUTLINE_CELLS)) for cells in chosen])
+    chosen = [source.slices[i] for i in evenly_spaced_indices(len(source.slices), OUTLINE_SLICES)]
+    return Outlines.of(
+        [to_canonical(model, source, cells, evenly_spaced_indices(len(cells.rows), OUTLINE_CELLS)) for cells in chosen]
+    )

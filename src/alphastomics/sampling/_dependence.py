@@ -1,4 +1,4 @@
-r"""What neighbouring cells have in common beyond what their places explain.
+r"""What neighboring cells have in common beyond what their places explain.
 
 .. math::
 
@@ -12,7 +12,7 @@ transcripts leak from one to the next.
 
 In a slice of N cells chance moves Moran's I of one draw by about :math:`\sqrt{2 / (k N)}`. It is kept out: over the cells
 of a slice, the noise of every gene has mean 0, variance 1 and the Moran's I that it has on average, and is uncorrelated with
-the mean of the slice, m, and with that of the neighbours, Wm. To second order Moran's I of a draw is then that of all draws
+the mean of the slice, m, and with that of the neighbors, Wm. To second order Moran's I of a draw is then that of all draws
 together.
 
 The share of a gene is that with which samples at the places of the reference have Moran's I of the reference's own cells:
@@ -37,14 +37,14 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
-N_NEIGHBOURS = 10
+N_NEIGHBORS = 10
 FEWEST = 100  # cells below which nothing is balanced: too much of the noise would go
 TINY, LEAST_GAIN = 1e-12, 0.05
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Dependence:
-    """Shares of the noise that neighbours have in common.
+    """Shares of the noise that neighbors have in common.
 
     Parameters
     ----------
@@ -93,20 +93,20 @@ class Surroundings:
 
     @classmethod
     def of(cls, near: Tensor, mean: Tensor | None = None) -> Surroundings:
-        """Those of cells with the neighbours ``near`` (N, k) and the mean expression ``mean`` (N, G), if that counts."""
+        """Those of cells with the neighbors ``near`` (N, k) and the mean expression ``mean`` (N, G), if that counts."""
         given: tuple[Tensor, ...] = ()
         if len(near) < FEWEST:
             return cls(near=near, given=given, expected=0.0)
         if mean is not None:
-            centred = mean - mean.mean(0)
-            given = (centred, _without(_lag(centred, near), [centred]))
+            centered = mean - mean.mean(0)
+            given = (centered, _without(_lag(centered, near), [centered]))
         return cls(near=near, given=given, expected=_expected(near))
 
 
 def _balanced(own: Tensor, field: Tensor, share: Tensor, around: Surroundings) -> tuple[Tensor, Tensor, Tensor]:
     """Both parts of the noise (N, G) without what chance put into them, and shares (G,) that give the Moran's I wanted.
 
-    With parts that are uncorrelated, and uncorrelated with each other's neighbours, Moran's I is linear in the share.
+    With parts that are uncorrelated, and uncorrelated with each other's neighbors, Moran's I is linear in the share.
     """
     near, given = around.near, around.given
     own = _without(own, given)
@@ -119,15 +119,15 @@ def _balanced(own: Tensor, field: Tensor, share: Tensor, around: Surroundings) -
 
 
 def _expected(near: Tensor) -> float:
-    """Moran's I that the shared part has on average: of their k + 1 seeds, how many a cell and its neighbours share."""
+    """Moran's I that the shared part has on average: of their k + 1 seeds, how many a cell and its neighbors share."""
     n, k = near.shape
-    neighbours = sp.csr_array((np.ones(n * k), near.numpy().ravel(), np.arange(0, n * k + 1, k)), shape=(n, n))
-    seeds = neighbours + sp.eye_array(n, format="csr")
-    return float((seeds @ seeds.T).multiply(neighbours).sum() / (n * k * (k + 1)))
+    neighbors = sp.csr_array((np.ones(n * k), near.numpy().ravel(), np.arange(0, n * k + 1, k)), shape=(n, n))
+    seeds = neighbors + sp.eye_array(n, format="csr")
+    return float((seeds @ seeds.T).multiply(neighbors).sum() / (n * k * (k + 1)))
 
 
 def _lag(x: Tensor, near: Tensor) -> Tensor:
-    """What neighbours have of x (N, G), each pair counted from both sides: the gradient of Moran's I up to a factor."""
+    """What neighbors have of x (N, G), each pair counted from both sides: the gradient of Moran's I up to a factor."""
     total = torch.zeros_like(x)
     for rank in near.unbind(1):
         total += x[rank]

@@ -9,7 +9,7 @@ m is the network's mean; :math:`N_i` are the k exemplars, cells kept of the refe
 to those of cell i. These are estimated from its known genes: W are the scaled components, :math:`W_i` their rows of known
 genes, :math:`\sigma^2` the variance that the components leave (Tipping & Bishop 1999, J. R. Stat. Soc. B 61:611). The share a
 is that of least squared error over known values that were left out. A network that was trained for minutes smooths over what
-is rare; its neighbours know it, and the two err differently (Khandelwal et al. 2020, ICLR, of language).
+is rare; its neighbors know it, and the two err differently (Khandelwal et al. 2020, ICLR, of language).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from sklearn.decomposition import PCA
 from sklearn.neighbors import NearestNeighbors
 from sklearn.utils import gen_batches
 
-from alphastomics.sampling._frames import evenly
+from alphastomics.sampling._frames import evenly_spaced_indices
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 MOST_CELLS, MOST_VALUES = 8192, 2**23  # that are kept of the reference
 N_COMPONENTS = 32
-N_NEIGHBOURS = 50
+N_NEIGHBORS = 50
 CHUNK = 2048  # cells whose components are solved for at once
 
 
@@ -61,7 +61,7 @@ class Exemplars:
     def of(cls, source: CellSource) -> Exemplars:
         """Cells from all over a reference: 8,192, or as many as make eight million values."""
         most = max(1, min(MOST_CELLS, MOST_VALUES // len(source.measured)))
-        return cls(expression=source.expression(evenly(source.n_cells, most)))
+        return cls(expression=source.expression(evenly_spaced_indices(source.n_cells, most)))
 
     def fits(self, n_genes: int, n_dims: int) -> bool:
         """Whether the shape is that of a tissue of so many genes and axes."""
@@ -69,7 +69,8 @@ class Exemplars:
 
     @cached_property
     def _components(self) -> _Components:
-        pca = PCA(min(N_COMPONENTS, *self.expression.shape), random_state=0).fit(self.expression)
+        # In single precision what is solved for depends on the order of the sums, where the components leave next to nothing.
+        pca = PCA(min(N_COMPONENTS, *self.expression.shape), random_state=0).fit(self.expression.astype(np.float64))
         noise = max(float(pca.noise_variance_), 1e-6)
         scale = np.sqrt(np.maximum(pca.explained_variance_ - noise, 0.0))
         return _Components((pca.components_ * scale[:, None]).T, scale, pca.mean_, noise)
@@ -89,7 +90,7 @@ class Exemplars:
         there = np.atleast_2d(known.any(axis=0))
         of_exemplars = _scores(self.expression - mean, there, loadings, noise) * scale
         of_cells = _scores(value - mean, known, loadings, noise) * scale
-        k = min(N_NEIGHBOURS, len(of_exemplars))
+        k = min(N_NEIGHBORS, len(of_exemplars))
         near = NearestNeighbors(n_neighbors=k, algorithm="brute").fit(of_exemplars).kneighbors(of_cells)[1]
         total = np.zeros(value.shape)
         for rank in near.T:  # never (N, k, G)

@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from alphastomics.diffusion import make_step, run_chain
-from alphastomics.nn import nearest_neighbours
-from alphastomics.sampling._dependence import N_NEIGHBOURS, Surroundings
+from alphastomics.diffusion import make_step, run_sampler
+from alphastomics.nn import nearest_neighbors
+from alphastomics.sampling._dependence import N_NEIGHBORS, Surroundings
 from alphastomics.sampling._position import split_contexts
 from alphastomics.sampling._posterior import krige
 
@@ -41,7 +41,7 @@ N_FOLDS = 5  # of the known cells, for what the network makes of each without it
 LEFT_OUT = 0.2  # of the known values of cells that are known in part, for what exemplars add
 
 
-class SliceExpression:
+class ExpressionSampler:
     """The expression of the cells of one slice, given their positions.
 
     Parameters
@@ -54,12 +54,12 @@ class SliceExpression:
         Largest number of cells that attend to each other.
     known
         Known expression (N, G) in network units, NaN where unknown; None when nothing is known.
-    crowding
+    local_density
         How crowded the surroundings of each cell are (N, K); None when it is not known.
     t_pos
         Clock of the positions.
     dependence
-        What the noise of neighbours has in common; None for nothing.
+        What the noise of neighbors has in common; None for nothing.
     exemplars
         Cells of the reference, for what they tell of cells that are known in part; None for nothing.
     sequence
@@ -79,7 +79,7 @@ class SliceExpression:
         *,
         max_context: int,
         known: Tensor | None = None,
-        crowding: Tensor | None = None,
+        local_density: Tensor | None = None,
         t_pos: float = 0.0,
         dependence: Dependence | None = None,
         exemplars: Exemplars | None = None,
@@ -88,7 +88,7 @@ class SliceExpression:
         self.module, self.process = module, diffusion.expression
         self.position, self.t_pos, self.dependence = position[None], t_pos, dependence
         self.exemplars = exemplars
-        self.crowding = None if crowding is None else crowding[None]
+        self.local_density = None if local_density is None else local_density[None]
         self.sequence = None if sequence is None else sequence[None]
         self.contexts = split_contexts(len(position), max_context, position.device)
         self.known = None if known is None else known.isfinite()[None]
@@ -109,37 +109,44 @@ class SliceExpression:
         t_pos = torch.full_like(t, self.t_pos)
         total, count = torch.zeros_like(z), z.new_zeros(1, z.shape[1], 1)
         for cells, _ in self.contexts:
-            held = None if known is None else known[:, cells]
-            crowding = None if self.crowding is None else self.crowding[:, cells]
+            observed = None if known is None else known[:, cells]
+            local_density = None if self.local_density is None else self.local_density[:, cells]
             sequence = None if self.sequence is None else self.sequence[:, cells]
             z_cells, x = z[:, cells], self.position[:, cells]
             output = self.module(
-                z_cells, x, t, t_pos, held=held, crowding=crowding, predict=("expression",), sequence=sequence
+                z_cells,
+                x,
+                t,
+                t_pos,
+                observed=observed,
+                local_density=local_density,
+                predict=("expression",),
+                sequence=sequence,
             ).expression
             assert output is not None  # it was asked for
             total[:, cells] += self.process.x0(output.float(), z_cells, t)
             count[:, cells] += 1
         return total / count
 
-    def mean(self, crowding: Tensor, position: Tensor) -> Tensor:
+    def mean(self, local_density: Tensor, position: Tensor) -> Tensor:
         """Conditional mean (N, G) of the expression, the first step of every chain, for another view of the slice.
 
         Parameters
         ----------
-        crowding, position
+        local density, position
             Crowding (N, K) and positions (N, D) that take the place of the slice's own.
         """
-        own = self.crowding, self.position
-        self.crowding, self.position = crowding[None], position[None]
+        own = self.local_density, self.position
+        self.local_density, self.position = local_density[None], position[None]
         try:
             return self._first_estimate()
         finally:
-            self.crowding, self.position = own
+            self.local_density, self.position = own
 
     @cached_property
     def surroundings(self) -> Surroundings:
-        """Neighbours of the cells, and the conditional mean of their expression in the slice as it is."""
-        near = nearest_neighbours(self.position[0].cpu(), N_NEIGHBOURS)
+        """Neighbors of the cells, and the conditional mean of their expression in the slice as it is."""
+        near = nearest_neighbors(self.position[0].cpu(), N_NEIGHBORS)
         return Surroundings.of(near, self._first_estimate().cpu())
 
     @torch.no_grad()
@@ -236,4 +243,4 @@ class SliceExpression:
             return torch.where(self.known, self.value, self.estimate(z, t))
 
         step = make_step(config.sampler or "dpm++2m", self.process, eta=config.eta)
-        return run_chain(denoise, step, noise, n_steps=config.n_steps, on_step=on_step)[0]
+        return run_sampler(denoise, step, noise, n_steps=config.n_steps, on_step=on_step)[0]

@@ -1,4 +1,4 @@
-r"""From the canonical frame, in which the model thinks, to the frame of a reference slice, which a user recognises.
+r"""From the canonical frame, in which the model thinks, to the frame of a reference slice, which a user recognizes.
 
 .. math:: x_{user} = s\,(x_{model} R + \mu / s), \qquad R = \text{Kabsch}(\hat x, x_{ref})
 
@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from alphastomics.diffusion.geometry import centre, kabsch
-from alphastomics.sampling._position import SlicePositions, cell_order, content_order, embed_cells
+from alphastomics.diffusion.geometry import center, kabsch
+from alphastomics.sampling._position import PositionSampler, cell_order, content_order, embed_cells
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -75,7 +75,7 @@ class ReferenceFrame:
 def canonical_mean(model: AlphaSTomics, source: CellSource, rows: NDArray[np.int64], *, max_context: int) -> Tensor:
     """Where the model expects cells by their expression alone: (1, N, D), canonical frame, model units, float64."""
     schema = model.schema
-    positions = SlicePositions(
+    positions = PositionSampler(
         model.module,
         model.diffusion,
         embed_cells(model.module, source, rows, model.module.device),
@@ -92,7 +92,7 @@ def rotation_of_cells(
 ) -> NDArray[np.float64]:
     """Rotation (D, D) that brings positions ``x`` of ``rows`` to where the model expects these cells."""
     mean = canonical_mean(model, source, rows, max_context=max_context)
-    return kabsch(centre(torch.from_numpy(x)[None]), centre(mean))[0].numpy()
+    return kabsch(center(torch.from_numpy(x)[None]), center(mean))[0].numpy()
 
 
 def fit_frame(model: AlphaSTomics, source: CellSource) -> ReferenceFrame | None:
@@ -101,12 +101,12 @@ def fit_frame(model: AlphaSTomics, source: CellSource) -> ReferenceFrame | None:
         return None
     cells = source.slices[0]
     assert cells.position is not None  # a training source reads them
-    few = evenly(len(cells.rows), CELLS)
+    few = evenly_spaced_indices(len(cells.rows), CELLS)
     position = dict(zip(cells.rows[few].tolist(), cells.position[few], strict=True))
     rows = content_order(source, cells.rows[few])
     mean = canonical_mean(model, source, rows, max_context=CELLS)
     true = torch.from_numpy(np.stack([position[row] for row in rows.tolist()]))[None]
-    rotation = kabsch(centre(mean), centre(true))[0]
+    rotation = kabsch(center(mean), center(true))[0]
     return ReferenceFrame(
         slice_name=cells.name,
         rotation=tuple(tuple(float(v) for v in row) for row in rotation),
@@ -126,6 +126,6 @@ def to_canonical(
     return (x @ rotation_of_cells(model, source, cells.rows[few], x, max_context=len(few))).astype(np.float32)
 
 
-def evenly(n: int, most: int) -> NDArray[np.int64]:
+def evenly_spaced_indices(n: int, most: int) -> NDArray[np.int64]:
     """At most ``most`` of n numbers, evenly spread."""
     return np.linspace(0, n - 1, min(most, n)).astype(np.int64)

@@ -1,7 +1,7 @@
 """The reverse chain of expression and position together: a new slice.
 
-Both clocks run from 1 to 0 at the same time. Positions are in the canonical frame throughout, so that contexts of a slice
-beyond ``max_context`` need no alignment: their estimates are averaged where they share cells. The clock of the positions is
+Both timesteps run from 1 to 0 at the same time. Positions are in the canonical frame throughout, so that contexts of a slice
+beyond ``max_context`` need no alignment: their estimates are averaged where they share cells. The timestep of the positions is
 shown to the network no further than it was trained; how cells are packed is decided last, once they lie in an outline.
 
 New slices as an AnnData.
@@ -21,14 +21,14 @@ from scvi import settings
 from tqdm.auto import tqdm
 
 from alphastomics import _keys
-from alphastomics.data import crowding
+from alphastomics.data import local_density
 from alphastomics.data._slices import DEFAULT_SLICE_KEY
-from alphastomics.diffusion import make_step, run_joint_chain
-from alphastomics.diffusion.geometry import centre
-from alphastomics.nn import nearest_neighbours
+from alphastomics.diffusion import make_step, run_joint_sampler
+from alphastomics.diffusion.geometry import center
+from alphastomics.nn import nearest_neighbors
 from alphastomics.sampling._calibration import place_time
 from alphastomics.sampling._draws import check_draws, draw_generator, stack_draws
-from alphastomics.sampling._expression import SliceExpression
+from alphastomics.sampling._expression import ExpressionSampler
 from alphastomics.sampling._place import to_user
 from alphastomics.sampling._position import split_contexts
 from alphastomics.sampling._predict import decode_draw, reference_genes, store_expression
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 LOOSEST, FINEST, PACKING_STEPS = 2.0, 0.05, 12  # noise in spacings
 
 
-class SliceTissue:
+class JointSampler:
     """A slice of which nothing is known but its number of cells.
 
     Parameters
@@ -60,7 +60,7 @@ class SliceTissue:
     shared_frame
         Whether positions are registered.
     spacing
-        Distance between neighbouring cells in model units.
+        Distance between neighboring cells in model units.
     max_context
         Largest number of cells that attend to each other.
 
@@ -101,7 +101,7 @@ class SliceTissue:
             position[:, cells] += x_pos
             count[:, cells] += 1
         position = position / count
-        return expression / count, position if self.shared_frame else centre(position)
+        return expression / count, position if self.shared_frame else center(position)
 
     @torch.no_grad()
     def packed(self, position: Tensor, generator: torch.Generator) -> Tensor:
@@ -111,7 +111,7 @@ class SliceTissue:
 
         from noise r to noise s < r: the reverse chain of positions with packing as the only denoiser.
         """
-        packing = self.module.packing
+        min_distance = self.module.min_distance
         if not self.spacing or self.n_cells < 2:
             return position
         z = position / self.spacing
@@ -122,9 +122,9 @@ class SliceTissue:
 
         z = z + LOOSEST * noise()
         for r, s in zip(levels[:-1], levels[1:], strict=True):
-            x = packing(z, r, nearest_neighbours(z, packing.n_neighbours))
+            x = min_distance(z, r, nearest_neighbors(z, min_distance.n_neighbors))
             z = x + (s / r) ** 2 * (z - x) + s * (1 - (s / r) ** 2).sqrt() * noise()
-        return packing(z, levels[-1], nearest_neighbours(z, packing.n_neighbours)) * self.spacing
+        return min_distance(z, levels[-1], nearest_neighbors(z, min_distance.n_neighbors)) * self.spacing
 
     @torch.no_grad()
     def sample(
@@ -139,7 +139,7 @@ class SliceTissue:
 
         def noise_pos() -> Tensor:
             epsilon = torch.randn(1, self.n_cells, n_dims, generator=generator).to(device)
-            return epsilon if self.shared_frame else centre(epsilon)
+            return epsilon if self.shared_frame else center(epsilon)
 
         def denoise(z: tuple[Tensor, ...], t: Tensor) -> tuple[Tensor, ...]:
             z_expr, z_pos = z
@@ -149,7 +149,7 @@ class SliceTissue:
             make_step(config.sampler or "dpm++2m", p, eta=config.eta)
             for p in (self.diffusion.expression, self.diffusion.position)
         )
-        x_expr, x_pos = run_joint_chain(
+        x_expr, x_pos = run_joint_sampler(
             denoise, steps, (noise_expr, noise_pos), n_steps=config.n_steps, on_step=on_step
         )
         return x_expr[0], x_pos[0]
@@ -169,7 +169,7 @@ def sample_tissue(
         raise ValueError(f"n_cells must be at least 1, got {n_cells}")
     schema, outlines = model.schema, model.outlines_
     assert outlines is not None  # a trained model that draws tissue has them
-    tissue = SliceTissue(
+    tissue = JointSampler(
         model.module,
         model.diffusion,
         n_cells,
@@ -217,15 +217,15 @@ def _expression_in(
 ) -> Tensor:
     """Draw expression (N, G) for the positions (N, D) of a draw, in the canonical frame.
 
-    The expression that was drawn with them belongs to them as well, but not to its neighbours: while it was drawn it was
+    The expression that was drawn with them belongs to them as well, but not to its neighbors: while it was drawn it was
     not yet known which cells these would be.
     """
-    chain = SliceExpression(
+    chain = ExpressionSampler(
         model.module,
         model.diffusion,
         position,
         max_context=config.max_context,
-        crowding=torch.from_numpy(crowding(position.cpu().numpy())).to(position.device),
+        local_density=torch.from_numpy(local_density(position.cpu().numpy())).to(position.device),
         t_pos=place_time(model),
         dependence=model.dependence_,
         sequence=sequence,

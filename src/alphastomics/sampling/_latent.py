@@ -4,8 +4,8 @@ r"""Embeddings of cells, by their expression and, where it is asked for, by thei
 
     h^0_i = E(x^{expr}_i) \; [+ \, P(x^{pos}_i)], \qquad h^L = \operatorname{trunk}(h^0, t_{expr} = 0, t_{pos} = 1 \; [0])
 
-Positions that are not asked for are absent: their missing token stands in, and their clock at 1. Those that are given are
-clean, with their clock at 0, and seen in the canonical frame. In a free frame the expression of the cells says how their
+Positions that are not asked for are absent: their missing token stands in, and their timestep at 1. Those that are given are
+clean, with their timestep at 0, and seen in the canonical frame. In a free frame the expression of the cells says how their
 slice lies in it, so that moving, turning or mirroring a slice changes nothing.
 """
 
@@ -19,8 +19,8 @@ import torch
 from scvi import settings
 from tqdm.auto import tqdm
 
-from alphastomics.data import crowding
-from alphastomics.sampling._frames import CELLS, evenly, rotation_of_cells
+from alphastomics.data import local_density
+from alphastomics.sampling._frames import CELLS, evenly_spaced_indices, rotation_of_cells
 from alphastomics.sampling._position import cell_order, content_order, embed_cells, split_contexts
 
 if TYPE_CHECKING:
@@ -50,8 +50,8 @@ def latent_representation(
         x = None
         if position is not None:
             x = _canonical(model, source, rows, position, max_context).to(device)
-            crowded = torch.from_numpy(crowding(position)).to(device)
-            encoded = encoded + module.embed_position(x[None], zero, crowding=crowded[None])[0]
+            crowded = torch.from_numpy(local_density(position)).to(device)
+            encoded = encoded + module.embed_position(x[None], zero, local_density=crowded[None])[0]
         t_pos = zero + float(x is None)
         parts = {"encoder": encoded}
         if layer != "encoder":
@@ -99,6 +99,6 @@ def _canonical(
     if schema.frame == "shared":
         return torch.from_numpy(schema.encode_position(position))
     free = (position - position.mean(axis=0)) / schema.scale
-    few = evenly(len(rows), CELLS)
+    few = evenly_spaced_indices(len(rows), CELLS)
     rotation = rotation_of_cells(model, source, rows[few], free[few], max_context=max_context)
     return torch.from_numpy((free @ rotation).astype(np.float32))

@@ -1,4 +1,4 @@
-r"""Positions that agree with the conditional mean and with the neighbourhood embedding at once.
+r"""Positions that agree with the conditional mean and with the neighborhood embedding at once.
 
 .. math::
 
@@ -8,8 +8,8 @@ r"""Positions that agree with the conditional mean and with the neighbourhood em
     q_{ij} = \frac{(1 + \lVert y_i - y_j \rVert^2 / w^2)^{-1}}{\sum_{k \ne i} (1 + \lVert y_i - y_k \rVert^2 / w^2)^{-1}}
 
 In the conditional mean :math:`\hat x` a cell that could lie in two places lies between them, among strangers. The unit
-vectors :math:`f` of the neighbourhood embedding have room to tell the places apart; :math:`\mathcal N_i` are the K cells
-nearest to i there. The first term is that of a stochastic neighbour embedding with a heavy tail (van der Maaten & Hinton
+vectors :math:`f` of the neighborhood embedding have room to tell the places apart; :math:`\mathcal N_i` are the K cells
+nearest to i there. The first term is that of a stochastic neighbor embedding with a heavy tail (van der Maaten & Hinton
 2008), as in :func:`alphastomics.diffusion.losses.layout_error`; the second keeps the map of the tissue.
 """
 
@@ -22,39 +22,39 @@ import torch
 if TYPE_CHECKING:
     from torch import Tensor
 
-N_NEIGHBOURS = 40
+N_NEIGHBORS = 40
 WIDTH = 0.05  # w, in model units per square root of dimension
 ANCHOR = 3.0  # lambda
 TEMPERATURE = 0.1  # tau, that of the contrastive loss
 N_ITERATIONS, RATE = 60, 0.03
-ROWS = 1024  # rows of the pair matrix that are in memory at once, and whose normaliser an iteration computes
+ROWS = 1024  # rows of the pair matrix that are in memory at once, and whose normalizer an iteration computes
 
 
 def refine_layout(mean: Tensor, feature: Tensor, generator: torch.Generator) -> Tensor:
     """Move cells towards the cells that resemble them in the embedding.
 
-    Every iteration of Adam takes the normaliser of q over a random sample of the rows: memory is O(rows * N).
+    Every iteration of Adam takes the normalizer of q over a random sample of the rows: memory is O(rows * N).
 
     Parameters
     ----------
     mean
         Conditional mean (N, D) in model units.
     feature
-        Unit vectors (N, K) of the neighbourhood embedding.
+        Unit vectors (N, K) of the neighborhood embedding.
     generator
         Draws the sample of rows.
     """
     n = len(mean)
-    if n < 3:  # a neighbour and a stranger
+    if n < 3:  # a neighbor and a stranger
         return mean
-    neighbours, p = _embedding_neighbours(feature, min(N_NEIGHBOURS, n - 1))
+    neighbors, p = _embedding_neighbors(feature, min(N_NEIGHBORS, n - 1))
     squared_width = WIDTH**2 * mean.shape[1]
     y = mean.clone().requires_grad_(True)
     optimizer = torch.optim.Adam([y], lr=RATE)
     for _ in range(N_ITERATIONS):
         rows = torch.randperm(n, generator=generator)[:ROWS].to(mean.device)
         with torch.enable_grad():
-            near = (y[:, None] - y[neighbours]).square().sum(-1) / squared_width
+            near = (y[:, None] - y[neighbors]).square().sum(-1) / squared_width
             attraction = (p * near.log1p()).sum(1).mean()
             kernel = 1 / (1 + (y[rows, None] - y).square().sum(-1) / squared_width)
             repulsion = (kernel.sum(1) - 1).log().mean()  # less the cell itself
@@ -65,14 +65,14 @@ def refine_layout(mean: Tensor, feature: Tensor, generator: torch.Generator) -> 
     return y.detach()
 
 
-def _embedding_neighbours(feature: Tensor, k: int) -> tuple[Tensor, Tensor]:
+def _embedding_neighbors(feature: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """The k cells nearest in the embedding and their weights, both (N, k)."""
-    neighbours, weights = [], []
+    neighbors, weights = [], []
     for start in range(0, len(feature), ROWS):
         similarity = feature[start : start + ROWS] @ feature.T
         row = torch.arange(len(similarity), device=feature.device)
         similarity[row, start + row] = -torch.inf
         value, index = similarity.topk(k, dim=1)
-        neighbours.append(index)
+        neighbors.append(index)
         weights.append((value / TEMPERATURE).softmax(1))
-    return torch.cat(neighbours), torch.cat(weights)
+    return torch.cat(neighbors), torch.cat(weights)

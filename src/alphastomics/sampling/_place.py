@@ -16,8 +16,8 @@ from alphastomics import _keys
 from alphastomics.diffusion.geometry import align
 from alphastomics.sampling._draws import check_draws, check_effect, draw_generator, stack_draws
 from alphastomics.sampling._position import (
+    PositionSampler,
     SamplerConfig,
-    SlicePositions,
     align_draws,
     cell_order,
     content_order,
@@ -129,19 +129,19 @@ def _place_slice(
     schema, device = model.schema, model.module.device
     rows = content_order(source, cells.rows)
     known = _known_positions(cells, rows)
-    held = None if known is None else torch.from_numpy(schema.encode_position(known)).to(device)
+    observed = None if known is None else torch.from_numpy(schema.encode_position(known)).to(device)
     free = known is None and schema.frame == "slice"
     n_samples = len(placed.draws)
 
-    def positions(genes: NDArray[np.bool_] | None = None, n_views: int = 1) -> SlicePositions:
-        chain = SlicePositions(
+    def positions(genes: NDArray[np.bool_] | None = None, n_views: int = 1) -> PositionSampler:
+        chain = PositionSampler(
             model.module,
             model.diffusion,
             embed_cells(model.module, source, rows, device, genes),
             shared_frame=schema.frame == "shared",
             spacing=schema.spacing / schema.scale,
             max_context=config.max_context,
-            held=held,
+            observed=observed,
             sequence=cell_order(model.module, source, rows),
         )
         if n_views > 1:
@@ -150,7 +150,7 @@ def _place_slice(
             chain.refine(draw_generator(random_state, 0, LAYOUT))
         return chain
 
-    def draw(chain: SlicePositions, k: int) -> NDArray[np.float64]:
+    def draw(chain: PositionSampler, k: int) -> NDArray[np.float64]:
         # The draws of a slice depend on its cells and the seed, not on which other slices there are.
         x = chain.sample(config, draw_generator(random_state, k), lambda: bar.update()).cpu().numpy()
         return to_user(model, x, in_user_frame=known is not None)

@@ -21,10 +21,10 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from alphastomics.diffusion import Process, make_step, run_chain
-from alphastomics.diffusion.geometry import align, centre, kabsch
+from alphastomics.diffusion import Process, make_step, run_sampler
+from alphastomics.diffusion.geometry import align, center, kabsch
 from alphastomics.sampling._layout import refine_layout
-from alphastomics.sampling._posterior import Belief, believe
+from alphastomics.sampling._posterior import GaussianPosterior, estimate_posterior
 from alphastomics.train.losses import SWITCH
 
 if TYPE_CHECKING:
@@ -60,10 +60,10 @@ class SamplerConfig:
     max_context
         Largest number of cells that attend to each other.
     n_views
-        Number of views over which the conditional mean is averaged, see :meth:`SlicePositions.average_views`; 1 uses
+        Number of views over which the conditional mean is averaged, see :meth:`PositionSampler.average_views`; 1 uses
         the whole slice as it is.
     refine
-        Whether to move the conditional mean towards the neighbourhood embedding, see :func:`refine_layout`.
+        Whether to move the conditional mean towards the neighborhood embedding, see :func:`refine_layout`.
     """
 
     n_steps: int = 30
@@ -146,7 +146,7 @@ def cell_order(module: Denoiser, source: CellSource, rows: NDArray[np.int64]) ->
     return torch.from_numpy((order - order.min()).astype(np.float32)).to(module.device)
 
 
-class SlicePositions:
+class PositionSampler:
     """The positions of one slice, given the expression of its cells.
 
     Parameters
@@ -158,10 +158,10 @@ class SlicePositions:
     shared_frame
         Whether positions are registered.
     spacing
-        Distance between neighbouring cells in model units.
+        Distance between neighboring cells in model units.
     max_context
         Largest number of cells that attend to each other.
-    held
+    observed
         Known positions (N, D) in user frame and model units, NaN where unknown; None when nothing is known.
     sequence
         Index of the cells in their order (N,), see :func:`cell_order`; None when the network reads none.
@@ -176,7 +176,7 @@ class SlicePositions:
         shared_frame: bool,
         spacing: float,
         max_context: int,
-        held: Tensor | None = None,
+        observed: Tensor | None = None,
         sequence: Tensor | None = None,
     ) -> None:
         self.sequence = sequence
@@ -187,14 +187,14 @@ class SlicePositions:
         self.contexts = split_contexts(len(embedding), max_context, embedding.device)
         self.mean = self._estimate(embedding.new_zeros(1, len(embedding), self.n_dims), embedding.new_ones(1))
         self.known: Tensor | None = None
-        if held is not None:
-            self.known = held.isfinite().all(-1)
-            self._fix_frame(held)
+        if observed is not None:
+            self.known = observed.isfinite().all(-1)
+            self._fix_frame(observed)
 
-    def _fix_frame(self, held: Tensor) -> None:
+    def _fix_frame(self, observed: Tensor) -> None:
         """Take the known positions into the canonical frame: they fix it, the estimate only says which way it points."""
         known = self.known
-        x, y = held[known], self.mean[0, known]
+        x, y = observed[known], self.mean[0, known]
         self.offset = x.mean(0)
         self.rotation = torch.eye(self.n_dims, device=x.device)
         self.shift = torch.zeros_like(self.offset) if not self.shared_frame else self.offset
@@ -236,13 +236,13 @@ class SlicePositions:
 
     @torch.no_grad()
     def refine(self, generator: torch.Generator) -> None:
-        """Move the cells of the conditional mean towards those that resemble them in the neighbourhood embedding."""
+        """Move the cells of the conditional mean towards those that resemble them in the neighborhood embedding."""
         one = self.embedding.new_ones(1)
         feature = self.embedding.new_zeros(len(self.embedding), self.module.config.n_latent)
         for cells, _ in self.contexts:
             h = self.embedding[cells][None] + self.module.position_missing
             latent = self._trunk(h, one, cells, ()).latent
-            feature[cells] = F.normalize(self.module.neighbourhood(latent)[0].float(), dim=-1)
+            feature[cells] = F.normalize(self.module.neighborhood(latent)[0].float(), dim=-1)
         self.mean = refine_layout(self.mean[0], feature, generator)[None]
 
     def _trunk(
@@ -264,44 +264,44 @@ class SlicePositions:
             assert output is not None  # it was asked for
             x_0 = self.process.x0(output.float(), z[:, cells], t)
             if not self.shared_frame:
-                x_0 = centre(x_0)
+                x_0 = center(x_0)
                 anchors = x_0[:, :n_anchors]
                 if reference is None:
                     reference = anchors
                 elif n_anchors:
-                    rotation = kabsch(centre(anchors), centre(reference))
+                    rotation = kabsch(center(anchors), center(reference))
                     x_0 = (x_0 - anchors.mean(1, keepdim=True)) @ rotation + reference.mean(1, keepdim=True)
             total[:, cells] += x_0
             count[:, cells] += 1
         x_0 = total / count
-        return x_0 if self.shared_frame or len(self.contexts) == 1 else centre(x_0)
+        return x_0 if self.shared_frame or len(self.contexts) == 1 else center(x_0)
 
-    def believe(self, z: Tensor, t: Tensor) -> Belief | None:
+    def estimate_posterior(self, z: Tensor, t: Tensor) -> GaussianPosterior | None:
         """What expression says of each cell, where the noise is as fine as cells are spaced; None elsewhere and for one cell."""
         alpha, sigma = self.process.coefficients(t, z)
         n = (sigma / alpha).reshape(())
         if z.shape[1] < 2 or float(n) > SWITCH * self.spacing:
             return None
-        return believe(lambda y: self._estimate(alpha * y, t), z / alpha, n, centred=not self.shared_frame)
+        return estimate_posterior(lambda y: self._estimate(alpha * y, t), z / alpha, n, centered=not self.shared_frame)
 
-    def estimate(self, z: Tensor, t: Tensor, belief: Belief | None) -> Tensor:
+    def estimate(self, z: Tensor, t: Tensor, posterior: GaussianPosterior | None) -> Tensor:
         """Estimate of the clean positions (1, N, D), by packing where there is a belief."""
-        if belief is None:
+        if posterior is None:
             return self._estimate(z, t)
         alpha, sigma = self.process.coefficients(t, z)
-        x_0 = belief.packed(self.module.packing, z / alpha, (sigma / alpha).reshape(()), self.spacing)
-        return x_0 if self.shared_frame else centre(x_0)
+        x_0 = posterior.packed(self.module.min_distance, z / alpha, (sigma / alpha).reshape(()), self.spacing)
+        return x_0 if self.shared_frame else center(x_0)
 
     @torch.no_grad()
     def sample(
         self, config: SamplerConfig, generator: torch.Generator, on_step: Callable[[], None] | None = None
     ) -> Tensor:
         """Draw positions (N, D): in the canonical frame, or in that of the known cells where there are some."""
-        belief: Belief | None = None
+        posterior: GaussianPosterior | None = None
 
         def noise() -> Tensor:
             epsilon = torch.randn(1, len(self.embedding), self.n_dims, generator=generator).to(self.embedding.device)
-            return epsilon if self.shared_frame else centre(epsilon)
+            return epsilon if self.shared_frame else center(epsilon)
 
         def denoise(z: Tensor, t: Tensor) -> Tensor:
             if self.known is not None:
@@ -309,16 +309,16 @@ class SlicePositions:
             if bool((t >= 1).all()):
                 x_0 = self.mean.clone()
             else:
-                nonlocal belief
-                belief = belief or self.believe(z, t)
-                x_0 = self.estimate(z, t, belief)
+                nonlocal posterior
+                posterior = posterior or self.estimate_posterior(z, t)
+                x_0 = self.estimate(z, t, posterior)
             if self.known is not None:
                 x_0[:, self.known] = self.value
             return x_0
 
         sampler = config.sampler or ("dpm++2m" if self.known is None else "ddpm")
         step = make_step(sampler, self.process, eta=config.eta)
-        x = run_chain(denoise, step, noise, n_steps=config.n_steps, on_step=on_step)[0]
+        x = run_sampler(denoise, step, noise, n_steps=config.n_steps, on_step=on_step)[0]
         return x if self.known is None else self.to_user_frame(x)
 
 

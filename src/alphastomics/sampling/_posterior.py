@@ -27,7 +27,7 @@ Regression kriging: what known cells tell of the others beyond what the model ma
     w_{ij} \propto \exp\!\Big(-\frac{\lVert p_i - p_j \rVert^2}{2 (h\, d_i)^2}\Big)
 
 over the nearest known cells; m is the model's mean without cell j, :math:`d_i` the distance from i to its fifth known
-cell. The width h and the share a of the residual of a gene that its neighbours explain are those of least squared error
+cell. The width h and the share a of the residual of a gene that its neighbors explain are those of least squared error
 where each known cell is left out; with few known cells a is drawn towards the share over all genes. A slice like those of
 the reference leaves residuals that are noise, and a is 0; a specimen with a pattern of its own is followed.
 """
@@ -41,21 +41,21 @@ import torch
 from scipy.spatial import KDTree
 from torch import Tensor
 
-from alphastomics.diffusion.geometry import centre
-from alphastomics.nn import nearest_neighbours
+from alphastomics.diffusion.geometry import center
+from alphastomics.nn import nearest_neighbors
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from torch import Tensor
 
-    from alphastomics.nn import PackingNetwork
+    from alphastomics.nn import MinDistanceNetwork
 
 PROBE = 0.3  # step of the finite difference, in units of the noise
 LOWEST = 0.01  # of J
 
 
-class Belief(NamedTuple):
+class GaussianPosterior(NamedTuple):
     """The Gaussian N(m, 1/p) of every cell."""
 
     precision: Tensor
@@ -68,14 +68,16 @@ class Belief(NamedTuple):
         precision = self.precision + n**-2
         return (self.weighted_mean + y / n**2) / precision, precision**-0.5
 
-    def packed(self, packing: PackingNetwork, y: Tensor, n: Tensor, spacing: float) -> Tensor:
+    def packed(self, min_distance: MinDistanceNetwork, y: Tensor, n: Tensor, spacing: float) -> Tensor:
         """Estimate (1, N, D) after packing, which removes what is left of the error; ``spacing`` as of ``y``."""
         x, error = self.estimate(y, n)
         x = x[0] / spacing
-        return packing(x, error / spacing, nearest_neighbours(x, packing.n_neighbours))[None] * spacing
+        return min_distance(x, error / spacing, nearest_neighbors(x, min_distance.n_neighbors))[None] * spacing
 
 
-def believe(denoise: Callable[[Tensor], Tensor], y: Tensor, n: Tensor, *, centred: bool) -> Belief:
+def estimate_posterior(
+    denoise: Callable[[Tensor], Tensor], y: Tensor, n: Tensor, *, centered: bool
+) -> GaussianPosterior:
     """What a denoiser knows besides the noisy positions.
 
     Parameters
@@ -86,24 +88,24 @@ def believe(denoise: Callable[[Tensor], Tensor], y: Tensor, n: Tensor, *, centre
         Noisy positions (1, N, D).
     n
         Their noise, ().
-    centred
+    centered
         Whether positions have zero mean.
     """
     direction = torch.randn(y.shape, generator=torch.Generator().manual_seed(0)).to(y)
-    if centred:
-        direction = centre(direction)
+    if centered:
+        direction = center(direction)
     x = denoise(y)
     change = denoise(y + PROBE * n * direction) - x
-    length = direction.square().sum().clamp_min(torch.finfo(y.dtype).eps)  # a single centred cell has no direction
+    length = direction.square().sum().clamp_min(torch.finfo(y.dtype).eps)  # a single centered cell has no direction
     derivative = ((change * direction).sum() / (PROBE * n * length)).clamp(LOWEST, 1.0)
-    return Belief(
+    return GaussianPosterior(
         precision=(1 - derivative) / (derivative * n**2),
         weighted_mean=(x / derivative - y) / n**2,
     )
 
 
 WIDTHS = (0.5, 1.0, 2.0)
-N_NEIGHBOURS = 24
+N_NEIGHBORS = 24
 SCALE_RANK = 5
 PRIOR_CELLS = 100  # known cells that count as much as the share over all genes
 FEWEST = 20  # known cells below which nothing can be said
@@ -129,7 +131,7 @@ def krige(position: Tensor, known: Tensor, residual: Tensor) -> Tensor:
         return residual.new_zeros(len(position), residual.shape[1])
     points = position.double().cpu().numpy()
     tree = KDTree(points[known.cpu().numpy()])
-    near = min(N_NEIGHBOURS, len(known) - 1)
+    near = min(N_NEIGHBORS, len(known) - 1)
     loo_distance, loo_number = (value[:, 1:] for value in tree.query(tree.data, near + 1))
     distance, number = tree.query(points, near)
     best: tuple[float, float, Tensor] | None = None

@@ -14,12 +14,12 @@ from scvi import settings
 from tqdm.auto import tqdm
 
 from alphastomics import _keys
-from alphastomics.data import AnnDataSource, crowding, read_partial
+from alphastomics.data import AnnDataSource, local_density, read_partial
 from alphastomics.data._contexts import LOWEST_DENSITY
 from alphastomics.diffusion.deformation import deform
 from alphastomics.sampling._calibration import pooled_sd
 from alphastomics.sampling._draws import check_draws, draw_generator, stack_draws
-from alphastomics.sampling._expression import SliceExpression
+from alphastomics.sampling._expression import ExpressionSampler
 from alphastomics.sampling._frames import rotation_of_cells
 from alphastomics.sampling._position import cell_order, content_order
 from alphastomics.train.defaults import default_deformation
@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 
 LEAST_COUNT = 1e-3
 FRAME_CELLS = 20  # known cells that fix a frame
-OVERLAP = 1.0  # model units between the centres of two slices up to which they overlap: about the radius of a slice
+OVERLAP = 1.0  # model units between the centers of two slices up to which they overlap: about the radius of a slice
 VIEWS = 4  # keeps the draws of views apart from those of the chain
 
 
@@ -92,23 +92,23 @@ def _slice_chain(
     cells: SliceCells,
     config: SamplerConfig,
     known: PartialExpression | None,
-) -> tuple[SliceExpression, NDArray[np.int64]]:
+) -> tuple[ExpressionSampler, NDArray[np.int64]]:
     """The chain of one slice, and the rows of the query in the order of its cells."""
     assert cells.position is not None  # sample_expression refuses
     # Sorted by position: the noise of a cell then does not depend on the order of the rows.
     order = np.lexsort(cells.position.T)
     rows, device = cells.rows[order], model.module.device
     network = None if known is None else torch.from_numpy(known.network[rows]).to(device)
-    crowd = torch.from_numpy(crowding(cells.position[order])).to(device)
+    crowd = torch.from_numpy(local_density(cells.position[order])).to(device)
     sequence = cell_order(model.module, source, rows)
     chains = [
-        SliceExpression(
+        ExpressionSampler(
             model.module,
             model.diffusion,
             torch.from_numpy(position).to(device),
             max_context=config.max_context,
             known=network if network is not None and bool(network.isfinite().any()) else None,
-            crowding=crowd,
+            local_density=crowd,
             dependence=model.dependence_,
             exemplars=model.exemplars_,
             sequence=sequence,
@@ -118,7 +118,7 @@ def _slice_chain(
     return _better_frame(chains), rows
 
 
-def _better_frame(chains: list[SliceExpression]) -> SliceExpression:
+def _better_frame(chains: list[ExpressionSampler]) -> ExpressionSampler:
     """The first chain, unless another explains the known cells better by more than chance (two standard errors)."""
     first, best, gain = chains[0], chains[0], 0.0
     for other in chains[1:]:
@@ -139,9 +139,9 @@ def _deformation(model: AlphaSTomics) -> float:
 
 
 def _mean_over_views(
-    chain: SliceExpression, places: NDArray[np.float64], n_views: int, random_state: int, *, deformation: float
+    chain: ExpressionSampler, places: NDArray[np.float64], n_views: int, random_state: int, *, deformation: float
 ) -> NDArray[np.float32]:
-    """Conditional mean (N, G), averaged over views: as in training, the slice is deformed, and cells are left out of the crowding.
+    """Conditional mean (N, G), averaged over views: as in training, the slice is deformed, and cells are left out of the local density.
 
     The estimate of clean expression is a martingale along the chain: at every step its mean over draws is the conditional
     mean, and at the first step, where nothing was drawn yet, it is that without noise.
@@ -150,7 +150,7 @@ def _mean_over_views(
     for k in range(n_views):
         rng = np.random.default_rng([random_state, VIEWS, k])
         among = rng.random(len(places)) < rng.uniform(LOWEST_DENSITY, 1.0)
-        crowd = torch.from_numpy(crowding(places, among=among)).to(position.device)
+        crowd = torch.from_numpy(local_density(places, among=among)).to(position.device)
         means.append(chain.mean(crowd, deform(position, deformation, rng)).cpu().numpy())
     return np.stack(means).mean(axis=0, dtype=np.float64).astype(np.float32)
 
@@ -164,17 +164,17 @@ def _frames(
 ) -> list[NDArray[np.float32]]:
     """Positions in what may be the canonical frame: that of the reference, and the one that known cells fix.
 
-    A slice that overlaps with the first reference slice is taken as registered to it, its centre included: where tissue is
-    missing at one side, the centre of what is left is not that of a whole slice.
+    A slice that overlaps with the first reference slice is taken as registered to it, its center included: where tissue is
+    missing at one side, the center of what is left is not that of a whole slice.
     """
     schema = model.schema
     if schema.frame == "shared":
         return [schema.encode_position(position)]
     if model.frame_ is None:
         raise RuntimeError("The model has no reference frame; train it or load a trained one")
-    rotation, centre = np.asarray(model.frame_.rotation).T, position.mean(axis=0)
-    x = (position - centre) / schema.scale
-    shift = (centre - np.asarray(model.frame_.centroid)) / schema.scale
+    rotation, center = np.asarray(model.frame_.rotation).T, position.mean(axis=0)
+    x = (position - center) / schema.scale
+    shift = (center - np.asarray(model.frame_.centroid)) / schema.scale
     frames = [(x + shift if np.linalg.norm(shift) < OVERLAP else x) @ rotation]
     whole = np.zeros(len(rows), dtype=bool) if known is None else np.isfinite(known.values[rows]).all(axis=1)
     if whole.sum() >= FRAME_CELLS:

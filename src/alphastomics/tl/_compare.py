@@ -198,7 +198,7 @@ def split(
 
 def _split_slice(adata: AnnData, name: str) -> tuple[AnnData, AnnData, tuple[str, ...]]:
     logger.warning(
-        "There is one slice: a random %.0f %% of its cells is held out. Their neighbours are among those that are "
+        "There is one slice: a random %.0f %% of its cells is held out. Their neighbors are among those that are "
         "trained on, and scores are too good; compare configurations with each other only.", 100 * SHARE_OF_ONE_SLICE,
     )  # fmt: skip
     order = np.random.default_rng(0).permutation(adata.n_obs)
@@ -253,7 +253,7 @@ def compare(
     rigid map that brings them closest to where it placed the cells, and draws a slice of its own. What is held out decides
     nothing in training; the validation loss is only watched.
 
-    All rows have the same width, depth, data, seeds and optimiser, and the same time or the same number of steps. With
+    All rows have the same width, depth, data, seeds and optimizer, and the same time or the same number of steps. With
     experts that share the width of the dense network (``expert_width="split"``), and with a gate for each head, the total
     number of parameters is then the same within a few per cent, so that differences between these rows are not differences
     of size. ``gated_moe_full``, whose experts are each as wide as the dense network, is the one row that is much larger:

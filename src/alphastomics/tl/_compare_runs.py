@@ -18,7 +18,7 @@ import pandas as pd
 from sklearn.cluster import KMeans
 
 from alphastomics import _keys
-from alphastomics._io._errors import naming
+from alphastomics._io._errors import os_errors_for
 from alphastomics._provenance import versions
 from alphastomics.data._checks import expression_matrix
 from alphastomics.data._slices import slice_rows
@@ -87,12 +87,12 @@ def score_model(model: AlphaSTomics, query: AnnData, scoring: Scoring, *, seed: 
 
 def embedding_scores(model: AlphaSTomics, query: AnnData, label_key: str, *, seed: int) -> Scores:
     """Clusters of the embeddings of held-out cells, by k-means with as many clusters as there are labels, against these."""
-    labelled = query.copy()
+    labeled = query.copy()
     k = max(1, int(query.obs[label_key].nunique()))
     latent = model.get_latent_representation(query)
     means = KMeans(min(k, len(latent)), n_init=KMEANS_STARTS, random_state=seed)
-    labelled.obs[CLUSTERS] = means.fit_predict(latent).astype(str)
-    table = cluster_scores(labelled, CLUSTERS, label_key=label_key, copy=True, **_library(model.schema))
+    labeled.obs[CLUSTERS] = means.fit_predict(latent).astype(str)
+    table = cluster_scores(labeled, CLUSTERS, label_key=label_key, copy=True, **_library(model.schema))
     assert table is not None  # copy=True
     return _rows(table.drop(columns=["n_cells", "n_skipped"]))
 
@@ -384,7 +384,7 @@ def _write(path: Path, content: Mapping[str, Any]) -> None:
     """Write a file whole or not at all."""
     temporary = path.with_name(f".{path.name}.tmp")
     try:
-        with naming(path):
+        with os_errors_for(path):
             temporary.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n", encoding="utf-8")
             temporary.replace(path)
     finally:

@@ -131,7 +131,7 @@ def evaluate(
         cell types are known, ``oracle``, the true positions shuffled within each type. Expression and clusters are
         shuffled likewise.
     n_neighbors
-        Neighbours that ``knn_preservation`` compares; its chance level is ``n_neighbors / (n_cells - 1)``.
+        Neighbors that ``knn_preservation`` compares; its chance level is ``n_neighbors / (n_cells - 1)``.
     max_cells
         Score at most this many cells of each slice (:func:`alphastomics.metrics.judge_cells`).
     random_state

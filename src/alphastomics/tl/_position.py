@@ -50,7 +50,7 @@ def position_scores(
         Add the rows that give a score its meaning: ``chance``, the true positions shuffled over the cells, and, where
         cell types are known, ``oracle``, the true positions shuffled within each type.
     n_neighbors
-        Neighbours that ``knn_preservation`` compares; its chance level is ``n_neighbors / (n_cells - 1)``.
+        Neighbors that ``knn_preservation`` compares; its chance level is ``n_neighbors / (n_cells - 1)``.
     max_cells
         Score at most this many cells of each slice (:func:`alphastomics.metrics.judge_cells`).
     key_added

@@ -97,7 +97,7 @@ def morans_i(
     key_added: str = MORAN,
     copy: bool = False,
 ) -> pd.DataFrame | None:
-    """Spatial autocorrelation of every gene in every slice: Moran's I on the graph of nearest neighbours.
+    """Spatial autocorrelation of every gene in every slice: Moran's I on the graph of nearest neighbors.
 
     To ask whether a prediction has the patterns of the tissue, call it with the predicted positions or the predicted
     layer too and compare; :func:`evaluate` does, with ``autocorrelation=True``.
@@ -113,7 +113,7 @@ def morans_i(
     library_key
         Column of ``obs`` that names the slice of each cell; ``"slice_id"`` if it is there when None.
     n_neighbors
-        Neighbours of each cell.
+        Neighbors of each cell.
     transform
         ``"log1p"`` at the median library size of the slice, ``"none"`` for values as they are, ``"auto"`` for
         ``"log1p"`` if and only if they are non-negative integers.

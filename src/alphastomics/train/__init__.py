@@ -1,4 +1,4 @@
-"""Training: the plan (one step), the clocks it draws, the loaders, the average of the weights, and the runner."""
+"""Training: the plan (one step), the timesteps it draws, the loaders, the average of the weights, and the runner."""
 
 from alphastomics.train.callbacks import History
 from alphastomics.train.config import DiffusionConfig, PlanConfig

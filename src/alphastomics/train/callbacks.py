@@ -4,7 +4,7 @@ What was logged at the end of each epoch, as the DataFrames that scvi-tools user
 
 How fast a training is and what it holds: cells per second and GiB, in the progress bar and in loggers.
 
-A batch that a device takes in parts: gradients are accumulated over the parts before a step of the optimiser.
+A batch that a device takes in parts: gradients are accumulated over the parts before a step of the optimizer.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import lightning.pytorch as pl
 import pandas as pd
 import torch
 
-from alphastomics._io._errors import naming
+from alphastomics._io._errors import os_errors_for
 from alphastomics.train.diagnostics import LAYER
 from alphastomics.train.distributed.processes import collected
 
@@ -151,7 +151,7 @@ class MetricsFile(pl.Callback):
             return
         temporary = self.path.with_name(f".{self.path.name}.tmp")
         try:
-            with naming(self.path):
+            with os_errors_for(self.path):
                 pd.concat(tables.values(), axis=1).sort_index().to_csv(temporary)
                 temporary.replace(self.path)
         finally:
@@ -164,7 +164,7 @@ GIB = 2**30
 STATUS = Path("/proc/self/status")
 
 
-class Meter(pl.Callback):
+class ThroughputMonitor(pl.Callback):
     """Logs ``cells_per_second``, of all processes together, and ``memory_gib``, at the first step and then every second.
 
     Time is counted from the end of one step to the end of the next, what was waited for cells included and validation left

@@ -14,7 +14,7 @@ import torch
 from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy
 
-from alphastomics._io._errors import naming, reason
+from alphastomics._io._errors import describe_error, os_errors_for
 from alphastomics.train.distributed.processes import collected
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import lightning.pytorch as pl
     from lightning.pytorch.strategies import Strategy
 
-EVERY = 200  # steps of the optimiser between two checkpoints
+EVERY = 200  # steps of the optimizer between two checkpoints
 KEY = "alphastomics"  # in a checkpoint: what it is of
 LAST, SUFFIX = "last.ckpt", ".ckpt"
 KEPT = "the checkpoint before it is whole, if there was one: make room and go on from it with resume='last'"
@@ -63,7 +63,7 @@ def replacing(path: Path, *, here: bool = True) -> Iterator[Path]:
     """
     temporary = path.with_name(f".{path.name}.tmp")
     try:
-        with naming(path):
+        with os_errors_for(path):
             yield temporary
             if here:
                 if temporary.is_file():
@@ -180,7 +180,7 @@ class LastCheckpoint(Checkpoint):
                 elif trainer.is_global_zero:
                     write(state, temporary)
         except OSError as error:
-            said = f"{reason(error)}; {KEPT}"
+            said = f"{describe_error(error)}; {KEPT}"
         said = strategy.broadcast(said)
         if said:
             raise OSError(said)

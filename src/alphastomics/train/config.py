@@ -1,4 +1,4 @@
-"""What a training is made of, as plain values: its two processes, weights of losses, optimisation."""
+"""What a training is made of, as plain values: its two processes, weights of losses, optimization."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ class DiffusionConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlanConfig:
-    """Loss weights and optimisation.
+    """Loss weights and optimization.
 
     Parameters
     ----------
     lr, weight_decay
         Of AdamW; the rate warms up over ``warmup_steps`` and then follows ``lr_schedule``.
-    packing_lr
-        Rate of the packing network, which takes the same course.
+    min_distance_lr
+        Rate of the minimum-distance network, which takes the same course.
     warmup_steps
         Steps until the full rate.
     lr_schedule
@@ -57,18 +57,18 @@ class PlanConfig:
         The share f of the rate that is left in the end; of no effect on a constant one.
     absent
         Share of contexts in which the modality to be sampled is absent altogether.
-    lambda_expression, lambda_position, lambda_distance, lambda_neighbour, lambda_layout
+    lambda_expression, lambda_position, lambda_distance, lambda_neighbor, lambda_layout
         Weights of the losses; ``lambda_position`` weighs the aligned and the diffusion loss alike.
     lambda_completion
         Weight of the loss of expression that is given, thinned and with genes missing, and asked for in full.
-    neighbour_width, layout_width
-        Widths of the neighbourhoods of the contrastive and of the layout loss, in model units per square root of
+    neighbor_width, layout_width
+        Widths of the neighborhoods of the contrastive and of the layout loss, in model units per square root of
         dimension.
     deformation
         Strength of the smooth deformation of diffusion contexts, see :mod:`alphastomics.diffusion.deformation`;
         :meth:`~alphastomics.model.AlphaSTomics.train` chooses it by the number of cells.
-    lambda_packing
-        Weight of the packing loss; its network shares nothing with the rest.
+    lambda_min_distance
+        Weight of the minimum-distance loss; its network shares nothing with the rest.
     lambda_fape
         Weight of the frame-aligned point error of ordered chains in three dimensions, see ``chains/_fape.py``.
     moe_load_balance_loss_weight
@@ -96,18 +96,18 @@ class PlanConfig:
     lambda_completion: float = 3.0
     lambda_position: float = 1.0
     lambda_distance: float = 1.0
-    lambda_neighbour: float = 0.3
+    lambda_neighbor: float = 0.3
     lambda_layout: float = 1.0
-    lambda_packing: float = 1.0
+    lambda_min_distance: float = 1.0
     lambda_fape: float = 0.0
     moe_load_balance_loss_weight: float = 0.01
     reconstruction_weight: float = 0.5
-    neighbour_width: float = 0.15
+    neighbor_width: float = 0.15
     layout_width: float = 0.1
     deformation: float = 0.2
     max_loss_weight: float = 25.0
     ema_decay: float = 0.998
-    packing_lr: float = 5e-3
+    min_distance_lr: float = 5e-3
 
     def __post_init__(self) -> None:
         if self.lr_schedule not in get_args(Course):

@@ -5,7 +5,7 @@ r"""How many contexts a device takes at once, and how often gradients are accumu
     B_{\max} = \lfloor T / N \rfloor, \qquad A = \lceil B_{\text{eff}} / (W B_{\max}) \rceil, \qquad
     B = \lceil B_{\text{eff}} / (W A) \rceil
 
-T cells fit on one device, a context holds N, a step of the optimiser is to see :math:`B_{\text{eff}}` contexts on W
+T cells fit on one device, a context holds N, a step of the optimizer is to see :math:`B_{\text{eff}}` contexts on W
 devices. T is one number for networks whose memory grows with the cells alone. For others :math:`B_{\max}` is found by
 bisection, with an estimate of what fits.
 
@@ -19,7 +19,7 @@ Curriculum over the length of contexts: few cells first, all of them later.
     p^2 \;\;\text{(exponential)} \\
     n(t) &= \lfloor n_{\min} (n_{\max} / n_{\min})^p \rfloor \;\;\text{(geometric)}
 
-t counts steps of the optimiser. Only the geometric schedule grows exponentially: the length doubles in equal times.
+t counts steps of the optimizer. Only the geometric schedule grows exponentially: the length doubles in equal times.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Fits = Callable[[int, int], bool]  # contexts on a device and cells of each -> w
 
 
 class BatchPlan(NamedTuple):
-    """What a step of the optimiser is made of.
+    """What a step of the optimizer is made of.
 
     Attributes
     ----------
@@ -172,7 +172,7 @@ class LengthSchedule:
             raise ValueError(f"kind={self.kind!r} is unknown; choose from {known}")
 
     def length(self, step: int) -> int:
-        """Number of cells at a step of the optimiser, counted from 0."""
+        """Number of cells at a step of the optimizer, counted from 0."""
         if step >= self.warmup + self.growth:
             return self.longest
         # Fractions, because the floor of a float can miss a whole number by one.

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class ContextDataModule(pl.LightningDataModule):
     """Loaders of training and validation contexts.
 
-    Slices are held out whole: cells of one slice on both sides would leak their neighbours.
+    Slices are held out whole: cells of one slice on both sides would leak their neighbors.
 
     Parameters
     ----------
@@ -93,7 +93,7 @@ class ContextDataModule(pl.LightningDataModule):
 
     @property
     def steps_per_epoch(self) -> int:
-        """Number of steps of the optimiser in an epoch, on one device."""
+        """Number of steps of the optimizer in an epoch, on one device."""
         return -(-len(self.train_set) // (self.contexts_per_batch * self.batches_per_step))
 
     def set_context_size(self, context_size: int) -> None:
@@ -108,7 +108,7 @@ class ContextDataModule(pl.LightningDataModule):
             self._train_loader = None
 
     def _parts(self, context_size: int) -> tuple[int, int]:
-        """Contexts that loaders give at once, and how often for one step of the optimiser."""
+        """Contexts that loaders give at once, and how often for one step of the optimizer."""
         contexts = max(1, self.batch_size // context_size)
         return TokenBudget(contexts_per_step=contexts, cells=self.micro_batch_size).plan(context_size)
 

@@ -44,7 +44,7 @@ def default_deformation(n_cells: int) -> float:
 def default_placement(schema: TissueSchema, n_cells: int) -> dict[str, Any]:
     """How the conditional mean is taken: ``n_views`` and ``refine`` of ``sample``, for a reference of ``n_cells`` cells.
 
-    Values that are not counts place a cell more exactly than the neighbourhood embedding resolves.
+    Values that are not counts place a cell more exactly than the neighborhood embedding resolves.
     """
     counts = schema.transform == "log1p"
     return {"n_views": 8 if counts and n_cells < FEW_CELLS else 1, "refine": counts}

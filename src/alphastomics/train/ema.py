@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import lightning.pytorch as pl
 import torch
 
-from alphastomics.train.distributed.sharding import at_rest, own, spread_as, whole
+from alphastomics.train.distributed.sharding import distribute_like, full_tensor, local_params, to_local
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -39,11 +39,11 @@ class MovingAverage(pl.Callback):
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Start from the weights as they are, unless a checkpoint brought an average."""
-        weights = at_rest(pl_module)
+        weights = local_params(pl_module)
         if not self.average:
             self.average = [weight.clone() for weight in weights]
         else:
-            self.average = [spread_as(old, new) for old, new in zip(self.average, weights, strict=True)]
+            self.average = [distribute_like(old, new) for old, new in zip(self.average, weights, strict=True)]
         self._last_step = trainer.global_step
 
     # Not known before: the step of a checkpoint, and under some strategies its average.
@@ -53,18 +53,18 @@ class MovingAverage(pl.Callback):
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Move the average after each step of the optimiser."""
+        """Move the average after each step of the optimizer."""
         if trainer.global_step == self._last_step:  # gradients are still being accumulated
             return
         self._last_step = trainer.global_step
         decay = min(self.decay, (1 + self.n_updates) / (10 + self.n_updates))
-        torch._foreach_lerp_(own(self.average), own(at_rest(pl_module)), 1 - decay)
+        torch._foreach_lerp_(to_local(self.average), to_local(local_params(pl_module)), 1 - decay)
         self.n_updates += 1
 
     @torch.no_grad()
     def swap(self, plan: pl.LightningModule) -> None:
         """Exchange the module's weights and the average."""
-        for weight, average in zip(own(at_rest(plan)), own(self.average), strict=True):
+        for weight, average in zip(to_local(local_params(plan)), to_local(self.average), strict=True):
             kept = weight.clone()
             weight.copy_(average)
             average.copy_(kept)
@@ -90,7 +90,7 @@ class MovingAverage(pl.Callback):
 
     def state_dict(self) -> dict[str, Any]:
         """The average and its age, for a checkpoint; all processes must ask."""
-        return {"average": [whole(value) for value in self.average], "n_updates": self.n_updates}
+        return {"average": [full_tensor(value) for value in self.average], "n_updates": self.n_updates}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take up an average from a checkpoint."""
@@ -121,7 +121,9 @@ class BestAverage(pl.Callback):
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Spread the average that a checkpoint brought as the weights are."""
         if self.weights:
-            self.weights = [spread_as(old, new) for old, new in zip(self.weights, at_rest(pl_module), strict=True)]
+            self.weights = [
+                distribute_like(old, new) for old, new in zip(self.weights, local_params(pl_module), strict=True)
+            ]
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Keep the average if its loss is the lowest so far."""
@@ -144,7 +146,7 @@ class BestAverage(pl.Callback):
 
     def state_dict(self) -> dict[str, Any]:
         """The best average and its loss, for a checkpoint; all processes must ask."""
-        return {"lowest": self.lowest, "epoch": self.epoch, "weights": [whole(value) for value in self.weights]}
+        return {"lowest": self.lowest, "epoch": self.epoch, "weights": [full_tensor(value) for value in self.weights]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take up the best average of a checkpoint."""

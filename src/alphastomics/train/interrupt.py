@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-class Patience:
+class SignalLatch:
     """Notes the first of some signals; a second one does not wait.
 
     Attributes
@@ -55,7 +55,7 @@ class StopTogether(pl.Callback):
     """
 
     def __init__(self) -> None:
-        self._patience = Patience()
+        self._patience = SignalLatch()
         self._step = self.ended_by = 0
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -66,7 +66,7 @@ class StopTogether(pl.Callback):
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Ask all processes, after a step of the optimiser."""
+        """Ask all processes, after a step of the optimizer."""
         if trainer.global_step == self._step:
             return
         self._step = trainer.global_step
@@ -84,7 +84,7 @@ class StopTogether(pl.Callback):
 class TimeLimit(Timer):
     """Ends the training after a time, which counts from its beginning, resumed or not.
 
-    Between two steps of the optimiser: gradients of a part of a step would be lost.
+    Between two steps of the optimizer: gradients of a part of a step would be lost.
 
     Parameters
     ----------
@@ -102,7 +102,7 @@ class TimeLimit(Timer):
         self._step = trainer.global_step
 
     def on_train_batch_end(self, trainer: pl.Trainer, *args: Any, **kwargs: Any) -> None:
-        """Look at the clock, after a step of the optimiser."""
+        """Look at the clock, after a step of the optimizer."""
         if trainer.global_step != self._step:
             self._step = trainer.global_step
             super().on_train_batch_end(trainer, *args, **kwargs)
@@ -116,7 +116,7 @@ class TimeLimit(Timer):
             )  # fmt: skip
 
 
-class PatientStopping(EarlyStopping):
+class LatchedEarlyStopping(EarlyStopping):
     """Early stopping that, resumed after it has stopped, trains on only if it is given more patience."""
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-r"""How much each expert was used in the last step of the optimiser, which is what the balance loss of the next one reads.
+r"""How much each expert was used in the last step of the optimizer, which is what the balance loss of the next one reads.
 
 .. math:: f_e^{(s)} \propto \sum_{\text{batches, processes}} n_e^{(s)}, \qquad L_b^{(s+1)} = E \sum_e f_e^{(s)} P_{be}^{(s+1)}
 
@@ -6,12 +6,12 @@ A batch cannot know where the cells of other batches go, whose gradients are add
 so that the loss does not depend on how a step is divided into batches and among processes. Before the first step the use is
 even, and the gradient of the loss is 0.
 
-Loss of the packing network, on neighbourhoods at full density.
+Loss of the minimum-distance network, on neighborhoods at full density.
 
 .. math:: L = \frac{1}{D\,n} \sum_{i \in \text{inner}} \frac{\lVert \hat x_i - x_i \rVert^2}{r^2}, \qquad
     y = x + r \varepsilon, \quad \log r \sim U(\log r_{\min}, \log r_{\max})
 
-in units of the cell spacing. Cells at the rim of a neighbourhood miss neighbours and are not judged.
+in units of the cell spacing. Cells at the rim of a neighborhood miss neighbors and are not judged.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from alphastomics.nn import nearest_neighbours
+from alphastomics.nn import nearest_neighbors
 from alphastomics.train.timesteps import SMALLEST, keyed_rng
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from alphastomics.data import Batch
     from alphastomics.diffusion import CosineSchedule
-    from alphastomics.nn import DenoiserConfig, PackingNetwork
+    from alphastomics.nn import DenoiserConfig, MinDistanceNetwork
 
 
 class ExpertLoad:
@@ -75,17 +75,17 @@ def smallest_time(schedule: CosineSchedule, spacing: float) -> float:
     return max(SMALLEST, schedule.time_of_ratio(SWITCH * spacing / 2)) if spacing else SMALLEST
 
 
-def packing_losses(network: PackingNetwork, batch: Batch, spacing: float, purpose: int) -> Tensor:
-    """Loss of each context's neighbourhood, (B,); ``spacing`` in model units."""
+def min_distance_losses(network: MinDistanceNetwork, batch: Batch, spacing: float, purpose: int) -> Tensor:
+    """Loss of each context's neighborhood, (B,); ``spacing`` in model units."""
     keys = batch.key.cpu().numpy()
     losses = [
-        _packing_loss(network, patch[patch.isfinite().all(-1)] / spacing, keyed_rng(key, PURPOSE + purpose))
+        _min_distance_loss(network, patch[patch.isfinite().all(-1)] / spacing, keyed_rng(key, PURPOSE + purpose))
         for patch, key in zip(batch.patch, keys, strict=True)
     ]
     return torch.stack(losses)
 
 
-def _packing_loss(network: PackingNetwork, x: Tensor, rng: np.random.Generator) -> Tensor:
+def _min_distance_loss(network: MinDistanceNetwork, x: Tensor, rng: np.random.Generator) -> Tensor:
     r = float(np.exp(rng.uniform(np.log(LOWEST), np.log(HIGHEST))))
     noise = torch.from_numpy(rng.standard_normal(tuple(x.shape), dtype=np.float32)).to(x.device)
     radius = x.norm(dim=1)
@@ -93,5 +93,5 @@ def _packing_loss(network: PackingNetwork, x: Tensor, rng: np.random.Generator) 
     if int(inner.sum()) < 2:
         return x.new_zeros(())
     y = x + r * noise
-    estimate = network(y, torch.tensor(r, device=x.device), nearest_neighbours(y, network.n_neighbours))
+    estimate = network(y, torch.tensor(r, device=x.device), nearest_neighbors(y, network.n_neighbors))
     return ((estimate - x)[inner] ** 2).mean() / r**2

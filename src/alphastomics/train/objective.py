@@ -2,7 +2,7 @@ r"""What a batch of contexts costs: noise it, denoise it, compare.
 
 .. math::
 
-    L = \lambda_e L_{expr} + \lambda_c L_{completion} + \lambda_p L_{pos} + \lambda_n L_{neighbour} + \lambda_b L_{balance} + \lambda_m L_{masked}
+    L = \lambda_e L_{expr} + \lambda_c L_{completion} + \lambda_p L_{pos} + \lambda_n L_{neighbor} + \lambda_b L_{balance} + \lambda_m L_{masked}
 
 averaged over the contexts of all processes. ``frame="slice"`` leaves each context free up to a rigid motion, which is
 resolved once, by the model itself: with the positions absent the network predicts its conditional mean in a frame of
@@ -18,22 +18,22 @@ import torch
 
 from alphastomics.chains._fape import chain_losses
 from alphastomics.diffusion.deformation import deform
-from alphastomics.diffusion.geometry import centre, kabsch, rotate
+from alphastomics.diffusion.geometry import center, kabsch, rotate
 from alphastomics.diffusion.losses import (
     aligned_error,
     distance_error,
     layout_error,
     mean_squared_error,
-    neighbour_error,
+    neighbor_error,
 )
 from alphastomics.diffusion.masking import clean_value
 from alphastomics.nn import Routings, balance_losses, expert_counts
 from alphastomics.nn.parallel import ALONE
 from alphastomics.train.config import DiffusionConfig
 from alphastomics.train.distributed.processes import mean_of_all
-from alphastomics.train.losses import ExpertLoad, packing_losses, smallest_time
-from alphastomics.train.optimization import Optimisation
-from alphastomics.train.timesteps import Masks, Mode, draw_clocks, draw_held, draw_masks, keyed_rng, spread_kind
+from alphastomics.train.losses import ExpertLoad, min_distance_losses, smallest_time
+from alphastomics.train.optimization import Optimization
+from alphastomics.train.timesteps import Masks, Mode, draw_masks, draw_observed, draw_timesteps, keyed_rng, spread_kind
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -61,10 +61,10 @@ class Noised(NamedTuple):
     z_expr, z_pos
         The same with noise.
     t_expr, t_pos
-        Clocks (B,).
+        Timesteps (B,).
     measured
         Genes (B, G) that the input has.
-    held
+    observed
         Entries (B, N, G) of expression that are given; None where expression is only read.
     masks
         Entries that are hidden.
@@ -77,11 +77,11 @@ class Noised(NamedTuple):
     t_expr: Tensor
     t_pos: Tensor
     measured: Tensor
-    held: Tensor | None
+    observed: Tensor | None
     masks: Masks
 
 
-class Objective(Optimisation):
+class Objective(Optimization):
     """The losses of a :class:`~alphastomics.nn.Denoiser`.
 
     Parameters
@@ -95,12 +95,12 @@ class Objective(Optimisation):
     diffusion
         Its two processes.
     shared_frame
-        Whether positions are registered, so that nothing is aligned or centred.
+        Whether positions are registered, so that nothing is aligned or centered.
     spacing
-        Distance between neighbouring cells in model units; 0 trains no packing network.
+        Distance between neighboring cells in model units; 0 trains no minimum-distance network.
     masking
         Which entries are masked in training; none when None.
-    **optimisation
+    **optimization
         ``slice_names``, ``max_seconds`` and ``curriculum``, as in ``train/optimization.py``.
 
     Raises
@@ -119,9 +119,9 @@ class Objective(Optimisation):
         shared_frame: bool,
         spacing: float,
         masking: MaskingConfig | None,
-        **optimisation: Any,
+        **optimization: Any,
     ) -> None:
-        super().__init__(module, config, **optimisation)
+        super().__init__(module, config, **optimization)
         if masking is not None and not module.config.mask_tokens:
             raise ValueError("The denoiser has no mask tokens; make it with mask_tokens=True, or pass masking=None")
         if self.config.lambda_fape and not (module.config.sequence and module.config.n_dims == 3):
@@ -143,25 +143,25 @@ class Objective(Optimisation):
         return False
 
     def draw(self, batch: Batch, purpose: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Clocks (B,) and standard noise of both modalities, keyed by (seed, epoch, context)."""
+        """Timesteps (B,) and standard noise of both modalities, keyed by (seed, epoch, context)."""
         keys = batch.key.cpu().numpy()
         device = batch.position.device
         rngs = [keyed_rng(key, purpose) for key in keys]
-        clocks = [
-            draw_clocks(
+        timesteps = [
+            draw_timesteps(
                 self.mode, rng, absent=self.config.absent, smallest=self.smallest, kind=spread_kind(key, purpose)
             )
             for rng, key in zip(rngs, keys, strict=True)
         ]
-        t_expr = torch.tensor([clock.expression for clock in clocks], device=device)
-        t_pos = torch.tensor([clock.position for clock in clocks], device=device)
+        t_expr = torch.tensor([timestep.expression for timestep in timesteps], device=device)
+        t_pos = torch.tensor([timestep.position for timestep in timesteps], device=device)
         # Numbers are drawn for real cells alone: what a context is padded to must not move its generator.
         n_cells = batch.mask.sum(1).tolist()
         noise = []
         for value, t in ((batch.expression, t_expr), (batch.position, t_pos)):
             parts = torch.zeros(value.shape)
-            for part, rng, n, clock in zip(parts, rngs, n_cells, t.tolist(), strict=True):
-                if 0 < clock < 1:
+            for part, rng, n, timestep in zip(parts, rngs, n_cells, t.tolist(), strict=True):
+                if 0 < timestep < 1:
                     part[:n] = torch.from_numpy(rng.standard_normal((n, value.shape[2]), dtype="float32"))
             noise.append(parts.to(device))
         return t_expr, t_pos, noise[0], noise[1]
@@ -178,12 +178,12 @@ class Objective(Optimisation):
             few_sequence = sequence_of(batch.sequence.take_along_dim(few, 1))
             mean = self.conditional_mean(batch.expression.take_along_dim(few, 1), few_mask, few_sequence)
         self.module.train(training)
-        few_position = centre(batch.position.take_along_dim(few, 1), few_mask)
+        few_position = center(batch.position.take_along_dim(few, 1), few_mask)
         rotation = kabsch(few_position, mean, few_mask.to(mean.dtype))
-        return rotate(centre(batch.position, mask) if x_pos is None else x_pos, rotation)
+        return rotate(center(batch.position, mask) if x_pos is None else x_pos, rotation)
 
     def deformed(self, x_pos: Tensor, t_pos: Tensor, batch: Batch, purpose: int) -> Tensor:
-        """Deform the contexts whose position clock runs; in validation none."""
+        """Deform the contexts whose position timestep runs; in validation none."""
         if not self.config.deformation or purpose == VALIDATION:
             return x_pos
         keys = batch.key.cpu().numpy()
@@ -192,30 +192,32 @@ class Objective(Optimisation):
             for x, t, key in zip(x_pos, t_pos, keys, strict=True)
         ]
         return torch.where(
-            (t_pos <= 0)[:, None, None], torch.stack(contexts), centre(torch.stack(contexts), batch.mask)
+            (t_pos <= 0)[:, None, None], torch.stack(contexts), center(torch.stack(contexts), batch.mask)
         )
 
-    def centred(self, batch: Batch, t_pos: Tensor) -> Tensor:
-        """Positions about the centre of the context, or of the whole slice where they are given."""
+    def centered(self, batch: Batch, t_pos: Tensor) -> Tensor:
+        """Positions about the center of the context, or of the whole slice where they are given."""
         given = (t_pos <= 0)[:, None, None]
-        about_slice = (batch.position - batch.centre[:, None]) * batch.mask[..., None]
-        return torch.where(given, about_slice, centre(batch.position, batch.mask))
+        about_slice = (batch.position - batch.center[:, None]) * batch.mask[..., None]
+        return torch.where(given, about_slice, center(batch.position, batch.mask))
 
-    def held(self, batch: Batch, x_expr: Tensor, t_expr: Tensor, purpose: int) -> tuple[Tensor, Tensor]:
+    def observed(self, batch: Batch, x_expr: Tensor, t_expr: Tensor, purpose: int) -> tuple[Tensor, Tensor]:
         """Entries (B, N, G) of expression that are given while the others are sampled, and the values that are given.
 
         Whole cells are given as they are. Of some genes of a cell is given what an input has, thinned and with genes
         missing: in full they are a fingerprint by which the network would know the cell by heart.
         """
-        held = torch.zeros_like(x_expr, dtype=torch.bool)
-        for row, mask, t, key in zip(held, batch.mask, t_expr.tolist(), batch.key.cpu().numpy(), strict=True):
+        observed = torch.zeros_like(x_expr, dtype=torch.bool)
+        for row, mask, t, key in zip(observed, batch.mask, t_expr.tolist(), batch.key.cpu().numpy(), strict=True):
             if t > 0:
                 n = int(mask.sum())
-                row[:n] = torch.from_numpy(draw_held(n, x_expr.shape[2], keyed_rng(key, HELD + purpose))).to(row.device)
-        whole = held.all(dim=-1, keepdim=True)
+                row[:n] = torch.from_numpy(draw_observed(n, x_expr.shape[2], keyed_rng(key, HELD + purpose))).to(
+                    row.device
+                )
+        whole = observed.all(dim=-1, keepdim=True)
         thinned = batch.expression * (1 - batch.dropout).sqrt()[:, None, None]
-        held = held & batch.present[:, None] & (whole | batch.measured[:, None])
-        return held, torch.where(whole, x_expr, thinned)
+        observed = observed & batch.present[:, None] & (whole | batch.measured[:, None])
+        return observed, torch.where(whole, x_expr, thinned)
 
     def conditional_mean(self, expression: Tensor, mask: Tensor, sequence: Tensor | None = None) -> Tensor:
         """Estimate of the positions (B, N, D) of cells of which only the expression is known."""
@@ -227,9 +229,9 @@ class Objective(Optimisation):
     def clean_position(
         self, output: Tensor, z: Tensor, t: Tensor, mask: Tensor, masked: Tensor | None = None
     ) -> Tensor:
-        """The network's output as clean positions, centred unless the frame is shared."""
+        """The network's output as clean positions, centered unless the frame is shared."""
         x_0 = clean_value(self.diffusion.position, output, z, t, masked)
-        return x_0 if self.shared_frame else centre(x_0, mask)
+        return x_0 if self.shared_frame else center(x_0, mask)
 
     def masks(
         self,
@@ -255,27 +257,27 @@ class Objective(Optimisation):
         """A batch with noise at the times of its contexts, and what of it is asked of the network."""
         t_expr, t_pos, noise_expr, noise_pos = self.draw(batch, purpose)
         mask = batch.mask
-        x_pos = batch.position if self.shared_frame else self.centred(batch, t_pos)
+        x_pos = batch.position if self.shared_frame else self.centered(batch, t_pos)
         if not self.shared_frame:
-            noise_pos = centre(noise_pos, mask)
+            noise_pos = center(noise_pos, mask)
             if self.in_step or bool((t_pos < 1).any()):
                 moved = self.deformed(self.canonical(batch, mask, x_pos), t_pos, batch, purpose)
                 # Contexts that are placed stay, so that no loss depends on what else is in the batch.
                 x_pos = torch.where((t_pos < 1)[:, None, None], moved, x_pos)
-        x_expr, given, measured, held = batch.expression, batch.expression, batch.measured, None
+        x_expr, given, measured, observed = batch.expression, batch.expression, batch.measured, None
         if self.mode != "expr_to_pos":
             sampled = (t_expr > 0)[:, None]
             x_expr = torch.where(sampled[..., None], batch.target, x_expr)
             measured = measured | (sampled & batch.present)
-            held, given = self.held(batch, x_expr, t_expr, purpose)
+            observed, given = self.observed(batch, x_expr, t_expr, purpose)
         z_expr = self.diffusion.expression.noise(x_expr, t_expr, noise_expr) * measured.unsqueeze(1)
-        if held is not None:
-            z_expr = torch.where(held, given, z_expr)
+        if observed is not None:
+            z_expr = torch.where(observed, given, z_expr)
         z_pos = self.diffusion.position.noise(x_pos, t_pos, noise_pos)
         masks = self.masks(batch, x_expr, x_pos, measured, t_expr, t_pos, purpose)
-        if held is not None and masks.expression is not None:
-            held = held & ~masks.expression  # what is masked is not marked as known
-        return Noised(x_expr, x_pos, z_expr, z_pos, t_expr, t_pos, measured, held, masks)
+        if observed is not None and masks.expression is not None:
+            observed = observed & ~masks.expression  # what is masked is not marked as known
+        return Noised(x_expr, x_pos, z_expr, z_pos, t_expr, t_pos, measured, observed, masks)
 
     def denoised(self, noised: Noised, batch: Batch) -> tuple[Prediction, Routings]:
         """What the network makes of it, and to which experts it sent the cells."""
@@ -287,10 +289,10 @@ class Objective(Optimisation):
             noised.t_expr,
             noised.t_pos,
             None if bool(batch.mask.all()) else batch.mask,
-            held=noised.held,
+            observed=noised.observed,
             predict=("position",) if only_position else ("expression", "position"),
             masked=noised.masks,
-            crowding=batch.crowding if batch.crowding.shape[-1] else None,
+            local_density=batch.local_density if batch.local_density.shape[-1] else None,
             sequence=sequence_of(batch.sequence),
             routings=routings,
             parallel=self.parallel,
@@ -316,18 +318,18 @@ class Objective(Optimisation):
             if purpose == TRAINING:
                 self.load.add(expert_counts(routings, mask))
         if self.spacing:
-            losses["packing"] = packing_losses(self.module.packing, batch, self.spacing, purpose)
+            losses["min_distance"] = min_distance_losses(self.module.min_distance, batch, self.spacing, purpose)
         return losses
 
     def _expression_losses(self, output: Tensor, x_0_pos: Tensor, noised: Noised, batch: Batch) -> dict[str, Tensor]:
-        """Diffusion loss where the clock runs; what the input lacks where it is clean; and what was masked."""
+        """Diffusion loss where the timestep runs; what the input lacks where it is clean; and what was masked."""
         losses = {}
         mask, masked, t = batch.mask, noised.masks.expression, noised.t_expr
         x_0 = clean_value(self.diffusion.expression, output, noised.z_expr, t, masked)
         if self.mode != "expr_to_pos":
             weight = self.diffusion.expression.loss_weight(t, maximum=self.config.max_loss_weight)
-            assert noised.held is not None
-            asked = ~noised.held if masked is None else ~(noised.held | masked)
+            assert noised.observed is not None
+            asked = ~noised.observed if masked is None else ~(noised.observed | masked)
             genes = noised.measured * self.module.gene_weight.square()
             error = mean_squared_error(x_0, noised.x_expr, mask, weight, features=genes, entries=asked)
             losses["expression"] = torch.where(t > 0, error, 0.0)
@@ -355,8 +357,8 @@ class Objective(Optimisation):
         masked: Tensor | None,
         rngs: Sequence[np.random.Generator],
     ) -> dict[str, Tensor]:
-        """Diffusion loss where the clock runs; aligned, distance and neighbour loss where positions are absent."""
-        losses = {name: x_0.new_zeros(len(x_0)) for name in ("diffusion", "aligned", "distance", "neighbour", "layout")}
+        """Diffusion loss where the timestep runs; aligned, distance and neighbor loss where positions are absent."""
+        losses = {name: x_0.new_zeros(len(x_0)) for name in ("diffusion", "aligned", "distance", "neighbor", "layout")}
         runs = (t_pos > 0) & (t_pos < 1)
         if bool(runs.any()):
             weight = self.diffusion.position.loss_weight(t_pos[runs], maximum=self.config.max_loss_weight)
@@ -369,9 +371,9 @@ class Objective(Optimisation):
             error = mean_squared_error if self.shared_frame else aligned_error
             losses["aligned"][absent] = error(predicted, true, real)
             losses["distance"][absent] = distance_error(predicted, true, real, rngs) / 2
-            feature = self.module.neighbourhood(latent[absent])
-            width = self.config.neighbour_width * true.shape[-1] ** 0.5
-            losses["neighbour"][absent] = neighbour_error(feature, true, real, width=width, rngs=rngs)
+            feature = self.module.neighborhood(latent[absent])
+            width = self.config.neighbor_width * true.shape[-1] ** 0.5
+            losses["neighbor"][absent] = neighbor_error(feature, true, real, width=width, rngs=rngs)
             width = self.config.layout_width * true.shape[-1] ** 0.5
             losses["layout"][absent] = layout_error(predicted, true, real, width=width, rngs=rngs)
         return losses
@@ -387,11 +389,11 @@ class Objective(Optimisation):
             "diffusion": config.lambda_position,
             "aligned": config.lambda_position,
             "distance": config.lambda_distance,
-            "neighbour": config.lambda_neighbour,
+            "neighbor": config.lambda_neighbor,
             "layout": config.lambda_layout,
             "expression": config.lambda_expression,
             "completion": config.lambda_completion,
-            "packing": config.lambda_packing,
+            "min_distance": config.lambda_min_distance,
             "fape": config.lambda_fape,
             "balance": config.moe_load_balance_loss_weight,
             "masked": config.reconstruction_weight,

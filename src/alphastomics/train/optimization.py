@@ -1,4 +1,4 @@
-r"""How the losses of a plan are minimised: AdamW, and a learning rate that follows steps or time.
+r"""How the losses of a plan are minimized: AdamW, and a learning rate that follows steps or time.
 
 .. math::
 
@@ -43,8 +43,8 @@ class NonFiniteLossError(RuntimeError):
     """The loss or its gradient became NaN or infinite; the message names the step and the slices."""
 
 
-class Optimisation(pl.LightningModule):
-    """Optimiser, schedule and clock of a training.
+class Optimization(pl.LightningModule):
+    """Optimizer, schedule and clock of a training.
 
     Parameters
     ----------
@@ -101,7 +101,7 @@ class Optimisation(pl.LightningModule):
 
     def _take_rates(self, checkpoint: dict[str, Any]) -> None:
         """Learn at the rates that are asked for now: how else would a training go on that became NaN at others?"""
-        now = [self.config.lr, self.config.packing_lr]
+        now = [self.config.lr, self.config.min_distance_lr]
         for state, schedule in zip(checkpoint["optimizer_states"], checkpoint["lr_schedulers"], strict=True):
             before, schedule["base_lrs"] = schedule["base_lrs"], now
             for group, old, new in zip(state["param_groups"], before, now, strict=True):
@@ -156,9 +156,9 @@ class Optimisation(pl.LightningModule):
 
     def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
         """AdamW with warm-up and a rate that follows :meth:`progress`."""
-        others = [p for name, p in self.module.named_parameters() if not name.startswith("packing.")]
-        packing = list(self.module.packing.parameters())
-        groups: list[dict[str, Any]] = [{"params": others}, {"params": packing, "lr": self.config.packing_lr}]
+        others = [p for name, p in self.module.named_parameters() if not name.startswith("min_distance.")]
+        min_distance = list(self.module.min_distance.parameters())
+        groups: list[dict[str, Any]] = [{"params": others}, {"params": min_distance, "lr": self.config.min_distance_lr}]
         optimizer = torch.optim.AdamW(
             groups, lr=self.config.lr, weight_decay=self.config.weight_decay, betas=(0.9, 0.99)
         )

@@ -11,7 +11,7 @@ from alphastomics.nn.random import ContextGenerators, drawing_from
 from alphastomics.train.config import DiffusionConfig, PlanConfig
 from alphastomics.train.diagnostics import EVERY, layer_statistics
 from alphastomics.train.distributed.processes import join_group, mean_of_some, sum_of_all
-from alphastomics.train.distributed.sharding import copy_whole, gathered, reached, shard
+from alphastomics.train.distributed.sharding import copy_whole, gathered, shard, touch_all_params
 from alphastomics.train.memory.recompute import recompute
 from alphastomics.train.objective import VALIDATION, Objective
 from alphastomics.train.timesteps import Mode, keyed_rng
@@ -32,7 +32,7 @@ DROPOUT = 50  # purpose of the generators, keyed by context, by which the networ
 
 
 class TrainingPlan(Objective):
-    """Losses and optimiser of a :class:`~alphastomics.nn.Denoiser`.
+    """Losses and optimizer of a :class:`~alphastomics.nn.Denoiser`.
 
     Parameters
     ----------
@@ -43,11 +43,11 @@ class TrainingPlan(Objective):
     diffusion
         Its two processes.
     shared_frame
-        Whether positions are registered, so that nothing is aligned or centred.
+        Whether positions are registered, so that nothing is aligned or centered.
     slice_names
         Names of the slices, for messages.
     spacing
-        Distance between neighbouring cells in model units; 0 trains no packing network.
+        Distance between neighboring cells in model units; 0 trains no minimum-distance network.
     max_seconds
         Time the training may take; the learning rate then follows the clock on the wall as well as the steps.
     masking
@@ -162,7 +162,7 @@ class TrainingPlan(Objective):
         loss = self.total(losses, batch, per_batch)
         self.refuse_if_broken("loss", loss)
         self._log("train", loss * (per_batch / here) if here else loss, losses, batch, here, seen)
-        return reached(loss, self.module.parameters())
+        return touch_all_params(loss, self.module.parameters())
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         """Loss of a held-out batch, with the same noise at every epoch."""
@@ -185,7 +185,7 @@ class TrainingPlan(Objective):
         return self.trainer.world_size // self.context_parallel_size
 
     def _count(self, batch_idx: int) -> tuple[float, float]:
-        """Mean number of real contexts that a group has in this batch, and in a batch of this step of the optimiser."""
+        """Mean number of real contexts that a group has in this batch, and in a batch of this step of the optimizer."""
         n, w = self.trainer.accumulate_grad_batches, self._n_groups
         first = batch_idx - batch_idx % n
         batches = range(first, min(first + n, int(self.trainer.num_training_batches)))

@@ -27,7 +27,7 @@ class CurvePoint(NamedTuple):
     Attributes
     ----------
     step
-        Steps of the optimiser so far.
+        Steps of the optimizer so far.
     seconds
         Time since the first step, what was spent on validation included.
     train_loss

@@ -16,11 +16,11 @@ from lightning.pytorch.strategies.launchers import _SubprocessScriptLauncher
 from scvi import settings
 from scvi.train import TrainRunner
 
-from alphastomics.train.callbacks import History, Meter
+from alphastomics.train.callbacks import History, ThroughputMonitor
 from alphastomics.train.defaults import GRADIENT_NORM
 from alphastomics.train.distributed.launch import REMEDY, DeadProcessError, ScriptLauncher, Watch, is_lost
 from alphastomics.train.ema import BestAverage, MovingAverage
-from alphastomics.train.interrupt import PatientStopping, StopTogether, TimeLimit
+from alphastomics.train.interrupt import LatchedEarlyStopping, StopTogether, TimeLimit
 from alphastomics.train.optimization import NonFiniteLossError
 
 if TYPE_CHECKING:
@@ -96,11 +96,11 @@ class ContextTrainer(pl.Trainer):
         callbacks: list[pl.Callback] | None = None,
         **kwargs: Any,
     ) -> None:
-        callbacks = [*(callbacks or []), ema, history, Meter(), StopTogether()]
+        callbacks = [*(callbacks or []), ema, history, ThroughputMonitor(), StopTogether()]
         if max_seconds is not None:
             callbacks.append(TimeLimit(max_seconds))
         if early_stopping:
-            stop = PatientStopping(
+            stop = LatchedEarlyStopping(
                 monitor=early_stopping_monitor, patience=early_stopping_patience, min_delta=early_stopping_min_delta
             )
             callbacks += [stop, BestAverage(ema, early_stopping_monitor)]

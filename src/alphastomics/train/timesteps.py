@@ -1,4 +1,4 @@
-r"""Which clocks run, and where they stand, for each context of a batch.
+r"""Which timesteps run, and where they stand, for each context of a batch.
 
 ========================  =============================  =============================
 mode                      t_expr                         t_pos
@@ -44,8 +44,8 @@ PLACING, WRITING = 0.25, 0.85  # cumulative shares of the parts of "any"; the re
 SMALLEST = 0.01  # below this the noise is finer than anything a tissue holds
 
 
-class Clocks(NamedTuple):
-    """Clocks of one context."""
+class Timesteps(NamedTuple):
+    """Timesteps of one context."""
 
     expression: float
     position: float
@@ -67,10 +67,10 @@ def spread_kind(key: NDArray[np.int64], purpose: int) -> float:
     return float((start + index * (np.sqrt(5) - 1) / 2) % 1)
 
 
-def draw_clocks(
+def draw_timesteps(
     mode: Mode, rng: np.random.Generator, *, absent: float, smallest: float = SMALLEST, kind: float | None = None
-) -> Clocks:
-    """Draw the clocks of one context.
+) -> Timesteps:
+    """Draw the timesteps of one context.
 
     Parameters
     ----------
@@ -79,27 +79,27 @@ def draw_clocks(
     rng
         Generator of this context.
     absent
-        Probability that the modality to be sampled is absent altogether (its clock stands at 1).
+        Probability that the modality to be sampled is absent altogether (its timestep stands at 1).
     smallest
-        Smallest time of a position clock that runs.
+        Smallest time of a position timestep that runs.
     kind
-        Uniform number that decides which clocks run; drawn when None.
+        Uniform number that decides which timesteps run; drawn when None.
     """
     drawn, u, v = rng.random(3)
     kind = float(drawn) if kind is None else kind
     t_1, t_2 = float(smallest + (1 - smallest) * u), float(SMALLEST + (1 - SMALLEST) * v)
     if mode == "expr_to_pos":
-        return Clocks(0.0, 1.0 if kind < absent else t_1)
+        return Timesteps(0.0, 1.0 if kind < absent else t_1)
     if mode == "pos_to_expr":
         if kind < FRAME_SHARE:
-            return Clocks(0.0, 1.0)
-        return Clocks(1.0 if kind < FRAME_SHARE + (1 - FRAME_SHARE) * absent else t_2, 0.0)
+            return Timesteps(0.0, 1.0)
+        return Timesteps(1.0 if kind < FRAME_SHARE + (1 - FRAME_SHARE) * absent else t_2, 0.0)
     if mode == "joint":
         if kind < absent / 2:
-            return Clocks(0.0, 1.0)
-        return Clocks(1.0, 1.0) if kind < absent * 0.6 else Clocks(t_1 if kind < (1 + absent) / 2 else t_2, t_1)
+            return Timesteps(0.0, 1.0)
+        return Timesteps(1.0, 1.0) if kind < absent * 0.6 else Timesteps(t_1 if kind < (1 + absent) / 2 else t_2, t_1)
     part: Mode = "expr_to_pos" if kind < PLACING else "pos_to_expr" if kind < WRITING else "joint"
-    return draw_clocks(part, rng, absent=absent, smallest=smallest)
+    return draw_timesteps(part, rng, absent=absent, smallest=smallest)
 
 
 NOTHING, CELLS, GENES = 0.15, 0.25, 0.65  # cumulative shares of the contexts; in the rest single entries are held
@@ -107,19 +107,19 @@ CELL_SHARE = 0.02, 0.5  # of the cells, evenly on a logarithmic scale
 GENE_SHARE = 0.3, 0.95  # of the genes, or of the entries
 
 
-def draw_held(n_cells: int, n_genes: int, rng: np.random.Generator) -> NDArray[np.bool_]:
+def draw_observed(n_cells: int, n_genes: int, rng: np.random.Generator) -> NDArray[np.bool_]:
     """Draw the held entries (N, G) of one context."""
     kind = rng.random()
-    held = np.zeros((n_cells, n_genes), dtype=bool)
+    observed = np.zeros((n_cells, n_genes), dtype=bool)
     if kind < NOTHING:
-        return held
+        return observed
     if kind < CELLS:
-        held[rng.random(n_cells) < np.exp(rng.uniform(*np.log(CELL_SHARE)))] = True
-        return held
+        observed[rng.random(n_cells) < np.exp(rng.uniform(*np.log(CELL_SHARE)))] = True
+        return observed
     share = rng.uniform(*GENE_SHARE)
     if kind < GENES:
-        held[:, rng.permutation(n_genes)[: int(share * n_genes)]] = True
-        return held
+        observed[:, rng.permutation(n_genes)[: int(share * n_genes)]] = True
+        return observed
     return rng.random((n_cells, n_genes)) < share
 
 
@@ -165,7 +165,7 @@ def draw_masks(
     measured
         Genes (B, G) that have a value.
     t_expr, t_pos
-        Clocks (B,); at 1 there is nothing that could be masked.
+        Timesteps (B,); at 1 there is nothing that could be masked.
     share
         Share of the ratios, see :meth:`~alphastomics.diffusion.MaskingConfig.share`.
     """
@@ -175,7 +175,7 @@ def draw_masks(
 
     def draw(value: Tensor, features: Tensor, t: Tensor, ratio: float) -> Tensor:
         masked = [
-            rng if take and clock < 1 else None for rng, take, clock in zip(rngs, chosen, t.tolist(), strict=True)
+            rng if take and timestep < 1 else None for rng, take, timestep in zip(rngs, chosen, t.tolist(), strict=True)
         ]
         return draw_mask(value, batch.mask, features, ratio=share * ratio, strategy=config.mask_strategy, rngs=masked)
 

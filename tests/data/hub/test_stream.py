@@ -185,17 +185,17 @@ def test_an_interrupted_epoch_of_workers_goes_on(folder):
 def test_no_more_is_held_than_the_buffer(folder, monkeypatch):
     from alphastomics.data.hub import _stream
 
-    held, most = set(), []
+    observed, most = set(), []
 
     class Watched(_stream.ContextDataset):
         def __init__(self, source, **options):
             super().__init__(source, **options)
-            held.add(source.slices[0].rows[0])
+            observed.add(source.slices[0].rows[0])
             sizes[source.slices[0].rows[0]] = source.n_cells
-            most.append(sum(sizes[each] for each in held))
+            most.append(sum(sizes[each] for each in observed))
 
         def __del__(self):
-            held.discard(self.source.slices[0].rows[0])
+            observed.discard(self.source.slices[0].rows[0])
 
     sizes = {}
     monkeypatch.setattr(_stream, "ContextDataset", Watched)

@@ -325,7 +325,7 @@ def test_without_a_token(hub, folder, monkeypatch, capsys):
 
 def test_a_name_that_is_none(hub, folder, capsys):
     assert run("--data-dir", folder, "--repo-id", "no such/name/at all") == 1
-    assert "is no name of a repository; write organisation/name" in complaint(capsys)
+    assert "is no name of a repository; write organization/name" in complaint(capsys)
     assert not hub.requests
 
 

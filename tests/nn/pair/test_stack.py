@@ -104,14 +104,14 @@ def test_all_parameters_learn(name, make_factors):
     """Bar: no gradient is None in any step, all are non-zero within 20."""
     network, factors = make(name, trained=False).train(), make_factors(rank=6)
     goal = torch.randn(2, 11, 11, 8, dtype=torch.float64)
-    optimiser, learnt = torch.optim.Adam(network.parameters(), 1e-2), set()
+    optimizer, learnt = torch.optim.Adam(network.parameters(), 1e-2), set()
     for _ in range(20):
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         after = network(factors)
         (after.dense() - goal).square().mean().backward()
         assert all(parameter.grad is not None for parameter in network.parameters())
         learnt |= {key for key, parameter in network.named_parameters() if parameter.grad.any()}
-        optimiser.step()
+        optimizer.step()
         if len(learnt) == len(list(network.parameters())):
             break
     assert learnt == {key for key, _ in network.named_parameters()}
@@ -149,7 +149,7 @@ def test_at_first_a_stack_changes_nothing(residual, make_factors):
 
 
 def effective_rank(x: Tensor) -> float:
-    """Exponential of the entropy of the normalised singular values of ``x`` (..., R)."""
+    """Exponential of the entropy of the normalized singular values of ``x`` (..., R)."""
     share = torch.linalg.svdvals(x.detach().flatten(0, -2))
     share = share / share.sum()
     return float((-(share.clamp_min(1e-300).log() * share).sum()).exp())

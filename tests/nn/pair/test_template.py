@@ -8,7 +8,7 @@ import torch
 from scipy.special import j0
 from scipy.stats import special_ortho_group
 
-from alphastomics.nn.pair import DenseTemplate, Template, factorise
+from alphastomics.nn.pair import DenseTemplate, Template, factorize
 
 dimensions = pytest.mark.parametrize("n_dims", [2, 3])
 PROFILE = {2: j0, 3: lambda z: np.sinc(z / np.pi)}
@@ -105,13 +105,13 @@ def test_impossible_arguments_are_refused():
         Template(3, 1)
 
 
-def test_factorise_is_the_best_approximation(mask):
+def test_factorize_is_the_best_approximation(mask):
     p = torch.randn(2, 11, 11, 3, dtype=torch.float64)
     p = p * (mask[:, :, None] & mask[:, None])[..., None]
-    rest = (factorise(p, 4, mask).dense() - p).square().sum(dim=(1, 2))
+    rest = (factorize(p, 4, mask).dense() - p).square().sum(dim=(1, 2))
     spectrum = np.linalg.svd(np.moveaxis(p.numpy(), 3, 1), compute_uv=False)
     np.testing.assert_allclose(rest, (spectrum[..., 4:] ** 2).sum(-1), rtol=1e-12)
-    torch.testing.assert_close(factorise(p, 11, mask).dense(), p)
+    torch.testing.assert_close(factorize(p, 11, mask).dense(), p)
 
 
 def test_a_dense_template_is_a_learned_sum_of_its_channels(mask):
@@ -128,6 +128,6 @@ def test_a_dense_template_is_a_learned_sum_of_its_channels(mask):
 
 def test_impossible_templates_are_refused():
     with pytest.raises(ValueError, match="a matrix of 2049 cells is too large"):
-        factorise(torch.zeros(1, 2049, 2049, 1), 3)
+        factorize(torch.zeros(1, 2049, 2049, 1), 3)
     with pytest.raises(ValueError, match="rank=4 is more than the 3 cells"):
-        factorise(torch.zeros(1, 3, 3, 1), 4)
+        factorize(torch.zeros(1, 3, 3, 1), 4)

@@ -88,7 +88,7 @@ def _contents(info: DatasetInfo) -> str:
         f"Spatial transcriptomics: {n_cells:,} cells with expression of {schema.n_genes:,} genes and positions in "
         f"{schema.n_dims}D, in {len(slices):,} slices.",
         "Values are counts." if info.counts else "",
-        f"{len(schema.cell_types):,} cell types are labelled." if schema.cell_types else "",
+        f"{len(schema.cell_types):,} cell types are labeled." if schema.cell_types else "",
         f"{len(info.unmeasured):,} slices do not measure every gene; `unmeasured` in `metadata.json` says which."
         if info.unmeasured
         else "",

@@ -65,7 +65,7 @@ def explained(repo_id: str, doing: Doing = "write") -> Iterator[None]:
     try:
         yield
     except HFValidationError as error:
-        raise ValueError(f"{repo_id!r} is no name of a repository; write organisation/name") from error
+        raise ValueError(f"{repo_id!r} is no name of a repository; write organization/name") from error
     except LocalTokenNotFoundError as error:
         raise PermissionError(f"there is no token for the Hub; {LOGIN.format(doing=doing)}") from error
     except (network, OSError, RuntimeError, ValueError) as error:

@@ -28,7 +28,7 @@ def read_info(source: str | PathLike[str], *, revision: str | None = None, endpo
     Parameters
     ----------
     source
-        A folder, or ``"organisation/name"`` on the Hub.
+        A folder, or ``"organization/name"`` on the Hub.
     revision
         Branch, tag or commit on the Hub; ``main`` when None.
     endpoint
@@ -76,7 +76,7 @@ def create_dataloaders(
     Parameters
     ----------
     source
-        ``"organisation/name"`` on the Hub, or a folder.
+        ``"organization/name"`` on the Hub, or a folder.
     batch_size
         Number of cells in a batch.
     context_size

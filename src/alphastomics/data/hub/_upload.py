@@ -70,9 +70,9 @@ def upload(
     data_dir
         Folder that ``alphastomics preprocess`` wrote.
     repo_id
-        ``"organisation/name"``.
+        ``"organization/name"``.
     private
-        Whether only its organisation sees it; as the organisation has it by default if not.
+        Whether only its organization sees it; as the organization has it by default if not.
     license
         License for the card, as the Hub writes it, for example ``"cc-by-4.0"``.
     overwrite
@@ -86,7 +86,7 @@ def upload(
         If huggingface_hub is not installed.
     FileNotFoundError, ValueError
         If the dataset is not whole, the repository holds another one or is public against `private`, or there is no such
-        organisation.
+        organization.
     OSError
         If the token is missing or does not suffice (:class:`PermissionError`), or the Hub cannot be reached or fails.
     """

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from alphastomics._io import _json
-from alphastomics._io._errors import check_inside, check_memory, reason, shown
+from alphastomics._io._errors import check_inside, check_memory, describe_error, format_value
 from alphastomics.data._schema import TissueSchema
 from alphastomics.data.parquet._files import footer_checksum, read_json, write_json
 
@@ -134,7 +134,7 @@ class DatasetInfo:
         version = values.get("format_version")
         if version != FORMAT_VERSION:
             raise ValueError(
-                f"{path} has format_version {shown(version)}, and this version of alphastomics reads {FORMAT_VERSION}; "
+                f"{path} has format_version {format_value(version)}, and this version of alphastomics reads {FORMAT_VERSION}; "
                 "update it, or make the dataset again"
             )
         try:
@@ -147,7 +147,9 @@ class DatasetInfo:
             )
             check_memory(8 * sum(shard.n_cells for shard in info.shards))  # a number for each is the least that is held
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise ValueError(f"{path} is damaged ({reason(error)}); delete it and make the dataset again") from error
+            raise ValueError(
+                f"{path} is damaged ({describe_error(error)}); delete it and make the dataset again"
+            ) from error
         if check:
             info.check(folder)
         return info
@@ -156,7 +158,7 @@ class DatasetInfo:
 def _shard(entry: dict[str, Any]) -> Shard:
     file, split = str(entry["file"]), str(entry["split"])
     if "/" in file or "\\" in file or "\0" in file or file.startswith(".") or split not in SPLITS:
-        raise ValueError(f"{shown(file)} is no file of a split")
+        raise ValueError(f"{format_value(file)} is no file of a split")
     groups = tuple((str(name), _count(n)) for name, n in entry["groups"])
     return Shard(
         file=file, split=split, groups=groups, sha256=str(entry["sha256"]), footer=str(entry.get("footer", ""))
@@ -166,7 +168,7 @@ def _shard(entry: dict[str, Any]) -> Shard:
 def _count(n: Any) -> int:
     """Number of cells of a row group."""
     if type(n) is not int or n < 0:
-        raise ValueError(f"{shown(n)} is no number of cells")
+        raise ValueError(f"{format_value(n)} is no number of cells")
     return n
 
 
@@ -211,7 +213,7 @@ class Note(NamedTuple):
             genes, n_dims = tuple(map(str, values["genes"])), int(values["n_dims"])
             unmeasured = {str(name): tuple(map(str, lacking)) for name, lacking in values["unmeasured"].items()}
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise ValueError(f"its metadata do not describe genes ({reason(error)})") from error
+            raise ValueError(f"its metadata do not describe genes ({describe_error(error)})") from error
         if n_dims not in (2, 3) or not 0 < len(set(genes)) == len(genes):
             raise ValueError("its metadata do not describe genes, each once, in 2 or 3 dimensions")
         return cls(genes, n_dims, unmeasured)

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from alphastomics._io import _json
-from alphastomics._io._errors import WRITE, denied, reason
+from alphastomics._io._errors import WRITE, describe_error, permission_error
 from alphastomics.data.parquet._columns import EXPRESSION, INDICES, POSITION, VALUES, from_arrow, to_arrow
 from alphastomics.data.parquet._footer import check_room, read_footer
 
@@ -48,7 +48,7 @@ def replacing(path: Path) -> Iterator[Path]:
         yield temporary
         temporary.replace(path)
     except OSError as error:
-        raise type(error)(f"{path} cannot be written ({reason(error)}); {WRITE}") from error
+        raise type(error)(f"{path} cannot be written ({describe_error(error)}); {WRITE}") from error
     finally:
         with suppress(OSError):  # where a file cannot be, none is left
             temporary.unlink()
@@ -72,7 +72,7 @@ def make_folder(path: Path) -> None:
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise type(error)(f"the folder {path} cannot be made ({reason(error)}); {WRITE}") from error
+        raise type(error)(f"the folder {path} cannot be made ({describe_error(error)}); {WRITE}") from error
 
 
 def check_written(path: Path) -> None:
@@ -154,9 +154,11 @@ def open_parquet(path: Path) -> pq.ParquetFile:
     try:
         return pq.ParquetFile(path, page_checksum_verification=True)
     except PermissionError as error:
-        raise denied(path, error) from error
+        raise permission_error(path, error) from error
     except Exception as error:  # a damaged file can break the reader in any way
-        raise ValueError(f"{path} is no whole Parquet file ({reason(error)}); make the dataset again") from error
+        raise ValueError(
+            f"{path} is no whole Parquet file ({describe_error(error)}); make the dataset again"
+        ) from error
 
 
 def read_group(file: pq.ParquetFile, group: int, n_genes: int, path: Path) -> Cells:
@@ -170,7 +172,9 @@ def read_group(file: pq.ParquetFile, group: int, n_genes: int, path: Path) -> Ce
     try:
         return from_arrow(file.read_row_group(group), n_genes)
     except Exception as error:  # likewise
-        raise ValueError(f"Row group {group} of {path} is damaged ({reason(error)}); make the dataset again") from error
+        raise ValueError(
+            f"Row group {group} of {path} is damaged ({describe_error(error)}); make the dataset again"
+        ) from error
 
 
 def check_whole(path: Path) -> None:
@@ -185,7 +189,9 @@ def check_whole(path: Path) -> None:
         footer = read_footer(path)
         check_room(footer, range(len(footer)))
     except (OSError, ValueError) as error:
-        raise ValueError(f"{path} is no whole Parquet file ({reason(error)}); make the dataset again") from error
+        raise ValueError(
+            f"{path} is no whole Parquet file ({describe_error(error)}); make the dataset again"
+        ) from error
 
 
 def checksum(path: Path) -> str:
@@ -217,9 +223,11 @@ def footer_checksum(path: Path) -> str:
             file.seek(size - 8 - length)
             return hashlib.sha256(file.read()).hexdigest()
     except PermissionError as error:
-        raise denied(path, error) from error
+        raise permission_error(path, error) from error
     except (OSError, ValueError) as error:
-        raise ValueError(f"{path} is no whole Parquet file ({reason(error)}); make the dataset again") from error
+        raise ValueError(
+            f"{path} is no whole Parquet file ({describe_error(error)}); make the dataset again"
+        ) from error
 
 
 def write_json(path: Path, values: Any) -> None:
@@ -241,6 +249,8 @@ def read_json(path: Path) -> Any:
     try:
         return _json.read(path, largest=LARGEST_JSON)
     except PermissionError as error:
-        raise denied(path, error) from error
+        raise permission_error(path, error) from error
     except (ValueError, OSError) as error:
-        raise ValueError(f"{path} is not JSON ({reason(error)}); delete it and make the dataset again") from error
+        raise ValueError(
+            f"{path} is not JSON ({describe_error(error)}); delete it and make the dataset again"
+        ) from error

@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 import scipy.sparse as sp
 
 from alphastomics import _keys
-from alphastomics._io._errors import reason
+from alphastomics._io._errors import describe_error
 from alphastomics.data._checks import check_choice
 from alphastomics.data.parquet._columns import (
     CELL,
@@ -198,7 +198,7 @@ def read_dataset(data_dir: str | PathLike[str], split: str = "test") -> ad.AnnDa
     try:
         return to_anndata(parts, Note(info.schema.genes, info.schema.n_dims, info.unmeasured))
     except Exception as error:  # a damaged dataset can break the reader in any way
-        raise ValueError(f"{folder}: {reason(error)}; make the dataset again") from error
+        raise ValueError(f"{folder}: {describe_error(error)}; make the dataset again") from error
 
 
 def _read_shard(path: Path, shard: Shard, info: DatasetInfo) -> Iterator[Cells]:
@@ -247,7 +247,7 @@ def read_parquet(path: str | PathLike[str]) -> ad.AnnData:
         schema = file.schema_arrow
     except Exception as error:  # a damaged file can break the reader in any way
         raise ValueError(
-            f"{path} is no whole Parquet file ({reason(error)}); make it again, or name another"
+            f"{path} is no whole Parquet file ({describe_error(error)}); make it again, or name another"
         ) from error
     with file:
         note = _find_note(path, schema)
@@ -258,11 +258,11 @@ def read_parquet(path: str | PathLike[str]) -> ad.AnnData:
                 if len(table):
                     parts.append(read_part(table, len(note.genes)))
             except Exception as error:  # likewise
-                raise ValueError(f"Row group {number} of {path} cannot be used: {reason(error)}") from error
+                raise ValueError(f"Row group {number} of {path} cannot be used: {describe_error(error)}") from error
     try:
         return to_anndata(parts, note)
     except Exception as error:  # likewise
-        raise ValueError(f"{path}: {reason(error)}") from error
+        raise ValueError(f"{path}: {describe_error(error)}") from error
 
 
 def _find_note(path: Path, schema: pa.Schema) -> Note:

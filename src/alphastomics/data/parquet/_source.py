@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Union
 import numpy as np
 import scipy.sparse as sp
 
-from alphastomics._io._errors import reason
+from alphastomics._io._errors import describe_error
 from alphastomics.data._encode import Encoder, dense_rows, thin_rows
 from alphastomics.data._sources import SliceCells
 from alphastomics.data.parquet._columns import (
@@ -345,7 +345,7 @@ def _read_places(path: Path) -> Places:
             check_room(footer, range(len(footer)), columns)
             return _to_places(file.read(columns=columns), [group.n_rows for group in footer])
         except Exception as error:  # likewise
-            raise ValueError(f"{path} is damaged ({reason(error)}); make the dataset again") from error
+            raise ValueError(f"{path} is damaged ({describe_error(error)}); make the dataset again") from error
 
 
 def _to_places(table: pa.Table, n_rows: list[int]) -> Places:

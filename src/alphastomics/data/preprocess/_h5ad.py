@@ -18,7 +18,7 @@ import pandas as pd
 import scipy.sparse as sp
 from anndata.io import read_elem, sparse_dataset
 
-from alphastomics._io._errors import reason
+from alphastomics._io._errors import describe_error
 from alphastomics.data._checks import check_genes
 from alphastomics.data._h5ad import check_contents
 from alphastomics.data._matrix import canonical
@@ -397,7 +397,7 @@ def _is_held(name: str, options: Stage1Options) -> bool:
 
 
 def _unreadable(path: Path, error: Exception) -> str:
-    return f"{path} cannot be read as .h5ad ({reason(error)}); see that it is whole and readable, or remove it from the folder"
+    return f"{path} cannot be read as .h5ad ({describe_error(error)}); see that it is whole and readable, or remove it from the folder"
 
 
 def _genes(path: Path, names: NDArray[np.object_]) -> tuple[str, ...]:

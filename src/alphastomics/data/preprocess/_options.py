@@ -86,7 +86,7 @@ class Stage2Options:
         Whether genes are brought to unit variance when they are read.
     normalize_position
         Whether the network sees positions in units of the radius of a slice, as
-        :class:`~alphastomics.data.TissueSchema` has it. If not, its scale is 1 and its centre 0. Files hold the units of the
+        :class:`~alphastomics.data.TissueSchema` has it. If not, its scale is 1 and its center 0. Files hold the units of the
         input in either case.
     scale_per_slice
         Whether every gene of every slice is brought to mean 0 and variance 1 among the cells of that slice instead, after

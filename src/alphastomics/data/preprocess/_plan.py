@@ -201,9 +201,9 @@ class Plan:
     def schema(self, moments: Moments, totals: NDArray[np.float64]) -> TissueSchema:
         """The tissue, fitted to the training cells."""
         first, extents = self.slices[0], self._extents()
-        scale, centre = fit_frame(extents, self.options.frame)
+        scale, center = fit_frame(extents, self.options.frame)
         if not self.options.normalize_position:
-            scale, centre = 1.0, (0.0,) * first.n_dims
+            scale, center = 1.0, (0.0,) * first.n_dims
         log1p = self.transform == "log1p"
         whole = all(each.measured.all() for each in self.slices)
         share = totals / totals.sum() if whole and log1p else self.share
@@ -220,7 +220,7 @@ class Plan:
             n_dims=first.n_dims,
             scale=scale,
             spacing=fit_spacing(extents),
-            centre=centre,
+            center=center,
             slices=tuple(extents),
             cell_types=tuple(labels),
             position_key="spatial",

@@ -106,7 +106,7 @@ def _write(task: ShardTask, note: Path) -> None:
                     if task.split == SPLITS[0] and not task.per_slice:  # these are scaled already
                         _learn(part, stored, task, moments, totals)
                     part = _as_logarithms(part, stored, task) if task.logarithms else part
-                    parts.append(part if of_slice is None else _standardised(part, stored, of_slice))
+                    parts.append(part if of_slice is None else _standardized(part, stored, of_slice))
                 pa.default_memory_pool().release_unused()  # or what reading left would be there beside what writing needs
                 file.write(*parts)
     with replacing(note) as temporary, temporary.open("wb") as file:
@@ -145,7 +145,7 @@ def _moments(stored: StoredSlice, task: ShardTask) -> Moments:
     return moments
 
 
-def _standardised(cells: Cells, stored: StoredSlice, moments: Moments) -> Cells:
+def _standardized(cells: Cells, stored: StoredSlice, moments: Moments) -> Cells:
     """Genes with mean 0 and variance 1 in their slice; those that it lacks, or that do not vary there, are 0."""
     varies = stored.measured & (moments.sd > 0)
     inverse = np.divide(1.0, moments.sd, out=np.zeros(len(varies)), where=varies)

@@ -213,14 +213,14 @@ def check_output(output_dir: Path, parameters: dict[str, Any]) -> None:
 def _begin(output_dir: Path, parameters: dict[str, Any]) -> Path:
     """A folder for files, with those that an earlier call with the same parameters finished."""
     unfinished = unfinished_folder(output_dir)
-    begun = unfinished / BEGUN
+    resume_state = unfinished / BEGUN
     make_folder(output_dir)
     sweep(output_dir)
     clear(output_dir / FOLDER)
-    if not begun.is_file() or read_json(begun) != parameters:
+    if not resume_state.is_file() or read_json(resume_state) != parameters:
         clear(unfinished)
         unfinished.mkdir(parents=True)
-        write_json(begun, parameters)
+        write_json(resume_state, parameters)
     return unfinished
 
 

@@ -71,7 +71,7 @@ def make_attention(
     Parameters
     ----------
     kind
-        ``"full"`` softmax attention; ``"linear"``; ``"geometric"``: scores fall with distance; ``"neighbor"``: neighbours one
+        ``"full"`` softmax attention; ``"linear"``; ``"geometric"``: scores fall with distance; ``"neighbor"``: neighbors one
         by one and all cells in sum; ``"axial"``: along the rows and columns of a grid.
     d_model, n_heads
         Width and number of heads.
@@ -82,9 +82,9 @@ def make_attention(
     angle
         By which the axes of the grid are turned, in radians.
     sequence
-        Whether cells have an order, for attention over neighbours.
+        Whether cells have an order, for attention over neighbors.
     n_pair_channels
-        Channels of the features of pairs, which geometric attention and attention over neighbours read; 0 if there are none.
+        Channels of the features of pairs, which geometric attention and attention over neighbors read; 0 if there are none.
 
     Raises
     ------

@@ -225,7 +225,7 @@ class GeometricAttention(SoftmaxAttention):
 
     def _in_lengths(self, x: Tensor, geometry: Geometry, mask: Tensor | None) -> Tensor:
         """Positions (B, H, N, D) in units of the length of the head."""
-        position = geometry.centred(x, mask, self.n_dims)
+        position = geometry.centered(x, mask, self.n_dims)
         return position[:, None] * (-self.log_length.to(position.dtype)).exp()[:, None, None]
 
     def _frames(self, x: Tensor, geometry: Geometry, mask: Tensor | None) -> Tensor:

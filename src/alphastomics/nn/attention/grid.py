@@ -42,18 +42,18 @@ class Grid(NamedTuple):
     ----------
     slot
         S column + row of every cell (B, N); S^2, outside of the square, for padding.
-    held
+    observed
         Slots (B, S, S) that hold a cell, by column and row.
     """
 
     slot: Tensor
-    held: Tensor
+    observed: Tensor
 
     def lay(self, x: Tensor) -> Tensor:
         """Cells (B, N, d) in their slots (B, S, S, d); 0 where there is none."""
-        slots = x.new_zeros(len(x), self.held[0].numel() + 1, x.shape[-1])
+        slots = x.new_zeros(len(x), self.observed[0].numel() + 1, x.shape[-1])
         slots = slots.scatter_(1, self.slot[..., None].expand_as(x), x)
-        return slots[:, :-1].unflatten(1, self.held.shape[1:])
+        return slots[:, :-1].unflatten(1, self.observed.shape[1:])
 
     def take(self, slots: Tensor) -> Tensor:
         """What lies in the slots (B, S, S, d) of the cells, (B, N, d); 0 for padding."""
@@ -82,8 +82,8 @@ def quantile_grid(a: Tensor, b: Tensor, mask: Tensor, *, multiple: int = 1) -> G
     before = (column * n + m - 1) // m  # cells in the columns before
     row = _rank(a, b, column) - before
     slot = torch.where(mask, column * side + row, side**2)
-    held = torch.zeros(len(mask), side**2 + 1, dtype=torch.bool, device=mask.device).scatter(1, slot, True)
-    return Grid(slot, held[:, :-1].unflatten(1, (side, side)))
+    observed = torch.zeros(len(mask), side**2 + 1, dtype=torch.bool, device=mask.device).scatter(1, slot, True)
+    return Grid(slot, observed[:, :-1].unflatten(1, (side, side)))
 
 
 class GridAttention(nn.Module):
@@ -142,7 +142,7 @@ class GridAttention(nn.Module):
         """
         grid, parallel = self.grid(x, geometry, mask), geometry.parallel
         own_rows = parallel.split(grid.lay(parallel.gather(x)), dim=2)
-        along_rows, along_columns = self._passes(own_rows, grid.held, parallel)
+        along_rows, along_columns = self._passes(own_rows, grid.observed, parallel)
         own_cells = grid._replace(slot=parallel.split(grid.slot))
         return own_cells.take(parallel.gather(along_rows + along_columns, dim=2))
 
@@ -150,7 +150,7 @@ class GridAttention(nn.Module):
         """Lay the grid through the cells, those of all processes; the arguments are those of :meth:`forward`."""
         mask = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device) if mask is None else mask
         with torch.no_grad(), torch.autocast(x.device.type, enabled=False):  # rounding would tie cells
-            position = geometry.centred(x, mask, self.n_dims)
+            position = geometry.centered(x, mask, self.n_dims)
             located = (geometry.trusted(x) > 0)[:, None, None]
             resembling = x.to(position.dtype) @ self.feature_axes.to(position.dtype).T
             where = torch.where(located, position @ self.axes.to(position.dtype).T, resembling)
@@ -158,13 +158,13 @@ class GridAttention(nn.Module):
             a, b = parallel.gather(where).unbind(dim=-1)
             return quantile_grid(a, b, parallel.gather(mask), multiple=parallel.world_size)
 
-    def _passes(self, x: Tensor, held: Tensor, parallel: SequenceParallel = ALONE) -> tuple[Tensor, Tensor]:
+    def _passes(self, x: Tensor, observed: Tensor, parallel: SequenceParallel = ALONE) -> tuple[Tensor, Tensor]:
         """Both terms of y for cells in their slots (B, S, S, d), of which a process holds some rows."""
-        rows, in_rows = _rows(x, parallel.split(held, dim=2))
+        rows, in_rows = _rows(x, parallel.split(observed, dim=2))
         shape = (x.shape[0], x.shape[2], x.shape[1], x.shape[3])
         along_rows = self.along_rows(rows, mask=in_rows).view(shape).transpose(1, 2)
         own_columns = parallel.resplit(x + along_rows, whole=1, split=2)
-        columns, in_columns = _columns(own_columns, parallel.split(held))
+        columns, in_columns = _columns(own_columns, parallel.split(observed))
         along_columns = self.along_columns(columns, mask=in_columns).view_as(own_columns)
         return along_rows, parallel.resplit(along_columns, whole=2, split=1)
 
@@ -176,7 +176,7 @@ class GridAttention(nn.Module):
         """Rows (R,) of the product of both attention matrices, (B, H, R, N): along the column, then along the row."""
         grid = self.grid(x, geometry, mask)
         by_row, by_column = self._matrices(x, grid)
-        side = grid.held.shape[-1]
+        side = grid.observed.shape[-1]
         slot = grid.slot[:, rows].clamp(max=side**2 - 1)
         context = torch.arange(len(x), device=x.device)[:, None]
         column, row = slot // side, slot % side
@@ -192,33 +192,33 @@ class GridAttention(nn.Module):
         """Mean of the columns of that product over the real cells, (B, H, N)."""
         grid = self.grid(x, geometry, mask)
         by_row, by_column = self._matrices(x, grid)
-        held = grid.held.to(by_row.dtype)
-        by_column = torch.einsum("bcr,bchrs->bchs", held, by_column)
+        observed = grid.observed.to(by_row.dtype)
+        by_column = torch.einsum("bcr,bchrs->bchs", observed, by_column)
         slots = torch.einsum("bchs,bshcd->bdsh", by_column, by_row)
-        return grid.take(slots).transpose(1, 2) / held.sum(dim=(1, 2))[:, None, None].clamp_min(1)
+        return grid.take(slots).transpose(1, 2) / observed.sum(dim=(1, 2))[:, None, None].clamp_min(1)
 
     def _matrices(self, x: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
         """Attention matrices (B, S, H, S, S) of every row, and of every column."""
         x = grid.lay(x)
-        along_rows, _ = self._passes(x, grid.held)
+        along_rows, _ = self._passes(x, grid.observed)
         b, side, _, _ = x.shape
         every = torch.arange(side, device=x.device)
-        rows, in_rows = _rows(x, grid.held)
-        columns, in_columns = _columns(x + along_rows, grid.held)
+        rows, in_rows = _rows(x, grid.observed)
+        columns, in_columns = _columns(x + along_rows, grid.observed)
         by_row = self.along_rows.weights(rows, every, mask=in_rows)
         by_column = self.along_columns.weights(columns, every, mask=in_columns)
         return by_row.view(b, side, -1, side, side), by_column.view(b, side, -1, side, side)
 
 
-def _columns(x: Tensor, held: Tensor) -> tuple[Tensor, Tensor]:
+def _columns(x: Tensor, observed: Tensor) -> tuple[Tensor, Tensor]:
     """Columns (B S, S, d) of the square (B, S, S, d), and their slots that attention may look at (B S, S)."""
-    held = held.flatten(0, 1)
-    return x.flatten(0, 1), held | ~held.any(dim=1, keepdim=True)  # an empty line looks at its zeros
+    observed = observed.flatten(0, 1)
+    return x.flatten(0, 1), observed | ~observed.any(dim=1, keepdim=True)  # an empty line looks at its zeros
 
 
-def _rows(x: Tensor, held: Tensor) -> tuple[Tensor, Tensor]:
+def _rows(x: Tensor, observed: Tensor) -> tuple[Tensor, Tensor]:
     """Rows (B S, S, d), and their slots that attention may look at (B S, S)."""
-    return _columns(x.transpose(1, 2), held.transpose(1, 2))
+    return _columns(x.transpose(1, 2), observed.transpose(1, 2))
 
 
 def _rank(*keys: Tensor) -> Tensor:

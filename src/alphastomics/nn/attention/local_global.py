@@ -1,12 +1,12 @@
-r"""Attention to what is near, and to everything: neighbours one by one, the whole context in sum.
+r"""Attention to what is near, and to everything: neighbors one by one, the whole context in sum.
 
 .. math::
 
-    y = \operatorname{Neighbour}(x) + \operatorname{Linear}(x), \qquad
+    y = \operatorname{Neighbor}(x) + \operatorname{Linear}(x), \qquad
     A = \tfrac12 \big(A^{\text{near}} + A^{\text{all}}\big)
 
 :class:`~alphastomics.nn.attention.neighbor.NeighborAttention` sees what low rank cannot carry, and
-:class:`~alphastomics.nn.LinearAttention` carries what is far. Where positions are absent no cell has neighbours in space:
+:class:`~alphastomics.nn.LinearAttention` carries what is far. Where positions are absent no cell has neighbors in space:
 then the second term alone tells cells of each other. Time and memory grow with the cells alone.
 """
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class LocalGlobalAttention(nn.Module):
-    """Sum of attention over neighbours and linear attention over all cells.
+    """Sum of attention over neighbors and linear attention over all cells.
 
     Parameters
     ----------
@@ -67,7 +67,7 @@ class LocalGlobalAttention(nn.Module):
         x
             Features (B, N, d).
         geometry
-            Neighbours, positions, and whatever else attention over neighbours reads.
+            Neighbors, positions, and whatever else attention over neighbors reads.
         mask
             Real cells (B, N); the others are attended by nobody and come out as 0.
 
@@ -79,7 +79,7 @@ class LocalGlobalAttention(nn.Module):
         return y if mask is None else y.masked_fill(~mask[..., None], 0.0)
 
     def gates(self, x: Tensor) -> Tensor | None:
-        """Gates in (0, 1) of the attention over neighbours."""
+        """Gates in (0, 1) of the attention over neighbors."""
         return self.near.gates(x)
 
     def weights(self, x: Tensor, rows: Tensor, geometry: Geometry, mask: Tensor | None = None) -> Tensor:

@@ -1,4 +1,4 @@
-r"""Attention over the neighbours of a cell, which knows how far away each one lies, and how far in an order.
+r"""Attention over the neighbors of a cell, which knows how far away each one lies, and how far in an order.
 
 .. math::
 
@@ -15,7 +15,7 @@ length, and over the signed difference in the order where there is one:
     e_{ij} = \Big[\, \tau\, \phi\big(\tfrac12 \log(\lVert x_i - x_j \rVert^2 + \epsilon^2)\big),\;
     \phi\big(\operatorname{asinh}(r_j - r_i)\big) \Big], \qquad \phi_m(u) = e^{-(u - \mu_m)^2 / 2 \delta^2}
 
-with centres :math:`\mu` that lie :math:`\delta` apart (radial functions: Schütt et al. 2017). Neighbours are told apart by
+with centers :math:`\mu` that lie :math:`\delta` apart (radial functions: Schütt et al. 2017). Neighbors are told apart by
 the ratio of their distances, however dense the cells lie, and motions and reflections of the slice change nothing.
 :math:`\tau` is the trust in positions.
 
@@ -53,9 +53,9 @@ class Graph(NamedTuple):
     Attributes
     ----------
     other
-        Neighbours (S, K + 1) in 32 bits, last the cell itself, which also stands where there are fewer.
+        Neighbors (S, K + 1) in 32 bits, last the cell itself, which also stands where there are fewer.
     valid
-        False (S, K + 1) where there is no neighbour.
+        False (S, K + 1) where there is no neighbor.
     query
         q, (H, S, F); F = d_h, and the rank of the features of pairs where there are some.
     own
@@ -88,7 +88,7 @@ class Graph(NamedTuple):
         return (slice(start, start + size) for start in range(0, n, size))
 
     def ends(self, rows: slice | Tensor) -> tuple[Tensor, Tensor]:
-        """Places of some cells (S, 1, D + 2), and of their neighbours (S, K + 1, D + 2)."""
+        """Places of some cells (S, 1, D + 2), and of their neighbors (S, K + 1, D + 2)."""
         other = self.other[rows]
         return self.own[rows][:, None], self.place.index_select(0, other.flatten()).unflatten(0, other.shape)
 
@@ -100,7 +100,7 @@ class Graph(NamedTuple):
 
 
 class NeighborAttention(SoftmaxAttention):
-    """Multi-head attention of every cell over its neighbours and itself.
+    """Multi-head attention of every cell over its neighbors and itself.
 
     Parameters
     ----------
@@ -111,9 +111,9 @@ class NeighborAttention(SoftmaxAttention):
     n_bumps
         M, at least 2, of distances; one more of places in the order, so that an even M puts one at 0.
     distances
-        First and last centre of distances, in model units; the first is also epsilon.
+        First and last center of distances, in model units; the first is also epsilon.
     longest
-        Last centre of differences in the order.
+        Last center of differences in the order.
     n_pair_channels
         C, channels of the pair features; 0 if there are none.
     """
@@ -146,7 +146,7 @@ class NeighborAttention(SoftmaxAttention):
         x
             Features (B, N, d).
         geometry
-            Neighbours, positions, an order of the cells where one is used, and features of pairs where they are read.
+            Neighbors, positions, an order of the cells where one is used, and features of pairs where they are read.
         mask
             Real cells (B, N); the others are attended by nobody and come out as 0.
 
@@ -157,7 +157,7 @@ class NeighborAttention(SoftmaxAttention):
         Raises
         ------
         ValueError
-            If there are no neighbours, or no order or features of pairs where they are used.
+            If there are no neighbors, or no order or features of pairs where they are used.
         """
         b, n, d = x.shape
         graph = self._graph(x, geometry, mask)
@@ -183,7 +183,7 @@ class NeighborAttention(SoftmaxAttention):
             q, k, v = torch.cat([q, self.d_head**0.5 * left], -1), torch.cat([k, right], -1), torch.cat([v, right], -1)
         k, v = (geometry.parallel.gather(part, dim=2) for part in (k, v))
         q, k, v = (part.transpose(0, 1).flatten(1, 2) for part in (q, k, v))
-        position = geometry.centred(x, mask, 1 if geometry.position is None else geometry.position.shape[-1])
+        position = geometry.centered(x, mask, 1 if geometry.position is None else geometry.position.shape[-1])
         order = torch.zeros_like(position[..., :1])
         if self.sequence:
             if geometry.sequence is None:
@@ -212,7 +212,7 @@ class NeighborAttention(SoftmaxAttention):
     def weights(  # type: ignore[override]
         self, x: Tensor, rows: Tensor, geometry: Geometry, mask: Tensor | None = None
     ) -> Tensor:
-        """Rows (R,) of the attention matrix, (B, H, R, N), 0 where cells are not neighbours; without a gradient."""
+        """Rows (R,) of the attention matrix, (B, H, R, N), 0 where cells are not neighbors; without a gradient."""
         b, n, _ = x.shape
         graph = self._graph(x, geometry, mask).wide()
         rows = (torch.arange(b, device=x.device)[:, None] * n + rows).flatten()
@@ -292,13 +292,13 @@ class _AlongEdges(torch.autograd.Function):
 
 
 def _edges(x: Tensor, geometry: Geometry, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Rows of the neighbours in all cells of the batch, and which are valid, both (B N, K + 1)."""
+    """Rows of the neighbors in all cells of the batch, and which are valid, both (B N, K + 1)."""
     (b, n, _), parallel = x.shape, geometry.parallel
-    if geometry.neighbours is None:
-        raise ValueError("attention over neighbours needs them; see alphastomics.nn.neighbors.neighbor_pairs")
+    if geometry.neighbors is None:
+        raise ValueError("attention over neighbors needs them; see alphastomics.nn.neighbors.neighbor_pairs")
     itself = (parallel.rank * n + torch.arange(n, device=x.device)).expand(b, n)[..., None]
-    valid = (geometry.neighbours >= 0) & (geometry.neighbours != itself)
-    other = torch.where(valid, geometry.neighbours, itself)
+    valid = (geometry.neighbors >= 0) & (geometry.neighbors != itself)
+    other = torch.where(valid, geometry.neighbors, itself)
     if mask is not None:
         valid = valid & parallel.gather(mask).gather(1, other.flatten(1)).view_as(other)
     start = parallel.world_size * n * torch.arange(b, device=x.device)
@@ -308,7 +308,7 @@ def _edges(x: Tensor, geometry: Geometry, mask: Tensor | None) -> tuple[Tensor, 
 
 
 def _bumps(u: Tensor, low: float, high: float, n: int, height: Tensor) -> Tensor:
-    """Features phi (..., n) of numbers (...), with centres from ``low`` to ``high``, times a constant height (..., 1)."""
+    """Features phi (..., n) of numbers (...), with centers from ``low`` to ``high``, times a constant height (..., 1)."""
     scale = 0.5**0.5 * (n - 1) / (high - low)
     v = (scale * u)[..., None] - torch.linspace(scale * low, scale * high, n, dtype=u.dtype, device=u.device)
     return v.square_().neg_().add_(height.log()).exp_()  # in place: this is most of the memory that is touched

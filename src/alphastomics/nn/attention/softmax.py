@@ -4,7 +4,7 @@ r"""Gated softmax attention (Qiu et al., NeurIPS 2025).
 
     o = W_o\big[\sigma(x W_g) \odot \operatorname{softmax}(q k^\top / \sqrt{d_h})\, v\big]
 
-with RMS-normalised q and k. The gate is one number per head (``headwise``), one per channel (``elementwise``), or
+with RMS-normalized q and k. The gate is one number per head (``headwise``), one per channel (``elementwise``), or
 absent. The N x N matrix is never formed: everything goes through ``scaled_dot_product_attention``.
 """
 
@@ -54,7 +54,7 @@ class SoftmaxAttention(nn.Module):
     gate_type
         ``"headwise"`` adds d * H weights, ``"elementwise"`` d * d, ``"none"`` none.
     use_qk_norm
-        Whether q and k are RMS-normalised per head.
+        Whether q and k are RMS-normalized per head.
     """
 
     def __init__(

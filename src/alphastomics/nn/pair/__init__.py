@@ -1,7 +1,7 @@
 """Features of pairs of cells as low-rank factors, and the networks on them. Nothing is N x N unless it says so."""
 
 from alphastomics.nn.pair.axial import AxialAttention, AxialKind, FactorCrossAttention
-from alphastomics.nn.pair.dense import DensePairs, DenseTemplate, factorise
+from alphastomics.nn.pair.dense import DensePairs, DenseTemplate, factorize
 from alphastomics.nn.pair.factors import (
     Distribute,
     PairDropout,
@@ -40,7 +40,7 @@ __all__ = [
     "TriangleAttention",
     "TriangleMultiplication",
     "adaptive_rank",
-    "factorise",
+    "factorize",
     "make_residual",
     "wave_directions",
 ]

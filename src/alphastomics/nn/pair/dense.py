@@ -91,7 +91,7 @@ MOST_CELLS = 2048  # a decomposition takes O(N^3)
 
 
 @torch.no_grad()
-def factorise(values: Tensor, rank: int, mask: Tensor | None = None) -> PairFactors:
+def factorize(values: Tensor, rank: int, mask: Tensor | None = None) -> PairFactors:
     """Factors of rank R nearest to ``values`` (B, N, N, C), without a gradient, which would not be finite.
 
     Raises
@@ -101,7 +101,7 @@ def factorise(values: Tensor, rank: int, mask: Tensor | None = None) -> PairFact
     """
     n = values.shape[1]
     if n > MOST_CELLS:
-        raise ValueError(f"a matrix of {n} cells is too large to factorise; Template makes factors of positions")
+        raise ValueError(f"a matrix of {n} cells is too large to factorize; Template makes factors of positions")
     if rank > n:
         raise ValueError(f"rank={rank} is more than the {n} cells of the matrix")
     matrices = upcast(DensePairs.masked(values, mask).values).permute(0, 3, 1, 2)
@@ -130,7 +130,7 @@ class DenseTemplate(nn.Module):
 
     def forward(self, template: Tensor, mask: Tensor | None = None) -> PairFactors:
         """``template`` (B, N, N, T), at most 2048 cells, to factors (B, C, N, R T)."""
-        factors = factorise(template, self.per_template, mask)
+        factors = factorize(template, self.per_template, mask)
         left = factors.left.transpose(1, 2).flatten(-2)[:, None]  # (B, 1, N, T R)
         right = factors.right.transpose(1, 2)[:, None] * self.weight[:, None, :, None]  # (B, C, N, T, R)
         right = right.flatten(-2)

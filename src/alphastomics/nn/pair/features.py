@@ -286,7 +286,7 @@ class PairFeatures(nn.Module):
         """
         pairs: PairFactors = self.embedding(
             x,
-            position=geometry.centred(x, mask, self.n_dims),
+            position=geometry.centered(x, mask, self.n_dims),
             trust=geometry.trusted(x),
             index=geometry.sequence,
             mask=mask,

@@ -29,7 +29,7 @@ has rank D + 2, and a plane wave rank 2:
 
 All channels share K directions, which suffice for the highest frequency; each has a frequency of its own. Low rank
 carries what is smooth over the whole field and no more: K grows like :math:`\omega \rho` in 2D and like its square in
-3D. Short distances belong to the edges between neighbours.
+3D. Short distances belong to the edges between neighbors.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ class Template(nn.Module):
     def forward(self, position: Tensor, mask: Tensor | None = None) -> PairFactors:
         """``position`` x (B, N, D) to factors; squared distances come first in the rank."""
         with torch.autocast(position.device.type, enabled=False):
-            x = _centred(upcast(position), mask)
+            x = _centered(upcast(position), mask)
             factors = self._squared_distance(x / self.radius)
             if self.wave is not None:
                 factors = factors.add(self._waves(x, self.wave))
@@ -148,7 +148,7 @@ class Template(nn.Module):
         return PairFactors(left, amplitude[:, None, None] * self.weights.to(x.dtype).repeat(2) * left)
 
 
-def _centred(x: Tensor, mask: Tensor | None) -> Tensor:
+def _centered(x: Tensor, mask: Tensor | None) -> Tensor:
     """Positions about the mean of the real cells: nothing else depends on the shift, but rounding does."""
     if mask is None:
         return x - x.mean(dim=1, keepdim=True)

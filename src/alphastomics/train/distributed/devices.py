@@ -5,7 +5,7 @@ Islands of full precision, and the memory of a device.
 .. math:: \operatorname{round}(x) = x\,(1 + \delta), \qquad |\delta| \le u, \qquad
     |(\hat x_i - \hat x_j) - (x_i - x_j)| \le u\,(|x_i| + |x_j|)
 
-u is 2^-8 in bfloat16: a position two model units from the centre is known to 1/128 of a unit, and the difference of two
+u is 2^-8 in bfloat16: a position two model units from the center is known to 1/128 of a unit, and the difference of two
 near cells not at all. Coordinates, distances, Gram matrices and losses therefore leave autocast. (Higham 2002, section 2.)
 
 What a training sets for the whole process, and leaves as it was: generators, and the choice of algorithms.
@@ -144,8 +144,8 @@ def memory_budget(device: torch.device | str, limit: int | None = None, *, n_pro
     if device.type != "cuda":
         return _system_memory()
     free, _ = torch.cuda.mem_get_info(device)
-    held = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return int((1 - MARGIN) * (free + held))
+    observed = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return int((1 - MARGIN) * (free + observed))
 
 
 def _system_memory() -> int:

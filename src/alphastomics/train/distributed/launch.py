@@ -30,7 +30,7 @@ from lightning.pytorch.trainer import call
 from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException
 
 from alphastomics.train.ema import BestAverage, MovingAverage
-from alphastomics.train.interrupt import Patience
+from alphastomics.train.interrupt import SignalLatch
 from alphastomics.train.optimization import NonFiniteLossError
 
 if TYPE_CHECKING:
@@ -176,7 +176,7 @@ class HandingBackLauncher(_MultiProcessingLauncher):
         """
         port = os.environ.get("MASTER_PORT")
         # The first Ctrl-C is for the children, who hand back what they learned; the runner restores it.
-        Patience().begin(signal.SIGINT)
+        SignalLatch().begin(signal.SIGINT)
         fit = _Fit(function, forked=self._start_method == "fork")
         try:
             result = super().launch(fit, *args, trainer=trainer, **kwargs)
@@ -213,12 +213,12 @@ class HandingBackLauncher(_MultiProcessingLauncher):
         trainer.fit_loop.load_state_dict(states["loop"])
 
 
-def directly(question: Callable[[], Answer]) -> Answer:
+def run_inline(question: Callable[[], Answer]) -> Answer:
     """Ask here."""
     return question()
 
 
-def apart(question: Callable[[], Answer]) -> Answer:
+def run_in_subprocess(question: Callable[[], Answer]) -> Answer:
     """Ask in a process of its own, which may use a GPU that this one must not touch yet."""
     context = multiprocessing.get_context("fork")
     receive, send = context.Pipe(duplex=False)

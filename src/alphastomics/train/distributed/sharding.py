@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from alphastomics.nn import Denoiser
 
 
-class _Reached(torch.autograd.Function):
+class _TouchAllParams(torch.autograd.Function):
     """The identity, with a gradient of 0 for further tensors."""
 
     @staticmethod
@@ -39,10 +39,10 @@ class _Reached(torch.autograd.Function):
         return grads[0], *zeros
 
 
-def reached(x: Tensor, parameters: Iterable[Tensor]) -> Tensor:
+def touch_all_params(x: Tensor, parameters: Iterable[Tensor]) -> Tensor:
     """``x``, whose gradient reaches all of some parameters, but those of which only a part is here."""
     here = [p for p in parameters if p.requires_grad and not isinstance(p, DTensor)]
-    found: Tensor = _Reached.apply(x, *here)
+    found: Tensor = _TouchAllParams.apply(x, *here)
     return found
 
 
@@ -64,7 +64,7 @@ def _reach(unit: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
     """Let the gradient of a block's input reach all of its weights, which are whole at this moment."""
     if not torch.is_grad_enabled():
         return inputs
-    return reached(inputs[0], unit.parameters()), *inputs[1:]
+    return touch_all_params(inputs[0], unit.parameters()), *inputs[1:]
 
 
 @contextmanager
@@ -80,7 +80,7 @@ def gathered(units: Iterable[nn.Module]) -> Iterator[None]:
             unit.reshard()
 
 
-def at_rest(module: nn.Module) -> list[Tensor]:
+def local_params(module: nn.Module) -> list[Tensor]:
     """Values of all parameters, those of this process alone where they are spread; gathered ones are let go."""
     for part in module.modules():
         if isinstance(part, FSDPModule):
@@ -88,17 +88,17 @@ def at_rest(module: nn.Module) -> list[Tensor]:
     return [parameter.data for parameter in module.parameters()]
 
 
-def own(values: Iterable[Tensor]) -> list[Tensor]:
+def to_local(values: Iterable[Tensor]) -> list[Tensor]:
     """What this process holds of each value."""
     return [value.to_local() if isinstance(value, DTensor) else value for value in values]
 
 
-def whole(value: Tensor) -> Tensor:
+def full_tensor(value: Tensor) -> Tensor:
     """All of a value that may be spread; all processes must ask."""
     return value.full_tensor() if isinstance(value, DTensor) else value
 
 
-def spread_as(value: Tensor, model: Tensor) -> Tensor:
+def distribute_like(value: Tensor, model: Tensor) -> Tensor:
     """A value on the device of another, and spread as that one is."""
     value = value.to(model.device)
     if isinstance(value, DTensor) or not isinstance(model, DTensor):
@@ -109,8 +109,8 @@ def spread_as(value: Tensor, model: Tensor) -> Tensor:
 @torch.no_grad()
 def copy_whole(sharded: nn.Module, module: nn.Module) -> None:
     """Write the weights that are spread into the network that they come from; all processes must call."""
-    at_rest(sharded)
+    local_params(sharded)
     for mine, part in zip(module.parameters(), sharded.parameters(), strict=True):
-        mine.copy_(whole(part.data))
+        mine.copy_(full_tensor(part.data))
     for kept, buffer in zip(module.buffers(), sharded.buffers(), strict=True):
         kept.copy_(buffer)

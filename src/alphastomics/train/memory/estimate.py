@@ -13,9 +13,9 @@ description of the losses. What it asks of values has the answer that costs most
 full, so that every context is diffused and placed at once. A number is 1.
 
 Left out: what a kernel allocates within (packed matrices, some MB), the rows by which experts are uneven, padding, the
-masks of masked training, the packing network, which sees a few hundred cells, copies of a training on several devices,
+masks of masked training, the minimum-distance network, which sees a few hundred cells, copies of a training on several devices,
 and all that is not the step: data, loaders, fragments of the allocator, code. What leaves PyTorch, for a tree of
-neighbours say, must be an operator that knows the shape of its result (``torch.library.register_fake``).
+neighbors say, must be an operator that knows the shape of its result (``torch.library.register_fake``).
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ class MemoryEstimate:
         Weights and buffers.
     gradients
         Those of the weights that are there at the peak.
-    optimiser
+    optimizer
         Moments of AdamW and moving average of the weights.
     activations
         All the rest: the batch, what is kept for backward, temporaries.
@@ -151,13 +151,13 @@ class MemoryEstimate:
 
     parameters: int
     gradients: int
-    optimiser: int
+    optimizer: int
     activations: int
 
     @property
     def peak(self) -> int:
         """Sum of the parts."""
-        return self.parameters + self.gradients + self.optimiser + self.activations
+        return self.parameters + self.gradients + self.optimizer + self.activations
 
     def __str__(self) -> str:
         parts = ", ".join(f"{name} {getattr(self, name) / 2**30:.2f}" for name in self.__slots__)
@@ -250,7 +250,7 @@ def _estimate(counter: StorageCounter, weights: Sequence[Tensor], parameters: in
     return MemoryEstimate(
         parameters=parameters,
         gradients=gradients,
-        optimiser=(MOMENTS + AVERAGE) * sum(sizes),
+        optimizer=(MOMENTS + AVERAGE) * sum(sizes),
         activations=activations,
     )
 
@@ -282,7 +282,7 @@ def estimate_training(
     context_parallel_size
         Number of processes that share a context; the estimate is of one of them.
     **arguments
-        Those of the plan, without ``spacing``: the packing network is left out.
+        Those of the plan, without ``spacing``: the minimum-distance network is left out.
     """
 
     def make_step() -> Step:
@@ -314,9 +314,9 @@ def estimate_inference(
         module = Denoiser(config).eval()
         module.apply(_spread_evenly)
         batch = _full_batch(config, n_contexts, n_cells, targets=True)
-        inputs = (batch.expression, batch.position, batch.dropout, batch.dropout)  # clocks have the shape of dropout
+        inputs = (batch.expression, batch.position, batch.dropout, batch.dropout)  # timesteps have the shape of dropout
         sequence = sequence_of(batch.sequence)
-        return Step(module, inputs, lambda: module(*inputs, crowding=batch.crowding, sequence=sequence))
+        return Step(module, inputs, lambda: module(*inputs, local_density=batch.local_density, sequence=sequence))
 
     return estimate_step(make_step, training=False, precision=precision, device=device)
 
@@ -361,9 +361,9 @@ def _full_batch(config: DenoiserConfig, b: int, n: int, *, targets: bool) -> Bat
         present=torch.ones(b, g, dtype=torch.bool),
         dropout=torch.zeros(b),
         target=torch.zeros(b, n, g if targets else 0),
-        crowding=torch.zeros(b, n, config.n_ranks if targets else 0),
+        local_density=torch.zeros(b, n, config.n_ranks if targets else 0),
         sequence=torch.zeros(b, n, int(config.sequence)),
-        centre=torch.zeros(b, d),
+        center=torch.zeros(b, d),
         slice_index=torch.zeros(b, dtype=torch.int64),
         rows=torch.zeros(b, n, dtype=torch.int64),
         key=cast("Tensor", _Keys(b)),

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 
-from alphastomics._io._errors import reason
+from alphastomics._io._errors import describe_error
 from alphastomics.nn import Denoiser, count_parameters
 from alphastomics.train.curriculum import LengthCurriculum, LengthSchedule, ScheduleKind, largest_fitting
 from alphastomics.train.datamodule import check_sizes
@@ -59,7 +59,7 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(word in str(error).lower() for word in WORDS)
 
 
-def let_go(error: BaseException) -> None:
+def free_traceback_frames(error: BaseException) -> None:
     """Free what the frames hold in which memory ran out: the model is to be used after them."""
     traceback.clear_frames(error.__traceback__)
     if torch.cuda.is_initialized():
@@ -265,7 +265,7 @@ class Contexts(NamedTuple):
     Attributes
     ----------
     context_size, batch_size, micro_batch_size
-        Cells of a context, of a step of the optimiser, and on a device at once.
+        Cells of a context, of a step of the optimizer, and on a device at once.
     n_recomputed
         Blocks that are recomputed.
     """
@@ -359,7 +359,7 @@ def out_of_memory(contexts: Contexts, estimate: MemoryEstimate | None, error: Ba
     told = "" if estimate is None else f", estimated to take {estimate}"
     return NotEnoughMemoryError(
         f"Memory ran out in a step with contexts of {size:,} cells and {at_once:,} cells at once{told}. Take recompute='all', a "
-        f"smaller micro_batch_size=, a smaller context_size=, or a memory_budget= below what is free (it was: {reason(error)}); "
+        f"smaller micro_batch_size=, a smaller context_size=, or a memory_budget= below what is free (it was: {describe_error(error)}); "
         "estimate_memory() tells what each would take; a training with a checkpoint goes on where it was with resume='last'"
     )
 

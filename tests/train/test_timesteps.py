@@ -1,4 +1,4 @@
-"""Clocks that each mode may draw, how often, and what they depend on."""
+"""Timesteps that each mode may draw, how often, and what they depend on."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from alphastomics.train.timesteps import (
     PLACING,
     SMALLEST,
     WRITING,
-    Clocks,
-    draw_clocks,
+    Timesteps,
+    draw_timesteps,
     keyed_rng,
     spread_kind,
 )
@@ -26,7 +26,7 @@ SMALLEST_POSITION = 0.05
 
 def draws(mode: str, absent: float = 0.5) -> np.ndarray:
     rng = np.random.default_rng(0)
-    return np.array([draw_clocks(mode, rng, absent=absent, smallest=SMALLEST_POSITION) for _ in range(N)])
+    return np.array([draw_timesteps(mode, rng, absent=absent, smallest=SMALLEST_POSITION) for _ in range(N)])
 
 
 def likely(share: np.ndarray, expected: float) -> bool:
@@ -99,9 +99,9 @@ def test_any_visits_the_states_of_every_question():
 @given(key=st.tuples(*[st.integers(0, 2**40)] * 3), mode=st.sampled_from(MODES), purpose=st.integers(0, 3))
 def test_clocks_depend_on_the_key_alone(key, mode, purpose):
     np.random.seed(key[0] % 1000)  # the stream of the process has no say
-    first, second = (draw_clocks(mode, keyed_rng(np.array(key), purpose), absent=0.5) for _ in range(2))
+    first, second = (draw_timesteps(mode, keyed_rng(np.array(key), purpose), absent=0.5) for _ in range(2))
     assert first == second
-    assert isinstance(first, Clocks)
+    assert isinstance(first, Timesteps)
 
 
 def test_every_part_of_the_key_matters():
@@ -114,8 +114,8 @@ def test_every_part_of_the_key_matters():
 def test_a_given_kind_decides_which_clocks_run(mode):
     rng = np.random.default_rng(0)
     for kind in (0.05, 0.45, 0.65, 0.95):
-        both = [draw_clocks(mode, rng, absent=0.5, kind=kind) for _ in range(50)]
-        if mode != "any":  # there it decides about the question, and a fresh number about its clocks
+        both = [draw_timesteps(mode, rng, absent=0.5, kind=kind) for _ in range(50)]
+        if mode != "any":  # there it decides about the question, and a fresh number about its timesteps
             assert (
                 len({(np.ceil(t_expr) + (t_expr == 1), np.ceil(t_pos) + (t_pos == 1)) for t_expr, t_pos in both}) == 1
             )

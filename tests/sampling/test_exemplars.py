@@ -11,7 +11,7 @@ from alphastomics.data import AnnDataSource
 from alphastomics.nn import Denoiser, DenoiserConfig
 from alphastomics.sampling import _exemplars
 from alphastomics.sampling._exemplars import Exemplars, _scores
-from alphastomics.sampling._expression import SliceExpression
+from alphastomics.sampling._expression import ExpressionSampler
 from alphastomics.train import DiffusionConfig
 
 N_GENES = 12
@@ -45,8 +45,8 @@ def test_scores_are_the_mean_of_the_dense_posterior():
     )
 
 
-def test_with_everything_known_neighbours_are_those_of_principal_components(exemplars, monkeypatch):
-    monkeypatch.setattr(_exemplars, "N_NEIGHBOURS", 7)
+def test_with_everything_known_neighbors_are_those_of_principal_components(exemplars, monkeypatch):
+    monkeypatch.setattr(_exemplars, "N_NEIGHBORS", 7)
     query = cells(20, 1)
     pca = PCA(N_GENES, random_state=0).fit(exemplars.expression)
     noise = 1e-6  # as many components as genes leave none
@@ -81,13 +81,13 @@ def test_a_small_reference_is_enough():
     assert few.alike(cells(4, 1), known) == pytest.approx(np.repeat(few.expression.mean(0)[None], 4, 0), abs=1e-5)
 
 
-def chain(known: np.ndarray, exemplars: Exemplars | None) -> SliceExpression:
+def chain(known: np.ndarray, exemplars: Exemplars | None) -> ExpressionSampler:
     """A chain whose network knows nothing: its head is 0, so that the mean of every cell is 0."""
     module = Denoiser(DenoiserConfig(n_genes=N_GENES, n_dims=2, d_model=16, n_layers=1, n_heads=2)).eval()
     torch.nn.init.zeros_(module.expression_out.weight)
     torch.nn.init.zeros_(module.expression_out.bias)
     position = torch.from_numpy(np.random.default_rng(0).normal(size=(len(known), 2)).astype(np.float32))
-    return SliceExpression(
+    return ExpressionSampler(
         module, DiffusionConfig(), position, max_context=1000, known=torch.from_numpy(known), exemplars=exemplars
     )
 

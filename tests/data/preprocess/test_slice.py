@@ -18,7 +18,7 @@ from alphastomics.data.preprocess._run import preprocess, stage1, stage2
 from alphastomics.data.preprocess._slice import read_cells, read_column
 from alphastomics.datasets import synthetic_tissue
 
-LABELLED = Stage1Options(cell_type_key="cell_type")
+LABELED = Stage1Options(cell_type_key="cell_type")
 
 
 @pytest.fixture(scope="module")
@@ -50,16 +50,16 @@ def test_what_is_in_memory_at_once_does_not_matter(raw, tmp_path, monkeypatch, s
         adata.X = {"csr": adata.X.tocsr, "csc": adata.X.tocsc, "dense": adata.X.toarray}[stored]()
         adata.write_h5ad(source / path.name)
     batches_of(16, monkeypatch)
-    preprocess(source, tmp_path / "whole", LABELLED, Stage2Options(max_shard_size=60))
+    preprocess(source, tmp_path / "whole", LABELED, Stage2Options(max_shard_size=60))
     monkeypatch.setattr(_stage1, "AT_ONCE", 300)
     monkeypatch.setattr(_hdf5, "STRETCH", 100)
-    preprocess(source, tmp_path / "pieces", LABELLED, Stage2Options(max_shard_size=60))
+    preprocess(source, tmp_path / "pieces", LABELED, Stage2Options(max_shard_size=60))
     assert files_in(tmp_path / "whole") == files_in(tmp_path / "pieces")
 
 
 def test_slices_between_the_stages_are_arrow_files(raw, tmp_path, monkeypatch):
     batches_of(32, monkeypatch)
-    stage1(raw, tmp_path, LABELLED)
+    stage1(raw, tmp_path, LABELED)
     path = tmp_path / "00000.arrow"
     with ipc.open_file(path) as file:
         assert [file.get_batch(i).num_rows for i in range(file.num_record_batches)] == [32, 32, 26]
@@ -74,7 +74,7 @@ def test_slices_between_the_stages_are_arrow_files(raw, tmp_path, monkeypatch):
 @pytest.mark.parametrize("damage", ["cut", "flipped"])
 def test_damage_between_the_stages_is_named(raw, tmp_path, damage):
     slices = tmp_path / "slices"
-    stage1(raw, slices, LABELLED)
+    stage1(raw, slices, LABELED)
     path = slices / "00001.arrow"
     content = bytearray(path.read_bytes())
     if damage == "cut":
@@ -88,9 +88,9 @@ def test_damage_between_the_stages_is_named(raw, tmp_path, damage):
     assert not (tmp_path / "out" / "metadata.json").exists()
     assert not (tmp_path / "out" / "data").exists()
     path.unlink()
-    stage1(raw, slices, LABELLED)
+    stage1(raw, slices, LABELED)
     stage2([slices], tmp_path / "out", Stage2Options())
-    preprocess(raw, tmp_path / "straight", LABELLED, Stage2Options())
+    preprocess(raw, tmp_path / "straight", LABELED, Stage2Options())
     assert files_in(tmp_path / "out") == {
         name: content
         for name, content in files_in(tmp_path / "straight").items()
@@ -114,12 +114,12 @@ def test_damage_between_the_stages_is_named(raw, tmp_path, damage):
     ],
 )
 def test_notes_that_are_none_are_named(raw, tmp_path, name, content, message):
-    stage1(raw, tmp_path / "slices", LABELLED)
+    stage1(raw, tmp_path / "slices", LABELED)
     (tmp_path / "slices" / name).write_text(content)
     with pytest.raises(ValueError, match=message):
         stage2([tmp_path / "slices"], tmp_path / "out", Stage2Options())
     with pytest.raises(ValueError, match=message):
-        stage1(raw, tmp_path / "slices", LABELLED)
+        stage1(raw, tmp_path / "slices", LABELED)
     assert (tmp_path / "slices" / name).read_text() == content
 
 
@@ -127,7 +127,7 @@ def test_notes_that_are_none_are_named(raw, tmp_path, name, content, message):
 def test_files_of_others_that_are_named_as_slices_stay(raw, tmp_path, name):
     (tmp_path / name).write_text("mine")
     with pytest.raises(FileExistsError, match=f"{name} is there, and not of stage1; move it away"):
-        stage1(raw, tmp_path, LABELLED)
+        stage1(raw, tmp_path, LABELED)
     assert files_in(tmp_path) == {(tmp_path / name).relative_to(tmp_path): b"mine"}
 
 
@@ -147,7 +147,7 @@ def test_labels_that_are_missing_are_null(raw, tmp_path):
         if path.stem == "b":
             adata.obs.loc[adata.obs_names[:5], "cell_type"] = np.nan
         adata.write_h5ad(source / path.name)
-    preprocess(source, tmp_path / "out", LABELLED, Stage2Options())
+    preprocess(source, tmp_path / "out", LABELED, Stage2Options())
     tables = [pq.read_table(path) for path in (tmp_path / "out" / "data").iterdir()]
     missing = [name for t in tables for name in t["cell_id"].filter(t["cell_type"].is_null()).to_pylist()]
     assert sorted(missing) == sorted(ad.read_h5ad(raw / "b.h5ad").obs_names[:5])
@@ -165,23 +165,23 @@ def stop_after(n):
 
 def test_finished_files_are_kept_if_the_parameters_are_the_same(raw, tmp_path, monkeypatch):
     slices, out, options = tmp_path / "slices", tmp_path / "out", Stage2Options(max_shard_size=50)
-    stage1(raw, slices, LABELLED)
+    stage1(raw, slices, LABELED)
     with pytest.raises(KeyboardInterrupt):
         stage2([slices], out, options, run=stop_after(3))
-    begun = sorted(path.name for path in (out / "data.tmp").glob("*.parquet"))
+    resume_state = sorted(path.name for path in (out / "data.tmp").glob("*.parquet"))
     written, write = [], _shards._write
     monkeypatch.setattr(_shards, "_write", lambda task, note: (written.append(task.target.name), write(task, note)))
     stage2([slices], out, options)
-    assert len(begun) == 3
-    assert not set(begun) & set(written)
+    assert len(resume_state) == 3
+    assert not set(resume_state) & set(written)
     names = sorted(path.name for path in (out / "data").iterdir())
-    assert names == sorted([*begun, *written])  # and no notes, no temporary files
+    assert names == sorted([*resume_state, *written])  # and no notes, no temporary files
     assert not (out / "data.tmp").exists()
 
 
 def test_finished_files_of_other_parameters_are_not(raw, tmp_path):
     slices, out = tmp_path / "slices", tmp_path / "out"
-    stage1(raw, slices, LABELLED)
+    stage1(raw, slices, LABELED)
     with pytest.raises(KeyboardInterrupt):
         stage2([slices], out, Stage2Options(max_shard_size=50, seed=1), run=stop_after(3))
     stage2([slices], out, Stage2Options(max_shard_size=50))
@@ -194,12 +194,12 @@ def test_extents_of_slices_give_the_frame_of_all_their_cells():
     slices = {name: rng.normal(i, 1 + i, (20 + 10 * i, 3)) for i, name in enumerate("abc")}
     extents = {name: measure_extent(name, points) for name, points in slices.items()}
     everything = np.concatenate(list(slices.values()))
-    scale, centre = fit_frame(extents, "shared")
-    np.testing.assert_allclose(centre, everything.mean(axis=0))
+    scale, center = fit_frame(extents, "shared")
+    np.testing.assert_allclose(center, everything.mean(axis=0))
     np.testing.assert_allclose(scale, np.sqrt(everything.var(axis=0).sum() / 3))
     assert fit_spacing(extents) == np.median([extent.spacing for extent in extents.values()])
 
 
-def test_cells_in_one_place_do_not_count_as_neighbours():
+def test_cells_in_one_place_do_not_count_as_neighbors():
     points = np.stack([np.arange(12.0), np.zeros(12)], axis=1)
     assert measure_extent("a", np.repeat(points, 3, axis=0)).spacing == 1

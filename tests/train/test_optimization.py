@@ -32,15 +32,21 @@ def formula(schedule: str, share: float) -> float:
 def test_rates_are_those_of_the_formula(make_plan, fit, schedule):
     rates = Rates()
     plan = make_plan(
-        mode="expr_to_pos", lr=1e-3, packing_lr=4e-3, warmup_steps=3, final_lr=0.1, lr_schedule=schedule, absent=1.0
+        mode="expr_to_pos",
+        lr=1e-3,
+        min_distance_lr=4e-3,
+        warmup_steps=3,
+        final_lr=0.1,
+        lr_schedule=schedule,
+        absent=1.0,
     )
     fit(plan, max_epochs=4, callbacks=[rates])
     total = len(rates.seen)
     assert total == plan.trainer.global_step == 12
-    for n, (rate, packing, share) in enumerate(rates.seen):
+    for n, (rate, min_distance, share) in enumerate(rates.seen):
         assert share == n / total
         expected = min(1, (n + 1) / 3) * (0.1 + 0.9 * formula(schedule, n / total))
-        np.testing.assert_allclose((rate, packing), (1e-3 * expected, 4e-3 * expected), rtol=1e-9)
+        np.testing.assert_allclose((rate, min_distance), (1e-3 * expected, 4e-3 * expected), rtol=1e-9)
 
 
 def test_schedules_differ_and_cosine_is_the_default():

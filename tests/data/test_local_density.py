@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.spatial.distance import cdist
 
-from alphastomics.data import crowding
+from alphastomics.data import local_density
 from alphastomics.data._local_density import LARGEST, RANKS
 
 
@@ -26,10 +26,10 @@ def test_crowding_is_that_of_all_distances(n_dims, n_cells):
     rng = np.random.default_rng(n_cells)
     position = rng.standard_normal((n_cells, n_dims)) ** 3
     every, all_of_them = np.arange(n_cells), np.ones(n_cells, dtype=bool)
-    np.testing.assert_allclose(crowding(position), dense(position, every, all_of_them), atol=1e-5)
+    np.testing.assert_allclose(local_density(position), dense(position, every, all_of_them), atol=1e-5)
     cells, among = rng.permutation(n_cells)[: n_cells // 2 + 1], rng.random(n_cells) < 0.7
     among[:3] = True
-    np.testing.assert_allclose(crowding(position, cells, among=among), dense(position, cells, among), atol=1e-5)
+    np.testing.assert_allclose(local_density(position, cells, among=among), dense(position, cells, among), atol=1e-5)
 
 
 @settings(deadline=None, max_examples=25)
@@ -38,26 +38,26 @@ def test_unit_frame_and_order_do_not_matter(seed, scale):
     rng = np.random.default_rng(seed)
     position = rng.standard_normal((80, 2))
     rotation, _ = np.linalg.qr(rng.standard_normal((2, 2)))
-    expected = crowding(position)
-    np.testing.assert_allclose(crowding(scale * position @ rotation + 5), expected, atol=1e-4)
+    expected = local_density(position)
+    np.testing.assert_allclose(local_density(scale * position @ rotation + 5), expected, atol=1e-4)
     order = rng.permutation(80)
-    np.testing.assert_array_equal(crowding(position[order]), expected[order])
+    np.testing.assert_array_equal(local_density(position[order]), expected[order])
 
 
 def test_a_dense_spot_is_crowded_and_a_lone_cell_is_not():
     rng = np.random.default_rng(0)
     position = np.concatenate([rng.uniform(0, 10, (400, 2)), rng.uniform(4, 5, (100, 2)), [[30.0, 30.0]]])
-    found = crowding(position)
+    found = local_density(position)
     assert (found[400:500].mean(0) < found[:400].mean(0)).all()
     assert (found[-1] == found.max(0)).all()
 
 
 @pytest.mark.parametrize("n_cells", [0, 1])
-def test_without_neighbours_it_is_0(n_cells):
-    assert crowding(np.zeros((n_cells, 2))).tolist() == [[0.0] * len(RANKS)] * n_cells
+def test_without_neighbors_it_is_0(n_cells):
+    assert local_density(np.zeros((n_cells, 2))).tolist() == [[0.0] * len(RANKS)] * n_cells
 
 
 def test_cells_that_lie_on_one_another_are_finite():
-    found = crowding(np.repeat(np.random.default_rng(0).standard_normal((30, 2)), [1] * 25 + [4] * 5, axis=0))
+    found = local_density(np.repeat(np.random.default_rng(0).standard_normal((30, 2)), [1] * 25 + [4] * 5, axis=0))
     assert np.isfinite(found).all()
     assert found.min() == -LARGEST

@@ -22,7 +22,7 @@ from alphastomics.data.preprocess._options import Stage1Options, Stage2Options
 from alphastomics.data.preprocess._run import preprocess, stage1, stage2
 from alphastomics.datasets import synthetic_tissue
 
-LABELLED = Stage1Options(cell_type_key="cell_type")
+LABELED = Stage1Options(cell_type_key="cell_type")
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +70,7 @@ def test_every_cell_comes_once_as_it_was(raw, tissue, tmp_path, split, stored):
         adata = ad.read_h5ad(path)
         adata.X = {"csr": sp.csr_matrix, "csc": sp.csc_matrix, "dense": dense}[stored](adata.X)
         adata.write_h5ad(path)
-    preprocess(raw, tmp_path / "out", LABELLED, Stage2Options(split=split, max_shard_size=100))
+    preprocess(raw, tmp_path / "out", LABELED, Stage2Options(split=split, max_shard_size=100))
     info, groups = read(tmp_path / "out")
     names = np.concatenate([cells.names for _, cells in groups])
     assert sorted(names) == sorted(tissue.obs_names)
@@ -92,19 +92,19 @@ def test_every_cell_comes_once_as_it_was(raw, tissue, tmp_path, split, stored):
 @pytest.mark.parametrize("options", [{"split": "cell"}, {"split": "slice", "train_ratio": 0.6, "frame": "shared"}])
 def test_the_description_is_that_of_an_anndata_of_the_training_cells(raw, tissue, tmp_path, options):
     chosen = Stage2Options(**options)
-    preprocess(raw, tmp_path / "out", LABELLED, chosen)
+    preprocess(raw, tmp_path / "out", LABELED, chosen)
     info = DatasetInfo.read(tmp_path / "out")
     _, groups = read(tmp_path / "out")
     training = np.concatenate([cells.names for shard, cells in groups if shard.split == "train"]).astype(str)
     expected = fit_schema(tissue[training].copy(), cell_type_key="cell_type", frame=chosen.frame)
     for name in ("genes", "transform", "library_size", "slices", "frame", "n_dims"):
         assert getattr(info.schema, name) == getattr(expected, name)
-    for name in ("gene_mean", "gene_scale", "gene_share", "scale", "spacing", "centre"):
+    for name in ("gene_mean", "gene_scale", "gene_share", "scale", "spacing", "center"):
         np.testing.assert_allclose(getattr(info.schema, name), getattr(expected, name), rtol=1e-9, atol=1e-12)
 
 
 def test_shares_of_cells_are_exact_over_all_slices(raw, tissue, tmp_path):
-    preprocess(raw, tmp_path / "out", LABELLED, Stage2Options(train_ratio=0.7, val_ratio=0.2))
+    preprocess(raw, tmp_path / "out", LABELED, Stage2Options(train_ratio=0.7, val_ratio=0.2))
     info, groups = read(tmp_path / "out")
     count = Counter()
     for shard, cells in groups:
@@ -256,25 +256,25 @@ def test_logarithms_and_counts_meet_as_logarithms(raw, tissue, tmp_path):
 
 def test_what_is_finished_is_kept(raw, tmp_path, monkeypatch):
     out = tmp_path / "out"
-    preprocess(raw, out, LABELLED, Stage2Options())
+    preprocess(raw, out, LABELED, Stage2Options())
     before = {path: path.stat().st_mtime_ns for path in out.rglob("*.parquet")}
     monkeypatch.setattr(_stage1, "_write", None)  # would fail
-    preprocess(raw, out, LABELLED, Stage2Options())
+    preprocess(raw, out, LABELED, Stage2Options())
     assert {path: path.stat().st_mtime_ns for path in out.rglob("*.parquet")} == before
 
 
 def test_other_parameters_are_named(raw, tmp_path):
     out = tmp_path / "out"
-    preprocess(raw, out, LABELLED, Stage2Options())
+    preprocess(raw, out, LABELED, Stage2Options())
     with pytest.raises(ValueError, match=r"cell_type_key was 'cell_type', is None"):
         preprocess(raw, out, Stage1Options(), Stage2Options())
     with pytest.raises(ValueError, match=r"other parameters \(train_ratio was 0.8, is 0.5; seed was 0, is 1\)"):
-        preprocess(raw, out, LABELLED, Stage2Options(train_ratio=0.5, seed=1))
+        preprocess(raw, out, LABELED, Stage2Options(train_ratio=0.5, seed=1))
 
 
 def test_slices_that_differ_are_named(raw, tissue, tmp_path):
     out = tmp_path / "out"
-    preprocess(raw, out, LABELLED, Stage2Options())
+    preprocess(raw, out, LABELED, Stage2Options())
     before = files_in(out)
     adata = ad.read_h5ad(raw / "slice_2.h5ad")
     adata.obs["slice_id"] = "slice_9"
@@ -284,7 +284,7 @@ def test_slices_that_differ_are_named(raw, tissue, tmp_path):
     (raw / "slice_2.h5ad").unlink()
     lists = r"slices it lacks: 'slice_9'; slices that are not there now: 'slice_2'; slices that were made otherwise: 'slice_3'"
     with pytest.raises(ValueError, match=lists):
-        preprocess(raw, out, LABELLED, Stage2Options())
+        preprocess(raw, out, LABELED, Stage2Options())
     assert files_in(out) == before
 
 
@@ -322,22 +322,22 @@ def test_mistakes_of_the_second_stage_are_found_before_the_first(raw, tmp_path, 
     before = files_in(out)
     monkeypatch.setattr(_stage1, "_write", None)  # would fail
     with pytest.raises((ValueError, FileExistsError), match=message):
-        preprocess(raw, out, LABELLED, Stage2Options(**second))
+        preprocess(raw, out, LABELED, Stage2Options(**second))
     assert files_in(out) == before
 
 
 def test_progress_of_both_stages_is_shown(raw, tmp_path, capsys):
-    preprocess(raw, tmp_path / "out", LABELLED, Stage2Options(max_shard_size=100))
+    preprocess(raw, tmp_path / "out", LABELED, Stage2Options(max_shard_size=100))
     shown = capsys.readouterr().err
     assert "Reading slices: 100%" in shown
     assert "Writing files: 100%" in shown
 
 
 def test_a_file_that_changed_is_read_again(raw, tissue, tmp_path):
-    stage1(raw, tmp_path / "slices", LABELLED)
+    stage1(raw, tmp_path / "slices", LABELED)
     adata = ad.read_h5ad(raw / "slice_2.h5ad")
     adata[:30].copy().write_h5ad(raw / "slice_2.h5ad")
-    stage1(raw, tmp_path / "slices", LABELLED)
+    stage1(raw, tmp_path / "slices", LABELED)
     notes = [json.loads(path.read_text()) for path in sorted((tmp_path / "slices").glob("0*.json"))]
     assert [note["n_cells"] for note in notes] == [90, 70, 30, 110, 60]
 
@@ -353,15 +353,15 @@ def test_an_interrupted_run_ends_as_an_undisturbed_one(raw, tmp_path, after):
             yield function(task)
 
     with pytest.raises(KeyboardInterrupt):
-        preprocess(raw, out, LABELLED, Stage2Options(max_shard_size=60), run=interrupted)
+        preprocess(raw, out, LABELED, Stage2Options(max_shard_size=60), run=interrupted)
     assert not (out / "metadata.json").exists()
-    stage1(raw, out / "_intermediate_slices", LABELLED)
+    stage1(raw, out / "_intermediate_slices", LABELED)
     if after:
         with pytest.raises(KeyboardInterrupt):
             stage2([out / "_intermediate_slices"], out, Stage2Options(max_shard_size=60), run=interrupted)
         assert not (out / "metadata.json").exists()
-    preprocess(raw, out, LABELLED, Stage2Options(max_shard_size=60))
-    preprocess(raw, straight, LABELLED, Stage2Options(max_shard_size=60))
+    preprocess(raw, out, LABELED, Stage2Options(max_shard_size=60))
+    preprocess(raw, straight, LABELED, Stage2Options(max_shard_size=60))
     assert files_in(out) == files_in(straight)
 
 
@@ -416,7 +416,7 @@ def _twice(folder):
 def test_bad_input_is_named_and_nothing_is_half_written(raw, tmp_path, change, message):
     change(raw)
     with pytest.raises((ValueError, KeyError, FileNotFoundError), match=message):
-        preprocess(raw, tmp_path / "out", LABELLED, Stage2Options())
+        preprocess(raw, tmp_path / "out", LABELED, Stage2Options())
     assert not list((tmp_path / "out").rglob("*.tmp"))
     assert not (tmp_path / "out" / "metadata.json").exists()
 
@@ -481,7 +481,7 @@ def test_ratios_must_be_shares(ratios):
 @pytest.mark.parametrize("split", ["cell", "slice"])
 def test_genes_of_every_slice_are_scaled_by_its_own_cells_if_asked(raw, tissue, tmp_path, split):
     options = Stage2Options(split=split, scale_per_slice=True, max_shard_size=100)
-    preprocess(raw, tmp_path / "out", LABELLED, options)
+    preprocess(raw, tmp_path / "out", LABELED, options)
     info, groups = read(tmp_path / "out")
     assert (info.schema.transform, info.counts) == ("none", False)
     assert set(info.schema.gene_mean) == {0.0}

@@ -12,7 +12,7 @@ import torch
 from lightning.pytorch.loggers import CSVLogger, Logger
 
 from alphastomics.train import callbacks as module
-from alphastomics.train.callbacks import GIB, Meter, peak_memory
+from alphastomics.train.callbacks import GIB, ThroughputMonitor, peak_memory
 
 
 class Kept(Logger):
@@ -59,7 +59,7 @@ def told(meter, clock, seconds, n_cells, *, world_size=1, shared=1):
 
 
 def test_cells_and_seconds_are_those_since_it_was_last_told(clock):
-    meter = Meter()
+    meter = ThroughputMonitor()
     meter.on_train_start(None, None)
     assert told(meter, clock, 4.0, 80) == 20.0
     assert told(meter, clock, 0.5, 60) is None
@@ -69,7 +69,7 @@ def test_cells_and_seconds_are_those_since_it_was_last_told(clock):
 
 
 def test_validation_is_left_out(clock):
-    meter = Meter()
+    meter = ThroughputMonitor()
     meter.on_train_start(None, None)
     told(meter, clock, 1.0, 10)
     clock[0] += 50.0
@@ -84,10 +84,10 @@ def test_validation_is_left_out(clock):
 def test_memory_is_what_the_process_held_at_most():
     """An array that is freed again still counts."""
     lines = module.STATUS.read_text().splitlines()
-    held = 1024 * next(int(line.split()[1]) for line in lines if line.startswith("VmRSS:"))
+    observed = 1024 * next(int(line.split()[1]) for line in lines if line.startswith("VmRSS:"))
     before = peak_memory(torch.device("cpu"))
-    assert before >= held
-    block = np.ones((int(before) - held + 2**28) // 8)
+    assert before >= observed
+    block = np.ones((int(before) - observed + 2**28) // 8)
     del block
     assert 0.8 * 2**28 < peak_memory(torch.device("cpu")) - before < 1.5 * 2**28
 
@@ -119,7 +119,7 @@ def test_the_progress_bar_shows_both(make_plan, fit, capsys):
 
 
 def test_losses_rate_and_speed_arrive_in_any_logger(make_plan, fit, monkeypatch):
-    monkeypatch.setattr(Meter, "SECONDS", 0.0)
+    monkeypatch.setattr(ThroughputMonitor, "SECONDS", 0.0)
     kept, plan = Kept(), make_plan(lr=1e-3, warmup_steps=4, lr_schedule="constant")
     history = fit(plan, max_epochs=2, logger=kept, data={"validation_size": 0.3}).model.history_
     values = {}

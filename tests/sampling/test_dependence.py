@@ -1,4 +1,4 @@
-"""What the noise of neighbouring cells has in common, how it is fitted, and where it is kept."""
+"""What the noise of neighboring cells has in common, how it is fitted, and where it is kept."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import torch
 
 from alphastomics.metrics import morans_i
 from alphastomics.model import AlphaSTomics
-from alphastomics.nn import nearest_neighbours
-from alphastomics.sampling._dependence import N_NEIGHBOURS, Dependence, Surroundings
+from alphastomics.nn import nearest_neighbors
+from alphastomics.sampling._dependence import N_NEIGHBORS, Dependence, Surroundings
 
 
 @pytest.fixture
@@ -18,7 +18,7 @@ def position():
 
 
 def nearest(position):
-    return nearest_neighbours(torch.from_numpy(position), N_NEIGHBOURS)
+    return nearest_neighbors(torch.from_numpy(position), N_NEIGHBORS)
 
 
 def draw(share, position, seed=0, mean=None):
@@ -36,7 +36,7 @@ def test_each_cell_alone_is_drawn_as_without_it(position):
     np.testing.assert_allclose(np.quantile(draws, [0.1, 0.9], axis=(0, 1)), [[-1.2816] * 3, [1.2816] * 3], atol=0.02)
 
 
-def test_neighbours_share_as_much_as_is_asked(position):
+def test_neighbors_share_as_much_as_is_asked(position):
     x = draw([0.0, 0.25, 0.5, 1.0], position)
     found = morans_i(x, position)
     assert found[0] == pytest.approx(0, abs=0.03)
@@ -70,7 +70,7 @@ def test_chance_is_kept_out_of_the_slice(position):
     np.testing.assert_allclose(alone.mean(0), by_chance.mean(0), atol=0.03)
 
 
-@pytest.mark.parametrize("n", [1, 2, N_NEIGHBOURS, N_NEIGHBOURS + 1])
+@pytest.mark.parametrize("n", [1, 2, N_NEIGHBORS, N_NEIGHBORS + 1])
 def test_few_cells(n, position):
     assert np.isfinite(draw([0.5, 1.0], position[:n])).all()
 
@@ -84,7 +84,7 @@ def test_training_fits_it_and_a_file_keeps_it(everything, places, tmp_path):
     np.testing.assert_array_equal(loaded.dependence_.share, share)
 
 
-def test_neighbours_are_as_alike_as_in_the_reference(everything, places, monkeypatch):
+def test_neighbors_are_as_alike_as_in_the_reference(everything, places, monkeypatch):
     def level():
         drawn = everything.sample(places, mode="pos_to_expr", n_steps=8, random_state=1)
         return np.nanmean(morans_i(drawn.X, places.obsm["spatial"]))

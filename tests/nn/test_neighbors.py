@@ -1,4 +1,4 @@
-"""Neighbours against all distances, and the law of the random ones."""
+"""Neighbors against all distances, and the law of the random ones."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scipy.integrate import quad
 from scipy.spatial.distance import cdist
 
-from alphastomics.nn import neighbors as neighbours
+from alphastomics.nn import neighbors as neighbors
 from alphastomics.nn.neighbors import lexicographic_order, neighbor_pairs
 
 KINDS = ["coordinate", "sequence", "hybrid"]
@@ -26,11 +26,11 @@ def points(b: int, n: int, n_dims: int = 2, *, seed: int = 0, copies: bool = Fal
 @pytest.mark.parametrize("n_dims", [2, 3])
 @pytest.mark.parametrize("copies", [False, True])
 @pytest.mark.parametrize("search", ["tree", "blocks"])
-def test_neighbours_are_the_nearest_of_all(n_dims, copies, search, monkeypatch):
+def test_neighbors_are_the_nearest_of_all(n_dims, copies, search, monkeypatch):
     """Bar 10: distances equal those of brute force, also where cells lie on top of each other."""
     if search == "blocks":
-        monkeypatch.setattr(neighbours, "BLOCK", 1000)
-        monkeypatch.setattr(neighbours, "_nearest_in_tree", neighbours._nearest_in_blocks)
+        monkeypatch.setattr(neighbors, "BLOCK", 1000)
+        monkeypatch.setattr(neighbors, "_nearest_in_tree", neighbors._nearest_in_blocks)
     x = points(2, 150, n_dims, copies=copies)
     mask = torch.rand(2, 150, generator=torch.Generator().manual_seed(1)) < 0.8
     found = neighbor_pairs(x, mask, k=7)
@@ -135,28 +135,28 @@ def test_hundred_thousand_cells_take_two_seconds():
     assert int(found.min()) >= 0
 
 
-# -- random neighbours -------------------------------------------------------------------------------------------------
+# -- random neighbors -------------------------------------------------------------------------------------------------
 
 
-def ranks_of_random_neighbours(n_dims: int, n: int, k: int, n_random: int, draws: int) -> np.ndarray:
-    """Ranks by distance of the random neighbours of 500 cells, over some draws; a cell itself has rank 0."""
+def ranks_of_random_neighbors(n_dims: int, n: int, k: int, n_random: int, draws: int) -> np.ndarray:
+    """Ranks by distance of the random neighbors of 500 cells, over some draws; a cell itself has rank 0."""
     generator = torch.Generator().manual_seed(0)
     x = 100 * torch.rand(n, n_dims, generator=generator)
     cells = torch.arange(500)
     rank = torch.from_numpy(cdist(x[cells], x)).argsort(1).argsort(1)
-    found = [neighbours._random_others(x, k, n_random, generator)[cells] for _ in range(draws)]
+    found = [neighbors._random_others(x, k, n_random, generator)[cells] for _ in range(draws)]
     return rank.gather(1, torch.cat(found, 1)).numpy()
 
 
 @pytest.mark.parametrize("n_dims", [2, 3])
-def test_random_neighbours_follow_the_law(n_dims):
+def test_random_neighbors_follow_the_law(n_dims):
     n, k, n_random = 2000, 8, 8
-    ranks = ranks_of_random_neighbours(n_dims, n, k, n_random, 6).flatten()
-    assert ranks.min() > 0  # nobody is his own neighbour
+    ranks = ranks_of_random_neighbors(n_dims, n, k, n_random, 6).flatten()
+    assert ranks.min() > 0  # nobody is his own neighbor
     low, high = 2 / n, 1 / (k + 1)
 
     def beyond(m: float) -> float:
-        """Share of random neighbours whose rank is larger than m."""
+        """Share of random neighbors whose rank is larger than m."""
         density = lambda rho: rho ** (3 / n_dims - 2)
         share, _ = quad(lambda rho: (1 - rho) ** m * density(rho), low, high)
         return share / quad(density, low, high)[0]
@@ -165,9 +165,9 @@ def test_random_neighbours_follow_the_law(n_dims):
         assert np.mean(ranks > m) == pytest.approx(beyond(m), abs=0.03)
 
 
-def test_random_neighbours_thin_out_as_the_cube_of_the_distance():
+def test_random_neighbors_thin_out_as_the_cube_of_the_distance():
     n = 8000
-    ranks = ranks_of_random_neighbours(2, n, 8, 16, 6).flatten()
+    ranks = ranks_of_random_neighbors(2, n, 8, 16, 6).flatten()
     edges = np.geomspace(40, n / 20, 5)
     counts, _ = np.histogram(ranks, edges)
     radius = np.sqrt(edges[:-1] * edges[1:])  # squared, in units of the spacing
@@ -175,7 +175,7 @@ def test_random_neighbours_thin_out_as_the_cube_of_the_distance():
     assert slope == pytest.approx(-3, abs=0.25)
 
 
-def test_random_neighbours_come_from_the_generator():
+def test_random_neighbors_come_from_the_generator():
     x = points(1, 200)
     draws = [neighbor_pairs(x, k=4, n_random=4, generator=torch.Generator().manual_seed(seed)) for seed in (0, 0, 1)]
     assert torch.equal(draws[0], draws[1])
@@ -185,15 +185,15 @@ def test_random_neighbours_come_from_the_generator():
 def test_a_few_steps_lead_anywhere():
     x = points(1, 3000)
 
-    def reached(n_random: int) -> int:
+    def touch_all_params(n_random: int) -> int:
         found = neighbor_pairs(x, k=8, n_random=n_random, generator=torch.Generator().manual_seed(0))[0]
         here = {0}
         for _ in range(5):
             here |= {j for i in here for j in found[i].tolist() if j >= 0}
         return len(here)
 
-    assert reached(0) < 200
-    assert reached(16) > 2400
+    assert touch_all_params(0) < 200
+    assert touch_all_params(16) > 2400
 
 
 # -- order -------------------------------------------------------------------------------------------------------------

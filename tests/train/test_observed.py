@@ -5,26 +5,26 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from alphastomics.train.timesteps import CELL_SHARE, CELLS, GENE_SHARE, GENES, NOTHING, draw_held
+from alphastomics.train.timesteps import CELL_SHARE, CELLS, GENE_SHARE, GENES, NOTHING, draw_observed
 
 N_CELLS, N_GENES = 200, 80
 
 
-def kind_of(held: np.ndarray) -> str:
-    if not held.any():
+def kind_of(observed: np.ndarray) -> str:
+    if not observed.any():
         return "nothing"
-    if (held == held[:, :1]).all():
+    if (observed == observed[:, :1]).all():
         return "cells"
-    return "genes" if (held == held[:1]).all() else "entries"
+    return "genes" if (observed == observed[:1]).all() else "entries"
 
 
 def test_kinds_come_with_their_shares():
-    draws = [draw_held(N_CELLS, N_GENES, np.random.default_rng([0, i])) for i in range(1000)]
-    kinds = np.array([kind_of(held) for held in draws])
+    draws = [draw_observed(N_CELLS, N_GENES, np.random.default_rng([0, i])) for i in range(1000)]
+    kinds = np.array([kind_of(observed) for observed in draws])
     expected = {"nothing": NOTHING, "cells": CELLS - NOTHING, "genes": GENES - CELLS, "entries": 1 - GENES}
     for kind, share in expected.items():
         assert (kinds == kind).mean() == pytest.approx(share, abs=4 * np.sqrt(share * (1 - share) / 1000))
-    shares = np.array([held.mean() for held in draws])
+    shares = np.array([observed.mean() for observed in draws])
     for kind, (low, high) in {"cells": CELL_SHARE, "genes": GENE_SHARE, "entries": GENE_SHARE}.items():
         found = shares[kinds == kind]
         assert low - 0.1 < found.min()

@@ -74,9 +74,9 @@ def test_mean_and_uncertainty_are_those_of_draws_from_halves_of_the_genes(traine
     for result, halves in zip((mean, medoid), aligned, strict=True):
         assert result.n_obs == one.n_obs
         assert "draw" not in result.obs
-        returned, centre = result.obsm["spatial"][order], halves.mean(0)
-        turn, _ = orthogonal_procrustes(centre - centre.mean(0), returned - returned.mean(0))
-        turned = (centre - centre.mean(0)) @ turn + returned.mean(0)
+        returned, center = result.obsm["spatial"][order], halves.mean(0)
+        turn, _ = orthogonal_procrustes(center - center.mean(0), returned - returned.mean(0))
+        turned = (center - center.mean(0)) @ turn + returned.mean(0)
         expected = np.sqrt(halves.var(axis=0, ddof=1).sum(-1) + ((turned - returned) ** 2).sum(-1))
         np.testing.assert_allclose(result.obs["position_uncertainty"].to_numpy()[order], expected, rtol=1e-6)
         assert (expected > 0).all()

@@ -13,7 +13,7 @@ import pytest
 from torch.utils.data import DataLoader
 
 from alphastomics.data import AnnDataSource, Augmentation, ContextDataset, collate
-from alphastomics.data._order import StreamSampler
+from alphastomics.data._order import WindowSampler
 from alphastomics.data.parquet._source import ParquetSource
 from alphastomics.data.preprocess import Stage1Options, Stage2Options, preprocess
 from alphastomics.datasets import synthetic_tissue
@@ -54,8 +54,8 @@ def test_values_and_places_are_those_of_the_anndata(folder, tissue, buffer_size)
         np.testing.assert_array_equal(cells.position, tissue.obsm["spatial"][rows[cells.rows]])
     assert source.has_counts
     assert source.measured.all()
-    held = sum(source.groups[i].n_cells for i in source._kept)
-    assert held <= max(buffer_size, max(group.n_cells for group in source.groups))
+    observed = sum(source.groups[i].n_cells for i in source._kept)
+    assert observed <= max(buffer_size, max(group.n_cells for group in source.groups))
 
 
 def test_counts_are_thinned(folder):
@@ -157,7 +157,7 @@ def test_every_cell_comes_once_an_epoch(folder, kind, buffer_size, world_size, n
         streams = world_size * max(1, n_workers)
         dataset.set_streams(streams, 2)
         dataset.set_epoch(3)
-        sampler = StreamSampler(len(dataset), 2, rank=rank, world_size=world_size, n_workers=max(1, n_workers))
+        sampler = WindowSampler(len(dataset), 2, rank=rank, world_size=world_size, n_workers=max(1, n_workers))
         loader = DataLoader(dataset, batch_sampler=sampler, collate_fn=collate, num_workers=n_workers)
         batches.append(0)
         for batch in loader:

@@ -55,12 +55,12 @@ def test_training_keeps_outlines_where_tissue_is_drawn(everything, trained, tmp_
 
 def test_drawn_tissue_has_the_outline_of_a_slice(everything, monkeypatch):
     """Up to where packing moves cells, a few of the cell spacings."""
-    monkeypatch.setattr("alphastomics.sampling._joint.SliceTissue.packed", lambda self, x, generator: x)
+    monkeypatch.setattr("alphastomics.sampling._joint.JointSampler.packed", lambda self, x, generator: x)
     drawn = everything.sample(mode="joint", n_cells=300, n_steps=4, random_state=0).obsm["spatial"]
     canonical = everything.frame_.rotation
     x = (drawn - drawn.mean(0)) / everything.schema.scale @ np.asarray(canonical).T
     targets = everything.outlines_.quantiles
     found = Outlines.of([x.astype(np.float32)]).quantiles[0]
-    centred = targets - targets.mean(axis=2, keepdims=True)
-    assert min(np.abs(found - target).max() for target in centred) < 0.5
+    centered = targets - targets.mean(axis=2, keepdims=True)
+    assert min(np.abs(found - target).max() for target in centered) < 0.5
     assert torch.isfinite(torch.from_numpy(drawn)).all()

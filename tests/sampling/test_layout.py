@@ -11,13 +11,13 @@ def generator(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def neighbours(x: torch.Tensor, k: int = 10) -> torch.Tensor:
+def neighbors(x: torch.Tensor, k: int = 10) -> torch.Tensor:
     distance = torch.cdist(x, x).fill_diagonal_(torch.inf)
     return distance.topk(k, largest=False).indices
 
 
 def preserved(true: torch.Tensor, predicted: torch.Tensor) -> float:
-    pairs = zip(neighbours(true).tolist(), neighbours(predicted).tolist(), strict=True)
+    pairs = zip(neighbors(true).tolist(), neighbors(predicted).tolist(), strict=True)
     return sum(len(set(a) & set(b)) for a, b in pairs) / (10 * len(true))
 
 
@@ -30,7 +30,7 @@ def folded() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     return true, mean, F.normalize(torch.cat([(true @ waves).sin(), (true @ waves).cos()], dim=1), dim=1)
 
 
-def test_cells_find_the_neighbours_of_their_embedding(folded):
+def test_cells_find_the_neighbors_of_their_embedding(folded):
     true, mean, feature = folded
     refined = refine_layout(mean, feature, generator())
     assert preserved(true, refined) > 1.3 * preserved(true, mean)
