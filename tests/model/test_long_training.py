@@ -17,7 +17,7 @@ import torch
 import alphastomics.train.checkpoint as checkpoint_module
 from alphastomics.data import Augmentation
 from alphastomics.model import AlphaSTomics
-from alphastomics.train.memory.fit import fits_whole
+from alphastomics.train.memory.fit import fits_in_memory
 
 TRIED = [("full", None), ("neighbor", "factorized"), ("neighbor", None), ("linear", None)]
 PLAIN = {"augmentation": Augmentation(gene_dropout=0.0, rotate=False), "plan_kwargs": {"lambda_min_distance": 0.0}}
@@ -345,16 +345,16 @@ def test_automatic_contexts_choose_what_fits(small, make_model, monkeypatch):
         found.append((config.attention, config.pair_features, n_cells))
         return config.attention == "linear"
 
-    monkeypatch.setattr("alphastomics.model._model.fits_whole", fits)
+    monkeypatch.setattr("alphastomics.model._model.fits_in_memory", fits)
     assert make_model(small, context="auto").module.config.attention == "linear"
     assert found == [(kind, pairs, 100) for kind, pairs in TRIED]
 
 
 def test_little_memory_fits_little(small, make_model, monkeypatch):
     config, arguments = make_model(small).module.config, {"mode": "expr_to_pos"}
-    assert fits_whole(config, 100, **arguments)
+    assert fits_in_memory(config, 100, **arguments)
     monkeypatch.setattr("alphastomics.train.memory.fit.memory_budget", lambda *_, **__: 1000)
-    assert not fits_whole(config, 100, **arguments)
+    assert not fits_in_memory(config, 100, **arguments)
 
 
 def test_what_automatic_contexts_choose_may_not_be_given(small, make_model):

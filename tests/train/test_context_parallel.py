@@ -17,7 +17,7 @@ from alphastomics.nn import DenoiserConfig
 from alphastomics.nn.parallel import ALONE
 from alphastomics.train import ContextDataModule, resolve_strategy
 from alphastomics.train.distributed import strategies
-from alphastomics.train.distributed.processes import check_groups, group_of, join_group
+from alphastomics.train.distributed.processes import check_group_size, group_index, join_group
 from alphastomics.train.memory.estimate import estimate_training
 
 if TYPE_CHECKING:
@@ -41,8 +41,8 @@ NO_GRADIENT = "position_out.bias"  # positions are centered: what moves it is ro
 
 @pytest.mark.parametrize(("rank", "expected"), [(0, (0, 3)), (1, (0, 3)), (2, (1, 3)), (5, (2, 3))])
 def test_consecutive_processes_share_contexts(rank, expected):
-    assert group_of(SimpleNamespace(global_rank=rank, world_size=6), 2) == expected
-    assert group_of(None, 2) == (0, 1)
+    assert group_index(SimpleNamespace(global_rank=rank, world_size=6), 2) == expected
+    assert group_index(None, 2) == (0, 1)
 
 
 def test_a_group_of_one_is_alone():
@@ -64,13 +64,13 @@ def test_groups_read_contexts_as_processes_would(source):
 
 
 def test_processes_must_make_whole_groups():
-    check_groups(2, 4)
+    check_group_size(2, 4)
     with pytest.raises(
         ValueError, match="context_parallel_size=3 needs a multiple of 3 processes, and there are 4 proc"
     ):
-        check_groups(3, 4)
+        check_group_size(3, 4)
     with pytest.raises(ValueError, match="context_parallel_size=0 counts processes: at least 1"):
-        check_groups(0, 4)
+        check_group_size(0, 4)
     with pytest.raises(ValueError, match="context_parallel_size=2 needs .* there are 3 processes"):
         join_group(SimpleNamespace(global_rank=0, world_size=3), 2)
 

@@ -12,9 +12,9 @@ from alphastomics.train.distributed import devices as determinism
 from alphastomics.train.distributed.devices import (
     REPEATABLE,
     WORKSPACE,
-    check_workspaces,
-    kept_algorithms,
-    own_generators,
+    check_cublas_workspace,
+    preserve_algorithm_settings,
+    seeded_generators,
 )
 
 
@@ -43,7 +43,7 @@ def test_what_is_drawn_follows_the_seed_and_nothing_of_it_is_left():
     for state, seed in ((1, 7), (2, 7), (3, 8)):
         torch.manual_seed(state)
         before = torch.get_rng_state()
-        with own_generators(seed):
+        with seeded_generators(seed):
             drawn.append(torch.rand(4).tolist())
         assert torch.equal(torch.get_rng_state(), before)
     assert drawn[0] == drawn[1] != drawn[2]
@@ -58,7 +58,7 @@ def test_no_gpu_is_started_or_seeded(monkeypatch):
     for name in ("manual_seed", "manual_seed_all", "get_rng_state", "set_rng_state", "init", "_lazy_call"):
         monkeypatch.setattr(torch.cuda, name, refuse)
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
-    with own_generators(0):
+    with seeded_generators(0):
         torch.rand(1)
 
 
@@ -71,7 +71,7 @@ def test_settings_come_back_whatever_happens(before, fails, monkeypatch):
     if before[3] is not None:
         os.environ[WORKSPACE] = before[3]
 
-    @kept_algorithms()
+    @preserve_algorithm_settings()
     def train():
         torch.use_deterministic_algorithms(not before[0])
         torch.backends.cudnn.benchmark = not before[2]
@@ -107,5 +107,5 @@ def test_cublas_that_cannot_be_told_any_more_is_said(
     if workspace is not None:
         monkeypatch.setenv(WORKSPACE, workspace)
     with caplog.at_level(logging.WARNING, logger=determinism.__name__):
-        check_workspaces(deterministic, torch.device(kind))
+        check_cublas_workspace(deterministic, torch.device(kind))
     assert (f"set {WORKSPACE}=:4096:8 before Python starts" in caplog.text) == is_told

@@ -24,7 +24,7 @@ from alphastomics.train.memory.estimate import (
     estimate_inference,
     estimate_step,
     estimate_training,
-    no_data,
+    fake_tensors,
 )
 from alphastomics.train.memory.recompute import RecomputePolicy
 
@@ -231,7 +231,7 @@ def test_the_count_is_that_of_pytorchs_tracker(n: int, k: int) -> None:
 
     def tracked(make_step: Any, **_: Any) -> None:
         """The same step under the tracker; the second mode answers what is asked of values, and counts in vain."""
-        with no_data():
+        with fake_tensors():
             step = make_step()
             root, tracker_ = Root(step), tracker()
             tracker_.track_external(root, *step.inputs)

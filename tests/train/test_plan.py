@@ -281,7 +281,9 @@ def test_one_context_for_two_processes_counts_in_full(make_plan, make_batch, mon
     alone = plan.total(losses, first)
     # The other process has padding alone: Lightning halves the sum of the gradients, and the mean count is a half.
     plan._trainer = SimpleNamespace(world_size=2)
-    monkeypatch.setattr("alphastomics.train.objective.mean_of_all", lambda trainer, count: count / trainer.world_size)
+    monkeypatch.setattr(
+        "alphastomics.train.objective.mean_over_processes", lambda trainer, count: count / trainer.world_size
+    )
     torch.testing.assert_close(plan.total(losses, first) / 2, alone)
 
 

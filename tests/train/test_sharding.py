@@ -11,10 +11,10 @@ from torch.distributed.tensor import DTensor
 from alphastomics.nn import Denoiser, DenoiserConfig
 from alphastomics.train import MovingAverage
 from alphastomics.train.distributed.sharding import (
-    copy_whole,
+    copy_full_params,
     distribute_like,
     full_tensor,
-    gathered,
+    full_weights,
     local_params,
     shard,
     to_local,
@@ -68,7 +68,7 @@ def test_every_parameter_has_the_gradient_of_the_whole_network_or_0(mesh, sharin
 def test_weights_are_whole_where_someone_looks_inside(mesh):
     copy = shard(network(), mesh)
     copy(*inputs())
-    with gathered(copy.blocks):
+    with full_weights(copy.blocks):
         assert not any(isinstance(p, DTensor) for p in copy.blocks[0].parameters())
     assert all(isinstance(p, DTensor) for p in copy.blocks[0].parameters())
 
@@ -101,7 +101,7 @@ def test_the_average_is_kept_in_parts_and_left_whole(mesh):
         torch.testing.assert_close(average, value)
     plan.module(*inputs())  # leaves the weights of heads whole, as a validation does
     ema.finish(plan)
-    copy_whole(plan.module, module)
+    copy_full_params(plan.module, module)
     for mine, value in zip(module.parameters(), expected, strict=True):
         torch.testing.assert_close(mine.detach(), value)
 

@@ -22,7 +22,7 @@ from alphastomics.model import AlphaSTomics
 from alphastomics.nn import DenoiserConfig
 from alphastomics.train.distributed.devices import resolve_precision
 from alphastomics.train.memory import estimate as memory
-from alphastomics.train.memory.estimate import StorageCounter, no_data
+from alphastomics.train.memory.estimate import StorageCounter, fake_tensors
 
 DEVICE = "meta"  # "mps" cannot be said where PyTorch was built without it
 MARK = "came_to_the_processor"
@@ -52,7 +52,7 @@ def on_device(monkeypatch):
     """Let what estimates a step run it on a device without data, and refuse what has 64 bits there."""
 
     def run(make_step, **_) -> None:
-        with no_data():
+        with fake_tensors():
             with torch.device(DEVICE):
                 step = make_step()
             kept = [*step.module.parameters(), *step.module.buffers(), *step.inputs]
@@ -86,7 +86,7 @@ def test_a_step_of_training_has_no_64_bits_on_the_device(network, n_dims):
 @pytest.mark.usefixtures("on_device")
 def test_contexts_are_deformed_and_times_given_in_32_bits():
     """These are made in 64 bits, by the processor."""
-    with no_data(), NoDoubles(DEVICE):
+    with fake_tensors(), NoDoubles(DEVICE):
         assert deform(torch.zeros(7, 2, device=DEVICE), 0.2, np.random.default_rng(0)).dtype == torch.float32
         assert time_grid(3, device=DEVICE).dtype == torch.float32
 

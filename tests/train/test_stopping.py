@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 from alphastomics.train.distributed import launch as watch
-from alphastomics.train.distributed.launch import Watch, died, is_lost
+from alphastomics.train.distributed.launch import ProcessWatchdog, death_message, is_connection_error
 
 PROGRAM = Path(__file__).with_name("stop_program.py")
 LIMIT = 120  # seconds
@@ -125,15 +125,15 @@ def test_processes_that_do_not_see_the_same_checkpoint_do_not_go_on(tmp_path):
 
 def test_errors_of_lost_connections_are_known():
     gloo = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:538] Connection closed by peer [127.0.0.1]:1234"
-    assert is_lost(RuntimeError(gloo))
-    assert is_lost(dist.DistNetworkError("no answer"))
-    assert not is_lost(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
-    assert not is_lost(ValueError("gloo"))
+    assert is_connection_error(RuntimeError(gloo))
+    assert is_connection_error(dist.DistNetworkError("no answer"))
+    assert not is_connection_error(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
+    assert not is_connection_error(ValueError("gloo"))
 
 
 def test_a_death_is_told_with_its_signal():
-    assert died("Process 1", -9).startswith("Process 1 of the training ended by SIGKILL; ")
-    assert died("Process 1", 3).startswith("Process 1 of the training ended by exit code 3; ")
+    assert death_message("Process 1", -9).startswith("Process 1 of the training ended by SIGKILL; ")
+    assert death_message("Process 1", 3).startswith("Process 1 of the training ended by exit code 3; ")
 
 
 def test_who_is_told_of_a_death_may_end_in_its_own_way(monkeypatch):
@@ -144,18 +144,18 @@ def test_who_is_told_of_a_death_may_end_in_its_own_way(monkeypatch):
     ends = []
     monkeypatch.setattr(os, "_exit", ends.append)
     watch._children[0].wait()
-    with Watch():
+    with ProcessWatchdog():
         time.sleep(0.1)
     time.sleep(0.6)
     assert ends == []
-    with Watch():
+    with ProcessWatchdog():
         time.sleep(0.8)
     assert ends[0] == 1
 
 
 def test_only_those_who_were_started_for_a_training_have_a_parent(monkeypatch):
     monkeypatch.delenv(watch.LAUNCHER, raising=False)
-    assert Watch().parent == 0
-    assert Watch()._dead() is None
-    assert Watch(os.getppid())._dead() is None
-    assert "Process 0 of the training ended" in Watch(os.getppid() + 1)._dead()
+    assert ProcessWatchdog().parent == 0
+    assert ProcessWatchdog()._dead() is None
+    assert ProcessWatchdog(os.getppid())._dead() is None
+    assert "Process 0 of the training ended" in ProcessWatchdog(os.getppid() + 1)._dead()

@@ -24,7 +24,7 @@ from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from alphastomics.train import STRATEGIES, resolve_strategy
 from alphastomics.train.distributed import strategies
 from alphastomics.train.distributed.launch import LaunchedDDPStrategy, run_in_subprocess
-from alphastomics.train.distributed.processes import once
+from alphastomics.train.distributed.processes import write_on_rank_zero
 from alphastomics.train.distributed.sharding import touch_all_params
 
 if TYPE_CHECKING:
@@ -201,7 +201,7 @@ def test_what_is_asked_apart_is_answered_or_raised():
 
 
 def test_alone_a_process_writes_itself(tmp_path):
-    once(tmp_path / "model", (tmp_path / "model").mkdir)
+    write_on_rank_zero(tmp_path / "model", (tmp_path / "model").mkdir)
     assert (tmp_path / "model").is_dir()
 
 

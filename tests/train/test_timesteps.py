@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from scipy.stats import binomtest, kstest
 
 from alphastomics.train.timesteps import (
+    EXPR_TO_POS,
     FRAME_SHARE,
     MODES,
-    PLACING,
+    POS_TO_EXPR,
     SMALLEST,
-    WRITING,
     Timesteps,
     draw_timesteps,
     keyed_rng,
@@ -90,10 +90,10 @@ def test_any_visits_the_states_of_every_question():
         "the start of both": (t_expr == 1) & (t_pos == 1),
     }
     assert sum(state.sum() for state in states.values()) == N
-    assert likely(states["the start of both"], (1 - WRITING) * 0.05)
+    assert likely(states["the start of both"], (1 - POS_TO_EXPR) * 0.05)
     assert min(state.mean() for state in states.values()) > 0.005
-    assert likely((t_expr == 0) & running(t_pos), PLACING * 0.5)
-    assert likely((t_pos == 0), (WRITING - PLACING) * (1 - FRAME_SHARE))
+    assert likely((t_expr == 0) & running(t_pos), EXPR_TO_POS * 0.5)
+    assert likely((t_pos == 0), (POS_TO_EXPR - EXPR_TO_POS) * (1 - FRAME_SHARE))
 
 
 @given(key=st.tuples(*[st.integers(0, 2**40)] * 3), mode=st.sampled_from(MODES), purpose=st.integers(0, 3))

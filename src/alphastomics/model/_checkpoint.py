@@ -20,20 +20,20 @@ from alphastomics._io._errors import describe_error, format_value, permission_er
 from alphastomics.model import _files
 from alphastomics.model import _files as _weights
 from alphastomics.model._fields import SCHEMA
-from alphastomics.train.checkpoint import KEY, found_at, replacing, write
+from alphastomics.train.checkpoint import KEY, find_checkpoints, replacing, write
 
 if TYPE_CHECKING:
     from os import PathLike
 
     from alphastomics.model._model import AlphaSTomics
-    from alphastomics.train.memory.fit import Contexts
+    from alphastomics.train.memory.fit import BatchLayout
 
 logger = logging.getLogger(__name__)
 
 FORMAT, FORMAT_VERSION = "alphastomics-checkpoint", 1
 
 
-def describe(model: AlphaSTomics, contexts: Contexts) -> dict[str, Any]:
+def describe(model: AlphaSTomics, contexts: BatchLayout) -> dict[str, Any]:
     """What a checkpoint of a training of this model says of it."""
     config = json.dumps(_files.model_config(model), allow_nan=False)
     sizes = {"context_size": contexts.context_size, "micro_batch_size": contexts.micro_batch_size}
@@ -166,7 +166,7 @@ def find(resume: str | PathLike[str] | None, checkpoint: str | PathLike[str] | N
         return _begun(path, read_checkpoint(path))
     if checkpoint is None:
         raise ValueError("resume='last' goes on from what checkpoint= names; give it, or resume= a path")
-    for path in found_at(checkpoint):
+    for path in find_checkpoints(checkpoint):
         try:
             content = _read(path)
         except ValueError as error:

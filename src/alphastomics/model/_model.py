@@ -36,7 +36,7 @@ from alphastomics.sampling._position import MAX_CONTEXT, SamplerConfig
 from alphastomics.sampling._predict import sample_expression
 from alphastomics.train import MODES, ContextDataModule, ContextRunner, DiffusionConfig, Mode, TrainingPlan, seconds_of
 from alphastomics.train.callbacks import History, MicroBatches
-from alphastomics.train.checkpoint import LastCheckpoint, file_of
+from alphastomics.train.checkpoint import LastCheckpoint, checkpoint_path
 from alphastomics.train.defaults import (
     advised_attention,
     advised_experts,
@@ -46,25 +46,25 @@ from alphastomics.train.defaults import (
     default_placement,
 )
 from alphastomics.train.distributed.devices import (
-    check_workspaces,
+    check_cublas_workspace,
     device_of,
-    kept_algorithms,
-    own_generators,
+    preserve_algorithm_settings,
     resolve_precision,
+    seeded_generators,
 )
 from alphastomics.train.distributed.launch import DeadProcessError, run_in_subprocess, run_inline
-from alphastomics.train.distributed.processes import check_groups, once
+from alphastomics.train.distributed.processes import check_group_size, write_on_rank_zero
 from alphastomics.train.distributed.strategies import is_forked, resolve_strategy
 from alphastomics.train.ema import MovingAverage
 from alphastomics.train.memory.estimate import estimate_inference, estimate_training
 from alphastomics.train.memory.fit import (
     estimated_device,
-    fit_contexts,
-    fits_whole,
+    fit_batch_layout,
+    fits_in_memory,
     free_traceback_frames,
     is_out_of_memory,
     make_curriculum,
-    out_of_memory,
+    out_of_memory_error,
     recomputed_blocks,
 )
 
@@ -83,7 +83,7 @@ if TYPE_CHECKING:
     from alphastomics.sampling._outline import Outlines
     from alphastomics.train.curriculum import ScheduleKind
     from alphastomics.train.memory.estimate import MemoryEstimate
-    from alphastomics.train.memory.fit import Contexts, Recompute
+    from alphastomics.train.memory.fit import BatchLayout, Recompute
 
 logger = logging.getLogger(__name__)
 
@@ -246,7 +246,7 @@ class AlphaSTomics(BaseModelClass):
         if use_moe:
             self._advise_experts(num_experts, moe_top_k)
         random_state = (settings.seed or 0) if random_state is None else random_state
-        with own_generators(random_state):
+        with seeded_generators(random_state):
             self.module = self._module_cls(config)
         if self.schema.transform == "log1p":  # deviations of other values are in units that mean nothing
             self.module.weigh_genes(self.schema.gene_scale)
@@ -275,7 +275,7 @@ class AlphaSTomics(BaseModelClass):
                 )
         n_cells = self.registry_.get(LARGEST_SLICE, self.summary_stats.n_cells)
         arguments = {"mode": mode, "diffusion": self.diffusion, "shared_frame": self.schema.frame == "shared"}
-        advice = advised_attention(n_cells, lambda kind: fits_whole(replace(config, **kind), n_cells, **arguments))
+        advice = advised_attention(n_cells, lambda kind: fits_in_memory(replace(config, **kind), n_cells, **arguments))
         logger.info("Slices of up to %s cells: %s.", f"{n_cells:,}", ", ".join(f"{k}={v!r}" for k, v in advice.items()))
         return replace(config, **advice)
 
@@ -419,7 +419,7 @@ class AlphaSTomics(BaseModelClass):
 
     # -- training ----------------------------------------------------------------------------------------------------
 
-    @kept_algorithms()
+    @preserve_algorithm_settings()
     def train(
         self,
         max_epochs: int | None = None,
@@ -558,7 +558,7 @@ class AlphaSTomics(BaseModelClass):
             run_in_subprocess if is_forked(strategy) and device_of(accelerator, devices).type == "cuda" else run_inline
         )
         chosen = ask(lambda: resolve_precision(precision))
-        check_workspaces(trainer_kwargs.get("deterministic"), device_of(accelerator, devices))
+        check_cublas_workspace(trainer_kwargs.get("deterministic"), device_of(accelerator, devices))
         maskable = self.module.config.mask_tokens
         if masking is not None and not maskable:
             raise ValueError("This model has no mask tokens; make it with enable_masking=True to train it with masking")
@@ -569,7 +569,7 @@ class AlphaSTomics(BaseModelClass):
         resume_state = _checkpoint.find(resume, checkpoint)
         contexts = ask(
             partial(
-                fit_contexts,
+                fit_batch_layout,
                 self.module,
                 source,
                 context_size=context_size,
@@ -581,7 +581,7 @@ class AlphaSTomics(BaseModelClass):
                 devices=devices,
                 accumulate=(trainer_kwargs.get("accumulate_grad_batches") or 1) > 1,
                 precision=chosen,
-                kept={} if resume_state is None else resume_state.contexts,
+                resumed={} if resume_state is None else resume_state.contexts,
                 context_parallel_size=context_parallel_size,
                 **plan_arguments,
             )
@@ -631,7 +631,7 @@ class AlphaSTomics(BaseModelClass):
         if resume_state is not None:
             _checkpoint.check_resumable(resume_state, self, max_epochs=max_epochs)
             trainer_kwargs["ckpt_path"] = resume_state.path
-        kept = None if checkpoint is None else file_of(checkpoint)
+        kept = None if checkpoint is None else checkpoint_path(checkpoint)
         if kept is not None:
             about = _checkpoint.describe(self, contexts)
             trainer_kwargs["checkpoint"] = LastCheckpoint(kept, about, checkpoint_every)
@@ -668,7 +668,7 @@ class AlphaSTomics(BaseModelClass):
         }
         began, goes_on = time.monotonic(), True  # whether anything comes after the training
         try:
-            with own_generators(datamodule.train_set.seed):
+            with seeded_generators(datamodule.train_set.seed):
                 runner()
         except (DeadProcessError, SystemExit):
             goes_on = False
@@ -679,7 +679,7 @@ class AlphaSTomics(BaseModelClass):
             free_traceback_frames(error)
             step = {"accelerator": accelerator, "precision": chosen, "plan_kwargs": plan_kwargs}
             estimate = self._estimated(contexts, context_parallel_size=context_parallel_size, **step)
-            raise out_of_memory(contexts, estimate, error) from error
+            raise out_of_memory_error(contexts, estimate, error) from error
         finally:
             if self.trainer.global_step > 0:
                 spent = time.monotonic() - began
@@ -701,7 +701,7 @@ class AlphaSTomics(BaseModelClass):
         if self.mode in ("any", "joint"):
             self.outlines_ = fit_outlines(self, source)
 
-    def _estimated(self, contexts: Contexts, **step: Any) -> MemoryEstimate | None:
+    def _estimated(self, contexts: BatchLayout, **step: Any) -> MemoryEstimate | None:
         """Memory of a step; None where it cannot be estimated."""
         try:
             return self.estimate_memory(
@@ -769,7 +769,7 @@ class AlphaSTomics(BaseModelClass):
         """
         if n_cells < 1 or batch_size < 1:
             raise ValueError(f"n_cells={n_cells} and batch_size={batch_size} count cells: both at least 1")
-        check_groups(context_parallel_size, context_parallel_size)
+        check_group_size(context_parallel_size, context_parallel_size)
         device = estimated_device(device_of(accelerator).type)
         common: dict[str, Any] = {
             "n_cells": n_cells, "precision": resolve_precision(precision), "device": device
@@ -1053,7 +1053,7 @@ class AlphaSTomics(BaseModelClass):
             if save_anndata:
                 self.adata.write_h5ad(folder / _files.DATA, **anndata_write_kwargs)
 
-        once(folder.absolute(), write)
+        write_on_rank_zero(folder.absolute(), write)
 
     @classmethod
     def load(

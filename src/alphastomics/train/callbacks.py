@@ -20,7 +20,7 @@ import torch
 
 from alphastomics._io._errors import os_errors_for
 from alphastomics.train.diagnostics import LAYER
-from alphastomics.train.distributed.processes import collected
+from alphastomics.train.distributed.processes import gather_objects
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -50,7 +50,7 @@ class EpochSums:
                 for metric in trainer.fit_loop.epoch_loop._results.values()
                 if metric.meta.fx == STEP and metric.meta.on_epoch and not metric.has_reset
             }
-        return collected(trainer, own)
+        return gather_objects(trainer, own)
 
     def bring(self, kept: list[Sums], trainer: pl.Trainer) -> None:
         """Take those of a checkpoint for the rest of its epoch; nothing where there were other processes."""

@@ -15,7 +15,7 @@ from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy
 
 from alphastomics._io._errors import describe_error, os_errors_for
-from alphastomics.train.distributed.processes import collected
+from alphastomics.train.distributed.processes import gather_objects
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -30,13 +30,13 @@ LAST, SUFFIX = "last.ckpt", ".ckpt"
 KEPT = "the checkpoint before it is whole, if there was one: make room and go on from it with resume='last'"
 
 
-def file_of(checkpoint: str | PathLike[str]) -> Path:
+def checkpoint_path(checkpoint: str | PathLike[str]) -> Path:
     """The file of ``checkpoint=``, which may also name the folder that it is in."""
     path = Path(checkpoint)
     return path / LAST if path.is_dir() else path
 
 
-def found_at(checkpoint: str | PathLike[str]) -> list[Path]:
+def find_checkpoints(checkpoint: str | PathLike[str]) -> list[Path]:
     """Checkpoints that ``checkpoint=`` names, the newest first: the file, or all of the folder."""
     path = Path(checkpoint)
     if not path.is_dir():
@@ -127,7 +127,7 @@ class LastCheckpoint(Checkpoint):
         ValueError
             If processes found different checkpoints.
         """
-        steps = collected(trainer, trainer.global_step)
+        steps = gather_objects(trainer, trainer.global_step)
         if len(set(steps)) > 1:
             found = ", ".join(f"{step} in process {i}" for i, step in enumerate(steps))
             raise ValueError(

@@ -10,7 +10,7 @@ from alphastomics.data import Augmentation, ContextDataset
 from alphastomics.data._batch import BatchEncoder, RawBatch
 from alphastomics.data._loaders import ContextLoader
 from alphastomics.train.curriculum import TokenBudget
-from alphastomics.train.distributed.processes import group_of
+from alphastomics.train.distributed.processes import group_index
 
 if TYPE_CHECKING:
     from alphastomics.data import Batch, CellSource
@@ -158,7 +158,7 @@ class ContextDataModule(pl.LightningDataModule):
 
     def _loader(self, dataset: ContextDataset, contexts_per_batch: int) -> ContextLoader:
         # The dataset shuffles: its contexts come in random order, cut anew in every epoch.
-        group, n_groups = group_of(self.trainer, self.context_parallel_size)
+        group, n_groups = group_index(self.trainer, self.context_parallel_size)
         return ContextLoader(dataset, contexts_per_batch, num_workers=self.num_workers, rank=group, world_size=n_groups)
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import lightning.pytorch as pl
 from lightning.pytorch.callbacks import EarlyStopping, Timer
 
-from alphastomics.train.distributed.processes import collected
+from alphastomics.train.distributed.processes import gather_objects
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -42,7 +42,7 @@ class SignalLatch:
         self.asked = number
 
 
-class StopTogether(pl.Callback):
+class SynchronizedStop(pl.Callback):
     """Ends the training after the step in which one of its processes was interrupted, or asked to end by SIGTERM.
 
     Ctrl-C in a single process is Lightning's. SIGTERM is what Slurm and Kubernetes send before they kill: Lightning would tell
@@ -70,7 +70,7 @@ class StopTogether(pl.Callback):
         if trainer.global_step == self._step:
             return
         self._step = trainer.global_step
-        asked = max(collected(trainer, self._patience.asked)) if self._any(trainer) else 0
+        asked = max(gather_objects(trainer, self._patience.asked)) if self._any(trainer) else 0
         if asked:
             self.ended_by, trainer.should_stop = asked, True
             if trainer.is_global_zero:

@@ -30,7 +30,7 @@ from alphastomics.diffusion.masking import clean_value
 from alphastomics.nn import Routings, balance_losses, expert_counts
 from alphastomics.nn.parallel import ALONE
 from alphastomics.train.config import DiffusionConfig
-from alphastomics.train.distributed.processes import mean_of_all
+from alphastomics.train.distributed.processes import mean_over_processes
 from alphastomics.train.losses import ExpertLoad, min_distance_losses, smallest_time
 from alphastomics.train.optimization import Optimization
 from alphastomics.train.timesteps import Masks, Mode, draw_masks, draw_observed, draw_timesteps, keyed_rng, spread_kind
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 
 # Purposes of the generators that are keyed by context: training and validation noise, and what else is drawn.
-TRAINING, VALIDATION, DEFORMATION, HELD, PAIRS = 0, 1, 2, 3, 40
+TRAINING, VALIDATION, DEFORMATION, OBSERVED, PAIRS = 0, 1, 2, 3, 40
 
 
 class Noised(NamedTuple):
@@ -138,7 +138,7 @@ class Objective(Optimization):
         self.load = ExpertLoad()
 
     @property
-    def in_step(self) -> bool:
+    def weights_sharded(self) -> bool:
         """Whether all processes must call the network equally often, as those do that share its weights."""
         return False
 
@@ -211,7 +211,7 @@ class Objective(Optimization):
         for row, mask, t, key in zip(observed, batch.mask, t_expr.tolist(), batch.key.cpu().numpy(), strict=True):
             if t > 0:
                 n = int(mask.sum())
-                row[:n] = torch.from_numpy(draw_observed(n, x_expr.shape[2], keyed_rng(key, HELD + purpose))).to(
+                row[:n] = torch.from_numpy(draw_observed(n, x_expr.shape[2], keyed_rng(key, OBSERVED + purpose))).to(
                     row.device
                 )
         whole = observed.all(dim=-1, keepdim=True)
@@ -260,7 +260,7 @@ class Objective(Optimization):
         x_pos = batch.position if self.shared_frame else self.centered(batch, t_pos)
         if not self.shared_frame:
             noise_pos = center(noise_pos, mask)
-            if self.in_step or bool((t_pos < 1).any()):
+            if self.weights_sharded or bool((t_pos < 1).any()):
                 moved = self.deformed(self.canonical(batch, mask, x_pos), t_pos, batch, purpose)
                 # Contexts that are placed stay, so that no loss depends on what else is in the batch.
                 x_pos = torch.where((t_pos < 1)[:, None, None], moved, x_pos)
@@ -400,7 +400,7 @@ class Objective(Optimization):
         }
         real = batch.mask.any(1).float()
         if count is None:
-            count = real.sum() if self._trainer is None else mean_of_all(self.trainer, real.sum())
+            count = real.sum() if self._trainer is None else mean_over_processes(self.trainer, real.sum())
         count = torch.as_tensor(count, device=real.device)
         count = torch.where(count > 0, count, 1)  # nothing but padding costs nothing; the mean may well lie below 1
         parts = [weights[name] * (loss * real).sum() for name, loss in losses.items()]

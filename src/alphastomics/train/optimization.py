@@ -20,7 +20,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from alphastomics.train.callbacks import EpochSums
-from alphastomics.train.distributed.processes import collected, mean_of_all
+from alphastomics.train.distributed.processes import gather_objects, mean_over_processes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -117,16 +117,16 @@ class Optimization(pl.LightningModule):
             return
         gradients = [p.grad for p in self.module.parameters() if p.grad is not None]
         norm = torch.nn.utils.get_total_norm(gradients)
-        self.refuse_if_broken("gradient norm", norm.full_tensor() if isinstance(norm, DTensor) else norm)
+        self.check_finite("gradient norm", norm.full_tensor() if isinstance(norm, DTensor) else norm)
 
-    def refuse_if_broken(self, what: str, value: Tensor) -> None:
+    def check_finite(self, what: str, value: Tensor) -> None:
         """Raise :class:`NonFiniteLossError` if a value is not finite in one of the processes: in all of them alike."""
-        mean = mean_of_all(self.trainer, value.detach())
+        mean = mean_over_processes(self.trainer, value.detach())
         if bool(mean.isfinite()):
             return
         own = {self.slice_names[int(i)] for i in self.current} if self.slice_names else set()
         own = set() if bool(value.isfinite()) else own
-        names = sorted(set().union(*collected(self.trainer, own)))
+        names = sorted(set().union(*gather_objects(self.trainer, own)))
         message = (
             f"The {what} is {mean.item():g} at step {self.global_step} (slices: {', '.join(names) or 'unknown'}). "
             "The model keeps its last good weights. Lower plan_kwargs['lr'] or look for extreme values in these slices."
@@ -147,7 +147,7 @@ class Optimization(pl.LightningModule):
     def _seconds(self) -> float:
         """Time that training has taken; processes must agree on it, or their learning rates drift apart."""
         seconds = torch.tensor(time.monotonic() - self._started, device=self.device)
-        return float(mean_of_all(self.trainer, seconds))
+        return float(mean_over_processes(self.trainer, seconds))
 
     def _lr_factor(self, step: int) -> float:
         warm = min(1.0, (step + 1) / max(1, self.config.warmup_steps))

@@ -10,8 +10,8 @@ from alphastomics.nn.parallel import ALONE
 from alphastomics.nn.random import ContextGenerators, drawing_from
 from alphastomics.train.config import DiffusionConfig, PlanConfig
 from alphastomics.train.diagnostics import EVERY, layer_statistics
-from alphastomics.train.distributed.processes import join_group, mean_of_some, sum_of_all
-from alphastomics.train.distributed.sharding import copy_whole, gathered, shard, touch_all_params
+from alphastomics.train.distributed.processes import join_group, sum_over_processes, weighted_mean_over_processes
+from alphastomics.train.distributed.sharding import copy_full_params, full_weights, shard, touch_all_params
 from alphastomics.train.memory.recompute import recompute
 from alphastomics.train.objective import VALIDATION, Objective
 from alphastomics.train.timesteps import Mode, keyed_rng
@@ -101,7 +101,7 @@ class TrainingPlan(Objective):
         self._whole: tuple[Denoiser, ...] = ()
 
     @property
-    def in_step(self) -> bool:
+    def weights_sharded(self) -> bool:
         """Where weights are spread over processes."""
         return bool(self._whole)
 
@@ -122,7 +122,7 @@ class TrainingPlan(Objective):
         self.parallel = ALONE
         for module in self._whole:
             if together:
-                copy_whole(self.module, module)
+                copy_full_params(self.module, module)
             self.module, self._whole = module, ()
 
     def on_fit_end(self) -> None:
@@ -138,7 +138,7 @@ class TrainingPlan(Objective):
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Refuse a broken gradient, and remember the use of the experts for the next step."""
         super().on_before_optimizer_step(optimizer)
-        self.load.end_step(lambda counts: sum_of_all(self.trainer, counts))
+        self.load.end_step(lambda counts: sum_over_processes(self.trainer, counts))
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Keep the use of the experts as well."""
@@ -160,7 +160,7 @@ class TrainingPlan(Objective):
         self.current = batch.slice_index
         here, per_batch = self._count(batch_idx)
         loss = self.total(losses, batch, per_batch)
-        self.refuse_if_broken("loss", loss)
+        self.check_finite("loss", loss)
         self._log("train", loss * (per_batch / here) if here else loss, losses, batch, here, seen)
         return touch_all_params(loss, self.module.parameters())
 
@@ -207,8 +207,10 @@ class TrainingPlan(Objective):
         share = 1 / count if count else 0.0  # a batch of padding weighs nothing
         values |= {f"{stage}_{name}": (value.detach() * real).sum() * share for name, value in losses.items()}
         if seen:
-            with gathered(self.module.blocks):
-                values |= mean_of_some(self.trainer, layer_statistics(seen, batch.mask), batch.mask.any())
+            with full_weights(self.module.blocks):
+                values |= weighted_mean_over_processes(
+                    self.trainer, layer_statistics(seen, batch.mask), batch.mask.any()
+                )
         n_contexts = round(count * self._n_groups)
         self.log_dict(values, on_step=False, on_epoch=True, batch_size=n_contexts, sync_dist=True)
         if stage == "train":

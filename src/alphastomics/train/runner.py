@@ -18,9 +18,15 @@ from scvi.train import TrainRunner
 
 from alphastomics.train.callbacks import History, ThroughputMonitor
 from alphastomics.train.defaults import GRADIENT_NORM
-from alphastomics.train.distributed.launch import REMEDY, DeadProcessError, ScriptLauncher, Watch, is_lost
+from alphastomics.train.distributed.launch import (
+    REMEDY,
+    DeadProcessError,
+    ProcessWatchdog,
+    ScriptLauncher,
+    is_connection_error,
+)
 from alphastomics.train.ema import BestAverage, MovingAverage
-from alphastomics.train.interrupt import LatchedEarlyStopping, StopTogether, TimeLimit
+from alphastomics.train.interrupt import LatchedEarlyStopping, SynchronizedStop, TimeLimit
 from alphastomics.train.optimization import NonFiniteLossError
 
 if TYPE_CHECKING:
@@ -96,7 +102,7 @@ class ContextTrainer(pl.Trainer):
         callbacks: list[pl.Callback] | None = None,
         **kwargs: Any,
     ) -> None:
-        callbacks = [*(callbacks or []), ema, history, ThroughputMonitor(), StopTogether()]
+        callbacks = [*(callbacks or []), ema, history, ThroughputMonitor(), SynchronizedStop()]
         if max_seconds is not None:
             callbacks.append(TimeLimit(max_seconds))
         if early_stopping:
@@ -158,7 +164,7 @@ class ContextRunner(TrainRunner):
         handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
             several = self.trainer.num_devices * self.trainer.num_nodes > 1
-            with warnings.catch_warnings(), Watch() if several else nullcontext():
+            with warnings.catch_warnings(), ProcessWatchdog() if several else nullcontext():
                 for message in _ADVICE:
                     warnings.filterwarnings("ignore", message)
                 # Nothing of a checkpoint is unpickled but tensors and plain values.
@@ -172,7 +178,7 @@ class ContextRunner(TrainRunner):
             raise
         except BaseException as error:
             together = False
-            if isinstance(error, DeadProcessError) or self.trainer.world_size == 1 or not is_lost(error):
+            if isinstance(error, DeadProcessError) or self.trainer.world_size == 1 or not is_connection_error(error):
                 raise
             raise DeadProcessError(f"Another process of the training cannot be reached; {REMEDY}") from error
         finally:
@@ -190,7 +196,7 @@ class ContextRunner(TrainRunner):
             self.model.is_trained_ = self.model.is_trained_ or self.trainer.global_step > 0
             self.model.to_device(self.device)
             self.model.trainer = self.trainer
-        if self._callback(StopTogether).ended_by == signal.SIGTERM:
+        if self._callback(SynchronizedStop).ended_by == signal.SIGTERM:
             raise SystemExit(128 + signal.SIGTERM)
 
     def _callback(self, kind: type[Found]) -> Found:

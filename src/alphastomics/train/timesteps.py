@@ -40,7 +40,7 @@ MODES: tuple[Mode, ...] = ("expr_to_pos", "pos_to_expr", "joint", "any")
 
 _KIND = 20
 FRAME_SHARE = 0.2  # of the contexts of pos_to_expr: those that teach the canonical frame
-PLACING, WRITING = 0.25, 0.85  # cumulative shares of the parts of "any"; the rest is joint
+EXPR_TO_POS, POS_TO_EXPR = 0.25, 0.85  # cumulative shares of the parts of "any"; the rest is joint
 SMALLEST = 0.01  # below this the noise is finer than anything a tissue holds
 
 
@@ -98,7 +98,7 @@ def draw_timesteps(
         if kind < absent / 2:
             return Timesteps(0.0, 1.0)
         return Timesteps(1.0, 1.0) if kind < absent * 0.6 else Timesteps(t_1 if kind < (1 + absent) / 2 else t_2, t_1)
-    part: Mode = "expr_to_pos" if kind < PLACING else "pos_to_expr" if kind < WRITING else "joint"
+    part: Mode = "expr_to_pos" if kind < EXPR_TO_POS else "pos_to_expr" if kind < POS_TO_EXPR else "joint"
     return draw_timesteps(part, rng, absent=absent, smallest=smallest)
 
 

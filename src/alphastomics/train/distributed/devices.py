@@ -171,7 +171,7 @@ REPEATABLE = (":4096:8", ":16:8")  # what cuBLAS must be told, to give the same 
 
 
 @contextmanager
-def own_generators(seed: int) -> Iterator[None]:
+def seeded_generators(seed: int) -> Iterator[None]:
     """Seed PyTorch's generator for a while, and leave all generators as they were.
 
     Those of GPUs are kept where GPUs are in use. To ask a GPU that is not would start CUDA, after which no process can be
@@ -184,7 +184,7 @@ def own_generators(seed: int) -> Iterator[None]:
 
 
 @contextmanager
-def kept_algorithms() -> Iterator[None]:
+def preserve_algorithm_settings() -> Iterator[None]:
     """Leave as they were the choice of algorithms and the workspaces of cuBLAS, which a trainer sets for the whole process."""
     enabled, warn_only = before = _algorithms()
     benchmark, workspace = torch.backends.cudnn.benchmark, os.environ.get(WORKSPACE)
@@ -204,7 +204,7 @@ def _algorithms() -> tuple[bool, bool]:
     return torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
 
 
-def check_workspaces(deterministic: bool | str | None, device: torch.device) -> None:
+def check_cublas_workspace(deterministic: bool | str | None, device: torch.device) -> None:
     """Say where cuBLAS cannot be told any more to be deterministic: it reads its workspaces when CUDA starts."""
     told = os.environ.get(WORKSPACE) in REPEATABLE
     if deterministic and not told and device.type == "cuda" and torch.cuda.is_initialized():

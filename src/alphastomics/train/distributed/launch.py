@@ -54,13 +54,13 @@ class DeadProcessError(RuntimeError):
     """Another process of the training has died, so that this one cannot go on."""
 
 
-def is_lost(error: BaseException) -> bool:
+def is_connection_error(error: BaseException) -> bool:
     """Whether an error says that another process cannot be reached."""
     text = str(error).lower()
     return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and any(word in text for word in LOST))
 
 
-def died(who: str, how: int | str) -> str:
+def death_message(who: str, how: int | str) -> str:
     """What is said of a process that has died, by a signal if its status is negative."""
     if isinstance(how, int):
         how = f"exit code {how}" if how >= 0 else signal.Signals(-how).name
@@ -68,7 +68,7 @@ def died(who: str, how: int | str) -> str:
 
 
 class ScriptLauncher(_SubprocessScriptLauncher):
-    """Starts the script once more for each further device; :class:`Watch` looks after these processes.
+    """Starts the script once more for each further device; :class:`ProcessWatchdog` looks after these processes.
 
     Lightning's own observer kills this one without a word, whether it trains or not.
     """
@@ -87,7 +87,7 @@ class ScriptLauncher(_SubprocessScriptLauncher):
         return function(*args, **kwargs)
 
 
-class Watch:
+class ProcessWatchdog:
     """As long as it is open, this process does not outlive those with which it trains for more than some seconds.
 
     Parameters
@@ -100,7 +100,7 @@ class Watch:
         self.parent = int(os.environ.get(LAUNCHER, 0)) if parent is None else parent
         self._over = threading.Event()
 
-    def __enter__(self) -> Watch:
+    def __enter__(self) -> ProcessWatchdog:
         """Begin to look."""
         threading.Thread(target=self._look, name="watch", daemon=True).start()
         return self
@@ -121,10 +121,10 @@ class Watch:
 
     def _dead(self) -> str | None:
         if self.parent and os.getppid() != self.parent:
-            return died("Process 0", "another way than by finishing")
+            return death_message("Process 0", "another way than by finishing")
         for rank, child in enumerate(_children, 1):
             if child.poll():
-                return died(f"Process {rank}", child.returncode)
+                return death_message(f"Process {rank}", child.returncode)
         return None
 
 
@@ -148,7 +148,7 @@ class _Fit:
         if self.forked:
             torch.set_num_threads(1)  # the threads of the parent do not survive a fork, and OpenMP waits for them
         try:
-            with Watch(os.getppid()):
+            with ProcessWatchdog(os.getppid()):
                 return self.function(*args, **kwargs)
         except NonFiniteLossError as error:
             trainer: pl.Trainer = self.function.__self__  # type: ignore[attr-defined]
@@ -159,7 +159,7 @@ class _Fit:
             return error
 
 
-class HandingBackLauncher(_MultiProcessingLauncher):
+class StateReturningLauncher(_MultiProcessingLauncher):
     """Starts processes by fork or spawn; after it, trainer and callbacks are as if they had trained themselves."""
 
     def launch(self, function: Callable[..., Any], *args: Any, trainer: pl.Trainer | None = None, **kwargs: Any) -> Any:
@@ -182,10 +182,10 @@ class HandingBackLauncher(_MultiProcessingLauncher):
             result = super().launch(fit, *args, trainer=trainer, **kwargs)
         except ProcessExitedException as error:
             name = error.signal_name or f"exit code {error.exit_code}"
-            raise DeadProcessError(died(f"Process {error.error_index}", name)) from error
+            raise DeadProcessError(death_message(f"Process {error.error_index}", name)) from error
         except ProcessRaisedException as error:
             said = _last_words(error)
-            raise (DeadProcessError if is_lost(RuntimeError(said)) else RuntimeError)(said) from error
+            raise (DeadProcessError if is_connection_error(RuntimeError(said)) else RuntimeError)(said) from error
         except KeyboardInterrupt:
             for process in self.procs:
                 process.terminate()
@@ -254,4 +254,4 @@ class LaunchedDDPStrategy(DDPStrategy):
 
     def _configure_launcher(self) -> None:
         assert self._start_method in ("fork", "spawn")
-        self._launcher = HandingBackLauncher(self, start_method=self._start_method)
+        self._launcher = StateReturningLauncher(self, start_method=self._start_method)

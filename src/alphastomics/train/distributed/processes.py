@@ -31,7 +31,7 @@ WAIT = timedelta(minutes=10)  # for what rank 0 writes
 _written = Counter[str]()
 
 
-def mean_of_all(trainer: pl.Trainer, value: Tensor) -> Tensor:
+def mean_over_processes(trainer: pl.Trainer, value: Tensor) -> Tensor:
     """Mean of a value over the processes; the value itself for one."""
     if trainer.world_size == 1:
         return value
@@ -40,22 +40,24 @@ def mean_of_all(trainer: pl.Trainer, value: Tensor) -> Tensor:
     return total / trainer.world_size
 
 
-def sum_of_all(trainer: pl.Trainer, value: Tensor) -> Tensor:
+def sum_over_processes(trainer: pl.Trainer, value: Tensor) -> Tensor:
     """Sum of a value over the processes."""
-    return mean_of_all(trainer, value) * trainer.world_size
+    return mean_over_processes(trainer, value) * trainer.world_size
 
 
-def mean_of_some(trainer: pl.Trainer, values: Mapping[str, Tensor], counts: Tensor) -> dict[str, Tensor]:
+def weighted_mean_over_processes(
+    trainer: pl.Trainer, values: Mapping[str, Tensor], counts: Tensor
+) -> dict[str, Tensor]:
     """Mean of values, which all processes have by the same names, over those processes that count."""
     if trainer.world_size == 1 or not values:
         return dict(values)
     weight = counts.float()
     own = torch.stack([value.float() for value in values.values()]) * weight
-    *means, total = mean_of_all(trainer, torch.cat([own, weight[None]])).unbind()
+    *means, total = mean_over_processes(trainer, torch.cat([own, weight[None]])).unbind()
     return {name: mean / total.clamp_min(1e-9) for name, mean in zip(values, means, strict=True)}
 
 
-def collected(trainer: pl.Trainer, value: Any) -> list[Any]:
+def gather_objects(trainer: pl.Trainer, value: Any) -> list[Any]:
     """The plain value of every process."""
     if trainer.world_size == 1 or not dist.is_initialized():
         return [value]
@@ -64,7 +66,7 @@ def collected(trainer: pl.Trainer, value: Any) -> list[Any]:
     return values
 
 
-def once(path: Path, write: Callable[[], None]) -> None:
+def write_on_rank_zero(path: Path, write: Callable[[], None]) -> None:
     """Let rank 0 write, and the others wait until it has.
 
     Rank 0 does not wait for them, because a script may let it write alone; it may have ended when they ask.
@@ -107,7 +109,7 @@ def once(path: Path, write: Callable[[], None]) -> None:
         raise OSError(f"{path} was not written by rank 0: {said}")
 
 
-def check_groups(size: int, n_processes: int) -> None:
+def check_group_size(size: int, n_processes: int) -> None:
     """Refuse groups of ``size`` into which the processes cannot be divided.
 
     Raises
@@ -125,7 +127,7 @@ def check_groups(size: int, n_processes: int) -> None:
         )
 
 
-def group_of(trainer: pl.Trainer | None, size: int) -> tuple[int, int]:
+def group_index(trainer: pl.Trainer | None, size: int) -> tuple[int, int]:
     """Number of the group of this process, and how many groups of ``size`` there are."""
     return (0, 1) if trainer is None else (trainer.global_rank // size, trainer.world_size // size)
 
@@ -136,10 +138,10 @@ def join_group(trainer: pl.Trainer, size: int) -> SequenceParallel:
     Raises
     ------
     ValueError
-        As for :func:`check_groups`.
+        As for :func:`check_group_size`.
     """
-    check_groups(size, trainer.world_size)
+    check_group_size(size, trainer.world_size)
     if size == 1:
         return ALONE
     groups = [dist.new_group(list(range(i, i + size))) for i in range(0, trainer.world_size, size)]
-    return SequenceParallel(groups[group_of(trainer, size)[0]])
+    return SequenceParallel(groups[group_index(trainer, size)[0]])

@@ -1,6 +1,6 @@
 """A network whose weights are spread over processes (FSDP2), and gradients that every parameter has at every step.
 
-Each block is a unit: its weights are gathered for the time in which it runs. What is left, the embeddings and heads, is one
+Each block is a unit: its weights are gathered while it runs. What is left, the embeddings and heads, is one
 more. All processes must have gradients of the same parameters, or they wait for each other for ever; which losses a batch
 has, and with them which heads it uses, depends on its contexts. So every parameter gets one, 0 where nothing used it.
 """
@@ -68,7 +68,7 @@ def _reach(unit: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 @contextmanager
-def gathered(units: Iterable[nn.Module]) -> Iterator[None]:
+def full_weights(units: Iterable[nn.Module]) -> Iterator[None]:
     """Weights of units are whole as long as the context is open; all processes must open it."""
     spread = [unit for unit in units if isinstance(unit, FSDPModule)]
     for unit in spread:
@@ -81,7 +81,7 @@ def gathered(units: Iterable[nn.Module]) -> Iterator[None]:
 
 
 def local_params(module: nn.Module) -> list[Tensor]:
-    """Values of all parameters, those of this process alone where they are spread; gathered ones are let go."""
+    """Values of all parameters, those of this process alone where they are sharded; gathered weights are freed."""
     for part in module.modules():
         if isinstance(part, FSDPModule):
             part.reshard()
@@ -107,7 +107,7 @@ def distribute_like(value: Tensor, model: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def copy_whole(sharded: nn.Module, module: nn.Module) -> None:
+def copy_full_params(sharded: nn.Module, module: nn.Module) -> None:
     """Write the weights that are spread into the network that they come from; all processes must call."""
     local_params(sharded)
     for mine, part in zip(module.parameters(), sharded.parameters(), strict=True):

@@ -17,7 +17,7 @@ from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy, Str
 from alphastomics.config import Strategy as Name
 from alphastomics.train.distributed.devices import count_devices, device_of
 from alphastomics.train.distributed.launch import LaunchedDDPStrategy
-from alphastomics.train.distributed.processes import check_groups
+from alphastomics.train.distributed.processes import check_group_size
 
 FORKED = ("ddp_fork", "ddp_notebook")
 STRATEGIES: tuple[str, ...] = get_args(Name)
@@ -54,7 +54,7 @@ def resolve_strategy(
         If there is no strategy of that name, or not for this device, or for processes that share contexts.
     """
     if context_parallel_size != 1:
-        check_groups(context_parallel_size, num_nodes * count_devices(accelerator, devices))
+        check_group_size(context_parallel_size, num_nodes * count_devices(accelerator, devices))
     if isinstance(strategy, Strategy):
         return strategy
     if strategy not in STRATEGIES:

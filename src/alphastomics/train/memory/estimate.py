@@ -99,7 +99,7 @@ class StorageCounter(TorchDispatchMode):
 
 
 @contextmanager
-def no_data() -> Iterator[None]:
+def fake_tensors() -> Iterator[None]:
     """Tensors that are made have no data; refuse what needs it."""
     fake = _fake_tensors()
     try:
@@ -219,7 +219,7 @@ def estimate_step(
     device = torch.device(device)
     dtype, counter = AUTOCAST[str(precision)], StorageCounter(device.type)
     autocast = torch.autocast(device.type, dtype=dtype) if dtype else nullcontext()
-    with no_data():
+    with fake_tensors():
         with device:
             step = make_step()
             weights = [p for p in step.module.parameters() if p.requires_grad] if training else []
@@ -287,8 +287,8 @@ def estimate_training(
 
     def make_step() -> Step:
         plan = TrainingPlan(Denoiser(config), **arguments)
-        plan.module.apply(_spread_evenly)
-        plan.parallel = ImaginedProcesses(context_parallel_size)
+        plan.module.apply(_balance_experts)
+        plan.parallel = SimulatedProcesses(context_parallel_size)
         batch = _full_batch(config, n_contexts, n_cells, targets=plan.mode != "expr_to_pos")
 
         def run() -> Tensor:
@@ -312,7 +312,7 @@ def estimate_inference(
 
     def make_step() -> Step:
         module = Denoiser(config).eval()
-        module.apply(_spread_evenly)
+        module.apply(_balance_experts)
         batch = _full_batch(config, n_contexts, n_cells, targets=True)
         inputs = (batch.expression, batch.position, batch.dropout, batch.dropout)  # timesteps have the shape of dropout
         sequence = sequence_of(batch.sequence)
@@ -321,7 +321,7 @@ def estimate_inference(
     return estimate_step(make_step, training=False, precision=precision, device=device)
 
 
-class ImaginedProcesses(SequenceParallel):
+class SimulatedProcesses(SequenceParallel):
     """The first of some processes that are not there: what it would get from the others has the shape of what it has."""
 
     def __init__(self, world_size: int) -> None:
@@ -370,7 +370,7 @@ def _full_batch(config: DenoiserConfig, b: int, n: int, *, targets: bool) -> Bat
     )
 
 
-def _spread_evenly(part: nn.Module) -> None:
+def _balance_experts(part: nn.Module) -> None:
     """Let experts take equally many cells each; where they go depends on values."""
     if not isinstance(part, Experts):
         return

@@ -259,7 +259,7 @@ _REMEDY = "; pass context_size= with fewer cells, or 'auto', or say by memory_bu
 GIB = 2**30
 
 
-class Contexts(NamedTuple):
+class BatchLayout(NamedTuple):
     """What is cut, and what a step is made of.
 
     Attributes
@@ -276,7 +276,7 @@ class Contexts(NamedTuple):
     n_recomputed: int
 
 
-def fit_contexts(
+def fit_batch_layout(
     module: Denoiser,
     source: CellSource,
     *,
@@ -288,9 +288,9 @@ def fit_contexts(
     accelerator: str,
     devices: int | list[int] | str,
     accumulate: bool,
-    kept: Mapping[str, int],
+    resumed: Mapping[str, int],
     **arguments: Any,
-) -> Contexts:
+) -> BatchLayout:
     """Fit contexts into memory, and say in the log what they take.
 
     Parameters
@@ -305,7 +305,7 @@ def fit_contexts(
         GiB that may be used; None takes what is free.
     accumulate
         Whether gradients of several batches are added up.
-    kept
+    resumed
         ``context_size`` and ``micro_batch_size`` of the training that is resumed, whatever memory is free now: batches that are
         divided otherwise have other sums, and begin elsewhere.
     **arguments
@@ -319,10 +319,10 @@ def fit_contexts(
     fitter = _fitter(module, budget, recompute, accelerator, devices, accumulate, arguments)
     largest = max(len(cells.rows) for cells in source.slices)
     if micro_batch_size is None:
-        micro_batch_size = kept.get("micro_batch_size")
+        micro_batch_size = resumed.get("micro_batch_size")
     if context_size == "auto":
         check_sizes(largest, batch_size, micro_batch_size)
-        size = kept.get("context_size") or fitter.longest(min(largest, micro_batch_size or largest))
+        size = resumed.get("context_size") or fitter.longest(min(largest, micro_batch_size or largest))
         logger.info("Contexts of %s cells (the largest slice has %s).", f"{size:,}", f"{largest:,}")
     else:
         check_sizes(context_size, batch_size, micro_batch_size)
@@ -335,15 +335,17 @@ def fit_contexts(
     _tell(fit, fitter, n_cells, n_contexts)
     if fit.n_contexts < n_contexts:
         at_once = fit.n_contexts * size
-    if kept.get("micro_batch_size", at_once) != at_once:
+    if resumed.get("micro_batch_size", at_once) != at_once:
         logger.warning(
             "The training was begun with micro_batch_size=%d and goes on with %d: to the same end, but not to the same bytes.",
-            kept["micro_batch_size"], at_once,
+            resumed["micro_batch_size"], at_once,
         )  # fmt: skip
-    return Contexts(size, batch_size, at_once, fit.n_recomputed)
+    return BatchLayout(size, batch_size, at_once, fit.n_recomputed)
 
 
-def out_of_memory(contexts: Contexts, estimate: MemoryEstimate | None, error: BaseException) -> NotEnoughMemoryError:
+def out_of_memory_error(
+    contexts: BatchLayout, estimate: MemoryEstimate | None, error: BaseException
+) -> NotEnoughMemoryError:
     """What is said when memory runs out all the same.
 
     Parameters
@@ -364,7 +366,7 @@ def out_of_memory(contexts: Contexts, estimate: MemoryEstimate | None, error: Ba
     )
 
 
-def fits_whole(config: DenoiserConfig, n_cells: int, **arguments: Any) -> bool:
+def fits_in_memory(config: DenoiserConfig, n_cells: int, **arguments: Any) -> bool:
     """Whether a step of training with a context of ``n_cells`` fits into the free memory, if need be with recompute."""
     with torch.random.fork_rng(devices=[]):
         module = Denoiser(config)

@@ -67,7 +67,7 @@ def _recomputed(forward: Callable[..., Any]) -> Callable[..., Any]:
             forward,
             *args,
             use_reentrant=False,
-            context_fn=lambda: (nullcontext(), _once_more(lists, drawing_again())),
+            context_fn=lambda: (nullcontext(), _replay_draws(lists, drawing_again())),
             **kwargs,
         )
 
@@ -75,7 +75,7 @@ def _recomputed(forward: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @contextmanager
-def _once_more(lists: list[list[Any] | UserList[Any]], draws: AbstractContextManager[None]) -> Iterator[None]:
+def _replay_draws(lists: list[list[Any] | UserList[Any]], draws: AbstractContextManager[None]) -> Iterator[None]:
     """Draw as before, and take from lists what was added to them."""
     lengths = [len(values) for values in lists]
     try:
