@@ -8,12 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import binomtest, kstest
 
+from alphastomics.diffusion import MODES, SMALLEST
 from alphastomics.train.timesteps import (
     EXPR_TO_POS,
     FRAME_SHARE,
-    MODES,
     POS_TO_EXPR,
-    SMALLEST,
     Timesteps,
     draw_timesteps,
     keyed_rng,

@@ -1,18 +1,24 @@
 """The mathematics of the diffusion: process, samplers, masking, geometry, losses. It knows no network and no data."""
 
 from alphastomics.diffusion.masking import MaskingConfig, MaskStrategy
-from alphastomics.diffusion.process import Process
+from alphastomics.diffusion.process import MODES, DiffusionConfig, Mode, Process
 from alphastomics.diffusion.samplers import SamplerName, make_step, run_joint_sampler, run_sampler, time_grid
-from alphastomics.diffusion.schedule import CosineSchedule
+from alphastomics.diffusion.schedule import SMALLEST, SWITCH, CosineSchedule, smallest_time
 
 __all__ = [
+    "MODES",
+    "SMALLEST",
+    "SWITCH",
     "CosineSchedule",
+    "DiffusionConfig",
     "MaskStrategy",
     "MaskingConfig",
+    "Mode",
     "Process",
     "SamplerName",
     "make_step",
     "run_sampler",
     "run_joint_sampler",
+    "smallest_time",
     "time_grid",
 ]

@@ -11,8 +11,8 @@ Each modality (expression, position) owns one process and one timestep. (Ho et a
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 PredictionType = Literal["x0", "epsilon", "v"]
+Mode = Literal["expr_to_pos", "pos_to_expr", "joint", "any"]
+MODES: tuple[Mode, ...] = ("expr_to_pos", "pos_to_expr", "joint", "any")
 MAX_RATIO = 2.2e4  # exp(10): sigma / alpha where epsilon-prediction is inverted near pure noise
 
 
@@ -92,3 +94,30 @@ class Process:
         mean = a * rho * z_t + alpha_s * (1 - a**2 * rho) * x_0
         variance = (rho * (sigma_t**2 - a**2 * sigma_s**2)).clamp_min(0)
         return mean, variance
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DiffusionConfig:
+    """The two processes of a model.
+
+    Parameters
+    ----------
+    position, expression
+        Process of each modality.
+    """
+
+    position: Process = field(default_factory=Process)
+    expression: Process = field(default_factory=Process)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> DiffusionConfig:
+        """Rebuild from :meth:`to_dict`."""
+
+        def process(entry: dict[str, Any]) -> Process:
+            return Process(schedule=CosineSchedule(**entry["schedule"]), prediction_type=entry["prediction_type"])
+
+        return cls(position=process(values["position"]), expression=process(values["expression"]))

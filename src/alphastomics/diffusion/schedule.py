@@ -22,6 +22,8 @@ import torch
 if TYPE_CHECKING:
     from torch import Tensor
 
+SMALLEST = 0.01  # time below which the noise is finer than anything in a tissue
+SWITCH = 3.0  # noise, in spacings, below which the minimum-distance network refines positions
 MAX_LOG_SNR = 10.0  # log(alpha / sigma) is infinite at both ends of the chain
 
 
@@ -78,3 +80,11 @@ class CosineSchedule:
             cosine = math.sqrt(cosine)
         angle = math.acos(cosine * math.cos(0.5 * math.pi * self.s / (1 + self.s)))
         return max(0.0, (angle * (1 + self.s) / (0.5 * math.pi) - self.s)) ** (1 / self.nu)
+
+
+def smallest_time(schedule: CosineSchedule, spacing: float) -> float:
+    """Smallest time of positions for which the denoiser is trained, with cells ``spacing`` apart.
+
+    Below it the minimum-distance network refines positions.
+    """
+    return max(SMALLEST, schedule.time_of_ratio(SWITCH * spacing / 2)) if spacing else SMALLEST

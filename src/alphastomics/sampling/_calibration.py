@@ -43,13 +43,13 @@ from scipy.optimize import nnls
 from scipy.spatial import KDTree
 
 from alphastomics.data import local_density
+from alphastomics.diffusion import smallest_time
 from alphastomics.metrics import morans_i
 from alphastomics.sampling._dependence import Dependence
 from alphastomics.sampling._expression import ExpressionSampler
 from alphastomics.sampling._frames import evenly_spaced_indices, to_canonical
 from alphastomics.sampling._outline import Outlines
 from alphastomics.sampling._position import SamplerConfig, cell_order
-from alphastomics.train.losses import smallest_time
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray

@@ -31,11 +31,11 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from alphastomics.diffusion import DiffusionConfig
     from alphastomics.nn import Denoiser
     from alphastomics.sampling._dependence import Dependence
     from alphastomics.sampling._exemplars import Exemplars
     from alphastomics.sampling._position import SamplerConfig
-    from alphastomics.train import DiffusionConfig
 
 N_FOLDS = 5  # of the known cells, for what the network makes of each without it
 LEFT_OUT = 0.2  # of the known values of cells that are known in part, for what exemplars add

@@ -23,7 +23,7 @@ from tqdm.auto import tqdm
 from alphastomics import _keys
 from alphastomics.data import local_density
 from alphastomics.data._slices import DEFAULT_SLICE_KEY
-from alphastomics.diffusion import make_step, run_joint_sampler
+from alphastomics.diffusion import make_step, run_joint_sampler, smallest_time
 from alphastomics.diffusion.geometry import center
 from alphastomics.nn import nearest_neighbors
 from alphastomics.sampling._calibration import place_time
@@ -32,7 +32,6 @@ from alphastomics.sampling._expression import ExpressionSampler
 from alphastomics.sampling._place import to_user
 from alphastomics.sampling._position import split_contexts
 from alphastomics.sampling._predict import decode_draw, reference_genes, store_expression
-from alphastomics.train.losses import smallest_time
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,10 +39,10 @@ if TYPE_CHECKING:
     from anndata import AnnData
     from torch import Tensor
 
+    from alphastomics.diffusion import DiffusionConfig
     from alphastomics.model._model import AlphaSTomics
     from alphastomics.nn import Denoiser
     from alphastomics.sampling._position import SamplerConfig
-    from alphastomics.train import DiffusionConfig
 
 LOOSEST, FINEST, PACKING_STEPS = 2.0, 0.05, 12  # noise in spacings
 

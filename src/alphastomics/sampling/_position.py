@@ -21,11 +21,10 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from alphastomics.diffusion import Process, make_step, run_sampler
+from alphastomics.diffusion import SWITCH, Process, make_step, run_sampler
 from alphastomics.diffusion.geometry import align, center, kabsch
 from alphastomics.sampling._layout import refine_layout
 from alphastomics.sampling._posterior import GaussianPosterior, estimate_posterior
-from alphastomics.train.losses import SWITCH
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,9 +33,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from alphastomics.data import CellSource
-    from alphastomics.diffusion import SamplerName
+    from alphastomics.diffusion import DiffusionConfig, SamplerName
     from alphastomics.nn import Denoiser, Prediction
-    from alphastomics.train import DiffusionConfig
 
 ROWS = 4096  # cells whose expression is dense at the same time
 ANCHOR_SHARE = 0.25

@@ -1,7 +1,8 @@
 """Training: the plan (one step), the timesteps it draws, the loaders, the average of the weights, and the runner."""
 
+from alphastomics.diffusion import MODES, DiffusionConfig, Mode
 from alphastomics.train.callbacks import History
-from alphastomics.train.config import DiffusionConfig, PlanConfig
+from alphastomics.train.config import PlanConfig
 from alphastomics.train.curriculum import LengthSchedule
 from alphastomics.train.datamodule import ContextDataModule
 from alphastomics.train.defaults import advised_attention, advised_experts
@@ -14,7 +15,6 @@ from alphastomics.train.optimization import NonFiniteLossError
 from alphastomics.train.plan import TrainingPlan
 from alphastomics.train.recorder import TrainingRecorder
 from alphastomics.train.runner import ContextRunner, ContextTrainer, seconds_of
-from alphastomics.train.timesteps import MODES, Mode
 
 __all__ = [
     "MODES",

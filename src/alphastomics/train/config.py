@@ -1,40 +1,11 @@
-"""What a training is made of, as plain values: its two processes, weights of losses, optimization."""
+"""What a training is made of, as plain values: weights of losses, optimization."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
-from typing import Any, Literal, get_args
-
-from alphastomics.diffusion import CosineSchedule, Process
+from dataclasses import dataclass
+from typing import Literal, get_args
 
 Course = Literal["cosine", "linear", "constant"]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class DiffusionConfig:
-    """The two processes of a model.
-
-    Parameters
-    ----------
-    position, expression
-        Process of each modality.
-    """
-
-    position: Process = field(default_factory=Process)
-    expression: Process = field(default_factory=Process)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> DiffusionConfig:
-        """Rebuild from :meth:`to_dict`."""
-
-        def process(entry: dict[str, Any]) -> Process:
-            return Process(schedule=CosineSchedule(**entry["schedule"]), prediction_type=entry["prediction_type"])
-
-        return cls(position=process(values["position"]), expression=process(values["expression"]))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

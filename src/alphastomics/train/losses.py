@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from alphastomics.nn import nearest_neighbors
-from alphastomics.train.timesteps import SMALLEST, keyed_rng
+from alphastomics.train.timesteps import keyed_rng
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from alphastomics.data import Batch
-    from alphastomics.diffusion import CosineSchedule
     from alphastomics.nn import DenoiserConfig, MinDistanceNetwork
 
 
@@ -64,15 +63,9 @@ class ExpertLoad:
             self.last, self._now = total(self._now), None
 
 
-SWITCH = 3.0  # noise, in spacings, below which packing says where cells are
 LOWEST, HIGHEST = 0.03, 6.0  # noise levels of training, in spacings
 RIM = 2.5  # spacings
 PURPOSE = 10
-
-
-def smallest_time(schedule: CosineSchedule, spacing: float) -> float:
-    """Smallest time of positions that the denoiser is trained for, with cells ``spacing`` apart; packing goes on from there."""
-    return max(SMALLEST, schedule.time_of_ratio(SWITCH * spacing / 2)) if spacing else SMALLEST
 
 
 def min_distance_losses(network: MinDistanceNetwork, batch: Batch, spacing: float, purpose: int) -> Tensor:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from alphastomics.chains._fape import chain_losses
+from alphastomics.diffusion import DiffusionConfig, smallest_time
 from alphastomics.diffusion.deformation import deform
 from alphastomics.diffusion.geometry import center, kabsch, rotate
 from alphastomics.diffusion.losses import (
@@ -29,11 +30,10 @@ from alphastomics.diffusion.losses import (
 from alphastomics.diffusion.masking import clean_value
 from alphastomics.nn import Routings, balance_losses, expert_counts
 from alphastomics.nn.parallel import ALONE
-from alphastomics.train.config import DiffusionConfig
 from alphastomics.train.distributed.processes import mean_over_processes
-from alphastomics.train.losses import ExpertLoad, min_distance_losses, smallest_time
+from alphastomics.train.losses import ExpertLoad, min_distance_losses
 from alphastomics.train.optimization import Optimization
-from alphastomics.train.timesteps import Masks, Mode, draw_masks, draw_observed, draw_timesteps, keyed_rng, spread_kind
+from alphastomics.train.timesteps import Masks, draw_masks, draw_observed, draw_timesteps, keyed_rng, spread_kind
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from alphastomics.data import Batch
-    from alphastomics.diffusion import MaskingConfig
+    from alphastomics.diffusion import MaskingConfig, Mode
     from alphastomics.nn import Denoiser, Prediction
     from alphastomics.train.config import PlanConfig
 

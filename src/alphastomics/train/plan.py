@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 from alphastomics.nn.diagnostics import SeenLayer, watch_layers
 from alphastomics.nn.parallel import ALONE
 from alphastomics.nn.random import ContextGenerators, drawing_from
-from alphastomics.train.config import DiffusionConfig, PlanConfig
+from alphastomics.train.config import PlanConfig
 from alphastomics.train.diagnostics import EVERY, layer_statistics
 from alphastomics.train.distributed.processes import join_group, sum_over_processes, weighted_mean_over_processes
 from alphastomics.train.distributed.sharding import copy_full_params, full_weights, shard, touch_all_params
 from alphastomics.train.memory.recompute import recompute
 from alphastomics.train.objective import VALIDATION, Objective
-from alphastomics.train.timesteps import Mode, keyed_rng
+from alphastomics.train.timesteps import keyed_rng
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from alphastomics.data import Batch
-    from alphastomics.diffusion import MaskingConfig
+    from alphastomics.diffusion import DiffusionConfig, MaskingConfig, Mode
     from alphastomics.nn import Denoiser
     from alphastomics.train.curriculum import LengthCurriculum
     from alphastomics.train.datamodule import ContextDataModule

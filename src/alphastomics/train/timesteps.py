@@ -21,11 +21,12 @@ Masks of a batch: keyed by context like all draws of training, and none for a mo
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
 
+from alphastomics.diffusion import SMALLEST
 from alphastomics.diffusion.masking import draw_mask
 
 if TYPE_CHECKING:
@@ -33,15 +34,11 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from alphastomics.data import Batch
-    from alphastomics.diffusion import MaskingConfig
-
-Mode = Literal["expr_to_pos", "pos_to_expr", "joint", "any"]
-MODES: tuple[Mode, ...] = ("expr_to_pos", "pos_to_expr", "joint", "any")
+    from alphastomics.diffusion import MaskingConfig, Mode
 
 _KIND = 20
 FRAME_SHARE = 0.2  # of the contexts of pos_to_expr: those that teach the canonical frame
 EXPR_TO_POS, POS_TO_EXPR = 0.25, 0.85  # cumulative shares of the parts of "any"; the rest is joint
-SMALLEST = 0.01  # below this the noise is finer than anything a tissue holds
 
 
 class Timesteps(NamedTuple):
