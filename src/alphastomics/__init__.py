@@ -1,6 +1,6 @@
-"""AlphaSTomics: the joint distribution of gene expression and cell positions, learned and sampled.
+"""AlphaSTomics: a generative model of the joint distribution of gene expression and cell positions.
 
-Rooms are loaded on first use, so that importing the package costs no more than its metadata.
+Submodules are imported on first use, so ``import alphastomics`` imports neither PyTorch nor scvi-tools.
 """
 
 from __future__ import annotations

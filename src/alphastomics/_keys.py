@@ -1,9 +1,9 @@
-"""Every key that the package reads by default or writes into an AnnData, in one place."""
+"""Keys of AnnData that the package reads by default or writes."""
 
 from __future__ import annotations
 
 SPATIAL = "spatial"
-"""``obsm``: positions, in the units of the user."""
+"""``obsm``: positions, (n_cells, 2 or 3)."""
 
 SLICE = "slice_id"
 """``obs``: the slice of a cell."""
@@ -12,28 +12,28 @@ CELL_TYPE = "cell_type"
 """``obs``: the label of a cell."""
 
 INSTANCE = "instance_id"
-"""``obs``: the identifier of a cell among the instances of its element in a SpatialData."""
+"""``obs``: identifier of a cell in its element of a SpatialData (``instance_key``)."""
 
 RECONSTRUCTED = "spatial_reconstructed"
-"""``obsm``: sampled positions; ``uns``: what is needed to sample them again."""
+"""``obsm``: predicted positions; ``uns``: their provenance."""
 
 UNCERTAINTY_SUFFIX = "_uncertainty"
-"""``obs[RECONSTRUCTED + ...]``: standard deviation of aligned draws from halves of the genes."""
+"""``obs[RECONSTRUCTED + ...]``: root mean square distance of aligned draws from the prediction."""
 
 PLACED_SUFFIX = "_placed"
-"""``obs[RECONSTRUCTED + ...]``: whether the cell was placed, or is part of the reference."""
+"""``obs[RECONSTRUCTED + ...]``: True for predicted positions, False for those of the reference."""
 
 DRAW = "draw"
-"""``obs``: the number of the draw that a sampled cell belongs to."""
+"""``obs``: number of the draw of a sampled cell."""
 
 LIBRARY_SIZE = "library_size"
-"""``obs``: total counts to which the expression of a cell was restored."""
+"""``obs``: total counts to which the sampled expression of a cell is scaled."""
 
 SD = "sd"
 """``layers``: standard deviation of expression over the draws."""
 
 POSITION_UNCERTAINTY = "position_uncertainty"
-"""``obs`` of a sampled AnnData: root mean square distance of aligned draws from halves of the genes."""
+"""``obs`` of a sampled AnnData: root mean square distance of aligned draws from the returned position."""
 
 POSITION_SCORES = "position_scores"
 """``uns``: scores of predicted positions, one row per slice."""
@@ -48,28 +48,28 @@ MORAN = "morans_i"
 """``uns``: Moran's I, one row per slice and gene."""
 
 MODALITY_AGREEMENT = "modality_agreement"
-"""``uns``: agreement of expression and position with a reference, one row per slice."""
+"""``uns``: agreement of expression and positions with real slices, one row per slice."""
 
 GATES = "attention_gates"
-"""``obsm``: mean gate of each head for each cell; ``uns``: their means and spreads."""
+"""``obsm``: mean gate of each cell and head; ``uns``: means and standard deviations by layer and head."""
 
 SINKS = "attention_sinks"
-"""``obsm``: mean attention that each cell receives; ``uns``: the largest share per slice, layer and head."""
+"""``obsm``: mean attention that each cell receives; ``uns``: its maximum by slice, layer and head."""
 
 MAPS = "attention_maps"
-"""``obsm``: attention that chosen cells pay to each cell."""
+"""``obsm``: attention weights of selected query cells."""
 
 EXPERTS = "experts"
-"""``obs[EXPERTS + "_layer_0"]``, …: the most probable expert of a cell; ``uns``: use of the experts."""
+"""``obs[EXPERTS + "_layer_0"]``, …: most probable expert of a cell; ``uns``: usage by layer and expert."""
 
 COMPARISON = "comparison"
-"""``uns``: configurations that were compared: a summary, the runs, their curves."""
+"""``uns``: tables of a comparison: ``summary``, ``runs`` and ``curves``."""
 
 MEASURED_IN = "measured_in"
-"""``varm``: which slices measure a gene, a column for each; only where they differ."""
+"""``varm``: whether each slice (column) measures a gene; only if slices differ."""
 
 LATENT = "X_alphastomics"
 """``obsm`` of what ``alphastomics extract`` writes: embeddings."""
 
 PROVENANCE = "alphastomics"
-"""``uns`` of a sampled AnnData: how it was made."""
+"""``uns`` of a sampled AnnData: its provenance."""

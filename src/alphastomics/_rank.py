@@ -1,4 +1,4 @@
-"""Of several processes that run one training, the first tells how it goes and writes; known before torch is imported."""
+"""Rank of this process in a training of several processes, available before torch is imported."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import os
 
 
 def is_first() -> bool:
-    """Whether this is the first of the processes that run one training, by what Lightning, torchrun, Slurm or LSF tell it."""
-    said = (os.environ.get(name) for name in ("RANK", "LOCAL_RANK", "SLURM_PROCID", "JSM_NAMESPACE_RANK"))
-    rank = next((number for number in said if number is not None), "0")
+    """Whether the rank is 0 by the environment variables of Lightning, torchrun, Slurm or LSF."""
+    ranks = (os.environ.get(name) for name in ("RANK", "LOCAL_RANK", "SLURM_PROCID", "JSM_NAMESPACE_RANK"))
+    rank = next((number for number in ranks if number is not None), "0")
     return int(rank) == int(os.environ.get("NODE_RANK", "0")) == 0
 
 
 def quiet_unless_first() -> None:
-    """Let the other processes tell nothing but errors."""
+    """Log only errors in processes other than the first."""
     if not is_first():
         logging.getLogger("alphastomics").setLevel(logging.ERROR)

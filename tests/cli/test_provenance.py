@@ -36,7 +36,7 @@ def test_what_is_printed_is_what_the_tool_says(file, capsys):
     ("content", "tokens", "message"),
     [
         ({"placed": record()}, ["--key", "other"], "found: 'placed'); pass another --key"),
-        ({}, [], "uns tells of nothing that AlphaSTomics has made"),
+        ({}, [], "uns has no provenance record"),
         (b"text", [], "x.h5ad cannot be read as .h5ad"),
         (b"\x89HDF\r\n\x1a\n", [], "x.h5ad cannot be read as .h5ad"),
     ],

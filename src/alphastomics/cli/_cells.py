@@ -248,9 +248,9 @@ def write_latent(
     """Write embeddings (n_cells, width) as the suffix says; AnnData says too how they were made, with these arguments."""
     import anndata as ad
 
+    from alphastomics._provenance import result_record
     from alphastomics.cli._files import replacing, write_h5ad
     from alphastomics.data.parquet._write import write_embedding
-    from alphastomics.model._provenance import result_record
 
     if path.suffix == PARQUET:
         write_embedding(cells, latent, path, slice_key=model.schema.slice_key or _keys.SLICE)

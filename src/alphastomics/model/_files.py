@@ -20,11 +20,10 @@ from safetensors.torch import load_file, save_file
 
 from alphastomics._io import _json
 from alphastomics._io._errors import WRITE, check_inside, check_memory, describe_error, format_value, permission_error
-from alphastomics._provenance import versions
+from alphastomics._provenance import trainings_of, versions
 from alphastomics.data import TissueSchema
 from alphastomics.data._h5ad import read_h5ad
 from alphastomics.model._fields import SCHEMA, PositionField, schema_fields
-from alphastomics.model._provenance import trainings_of
 from alphastomics.nn import Denoiser, DenoiserConfig
 from alphastomics.sampling._calibration import Marginals
 from alphastomics.sampling._dependence import Dependence

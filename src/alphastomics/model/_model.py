@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -16,6 +16,7 @@ from scvi.data import AnnDataManager
 from scvi.model.base import BaseModelClass
 
 from alphastomics import _keys
+from alphastomics._provenance import result_record, training_record
 from alphastomics._rank import quiet_unless_first
 from alphastomics.data import AnnDataSource, Augmentation, TissueSchema, fit_schema
 from alphastomics.data.parquet._source import BUFFER, ParquetSource
@@ -23,7 +24,6 @@ from alphastomics.diffusion import CosineSchedule, MaskingConfig, Process
 from alphastomics.model import _checkpoint, _files, _hub
 from alphastomics.model._components import principal_components
 from alphastomics.model._fields import LARGEST_SLICE, SCHEMA, dataset_registry, largest_slice, schema_fields
-from alphastomics.model._provenance import result_record, training_record
 from alphastomics.nn import Denoiser, DenoiserConfig, count_parameters
 from alphastomics.sampling._calibration import fit_dependence, fit_marginals, fit_outlines
 from alphastomics.sampling._draws import check_effect
@@ -258,7 +258,7 @@ class AlphaSTomics(BaseModelClass):
         self.dependence_: Dependence | None = None
         self.outlines_: Outlines | None = None
         self.exemplars_: Exemplars | None = None
-        self.trainings_: tuple[dict[str, Any], ...] = ()  # how the model was trained, see :mod:`._provenance`
+        self.trainings_: tuple[dict[str, Any], ...] = ()  # records of :mod:`alphastomics._provenance`
         self.init_params_ = self._get_init_params(locals())
         self._model_summary_string = (
             f"AlphaSTomics model (mode={mode!r}): {self.schema.n_genes} genes, {self.schema.n_dims}D, "
@@ -683,7 +683,7 @@ class AlphaSTomics(BaseModelClass):
         finally:
             if self.trainer.global_step > 0:
                 spent = time.monotonic() - began
-                record = training_record(self, plan, arguments, n_cells=source.n_cells, seconds=spent)
+                record = training_record(self, asdict(plan.config), arguments, n_cells=source.n_cells, seconds=spent)
                 self.trainings_ = (*self.trainings_, record)
             if self.is_trained_ and goes_on:
                 self._fit_rest(source, plan)

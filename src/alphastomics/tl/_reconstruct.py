@@ -283,7 +283,7 @@ def _write(
 
 def _record(model: AlphaSTomics, parameters: dict[str, Any]) -> dict[str, Any]:
     """How the result was made; its ``params`` repeat the call."""
-    from alphastomics.model._provenance import result_record
+    from alphastomics._provenance import result_record
 
     keys = {name: getattr(model.schema, name) for name in ("position_key", "slice_key", "cell_type_key", "layer")}
     return result_record(model, "reconstruct", keys | parameters)
