@@ -10,7 +10,7 @@ from typing import Any
 DETAILS: dict[tuple[str, Any], tuple[str, ...]] = {
     ("use_moe", True): ("num_experts", "moe_top_k", "expert_width"),
     ("attention", "neighbor"): ("sparse_pairs", "n_neighbors"),
-    ("pair_features", "factorized"): ("rank",),
+    ("pair_features", "factorized"): ("rank", "pair_attention", "pair_residual", "pair_dropout"),
     ("residual", "hyper"): ("n_streams",),
     ("layer_sharing", "block"): ("sharing_block",),
 }

@@ -20,6 +20,8 @@ KINDS: dict[str, dict[str, Any]] = {
     "geometric, elementwise": {"attention": "geometric", "gate_type": "elementwise", "use_qk_norm": False, "n_dims": 3},
     "geometric, pairs": {"attention": "geometric", "pair_features": "factorized"},
     "geometric, pairs, order": {"attention": "geometric", "pair_features": "factorized", "sequence": True},
+    "geometric, axial": {"attention": "geometric", "pair_features": "factorized", "pair_attention": "axial"},
+    "geometric, cross": {"attention": "geometric", "pair_features": "factorized", "pair_attention": "cross"},
     "neighbor": {"attention": "neighbor", "n_neighbors": 5},
     "neighbor, 3D": {"attention": "neighbor", "n_neighbors": 5, "n_dims": 3, "gate_type": "none"},
     "neighbor, order": {"attention": "neighbor", "n_neighbors": 4, "sparse_pairs": "sequence", "sequence": True},
@@ -37,6 +39,7 @@ KINDS: dict[str, dict[str, Any]] = {
 kinds = pytest.mark.parametrize("kind", KINDS)
 close = {"atol": 1e-5, "rtol": 1e-5}
 B, N = 4, 30
+UNKNOWN = (("pair_attention", "grid"), ("pair_residual", "sum"), ("pair_dropout", 1.0))
 T_POS = torch.tensor([0.6, 0.0, 1.0, 0.3])  # noisy, clean and absent
 
 
@@ -312,6 +315,8 @@ def test_layers_can_be_watched(kind):
         ({"pair_features": "factorized", "attention": "axial"}, "'axial' does not read features of pairs"),
         ({"pair_features": "dense", "attention": "geometric"}, "pair_features='dense' is unknown"),
         ({"rank": 8}, "rank=8 is for pair_features='factorized'"),
+        ({"pair_attention": "axial"}, "pair_attention='axial' is for pair_features='factorized'"),
+        ({"pair_residual": "tangent", "pair_dropout": 0.1}, "pair_residual='tangent', pair_dropout=0.1 is for pair"),
         ({"rank": 33, "pair_features": "factorized", "attention": "geometric"}, "rank=33 must exceed 4"),
         ({"rank": 20, "pair_features": "factorized", "attention": "neighbor", "sequence": True}, "must exceed 20"),
         ({"attention": "geometric", "n_neighbors": 8}, "n_neighbors=8 is for attention='neighbor'"),
@@ -333,6 +338,8 @@ def test_what_does_not_go_together_is_refused(arguments, message):
         DenoiserConfig(**(SIZES | arguments))
 
 
-def test_an_unknown_attention_is_refused():
-    with pytest.raises(ValueError, match="attention='dense' is unknown; choose 'full', 'linear', 'geometric'"):
-        Denoiser(DenoiserConfig(**SIZES, attention="dense"))
+@pytest.mark.parametrize("option", [{"attention": "dense"}, *({name: value} for name, value in UNKNOWN)])
+def test_an_unknown_option_is_refused(option):
+    pairs = {"attention": "geometric", "pair_features": "factorized"}
+    with pytest.raises(ValueError, match=next(iter(option))):
+        Denoiser(DenoiserConfig(**(SIZES | pairs | option)))

@@ -203,7 +203,7 @@ class ModelOptions:
             on = f"{_flag(switch)} {value}"
             what, add = ("a model with experts", "--use-moe") if switch == "use_moe" else (on, "that")
             for name in details:
-                if getattr(self, name) != usual[name]:
+                if name in usual and getattr(self, name) != usual[name]:
                     raise ValueError(f"{_flag(name)} is for {what}; add {add}, or leave it out")
 
     def arguments(self) -> dict[str, Any]:

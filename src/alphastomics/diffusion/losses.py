@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
-from alphastomics.diffusion.distances import distance_loss, pairwise_distances
+from alphastomics.diffusion.distances import DistanceKind, distance_loss, pairwise_distances
 from alphastomics.diffusion.geometry import align
 
 if TYPE_CHECKING:
@@ -71,9 +71,15 @@ def aligned_error(predicted: Tensor, true: Tensor, mask: Tensor) -> Tensor:
 
 
 def distance_error(
-    predicted: Tensor, true: Tensor, mask: Tensor, rngs: Sequence[np.random.Generator] | None = None
+    predicted: Tensor,
+    true: Tensor,
+    mask: Tensor,
+    rngs: Sequence[np.random.Generator] | None = None,
+    *,
+    kind: DistanceKind = "mse",
+    clamp: float | None = None,
 ) -> Tensor:
-    """Mean squared difference of all pairwise distances per context, (B,); zero for fewer than two cells.
+    """Error of all pairwise distances per context, (B,); zero for fewer than two cells.
 
     Parameters
     ----------
@@ -82,7 +88,10 @@ def distance_error(
     mask
         Real cells (B, N).
     rngs
-        A generator for every context, of which the large ones are judged by a sample of their pairs.
+        A generator for each context. Contexts of more than ``LARGEST_EXACT`` cells are estimated from a sample of their
+        pairs, except with ``"drmsd"``: the root of a sampled mean is biased.
+    kind, clamp
+        As in :func:`~alphastomics.diffusion.distances.distance_loss`.
     """
 
     def loss(rows: slice, generator: torch.Generator | None) -> Tensor:
@@ -90,7 +99,9 @@ def distance_error(
             predicted[rows],
             true[rows],
             mask[rows],
-            pairs="sampled" if generator else "all",
+            kind=kind,
+            clamp=clamp,
+            pairs="sampled" if generator and kind != "drmsd" else "all",
             n_pairs=PAIRS,
             generator=generator,
         )

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from alphastomics.nn.attention import AttentionKind, GateType
     from alphastomics.nn.experts import ExpertWidth
     from alphastomics.nn.neighbors import PairKind
+    from alphastomics.nn.pair.factors import ResidualKind as PairResidual
+    from alphastomics.nn.pair.stack import PairAttention
     from alphastomics.nn.residual import ResidualKind
     from alphastomics.nn.sharing import Sharing
 
@@ -47,6 +49,12 @@ class DenoiserConfig:
     rank
         How many ranks these have, up to 32; ``"auto"``: as many as are affordable for the cells at hand. It is no part of the
         weights: a trained network may be run with another one.
+    pair_attention
+        Attention in the layers on these features: ``"axial"`` or ``"cross"``, whose time grows with the square of the
+        cells, or ``"triangle"``, whose time grows with their cube; None for none. See ``nn/pair/stack.py``.
+    pair_residual, pair_dropout
+        How the layers add their updates, ``"mix"``, ``"tangent"`` or ``"distribute"``, see ``nn/pair/factors.py``; and the
+        share of the entries of an update dropped in training.
     sparse_pairs, n_neighbors
         With ``attention="neighbor"``: cells have this many neighbors, in space, along the order of the cells, or half of them
         each, see ``nn/neighbors.py``.
@@ -85,6 +93,9 @@ class DenoiserConfig:
     attention: AttentionKind = "full"
     pair_features: PairFeatureKind | None = None
     rank: int | Literal["auto"] = "auto"
+    pair_attention: PairAttention | None = None
+    pair_residual: PairResidual = "mix"
+    pair_dropout: float = 0.0
     sparse_pairs: PairKind = "coordinate"
     n_neighbors: int = 32
     use_moe: bool = False

@@ -41,7 +41,7 @@ class Surroundings(nn.Module):
         self.config = config
         self.pairs: PairFeatures | None = None
         if config.pair_features is not None:
-            self.pairs = PairFeatures(config.d_model, config.n_dims, rank=config.rank, sequence=config.sequence)
+            self.pairs = PairFeatures(config)
 
     def forward(
         self,

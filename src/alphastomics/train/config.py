@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from alphastomics.diffusion.distances import DistanceKind
+
 Course = Literal["cosine", "linear", "constant"]
 
 
@@ -30,6 +32,11 @@ class PlanConfig:
         Share of contexts in which the modality to be sampled is absent altogether.
     lambda_expression, lambda_position, lambda_distance, lambda_neighbor, lambda_layout
         Weights of the losses; ``lambda_position`` weighs the aligned and the diffusion loss alike.
+    distance_loss
+        Error of the pairwise distances: ``"mse"``, ``"drmsd"``, its root, whose time grows with the square of the cells;
+        ``"clamped"`` or ``"huber"``, which limit the weight of large errors. See :mod:`alphastomics.diffusion.distances`.
+    distance_clamp
+        Error of a distance, in model units, at which ``"clamped"`` and ``"huber"`` begin to limit it.
     lambda_completion
         Weight of the loss of expression that is given, thinned and with genes missing, and asked for in full.
     neighbor_width, layout_width
@@ -54,7 +61,7 @@ class PlanConfig:
     Raises
     ------
     ValueError
-        If the schedule is unknown.
+        If the schedule or the distance loss is unknown, or ``distance_clamp`` is not positive or has no effect.
     """
 
     lr: float = 1e-3
@@ -67,6 +74,8 @@ class PlanConfig:
     lambda_completion: float = 3.0
     lambda_position: float = 1.0
     lambda_distance: float = 1.0
+    distance_loss: DistanceKind = "mse"
+    distance_clamp: float = 1.0
     lambda_neighbor: float = 0.3
     lambda_layout: float = 1.0
     lambda_min_distance: float = 1.0
@@ -85,3 +94,18 @@ class PlanConfig:
             raise ValueError(
                 f"lr_schedule={self.lr_schedule!r} is unknown; choose from {', '.join(map(repr, get_args(Course)))}"
             )
+        if self.distance_loss not in get_args(DistanceKind):
+            choices = ", ".join(map(repr, get_args(DistanceKind)))
+            raise ValueError(f"distance_loss={self.distance_loss!r} is unknown; choose from {choices}")
+        if self.distance_clamp <= 0:
+            raise ValueError(f"distance_clamp={self.distance_clamp} must be positive")
+        if self.distance_clamp != 1.0 and self.distance_threshold is None:
+            raise ValueError(
+                f"distance_clamp={self.distance_clamp} has no effect with distance_loss={self.distance_loss!r}; "
+                "choose 'clamped' or 'huber'"
+            )
+
+    @property
+    def distance_threshold(self) -> float | None:
+        """``distance_clamp`` where the distance loss has a threshold, else None."""
+        return self.distance_clamp if self.distance_loss in ("clamped", "huber") else None

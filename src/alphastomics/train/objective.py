@@ -370,7 +370,8 @@ class Objective(Optimization):
             rngs = [rng for rng, judged in zip(rngs, absent.tolist(), strict=True) if judged]
             error = mean_squared_error if self.shared_frame else aligned_error
             losses["aligned"][absent] = error(predicted, true, real)
-            losses["distance"][absent] = distance_error(predicted, true, real, rngs) / 2
+            kind, clamp = self.config.distance_loss, self.config.distance_threshold
+            losses["distance"][absent] = distance_error(predicted, true, real, rngs, kind=kind, clamp=clamp) / 2
             feature = self.module.neighborhood(latent[absent])
             width = self.config.neighbor_width * true.shape[-1] ** 0.5
             losses["neighbor"][absent] = neighbor_error(feature, true, real, width=width, rngs=rngs)

@@ -88,5 +88,5 @@ def test_residuals_are_made_by_name():
     kinds = {"mix": RankMix, "tangent": TangentStep, "distribute": Distribute}
     for name, kind in kinds.items():
         assert isinstance(make_residual(name, 8, 4), kind)
-    with pytest.raises(ValueError, match="residual='plain' is unknown"):
+    with pytest.raises(ValueError, match="pair_residual='plain'"):
         make_residual("plain", 8, 4)

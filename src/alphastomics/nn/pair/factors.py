@@ -58,8 +58,9 @@ from __future__ import annotations
 from typing import Literal, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
+
+from alphastomics.nn.random import Dropout
 
 
 def upcast(x: Tensor) -> Tensor:
@@ -284,7 +285,7 @@ def make_residual(kind: ResidualKind, n_channels: int, max_rank: int) -> RankMix
         return TangentStep(n_channels)
     if kind == "distribute":
         return Distribute()
-    raise ValueError(f"residual={kind!r} is unknown; choose 'mix', 'tangent' or 'distribute'")
+    raise ValueError(f"pair_residual={kind!r} is unknown; choose 'mix', 'tangent' or 'distribute'")
 
 
 SharedOver = Literal["row", "column"]
@@ -299,17 +300,25 @@ class PairDropout(nn.Module):
         Share of the entries that is dropped.
     shared_over
         ``"row"`` or ``"column"``.
+
+    Raises
+    ------
+    ValueError
+        If the rate is not between 0 and 1.
     """
 
     def __init__(self, rate: float, shared_over: SharedOver) -> None:
         super().__init__()
+        if not 0 <= rate < 1:
+            raise ValueError(f"pair_dropout={rate} must be at least 0 and less than 1")
         self.rate, self.shared_over = rate, shared_over
+        self.dropout = Dropout(rate)
 
     def forward(self, pair: PairFactors) -> PairFactors:
         """Factors to factors."""
         if not self.training or self.rate == 0:
             return pair
-        keep = F.dropout(torch.ones_like(pair.left[..., :1]), self.rate)  # (B, C, N, 1)
+        keep = self.dropout(torch.ones_like(pair.left[..., 0].mT)).mT.unsqueeze(-1)  # (B, C, N, 1)
         if self.shared_over == "row":
             return PairFactors(pair.left, pair.right * keep, pair.mask)
         return PairFactors(pair.left * keep, pair.right, pair.mask)

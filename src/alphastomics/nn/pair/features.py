@@ -38,7 +38,8 @@ would outweigh the blocks of the network.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Literal
+from contextlib import nullcontext
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -48,10 +49,12 @@ from torch.utils.checkpoint import checkpoint
 from alphastomics.nn.pair.factors import PairFactors, adaptive_rank
 from alphastomics.nn.pair.stack import PairStack
 from alphastomics.nn.pair.template import Template
+from alphastomics.nn.random import drawing_again
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from alphastomics.nn.config import DenoiserConfig
     from alphastomics.nn.geometry import Geometry
 
 
@@ -228,37 +231,28 @@ class PairFeatures(nn.Module):
 
     Parameters
     ----------
-    d_model
-        Width d of the tokens.
-    n_dims
-        D.
-    rank
-        R, or ``"auto"``: what :func:`~alphastomics.nn.pair.factors.adaptive_rank` gives for the longest context of a batch.
-    sequence
-        Whether cells have an order.
-    n_layers
-        Layers on the factors.
+    config
+        The network. ``rank="auto"`` is what :func:`~alphastomics.nn.pair.factors.adaptive_rank` gives for the longest
+        context of a batch.
     """
 
-    def __init__(
-        self,
-        d_model: int,
-        n_dims: int,
-        *,
-        rank: int | Literal["auto"] = "auto",
-        sequence: bool = False,
-        n_layers: int = 2,
-    ) -> None:
+    def __init__(self, config: DenoiserConfig) -> None:
         super().__init__()
-        self.n_dims, self.rank = n_dims, rank
+        self.n_dims, self.rank, self.dropout = config.n_dims, config.rank, config.pair_dropout
         self.embedding = PairEmbedding(
-            d_model,
+            config.d_model,
             N_CHANNELS,
             MAX_RANK,
-            template=Template(N_CHANNELS, n_dims),
-            relative_position=RelativePosition(N_CHANNELS, n_frequencies=N_FREQUENCIES) if sequence else None,
+            template=Template(N_CHANNELS, config.n_dims),
+            relative_position=RelativePosition(N_CHANNELS, n_frequencies=N_FREQUENCIES) if config.sequence else None,
         )
-        self.stack = PairStack(N_CHANNELS, MAX_RANK, n_layers=n_layers)
+        self.stack = PairStack(
+            N_CHANNELS,
+            MAX_RANK,
+            attention=config.pair_attention,
+            residual=config.pair_residual,
+            dropout=config.pair_dropout,
+        )
 
     def rank_for(self, n_cells: int) -> int:
         """R for a context of ``n_cells``."""
@@ -293,5 +287,11 @@ class PairFeatures(nn.Module):
             rank=self.rank_for(x.shape[1]),
         )
         for layer in self.stack.layers:
-            pairs = checkpoint(layer, pairs, use_reentrant=False, preserve_rng_state=False)
+            pairs = checkpoint(
+                layer,
+                pairs,
+                use_reentrant=False,
+                preserve_rng_state=self.dropout > 0,
+                context_fn=lambda: (nullcontext(), drawing_again()),
+            )
         return pairs

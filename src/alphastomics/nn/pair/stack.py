@@ -14,16 +14,13 @@ unless its residual is ``"distribute"``. Time and memory of the default are line
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import Literal, get_args
 
 from torch import nn
 
 from alphastomics.nn.pair.axial import AxialAttention, FactorCrossAttention
 from alphastomics.nn.pair.factors import PairDropout, PairFactors, ResidualKind, make_residual
 from alphastomics.nn.pair.triangle import TriangleAttention, TriangleMultiplication
-
-if TYPE_CHECKING:
-    from collections.abc import Collection
 
 PairAttention = Literal["triangle", "axial", "cross"]
 
@@ -85,7 +82,7 @@ class PairLayer(nn.Module):
         n_channels: int,
         max_rank: int,
         *,
-        attention: Collection[PairAttention] = (),
+        attention: PairAttention | None = None,
         n_heads: int = 4,
         chunk: int | None = None,
         expansion: int = 2,
@@ -93,11 +90,11 @@ class PairLayer(nn.Module):
         residual: ResidualKind = "mix",
     ) -> None:
         super().__init__()
-        unknown = set(attention) - set(get_args(PairAttention))
-        if unknown:
-            raise ValueError(f"attention={sorted(unknown)} is unknown; choose among {get_args(PairAttention)}")
+        if attention is not None and attention not in get_args(PairAttention):
+            choices = ", ".join(map(repr, get_args(PairAttention)))
+            raise ValueError(f"pair_attention={attention!r} is unknown; choose {choices} or None")
         operations: list[nn.Module] = [TriangleMultiplication(n_channels, d) for d in ("outgoing", "incoming")]
-        if "triangle" in attention:
+        if attention == "triangle":
             operations += [TriangleAttention(n_channels, n_heads, d, chunk=chunk) for d in ("starting", "ending")]
         self.updates = nn.ModuleList()
         for operation in operations:
@@ -105,9 +102,9 @@ class PairLayer(nn.Module):
             drop = PairDropout(dropout, "column" if ending else "row")
             self.updates.append(Update(operation, drop, make_residual(residual, n_channels, max_rank)))
         self.attention = nn.ModuleList()
-        if "axial" in attention:
+        if attention == "axial":
             self.attention.append(AxialAttention(n_channels, n_heads, "factor"))
-        if "cross" in attention:
+        if attention == "cross":
             self.attention.append(FactorCrossAttention(n_channels, n_heads, max_rank))
         self.transition = PairTransition(n_channels, expansion=expansion)
 
@@ -130,7 +127,7 @@ class PairStack(nn.Module):
     n_layers
         Number of layers.
     attention
-        Any of ``"triangle"``, which is O(N^3), and ``"axial"`` and ``"cross"``, which are O(N^2) in time.
+        ``"axial"`` or ``"cross"``, O(N^2) in time, ``"triangle"``, O(N^3), or None.
     n_heads
         Heads of these; C must be a multiple.
     chunk
@@ -154,7 +151,7 @@ class PairStack(nn.Module):
         max_rank: int,
         *,
         n_layers: int = 2,
-        attention: Collection[PairAttention] = (),
+        attention: PairAttention | None = None,
         n_heads: int = 4,
         chunk: int | None = None,
         expansion: int = 2,
