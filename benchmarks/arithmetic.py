@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 RESULT = RESULTS / "arithmetic.json"
 FREQUENCIES, RANKS, CLOCK, LATENT, PACKING = 48, 9, 128, 64, 12066  # of the network, whatever its size
-HELD = ("weights, GiB", "gradients", "moments, average", "activations", "all", "activations, KiB a cell")
+HELD = ("weights, GiB", "gradients", "moments, average", "activations", "total", "activations, KiB per cell")
 BATCH, CONTEXT, CANONICAL = 1024, 512, 256  # cells of a batch and of a context; those by which a frame is found
 PEAK, UTILIZATION = 312e12, 0.1  # an A100's, bfloat16, by its data sheet; a share that is assumed
 HOUR, DAY = 3600, 86400
@@ -110,7 +110,7 @@ def parameters_table() -> str:
     from alphastomics.nn import DenoiserConfig
     from alphastomics.train.memory.estimate import estimate_training
 
-    lines = [["d", "L", "G", "weights", "MFLOP a cell", *HELD]]
+    lines = [["d", "L", "G", "weights", "MFLOP per cell", *HELD]]
     for size in dict.fromkeys(size for _, size, _ in TRAININGS):
         config = DenoiserConfig(
             n_genes=size.genes, n_dims=size.dims, d_model=size.width, n_layers=size.layers, n_heads=size.heads
@@ -132,13 +132,17 @@ def constants_table(folder: Path = RESULTS) -> str:
     """What was measured."""
     found = measured(folder)
     lines = [
-        ["measured", "", "by"],
+        ["quantity", "value", "source"],
         ["training on two cores, 500 genes", f"{found['cells']:,.0f} cells/s", "`benchmarks.waiting`"],
-        ["the same", f"{found['flops'] / 1e9:.1f} GFLOP/s", "with the formula above"],
+        ["training, by the formula above", f"{found['flops'] / 1e9:.1f} GFLOP/s", "`benchmarks.waiting`"],
         ["loading in one process, 500 genes", f"{found['loading']:,.0f} cells/s", "`benchmarks.loading`"],
-        ["a dataset on disk", f"{found['bytes']:.1f} bytes an entry", "`benchmarks.arithmetic --measure`"],
-        ["entries of a cell that are not 0, 500 genes", f"{found['non_zero, 500 genes']:.0f}", "the same"],
-        ["of 20,000 genes", f"{found['non_zero, 20000 genes']:.0f}", "`benchmarks.atlas`"],
+        ["a dataset on disk", f"{found['bytes']:.1f} bytes per entry", "`benchmarks.arithmetic --measure`"],
+        [
+            "nonzero entries per cell, 500 genes",
+            f"{found['non_zero, 500 genes']:.0f}",
+            "`benchmarks.arithmetic --measure`",
+        ],
+        ["nonzero entries per cell, 20,000 genes", f"{found['non_zero, 20000 genes']:.0f}", "`benchmarks.atlas`"],
     ]
     return rows(lines)
 
@@ -147,7 +151,7 @@ def trainings_table(folder: Path = RESULTS) -> str:
     """Trainings of larger and larger datasets."""
     found = measured(folder)
     lines = [
-        ["cells", "d, L, G", "passes", "steps", "PFLOP", "two cores", "GPU-hours", "GPUs for an hour", "GB on disk"]
+        ["cells", "d, L, G", "passes", "steps", "PFLOP", "two cores", "GPU-hours", "GPUs for one hour", "GB on disk"]
     ]
     for cells, size, passes in TRAININGS:
         work = cells * passes * size.flops()
@@ -172,7 +176,7 @@ def trainings_table(folder: Path = RESULTS) -> str:
 def loading_table(folder: Path = RESULTS) -> str:
     """Cells that a GPU would take in a second, and loaders that give as many."""
     rate = measured(folder)["loading"]
-    lines = [["d, L", "cells/s of a GPU", "of a loader", "loaders for a GPU"]]
+    lines = [["d, L", "cells/s of a GPU", "cells/s of a loader", "loaders per GPU"]]
     for size in dict.fromkeys(size for _, size, _ in TRAININGS if size.genes == Size().genes):
         taken = PEAK * UTILIZATION / size.flops()
         lines.append([f"{size.width}, {size.layers}", f"{taken:,.0f}", f"{rate:,.0f}", short(taken / rate)])

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# One computer, with a GPU, with Apple's, or without:
+# One computer, with or without a GPU:
 #
 #   bash recipes/laptop.sh --input-data cells.h5ad
 #
-# Whatever stopped it, the same line goes on from the last checkpoint. Other options of `alphastomics train` may follow.
+# After an interruption, run the same command again to resume. Other options of `alphastomics train` may follow.
 set -euo pipefail
 
-# What a step needs is estimated first: at most so many GiB, with smaller parts of a batch and recomputation if need be.
+# A step may use this many GiB. If needed, batches are split and activations recomputed to stay within it.
 exec alphastomics train --exp-name laptop --resume last --memory-budget "${MEMORY:-8}" "$@"

@@ -3,16 +3,17 @@
 #
 #   bash recipes/torchrun.sh --data-dir DATASET
 #
-# Several machines, the same line on each, with a folder that all of them see:
+# Several machines: run the same command on each, with a shared output folder:
 #
 #   NODES=2 HEAD=first.example.org:29500 bash recipes/torchrun.sh --data-dir DATASET --output-dir /shared/outputs
 #
-# When a process dies, torchrun starts all of them again, and they go on from the last checkpoint; so does the same line.
+# If a process dies, torchrun restarts all of them, and they resume from the last checkpoint. After any other interruption, run
+# the same command again.
 set -euo pipefail
 
 NODES=${NODES:-1}
-PROCESSES=${PROCESSES:-$(nvidia-smi --list-gpus | wc -l)} # on each machine
-# Else those that are started again would be told where to find the processes that died.
+PROCESSES=${PROCESSES:-$(nvidia-smi --list-gpus | wc -l)} # per machine
+# Without this, restarted processes would receive the address of the processes that died.
 export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
 
 exec torchrun --nnodes "$NODES" --nproc-per-node "$PROCESSES" --max-restarts 3 \
