@@ -72,6 +72,10 @@ def test_every_row_is_complete() -> None:
 
 @pytest.mark.parametrize("name", names("ours"))
 def test_ours_is_imported(name: str) -> None:
+    if name.startswith("tests/"):  # an oracle, which no network uses
+        file, _, oracle = name.partition("::")
+        assert hasattr(load(ROOT / file), oracle)
+        return
     assert name.startswith("alphastomics.")
     seed_map.find_object(name.removeprefix("alphastomics."))
 

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+import separable
 from alphastomics.diffusion.geometry import random_rotation
-from alphastomics.nn import separable
-from alphastomics.nn.separable import SeparableConv
+from separable import SeparableConv
 
 every_kind = pytest.mark.parametrize("kind", ["sequence", "graph"])
 SIZES = (9, 6)

@@ -130,15 +130,6 @@ def distance_loss(
         return (loss + EPSILON).sqrt() * (mask.sum(1) > 1) if kind == "drmsd" else loss
 
 
-def distance_deviation(predicted: Tensor, true: Tensor, mask: Tensor, *, clamp: float) -> Tensor:
-    """Mean deviation of all pairwise distances of each context, (B,), where none counts for more than τ.
-
-    It cannot tell a tissue from its mirror image, as :func:`~alphastomics.chains._fape.fape` can. ``clamp`` is τ in
-    model units; for a sample of the pairs call :func:`distance_loss` with ``kind="clamped"``.
-    """
-    return distance_loss(predicted, true, mask, kind="clamped", clamp=clamp)
-
-
 def _penalty(kind: DistanceKind, clamp: float | None) -> Penalty:
     if kind in ("mse", "drmsd"):
         if clamp is not None:

@@ -8,8 +8,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from alphastomics.nn.pair import DensePairs, PairFactors, adaptive_rank
+from alphastomics.nn.pair import PairFactors, adaptive_rank
 from alphastomics.nn.pair.factors import divide_by_gram
+from dense_pairs import DensePairs
 
 masked = pytest.mark.parametrize("padded", [False, True])
 

@@ -34,7 +34,7 @@ NETWORKS: dict[str, Callable[[], nn.Module]] = {
     "incoming": lambda: TriangleMultiplication(8, "incoming"),
     "starting": lambda: TriangleAttention(8, 2, "starting", chunk=4),
     "ending": lambda: TriangleAttention(8, 2, "ending", chunk=4),
-    "axial": lambda: AxialAttention(8, 2, "factor"),
+    "axial": lambda: AxialAttention(8, 2),
     "cross": lambda: FactorCrossAttention(8, 2, 6),
     "transition": lambda: PairTransition(8),
     "mix": lambda: PairStack(8, 6, n_layers=1, n_heads=2, attention="cross"),

@@ -8,7 +8,8 @@ import torch
 from scipy.special import j0
 from scipy.stats import special_ortho_group
 
-from alphastomics.nn.pair import DenseTemplate, Template, factorize
+from alphastomics.nn.pair import Template
+from dense_pairs import DenseTemplate, factorize
 
 dimensions = pytest.mark.parametrize("n_dims", [2, 3])
 PROFILE = {2: j0, 3: lambda z: np.sinc(z / np.pi)}

@@ -65,15 +65,6 @@ def test_update_is_that_of_all_triangles(direction, padded, make_factors, mask, 
 
 
 @directions
-def test_a_tensor_of_all_pairs_gives_the_same_update(direction, make_factors, mask, difference):
-    module, factors = make(direction), make_factors(mask=mask)
-    noise = factors.dense() + 5.0 * ~(mask[:, :, None] & mask[:, None])[..., None]
-    expected = triangles(module, factors.dense(), mask)
-    assert difference(module(noise, mask), expected) <= 1e-12
-    assert difference(module(factors.dense()), module(factors._replace(mask=None)).dense()) <= 1e-12
-
-
-@directions
 def test_the_rank_stays(direction, make_factors):
     for rank in (1, 3, 5):
         assert make(direction)(make_factors(rank=rank)).rank == rank

@@ -1,7 +1,6 @@
 """Features of pairs of cells as low-rank factors, and the networks on them. Nothing is N x N unless it says so."""
 
-from alphastomics.nn.pair.axial import AxialAttention, AxialKind, FactorCrossAttention
-from alphastomics.nn.pair.dense import DensePairs, DenseTemplate, factorize
+from alphastomics.nn.pair.axial import AxialAttention, FactorCrossAttention
 from alphastomics.nn.pair.factors import (
     Distribute,
     PairDropout,
@@ -19,9 +18,6 @@ from alphastomics.nn.pair.triangle import TriangleAttention, TriangleMultiplicat
 
 __all__ = [
     "AxialAttention",
-    "AxialKind",
-    "DensePairs",
-    "DenseTemplate",
     "Distribute",
     "FactorCrossAttention",
     "PairAttention",
@@ -40,7 +36,6 @@ __all__ = [
     "TriangleAttention",
     "TriangleMultiplication",
     "adaptive_rank",
-    "factorize",
     "make_residual",
     "wave_directions",
 ]

@@ -103,7 +103,7 @@ class PairLayer(nn.Module):
             self.updates.append(Update(operation, drop, make_residual(residual, n_channels, max_rank)))
         self.attention = nn.ModuleList()
         if attention == "axial":
-            self.attention.append(AxialAttention(n_channels, n_heads, "factor"))
+            self.attention.append(AxialAttention(n_channels, n_heads))
         if attention == "cross":
             self.attention.append(FactorCrossAttention(n_channels, n_heads, max_rank))
         self.transition = PairTransition(n_channels, expansion=expansion)

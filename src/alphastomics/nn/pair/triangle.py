@@ -48,21 +48,16 @@ Time is O(N^3 d): this is for some 2,000 cells. Memory is O(S N C).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from alphastomics.nn.pair.dense import DensePairs
-from alphastomics.nn.pair.factors import PairFactors, divide_by_gram, gram, upcast
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from alphastomics.nn.pair.factors import PairFactors, divide_by_gram, gram
 
 Direction = Literal["outgoing", "incoming"]
-Pairs = TypeVar("Pairs", PairFactors, DensePairs)
 
 
 class TriangleMultiplication(nn.Module):
@@ -88,36 +83,21 @@ class TriangleMultiplication(nn.Module):
         self.direction = direction
         self.gates = nn.Linear(3 * n_channels, 3 * n_channels)
 
-    def forward(self, pair: PairFactors | Tensor, mask: Tensor | None = None) -> PairFactors | Tensor:
-        """Factors to the factors of the update, or p (B, N, N, C) to the update.
-
-        ``mask`` (B, N) is that of a tensor; factors have their own.
-        """
-        if isinstance(pair, PairFactors):
-            return self._update(pair, _contract_factors)
-        return self._update(DensePairs.masked(pair, mask), _contract_dense).values
-
-    def _update(self, pair: Pairs, contract: Callable[[Pairs, Pairs, Tensor], Pairs]) -> Pairs:
+    def forward(self, pair: PairFactors) -> PairFactors:
+        """Factors to the factors of the update."""
         scale = pair.inverse_rms()
         g, w, h = self.gates(pair.marginals() * scale.repeat(1, 1, 3)).sigmoid().chunk(3, dim=-1)
         edges = pair if self.direction == "outgoing" else pair.transposed()
-        z = contract(edges, edges.roll_channels(1), w * scale * scale.roll(1, dims=-1))
+        z = _contract(edges, edges.roll_channels(1), w * scale * scale.roll(1, dims=-1))
         root = z.inverse_rms().sqrt()
         return z.gated(g * root, h * root)
 
 
-def _contract_factors(a: PairFactors, b: PairFactors, w: Tensor) -> PairFactors:
+def _contract(a: PairFactors, b: PairFactors, w: Tensor) -> PairFactors:
     """z_ij, the mean over k of w_k a_ik b_jk, with ``w`` (B, N, C)."""
     core = gram(a.right * w.mT.unsqueeze(-1), b.right) / a.n_real()[..., None]
     left = a.left @ core.to(a.left.dtype)
     return PairFactors(left.to(a.left.dtype), b.left, a.mask)
-
-
-def _contract_dense(a: DensePairs, b: DensePairs, w: Tensor) -> DensePairs:
-    left, right = (upcast(part).permute(0, 3, 1, 2) for part in (a.values * w[:, None], b.values))
-    with torch.autocast(w.device.type, enabled=False):
-        z = left @ right.mT / a.n_real()[..., None]
-    return DensePairs(z.permute(0, 2, 3, 1).to(a.values.dtype), a.mask)
 
 
 Node = Literal["starting", "ending"]
@@ -163,20 +143,12 @@ class TriangleAttention(nn.Module):
         self.gate = nn.Linear(n_channels, n_channels)
         self.out = nn.Linear(n_channels, n_channels)
 
-    def forward(self, pair: PairFactors | Tensor, mask: Tensor | None = None) -> PairFactors | Tensor:
-        """Factors to the factors of the update, or p (B, N, N, C) to the update, which is not projected.
-
-        ``mask`` (B, N) is that of a tensor; factors have their own. The tensor is the reference: it keeps all scores.
-        """
-        if isinstance(pair, PairFactors):
-            factors = pair.rms_norm()
-            if self.direction == "starting":
-                return self._on_factors(factors)
-            return self._on_factors(factors.transposed()).transposed()
-        dense = DensePairs.masked(pair, mask).rms_norm()
+    def forward(self, pair: PairFactors) -> PairFactors:
+        """Factors to the factors of the update."""
+        factors = pair.rms_norm()
         if self.direction == "starting":
-            return self._on_dense(dense).values
-        return self._on_dense(dense.transposed()).transposed().values
+            return self._on_factors(factors)
+        return self._on_factors(factors.transposed()).transposed()
 
     def _on_factors(self, p: PairFactors) -> PairFactors:
         columns = self._columns(p)
@@ -214,14 +186,6 @@ class TriangleAttention(nn.Module):
         v = F.pad(v, (0, q.shape[-1] - self.d_head)).flatten(0, 1)  # equal widths, or scores would be stored
         o = F.scaled_dot_product_attention(q, k, v, scale=1.0)[..., : self.d_head].unflatten(0, (b, s))
         return self._gated(o, z).permute(0, 3, 1, 2).to(right.dtype) @ right
-
-    def _on_dense(self, p: DensePairs) -> DensePairs:
-        q, k, v = self._heads(p.values)
-        bias = (p.values * self.bias).unflatten(-1, (self.n_heads, -1)).sum(dim=-1)  # (B, N, N, H)
-        score = q @ k.mT / self.d_head**0.5 + bias.permute(0, 3, 1, 2)[:, None]
-        if p.mask is not None:
-            score = score.masked_fill(~p.mask[:, None, None, None], NEVER)
-        return DensePairs.masked(self._gated(score.softmax(dim=-1) @ v, p.values), p.mask)
 
     def _heads(self, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """q, k and v, each (B, S, H, N, d_h), of ``z`` (B, S, N, C)."""

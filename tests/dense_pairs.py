@@ -1,20 +1,22 @@
-r"""Pair features as a tensor :math:`p_{ijc}` of all pairs: the reference for factors, and the form for small N.
+r"""Pair features as a tensor of all pairs: the oracle of the layers on factors, for small N.
 
 .. math:: p \in \mathbb{R}^{B \times N \times N \times C}, \qquad p_{ijc} = 0 \text{ if cell } i \text{ or } j \text{ is padding}
 
-:class:`DensePairs` offers what :class:`~alphastomics.nn.pair.PairFactors` offers, so that a network which is exact on
-factors is written once. Memory grows with the square of N.
-
-A given matrix of pair features, as the factors that are nearest to it.
+:class:`DensePairs` has the operations of :class:`~alphastomics.nn.pair.PairFactors`. :func:`factorize` and
+:class:`DenseTemplate` make factors of a given tensor by the truncated singular value decomposition, the best approximation
+of rank R (Eckart & Young 1936),
 
 .. math::
 
     T_t \approx \sum_{r=1}^{R} \sigma_{tr}\, u_{tr} v_{tr}^\top, \qquad
-    p_{ijc} = \sum_t W_{ct} \sum_r (\sqrt{\sigma_{tr}}\, u_{itr}) (\sqrt{\sigma_{tr}}\, v_{jtr})
+    p_{ijc} = \sum_t W_{ct} \sum_r (\sqrt{\sigma_{tr}}\, u_{itr}) (\sqrt{\sigma_{tr}}\, v_{jtr}) .
 
-The truncated singular value decomposition is the best approximation of rank R (Eckart & Young 1936). The channels t of
-the template have factors of their own, so the map W to the C channels of p is exact; the rank of p is R times their
-number.
+:class:`DenseAxialAttention` is axial attention (Ho et al. 2019) with queries, keys, values and gates of every pair,
+
+.. math::
+
+    p^{(1)}_{ij} = p_{ij} + \Gamma_{ij} \odot \sum_k B_{i;jk}\, v_{ik}, \qquad
+    p'_{ij} = p^{(1)}_{ij} + \Gamma'_{ij} \odot \sum_k A_{j;ik}\, v'_{kj} .
 """
 
 from __future__ import annotations
@@ -22,8 +24,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
+from alphastomics.nn.pair.axial import key_mask
 from alphastomics.nn.pair.factors import PairFactors, upcast
 
 
@@ -135,3 +139,42 @@ class DenseTemplate(nn.Module):
         right = factors.right.transpose(1, 2)[:, None] * self.weight[:, None, :, None]  # (B, C, N, T, R)
         right = right.flatten(-2)
         return PairFactors(left.expand_as(right), right, mask)
+
+
+class PairAxis(nn.Module):
+    """Gated attention along the second axis of a tensor of all pairs, with weights for each row."""
+
+    def __init__(self, n_channels: int, n_heads: int) -> None:
+        super().__init__()
+        self.n_heads = n_heads
+        self.norm = nn.LayerNorm(n_channels)
+        self.qkv = nn.Linear(n_channels, 3 * n_channels)
+        self.gate = nn.Linear(n_channels, n_channels)
+        self.out = nn.Linear(n_channels, n_channels)
+        nn.init.zeros_(self.out.weight)
+        nn.init.zeros_(self.out.bias)
+
+    def forward(self, values: Tensor, mask: Tensor | None) -> Tensor:
+        """Update of ``values`` (B, N, N, C)."""
+        b, n, _, c = values.shape
+        x = self.norm(values)
+        q, k, v = self.qkv(x).view(b * n, n, 3, self.n_heads, c // self.n_heads).permute(2, 0, 3, 1, 4)
+        keys = key_mask(mask)
+        if keys is not None:
+            keys = keys.repeat_interleave(n, dim=0)
+        o = F.scaled_dot_product_attention(q, k, v, attn_mask=keys)
+        return self.out(o.transpose(1, 2).reshape(values.shape)) * self.gate(x).sigmoid()
+
+
+class DenseAxialAttention(nn.Module):
+    """Attention along the rows and columns of a tensor of all pairs; at first it changes nothing."""
+
+    def __init__(self, n_channels: int, n_heads: int) -> None:
+        super().__init__()
+        self.row, self.column = PairAxis(n_channels, n_heads), PairAxis(n_channels, n_heads)
+
+    def forward(self, p: Tensor, mask: Tensor | None = None) -> Tensor:
+        """``p`` (B, N, N, C) to the same after attention."""
+        values = DensePairs.masked(p, mask).values
+        rows = DensePairs.masked(values + self.row(values, mask), mask).transposed().values
+        return DensePairs.masked(rows + self.column(rows, mask), mask).transposed().values

@@ -1,4 +1,4 @@
-r"""Depthwise-separable convolution (Chollet 2017), along a sequence or over neighbors in the tissue.
+r"""Depthwise-separable convolution (Chollet 2017), along a sequence or over neighbors: an oracle, which no network uses.
 
 .. math::
 
