@@ -200,16 +200,16 @@ def test_nothing_is_said(tmp_path, text):
         ("model: 3", "model must hold keys with values, not the value 3"),
         ("model: [d_model]", "model must hold keys with values, not a list"),
         ("- model", "must hold keys with values, not a list"),
-        ("model: {d_model: 1, d_model: 2}", "line 1: the key 'd_model' comes twice"),
-        ("a: &a 1\nb: *a", r"line 2: references \(\*name\) are not read"),
+        ("model: {d_model: 1, d_model: 2}", "line 1: the key 'd_model' occurs twice"),
+        ("a: &a 1\nb: *a", r"line 2: references \(\*name\) are not supported"),
         ("model:\n\t- x", "line 2: "),
         ("{", "line 1: "),
-        ("? [1]\n: 2", "keys are text"),
-        ("a\0b", "is no YAML"),
-        ("[" * 50_000, "is no YAML"),
-        (f"model: {{d_model: {'9' * 5000}}}", "is no YAML"),
+        ("? [1]\n: 2", "keys must be text"),
+        ("a\0b", "is not YAML"),
+        ("[" * 50_000, "is not YAML"),
+        (f"model: {{d_model: {'9' * 5000}}}", "is not YAML"),
         ("a: !!python/object/apply:os.system ['true']", "line 1: could not determine a constructor"),
-        ("a: !!timestamp x", "line 1: could not determine a constructor"),
+        ("a: !!timestamp x", "is not YAML"),
         ("#" * (2**16 + 1), "has more than 65,536 bytes"),
     ],
 )  # fmt: skip
@@ -223,7 +223,7 @@ def test_what_is_wrong_is_said(tmp_path, text, message):
 
 def test_other_bytes_are_no_configuration(tmp_path):
     (tmp_path / "c.yaml").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(ValueError, match="is no YAML"):
+    with pytest.raises(ValueError, match="is not YAML"):
         Config.read(tmp_path / "c.yaml")
     with pytest.raises(OSError, match="none.yaml"):
         Config.read(tmp_path / "none.yaml")

@@ -579,14 +579,10 @@ class Config:
         return dump(self.to_dict())
 
     def write(self, path: str | PathLike[str]) -> None:
-        """Write a YAML file, under a temporary name that is then changed."""
-        path = Path(path)
-        temporary = path.with_name(f".{path.name}.tmp")
-        try:
-            temporary.write_text(self.to_yaml(), encoding="utf-8")
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
+        """Write a YAML file atomically."""
+        from alphastomics._io._atomic import write_text
+
+        write_text(Path(path), self.to_yaml())
 
     @classmethod
     def from_options(cls, options: Mapping[str, Any]) -> Config:

@@ -356,7 +356,7 @@ def test_a_full_disk_is_named_and_what_is_done_is_kept(raw, tmp_path, capsys, st
     with files_of_at_most(limit):
         assert main([*tokens, str(out)]) == 1
     message = r"0000\d.arrow|train.parquet"
-    assert re.search(rf"({message}) cannot be written \(.*; see to room .* repeat the command", complaint(capsys))
+    assert re.search(rf"({message}) cannot be written \(.*; check free space .* repeat the command", complaint(capsys))
     left = files_in(out)
     assert before.items() <= left.items()
     assert not (out / "metadata.json").exists()

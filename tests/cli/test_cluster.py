@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from alphastomics.data.parquet._files import replacing, sweep
+from alphastomics._io._atomic import remove_temporary, replacing
 from alphastomics.data.preprocess import Stage1Options, Stage2Options, dask_cluster, preprocess, run_on
 from alphastomics.data.preprocess import _dask as _cluster
 from alphastomics.data.preprocess._dask import _check_workers, _versions
@@ -336,7 +336,7 @@ def test_two_that_write_the_same_file_do_not_meet(tmp_path):
 
     @contextmanager
     def resume_state(text):
-        with replacing(path) as temporary:
+        with replacing(path, unique=True) as temporary:
             temporary.write_text(text)
             yield
 
@@ -346,9 +346,9 @@ def test_two_that_write_the_same_file_do_not_meet(tmp_path):
         assert path.read_text() == "whole too"
     assert path.read_text() == "whole"
     assert sorted(tmp_path.iterdir()) == [path, other]
-    with replacing(path) as temporary:
+    with replacing(path, unique=True) as temporary:
         temporary.touch()
-        sweep(tmp_path)
+        remove_temporary(tmp_path)
         assert not temporary.exists()
         temporary.write_text("again")
     assert sorted(tmp_path.iterdir()) == [path, other]

@@ -25,7 +25,7 @@ from alphastomics.train.checkpoint import LastCheckpoint
 
 TINY = ["--d-model", "16", "--n-layers", "1", "--n-heads", "2", "--context-size", "32", "--batch-size", "64"]
 TRAIN = ["train", *TINY, "--mode", "expr_to_pos", "--epochs", "1", "--accelerator", "cpu"]
-REMEDY = "see to room and permission there, or name another folder, and repeat the command"
+REMEDY = "check free space and permissions, or name another folder, and repeat the command"
 
 
 @pytest.fixture(scope="module")
@@ -127,7 +127,7 @@ def test_what_is_made_in_memory_is_what_anndata_writes(tmp_path):
         assert entries_of(tmp_path / "ours.h5ad") == entries_of(tmp_path / "theirs.h5ad")
 
 
-@pytest.mark.parametrize(("n_bytes", "name"), [(10, "e"), (5_000, "e/checkpoints/last.ckpt")])
+@pytest.mark.parametrize(("n_bytes", "name"), [(10, "e/config.yaml"), (5_000, "e/checkpoints/last.ckpt")])
 def test_a_run_without_room_for_its_first_checkpoint_leaves_its_name_free(
     folder, tmp_path, capsys, n_bytes, name, files_of_at_most
 ):
@@ -230,19 +230,19 @@ DATA = ["--data-dir", "dataset"]
     ("path", "tokens", "message"),
     [
         ("genes.txt", ["stage1", "--input-dir", "raw", "--output-dir", "o", "--gene-list-file", "genes.txt"], "see to"),
-        ("raw", ["preprocess", "--input-dir", "raw", "--output-dir", "o"], "raw may not be read"),
-        ("raw", ["stage1", "--input-dir", "raw", "--output-dir", "o"], "raw may not be read"),
-        ("dataset/metadata.json", [*TRAIN, *DATA, "--exp-name", "x"], "metadata.json may not be read"),
-        ("dataset/data/test.parquet", [*TRAIN, *DATA, "--exp-name", "x"], "test.parquet may not be read"),
+        ("raw", ["preprocess", "--input-dir", "raw", "--output-dir", "o"], "raw cannot be read"),
+        ("raw", ["stage1", "--input-dir", "raw", "--output-dir", "o"], "raw cannot be read"),
+        ("dataset/metadata.json", [*TRAIN, *DATA, "--exp-name", "x"], "metadata.json cannot be read"),
+        ("dataset/data/test.parquet", [*TRAIN, *DATA, "--exp-name", "x"], "test.parquet cannot be read"),
         ("config.yaml", [*TRAIN, "--input-data", "cells.h5ad", "--config", "config.yaml"], "config.yaml: Perm"),
         ("cells.h5ad", ["extract", *MODEL, "--output", "x.npz"], "cannot be read as .h5ad.*see that it is"),
-        ("cells.pt", ["extract", *MODEL[:3], "cells.pt", "--output", "x.npz"], "cells.pt may not be read"),
-        ("outputs/alphastomics/checkpoints/last.ckpt", [*TRAIN, "--resume"], "last.ckpt may not be read"),
+        ("cells.pt", ["extract", *MODEL[:3], "cells.pt", "--output", "x.npz"], "cells.pt cannot be read"),
+        ("outputs/alphastomics/checkpoints/last.ckpt", [*TRAIN, "--resume"], "last.ckpt cannot be read"),
         ("outputs/alphastomics/checkpoints/model/config.json", ["extract", *MODEL, "--output", "x.npz"], "json: Perm"),
         (
             "outputs/alphastomics/checkpoints/model/model.safetensors",
             ["extract", *MODEL, "--output", "x.npz"],
-            "model.safetensors may not be read",
+            "model.safetensors cannot be read",
         ),
     ],
 )
@@ -278,7 +278,7 @@ def test_readers_know_what_may_not_be_read(tmp_path, monkeypatch, name, read):
     monkeypatch.setattr("torch.load", refuse)
     monkeypatch.setattr("pathlib.Path.open", refuse)
     monkeypatch.setattr("pyarrow.parquet.ParquetFile", refuse)
-    with pytest.raises(PermissionError, match=rf"{name} may not be read \(Permission denied\); see to its permissions"):
+    with pytest.raises(PermissionError, match=rf"{name} cannot be read \(Permission denied\); check its permissions"):
         pkgutil.resolve_name(read)(tmp_path / name)
 
 

@@ -171,7 +171,7 @@ class Evil:
         ({}, ["--resume", "evil.ckpt", "--exp-name", "new"], "evil.ckpt is no checkpoint of AlphaSTomics"),
         ({}, ["--resume", "text.ckpt", "--exp-name", "new"], "text.ckpt"),
         ({}, ["--resume", "other.ckpt", "--exp-name", "new"], "other.ckpt is no checkpoint of AlphaSTomics"),
-        ({}, ["--resume", "half.ckpt", "--exp-name", "new"], "half.ckpt is no checkpoint of AlphaSTomics: it is cut off"),
+        ({}, ["--resume", "half.ckpt", "--exp-name", "new"], "half.ckpt is no checkpoint of AlphaSTomics: it is truncated"),
         ({}, ["--resume", "other.ckpt"], "alphastomics is not empty"),
         ({}, ["--overwrite", "--num-genes", "7"], "all.h5ad has 20 genes, not 7; correct --num-genes …"),
         ({}, ["--overwrite", "--data-dir", "DATASET"], "--data-dir and --input-data both say"),

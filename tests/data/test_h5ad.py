@@ -72,7 +72,7 @@ CRAFTED = {
     storage: "obs/secret takes its values from another file",
     virtual: "obs/secret takes its values from another file",
     hollow: r"obs/secret says that it holds 7\.5 GiB, and next to nothing is stored",
-    enormous: r"it says that it holds 1 GiB, more than the 0 GiB of this machine",
+    enormous: r"it claims to hold 1 GiB, more than the 0 GiB of this machine",
 }
 
 

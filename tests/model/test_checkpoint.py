@@ -212,10 +212,10 @@ def test_of_several_checkpoints_the_newest_whole_one_is_taken(small, make_model,
         os.utime(path, (i, i))
     cut = tmp_path / "cut.ckpt"
     cut.write_bytes((tmp_path / "1.ckpt").read_bytes()[:-1000])
-    (tmp_path / ".last.ckpt.tmp").write_bytes(b"")
+    (tmp_path / ".last.tmp.ckpt").write_bytes(b"")
     caplog.set_level(logging.INFO, "alphastomics")
     train_briefly(make_model(small), checkpoint=tmp_path, resume="last", max_epochs=4)
-    assert f"{cut} is left out: it is cut off." in caplog.text
+    assert f"{cut} is left out: it is truncated." in caplog.text
     assert "Going on from step 2, in epoch 2." in caplog.text
 
 
@@ -375,7 +375,7 @@ def test_a_checkpoint_that_cannot_be_written_leaves_the_one_before(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(module, "write", full)
-    monkeypatch.setattr("alphastomics.model._checkpoint.complete", lambda *_: None)
+    monkeypatch.setattr("alphastomics.model._checkpoint.finalize", lambda *_: None)
     said = r"last\.ckpt cannot be written \(No space left on device\); .*; the checkpoint before it is whole.*resume='last'"
     with pytest.raises(OSError, match=said):
         train_briefly(make_model(small), checkpoint=path, max_epochs=2)

@@ -230,7 +230,7 @@ def test_a_header_that_says_that_it_is_long_takes_no_memory(folder, size):
 def test_weights_that_fit_no_memory_are_not_read(folder):
     with (folder / "model.safetensors").open("r+b") as file:
         file.truncate(2**43)  # with a hole: it takes no room
-    refused(folder, r"model\.safetensors is .*it says that it holds 8,192 GiB, more than the \d+ GiB of this machine")
+    refused(folder, r"model\.safetensors is .*it claims to hold 8,192 GiB, more than the \d+ GiB of this machine")
 
 
 @pytest.mark.parametrize(
@@ -301,13 +301,12 @@ def test_the_cache_of_the_hub_may_be_made_of_links_and_no_other_folder(folder, t
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda text: text.replace('"is_trained"', '"init": 1, "is_trained"'), "a key twice"),
-        (lambda text: text.replace("true", "NaN", 1), "has NaN, which is no number"),
-        (lambda text: text.replace("true", "9" * 1000, 1), "more than 64 bits"),
-        (lambda text: text + " " * 2**26, "too large, more than 67,108,864 bytes"),
-        (lambda text: text.replace("true", "[" + "[]," * 2**21 + "0]", 1), "lists and objects"),
+        (lambda text: text.replace('"is_trained"', '"init": 1, "is_trained"'), "a key occurs twice"),
+        (lambda text: text.replace("true", "NaN", 1), "NaN is not a JSON number"),
+        (lambda text: text.replace("true", "9" * 1000, 1), "exceeds 64 bits"),
+        (lambda text: text + " " * 2**26, "larger than 67,108,864 bytes"),
     ],
-    ids=["twice", "NaN", "giant", "long", "lists"],
+    ids=["twice", "NaN", "giant", "long"],
 )
 def test_a_configuration_that_is_a_bomb_is_refused(folder, change, message):
     path = folder / "config.json"

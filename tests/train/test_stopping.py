@@ -64,7 +64,7 @@ def run(folder: Path, strategy: str, how: str) -> Ended:
 
 def step_of(folder: Path) -> int:
     """Of the checkpoint, which is whole."""
-    assert not (folder / ".last.ckpt.tmp").exists()
+    assert not (folder / ".last.tmp.ckpt").exists()
     return torch.load(folder / "last.ckpt", weights_only=True)["global_step"]
 
 

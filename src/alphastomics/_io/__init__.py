@@ -1,1 +1,1 @@
-"""Files: errors, and readers of files that anyone may have written."""
+"""Files: atomic writes, JSON, YAML and torch files of unknown origin, and the errors that name a file."""

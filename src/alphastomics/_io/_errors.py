@@ -1,38 +1,33 @@
-"""What is said of a file that cannot be written or read: which, why, and what to do about it."""
+"""Error messages about files: which file, what is wrong, what to do."""
 
 from __future__ import annotations
 
-import os
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from os import PathLike
-    from pathlib import Path
 
-WRITE = "see to room and permission there, or name another folder, and repeat the command"
+WRITE = "check free space and permissions, or name another folder, and repeat the command"
+READ = "check its permissions and those of its folder, and repeat the command"
 LONGEST_LINE = 300  # characters of a reason
-LONGEST = 60  # characters of a value of a file in a message
-READ = "see to its permissions and those of its folder, and repeat the command"
+LONGEST = 60  # characters of a value
 
 
 def describe_error(error: BaseException) -> str:
-    """Why, in a few words."""
+    """The reason of an error in one line."""
     return one_line(getattr(error, "strerror", None) or str(error)) or type(error).__name__
 
 
 def one_line(text: str) -> str:
-    """The first line of a text, not too long."""
+    """The first line of a text, at most ``LONGEST_LINE`` characters of it."""
     line = (text.splitlines() or [""])[0]
     return line if len(line) <= LONGEST_LINE else f"{line[:LONGEST_LINE]}…"
 
 
 def format_value(value: Any) -> str:
-    """A value of a file in a message: text and numbers in one line, not too long, of anything else what it is.
-
-    What is made of lists of lists has a representation as long as its author likes.
-    """
+    """A value from a file for a message: short text and numbers as they are, anything else by its type."""
     if not isinstance(value, (str, int, float, type(None))):
         return f"a {type(value).__name__}"
     text = repr(value[: LONGEST + 1] if isinstance(value, str) else value)
@@ -41,7 +36,7 @@ def format_value(value: Any) -> str:
 
 @contextmanager
 def os_errors_for(path: str | PathLike[str]) -> Iterator[None]:
-    """Tell what the system says while ``path`` is written as a sentence about it.
+    """Turn errors of the operating system into a sentence about ``path``, which is being written.
 
     Raises
     ------
@@ -51,45 +46,11 @@ def os_errors_for(path: str | PathLike[str]) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno is None:  # a sentence already
+        if error.errno is None and str(path) in str(error):  # a sentence already
             raise
         raise type(error)(f"{path} cannot be written ({describe_error(error)}); {WRITE}") from error
 
 
 def permission_error(path: str | PathLike[str], error: PermissionError) -> PermissionError:
-    """What is said of a file that may not be read, which is no fault of what it holds."""
-    return PermissionError(f"{path} may not be read ({describe_error(error)}); {READ}")
-
-
-def check_inside(folder: Path, path: Path) -> None:
-    """Refuse a file of a folder that is a link to somewhere else.
-
-    The cache of huggingface_hub is made of links, from ``snapshots/<version>`` to ``blobs``, and may be.
-
-    Raises
-    ------
-    ValueError
-        If it is.
-    """
-    root, there = folder.resolve(), path.resolve()
-    roots = [root, root.parents[1] / "blobs"] if root.parent.name == "snapshots" else [root]
-    if not any(there.is_relative_to(each) for each in roots):
-        raise ValueError(f"{path} is a link that leads out of its folder; copy the file itself there")
-
-
-def check_memory(n_bytes: int) -> None:
-    """Refuse what says that it is larger than the memory of this machine, before any of it is taken.
-
-    Raises
-    ------
-    ValueError
-        If it does; the message says nothing of the file, which whoever asks knows.
-    """
-    try:
-        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, ValueError, OSError):  # a system that does not say
-        return
-    if n_bytes > memory:
-        raise ValueError(
-            f"it says that it holds {n_bytes / 2**30:,.0f} GiB, more than the {memory / 2**30:,.0f} GiB of this machine"
-        )
+    """The error for a file without read permission."""
+    return PermissionError(f"{path} cannot be read ({describe_error(error)}); {READ}")

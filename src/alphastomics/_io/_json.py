@@ -1,4 +1,4 @@
-"""JSON that anyone may have written: strict, every key once, and no larger in memory than what we write ourselves."""
+"""Strict JSON of a limited size."""
 
 from __future__ import annotations
 
@@ -9,69 +9,54 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pathlib import Path
 
-LARGEST = 2**26  # bytes: a configuration of 300,000 genes
-PER_CONTAINER = 64  # bytes of the largest text for each list or object: an empty one takes as many from two
-LONGEST_INTEGER = 20  # characters of one in 64 bits
+MAX_BYTES = 2**26  # a configuration of 300,000 genes
 
 
-def read(path: Path, *, largest: int = LARGEST) -> Any:
-    """Values of a file.
-
-    Parameters
-    ----------
-    path
-        The file.
-    largest
-        Most bytes that it may have.
+def read(path: Path, *, max_bytes: int = MAX_BYTES) -> Any:
+    """Read the values of a file of at most ``max_bytes``.
 
     Raises
     ------
     OSError
         If it cannot be read.
     ValueError
-        If it is no JSON, or too large; the message says why, and whoever asks knows which file and what to do.
+        If it is not JSON, or too large; the message does not name the file.
     """
     with path.open("rb") as file:
-        data = file.read(largest + 1)
-    if len(data) > largest:
-        raise ValueError(f"it is too large, more than {largest:,} bytes")
-    return parse(data.decode("utf-8"), largest=largest)
+        data = file.read(max_bytes + 1)
+    if len(data) > max_bytes:
+        raise ValueError(f"it is larger than {max_bytes:,} bytes")
+    return parse(data.decode("utf-8"))
 
 
-def parse(text: str, *, largest: int = LARGEST) -> Any:
-    """Values of a text; see :func:`read`."""
-    if len(text) > largest:
-        raise ValueError(f"it is too large, more than {largest:,} characters")
-    if text.count("[") + text.count("{") > largest // PER_CONTAINER:
-        raise ValueError(f"it has more than {largest // PER_CONTAINER:,} lists and objects")
+def parse(text: str) -> Any:
+    """Parse a text; NaN, infinity and keys that occur twice are errors. See :func:`read`."""
     try:
         return json.loads(
-            text, object_pairs_hook=_unique, parse_constant=_no_number, parse_float=_finite, parse_int=_whole
+            text, object_pairs_hook=_unique, parse_constant=_reject, parse_float=_finite, parse_int=_integer
         )
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object; which of two values counts is for nobody to guess."""
     values = dict(pairs)
     if len(values) < len(pairs):
-        raise ValueError("it has a key twice in one object")
+        raise ValueError("a key occurs twice in one object")
     return values
 
 
-def _no_number(name: str) -> float:
-    raise ValueError(f"it has {name}, which is no number of JSON")
+def _reject(name: str) -> float:
+    raise ValueError(f"{name} is not a JSON number")
 
 
 def _finite(text: str) -> float:
-    number = float(text)
-    if not math.isfinite(number):
-        raise ValueError("it has a number that is too large")
+    if not math.isfinite(number := float(text)):
+        raise ValueError(f"{text[:20]} exceeds double precision")
     return number
 
 
-def _whole(text: str) -> int:
-    if len(text) > LONGEST_INTEGER or not -(2**63) <= (number := int(text)) < 2**64:
-        raise ValueError("it has a whole number of more than 64 bits")
+def _integer(text: str) -> int:
+    if not -(2**63) <= (number := int(text)) < 2**64:
+        raise ValueError(f"{text[:20]} exceeds 64 bits")
     return number

@@ -1,6 +1,6 @@
-"""YAML as configuration files have it: plain values, numbers as in YAML 1.2, every key once, no references.
+"""YAML of configuration files: ``yaml.SafeLoader`` with the scalars of YAML 1.2, unique keys and no references.
 
-YAML 1.1, which pyyaml follows, takes ``1e-4`` for text, ``1:30`` for 90, ``010`` for 8 and ``no`` for false.
+YAML 1.1, which pyyaml follows, reads ``1e-4`` as text, ``1:30`` as 90, ``010`` as 8 and ``no`` as false.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _TAG = "tag:yaml.org,2002:"
-_PLAIN = {
+_SCALARS = {
     "null": re.compile(r"(?:~|null|Null|NULL|)$"),
     "bool": re.compile(r"(?:true|True|TRUE|false|False|FALSE)$"),
     "int": re.compile(r"[-+]?[0-9]+$"),
@@ -29,7 +29,7 @@ def load(path: Path) -> Any:
     Raises
     ------
     ValueError
-        If it is no YAML, names the file, the line and what is wrong.
+        If it is not YAML; the message names the file and the line.
     """
     import yaml
 
@@ -38,12 +38,11 @@ def load(path: Path) -> Any:
     except yaml.MarkedYAMLError as error:
         line = "" if error.problem_mark is None else f", line {error.problem_mark.line + 1}"
         raise ValueError(f"{path}{line}: {one_line(str(error.problem or error.context))}") from error
-    except RecursionError as error:
-        raise ValueError(f"{path} is no YAML: it is nested too deeply") from error
     except PermissionError as error:
         raise permission_error(path, error) from error
-    except Exception as error:  # a crafted file can break the reader in any way
-        raise ValueError(f"{path} is no YAML: {describe_error(error)}") from error
+    except Exception as error:  # a crafted file can raise anything
+        reason = "it is nested too deeply" if isinstance(error, RecursionError) else describe_error(error)
+        raise ValueError(f"{path} is not YAML: {reason}") from error
 
 
 def dump(values: dict[str, Any]) -> str:
@@ -60,34 +59,27 @@ def _loader() -> type:
 
     class Loader(yaml.SafeLoader):
         yaml_implicit_resolvers: dict[Any, Any] = {}
-        yaml_constructors: dict[Any, Any] = {}
 
         def compose_node(self, parent: Any, index: Any) -> Any:
-            if self.check_event(yaml.AliasEvent):
+            if self.check_event(yaml.AliasEvent):  # a few of them can stand for a billion values
                 mark = self.peek_event().start_mark
-                raise yaml.composer.ComposerError(None, None, "references (*name) are not read; write the value", mark)
+                raise yaml.composer.ComposerError(None, None, "references (*name) are not supported", mark)
             return super().compose_node(parent, index)
 
         def construct_mapping(self, node: Any, deep: bool = False) -> Any:
             seen = set()
             for key, _ in node.value:
-                if key.value in seen if isinstance(key, yaml.ScalarNode) else True:
-                    problem = (
-                        f"the key {format_value(key.value)} comes twice"
-                        if isinstance(key, yaml.ScalarNode)
-                        else "keys are text"
-                    )
+                is_text = isinstance(key, yaml.ScalarNode)
+                if not is_text or key.value in seen:
+                    problem = f"the key {format_value(key.value)} occurs twice" if is_text else "keys must be text"
                     raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
                 seen.add(key.value)
             return super().construct_mapping(node, deep)
 
-    for kind, pattern in _PLAIN.items():
+    for kind, pattern in _SCALARS.items():
         Loader.add_implicit_resolver(_TAG + kind, pattern, None)
-    for kind in ("null", "bool", "str", "seq", "map"):
-        Loader.add_constructor(_TAG + kind, yaml.SafeLoader.yaml_constructors[_TAG + kind])
     Loader.add_constructor(_TAG + "int", lambda _, node: int(node.value))
     Loader.add_constructor(_TAG + "float", lambda _, node: float(node.value))
-    Loader.add_constructor(None, yaml.SafeLoader.yaml_constructors[None])
     return Loader
 
 
@@ -100,10 +92,10 @@ def _dumper() -> type:
             return True
 
         def represent_str(self, data: str) -> Any:
-            # In other styles some characters would end a line, and come back as something else.
+            # In other styles some characters would end a line, and be read as something else.
             return self.represent_scalar(_TAG + "str", data, style=None if data.isprintable() else '"')
 
     Dumper.add_representer(str, Dumper.represent_str)
-    for kind, pattern in _PLAIN.items():  # beside those of YAML 1.1: text that either would read as a number is quoted
+    for kind, pattern in _SCALARS.items():  # beside those of YAML 1.1: text that either reads as a number is quoted
         Dumper.add_implicit_resolver(_TAG + kind, pattern, None)
     return Dumper

@@ -248,8 +248,9 @@ def write_latent(
     """Write embeddings (n_cells, width) as the suffix says; AnnData says too how they were made, with these arguments."""
     import anndata as ad
 
+    from alphastomics._io._atomic import replacing
     from alphastomics._provenance import result_record
-    from alphastomics.cli._files import replacing, write_h5ad
+    from alphastomics.cli._files import write_h5ad
     from alphastomics.data.parquet._write import write_embedding
 
     if path.suffix == PARQUET:

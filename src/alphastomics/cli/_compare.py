@@ -6,7 +6,8 @@ import logging
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from alphastomics.cli._files import number, prepare_folder, replacing
+from alphastomics._io._atomic import replacing
+from alphastomics.cli._files import number, prepare_folder
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -6,8 +6,9 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from alphastomics import _keys
+from alphastomics._io._atomic import replacing
 from alphastomics._rank import is_first, quiet_unless_first
-from alphastomics.cli._files import prepare_folder, replacing, write_h5ad, write_json
+from alphastomics.cli._files import prepare_folder, write_h5ad, write_json
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -6,14 +6,13 @@ import json
 import math
 import os
 import shutil
-from contextlib import contextmanager, suppress
 from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any
 
+from alphastomics._io._atomic import replacing
 from alphastomics._io._errors import WRITE, os_errors_for, permission_error
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     import pandas as pd
@@ -70,25 +69,6 @@ def prepare_folder(path: Path) -> None:
         path.mkdir(parents=True, exist_ok=True)
         with TemporaryFile(dir=path):
             pass
-
-
-@contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """Give a temporary name in the same folder, which becomes ``path`` if all goes well and is removed if not.
-
-    Raises
-    ------
-    OSError
-        If it cannot be written.
-    """
-    temporary = path.with_name(f".{path.stem}.tmp{path.suffix}")
-    try:
-        with os_errors_for(path):
-            yield temporary
-            temporary.replace(path)
-    finally:
-        with suppress(OSError):  # where a file cannot be, none is left
-            temporary.unlink()
 
 
 def write_h5ad(path: Path, adata: AnnData) -> None:

@@ -18,7 +18,8 @@ import anndata as ad
 import h5py
 import scipy.sparse as sp
 
-from alphastomics._io._errors import check_memory, describe_error
+from alphastomics._io._errors import describe_error
+from alphastomics._io._untrusted import check_memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

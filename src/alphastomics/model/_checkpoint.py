@@ -16,11 +16,12 @@ import torch
 
 from alphastomics._io import _json
 from alphastomics._io import _torch as _torch_file
+from alphastomics._io._atomic import replacing
 from alphastomics._io._errors import describe_error, format_value, permission_error
 from alphastomics.model import _files
 from alphastomics.model import _files as _weights
 from alphastomics.model._fields import SCHEMA
-from alphastomics.train.checkpoint import KEY, find_checkpoints, replacing, write
+from alphastomics.train.checkpoint import KEY, find_checkpoints, write
 
 if TYPE_CHECKING:
     from os import PathLike
@@ -214,5 +215,5 @@ def finalize(path: Path, model: AlphaSTomics) -> None:
     tensors = {name: tensor.detach().cpu().clone() for name, tensor in _files.model_tensors(model).items()}
     config = json.dumps(_files.model_config(model), allow_nan=False)
     checkpoint[KEY] |= {"config": config, "tensors": tensors}
-    with replacing(path) as temporary:
+    with replacing(path, sync=True) as temporary:
         write(checkpoint, temporary)

@@ -19,7 +19,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 
 from alphastomics._io import _json
-from alphastomics._io._errors import WRITE, check_inside, check_memory, describe_error, format_value, permission_error
+from alphastomics._io._atomic import replacing, write_text
+from alphastomics._io._errors import WRITE, describe_error, format_value, permission_error
+from alphastomics._io._untrusted import check_inside, check_memory
 from alphastomics._provenance import trainings_of, versions
 from alphastomics.data import TissueSchema
 from alphastomics.data._h5ad import read_h5ad
@@ -169,15 +171,12 @@ def write_model(folder: Path, weights: Mapping[str, Tensor], config: Mapping[str
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}
     text = json.dumps({"format": FORMAT, "format_version": FORMAT_VERSION, **config}, indent=1, allow_nan=False)
-    temporary = folder / f".{WEIGHTS}.tmp"
-    try:
-        save_file(tensors, temporary)
-    except SafetensorError as error:  # what the system says of a disk
-        raise OSError(f"{folder / WEIGHTS} cannot be written ({describe_error(error)}); {WRITE}") from error
-    temporary.replace(folder / WEIGHTS)
-    temporary = folder / f".{CONFIG}.tmp"
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(folder / CONFIG)
+    with replacing(folder / WEIGHTS) as temporary:
+        try:
+            save_file(tensors, temporary)
+        except SafetensorError as error:  # how safetensors reports a full disk
+            raise OSError(f"{folder / WEIGHTS} cannot be written ({describe_error(error)}); {WRITE}") from error
+    write_text(folder / CONFIG, text)
 
 
 def read_model(folder: Path) -> Stored:

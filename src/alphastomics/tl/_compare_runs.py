@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import math
-from contextlib import suppress
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -18,7 +17,7 @@ import pandas as pd
 from sklearn.cluster import KMeans
 
 from alphastomics import _keys
-from alphastomics._io._errors import os_errors_for
+from alphastomics._io._atomic import write_json
 from alphastomics._provenance import versions
 from alphastomics.data._checks import expression_matrix
 from alphastomics.data._slices import slice_rows
@@ -349,7 +348,7 @@ class RunFile:
             self.runs = _read(self.path)
         self.runs.append(plain)
         if self.path is not None:
-            _write(self.path, {"format": FORMAT, "format_version": FORMAT_VERSION, "runs": self.runs})
+            write_json(self.path, {"format": FORMAT, "format_version": FORMAT_VERSION, "runs": self.runs})
         return plain
 
 
@@ -378,18 +377,6 @@ def _read(path: Path) -> list[dict[str, Any]]:
         raise ValueError(f"{path} has format version {version}; this package reads {FORMAT_VERSION}")
     runs: list[dict[str, Any]] = content["runs"]
     return runs
-
-
-def _write(path: Path, content: Mapping[str, Any]) -> None:
-    """Write a file whole or not at all."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    try:
-        with os_errors_for(path):
-            temporary.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n", encoding="utf-8")
-            temporary.replace(path)
-    finally:
-        with suppress(OSError):  # where a file cannot be, none is left
-            temporary.unlink()
 
 
 def tables(runs: Sequence[Mapping[str, Any]]) -> dict[str, pd.DataFrame]:

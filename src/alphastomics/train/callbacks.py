@@ -18,7 +18,7 @@ import lightning.pytorch as pl
 import pandas as pd
 import torch
 
-from alphastomics._io._errors import os_errors_for
+from alphastomics._io._atomic import replacing
 from alphastomics.train.diagnostics import LAYER
 from alphastomics.train.distributed.processes import gather_objects
 
@@ -149,14 +149,8 @@ class MetricsFile(pl.Callback):
         tables = history.tables()
         if not trainer.is_global_zero or not tables:
             return
-        temporary = self.path.with_name(f".{self.path.name}.tmp")
-        try:
-            with os_errors_for(self.path):
-                pd.concat(tables.values(), axis=1).sort_index().to_csv(temporary)
-                temporary.replace(self.path)
-        finally:
-            with suppress(OSError):  # where a file cannot be, none is left
-                temporary.unlink()
+        with replacing(self.path) as temporary:
+            pd.concat(tables.values(), axis=1).sort_index().to_csv(temporary)
         self._written = time.monotonic()
 
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import threading
-from contextlib import contextmanager, suppress
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,11 +12,12 @@ import torch
 from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy
 
-from alphastomics._io._errors import describe_error, os_errors_for
+from alphastomics._io._atomic import replacing
+from alphastomics._io._errors import describe_error
 from alphastomics.train.distributed.processes import gather_objects
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
     from os import PathLike
 
     import lightning.pytorch as pl
@@ -43,37 +42,6 @@ def find_checkpoints(checkpoint: str | PathLike[str]) -> list[Path]:
         return [path] if path.exists() else []
     files = [file for file in path.glob(f"*{SUFFIX}") if file.is_file() and not file.name.startswith(".")]
     return sorted(files, key=lambda file: (file.stat().st_mtime_ns, file.name), reverse=True)
-
-
-@contextmanager
-def replacing(path: Path, *, here: bool = True) -> Iterator[Path]:
-    """A temporary name for what is to take the place of ``path`` once it is whole, and on the disk.
-
-    Parameters
-    ----------
-    path
-        The file.
-    here
-        Whether this process is the one that writes.
-
-    Raises
-    ------
-    OSError
-        If it cannot be written; what was there is still there.
-    """
-    temporary = path.with_name(f".{path.name}.tmp")
-    try:
-        with os_errors_for(path):
-            yield temporary
-            if here:
-                if temporary.is_file():
-                    with temporary.open("rb+") as file:
-                        os.fsync(file.fileno())  # or a machine that fails may keep the new name and nothing in it
-                temporary.replace(path)
-    finally:
-        if here:
-            with suppress(OSError):  # where a file cannot be, none is left
-                temporary.unlink()
 
 
 def write(state: Mapping[str, Any], path: Path) -> None:
@@ -174,7 +142,7 @@ class LastCheckpoint(Checkpoint):
         state = trainer._checkpoint_connector.dump_checkpoint(weights_only=False)
         strategy, said = trainer.strategy, ""
         try:
-            with replacing(self.path, here=trainer.is_global_zero) as temporary:
+            with replacing(self.path, sync=True, is_writer=trainer.is_global_zero) as temporary:
                 if _writes_itself(strategy):
                     strategy.save_checkpoint(state, temporary)
                 elif trainer.is_global_zero:

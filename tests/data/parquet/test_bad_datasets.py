@@ -253,9 +253,7 @@ def test_a_schema_of_other_types_is_refused(dataset, key, value):
     refused(dataset, rf"metadata.json is (damaged \(TissueSchema: {key} is of another type|not JSON).*{AGAIN}")
 
 
-@pytest.mark.parametrize(
-    "text", ['{"a": 1, "a": 1}', "[" * 100_000, "[1e999]", "[NaN]", "9" * 5000, "[" + "[]," * 2**22 + "1]"]
-)
+@pytest.mark.parametrize("text", ['{"a": 1, "a": 1}', "[" * 100_000, "[1e999]", "[NaN]", "9" * 5000])
 def test_metadata_that_are_a_bomb_are_refused(dataset, text):
     (dataset / "metadata.json").write_text(text)
-    refused(dataset, rf"metadata.json is not JSON \(it .*\); delete it and {AGAIN}")
+    refused(dataset, rf"metadata.json is not JSON \(.*\); delete it and {AGAIN}")

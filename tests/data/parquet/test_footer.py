@@ -84,9 +84,9 @@ def test_a_value_that_comes_very_often_is_not_read(tmp_path, monkeypatch):
     assert path.stat().st_size < 100_000
     footer = read_footer(path)
     check_room(footer, (0,), ("cell_id",))
-    with pytest.raises(ValueError, match="it says that it holds 0 GiB, more than the 0 GiB of this machine"):
+    with pytest.raises(ValueError, match="it claims to hold 0 GiB, more than the 0 GiB of this machine"):
         check_room(footer, (0,))
-    with pytest.raises(ValueError, match=r"bomb\.parquet is no whole Parquet file \(it says that it holds"):
+    with pytest.raises(ValueError, match=r"bomb\.parquet is no whole Parquet file \(it claims to hold"):
         read_parquet(path)
 
 

@@ -104,7 +104,7 @@ def test_what_an_ended_call_left_is_ours(slices, tmp_path, ended):
     out.mkdir()
     if ended == "before the first file":
         (out / "data.tmp").mkdir()
-        (out / "data.tmp" / f"parameters.json.{'a' * 32}.tmp").write_text("{")
+        (out / "data.tmp" / f".parameters.{'a' * 32}.tmp.json").write_text("{")
     elif ended == "within":
         with pytest.raises(KeyboardInterrupt):
             stage2([slices], out, Stage2Options(seed=1), run=stop_after(2))

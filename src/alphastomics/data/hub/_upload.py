@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pyarrow.parquet as pq
 from tqdm.auto import tqdm
 
-from alphastomics._io._errors import check_inside
+from alphastomics._io._untrusted import check_inside
 from alphastomics.data.hub._card import dataset_card
 from alphastomics.data.hub._errors import explained, require
 from alphastomics.data.hub._repository import CARD, Kind, check_places, check_token, files_of, is_same, open_repository

@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from alphastomics._io import _json
-from alphastomics._io._errors import check_inside, check_memory, describe_error, format_value
+from alphastomics._io._atomic import write_json
+from alphastomics._io._errors import describe_error, format_value
+from alphastomics._io._untrusted import check_inside, check_memory
 from alphastomics.data._schema import TissueSchema
-from alphastomics.data.parquet._files import footer_checksum, read_json, write_json
+from alphastomics.data.parquet._files import footer_checksum, read_json
 
 if TYPE_CHECKING:
     from os import PathLike
@@ -94,6 +96,7 @@ class DatasetInfo:
                 "counts": self.counts,
                 "parameters": self.parameters,
             },
+            unique=True,
         )
 
     def check(self, folder: Path) -> None:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-import json
-import re
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
-from uuid import uuid4
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from alphastomics._io import _json
+from alphastomics._io._atomic import replacing
 from alphastomics._io._errors import WRITE, describe_error, permission_error
 from alphastomics.data.parquet._columns import EXPRESSION, INDICES, POSITION, VALUES, from_arrow, to_arrow
 from alphastomics.data.parquet._footer import check_room, read_footer
@@ -25,40 +23,9 @@ if TYPE_CHECKING:
 
 ROW_GROUP = 4096  # cells: few enough for the buffers of a writer, many enough for a context to lie in few of them
 GROUP_VALUES = 2**28  # cells times genes: a page, which is what a row group has of a column, is at most 2 GB
-TEMPORARY = ".tmp"
-LEFT = re.compile(r".+\.[0-9a-f]{32}\.tmp")  # a temporary name
 BLOCK = 2**20
 LARGEST_PAGE = 2**31 - 1
 LARGEST_JSON = 2**28  # bytes: a thousand slices that lack ten thousand genes each
-
-
-@contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """Give a temporary name in the same folder, which becomes ``path`` if all goes well and is removed if not.
-
-    No two have the same name, so that processes that write the same file at once do not write into each other's.
-
-    Raises
-    ------
-    OSError
-        If it cannot be written.
-    """
-    temporary = path.with_name(f"{path.name}.{uuid4().hex}{TEMPORARY}")
-    try:
-        yield temporary
-        temporary.replace(path)
-    except OSError as error:
-        raise type(error)(f"{path} cannot be written ({describe_error(error)}); {WRITE}") from error
-    finally:
-        with suppress(OSError):  # where a file cannot be, none is left
-            temporary.unlink()
-
-
-def sweep(folder: Path) -> None:
-    """Remove what processes that were killed left under temporary names."""
-    for path in folder.iterdir() if folder.is_dir() else ():
-        if LEFT.fullmatch(path.name):
-            path.unlink(missing_ok=True)
 
 
 def make_folder(path: Path) -> None:
@@ -117,7 +84,7 @@ def writing(path: Path, schema: pa.Schema, *, mapped: bool = False) -> Iterator[
             "write_statistics": others,
             "data_page_size": LARGEST_PAGE,
         }
-    with replacing(path) as temporary, pq.ParquetWriter(temporary, schema, **options) as file:
+    with replacing(path, unique=True) as temporary, pq.ParquetWriter(temporary, schema, **options) as file:
         yield CellWriter(file, schema)
 
 
@@ -230,12 +197,6 @@ def footer_checksum(path: Path) -> str:
         ) from error
 
 
-def write_json(path: Path, values: Any) -> None:
-    """Write strict JSON, whole or not at all."""
-    with replacing(path) as temporary:
-        temporary.write_text(json.dumps(values, indent=1, allow_nan=False) + "\n", encoding="utf-8")
-
-
 def read_json(path: Path) -> Any:
     """Read JSON.
 
@@ -247,7 +208,7 @@ def read_json(path: Path) -> Any:
         If it is none.
     """
     try:
-        return _json.read(path, largest=LARGEST_JSON)
+        return _json.read(path, max_bytes=LARGEST_JSON)
     except PermissionError as error:
         raise permission_error(path, error) from error
     except (ValueError, OSError) as error:

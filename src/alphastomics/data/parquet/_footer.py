@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from alphastomics._io._errors import check_memory
+from alphastomics._io._untrusted import check_memory
 from alphastomics.data.parquet._thrift import read_struct
 
 if TYPE_CHECKING:

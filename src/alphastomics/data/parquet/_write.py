@@ -12,12 +12,13 @@ import pyarrow.parquet as pq
 import scipy.sparse as sp
 
 from alphastomics import _keys
+from alphastomics._io._atomic import replacing
 from alphastomics.data._checks import check_genes, check_in_memory, expression_matrix
 from alphastomics.data._matrix import canonical, row_sums
 from alphastomics.data._slices import NO_SLICE, SINGLE_SLICE
 from alphastomics.data.parquet._columns import CELL, DENSE, N_AXES, SLICE, Cells, arrow_schema, to_arrow
 from alphastomics.data.parquet._dataset import Note
-from alphastomics.data.parquet._files import ROW_GROUP, replacing
+from alphastomics.data.parquet._files import ROW_GROUP
 from alphastomics.data.parquet._read import OURS
 
 if TYPE_CHECKING:

@@ -9,10 +9,11 @@ import numpy as np
 import pyarrow as pa
 import scipy.sparse as sp
 
+from alphastomics._io._atomic import replacing
 from alphastomics.data._matrix import Moments, column_sums, row_blocks
 from alphastomics.data.parquet._columns import arrow_schema
 from alphastomics.data.parquet._dataset import SPLITS, Note, Shard
-from alphastomics.data.parquet._files import checksum, replacing, writing
+from alphastomics.data.parquet._files import checksum, writing
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -109,7 +110,7 @@ def _write(task: ShardTask, note: Path) -> None:
                     parts.append(part if of_slice is None else _standardized(part, stored, of_slice))
                 pa.default_memory_pool().release_unused()  # or what reading left would be there beside what writing needs
                 file.write(*parts)
-    with replacing(note) as temporary, temporary.open("wb") as file:
+    with replacing(note, unique=True) as temporary, temporary.open("wb") as file:
         np.savez(
             file,
             sha256=checksum(task.target),

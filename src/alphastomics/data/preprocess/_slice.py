@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
+from alphastomics._io._atomic import remove_temporary, replacing, write_json
 from alphastomics.data.parquet._columns import Cells, arrow_schema, from_arrow, to_arrow
-from alphastomics.data.parquet._files import check_written, make_folder, read_json, replacing, sweep, write_json
+from alphastomics.data.parquet._files import check_written, make_folder, read_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -66,7 +67,11 @@ class SliceWriter:
 def writing_slice(path: Path, n_genes: int) -> Iterator[SliceWriter]:
     """Write a file; it appears when it is whole."""
     schema = arrow_schema(n_genes, dense=False)
-    with replacing(path) as temporary, pa.OSFile(str(temporary), "wb") as sink, pa.ipc.new_file(sink, schema) as file:
+    with (
+        replacing(path, unique=True) as temporary,
+        pa.OSFile(str(temporary), "wb") as sink,
+        pa.ipc.new_file(sink, schema) as file,
+    ):
         yield SliceWriter(file, schema)
 
 
@@ -222,8 +227,8 @@ def begin(output_dir: Path, options: Stage1Options) -> None:
     """Note what the slices of a folder are made with, unless :func:`check_begun` refuses it."""
     check_begun(output_dir, options)
     make_folder(output_dir)
-    sweep(output_dir)
-    write_json(output_dir / OVERVIEW, _overview(options))
+    remove_temporary(output_dir)
+    write_json(output_dir / OVERVIEW, _overview(options), unique=True)
 
 
 def end(
@@ -234,9 +239,9 @@ def end(
     assert genes is not None  # plan_slices settles them
     for task in tasks:
         check_written(task.target.with_suffix(".json"))
-    sweep(output_dir)  # of workers that were killed
+    remove_temporary(output_dir)  # of workers that were killed
     files = [{"file": task.target.name, "slice": record["slice"]} for task, record in zip(tasks, records, strict=True)]
-    write_json(output_dir / OVERVIEW, _overview(options) | {"genes": list(genes), "slices": files})
+    write_json(output_dir / OVERVIEW, _overview(options) | {"genes": list(genes), "slices": files}, unique=True)
     for record in records:
         if names := record["unmeasured"]:
             listed = ", ".join(map(repr, names[:N_NAMES])) + (", …" if len(names) > N_NAMES else "")

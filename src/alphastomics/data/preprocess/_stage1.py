@@ -17,12 +17,12 @@ import numpy as np
 import pandas as pd
 import scipy.sparse as sp
 
+from alphastomics._io._atomic import write_json
 from alphastomics.data._checks import MIN_CELLS
 from alphastomics.data._h5ad import try_files
 from alphastomics.data._matrix import column_sums, row_sums
 from alphastomics.data._order import hilbert_order
 from alphastomics.data.parquet._columns import N_AXES, Cells
-from alphastomics.data.parquet._files import write_json
 from alphastomics.data.preprocess._h5ad import RawSlice, RawTissue
 from alphastomics.data.preprocess._slice import BATCH, SUFFIX, cut, read_note, writing_slice
 
@@ -153,7 +153,7 @@ def write_slice(task: SliceTask) -> dict[str, Any]:
     note.unlink(missing_ok=True)  # a slice is finished when its note is there
     with RawTissue.open(task.raw.path, task.options) as tissue:
         record = {"slice": task.raw.name, "animal": task.raw.animal, "parameters": parameters} | _write(task, tissue)
-    write_json(note, record)
+    write_json(note, record, unique=True)
     return record
 
 

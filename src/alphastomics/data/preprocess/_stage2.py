@@ -22,19 +22,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from tqdm.auto import tqdm
 
+from alphastomics._io._atomic import TEMPORARY, remove_temporary, write_json
 from alphastomics.data._matrix import Moments
 from alphastomics.data.parquet._dataset import FOLDER, METADATA, SPLITS, DatasetInfo
 from alphastomics.data.parquet._dataset import NOTE as FOOTER
 from alphastomics.data.parquet._files import (
-    LEFT,
-    TEMPORARY,
     check_written,
     checksum,
     footer_checksum,
     make_folder,
     read_json,
-    sweep,
-    write_json,
 )
 from alphastomics.data.preprocess._plan import Plan
 from alphastomics.data.preprocess._shards import NOTE, write_shard
@@ -54,7 +51,7 @@ SHARD, SHARD_NOTE = re.compile(rf"{_STEM}\.parquet"), re.compile(rf"{_STEM}{re.e
 
 def unfinished_folder(output_dir: Path) -> Path:
     """Where files are until all of them are there."""
-    return output_dir / f"{FOLDER}{TEMPORARY}"
+    return output_dir / f"{FOLDER}.tmp"
 
 
 def check_ownership(output_dir: Path, listed: Collection[str] = ()) -> None:
@@ -77,7 +74,7 @@ def check_ownership(output_dir: Path, listed: Collection[str] = ()) -> None:
     if _is_begun(unfinished / BEGUN):
         _check(unfinished, lambda path: path.name == BEGUN or _is_named(path))
     else:  # ended before the first file, or after the last
-        _check(unfinished, lambda path: bool(LEFT.fullmatch(path.name)) or _is_shard(path))
+        _check(unfinished, lambda path: bool(TEMPORARY.fullmatch(path.name)) or _is_shard(path))
 
 
 def clear(folder: Path) -> None:
@@ -105,7 +102,7 @@ def _is_begun(path: Path) -> bool:
 
 
 def _is_named(path: Path) -> bool:
-    return path.is_file() and any(kind.fullmatch(path.name) for kind in (SHARD, SHARD_NOTE, LEFT))
+    return path.is_file() and any(kind.fullmatch(path.name) for kind in (SHARD, SHARD_NOTE, TEMPORARY))
 
 
 def _is_shard(path: Path) -> bool:
@@ -215,12 +212,12 @@ def _begin(output_dir: Path, parameters: dict[str, Any]) -> Path:
     unfinished = unfinished_folder(output_dir)
     resume_state = unfinished / BEGUN
     make_folder(output_dir)
-    sweep(output_dir)
+    remove_temporary(output_dir)
     clear(output_dir / FOLDER)
     if not resume_state.is_file() or read_json(resume_state) != parameters:
         clear(unfinished)
         unfinished.mkdir(parents=True)
-        write_json(resume_state, parameters)
+        write_json(resume_state, parameters, unique=True)
     return unfinished
 
 
@@ -230,7 +227,8 @@ def _is_whole(folder: Path, info: DatasetInfo) -> bool:
 
 
 def _end(output_dir: Path, unfinished: Path) -> None:
-    for note in (*unfinished.glob(f"*{NOTE}"), *unfinished.glob(f"*{TEMPORARY}"), unfinished / BEGUN):
+    remove_temporary(unfinished)
+    for note in (*unfinished.glob(f"*{NOTE}"), unfinished / BEGUN):
         note.unlink()
     unfinished.rename(output_dir / FOLDER)
 
