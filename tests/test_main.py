@@ -332,8 +332,8 @@ def test_compare_reads_parquet(folder, comparison, tmp_path):
     [
         (["--output-dir", "text"], "text is a file; name a folder"),
         (["--output-dir", "full"], "full is not empty and holds no comparison.json"),
-        (["--configurations", "gates"], "'gates' is no configuration"),
-        (["--held-out", "slice_7"], "no slice 'slice_7'; choose --held-out … from"),
+        (["--configurations", "gates"], "'gates'; choose --configurations"),
+        (["--held-out", "slice_7"], "'slice_7'; choose --held-out … from"),
         (["--max-time", "3"], "not both"),
         (["--max-time", "soon"], "not both|max_time='soon'"),
         (["--mode", "joint"], "joint"),

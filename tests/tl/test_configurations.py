@@ -1,29 +1,33 @@
-"""What is compared by default."""
+"""The default configurations of ``tl.compare``: their sizes, and choosing among them."""
 
 from __future__ import annotations
 
 import pytest
 
 from alphastomics.model import AlphaSTomics
-from alphastomics.model._trial import make_trial_model, parameters_of
 from alphastomics.nn import Experts, ParameterCount, count_parameters
 from alphastomics.tl import Configuration
-from alphastomics.tl._compare import CONFIGURATIONS, choose_configurations
+from alphastomics.tl._compare import CONFIGURATIONS, choose_configurations, model_arguments
+from alphastomics.tl._compare_runs import Split
 from alphastomics.train import PlanConfig
+
+# Linear attention with one expert per cell is not a default; `gated_moe_4_top_1` has these experts on gated attention.
+ABLATED = Configuration(model={"attention": "linear", "use_moe": True, "num_experts": 4, "moe_top_k": 1})
 
 
 @pytest.fixture(scope="module")
 def counts(_tissue):
-    """Parameters of every default configuration at the default size."""
+    """Parameters of every default configuration, and of `ABLATED`, at the default size."""
     reference = _tissue.copy()
     AlphaSTomics.setup_anndata(reference)
-    made = {name: make_trial_model(reference, c.model, match=c.match) for name, c in CONFIGURATIONS.items()}
-    return {name: parameters_of(model) for name, model in made.items()}
+    split = Split(reference=reference, query=reference, held_out=(), schema=AlphaSTomics(reference).schema)
+    made = {name: model_arguments(split, {}, c) for name, c in (CONFIGURATIONS | {"ablated": ABLATED}).items()}
+    return {name: count_parameters(AlphaSTomics(reference, **arguments).module) for name, arguments in made.items()}
 
 
-def test_rows_are_of_one_size_but_for_the_wide_experts_and_their_match(counts):
+def test_sizes_agree_except_for_full_experts_and_their_match(counts):
     gated = counts["gated"].total
-    others = set(counts) - {"gated_moe_full", "gated_matched"}
+    others = set(CONFIGURATIONS) - {"gated_moe_full", "gated_matched"}
     assert all(counts[name].total == pytest.approx(gated, rel=0.05) for name in others)
     assert counts["gated_moe_full"].total > 1.4 * gated
     assert counts["gated_matched"].total == pytest.approx(counts["gated_moe_full"].total, rel=0.03)
@@ -45,8 +49,19 @@ def test_counts_follow_from_the_architecture(counts):
     assert counts["linear_moe"].total - counts["linear"].total == counts["gated_moe"].total - gated.total
 
 
+def test_experts_of_the_ablation(counts):
+    """Linear, gated, linear with 1 of 4 experts and gated with 2 of 8 experts: the ablation of the earlier guide."""
+    idle = {name: count.total - count.active for name, count in counts.items()}
+    d, hidden, layers = 128, 512, 4
+    one_of_4, one_of_8 = (2 * d * hidden // n + hidden // n + d for n in (4, 8))
+    assert (idle["linear"], idle["gated"]) == (0, 0)
+    assert (idle["ablated"], idle["gated_moe_8_top_2"]) == (layers * 3 * one_of_4, layers * 6 * one_of_8)
+    routers = {n: layers * ((n - 1) * d + 2 * n * d) for n in (4, 8)}  # further biases, the router and its noise
+    assert counts["ablated"].total - counts["linear"].total == routers[4]
+    assert counts["gated_moe_8_top_2"].total - counts["gated"].total == routers[8]
+
+
 def test_gated_is_the_default_with_a_gate_for_each_head(tissue):
-    """What the earlier documents advise to begin with; elementwise gates and experts are there on request."""
     AlphaSTomics.setup_anndata(tissue)
     config = AlphaSTomics(tissue).module.config
     found = (config.attention, config.gate_type, config.use_qk_norm, config.use_moe)
@@ -56,7 +71,7 @@ def test_gated_is_the_default_with_a_gate_for_each_head(tissue):
 
 # -- parameters of the earlier documents -------------------------------------------------------------------------------
 
-# What they count: dense networks of two layers, with linear and with gated attention, and one feed-forward network of these.
+# Dense networks of two layers with linear and with gated attention, and one feed-forward network of these.
 LINEAR, GATED, N_LAYERS, DENSE = 707_508, 444_988, 2, 65_920
 
 
@@ -65,7 +80,7 @@ def of_experts(width: str) -> ParameterCount:
 
 
 def with_experts(dense: int, width: str) -> ParameterCount:
-    """Parameters of an earlier dense network whose feed-forward networks became experts of ours."""
+    """Parameters of an earlier dense network with the feed-forward networks replaced by experts."""
     experts = of_experts(width)
     total = dense + N_LAYERS * (experts.total - DENSE)
     return ParameterCount(total, total - N_LAYERS * (experts.total - experts.active))
@@ -95,14 +110,14 @@ def test_counts_of_the_demos_are_those_of_full_experts():
 # -- choosing ----------------------------------------------------------------------------------------------------------
 
 
-def test_only_the_learning_rate_tells_the_last_from_linear():
+def test_linear_high_lr_differs_from_linear_in_the_learning_rate():
     slow, quick = CONFIGURATIONS["linear"], CONFIGURATIONS["linear_high_lr"]
     assert slow.model == quick.model
     assert set(quick.plan) == {"lr"}
     assert quick.plan["lr"] == 3 * PlanConfig().lr
 
 
-def test_configurations_are_chosen_by_name_or_given():
+def test_configurations_by_name_or_as_a_mapping():
     assert list(choose_configurations(None)) == list(CONFIGURATIONS)
     assert list(choose_configurations(["gated", "linear"])) == ["gated", "linear"]
     assert choose_configurations("gated") == {"gated": Configuration()}
@@ -113,11 +128,11 @@ def test_configurations_are_chosen_by_name_or_given():
 @pytest.mark.parametrize(
     ("chosen", "error", "message"),
     [
-        (["gates"], KeyError, "'gates' is no configuration; .* 'linear', 'gated'"),
-        ([], ValueError, "is empty"),
-        ({"oracle": Configuration()}, ValueError, "oracle is the name of a baseline"),
+        (["gates"], KeyError, "gates.*configurations="),
+        ([], ValueError, "configurations"),
+        ({"oracle": Configuration()}, ValueError, "oracle.*configurations="),
     ],
 )
-def test_what_cannot_be_compared_is_refused(chosen, error, message):
+def test_invalid_configurations_raise(chosen, error, message):
     with pytest.raises(error, match=message):
         choose_configurations(chosen)

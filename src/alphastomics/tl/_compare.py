@@ -1,42 +1,40 @@
-"""What is compared: named changes to a model and to its training.
-
-What a compared model is trained on, and what it is asked about.
-
-Train configurations of a model on the same cells, and score them on the same held-out cells.
-"""
+"""Train configurations of a model on the same cells and score them on the same held-out cells."""
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-import scipy.sparse as sp
 
 from alphastomics import _keys
-from alphastomics.data._checks import check_choice, expression_matrix
+from alphastomics.data._checks import check_choice
 from alphastomics.data._slices import resolve_slice_key, slice_rows
-from alphastomics.tl._compare_runs import RunFile, Scoring, baseline_runs, make_trials, run_trial, tables
+from alphastomics.tl._compare_runs import Run, RunFile, Scoring, Split, as_json, baseline_runs, make_tables
 from alphastomics.tl._reconstruct import sort_arguments
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from datetime import timedelta
     from os import PathLike
 
     import pandas as pd
     from anndata import AnnData
+    from numpy.typing import NDArray
 
-    from alphastomics.data import TissueSchema
+logger = logging.getLogger(__name__)
+
+DEFAULT_SECONDS = 180.0
+HELD_OUT_SHARE = 0.2  # of the cells of a single slice
+# Arguments of training that do not change its result.
+IGNORED = {"callbacks", "default_root_dir", "enable_progress_bar", "logger", "num_workers"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Configuration:
-    """One row of a comparison: what differs from the model and the training that all rows share.
+    """One row of a comparison: settings that differ from those that all rows share.
 
     Parameters
     ----------
@@ -45,8 +43,13 @@ class Configuration:
     plan
         Fields of :class:`~alphastomics.train.PlanConfig`.
     match
-        Arguments, on top of those of `model`, of another model: the width of this one is chosen so that both have the
-        same total number of parameters, as nearly as the heads allow. None leaves the width as it is.
+        Arguments of another model, in addition to those of `model`. The width of this model is then chosen so that its
+        number of parameters is as close to that of the other as the number of heads allows. None keeps the width.
+
+    Examples
+    --------
+    >>> wide = asx.tl.Configuration(model={"d_model": 256})
+    >>> asx.tl.compare(adata, configurations={"default": asx.tl.Configuration(), "wide": wide})
     """
 
     model: Mapping[str, Any] = field(default_factory=dict)
@@ -75,155 +78,7 @@ CONFIGURATIONS: dict[str, Configuration] = {
     "gated_matched": Configuration(match=_experts(expert_width="full")),
     "linear_high_lr": Configuration(model=LINEAR, plan={"lr": HIGH_LR}),
 }
-"""The configurations that :func:`alphastomics.tl.compare` compares unless told otherwise."""
-
-
-def choose_configurations(chosen: Mapping[str, Configuration] | Sequence[str] | None) -> dict[str, Configuration]:
-    """Settle what is compared: a mapping as it is, names among :data:`CONFIGURATIONS`, or all of these.
-
-    Raises
-    ------
-    KeyError
-        If a name is unknown.
-    ValueError
-        If there is none, or one has the name of a baseline.
-    """
-    if isinstance(chosen, str):
-        chosen = [chosen]
-    if chosen is None:
-        return dict(CONFIGURATIONS)
-    if isinstance(chosen, Mapping):
-        found = dict(chosen)
-    else:
-        unknown = [name for name in chosen if name not in CONFIGURATIONS]
-        if unknown:
-            listed = ", ".join(map(repr, CONFIGURATIONS))
-            raise KeyError(
-                f"{', '.join(map(repr, unknown))} is no configuration; choose configurations=… from {listed}"
-            )
-        found = {name: CONFIGURATIONS[name] for name in chosen}
-    if not found:
-        raise ValueError("configurations=… is empty; name at least one, or leave it out")
-    if reserved := {"chance", "oracle"} & set(found):
-        raise ValueError(f"{', '.join(sorted(reserved))} is the name of a baseline; call the configuration otherwise")
-    return found
-
-
-logger = logging.getLogger(__name__)
-
-SHARE_OF_ONE_SLICE = 0.2
-
-
-class Fold(NamedTuple):
-    """One division of the cells.
-
-    Attributes
-    ----------
-    reference
-        Cells to train on, registered.
-    query
-        Held-out cells.
-    held_out
-        Names of their slices.
-    schema
-        What a model of the reference reads.
-    fingerprint
-        Hash of all that is read of both.
-    """
-
-    reference: AnnData
-    query: AnnData
-    held_out: tuple[str, ...]
-    schema: TissueSchema
-    fingerprint: str
-
-
-def make_fold(
-    adata: AnnData, query: AnnData | None, chosen: tuple[str, ...] | None, arguments: Mapping[str, dict[str, Any]]
-) -> Fold:
-    """Divide the cells, and register those to train on.
-
-    Parameters
-    ----------
-    adata, query, chosen
-        As in :func:`split`.
-    arguments
-        Arguments of ``setup`` and ``init`` of the model.
-    """
-    from alphastomics.model import AlphaSTomics
-
-    reference, asked, names = split(adata, query, chosen, arguments["setup"]["slice_key"])
-    AlphaSTomics.setup_anndata(reference, **arguments["setup"])
-    schema = AlphaSTomics(reference, **arguments["init"]).schema
-    return Fold(reference, asked, names, schema, fingerprint([reference, asked], schema))
-
-
-def choose_slices(held_out: Any, seed: int) -> tuple[str, ...] | None:
-    """Slices that a seed holds out, sorted; None where nobody says."""
-    chosen = held_out[seed] if isinstance(held_out, Mapping) else held_out
-    if chosen is None:
-        return None
-    return tuple(sorted([chosen] if isinstance(chosen, str) else map(str, chosen)))
-
-
-def split(
-    adata: AnnData, query: AnnData | None, chosen: tuple[str, ...] | None, slice_key: str | None
-) -> tuple[AnnData, AnnData, tuple[str, ...]]:
-    """Copies of the cells to train on and of those that are held out, and the names of the slices of the latter.
-
-    Raises
-    ------
-    KeyError
-        If a slice is unknown.
-    ValueError
-        If nothing would be left to train on, or both a query and slices are given.
-    """
-    if query is not None:
-        if chosen is not None:
-            raise ValueError("pass query=, cells of their own, or held_out=, slices of adata, not both")
-        names = tuple(name for name, _ in slice_rows(query, resolve_slice_key(query, slice_key)))
-        return adata.copy(), query.copy(), names
-    groups = dict(slice_rows(adata, resolve_slice_key(adata, slice_key)))
-    if len(groups) == 1 and chosen is None:
-        return _split_slice(adata, next(iter(groups)))
-    chosen = (next(reversed(groups)),) if chosen is None else chosen
-    if unknown := [name for name in chosen if name not in groups]:
-        listed = ", ".join(map(repr, groups))
-        raise KeyError(f"there is no slice {', '.join(map(repr, unknown))}; choose held_out=… from {listed}")
-    if not chosen or len(chosen) == len(groups):
-        raise ValueError("held_out=… must name some of the slices, and leave some to train on")
-    rows = np.sort(np.concatenate([groups[name] for name in chosen]))
-    return adata[np.setdiff1d(np.arange(adata.n_obs), rows)].copy(), adata[rows].copy(), chosen
-
-
-def _split_slice(adata: AnnData, name: str) -> tuple[AnnData, AnnData, tuple[str, ...]]:
-    logger.warning(
-        "There is one slice: a random %.0f %% of its cells is held out. Their neighbors are among those that are "
-        "trained on, and scores are too good; compare configurations with each other only.", 100 * SHARE_OF_ONE_SLICE,
-    )  # fmt: skip
-    order = np.random.default_rng(0).permutation(adata.n_obs)
-    n_held_out = round(SHARE_OF_ONE_SLICE * adata.n_obs)
-    held_out, rest = np.sort(order[:n_held_out]), np.sort(order[n_held_out:])
-    return adata[rest].copy(), adata[held_out].copy(), (name,)
-
-
-def fingerprint(parts: Sequence[AnnData], schema: TissueSchema) -> str:
-    """Short hash of expression, genes, positions and slices."""
-    digest = hashlib.sha256()
-    for adata in parts:
-        matrix: Any = expression_matrix(adata, schema.layer)
-        if sp.issparse(matrix):
-            matrix = sp.csr_matrix(matrix)
-        arrays = [matrix.indptr, matrix.indices, matrix.data] if sp.issparse(matrix) else [matrix]
-        for array in [*arrays, np.asarray(adata.obsm[schema.position_key])]:
-            digest.update(str((array.shape, array.dtype)).encode())
-            digest.update(np.ascontiguousarray(array).tobytes())
-        slices = [] if schema.slice_key is None else adata.obs[schema.slice_key].astype(str).tolist()
-        digest.update("\n".join([*map(str, adata.var_names), *slices]).encode())
-    return digest.hexdigest()[:16]
-
-
-DEFAULT_SECONDS = 180.0
+"""The default configurations of :func:`compare`."""
 
 
 def compare(
@@ -246,125 +101,146 @@ def compare(
     key_added: str = _keys.COMPARISON,
     **kwargs: Any,
 ) -> pd.DataFrame:
-    """Train several configurations with several seeds, and score each on slices that it never saw.
+    """Train several configurations with several seeds, and score each on held-out slices.
 
-    Every run trains on the other slices and places the held-out cells as :func:`reconstruct` does by default; a model of
-    mode ``"any"`` then also writes expression into their true places, turned into the frame of the reference by the one
-    rigid map that brings them closest to where it placed the cells, and draws a slice of its own. What is held out decides
-    nothing in training; the validation loss is only watched.
+    Every run trains a model on the other slices and places the held-out cells with the defaults of :func:`reconstruct`. A
+    model of mode ``"any"`` also predicts expression at the true positions of the held-out cells (aligned with the predicted
+    positions by a rigid map, because each slice has its own frame) and samples a slice. Held-out cells do not influence
+    training; their validation loss is only recorded.
 
-    All rows have the same width, depth, data, seeds and optimizer, and the same time or the same number of steps. With
-    experts that share the width of the dense network (``expert_width="split"``), and with a gate for each head, the total
-    number of parameters is then the same within a few per cent, so that differences between these rows are not differences
-    of size. ``gated_moe_full``, whose experts are each as wide as the dense network, is the one row that is much larger:
-    beside it stands ``gated_matched``, a dense model wide enough to have the same total number of parameters.
+    All configurations share width, depth, data, seeds, optimizer, and training time or number of steps. The numbers of
+    parameters of the defaults agree within a few percent, because experts split the width of the dense network
+    (``expert_width="split"``). The exceptions are ``gated_moe_full``, whose experts have the full width, and
+    ``gated_matched``, a dense model with as many parameters as ``gated_moe_full``.
 
     Parameters
     ----------
     adata
         Cells with expression and positions.
     query
-        Held-out cells, where they are an object of their own.
+        Held-out cells, if they are a separate object.
     configurations
-        Names and :class:`Configuration` of what is compared; or some of the names of the defaults: ``linear`` and
-        ``gated`` (attention), ``linear_moe`` and ``gated_moe`` (with 4 experts, 2 for each cell), ``gated_elementwise``,
-        ``gated_no_qk_norm``, ``gated_moe_4_top_1``, ``gated_moe_8_top_2``, ``gated_moe_full``, ``gated_matched``, and
-        ``linear_high_lr`` (three times the learning rate). All of these when None.
+        :class:`Configuration` by name, or names of default configurations: ``linear`` and ``gated`` (attention),
+        ``linear_moe`` and ``gated_moe`` (4 experts, 2 per cell), ``gated_elementwise``, ``gated_no_qk_norm``,
+        ``gated_moe_4_top_1``, ``gated_moe_8_top_2``, ``gated_moe_full``, ``gated_matched``, and ``linear_high_lr`` (three
+        times the learning rate). None compares all default configurations.
     seeds
-        Seeds. The runs of one seed come one after another, so that whatever changes on the machine meets all
-        configurations alike.
+        Seeds. All configurations of one seed run before those of the next.
     held_out
-        Slices of `adata` to hold out, for all seeds, or for each seed in a mapping. None holds out the last one by name;
-        where there is but one slice, a random fifth of its cells, with a warning.
+        Slices of `adata` to hold out, for all seeds or as a mapping by seed. None holds out the last slice by name; if
+        there is only one slice, a random fifth of its cells, with a warning.
     max_time
-        Time of each training, as in :meth:`~alphastomics.model.AlphaSTomics.train`, 180 seconds when neither this nor
-        `max_steps` is given. Watching the validation loss takes a few per cent of it.
+        Time of each training as in :meth:`~alphastomics.model.AlphaSTomics.train`. 180 seconds if neither this nor
+        `max_steps` is given. Validation takes a few percent of it.
     max_steps
-        Steps of each training instead, so that a slow configuration gets as many as a quick one.
+        Optimizer steps of each training, instead of a time.
     mode
-        ``"any"``, or ``"expr_to_pos"`` for models that only place cells.
+        ``"any"``, or ``"expr_to_pos"`` for models that only predict positions.
     n_samples, n_steps
-        Draws of expression whose mean is scored, and steps of each, and of the slices that are drawn.
+        Number of samples of expression whose mean is scored, and steps per sample. `n_steps` also applies to the sampled
+        slices.
     max_cells
-        Expression is sampled for at most so many cells of each slice, and at most so many are drawn.
+        Maximum number of cells of each slice whose expression is sampled, and of each sampled slice.
     position_key, slice_key, cell_type_key
-        As in :meth:`~alphastomics.model.AlphaSTomics.setup_anndata`; labels are for the oracle and for the scores of
-        clusters alone.
+        As in :meth:`~alphastomics.model.AlphaSTomics.setup_anndata`. Cell types are used only by the oracle and the
+        cluster scores.
     results
-        JSON file in which every finished run is kept at once. A later call with the same file repeats no run that has the
-        same configuration, seed, data and settings; the runs of other calls stay in it.
+        JSON file to which every finished run is written. A later call with the same file skips runs with the same
+        configuration, seed, data and settings, and keeps the other runs of the file.
     key_added
-        Where the tables go in ``uns``.
+        Key of ``uns`` for the tables.
     **kwargs
-        Further arguments of :class:`~alphastomics.model.AlphaSTomics`, of its ``setup_anndata`` and ``train``, for all
-        configurations, which have the last word.
+        Further arguments of :class:`~alphastomics.model.AlphaSTomics`, its ``setup_anndata`` and its ``train``, shared by
+        all configurations. Those of a configuration take precedence.
 
     Returns
     -------
-    One row per configuration, then ``chance`` and, with `cell_type_key`, ``oracle``, as in :func:`evaluate`. Columns, means
-    over seeds: ``n_seeds``; ``n_failed``, how many of them ended with a loss that was not finite and are not in the means of
-    the scores; ``parameters``, ``active_parameters`` (those that a cell meets) and ``d_model``; ``n_steps`` and
-    ``train_seconds``; ``step_seconds`` and ``step_processor_seconds``, the median over steps of the time on the wall, and of
-    that for which processors were busy, which other programs do not change; ``train_loss`` and ``validation_loss`` at the end,
-    without the balance of experts; the scores of :func:`evaluate`, of positions and, for mode ``"any"``, of expression and,
-    as ``modality_agreement``, of the slices that the model draws; with `cell_type_key`, those of :func:`cluster_scores`, of
-    embeddings clustered by k-means.
-    Losses and scores have their standard deviation over seeds in ``…_sd``. It includes that between slices where seeds hold
-    out different ones; since all configurations have the same, compare them seed by seed.
+    One row per configuration, followed by ``chance`` and, with `cell_type_key`, ``oracle`` (see :func:`evaluate`). The
+    columns are means over seeds:
 
-    Written is ``uns[key_added]``: ``summary``, this table; ``runs``, a row for each run; ``curves``, ``step``, ``seconds``,
-    ``train_loss`` and ``validation_loss`` at some points of each run.
+    - ``n_seeds``, and ``n_failed``, the number of runs that ended with a non-finite loss and have no scores;
+    - ``parameters``, ``active_parameters`` (used for one cell), ``d_model``;
+    - ``n_steps``, ``train_seconds``, ``step_seconds`` (median wall time of a step), ``step_processor_seconds`` (median
+      processor time of a step, which does not depend on other programs);
+    - ``train_loss`` and ``validation_loss`` at the end of training, without the load-balancing loss of experts;
+    - the scores of :func:`evaluate` for positions; in mode ``"any"``, those for expression, and ``modality_agreement`` of
+      the sampled slices; with `cell_type_key`, those of :func:`cluster_scores` for k-means clusters of the embeddings.
+
+    For losses and scores, columns ``…_sd`` have the standard deviation over seeds. If seeds hold out different slices, it
+    includes the variation between slices; compare configurations seed by seed then.
+
+    ``uns[key_added]`` is set to a dictionary of ``summary`` (this table), ``runs`` (one row per run) and ``curves``
+    (``step``, ``seconds``, ``train_loss`` and ``validation_loss`` at several points of each run).
 
     Raises
     ------
     KeyError, TypeError, ValueError
-        If an argument, the data or the file cannot be used; before anything is trained.
+        If arguments, data or the results file are invalid. These errors are raised before any training.
+
+    See Also
+    --------
+    alphastomics.pl.comparison : Plot the curves and scores.
 
     Examples
     --------
     >>> table = asx.tl.compare(adata, configurations=["linear", "gated"], max_time=300, results="comparison.json")
     >>> asx.pl.comparison(adata)
-    >>> wide = asx.tl.Configuration(model={"d_model": 256})
-    >>> asx.tl.compare(adata, configurations={"default": asx.tl.Configuration(), "wide": wide}, seeds=[0])
     """
     chosen = choose_configurations(configurations)
-    arguments = _arguments(kwargs, mode, seeds, max_time, max_steps)
+    arguments = _sort(kwargs, mode, seeds, max_time, max_steps)
     arguments["setup"] |= {"position_key": position_key, "slice_key": slice_key, "cell_type_key": cell_type_key}
-    store = RunFile(None if results is None else _prepared(Path(results)))
-    scoring = Scoring(mode == "any", n_samples, n_steps, max_cells, cell_type_key)
-    folds = _folds(adata, query, held_out, seeds, arguments)
-    trials = make_trials(chosen, folds, arguments, scoring)
-    runs = []
-    for k, trial in enumerate(trials, start=1):
-        run = store.find(trial.name, trial.seed, trial.settings)
-        logger.info(
-            "Run %d of %d: %s, seed %d%s.", k, len(trials), trial.name, trial.seed, ", is finished" if run else ""
-        )
-        run = run or store.add(run_trial(trial, scoring))
-        if run["failure"]:
-            logger.warning("%s, seed %d, has no scores. %s", trial.name, trial.seed, run["failure"])
-        runs.append(run)
-    for seed, fold in folds.items():
-        runs += baseline_runs(fold, scoring, seed)
-    found = tables(runs)
-    adata.uns[key_added] = found
-    return found["summary"].copy()
+    file = RunFile(None if results is None else Path(results))
+    scoring = Scoring(
+        expression=mode == "any", n_samples=n_samples, n_steps=n_steps, max_cells=max_cells, cell_type_key=cell_type_key
+    )
+    splits = _splits(adata, query, held_out, seeds, arguments)
+    planned = _plan_runs(chosen, splits, arguments, scoring)
+    finished = []
+    for k, run in enumerate(planned, start=1):
+        found = file.find(run.name, run.seed, run.settings)
+        skipped = ", already finished" if found else ""
+        logger.info("Run %d of %d: %s, seed %d%s.", k, len(planned), run.name, run.seed, skipped)
+        found = found or file.add(run.execute(scoring))
+        if found["failure"]:
+            logger.warning("%s, seed %d, has no scores: %s", run.name, run.seed, found["failure"])
+        finished.append(found)
+    for seed, split in splits.items():
+        finished += baseline_runs(split, scoring, seed)
+    tables = make_tables(finished)
+    adata.uns[key_added] = tables
+    return tables["summary"].copy()
 
 
-def _arguments(
+def choose_configurations(chosen: Mapping[str, Configuration] | Sequence[str] | None) -> dict[str, Configuration]:
+    """Configurations by name; names are looked up in :data:`CONFIGURATIONS`, all of which are chosen by None."""
+    if chosen is None:
+        return dict(CONFIGURATIONS)
+    names = [chosen] if isinstance(chosen, str) else list(chosen)
+    known = chosen if isinstance(chosen, Mapping) else CONFIGURATIONS
+    if unknown := [name for name in names if name not in known]:
+        listed = ", ".join(map(repr, CONFIGURATIONS))
+        raise KeyError(f"unknown configuration {', '.join(map(repr, unknown))}; choose configurations=… from {listed}")
+    if not names:
+        raise ValueError("configurations=… is empty; name at least one, or leave it out for the defaults")
+    if reserved := {"chance", "oracle"} & set(names):
+        raise ValueError(f"{', '.join(sorted(reserved))} is the name of a baseline; rename it in configurations=…")
+    return {name: known[name] for name in names}
+
+
+def _sort(
     kwargs: dict[str, Any], mode: str, seeds: Sequence[int], max_time: Any, max_steps: int | None
 ) -> dict[str, dict[str, Any]]:
-    """Arguments of all configurations, by what takes them."""
+    """Check the shared arguments and sort them into those of setup, model and training."""
     from alphastomics.train import seconds_of
 
     check_choice("mode", mode, ("any", "expr_to_pos"))
     if not len(seeds) or len(set(seeds)) < len(seeds):
-        raise ValueError(f"seeds={list(seeds)} must name at least one seed, and none twice")
+        raise ValueError(f"seeds={list(seeds)} must have at least one seed and no duplicates")
     if max_time is not None and max_steps is not None:
-        raise ValueError("pass max_time=, the same time for all, or max_steps=, the same number of steps, not both")
-    for name, remedy in (("max_epochs", "max_time= or max_steps="), ("random_state", "seeds=")):
+        raise ValueError("pass max_time=… or max_steps=…, not both")
+    for name, remedy in (("max_epochs", "max_time or max_steps"), ("random_state", "seeds")):
         if name in kwargs:
-            raise TypeError(f"compare() takes no {name!r}; pass {remedy}")
+            raise TypeError(f"compare() has no argument {name!r}; pass {remedy}")
     arguments = sort_arguments(kwargs, caller="compare")
     arguments["init"]["mode"] = mode
     if max_steps is not None:
@@ -375,23 +251,112 @@ def _arguments(
     return arguments
 
 
-def _prepared(path: Path) -> Path:
-    if path.is_dir():
-        raise IsADirectoryError(f"{path} is a folder; name a file with results=…")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    return path
-
-
-def _folds(
-    adata: AnnData,
-    query: AnnData | None,
-    held_out: Any,
-    seeds: Sequence[int],
-    arguments: Mapping[str, dict[str, Any]],
-) -> dict[int, Fold]:
-    """The cells of each seed; seeds that hold out the same slices share them."""
+def _splits(
+    adata: AnnData, query: AnnData | None, held_out: Any, seeds: Sequence[int], arguments: dict[str, dict[str, Any]]
+) -> dict[int, Split]:
+    """The split of each seed; seeds that hold out the same slices share one."""
     if isinstance(held_out, Mapping) and (missing := [seed for seed in seeds if seed not in held_out]):
-        raise KeyError(f"held_out=… does not say what seed {missing[0]} holds out")
-    chosen = {seed: choose_slices(held_out, seed) for seed in seeds}
-    made = {names: make_fold(adata, query, names, arguments) for names in dict.fromkeys(chosen.values())}
-    return {seed: made[chosen[seed]] for seed in seeds}
+        raise KeyError(f"held_out=… has no slices for seed {missing[0]}; add them")
+    made: dict[tuple[str, ...] | None, Split] = {}
+    splits = {}
+    for seed in seeds:
+        names = held_out[seed] if isinstance(held_out, Mapping) else held_out
+        if names is not None:
+            names = tuple(sorted([names] if isinstance(names, str) else map(str, names)))
+        if names not in made:
+            made[names] = _split(adata, query, names, arguments)
+        splits[seed] = made[names]
+    return splits
+
+
+def _split(
+    adata: AnnData, query: AnnData | None, chosen: tuple[str, ...] | None, arguments: dict[str, dict[str, Any]]
+) -> Split:
+    """Copies of the training cells, registered, and of the held-out cells."""
+    from alphastomics.model import AlphaSTomics
+
+    slice_key = arguments["setup"]["slice_key"]
+    if query is not None:
+        if chosen is not None:
+            raise ValueError("pass query=… or held_out=…, not both")
+        names = tuple(name for name, _ in slice_rows(query, resolve_slice_key(query, slice_key)))
+        reference, query = adata.copy(), query.copy()
+    else:
+        rows, names = _held_out_rows(adata, chosen, slice_key)
+        reference, query = adata[~rows].copy(), adata[rows].copy()
+    AlphaSTomics.setup_anndata(reference, **arguments["setup"])
+    schema = AlphaSTomics(reference, **arguments["init"]).schema
+    return Split(reference=reference, query=query, held_out=names, schema=schema)
+
+
+def _held_out_rows(
+    adata: AnnData, chosen: tuple[str, ...] | None, slice_key: str | None
+) -> tuple[NDArray[np.bool_], tuple[str, ...]]:
+    """Mask of the held-out cells, (n_cells,), and the names of their slices."""
+    groups = dict(slice_rows(adata, resolve_slice_key(adata, slice_key)))
+    mask = np.zeros(adata.n_obs, dtype=bool)
+    if len(groups) == 1 and chosen is None:
+        logger.warning(
+            "There is only one slice: a random %.0f %% of its cells is held out. Their neighbors are in the training set, so "
+            "scores are optimistic; only compare configurations with each other.", 100 * HELD_OUT_SHARE,
+        )  # fmt: skip
+        mask[np.random.default_rng(0).permutation(adata.n_obs)[: round(HELD_OUT_SHARE * adata.n_obs)]] = True
+        return mask, tuple(groups)
+    chosen = (next(reversed(groups)),) if chosen is None else chosen
+    if unknown := [name for name in chosen if name not in groups]:
+        listed = ", ".join(map(repr, groups))
+        raise KeyError(f"unknown slice {', '.join(map(repr, unknown))}; choose held_out=… from {listed}")
+    if not chosen or len(chosen) == len(groups):
+        raise ValueError("held_out=… must name at least one slice and leave at least one for training")
+    mask[np.concatenate([groups[name] for name in chosen])] = True
+    return mask, chosen
+
+
+def _plan_runs(
+    chosen: Mapping[str, Configuration],
+    splits: Mapping[int, Split],
+    arguments: Mapping[str, dict[str, Any]],
+    scoring: Scoring,
+) -> list[Run]:
+    """All runs, seed by seed. Every model is made once here, so that invalid arguments raise before any training."""
+    from alphastomics.train import PlanConfig
+    from alphastomics.train.defaults import default_deformation
+    from alphastomics.train.distributed.devices import device_of
+
+    common = dict(arguments["train"])
+    plan = common.pop("plan_kwargs", None) or {}
+    shared = {
+        "train": {name: value for name, value in common.items() if name not in IGNORED},
+        "setup": arguments["setup"],
+        "scoring": asdict(scoring),
+        "device": str(device_of(common["accelerator"], common["devices"]).type),
+    }
+    runs, made = [], {}
+    for seed, split in splits.items():
+        if split.held_out not in made:
+            models = {name: model_arguments(split, arguments["init"], each) for name, each in chosen.items()}
+            made[split.held_out] = split.hash(), models
+        fingerprint, models = made[split.held_out]
+        data = {"fingerprint": fingerprint, "held_out": split.held_out}
+        deformation = default_deformation(split.reference.n_obs)
+        for name, configuration in chosen.items():
+            model = models[name] | {"random_state": seed}
+            full = asdict(PlanConfig(**{"deformation": deformation, **plan, **configuration.plan}))
+            settings = as_json(shared | {"model": model, "plan": full, "data": data})
+            train = common | {"plan_kwargs": full}
+            runs.append(Run(name=name, seed=seed, split=split, model=model, train=train, settings=settings))
+    return runs
+
+
+def model_arguments(split: Split, common: Mapping[str, Any], configuration: Configuration) -> dict[str, Any]:
+    """All arguments of the model of a configuration; its width may follow from ``match``."""
+    from alphastomics.model import AlphaSTomics
+    from alphastomics.nn import count_parameters, matched_width
+
+    arguments = {**common, **configuration.model}
+    model = AlphaSTomics(split.reference, **arguments)
+    if configuration.match is not None:
+        other = AlphaSTomics(split.reference, **{**arguments, **configuration.match})
+        width = matched_width(model.module.config, count_parameters(other.module).total)
+        model = AlphaSTomics(split.reference, **{**arguments, "d_model": width})
+    return dict(model.init_params_["non_kwargs"])

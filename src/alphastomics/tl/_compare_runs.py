@@ -1,19 +1,16 @@
-"""How a compared model is scored: where it places held-out cells, what it writes into their places, how it embeds and draws.
-
-The runs of a comparison: what is to be trained, and what each training left.
-
-Finished runs of a comparison: the file that keeps them, and the tables that are made of them.
-"""
+"""Runs of a comparison: train one configuration with one seed, score it, and keep the result in a JSON file."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
+import scipy.sparse as sp
 from sklearn.cluster import KMeans
 
 from alphastomics import _keys
@@ -28,36 +25,67 @@ from alphastomics.tl._reconstruct import reconstruct
 from alphastomics.tl._scores import cluster_scores
 
 if TYPE_CHECKING:
-    from anndata import AnnData
-
-    from alphastomics.data import TissueSchema
-    from alphastomics.model import AlphaSTomics
-
-    Scores = dict[str, dict[str, float]]
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from alphastomics.tl._compare import Configuration, Fold
+    from anndata import AnnData
+
+    from alphastomics.data import Batch, Context, TissueSchema
+    from alphastomics.model import AlphaSTomics
+    from alphastomics.train import TrainingRecorder
+
+    Scores = dict[str, dict[str, float]]  # scores by slice
 
 PREDICTED, CLUSTERS = "_predicted", "_clusters"
 KMEANS_STARTS = 10
+VALIDATION_CONTEXTS = 8
+FORMAT, FORMAT_VERSION = "alphastomics-comparison", 1
+SIZES = ("parameters", "active_parameters", "d_model")
+LOSSES = ("train_loss", "validation_loss")
+MEASURES = ("n_steps", "train_seconds", "step_seconds", "step_processor_seconds", *LOSSES)
+CURVE = ("step", "seconds", *LOSSES)
+NOT_SCORES = ("n_cells", "n_skipped", "n_genes")
 
 
-class Scoring(NamedTuple):
-    """How expression is sampled and scored.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Split:
+    """Training cells (registered), held-out cells, names of the held-out slices, and the schema of the training cells."""
 
-    Attributes
+    reference: AnnData
+    query: AnnData
+    held_out: tuple[str, ...]
+    schema: TissueSchema
+
+    def hash(self) -> str:
+        """The first 16 digits of the SHA-256 of expression, genes, positions and slices."""
+        digest, schema = hashlib.sha256(), self.schema
+        for adata in (self.reference, self.query):
+            matrix: Any = expression_matrix(adata, schema.layer)
+            if sp.issparse(matrix):
+                matrix = sp.csr_matrix(matrix)
+            arrays = [matrix.indptr, matrix.indices, matrix.data] if sp.issparse(matrix) else [matrix]
+            for array in [*arrays, np.asarray(adata.obsm[schema.position_key])]:
+                digest.update(str((array.shape, array.dtype)).encode())
+                digest.update(np.ascontiguousarray(array).tobytes())
+            slices = [] if schema.slice_key is None else adata.obs[schema.slice_key].astype(str).tolist()
+            digest.update("\n".join([*map(str, adata.var_names), *slices]).encode())
+        return digest.hexdigest()[:16]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Scoring:
+    """Which scores are computed, and from how many draws, steps and cells.
+
+    Parameters
     ----------
     expression
-        Whether it is.
-    n_samples
-        Draws whose mean is scored.
-    n_steps
-        Steps of each draw.
+        Whether expression and joint samples are scored.
+    n_samples, n_steps
+        Draws whose mean is scored, and steps of each draw.
     max_cells
-        Cells of a slice.
+        Maximum number of cells per slice whose expression is sampled.
     cell_type_key
-        Column of ``obs`` with labels for the oracle and for clusters of embeddings, or None.
+        Column of ``obs`` with labels for the oracle and the clusters of embeddings, or None.
     """
 
     expression: bool
@@ -67,25 +95,114 @@ class Scoring(NamedTuple):
     cell_type_key: str | None
 
 
-def score_model(model: AlphaSTomics, query: AnnData, scoring: Scoring, *, seed: int) -> Scores:
-    """Scores of a trained model on every held-out slice.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Run:
+    """One configuration with one seed; ``settings`` has everything that determines its result, as JSON."""
 
-    Of positions; of embeddings where labels are named; of expression, and of drawn tissue, where asked for.
+    name: str
+    seed: int
+    split: Split
+    model: dict[str, Any]
+    train: dict[str, Any]
+    settings: dict[str, Any]
+
+    def execute(self, scoring: Scoring) -> dict[str, Any]:
+        """Train and score the model."""
+        import torch
+
+        from alphastomics.model import AlphaSTomics
+        from alphastomics.nn import count_parameters
+
+        model = AlphaSTomics(self.split.reference, **self.model)
+        recorder, failure = train(model, self.split.query, **self.train)
+        count = count_parameters(model.module)
+        last = recorder.points[-1] if recorder.points else None
+        return {
+            "configuration": self.name,
+            "seed": self.seed,
+            "held_out": self.split.held_out,
+            "failure": failure,
+            "parameters": count.total,
+            "active_parameters": count.active,
+            "d_model": model.module.config.d_model,
+            "n_steps": model.trainer.global_step,
+            "train_seconds": last.seconds if last else None,
+            "step_seconds": recorder.step_seconds,
+            "step_processor_seconds": recorder.step_processor_seconds,
+            "train_loss": last.train_loss if last else None,
+            "validation_loss": last.validation_loss if last else None,
+            "curve": {name: [getattr(point, name) for point in recorder.points] for name in CURVE},
+            "scores": {} if failure else score_model(model, self.split.query, scoring, seed=self.seed),
+            "threads": torch.get_num_threads(),
+            "versions": versions(),
+            "settings": self.settings,
+        }
+
+
+# -- training ----------------------------------------------------------------------------------------------------------
+
+
+def train(model: AlphaSTomics, query: AnnData, **arguments: Any) -> tuple[TrainingRecorder, str]:
+    """Train a model and record its losses, also on held-out cells; a non-finite loss is returned as a message.
+
+    Raises
+    ------
+    KeyboardInterrupt
+        If training was interrupted, which Lightning reports as if it had finished.
     """
-    placed = query.copy()
+    import torch
+
+    from alphastomics.train import NonFiniteLossError, TrainingRecorder
+
+    recorder = TrainingRecorder(_validation_batches(model, query, arguments))
+    callbacks = [*arguments.pop("callbacks", []), recorder]
+    failure = ""
+    try:
+        model.train(callbacks=callbacks, **arguments)
+    except (NonFiniteLossError, torch.linalg.LinAlgError) as error:  # type: ignore[attr-defined]  # infinite weights
+        failure = str(error)
+    if model.trainer.interrupted and not failure:
+        raise KeyboardInterrupt
+    return recorder, failure
+
+
+def _validation_batches(model: AlphaSTomics, query: AnnData, arguments: Mapping[str, Any]) -> list[Batch]:
+    """A few contexts of the held-out slices, the same for every configuration and seed."""
+    from alphastomics.data import AnnDataSource, ContextDataset, collate
+
+    source = AnnDataSource(query, model.schema, positions=True)
+    size = arguments.get("context_size", 512)
+    if size == "auto":
+        size = max(len(cells.rows) for cells in source.slices)
+    kind = arguments.get("context_kind", "subset")
+    dataset = ContextDataset(source, context_size=size, kind=kind, seed=0, targets=model.mode != "expr_to_pos")
+    contexts: list[Context] = []
+    for epoch in range(VALIDATION_CONTEXTS):
+        dataset.set_epoch(epoch)
+        contexts += [dataset[i] for i in range(min(len(dataset), VALIDATION_CONTEXTS - len(contexts)))]
+    per_batch = max(1, arguments.get("batch_size", 1024) // size)
+    return [collate(contexts[i : i + per_batch]) for i in range(0, len(contexts), per_batch)]
+
+
+# -- scores ------------------------------------------------------------------------------------------------------------
+
+
+def score_model(model: AlphaSTomics, query: AnnData, scoring: Scoring, *, seed: int) -> Scores:
+    """Scores of a trained model on every held-out slice."""
+    schema, placed = model.schema, query.copy()
     reconstruct(placed, model=model, random_state=seed)
-    parts = [_rows(evaluate(placed, truth=model.schema.position_key, **_library(model.schema)))]
+    parts = [_by_slice(evaluate(placed, truth=schema.position_key, **_library(schema)))]
     if scoring.expression:
-        asked = sampled_expression(model, placed, scoring, seed=seed)
-        parts.append(_rows(evaluate(asked, prediction=None, **_expression(model.schema))))
-        parts.append(drawn_agreement(model, query, scoring, seed=seed))
+        sampled = sample_expression(model, placed, scoring, seed=seed)
+        parts.append(_by_slice(evaluate(sampled, prediction=None, **_expression_arguments(schema))))
+        parts.append(_joint_scores(model, query, scoring, seed=seed))
     if scoring.cell_type_key in query.obs:
-        parts.append(embedding_scores(model, query, str(scoring.cell_type_key), seed=seed))
-    return _joined(*parts)
+        parts.append(_embedding_scores(model, query, str(scoring.cell_type_key), seed=seed))
+    return _merge(*parts)
 
 
-def embedding_scores(model: AlphaSTomics, query: AnnData, label_key: str, *, seed: int) -> Scores:
-    """Clusters of the embeddings of held-out cells, by k-means with as many clusters as there are labels, against these."""
+def _embedding_scores(model: AlphaSTomics, query: AnnData, label_key: str, *, seed: int) -> Scores:
+    """Scores of k-means clusters of the embeddings, as many clusters as there are labels."""
     labeled = query.copy()
     k = max(1, int(query.obs[label_key].nunique()))
     latent = model.get_latent_representation(query)
@@ -93,41 +210,40 @@ def embedding_scores(model: AlphaSTomics, query: AnnData, label_key: str, *, see
     labeled.obs[CLUSTERS] = means.fit_predict(latent).astype(str)
     table = cluster_scores(labeled, CLUSTERS, label_key=label_key, copy=True, **_library(model.schema))
     assert table is not None  # copy=True
-    return _rows(table.drop(columns=["n_cells", "n_skipped"]))
+    return _by_slice(table.drop(columns=["n_cells", "n_skipped"]))
 
 
-def drawn_agreement(model: AlphaSTomics, query: AnnData, scoring: Scoring, *, seed: int) -> Scores:
-    """Agreement of a drawn slice with every held-out one, which has as many cells, up to ``max_cells``."""
+def _joint_scores(model: AlphaSTomics, query: AnnData, scoring: Scoring, *, seed: int) -> Scores:
+    """Agreement of a sampled slice with each held-out slice of equal size, at most ``max_cells``."""
     schema, scores = model.schema, {}
     for name, rows in slice_rows(query, schema.slice_key):
         n_cells = min(len(rows), scoring.max_cells)
-        drawn = model.sample(mode="joint", n_cells=n_cells, n_steps=scoring.n_steps, random_state=seed)
+        sampled = model.sample(mode="joint", n_cells=n_cells, n_steps=scoring.n_steps, random_state=seed)
         table = modality_agreement(
-            drawn, query[rows].copy(), spatial_key=schema.position_key, layer=schema.layer, transform=schema.transform,
-            copy=True, random_state=seed, **_library(schema),
+            sampled, query[rows].copy(), spatial_key=schema.position_key, layer=schema.layer,
+            transform=schema.transform, copy=True, random_state=seed, **_library(schema),
         )  # fmt: skip
         assert table is not None  # copy=True
         scores[name] = {_keys.MODALITY_AGREEMENT: float(table[_keys.MODALITY_AGREEMENT].mean())}
     return scores
 
 
-def sampled_expression(model: AlphaSTomics, placed: AnnData, scoring: Scoring, *, seed: int) -> AnnData:
-    """Some cells of every slice with ``layers[PREDICTED]``, the mean of a few draws of their expression.
+def sample_expression(model: AlphaSTomics, placed: AnnData, scoring: Scoring, *, seed: int) -> AnnData:
+    """Cells of every slice with ``layers[PREDICTED]``, the mean over draws of expression at their true positions.
 
-    A slice is first turned into the frame of the reference by the one rigid map that brings its true positions closest to
-    those that the model predicted.
+    If every slice has its own frame, the true positions are first aligned with the predicted ones by a rigid map.
     """
     schema = model.schema
-    asked = _some_cells(placed, schema, scoring.max_cells)
-    registered = asked.copy()
+    result = _subsample(placed, schema, scoring.max_cells)
     true, predicted = (
-        np.array(asked.obsm[key], dtype=np.float64) for key in (schema.position_key, _keys.RECONSTRUCTED)
+        np.array(result.obsm[key], dtype=np.float64) for key in (schema.position_key, _keys.RECONSTRUCTED)
     )
     if schema.frame == "slice":
-        for _, rows in slice_rows(asked, schema.slice_key):
+        for _, rows in slice_rows(result, schema.slice_key):
             true[rows] = rigid_align(true[rows], predicted[rows])[0]
+    registered = result.copy()
     registered.obsm[schema.position_key] = true
-    drawn = model.sample(
+    sampled = model.sample(
         registered,
         mode="pos_to_expr",
         n_samples=scoring.n_samples,
@@ -135,29 +251,34 @@ def sampled_expression(model: AlphaSTomics, placed: AnnData, scoring: Scoring, *
         reduce="mean" if scoring.n_samples > 1 else None,
         random_state=seed,
     )
-    asked.layers[PREDICTED] = drawn[:, asked.var_names].X
-    return asked
+    result.layers[PREDICTED] = sampled[:, result.var_names].X
+    return result
 
 
-def baseline_scores(query: AnnData, schema: TissueSchema, scoring: Scoring, *, seed: int) -> dict[str, Scores]:
-    """Scores of ``chance`` and, where labels are named, of ``oracle``: values of other cells, or of the same type."""
+def baseline_runs(split: Split, scoring: Scoring, seed: int) -> list[dict[str, Any]]:
+    """Scores of ``chance`` and, if cell types are known, ``oracle``, in the form of runs."""
+    schema, query = split.schema, split.query
     options: dict[str, Any] = {"baselines": True, "random_state": seed}
-    key = scoring.cell_type_key if scoring.cell_type_key in query.obs else None
-    if key is not None:
-        options["cell_type_key"] = key
-    own = schema.position_key  # the truth as a prediction: only the rows of the baselines are used
-    table = evaluate(query, truth=own, prediction=own, **_library(schema), **options)
-    tables = [table]
+    kinds = ["chance"]
+    if scoring.cell_type_key in query.obs:
+        options["cell_type_key"] = scoring.cell_type_key
+        kinds.append("oracle")
+    key = schema.position_key  # also the prediction: only the rows of the baselines are kept
+    tables = [evaluate(query, truth=key, prediction=key, **_library(schema), **options)]
     if scoring.expression:
-        some = _some_cells(query, schema, scoring.max_cells)
-        some.layers[PREDICTED] = expression_matrix(some, schema.layer).copy()
-        tables.append(evaluate(some, prediction=None, **_expression(schema), **options))
-    kinds = ["chance", "oracle"] if key is not None else ["chance"]
-    return {kind: _joined(*(_rows(each.xs(kind, level="positions")) for each in tables)) for kind in kinds}
+        cells = _subsample(query, schema, scoring.max_cells)
+        cells.layers[PREDICTED] = expression_matrix(cells, schema.layer).copy()
+        tables.append(evaluate(cells, prediction=None, **_expression_arguments(schema), **options))
+    empty: dict[str, Any] = dict.fromkeys((*SIZES, *MEASURES)) | {"failure": "", "curve": {name: [] for name in CURVE}}
+    runs = []
+    for kind in kinds:
+        scores = _merge(*(_by_slice(table.xs(kind, level="positions")) for table in tables))
+        runs.append(empty | {"configuration": kind, "seed": seed, "held_out": split.held_out, "scores": scores})
+    return runs
 
 
-def _some_cells(query: AnnData, schema: TissueSchema, max_cells: int) -> AnnData:
-    """At most so many cells of every slice, and the genes that the reference has too."""
+def _subsample(query: AnnData, schema: TissueSchema, max_cells: int) -> AnnData:
+    """At most ``max_cells`` of every slice, and the genes that the reference has too."""
     groups = slice_rows(query, schema.slice_key)
     rows = np.sort(np.concatenate([rows[judge_cells(len(rows), max_cells, 0)] for _, rows in groups]))
     genes = query.var_names.intersection(pd.Index(schema.genes), sort=False)
@@ -168,230 +289,85 @@ def _library(schema: TissueSchema) -> dict[str, Any]:
     return {} if schema.slice_key is None else {"library_key": schema.slice_key}
 
 
-def _expression(schema: TissueSchema) -> dict[str, Any]:
-    return _library(schema) | {
-        "truth": schema.position_key,
-        "layer": schema.layer,
-        "expression_layer": PREDICTED,
-        "transform": schema.transform,
-    }
+def _expression_arguments(schema: TissueSchema) -> dict[str, Any]:
+    keys = {"truth": schema.position_key, "layer": schema.layer, "expression_layer": PREDICTED}
+    return _library(schema) | keys | {"transform": schema.transform}
 
 
-def _rows(table: pd.DataFrame) -> Scores:
+def _by_slice(table: pd.DataFrame) -> Scores:
     return {str(name): {str(k): float(v) for k, v in row.items()} for name, row in table.iterrows()}
 
 
-def _joined(*parts: Scores) -> Scores:
+def _merge(*parts: Scores) -> Scores:
     return {name: {k: v for part in parts for k, v in part.get(name, {}).items()} for name in parts[0]}
 
 
-# Arguments that change nothing about a result: a run that differs in them alone is the same run.
-INDIFFERENT = {"callbacks", "default_root_dir", "enable_progress_bar", "logger", "num_workers"}
-
-
-class Trial(NamedTuple):
-    """One run that is to be done.
-
-    Attributes
-    ----------
-    name
-        Configuration.
-    seed
-        Of the first weights, and of every draw.
-    fold
-        Cells.
-    model
-        Arguments of the model, its width settled.
-    train
-        Arguments of its training.
-    settings
-        Everything that decides the result, as plain values.
-    """
-
-    name: str
-    seed: int
-    fold: Fold
-    model: dict[str, Any]
-    train: dict[str, Any]
-    settings: dict[str, Any]
-
-
-def make_trials(
-    chosen: Mapping[str, Configuration],
-    folds: Mapping[int, Fold],
-    arguments: Mapping[str, dict[str, Any]],
-    scoring: Scoring,
-) -> list[Trial]:
-    """All runs, seed by seed. Every model is made once, so that an argument it refuses costs no training."""
-    from alphastomics.model._trial import device_kind
-
-    common = dict(arguments["train"])
-    plan = common.pop("plan_kwargs", None) or {}
-    shared = {
-        "train": {name: value for name, value in common.items() if name not in INDIFFERENT},
-        "setup": arguments["setup"],
-        "scoring": scoring._asdict(),
-        "device": device_kind(common["accelerator"], common["devices"]),
-    }
-    made = {
-        (name, fold.fingerprint): _init(fold, arguments["init"], each)
-        for fold in folds.values()
-        for name, each in chosen.items()
-    }
-    trials = []
-    for seed, fold in folds.items():
-        for name in chosen:
-            init = made[name, fold.fingerprint] | {"random_state": seed}
-            data = {"fingerprint": fold.fingerprint, "held_out": fold.held_out}
-            whole = _plan(fold, {**plan, **chosen[name].plan})
-            settings = shared | {"model": init, "plan": whole, "data": data}
-            trials.append(Trial(name, seed, fold, init, common | {"plan_kwargs": whole}, as_json(settings)))
-    return trials
-
-
-def _init(fold: Fold, common: Mapping[str, Any], configuration: Configuration) -> dict[str, Any]:
-    """All arguments of a model."""
-    from alphastomics.model._trial import make_trial_model
-
-    model = make_trial_model(fold.reference, {**common, **configuration.model}, match=configuration.match)
-    return dict(model.init_params_["non_kwargs"])
-
-
-def _plan(fold: Fold, given: Mapping[str, Any]) -> dict[str, Any]:
-    """All fields of the training plan."""
-    from alphastomics.train import PlanConfig
-    from alphastomics.train.defaults import default_deformation
-
-    return asdict(PlanConfig(**{"deformation": default_deformation(fold.reference.n_obs), **given}))
-
-
-def run_trial(trial: Trial, scoring: Scoring) -> dict[str, Any]:
-    """Train and score."""
-    import torch
-
-    from alphastomics.model._trial import make_trial_model, parameters_of, train_trial
-
-    model = make_trial_model(trial.fold.reference, trial.model)
-    record = train_trial(model, trial.fold.query, **trial.train)
-    recorder, count = record.recorder, parameters_of(model)
-    last = recorder.points[-1] if recorder.points else None
-    return {
-        "configuration": trial.name,
-        "seed": trial.seed,
-        "held_out": trial.fold.held_out,
-        "failure": record.failure,
-        "parameters": count.total,
-        "active_parameters": count.active,
-        "d_model": model.module.config.d_model,
-        "n_steps": record.n_steps,
-        "train_seconds": last.seconds if last else None,
-        "step_seconds": recorder.step_seconds,
-        "step_processor_seconds": recorder.step_processor_seconds,
-        "train_loss": last.train_loss if last else None,
-        "validation_loss": last.validation_loss if last else None,
-        "curve": {name: [getattr(point, name) for point in recorder.points] for name in CURVE},
-        "scores": {} if record.failure else score_model(model, trial.fold.query, scoring, seed=trial.seed),
-        "threads": torch.get_num_threads(),
-        "versions": versions(),
-        "settings": trial.settings,
-    }
-
-
-def baseline_runs(fold: Fold, scoring: Scoring, seed: int) -> list[dict[str, Any]]:
-    """What needs no training, in the form of runs."""
-    empty: dict[str, Any] = dict.fromkeys((*SIZES, *MEASURES)) | {"failure": "", "curve": {name: [] for name in CURVE}}
-    return [
-        empty | {"configuration": kind, "seed": seed, "held_out": fold.held_out, "scores": scores}
-        for kind, scores in baseline_scores(fold.query, fold.schema, scoring, seed=seed).items()
-    ]
-
-
-FORMAT, FORMAT_VERSION = "alphastomics-comparison", 1
-SIZES = ("parameters", "active_parameters", "d_model")
-MEASURES = ("n_steps", "train_seconds", "step_seconds", "step_processor_seconds", "train_loss", "validation_loss")
-CURVE = ("step", "seconds", "train_loss", "validation_loss")
-SPREAD = ("train_loss", "validation_loss")  # measures whose standard deviation is of interest, as that of scores is
-NOT_SCORES = ("n_cells", "n_skipped", "n_genes")
+# -- file and tables ---------------------------------------------------------------------------------------------------
 
 
 class RunFile:
-    """Finished runs in a JSON file, which is replaced as a whole after every run.
+    """Finished runs in a JSON file, which is replaced atomically after every run.
 
     Parameters
     ----------
     path
         The file; None keeps runs in memory only.
-
-    Raises
-    ------
-    ValueError
-        If the file is not one of ours, or not whole.
     """
 
     def __init__(self, path: Path | None) -> None:
-        self.path = path
-        self.runs: list[dict[str, Any]] = []
-        if path is not None and path.exists():
-            self.runs = _read(path)
+        self.path, self.runs = path, list[dict[str, Any]]()
+        if path is not None:
+            if path.is_dir():
+                raise IsADirectoryError(f"{path} is a folder; pass the path of a file as results=…")
+            path.parent.mkdir(parents=True, exist_ok=True)
+        self._read()
 
     def find(self, name: str, seed: int, settings: Mapping[str, Any]) -> dict[str, Any] | None:
-        """The finished run of that name and seed, if it had exactly these settings."""
-        for run in self.runs:
-            if (run["configuration"], run["seed"], run["settings"]) == (name, seed, settings):
-                return run
-        return None
+        """The finished run with this name, seed and settings, if any."""
+        wanted = (name, seed, settings)
+        return next((run for run in self.runs if (run["configuration"], run["seed"], run["settings"]) == wanted), None)
 
     def add(self, run: Mapping[str, Any]) -> dict[str, Any]:
-        """Keep a finished run, beside those that others have added meanwhile."""
-        plain = as_json(run)
-        if self.path is not None and self.path.exists():
-            self.runs = _read(self.path)
-        self.runs.append(plain)
+        """Append a finished run, after reading runs that other processes appended since."""
+        added: dict[str, Any] = as_json(run)
+        self._read()
+        self.runs.append(added)
         if self.path is not None:
             write_json(self.path, {"format": FORMAT, "format_version": FORMAT_VERSION, "runs": self.runs})
-        return plain
+        return added
+
+    def _read(self) -> None:
+        path = self.path
+        if path is None or not path.exists():
+            return
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise ValueError(
+                f"{path} is truncated or not JSON ({error}); delete it, or pass another results=…"
+            ) from error
+        if not isinstance(content, dict) or content.get("format") != FORMAT:
+            raise ValueError(f"{path} is not the file of a comparison; pass another results=…")
+        if (found := content.get("format_version")) != FORMAT_VERSION:
+            raise ValueError(f"{path} has format version {found}, not {FORMAT_VERSION}; pass another results=…")
+        self.runs = content["runs"]
 
 
 def as_json(values: Any) -> Any:
-    """Nested values as they will be read back: numbers that are not finite as None, other objects by their ``repr``."""
-    return json.loads(json.dumps(_defined(values), default=repr, allow_nan=False))
+    """Values as JSON returns them: non-finite numbers as None, other objects as their ``repr``."""
+    return json.loads(json.dumps(_finite(values), default=repr, allow_nan=False))
 
 
-def _defined(values: Any) -> Any:
+def _finite(values: Any) -> Any:
     if isinstance(values, dict):
-        return {str(name): _defined(value) for name, value in values.items()}
+        return {str(name): _finite(value) for name, value in values.items()}
     if isinstance(values, (list, tuple)):
-        return [_defined(value) for value in values]
+        return [_finite(value) for value in values]
     return None if isinstance(values, float) and not math.isfinite(values) else values
 
 
-def _read(path: Path) -> list[dict[str, Any]]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} is truncated or not JSON ({error}); delete it, or pass another results=…") from error
-    if not isinstance(content, dict) or content.get("format") != FORMAT:
-        raise ValueError(f"{path} does not hold a comparison; pass another results=…")
-    if content.get("format_version") != FORMAT_VERSION:
-        version = content.get("format_version")
-        raise ValueError(f"{path} has format version {version}; this package reads {FORMAT_VERSION}")
-    runs: list[dict[str, Any]] = content["runs"]
-    return runs
-
-
-def tables(runs: Sequence[Mapping[str, Any]]) -> dict[str, pd.DataFrame]:
-    """Tables of some runs.
-
-    Parameters
-    ----------
-    runs
-        Runs as :class:`RunFile` keeps them.
-
-    Returns
-    -------
-    ``runs``: one row per run, the mean of its scores over the held-out slices; ``curves``: one row per point;
-    ``summary``: one row per configuration, in the order of its first run, see :func:`alphastomics.tl.compare`.
-    """
+def make_tables(runs: Sequence[Mapping[str, Any]]) -> dict[str, pd.DataFrame]:
+    """Tables of runs: ``summary`` by configuration, ``runs``, and ``curves``; see :func:`alphastomics.tl.compare`."""
     flat = pd.DataFrame([_row(run) for run in runs])
     points = [
         pd.DataFrame({"configuration": run["configuration"], "seed": run["seed"]} | run["curve"])
@@ -399,33 +375,30 @@ def tables(runs: Sequence[Mapping[str, Any]]) -> dict[str, pd.DataFrame]:
         if run["curve"]["step"]
     ]
     curves = pd.concat(points, ignore_index=True)
-    losses = ["train_loss", "validation_loss"]
-    curves[losses] = curves[losses].astype(float)
+    curves[list(LOSSES)] = curves[list(LOSSES)].astype(float)
     for name in SIZES:
         flat[name] = flat[name].astype("Int64")  # baselines have no parameters
     return {"summary": _summary(flat), "runs": flat, "curves": curves}
 
 
 def _row(run: Mapping[str, Any]) -> dict[str, Any]:
+    """One run, with the mean of its scores over the held-out slices."""
     scores = pd.DataFrame(list(run["scores"].values()), dtype=float).mean()
     row = {name: run[name] for name in ("configuration", "seed")} | {"held_out": ", ".join(run["held_out"])}
-    row |= {name: _number(run[name]) for name in (*SIZES, *MEASURES)} | {"failed": bool(run["failure"])}
+    row |= {name: math.nan if run[name] is None else run[name] for name in (*SIZES, *MEASURES)}
+    row |= {"failed": bool(run["failure"])}
     return row | {str(name): float(value) for name, value in scores.items() if name not in NOT_SCORES}
 
 
-def _number(value: float | None) -> float:
-    return math.nan if value is None else value
-
-
 def _summary(flat: pd.DataFrame) -> pd.DataFrame:
-    """Mean and standard deviation over seeds."""
+    """Mean and standard deviation over seeds, configurations in the order of their first run."""
     groups = flat.groupby("configuration", sort=False)
-    plain = {"configuration", "seed", "held_out", "failed", *SIZES, *MEASURES}
-    scores = [name for name in flat.columns if name not in plain]
+    other = {"configuration", "seed", "held_out", "failed", *SIZES, *MEASURES}
+    scores = [name for name in flat.columns if name not in other]
     columns: dict[str, pd.Series] = {"n_seeds": groups.size(), "n_failed": groups["failed"].sum()}
     columns |= {name: groups[name].first() for name in SIZES}
     for name in (*MEASURES, *scores):
         columns[name] = groups[name].mean()
-        if name in SPREAD or name in scores:
+        if name in LOSSES or name in scores:
             columns[f"{name}_sd"] = groups[name].std()
     return pd.DataFrame(columns)
