@@ -410,7 +410,7 @@ n_cells = 6000
 adata = synthetic_tissue(n_slices=1, n_cells=n_cells, n_genes=100, random_state=0)
 AlphaSTomics.setup_anndata(adata)
 model = AlphaSTomics(adata, mode="expr_to_pos", dropout=0.0)
-plan = {"absent": 1.0}
+plan = {"modality_dropout": 1.0}
 arguments = {"accelerator": "cpu", "precision": "32-true", "plan_kwargs": plan}
 plain = model.estimate_memory(n_cells, **arguments)
 quiet = {"enable_progress_bar": False, "max_epochs": 1, **arguments}

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from alphastomics.diffusion.distances import DistanceKind
+from alphastomics.config import DistanceKind
 from alphastomics.train import PlanConfig, objective
 
 CLAMPS = {"clamped": 0.5, "huber": 0.5}
@@ -28,7 +28,10 @@ def test_every_kind_trains(kind, small, make_model, train_briefly):
 def test_the_loss_is_that_of_the_name(kind, make_plan, make_batch, monkeypatch):
     """From all distances of the positions that the aligned loss is given."""
     clamps = {"distance_clamp": CLAMPS[kind]} if kind in CLAMPS else {}
-    plan, batch = make_plan(mode="expr_to_pos", absent=1.0, distance_loss=kind, **clamps), make_batch(n_epochs=1)
+    plan, batch = (
+        make_plan(mode="expr_to_pos", modality_dropout=1.0, distance_loss=kind, **clamps),
+        make_batch(n_epochs=1),
+    )
     seen, aligned = [], objective.aligned_error
     monkeypatch.setattr(objective, "aligned_error", lambda *given: seen.append(given) or aligned(*given))
     losses = plan.losses(batch)["distance"].detach()

@@ -41,7 +41,7 @@ def test_ratios_are_exact_and_absent_modalities_have_no_masks(make_plan, make_ba
 @pytest.mark.parametrize("strategy", ["random", "block", "structured"])
 def test_masks_do_not_depend_on_the_batch(make_plan, make_batch, singles, strategy):
     masking = MaskingConfig(mask_strategy=strategy, masking_probability=0.7)
-    plan, batch = make_plan(mode="joint", absent=0.0, masking=masking), make_batch()
+    plan, batch = make_plan(mode="joint", modality_dropout=0.0, masking=masking), make_batch()
     *_, together = clocks_and_masks(plan, batch)
     assert 0 < int(together.expression.any(2).any(1).sum()) < len(batch.mask)
     for i, alone in enumerate(singles(batch)):
@@ -51,7 +51,7 @@ def test_masks_do_not_depend_on_the_batch(make_plan, make_batch, singles, strate
 
 
 def test_masks_depend_on_the_key_and_move_no_other_draw(make_plan, make_batch):
-    plan, batch = make_plan(mode="joint", absent=0.0, masking=ALWAYS), make_batch()
+    plan, batch = make_plan(mode="joint", modality_dropout=0.0, masking=ALWAYS), make_batch()
     first, again = clocks_and_masks(plan, batch)[2], clocks_and_masks(plan, batch)[2]
     other = draw_masks(
         ALWAYS,
@@ -66,12 +66,12 @@ def test_masks_depend_on_the_key_and_move_no_other_draw(make_plan, make_batch):
     for one, same, changed in zip(first, again, other, strict=True):
         assert torch.equal(one, same)
         assert not torch.equal(one, changed)
-    plain = make_plan(mode="joint", absent=0.0)
+    plain = make_plan(mode="joint", modality_dropout=0.0)
     assert all(torch.equal(a, b) for a, b in zip(plan.draw(batch, 0), plain.draw(batch, 0), strict=True))
 
 
 def test_contexts_are_masked_with_the_probability_asked_for(make_plan, make_batch):
-    plan = make_plan(mode="joint", absent=0.0, masking=MaskingConfig(masking_probability=0.25))
+    plan = make_plan(mode="joint", modality_dropout=0.0, masking=MaskingConfig(masking_probability=0.25))
     masks = clocks_and_masks(plan, make_batch(n_epochs=60))[2]
     hit = masks.expression.any(2).any(1)
     assert torch.equal(hit, masks.position.any(2).any(1))
@@ -178,7 +178,7 @@ def test_what_is_not_masked_is_trained_as_before(make_plan, make_batch, mode):
 def test_tokens_have_a_gradient_in_every_step_and_learn_where_they_are_used(make_plan, make_batch):
     batch = make_batch()
     for probability in (0.0, 1.0):
-        plan = make_plan(mode="joint", absent=0.0, masking=MaskingConfig(masking_probability=probability))
+        plan = make_plan(mode="joint", modality_dropout=0.0, masking=MaskingConfig(masking_probability=probability))
         plan.total(plan.losses(batch), batch).backward()
         for token in (plan.module.expression_mask, plan.module.position_mask):
             assert bool(token.grad.any()) == bool(probability)

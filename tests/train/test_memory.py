@@ -50,7 +50,7 @@ network, tiny, precision, steps = json.loads(sys.argv[1])
 torch.set_num_threads(1)
 config = DenoiserConfig(**network)
 g, d = config.n_genes, config.n_dims
-plan = TrainingPlan(Denoiser(config), mode="joint", absent=1.0)
+plan = TrainingPlan(Denoiser(config), mode="joint", modality_dropout=1.0)
 weights = list(plan.parameters())
 optimizer = torch.optim.AdamW(weights)
 average = [weight.detach().clone() for weight in weights]

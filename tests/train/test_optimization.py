@@ -38,7 +38,7 @@ def test_rates_are_those_of_the_formula(make_plan, fit, schedule):
         warmup_steps=3,
         final_lr=0.1,
         lr_schedule=schedule,
-        absent=1.0,
+        modality_dropout=1.0,
     )
     fit(plan, max_epochs=4, callbacks=[rates])
     total = len(rates.seen)

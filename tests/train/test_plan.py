@@ -41,7 +41,7 @@ def test_draws_do_not_depend_on_the_batch(make_plan, make_batch, singles, mode):
 
 
 def test_draws_depend_on_the_key_and_the_purpose(make_plan, make_batch):
-    plan, batch = make_plan(mode="joint", absent=0.0), make_batch(n_epochs=1)
+    plan, batch = make_plan(mode="joint", modality_dropout=0.0), make_batch(n_epochs=1)
     torch.manual_seed(7)
     first = plan.draw(batch, 0)
     assert all(torch.equal(one, other) for one, other in zip(first, plan.draw(batch, 0), strict=True))
@@ -50,7 +50,7 @@ def test_draws_depend_on_the_key_and_the_purpose(make_plan, make_batch):
 
 
 def test_noise_is_standard_and_independent(make_plan, make_batch):
-    plan, batch = make_plan(mode="joint", absent=0.0), make_batch(n_epochs=20)
+    plan, batch = make_plan(mode="joint", modality_dropout=0.0), make_batch(n_epochs=20)
     _, _, noise_expr, noise_pos = plan.draw(batch, 0)
     for noise in (noise_expr[batch.mask], noise_pos[batch.mask]):
         assert float(noise.mean()) == pytest.approx(0, abs=0.06)
@@ -134,7 +134,7 @@ def test_a_shared_frame_is_left_alone(make_plan, sources):
 
     dataset = ContextDataset(sources["shared"], context_size=100, seed=0)
     batch = collate([dataset[i] for i in range(3)])
-    plan = make_plan(mode="expr_to_pos", shared_frame=True, absent=1.0)
+    plan = make_plan(mode="expr_to_pos", shared_frame=True, modality_dropout=1.0)
     predicted = plan.conditional_mean(batch.expression, batch.mask).detach()
     expected = ((predicted - batch.position) ** 2).mean(-1)
     for i, loss in enumerate(plan.losses(batch)["aligned"].detach()):
@@ -156,7 +156,7 @@ def test_each_loss_applies_where_its_clock_says(make_plan, make_batch):
 
 def test_the_diffusion_loss_is_the_weighted_error_of_the_clean_positions(make_plan, make_batch):
     """Rebuilt from the parts for one context; deformation is off, as in validation."""
-    plan, batch = make_plan(mode="expr_to_pos", absent=0.0, deformation=0.0), make_batch(n_epochs=1)
+    plan, batch = make_plan(mode="expr_to_pos", modality_dropout=0.0, deformation=0.0), make_batch(n_epochs=1)
     _, t, _, noise = plan.draw(batch, 0)
     x, process = plan.canonical(batch, batch.mask), plan.diffusion.position
     z = process.noise(x, t, center(noise, batch.mask))
@@ -169,7 +169,7 @@ def test_the_diffusion_loss_is_the_weighted_error_of_the_clean_positions(make_pl
 
 
 def test_validation_neither_deforms_nor_repeats_the_noise_of_training(make_plan, make_batch):
-    plan, batch = make_plan(mode="expr_to_pos", absent=0.0), make_batch()
+    plan, batch = make_plan(mode="expr_to_pos", modality_dropout=0.0), make_batch()
     x, t = plan.canonical(batch, batch.mask), torch.full((12,), 0.5)
     assert torch.equal(plan.deformed(x, t, batch, 1), x)
     moved = plan.deformed(x, t, batch, 0)
@@ -194,7 +194,7 @@ def test_validation_has_noise_of_its_own(make_plan, make_batch, monkeypatch):
 
 def test_expression_to_be_sampled_is_as_it_was_measured(make_plan, make_batch):
     """Augmentation is for what is given; what is asked for is all genes of the cells that nobody knows."""
-    plan, batch = make_plan(mode="pos_to_expr", absent=1.0, deformation=0.0), make_batch(n_epochs=12)
+    plan, batch = make_plan(mode="pos_to_expr", modality_dropout=1.0, deformation=0.0), make_batch(n_epochs=12)
     t_expr, t_pos, *_ = plan.draw(batch, 0)
     asked, (observed, value) = t_expr == 1, plan.observed(batch, batch.target, t_expr, 0)
     assert 0 < int(observed[asked].any(2).any(1).sum()) < int(asked.sum())
@@ -211,7 +211,7 @@ def test_expression_to_be_sampled_is_as_it_was_measured(make_plan, make_batch):
 
 
 def test_held_entries_are_those_of_sampled_contexts(make_plan, make_batch, singles):
-    plan, batch = make_plan(mode="pos_to_expr", absent=1.0), make_batch(n_epochs=20)
+    plan, batch = make_plan(mode="pos_to_expr", modality_dropout=1.0), make_batch(n_epochs=20)
     t_expr, *_ = plan.draw(batch, 0)
     observed, _ = plan.observed(batch, batch.target, t_expr, 0)
     assert not bool(observed[t_expr == 0].any())

@@ -103,7 +103,7 @@ def test_history_has_one_value_for_each_epoch_and_continues(make_plan, fit):
 
 
 def test_training_reduces_the_losses(make_plan, fit):
-    plan = make_plan(mode="expr_to_pos", absent=1.0, lr=5e-3, warmup_steps=5)
+    plan = make_plan(mode="expr_to_pos", modality_dropout=1.0, lr=5e-3, warmup_steps=5)
     history = fit(plan, max_epochs=12, data={"augmentation": Augmentation(gene_dropout=0.0)}).model.history_
     for name, share in {"train_aligned": 0.75, "train_distance": 0.6, "train_loss": 0.85}.items():
         values = history[name][name].to_numpy()
@@ -128,7 +128,7 @@ def poison(trainer, plan) -> None:
 
 
 def test_a_loss_that_is_not_finite_names_the_step_and_the_slices(make_plan, fit):
-    plan = make_plan(absent=1.0)
+    plan = make_plan(modality_dropout=1.0)
     with pytest.raises(NonFiniteLossError, match=r"nan at step 2 \(slices: slice_") as error:
         fit(plan, max_epochs=3, callbacks=[AtStep(2, poison)])
     assert "lr" in str(error.value)
@@ -139,7 +139,7 @@ def spoil(trainer, plan) -> None:
 
 
 def test_a_gradient_that_is_not_finite_does_not_reach_the_weights(make_plan, fit):
-    plan = make_plan(absent=1.0, mode="expr_to_pos")
+    plan = make_plan(modality_dropout=1.0, mode="expr_to_pos")
     with pytest.raises(NonFiniteLossError, match=r"gradient norm is (inf|nan) at step 2 \(slices: slice_"):
         fit(plan, max_epochs=3, callbacks=[AtStep(2, spoil)])
     assert all(bool(weight.isfinite().all()) for weight in weights(plan))

@@ -473,7 +473,7 @@ class PlanOptions:
         How the learning rate falls.
     final_lr
         Share of the learning rate that is left at the end, unless it is constant.
-    absent
+    modality_dropout
         Share of contexts in which the modality to be sampled is absent altogether.
     lambda_expression
         Weight of the loss of expression.
@@ -514,7 +514,7 @@ class PlanOptions:
     warmup_steps: Count | None = None
     lr_schedule: Literal["cosine", "linear", "constant"] | None = None
     final_lr: Share | None = None
-    absent: Share | None = None
+    modality_dropout: Share | None = None
     lambda_expression: NotNegative | None = None
     lambda_completion: NotNegative | None = None
     lambda_position: NotNegative | None = None

@@ -12,8 +12,9 @@ from alphastomics.data._schema import TissueSchema
 from alphastomics.data._sources import AnnDataSource, CellSource, SliceCells
 
 if TYPE_CHECKING:
+    from alphastomics.config import Augmentation
     from alphastomics.data._batch import Batch, Context, RawBatch, collate
-    from alphastomics.data._contexts import Augmentation, ContextDataset
+    from alphastomics.data._contexts import ContextDataset
     from alphastomics.data._loaders import ContextLoader, create_dataloaders
     from alphastomics.data.parquet._read import read_dataset, read_parquet
     from alphastomics.data.parquet._write import write_parquet

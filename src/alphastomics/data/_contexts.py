@@ -6,14 +6,14 @@ index) for what happens to one context. Nothing depends on the process, the work
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
 from scipy.spatial import KDTree
 from torch.utils.data import Dataset
 
+from alphastomics.config import Augmentation, ContextKind
 from alphastomics.data._batch import Context, RawContext, empty_context
 from alphastomics.data._checks import check_choice
 from alphastomics.data._encode import Encoder
@@ -27,57 +27,13 @@ if TYPE_CHECKING:
 
     from alphastomics.data._sources import CellSource
 
-Kind = Literal["subset", "patch"]
+Kind = ContextKind
 
 _DIVIDE, _DRAW, _THIN = 0, 1, 2
 
 PATCH_SIZE = 256  # cells of the neighborhood that comes with every context
 N_WAVES, WAVE_NUMBERS = 3, (0.3, 2.0)  # radians per model unit; a slice spans about four units
 LOWEST_DENSITY = 0.25  # share of the cells that is left in the thinnest of them
-
-
-@dataclass(frozen=True, kw_only=True)
-class Augmentation:
-    """Random changes to training contexts.
-
-    Parameters
-    ----------
-    gene_dropout
-        Upper bound, in [0, 1), of the share r of measured genes that a context loses, drawn uniformly per context.
-        Whole columns become 0 and unmeasured; kept values are divided by sqrt(1 - r), which keeps the variance of a
-        sum over genes.
-    thinning
-        Upper bound, in [0, 1), of the share of counts that a context loses, drawn uniformly per context.
-    gene_noise
-        Standard deviation, in network units, of a gain and of an offset that each gene gets per context: what differs
-        between two specimens or two runs of an instrument.
-    composition
-        How unlike each other the contexts of a slice are in their composition: upper bound of the strength with which a
-        random smooth field over the slice, of unit variance, gathers cells into contexts, drawn uniformly per slice and
-        epoch. 0 makes every context a fair sample of its slice. Only for contexts of kind ``"subset"``.
-    rotate
-        Whether positions are rotated or reflected, uniformly over the orthogonal group. Ignored for
-        ``frame="shared"``.
-
-    Raises
-    ------
-    ValueError
-        If a bound is outside [0, 1), or `gene_noise` or `composition` is negative.
-    """
-
-    gene_dropout: float = 0.5
-    thinning: float = 0.0
-    gene_noise: float = 0.0
-    composition: float = 0.0
-    rotate: bool = True
-
-    def __post_init__(self) -> None:
-        for name in ("gene_dropout", "thinning"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)} must lie in [0, 1).")
-        for name in ("gene_noise", "composition"):
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"{name}={getattr(self, name)} must not be negative.")
 
 
 class Division(NamedTuple):

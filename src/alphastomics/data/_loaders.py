@@ -18,8 +18,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
     from os import PathLike
 
+    from alphastomics.config import Augmentation
     from alphastomics.data._batch import Batch, RawBatch, RawContext
-    from alphastomics.data._contexts import Augmentation, Kind
+    from alphastomics.data._contexts import Kind
 
 AHEAD = 3  # batches that wait for the network
 

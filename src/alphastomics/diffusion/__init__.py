@@ -1,7 +1,7 @@
 """The mathematics of the diffusion: process, samplers, masking, geometry, losses. It knows no network and no data."""
 
-from alphastomics.diffusion.masking import MaskingConfig, MaskStrategy
-from alphastomics.diffusion.process import MODES, DiffusionConfig, Mode, Process
+from alphastomics.config import MaskingConfig, MaskStrategy, Mode
+from alphastomics.diffusion.process import MODES, DiffusionConfig, Process
 from alphastomics.diffusion.samplers import SamplerName, make_step, run_joint_sampler, run_sampler, time_grid
 from alphastomics.diffusion.schedule import SMALLEST, SWITCH, CosineSchedule, smallest_time
 

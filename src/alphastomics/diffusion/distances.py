@@ -34,10 +34,11 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from alphastomics.config import DistanceKind
+
     Penalty = Callable[[Tensor], tuple[Tensor, Tensor]]  # r to f(r) and f'(r)
     Evaluate = Callable[[Tensor], tuple[Tensor, Tensor]]  # positions (B, N, D) to losses (B,) and their gradient
 
-DistanceKind = Literal["mse", "drmsd", "clamped", "huber"]
 Pairs = Literal["all", "sampled", "auto"]
 
 ENTRIES = 2**20  # of the pair matrices that are in memory at once

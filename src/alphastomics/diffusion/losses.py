@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
-from alphastomics.diffusion.distances import DistanceKind, distance_loss, pairwise_distances
+from alphastomics.diffusion.distances import distance_loss, pairwise_distances
 from alphastomics.diffusion.geometry import align
 
 if TYPE_CHECKING:
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
     import numpy as np
     from torch import Tensor
+
+    from alphastomics.config import DistanceKind
 
     Similarity = Callable[[Tensor, Tensor], Tensor]  # (B, n, K), (B, N, K) -> logits (B, n, N)
     Loss = Callable[

@@ -14,11 +14,12 @@ nothing is left in the input, so it is an entry whose timestep stands at 1, and 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+
+from alphastomics.config import MaskingConfig, MaskStrategy
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,55 +29,7 @@ if TYPE_CHECKING:
 
     from alphastomics.diffusion.process import Process
 
-MaskStrategy = Literal["random", "block", "structured"]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class MaskingConfig:
-    """Which entries are masked in training.
-
-    Parameters
-    ----------
-    mask_strategy
-        ``"random"``: any entries alike. ``"block"``: in every cell a run of neighboring genes (or axes), in the order of
-        the features that are measured. ``"structured"``: those of the largest absolute value, equal ones by chance.
-    expression_mask_ratio, position_mask_ratio
-        Share r of the entries of a context that is masked, in [0, 1].
-    masking_probability
-        Probability that a context is masked at all; the others show the network what it sees when it samples.
-    initial_mask_share
-        Share of both ratios at the first step, in [0, 1].
-    mask_ramp_steps
-        Steps of the optimizer over which the ratios grow linearly to their full value; 0 starts with that.
-
-    Raises
-    ------
-    ValueError
-        If a share is outside [0, 1], the number of steps is negative, or the strategy is unknown.
-    """
-
-    mask_strategy: MaskStrategy = "random"
-    expression_mask_ratio: float = 0.3
-    position_mask_ratio: float = 0.33
-    masking_probability: float = 0.5
-    initial_mask_share: float = 0.0
-    mask_ramp_steps: int = 0
-
-    def __post_init__(self) -> None:
-        if self.mask_strategy not in get_args(MaskStrategy):
-            known = ", ".join(map(repr, get_args(MaskStrategy)))
-            raise ValueError(f"mask_strategy={self.mask_strategy!r} is unknown; choose from {known}")
-        for name in ("expression_mask_ratio", "position_mask_ratio", "masking_probability", "initial_mask_share"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"{name}={getattr(self, name)} must lie in [0, 1]")
-        if self.mask_ramp_steps < 0:
-            raise ValueError(f"mask_ramp_steps={self.mask_ramp_steps} must not be negative")
-
-    def share(self, step: int) -> float:
-        """Share of the ratios that is masked at a step of the optimizer, counted from 0."""
-        if step >= self.mask_ramp_steps:
-            return 1.0
-        return self.initial_mask_share + (1 - self.initial_mask_share) * step / self.mask_ramp_steps
+__all__ = ["MaskStrategy", "MaskingConfig", "choose_entries", "clean_value", "draw_mask", "n_masked"]
 
 
 def n_masked(ratio: float, n_entries: int) -> int:

@@ -12,18 +12,19 @@ Each modality (expression, position) owns one process and one timestep. (Ho et a
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, get_args
 
 import torch
 
+from alphastomics.config import Mode, PredictionType
 from alphastomics.diffusion.schedule import CosineSchedule
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-PredictionType = Literal["x0", "epsilon", "v"]
-Mode = Literal["expr_to_pos", "pos_to_expr", "joint", "any"]
-MODES: tuple[Mode, ...] = ("expr_to_pos", "pos_to_expr", "joint", "any")
+    from alphastomics.config import DiffusionSettings
+
+MODES: tuple[Mode, ...] = get_args(Mode)
 MAX_RATIO = 2.2e4  # exp(10): sigma / alpha where epsilon-prediction is inverted near pure noise
 
 
@@ -108,6 +109,16 @@ class DiffusionConfig:
 
     position: Process = field(default_factory=Process)
     expression: Process = field(default_factory=Process)
+
+    @classmethod
+    def of(cls, settings: DiffusionSettings) -> DiffusionConfig:
+        """The processes that settings describe."""
+
+        def process(nu: float) -> Process:
+            schedule = CosineSchedule(name=settings.schedule, nu=nu)
+            return Process(schedule=schedule, prediction_type=settings.prediction_type)
+
+        return cls(position=process(settings.position_nu), expression=process(settings.expression_nu))
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""

@@ -77,13 +77,13 @@ if TYPE_CHECKING:
     from lightning.pytorch.strategies import Strategy
     from numpy.typing import NDArray
 
+    from alphastomics.config import GrowthKind, Recompute
     from alphastomics.data import CellSource
     from alphastomics.sampling._calibration import Marginals
     from alphastomics.sampling._dependence import Dependence
     from alphastomics.sampling._outline import Outlines
-    from alphastomics.train.curriculum import ScheduleKind
     from alphastomics.train.memory.estimate import MemoryEstimate
-    from alphastomics.train.memory.fit import BatchLayout, Recompute
+    from alphastomics.train.memory.fit import BatchLayout
 
 logger = logging.getLogger(__name__)
 
@@ -431,7 +431,7 @@ class AlphaSTomics(BaseModelClass):
         batch_size: int = 1024,
         context_size: int | Literal["auto"] | None = None,
         context_kind: Literal["subset", "patch"] = "subset",
-        context_growth: ScheduleKind | None = None,
+        context_growth: GrowthKind | None = None,
         shortest_context: int = 128,
         growth_warmup: int = 0,
         growth_steps: int | None = None,

@@ -21,16 +21,17 @@ from typing import TYPE_CHECKING
 import torch.nn.functional as F
 from torch import nn
 
-from alphastomics.nn.attention import AttentionKind, GateType, make_attention
-from alphastomics.nn.experts import Experts, ExpertWidth, Routing
+from alphastomics.nn.attention import make_attention
+from alphastomics.nn.experts import Experts, Routing
 from alphastomics.nn.random import Dropout
-from alphastomics.nn.residual import HyperConnection, Residual, ResidualKind
+from alphastomics.nn.residual import HyperConnection, Residual
 
 if TYPE_CHECKING:
     from collections.abc import MutableSequence
 
     from torch import Tensor
 
+    from alphastomics.config import AttentionKind, ExpertWidth, GateType, ResidualKind
     from alphastomics.nn.geometry import Geometry
 
 

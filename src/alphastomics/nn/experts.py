@@ -27,7 +27,7 @@ f the share of all assignments of the real cells that expert e got, P its mean p
 from __future__ import annotations
 
 from collections import UserList
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from torch import Tensor
+
+    from alphastomics.config import ExpertWidth
 
 # Multiplications in the time that it takes to start one product: about 10 us on a thread, 5 us on a GPU (an estimate).
 START_OF_THREAD, START_OF_GPU = 750_000, 100_000_000
@@ -120,9 +122,6 @@ class _GroupedNetworks(torch.autograd.Function):
             torch.sum(g_hidden, dim=0, out=b_1)
             torch.mm(g_hidden, w_1.T, out=of_x)
         return of_rows, of_1, of_b_1, of_2, of_b_2, None
-
-
-ExpertWidth = Literal["split", "full"]
 
 
 class Routing(NamedTuple):

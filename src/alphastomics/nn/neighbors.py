@@ -22,7 +22,7 @@ under f, from fine to coarse: a random partition of the cells into groups of one
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -31,7 +31,8 @@ from scipy.spatial import cKDTree
 if TYPE_CHECKING:
     from torch import Generator, Tensor
 
-PairKind = Literal["coordinate", "sequence", "hybrid"]
+    from alphastomics.config import PairKind
+
 
 BLOCK = 2**26  # distances that are in memory at once on a GPU
 MANY = 2**30  # distances, for which a tree on the CPU is faster than a GPU

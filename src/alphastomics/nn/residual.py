@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Mixing = Literal["sinkhorn", "birkhoff", "identity"]
-ResidualKind = Literal["plain", "hyper"]
 
 ITERATIONS = 20  # of Sinkhorn, in training and afterwards
 START = 8.0  # logit of the identity in H^res

@@ -13,7 +13,7 @@ learn from the timesteps are cheap, and let a layer know how deep it is.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-Sharing = Literal["none", "universal", "alternating", "block"]
+    from alphastomics.config import Sharing
 
 
 def layer_index(n_layers: int, sharing: Sharing, *, block_size: int = 4) -> list[int]:

@@ -1,8 +1,8 @@
 """Training: the plan (one step), the timesteps it draws, the loaders, the average of the weights, and the runner."""
 
+from alphastomics.config import PlanConfig
 from alphastomics.diffusion import MODES, DiffusionConfig, Mode
 from alphastomics.train.callbacks import History
-from alphastomics.train.config import PlanConfig
 from alphastomics.train.curriculum import LengthSchedule
 from alphastomics.train.datamodule import ContextDataModule
 from alphastomics.train.defaults import advised_attention, advised_experts

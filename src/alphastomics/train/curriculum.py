@@ -28,9 +28,11 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, NamedTuple, get_args
 
 import lightning.pytorch as pl
+
+from alphastomics.config import GrowthKind
 
 Fits = Callable[[int, int], bool]  # contexts on a device and cells of each -> whether memory is enough
 
@@ -129,8 +131,6 @@ def largest_fitting(fits: Callable[[int], bool], highest: int, *, tolerance: int
     return low
 
 
-ScheduleKind = Literal["linear", "cosine", "exponential", "geometric"]
-
 ROUNDING = 1e-9  # what cos and powers may lack of a whole number
 
 
@@ -159,7 +159,7 @@ class LengthSchedule:
     longest: int
     warmup: int = 0
     growth: int
-    kind: ScheduleKind = "linear"
+    kind: GrowthKind = "linear"
 
     def __post_init__(self) -> None:
         if not 1 <= self.shortest <= self.longest:
@@ -167,8 +167,8 @@ class LengthSchedule:
         for name in ("warmup", "growth"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name}={getattr(self, name)} counts steps and must not be negative")
-        if self.kind not in get_args(ScheduleKind):
-            known = ", ".join(map(repr, get_args(ScheduleKind)))
+        if self.kind not in get_args(GrowthKind):
+            known = ", ".join(map(repr, get_args(GrowthKind)))
             raise ValueError(f"kind={self.kind!r} is unknown; choose from {known}")
 
     def length(self, step: int) -> int:

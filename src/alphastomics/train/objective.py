@@ -41,10 +41,10 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
 
+    from alphastomics.config import PlanConfig
     from alphastomics.data import Batch
     from alphastomics.diffusion import MaskingConfig, Mode
     from alphastomics.nn import Denoiser, Prediction
-    from alphastomics.train.config import PlanConfig
 
 
 # Purposes of the generators that are keyed by context: training and validation noise, and what else is drawn.
@@ -149,7 +149,11 @@ class Objective(Optimization):
         rngs = [keyed_rng(key, purpose) for key in keys]
         timesteps = [
             draw_timesteps(
-                self.mode, rng, absent=self.config.absent, smallest=self.smallest, kind=spread_kind(key, purpose)
+                self.mode,
+                rng,
+                absent=self.config.modality_dropout,
+                smallest=self.smallest,
+                kind=spread_kind(key, purpose),
             )
             for rng, key in zip(rngs, keys, strict=True)
         ]

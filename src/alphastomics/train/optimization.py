@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
     from torch import Tensor
 
+    from alphastomics.config import LearningRateSchedule, PlanConfig
     from alphastomics.nn import Denoiser
-    from alphastomics.train.config import Course, PlanConfig
     from alphastomics.train.curriculum import LengthCurriculum
 
-COURSES: dict[Course, Callable[[float], float]] = {
+COURSES: dict[LearningRateSchedule, Callable[[float], float]] = {
     "cosine": lambda s: 0.5 * (1 + math.cos(math.pi * s)),
     "linear": lambda s: 1 - s,
     "constant": lambda s: 1.0,

@@ -5,10 +5,10 @@ from __future__ import annotations
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
+from alphastomics.config import PlanConfig
 from alphastomics.nn.diagnostics import SeenLayer, watch_layers
 from alphastomics.nn.parallel import ALONE
 from alphastomics.nn.random import ContextGenerators, drawing_from
-from alphastomics.train.config import PlanConfig
 from alphastomics.train.diagnostics import EVERY, layer_statistics
 from alphastomics.train.distributed.processes import join_group, sum_over_processes, weighted_mean_over_processes
 from alphastomics.train.distributed.sharding import copy_full_params, full_weights, shard, touch_all_params

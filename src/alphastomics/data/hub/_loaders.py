@@ -16,8 +16,9 @@ if TYPE_CHECKING:
 
     from torch.utils.data import DataLoader
 
+    from alphastomics.config import Augmentation
     from alphastomics.data._batch import Batch
-    from alphastomics.data._contexts import Augmentation, Kind
+    from alphastomics.data._contexts import Kind
 
 TYPE = "dataset"
 

@@ -32,8 +32,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     import datasets
+    from alphastomics.config import Augmentation
     from alphastomics.data._batch import Batch
-    from alphastomics.data._contexts import Augmentation, Kind
+    from alphastomics.data._contexts import Kind
     from alphastomics.data.hub._portion import Stretch
     from alphastomics.data.parquet._dataset import DatasetInfo
 

@@ -12,6 +12,7 @@ import numpy as np
 import scipy.sparse as sp
 
 from alphastomics._io._errors import describe_error
+from alphastomics.config import SourceConfig
 from alphastomics.data._encode import Encoder, dense_rows, thin_rows
 from alphastomics.data._sources import SliceCells
 from alphastomics.data.parquet._columns import (
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
 
     from alphastomics.data._schema import TissueSchema
 
-BUFFER = 2**20  # cells among which contexts are shuffled
+BUFFER = SourceConfig.buffer_size  # cells among which contexts are shuffled
 KEPT = 50_000  # cells that are kept at most where files cannot be mapped
 Values = Union["SparsePages", sp.csr_matrix, "NDArray[np.uint8]"]  # of a row group; dense ones as the bytes of its rows
 

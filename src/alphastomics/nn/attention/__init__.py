@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Protocol
 
+from alphastomics.config import AttentionKind, GateType
 from alphastomics.nn.attention.geometric import GeometricAttention
 from alphastomics.nn.attention.grid import GridAttention
 from alphastomics.nn.attention.linear import LinearAttention
 from alphastomics.nn.attention.local_global import LocalGlobalAttention
 from alphastomics.nn.attention.neighbor import NeighborAttention
-from alphastomics.nn.attention.softmax import GateType, SoftmaxAttention
+from alphastomics.nn.attention.softmax import SoftmaxAttention
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -28,8 +29,6 @@ __all__ = [
     "SoftmaxAttention",
     "make_attention",
 ]
-
-AttentionKind = Literal["full", "linear", "geometric", "neighbor", "axial"]
 
 
 class Attention(Protocol):

@@ -39,13 +39,14 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from alphastomics.nn.attention.softmax import BLOCK, GateType, SoftmaxAttention
+from alphastomics.nn.attention.softmax import BLOCK, SoftmaxAttention
 from alphastomics.nn.geometry import at_least_32_bits
 from alphastomics.nn.parallel import attend_to_all
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from alphastomics.config import GateType
     from alphastomics.nn.geometry import Geometry, Pairs
 
 PairReadout = Literal["linear", "factor"]

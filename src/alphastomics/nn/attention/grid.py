@@ -24,13 +24,14 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from alphastomics.nn.attention.softmax import GateType, SoftmaxAttention
+from alphastomics.nn.attention.softmax import SoftmaxAttention
 from alphastomics.nn.neighbors import lexicographic_order
 from alphastomics.nn.parallel import ALONE
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from alphastomics.config import GateType
     from alphastomics.nn.geometry import Geometry
     from alphastomics.nn.parallel import SequenceParallel
 

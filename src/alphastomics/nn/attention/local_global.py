@@ -22,7 +22,7 @@ from alphastomics.nn.attention.neighbor import NeighborAttention
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from alphastomics.nn.attention.softmax import GateType
+    from alphastomics.config import GateType
     from alphastomics.nn.geometry import Geometry
 
 

@@ -35,13 +35,14 @@ from torch.autograd.function import once_differentiable
 
 from alphastomics.nn.attention.edges import edge_products, edge_sums, returned_sums
 from alphastomics.nn.attention.geometric import PairColumns
-from alphastomics.nn.attention.softmax import GateType, SoftmaxAttention
+from alphastomics.nn.attention.softmax import SoftmaxAttention
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from torch import Tensor
 
+    from alphastomics.config import GateType
     from alphastomics.nn.geometry import Geometry
 
 BLOCK = {"cpu": 2**20, "cuda": 2**26}  # entries of features of edges, and of scores, that are there at the same time

@@ -10,7 +10,7 @@ absent. The N x N matrix is never formed: everything goes through ``scaled_dot_p
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -22,10 +22,10 @@ from alphastomics.nn.parallel import split_attention
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from alphastomics.config import GateType
     from alphastomics.nn.geometry import Geometry
     from alphastomics.nn.parallel import SequenceParallel
 
-GateType = Literal["headwise", "elementwise", "none"]
 
 BLOCK = 2**23  # entries of the attention matrix that `received` holds at the same time
 

@@ -1,18 +1,18 @@
 """Features of pairs of cells as low-rank factors, and the networks on them. Nothing is N x N unless it says so."""
 
+from alphastomics.config import PairAttention, PairResidual
 from alphastomics.nn.pair.axial import AxialAttention, FactorCrossAttention
 from alphastomics.nn.pair.factors import (
     Distribute,
     PairDropout,
     PairFactors,
     RankMix,
-    ResidualKind,
     TangentStep,
     adaptive_rank,
     make_residual,
 )
 from alphastomics.nn.pair.features import PairEmbedding, PairFeatures, RelativePosition
-from alphastomics.nn.pair.stack import PairAttention, PairLayer, PairStack, PairTransition
+from alphastomics.nn.pair.stack import PairLayer, PairStack, PairTransition
 from alphastomics.nn.pair.template import Template, wave_directions
 from alphastomics.nn.pair.triangle import TriangleAttention, TriangleMultiplication
 
@@ -26,11 +26,11 @@ __all__ = [
     "PairFactors",
     "PairFeatures",
     "PairLayer",
+    "PairResidual",
     "PairStack",
     "PairTransition",
     "RankMix",
     "RelativePosition",
-    "ResidualKind",
     "TangentStep",
     "Template",
     "TriangleAttention",

@@ -55,12 +55,15 @@ all ranks, so it is exact.
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from alphastomics.nn.random import Dropout
+
+if TYPE_CHECKING:
+    from alphastomics.config import PairResidual
 
 
 def upcast(x: Tensor) -> Tensor:
@@ -221,9 +224,6 @@ def adaptive_rank(
     return max(lowest, min(fitting, highest))
 
 
-ResidualKind = Literal["mix", "tangent", "distribute"]
-
-
 class RankMix(nn.Module):
     """``"mix"``. Its weights are for ``max_rank`` ranks; fewer ranks use the first."""
 
@@ -271,7 +271,7 @@ class Distribute(nn.Module):
         return PairFactors(pair.left + share, pair.right + share, pair.mask)
 
 
-def make_residual(kind: ResidualKind, n_channels: int, max_rank: int) -> RankMix | TangentStep | Distribute:
+def make_residual(kind: PairResidual, n_channels: int, max_rank: int) -> RankMix | TangentStep | Distribute:
     """Make a residual by name.
 
     Raises

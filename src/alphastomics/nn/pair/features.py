@@ -46,6 +46,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from alphastomics.config._model import MAX_RANK
 from alphastomics.nn.pair.factors import PairFactors, adaptive_rank
 from alphastomics.nn.pair.stack import PairStack
 from alphastomics.nn.pair.template import Template
@@ -215,7 +216,6 @@ class PairEmbedding(nn.Module):
 
 
 N_CHANNELS = 16  # C
-MAX_RANK = 32
 TOKEN_RANKS = 4, 12  # that "auto" keeps whatever they cost, and that it takes where they cost little
 BUDGET = 2**26  # bytes of one pair of factors of a context: rank 16 up to 32,768 cells
 N_FREQUENCIES = 8  # of the order

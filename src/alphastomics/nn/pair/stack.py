@@ -14,15 +14,14 @@ unless its residual is ``"distribute"``. Time and memory of the default are line
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from typing import get_args
 
 from torch import nn
 
+from alphastomics.config import PairAttention, PairResidual
 from alphastomics.nn.pair.axial import AxialAttention, FactorCrossAttention
-from alphastomics.nn.pair.factors import PairDropout, PairFactors, ResidualKind, make_residual
+from alphastomics.nn.pair.factors import PairDropout, PairFactors, make_residual
 from alphastomics.nn.pair.triangle import TriangleAttention, TriangleMultiplication
-
-PairAttention = Literal["triangle", "axial", "cross"]
 
 
 class PairTransition(nn.Module):
@@ -87,7 +86,7 @@ class PairLayer(nn.Module):
         chunk: int | None = None,
         expansion: int = 2,
         dropout: float = 0.0,
-        residual: ResidualKind = "mix",
+        residual: PairResidual = "mix",
     ) -> None:
         super().__init__()
         if attention is not None and attention not in get_args(PairAttention):
@@ -156,7 +155,7 @@ class PairStack(nn.Module):
         chunk: int | None = None,
         expansion: int = 2,
         dropout: float = 0.0,
-        residual: ResidualKind = "mix",
+        residual: PairResidual = "mix",
     ) -> None:
         super().__init__()
         self.max_rank = max_rank

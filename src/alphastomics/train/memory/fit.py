@@ -31,7 +31,7 @@ import torch
 
 from alphastomics._io._errors import describe_error
 from alphastomics.nn import Denoiser, count_parameters
-from alphastomics.train.curriculum import LengthCurriculum, LengthSchedule, ScheduleKind, largest_fitting
+from alphastomics.train.curriculum import LengthCurriculum, LengthSchedule, largest_fitting
 from alphastomics.train.datamodule import check_sizes
 from alphastomics.train.distributed.devices import count_devices, device_of, memory_budget, resolve_precision
 from alphastomics.train.memory.estimate import AUTOCAST, MemoryEstimate, estimate_training
@@ -40,6 +40,7 @@ from alphastomics.train.memory.recompute import RecomputePolicy
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from alphastomics.config import GrowthKind, Recompute
     from alphastomics.data import CellSource
     from alphastomics.nn import DenoiserConfig
     from alphastomics.train import ContextDataModule
@@ -67,8 +68,6 @@ def free_traceback_frames(error: BaseException) -> None:
 
 
 logger = logging.getLogger(__name__)
-
-Recompute = Literal["auto", "none", "all"] | int
 
 PER_PARAMETER, PER_VALUE, PER_CELL = 40, 1000, 100_000  # bytes of the bound
 LARGE = 8192  # cells at once, from where on an estimate takes no longer than a few steps
@@ -420,7 +419,7 @@ def _tell(fit: Fit, fitter: MemoryFitter, n_cells: int, n_contexts: int) -> None
 def make_curriculum(
     datamodule: ContextDataModule,
     *,
-    kind: ScheduleKind | None,
+    kind: GrowthKind | None,
     shortest: int,
     warmup: int,
     growth: int | None,

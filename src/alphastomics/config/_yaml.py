@@ -389,8 +389,8 @@ class LossSection:
         Of masked entries (``--reconstruction-weight``).
     max_loss_weight
         Ceiling of the weight of the diffusion loss (``--max-loss-weight``).
-    absent
-        Share of contexts in which what is sampled is absent altogether (``--absent``).
+    modality_dropout
+        Share of contexts in which what is sampled is absent altogether (``--modality-dropout``).
     neighbor_width
         Width of a neighborhood in the contrastive loss (``--neighbor-width``).
     layout_width
@@ -408,7 +408,7 @@ class LossSection:
     moe_load_balance_loss_weight: float | None = None
     reconstruction_weight: float | None = None
     max_loss_weight: float | None = None
-    absent: float | None = None
+    modality_dropout: float | None = None
     neighbor_width: float | None = None
     layout_width: float | None = None
 

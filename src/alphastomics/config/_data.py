@@ -1,0 +1,100 @@
+"""Settings of the data and of the run: where cells are, how they are read, where results go."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar, Literal
+
+from alphastomics.config._setting import check, setting
+
+Frame = Literal["slice", "shared"]
+Transform = Literal["auto", "log1p", "none"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SetupConfig:
+    """Where an AnnData object holds what; arguments of :meth:`~alphastomics.model.AlphaSTomics.setup_anndata`.
+
+    Parameters
+    ----------
+    layer
+        Key of ``layers`` with the expression. By default ``X``.
+    position_key
+        Key of ``obsm`` with the positions, 2D or 3D, in any unit.
+    slice_key
+        Column of ``obs`` with the slice of each cell. By default ``slice_id`` if there is such a column; otherwise all cells
+        form one slice.
+    cell_type_key
+        Column of ``obs`` with labels, which are used for scores only.
+    sequence_key
+        Column of ``obs`` with an order of the cells.
+    frame
+        ``slice``: every slice has its own coordinate frame. ``shared``: all slices are registered to one frame.
+    transform
+        ``log1p`` for counts, ``none`` for other values, or ``auto``, which decides by the values.
+    """
+
+    SECTION: ClassVar[str] = "data.preprocessing"
+
+    layer: str | None = None
+    position_key: str = "spatial"
+    slice_key: str | None = None
+    cell_type_key: str | None = None
+    sequence_key: str | None = None
+    frame: Frame = "slice"
+    transform: Transform = "auto"
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceConfig:
+    """The cells to train on.
+
+    Parameters
+    ----------
+    data_dir
+        Dataset to train on: a folder that ``alphastomics preprocess`` wrote.
+    input_data
+        File to train on, ``.h5ad`` or ``.parquet``, instead of a dataset.
+    num_genes
+        Expected number of genes; training stops with an error if the data have another number.
+    streaming
+        Read a dataset from disk as needed instead of loading it.
+    buffer_size
+        Number of cells among which contexts are shuffled when a dataset is streamed.
+    """
+
+    SECTION: ClassVar[str] = "data.loading"
+
+    data_dir: Path | None = setting(None, key="data.processed_data_dir")
+    input_data: Path | None = setting(None, key="data.input_data")
+    num_genes: int | None = setting(None, ge=1, key="model.num_genes")
+    streaming: bool = False
+    buffer_size: int = setting(2**20, ge=1, requires=("streaming", True))
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """The run and its folder.
+
+    Parameters
+    ----------
+    seed
+        Seed of the initial weights and of every random draw.
+    exp_name
+        Name of the run and of its folder in ``output_dir``.
+    output_dir
+        Folder of all runs.
+    test_after_train
+        Score the trained model on cells that were held out, if there are any.
+    """
+
+    SECTION: ClassVar[str] = "run"
+
+    seed: int = setting(0, key="seed.global_seed")
+    exp_name: str = "alphastomics"
+    output_dir: Path = Path("outputs")
+    test_after_train: bool = False

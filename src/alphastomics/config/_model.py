@@ -1,0 +1,168 @@
+"""Settings of a model: what it samples, its network, its diffusion processes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from alphastomics.config._setting import check, setting
+
+Mode = Literal["expr_to_pos", "pos_to_expr", "joint", "any"]
+AttentionKind = Literal["full", "linear", "geometric", "neighbor", "axial"]
+GateType = Literal["headwise", "elementwise", "none"]
+PairFeatureKind = Literal["factorized"]
+PairKind = Literal["coordinate", "sequence", "hybrid"]
+ExpertWidth = Literal["split", "full"]
+PairAttention = Literal["triangle", "axial", "cross"]
+PairResidual = Literal["mix", "tangent", "distribute"]
+ResidualKind = Literal["plain", "hyper"]
+Sharing = Literal["none", "universal", "alternating", "block"]
+ScheduleName = Literal["cosine", "cosine_nd"]
+PredictionType = Literal["x0", "epsilon", "v"]
+MAX_RANK = 32
+_PAIRS = ("pair_features", "factorized")
+
+
+@dataclass(frozen=True, kw_only=True)
+class NetworkConfig:
+    """Architecture of the network.
+
+    Parameters
+    ----------
+    d_model
+        Width of the network.
+    n_heads
+        Number of attention heads; divides ``d_model``.
+    n_layers
+        Number of transformer blocks.
+    dropout
+        Probability with which a branch of a block is dropped in training. By default it follows from the number and kind of
+        the cells.
+    attention
+        Kind of attention. ``full``: softmax attention between all cells. ``linear``: a baseline whose cost grows linearly with
+        the number of cells. ``geometric``: full attention that decays with distance. ``neighbor``: softmax attention to the
+        nearest cells and linear attention to all. ``axial``: attention along the rows and columns of a grid.
+    pair_features
+        ``factorized``: low-rank features of pairs of cells, which geometric and neighbor attention read.
+    rank
+        Rank of the pair features, at most 32. ``auto``: the largest rank that is affordable for the number of cells in the
+        context. The rank is not part of the weights.
+    pair_attention
+        Attention in the layers on the pair features. ``axial`` and ``cross``: time quadratic in the number of cells.
+        ``triangle``: time cubic in the number of cells. By default none.
+    pair_residual
+        How the layers on the pair features add their updates: by mixing ranks (``mix``), by a step in the tangent space
+        (``tangent``), or over both factors (``distribute``).
+    pair_dropout
+        Fraction of the entries of an update of the pair features that is dropped in training.
+    sparse_pairs
+        Where neighbor attention looks for neighbors: in space (``coordinate``), along the order of the cells (``sequence``), or
+        half of them each (``hybrid``).
+    n_neighbors
+        Number of neighbors in neighbor attention.
+    gate_type
+        Gate of softmax attention: one value per head, one per channel, or none.
+    use_qk_norm
+        Normalize queries and keys.
+    use_moe
+        Use a mixture of experts instead of the feed-forward networks.
+    num_experts
+        Number of experts. Recommended: 4 for fewer than 10,000 cells, 8 for up to 100,000, 16 for more.
+    moe_top_k
+        Number of experts that process each cell. Recommended: 1 for fewer than 10,000 cells, 2 for more.
+    expert_width
+        ``split``: the experts share the width of the feed-forward network. ``full``: each expert has the full width.
+    residual
+        ``plain`` residual connections, or several residual streams that doubly stochastic matrices mix (``hyper``).
+    n_streams
+        Number of residual streams.
+    layer_sharing
+        Which blocks share weights: none, all (``universal``), every other block (``alternating``), or consecutive blocks
+        (``block``).
+    sharing_block
+        Number of consecutive blocks that share weights.
+    bottleneck
+        Factor by which the feed-forward networks are narrower. By default they have the full width.
+    """
+
+    SECTION: ClassVar[str] = "model"
+
+    d_model: int = setting(128, ge=1)
+    n_heads: int = setting(4, ge=1)
+    n_layers: int = setting(4, ge=1)
+    dropout: float | None = setting(None, ge=0, lt=1)
+    attention: AttentionKind = "full"
+    pair_features: PairFeatureKind | None = None
+    rank: int | Literal["auto"] = setting("auto", ge=1, le=MAX_RANK, requires=_PAIRS)
+    pair_attention: PairAttention | None = setting(None, requires=_PAIRS)
+    pair_residual: PairResidual = setting("mix", requires=_PAIRS)
+    pair_dropout: float = setting(0.0, ge=0, lt=1, requires=_PAIRS)
+    sparse_pairs: PairKind = setting("coordinate", requires=("attention", "neighbor"))
+    n_neighbors: int = setting(32, ge=1, requires=("attention", "neighbor"))
+    gate_type: GateType = "headwise"
+    use_qk_norm: bool = True
+    use_moe: bool = setting(False, off=("--no-moe", "--no-use-moe"))
+    num_experts: int = setting(4, ge=1, requires=("use_moe", True))
+    moe_top_k: int = setting(2, ge=1, requires=("use_moe", True))
+    expert_width: ExpertWidth = setting("split", requires=("use_moe", True))
+    residual: ResidualKind = "plain"
+    n_streams: int = setting(4, ge=1, requires=("residual", "hyper"))
+    layer_sharing: Sharing = "none"
+    sharing_block: int = setting(4, ge=1, requires=("layer_sharing", "block"))
+    bottleneck: int | None = setting(None, ge=1)
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """What a model learns, and from which contexts.
+
+    Parameters
+    ----------
+    mode
+        What the model learns to sample: positions (``expr_to_pos``), expression (``pos_to_expr``), both at once (``joint``), or
+        ``any`` of these.
+    enable_masking
+        Mask some entries in training and reconstruct them.
+    context
+        ``slice``: train on whole slices, as far as memory allows. ``auto``: also choose ``attention`` and ``pair_features`` by
+        the size of the largest slice.
+    """
+
+    SECTION: ClassVar[str] = "model"
+
+    mode: Mode = setting("any", key="training.mode", flags=("--training-mode",))
+    enable_masking: bool = setting(False, key="masking.enable", off=("--disable-masking", "--no-enable-masking"))
+    context: Literal["slice", "auto"] | None = None
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DiffusionSettings:
+    """The diffusion processes of positions and expression.
+
+    Parameters
+    ----------
+    schedule
+        Noise schedule. ``cosine``: the signal is a squared cosine of time. ``cosine_nd``: the signal is a cosine of time.
+    prediction_type
+        What the network predicts: the clean value (``x0``), the noise (``epsilon``), or the velocity (``v``).
+    position_nu
+        Exponent of time for positions. Values above 1 spend more steps at low noise.
+    expression_nu
+        Exponent of time for expression.
+    """
+
+    SECTION: ClassVar[str] = "diffusion"
+
+    schedule: ScheduleName = "cosine_nd"
+    prediction_type: PredictionType = "v"
+    position_nu: float = setting(2.0, gt=0)
+    expression_nu: float = setting(1.0, gt=0)
+
+    def __post_init__(self) -> None:
+        check(self)

@@ -1,0 +1,154 @@
+"""Settings of a training: contexts, memory, validation, checkpoints, and what is passed to Lightning."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from alphastomics.config._augmentation import Augmentation  # noqa: TC001  read at run time
+from alphastomics.config._masking import MaskingConfig  # noqa: TC001
+from alphastomics.config._setting import check, setting
+
+ContextKind = Literal["subset", "patch"]
+GrowthKind = Literal["linear", "cosine", "exponential", "geometric"]
+Recompute = int | Literal["auto", "none", "all"]
+Strategy = Literal[
+    "auto",
+    "ddp",
+    "ddp_find_unused_parameters_true",
+    "fsdp2",
+    "fsdp",
+    "deepspeed_stage_1",
+    "deepspeed_stage_1_offload",
+    "deepspeed_stage_2",
+    "deepspeed_stage_2_offload",
+    "deepspeed_stage_3",
+    "deepspeed_stage_3_offload",
+    "ddp_spawn",
+    "ddp_fork",
+    "ddp_notebook",
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingConfig:
+    """Arguments of :meth:`~alphastomics.model.AlphaSTomics.train` beside those of Lightning.
+
+    Parameters
+    ----------
+    batch_size
+        Number of cells in a batch.
+    context_size
+        Number of cells that the network sees at once. ``auto``: whole slices, or the longest contexts that fit into memory. By
+        default 512, or ``auto`` for a model with ``context``.
+    context_kind
+        ``subset``: random cells of a slice, which show its global shape. ``patch``: neighboring cells.
+    context_growth
+        How the length of contexts grows, epoch by epoch, up to ``context_size``. By default it is constant.
+    shortest_context
+        Number of cells in the first contexts if contexts grow.
+    growth_warmup
+        Number of steps before contexts start to grow.
+    growth_steps
+        Number of steps over which contexts grow. By default half of the training, less the warmup.
+    micro_batch_size
+        Largest number of cells on a device at once. Larger batches are processed in parts, whose gradients are accumulated. By
+        default as many as fit into memory.
+    memory_budget
+        Memory that training may use, in GiB. By default all free memory.
+    recompute
+        Number of blocks whose activations are recomputed in the backward pass, which saves memory and costs up to a third more
+        time. ``auto``: as few as possible; ``none``; ``all``.
+    validation_size
+        Fraction of the slices held out for validation. By default none, or 0.1 with early stopping.
+    train_size
+        Fraction of the slices to train on; the rest is held out for validation.
+    early_stopping
+        Stop when the validation loss has stopped falling, and keep the weights with the lowest one.
+    checkpoint_every
+        Number of optimizer steps between two checkpoints.
+    num_workers
+        Number of processes that prepare contexts. 0 uses a thread.
+    context_parallel_size
+        Number of processes that share each context.
+    augmentation
+        Random changes to training contexts. By default they follow from the data.
+    masking
+        Which entries are masked, for a model with ``enable_masking``.
+    """
+
+    SECTION: ClassVar[str] = "training"
+
+    batch_size: int = setting(1024, ge=1)
+    context_size: int | Literal["auto"] | None = setting(None, ge=1)
+    context_kind: ContextKind = "subset"
+    context_growth: GrowthKind | None = None
+    shortest_context: int = setting(128, ge=1)
+    growth_warmup: int = setting(0, ge=0)
+    growth_steps: int | None = setting(None, ge=0)
+    micro_batch_size: int | None = setting(None, ge=1)
+    memory_budget: float | None = setting(None, gt=0)
+    recompute: Recompute = setting("auto", ge=0)
+    validation_size: float | None = setting(None, gt=0, lt=1)
+    train_size: float | None = setting(None, gt=0, lt=1, python_only=True)
+    early_stopping: bool = False
+    checkpoint_every: int = setting(200, ge=1)
+    num_workers: int = setting(0, ge=0, key="data.loading.num_workers")
+    context_parallel_size: int = setting(1, ge=1)
+    augmentation: Augmentation | None = setting(None, python_only=True)
+    masking: MaskingConfig | None = setting(None, python_only=True)
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainerConfig:
+    """Arguments of :meth:`~alphastomics.model.AlphaSTomics.train` that go to Lightning's trainer.
+
+    Parameters
+    ----------
+    max_epochs
+        Number of passes over the cells. By default training ends after ``max_time``, or after about 4,000 steps without that.
+    max_time
+        Longest duration of training, in seconds or as ``DD:HH:MM:SS``.
+    accumulate_grad_batches
+        Number of batches per optimizer step.
+    gradient_clip_val
+        Largest norm of the gradient; 0 disables clipping.
+    accelerator
+        ``auto``, ``cpu``, ``gpu``, ``mps``, …
+    devices
+        Number of devices, or which ones.
+    gpus
+        Number of GPUs; short for ``accelerator`` and ``devices``.
+    num_nodes
+        Number of machines, each with that many devices.
+    strategy
+        How training is distributed over devices. ``auto``: one process for one device, else ``ddp``.
+    precision
+        Numerical precision: ``auto``, ``32-true``, ``bf16-mixed``, … ``auto`` uses bfloat16 for matrix products where the
+        hardware has it.
+    fp16
+        Use half precision; short for ``precision`` with ``16-mixed``.
+    deterministic
+        Use only deterministic algorithms, which may be slower.
+    """
+
+    SECTION: ClassVar[str] = "training"
+
+    max_epochs: int | None = setting(None, ge=1, flags=("--epochs",))
+    max_time: float | str | None = None
+    accumulate_grad_batches: int = setting(1, ge=1)
+    gradient_clip_val: float = setting(1.0, ge=0)
+    accelerator: str = "auto"
+    devices: int | str = "auto"
+    gpus: int | None = setting(None, ge=1)
+    num_nodes: int = setting(1, ge=1)
+    strategy: Strategy = "auto"
+    precision: str = "auto"
+    fp16: bool = setting(False, off=())
+    deterministic: bool = setting(False, key="seed.deterministic")
+
+    def __post_init__(self) -> None:
+        check(self)
