@@ -140,7 +140,7 @@ class Setting(NamedTuple):
         if (d.ge is not None or d.gt is not None) and (d.le is not None or d.lt is not None):
             low = f"[{d.ge:g}" if d.gt is None else f"({d.gt:g}"
             high = f"{d.le:g}]" if d.lt is None else f"{d.lt:g})"
-            return f"must be {whole}in {low}, {high}"
+            return f"must {'be a whole number' if whole else 'lie'} in {low}, {high}"
         if d.gt is not None:
             return f"must be {whole or 'finite and '}greater than {d.gt:g}"
         return f"must be {whole or 'finite and '}at least {d.ge:g}"
