@@ -11,7 +11,8 @@ from scipy.linalg import orthogonal_procrustes
 from scipy.spatial.transform import Rotation
 from scipy.stats import kstest
 
-from alphastomics.diffusion.geometry import align, center, kabsch, masked_mean, random_rotation, rotate
+from alphastomics.diffusion.geometry import align, center, kabsch, masked_mean, rotate
+from rotations import random_rotation
 
 seeds = st.integers(0, 10_000)
 dimensions = st.sampled_from([2, 3])

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from alphastomics.data import AnnDataSource
 from alphastomics.datasets import synthetic_tissue
 from alphastomics.diffusion import Process
-from alphastomics.diffusion.geometry import random_rotation
 from alphastomics.metrics import aligned_rmsd, distance_spearman, rigid_align
 from alphastomics.nn import Prediction
 from alphastomics.sampling._position import PositionSampler, SamplerConfig, content_order, split_contexts
 from alphastomics.train import DiffusionConfig
+from rotations import random_rotation
 
 # -- contexts -----------------------------------------------------------------------------------------------------------
 

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.spatial.distance import cdist
 
-from alphastomics.diffusion.geometry import random_rotation
 from alphastomics.nn import MinDistanceNetwork, nearest_neighbors
+from rotations import random_rotation
 
 
 def network(**kwargs) -> MinDistanceNetwork:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import separable
-from alphastomics.diffusion.geometry import random_rotation
+from rotations import random_rotation
 from separable import SeparableConv
 
 every_kind = pytest.mark.parametrize("kind", ["sequence", "graph"])

@@ -15,9 +15,10 @@ import torch
 
 from alphastomics.data import AnnDataSource, Augmentation, ContextDataset, collate, fit_schema
 from alphastomics.datasets import synthetic_tissue
-from alphastomics.diffusion.geometry import align, center, kabsch, random_rotation, rotate
+from alphastomics.diffusion.geometry import align, center, kabsch, rotate
 from alphastomics.nn import Denoiser, DenoiserConfig
 from alphastomics.train import TrainingPlan
+from rotations import random_rotation
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -10,8 +10,9 @@ import torch
 
 from alphastomics.data import Augmentation, ContextDataset, collate
 from alphastomics.diffusion import CosineSchedule, Process
-from alphastomics.diffusion.geometry import align, center, random_rotation
+from alphastomics.diffusion.geometry import align, center
 from alphastomics.train import MODES, DiffusionConfig, PlanConfig
+from rotations import random_rotation
 
 modes = pytest.mark.parametrize("mode", MODES)
 

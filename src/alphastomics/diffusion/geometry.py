@@ -72,9 +72,3 @@ def align(source: Tensor, target: Tensor, mask: Tensor | None = None, *, reflect
     source = center(source, mask)
     rotation = kabsch(source, target - offset, None if mask is None else mask.to(source.dtype), reflection=reflection)
     return rotate(source, rotation) + offset
-
-
-def random_rotation(n_dims: int, generator: torch.Generator) -> Tensor:
-    """A rotation or reflection (D, D), uniform over O(D) (Mezzadri 2007: QR of a Gaussian, signs fixed)."""
-    q, r = torch.linalg.qr(torch.randn(n_dims, n_dims, generator=generator, dtype=torch.float64))
-    return (q * r.diagonal().sign()).float()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from alphastomics.nn.pair import PairEmbedding, RelativePosition, Template
+from alphastomics.nn.pair import PairEmbedding, PairFactors, RelativePosition, Template
 
 
 @pytest.fixture
@@ -43,7 +43,8 @@ def test_positions_count_as_far_as_they_are_trusted(embedding, inputs, mask):
 
 def test_a_smaller_rank_takes_the_first_ranks(embedding, inputs, mask):
     for rank in (11, 15, 20):
-        expected = embedding(**inputs, mask=mask).truncate(rank)
+        every = embedding(**inputs, mask=mask)
+        expected = PairFactors(every.left[..., :rank], every.right[..., :rank], mask)
         torch.testing.assert_close(embedding(**inputs, mask=mask, rank=rank).left, expected.left)
         torch.testing.assert_close(embedding(**inputs, mask=mask, rank=rank).right, expected.right)
 

@@ -6,12 +6,9 @@ r"""Pair features as factors: one N x N matrix for every channel, never formed.
 
 Left and right factors lie in memory as (B, C, N, R), so that every contraction is a batched matrix product. Whatever M
 is, :math:`L_c M` and :math:`R_c M^{-\top}` are factors of the same p. Its second moment over the n^2 pairs of real
-cells and its singular values follow from R x R matrices, in O(N R^2) per channel:
+cells follows from R x R matrices, in O(N R^2) per channel:
 
-.. math::
-
-    \overline{p_c^2} = \operatorname{tr}\big[(L_c^\top L_c)(R_c^\top R_c)\big] / n^2, \qquad
-    \sigma_k(p_c)^2 = \lambda_k\big[(L_c^\top L_c)(R_c^\top R_c)\big]
+.. math:: \overline{p_c^2} = \operatorname{tr}\big[(L_c^\top L_c)(R_c^\top R_c)\big] / n^2
 
 Exact on factors are sums (ranks add up), products with a cell-wise gate :math:`g_{ic} h_{jc}`, maps :math:`A p_c B^\top`
 of either axis, contractions over a cell, and whatever is linear in p. **Not closed** are maps that mix the channels
@@ -149,10 +146,6 @@ class PairFactors(NamedTuple):
         left, right = torch.cat([self.left, other.left], dim=-1), torch.cat([self.right, other.right], dim=-1)
         return PairFactors(left, right, self.mask)
 
-    def truncate(self, rank: int) -> PairFactors:
-        """Keep the first ``rank`` ranks."""
-        return PairFactors(self.left[..., :rank], self.right[..., :rank], self.mask)
-
     def roll_channels(self, shift: int) -> PairFactors:
         """Factors with channel c - ``shift`` in the place of channel c."""
         return PairFactors(self.left.roll(shift, dims=1), self.right.roll(shift, dims=1), self.mask)
@@ -182,14 +175,6 @@ class PairFactors(NamedTuple):
             row = (left @ (right.sum(dim=2) / n).unsqueeze(-1)).squeeze(-1)
             column = (right @ (left.sum(dim=2) / n).unsqueeze(-1)).squeeze(-1)
         return torch.cat([diagonal, row, column], dim=1).mT.to(self.left.dtype)
-
-    @torch.no_grad()
-    def energy(self) -> Tensor:
-        """Singular values of p_c, the largest first, (B, C, R); small ones to the root of the precision."""
-        value, vector = torch.linalg.eigh(gram(self.left, self.left))
-        root = vector * value.clamp_min(0).sqrt().unsqueeze(-2)
-        squared = torch.linalg.eigvalsh(root.mT @ gram(self.right, self.right) @ root)
-        return squared.clamp_min(0).sqrt().flip(-1)
 
 
 def adaptive_rank(

@@ -21,7 +21,7 @@ Pair features of the cells of a context: what each is, where it is, and its plac
     p_{ijc} = p^{position}_{ijc} + p^{index}_{ijc} + \sum_{r} (W_{cr} \cdot \operatorname{LN} x_i)\,(V_{cr} \cdot \operatorname{LN} x_j)
 
 Each term has ranks of its own, so the sum is exact, as a product of sums would not be. Ranks of the tokens come last:
-they can be cut off, see :meth:`PairFactors.truncate`. Nothing is N x N.
+they can be cut off. Nothing is N x N.
 
 Features of pairs of cells for a whole forward pass, from what the network knows before its first block.
 
