@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 CLAIMS = {
-    "factors": "features of pairs in factors",
-    "chunked loss": "loss of distances in blocks",
-    "sparse pairs": "features of 32 neighbors' pairs",
-    "axial pairs": "axial attention, on factors",
-    "axial cells": "attention along a grid of the cells",
+    "factors": "low-rank pair features",
+    "chunked loss": "distance loss in blocks",
+    "sparse pairs": "pair features of 32 neighbors",
+    "axial pairs": "axial attention on factors",
+    "axial cells": "grid attention over cells",
     "mixed precision memory": "bfloat16, memory",
     "mixed precision time": "bfloat16, time",
 }
@@ -27,11 +27,11 @@ TISSUES = {
     "seqfish": "seqFISH mouse embryo, slices of 10,129 and 7,642 cells",
     "starmap3d": "STARmap visual cortex in 3D, one slice of 16,422 cells",
 }
-READ_OUT = {"one step": "mean", "chain": "draw"}
+READ_OUT = {"one step": "mean", "chain": "sample"}
 SCORES = {
-    "knn_20": "20 neighbors kept ↑",
+    "knn_20": "kNN preservation ↑",
     "distance_spearman": "distance Spearman ↑",
-    "contact_5": "contacts ↑",
+    "contact_5": "contact precision ↑",
     "aligned_rmsd": "aligned RMSD ↓",
 }
 CHAINS = {
@@ -39,7 +39,7 @@ CHAINS = {
     "fape_mirrored": "FAPE of the mirror image",
     "distance_spearman": "distance Spearman ↑",
     "rmsd": "RMSD, Å ↓",
-    "bond": "bond, Å (3.8)",
+    "bond": "bond length, Å (3.8)",
 }
 GIB = 2**30
 
@@ -58,13 +58,13 @@ def times(ratio: float) -> str:
 def claims_table(folder: Path = RESULTS) -> str:
     """What the specification claims, what arithmetic says, and what was measured."""
     found = json.loads((folder / "claims.json").read_text())
-    lines = [["claim", "said", "arithmetic", "measured"]]
+    lines = [["claim", "specification", "arithmetic", "measured"]]
     for name, title in CLAIMS.items():
         claim = found["claims"][name]
         lines.append([title, *(times(claim[key]) for key in ("said", "arithmetic", "ratio"))])
     for name, measured in found["sharing"]["measured"].items():
         said = times(found["sharing"]["said"][name])
-        text = f"{times(measured['shared'])}; of all weights {times(measured['all'])}"
+        text = f"{times(measured['shared'])}; all weights {times(measured['all'])}"
         lines.append([f'`layer_sharing="{name}"`, weights', said, said, text])
     return rows(lines)
 
@@ -72,7 +72,7 @@ def claims_table(folder: Path = RESULTS) -> str:
 def steps_table(folder: Path = RESULTS) -> str:
     """A step of training by the number of cells in its context."""
     scores = _by_run(folder)
-    lines = [["a step of training", *(f"{n:,} cells" for n in (SMALL, LARGE, WHOLE)), "time ×", "memory ×"]]
+    lines = [["training step", *(f"{n:,} cells" for n in (SMALL, LARGE, WHOLE)), "time ×", "memory ×"]]
     for name in SETTINGS:
         found = [scores.get(("steps", name, n)) for n in (SMALL, LARGE, WHOLE)]
         if found[0] is None or found[1] is None:
@@ -91,13 +91,13 @@ def others_table(folder: Path = RESULTS) -> str:
     """Single operations, and a slice that is sampled."""
     scores = _by_run(folder)
     operations, sampled = scores["operations", "", WHOLE], scores["sampling", "default", 0]
-    half = f"half of {sampled['n_cells']:,} cells of a slice in 3D placed, the others known, 25 steps"
+    half = f"placement of half of the {sampled['n_cells']:,} cells of a 3D slice, 25 steps"
     return rows(
         [
             ["", "measured"],
-            [f"the 32 nearest of {WHOLE:,} cells", f"{operations['nearest cells']:.2f} s"],
-            [f"attention along a grid of {SMALL:,} cells, over full attention", times(operations["grid / full"])],
-            [half, f"{sampled['seconds']:.0f} s, {sampled['process'] / GIB:.1f} GiB of the whole process"],
+            [f"32 nearest neighbors of {WHOLE:,} cells", f"{operations['nearest cells']:.2f} s"],
+            [f"grid attention relative to full attention, {SMALL:,} cells", times(operations["grid / full"])],
+            [half, f"{sampled['seconds']:.0f} s, {sampled['process'] / GIB:.1f} GiB of the process"],
         ]
     )
 
@@ -105,7 +105,7 @@ def others_table(folder: Path = RESULTS) -> str:
 def estimates_table(folder: Path = RESULTS) -> str:
     """What a step is said to take, and takes."""
     scores = _by_run(folder)
-    lines = [["a step of training", "cells", "blocks recomputed", "estimate", "measured", "ratio"]]
+    lines = [["training step", "cells", "blocks recomputed", "estimate", "measured", "ratio"]]
     for name, (_, n, recompute) in ESTIMATED.items():
         run = scores["estimates", name, n]
         sizes = [f"{run[key] / GIB:.2f} GiB" for key in ("estimate", "peak")]
@@ -121,7 +121,7 @@ def ingredients_table(name: str, folder: Path = RESULTS) -> str:
     results = json.loads(path.read_text())
     summary = results["summary"]
     lines = [
-        ["", *(f"{title}, {r}" for title in SCORES.values() for r in READ_OUT.values()), "steps", "s a step", "GiB"]
+        ["", *(f"{title}, {r}" for title in SCORES.values() for r in READ_OUT.values()), "steps", "s per step", "GiB"]
     ]
     for variant in VARIANTS:
         found = [summary.get(f"{variant}, {read_out}") for read_out in READ_OUT]
@@ -149,7 +149,7 @@ def chains_table(folder: Path = RESULTS) -> str:
     lines = [["", *CHAINS.values()]]
     lines += [[method, *(mean_sd(*found[score]) for score in CHAINS)] for method, found in summary.items()]
     seeds = max(found["n_seeds"] for found in summary.values())
-    return f"Chains that no model has seen, {seeds} seed{'s' if seeds > 1 else ''}:\n\n{rows(lines)}"
+    return f"Held-out chains, {seeds} seed{'s' if seeds > 1 else ''}:\n\n{rows(lines)}"
 
 
 def tables(folder: Path = RESULTS) -> Iterator[str]:

@@ -22,20 +22,20 @@ TISSUES = {
 }
 ROWS = {
     "alphastomics": "**AlphaSTomics**, `tl.reconstruct`",
-    "chain_25": "AlphaSTomics, a draw of 25 steps",
-    "medoid_8": "AlphaSTomics, medoid of 8 draws",
+    "chain_25": "AlphaSTomics, a sample of 25 steps",
+    "medoid_8": "AlphaSTomics, medoid of 8 samples",
     "contrastive": "contrastive embedding, 10-NN",
-    "distance_mlp": "perceptron on distances",
+    "distance_mlp": "MLP on distances",
     "optimal_transport": "entropic optimal transport",
     "knn_25": "25-NN in expression",
     "knn_30_unscaled": "30-NN in expression, genes not standardized",
-    "chance": "chance",
-    "oracle": "shuffled within true cell types",
+    "chance": "chance: permuted over all cells",
+    "oracle": "oracle: permuted within cell types",
 }
 SCORES = {
-    "knn_20": "20 neighbors kept ↑",
+    "knn_20": "kNN preservation ↑",
     "distance_spearman": "distance Spearman ↑",
-    "contact_5": "contacts ↑",
+    "contact_5": "contact precision ↑",
     "aligned_rmsd": "aligned RMSD ↓",
     "nn_ks": "spacing KS ↓",
 }
@@ -44,45 +44,46 @@ SCORES = {
 PLANES = {"starmap_mpfc": "STARmap mouse cortex, three folds", "seqfish": "seqFISH mouse embryo"}
 NEIGHBORS = ("reference neighbors", "known neighbors", "both neighbors")
 QUESTIONS = (
-    ("pos_to_expr", "expression at registered places, Pearson ↑", "any, registered, mean", "pearson", (*NEIGHBORS[:1], "true layers")),
+    ("pos_to_expr", "expression at registered positions, Pearson ↑", "any, registered, mean", "pearson", (*NEIGHBORS[:1], "true layers")),
     ("pos_to_expr", "squared error over variance ↓", "any, registered, mean", "mse", (*NEIGHBORS[:1], "true layers")),
-    ("pos_to_expr", "with 5 % of the cells known, Pearson ↑", "any, known, mean", "pearson", (*NEIGHBORS, "all other cells")),
+    ("pos_to_expr", "with 5 % of the cells observed, Pearson ↑", "any, known, mean", "pearson", (*NEIGHBORS, "all other cells")),
     ("pos_to_expr", "squared error over variance ↓", "any, known, mean", "mse", (*NEIGHBORS, "all other cells")),
-    ("pos_to_expr", "one sample, Moran's I as in the truth ↑", "any, registered, sample", "moran", ("reference slices",)),
-    ("pos_to_expr", "one sample, variance over that of the truth", "any, registered, sample", "variance", ()),
-    ("pos_to_expr", "with 5 % known, Moran's I as in the truth ↑", "any, known, sample", "moran", ("reference slices",)),
+    ("pos_to_expr", "one sample, correlation of Moran's I ↑", "any, registered, sample", "moran", ("reference slices",)),
+    ("pos_to_expr", "one sample, variance ratio", "any, registered, sample", "variance", ()),
+    ("pos_to_expr", "with 5 % of the cells observed, correlation of Moran's I ↑", "any, known, sample", "moran", ("reference slices",)),
     ("gene_inpainting", "30 % of the genes hidden, Pearson ↑", "genes, any", "pearson", (
         "genes, space", "genes, expression", "genes, cell type", "genes, cell type, predicted")),
     ("gene_inpainting", "30 % of the entries hidden, Pearson ↑", "entries, any", "pearson", (
         "entries, space", "entries, expression", "entries, cell type", "entries, cell type, predicted")),
-    ("joint", "a drawn slice told from held-out tissue, area under the curve ↓", "sample", "auc", (
+    ("joint", "classifier of sampled and held-out slices, AUC ↓", "sample", "auc", (
         "reference, mean", "reference, nearest")),
-    ("embeddings", "cell types in `transformer`, the default layer, ARI of k-means ↑", "transformer", "type_ari", ("PCs",)),
-    ("embeddings", "NMI ↑", "transformer", "type_nmi", ("PCs",)),
-    ("embeddings", "cell types in both layers, ARI of k-means ↑", "all", "type_ari", ("PCs",)),
-    ("embeddings", "NMI ↑", "all", "type_nmi", ("PCs",)),
-    ("embeddings", "ARI of Louvain clusters ↑", "all", "type_ari_louvain", ("PCs",)),
-    ("embeddings", "NMI ↑", "all", "type_nmi_louvain", ("PCs",)),
-    ("embeddings", "layers of the cortex in both, ARI of k-means ↑", "all", "layer_ari", ("PCs",)),
-    ("embeddings", "NMI ↑", "all", "layer_nmi", ("PCs",)),
-    ("uncertainty", "uncertainty of positions, Spearman with their error ↑", "position, mean", "spearman", ()),
-    ("uncertainty", "share of positions in 80 % regions", "position, mean", "coverage", ()),
-    ("uncertainty", "of medoids, Spearman ↑", "position, medoid", "spearman", ()),
-    ("uncertainty", "share in 80 % regions", "position, medoid", "coverage", ()),
-    ("uncertainty", "uncertainty of expression as logarithms, Spearman with its error ↑", "expression, log1p", "spearman", ()),
-    ("uncertainty", "share of values in 80 % intervals", "expression, log1p", "coverage", ()),
-    ("uncertainty", '`layers["sd"]`, Spearman ↑', 'expression, layers["sd"]', "spearman", ()),
-    ("uncertainty", "share of values in 80 % intervals", 'expression, layers["sd"]', "coverage", ()),
-    ("directions", "placed cells, distance Spearman ↑", "any, placed", "distance_spearman", ("expr_to_pos, placed",)),
-    ("directions", "placed cells, 20 neighbors kept ↑", "any, placed", "knn_20", ("expr_to_pos, placed",)),
-    ("directions", "placed cells, contacts ↑", "any, placed", "contact_5", ("expr_to_pos, placed",)),
-    ("directions", "written expression, Pearson ↑", "any, mean", "pearson", ("pos_to_expr, mean",)),
-    ("directions", "one sample, Moran's I as in the truth ↑", "any, sample", "moran", ("pos_to_expr, sample",)),
+    ("embeddings", "cell types, layer `transformer` (default), k-means ARI ↑", "transformer", "type_ari", ("PCs",)),
+    ("embeddings", "k-means NMI ↑", "transformer", "type_nmi", ("PCs",)),
+    ("embeddings", "cell types, both layers, k-means ARI ↑", "all", "type_ari", ("PCs",)),
+    ("embeddings", "k-means NMI ↑", "all", "type_nmi", ("PCs",)),
+    ("embeddings", "cell types, both layers, Louvain ARI ↑", "all", "type_ari_louvain", ("PCs",)),
+    ("embeddings", "Louvain NMI ↑", "all", "type_nmi_louvain", ("PCs",)),
+    ("embeddings", "cortical layers, both layers of the model, k-means ARI ↑", "all", "layer_ari", ("PCs",)),
+    ("embeddings", "k-means NMI ↑", "all", "layer_nmi", ("PCs",)),
+    ("uncertainty", "uncertainty of positions, Spearman with the error ↑", "position, mean", "spearman", ()),
+    ("uncertainty", "coverage of 80 % regions", "position, mean", "coverage", ()),
+    ("uncertainty", "uncertainty of medoids, Spearman with the error ↑", "position, medoid", "spearman", ()),
+    ("uncertainty", "coverage of 80 % regions", "position, medoid", "coverage", ()),
+    ("uncertainty", "uncertainty of log expression, Spearman with the error ↑", "expression, log1p", "spearman", ()),
+    ("uncertainty", "coverage of 80 % intervals", "expression, log1p", "coverage", ()),
+    ("uncertainty", '`layers["sd"]`, Spearman with the error ↑', 'expression, layers["sd"]', "spearman", ()),
+    ("uncertainty", "coverage of 80 % intervals", 'expression, layers["sd"]', "coverage", ()),
+    ("directions", "placement, distance Spearman ↑", "any, placed", "distance_spearman", ("expr_to_pos, placed",)),
+    ("directions", "placement, kNN preservation ↑", "any, placed", "knn_20", ("expr_to_pos, placed",)),
+    ("directions", "placement, contact precision ↑", "any, placed", "contact_5", ("expr_to_pos, placed",)),
+    ("directions", "predicted expression, Pearson ↑", "any, mean", "pearson", ("pos_to_expr, mean",)),
+    ("directions", "one sample, correlation of Moran's I ↑", "any, sample", "moran", ("pos_to_expr, sample",)),
 )  # fmt: skip
 NAMED = {
-    "expr_to_pos, placed": "a model that only places",
-    "pos_to_expr, mean": "a model that only writes",
-    "pos_to_expr, sample": "a model that only writes",
+    "expr_to_pos, placed": 'a model with `mode="expr_to_pos"`',
+    "pos_to_expr, mean": 'a model with `mode="pos_to_expr"`',
+    "pos_to_expr, sample": 'a model with `mode="pos_to_expr"`',
+    "known neighbors": "observed neighbors",
 }
 
 
@@ -109,13 +110,13 @@ def tables(folder: Path = RESULTS) -> str:
 
 
 def named_row(row: str) -> str:
-    """What a row is called in a table."""
+    """The name of a row in a table."""
     return NAMED.get(row, row.removeprefix("genes, ").removeprefix("entries, "))
 
 
 def model_table(tissue: str, folder: Path = RESULTS) -> str:
-    """What one model of every direction says about a tissue, beside what it is compared with."""
-    lines = ["| question | ours | compared with |", "| --- | ---: | --- |"]
+    """The scores of one model of ``mode="any"`` and of the methods it is compared with."""
+    lines = ["| task | AlphaSTomics | compared with |", "| --- | ---: | --- |"]
     seeds = 0
     for benchmark, question, method, score, others in QUESTIONS:
         path = folder / f"{benchmark}_{tissue}.json"
@@ -130,7 +131,7 @@ def model_table(tissue: str, folder: Path = RESULTS) -> str:
 
 
 def comparison(tissue: str, folder: Path = RESULTS) -> str:
-    """The configurations side by side; nothing where they were not run."""
+    """The table of the configurations; empty if they were not run."""
     path = folder / f"compare_{tissue}.json"
     if not path.is_file():
         return ""
