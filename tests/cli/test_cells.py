@@ -563,8 +563,14 @@ def test_suffixes():
         (["extract", "--input-data", "text.pt", "--output", "z.npz"], r"text\.pt cannot be read as \.pt"),
         (["extract", "--input-data", "cut.pt", "--output", "z.parquet"], r"cut\.pt cannot be read as \.pt"),
         (["extract", "--input-data", "cut.h5ad", "--output", "z.h5ad"], r"cut\.h5ad cannot be read as \.h5ad: .*; see"),
-        (["extract", "--input-data", "cut.parquet", "--output", "z.npz"], r"cut\.parquet is no whole Parquet file"),
-        (["extract", "--input-data", "really.parquet", "--output", "z.npz"], r"really\.parquet is no whole Parquet"),
+        (
+            ["extract", "--input-data", "cut.parquet", "--output", "z.npz"],
+            r"cut\.parquet is not a complete Parquet file",
+        ),
+        (
+            ["extract", "--input-data", "really.parquet", "--output", "z.npz"],
+            r"really\.parquet is not a complete Parquet",
+        ),
         (
             ["sample", "--input-data", "nan.pt", "--output", "out.parquet"],
             "X has NaN or infinite values, the first for",

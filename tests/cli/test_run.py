@@ -214,7 +214,7 @@ def test_a_parquet_file_is_trained_on_as_the_same_cells_elsewhere(folder, here, 
     assert weights[0].read_bytes() == weights[1].read_bytes()
     (here / "all.parquet").write_bytes((here / "all.parquet").read_bytes()[:-9])
     assert main(["train", "--input-data", "all.parquet", *SHORT, "--exp-name", "cut"]) == 1
-    assert "all.parquet is no whole Parquet file" in complaint(capsys)
+    assert "all.parquet is not a complete Parquet file" in complaint(capsys)
     assert not (here / "outputs/cut").exists()
 
 

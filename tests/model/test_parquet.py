@@ -37,7 +37,9 @@ def in_memory(folder):
     """The cells of a dataset, in its order."""
     source = ParquetSource(folder)
     tables = [pq.read_table(folder / "data" / shard.file) for shard in source.info.shards if shard.split == "train"]
-    counts = np.concatenate([read_expression(table, source.schema.n_genes).toarray() for table in tables])
+    counts = np.concatenate(
+        [sp.csr_matrix(read_expression(table, source.schema.n_genes)).toarray() for table in tables]
+    )
     position, names = np.empty((source.n_cells, 2)), np.empty(source.n_cells, dtype=object)
     for cells in source.slices:
         position[cells.rows], names[cells.rows] = cells.position, cells.name

@@ -255,7 +255,7 @@ def test_a_damaged_file_of_a_folder_is_named(folder, tmp_path):
     shutil.copytree(folder, tmp_path / "copy")
     path = tmp_path / "copy" / "data" / "train-00001.parquet"
     path.write_bytes(path.read_bytes()[:100])
-    with pytest.raises(ValueError, match=r"train-00001\.parquet is no whole Parquet file"):
+    with pytest.raises(ValueError, match=r"train-00001\.parquet is not a complete Parquet file"):
         create_dataloaders(tmp_path / "copy")
 
 

@@ -76,12 +76,12 @@ def refused(folder, message):
 def test_a_file_that_is_cut_off_is_named(dataset, share):
     path = dataset / "data" / "train-00001.parquet"
     path.write_bytes(path.read_bytes()[: int(path.stat().st_size * share)])
-    refused(dataset, rf"train-00001.parquet is no whole Parquet file .*; {AGAIN}")
+    refused(dataset, rf"train-00001.parquet is not a complete Parquet file .*; {AGAIN}")
 
 
 def test_a_file_that_is_missing_is_named(dataset):
     (dataset / "data" / "validation.parquet").unlink()
-    refused(dataset, rf"validation.parquet is no whole Parquet file .*; {AGAIN}")
+    refused(dataset, rf"validation.parquet is not a complete Parquet file .*; {AGAIN}")
 
 
 def test_a_missing_row_group_is_found(dataset):

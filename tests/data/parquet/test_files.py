@@ -305,7 +305,7 @@ def test_a_damaged_file_is_one_line(dataset, tmp_path):
     path = shutil.copy(dataset / "data" / "test.parquet", tmp_path / "x.parquet")
     data = path.read_bytes()
     path.write_bytes(data[: len(data) // 2])
-    with pytest.raises(ValueError, match=r"x\.parquet is no whole Parquet file"):
+    with pytest.raises(ValueError, match=r"x\.parquet is not a complete Parquet file"):
         read_parquet(path)
     group = pq.ParquetFile(dataset / "data" / "test.parquet").metadata.row_group(0)
     chunk = group.column(group.num_columns - 1)

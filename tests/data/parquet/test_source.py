@@ -107,30 +107,31 @@ def rewritten(folder, to, **options):
     return to
 
 
-def mapped(source, group):
-    """What is read of a row group without pyarrow."""
-    _, footer, content = source._open(group.file)
-    return source._mapped(footer[group.number], content, group)
+def read_twice(source, rows):
+    """Expression as it is decoded and as it is read again."""
+    decoded = source.expression(rows)
+    np.testing.assert_array_equal(source.expression(rows), decoded)
+    return decoded
 
 
 @pytest.mark.parametrize("name", ["folder", "dense_folder"])
 @pytest.mark.parametrize("options", [{}, {"compression": "none", "data_page_size": 256, "use_dictionary": False}])
-def test_files_stored_otherwise_are_read_too(request, name, options, tmp_path, monkeypatch):
-    whole = request.getfixturevalue(name)
-    source = ParquetSource(whole)
+def test_files_stored_in_another_way_are_read_by_pyarrow_alone(request, name, options, tmp_path):
+    written = request.getfixturevalue(name)
+    source, other = ParquetSource(written), ParquetSource(rewritten(written, tmp_path / "other", **options))
     rows = np.random.default_rng(0).permutation(source.n_cells)[:200]
-    expected = source.expression(rows)
-    other = ParquetSource(rewritten(whole, tmp_path / "other", **options))
-    assert all(mapped(other, group) is None for group in other.groups)
-    np.testing.assert_array_equal(other.expression(rows), expected)
-    monkeypatch.setattr(ParquetSource, "_mapped", lambda *_: None)
-    np.testing.assert_array_equal(ParquetSource(whole).expression(rows), expected)
+    np.testing.assert_array_equal(read_twice(other, rows), read_twice(source, rows))
+    assert source._mapped
+    assert not source._kept
+    assert other._kept
+    assert not other._mapped
 
 
 @pytest.mark.parametrize("name", ["folder", "dense_folder"])
-def test_our_files_are_mapped(request, name):
+def test_files_of_preprocess_are_mapped(request, name):
     source = ParquetSource(request.getfixturevalue(name))
-    assert all(mapped(source, group) is not None for group in source.groups)
+    read_twice(source, np.arange(source.n_cells))
+    assert set(source._mapped) == set(range(len(source.groups)))
 
 
 def test_several_threads_read_at_once(folder):
@@ -223,7 +224,7 @@ def test_damaged_metadata_are_refused(copy, values):
 def test_a_file_cut_in_half_is_refused(copy):
     path = first_file(copy)
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-    with pytest.raises(ValueError, match="is no whole Parquet file"):
+    with pytest.raises(ValueError, match="is not a complete Parquet file"):
         ParquetSource(copy)
 
 

@@ -5,7 +5,7 @@ column            type                what
 ================  ==================  ==========================================================================
 ``cell_id``       string              name of the cell
 ``slice_id``      string              its slice
-``cell_type``     string, or null     its label; null where nobody knows
+``cell_type``     string, or null     its label; null where it is unknown
 ``library_size``  float64             sum of its values, over the genes that its slice measures
 ``position``      3 × float64         in the units of the input; z = 0, or number of the section times its spacing
 ``expression``    G × float32         untransformed, genes in the order of the schema; where a fifth of the values or more are not 0
@@ -121,7 +121,7 @@ def from_arrow(table: pa.Table, n_genes: int) -> Cells:
         table.column(LABEL).to_numpy(zero_copy_only=False).astype(object),
         table.column(SIZE).to_numpy(),
         read_position(table),
-        read_expression(table, n_genes),
+        sp.csr_matrix(read_expression(table, n_genes)),
     )
 
 
@@ -131,11 +131,11 @@ def read_position(table: pa.Table) -> NDArray[np.float64]:
     return np.asarray(flat, dtype=np.float64).reshape(-1, N_AXES)
 
 
-def read_expression(table: pa.Table, n_genes: int) -> sp.csr_matrix:
-    """Expression (N, G) of a table, as CSR, float32."""
+def read_expression(table: pa.Table, n_genes: int) -> sp.csr_matrix | NDArray[np.float32]:
+    """Expression (N, G) of a table, float32: an array where zeros are stored, else CSR."""
     if EXPRESSION in table.column_names:
         flat = table.column(EXPRESSION).combine_chunks().flatten()
-        return sp.csr_matrix(np.asarray(flat, dtype=np.float32).reshape(-1, n_genes))
+        return np.asarray(flat, dtype=np.float32).reshape(-1, n_genes)
     indices, values = (table.column(name).combine_chunks() for name in (INDICES, VALUES))
     offsets = np.asarray(indices.offsets)
     data, columns = np.asarray(values.flatten()), np.asarray(indices.flatten())

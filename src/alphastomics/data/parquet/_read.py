@@ -33,7 +33,7 @@ from alphastomics.data.parquet._columns import (
     VALUES,
 )
 from alphastomics.data.parquet._dataset import FOLDER, METADATA, SPLITS, DatasetInfo, Note
-from alphastomics.data.parquet._files import check_whole, open_parquet, read_group
+from alphastomics.data.parquet._files import open_parquet, read_group
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -205,7 +205,6 @@ def _read_shard(path: Path, shard: Shard, info: DatasetInfo) -> Iterator[Cells]:
     """Row groups of a file, which must be those that ``metadata.json`` lists."""
     n_genes = info.schema.n_genes
     with open_parquet(path) as file:
-        check_whole(path)
         found = file.num_row_groups
         if found != len(shard.groups):
             raise ValueError(f"{path} has {found} row groups, not {len(shard.groups)}; make the dataset again")
@@ -241,13 +240,12 @@ def read_parquet(path: str | PathLike[str]) -> ad.AnnData:
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"{path} is no file")
-    check_whole(path)
     try:
         file = pq.ParquetFile(path, page_checksum_verification=True)
         schema = file.schema_arrow
     except Exception as error:  # a damaged file can break the reader in any way
         raise ValueError(
-            f"{path} is no whole Parquet file ({describe_error(error)}); make it again, or name another"
+            f"{path} is not a complete Parquet file ({describe_error(error)}); make it again, or name another"
         ) from error
     with file:
         note = _find_note(path, schema)

@@ -18,7 +18,6 @@ from alphastomics.data._sources import SliceCells
 from alphastomics.data.parquet._columns import (
     EXPRESSION,
     INDICES,
-    LENGTH,
     POSITION,
     SIZE,
     SLICE,
@@ -28,8 +27,7 @@ from alphastomics.data.parquet._columns import (
 )
 from alphastomics.data.parquet._dataset import FOLDER, METADATA, DatasetInfo
 from alphastomics.data.parquet._files import open_parquet
-from alphastomics.data.parquet._footer import RowGroup, check_room, read_footer
-from alphastomics.data.parquet._pages import mapped_values
+from alphastomics.data.parquet._mapped import SparseRows, map_rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -40,10 +38,11 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from alphastomics.data._schema import TissueSchema
+    from alphastomics.data.parquet._dataset import Shard
 
 BUFFER = SourceConfig.buffer_size  # cells among which contexts are shuffled
 KEPT = 50_000  # cells that are kept at most where files cannot be mapped
-Values = Union["SparsePages", sp.csr_matrix, "NDArray[np.uint8]"]  # of a row group; dense ones as the bytes of its rows
+Values = Union[SparseRows, sp.csr_matrix, "NDArray[np.uint8]"]  # of a row group; dense ones as the bytes of its rows
 
 
 class Group(NamedTuple):
@@ -57,49 +56,10 @@ class Group(NamedTuple):
 
 
 class Places(NamedTuple):
-    """All of a file but expression.
+    """Library sizes (N,) and positions (N, 3), in the units of the input, of the cells of a file."""
 
-    Attributes
-    ----------
-    groups
-        Slice and number of cells of every row group.
-    library_size
-        (N,).
-    lengths
-        How many values a cell has, (N,); None where the file does not say.
-    position
-        (N, 3), units of the input.
-    """
-
-    groups: tuple[tuple[str, int], ...]
     library_size: NDArray[np.float64]
-    lengths: NDArray[np.int32] | None
     position: NDArray[np.float64]
-
-
-class SparsePages(NamedTuple):
-    """Sparse cells of a row group in a mapped file.
-
-    Attributes
-    ----------
-    values, indices
-        Bytes of the values, float32, and of the numbers of their genes, int32. They need not lie where numbers may.
-    start
-        Where each cell begins, in values; (n + 1,).
-    """
-
-    values: memoryview
-    indices: memoryview
-    start: NDArray[np.int64]
-
-    def take(self, rows: NDArray[np.int64], n_genes: int) -> sp.csr_matrix:
-        """Some cells; joining the bytes of theirs takes less time than scipy takes from a matrix."""
-        first, last = self.start[rows], self.start[rows + 1]
-        bytes_of = [slice(4 * a, 4 * b) for a, b in zip(first.tolist(), last.tolist(), strict=True)]
-        values = np.frombuffer(b"".join([self.values[each] for each in bytes_of]), np.float32)
-        indices = np.frombuffer(b"".join([self.indices[each] for each in bytes_of]), np.int32)
-        start = np.concatenate([[0], np.cumsum(last - first)]).astype(np.int32)
-        return sp.csr_matrix((values, indices, start), shape=(len(rows), n_genes), copy=False)
 
 
 class ParquetSource:
@@ -152,29 +112,23 @@ class ParquetSource:
 
     def _index(self) -> None:
         """Read all but expression."""
-        places, names = list[Places](), list[str]()
-        groups: list[tuple[int, int, int]] = []
-        for file, (path, shard) in enumerate(zip(self._paths, self._shards, strict=True)):
-            found = _read_places(path)
-            if found.groups != shard.groups:
-                raise ValueError(f"{path} does not hold the cells that {METADATA} lists; make the dataset again")
-            places.append(found)
-            names += [name for name, _ in found.groups]
-            groups += [(file, number, n) for number, (_, n) in enumerate(found.groups)]
-        self._library_size: NDArray[np.float64] = np.concatenate([each.library_size for each in places])
-        # How many values a cell has, where all files say so.
-        lengths = [each.lengths for each in places if each.lengths is not None]
-        self._lengths = np.concatenate(lengths) if len(lengths) == len(places) else None
-        kinds = sorted(set(names))
-        starts = np.concatenate([[0], np.cumsum([n for *_, n in groups])])
+        places = [_read_places(path, shard) for path, shard in zip(self._paths, self._shards, strict=True)]
+        listed = [
+            (file, number, name, n)
+            for file, shard in enumerate(self._shards)
+            for number, (name, n) in enumerate(shard.groups)
+        ]
+        names = sorted({name for *_, name, _ in listed})
+        starts = np.concatenate([[0], np.cumsum([n for *_, n in listed])])
         self.groups = tuple(
-            Group(file, number, int(start), n, kinds.index(name))
-            for (file, number, n), start, name in zip(groups, starts, names, strict=False)
+            Group(file, number, int(start), n, names.index(name))
+            for (file, number, name, n), start in zip(listed, starts, strict=False)
         )
         self._starts, self.n_cells = starts[:-1], int(starts[-1])
         if not self.n_cells:
             raise ValueError(f"{self.folder} has no cells in the splits that are read; make the dataset again")
-        self._arrange(kinds, np.concatenate([each.position for each in places])[:, : self.schema.n_dims])
+        self._library_size: NDArray[np.float64] = np.concatenate([each.library_size for each in places])
+        self._arrange(names, np.concatenate([each.position for each in places])[:, : self.schema.n_dims])
 
     def _arrange(self, names: Sequence[str], position: NDArray[np.float64]) -> None:
         """Bring row groups together by slices."""
@@ -197,9 +151,9 @@ class ParquetSource:
         self.measured: NDArray[np.bool_] = np.any(self._measured, axis=0)
 
     def _forget(self) -> None:
-        self._files: dict[int, tuple[pq.ParquetFile, tuple[RowGroup, ...], mmap.mmap]] = {}
+        self._files: dict[int, tuple[pq.ParquetFile, mmap.mmap]] = {}
         self._kept: OrderedDict[int, Values] = OrderedDict()
-        self._pages: dict[int, Values] = {}
+        self._mapped: dict[int, Values] = {}
         self._reading = threading.Lock()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -207,7 +161,7 @@ class ParquetSource:
         return {
             name: value
             for name, value in self.__dict__.items()
-            if name not in ("_files", "_kept", "_pages", "_reading")
+            if name not in ("_files", "_kept", "_mapped", "_reading")
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -255,7 +209,7 @@ class ParquetSource:
                 if thinning:
                     thin_rows(out, thinning, rng)
             else:
-                cells = kept.take(here, self.schema.n_genes) if isinstance(kept, SparsePages) else kept[here]
+                cells = kept.take(here, self.schema.n_genes) if isinstance(kept, SparseRows) else kept[here]
                 out[:] = dense_rows(cells, self.schema.n_genes, thinning=thinning, rng=rng)
             if thinning:
                 size = out.sum(axis=1, dtype=np.float64)
@@ -272,15 +226,15 @@ class ParquetSource:
 
     def _read(self, number: int) -> Values:
         """Values of a row group."""
-        if number in self._pages:
-            return self._pages[number]
+        if number in self._mapped:
+            return self._mapped[number]
         with self._reading:
             if number in self._kept:
                 self._kept.move_to_end(number)
                 return self._kept[number]
-        found, in_file = self._load(self.groups[number])
-        if in_file:  # the system takes its memory back by itself
-            self._pages[number] = found
+        found, is_mapped = self._load(self.groups[number])
+        if is_mapped:  # the operating system frees this memory by itself
+            self._mapped[number] = found
             return found
         with self._reading:
             self._kept[number] = found
@@ -289,78 +243,57 @@ class ParquetSource:
         return found
 
     def _load(self, group: Group) -> tuple[Values, bool]:
-        """Values of a row group, compared with what is known of them; and whether their memory is that of the mapped file."""
-        path = self._paths[group.file]
+        """Values of a row group, whose checksums pyarrow verifies, and whether they are those of the mapped file."""
+        path, n_genes = self._paths[group.file], self.schema.n_genes
         try:
-            file, footer, content = self._open(group.file)
-            found = self._mapped(footer[group.number], content, group)
-            if found is not None:
-                return found, True
+            file, content = self._open(group.file)
             columns = [name for name in (EXPRESSION, INDICES, VALUES) if name in file.schema_arrow.names]
-            read = read_expression(file.read_row_group(group.number, columns=columns), self.schema.n_genes)
-            if read.shape[0] != group.n_cells:
-                raise ValueError(f"it has {read.shape[0]} cells, not {group.n_cells}")
-            if isinstance(read, sp.csr_matrix):
-                self._check_genes(read.indices)
-        except Exception as error:  # a damaged file can break the reader in any way
-            raise ValueError(f"Row group {group.number} of {path} is damaged; make the dataset again") from error
-        return read, False
+            found = read_expression(file.read_row_group(group.number, columns=columns, use_threads=False), n_genes)
+            if found.shape[0] != group.n_cells:
+                raise ValueError(f"it has {found.shape[0]} cells, not {group.n_cells}")
+            if not isinstance(found, np.ndarray) and found.nnz:
+                if not 0 <= found.indices.min() <= found.indices.max() < n_genes:
+                    raise ValueError(f"{INDICES} must lie in 0 … {n_genes - 1}")
+            mapped = map_rows(content, file.metadata.row_group(group.number), found)
+        except Exception as error:  # a damaged file can raise anything
+            raise ValueError(
+                f"Row group {group.number} of {path} is damaged ({describe_error(error)}); make the dataset again"
+            ) from error
+        return (sp.csr_matrix(found), False) if mapped is None else (mapped, True)
 
-    def _check_genes(self, indices: NDArray[np.int32]) -> None:
-        if len(indices) and not 0 <= indices.min() <= indices.max() < self.schema.n_genes:
-            raise ValueError("it names genes that there are not")
-
-    def _open(self, number: int) -> tuple[pq.ParquetFile, tuple[RowGroup, ...], mmap.mmap]:
+    def _open(self, number: int) -> tuple[pq.ParquetFile, mmap.mmap]:
         with self._reading:
             if number not in self._files:
                 path = self._paths[number]
                 with path.open("rb") as file:
                     content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-                self._files[number] = open_parquet(path), read_footer(path), content
+                self._files[number] = open_parquet(path), content
             return self._files[number]
 
-    def _mapped(self, footer: RowGroup, content: mmap.mmap, group: Group) -> SparsePages | NDArray[np.uint8] | None:
-        """Values of a row group in the mapped file, if it is stored for that; its pages are compared with their checksums."""
-        chunks, n_genes = footer.columns, self.schema.n_genes
-        if EXPRESSION in chunks:
-            values = mapped_values(content, chunks[EXPRESSION], group.n_cells * n_genes, np.float32)
-            return None if values is None else values.reshape(group.n_cells, 4 * n_genes)
-        if self._lengths is None:
-            return None
-        start = np.concatenate([[0], np.cumsum(self._lengths[group.start : group.start + group.n_cells])])
-        n_values = int(start[-1])
-        indices = mapped_values(content, chunks[INDICES], n_values, np.int32)
-        values = mapped_values(content, chunks[VALUES], n_values, np.float32)
-        if indices is None or values is None:
-            return None
-        self._check_genes(np.frombuffer(indices, np.int32))
-        return SparsePages(values.data, indices.data, start)
 
-
-def _read_places(path: Path) -> Places:
-    """Slices, library sizes and positions of a file."""
+def _read_places(path: Path, shard: Shard) -> Places:
+    """Library sizes and positions of a file, which must hold the cells that are listed."""
     with open_parquet(path) as file:
         try:
-            columns = [name for name in (SLICE, SIZE, POSITION, LENGTH) if name in file.schema_arrow.names]
-            footer = read_footer(path)
-            check_room(footer, range(len(footer)), columns)
-            return _to_places(file.read(columns=columns), [group.n_rows for group in footer])
+            rows = [file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)]
+            if rows != [n for _, n in shard.groups]:
+                raise ValueError(f"its row groups are not those that {METADATA} lists")
+            return _to_places(file.read(columns=[SLICE, SIZE, POSITION]), shard)
         except Exception as error:  # likewise
             raise ValueError(f"{path} is damaged ({describe_error(error)}); make the dataset again") from error
 
 
-def _to_places(table: pa.Table, n_rows: list[int]) -> Places:
+def _to_places(table: pa.Table, shard: Shard) -> Places:
     if any(column.null_count for column in table.columns):
         raise ValueError("a value is missing")
-    labels, starts = table.column(SLICE), np.cumsum([0, *n_rows])
-    places = Places(
-        tuple((str(labels[int(start)]), n) for start, n in zip(starts, n_rows, strict=False)),
-        table.column(SIZE).to_numpy().astype(np.float64),
-        table.column(LENGTH).to_numpy().astype(np.int32) if LENGTH in table.column_names else None,
-        read_position(table),
-    )
+    labels, start = table.column(SLICE), 0
+    for name, n in shard.groups:
+        if n and str(labels[start]) != name:
+            raise ValueError(f"its row groups are not of the slices that {METADATA} lists")
+        start += n
+    places = Places(table.column(SIZE).to_numpy().astype(np.float64), read_position(table))
     if not (np.isfinite(places.library_size).all() and np.isfinite(places.position).all()):
-        raise ValueError("a position or a library size is no number")
-    if len(places.position) != len(table) or (places.lengths is not None and (places.lengths < 0).any()):
-        raise ValueError("its columns do not fit each other")
+        raise ValueError("a position or a library size is not a finite number")
+    if len(places.position) != len(table):
+        raise ValueError("its columns differ in length")
     return places

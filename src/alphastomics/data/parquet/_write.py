@@ -1,7 +1,8 @@
-"""An AnnData as a single Parquet file with the columns of a dataset, and embeddings of its cells as another."""
+"""Writing Parquet files: shards of a dataset, an AnnData as a single file with the same columns, embeddings of cells."""
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,19 @@ from alphastomics._io._atomic import replacing
 from alphastomics.data._checks import check_genes, check_in_memory, expression_matrix
 from alphastomics.data._matrix import canonical, row_sums
 from alphastomics.data._slices import NO_SLICE, SINGLE_SLICE
-from alphastomics.data.parquet._columns import CELL, DENSE, N_AXES, SLICE, Cells, arrow_schema, to_arrow
+from alphastomics.data.parquet._columns import (
+    CELL,
+    DENSE,
+    EXPRESSION,
+    INDICES,
+    N_AXES,
+    POSITION,
+    SLICE,
+    VALUES,
+    Cells,
+    arrow_schema,
+    to_arrow,
+)
 from alphastomics.data.parquet._dataset import Note
 from alphastomics.data.parquet._files import ROW_GROUP
 from alphastomics.data.parquet._read import OURS
@@ -30,6 +43,57 @@ if TYPE_CHECKING:
 
 EMBEDDING = "embedding"
 OPTIONS: dict[str, Any] = {"compression": "zstd", "write_page_checksum": True}
+LARGEST_PAGE = 2**31 - 1  # bytes: a column chunk is one page
+
+
+@contextmanager
+def writing(path: Path, schema: pa.Schema, *, mapped: bool = False) -> Iterator[CellWriter]:
+    """Write a file of cells atomically.
+
+    Parameters
+    ----------
+    path
+        The file.
+    schema
+        Its columns.
+    mapped
+        Whether expression is stored as :mod:`~alphastomics.data.parquet._mapped` reads it, else compressed.
+    """
+    options: dict[str, Any] = {
+        **OPTIONS,
+        "memory_pool": pa.system_memory_pool(),  # the default pool keeps the memory of a row group to the end
+    }
+    if mapped:
+        plain = [f"{name}.list.element" for name in (EXPRESSION, INDICES, VALUES) if name in schema.names]
+        others = [name for name in schema.names if name not in (EXPRESSION, INDICES, VALUES, POSITION)]
+        options |= {
+            "compression": dict.fromkeys([*others, f"{POSITION}.list.element"], "zstd") | dict.fromkeys(plain, "none"),
+            "use_dictionary": others,
+            "write_statistics": others,
+            "data_page_size": LARGEST_PAGE,
+        }
+    with replacing(path, unique=True) as temporary, pq.ParquetWriter(temporary, schema, **options) as file:
+        yield CellWriter(file, schema)
+
+
+class CellWriter:
+    """Row groups of an open file.
+
+    Parameters
+    ----------
+    file
+        The file.
+    schema
+        Its columns.
+    """
+
+    def __init__(self, file: pq.ParquetWriter, schema: pa.Schema) -> None:
+        self._file, self._schema = file, schema
+
+    def write(self, *parts: Cells) -> None:
+        """Write cells of one slice as one row group, without bringing them together before."""
+        table = pa.concat_tables([to_arrow(cells, self._schema) for cells in parts])
+        self._file.write_table(table, row_group_size=len(table))
 
 
 def write_parquet(

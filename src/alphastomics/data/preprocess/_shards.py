@@ -13,7 +13,8 @@ from alphastomics._io._atomic import replacing
 from alphastomics.data._matrix import Moments, column_sums, row_blocks
 from alphastomics.data.parquet._columns import arrow_schema
 from alphastomics.data.parquet._dataset import SPLITS, Note, Shard
-from alphastomics.data.parquet._files import checksum, writing
+from alphastomics.data.parquet._files import checksum
+from alphastomics.data.parquet._write import writing
 
 if TYPE_CHECKING:
     from pathlib import Path
