@@ -1,7 +1,8 @@
-"""reconstruct: train, place and keep the books in one call, in its three forms."""
+"""``tl.reconstruct`` in its three forms: a trained model, a reference, one object."""
 
 from __future__ import annotations
 
+import inspect
 import warnings
 
 import anndata as ad
@@ -12,6 +13,7 @@ import pytest
 from alphastomics.data import Augmentation
 from alphastomics.datasets import synthetic_tissue
 from alphastomics.tl import evaluate, reconstruct
+from alphastomics.tl._reconstruct import sort_arguments
 
 SMALL = {"d_model": 32, "n_layers": 2, "n_heads": 2, "dropout": 0.0}
 BRIEF = {
@@ -124,7 +126,7 @@ def test_with_a_model(model, query):
     assert np.array_equal(placed, model.sample(query, n_steps=1, **how).obsm["spatial"])
 
 
-def test_place_is_judged_by_evaluate(model, cells):
+def test_positions_are_better_than_chance(model, cells):
     reconstruct(cells, model=model)
     table = evaluate(cells, baselines=True)["distance_spearman"].unstack()
     assert table.index.tolist() == ["slice_0", "slice_1", "slice_2"]
@@ -139,7 +141,7 @@ def test_positions_of_the_query_are_not_read(model, cells):
     assert cells.obsm[KEY].tobytes() == expected
 
 
-def test_several_draws_give_their_medoid_and_an_uncertainty(model, query):
+def test_several_samples_give_their_medoid_and_an_uncertainty(model, query):
     reconstruct(query, model=model, n_samples=3, n_steps=4, random_state=5)
     expected = model.sample(query, n_samples=3, n_steps=4, reduce="medoid", random_state=5)
     assert query.obsm[KEY].tobytes() == expected.obsm["spatial"].tobytes()
@@ -148,7 +150,7 @@ def test_several_draws_give_their_medoid_and_an_uncertainty(model, query):
     assert query.uns[KEY]["params"]["n_samples"] == 3
 
 
-def test_a_second_call_replaces_what_the_first_wrote(model, query, cells):
+def test_a_second_call_replaces_the_results(model, query, cells):
     reconstruct(query, model=model, n_samples=2, n_steps=2)
     reconstruct(query, model=model)
     fresh = query.copy()
@@ -308,15 +310,15 @@ def test_a_slice_with_a_few_known_cells_is_placed_around_them(partly):
     assert np.isfinite(cells.obsm[KEY]).all()
 
 
-def test_nothing_or_everything_to_place_is_refused(cells, no_training):
+def test_all_or_no_positions_known_raises(cells, no_training):
     before = cells.copy()
-    with pytest.raises(ValueError, match=r'No cell has NaN in obsm\["spatial"\].*reference= or model='):
+    with pytest.raises(ValueError, match=r'no cell .*obsm\["spatial"\].*reference=.*model='):
         reconstruct(cells)
     cells.obsm["spatial"][:] = np.nan
-    with pytest.raises(ValueError, match=r'Every cell has NaN in obsm\["spatial"\].*reference= or model='):
+    with pytest.raises(ValueError, match=r'every cell .*obsm\["spatial"\].*reference=.*model='):
         reconstruct(cells)
     del cells.obsm["spatial"], before.obsm["spatial"]
-    with pytest.raises(KeyError, match=r'obsm\["spatial"\] is missing; pass position_key='):
+    with pytest.raises(KeyError, match=r'obsm\["spatial"\].*position_key='):
         reconstruct(cells)
     assert same(cells, before)
 
@@ -384,25 +386,38 @@ def test_cell_types_are_recorded_for_evaluate(model, cells):
     assert "oracle" in evaluate(cells, baselines=True).index.get_level_values("positions")
 
 
-# -- refusals, all before training --------------------------------------------------------------------------------------
+# -- errors, all before training -----------------------------------------------------------------------------------------
 
 
-def refuses(error, message, query, *args, **kwargs):
+def raises_unchanged(error, message, query, *args, **kwargs):
     before = query.copy()
     with pytest.raises(error, match=message):
         reconstruct(query, *args, **kwargs)
     assert same(query, before)
 
 
-def test_reference_and_model_are_not_both(model, query, reference, no_training):
-    refuses(ValueError, "reference= .* or model= .*, not both", query, reference=reference, model=model)
+def test_reference_and_model_exclude_each_other(model, query, reference, no_training):
+    raises_unchanged(ValueError, "reference=.*model=", query, reference=reference, model=model)
+
+
+def test_arguments_are_sorted_by_the_function_that_takes_them():
+    from alphastomics.model import AlphaSTomics
+
+    functions = {"setup": AlphaSTomics.setup_anndata, "init": AlphaSTomics.__init__, "train": AlphaSTomics.train}
+    others = {"self", "adata", "registry", "random_state", "kwargs", "trainer_kwargs"}
+    for part, function in functions.items():
+        names = dict.fromkeys(set(inspect.signature(function).parameters) - others)
+        assert sort_arguments(names, caller="test")[part] == names
+    assert sort_arguments({"limit_val_batches": 1, "eta": 1}, caller="test", sample={"eta"}) == {
+        "setup": {}, "init": {}, "train": {"limit_val_batches": 1}, "sample": {"eta": 1},
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(
     "name", ["max_epoch", "n_head", "self", "adata", "registry", "kwargs", "trainer_kwargs", "mode_"]
 )
-def test_unknown_argument_is_named(query, reference, no_training, name):
-    refuses(TypeError, f"unexpected argument '{name}'", query, reference, **{name: 1})
+def test_unknown_argument_raises(query, reference, no_training, name):
+    raises_unchanged(TypeError, f"'{name}'", query, reference, **{name: 1})
 
 
 @pytest.mark.parametrize(
@@ -410,12 +425,12 @@ def test_unknown_argument_is_named(query, reference, no_training, name):
     [{"max_epochs": 5}, {"d_model": 8}, {"transform": "none"}, {"layer": "counts"}],
     ids=["train", "init", "setup", "key"],
 )
-def test_arguments_that_a_trained_model_cannot_follow_are_refused(model, query, no_training, arguments):
+def test_arguments_that_would_change_a_trained_model_raise(model, query, no_training, arguments):
     (name,) = arguments
-    refuses(TypeError, f"{name}.*model=", query, model=model, **arguments)
+    raises_unchanged(TypeError, f"{name}.*model=", query, model=model, **arguments)
 
 
-def test_keys_that_the_trained_model_has_anyway_are_accepted(model, query):
+def test_keys_equal_to_those_of_the_model_are_accepted(model, query):
     reconstruct(query, model=model, position_key="spatial", slice_key="slice_id")
     assert np.isfinite(query.obsm[KEY]).all()
 
@@ -423,23 +438,23 @@ def test_keys_that_the_trained_model_has_anyway_are_accepted(model, query):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"n_samples": 0}, "n_samples must be at least 1"),
-        ({"n_steps": 0}, "n_steps must be at least 1"),
-        ({"sampler": "euler"}, "sampler='euler' is unknown"),
-        ({"sampler": "ddim", "eta": 2}, "eta=2 must lie between 0 and 1"),
-        ({"eta": 0.5}, "eta=0.5 is for sampler='ddim'"),
-        ({"mode": "pos_to_expr"}, "trained with mode='pos_to_expr'"),
+        ({"n_samples": 0}, "n_samples"),
+        ({"n_steps": 0}, "n_steps"),
+        ({"sampler": "euler"}, "sampler='euler'"),
+        ({"sampler": "ddim", "eta": 2}, "eta=2"),
+        ({"eta": 0.5}, "eta=0.5"),
+        ({"mode": "pos_to_expr"}, "mode='pos_to_expr'"),
     ],
     ids=lambda value: "" if isinstance(value, str) else "-".join(value),
 )
-def test_bad_arguments_are_refused(query, reference, no_training, arguments, message):
-    refuses(ValueError, message, query, reference, **arguments)
+def test_invalid_arguments_raise(query, reference, no_training, arguments, message):
+    raises_unchanged(ValueError, message, query, reference, **arguments)
 
 
-def test_unusable_query_is_refused(query, reference, no_training, tmp_path):
+def test_invalid_query_raises(query, reference, no_training, tmp_path):
     strange = query.copy()
     strange.var_names = [f"ENSG{i}" for i in range(strange.n_vars)]
-    refuses(ValueError, "None of the 60 genes", strange, reference, **QUICK)
+    raises_unchanged(ValueError, "None of the 60 genes", strange, reference, **QUICK)
     broken = query.copy()
     broken.X.data[3] = np.nan
     with pytest.raises(ValueError, match="NaN or infinite"):
@@ -454,7 +469,7 @@ def test_unusable_query_is_refused(query, reference, no_training, tmp_path):
     backed.file.close()
 
 
-def test_missing_genes_are_told_once(query, reference):
+def test_missing_genes_give_one_warning(query, reference):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         reconstruct(query[:, :50].copy(), reference, copy=True, **QUICK)
@@ -463,8 +478,8 @@ def test_missing_genes_are_told_once(query, reference):
     assert "10 of 60" in told[0]
 
 
-def test_untrained_model_is_refused(query, reference):
+def test_untrained_model_raises(query, reference):
     from alphastomics.model import AlphaSTomics
 
     AlphaSTomics.setup_anndata(reference)
-    refuses(RuntimeError, "not trained", query, model=AlphaSTomics(reference, mode="expr_to_pos", **SMALL))
+    raises_unchanged(RuntimeError, "not trained", query, model=AlphaSTomics(reference, mode="expr_to_pos", **SMALL))

@@ -14,7 +14,7 @@ from alphastomics import _keys
 from alphastomics.data._checks import check_choice
 from alphastomics.data._slices import resolve_slice_key, slice_rows
 from alphastomics.tl._compare_runs import Run, RunFile, Scoring, Split, as_json, baseline_runs, make_tables
-from alphastomics.tl._reconstruct import sort_arguments
+from alphastomics.tl._reconstruct import Arguments, sort_arguments
 
 if TYPE_CHECKING:
     from datetime import timedelta
@@ -227,9 +227,7 @@ def choose_configurations(chosen: Mapping[str, Configuration] | Sequence[str] | 
     return {name: known[name] for name in names}
 
 
-def _sort(
-    kwargs: dict[str, Any], mode: str, seeds: Sequence[int], max_time: Any, max_steps: int | None
-) -> dict[str, dict[str, Any]]:
+def _sort(kwargs: dict[str, Any], mode: str, seeds: Sequence[int], max_time: Any, max_steps: int | None) -> Arguments:
     """Check the shared arguments and sort them into those of setup, model and training."""
     from alphastomics.train import seconds_of
 
@@ -252,7 +250,7 @@ def _sort(
 
 
 def _splits(
-    adata: AnnData, query: AnnData | None, held_out: Any, seeds: Sequence[int], arguments: dict[str, dict[str, Any]]
+    adata: AnnData, query: AnnData | None, held_out: Any, seeds: Sequence[int], arguments: Arguments
 ) -> dict[int, Split]:
     """The split of each seed; seeds that hold out the same slices share one."""
     if isinstance(held_out, Mapping) and (missing := [seed for seed in seeds if seed not in held_out]):
@@ -269,9 +267,7 @@ def _splits(
     return splits
 
 
-def _split(
-    adata: AnnData, query: AnnData | None, chosen: tuple[str, ...] | None, arguments: dict[str, dict[str, Any]]
-) -> Split:
+def _split(adata: AnnData, query: AnnData | None, chosen: tuple[str, ...] | None, arguments: Arguments) -> Split:
     """Copies of the training cells, registered, and of the held-out cells."""
     from alphastomics.model import AlphaSTomics
 

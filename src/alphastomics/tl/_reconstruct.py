@@ -1,17 +1,16 @@
-"""Arguments that a tool takes for the model that it trains.
-
-Put cells back into a tissue: training, sampling and bookkeeping in one call.
-"""
+"""Predict the positions of cells from their expression: training, sampling and writing in one call."""
 
 from __future__ import annotations
 
 import inspect
 import logging
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from alphastomics import _keys
+from alphastomics.config import DiffusionSettings, ModelConfig, NetworkConfig, SetupConfig, TrainingConfig
 
 if TYPE_CHECKING:
     from anndata import AnnData
@@ -19,59 +18,13 @@ if TYPE_CHECKING:
 
     from alphastomics.model import AlphaSTomics
 
-PARTS = ("setup", "init", "train", "sample")
-
-
-def sort_arguments(
-    kwargs: dict[str, Any], *, caller: str, sample: frozenset[str] = frozenset()
-) -> dict[str, dict[str, Any]]:
-    """Sort arguments by what takes them.
-
-    Parameters
-    ----------
-    kwargs
-        Arguments of :class:`~alphastomics.model.AlphaSTomics`, of its ``setup_anndata`` and ``train``, of a Lightning
-        trainer, and of its ``sample``.
-    caller
-        Name of the function that was given them, for errors.
-    sample
-        Those of ``sample`` that the caller takes.
-
-    Returns
-    -------
-    The arguments of ``setup``, ``init``, ``train`` and ``sample``.
-
-    Raises
-    ------
-    TypeError
-        If an argument is unknown.
-    """
-    import lightning.pytorch as pl
-
-    from alphastomics.model import AlphaSTomics
-
-    def names(function: Any) -> set[str]:
-        return set(inspect.signature(function).parameters) - {"self", "adata", "registry", "kwargs", "trainer_kwargs"}
-
-    known: dict[str, set[str]] = {
-        "setup": names(AlphaSTomics.setup_anndata),
-        "init": names(AlphaSTomics.__init__),
-        "train": names(AlphaSTomics.train) | names(pl.Trainer.__init__),
-        "sample": set(sample),
-    }
-    result: dict[str, dict[str, Any]] = {part: {} for part in PARTS}
-    for key, value in kwargs.items():
-        part = next((part for part in PARTS if key in known[part]), None)
-        if part is None:
-            raise TypeError(f"{caller}() got an unexpected argument {key!r}; no part of the model takes it")
-        result[part][key] = value
-    return result
-
+Arguments = dict[str, dict[str, Any]]  # keyword arguments by the function that takes them
 
 logger = logging.getLogger(__name__)
 
-CHAIN_STEPS = 25  # steps of a chain when draws or known cells ask for one
-PLACEMENT = frozenset({"sampler", "eta", "n_views", "refine"})
+DEFAULT_STEPS = 25  # of each sample, for several samples or if some positions are observed
+TRAINING_FILES = {"checkpoint", "resume"}
+SAMPLER_ARGUMENTS = frozenset({"sampler", "eta", "n_views", "refine"})
 
 
 def reconstruct(
@@ -89,81 +42,107 @@ def reconstruct(
     random_state: int = 0,
     **kwargs: Any,
 ) -> AnnData | None:
-    """Place cells in a tissue from their expression.
+    """Predict the positions of cells from their expression.
+
+    There are three forms, which differ in where the known positions come from:
+
+    - ``reconstruct(adata)``: `adata` has cells with positions, on which a model is trained, and cells whose position is NaN,
+      which are placed. In a slice with both, the known positions are observed when the others are sampled.
+    - ``reconstruct(query, reference)``: a model is trained on `reference`.
+    - ``reconstruct(query, model=model)``: the trained `model` is used.
+
+    In the second and third form all cells are placed, and positions of `query` are never read.
 
     Parameters
     ----------
     query
-        Cells to place. Without ``reference`` and ``model``, those whose position is NaN are placed and the others are
-        the reference; in a slice where some positions are known, these are held.
+        Cells to place.
     reference
-        Cells with positions, to train on. Positions of the query are then never read.
+        Cells with positions to train on.
     model
-        A trained model; positions of the query are then never read.
+        A trained model.
     position_key
-        Where positions are in ``obsm``; ``"spatial"`` when None.
+        Key of ``obsm`` with the positions, (n_cells, 2 or 3). ``"spatial"`` when None.
     slice_key
-        Where the slice of a cell is in ``obs``; ``"slice_id"`` if it is there when None. A query without it is one set.
+        Column of ``obs`` with the slice of each cell. ``"slice_id"`` when None, if there is such a column. Cells of a
+        `query` without this column form one slice.
     layer
-        Where expression is; ``X`` when None.
+        Layer with the expression; ``X`` when None.
     key_added
-        Where to write.
+        Key of ``obsm`` and ``uns`` for the results, and prefix of the columns of ``obs``.
     n_samples
-        Number of draws. 1 takes the refined conditional mean, which scores best; several draws give their medoid, a
-        likely tissue with realistic density, and an uncertainty.
+        Number of samples. 1 returns the conditional mean, which minimizes the error of each cell. Several samples
+        return their medoid, which has a larger error and a realistic density, and an uncertainty.
     n_steps
-        Steps per draw; None takes 1 for a single draw, 25 for several or where positions are known.
+        Sampling steps. None means 1 for the conditional mean, and 25 for several samples or if positions are observed.
     copy
-        Whether to return a modified copy instead of writing to ``query``.
+        Return a modified copy instead of writing to `query`.
     random_state
-        Decides training and draws.
+        Seed of training and sampling.
     **kwargs
-        Arguments of :class:`~alphastomics.model.AlphaSTomics`, of its ``setup_anndata``, ``train`` (``max_time``,
-        ``max_epochs``) and ``sample``.
+        Further arguments of :class:`~alphastomics.model.AlphaSTomics`, its ``setup_anndata``, its ``train`` (such as
+        ``max_time`` and ``max_epochs``) and its ``sample`` (``sampler``, ``eta``, ``n_views``, ``refine``).
 
     Returns
     -------
-    None, or the copy. Written are ``obsm[key_added]``, shape (n_cells, n_dims) in units of the reference;
-    ``obs[key_added + "_uncertainty"]`` (root mean square distance of draws from it, same units; 0 for held cells; only
-    with several draws); ``obs[key_added + "_placed"]`` (False for the reference, first form only);
-    ``uns[key_added]`` (parameters, seed, model, versions; see :func:`provenance`).
+    None, or the modified copy. The following is written:
+
+    - ``obsm[key_added]``: positions in the units of the reference, (n_cells, n_dims);
+    - ``obs[key_added + "_uncertainty"]``: root mean square distance of the samples from these positions, same units, 0 for
+      observed cells (only with several samples);
+    - ``obs[key_added + "_placed"]``: False for cells with a known position (only in the first form);
+    - ``uns[key_added]``: parameters, seed, model and versions; see :func:`provenance`.
 
     Raises
     ------
     TypeError
-        If an argument is unknown.
-    KeyError, ValueError
-        If the data cannot be used; the message says why and what to do.
+        If an argument is unknown, or would change a trained `model`.
+    KeyError
+        If ``obsm``, ``obs`` or ``layers`` has no such key.
+    ValueError
+        If data or arguments are invalid. Errors are raised before training.
+
+    See Also
+    --------
+    evaluate : Score the positions against the truth.
+    alphastomics.pl.reconstruction : Plot them.
 
     Examples
     --------
     >>> asx.tl.reconstruct(adata)
-    >>> asx.tl.reconstruct(query, reference=reference, max_time=300)
+    >>> asx.tl.reconstruct(query, reference, max_time=300)
     >>> asx.tl.reconstruct(query, model=model, n_samples=8)
     """
     if reference is not None and model is not None:
-        raise ValueError("Pass reference= (to train a model) or model= (a trained one), not both")
-    arguments = sort_arguments(kwargs, caller="reconstruct", sample=PLACEMENT)
-    setup = {"position_key": position_key or _keys.SPATIAL, "slice_key": slice_key, "layer": layer} | arguments["setup"]
-    placed = None
+        raise ValueError("pass reference=… to train a model or model=… to use a trained one, not both")
+    arguments = sort_arguments(kwargs, caller="reconstruct", sample=SAMPLER_ARGUMENTS)
+    position = position_key or _keys.SPATIAL
+    setup = {"position_key": position, "slice_key": slice_key, "layer": layer} | arguments["setup"]
+    unknown = None  # in the first form, cells without a position
     if model is not None:
         _check_unused(model, arguments, position_key=position_key, slice_key=slice_key, layer=layer)
-    elif reference is None:
-        placed = _unknown(query, setup["position_key"])
-        reference = query[_reference_rows(query, placed, setup["slice_key"])]
-    trained = model if model is not None else _untrained(reference, setup, arguments["init"], random_state)
-    cells = _cells_to_sample(query, placed, trained)
-    inpaint = placed is not None
-    subject = query[cells] if inpaint else query
+        trained = model
+    else:
+        if reference is None:
+            unknown = _without_position(query, position)
+            reference = query[_training_cells(query, unknown, slice_key)]
+        trained = _make_model(reference, setup, arguments["init"], random_state)
+    inpaint = unknown is not None
+    cells = _cells_to_sample(query, unknown, trained)
+    sampled_cells = query[cells] if inpaint else query
     if n_steps is None:
-        n_steps = 1 if n_samples == 1 and not inpaint else CHAIN_STEPS
+        n_steps = 1 if n_samples == 1 and not inpaint else DEFAULT_STEPS
     if n_steps == 1:
         arguments["sample"] = trained.default_placement() | arguments["sample"]
     if model is None:
-        _check_query(trained, subject, n_samples=n_samples, n_steps=n_steps, inpaint=inpaint, **arguments["sample"])
+        from alphastomics.sampling._place import check_query
+
+        check_query(
+            trained, sampled_cells, n_samples=n_samples, n_steps=n_steps, inpaint=inpaint, **arguments["sample"]
+        )
         trained.train(**arguments["train"])
     sampled = trained.sample(
-        subject,
+        sampled_cells,
         mode="expr_to_pos",
         n_steps=n_steps,
         n_samples=n_samples,
@@ -173,87 +152,116 @@ def reconstruct(
         **arguments["sample"],
     )
     result = query.copy() if copy else query
-    _write(result, sampled, trained, key_added, cells, placed)
+    _write(result, sampled, trained, key_added, cells, unknown)
     used = {"n_samples": n_samples, "n_steps": n_steps, "random_state": random_state} | kwargs | arguments["sample"]
     result.uns[key_added] = _record(trained, used)
     return result if copy else None
 
 
-def _unknown(adata: AnnData, position_key: str) -> NDArray[np.bool_]:
-    """Cells whose position is NaN."""
+def sort_arguments(kwargs: dict[str, Any], *, caller: str, sample: frozenset[str] = frozenset()) -> Arguments:
+    """Sort keyword arguments of ``caller`` into ``setup``, ``init``, ``train`` and ``sample``.
+
+    The names are those of the declared settings, of the files of a training, and of Lightning's trainer.
+
+    Raises
+    ------
+    TypeError
+        If an argument is unknown.
+    """
+    import lightning.pytorch as pl
+
+    names = {
+        "setup": _fields(SetupConfig),
+        "init": _fields(ModelConfig, NetworkConfig, DiffusionSettings),
+        "train": _fields(TrainingConfig)
+        | TRAINING_FILES
+        | {"plan_kwargs"}
+        | set(inspect.signature(pl.Trainer).parameters),
+        "sample": sample,
+    }
+    result: Arguments = {part: {} for part in names}
+    for key, value in kwargs.items():
+        part = next((part for part, known in names.items() if key in known), None)
+        if part is None:
+            raise TypeError(f"{caller}() got an unexpected argument {key!r}")
+        result[part][key] = value
+    return result
+
+
+def _fields(*configs: type) -> set[str]:
+    return {field.name for config in configs for field in fields(config)}
+
+
+def _without_position(adata: AnnData, position_key: str) -> NDArray[np.bool_]:
+    """Cells whose position is NaN, (n_cells,)."""
     if position_key not in adata.obsm:
         raise KeyError(
-            f'obsm["{position_key}"] is missing; pass position_key=…, or reference= or model= to place all cells'
+            f'obsm["{position_key}"] is missing; pass position_key=…, or reference=… or model=… to place all cells'
         )
-    placed = np.isnan(np.asarray(adata.obsm[position_key], dtype=float)).any(1)
-    if not placed.any() or placed.all():
-        what = "No cell" if not placed.any() else "Every cell"
+    unknown = np.isnan(np.asarray(adata.obsm[position_key], dtype=float)).any(1)
+    if not unknown.any() or unknown.all():
         raise ValueError(
-            f'{what} has NaN in obsm["{position_key}"]: NaN marks the cells to place and the others are the '
-            "reference. Pass reference= or model= to place all cells of an object"
+            f'{"every" if unknown.any() else "no"} cell has NaN in obsm["{position_key}"], which marks the cells to place; '
+            "pass reference=… or model=… to place all cells"
         )
-    return placed
+    return unknown
 
 
-def _reference_rows(adata: AnnData, placed: NDArray[np.bool_], slice_key: str | None) -> NDArray[np.bool_]:
-    """Known cells to train on: not those of a slice that has too few of them, which are only held."""
+def _training_cells(adata: AnnData, unknown: NDArray[np.bool_], slice_key: str | None) -> NDArray[np.bool_]:
+    """Cells with a position, (n_cells,), except those of slices that have too few of them."""
     from alphastomics.data._checks import MIN_CELLS
 
     key = slice_key or _keys.SLICE
     if key not in adata.obs:
-        return ~placed
+        return ~unknown
     names, slices = np.unique(adata.obs[key].astype(str).to_numpy(), return_inverse=True)
-    n_known = np.bincount(slices[~placed], minlength=len(names))
+    n_known = np.bincount(slices[~unknown], minlength=len(names))
     few = (n_known > 0) & (n_known < MIN_CELLS)
     if not few.any() or n_known.max() < MIN_CELLS:
-        return ~placed
-    logger.info("Slices with fewer than %d known cells are not trained on: %s.", MIN_CELLS, ", ".join(names[few]))
-    return ~placed & ~few[slices]
+        return ~unknown
+    logger.info("Slices with fewer than %d known positions are left out: %s.", MIN_CELLS, ", ".join(names[few]))
+    return ~unknown & ~few[slices]
 
 
-def _check_unused(model: AlphaSTomics, arguments: dict[str, dict[str, Any]], **keys: str | None) -> None:
-    """Refuse what a trained model cannot follow any more."""
+def _check_unused(model: AlphaSTomics, arguments: Arguments, **keys: str | None) -> None:
+    """Raise if an argument would change a trained model."""
     unused = [name for part in ("setup", "init", "train") for name in arguments[part]]
     unused += [name for name, key in keys.items() if key not in (None, getattr(model.schema, name))]
     if unused:
         raise TypeError(
-            f"{', '.join(unused)} cannot change what model= has learned; leave it out, or pass reference= to train "
-            "another model"
+            f"{', '.join(unused)} cannot change a trained model; drop it, or pass reference=… in place of model=…"
         )
 
 
-def _check_query(model: AlphaSTomics, query: AnnData, **arguments: Any) -> None:
-    from alphastomics.sampling._place import check_query
-
-    check_query(model, query, **arguments)
-
-
-def _untrained(reference: AnnData, setup: dict[str, Any], arguments: dict[str, Any], random_state: int) -> AlphaSTomics:
-    from alphastomics.model import AlphaSTomics
-
-    # Registering marks an object; the caller's stays as it was.
-    reference = reference.copy() if reference.is_view else _shallow(reference)
-    AlphaSTomics.setup_anndata(reference, **setup)
-    init: dict[str, Any] = {"mode": "expr_to_pos", "random_state": random_state, **arguments}
-    return AlphaSTomics(reference, **init)
-
-
-def _shallow(adata: AnnData) -> AnnData:
-    """The same arrays in an object of its own."""
+def _make_model(
+    reference: AnnData, setup: dict[str, Any], arguments: dict[str, Any], random_state: int
+) -> AlphaSTomics:
+    """An untrained model of the reference, which is left unregistered."""
     import anndata as ad
 
-    return ad.AnnData(X=adata.X, obs=adata.obs, var=adata.var, obsm=dict(adata.obsm), layers=dict(adata.layers))
+    from alphastomics.model import AlphaSTomics
+
+    if reference.is_view:
+        cells = reference.copy()
+    else:  # shares the arrays
+        cells = ad.AnnData(
+            X=reference.X,
+            obs=reference.obs,
+            var=reference.var,
+            obsm=dict(reference.obsm),
+            layers=dict(reference.layers),
+        )
+    AlphaSTomics.setup_anndata(cells, **setup)
+    return AlphaSTomics(cells, **{"mode": "expr_to_pos", "random_state": random_state, **arguments})
 
 
-def _cells_to_sample(query: AnnData, placed: NDArray[np.bool_] | None, model: AlphaSTomics) -> NDArray[np.int64]:
-    """Rows to sample: all, or those in slices that have a cell to place."""
-    if placed is None:
-        return np.arange(query.n_obs)
+def _cells_to_sample(query: AnnData, unknown: NDArray[np.bool_] | None, model: AlphaSTomics) -> NDArray[np.int64]:
+    """Rows of all cells, or of those in slices with an unknown position."""
     key = model.schema.slice_key
-    if key is None:
+    if unknown is None or key is None:
         return np.arange(query.n_obs)
     names = query.obs[key].astype(str)
-    return np.flatnonzero(names.isin(names[placed].unique()).to_numpy())
+    return np.flatnonzero(names.isin(names[unknown].unique()).to_numpy())
 
 
 def _write(
@@ -262,19 +270,20 @@ def _write(
     model: AlphaSTomics,
     key: str,
     cells: NDArray[np.int64],
-    placed: NDArray[np.bool_] | None,
+    unknown: NDArray[np.bool_] | None,
 ) -> None:
+    """Write sampled positions of ``cells``, (n_sampled,), and remove results of an earlier call."""
     source = model.schema.position_key
     for column in (key + _keys.PLACED_SUFFIX, key + _keys.UNCERTAINTY_SUFFIX):
-        if column in result.obs:  # of an earlier call
+        if column in result.obs:
             del result.obs[column]
-    if placed is None:
+    if unknown is None:
         result.obsm[key] = sampled.obsm[source]
     else:
         position = np.array(result.obsm[source], dtype=float)
-        position[cells] = np.where(placed[cells, None], sampled.obsm[source], position[cells])
+        position[cells] = np.where(unknown[cells, None], sampled.obsm[source], position[cells])
         result.obsm[key] = position
-        result.obs[key + _keys.PLACED_SUFFIX] = placed
+        result.obs[key + _keys.PLACED_SUFFIX] = unknown
     if _keys.POSITION_UNCERTAINTY in sampled.obs:
         uncertainty = np.zeros(result.n_obs)
         uncertainty[cells] = sampled.obs[_keys.POSITION_UNCERTAINTY].to_numpy()
@@ -282,7 +291,7 @@ def _write(
 
 
 def _record(model: AlphaSTomics, parameters: dict[str, Any]) -> dict[str, Any]:
-    """How the result was made; its ``params`` repeat the call."""
+    """Provenance of the result; ``params`` are arguments that repeat the call."""
     from alphastomics._provenance import result_record
 
     keys = {name: getattr(model.schema, name) for name in ("position_key", "slice_key", "cell_type_key", "layer")}
