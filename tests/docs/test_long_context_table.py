@@ -43,7 +43,7 @@ class Row(NamedTuple):
 
 
 def read_rows() -> list[Row]:
-    _, _, table = PAGE.read_text(encoding="utf-8").partition("## Every name of the specification\n")
+    _, _, table = PAGE.read_text(encoding="utf-8").partition("## Names of the specification\n")
     rows = []
     for line in table.splitlines():
         if line.startswith("| ") and not line.startswith(("| ---", "| specification |", "| its code |")):
