@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from alphastomics.model import AlphaSTomics
-from alphastomics.nn import surroundings
+from alphastomics.nn import geometry
 from alphastomics.train import TrainingPlan
 
 if TYPE_CHECKING:
@@ -33,13 +33,13 @@ def ordered(small: AnnData) -> AnnData:
 @pytest.fixture
 def seen_positions(monkeypatch: pytest.MonkeyPatch) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """Positions among which neighbors are sought, and which of them count, call by call."""
-    found, search = [], surroundings.noisy_neighbors
+    found, search = [], geometry.noisy_neighbors
 
     def spy(position: torch.Tensor, known: torch.Tensor, *arguments: Any) -> torch.Tensor:
         found.append((position.clone(), known.clone()))
         return search(position, known, *arguments)
 
-    monkeypatch.setattr(surroundings, "noisy_neighbors", spy)
+    monkeypatch.setattr(geometry, "noisy_neighbors", spy)
     return found
 
 
@@ -91,7 +91,7 @@ def test_known_cells_are_seen_as_noisy_as_the_others(small, make_model, train_br
 @pytest.mark.parametrize("mode", ["expr_to_pos", "any"])
 def test_training_shows_noisy_positions_alone(mode, small, make_model, train_briefly, monkeypatch):
     """What neighbors are sought among is what the network was given, and where positions are absent it is nothing."""
-    given, sought, search = [], [], surroundings.noisy_neighbors
+    given, sought, search = [], [], geometry.noisy_neighbors
     losses = TrainingPlan.losses
 
     def watched(plan: TrainingPlan, *arguments: Any, **keywords: Any) -> Any:
@@ -106,7 +106,7 @@ def test_training_shows_noisy_positions_alone(mode, small, make_model, train_bri
         return search(position, known, *arguments)
 
     monkeypatch.setattr(TrainingPlan, "losses", watched)
-    monkeypatch.setattr(surroundings, "noisy_neighbors", spy)
+    monkeypatch.setattr(geometry, "noisy_neighbors", spy)
     train_briefly(make_model(small, mode=mode, **NEIGHBOR), max_epochs=6)
     assert len(given) >= 6
     states = set()

@@ -1,19 +1,18 @@
-"""The networks. They know no diffusion: timesteps are numbers in [0, 1], outputs are what the loss makes of them."""
+"""The networks. Nothing here depends on the diffusion process: timesteps are numbers in [0, 1]."""
 
 from alphastomics.nn.attention import Attention, LinearAttention, SoftmaxAttention, make_attention
 from alphastomics.nn.denoiser import Denoiser, DenoiserConfig, Prediction
+from alphastomics.nn.diagnostics import ParameterCount, count_parameters, matched_width
 from alphastomics.nn.experts import (
     Experts,
-    ParameterCount,
     Routing,
     Routings,
     balance_losses,
-    count_parameters,
     expert_counts,
     expert_usage,
 )
-from alphastomics.nn.minimum_distance import MinDistanceNetwork, nearest_neighbors
-from alphastomics.nn.width import matched_width
+from alphastomics.nn.minimum_distance import MinDistanceNetwork
+from alphastomics.nn.neighbors import nearest_neighbors
 
 __all__ = [
     "Attention",

@@ -28,14 +28,13 @@ from alphastomics.nn.block import AdaptiveNorm, Block
 from alphastomics.nn.config import DenoiserConfig
 from alphastomics.nn.embeddings import FourierPosition, LocalDensityEmbedding, TimestepEmbedding
 from alphastomics.nn.experts import Routing, Routings
-from alphastomics.nn.geometry import Geometry
+from alphastomics.nn.geometry import Geometry, Surroundings
 from alphastomics.nn.minimum_distance import MinDistanceNetwork
 from alphastomics.nn.pair.features import N_CHANNELS
 from alphastomics.nn.parallel import ALONE
 from alphastomics.nn.random import drawing_for_cells
 from alphastomics.nn.residual import expand, reduce
 from alphastomics.nn.sharing import LayerStack
-from alphastomics.nn.surroundings import Surroundings
 
 if TYPE_CHECKING:
     from collections.abc import MutableSequence

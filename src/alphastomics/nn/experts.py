@@ -143,13 +143,6 @@ class Routings(UserList[Routing]):
     """Where cells went, layer by layer. FSDP2 copies a plain list that a module is given, and what is added to it is lost."""
 
 
-class ParameterCount(NamedTuple):
-    """Parameters of a network, and how many of them one cell meets."""
-
-    total: int
-    active: int
-
-
 class Experts(nn.Module):
     """E two-layer networks, k of which see a cell.
 
@@ -293,17 +286,6 @@ def expert_usage(routing: Routing, mask: Tensor) -> Tensor:
     """Share of the assignments of real cells that each expert got, (E,)."""
     count = _per_context(routing.assigned, mask).sum(dim=0)
     return count / count.sum().clamp_min(1)
-
-
-def count_parameters(network: nn.Module) -> ParameterCount:
-    """Count the parameters of a network, and those that one cell meets: k of the E experts of each layer."""
-    total = sum(parameter.numel() for parameter in network.parameters())
-    idle = 0
-    for part in network.modules():
-        if isinstance(part, Experts):
-            of_experts = sum(p.numel() for p in (part.weight_1, part.bias_1, part.weight_2, part.bias_2))
-            idle += of_experts // part.num_experts * (part.num_experts - part.top_k)
-    return ParameterCount(total, total - idle)
 
 
 def _per_context(value: Tensor, mask: Tensor) -> Tensor:

@@ -1,12 +1,12 @@
-r"""What attention over cells may know of them besides their features: where they lie, and how far that can be trusted.
+r"""What attention reads of the cells besides their features: positions and their trust, order, neighbors, pair features.
 
 .. math::
 
     \tilde x_i = x_i - \frac{1}{n} \sum_{j \text{ real}} x_j, \qquad
     \text{terms of distance} \;\propto\; \tau_b \in [0, 1]
 
-:math:`\tau` is the trust of a context: 1 where positions are clean, 0 where they are absent. Centering costs nothing,
-because only differences of positions are ever used, and keeps their squares small where they are formed from factors.
+:math:`\tau` is the trust of a context: 1 where positions are clean, 0 where they are absent. Only differences of positions
+are used, so that centering changes nothing but keeps their squares small where they are formed from factors.
 """
 
 from __future__ import annotations
@@ -14,11 +14,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
+from torch import nn
 
+from alphastomics.nn.neighbors import noisy_neighbors
+from alphastomics.nn.pair.features import PairFeatures
 from alphastomics.nn.parallel import ALONE, SequenceParallel
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from alphastomics.nn.config import DenoiserConfig
 
 
 class Pairs(Protocol):
@@ -166,3 +171,93 @@ def _sides(pairs: Pairs) -> tuple[Tensor, Tensor]:
 def at_least_32_bits(dtype: torch.dtype) -> torch.dtype:
     """The precision in which positions and distances are handled beside features of precision ``dtype``."""
     return torch.promote_types(dtype, torch.float32)
+
+
+class Surroundings(nn.Module):
+    r"""The :class:`Geometry` of a batch, from the noisy positions and nothing cleaner.
+
+    .. math::
+
+        g = \big(z^{pos},\; \tau = 1 - t_{pos},\; s,\; \mathcal N(z^{pos}, s),\; p(h^0, z^{pos}, s)\big)
+
+    Neighbors :math:`\mathcal N` are found among the noisy positions at every call, so that they change from one sampling
+    step to the next. Where positions are absent :math:`\tau = 0` and nothing depends on them. A masked coordinate is read
+    as 0, the center, as in the embedding of positions; a cell with a masked coordinate has no neighbors in space and is
+    not a neighbor in space of any cell. A context of padding alone has no positions.
+
+    Parameters
+    ----------
+    config
+        The network.
+    """
+
+    def __init__(self, config: DenoiserConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.pairs: PairFeatures | None = None
+        if config.pair_features is not None:
+            self.pairs = PairFeatures(config)
+
+    def forward(
+        self,
+        h: Tensor,
+        t_pos: Tensor,
+        mask: Tensor | None = None,
+        *,
+        position: Tensor | None = None,
+        masked: Tensor | None = None,
+        sequence: Tensor | None = None,
+    ) -> Geometry | None:
+        """Compute the geometry of the cells.
+
+        Parameters
+        ----------
+        h
+            Summed embeddings (B, N, d).
+        t_pos
+            Timestep of the positions (B,).
+        mask
+            Real cells (B, N); None when all are.
+        position
+            Noisy positions (B, N, D); None when they are absent in all contexts.
+        masked
+            Masked coordinates (B, N, D); None when there are none.
+        sequence
+            An index (B, N) that orders the cells, where the network reads one.
+
+        Returns
+        -------
+        None where the attention of the network does not read positions.
+
+        Raises
+        ------
+        ValueError
+            If the network reads an order and there is none.
+        """
+        config = self.config
+        if config.attention in ("full", "linear"):
+            return None
+        if config.reads_sequence and sequence is None:
+            raise ValueError("this network reads an order of the cells; pass sequence=")
+        real = torch.ones(h.shape[:2], dtype=torch.bool, device=h.device) if mask is None else mask
+        located = real.any(dim=1) & (t_pos < 1) & (position is not None)
+        known = real & located[:, None]
+        if position is None:
+            position = torch.zeros(*h.shape[:2], config.n_dims, device=h.device)
+        position = position.masked_fill(~known[..., None], 0.0)
+        if masked is not None:
+            position, known = position.masked_fill(masked, 0.0), known & ~masked.any(dim=-1)
+        geometry = Geometry(
+            position=position,
+            trust=torch.where(located, 1 - t_pos, 0.0),
+            sequence=None if sequence is None else sequence.masked_fill(~real, 0),
+        )
+        if config.attention == "neighbor":
+            near = noisy_neighbors(
+                position.detach(), known, geometry.sequence, real, config.n_neighbors, config.sparse_pairs
+            )
+            geometry = geometry._replace(neighbors=near)
+        if self.pairs is None:
+            return geometry
+        position, trust = geometry.centered(h, mask, config.n_dims), geometry.trusted(h)
+        return geometry._replace(pairs=self.pairs(h, position, trust, geometry.sequence, mask))

@@ -17,24 +17,11 @@ With positions :math:`y` and their noise :math:`r` in units of the cell spacing,
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 import torch.nn.functional as F
-from scipy.spatial import KDTree
 from torch import Tensor, nn
 
 SOFTENING = 0.3  # delta: below a third of the spacing a direction means little
-
-
-def nearest_neighbors(y: Tensor, k: int) -> Tensor:
-    """Numbers of the k nearest other cells, (N, k), of cells ``y`` (N, D); all others where there are fewer."""
-    points = y.detach().cpu().double().numpy()  # in this order: not every device has 64 bits
-    k = min(k, len(points) - 1)
-    found = np.atleast_2d(KDTree(points).query(points, k + 1)[1])
-    # Where positions coincide the first one found need not be the cell itself.
-    itself = found == np.arange(len(points))[:, None]
-    itself[~itself.any(1), -1] = True
-    return torch.from_numpy(found[~itself].reshape(len(points), k)).to(y.device)
 
 
 class MinDistanceNetwork(nn.Module):

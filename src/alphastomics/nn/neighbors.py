@@ -1,4 +1,4 @@
-r"""Which cells look at which: near in the tissue, near in an order of the cells, and a few far ones.
+r"""Neighbors of cells: near in the tissue, near in an order of the cells, and a few random far ones.
 
 .. math::
 
@@ -36,6 +36,11 @@ if TYPE_CHECKING:
 
 BLOCK = 2**26  # distances that are in memory at once on a GPU
 MANY = 2**30  # distances, for which a tree on the CPU is faster than a GPU
+
+
+def nearest_neighbors(x: Tensor, k: int) -> Tensor:
+    """Rows (N, k) of the k nearest other cells of ``x`` (N, D), nearest first; all others where there are fewer than k."""
+    return _nearest_others(x.detach(), min(k, len(x) - 1))
 
 
 def neighbor_pairs(
@@ -109,6 +114,48 @@ def neighbor_pairs(
         rows = union(sets) if along or window or n_random else torch.cat(sets, dim=1)
         result[b, real] = torch.where(rows >= 0, real[rows.clamp_min(0)], -1)[:, :width]
     return result
+
+
+# An operator of torch: a search tree cannot run on tensors without data, whose result has a known shape all the same.
+@torch.library.custom_op(
+    "alphastomics::noisy_neighbors",
+    mutates_args=(),
+    schema="(Tensor position, Tensor known, Tensor? sequence, Tensor real, int k, str kind) -> Tensor",
+)
+def noisy_neighbors(
+    position: Tensor, known: Tensor, sequence: Tensor | None, real: Tensor, k: int, kind: str
+) -> Tensor:
+    """Neighbors (B, N, k) as :func:`neighbor_pairs` finds them, where the positions of some real cells are unknown.
+
+    Parameters
+    ----------
+    position
+        Finite positions (B, N, D).
+    known
+        Cells (B, N) with a known position, which can be neighbors in space.
+    sequence
+        An index (B, N) that orders the cells; None without neighbors along the order.
+    real
+        Cells (B, N) that are not padding, which can be neighbors along the order.
+    k
+        Number of neighbors.
+    kind
+        ``"coordinate"``, ``"sequence"`` or ``"hybrid"``: half of them in space and the rest in the order.
+    """
+    near = {"coordinate": k, "sequence": 0, "hybrid": k // 2}[kind]
+    found = []
+    if near:
+        found.append(neighbor_pairs(position, known, k=near))
+    if near < k:
+        found.append(neighbor_pairs(position, real, k=k - near, kind="sequence", sequence=sequence))
+    if len(found) == 1:
+        return found[0]
+    return union([rows.flatten(0, 1) for rows in found]).view(*real.shape, k)
+
+
+@noisy_neighbors.register_fake
+def _(position: Tensor, known: Tensor, sequence: Tensor | None, real: Tensor, k: int, kind: str) -> Tensor:
+    return known.new_empty(*known.shape, k, dtype=torch.int64)
 
 
 def lexicographic_order(*keys: Tensor) -> Tensor:
@@ -206,8 +253,8 @@ def _share(u: float, low: float, high: float, n_dims: int) -> float:
 def union(sets: list[Tensor]) -> Tensor:
     """Rows (n, K) of all sets, ascending, every one once, then -1."""
     rows = torch.cat(sets, dim=1)
-    nobody = len(rows)
-    rows = rows.masked_fill(rows < 0, nobody).sort(dim=1).values
-    rows[:, 1:][rows[:, 1:] == rows[:, :-1]] = nobody
+    missing = len(rows)
+    rows = rows.masked_fill(rows < 0, missing).sort(dim=1).values
+    rows[:, 1:][rows[:, 1:] == rows[:, :-1]] = missing
     rows = rows.sort(dim=1).values
-    return rows.masked_fill(rows == nobody, -1)
+    return rows.masked_fill(rows == missing, -1)

@@ -56,7 +56,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from alphastomics.nn.config import DenoiserConfig
-    from alphastomics.nn.geometry import Geometry
 
 
 class RelativePosition(nn.Module):
@@ -261,15 +260,26 @@ class PairFeatures(nn.Module):
         lowest, highest = (self.embedding.fixed_rank + ranks for ranks in TOKEN_RANKS)
         return adaptive_rank(n_cells, N_CHANNELS, budget_bytes=BUDGET, lowest=lowest, highest=min(highest, MAX_RANK))
 
-    def forward(self, x: Tensor, geometry: Geometry, mask: Tensor | None = None) -> PairFactors:
+    def forward(
+        self,
+        x: Tensor,
+        position: Tensor,
+        trust: Tensor,
+        sequence: Tensor | None = None,
+        mask: Tensor | None = None,
+    ) -> PairFactors:
         """Embed the cells of a batch.
 
         Parameters
         ----------
         x
             Tokens (B, N, d).
-        geometry
-            Positions with their trust, and the order where there is one.
+        position
+            Centered positions (B, N, D).
+        trust
+            How far these count, (B,) in [0, 1].
+        sequence
+            An index (B, N) that orders the cells, if they have an order.
         mask
             Real cells (B, N).
 
@@ -280,9 +290,9 @@ class PairFeatures(nn.Module):
         """
         pairs: PairFactors = self.embedding(
             x,
-            position=geometry.centered(x, mask, self.n_dims),
-            trust=geometry.trusted(x),
-            index=geometry.sequence,
+            position=position,
+            trust=trust,
+            index=sequence,
             mask=mask,
             rank=self.rank_for(x.shape[1]),
         )

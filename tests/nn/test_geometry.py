@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from alphastomics.nn import Denoiser, DenoiserConfig
 from alphastomics.nn.block import AdaptiveNorm
 from alphastomics.nn.diagnostics import watch_layers
-from alphastomics.nn.surroundings import noisy_neighbors
+from alphastomics.nn.neighbors import noisy_neighbors
 from alphastomics.train.diagnostics import layer_statistics
 
 SIZES: dict[str, Any] = {"n_genes": 7, "n_dims": 2, "d_model": 16, "n_layers": 2, "n_heads": 2, "n_latent": 4}
@@ -232,7 +232,7 @@ def test_only_differences_in_the_order_count(kind):
     torch.testing.assert_close(both(denoiser, shifted), expected, atol=1e-4, rtol=1e-4)
     reversed_ = inputs | {"sequence": -inputs["sequence"]}
     assert not torch.allclose(both(denoiser, reversed_), expected, atol=1e-3)
-    with pytest.raises(ValueError, match="reads an order of the cells, and there is none"):
+    with pytest.raises(ValueError, match="sequence="):
         denoiser(**(inputs | {"sequence": None}))
 
 
