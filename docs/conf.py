@@ -1,4 +1,4 @@
-"""Sphinx configuration. The tag ``online`` (``-t online``) adds links into the documentation of other projects."""
+"""Sphinx configuration. The tag ``online`` (``-t online``) adds links to the documentation of other projects."""
 
 from __future__ import annotations
 
@@ -48,22 +48,22 @@ nb_execution_mode = "off"  # `make test-all` executes the tutorials
 nb_merge_streams = True
 
 nitpicky = True
-# Names of other projects resolve only where their inventories can be fetched; ours must always resolve.
+# Names of other projects resolve only if their inventories are available; names of this project must always resolve.
 _others = [
     "anndata", "collections", "cyclopts", "datasets", "datetime", "distributed", "lightning", "matplotlib", "numpy", "os", "pandas", "pathlib",
     "pyarrow", "scanpy", "scipy", "scvi", "spatialdata", "squidpy", "torch", "types", "typing",
 ]  # fmt: skip
 # Attributes of a class keep the names under which an annotation imports PyTorch's tensor and NumPy's arrays.
 nitpick_ignore_regex = [
-    ("py:class", r"alphastomics\.data\._contexts\.ContextDataset"),  # what a loader is made of has no page
+    ("py:class", r"alphastomics\.data\._contexts\.ContextDataset"),  # internal to the loader
     (
         "py:class",
-        r"alphastomics\.train\.(length_schedule\.LengthCurriculum|objective\.Objective|optimization\.Optimization)",
-    ),  # nor has what a plan is made of
+        r"alphastomics\.train\.(curriculum\.LengthCurriculum|objective\.Objective|optimization\.Optimization)",
+    ),  # internal to the training plan
     (
         "py:class",
         r"alphastomics\.nn\.parallel\.sequence\.SequenceParallel",
-    ),  # nor what the parts of a network tell each other by
+    ),  # internal to the network
     ("py:.*", rf"({'|'.join(_others)})(\..*)?"),
     ("py:data", "Ellipsis"),
     ("py:class", r"Tensor|NDArray|np\.\w+"),
@@ -105,11 +105,11 @@ def resolve_public_name(app: Sphinx, env: BuildEnvironment, node: pending_xref, 
 
 
 def skip_field(app: Sphinx, what: str, name: str, member: object, skip: bool, options: object) -> bool | None:
-    """Leave out the fields of a named tuple, "Alias for field number …", which the section `Attributes` tells."""
+    """Omit the fields of named tuples ("Alias for field number …"), which the section `Attributes` describes."""
     return True if type(member).__name__ == "_tuplegetter" else None
 
 
 def setup(app: Sphinx) -> None:
-    """Register what this site adds to Sphinx."""
+    """Register the extensions of this site."""
     app.connect("autodoc-skip-member", skip_field)
     app.connect("missing-reference", resolve_public_name)
