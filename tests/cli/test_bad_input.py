@@ -183,12 +183,12 @@ def values_missing(adata):
     adata.X.data[9] = np.nan
 
 
-REMEDY = "see that it is whole and readable, or remove it"
+REMEDY = "check that it is complete and readable, or remove it"
 BAD = [
     (no_file, r"raw has no .h5ad file; name the folder"),
     (no_hdf5, rf"slice_1.h5ad cannot be read as .h5ad .*{REMEDY}"),
     (a_folder, rf"other.h5ad cannot be read as .h5ad .*{REMEDY}"),
-    (no_h5ad, r"slice_1.h5ad is no .h5ad file: it has no obs and var; remove it"),
+    (no_h5ad, r"slice_1.h5ad is not an .h5ad file: it has no obs and var; remove it"),
     *((cut_at(share), rf"slice_1.h5ad cannot be read as .h5ad .*{REMEDY}") for share in (0, 0.01, 0.3, 0.6, 0.99)),
     (damaged_values, rf"slice_1.h5ad cannot be read as .h5ad .*{REMEDY}"),
     (genes_out_of_range, rf"slice_1.h5ad cannot be read as .h5ad .*{REMEDY}"),
@@ -322,7 +322,7 @@ def test_a_file_that_may_not_be_read_is_named(raw, tmp_path, capsys):
         pytest.skip("permissions do not bind this user")
     assert main(["stage1", "--input-dir", str(raw), "--output-dir", str(tmp_path / "out")]) == 1
     assert re.search(
-        r"slice_1.h5ad cannot be read as .h5ad \(.*denied.*see that it is whole and readable", complaint(capsys)
+        r"slice_1.h5ad cannot be read as .h5ad \(.*denied.*check that it is complete and readable", complaint(capsys)
     )
 
 

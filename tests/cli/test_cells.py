@@ -562,7 +562,10 @@ def test_suffixes():
         (["sample", "--input-data", "query.h5ad", "--n-cells", "9", "--output", "out.h5ad"], "--n-cells is for"),
         (["extract", "--input-data", "text.pt", "--output", "z.npz"], r"text\.pt cannot be read as \.pt"),
         (["extract", "--input-data", "cut.pt", "--output", "z.parquet"], r"cut\.pt cannot be read as \.pt"),
-        (["extract", "--input-data", "cut.h5ad", "--output", "z.h5ad"], r"cut\.h5ad cannot be read as \.h5ad: .*; see"),
+        (
+            ["extract", "--input-data", "cut.h5ad", "--output", "z.h5ad"],
+            r"cut\.h5ad cannot be read as \.h5ad .*; check",
+        ),
         (
             ["extract", "--input-data", "cut.parquet", "--output", "z.npz"],
             r"cut\.parquet is not a complete Parquet file",

@@ -253,7 +253,9 @@ def test_what_may_not_be_read_is_not_called_damaged(place, capsys, forbid, monke
     assert main(tokens) == 1
     line = complaint(capsys)
     assert re.search(message, line)
-    assert re.search(r"; see to (its|the) permissions|; see that it is whole and readable", line)
+    assert re.search(
+        r"; check (its|the) permissions|; see to the permissions|; check that it is complete and readable", line
+    )
     assert not re.search("damaged|truncated|make the dataset again|no .h5ad file", line)
     (place / path).chmod(0o700)
     assert sorted(place.rglob("*")) == before

@@ -331,6 +331,6 @@ def test_a_registry_of_other_data_is_refused(folder):
 
 def test_data_beside_a_model_that_are_none_are_named(folder):
     (folder / "adata.h5ad").write_bytes(b"no")
-    with pytest.raises(ValueError, match=r"adata\.h5ad cannot be read as \.h5ad: .*; see that it is whole"):
+    with pytest.raises(ValueError, match=r"adata\.h5ad cannot be read as \.h5ad .*; check that it is complete"):
         AlphaSTomics.load(folder)
     assert AlphaSTomics.load(folder, adata=False).is_trained_

@@ -1,17 +1,12 @@
-"""``.h5ad`` files that anyone may have written: what leads out of the file, or fits no memory, is refused before it is read.
+"""``.h5ad`` files of unknown origin: checked for links to other files and for their size, then read by anndata.
 
-HDF5 follows links to other files, takes the values of a dataset from any file of the computer if it is told to, and gives
-values that nobody has stored, as many as are asked for. Of a damaged file it may never come back, or take the process with it.
-A child process therefore goes first.
+HDF5 follows links to other files, takes the values of a dataset from any file of the computer, and returns fill values that
+are not stored, as many as a header claims. All three are errors before anything is read.
 """
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import anndata as ad
@@ -22,14 +17,14 @@ from alphastomics._io._errors import describe_error
 from alphastomics._io._untrusted import check_memory
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
 
     from anndata import AnnData
 
-TRIAL = Path(__file__).with_name("_hdf5_trial.py")
-LONGEST = 600.0  # seconds of waiting for a file, of a slow disk too
-STUCK: dict[str, Any] = {"refused": "HDF5 does not get through it"}
-_found: dict[tuple[str, int, int], dict[str, Any]] = {}  # what was said of files, until they change
+POINTER = 64  # bytes in memory, at least, of a value that is an object
+SMALL = 2**26  # bytes of a dataset whose compression is not checked
+RATIO = 2000  # bytes in memory per byte in the file; gzip reaches 1000
 
 
 def read_h5ad(path: Path) -> AnnData:
@@ -38,87 +33,92 @@ def read_h5ad(path: Path) -> AnnData:
     Raises
     ------
     ValueError
-        If it is no ``.h5ad`` file, or one that cannot be read.
+        If it is not an ``.h5ad`` file, or cannot be read.
     """
-    with _whole(path):
-        check_contents(path)
+    with reading_h5ad(path):
+        check_h5ad(path)
         adata = ad.read_h5ad(path)
         for matrix in (adata.X, *adata.layers.values()):
             if sp.issparse(matrix):
-                matrix.check_format(full_check=True)  # compiled code later takes every index as it is
+                matrix.check_format(full_check=True)  # compiled code trusts every index
         return adata
 
 
 def read_uns(path: Path) -> dict[str, Any]:
-    """Read ``uns`` of a file, and nothing else of it; the refusals are those of :func:`read_h5ad`."""
-    with _whole(path):
-        check_contents(path, lambda name: name.startswith("/uns/"))
+    """Read ``uns`` of a file and nothing else; see :func:`read_h5ad`."""
+    with reading_h5ad(path):
+        check_h5ad(path, lambda name: name.startswith("/uns/"))
         with h5py.File(path) as file:
             return dict(ad.io.read_elem(file["uns"])) if "uns" in file else {}
 
 
 @contextmanager
-def _whole(path: Path) -> Iterator[None]:
-    """Name the file in what is raised when it is not what it says that it is."""
+def reading_h5ad(path: Path, remedy: str = "name another file") -> Iterator[None]:
+    """Turn errors of h5py and anndata into one that names the file.
+
+    Raises
+    ------
+    ValueError
+        If there is one.
+    """
     try:
         yield
-    except Exception as error:  # a damaged file can break the reader in any way
+    except Exception as error:  # a damaged file can raise anything
+        if isinstance(error, (KeyError, ValueError)) and str(path) in str(error):  # a sentence already
+            raise
         raise ValueError(
-            f"{path} cannot be read as .h5ad: {describe_error(error)}; see that it is whole and readable, or name another"
+            f"{path} cannot be read as .h5ad ({describe_error(error)}); check that it is complete and readable, or {remedy}"
         ) from error
 
 
-def check_contents(path: Path, is_held: Callable[[str], bool] = lambda name: True) -> None:
-    """Refuse a file that reads others, that HDF5 does not get through, or of which more would be held than fits into memory.
+def check_h5ad(path: Path, is_read: Callable[[str], bool] = lambda name: True) -> None:
+    """Raise an error for a file that refers to other files, or that exceeds the memory of this machine.
 
     Parameters
     ----------
     path
         The file.
-    is_held
-        Whether a dataset of this name (``"/obs/cell_type"``) is read as a whole.
+    is_read
+        Whether a dataset of this name (``"/obs/cell_type"``) is read in one piece.
 
     Raises
     ------
     OSError
-        If it is not there.
+        If it cannot be opened.
     ValueError
-        If it is so; the message does not name the file.
+        If a check fails; the message does not name the file.
     """
-    try_files([path])
-    found = _found[_version(path)]
-    if "refused" in found:
-        raise ValueError(found["refused"])
-    check_memory(sum(size for name, size in found["sizes"].items() if is_held(name)))
+    with h5py.File(path, "r") as file:
+        check_memory(sum(_size(dataset) for dataset in _datasets(file) if is_read(dataset.name)))
 
 
-def try_files(paths: Sequence[Path]) -> None:
-    """Try files together, which takes less time than one after the other when they are opened.
-
-    Raises
-    ------
-    OSError
-        If one is not there.
-    """
-    left = {version: str(path.absolute()) for path in paths if (version := _version(path)) not in _found}
-    while left:
-        answers = _ask(list(left.values()))
-        for version, answer in zip(list(left), [*answers, STUCK], strict=False):  # the first without an answer is why
-            _found[version] = answer
-            del left[version]
-
-
-def _ask(paths: list[str]) -> list[dict[str, Any]]:
-    """What the trial says of files, as far as it gets."""
-    command, text = [sys.executable, "-P", str(TRIAL)], json.dumps(paths).encode()
-    try:
-        said = subprocess.run(command, input=text, capture_output=True, timeout=LONGEST * len(paths)).stdout
-    except subprocess.TimeoutExpired as error:
-        said = error.stdout or b""
-    return [json.loads(line) for line in said.splitlines(keepends=True) if line.endswith(b"\n")]
+def _datasets(file: h5py.File) -> Iterator[h5py.Dataset]:
+    """Every dataset of a file, once, of which none is in another file."""
+    waiting, seen = [file["/"]], set()
+    while waiting:
+        group = waiting.pop()
+        for name in group:
+            link = group.get(name, getlink=True)
+            if isinstance(link, h5py.ExternalLink):
+                raise ValueError(f"{group.name.rstrip('/')}/{name} is a link to another file")
+            if isinstance(link, h5py.SoftLink):  # its target has a name of its own
+                continue
+            entry = group[name]
+            address = h5py.h5o.get_info(entry.id).addr
+            if address in seen:
+                continue
+            seen.add(address)
+            if isinstance(entry, h5py.Group):
+                waiting.append(entry)
+            elif isinstance(entry, h5py.Dataset):
+                if entry.external or entry.is_virtual:
+                    raise ValueError(f"{entry.name} takes its values from another file")
+                yield entry
 
 
-def _version(path: Path) -> tuple[str, int, int]:
-    """A file as it is now."""
-    about = path.stat()
-    return str(path.absolute()), about.st_size, about.st_mtime_ns
+def _size(dataset: h5py.Dataset) -> int:
+    """Bytes of a dataset in memory, which must be stored for the greater part."""
+    size = (dataset.size or 0) * (POINTER if dataset.dtype.hasobject else dataset.dtype.itemsize)
+    if size > SMALL and size > RATIO * dataset.id.get_storage_size():
+        raise ValueError(f"{dataset.name} claims to hold {size / 2**30:,.1f} GiB, and next to nothing is stored")
+    return int(size)

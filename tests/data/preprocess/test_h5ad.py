@@ -9,8 +9,8 @@ import pandas as pd
 import pytest
 import scipy.sparse as sp
 
-from alphastomics.data.preprocess import _h5ad as _hdf5
-from alphastomics.data.preprocess._h5ad import Table, open_expression, tidy
+from alphastomics.data.preprocess import Stage1Options, _h5ad
+from alphastomics.data.preprocess._h5ad import Expression, RawTissue, tidy
 
 N_CELLS, N_GENES = 60, 17
 
@@ -30,18 +30,18 @@ STORED = {
 }
 
 
-@pytest.mark.parametrize("stretch", [1, 40, 2**19])
+@pytest.mark.parametrize("chunk", [1, 40, 2**19])
 @pytest.mark.parametrize("stored", STORED)
 @pytest.mark.parametrize("rows", [np.arange(N_CELLS), np.arange(10, 30), np.array([0, 3, 4, 41, 59]), np.array([7])])
-def test_rows_come_as_they_are(counts, tmp_path, monkeypatch, stretch, stored, rows):
-    monkeypatch.setattr(_hdf5, "STRETCH", stretch)
+def test_rows_come_as_they_are(counts, tmp_path, monkeypatch, chunk, stored, rows):
+    monkeypatch.setattr(_h5ad, "CHUNK", chunk)
     path = tmp_path / "cells.h5ad"
     ad.AnnData(STORED[stored](counts)).write_h5ad(path)
     with h5py.File(path) as file:
-        expression = open_expression(file, path, None)
+        expression = Expression(file["X"])
         assert expression.shape == (N_CELLS, N_GENES)
         pieces = list(expression.read(rows))
-        n_values = expression.n_values(rows)
+        n_values = expression.n_values[rows].sum()
     np.testing.assert_array_equal(np.concatenate([numbers for numbers, _ in pieces]), rows)
     found = sp.vstack([block for _, block in pieces])
     np.testing.assert_array_equal(found.toarray(), counts[rows].toarray())
@@ -58,39 +58,61 @@ def test_duplicates_are_added_and_zeros_left_out():
     assert block.data.tolist() == [2.0, 5.0, 3.0]
 
 
-def test_columns_of_a_table_are_read_alone(tmp_path):
+def names_and_columns(path):
+    with RawTissue.open(path, Stage1Options()) as tissue:
+        columns = {key: tissue.column(key, "slice_key").tolist() for key in tissue.columns}
+        return tissue.names(np.arange(len(tissue.position))).tolist(), columns
+
+
+@pytest.fixture
+def path(tmp_path):
     obs = pd.DataFrame({"a": pd.Categorical(["x", "y", "x"]), "b": [1.0, 2.0, 3.0]}, index=["one", "two", "three"])
-    ad.AnnData(np.ones((3, 2)), obs=obs).write_h5ad(tmp_path / "cells.h5ad")
-    with h5py.File(tmp_path / "cells.h5ad") as file:
-        table = Table(file["obs"])
-        assert (len(table), table.columns) == (3, ["a", "b"])
-        assert "a" in table
-        assert "c" not in table
-        assert table["a"].tolist() == ["x", "y", "x"]
-        assert table.index.tolist() == ["one", "two", "three"]
-        del file  # what was read is kept
-    assert table["a"].tolist() == ["x", "y", "x"]
+    ad.AnnData(np.ones((3, 2)), obs=obs, obsm={"spatial": np.ones((3, 2))}).write_h5ad(tmp_path / "cells.h5ad")
+    return tmp_path / "cells.h5ad"
+
+
+def test_columns_of_a_table_are_read_alone(path, monkeypatch):
+    read = []
+    monkeypatch.setattr(_h5ad, "read_elem", lambda stored: (read.append(stored.name), ad.io.read_elem(stored))[1])
+    expected = ["one", "two", "three"], {"a": ["x", "y", "x"], "b": [1.0, 2.0, 3.0]}
+    assert names_and_columns(path) == expected
+    assert read == ["/obs/_index", "/var/_index", "/obsm/spatial", "/obs/a", "/obs/b"]
+    with RawTissue.open(path, Stage1Options()) as tissue, pytest.raises(KeyError, match="slice_key"):
+        tissue.column("c", "slice_key")
 
 
 @pytest.mark.filterwarnings("ignore:.*was written without encoding metadata")
-def test_tables_of_earlier_files_are_read_as_a_whole(tmp_path):
-    with h5py.File(tmp_path / "cells.h5ad", "w") as file:
+def test_tables_of_anndata_07_are_read_as_a_whole(path):
+    with h5py.File(path, "r+") as file:
+        del file["obs"]
         obs = file.create_group("obs")
         obs.attrs.update({"encoding-type": "dataframe", "encoding-version": "0.1.0", "_index": "index"})
         obs.attrs["column-order"] = ["a", "b"]
-        obs["index"], obs["b"] = ["one", "two"], [1.0, 2.0]
-        obs["__categories/a"], obs["a"] = ["x", "y"], np.array([1, 0], dtype=np.int8)
+        obs["index"], obs["b"] = ["one", "two", "three"], [1.0, 2.0, 3.0]
+        obs["__categories/a"], obs["a"] = ["x", "y"], np.array([1, 0, 1], dtype=np.int8)
         obs["a"].attrs["categories"] = obs["__categories/a"].ref
-    with h5py.File(tmp_path / "cells.h5ad") as file:
-        table = Table(file["obs"])
-        assert (len(table), table.columns) == (2, ["a", "b"])
-        assert table["a"].tolist() == ["y", "x"]
-        assert table["b"].tolist() == [1.0, 2.0]
-        assert table.index.tolist() == ["one", "two"]
+    assert names_and_columns(path) == (["one", "two", "three"], {"a": ["y", "x", "y"], "b": [1.0, 2.0, 3.0]})
 
 
-def test_tables_of_the_earliest_files_are_refused(tmp_path):
-    with h5py.File(tmp_path / "cells.h5ad", "w") as file:
-        file["obs"] = np.array([(b"one", 1.0)], dtype=[("index", "S5"), ("b", "f8")])
-        with pytest.raises(ValueError, match=r"cells.h5ad: obs is of a format before anndata 0.7"):
-            Table(file["obs"])
+def test_tables_of_earlier_versions_are_an_error(path):
+    with h5py.File(path, "r+") as file:
+        del file["obs"]
+        file["obs"] = np.array([(b"one", 1.0)] * 3, dtype=[("index", "S5"), ("b", "f8")])
+    with pytest.raises(ValueError, match=r"cells.h5ad: obs is of a format before anndata 0.7"):
+        names_and_columns(path)
+
+
+@pytest.mark.parametrize("stored", ["csr", "csc"])
+@pytest.mark.parametrize(("part", "value"), [("indices", 10**6), ("indices", -1), ("indptr", 10**6), ("indptr", -5)])
+def test_crafted_indices_are_an_error(counts, tmp_path, stored, part, value):
+    path = tmp_path / "cells.h5ad"
+    ad.AnnData(STORED[stored](counts), obsm={"spatial": np.ones((N_CELLS, 2))}).write_h5ad(path)
+    with h5py.File(path, "r+") as file:
+        file[f"X/{part}"][5] = value
+
+    def read():
+        with RawTissue.open(path, Stage1Options()) as tissue:
+            return tissue.n_values(np.arange(N_CELLS)), list(tissue.expression(np.arange(N_CELLS)))
+
+    with pytest.raises(ValueError, match=r"cells\.h5ad cannot be read as \.h5ad"):
+        read()

@@ -1,16 +1,13 @@
-"""Parts of ``.h5ad`` files, read when they are asked for: a column of a table, some rows of a matrix.
+"""Slices in ``.h5ad`` files: names and positions in memory, expression read in chunks by h5py and anndata.
 
-A matrix by rows (CSR, dense) is read in stretches of the file, one by columns (CSC) in stretches of columns, once for each
-set of rows that is asked for. Neither is ever in memory as a whole.
-
-Slices in ``.h5ad`` files, read a few cells at a time.
+A matrix by rows (CSR, dense) is read in chunks of rows, one by columns (CSC) in chunks of columns, once for each set of rows.
 """
 
 from __future__ import annotations
 
 from contextlib import contextmanager
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import h5py
 import numpy as np
@@ -18,10 +15,10 @@ import pandas as pd
 import scipy.sparse as sp
 from anndata.io import read_elem, sparse_dataset
 
-from alphastomics._io._errors import describe_error
 from alphastomics.data._checks import check_genes
-from alphastomics.data._h5ad import check_contents
+from alphastomics.data._h5ad import check_h5ad, reading_h5ad
 from alphastomics.data._matrix import canonical
+from alphastomics.data._slices import DEFAULT_SLICE_KEY
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,192 +28,66 @@ if TYPE_CHECKING:
 
     from alphastomics.data.preprocess._options import Stage1Options
 
-STRETCH = 2**19  # stored values of a file that are read at once
-BY_COLUMN = ("dataframe", "0.2.0")  # the format whose columns can be read one by one
+CHUNK = 2**19  # stored values that are read at once
+N_NAMES = 5
+REMEDY = "remove it from the folder"
 
 
-class Table:
-    """``obs`` or ``var``, of which what was read is kept.
+class Expression:
+    """A matrix (N, G) in an HDF5 file.
 
     Parameters
     ----------
     stored
-        Where it is.
-
-    Raises
-    ------
-    ValueError
-        If it is of a format that anndata has not written since version 0.7.
+        A dataset (N, G), or the group of a sparse matrix as anndata writes it.
     """
 
     def __init__(self, stored: h5py.Group | h5py.Dataset) -> None:
-        if isinstance(stored, h5py.Dataset):
-            raise ValueError(
-                f"{stored.file.filename}: {stored.name[1:]} is of a format before anndata 0.7; read the file with anndata "
-                "and write it again"
-            )
-        attributes = stored.attrs
-        by_column = (attributes.get("encoding-type"), attributes.get("encoding-version")) == BY_COLUMN
         self._stored = stored
-        self._columns: dict[str, pd.Series] = {}
-        self._index: Any = stored[attributes["_index"]] if by_column else None
-        if by_column:
-            self.columns: list[str] = [str(name) for name in attributes["column-order"]]
-        else:
-            everything = read_elem(stored)
-            self._columns = dict(everything.items())
-            self.columns, self.index = list(self._columns), everything.index.astype(str).to_numpy(dtype=object)
+        self._matrix = stored if isinstance(stored, h5py.Dataset) else sparse_dataset(stored)
+        self.shape: tuple[int, ...] = self._matrix.shape
+        self.by_columns = getattr(self._matrix, "format", None) == "csc"
+        # Where each row (column) begins, in stored values.
+        self._starts: NDArray[np.int64] = (
+            np.arange(self.shape[0] + 1) * self.shape[1]
+            if isinstance(stored, h5py.Dataset)
+            else stored["indptr"][:].astype(np.int64, copy=False)
+        )
+        if self._starts[0] != 0 or (np.diff(self._starts) < 0).any():
+            raise ValueError(f"{stored.name}/indptr does not ascend from 0")
 
     @cached_property
-    def index(self) -> NDArray[np.object_]:
-        """Names of the rows."""
-        return np.array([str(name) for name in read_elem(self._index)], dtype=object)
-
-    def __len__(self) -> int:
-        if isinstance(self._index, h5py.Dataset):
-            return int(self._index.shape[0])
-        return len(self.index)
-
-    def __contains__(self, key: str) -> bool:
-        return key in self.columns
-
-    def __getitem__(self, key: str) -> pd.Series:
-        if key not in self._columns:
-            self._columns[key] = pd.Series(read_elem(self._stored[key]))
-        return self._columns[key]
-
-
-class Expression(Protocol):
-    """A matrix (N, G) on disk."""
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """(N, G)."""
-
-    def n_values(self, rows: NDArray[np.int64]) -> int:
-        """How many values some rows have at most."""
+    def n_values(self) -> NDArray[np.int64]:
+        """Number of stored values of each row, zeros of a dense matrix included, (N,)."""
+        if not self.by_columns:
+            return np.diff(self._starts)
+        counts, indices = np.zeros(self.shape[0], dtype=np.int64), self._stored["indices"]
+        for start in range(0, len(indices), CHUNK):
+            counts += np.bincount(indices[start : start + CHUNK], minlength=self.shape[0])
+        return counts
 
     def read(self, rows: NDArray[np.int64]) -> Iterator[tuple[NDArray[np.int64], sp.csr_matrix]]:
-        """Ascending rows in pieces: their numbers, and float32 CSR with sorted indices, without zeros."""
+        """Ascending rows in chunks: their numbers, and float32 CSR with sorted indices, without zeros."""
+        if self.by_columns:
+            columns = self._chunks(np.arange(self.shape[1]))
+            blocks = [tidy(self._read(np.s_[:, low:high]).tocsr()[rows]) for _, low, high in columns]
+            yield rows, sp.csr_matrix(sp.hstack(blocks, format="csr"))
+            return
+        for chunk, low, high in self._chunks(rows):
+            block = self._read(np.s_[low:high])
+            yield chunk, tidy(block if len(chunk) == high - low else block[chunk - low])
 
+    def _chunks(self, numbers: NDArray[np.int64]) -> Iterator[tuple[NDArray[np.int64], int, int]]:
+        """Ascending numbers of rows (columns), cut after ``CHUNK`` values of the file, and the range of each chunk."""
+        ends = np.flatnonzero(np.diff(self._starts[numbers] // CHUNK)) + 1
+        for chunk in np.split(numbers, ends):
+            yield chunk, int(chunk[0]), int(chunk[-1]) + 1
 
-class DenseRows:
-    """A dense matrix.
-
-    Parameters
-    ----------
-    stored
-        Where it is.
-    """
-
-    def __init__(self, stored: h5py.Dataset) -> None:
-        self._stored = stored
-        self.shape: tuple[int, ...] = stored.shape
-
-    def n_values(self, rows: NDArray[np.int64]) -> int:
-        """How many values some rows have, zeros included."""
-        return len(rows) * self.shape[1]
-
-    def read(self, rows: NDArray[np.int64]) -> Iterator[tuple[NDArray[np.int64], sp.csr_matrix]]:
-        """Rows by stretches of the file."""
-        for piece in cut(rows, rows * self.shape[1] // STRETCH):
-            low, high = int(piece[0]), int(piece[-1]) + 1
-            yield piece, tidy(self._stored[low:high][piece - low])
-
-
-class SparseRows:
-    """A matrix of which the values that are not 0 are stored row after row.
-
-    Parameters
-    ----------
-    stored
-        Where it is.
-    shape
-        (N, G).
-    """
-
-    def __init__(self, stored: h5py.Group, shape: tuple[int, int]) -> None:
-        self._data, self._columns = stored["data"], stored["indices"]
-        self._ends: NDArray[np.int64] = stored["indptr"][:].astype(np.int64, copy=False)
-        self.shape = shape
-
-    def n_values(self, rows: NDArray[np.int64]) -> int:
-        """How many values are stored for some rows."""
-        return int((self._ends[rows + 1] - self._ends[rows]).sum())
-
-    def read(self, rows: NDArray[np.int64]) -> Iterator[tuple[NDArray[np.int64], sp.csr_matrix]]:
-        """Rows by stretches of the file."""
-        for piece in cut(rows, self._ends[rows] // STRETCH):
-            low, high = int(piece[0]), int(piece[-1]) + 1
-            start, end = int(self._ends[low]), int(self._ends[high])
-            parts = (self._data[start:end], self._columns[start:end], self._ends[low : high + 1] - start)
-            block = sp.csr_matrix(parts, shape=(high - low, self.shape[1]), copy=False)
-            yield piece, tidy(block if len(piece) == high - low else block[piece - low])
-
-
-class SparseColumns:
-    """A matrix of which the values that are not 0 are stored column after column.
-
-    Parameters
-    ----------
-    stored
-        Where it is.
-    shape
-        (N, G).
-    """
-
-    def __init__(self, stored: h5py.Group, shape: tuple[int, int]) -> None:
-        self._data, self._rows = stored["data"], stored["indices"]
-        self._ends: NDArray[np.int64] = stored["indptr"][:].astype(np.int64, copy=False)
-        self.shape = shape
-
-    @cached_property
-    def _lengths(self) -> NDArray[np.int64]:
-        """Number of values of every row, for which all of them are looked at."""
-        lengths = np.zeros(self.shape[0], dtype=np.int64)
-        for start in range(0, self._rows.shape[0], STRETCH):
-            lengths += np.bincount(self._rows[start : start + STRETCH], minlength=self.shape[0])
-        return lengths
-
-    def n_values(self, rows: NDArray[np.int64]) -> int:
-        """How many values are stored for some rows."""
-        return int(self._lengths[rows].sum())
-
-    def read(self, rows: NDArray[np.int64]) -> Iterator[tuple[NDArray[np.int64], sp.csr_matrix]]:
-        """All rows in one piece."""
-        blocks = []
-        for piece in cut(np.arange(self.shape[1]), self._ends[:-1] // STRETCH):
-            low, high = int(piece[0]), int(piece[-1]) + 1
-            start, end = int(self._ends[low]), int(self._ends[high])
-            parts = (self._data[start:end], self._rows[start:end], self._ends[low : high + 1] - start)
-            block = sp.csc_matrix(parts, shape=(self.shape[0], high - low), copy=False)
-            blocks.append(tidy(block.tocsr()[rows]))
-        yield rows, sp.csr_matrix(sp.hstack(blocks, format="csr"))
-
-
-def cut(numbers: NDArray[np.int64], stretch: NDArray[np.int64]) -> list[NDArray[np.int64]]:
-    """Cut ascending numbers where another stretch begins."""
-    return np.split(numbers, np.flatnonzero(np.diff(stretch)) + 1)
-
-
-def open_expression(file: h5py.File, path: Path, layer: str | None) -> Expression:
-    """The expression matrix of a file.
-
-    Raises
-    ------
-    KeyError
-        If it is not there.
-    """
-    name = "X" if layer is None else f"layers/{layer}"
-    if name not in file:
-        raise KeyError(f"{path}: {name} is missing; pass layer=…")
-    stored = file[name]
-    if isinstance(stored, h5py.Dataset):
-        return DenseRows(stored)
-    matrix = sparse_dataset(stored)
-    if matrix.format == "csr":
-        return SparseRows(stored, matrix.shape)
-    return SparseColumns(stored, matrix.shape)
+    def _read(self, where: Any) -> Any:
+        block = self._matrix[where]
+        if sp.issparse(block):
+            block.check_format(full_check=True)  # compiled code trusts every index
+        return block
 
 
 def tidy(block: Any) -> sp.csr_matrix:
@@ -235,12 +106,8 @@ def tidy(block: Any) -> sp.csr_matrix:
     return result
 
 
-N_NAMES = 5
-DEFAULT_SLICE_KEY = "slice_id"
-
-
 class RawSlice(NamedTuple):
-    """A slice and where it is.
+    """A slice of an ``.h5ad`` file.
 
     Attributes
     ----------
@@ -251,7 +118,7 @@ class RawSlice(NamedTuple):
     rows
         Its rows there, ascending.
     animal
-        The animal that it is of; None where nobody says.
+        The animal that it is of, if known.
     """
 
     name: str
@@ -261,7 +128,7 @@ class RawSlice(NamedTuple):
 
 
 class RawTissue:
-    """An open ``.h5ad`` file, of which only names and positions are in memory.
+    """An open ``.h5ad`` file.
 
     Parameters
     ----------
@@ -270,18 +137,26 @@ class RawTissue:
     file
         The same, open.
     options
-        Where things are.
+        Which keys to read.
     """
 
     def __init__(self, path: Path, file: h5py.File, options: Stage1Options) -> None:
-        self.path = path
-        self.obs = Table(file["obs"])
-        self.genes = _genes(path, Table(file["var"]).index)
-        self.n_axes, self.position = _positions(file, path, options, len(self.obs))
-        self._values = open_expression(file, path, options.layer)
-        if self._values.shape != (len(self.obs), len(self.genes)):
+        self.path, self._file = path, file
+        names = {key: _index(file[key], path) for key in ("obs", "var")}
+        self._names = names["obs"]
+        try:
+            self.genes = check_genes(names["var"])
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from error
+        self.n_axes, self.position = _positions(file, path, options, len(self._names))
+        self._columns: dict[str, pd.Series] = {}
+        where = "X" if options.layer is None else f"layers/{options.layer}"
+        if where not in file:
+            raise KeyError(f"{path}: {where} is missing; pass layer=…")
+        self._expression = Expression(file[where])
+        if self._expression.shape != (len(self._names), len(self.genes)):
             raise ValueError(
-                f"{path}: expression is of shape {self._values.shape}, with {len(self.obs)} cells and "
+                f"{path}: expression is of shape {self._expression.shape}, with {len(self._names)} cells and "
                 f"{len(self.genes)} genes; write the file again"
             )
 
@@ -293,56 +168,71 @@ class RawTissue:
         Raises
         ------
         KeyError, ValueError
-            If it is no ``.h5ad`` file, or lacks what the options name.
+            If it is not an ``.h5ad`` file, or lacks a key of the options.
         """
-        try:
-            check_contents(path, lambda name: _is_held(name, options))
+        with reading_h5ad(path, REMEDY):
+            check_h5ad(path, lambda name: _is_in_memory(name, options))
             file = h5py.File(path, "r")
-        except Exception as error:  # a damaged file can break the reader in any way
-            raise ValueError(_unreadable(path, error)) from error
         with file:
-            with _whole(path):
+            with reading_h5ad(path, REMEDY):
                 if not {"obs", "var"} <= set(file):
-                    raise ValueError(f"{path} is no .h5ad file: it has no obs and var; remove it from the folder")
+                    raise ValueError(f"{path} is not an .h5ad file: obs or var is missing; {REMEDY}")
                 tissue = cls(path, file, options)
             yield tissue
 
+    @cached_property
+    def columns(self) -> list[str]:
+        """Names of the columns of ``obs``."""
+        return [str(name) for name in self._file["obs"].attrs["column-order"]]
+
+    def column(self, key: str, argument: str) -> pd.Series:
+        """A column of ``obs``, kept after the first call; ``argument`` is the option that names it."""
+        if key not in self._columns:
+            if key not in self.columns:
+                found = ", ".join(map(repr, self.columns[:N_NAMES])) or "nothing"
+                raise KeyError(f'{self.path}: obs["{key}"] is missing (found: {found}); pass {argument}=…')
+            obs = self._file["obs"]
+            self._columns |= (
+                {key: pd.Series(read_elem(obs[key]))} if _is_by_column(obs) else dict(read_elem(obs).items())
+            )
+        return self._columns[key]
+
     def slices(self, options: Stage1Options) -> list[RawSlice]:
-        """The slices of the file by name; the file itself is one where nothing names them."""
-        with _whole(self.path):
+        """The slices of the file by name; the file is one slice without a key for them."""
+        with reading_h5ad(self.path, REMEDY):
             return self._slices(options)
 
     def _slices(self, options: Stage1Options) -> list[RawSlice]:
-        if not len(self.obs):
-            raise ValueError(f"{self.path} has no cells; remove it from the folder")
+        if not len(self._names):
+            raise ValueError(f"{self.path} has no cells; {REMEDY}")
         key = options.slice_key
-        if key is None and DEFAULT_SLICE_KEY in self.obs:
+        if key is None and DEFAULT_SLICE_KEY in self.columns:
             key = DEFAULT_SLICE_KEY
         if options.cell_type_key is not None:
-            _column(self, options.cell_type_key, "cell_type_key")  # known to be missing before anything is written
-        animals = None if options.animal_key is None else _column(self, options.animal_key, "animal_key")
+            self.column(options.cell_type_key, "cell_type_key")  # if it is missing, nothing is written
+        animals = None if options.animal_key is None else self.column(options.animal_key, "animal_key")
         if key is None:
-            codes: NDArray[np.integer] = np.zeros(len(self.obs), dtype=np.int8)
-            kinds = [self.path.stem]
+            codes: NDArray[np.integer] = np.zeros(len(self._names), dtype=np.int8)
+            names = [self.path.stem]
         else:
-            codes, kinds = _codes(_column(self, key, "slice_key"))
-            if (codes < 0).any():
-                raise ValueError(f'{self.path}: obs["{key}"] is missing for {int((codes < 0).sum())} cells; fill it in')
+            codes, names = _codes(self.column(key, "slice_key"))
+            if missing := int((codes < 0).sum()):
+                raise ValueError(f'{self.path}: obs["{key}"] is missing for {missing} cells; fill it in')
         found = []
-        for code in sorted(np.unique(codes), key=kinds.__getitem__):
+        for code in sorted(np.unique(codes), key=names.__getitem__):
             rows = np.flatnonzero(codes == code)
-            animal = None if animals is None else self._animal(animals, rows, kinds[code], options)
-            found.append(RawSlice(kinds[code], self.path, rows, animal))
+            animal = None if animals is None else self._animal(animals, rows, names[code], options)
+            found.append(RawSlice(names[code], self.path, rows, animal))
         return found
 
     def _animal(self, animals: pd.Series, rows: NDArray[np.int64], name: str, options: Stage1Options) -> str:
-        codes, kinds = _codes(animals.iloc[rows])
+        codes, names = _codes(animals.iloc[rows])
         if missing := int((codes < 0).sum()):
             raise ValueError(
                 f'{self.path}: obs["{options.animal_key}"] is missing for {missing} cells of slice {name!r}; fill it in, or '
-                "leave out the key of animals"
+                "omit animal_key"
             )
-        found = [kinds[code] for code in np.unique(codes)]
+        found = [names[code] for code in np.unique(codes)]
         if len(found) > 1:
             raise ValueError(f"{self.path}: slice {name!r} is of {len(found)} animals ({', '.join(found[:N_NAMES])})")
         return found[0]
@@ -351,67 +241,50 @@ class RawTissue:
         """Labels of some cells, None where one is missing."""
         if key is None:
             return np.full(len(rows), None, dtype=object)
-        with _whole(self.path):
-            codes, kinds = _codes(_column(self, key, "cell_type_key").iloc[rows])
-        return np.array([*kinds, None], dtype=object)[codes]
+        with reading_h5ad(self.path, REMEDY):
+            codes, names = _codes(self.column(key, "cell_type_key").iloc[rows])
+        return np.array([*names, None], dtype=object)[codes]
 
     def names(self, rows: NDArray[np.int64]) -> NDArray[np.object_]:
         """Names of some cells."""
-        with _whole(self.path):
-            return self.obs.index[rows]
+        return self._names[rows]
 
     def n_values(self, rows: NDArray[np.int64]) -> int:
-        """How many values some cells have at most."""
-        return self._values.n_values(rows)
+        """Largest number of values of some cells."""
+        with reading_h5ad(self.path, REMEDY):
+            return int(self._expression.n_values[rows].sum())
 
     def passes(self, rows: NDArray[np.int64], *, at_once: int, multiple: int) -> Iterator[NDArray[np.int64]]:
-        """Cut rows where about ``at_once`` values have come together, after a multiple of so many cells."""
+        """Cut rows after about ``at_once`` values, at a multiple of so many cells."""
         per_cell = max(1.0, self.n_values(rows) / len(rows))
         size = multiple * max(1, int(at_once / per_cell) // multiple)
         for start in range(0, len(rows), size):
             yield rows[start : start + size]
 
     def expression(self, rows: NDArray[np.int64]) -> Iterator[tuple[NDArray[np.int64], sp.csr_matrix]]:
-        """Ascending rows in pieces: their numbers, and float32 CSR with sorted indices, without zeros."""
-        with _whole(self.path):
-            for numbers, block in self._values.read(rows):
-                if block.nnz and not 0 <= block.indices.min() <= block.indices.max() < len(self.genes):
-                    raise ValueError("a value is of a gene that there is not")
-                yield numbers, block
+        """Ascending rows in chunks; see :meth:`Expression.read`."""
+        with reading_h5ad(self.path, REMEDY):
+            yield from self._expression.read(rows)
 
 
-@contextmanager
-def _whole(path: Path) -> Iterator[None]:
-    """Name the file in what is raised when it is not what it says that it is."""
-    try:
-        yield
-    except Exception as error:  # likewise
-        if isinstance(error, (KeyError, ValueError)) and str(path) in str(error):
-            raise
-        raise ValueError(_unreadable(path, error)) from error
-
-
-def _is_held(name: str, options: Stage1Options) -> bool:
-    """Whether a dataset is read as a whole; others are read a few cells at a time."""
+def _is_in_memory(name: str, options: Stage1Options) -> bool:
+    """Whether a dataset is read in one piece; others are read in chunks."""
     return name.startswith(("/obs/", "/var/", f"/obsm/{options.position_key}")) or name.endswith("/indptr")
 
 
-def _unreadable(path: Path, error: Exception) -> str:
-    return f"{path} cannot be read as .h5ad ({describe_error(error)}); see that it is whole and readable, or remove it from the folder"
+def _is_by_column(table: h5py.Group) -> bool:
+    """Whether the columns of a table can be read one by one; files of anndata 0.7 are read as a whole."""
+    return (table.attrs.get("encoding-type"), table.attrs.get("encoding-version")) == ("dataframe", "0.2.0")
 
 
-def _genes(path: Path, names: NDArray[np.object_]) -> tuple[str, ...]:
-    try:
-        return check_genes(names)
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from error
-
-
-def _column(tissue: RawTissue, key: str, argument: str) -> pd.Series:
-    if key not in tissue.obs:
-        found = ", ".join(map(repr, tissue.obs.columns[:N_NAMES])) or "nothing"
-        raise KeyError(f'{tissue.path}: obs["{key}"] is missing (found: {found}); pass {argument}=…')
-    return tissue.obs[key]
+def _index(table: h5py.Group | h5py.Dataset, path: Path) -> NDArray[np.object_]:
+    """Names of the rows of ``obs`` or ``var``."""
+    if isinstance(table, h5py.Dataset):
+        raise ValueError(
+            f"{path}: {table.name[1:]} is of a format before anndata 0.7; read the file with anndata and write it again"
+        )
+    names = read_elem(table[table.attrs["_index"]]) if _is_by_column(table) else read_elem(table).index
+    return np.array([str(name) for name in names], dtype=object)
 
 
 def _codes(column: pd.Series) -> tuple[NDArray[np.integer], list[str]]:
@@ -426,7 +299,7 @@ def _text(value: object) -> str:
 
 
 def _positions(file: h5py.File, path: Path, options: Stage1Options, n_cells: int) -> tuple[int, NDArray[np.float64]]:
-    """How many coordinates there are, and positions (n, 2 or 3). No other key is ever tried: an embedding is not a place."""
+    """Number of coordinates, and positions (n, 2 or 3). No other key is tried: an embedding is not a position."""
     key, found = options.position_key, list(file.get("obsm", {}))
     if key not in found:
         listed = ", ".join(map(repr, found)) or "nothing"

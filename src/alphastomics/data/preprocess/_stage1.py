@@ -19,7 +19,6 @@ import scipy.sparse as sp
 
 from alphastomics._io._atomic import write_json
 from alphastomics.data._checks import MIN_CELLS
-from alphastomics.data._h5ad import try_files
 from alphastomics.data._matrix import column_sums, row_sums
 from alphastomics.data._order import hilbert_order
 from alphastomics.data.parquet._columns import N_AXES, Cells
@@ -91,9 +90,7 @@ def plan_slices(input_dir: Path, output_dir: Path, options: Stage1Options) -> li
     raw, genes = [], dict.fromkeys(options.genes or ())
     n_axes: dict[int, Path] = {}
     unknown = set(genes)
-    paths = find_tissues(input_dir)
-    try_files([path for path in paths if path.is_file()])
-    for path in paths:
+    for path in find_tissues(input_dir):
         with RawTissue.open(path, options) as tissue:
             raw += tissue.slices(options)
             n_axes.setdefault(tissue.n_axes, path)
