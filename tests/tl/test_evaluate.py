@@ -72,7 +72,7 @@ def test_other_keys(adata):
     pd.testing.assert_frame_equal(evaluate(adata, truth="a", prediction="b"), expected)
 
 
-def test_where_slices_are_found(adata):
+def test_default_of_library_key(adata):
     assert evaluate(adata, library_key="animal").index.tolist() == ["1"]
     adata.uns["spatial_reconstructed"] = {"params": {"slice_key": "animal"}}
     assert evaluate(adata).index.tolist() == ["1"]
@@ -85,7 +85,7 @@ def test_where_slices_are_found(adata):
     assert table.loc["slice_0", SCORES].tolist() == pytest.approx(scores_of(adata, np.ones(100, dtype=bool)))
 
 
-def test_cells_without_a_slice_are_one_set(adata):
+def test_cells_without_a_slice_form_one(adata):
     slices = adata.obs["slice_id"].astype(object)
     slices.iloc[:30] = np.nan
     adata.obs["slice_id"] = slices
@@ -109,13 +109,13 @@ def test_a_slice_without_a_placed_cell_has_no_row(adata):
     adata.obs["spatial_reconstructed_placed"] = (adata.obs["slice_id"] == "left").to_numpy()
     assert evaluate(adata).index.tolist() == ["left"]
     adata.obs["spatial_reconstructed_placed"] = False
-    with pytest.raises(ValueError, match="marks none as placed"):
+    with pytest.raises(ValueError, match=r'obs\["spatial_reconstructed_placed"\]'):
         evaluate(adata)
 
 
 def test_placed_must_be_boolean(adata):
     adata.obs["spatial_reconstructed_placed"] = pd.Series([True, None] * 50, index=adata.obs_names, dtype=object)
-    with pytest.raises(ValueError, match=r"spatial_reconstructed_placed.*True or False"):
+    with pytest.raises(ValueError, match="spatial_reconstructed_placed"):
         evaluate(adata)
 
 
@@ -128,18 +128,18 @@ def test_cells_without_a_truth_are_skipped_and_counted(adata):
     assert table.loc["right", SCORES].tolist() == pytest.approx(scores_of(adata, right[7:]))
 
 
-def test_a_slice_without_any_truth_keeps_its_row(adata):
+def test_a_slice_without_truth_keeps_its_row(adata):
     adata.obsm["spatial"][(adata.obs["slice_id"] == "left").to_numpy()] = np.nan
     table = evaluate(adata, baselines=True)
     assert table.loc[("left", "prediction"), ["n_cells", "n_skipped"]].tolist() == [0, 40]
     assert table.loc["left"][SCORES].isna().all(axis=None)
     adata.obsm["spatial"][:] = np.nan
-    with pytest.raises(ValueError, match=r'position in obsm\["spatial"\]; pass truth='):
+    with pytest.raises(ValueError, match=r'obsm\["spatial"\].*truth='):
         evaluate(adata)
 
 
 @pytest.mark.parametrize(("key", "value"), [("spatial_reconstructed", np.nan), ("spatial", np.inf)])
-def test_values_that_cannot_be_compared_are_named(adata, key, value):
+def test_infinite_and_missing_positions_raise(adata, key, value):
     cells = np.flatnonzero(adata.obs["slice_id"] == "left")[:7]
     adata.obsm[key][cells, 0] = value
     with pytest.raises(ValueError, match=rf'obsm\["{key}"\].*7 cells of slice \'left\' \(cell0, cell1, .*…\)'):
@@ -175,7 +175,7 @@ def test_the_oracle_needs_cell_types(adata):
         ({"cell_type_key": "x", "baselines": True}, r'obs\["x"\] is missing.*pass cell_type_key='),
     ],
 )
-def test_missing_keys_are_named_with_the_remedy(adata, options, message):
+def test_missing_keys_raise(adata, options, message):
     with pytest.raises(KeyError, match=message):
         evaluate(adata, **options)
 
@@ -207,7 +207,7 @@ def with_expression(tissue: AnnData) -> AnnData:
     return tissue
 
 
-def test_without_a_request_nothing_but_positions_is_read(adata):
+def test_only_positions_are_read_by_default(adata):
     """Byte for byte the table of positions, from an object without expression."""
     plain = evaluate(adata, baselines=True, cell_type_key="type")
     assert list(plain.columns) == ["n_cells", "n_skipped", *SCORES]
@@ -217,7 +217,7 @@ def test_without_a_request_nothing_but_positions_is_read(adata):
             assert list(row[3:]) == list(position_scores(true, chance_positions(true, 0)).values())
 
 
-def test_expression_and_clusters_join_the_row_of_their_slice(tissue):
+def test_scores_of_expression_and_clusters_are_added(tissue):
     adata = with_expression(tissue)
     plain = evaluate(adata, baselines=True, cell_type_key="cell_type")
     options = {"expression_layer": "predicted", "cluster_key": "leiden", "cell_type_key": "cell_type"}
@@ -237,7 +237,7 @@ def moran_of(adata: AnnData, name: str, **keys) -> np.ndarray:
     return tl.morans_i(adata, copy=True, **keys).loc[name, "I"].to_numpy()
 
 
-def test_morans_i_takes_what_was_predicted(tissue):
+def test_morans_i_of_the_prediction(tissue):
     adata = with_expression(tissue)
     truth = moran_of(adata, "slice_1")
     # The layer is brought to the depth of the truth, which morans_i, alone, does not know.
@@ -259,7 +259,7 @@ def test_morans_i_takes_what_was_predicted(tissue):
     assert (chance < evaluate(adata, autocorrelation=True)["moran_correlation"]).all()
 
 
-def test_a_reference_judges_the_agreement(tissue):
+def test_modality_agreement_with_a_reference(tissue):
     tissue = with_expression(tissue)
     adata, real = (tissue[tissue.obs["slice_id"].isin(names)].copy() for names in (["slice_0"], ["slice_1", "slice_2"]))
     table = evaluate(adata, reference=real, baselines=True)["modality_agreement"].xs("slice_0")
@@ -274,7 +274,7 @@ def test_a_reference_judges_the_agreement(tissue):
     assert joint.loc["slice_0", "modality_agreement"] == pytest.approx(expected, abs=1e-9)
 
 
-def test_only_scored_cells_count_in_every_score(tissue):
+def test_all_scores_use_the_scored_cells(tissue):
     adata = with_expression(tissue)
     adata.obsm["spatial"][:20] = np.nan
     adata.obs["spatial_reconstructed_placed"] = np.arange(360) % 10 > 0
@@ -287,7 +287,7 @@ def test_only_scored_cells_count_in_every_score(tissue):
     pd.testing.assert_frame_equal(found[same], expected[same])
 
 
-def test_max_cells_holds_for_every_score(tissue):
+def test_max_cells_applies_to_all_scores(tissue):
     adata = with_expression(tissue)
     table = evaluate(adata, expression_layer="predicted", cluster_key="leiden", max_cells=50)
     cells = np.flatnonzero(adata.obs["slice_id"] == "slice_0")
@@ -298,8 +298,8 @@ def test_max_cells_holds_for_every_score(tissue):
     assert (table["pearson_gene"] != everything["pearson_gene"]).all()
 
 
-def test_something_must_be_predicted(tissue):
-    with pytest.raises(ValueError, match="nothing to score"):
+def test_nothing_to_score_raises(tissue):
+    with pytest.raises(ValueError, match="prediction=.*expression_layer="):
         evaluate(tissue, prediction=None)
-    with pytest.raises(KeyError, match=r'layers\["x"\] is missing'):
+    with pytest.raises(KeyError, match=r'layers\["x"\]'):
         evaluate(tissue, prediction=None, expression_layer="x")

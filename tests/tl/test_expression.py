@@ -55,7 +55,7 @@ def test_depth_of_the_prediction_does_not_matter(adata):
     assert (plain["expression_mse"] > 10 * table["expression_mse"]).all()
 
 
-def test_values_that_are_not_counts_are_compared_as_they_are(adata):
+def test_values_other_than_counts_are_not_transformed(adata):
     adata.X = adata.X.toarray() - 0.5
     table = tl.expression_scores(adata, "predicted", copy=True)
     pd.testing.assert_frame_equal(table, tl.expression_scores(adata, "predicted", transform="none", copy=True))
@@ -82,7 +82,7 @@ def test_baselines_are_other_cells(adata):
 
 
 @pytest.mark.parametrize("store", [np.asarray, sparse.csr_matrix])
-def test_genes_that_a_slice_does_not_measure_cost_nothing(adata, store):
+def test_unmeasured_genes_are_left_out(adata, store):
     kept = np.arange(30) >= 4
     expected = expected_scores(adata, "slice_1", kept)
     others = tl.expression_scores(adata, "predicted", copy=True).loc[["slice_0", "slice_2"]]
@@ -95,7 +95,7 @@ def test_genes_that_a_slice_does_not_measure_cost_nothing(adata, store):
     pd.testing.assert_frame_equal(table.loc[["slice_0", "slice_2"]], others)
     x[0, 5] = np.nan
     adata.X = store(x)
-    with pytest.raises(ValueError, match=rf"gene '{adata.var_names[5]}' is not finite in 1 of 120"):
+    with pytest.raises(ValueError, match=rf"gene '{adata.var_names[5]}'.* 1 of 120"):
         tl.expression_scores(adata, "predicted")
 
 
@@ -112,15 +112,15 @@ def test_another_object_is_matched_by_name(adata):
     assert table.loc["slice_0", list(expected)].to_dict() == pytest.approx(expected, abs=1e-9)
     other.layers["draw"], other.X = other.X, None
     pd.testing.assert_frame_equal(tl.expression_scores(adata, other, prediction_layer="draw", copy=True), table)
-    with pytest.raises(KeyError, match="1 of 360 cells are missing in prediction"):
+    with pytest.raises(KeyError, match="1 of 360 cells.*prediction"):
         tl.expression_scores(adata, other[1:], prediction_layer="draw")
     other.var_names = [f"other_{name}" for name in other.var_names]
-    with pytest.raises(ValueError, match="no gene is shared"):
+    with pytest.raises(ValueError, match="var_names"):
         tl.expression_scores(adata, other, prediction_layer="draw")
 
 
 @pytest.mark.parametrize("baselines", [False, True])
-def test_the_table_goes_to_uns_and_survives_a_file(adata, baselines, tmp_path):
+def test_table_in_uns_survives_a_file(adata, baselines, tmp_path):
     assert tl.expression_scores(adata, "predicted", baselines=baselines) is None
     table = tl.expression_scores(adata, "predicted", baselines=baselines, copy=True)
     adata.write_h5ad(tmp_path / "tissue.h5ad")
@@ -131,10 +131,10 @@ def test_the_table_goes_to_uns_and_survives_a_file(adata, baselines, tmp_path):
     pd.testing.assert_frame_equal(read.reset_index(drop=True), table.reset_index(drop=True))
 
 
-def test_missing_keys_are_named(adata):
-    with pytest.raises(KeyError, match=r'layers\["x"\] is missing.*predicted'):
+def test_missing_keys_raise(adata):
+    with pytest.raises(KeyError, match=r'layers\["x"\] .*prediction='):
         tl.expression_scores(adata, "x")
-    with pytest.raises(KeyError, match=r'obs\["x"\] is missing.*library_key='):
+    with pytest.raises(KeyError, match=r'obs\["x"\] .*library_key='):
         tl.expression_scores(adata, "predicted", library_key="x")
     with pytest.raises(ValueError, match="prediction_layer="):
         tl.expression_scores(adata, "predicted", prediction_layer="x")

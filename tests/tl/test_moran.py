@@ -47,7 +47,7 @@ def test_cells_without_position_and_genes_without_measurement_are_left_out(tissu
     pd.testing.assert_frame_equal(table[~unmeasured], expected)
 
 
-def test_a_tiny_slice_has_none_and_a_file_keeps_the_table(tissue, tmp_path):
+def test_a_small_slice_is_nan_and_the_table_survives_a_file(tissue, tmp_path):
     tissue.obs["part"] = np.where(np.arange(360) < 5, "few", "many")
     assert tl.morans_i(tissue, library_key="part") is None
     tissue.write_h5ad(tmp_path / "tissue.h5ad")
@@ -57,6 +57,6 @@ def test_a_tiny_slice_has_none_and_a_file_keeps_the_table(tissue, tmp_path):
     assert table.loc["many", "I"].notna().all()
 
 
-def test_a_missing_key_is_named(tissue):
-    with pytest.raises(KeyError, match=r'obsm\["x"\] is missing.*spatial_key='):
+def test_missing_key_raises(tissue):
+    with pytest.raises(KeyError, match=r'obsm\["x"\] .*spatial_key='):
         tl.morans_i(tissue, spatial_key="x")

@@ -1,7 +1,7 @@
-"""What goes on inside the network for given cells: gates, attention, experts.
+"""Attention gates, attention weights and expert routing of a trained network.
 
-The cells of a slice are seen as :meth:`AlphaSTomics.get_latent_representation` sees them: expression clean, positions
-absent, all cells of the slice in one context, or in several where it is large.
+As in :meth:`AlphaSTomics.get_latent_representation`, the input is clean expression without positions, and the cells of a
+slice form one context, or several if the slice is large.
 """
 
 from __future__ import annotations
@@ -25,17 +25,7 @@ if TYPE_CHECKING:
 
 
 class SeenContext(NamedTuple):
-    """One context, after the network has run.
-
-    Attributes
-    ----------
-    slice_name
-        The slice of its cells.
-    rows
-        Row numbers of its cells, (N,).
-    layers
-        What each layer was given, by number.
-    """
+    """One context after a forward pass: name of its slice, rows of its cells (n,), inputs of each layer by index."""
 
     slice_name: str
     rows: NDArray[np.int64]
@@ -43,7 +33,7 @@ class SeenContext(NamedTuple):
 
 
 class GateValues(NamedTuple):
-    """Gates of cells.
+    """Attention gates.
 
     Attributes
     ----------
@@ -63,11 +53,11 @@ class SinkValues(NamedTuple):
     Attributes
     ----------
     received
-        Mean attention that each cell receives, over heads, (n_cells, L).
+        Attention that each cell receives, mean over query cells and heads, (n_cells, L).
     slices
         Name of the slice of each context.
     n_cells
-        Cells of each context, (C,).
+        Number of cells of each context, (C,).
     share
         Largest mean attention that a cell of the context receives, (C, L, H).
     """
@@ -79,14 +69,14 @@ class SinkValues(NamedTuple):
 
 
 class ExpertValues(NamedTuple):
-    """Use of the experts.
+    """Expert usage.
 
     Attributes
     ----------
     first
         The most probable expert of each cell, (n_cells, L).
     usage, probability
-        Share of all assignments that each expert gets, and its mean probability, (L, E).
+        Fraction of all assignments to each expert, and its mean routing probability, (L, E).
     """
 
     first: NDArray[np.int64]
@@ -95,16 +85,18 @@ class ExpertValues(NamedTuple):
 
 
 def query_source(model: AlphaSTomics, adata: AnnData) -> AnnDataSource:
-    """The cells as the network reads them, after looking that it can say anything of them."""
+    """The cells as input of the network; raises if the model is untrained or never received cells without positions."""
     model._check_if_trained(warn=False, message="The model is not trained; call train() first")
     if model.mode == "pos_to_expr":
-        raise ValueError("This model was trained with mode='pos_to_expr' and has never seen cells without positions")
+        raise ValueError(
+            "this model was trained with mode='pos_to_expr', which never leaves out positions; train one with another mode"
+        )
     return model._query_source(adata)[1]
 
 
 @torch.no_grad()
 def seen_contexts(model: AlphaSTomics, source: AnnDataSource, max_context: int = MAX_CONTEXT) -> Iterator[SeenContext]:
-    """Run the network on each context and tell what its layers were given; cells may be in several contexts."""
+    """Run the network on each context and yield the inputs of its layers; a cell may be in several contexts."""
     module, device = model.module, model.module.device
     zero, one = torch.zeros(1, device=device), torch.ones(1, device=device)
     for cells in source.slices:
@@ -119,18 +111,18 @@ def seen_contexts(model: AlphaSTomics, source: AnnDataSource, max_context: int =
 
 @torch.no_grad()
 def gate_values(model: AlphaSTomics, source: AnnDataSource) -> GateValues:
-    """Gates of all cells, mean over the channels of a head."""
+    """Gates of all cells."""
     config = model.module.config
     if config.attention == "linear" or config.gate_type == "none":
         raise ValueError(
-            f"The attention of this model has no gate (attention={config.attention!r}, gate_type={config.gate_type!r})"
+            f"the attention of this model has no gates (attention={config.attention!r}, gate_type={config.gate_type!r})"
         )
     shape = (source.n_cells, config.n_layers, config.n_heads)
     mean, square = np.zeros(shape), np.zeros(shape)
     for context in seen_contexts(model, source):
         for i, layer in context.layers.items():
             gates = layer.attention.gates(layer.x)
-            assert gates is not None  # looked at above
+            assert gates is not None  # checked above
             heads = gates[0].cpu().double().view(len(context.rows), config.n_heads, -1)
             mean[context.rows, i] = heads.mean(-1)
             square[context.rows, i] = heads.square().mean(-1)
@@ -141,7 +133,7 @@ def gate_values(model: AlphaSTomics, source: AnnDataSource) -> GateValues:
 
 @torch.no_grad()
 def sink_values(model: AlphaSTomics, source: AnnDataSource) -> SinkValues:
-    """Mean attention that each cell receives; the attention matrix is visited by blocks of rows."""
+    """Attention that all cells receive, computed in blocks of rows of the attention matrix."""
     config = model.module.config
     received = np.zeros((source.n_cells, config.n_layers), dtype=np.float32)
     slices, sizes, shares = [], [], []
@@ -159,7 +151,7 @@ def sink_values(model: AlphaSTomics, source: AnnDataSource) -> SinkValues:
 def attention_rows(
     model: AlphaSTomics, source: AnnDataSource, cells: NDArray[np.int64], *, layer: int, head: int | None
 ) -> NDArray[np.float32]:
-    """Attention that each of ``cells`` (M,) pays to every cell, (n_cells, M); NaN for cells of other contexts."""
+    """Attention weights of ``cells`` (M,), (n_cells, M); NaN for cells of other contexts."""
     result = np.full((source.n_cells, len(cells)), np.nan, dtype=np.float32)
     for context in seen_contexts(model, source):
         wanted = np.flatnonzero(np.isin(cells, context.rows))
@@ -176,10 +168,10 @@ def attention_rows(
 
 @torch.no_grad()
 def expert_values(model: AlphaSTomics, source: AnnDataSource) -> ExpertValues:
-    """Where every layer sends the cells."""
+    """Expert routing of all cells."""
     config = model.module.config
     if not config.use_moe:
-        raise ValueError("This model has no experts; make one with use_moe=True")
+        raise ValueError("this model has no experts; make one with use_moe=True")
     first = np.zeros((source.n_cells, config.n_layers), dtype=np.int64)
     shape = (source.n_cells, config.n_layers, config.num_experts)
     assigned, probability = np.zeros(shape, dtype=np.float32), np.zeros(shape, dtype=np.float32)

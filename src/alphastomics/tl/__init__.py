@@ -1,4 +1,4 @@
-"""Tools: place cells, judge what was sampled, compare models, and look inside the network."""
+"""Tools: predict positions, score predictions, compare models, and inspect attention and experts."""
 
 from alphastomics._provenance import Provenance, provenance
 from alphastomics.tl._agreement import modality_agreement

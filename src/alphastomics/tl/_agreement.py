@@ -1,4 +1,4 @@
-"""Agreement of expression and position in sampled tissue with real slices."""
+"""Agreement of expression and positions of sampled cells with real slices."""
 
 from __future__ import annotations
 
@@ -26,22 +26,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AgreementJudge:
-    """Real slices, ready to judge samples of the same genes.
+    """Real slices that score samples of the same genes.
 
     Parameters
     ----------
     columns
-        The shared genes that all slices of both sides measure, as columns of the sample.
+        Columns of the sample with the shared genes that all slices measure, (n_genes,).
     library_size
-        Depth to which cells are brought before logarithms are taken; None for values as they are.
-    names
-        Names of the real slices.
-    expressions, positions
-        Their cells, expression on the scale of the scores.
+        Library size to which counts are scaled before log1p; None for untransformed values.
+    names, expressions, positions
+        Name, transformed expression (n_cells, n_genes) and positions (n_cells, n_dims) of each real slice.
     places
-        What each of them says about expression and place.
+        Regression of positions on expression for each real slice.
     random_state
-        Seed of the cells from which distances are ranked.
+        Seed of the cells whose distances are ranked.
     """
 
     columns: NDArray[np.int64]
@@ -66,7 +64,7 @@ class AgreementJudge:
         n_neighbors: int,
         random_state: int,
     ) -> AgreementJudge:
-        """Learn from the real slices; see :func:`modality_agreement`."""
+        """Fit the regressions; see :func:`modality_agreement`."""
         columns, genes = shared_genes(sample, reference)
         matrix, drawn = (expression_matrix(each, layer) for each in (reference, sample))
         counts = scores_counts(matrix, transform)
@@ -81,7 +79,7 @@ class AgreementJudge:
         used = np.concatenate([cells for _, cells, _ in slices])
         size = median_library_size(matrix[used][:, measured]) if counts else None
         if size is not None and not np.isfinite(size):
-            raise ValueError("every cell of the reference is empty in the genes that both measure; check layer=")
+            raise ValueError("all counts of the shared genes in the reference are 0; check layer=…")
         expressions = [piece if size is None else log1p_normalized(piece, size) for piece in pieces]
         positions = [points for *_, points in slices]
         options = {"n_components": n_components, "n_neighbors": n_neighbors, "random_state": random_state}
@@ -96,18 +94,18 @@ class AgreementJudge:
         )
 
     def scaled(self, expression: Any) -> Any:
-        """Expression of some cells of the sample, all its genes, on the scale of the scores."""
+        """Expression of cells of the sample, (n, n_sample_genes), restricted to the shared genes and transformed."""
         shared = expression[:, self.columns]
         return shared if self.library_size is None else log1p_normalized(shared, self.library_size)
 
     def score(self, expression: Any, positions: NDArray[np.float64], *, without: int | None = None) -> float:
-        """Mean agreement with the real slices, ``without`` one of them, of scaled expression."""
+        """Mean agreement of transformed expression and positions with the real slices, except slice ``without``."""
         judges = [place for number, place in enumerate(self.places) if number != without]
         scores = [judge.agreement(expression, positions, random_state=self.random_state) for judge in judges]
         return float(np.mean(scores)) if scores else float("nan")
 
     def ceilings(self) -> dict[str, dict[str, float]]:
-        """What every real slice scores against the others; nothing where there is but one."""
+        """Score of each real slice against the others; empty for a single slice."""
         if len(self.places) < 2:
             return {}
         return {
@@ -120,14 +118,14 @@ class AgreementJudge:
 
 
 def _key_in(reference: AnnData, library_key: str | None) -> str | None:
-    """A named key of the sample, or the default where the reference has none of that name."""
+    """The key of the sample, or None (the default) if the reference has no such column."""
     return library_key if library_key in reference.obs else None
 
 
 def slices_with_positions(
     adata: AnnData, spatial_key: str, library_key: str | None
 ) -> list[tuple[str, NDArray[np.int64], NDArray[np.float64]]]:
-    """Name, cells and positions of each slice; cells without a position are left out."""
+    """Name, rows (n,) and positions (n, n_dims) of each slice, without cells whose position is NaN."""
     positions = read_coordinates(adata, spatial_key, "spatial_key")
     slices = [
         (name, cells[~np.isnan(positions[cells]).any(axis=1)]) for name, cells in library_slices(adata, library_key)
@@ -150,52 +148,58 @@ def modality_agreement(
     copy: bool = False,
     random_state: int = 0,
 ) -> pd.DataFrame | None:
-    """Judge a tissue whose expression and positions were sampled together: do the two fit as in real slices?
+    """Score whether expression and positions of jointly sampled cells fit together as in real slices.
 
-    There is no true position of a sampled cell. Every real slice gives its expression a place (the mean position of
-    the cells that are nearest in expression), and distances between cells are compared with distances between these
-    places: see :func:`alphastomics.metrics.modality_agreement`. Frames, units and numbers of cells may differ.
+    A sampled cell has no true position. Instead, each real slice predicts a position from its expression (the mean position
+    of its nearest neighbors in expression space), and distances between cells are compared with distances between these
+    predictions; see :func:`alphastomics.metrics.modality_agreement`. Frames, units and numbers of cells may differ.
 
     Parameters
     ----------
     adata
-        The sampled tissue. Cells whose position is NaN are left out, here and in the reference.
+        Sampled cells. Cells whose position is NaN are left out.
     reference
-        Real slices; genes are matched by name. They should not hold the cells of `adata`.
+        Real slices, which should not contain the cells of `adata`. Genes are matched by name.
     spatial_key
-        Where positions are in ``obsm`` of both.
+        Key of ``obsm`` with the positions in both, (n_cells, n_dims).
     layer
-        Where expression is in both; ``X`` when None.
+        Layer with the expression in both; ``X`` when None.
     library_key
-        Column of ``obs`` that names the slice of each cell; ``"slice_id"`` if it is there when None, and in a
-        reference that lacks the column.
-    n_components, n_neighbors
-        Principal components of the reference, and its cells that are averaged.
+        Column of ``obs`` with the slice of each cell. By default ``"slice_id"``; without such a column all cells form one
+        slice.
+    n_components
+        Number of principal components of the reference.
+    n_neighbors
+        Number of nearest neighbors whose positions are averaged.
     transform
-        ``"log1p"`` at the median library size of the reference, ``"none"`` for values as they are, ``"auto"`` for
-        ``"log1p"`` if and only if the values of the reference are non-negative integers.
+        ``"log1p"`` at the median library size of the reference, ``"none"`` for untransformed values, ``"auto"`` for
+        ``"log1p"`` if all values of the reference are non-negative integers.
     baselines
-        Add the rows that give the score its meaning: ``chance``, the sample with its positions shuffled; and, under
-        the name of each real slice, ``ceiling``, what that slice scores against the others. The latter needs two.
+        Add rows for the baselines ``chance``, the sample with permuted positions, and ``ceiling``, the score of each real
+        slice against the others (with at least two).
     key_added
-        Where the table goes in ``uns``.
+        Key of ``uns`` for the table.
     copy
-        Whether to return the table instead.
+        Return the table instead of writing it to `adata`.
     random_state
-        Seed of the decomposition, of the cells from which distances are ranked, and of the baselines.
+        Seed of the decomposition, of the cells whose distances are ranked, and of the baselines.
 
     Returns
     -------
-    None, or the table. Its index is the slice; with `baselines`, the slice and ``sample``, ``chance`` or ``ceiling``
-    (level ``tissue``; a column in ``uns``). Columns: ``n_cells``, ``modality_agreement`` (mean over the reference
-    slices).
+    None, or the table. It is indexed by ``slice`` or, with `baselines`, by ``slice`` and ``tissue`` (``sample``, ``chance`` or
+    ``ceiling``; a column in ``uns``). Its columns are ``n_cells`` and ``modality_agreement`` (mean over the real slices).
 
     Raises
     ------
     KeyError
         If a key is missing.
     ValueError
-        If no gene is shared, a value is not finite, or a reference slice is too small.
+        If no gene is shared, a value is not finite, or a real slice is too small.
+
+    Examples
+    --------
+    >>> sampled = model.sample(mode="joint", n_cells=2000)
+    >>> asx.tl.modality_agreement(sampled, held_out, baselines=True, copy=True)
     """
     judge = AgreementJudge.fit(
         adata, reference, spatial_key=spatial_key, layer=layer, library_key=library_key, transform=transform,

@@ -1,4 +1,4 @@
-"""Compare predicted with true tissue, slice by slice."""
+"""Scores of predicted positions, and optionally of expression and clusters, by slice."""
 
 from __future__ import annotations
 
@@ -26,22 +26,12 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-N_NAMES = 5  # cells named in an error
+N_NAMES = 5  # cells listed in an error
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlacedSlice:
-    """The cells of one slice, as indices into the rows of the AnnData.
-
-    Parameters
-    ----------
-    name
-        Name of the slice.
-    cells
-        All its cells, ascending.
-    placed
-        Those whose position was predicted; the others were known. All of them where nothing was recorded.
-    """
+    """Cells of one slice as ascending rows of the AnnData; ``placed`` are those whose position was predicted."""
 
     name: str
     cells: NDArray[np.int64]
@@ -49,22 +39,22 @@ class PlacedSlice:
 
     @property
     def free(self) -> bool:
-        """Whether no cell was known, so that the frame of the prediction is arbitrary."""
+        """Whether no position was known, so that the frame of the prediction is arbitrary."""
         return len(self.placed) == len(self.cells)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PositionPair:
-    """True positions of all cells, and those that are judged.
+    """True and predicted positions of all cells.
 
     Parameters
     ----------
     true, predicted
-        (n_cells, n_dims); the true ones twice where positions were not predicted.
+        (n_cells, n_dims). Without a prediction, both are the true positions.
     truth, prediction
-        Their keys in ``obsm``; no prediction where positions were not predicted.
+        Keys of ``obsm``; `prediction` is None if positions were not predicted.
     argument
-        The argument that names the truth, for errors.
+        Argument that sets the key of the truth, for errors.
     """
 
     true: NDArray[np.float64]
@@ -75,7 +65,7 @@ class PositionPair:
 
     @classmethod
     def read(cls, adata: AnnData, truth: str, prediction: str | None, *, argument: str) -> PositionPair:
-        """Read both; a ``KeyError`` names the argument that can change the key."""
+        """Read both from ``obsm``."""
         predicted = None if prediction is None else read_coordinates(adata, prediction, "prediction")
         true = read_coordinates(adata, truth, argument)
         if predicted is None:
@@ -103,75 +93,82 @@ def evaluate(
     cluster_key: str | None = None,
     label_key: str = CELL_TYPE,
 ) -> pd.DataFrame:
-    """Score predicted positions, and where asked for expression and clusters, against the truth, one row per slice.
+    """Score predictions of one or several kinds against the truth, one row per slice.
 
-    Only what was predicted counts: where ``obs[prediction + "_placed"]`` exists, known cells are left out, slices
-    without a placed cell have no row, and in slices that had known cells, which fix the frame, ``aligned_rmsd`` takes
-    the plain difference instead of aligning first (``procrustes_disparity`` always compares shapes alone). A cell whose
-    truth is NaN is skipped and counted. The table is returned and nothing is written: `adata` is not modified.
+    Positions are scored by default; `expression_layer`, `autocorrelation`, `reference` and `cluster_key` add further scores.
+    Only predicted positions are scored: cells for which ``obs[prediction + "_placed"]`` is False, if there is such a column,
+    and cells without a true position (NaN) are skipped. In slices with known positions, which fix the frame,
+    ``aligned_rmsd`` is computed without alignment. Nothing is written to `adata`.
 
     Parameters
     ----------
     adata
-        Cells with both positions; expression is read only for scores that need it.
+        Cells with true and predicted values.
     truth
-        Key of the true positions in ``obsm``, (n_cells, n_dims).
+        Key of ``obsm`` with the true positions, (n_cells, n_dims).
     prediction
-        Key of the predicted positions in ``obsm``, (n_cells, n_dims), in the units of the truth. None where positions
-        were not predicted: there are then no scores of positions, and the prediction is judged at the positions under
-        `truth`. In a joint sample, that `reference` judges, these are the sampled ones.
+        Key of ``obsm`` with the predicted positions, (n_cells, n_dims), in the units of the truth. None if positions were
+        not predicted: position scores are left out, and the other scores use the positions under `truth`.
     library_key
-        Column of ``obs`` that names the slice of each cell. By default the one that
-        ``uns[prediction]["params"]["slice_key"]`` names, else ``obs["slice_id"]``, else all cells are one slice.
+        Column of ``obs`` with the slice of each cell. By default ``uns[prediction]["params"]["slice_key"]``, otherwise
+        ``"slice_id"``; without such a column all cells form one slice.
     cell_type_key
-        Column of ``obs`` with cell types, for the oracle. By default the one that
-        ``uns[prediction]["params"]["cell_type_key"]`` names, if any. Read with `baselines` only.
+        Column of ``obs`` with cell types, for the oracle. By default ``uns[prediction]["params"]["cell_type_key"]``.
     baselines
-        Add the rows that give a score its meaning: ``chance``, the true positions shuffled over the cells, and, where
-        cell types are known, ``oracle``, the true positions shuffled within each type. Expression and clusters are
-        shuffled likewise.
+        Add rows for the baselines ``chance``, the true positions permuted over all cells, and, if cell types are known,
+        ``oracle``, the true positions permuted within each cell type. Expression and clusters are permuted likewise.
     n_neighbors
-        Neighbors that ``knn_preservation`` compares; its chance level is ``n_neighbors / (n_cells - 1)``.
+        Number of neighbors for ``knn_preservation``, whose chance level is ``n_neighbors / (n_cells - 1)``.
     max_cells
-        Score at most this many cells of each slice (:func:`alphastomics.metrics.judge_cells`).
+        Maximum number of cells of each slice to score; see :func:`alphastomics.metrics.judge_cells`.
     random_state
-        Seed of that choice, of the rows that ``distance_spearman`` samples, and of the baselines.
+        Seed of that selection, of the rows that ``distance_spearman`` samples, and of the baselines.
     layer
-        Where the true expression is; ``X`` when None.
+        Layer with the true expression; ``X`` when None.
     expression_layer
-        Layer with predicted expression: adds ``n_genes`` and the scores of :func:`expression_scores`, and what
-        `autocorrelation` adds.
+        Layer with predicted expression. Adds ``n_genes``, the scores of :func:`expression_scores`, and
+        ``moran_correlation``.
     transform
         Scale on which expression is compared; see :func:`expression_scores`.
     autocorrelation
-        Add ``moran_correlation``, over genes, between Moran's I of the true expression on the true positions and that
-        of the prediction: the predicted expression, where there is one, on the predicted positions, where there are.
+        Add ``moran_correlation``, the correlation over genes between Moran's I of the true expression on the true positions
+        and Moran's I of the predicted expression (or the true one, without a prediction) on the predicted positions.
     reference
-        Real slices, apart from those of `adata`, with positions under the same key as the truth: adds
-        ``modality_agreement`` of the expression and positions of the prediction with them.
+        Other, real slices with positions under the key `truth`. Adds ``modality_agreement``; see
+        :func:`modality_agreement`.
     cluster_key
-        Column of ``obs`` with clusters: adds the scores of :func:`cluster_scores` over the cells that have a label
-        and a cluster.
+        Column of ``obs`` with clusters. Adds the scores of :func:`cluster_scores`.
     label_key
         Column of ``obs`` with the labels that clusters are compared with.
 
     Returns
     -------
-    A table whose index is the slice; with `baselines`, the slice and ``prediction``, ``chance`` or ``oracle`` (levels
-    ``slice`` and ``positions``). Columns: ``n_cells`` that were scored, ``n_skipped`` for want of a truth, and the
-    scores of :func:`alphastomics.metrics.position_scores`, NaN where they are undefined, as in a slice of one cell; then
-    those that were asked for.
+    A table indexed by ``slice`` or, with `baselines`, by ``slice`` and ``positions`` (``prediction``, ``chance`` or
+    ``oracle``). Its columns are ``n_cells`` (scored cells), ``n_skipped`` (cells without a true position), the scores of
+    :func:`alphastomics.metrics.position_scores`, and the further scores. Undefined scores, for example of a single cell, are
+    NaN.
 
     Raises
     ------
     KeyError
         If a key is missing.
     ValueError
-        If a predicted position to be scored is not finite, a true one is infinite, the two differ in dimension, or no
-        cell can be scored; if nothing was predicted; if expression or clusters cannot be used.
+        If there is nothing to score, a position or expression value is invalid, or the dimensions of true and predicted
+        positions differ.
+
+    See Also
+    --------
+    position_scores, expression_scores, cluster_scores, modality_agreement
+
+    Examples
+    --------
+    >>> asx.tl.reconstruct(query, reference)
+    >>> asx.tl.evaluate(query, baselines=True, cell_type_key="cell_type")
     """
     if prediction is None and expression_layer is None and cluster_key is None and reference is None:
-        raise ValueError("there is nothing to score: pass prediction=, expression_layer=, cluster_key= or reference=")
+        raise ValueError(
+            "there is nothing to score; pass prediction=…, expression_layer=…, cluster_key=… or reference=…"
+        )
     pair = PositionPair.read(adata, truth, prediction, argument="truth")
     extras = ExtraScores.read(
         adata,
@@ -211,7 +208,7 @@ def score_slices(
     max_cells: int | None,
     random_state: int,
 ) -> pd.DataFrame:
-    """Score what was placed, slice by slice; the arguments are those of :func:`evaluate`."""
+    """Scores of each slice; the arguments are those of :func:`evaluate`."""
     types = _cell_types(adata, pair.prediction, cell_type_key) if baselines else None
     score = partial(position_scores, n_neighbors=n_neighbors, max_cells=max_cells, random_state=random_state)
     rows: Rows = {}
@@ -239,16 +236,16 @@ def score_slices(
 def check_same_dims(
     true: NDArray[np.float64], predicted: NDArray[np.float64], truth: str, prediction: str, *, argument: str = "truth"
 ) -> None:
-    """Refuse a truth, named by `argument`, and a prediction of different dimension."""
+    """Raise if true and predicted positions differ in dimension."""
     if true.shape != predicted.shape:
         raise ValueError(
-            f'obsm["{truth}"] is of shape {true.shape} and obsm["{prediction}"] of shape {predicted.shape}; '
-            f"name two that have the same number of coordinates with {argument}=… and prediction=…"
+            f'obsm["{truth}"] has shape {true.shape}, obsm["{prediction}"] has shape {predicted.shape}; '
+            f"pass keys of positions of equal dimension as {argument}=… and prediction=…"
         )
 
 
 def read_slices(adata: AnnData, prediction: str | None, library_key: str | None) -> list[PlacedSlice]:
-    """Split the cells into slices, sorted by name; cells without a slice are one set, the last."""
+    """Slices, sorted by name; cells without a slice form the last one."""
     key = _slice_key(adata, prediction, library_key)
     placed = _placed(adata, prediction)
     return [
@@ -266,7 +263,7 @@ def _slice_key(adata: AnnData, prediction: str | None, library_key: str | None) 
 
 
 def _recorded(adata: AnnData, prediction: str | None, parameter: str) -> Any:
-    """Look up a parameter of the run that made the prediction, or None."""
+    """A parameter in the provenance of the prediction, or None."""
     return adata.uns.get(prediction, {}).get("params", {}).get(parameter)
 
 
@@ -276,7 +273,9 @@ def _placed(adata: AnnData, prediction: str | None) -> NDArray[np.bool_]:
         return np.ones(adata.n_obs, dtype=bool)
     column = adata.obs[key]
     if not pd.api.types.is_bool_dtype(column) or column.isna().any():
-        raise ValueError(f'obs["{key}"] must be True or False for every cell; fill it, or delete it to score all cells')
+        raise ValueError(
+            f'obs["{key}"] must be boolean without missing values; correct it, or delete it to score all cells'
+        )
     return column.to_numpy(dtype=bool)
 
 
@@ -289,11 +288,11 @@ def _cell_types(adata: AnnData, prediction: str | None, cell_type_key: str | Non
 
 
 def _scored_cells(adata: AnnData, piece: PlacedSlice, pair: PositionPair) -> NDArray[np.int64]:
-    """Placed cells of a slice that have a truth, after refusing values that cannot be compared."""
+    """Placed cells of a slice with a true position; raises for infinite and missing values."""
     cells = piece.placed[~np.isnan(pair.true[piece.placed]).any(axis=1)]
     for key, positions, remedy in (
-        (pair.truth, pair.true, "correct them, or set them to NaN to skip these cells"),
-        (pair.prediction, pair.predicted, "place these cells, or leave them out"),
+        (pair.truth, pair.true, "correct the values, or set them to NaN to skip the cells"),
+        (pair.prediction, pair.predicted, "place these cells, or remove them"),
     ):
         bad = cells[~np.isfinite(positions[cells]).all(axis=1)]
         if len(bad):
@@ -307,13 +306,13 @@ def _scored_cells(adata: AnnData, piece: PlacedSlice, pair: PositionPair) -> NDA
 def _table(rows: Rows, pair: PositionPair, *, baselines: bool) -> pd.DataFrame:
     if not any(row["n_cells"] for row in rows.values()):
         raise ValueError(
-            f'no cell can be scored: none that was placed has a position in obsm["{pair.truth}"]; '
-            f"pass {pair.argument}=… with the key of the positions that were held out"
+            f'no cell can be scored: no placed cell has a position in obsm["{pair.truth}"]; '
+            f"pass the key of the true positions as {pair.argument}=…"
             if rows
-            else f'no cell can be scored: there are none, or obs["{pair.prediction}_placed"] marks none as placed'
+            else f'no cell can be scored: there are no cells, or obs["{pair.prediction}_placed"] is False for all'
         )
     table = as_table(rows, "positions", keep=True)
     skipped = int(table["n_skipped"].xs("prediction", level="positions").sum())
     if skipped:
-        logger.info('%d cells have no position in obsm["%s"] and were not scored', skipped, pair.truth)
+        logger.info('%d cells without a position in obsm["%s"] were skipped.', skipped, pair.truth)
     return table if baselines else table.droplevel("positions")

@@ -1,4 +1,4 @@
-"""Compare predicted with true expression, slice by slice."""
+"""Scores of predicted expression by slice."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Transform = Literal["auto", "log1p", "none"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExpressionPair:
-    """True and predicted expression of the same cells and genes, in the units of the user.
+    """True and predicted expression of the same cells and genes.
 
     Parameters
     ----------
@@ -37,7 +37,7 @@ class ExpressionPair:
     genes
         Names of the genes.
     counts
-        Whether values are brought to one library size and logarithms are taken before they are compared.
+        Whether values are log-normalized before they are compared.
     """
 
     true: Any
@@ -46,9 +46,9 @@ class ExpressionPair:
     counts: bool
 
     def scaled(self, cells: NDArray[np.int64]) -> tuple[Any, Any, NDArray[np.bool_]]:
-        """Both for some cells of one slice, on the scale of the scores, without genes that either leaves unmeasured.
+        """Both for cells of one slice on the scale of the scores, and the mask of genes, (n_genes,), measured in both.
 
-        The library size is the median of the truth over the genes that remain; the mask says which do.
+        Other genes are left out. The library size is the median of the true one over the remaining genes.
         """
         same = self.predicted is self.true
         true = self.true[cells]
@@ -78,51 +78,52 @@ def expression_scores(
     copy: bool = False,
     random_state: int = 0,
 ) -> pd.DataFrame | None:
-    """Score predicted expression against the true one, one row per slice.
+    """Score predicted expression against the true expression, one row per slice.
 
-    Both are compared on log1p at the median library size of the true cells of the slice, whatever their depth was. A
-    gene that is NaN in every cell of a slice, in truth or prediction, was not measured there: it counts for nothing.
+    By default, counts of both are scaled to the median library size of the true cells of the slice and log1p-transformed. A
+    gene that is NaN in all cells of a slice is treated as unmeasured there and left out.
 
     Parameters
     ----------
     adata
-        Cells with their true expression.
+        Cells with true expression.
     prediction
-        A layer of `adata`, or another object that holds the same cells, by name, in any order. Genes are then matched
-        by name, and those that only one of the two has are left out.
+        A layer of `adata`, or another AnnData with the same cells, which are matched by name. Genes are matched by name too;
+        only shared genes are scored.
     layer
-        Where the true expression is; ``X`` when None.
+        Layer with the true expression; ``X`` when None.
     prediction_layer
-        Where the predicted expression is in another object; ``X`` when None.
+        Layer of the other AnnData with predicted expression; ``X`` when None.
     library_key
-        Column of ``obs`` that names the slice of each cell; ``"slice_id"`` if it is there when None.
+        Column of ``obs`` with the slice of each cell. By default ``"slice_id"``; without such a column all cells form one
+        slice.
     cell_type_key
-        Column of ``obs`` with cell types, for the oracle. Read with `baselines` only.
+        Column of ``obs`` with cell types, for the oracle. Used only with `baselines`.
     baselines
-        Add the rows that give a score its meaning: ``chance``, the true expression of another cell, and, with
-        `cell_type_key`, ``oracle``, that of another cell of the same type.
+        Add rows for the baselines ``chance``, the true expression of another cell, and, with `cell_type_key`, ``oracle``,
+        the true expression of another cell of the same type.
     transform
-        ``"log1p"`` as above, ``"none"`` to compare values as they are, ``"auto"`` for ``"log1p"`` if and only if the
-        true values are non-negative integers.
+        ``"log1p"`` as above, ``"none"`` for untransformed values, ``"auto"`` for ``"log1p"`` if all true values are
+        non-negative integers.
     key_added
-        Where the table goes in ``uns``.
+        Key of ``uns`` for the table.
     copy
-        Whether to return the table instead.
+        Return the table instead of writing it to `adata`.
     random_state
         Seed of the baselines.
 
     Returns
     -------
-    None, or the table. Its index is the slice; with `baselines`, the slice and ``prediction``, ``chance`` or
-    ``oracle`` (level ``expression``; a column in ``uns``). Columns: ``n_cells``, ``n_genes`` that were scored, and the
-    scores of :func:`alphastomics.metrics.expression_scores`.
+    None, or the table. It is indexed by ``slice`` or, with `baselines`, by ``slice`` and ``expression`` (``prediction``,
+    ``chance`` or ``oracle``; a column in ``uns``). Its columns are ``n_cells``, ``n_genes`` (scored genes) and the scores of
+    :func:`alphastomics.metrics.expression_scores`.
 
     Raises
     ------
     KeyError
         If a key or a cell is missing.
     ValueError
-        If a value of a measured gene is not finite, no gene is shared, or log1p is asked of negative values.
+        If a measured value is not finite, no gene is shared, or values for log1p are negative.
 
     Examples
     --------
@@ -145,7 +146,7 @@ def expression_scores(
 def read_pair(
     adata: AnnData, prediction: str | AnnData | None, *, layer: str | None, prediction_layer: str | None, transform: str
 ) -> ExpressionPair:
-    """Read both sides and match them by the names of cells and genes; without a prediction, the truth is both."""
+    """Read both, matched by names of cells and genes; without a prediction, both are the truth."""
     true = expression_matrix(adata, layer)
     counts = scores_counts(true, transform)
     genes: tuple[str, ...] = tuple(map(str, adata.var_names))
@@ -153,7 +154,7 @@ def read_pair(
         return ExpressionPair(true=true, predicted=true, genes=genes, counts=counts)
     if isinstance(prediction, str):
         if prediction_layer is not None:
-            raise ValueError("prediction_layer= is for a prediction in another object; here prediction= is the layer")
+            raise ValueError("prediction_layer=… has no effect if prediction=… is a layer of adata; drop it")
         return ExpressionPair(true=true, predicted=_layer(adata, prediction), genes=genes, counts=counts)
     cells = match_names(adata.obs_names, prediction.obs_names)
     columns, shared = shared_genes(adata, prediction)
@@ -164,12 +165,14 @@ def read_pair(
 def _layer(adata: AnnData, layer: str) -> Any:
     if layer not in adata.layers:
         found = ", ".join(map(repr, adata.layers.keys())) or "nothing"
-        raise KeyError(f'layers["{layer}"] is missing (found: {found}); name the layer with the predicted expression')
+        raise KeyError(
+            f'layers["{layer}"] is missing (found: {found}); pass the layer with predicted expression as prediction=…'
+        )
     return expression_matrix(adata, layer)
 
 
 def scores_counts(matrix: Any, transform: str) -> bool:
-    """Settle the transform: ``"auto"`` is log1p if and only if all values are non-negative integers, NaN aside."""
+    """Whether to log-normalize: with ``"auto"``, if all values are non-negative integers or NaN."""
     check_choice("transform", transform, ("auto", "log1p", "none"))
     if transform != "auto":
         return transform == "log1p"
@@ -180,24 +183,24 @@ def scores_counts(matrix: Any, transform: str) -> bool:
 
 
 def match_names(wanted: pd.Index, found: pd.Index) -> NDArray[np.int64]:
-    """Rows of ``found`` in the order of ``wanted``, each of which must be there once."""
+    """Rows of ``found`` in the order of ``wanted``, (n_cells,); each name must occur exactly once."""
     if not found.is_unique:
-        raise ValueError("names of cells occur more than once in prediction; call prediction.obs_names_make_unique()")
+        raise ValueError("obs_names of prediction are not unique; call prediction.obs_names_make_unique()")
     rows: NDArray[np.int64] = found.get_indexer(wanted).astype(np.int64)
     missing = wanted[rows < 0]
     if len(missing):
         listed = ", ".join(map(repr, missing[:5])) + (", …" if len(missing) > 5 else "")
-        raise KeyError(
-            f"{len(missing)} of {len(wanted)} cells are missing in prediction: {listed}; subset adata to its"
-        )
+        raise KeyError(f"{len(missing)} of {len(wanted)} cells are missing in prediction: {listed}; subset adata")
     return rows
 
 
 def shared_genes(adata: AnnData, other: AnnData) -> tuple[tuple[NDArray[np.int64], NDArray[np.int64]], tuple[str, ...]]:
-    """Columns, in both objects, of the genes that both have, and their names in the order of the first."""
+    """Columns of the shared genes in both objects, (n_shared,) each, and their names in the order of the first."""
     names, others = (pd.Index(check_genes(each.var_names)) for each in (adata, other))
     columns = others.get_indexer(names).astype(np.int64)
     shared = np.flatnonzero(columns >= 0)
     if not len(shared):
-        raise ValueError(f"no gene is shared (here {', '.join(names[:5])}, …, there {', '.join(others[:5])}, …)")
+        raise ValueError(
+            f"no gene is shared (first: {', '.join(names[:5])}, …; second: {', '.join(others[:5])}, …); check var_names"
+        )
     return (shared, columns[shared]), tuple(names[shared])

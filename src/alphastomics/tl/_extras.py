@@ -1,4 +1,4 @@
-"""The scores that :func:`alphastomics.tl.evaluate` adds to those of positions when they are asked for."""
+"""Optional scores of :func:`alphastomics.tl.evaluate`: expression, autocorrelation, modality agreement, clusters."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ MORAN_NEIGHBORS = 6
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExtraScores:
-    """What was asked for beyond positions, read once for all slices.
+    """Data of the optional scores, read once for all slices.
 
     Parameters
     ----------
     pair
-        True and predicted expression; the true one twice where none was predicted. None where expression is not read.
+        True and predicted expression, or None if no score needs them.
     expression
         Whether expression was predicted.
     autocorrelation
         Whether Moran's I is compared.
     judge
-        Real slices that judge the agreement of the modalities, if any.
+        Real slices for the modality agreement, or None.
     clusters
-        Labels and clusters of all cells, if any.
+        Labels and clusters of all cells, each (n_cells,), or None.
     """
 
     pair: ExpressionPair | None
@@ -63,7 +63,7 @@ class ExtraScores:
         cluster_key: str | None,
         random_state: int,
     ) -> ExtraScores:
-        """Read what the arguments of :func:`alphastomics.tl.evaluate` ask for, and nothing else."""
+        """Read what the arguments of :func:`alphastomics.tl.evaluate` require."""
         wanted = expression_layer is not None or autocorrelation or reference is not None
         pair = None
         if wanted:
@@ -96,13 +96,13 @@ class ExtraScores:
         Parameters
         ----------
         cells
-            The cells, as rows of the object.
+            Rows of the cells, (n,).
         order
-            For a baseline, which of the cells each one gets its values from; None for the prediction.
+            Permutation of a baseline, (n,), or None for the prediction.
         true, positions
-            True positions of the cells, and those that are judged: predicted, or the true ones in that order.
+            True positions and those to score, (n, n_dims).
         chosen
-            Those of the cells that are scored.
+            Indices into `cells` of those to score.
         """
         scores: dict[str, float] = {}
         if self.pair is not None:

@@ -1,4 +1,4 @@
-"""Look inside a trained network: gates and sinks of its attention, what chosen cells attend to, use of its experts."""
+"""Attention gates, attention sinks, attention maps and expert usage of a trained model."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 def attention_gates(
     model: AlphaSTomics, adata: AnnData, *, key_added: str = _keys.GATES, copy: bool = False
 ) -> AnnData | None:
-    """Gates of the attention for each cell; healthy ones have a mean of 0.5 ± 0.2.
+    """Compute the mean attention gate of each cell, layer and head.
 
-    Positions are not read: the network sees the expression of the cells of each slice.
+    The network receives the expression of the cells of each slice and no positions. A mean of 0.5 ± 0.2 over cells is usual.
 
     Parameters
     ----------
@@ -32,19 +32,24 @@ def attention_gates(
     adata
         Cells.
     key_added
-        Where to write.
+        Key of ``obsm`` and ``uns`` for the results.
     copy
-        Whether to return a modified copy instead of writing to ``adata``.
+        Return a modified copy instead of writing to `adata`.
 
     Returns
     -------
-    None, or the copy. Written are ``obsm[key_added]``, a table of the cells with the mean gate of each layer and head,
-    and ``uns[key_added]["summary"]``, a table of ``layer``, ``head``, ``mean`` and ``sd`` over cells and channels.
+    None, or the modified copy. The following is written:
+
+    - ``obsm[key_added]``: table with the mean gate over channels, (n_cells, n_layers · n_heads), columns ``layer_0_head_0``,
+      …;
+    - ``uns[key_added]["summary"]``: table of ``layer``, ``head``, ``mean`` and ``sd`` over cells and channels.
 
     Raises
     ------
+    RuntimeError
+        If the model is not trained.
     ValueError
-        If the model has no gates, is not trained, or never saw cells without positions.
+        If the attention has no gates, or the mode of the model is ``"pos_to_expr"``.
     """
     from alphastomics.model._layers import gate_values, query_source
 
@@ -61,9 +66,10 @@ def attention_gates(
 def attention_sinks(
     model: AlphaSTomics, adata: AnnData, *, key_added: str = _keys.SINKS, copy: bool = False
 ) -> AnnData | None:
-    """Attention that each cell receives, and the largest share that any cell gets: the attention sink.
+    """Compute the mean attention that each cell receives, and its maximum: the attention sink.
 
-    Positions are not read. The attention matrix is visited by blocks of rows and never held.
+    The network receives the expression of the cells of each slice and no positions. The attention matrix is computed in
+    blocks of rows, so memory is linear in the number of cells.
 
     Parameters
     ----------
@@ -72,20 +78,25 @@ def attention_sinks(
     adata
         Cells.
     key_added
-        Where to write.
+        Key of ``obsm`` and ``uns`` for the results.
     copy
-        Whether to return a modified copy instead of writing to ``adata``.
+        Return a modified copy instead of writing to `adata`.
 
     Returns
     -------
-    None, or the copy. Written are ``obsm[key_added]``, a table of the cells with the mean attention, over cells and
-    heads, that they receive in each layer, and ``uns[key_added]["summary"]``, a table of ``slice``, ``layer``,
-    ``head``, ``share`` (largest mean attention that a cell receives) and ``uniform`` (1 / n, which is no sink).
+    None, or the modified copy. The following is written:
+
+    - ``obsm[key_added]``: table with the attention that each cell receives, mean over query cells and heads,
+      (n_cells, n_layers), columns ``layer_0``, …;
+    - ``uns[key_added]["summary"]``: table of ``slice``, ``layer``, ``head``, ``share`` (largest mean attention that a cell
+      receives) and ``uniform`` (1 / n, its value without a sink).
 
     Raises
     ------
+    RuntimeError
+        If the model is not trained.
     ValueError
-        If the model is not trained, or never saw cells without positions.
+        If the mode of the model is ``"pos_to_expr"``.
     """
     from alphastomics.model._layers import query_source, sink_values
 
@@ -112,9 +123,10 @@ def attention_maps(
     key_added: str = _keys.MAPS,
     copy: bool = False,
 ) -> AnnData | None:
-    """What chosen cells attend to.
+    """Compute the attention weights of selected cells.
 
-    Positions are not read, and only the rows of the chosen cells are computed of the attention matrix.
+    The network receives the expression of the cells of each slice and no positions. Only the rows of the attention matrix
+    that belong to the selected cells are computed.
 
     Parameters
     ----------
@@ -123,27 +135,32 @@ def attention_maps(
     adata
         Cells.
     cells
-        Names or row numbers of the chosen cells, or True for each of them.
+        Names or row numbers of the selected cells, or a boolean mask, (n_cells,).
     layer
-        Number of the layer, from the end if negative.
+        Index of the layer; negative values count from the end.
     head
-        Number of the head; None takes the mean over heads.
+        Index of the head; None for the mean over heads.
     key_added
-        Where to write.
+        Key of ``obsm`` and ``uns`` for the results.
     copy
-        Whether to return a modified copy instead of writing to ``adata``.
+        Return a modified copy instead of writing to `adata`.
 
     Returns
     -------
-    None, or the copy. Written are ``obsm[key_added]``, a table with one column for each chosen cell: the attention that
-    it pays to every cell, which sums to 1 over its slice, NaN in other slices; and the parameters in ``uns[key_added]``.
+    None, or the modified copy. The following is written:
+
+    - ``obsm[key_added]``: table with one column per selected cell, (n_cells, n_selected): its attention weights, which sum to
+      1 over its slice and are NaN in other slices;
+    - ``uns[key_added]["params"]``: ``layer`` and ``head``.
 
     Raises
     ------
     KeyError
-        If there is no such cell.
+        If a cell does not exist.
+    RuntimeError
+        If the model is not trained.
     ValueError
-        If there is no such layer or head, no cell was chosen, or the model cannot be asked.
+        If no cell is selected, the layer or head does not exist, or the mode of the model is ``"pos_to_expr"``.
     """
     from alphastomics.model._layers import attention_rows, query_source
 
@@ -165,29 +182,33 @@ def attention_maps(
 def expert_usage(
     model: AlphaSTomics, adata: AnnData, *, key_added: str = _keys.EXPERTS, copy: bool = False
 ) -> AnnData | None:
-    """Which experts the cells go to.
+    """Compute which experts cells are routed to.
 
     Parameters
     ----------
     model
         A trained model with experts.
     adata
-        Cells; positions are not read.
+        Cells. Positions are not read.
     key_added
-        Where to write.
+        Prefix of the columns of ``obs``, and key of ``uns``.
     copy
-        Whether to return a modified copy instead of writing to ``adata``.
+        Return a modified copy instead of writing to `adata`.
 
     Returns
     -------
-    None, or the copy. Written are ``obs[key_added + "_layer_0"]`` and so on, the most probable expert of each cell
-    (categorical), and ``uns[key_added]["summary"]``, a table of ``layer``, ``expert``, ``usage`` (share of all
-    assignments, 1 / E when balanced) and ``probability`` (mean over the cells).
+    None, or the modified copy. The following is written:
+
+    - ``obs[key_added + "_layer_0"]``, …: most probable expert of each cell (categorical);
+    - ``uns[key_added]["summary"]``: table of ``layer``, ``expert``, ``usage`` (fraction of all assignments, 1 / n_experts if
+      balanced) and ``probability`` (mean routing probability over cells).
 
     Raises
     ------
+    RuntimeError
+        If the model is not trained.
     ValueError
-        If the model has no experts, is not trained, or never saw cells without positions.
+        If the model has no experts, or its mode is ``"pos_to_expr"``.
     """
     from alphastomics.model._layers import expert_values, query_source
 
@@ -201,17 +222,18 @@ def expert_usage(
 
 
 def _layer_table(part: str, **values: NDArray[np.float64]) -> pd.DataFrame:
-    """One row for each layer and head or expert of ``values``, all (L, n_parts)."""
+    """Long table of values by layer and head or expert, each (n_layers, n_parts)."""
     n_layers, n_parts = next(iter(values.values())).shape
     layers, parts = np.divmod(np.arange(n_layers * n_parts), n_parts)
     return pd.DataFrame({"layer": layers, part: parts} | {name: value.ravel() for name, value in values.items()})
 
 
 def _row_numbers(adata: AnnData, cells: Sequence[str] | Sequence[int] | NDArray[Any]) -> NDArray[np.int64]:
+    """Rows of cells given by name, row number or mask, (n_selected,)."""
     chosen = np.atleast_1d(np.asarray(cells))
     if chosen.dtype == bool:
         if chosen.shape != (adata.n_obs,):
-            raise ValueError(f"cells is a mask of shape {chosen.shape}; there are {adata.n_obs} cells")
+            raise ValueError(f"cells is a mask of shape {chosen.shape}; pass one of shape ({adata.n_obs},)")
         rows = np.flatnonzero(chosen)
     elif np.issubdtype(chosen.dtype, np.integer):
         if ((chosen < 0) | (chosen >= adata.n_obs)).any():
@@ -220,7 +242,7 @@ def _row_numbers(adata: AnnData, cells: Sequence[str] | Sequence[int] | NDArray[
     else:
         rows = adata.obs_names.get_indexer(chosen)
         if (rows < 0).any():
-            raise KeyError(f"there is no cell {str(chosen[rows < 0][0])!r}; pass names of obs_names or row numbers")
+            raise KeyError(f"there is no cell {str(chosen[rows < 0][0])!r}; pass obs_names or row numbers as cells=…")
     if not len(rows):
-        raise ValueError("cells is empty; name at least one")
+        raise ValueError("cells=… is empty; pass at least one cell")
     return np.asarray(rows, dtype=np.int64)

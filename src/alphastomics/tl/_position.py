@@ -1,4 +1,4 @@
-"""Compare predicted with true positions, slice by slice."""
+"""Scores of predicted positions by slice."""
 
 from __future__ import annotations
 
@@ -29,50 +29,47 @@ def position_scores(
 ) -> pd.DataFrame | None:
     """Score predicted positions against the true ones, one row per slice.
 
-    These are the scores that :func:`evaluate` begins with, kept in `adata`. Which cells count is the same: those that
-    were placed and whose true position is known, and a slice with known cells, which fix its frame, is not aligned.
+    The scores and the scored cells are those of :func:`evaluate`; the table is written to `adata`.
 
     Parameters
     ----------
     adata
-        Cells with both positions.
+        Cells with true and predicted positions.
     prediction
-        Where predicted positions are in ``obsm``, in the units of the truth.
+        Key of ``obsm`` with the predicted positions, (n_cells, n_dims), in the units of the truth.
     spatial_key
-        Where the true positions are in ``obsm``; cells where they are NaN are skipped and counted.
+        Key of ``obsm`` with the true positions, (n_cells, n_dims). Cells whose position is NaN are skipped.
     library_key
-        Column of ``obs`` that names the slice of each cell. By default the one that
-        ``uns[prediction]["params"]["slice_key"]`` names, else ``obs["slice_id"]``, else all cells are one slice.
+        Column of ``obs`` with the slice of each cell. By default ``uns[prediction]["params"]["slice_key"]``, otherwise
+        ``"slice_id"``; without such a column all cells form one slice.
     cell_type_key
-        Column of ``obs`` with cell types, for the oracle. By default the one that
-        ``uns[prediction]["params"]["cell_type_key"]`` names, if any. Read with `baselines` only.
+        Column of ``obs`` with cell types, for the oracle. By default ``uns[prediction]["params"]["cell_type_key"]``.
     baselines
-        Add the rows that give a score its meaning: ``chance``, the true positions shuffled over the cells, and, where
-        cell types are known, ``oracle``, the true positions shuffled within each type.
+        Add rows for the baselines ``chance``, the true positions permuted over all cells, and, if cell types are known,
+        ``oracle``, the true positions permuted within each cell type.
     n_neighbors
-        Neighbors that ``knn_preservation`` compares; its chance level is ``n_neighbors / (n_cells - 1)``.
+        Number of neighbors for ``knn_preservation``, whose chance level is ``n_neighbors / (n_cells - 1)``.
     max_cells
-        Score at most this many cells of each slice (:func:`alphastomics.metrics.judge_cells`).
+        Maximum number of cells of each slice to score; see :func:`alphastomics.metrics.judge_cells`.
     key_added
-        Where the table goes in ``uns``.
+        Key of ``uns`` for the table.
     copy
-        Whether to return the table instead.
+        Return the table instead of writing it to `adata`.
     random_state
-        Seed of that choice, of the rows that ``distance_spearman`` samples, and of the baselines.
+        Seed of that selection, of the rows that ``distance_spearman`` samples, and of the baselines.
 
     Returns
     -------
-    None, or the table. Its index is the slice; with `baselines`, the slice and ``prediction``, ``chance`` or
-    ``oracle`` (level ``positions``; a column in ``uns``). Columns: ``n_cells`` that were scored, ``n_skipped``, and the
-    scores of :func:`alphastomics.metrics.position_scores`.
+    None, or the table. It is indexed by ``slice`` or, with `baselines`, by ``slice`` and ``positions`` (``prediction``,
+    ``chance`` or ``oracle``; a column in ``uns``). Its columns are ``n_cells`` (scored cells), ``n_skipped`` (cells without a
+    true position) and the scores of :func:`alphastomics.metrics.position_scores`.
 
     Raises
     ------
     KeyError
         If a key is missing.
     ValueError
-        If a predicted position to be scored is not finite, a true one is infinite, the two differ in dimension, or no
-        cell can be scored.
+        If no cell can be scored, a position is invalid, or the dimensions of true and predicted positions differ.
 
     Examples
     --------

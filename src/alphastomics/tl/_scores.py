@@ -1,7 +1,4 @@
-"""Compare clusters with labels, slice by slice.
-
-Moran's I of genes, slice by slice.
-"""
+"""Scores of clusters against labels, and Moran's I of genes, by slice."""
 
 from __future__ import annotations
 
@@ -39,26 +36,27 @@ def cluster_scores(
     Parameters
     ----------
     adata
-        Cells with both; those that miss one are skipped and counted.
+        Cells with clusters and labels. Cells without one of them are skipped.
     cluster_key
-        Column of ``obs`` with the cluster of each cell.
+        Column of ``obs`` with the clusters.
     label_key
-        Column of ``obs`` with its known label.
+        Column of ``obs`` with the known labels.
     library_key
-        Column of ``obs`` that names the slice of each cell; ``"slice_id"`` if it is there when None.
+        Column of ``obs`` with the slice of each cell. By default ``"slice_id"``; without such a column all cells form one
+        slice.
     baselines
-        Add the row that gives a score its floor: ``chance``, the clusters shuffled over the cells. The ceiling is 1.
+        Add rows for the baseline ``chance``, the clusters permuted over all cells. The maximum of the scores is 1.
     key_added
-        Where the table goes in ``uns``.
+        Key of ``uns`` for the table.
     copy
-        Whether to return the table instead.
+        Return the table instead of writing it to `adata`.
     random_state
         Seed of the baseline.
 
     Returns
     -------
-    None, or the table. Its index is the slice; with `baselines`, the slice and ``prediction`` or ``chance`` (level
-    ``clusters``; a column in ``uns``). Columns: ``n_cells`` that were scored, ``n_skipped``, and the scores of
+    None, or the table. It is indexed by ``slice`` or, with `baselines`, by ``slice`` and ``clusters`` (``prediction`` or
+    ``chance``; a column in ``uns``). Its columns are ``n_cells`` (scored cells), ``n_skipped`` and the scores of
     :func:`alphastomics.metrics.cluster_scores`.
 
     Raises
@@ -80,7 +78,7 @@ def cluster_scores(
 
 
 def read_clusters(adata: AnnData, label_key: str, cluster_key: str) -> tuple[NDArray[np.object_], NDArray[np.object_]]:
-    """Read both columns; a missing one is named with the argument that can change it."""
+    """Labels and clusters of all cells, (n_cells,) each."""
     for key, argument in ((label_key, "label_key"), (cluster_key, "cluster_key")):
         check_key("obs", adata.obs, key, argument)
     return adata.obs[label_key].to_numpy(dtype=object), adata.obs[cluster_key].to_numpy(dtype=object)
@@ -97,42 +95,43 @@ def morans_i(
     key_added: str = MORAN,
     copy: bool = False,
 ) -> pd.DataFrame | None:
-    """Spatial autocorrelation of every gene in every slice: Moran's I on the graph of nearest neighbors.
+    """Compute Moran's I of every gene in every slice on the graph of nearest neighbors.
 
-    To ask whether a prediction has the patterns of the tissue, call it with the predicted positions or the predicted
-    layer too and compare; :func:`evaluate` does, with ``autocorrelation=True``.
+    The formula is that of :func:`alphastomics.metrics.morans_i`. :func:`evaluate` with ``autocorrelation=True`` compares
+    Moran's I of predicted and true tissue.
 
     Parameters
     ----------
     adata
-        Cells with expression and positions; those whose position is NaN are left out.
+        Cells with expression and positions. Cells whose position is NaN are left out.
     spatial_key
-        Where positions are in ``obsm``.
+        Key of ``obsm`` with the positions, (n_cells, n_dims).
     layer
-        Where expression is; ``X`` when None.
+        Layer with the expression; ``X`` when None.
     library_key
-        Column of ``obs`` that names the slice of each cell; ``"slice_id"`` if it is there when None.
+        Column of ``obs`` with the slice of each cell. By default ``"slice_id"``; without such a column all cells form one
+        slice.
     n_neighbors
-        Neighbors of each cell.
+        Number of neighbors of each cell.
     transform
-        ``"log1p"`` at the median library size of the slice, ``"none"`` for values as they are, ``"auto"`` for
-        ``"log1p"`` if and only if they are non-negative integers.
+        ``"log1p"`` at the median library size of the slice, ``"none"`` for untransformed values, ``"auto"`` for ``"log1p"``
+        if all values are non-negative integers.
     key_added
-        Where the table goes in ``uns``.
+        Key of ``uns`` for the table.
     copy
-        Whether to return the table instead.
+        Return the table instead of writing it to `adata`.
 
     Returns
     -------
-    None, or the table: index slice and gene (in ``uns`` the gene is a column), column ``I``. It is NaN for genes that
-    are constant or unmeasured in a slice, and for slices of no more than `n_neighbors` cells.
+    None, or the table. It is indexed by ``slice`` and ``gene`` (a column in ``uns``) and has the column ``I``, which is NaN
+    for genes that are constant or unmeasured in a slice, and for slices with at most `n_neighbors` cells.
 
     Raises
     ------
     KeyError
         If a key is missing.
     ValueError
-        If a value cannot be used.
+        If a value is not finite, or values for log1p are negative.
     """
     pair = read_pair(adata, None, layer=layer, prediction_layer=None, transform=transform)
     positions = read_coordinates(adata, spatial_key, "spatial_key")

@@ -1,4 +1,4 @@
-"""What the scores of ``tl`` share: which cells are a slice, which rows give a score its meaning, where tables go."""
+"""Shared by the scores of ``tl``: cells of each slice, permutations of the baselines, tables."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 
 def library_slices(adata: AnnData, library_key: str | None) -> list[tuple[str, NDArray[np.int64]]]:
-    """Group the cells by slice, sorted by name; cells without a slice are one set, the last."""
+    """Name and rows (n,) of each slice, sorted by name; cells without a slice form the last one."""
     if library_key is not None:
         check_key("obs", adata.obs, library_key, "library_key")
     return slice_rows(adata, resolve_slice_key(adata, library_key), missing=True)
 
 
 def read_coordinates(adata: AnnData, key: str, argument: str) -> NDArray[np.float64]:
-    """Read ``obsm[key]`` as float64, (n_cells, n_dims); a ``KeyError`` names the argument that can change the key."""
+    """Read ``obsm[key]`` as float64, (n_cells, n_dims); ``argument`` sets the key, for errors."""
     if key not in adata.obsm:
         found = ", ".join(map(repr, adata.obsm.keys())) or "nothing"
         remedy = "run alphastomics.tl.reconstruct(adata) first, or " if argument == "prediction" else ""
@@ -35,7 +35,7 @@ def read_coordinates(adata: AnnData, key: str, argument: str) -> NDArray[np.floa
 
 
 def obs_values(adata: AnnData, key: str | None, argument: str) -> NDArray[np.object_] | None:
-    """Read a column of ``obs``, None where no key is given."""
+    """A column of ``obs``, (n_cells,), or None without a key."""
     if key is None:
         return None
     check_key("obs", adata.obs, key, argument)
@@ -43,7 +43,7 @@ def obs_values(adata: AnnData, key: str | None, argument: str) -> NDArray[np.obj
 
 
 def baseline_orders(n_cells: int, types: NDArray[np.object_] | None, random_state: int) -> dict[str, NDArray[np.int64]]:
-    """The cells shuffled for ``chance`` and, where types are known, for ``oracle``, as :mod:`alphastomics.metrics`."""
+    """Permutations (n_cells,) of :mod:`alphastomics.metrics` for ``chance`` and, if types are known, ``oracle``."""
     orders = {"chance": chance_order(n_cells, random_state)}
     if types is not None:
         orders["oracle"] = oracle_order(n_cells, types, random_state)
@@ -51,16 +51,16 @@ def baseline_orders(n_cells: int, types: NDArray[np.object_] | None, random_stat
 
 
 def as_table(rows: Rows, level: str, *, keep: bool) -> pd.DataFrame:
-    """One row per slice and kind, the second named ``level`` and dropped where it says nothing."""
+    """A table by slice and kind; the second level of the index is named ``level`` and dropped unless ``keep``."""
     if not rows:
-        raise ValueError("no cell can be scored: there are none, or none has a position")
+        raise ValueError("no cell can be scored: there are no cells, or all positions are NaN")
     index = pd.MultiIndex.from_tuples(rows, names=["slice", level])
     table = pd.DataFrame(list(rows.values()), index=index)
     return table if keep else table.droplevel(level)
 
 
 def store(adata: AnnData, key: str, table: pd.DataFrame, *, copy: bool) -> pd.DataFrame | None:
-    """Return the table, or write it to ``uns[key]``, flat, because a file keeps no index of two levels."""
+    """Return the table, or write it to ``uns[key]``, further index levels as columns, which files can store."""
     if copy:
         return table
     adata.uns[key] = table.reset_index(level=list(range(1, table.index.nlevels))) if table.index.nlevels > 1 else table
