@@ -48,7 +48,7 @@ def test_operations_are_those_of_a_step(size, n_cells, monkeypatch):
     monkeypatch.setattr(plan, "draw", lambda *_: (torch.full((1,), 0.5), torch.full((1,), 0.5), *noise))
     counter = FlopCounterMode(display=False)
     with sdpa_kernel(SDPBackend.MATH), counter:
-        plan.total(plan.losses(batch), batch).backward()
+        plan.objective.total(plan.objective.losses(batch), batch).backward()
     assert counter.get_total_flops() / n_cells == pytest.approx(size.flops(n_cells), rel=0.05)
 
 

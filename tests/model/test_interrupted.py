@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from alphastomics.model import NonFiniteLossError
-from alphastomics.train import TrainingPlan
+from alphastomics.train.objective import Objective
 
 
 class Stop(pl.Callback):
@@ -28,14 +28,14 @@ def finite(model):
 
 def break_losses(monkeypatch, step, change):
     """Let the losses of one step go through `change`."""
-    losses, calls = TrainingPlan.losses, []
+    losses, calls = Objective.losses, []
 
     def broken(self, batch, **kwargs):
         result = losses(self, batch, **kwargs)
         calls.append(0)
         return change(result) if len(calls) == step + 1 else result
 
-    monkeypatch.setattr(TrainingPlan, "losses", broken)
+    monkeypatch.setattr(Objective, "losses", broken)
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])

@@ -11,7 +11,7 @@ import torch
 
 from alphastomics.model import AlphaSTomics
 from alphastomics.nn import geometry
-from alphastomics.train import TrainingPlan
+from alphastomics.train.objective import Objective
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -92,12 +92,12 @@ def test_known_cells_are_seen_as_noisy_as_the_others(small, make_model, train_br
 def test_training_shows_noisy_positions_alone(mode, small, make_model, train_briefly, monkeypatch):
     """What neighbors are sought among is what the network was given, and where positions are absent it is nothing."""
     given, sought, search = [], [], geometry.noisy_neighbors
-    losses = TrainingPlan.losses
+    losses = Objective.losses
 
-    def watched(plan: TrainingPlan, *arguments: Any, **keywords: Any) -> Any:
-        handle = plan.module.register_forward_pre_hook(lambda _, inputs: given.append(inputs))
+    def watched(objective: Objective, *arguments: Any, **keywords: Any) -> Any:
+        handle = objective.module.register_forward_pre_hook(lambda _, inputs: given.append(inputs))
         try:
-            return losses(plan, *arguments, **keywords)
+            return losses(objective, *arguments, **keywords)
         finally:
             handle.remove()
 
@@ -105,7 +105,7 @@ def test_training_shows_noisy_positions_alone(mode, small, make_model, train_bri
         sought.append((position.clone(), known.clone()))
         return search(position, known, *arguments)
 
-    monkeypatch.setattr(TrainingPlan, "losses", watched)
+    monkeypatch.setattr(Objective, "losses", watched)
     monkeypatch.setattr(geometry, "noisy_neighbors", spy)
     train_briefly(make_model(small, mode=mode, **NEIGHBOR), max_epochs=6)
     assert len(given) >= 6

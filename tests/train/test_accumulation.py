@@ -11,7 +11,6 @@ import subprocess
 import sys
 from contextlib import nullcontext
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -50,7 +49,11 @@ class Loss(nn.Module):
             self.double()
 
     def forward(self, batch: Batch) -> Tensor:
-        return self.plan.total(self.squared_errors(batch) if self.plain else self.plan.losses(batch), batch)
+        objective, count = self.plan.objective, batch.mask.any(1).float().sum()
+        if dist.is_initialized():
+            dist.all_reduce(count)
+            count = count / WORLD_SIZE
+        return objective.total(self.squared_errors(batch) if self.plain else objective.losses(batch), batch, count)
 
     def squared_errors(self, batch: Batch) -> dict[str, Tensor]:
         x_expr, x_pos, t = batch.expression.double(), batch.position.double(), torch.full((len(batch.mask),), 0.5)
@@ -72,18 +75,10 @@ def gradients(plan: TrainingPlan) -> dict[str, Tensor]:
 # -- what the processes do ---------------------------------------------------------------------------------------------
 
 
-def mean(value: Tensor, *, reduce_op: str) -> Tensor:
-    """What Lightning's strategy does."""
-    assert reduce_op == "mean"
-    dist.all_reduce(value)
-    return value / WORLD_SIZE
-
-
 def accumulate(problem: dict[str, Any], kind: str, rank: int) -> dict[str, Tensor]:
     module = Denoiser(DenoiserConfig(**problem["config"]))
     module.load_state_dict(problem["weights"])
     plan = TrainingPlan(module, spacing=problem["spacing"], **mode_of(kind))
-    plan._trainer = SimpleNamespace(world_size=WORLD_SIZE, strategy=SimpleNamespace(reduce=mean))
     model = DistributedDataParallel(Loss(plan, kind), find_unused_parameters=True)
     for i, batches in enumerate(problem["batches"]):
         with nullcontext() if i == N_BATCHES - 1 else model.no_sync():
@@ -124,7 +119,12 @@ def results(contexts, make_plan, tmp_path) -> list[dict[str, dict[str, Tensor]]]
     nothing = empty_context(first.expression.shape[1], 2, first.local_density.shape[1], np.array([0, 0, 9]))
     batches = [[collate(contexts[i : i + 2])._asdict(), collate([contexts[i + 2], nothing])._asdict()] for i in (0, 3)]
     config = {name: getattr(plan.module.config, name) for name in DenoiserConfig.__slots__}
-    problem = {"config": config, "weights": plan.module.state_dict(), "spacing": plan.spacing, "batches": batches}
+    problem = {
+        "config": config,
+        "weights": plan.module.state_dict(),
+        "spacing": plan.objective.spacing,
+        "batches": batches,
+    }
     torch.save(problem, tmp_path / "problem.pt")
     processes = [
         subprocess.Popen(

@@ -56,7 +56,7 @@ def plan(source) -> TrainingPlan:
         batch = collate([dataset[i] for i in range(len(dataset))])
         for group in optimizer.param_groups:
             group["lr"] = LR * min(1, (step + 1) / 50) * 0.5 * (1 + math.cos(math.pi * step / N_STEPS))
-        loss = plan.total(plan.losses(batch), batch)
+        loss = plan.objective.total(plan.objective.losses(batch), batch)
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(module.parameters(), 1.0)
@@ -66,7 +66,7 @@ def plan(source) -> TrainingPlan:
 
 def noisy(plan: TrainingPlan, x: Tensor, ratio: float) -> tuple[Tensor, Tensor]:
     """z_t and t at sigma / alpha = ``ratio``."""
-    process = plan.diffusion.position
+    process = plan.objective.diffusion.position
     t = torch.full((len(x),), process.schedule.time_of_ratio(ratio))
     epsilon = torch.randn(x.shape, generator=torch.Generator().manual_seed(0))
     return process.noise(x, t, center(epsilon)), t
@@ -75,7 +75,7 @@ def noisy(plan: TrainingPlan, x: Tensor, ratio: float) -> tuple[Tensor, Tensor]:
 @torch.no_grad()
 def estimate(plan: TrainingPlan, batch: Batch, z: Tensor, t: Tensor) -> Tensor:
     output = plan.module(batch.expression, z, torch.zeros_like(t), t, predict=("position",)).position
-    return plan.clean_position(output, z, t, batch.mask)
+    return plan.objective.clean_position(output, z, t, batch.mask)
 
 
 def aligned_rmse(x_0: Tensor, x: Tensor) -> float:
@@ -85,12 +85,12 @@ def aligned_rmse(x_0: Tensor, x: Tensor) -> float:
 @torch.no_grad()
 def errors(plan: TrainingPlan, batch: Batch, ratio: float, *, deformed: bool) -> tuple[float, float, float]:
     """Of the estimate, of copying the input, and of ignoring it."""
-    x, mean = plan.canonical(batch, batch.mask), plan.conditional_mean(batch.expression, batch.mask)
+    x, mean = plan.objective.canonical(batch, batch.mask), plan.objective.conditional_mean(batch.expression, batch.mask)
     if deformed:
-        x = plan.deformed(x, torch.full((len(x),), 0.5), batch, 0)
+        x = plan.objective.deformed(x, torch.full((len(x),), 0.5), batch, 0)
         x = rotate(x, kabsch(x, mean))
     z, t = noisy(plan, x, ratio)
-    alpha = plan.diffusion.position.coefficients(t, z)[0]
+    alpha = plan.objective.diffusion.position.coefficients(t, z)[0]
     return aligned_rmse(estimate(plan, batch, z, t), x), aligned_rmse(z / alpha, x), aligned_rmse(mean, x)
 
 
@@ -110,7 +110,7 @@ def test_less_noise_means_less_error(plan, batch):
 @torch.no_grad()
 def framed_estimate(plan: TrainingPlan, batch: Batch, z: Tensor, t: Tensor) -> Tensor:
     """The estimate for noisy positions in any frame: into the canonical frame, denoised there, and back."""
-    turn = kabsch(z, plan.conditional_mean(batch.expression, batch.mask))
+    turn = kabsch(z, plan.objective.conditional_mean(batch.expression, batch.mask))
     return rotate(estimate(plan, batch, rotate(z, turn), t), turn.mT)
 
 
@@ -118,7 +118,7 @@ def framed_estimate(plan: TrainingPlan, batch: Batch, z: Tensor, t: Tensor) -> T
 @pytest.mark.parametrize("reflect", [False, True])
 def test_the_estimate_turns_with_the_noisy_positions(plan, batch, ratio, reflect):
     """Exactly, by way of the canonical frame; the network alone has learned one frame and does not."""
-    z, t = noisy(plan, plan.canonical(batch, batch.mask), ratio)
+    z, t = noisy(plan, plan.objective.canonical(batch, batch.mask), ratio)
     turn = random_rotation(2, torch.Generator().manual_seed(3))
     if (torch.linalg.det(turn) < 0) != reflect:
         turn[0] *= -1

@@ -34,7 +34,7 @@ def test_the_loss_is_that_of_the_name(kind, make_plan, make_batch, monkeypatch):
     )
     seen, aligned = [], objective.aligned_error
     monkeypatch.setattr(objective, "aligned_error", lambda *given: seen.append(given) or aligned(*given))
-    losses = plan.losses(batch)["distance"].detach()
+    losses = plan.objective.losses(batch)["distance"].detach()
     predicted, true, mask = (value.detach() for value in seen[0])
     for loss, x, y, real in zip(losses, predicted, true, mask, strict=True):
         r = (torch.cdist(x[real], x[real]) - torch.cdist(y[real], y[real]))[

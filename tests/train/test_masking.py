@@ -20,9 +20,9 @@ modes = pytest.mark.parametrize("mode", MODES)
 
 
 def clocks_and_masks(plan: TrainingPlan, batch) -> tuple[torch.Tensor, torch.Tensor, Masks]:
-    t_expr, t_pos, *_ = plan.draw(batch, TRAINING)
-    masks = plan.masks(batch, batch.expression, batch.position, batch.measured, t_expr, t_pos, TRAINING)
-    return t_expr, t_pos, masks
+    t_expr, t_pos, *_ = plan.objective.draw(batch, TRAINING)
+    masking, values = plan.objective.masking, (batch.expression, batch.position, batch.measured)
+    return t_expr, t_pos, draw_masks(masking, batch, *values, t_expr, t_pos, share=masking.share(0))
 
 
 @modes
@@ -67,7 +67,9 @@ def test_masks_depend_on_the_key_and_move_no_other_draw(make_plan, make_batch):
         assert torch.equal(one, same)
         assert not torch.equal(one, changed)
     plain = make_plan(mode="joint", modality_dropout=0.0)
-    assert all(torch.equal(a, b) for a, b in zip(plan.draw(batch, 0), plain.draw(batch, 0), strict=True))
+    assert all(
+        torch.equal(a, b) for a, b in zip(plan.objective.draw(batch, 0), plain.objective.draw(batch, 0), strict=True)
+    )
 
 
 def test_contexts_are_masked_with_the_probability_asked_for(make_plan, make_batch):
@@ -105,19 +107,19 @@ def test_the_target_is_clean_and_only_masked_entries_are_compared(make_plan, mak
     plan = make_plan(mode=mode, masking=ALWAYS, shared_frame=True, deformation=0.0, spacing=0.0)
     batch = make_batch()
     true = batch.target
-    plan.module = answer = Answer(plan.module, -true, -batch.position)
-    exact = plan.losses(batch)
+    plan.objective.module = answer = Answer(plan.module, -true, -batch.position)
+    exact = plan.objective.losses(batch)
     masks = answer.masked
-    dropped = (plan.draw(batch, TRAINING)[0] <= 0)[:, None] & ~batch.measured
+    dropped = (plan.objective.draw(batch, TRAINING)[0] <= 0)[:, None] & ~batch.measured
     assert not bool((masks[0] & dropped[:, None]).any())
     assert float(exact["masked"].abs().max()) == pytest.approx(0, abs=1e-10)
     n_expr, n_pos = masks[0].sum((1, 2)), masks[1].sum((1, 2))
     answer.expression = torch.where(masks[0], -true, 7.0)
     answer.position = torch.where(masks[1], -batch.position, 7.0)
-    assert float(plan.losses(batch)["masked"].abs().max()) == pytest.approx(0, abs=1e-10)
+    assert float(plan.objective.losses(batch)["masked"].abs().max()) == pytest.approx(0, abs=1e-10)
     answer.expression = torch.where(masks[0], -true + 2, -true)
     answer.position = torch.where(masks[1], -batch.position + 1, -batch.position)
-    wrong = plan.losses(batch)
+    wrong = plan.objective.losses(batch)
     torch.testing.assert_close(wrong["masked"], 4.0 * (n_expr > 0) + 1.0 * (n_pos > 0))
     for name in exact.keys() - {"masked"}:  # masked entries are judged once
         torch.testing.assert_close(wrong[name], exact[name])
@@ -127,8 +129,8 @@ def test_what_is_masked_is_not_marked_as_known(make_plan, make_batch):
     batch, observed = make_batch(n_epochs=20), []
     for masking in (None, ALWAYS):
         plan = make_plan(mode="pos_to_expr", masking=masking, shared_frame=True, deformation=0.0, spacing=0.0)
-        plan.module = answer = Answer(plan.module, batch.target, batch.position)
-        plan.losses(batch)
+        plan.objective.module = answer = Answer(plan.module, batch.target, batch.position)
+        plan.objective.losses(batch)
         observed.append(answer.observed)
     masks = answer.masked[0]
     assert bool((observed[0] & masks).any())
@@ -139,18 +141,21 @@ def test_what_is_masked_is_not_marked_as_known(make_plan, make_batch):
 @pytest.mark.parametrize("shared_frame", [False, True])
 def test_losses_of_a_batch_are_those_of_its_contexts(make_plan, make_batch, singles, mode, shared_frame):
     plan, batch = make_plan(mode=mode, masking=ALWAYS, shared_frame=shared_frame), make_batch()
-    together = plan.losses(batch)
+    together = plan.objective.losses(batch)
     assert bool((together["masked"] > 0).any())
     assert ("expression" in together) == (mode != "expr_to_pos")
     for i, alone in enumerate(singles(batch)):
-        for name, value in plan.losses(alone).items():
+        for name, value in plan.objective.losses(alone).items():
             assert float(value[0].detach()) == pytest.approx(float(together[name][i].detach()), abs=1e-5, rel=1e-4)
 
 
 @modes
 def test_validation_masks_nothing(make_plan, make_batch, mode):
     masking, plain, batch = make_plan(mode=mode, masking=ALWAYS), make_plan(mode=mode), make_batch()
-    expected, actual = plain.losses(batch, purpose=VALIDATION), masking.losses(batch, purpose=VALIDATION)
+    expected, actual = (
+        plain.objective.losses(batch, purpose=VALIDATION),
+        masking.objective.losses(batch, purpose=VALIDATION),
+    )
     assert actual.keys() == expected.keys()
     assert all(torch.equal(actual[name], value) for name, value in expected.items())
 
@@ -160,12 +165,12 @@ def test_what_is_not_masked_is_trained_as_before(make_plan, make_batch, mode):
     """With masking that never happens every other loss and gradient is the same to the bit."""
     plain, batch = make_plan(mode=mode), make_batch()
     never = make_plan(mode=mode, masking=MaskingConfig(masking_probability=0.0))
-    expected, actual = plain.losses(batch), never.losses(batch)
+    expected, actual = plain.objective.losses(batch), never.objective.losses(batch)
     assert actual.keys() - expected.keys() == {"masked"}
     assert not bool(actual["masked"].any())
     assert all(torch.equal(actual[name], value) for name, value in expected.items())
-    plain.total(expected, batch).backward()
-    never.total(actual, batch).backward()
+    plain.objective.total(expected, batch).backward()
+    never.objective.total(actual, batch).backward()
     for (name, one), other in zip(
         plain.named_parameters(), (p for n, p in never.named_parameters() if not n.endswith("_mask")), strict=True
     ):
@@ -179,7 +184,7 @@ def test_tokens_have_a_gradient_in_every_step_and_learn_where_they_are_used(make
     batch = make_batch()
     for probability in (0.0, 1.0):
         plan = make_plan(mode="joint", modality_dropout=0.0, masking=MaskingConfig(masking_probability=probability))
-        plan.total(plan.losses(batch), batch).backward()
+        plan.objective.total(plan.objective.losses(batch), batch).backward()
         for token in (plan.module.expression_mask, plan.module.position_mask):
             assert bool(token.grad.any()) == bool(probability)
 
@@ -187,8 +192,8 @@ def test_tokens_have_a_gradient_in_every_step_and_learn_where_they_are_used(make
 def test_the_loss_has_the_weight_asked_for(make_plan, make_batch):
     batch = make_batch()
     plans = [make_plan(masking=ALWAYS, reconstruction_weight=weight) for weight in (0.0, 3.0)]
-    losses = [plan.losses(batch) for plan in plans]
-    low, high = (float(plan.total(loss, batch).detach()) for plan, loss in zip(plans, losses, strict=True))
+    losses = [plan.objective.losses(batch) for plan in plans]
+    low, high = (float(plan.objective.total(loss, batch).detach()) for plan, loss in zip(plans, losses, strict=True))
     assert high - low == pytest.approx(3 * float(losses[0]["masked"].detach().mean()), rel=1e-4)
 
 
@@ -204,16 +209,16 @@ class Shares(pl.Callback):
         self.seen: list[tuple[int, float]] = []
 
     def on_train_start(self, trainer, pl_module):
-        draw = pl_module.masks
+        add_noise = pl_module.objective.noised
 
-        def masks(batch, *args):
-            result = draw(batch, *args)
-            if result.expression is not None:
+        def noised(batch, *args):
+            result = add_noise(batch, *args)
+            if result.masks.expression is not None:
                 n_entries = int((batch.mask.sum(1) * batch.measured.sum(1)).sum())
-                self.seen.append((trainer.global_step, int(result.expression.sum()) / n_entries))
+                self.seen.append((trainer.global_step, int(result.masks.expression.sum()) / n_entries))
             return result
 
-        pl_module.masks = masks
+        pl_module.objective.noised = noised
 
 
 @pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`")

@@ -70,7 +70,7 @@ def step(n, k):
         slice_index=torch.zeros(1, dtype=torch.int64), rows=torch.zeros(1, n, dtype=torch.int64),
     )
     with torch.autocast("cpu", torch.bfloat16, enabled=precision != "32"), recompute(plan.module.blocks, k):
-        loss = plan.total(plan.losses(batch), batch)
+        loss = plan.objective.total(plan.objective.losses(batch), batch)
     loss.backward()
     torch._foreach_lerp_(average, [weight.data for weight in weights], 0.1)
     optimizer.step()

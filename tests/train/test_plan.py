@@ -33,26 +33,26 @@ def without_padding(losses: dict, i: int) -> dict:
 @modes
 def test_draws_do_not_depend_on_the_batch(make_plan, make_batch, singles, mode):
     plan, batch = make_plan(mode=mode), make_batch()
-    together = plan.draw(batch, 0)
+    together = plan.objective.draw(batch, 0)
     assert len({float(t) for t in together[0]} | {float(t) for t in together[1]}) > 2
     for i, alone in enumerate(singles(batch)):
         n = alone.mask.shape[1]
-        for one, other in zip(plan.draw(alone, 0), together, strict=True):
+        for one, other in zip(plan.objective.draw(alone, 0), together, strict=True):
             assert torch.equal(one[0], other[i] if other.ndim == 1 else other[i, :n])
 
 
 def test_draws_depend_on_the_key_and_the_purpose(make_plan, make_batch):
     plan, batch = make_plan(mode="joint", modality_dropout=0.0), make_batch(n_epochs=1)
     torch.manual_seed(7)
-    first = plan.draw(batch, 0)
-    assert all(torch.equal(one, other) for one, other in zip(first, plan.draw(batch, 0), strict=True))
-    for changed in (plan.draw(batch, 1), plan.draw(batch._replace(key=batch.key + 1), 0)):
+    first = plan.objective.draw(batch, 0)
+    assert all(torch.equal(one, other) for one, other in zip(first, plan.objective.draw(batch, 0), strict=True))
+    for changed in (plan.objective.draw(batch, 1), plan.objective.draw(batch._replace(key=batch.key + 1), 0)):
         assert not any(torch.equal(one, other) for one, other in zip(first, changed, strict=True))
 
 
 def test_noise_is_standard_and_independent(make_plan, make_batch):
     plan, batch = make_plan(mode="joint", modality_dropout=0.0), make_batch(n_epochs=20)
-    _, _, noise_expr, noise_pos = plan.draw(batch, 0)
+    _, _, noise_expr, noise_pos = plan.objective.draw(batch, 0)
     for noise in (noise_expr[batch.mask], noise_pos[batch.mask]):
         assert float(noise.mean()) == pytest.approx(0, abs=0.06)
         assert float(noise.var()) == pytest.approx(1, rel=0.06)
@@ -63,9 +63,11 @@ def test_noise_is_standard_and_independent(make_plan, make_batch):
 @modes
 def test_losses_of_a_batch_are_those_of_its_contexts(make_plan, make_batch, singles, mode):
     plan, batch = make_plan(mode=mode), make_batch()
-    together = plan.losses(batch)
+    together = plan.objective.losses(batch)
     for i, alone in enumerate(singles(batch)):
-        assert without_padding(plan.losses(alone), 0) == pytest.approx(without_padding(together, i), abs=1e-5, rel=1e-4)
+        assert without_padding(plan.objective.losses(alone), 0) == pytest.approx(
+            without_padding(together, i), abs=1e-5, rel=1e-4
+        )
 
 
 @modes
@@ -75,7 +77,7 @@ def test_what_padding_holds_does_not_matter(make_plan, make_batch, mode):
         name: torch.where(batch.mask[..., None], getattr(batch, name), 77.0)
         for name in ("expression", "target", "position")
     }
-    expected, actual = plan.losses(batch), plan.losses(batch._replace(**rubbish))
+    expected, actual = plan.objective.losses(batch), plan.objective.losses(batch._replace(**rubbish))
     for name, value in expected.items():
         torch.testing.assert_close(actual[name], value, atol=1e-5, rtol=1e-4)
 
@@ -83,26 +85,26 @@ def test_what_padding_holds_does_not_matter(make_plan, make_batch, mode):
 def test_the_canonical_frame_does_not_depend_on_padding(make_plan, make_batch, singles):
     """The few cells that fix it are chosen among the cells of the context."""
     plan, batch = make_plan(), make_batch(n_epochs=1)
-    together = plan.canonical(batch, batch.mask, cells=32)
+    together = plan.objective.canonical(batch, batch.mask, cells=32)
     for i, alone in enumerate(singles(batch)):
-        expected = plan.canonical(alone, alone.mask, cells=32)[0]
+        expected = plan.objective.canonical(alone, alone.mask, cells=32)[0]
         torch.testing.assert_close(together[i, : len(expected)], expected, atol=1e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("reflect", [False, True])
 def test_the_canonical_frame_forgets_the_frame_of_the_slice(make_plan, make_batch, reflect):
     plan, batch = make_plan(), make_batch()
-    expected = plan.canonical(batch, batch.mask)
-    actual = plan.canonical(turned(batch, reflect), batch.mask)
+    expected = plan.objective.canonical(batch, batch.mask)
+    actual = plan.objective.canonical(turned(batch, reflect), batch.mask)
     torch.testing.assert_close(actual, expected, atol=1e-4, rtol=1e-4)
     assert not torch.allclose(turned(batch, reflect).position, batch.position, atol=0.1)
 
 
 def test_the_canonical_frame_is_a_rigid_motion_onto_the_conditional_mean(make_plan, make_batch):
     plan, batch = make_plan(), make_batch()
-    mean = plan.conditional_mean(batch.expression, batch.mask).detach()
+    mean = plan.objective.conditional_mean(batch.expression, batch.mask).detach()
     expected = center(align(batch.position, mean, batch.mask), batch.mask)
-    torch.testing.assert_close(plan.canonical(batch, batch.mask), expected, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(plan.objective.canonical(batch, batch.mask), expected, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("mode", ["expr_to_pos", "joint", "any"])
@@ -110,7 +112,7 @@ def test_the_canonical_frame_is_a_rigid_motion_onto_the_conditional_mean(make_pl
 def test_the_frame_of_a_slice_changes_no_loss(make_plan, make_batch, mode, reflect):
     """The key property: where a slice lies, and which way it faces, says nothing."""
     plan, batch = make_plan(mode=mode), make_batch()
-    expected, actual = plan.losses(batch), plan.losses(turned(batch, reflect))
+    expected, actual = plan.objective.losses(batch), plan.objective.losses(turned(batch, reflect))
     assert bool((sum(expected.values()) > 0).all())
     for name, value in expected.items():
         torch.testing.assert_close(actual[name], value, atol=1e-3, rtol=1e-3)
@@ -120,11 +122,11 @@ def test_finding_the_frame_leaves_the_network_as_it_was(make_plan, make_batch):
     """Dropout is off while the frame is found, or the frame would be random, and on afterwards."""
     plan, batch = make_plan(dropout=0.5), make_batch()
     plan.module.train()
-    frames = [plan.canonical(batch, batch.mask) for _ in range(2)]
+    frames = [plan.objective.canonical(batch, batch.mask) for _ in range(2)]
     assert torch.equal(*frames)
     assert all(module.training for module in plan.module.modules())
     plan.module.eval()
-    plan.canonical(batch, batch.mask)
+    plan.objective.canonical(batch, batch.mask)
     assert not any(module.training for module in plan.module.modules())
     assert not frames[0].requires_grad
 
@@ -136,17 +138,19 @@ def test_a_shared_frame_is_left_alone(make_plan, sources):
     dataset = ContextDataset(sources["shared"], context_size=100, seed=0)
     batch = collate([dataset[i] for i in range(3)])
     plan = make_plan(mode="expr_to_pos", shared_frame=True, modality_dropout=1.0)
-    predicted = plan.conditional_mean(batch.expression, batch.mask).detach()
+    predicted = plan.objective.conditional_mean(batch.expression, batch.mask).detach()
     expected = ((predicted - batch.position) ** 2).mean(-1)
-    for i, loss in enumerate(plan.losses(batch)["aligned"].detach()):
+    for i, loss in enumerate(plan.objective.losses(batch)["aligned"].detach()):
         assert float(loss) == pytest.approx(float(expected[i][batch.mask[i]].mean()), rel=1e-4)
-    assert not torch.allclose(plan.losses(turned(batch, False))["aligned"], plan.losses(batch)["aligned"], rtol=1e-2)
+    assert not torch.allclose(
+        plan.objective.losses(turned(batch, False))["aligned"], plan.objective.losses(batch)["aligned"], rtol=1e-2
+    )
 
 
 def test_each_loss_applies_where_its_clock_says(make_plan, make_batch):
     plan, batch = make_plan(mode="any"), make_batch(n_epochs=8)
-    t_expr, t_pos, *_ = plan.draw(batch, 0)
-    losses = plan.losses(batch)
+    t_expr, t_pos, *_ = plan.objective.draw(batch, 0)
+    losses = plan.objective.losses(batch)
     runs, absent = (t_pos > 0) & (t_pos < 1), t_pos == 1
     applies = dict.fromkeys(("aligned", "distance", "neighbor", "layout"), absent)
     applies |= {"diffusion": runs, "expression": t_expr > 0}
@@ -158,33 +162,36 @@ def test_each_loss_applies_where_its_clock_says(make_plan, make_batch):
 def test_the_diffusion_loss_is_the_weighted_error_of_the_clean_positions(make_plan, make_batch):
     """Rebuilt from the parts for one context; deformation is off, as in validation."""
     plan, batch = make_plan(mode="expr_to_pos", modality_dropout=0.0, deformation=0.0), make_batch(n_epochs=1)
-    _, t, _, noise = plan.draw(batch, 0)
-    x, process = plan.canonical(batch, batch.mask), plan.diffusion.position
+    _, t, _, noise = plan.objective.draw(batch, 0)
+    x, process = plan.objective.canonical(batch, batch.mask), plan.objective.diffusion.position
     z = process.noise(x, t, center(noise, batch.mask))
     output = plan.module(batch.expression, z, torch.zeros_like(t), t, batch.mask).position
     x_0 = center(process.x0(output, z, t), batch.mask)
     weight = (1 / process.schedule.sigma(t) ** 2).clamp_max(plan.config.max_loss_weight)
-    for i, loss in enumerate(plan.losses(batch)["diffusion"].detach()):
+    for i, loss in enumerate(plan.objective.losses(batch)["diffusion"].detach()):
         error = ((x_0 - x)[i][batch.mask[i]] ** 2).mean().detach()
         assert float(loss) == pytest.approx(float(weight[i] * error), rel=1e-3)
 
 
 def test_validation_neither_deforms_nor_repeats_the_noise_of_training(make_plan, make_batch):
     plan, batch = make_plan(mode="expr_to_pos", modality_dropout=0.0), make_batch()
-    x, t = plan.canonical(batch, batch.mask), torch.full((12,), 0.5)
-    assert torch.equal(plan.deformed(x, t, batch, 1), x)
-    moved = plan.deformed(x, t, batch, 0)
+    x, t = plan.objective.canonical(batch, batch.mask), torch.full((12,), 0.5)
+    assert torch.equal(plan.objective.deformed(x, t, batch, 1), x)
+    moved = plan.objective.deformed(x, t, batch, 0)
     assert not torch.allclose(moved, x, atol=0.05)
     torch.testing.assert_close(moved, center(moved, batch.mask), atol=1e-6, rtol=0)
-    still = plan.deformed(x, torch.ones(12), batch, 0)
+    still = plan.objective.deformed(x, torch.ones(12), batch, 0)
     torch.testing.assert_close(still, x, atol=1e-6, rtol=0)
 
 
 def test_validation_has_noise_of_its_own(make_plan, make_batch, monkeypatch):
     plan, batch, purposes = make_plan(), make_batch(n_epochs=1), []
-    losses = plan.losses
-    monkeypatch.setattr(plan, "losses", lambda batch, purpose=0: purposes.append(purpose) or losses(batch))
-    monkeypatch.setattr(plan, "_log", lambda *_: None)
+    losses = plan.objective.losses
+    monkeypatch.setattr(
+        plan.objective, "losses", lambda batch, purpose=0, step=0: purposes.append(purpose) or losses(batch)
+    )
+    monkeypatch.setattr(plan, "log", lambda *_, **__: None)
+    monkeypatch.setattr(plan, "log_dict", lambda *_, **__: None)
     counts = SimpleNamespace(n_trained=lambda _: 3, n_validated=lambda _: 3)
     trainer = {"world_size": 1, "accumulate_grad_batches": 1, "num_training_batches": 1, "datamodule": counts}
     plan._trainer = SimpleNamespace(global_step=0, current_epoch=0, **trainer)
@@ -196,16 +203,16 @@ def test_validation_has_noise_of_its_own(make_plan, make_batch, monkeypatch):
 def test_expression_to_be_sampled_is_as_it_was_measured(make_plan, make_batch):
     """Augmentation is for what is given; what is asked for is all genes of the cells that nobody knows."""
     plan, batch = make_plan(mode="pos_to_expr", modality_dropout=1.0, deformation=0.0), make_batch(n_epochs=12)
-    t_expr, t_pos, *_ = plan.draw(batch, 0)
-    asked, (observed, value) = t_expr == 1, plan.observed(batch, batch.target, t_expr, 0)
+    t_expr, t_pos, *_ = plan.objective.draw(batch, 0)
+    asked, (observed, value) = t_expr == 1, plan.objective.observed(batch, batch.target, t_expr, 0)
     assert 0 < int(observed[asked].any(2).any(1).sum()) < int(asked.sum())
-    position = plan.canonical(batch, batch.mask, plan.centered(batch, t_pos))
+    position = plan.objective.canonical(batch, batch.mask, plan.objective.centered(batch, t_pos))
     given = torch.where(observed, value, 0.0)
     output = plan.module(
         given, position, t_expr, t_pos, batch.mask, observed=observed, local_density=batch.local_density
     ).expression
-    x_0 = plan.diffusion.expression.x0(output, torch.zeros_like(output), t_expr)
-    losses = plan.losses(batch)["expression"].detach()
+    x_0 = plan.objective.diffusion.expression.x0(output, torch.zeros_like(output), t_expr)
+    losses = plan.objective.losses(batch)["expression"].detach()
     for i in asked.nonzero()[:, 0].tolist():
         error = ((x_0 - batch.target)[i][batch.mask[i][:, None] & ~observed[i]] ** 2).detach()
         assert float(losses[i]) == pytest.approx(float(error.mean()) if len(error) else 0.0, rel=1e-4)
@@ -213,16 +220,16 @@ def test_expression_to_be_sampled_is_as_it_was_measured(make_plan, make_batch):
 
 def test_held_entries_are_those_of_sampled_contexts(make_plan, make_batch, singles):
     plan, batch = make_plan(mode="pos_to_expr", modality_dropout=1.0), make_batch(n_epochs=20)
-    t_expr, *_ = plan.draw(batch, 0)
-    observed, _ = plan.observed(batch, batch.target, t_expr, 0)
+    t_expr, *_ = plan.objective.draw(batch, 0)
+    observed, _ = plan.objective.observed(batch, batch.target, t_expr, 0)
     assert not bool(observed[t_expr == 0].any())
     assert not bool(observed[~batch.mask].any())
     none = ~observed[t_expr > 0].any(2).any(1)
     assert 0.1 < float(none.float().mean()) < 0.5
-    assert not torch.equal(observed, plan.observed(batch, batch.target, t_expr, 1)[0])
+    assert not torch.equal(observed, plan.objective.observed(batch, batch.target, t_expr, 1)[0])
     for i, alone in enumerate(singles(batch)):
         n = alone.mask.shape[1]
-        assert torch.equal(plan.observed(alone, alone.target, t_expr[i : i + 1], 0)[0][0], observed[i, :n])
+        assert torch.equal(plan.objective.observed(alone, alone.target, t_expr[i : i + 1], 0)[0][0], observed[i, :n])
 
 
 def test_genes_are_given_as_an_input_has_them(make_plan, source):
@@ -231,7 +238,7 @@ def test_genes_are_given_as_an_input_has_them(make_plan, source):
     dataset = ContextDataset(source, context_size=30, seed=0, augmentation=augmentation, targets=True)
     batch = collate([dataset[i] for i in range(len(dataset))])
     plan, t_expr = make_plan(mode="pos_to_expr"), torch.ones(len(batch.mask))
-    observed, value = plan.observed(batch, batch.target, t_expr, 0)
+    observed, value = plan.objective.observed(batch, batch.target, t_expr, 0)
     whole = observed.all(-1)
     assert bool(whole.any())
     assert torch.equal(value[whole], batch.target[whole])
@@ -249,8 +256,8 @@ def test_given_positions_are_those_of_the_slice(make_plan, source):
     batch = collate([dataset[i] for i in range(len(dataset))])
     plan = make_plan()
     about_context, about_slice = (
-        plan.centered(batch, torch.ones(len(batch.mask))),
-        plan.centered(batch, torch.zeros(len(batch.mask))),
+        plan.objective.centered(batch, torch.ones(len(batch.mask))),
+        plan.objective.centered(batch, torch.zeros(len(batch.mask))),
     )
     torch.testing.assert_close(about_context, center(batch.position, batch.mask))
     for i, cells in enumerate(source.slices):
@@ -269,23 +276,19 @@ def test_a_context_of_padding_alone_weighs_nothing(make_plan, make_batch, mode):
     real = [0, 2, 3, 5]
     masked = batch._replace(mask=mask)
     kept = type(batch)(*(x[real] for x in batch))
-    total = plan.total(plan.losses(masked), masked)
-    torch.testing.assert_close(total, plan.total(plan.losses(kept), kept), atol=1e-5, rtol=1e-4)
+    total = plan.objective.total(plan.objective.losses(masked), masked)
+    torch.testing.assert_close(total, plan.objective.total(plan.objective.losses(kept), kept), atol=1e-5, rtol=1e-4)
     total.backward()
     assert all(bool(p.grad.isfinite().all()) for p in plan.parameters() if p.grad is not None)
 
 
-def test_one_context_for_two_processes_counts_in_full(make_plan, make_batch, monkeypatch):
+def test_one_context_for_two_processes_counts_in_full(make_plan, make_batch):
     plan, batch = make_plan(mode="expr_to_pos"), make_batch()
     first = type(batch)(*(x[:1] for x in batch))
-    losses = plan.losses(first)
-    alone = plan.total(losses, first)
+    losses = plan.objective.losses(first)
+    alone = plan.objective.total(losses, first)
     # The other process has padding alone: Lightning halves the sum of the gradients, and the mean count is a half.
-    plan._trainer = SimpleNamespace(world_size=2)
-    monkeypatch.setattr(
-        "alphastomics.train.objective.mean_over_processes", lambda trainer, count: count / trainer.world_size
-    )
-    torch.testing.assert_close(plan.total(losses, first) / 2, alone)
+    torch.testing.assert_close(plan.objective.total(losses, first, 0.5) / 2, alone)
 
 
 def test_total_is_the_weighted_mean_over_real_contexts(make_plan, make_batch):
@@ -299,9 +302,9 @@ def test_total_is_the_weighted_mean_over_real_contexts(make_plan, make_batch):
     mask[2] = False
     weights = [2, 2, 3, 5, 7, 11, plan.config.lambda_min_distance]
     expected = sum(weight * 10**i for i, weight in enumerate(weights)) * 1.5
-    assert float(plan.total(losses, batch._replace(mask=mask))) == pytest.approx(expected)
+    assert float(plan.objective.total(losses, batch._replace(mask=mask))) == pytest.approx(expected)
     mask[:] = False
-    assert float(plan.total(losses, batch._replace(mask=mask))) == 0
+    assert float(plan.objective.total(losses, batch._replace(mask=mask))) == 0
 
 
 MOE = {"use_moe": True, "moe_top_k": 1}
@@ -311,7 +314,7 @@ MOE = {"use_moe": True, "moe_top_k": 1}
 def test_every_parameter_is_trained(make_plan, make_batch, network):
     """With registered parameters that no loss reaches, several processes would wait for each other for ever."""
     plan, batch = make_plan(mode="any", network=network), make_batch(n_epochs=8)
-    plan.total(plan.losses(batch), batch).backward()
+    plan.objective.total(plan.objective.losses(batch), batch).backward()
     assert [name for name, p in plan.named_parameters() if p.grad is None or not bool(p.grad.any())] == []
 
 
@@ -321,23 +324,23 @@ def test_balance_is_a_loss_of_its_own(make_plan, make_batch, top_k):
     plan = make_plan(network={"use_moe": True, "moe_top_k": top_k}, moe_load_balance_loss_weight=0.25)
     plan.eval()
     batch = make_batch(n_epochs=1)
-    losses = plan.losses(batch)
+    losses = plan.objective.losses(batch)
     assert losses["balance"].shape == (3,)
     without = {name: loss for name, loss in losses.items() if name != "balance"}
-    expected = plan.total(without, batch) + 0.25 * losses["balance"].mean()
-    torch.testing.assert_close(plan.total(losses, batch), expected)
+    expected = plan.objective.total(without, batch) + 0.25 * losses["balance"].mean()
+    torch.testing.assert_close(plan.objective.total(losses, batch), expected)
     mask = batch.mask.clone()
     mask[1] = False
-    assert plan.losses(batch._replace(mask=mask))["balance"][1] == 0
-    assert "balance" not in make_plan().losses(batch)
+    assert plan.objective.losses(batch._replace(mask=mask))["balance"][1] == 0
+    assert "balance" not in make_plan().objective.losses(batch)
 
 
 def test_losses_with_experts_do_not_depend_on_padding(make_plan, make_batch, singles):
     plan, batch = make_plan(network=MOE), make_batch(n_epochs=1)
     plan.eval()
-    together = plan.losses(batch)
+    together = plan.objective.losses(batch)
     for i, alone in enumerate(singles(batch)):
-        one = plan.losses(alone)
+        one = plan.objective.losses(alone)
         for name in set(together) - {"balance"}:
             assert float(one[name][0].detach()) == pytest.approx(float(together[name][i].detach()), rel=1e-3, abs=1e-5)
 
@@ -348,7 +351,7 @@ def test_learning_rate_warms_up_and_falls_to_its_final_share(make_plan):
     factors = []
     for step in range(101):
         plan._trainer.global_step = step
-        factors.append(plan._lr_factor(step))
+        factors.append(plan._learning_rate_factor(step))
     expected = 0.1 + 0.9 * 0.5 * (1 + np.cos(np.pi * np.arange(101) / 100))
     np.testing.assert_allclose(factors[10:], expected[10:], rtol=1e-5)
     np.testing.assert_allclose(factors[:10], expected[:10] * np.arange(1, 11) / 10, rtol=1e-5)
@@ -358,18 +361,18 @@ def test_learning_rate_warms_up_and_falls_to_its_final_share(make_plan):
 def test_learning_rate_follows_the_clock_where_time_is_short(make_plan, monkeypatch):
     plan = make_plan(max_seconds=100.0)
     plan._trainer = SimpleNamespace(world_size=1, estimated_stepping_batches=float("inf"), global_step=3)
-    monkeypatch.setattr("alphastomics.train.optimization.time.monotonic", lambda: plan._started + 40)
+    monkeypatch.setattr("alphastomics.train.plan.time.monotonic", lambda: plan._started + 40)
     assert plan.progress() == pytest.approx(0.4)
     plan._trainer.estimated_stepping_batches = 4
     assert plan.progress() == pytest.approx(0.75)
-    monkeypatch.setattr("alphastomics.train.optimization.time.monotonic", lambda: plan._started + 1000)
+    monkeypatch.setattr("alphastomics.train.plan.time.monotonic", lambda: plan._started + 1000)
     assert plan.progress() == 1
 
 
 def test_no_warm_up_is_a_choice(make_plan):
     plan = make_plan(warmup_steps=0)
     plan._trainer = SimpleNamespace(world_size=1, estimated_stepping_batches=100, global_step=0)
-    assert plan._lr_factor(0) == pytest.approx(1)
+    assert plan._learning_rate_factor(0) == pytest.approx(1)
 
 
 def test_configuration_survives_json():

@@ -40,8 +40,8 @@ def test_losses_in_16_bits_are_finite_and_near_those_in_32(make_plan, make_batch
     for sixteen in (False, True):
         plan.zero_grad()
         with torch.autocast("cpu", torch.bfloat16, enabled=sixteen):
-            losses = plan.losses(batch)
-            loss = plan.total(losses, batch)
+            losses = plan.objective.losses(batch)
+            loss = plan.objective.total(losses, batch)
         loss.backward()
         gradient = torch.cat([p.grad.flatten() for p in plan.parameters() if p.grad is not None])
         found.append((losses, gradient))

@@ -40,9 +40,9 @@ def test_the_last_point_is_the_loss_of_the_model_that_is_kept(make_plan, fit, ba
     fit(plan, max_epochs=2, callbacks=[recorder])
     plan.eval()
     with torch.no_grad():
-        losses = plan.losses(batches[0], purpose=VALIDATION)
+        losses = plan.objective.losses(batches[0], purpose=VALIDATION)
         balance = losses.pop("balance")
-        expected = float(plan.total(losses, batches[0]))
+        expected = float(plan.objective.total(losses, batches[0]))
     assert float(balance) > 0.5
     assert recorder.points[-1].validation_loss == pytest.approx(expected, rel=1e-5)
 

@@ -124,7 +124,7 @@ def test_what_is_left_is_the_average(make_plan, fit):
 
 
 def poison(trainer, plan) -> None:
-    plan.total = lambda losses, batch, count=None: plan.module.position_out.bias.sum() * float("nan")
+    plan.objective.total = lambda losses, batch, count=None: plan.module.position_out.bias.sum() * float("nan")
 
 
 def test_a_loss_that_is_not_finite_names_the_step_and_the_slices(make_plan, fit):

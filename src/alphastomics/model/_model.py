@@ -664,7 +664,7 @@ class AlphaSTomics(BaseModelClass):
             "precision": chosen,
             "validation_size": validation_size,
             "augmentation": datamodule.train_set.augmentation,
-            "masking": plan.masking,
+            "masking": plan.objective.masking,
         }
         began, goes_on = time.monotonic(), True  # whether anything comes after the training
         try:

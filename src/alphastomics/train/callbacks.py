@@ -1,11 +1,4 @@
-"""Sums behind the means of an epoch, which a checkpoint in its midst must hold: Lightning begins them anew when it resumes.
-
-What was logged at the end of each epoch, as the DataFrames that scvi-tools users expect, under any logger.
-
-How fast a training is and what it holds: cells per second and GiB, in the progress bar and in loggers.
-
-A batch that a device takes in parts: gradients are accumulated over the parts before a step of the optimizer.
-"""
+"""Callbacks that log: means over an epoch, the history, a metrics file, throughput and memory; and the one that divides batches."""
 
 from __future__ import annotations
 
@@ -20,7 +13,7 @@ import torch
 
 from alphastomics._io._atomic import replacing
 from alphastomics.train.diagnostics import LAYER
-from alphastomics.train.distributed.processes import gather_objects
+from alphastomics.train.distributed.processes import gather_objects, sum_over_processes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -29,46 +22,59 @@ if TYPE_CHECKING:
     from alphastomics.data import Batch
     from alphastomics.train.datamodule import ContextDataModule
 
-Sums = dict[str, list[float]]  # name -> sum of the values, and of their weights
-STEP = "training_step"
+GIB = 2**30
+STATUS = Path("/proc/self/status")
 
 
-class EpochSums:
-    """What a process has added up of every value that is logged for an epoch of training."""
+class EpochMeans(pl.Callback):
+    """Logs means over an epoch of what :meth:`TrainingPlan.training_step` returns; comes before all other callbacks.
+
+    Lightning's own means start again when a training is resumed within an epoch. A checkpoint holds these.
+    """
 
     def __init__(self) -> None:
-        self._kept: Sums = {}
+        self._sums: dict[str, Any] = {}  # name -> sum over contexts, a tensor on the device of training
+        self._counts: dict[str, int] = {}  # name -> number of contexts
 
-    @staticmethod
-    def of(trainer: pl.Trainer) -> list[Sums]:
-        """Those of every process; empty at the end of an epoch, after which they begin anew."""
-        own: Sums = {}
-        progress: Any = trainer.fit_loop.epoch_progress.current
-        if progress.ready > progress.processed and not trainer.is_last_batch:
-            own = {
-                metric.meta.name: [float(metric.value), float(metric.cumulated_batch_size)]
-                for metric in trainer.fit_loop.epoch_loop._results.values()
-                if metric.meta.fx == STEP and metric.meta.on_epoch and not metric.has_reset
-            }
-        return gather_objects(trainer, own)
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Batch, batch_idx: int
+    ) -> None:
+        """Add the values of a batch."""
+        for name, value in outputs["values"].items():
+            self._sums[name] = self._sums.get(name, 0.0) + value * outputs["n_contexts"]
+            self._counts[name] = self._counts.get(name, 0) + outputs["n_contexts"]
 
-    def bring(self, kept: list[Sums], trainer: pl.Trainer) -> None:
-        """Take those of a checkpoint for the rest of its epoch; nothing where there were other processes."""
-        self._kept = kept[trainer.global_rank] if len(kept) == trainer.world_size else {}
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Log the means over all processes, and start again."""
+        if self._sums:
+            sums = torch.stack([torch.as_tensor(value, device=pl_module.device) for value in self._sums.values()])
+            counts = torch.tensor(list(self._counts.values()), device=pl_module.device)
+            means = sum_over_processes(trainer, sums) / sum_over_processes(trainer, counts)
+            # All processes have the same value: the maximum is exact.
+            pl_module.log_dict(
+                dict(zip(self._sums, means.unbind(), strict=True)),
+                on_step=False,
+                on_epoch=True,
+                reduce_fx="max",
+                sync_dist=True,
+            )
+        self._sums, self._counts = {}, {}
 
-    def take_up(self, plan: pl.LightningModule) -> None:
-        """Add them to what the first step has logged."""
-        if not self._kept:
-            return
-        results = plan.trainer.fit_loop.epoch_loop._results
-        found = {metric.meta.name for metric in results.values() if metric.meta.fx == STEP and not metric.has_reset}
-        zeros = {name: torch.zeros((), device=plan.device) for name in self._kept if name not in found}
-        plan.log_dict(zeros, on_step=False, on_epoch=True, batch_size=0, sync_dist=True)
-        for name, (value, weight) in self._kept.items():
-            metric = results[f"{STEP}.{name}"]
-            metric.value = metric.value + value
-            metric.cumulated_batch_size = metric.cumulated_batch_size + int(weight)
-        self._kept = {}
+    def on_save_checkpoint(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Store the sums of every process."""
+        own = {name: [float(value), float(self._counts[name])] for name, value in self._sums.items()}
+        checkpoint["epoch_sums"] = gather_objects(trainer, own)
+
+    def on_load_checkpoint(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Take up the sums of this process, unless the number of processes has changed."""
+        stored = checkpoint.get("epoch_sums", [])
+        own = stored[trainer.global_rank] if len(stored) == trainer.world_size else {}
+        self._sums = {name: torch.tensor(value) for name, (value, _) in own.items()}
+        self._counts = {name: int(count) for name, (_, count) in own.items()}
 
 
 class History(pl.Callback):
@@ -152,10 +158,6 @@ class MetricsFile(pl.Callback):
         with replacing(self.path) as temporary:
             pd.concat(tables.values(), axis=1).sort_index().to_csv(temporary)
         self._written = time.monotonic()
-
-
-GIB = 2**30
-STATUS = Path("/proc/self/status")
 
 
 class ThroughputMonitor(pl.Callback):

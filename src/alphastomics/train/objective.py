@@ -1,4 +1,4 @@
-r"""What a batch of contexts costs: noise it, denoise it, compare.
+r"""The objective: noise a batch of contexts, denoise it, compare.
 
 .. math::
 
@@ -12,7 +12,7 @@ aligned to that prediction. All later steps are then ordinary diffusion in one f
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
@@ -30,9 +30,7 @@ from alphastomics.diffusion.losses import (
 from alphastomics.diffusion.masking import clean_value
 from alphastomics.nn import Routings, balance_losses, expert_counts
 from alphastomics.nn.parallel import ALONE
-from alphastomics.train.distributed.processes import mean_over_processes
 from alphastomics.train.losses import ExpertLoad, min_distance_losses
-from alphastomics.train.optimization import Optimization
 from alphastomics.train.timesteps import Masks, draw_masks, draw_observed, draw_timesteps, keyed_rng, spread_kind
 
 if TYPE_CHECKING:
@@ -45,6 +43,7 @@ if TYPE_CHECKING:
     from alphastomics.data import Batch
     from alphastomics.diffusion import MaskingConfig, Mode
     from alphastomics.nn import Denoiser, Prediction
+    from alphastomics.nn.parallel import SequenceParallel
 
 
 # Purposes of the generators that are keyed by context: training and validation noise, and what else is drawn.
@@ -52,7 +51,7 @@ TRAINING, VALIDATION, DEFORMATION, OBSERVED, PAIRS = 0, 1, 2, 3, 40
 
 
 class Noised(NamedTuple):
-    """A batch at its times, and what is asked of the network.
+    """A batch with noise, its timesteps, and what the network is to predict.
 
     Attributes
     ----------
@@ -65,9 +64,9 @@ class Noised(NamedTuple):
     measured
         Genes (B, G) that the input has.
     observed
-        Entries (B, N, G) of expression that are given; None where expression is only read.
+        Entries (B, N, G) of expression that are given; None where expression is not sampled.
     masks
-        Entries that are hidden.
+        Masked entries.
     """
 
     x_expr: Tensor
@@ -81,8 +80,8 @@ class Noised(NamedTuple):
     masks: Masks
 
 
-class Objective(Optimization):
-    """The losses of a :class:`~alphastomics.nn.Denoiser`.
+class Objective:
+    """The losses of a :class:`~alphastomics.nn.Denoiser`; the loss of a step is :meth:`total` of :meth:`losses`.
 
     Parameters
     ----------
@@ -99,14 +98,21 @@ class Objective(Optimization):
     spacing
         Distance between neighboring cells in model units; 0 trains no minimum-distance network.
     masking
-        Which entries are masked in training; none when None.
-    **optimization
-        ``slice_names``, ``max_seconds`` and ``curriculum``, as in ``train/optimization.py``.
+        Which entries are masked in training; None masks nothing.
+
+    Attributes
+    ----------
+    parallel
+        Processes that share the contexts of this one.
+    weights_sharded
+        Whether the weights are sharded, so that all processes must call the network equally often.
+    load
+        How much each expert was used in the last step.
 
     Raises
     ------
     ValueError
-        If entries are to be masked and the denoiser has no tokens for them, or chains are asked for where there are none.
+        If ``masking`` is given and the denoiser has no mask tokens, or ``lambda_fape`` and the cells are no ordered chains.
     """
 
     def __init__(
@@ -114,33 +120,24 @@ class Objective(Optimization):
         module: Denoiser,
         config: PlanConfig,
         *,
-        mode: Mode,
-        diffusion: DiffusionConfig | None,
-        shared_frame: bool,
-        spacing: float,
-        masking: MaskingConfig | None,
-        **optimization: Any,
+        mode: Mode = "any",
+        diffusion: DiffusionConfig | None = None,
+        shared_frame: bool = False,
+        spacing: float = 0.0,
+        masking: MaskingConfig | None = None,
     ) -> None:
-        super().__init__(module, config, **optimization)
         if masking is not None and not module.config.mask_tokens:
-            raise ValueError("The denoiser has no mask tokens; make it with mask_tokens=True, or pass masking=None")
-        if self.config.lambda_fape and not (module.config.sequence and module.config.n_dims == 3):
-            raise ValueError(
-                "lambda_fape is for cells with an order in three dimensions; pass sequence_key=, or leave it out"
-            )
+            raise ValueError("masking needs a denoiser with mask_tokens=True; pass masking=None")
+        if config.lambda_fape and not (module.config.sequence and module.config.n_dims == 3):
+            raise ValueError("lambda_fape needs ordered cells in three dimensions; pass sequence_key= or lambda_fape=0")
+        self.module, self.config = module, config
         self.mode: Mode = mode
         self.diffusion = diffusion or DiffusionConfig()
-        self.shared_frame = shared_frame
-        self.spacing = spacing
+        self.shared_frame, self.spacing, self.masking = shared_frame, spacing, masking
         self.smallest = smallest_time(self.diffusion.position.schedule, spacing)
-        self.masking = masking
-        self.parallel = ALONE  # while training runs, the processes of the group
+        self.parallel: SequenceParallel = ALONE
+        self.weights_sharded = False
         self.load = ExpertLoad()
-
-    @property
-    def weights_sharded(self) -> bool:
-        """Whether all processes must call the network equally often, as those do that share its weights."""
-        return False
 
     def draw(self, batch: Batch, purpose: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Timesteps (B,) and standard noise of both modalities, keyed by (seed, epoch, context)."""
@@ -206,10 +203,10 @@ class Objective(Optimization):
         return torch.where(given, about_slice, center(batch.position, batch.mask))
 
     def observed(self, batch: Batch, x_expr: Tensor, t_expr: Tensor, purpose: int) -> tuple[Tensor, Tensor]:
-        """Entries (B, N, G) of expression that are given while the others are sampled, and the values that are given.
+        """Entries (B, N, G) of expression that are given while the others are sampled, and their values.
 
-        Whole cells are given as they are. Of some genes of a cell is given what an input has, thinned and with genes
-        missing: in full they are a fingerprint by which the network would know the cell by heart.
+        Whole cells are given unchanged. Single genes of a cell are given as an input has them, thinned and with genes
+        missing: the full values are a fingerprint from which the network would memorize the cell.
         """
         observed = torch.zeros_like(x_expr, dtype=torch.bool)
         for row, mask, t, key in zip(observed, batch.mask, t_expr.tolist(), batch.key.cpu().numpy(), strict=True):
@@ -237,28 +234,8 @@ class Objective(Optimization):
         x_0 = clean_value(self.diffusion.position, output, z, t, masked)
         return x_0 if self.shared_frame else center(x_0, mask)
 
-    def masks(
-        self,
-        batch: Batch,
-        x_expr: Tensor,
-        x_pos: Tensor,
-        measured: Tensor,
-        t_expr: Tensor,
-        t_pos: Tensor,
-        purpose: int,
-    ) -> Masks:
-        """Masked entries; none in validation.
-
-        The ratio follows the trainer's own count of steps, which a checkpoint holds and a resumed training takes up: a
-        count kept beside it could only disagree.
-        """
-        if self.masking is None or purpose == VALIDATION:
-            return Masks()
-        share = self.masking.share(0 if self._trainer is None else self.global_step)
-        return draw_masks(self.masking, batch, x_expr, x_pos, measured, t_expr, t_pos, share=share)
-
-    def noised(self, batch: Batch, purpose: int) -> Noised:
-        """A batch with noise at the times of its contexts, and what of it is asked of the network."""
+    def noised(self, batch: Batch, purpose: int, step: int = 0) -> Noised:
+        """Add noise to a batch at the timesteps of its contexts, and mask what is masked at this step of the optimizer."""
         t_expr, t_pos, noise_expr, noise_pos = self.draw(batch, purpose)
         mask = batch.mask
         x_pos = batch.position if self.shared_frame else self.centered(batch, t_pos)
@@ -278,13 +255,16 @@ class Objective(Optimization):
         if observed is not None:
             z_expr = torch.where(observed, given, z_expr)
         z_pos = self.diffusion.position.noise(x_pos, t_pos, noise_pos)
-        masks = self.masks(batch, x_expr, x_pos, measured, t_expr, t_pos, purpose)
+        masks = Masks()
+        if self.masking is not None and purpose != VALIDATION:
+            share = self.masking.share(step)
+            masks = draw_masks(self.masking, batch, x_expr, x_pos, measured, t_expr, t_pos, share=share)
         if observed is not None and masks.expression is not None:
-            observed = observed & ~masks.expression  # what is masked is not marked as known
+            observed = observed & ~masks.expression  # a masked entry is not marked as known
         return Noised(x_expr, x_pos, z_expr, z_pos, t_expr, t_pos, measured, observed, masks)
 
     def denoised(self, noised: Noised, batch: Batch) -> tuple[Prediction, Routings]:
-        """What the network makes of it, and to which experts it sent the cells."""
+        """The network's prediction, and the experts to which it sent the cells."""
         only_position = self.mode == "expr_to_pos" and noised.masks.expression is None
         routings = Routings()
         output = self.module(
@@ -303,9 +283,19 @@ class Objective(Optimization):
         )
         return output, routings
 
-    def losses(self, batch: Batch, *, purpose: int = TRAINING) -> dict[str, Tensor]:
-        """Loss of each kind per context, (B,); zero where it does not apply."""
-        noised = self.noised(batch, purpose)
+    def losses(self, batch: Batch, *, purpose: int = TRAINING, step: int = 0) -> dict[str, Tensor]:
+        """Loss of each kind per context, (B,); zero where it does not apply.
+
+        Parameters
+        ----------
+        batch
+            Contexts.
+        purpose
+            ``TRAINING`` or ``VALIDATION``, which draw different noise; validation neither masks nor deforms.
+        step
+            Step of the optimizer, on which the masked share depends.
+        """
+        noised = self.noised(batch, purpose, step)
         output, routings = self.denoised(noised, batch)
         assert output.position is not None
         mask, masked = batch.mask, noised.masks
@@ -337,14 +327,14 @@ class Objective(Optimization):
             genes = noised.measured * self.module.gene_weight.square()
             error = mean_squared_error(x_0, noised.x_expr, mask, weight, features=genes, entries=asked)
             losses["expression"] = torch.where(t > 0, error, 0.0)
-            # Clean, but thinned and with genes missing, the input leaves something to say: what the cell holds in full.
+            # A clean input is thinned and lacks genes: the completion loss asks for the full expression of the cell.
             one, every = torch.ones_like(t), batch.present * self.module.gene_weight.square()
             whole = clean_value(self.diffusion.expression, output, noised.z_expr, one, None)
             unmasked = None if masked is None else ~masked
             error = mean_squared_error(whole, batch.target, mask, features=every, entries=unmasked)
             losses["completion"] = torch.where(t > 0, 0.0, error)
         if masked is not None:
-            # What is asked back never has the gain: it is a value of the tissue, not of an input that lacks genes.
+            # Sampled expression has no gain: it is a value of the tissue, not of an input that lacks genes.
             gain = torch.where(t > 0, 1.0, (1 - batch.dropout).sqrt())[:, None, None]
             losses["masked"] = mean_squared_error(x_0, noised.x_expr * gain, mask, entries=masked)
             positions = mean_squared_error(x_0_pos, noised.x_pos, mask, entries=noised.masks.position)
@@ -384,10 +374,10 @@ class Objective(Optimization):
         return losses
 
     def total(self, losses: dict[str, Tensor], batch: Batch, count: float | Tensor | None = None) -> Tensor:
-        """Weighted sum of the losses over ``count``, the mean number of real contexts in such a batch of any process.
+        """Weighted sum of the losses over ``count``, the mean number of real contexts in a batch of this step.
 
-        Lightning averages gradients over processes and over the batches of a step, each with as many contexts as it has: the
-        same count for all of them makes that the mean over the contexts. None counts those of this batch on all processes.
+        Lightning averages gradients over processes and over the batches of a step, which differ in their number of contexts.
+        Dividing all of them by the same count makes that the mean over contexts. None: the contexts of this batch.
         """
         config = self.config
         weights = {
@@ -404,10 +394,8 @@ class Objective(Optimization):
             "masked": config.reconstruction_weight,
         }
         real = batch.mask.any(1).float()
-        if count is None:
-            count = real.sum() if self._trainer is None else mean_over_processes(self.trainer, real.sum())
-        count = torch.as_tensor(count, device=real.device)
-        count = torch.where(count > 0, count, 1)  # nothing but padding costs nothing; the mean may well lie below 1
+        count = torch.as_tensor(real.sum() if count is None else count, device=real.device)
+        count = torch.where(count > 0, count, 1)  # a batch of padding has loss 0; a mean below 1 is not clamped
         parts = [weights[name] * (loss * real).sum() for name, loss in losses.items()]
         return sum(parts, start=real.new_zeros(())) / count
 

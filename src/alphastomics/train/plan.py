@@ -1,25 +1,42 @@
-"""The training of a denoiser under Lightning: what happens before, in and after a step, whose loss is in ``train/objective.py``."""
+"""The Lightning module of a training: steps, checkpoints and processes around an :class:`Objective`."""
 
 from __future__ import annotations
 
+import time
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
+
+import lightning.pytorch as pl
+import torch
 
 from alphastomics.config import PlanConfig
 from alphastomics.nn.diagnostics import SeenLayer, watch_layers
 from alphastomics.nn.parallel import ALONE
 from alphastomics.nn.random import ContextGenerators, drawing_from
 from alphastomics.train.diagnostics import EVERY, layer_statistics
-from alphastomics.train.distributed.processes import join_group, sum_over_processes, weighted_mean_over_processes
+from alphastomics.train.distributed.processes import (
+    gather_objects,
+    join_group,
+    mean_over_processes,
+    sum_over_processes,
+    weighted_mean_over_processes,
+)
 from alphastomics.train.distributed.sharding import copy_full_params, full_weights, shard, touch_all_params
 from alphastomics.train.memory.recompute import recompute
 from alphastomics.train.objective import VALIDATION, Objective
+from alphastomics.train.optimization import (
+    NonFiniteLossError,
+    gradient_norm,
+    learning_rate_factor,
+    make_optimizer,
+    override_rates,
+)
 from alphastomics.train.timesteps import keyed_rng
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    import torch
+    from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
     from torch import Tensor
 
     from alphastomics.data import Batch
@@ -28,34 +45,26 @@ if TYPE_CHECKING:
     from alphastomics.train.curriculum import LengthCurriculum
     from alphastomics.train.datamodule import ContextDataModule
 
-DROPOUT = 50  # purpose of the generators, keyed by context, by which the network draws
+DROPOUT = 50  # purpose of the generators, keyed by context, from which the network draws
 
 
-class TrainingPlan(Objective):
-    """Losses and optimizer of a :class:`~alphastomics.nn.Denoiser`.
+class TrainingPlan(pl.LightningModule):
+    """Training of a :class:`~alphastomics.nn.Denoiser` by an :class:`~alphastomics.train.objective.Objective`.
 
     Parameters
     ----------
     module
         The denoiser.
-    mode
-        What it is trained to sample.
-    diffusion
-        Its two processes.
-    shared_frame
-        Whether positions are registered, so that nothing is aligned or centered.
+    mode, diffusion, shared_frame, spacing, masking
+        As in :class:`~alphastomics.train.objective.Objective`.
     slice_names
         Names of the slices, for messages.
-    spacing
-        Distance between neighboring cells in model units; 0 trains no minimum-distance network.
     max_seconds
-        Time the training may take; the learning rate then follows the clock on the wall as well as the steps.
-    masking
-        Which entries are masked in training; none when None.
+        Time the training may take; the learning rate then follows the elapsed time as well as the steps.
     n_recomputed
         Number of blocks that are recomputed in training, see ``train/memory/recompute.py``.
     curriculum
-        By which contexts grow, if they do.
+        Callback that lets contexts grow; None keeps their length.
     context_parallel_size
         Number of processes over which the cells of a context are split, see ``train/distributed/processes.py``.
     **config
@@ -64,7 +73,7 @@ class TrainingPlan(Objective):
     Raises
     ------
     ValueError
-        If entries are to be masked and the denoiser has no tokens for them, or chains are asked for where there are none.
+        As for :class:`~alphastomics.train.objective.Objective`.
     """
 
     def __init__(
@@ -83,95 +92,162 @@ class TrainingPlan(Objective):
         context_parallel_size: int = 1,
         **config: Any,
     ) -> None:
-        super().__init__(
+        super().__init__()
+        self.module, self.config = module, PlanConfig(**config)
+        self.objective = Objective(
             module,
-            PlanConfig(**config),
+            self.config,
             mode=mode,
             diffusion=diffusion,
             shared_frame=shared_frame,
-            slice_names=slice_names,
             spacing=spacing,
-            max_seconds=max_seconds,
             masking=masking,
-            curriculum=curriculum,
         )
-        self.n_recomputed = n_recomputed
-        self.context_parallel_size = context_parallel_size
-        # Where weights are spread over processes, the network that they come from; in a tuple it is no part of this one.
-        self._whole: tuple[Denoiser, ...] = ()
+        self.slice_names, self.max_seconds, self.curriculum = slice_names, max_seconds, curriculum
+        self.n_recomputed, self.context_parallel_size = n_recomputed, context_parallel_size
+        self.last_look = -1  # epoch in which the layers were last looked at
+        self._started = time.monotonic()
+        self._elapsed = 0.0  # seconds before the checkpoint that was resumed
+        self._slice_index: Tensor | tuple[int, ...] = ()  # slices of the current batch
+        # The network of which `module` is a sharded copy; in a tuple it is no submodule.
+        self._unsharded: tuple[Denoiser, ...] = ()
 
-    @property
-    def weights_sharded(self) -> bool:
-        """Where weights are spread over processes."""
-        return bool(self._whole)
+    # -- Begin and end -------------------------------------------------------------------------------------------------
+
+    def configure_model(self) -> None:
+        """If the strategy shards weights, train a sharded copy."""
+        if self.device_mesh is not None and not self._unsharded:
+            self._unsharded, self.module = (self.module,), shard(self.module, self.device_mesh["data_parallel"])
+            self.objective.module, self.objective.weights_sharded = self.module, True
+
+    def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
+        """AdamW with warm-up and a learning rate that follows :meth:`progress`."""
+        optimizer = make_optimizer(self.module, self.config)
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, self._learning_rate_factor)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+    def on_fit_start(self) -> None:
+        """Start the clock, join the processes that share contexts, and start from experts that are evenly used."""
+        self._started = time.monotonic() - self._elapsed
+        self.objective.parallel = join_group(self.trainer, self.context_parallel_size)
+        self.objective.load.begin(self.module.config, self.device)
+
+    def on_fit_end(self) -> None:
+        """Restore the unsharded network."""
+        self.unshard()
+
+    def unshard(self, *, together: bool = True) -> None:
+        """Restore the network that was there before the training, for a single process.
+
+        Parameters
+        ----------
+        together
+            Whether all processes call; the network then gets the trained weights.
+        """
+        self.objective.parallel = ALONE
+        for module in self._unsharded:
+            if together:
+                copy_full_params(self.module, module)
+            self.module, self._unsharded = module, ()
+            self.objective.module, self.objective.weights_sharded = module, False
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Store the elapsed time, the epoch of the last statistics of layers and the use of the experts."""
+        checkpoint["elapsed_seconds"] = time.monotonic() - self._started
+        checkpoint["last_look"] = self.last_look
+        checkpoint["expert_load"] = self.objective.load.last
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Continue from there, at the learning rates of this plan."""
+        self._elapsed = checkpoint["elapsed_seconds"]
+        self.last_look = checkpoint.get("last_look", -1)
+        self.objective.load.last = checkpoint.get("expert_load")
+        override_rates(checkpoint, self.config)
+
+    # -- Steps ---------------------------------------------------------------------------------------------------------
 
     def on_train_epoch_start(self) -> None:
         """Cut new contexts in every epoch."""
-        self.trainer.datamodule.set_epoch(self.current_epoch)  # type: ignore[attr-defined]
+        self._datamodule.set_epoch(self.current_epoch)
 
-    def configure_model(self) -> None:
-        """Where weights are to be spread over processes, train a copy of which each has a part."""
-        if self._device_mesh is not None and not self._whole:
-            self._whole, self.module = (self.module,), shard(self.module, self._device_mesh["data_parallel"])
+    def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
+        """Log the learning rate of the step if there are loggers."""
+        if self.trainer.loggers:
+            self.log("lr", self.trainer.optimizers[0].param_groups[0]["lr"], on_step=True, on_epoch=False)
 
-    def unshard(self, *, together: bool = True) -> None:
-        """Give back the network that was there before, with what was learned if all processes do so ``together``.
+    def training_step(self, batch: Batch, batch_idx: int) -> dict[str, Any]:
+        """Loss of a batch, and what :class:`~alphastomics.train.callbacks.EpochMeans` averages over the epoch.
 
-        Cells are no longer split.
+        Raises
+        ------
+        NonFiniteLossError
+            If the loss is not finite, before it changes the weights.
         """
-        self.parallel = ALONE
-        for module in self._whole:
-            if together:
-                copy_full_params(self.module, module)
-            self.module, self._whole = module, ()
-
-    def on_fit_end(self) -> None:
-        """Leave a network that is whole."""
-        self.unshard()
-
-    def on_fit_start(self) -> None:
-        """Start the clock, and from experts that are evenly used; meet those who share contexts."""
-        super().on_fit_start()
-        self.parallel = join_group(self.trainer, self.context_parallel_size)
-        self.load.begin(self.module.config, self.device)
-
-    def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Refuse a broken gradient, and remember the use of the experts for the next step."""
-        super().on_before_optimizer_step(optimizer)
-        self.load.end_step(lambda counts: sum_over_processes(self.trainer, counts))
-
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Keep the use of the experts as well."""
-        super().on_save_checkpoint(checkpoint)
-        checkpoint["expert_load"] = self.load.last
-
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Go on from there."""
-        super().on_load_checkpoint(checkpoint)
-        self.load.last = checkpoint.get("expert_load")
-
-    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        """Loss of a batch; raises ``NonFiniteLossError`` before a broken step reaches the weights."""
         look = self.global_step % EVERY == 0
         self.last_look = self.current_epoch if look else self.last_look
         watch = watch_layers(self.module) if look else nullcontext(dict[int, SeenLayer]())
         with recompute(self.module.blocks, self.n_recomputed), drawing_from(self._generators(batch)), watch as seen:
-            losses = self.losses(batch)
-        self.current = batch.slice_index
+            losses = self.objective.losses(batch, step=self.global_step)
+        self._slice_index = batch.slice_index
         here, per_batch = self._count(batch_idx)
-        loss = self.total(losses, batch, per_batch)
+        loss = self.objective.total(losses, batch, per_batch)
         self.check_finite("loss", loss)
-        self._log("train", loss * (per_batch / here) if here else loss, losses, batch, here, seen)
-        return touch_all_params(loss, self.module.parameters())
+        mean = loss * (per_batch / here) if here else loss
+        values = self._means("train", mean, losses, batch, here, seen)
+        self.log("loss", mean.detach(), prog_bar=True)
+        total = touch_all_params(loss, self.module.parameters())
+        return {"loss": total, "values": values, "n_contexts": round(here * self._n_groups)}
+
+    def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Check the gradient, and keep the use of the experts for the balance loss of the next step.
+
+        A gradient may not be finite where the loss is. In 16 bits it is scaled until it overflows and such steps are skipped;
+        there it is not checked.
+        """
+        if getattr(self.trainer.precision_plugin, "scaler", None) is None:
+            self.check_finite("gradient norm", gradient_norm(self.module))
+        self.objective.load.end_step(lambda counts: sum_over_processes(self.trainer, counts))
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
-        """Loss of a held-out batch, with the same noise at every epoch."""
-        losses = self.losses(batch, purpose=VALIDATION)
+        """Loss of a held-out batch, with the same noise in every epoch."""
+        losses = self.objective.losses(batch, purpose=VALIDATION)
         here = self._datamodule.n_validated(batch_idx) / self._n_groups
-        self._log("validation", self.total(losses, batch, here), losses, batch, here)
+        values = self._means("validation", self.objective.total(losses, batch, here), losses, batch, here)
+        n_contexts = round(here * self._n_groups)
+        self.log_dict(values, on_step=False, on_epoch=True, batch_size=n_contexts, sync_dist=True)
+
+    def check_finite(self, name: str, value: Tensor) -> None:
+        """Raise :class:`NonFiniteLossError` in all processes if a value is not finite in one of them."""
+        mean = mean_over_processes(self.trainer, value.detach())
+        if bool(mean.isfinite()):
+            return
+        broken = set[str]()
+        if self.slice_names and not bool(value.isfinite()):
+            broken = {self.slice_names[int(i)] for i in self._slice_index}
+        slices = ", ".join(sorted(set().union(*gather_objects(self.trainer, broken)))) or "unknown"
+        raise NonFiniteLossError(
+            f"The {name} is {mean.item():g} at step {self.global_step} (slices: {slices}). The model keeps its last finite "
+            "weights. Lower plan_kwargs['lr'], or look for extreme values in these slices."
+        )
+
+    def progress(self) -> float:
+        """Share of the training that is done, by steps or by time, whichever is further."""
+        total = self.trainer.estimated_stepping_batches  # also sets up the loaders if needed
+        if self.curriculum is not None:
+            done = self.curriculum.progress(self.trainer)
+        else:
+            done = self.global_step / total if total not in (0, float("inf")) and total > 0 else 0.0
+        if self.max_seconds:
+            # Processes must agree on the time, or their learning rates drift apart.
+            seconds = torch.tensor(time.monotonic() - self._started, device=self.device)
+            done = max(done, float(mean_over_processes(self.trainer, seconds)) / self.max_seconds)
+        return min(1.0, done)
+
+    def _learning_rate_factor(self, step: int) -> float:
+        return learning_rate_factor(self.config, step, self.progress())
 
     def _generators(self, batch: Batch) -> ContextGenerators:
-        """What the network draws for each context, keyed as all draws of training are."""
+        """Generators from which the network draws, keyed by context as all draws of training are."""
         seeds = [int(keyed_rng(key, DROPOUT).integers(2**63)) for key in batch.key.cpu().numpy()]
         return ContextGenerators.seeded(seeds, batch.mask.sum(1).tolist(), batch.mask.device)
 
@@ -181,18 +257,18 @@ class TrainingPlan(Objective):
 
     @property
     def _n_groups(self) -> int:
-        """Number of groups of processes, each of which has contexts of its own."""
+        """Number of groups of processes, each with contexts of its own."""
         return self.trainer.world_size // self.context_parallel_size
 
     def _count(self, batch_idx: int) -> tuple[float, float]:
-        """Mean number of real contexts that a group has in this batch, and in a batch of this step of the optimizer."""
+        """Mean number of real contexts of a group in this batch, and in a batch of this step of the optimizer."""
         n, w = self.trainer.accumulate_grad_batches, self._n_groups
         first = batch_idx - batch_idx % n
         batches = range(first, min(first + n, int(self.trainer.num_training_batches)))
         counts = {i: self._datamodule.n_trained(i) for i in batches}
         return counts[batch_idx] / w, sum(counts.values()) / (w * n)
 
-    def _log(
+    def _means(
         self,
         stage: str,
         loss: Tensor,
@@ -200,19 +276,14 @@ class TrainingPlan(Objective):
         batch: Batch,
         count: float,
         seen: Mapping[int, SeenLayer] | None = None,
-    ) -> None:
-        """Log means over the contexts of a batch, of which each group of processes has ``count``."""
+    ) -> dict[str, Tensor]:
+        """Means by name over the contexts of a batch, of which each group of processes has ``count``."""
         real = batch.mask.any(1).float()
         values = {f"{stage}_loss": loss.detach()}
-        share = 1 / count if count else 0.0  # a batch of padding weighs nothing
+        share = 1 / count if count else 0.0  # a batch of padding has weight 0
         values |= {f"{stage}_{name}": (value.detach() * real).sum() * share for name, value in losses.items()}
         if seen:
             with full_weights(self.module.blocks):
-                values |= weighted_mean_over_processes(
-                    self.trainer, layer_statistics(seen, batch.mask), batch.mask.any()
-                )
-        n_contexts = round(count * self._n_groups)
-        self.log_dict(values, on_step=False, on_epoch=True, batch_size=n_contexts, sync_dist=True)
-        if stage == "train":
-            self.sums.take_up(self)
-            self.log("loss", loss.detach(), prog_bar=True)
+                statistics = layer_statistics(seen, batch.mask)
+                values |= weighted_mean_over_processes(self.trainer, statistics, batch.mask.any())
+        return values

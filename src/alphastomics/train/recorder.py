@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import lightning.pytorch as pl
 import torch
 
+from alphastomics.train.distributed.processes import mean_over_processes
 from alphastomics.train.ema import MovingAverage
 from alphastomics.train.objective import VALIDATION
 
@@ -135,9 +136,10 @@ class TrainingRecorder(pl.Callback):
     def _loss(trainer: pl.Trainer, plan: TrainingPlan, batch: Batch) -> float:
         batch = trainer.strategy.batch_to_device(batch, plan.device)
         with trainer.precision_plugin.val_step_context():
-            losses = plan.losses(batch, purpose=VALIDATION)
+            losses = plan.objective.losses(batch, purpose=VALIDATION)
         losses.pop("balance", None)
-        return float(plan.total(losses, batch))
+        count = mean_over_processes(trainer, batch.mask.any(1).float().sum())
+        return float(plan.objective.total(losses, batch, count))
 
 
 def _clocks() -> tuple[float, float]:

@@ -16,7 +16,7 @@ from lightning.pytorch.strategies.launchers import _SubprocessScriptLauncher
 from scvi import settings
 from scvi.train import TrainRunner
 
-from alphastomics.train.callbacks import History, ThroughputMonitor
+from alphastomics.train.callbacks import EpochMeans, History, ThroughputMonitor
 from alphastomics.train.defaults import GRADIENT_NORM
 from alphastomics.train.distributed.launch import (
     REMEDY,
@@ -102,7 +102,7 @@ class ContextTrainer(pl.Trainer):
         callbacks: list[pl.Callback] | None = None,
         **kwargs: Any,
     ) -> None:
-        callbacks = [*(callbacks or []), ema, history, ThroughputMonitor(), SynchronizedStop()]
+        callbacks = [EpochMeans(), *(callbacks or []), ema, history, ThroughputMonitor(), SynchronizedStop()]
         if max_seconds is not None:
             callbacks.append(TimeLimit(max_seconds))
         if early_stopping:

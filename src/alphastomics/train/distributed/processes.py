@@ -31,18 +31,18 @@ WAIT = timedelta(minutes=10)  # for what rank 0 writes
 _written = Counter[str]()
 
 
-def mean_over_processes(trainer: pl.Trainer, value: Tensor) -> Tensor:
-    """Mean of a value over the processes; the value itself for one."""
+def sum_over_processes(trainer: pl.Trainer, value: Tensor) -> Tensor:
+    """Sum of a value over the processes; the value itself for one process."""
     if trainer.world_size == 1:
         return value
     total = value.detach().clone()
-    dist.all_reduce(total)  # Lightning's `reduce` would let all wait for each other once more
-    return total / trainer.world_size
+    dist.all_reduce(total)  # Lightning's `reduce` adds a barrier
+    return total
 
 
-def sum_over_processes(trainer: pl.Trainer, value: Tensor) -> Tensor:
-    """Sum of a value over the processes."""
-    return mean_over_processes(trainer, value) * trainer.world_size
+def mean_over_processes(trainer: pl.Trainer, value: Tensor) -> Tensor:
+    """Mean of a value over the processes; the value itself for one process."""
+    return value if trainer.world_size == 1 else sum_over_processes(trainer, value) / trainer.world_size
 
 
 def weighted_mean_over_processes(

@@ -288,12 +288,13 @@ def estimate_training(
     def make_step() -> Step:
         plan = TrainingPlan(Denoiser(config), **arguments)
         plan.module.apply(_balance_experts)
-        plan.parallel = SimulatedProcesses(context_parallel_size)
-        batch = _full_batch(config, n_contexts, n_cells, targets=plan.mode != "expr_to_pos")
+        objective = plan.objective
+        objective.parallel = SimulatedProcesses(context_parallel_size)
+        batch = _full_batch(config, n_contexts, n_cells, targets=objective.mode != "expr_to_pos")
 
         def run() -> Tensor:
             with recompute(plan.module.blocks, n_recomputed):
-                return plan.total(plan.losses(batch), batch)
+                return objective.total(objective.losses(batch), batch)
 
         return Step(plan, [value for value in batch if isinstance(value, Tensor)], run)
 
