@@ -222,11 +222,12 @@ def operations(claim: str, *, reference: bool) -> dict[str, Any]:
 
 def sharing() -> dict[str, dict[str, float]]:
     """Weights of twelve blocks over those of twelve that share: of all, and where nothing is kept for a block alone."""
+    from alphastomics.nn import DenoiserConfig
     from alphastomics.nn.block import Block
     from alphastomics.nn.sharing import LayerStack
 
     def ratio(kind: Any, own: tuple[str, ...]) -> float:
-        make = lambda: Block(128, 4, gate_type="headwise", use_qk_norm=True, dropout=0.0)
+        make = lambda: Block(DenoiserConfig(n_genes=1, n_dims=2))
         return LayerStack(make, 12, sharing=kind, block_size=4, own=own).compression_ratio
 
     return {kind: {"all": ratio(kind, Block.OWN), "shared": ratio(kind, ())} for kind in SHARING}

@@ -10,7 +10,7 @@ import pytest
 import torch
 from scipy.special import log_softmax, softmax
 
-from alphastomics.nn import Experts, Routing, balance_losses, count_parameters, expert_usage
+from alphastomics.nn import DenoiserConfig, Experts, Routing, balance_losses, count_parameters, expert_usage
 from alphastomics.nn import experts as grouped
 from alphastomics.nn.block import Block
 
@@ -267,7 +267,16 @@ def test_balance_is_that_of_all_processes(tmp_path):
 
 
 def test_block_tells_where_cells_went():
-    block = Block(8, 2, gate_type="none", use_qk_norm=False, dropout=0.0, use_moe=True, num_experts=4, moe_top_k=1)
+    config = {
+        "n_genes": 1,
+        "n_dims": 2,
+        "d_model": 8,
+        "n_heads": 2,
+        "gate_type": "none",
+        "use_moe": True,
+        "moe_top_k": 1,
+    }
+    block = Block(DenoiserConfig(**config))
     routings: list[Routing] = []
     block(cells().float(), torch.zeros(2, 8), routings=routings)
     assert [routing.assigned.shape for routing in routings] == [(2, 9, 4)]
@@ -276,10 +285,10 @@ def test_block_tells_where_cells_went():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"top_k": 5}, "moe_top_k=5 must lie between 1 and num_experts=4"),
-        ({"top_k": 0}, "moe_top_k=0 must lie between 1 and num_experts=4"),
-        ({"num_experts": 5}, "a width of 12 cannot be split among num_experts=5"),
-        ({"width": "half"}, "expert_width='half' is unknown"),
+        ({"top_k": 5}, "moe_top_k=5"),
+        ({"top_k": 0}, "moe_top_k=0"),
+        ({"num_experts": 5}, "num_experts=5"),
+        ({"width": "half"}, "expert_width=.half"),
     ],
 )
 def test_impossible_arguments_are_refused(arguments, message):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 from scipy.special import softmax
 
-from alphastomics.nn import LinearAttention, SoftmaxAttention, make_attention
+from alphastomics.nn import DenoiserConfig, LinearAttention, SoftmaxAttention, make_attention
 
 KINDS = {
     "linear": lambda: LinearAttention(16, 4),
@@ -119,26 +121,31 @@ def test_received_attention_is_the_mean_over_real_cells(kind, masked, x, mask, m
     torch.testing.assert_close(module.received(x, mask=mask if masked else None), expected)
 
 
+def made(**options: Any) -> torch.nn.Module:
+    """The attention of a small network."""
+    return make_attention(DenoiserConfig(**({"n_genes": 1, "n_dims": 2, "d_model": 16, "n_heads": 4} | options)))
+
+
 def test_kinds_are_made_by_name():
-    assert isinstance(make_attention("linear", 16, 4), LinearAttention)
-    elementwise = make_attention("full", 16, 4, gate_type="elementwise", use_qk_norm=False)
+    assert isinstance(made(attention="linear"), LinearAttention)
+    elementwise = made(gate_type="elementwise", use_qk_norm=False)
     assert elementwise.gate.weight.shape == (16, 16)
     assert isinstance(elementwise.q_norm, torch.nn.Identity)
 
 
 def test_linear_attention_has_neither_gate_nor_norms():
-    assert sum(p.numel() for p in make_attention("linear", 16, 4).parameters()) == 4 * (16 * 16 + 16)
-    assert make_attention("linear", 16, 4).gates(torch.zeros(1, 2, 16)) is None
+    assert sum(p.numel() for p in made(attention="linear").parameters()) == 4 * (16 * 16 + 16)
+    assert made(attention="linear").gates(torch.zeros(1, 2, 16)) is None
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"kind": "sparse"}, "attention='sparse' is unknown"),
-        ({"kind": "linear", "gate_type": "elementwise"}, "has no gate; leave gate_type='elementwise' out"),
-        ({"kind": "linear", "d_model": 30}, "d_model=30 is not a multiple of n_heads=4"),
+        ({"attention": "sparse"}, "attention='sparse'"),
+        ({"attention": "linear", "gate_type": "elementwise"}, "gate_type='elementwise'"),
+        ({"attention": "linear", "d_model": 30}, "d_model=30.*n_heads=4"),
     ],
 )
 def test_impossible_arguments_are_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
-        make_attention(**({"d_model": 16, "n_heads": 4} | arguments))
+        made(**arguments)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from torch import nn
 
+from alphastomics.nn import DenoiserConfig
 from alphastomics.nn.block import Block
 from alphastomics.nn.sharing import LayerStack, layer_index
 
@@ -38,7 +39,7 @@ class Layer(nn.Module):
 
 def blocks(sharing: str, n_layers: int = 5, own: tuple[str, ...] = NORMS) -> LayerStack:
     def make() -> Block:
-        block = Block(16, 2, gate_type="headwise", use_qk_norm=True, dropout=0.0)
+        block = Block(DenoiserConfig(n_genes=1, n_dims=2, d_model=16, n_heads=2))
         for norm in (block.norm_1, block.norm_2):
             nn.init.normal_(norm.modulation.weight, std=0.3)
         return block

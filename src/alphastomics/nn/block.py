@@ -1,10 +1,4 @@
-r"""A residual branch that works at a fraction of the width (He et al. 2016; Houlsby et al. 2019).
-
-.. math:: y = x + U f(D \operatorname{LN}(x)), \qquad D \in \mathbb R^{C/r \times C}, \quad U \in \mathbb R^{C \times C/r}
-
-U starts at zero: at first the layer is the identity.
-
-Pre-norm transformer block whose norms follow the timesteps (adaptive norm; Peebles & Xie 2023).
+r"""Pre-norm transformer block whose norms depend on the timesteps (adaptive norm; Peebles & Xie 2023).
 
 .. math::
 
@@ -31,12 +25,28 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from alphastomics.config import AttentionKind, ExpertWidth, GateType, ResidualKind
+    from alphastomics.nn.config import DenoiserConfig
     from alphastomics.nn.geometry import Geometry
 
 
+class FeedForward(nn.Sequential):
+    """Two layers for each cell, with a hidden width of ``expansion`` times d."""
+
+    def __init__(self, d_model: int, expansion: int) -> None:
+        super().__init__(nn.Linear(d_model, expansion * d_model), nn.GELU(), nn.Linear(expansion * d_model, d_model))
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """``x`` (B, N, d) to (B, N, d)."""
+        result: Tensor = super().forward(x)
+        return result
+
+
 class Bottleneck(nn.Module):
-    """Narrow residual branch around any operation on cells.
+    r"""Residual branch at a fraction of the width (He et al. 2016; Houlsby et al. 2019), around any operation on cells.
+
+    .. math:: y = x + U f(D \operatorname{LN}(x)), \qquad D \in \mathbb R^{C/r \times C}, \quad U \in \mathbb R^{C \times C/r}
+
+    U starts at zero: at first the layer is the identity.
 
     Parameters
     ----------
@@ -94,86 +104,45 @@ class AdaptiveNorm(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention over the cells, then a feed-forward network or a mixture of experts per cell.
+    """Attention over the cells, then a feed-forward network or a mixture of experts for each cell.
 
     Parameters
     ----------
-    d_model, n_heads, gate_type, use_qk_norm
-        As in :class:`~alphastomics.nn.SoftmaxAttention`.
-    dropout
-        Share of the branch outputs dropped in training (not of attention weights).
+    config
+        The network.
+    angle
+        Angle in radians by which the grid of axial attention is turned.
     expansion
         Width of the feed-forward network over d.
-    attention, n_dims, angle, sequence, n_pair_channels
-        As in :func:`~alphastomics.nn.make_attention`.
-    use_moe
-        Whether :class:`~alphastomics.nn.experts.Experts` take the place of the feed-forward network.
-    num_experts, moe_top_k, expert_width
-        As in :class:`~alphastomics.nn.experts.Experts`.
-    residual, n_streams
-        ``"plain"``: x + branch(x); ``"hyper"``: :class:`~alphastomics.nn.residual.HyperConnection` of ``n_streams`` streams.
-    bottleneck
-        Ratio by which the feed-forward network is narrower than the rest, see :class:`~alphastomics.nn.block.Bottleneck`;
-        None for its full width.
-
-    Raises
-    ------
-    ValueError
-        If experts are to be narrower.
     """
 
-    OWN = ("norm_1", "norm_2", "connect_1", "connect_2")  # what a layer keeps for itself where weights are shared
+    OWN = ("norm_1", "norm_2", "connect_1", "connect_2")  # what each layer keeps where weights are shared
 
-    def __init__(
-        self,
-        d_model: int,
-        n_heads: int,
-        *,
-        gate_type: GateType,
-        use_qk_norm: bool,
-        dropout: float,
-        expansion: int = 4,
-        attention: AttentionKind = "full",
-        n_dims: int = 2,
-        angle: float = 0.0,
-        sequence: bool = False,
-        n_pair_channels: int = 0,
-        use_moe: bool = False,
-        num_experts: int = 4,
-        moe_top_k: int = 2,
-        expert_width: ExpertWidth = "split",
-        residual: ResidualKind = "plain",
-        n_streams: int = 4,
-        bottleneck: int | None = None,
-    ) -> None:
+    def __init__(self, config: DenoiserConfig, *, angle: float = 0.0, expansion: int = 4) -> None:
         super().__init__()
-        if use_moe and bottleneck is not None:
-            raise ValueError(f"bottleneck={bottleneck} narrows a feed-forward network, which use_moe=True has none of")
-        d_ff = expansion * d_model
-        self.norm_1 = AdaptiveNorm(d_model, n_extra=1)
-        self.attention = make_attention(
-            attention,
-            d_model,
-            n_heads,
-            gate_type=gate_type,
-            use_qk_norm=use_qk_norm,
-            n_dims=n_dims,
-            angle=angle,
-            sequence=sequence,
-            n_pair_channels=n_pair_channels,
-        )
-        self.norm_2 = AdaptiveNorm(d_model, n_extra=1)
+        d = config.d_model
+        self.norm_1 = AdaptiveNorm(d, n_extra=1)
+        self.attention = make_attention(config, angle=angle)
+        self.norm_2 = AdaptiveNorm(d, n_extra=1)
         self.ffn: Experts | Bottleneck | nn.Sequential
-        if use_moe:
-            self.ffn = Experts(d_model, d_ff, num_experts=num_experts, top_k=moe_top_k, width=expert_width)
-        elif bottleneck is not None:
-            self.ffn = Bottleneck(d_model, ratio=bottleneck, operation=FeedForward(d_model // bottleneck, expansion))
+        if config.use_moe:
+            self.ffn = Experts(
+                d,
+                expansion * d,
+                num_experts=config.num_experts,
+                top_k=config.moe_top_k,
+                width=config.expert_width,
+            )
+        elif config.bottleneck is not None:
+            narrow = FeedForward(d // config.bottleneck, expansion)
+            self.ffn = Bottleneck(d, ratio=config.bottleneck, operation=narrow)
         else:
-            self.ffn = FeedForward(d_model, expansion)
+            self.ffn = FeedForward(d, expansion)
         self.connect_1, self.connect_2 = (
-            HyperConnection(d_model, n_streams=n_streams) if residual == "hyper" else Residual() for _ in range(2)
+            HyperConnection(d, n_streams=config.n_streams) if config.residual == "hyper" else Residual()
+            for _ in range(2)
         )
-        self.dropout = Dropout(dropout)
+        self.dropout = Dropout(config.dropout)
 
     def forward(
         self,
@@ -192,11 +161,11 @@ class Block(nn.Module):
         timestep
             (B, d).
         geometry
-            What attention may know of the cells besides.
+            What attention reads of the cells besides their features.
         mask
             Real cells (B, N); None when all are.
         routings
-            A list to which experts add where the cells went.
+            A list to which the experts append their routing.
         """
         x = self.connect_1(x, lambda h: self.attend(h, timestep, geometry, mask), mask)
         return self.connect_2(x, lambda h: self.feed(h, timestep, mask, routings), mask)
@@ -218,15 +187,3 @@ class Block(nn.Module):
         else:
             h = self.ffn.branch(h, mask) if isinstance(self.ffn, Bottleneck) else self.ffn(h)
         return (1 + gain) * self.dropout(h)
-
-
-class FeedForward(nn.Sequential):
-    """Two layers on each cell, ``expansion`` times as wide between them."""
-
-    def __init__(self, d_model: int, expansion: int) -> None:
-        super().__init__(nn.Linear(d_model, expansion * d_model), nn.GELU(), nn.Linear(expansion * d_model, d_model))
-
-    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """``x`` (B, N, d) to (B, N, d)."""
-        result: Tensor = super().forward(x)
-        return result

@@ -30,7 +30,6 @@ from alphastomics.nn.embeddings import FourierPosition, LocalDensityEmbedding, T
 from alphastomics.nn.experts import Routing, Routings
 from alphastomics.nn.geometry import Geometry, Surroundings
 from alphastomics.nn.minimum_distance import MinDistanceNetwork
-from alphastomics.nn.pair.features import N_CHANNELS
 from alphastomics.nn.parallel import ALONE
 from alphastomics.nn.random import drawing_for_cells
 from alphastomics.nn.residual import expand, reduce
@@ -91,25 +90,7 @@ class Denoiser(nn.Module):
         self.surroundings = Surroundings(config)
         depth = count()  # blocks are made in order
         self.blocks = LayerStack(
-            lambda: Block(
-                d,
-                config.n_heads,
-                gate_type=config.gate_type,
-                use_qk_norm=config.use_qk_norm,
-                dropout=config.dropout,
-                attention=config.attention,
-                n_dims=config.n_dims,
-                angle=GOLDEN * next(depth),
-                sequence=config.sequence,
-                n_pair_channels=0 if config.pair_features is None else N_CHANNELS,
-                use_moe=config.use_moe,
-                num_experts=config.num_experts,
-                moe_top_k=config.moe_top_k,
-                expert_width=config.expert_width,
-                residual=config.residual,
-                n_streams=config.n_streams,
-                bottleneck=config.bottleneck,
-            ),
+            lambda: Block(config, angle=GOLDEN * next(depth)),
             config.n_layers,
             sharing=config.layer_sharing,
             block_size=config.sharing_block,

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from alphastomics.config import AttentionKind, GateType
 from alphastomics.nn.attention.geometric import GeometricAttention
 from alphastomics.nn.attention.grid import GridAttention
 from alphastomics.nn.attention.linear import LinearAttention
 from alphastomics.nn.attention.local_global import LocalGlobalAttention
 from alphastomics.nn.attention.neighbor import NeighborAttention
 from alphastomics.nn.attention.softmax import SoftmaxAttention
+from alphastomics.nn.pair.features import N_CHANNELS
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+    from alphastomics.nn.config import DenoiserConfig
     from alphastomics.nn.geometry import Geometry
 
 __all__ = [
     "Attention",
-    "AttentionKind",
-    "GateType",
     "GeometricAttention",
     "GridAttention",
     "LinearAttention",
@@ -32,12 +31,12 @@ __all__ = [
 
 
 class Attention(Protocol):
-    """What every kind of attention can do; the rows of its attention matrix sum to 1."""
+    """The methods of every kind of attention; the rows of its attention matrix sum to 1."""
 
     n_heads: int
 
     def __call__(self, x: Tensor, geometry: Geometry | None = None, mask: Tensor | None = None) -> Tensor:
-        """``x`` (B, N, d) to (B, N, d); cells where ``mask`` (B, N) is false are attended by nobody."""
+        """``x`` (B, N, d) to (B, N, d); no cell attends to those where ``mask`` (B, N) is false."""
         ...
 
     def gates(self, x: Tensor) -> Tensor | None:
@@ -53,67 +52,35 @@ class Attention(Protocol):
         ...
 
 
-def make_attention(
-    kind: AttentionKind,
-    d_model: int,
-    n_heads: int,
-    *,
-    gate_type: GateType = "headwise",
-    use_qk_norm: bool = True,
-    n_dims: int = 2,
-    angle: float = 0.0,
-    sequence: bool = False,
-    n_pair_channels: int = 0,
-) -> nn.Module:
-    """Make an attention of one kind, an :class:`Attention`.
+def make_attention(config: DenoiserConfig, *, angle: float = 0.0) -> nn.Module:
+    """Make the attention of a network, an :class:`Attention`.
 
     Parameters
     ----------
-    kind
-        ``"full"`` softmax attention; ``"linear"``; ``"geometric"``: scores fall with distance; ``"neighbor"``: neighbors one
-        by one and all cells in sum; ``"axial"``: along the rows and columns of a grid.
-    d_model, n_heads
-        Width and number of heads.
-    gate_type, use_qk_norm
-        Of softmax attention; linear attention has neither a gate nor norms.
-    n_dims
-        D, for geometric and axial attention.
+    config
+        The network: its ``attention`` is ``"full"``, ``"linear"``, ``"geometric"`` (scores fall with distance), ``"neighbor"``
+        (softmax attention to neighbors, linear attention to all cells) or ``"axial"`` (along the rows and columns of a grid).
     angle
-        By which the axes of the grid are turned, in radians.
-    sequence
-        Whether cells have an order, for attention over neighbors.
-    n_pair_channels
-        Channels of the features of pairs, which geometric attention and attention over neighbors read; 0 if there are none.
+        Angle in radians by which the grid of axial attention is turned.
 
     Raises
     ------
     ValueError
-        If the kind is unknown, or a gate was chosen for linear attention.
+        If ``gate_type`` is chosen for linear attention, which has no gate.
     """
-    if kind == "linear":
-        if gate_type not in ("headwise", "none"):  # the default cannot be told from a choice
-            raise ValueError(f"attention='linear' has no gate; leave gate_type={gate_type!r} out or take 'full'")
-        return LinearAttention(d_model, n_heads)
-    if kind == "full":
-        return SoftmaxAttention(d_model, n_heads, gate_type=gate_type, use_qk_norm=use_qk_norm)
-    if kind == "geometric":
-        return GeometricAttention(
-            d_model,
-            n_heads,
-            n_dims=n_dims,
-            gate_type=gate_type,
-            use_qk_norm=use_qk_norm,
-            n_pair_channels=n_pair_channels,
-        )
-    if kind == "neighbor":
-        return LocalGlobalAttention(
-            d_model,
-            n_heads,
-            gate_type=gate_type,
-            use_qk_norm=use_qk_norm,
-            sequence=sequence,
-            n_pair_channels=n_pair_channels,
-        )
-    if kind == "axial":
-        return GridAttention(d_model, n_heads, n_dims=n_dims, angle=angle, gate_type=gate_type, use_qk_norm=use_qk_norm)
-    raise ValueError(f"attention={kind!r} is unknown; choose 'full', 'linear', 'geometric', 'neighbor' or 'axial'")
+    sizes = (config.d_model, config.n_heads)
+    gates: dict[str, Any] = {"gate_type": config.gate_type, "use_qk_norm": config.use_qk_norm}
+    n_pair_channels = 0 if config.pair_features is None else N_CHANNELS
+    match config.attention:
+        case "linear":
+            if config.gate_type not in ("headwise", "none"):  # the default is not refused
+                raise ValueError(f"gate_type={config.gate_type!r} has no effect on attention='linear'; leave it out")
+            return LinearAttention(*sizes)
+        case "full":
+            return SoftmaxAttention(*sizes, **gates)
+        case "geometric":
+            return GeometricAttention(*sizes, n_dims=config.n_dims, n_pair_channels=n_pair_channels, **gates)
+        case "neighbor":
+            return LocalGlobalAttention(*sizes, sequence=config.sequence, n_pair_channels=n_pair_channels, **gates)
+        case "axial":
+            return GridAttention(*sizes, n_dims=config.n_dims, angle=angle, **gates)
