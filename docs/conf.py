@@ -47,6 +47,8 @@ myst_heading_anchors = 3
 nb_execution_mode = "off"  # `make test-all` executes the tutorials
 nb_merge_streams = True
 
+# `DenoiserConfig` inherits fields whose annotations are names of another module.
+suppress_warnings = ["sphinx_autodoc_typehints.forward_reference"]
 nitpicky = True
 # Names of other projects resolve only if their inventories are available; names of this project must always resolve.
 _others = [
