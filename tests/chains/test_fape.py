@@ -11,8 +11,8 @@ from scipy.spatial.transform import Rotation
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from alphastomics.chains import _fape as module
-from alphastomics.chains._fape import chain_frames, fape
+from alphastomics.chains import fape as module
+from alphastomics.chains.fape import chain_frames, fape
 
 SIZES = (9, 6, 1)
 seeds = st.integers(0, 10_000)

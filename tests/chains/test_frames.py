@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy.spatial.transform import Rotation
 
 from alphastomics.chains import synthetic_chains
-from alphastomics.chains._fape import chain_frames, fape
+from alphastomics.chains.fape import chain_frames, fape
 
 seeds = st.integers(0, 10_000)
 

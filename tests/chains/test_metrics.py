@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from scipy.spatial.transform import Rotation
 
 from alphastomics.chains import chain_fape, synthetic_chains
-from alphastomics.chains._fape import chain_frames, fape
+from alphastomics.chains.fape import chain_frames, fape
 from alphastomics.metrics import _distances
 
 seeds = st.integers(0, 10_000)

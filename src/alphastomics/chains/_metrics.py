@@ -1,4 +1,4 @@
-r"""Frame-aligned point error of a chain (Jumper et al. 2021, algorithm 28): the score of a fold that sees its hand.
+r"""Frame-aligned point error of a chain (Jumper et al. 2021, algorithm 28), a score that is sensitive to mirror images.
 
 .. math::
 
@@ -12,7 +12,7 @@ over all cells i that have a frame in the truth and all other cells j. The colum
     e_1 \propto x_{i+1} - x_i, \qquad e_2 \propto u - (u \cdot e_1)\, e_1, \quad u = x_{i-1} - x_i, \qquad
     e_3 = e_1 \times e_2.
 
-A predicted frame that does not exist, since points coincide or the chain is straight, is the identity.
+Where points coincide or the chain is straight, the predicted frame is the identity.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ def chain_fape(
 ) -> float:
     """Frame-aligned point error between a chain and its prediction.
 
-    0 is perfect, ``clamp / scale`` the worst. Rotations and shifts of either side cost nothing, a mirror image does, and so
-    does another scale. The defaults are those of Jumper et al. for positions in Å.
+    0 is perfect, ``clamp / scale`` the worst. Rotations and shifts of either side change nothing; a mirror image or another
+    scale raises the error. The defaults are those of Jumper et al. for positions in Å.
 
     Parameters
     ----------

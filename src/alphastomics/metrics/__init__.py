@@ -14,7 +14,7 @@ from alphastomics.metrics._expression import (
     pearson_per_gene,
     variance_ratio_per_gene,
 )
-from alphastomics.metrics._library_size import log1p_normalized, median_library_size
+from alphastomics.metrics._matrix import log1p_normalized, median_library_size
 from alphastomics.metrics._moran import moran_correlation, morans_i
 from alphastomics.metrics._neighbors import knn_preservation, nearest_neighbor_ks
 from alphastomics.metrics._position import chance_positions, oracle_positions, position_scores

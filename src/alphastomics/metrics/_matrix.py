@@ -1,4 +1,9 @@
-"""Reading expression matrices, sparse or dense, in blocks: the whole matrix is never dense."""
+r"""Expression matrices, sparse or dense: read in blocks, so that the whole is never dense, and scaled to one library size.
+
+.. math:: y_{ig} = \log\Big(1 + L\, x_{ig} \Big/ \sum_h x_{ih}\Big)
+
+is the scale on which expression is scored, with L the median library size of the truth.
+"""
 
 from __future__ import annotations
 
@@ -77,3 +82,60 @@ def measured_genes(matrix: Matrix, names: Sequence[str] | None = None) -> NDArra
             "every cell marks a gene as unmeasured, any other value must be finite"
         )
     return n_nan == 0
+
+
+def median_library_size(expression: Any) -> float:
+    """Median over cells of the sum of their genes; empty cells do not count.
+
+    Parameters
+    ----------
+    expression
+        Counts of the measured genes, (n_cells, n_genes), sparse or dense.
+
+    Returns
+    -------
+    The median, NaN where every cell is empty.
+    """
+    sizes = _library_sizes(as_rows(expression))
+    filled = sizes[sizes > 0]
+    return float(np.median(filled)) if len(filled) else float("nan")
+
+
+def _library_sizes(matrix: Matrix) -> NDArray[np.float64]:
+    return np.asarray(matrix.sum(axis=1, dtype=np.float64)).ravel()
+
+
+def log1p_normalized(expression: Any, library_size: float) -> Any:
+    r"""Bring every cell to one library size and take logarithms, :math:`\log(1 + x_{ig} L / \sum_h x_{ih})`.
+
+    The scale on which expression is scored. Equals :func:`scanpy.pp.normalize_total` followed by
+    :func:`scanpy.pp.log1p`.
+
+    Parameters
+    ----------
+    expression
+        Values that are not negative, of the measured genes, (n_cells, n_genes), sparse or dense.
+    library_size
+        The library size :math:`L`; of prediction and truth alike, the median of the truth
+        (:func:`median_library_size`).
+
+    Returns
+    -------
+    A copy, CSR where the input is sparse, float64. Empty cells stay empty.
+
+    Raises
+    ------
+    ValueError
+        If a value is negative.
+    """
+    matrix = as_rows(expression)
+    sizes = _library_sizes(matrix)
+    factor = np.divide(library_size, sizes, out=np.zeros(len(sizes)), where=sizes > 0)
+    values = matrix if isinstance(matrix, np.ndarray) else matrix.data
+    if values.size and values.min() < 0:
+        raise ValueError("expression has negative values; log1p_normalized needs counts or other values of at least 0")
+    if isinstance(matrix, np.ndarray):
+        return np.log1p(matrix * factor[:, None])
+    result = matrix.astype(np.float64, copy=True)
+    result.data = np.log1p(result.data * np.repeat(factor, np.diff(result.indptr)))
+    return result

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from alphastomics.chains._fape import chain_losses
+from alphastomics.chains.fape import chain_losses
 from alphastomics.diffusion import DiffusionConfig, smallest_time
 from alphastomics.diffusion.deformation import deform
 from alphastomics.diffusion.geometry import center, kabsch, rotate

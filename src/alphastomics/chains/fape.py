@@ -1,26 +1,25 @@
-r"""Frame-aligned point error (Jumper et al. 2021, algorithm 28), and frames along a chain of points.
+r"""Frame-aligned point error (Jumper et al. 2021, algorithm 28) of ordered chains of points, and its training loss.
 
 .. math::
 
-    L = \frac{1}{Z\, \lvert P \rvert} \sum_{(i, j) \in P} \min\Big(
+    \operatorname{FAPE} = \frac{1}{Z\, \lvert P \rvert} \sum_{(i, j) \in P} \min\Big(
         \big\lVert \hat R_i^\top (\hat x_j - \hat x_i) - R_i^\top (x_j - x_i) \big\rVert,\; \tau \Big)
 
-over the pairs P of a cell i that has a frame and another cell j. Every frame sees all cells from where it stands, so
-that rigid motions cost nothing and a mirror image does, which no loss of distances can tell. The columns of a frame
-along a chain are
+over the pairs P of a cell i that has a frame and another cell j. All cells are compared in the coordinates of every frame,
+so that rigid motions change nothing and a mirror image does, unlike in a loss of distances. The columns of a frame are
 
 .. math::
 
     e_1 \propto x_{i+1} - x_i, \qquad e_2 \propto u - (u \cdot e_1)\, e_1, \quad u = x_{i-1} - x_i, \qquad
     e_3 = e_1 \times e_2.
 
-Loss of chains that are placed: the frame-aligned point error, where the frames of a prediction mean something.
+The training loss :func:`chain_losses` is
 
 .. math:: L = (1 - t)\, \operatorname{FAPE}(\hat x_0, x_0), \qquad \tau = Z = \tfrac{10}{3.8}\, r
 
-r is the distance of consecutive points; for residues, 3.8 Å apart, the error is clamped at 10 Å (Jumper et al. 2021). The
-frames of both are made of their own points, see :func:`alphastomics.chains._fape.chain_frames`, so that they say little
-while the noise is strong: the loss fades with the timestep t, and is 0 where positions are absent.
+with r the distance of consecutive points: residues are 3.8 Å apart, and the error is clamped at 10 Å. The frames of the
+prediction are made of predicted points, which say little under strong noise: the loss falls with the timestep t, and is 0
+where positions are absent.
 """
 
 from __future__ import annotations
@@ -37,6 +36,7 @@ if TYPE_CHECKING:
 ENTRIES = 2**20  # of the matrix of differences that are in memory at once
 EPSILON = 1e-12  # keeps the gradient of the norm finite where the prediction is perfect
 STRAIGHT = 1e-3  # sine of the angle of a chain below which it has no frame
+CLAMP = 10 / 3.8  # tau and Z of the training loss, in distances of consecutive points
 
 
 class Frames(NamedTuple):
@@ -109,7 +109,7 @@ def fape(
 def _block(
     x_hat: Tensor, x: Tensor, r_hat: Tensor, r: Tensor, mask: Tensor, seen: Tensor, rows: slice, clamp: float
 ) -> Tensor:
-    """Sum of the clamped errors (B,) that the frames of ``rows`` see."""
+    """Sum of the clamped errors (B,) in the frames of ``rows``."""
     error = _local(x_hat, r_hat, rows) - _local(x, r, rows)
     number = torch.arange(mask.shape[1], device=mask.device)
     pair = seen[:, rows, None] & mask[:, None, :] & (number[rows, None] != number)
@@ -171,18 +171,15 @@ def _gram_schmidt(points: Tensor) -> tuple[Tensor, Tensor]:
     return torch.stack([e_1, e_2, torch.linalg.cross(e_1, e_2)], dim=-1), bent
 
 
-CLAMP = 10 / 3.8  # in distances of consecutive points
-
-
 def chain_losses(predicted: Tensor, true: Tensor, t: Tensor, mask: Tensor, sequence: Tensor, spacing: float) -> Tensor:
-    """Loss of each context, (B,).
+    """Training loss of each context, (B,).
 
     Parameters
     ----------
     predicted, true
         Positions (B, N, 3) in model units.
     t
-        Clock of the positions (B,).
+        Timestep of the positions (B,).
     mask
         Real cells (B, N).
     sequence
@@ -196,7 +193,7 @@ def chain_losses(predicted: Tensor, true: Tensor, t: Tensor, mask: Tensor, seque
         place = sequence[runs].round().long()
         found, given = chain_frames(x_hat, real, index=place), chain_frames(x, real, index=place)
         clamp = CLAMP * spacing
-        # The truth says which cells have a frame: a prediction must not escape by being straight.
+        # The truth decides which cells have a frame: a straight prediction must not lower the loss.
         error = fape(x_hat, x, real, found.axes, given.axes, clamp=clamp, scale=clamp, frame_mask=given.mask)
         losses[runs] = (1 - t[runs]) * error
     return losses
