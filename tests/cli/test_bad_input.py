@@ -188,7 +188,7 @@ BAD = [
     (no_file, r"raw has no .h5ad file; name the folder"),
     (no_hdf5, rf"slice_1.h5ad cannot be read as .h5ad .*{REMEDY}"),
     (a_folder, rf"other.h5ad cannot be read as .h5ad .*{REMEDY}"),
-    (no_h5ad, r"slice_1.h5ad is not an .h5ad file: it has no obs and var; remove it"),
+    (no_h5ad, r"slice_1.h5ad is not an .h5ad file: obs or var is missing; remove it"),
     *((cut_at(share), rf"slice_1.h5ad cannot be read as .h5ad .*{REMEDY}") for share in (0, 0.01, 0.3, 0.6, 0.99)),
     (damaged_values, rf"slice_1.h5ad cannot be read as .h5ad .*{REMEDY}"),
     (genes_out_of_range, rf"slice_1.h5ad cannot be read as .h5ad .*{REMEDY}"),

@@ -170,7 +170,7 @@ def test_a_card_that_somebody_wrote_stays(hub, trained):
 def test_a_private_model_is_not_sent_to_a_public_repository(hub, trained):
     trained.push_to_hub(REPO)
     del hub.requests[:]
-    with pytest.raises(ValueError, match="is there and public"):
+    with pytest.raises(ValueError, match="exists and is public"):
         trained.push_to_hub(REPO, private=True)
     assert not hub.sent("POST", "commit")
 
@@ -234,7 +234,7 @@ def test_a_configuration_that_names_a_folder_of_this_computer_stays_here(hub, tr
 
 def test_what_is_not_there_is_said(hub, trained):
     with pytest.raises(
-        FileNotFoundError, match=r"no folder lab/nothing here, and the Hub knows no such .*check the name"
+        FileNotFoundError, match=r"no folder lab/nothing here, and the Hub has no such .*check the name"
     ):
         AlphaSTomics.from_pretrained("lab/nothing")
     trained.push_to_hub(REPO)

@@ -15,15 +15,16 @@ import yaml
 
 from alphastomics._provenance import versions
 from alphastomics.data.hub._card import TAGS
-from alphastomics.data.hub._errors import explained, require
 from alphastomics.data.hub._repository import (
     CARD,
     Kind,
     check_places,
     check_token,
+    explained,
     files_of,
     is_same,
     open_repository,
+    require,
 )
 from alphastomics.model import _files
 from alphastomics.nn import count_parameters

@@ -1,4 +1,4 @@
-"""The card of a dataset: what the Hub, ``datasets.load_dataset`` and people read of it."""
+"""The card of a dataset, ``README.md``, for the Hub, ``datasets.load_dataset`` and readers."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ def dataset_card(info: DatasetInfo, repo_id: str, columns: Sequence[str], licens
     info
         The dataset.
     repo_id
-        Where it goes.
+        The repository.
     columns
         Names of its columns.
     license
-        As the Hub writes it, for example ``"cc-by-4.0"``; none is named when None.
+        An identifier of the Hub, for example ``"cc-by-4.0"``; omitted when None.
     """
     header = yaml.safe_dump(_header(info, repo_id, license), sort_keys=False, allow_unicode=True)
     name = repo_id.rpartition("/")[2]
@@ -89,7 +89,7 @@ def _contents(info: DatasetInfo) -> str:
         f"{schema.n_dims}D, in {len(slices):,} slices.",
         "Values are counts." if info.counts else "",
         f"{len(schema.cell_types):,} cell types are labeled." if schema.cell_types else "",
-        f"{len(info.unmeasured):,} slices do not measure every gene; `unmeasured` in `metadata.json` says which."
+        f"{len(info.unmeasured):,} slices do not measure every gene; `unmeasured` in `metadata.json` lists the others."
         if info.unmeasured
         else "",
     ]
@@ -115,7 +115,7 @@ def _columns(columns: Sequence[str]) -> str:
             "| --- | --- |",
             *rows,
             "",
-            "A row group holds cells of one slice along a Hilbert curve. `metadata.json` says what the tissue is (genes, "
+            "A row group holds cells of one slice along a Hilbert curve. `metadata.json` holds the schema (genes, "
             "transform, scales) and the checksum of every file.",
             "",
         ]
@@ -129,9 +129,9 @@ def _loading(info: DatasetInfo, repo_id: str) -> str:
 With [AlphaSTomics](https://alphastomics.readthedocs.io/), as batches of cells of one slice:
 
 ```python
-from alphastomics.data import hub
+from alphastomics.data import create_dataloaders, hub
 
-train, validation, test = hub.create_dataloaders("{repo_id}")
+train, validation, test = create_dataloaders(hub.download("{repo_id}"))
 ```
 
 With datasets:

@@ -1,35 +1,135 @@
-"""A repository of the Hub that is written to: made if it is not there, and compared with what is here."""
+"""Repositories of the Hub that are written to, and errors of huggingface_hub in one line, with a remedy."""
 
 from __future__ import annotations
 
 import hashlib
 import re
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
-
-from alphastomics.data.hub._errors import LOGIN, explained, require
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
     from os import PathLike
 
     from huggingface_hub import CommitOperationAdd, HfApi
 
 CARD = "README.md"
+LOGIN = "run hf auth login, or set HF_TOKEN to a token of https://huggingface.co/settings/tokens that may {doing}"
+LATER = {"write": "repeat the command later; it resumes the upload", "read": "try again later"}
+MAX_CHARACTERS = 300
+
 Kind = Literal["dataset", "model"]
+Doing = Literal["read", "write"]
+
+
+def require(package: str) -> None:
+    """Raise an ImportError if a package of the extra ``hub`` is not installed."""
+    try:
+        __import__(package)
+    except ImportError as error:
+        raise ImportError(
+            f'the Hub needs {package}, which is not installed: pip install "alphastomics[hub]"'
+        ) from error
+
+
+@contextmanager
+def explained(repo_id: str, doing: Doing = "write") -> Iterator[None]:
+    """Turn errors of huggingface_hub into one line each.
+
+    Parameters
+    ----------
+    repo_id
+        The repository.
+    doing
+        Whether it is read or written.
+
+    Raises
+    ------
+    PermissionError
+        If the token is missing or does not suffice.
+    ValueError
+        If the Hub rejects the name or the content.
+    FileNotFoundError
+        If there is no such repository, revision or file.
+    OSError
+        If the Hub cannot be reached, or fails.
+    """
+    from huggingface_hub.errors import (
+        HfHubHTTPError,
+        HFValidationError,
+        LocalTokenNotFoundError,
+        RevisionNotFoundError,
+    )
+
+    network = cast("type[Exception]", HfHubHTTPError.__bases__[0])  # of requests or httpx, depending on the version
+    try:
+        yield
+    except HFValidationError as error:
+        raise ValueError(f"{repo_id!r} is not the name of a repository; write organization/name") from error
+    except LocalTokenNotFoundError as error:
+        raise PermissionError(f"there is no token for the Hub; {LOGIN.format(doing=doing)}") from error
+    except (network, OSError, RuntimeError, ValueError) as error:
+        chain: list[BaseException] = [error]  # uploads in threads wrap their errors
+        while (cause := chain[-1].__cause__) is not None:
+            chain.append(cause)
+        for each in chain:
+            if isinstance(each, RevisionNotFoundError):
+                raise FileNotFoundError(
+                    f"the Hub has no such revision of {repo_id} ({_message(each)}); name a branch, a tag or a commit"
+                ) from error
+            if isinstance(each, HfHubHTTPError) and each.response is not None:
+                raise _of_status(repo_id, doing, each.response.status_code, _message(each)) from error
+            if isinstance(each, OSError) and each.filename is not None:  # a local file
+                raise type(each)(each.errno, each.strerror, each.filename) from error
+        if isinstance(error, ValueError):
+            raise ValueError(f"the Hub rejects {repo_id}: {_one_line(str(error))}") from error
+        what = " ".join(str(each) for each in chain[: 1 + isinstance(error, RuntimeError)])
+        raise ConnectionError(f"the Hub cannot be reached ({_one_line(what)}); {LATER[doing]}") from error
+
+
+def _of_status(repo_id: str, doing: Doing, status: int, message: str) -> OSError:
+    """The error for a status of HTTP."""
+    answer = f"{status}: {message}" if message else str(status)
+    login = LOGIN.format(doing=doing)
+    if status in (402, 413, 507) or (status == 403 and re.search(r"storage|quota|limit", message, re.IGNORECASE)):
+        return OSError(f"the Hub has no space for {repo_id} ({answer}); free some there, or ask for more")
+    if status == 401:
+        return PermissionError(f"the Hub does not accept the token for {repo_id} ({answer}); {login}")
+    if status == 403:
+        return PermissionError(f"the token may not {doing} {repo_id} ({answer}); {login}")
+    if status == 404:
+        return FileNotFoundError(
+            f"the Hub has no such file of {repo_id}, or the token may not see it ({answer}); check the name, and that the "
+            f"token may {doing} it"
+        )
+    if status == 429 or status >= 500:
+        return ConnectionError(f"the Hub cannot serve {repo_id} now ({answer}); {LATER[doing]}")
+    return OSError(f"the Hub rejects {repo_id} ({answer})")
+
+
+def _message(error: BaseException) -> str:
+    return _one_line(str(getattr(error, "server_message", None) or ""))
+
+
+def _one_line(text: str) -> str:
+    """Text in one line, not too long, without tokens."""
+    text = re.sub(r"\bhf_\w+|(?<=Bearer )\S+", "…", " ".join(text.split()))
+    text = re.sub(r"(https?://[^\s?]+)\?\S+", r"\1", text)  # addresses of uploads are signed
+    return text if len(text) <= MAX_CHARACTERS else text[: MAX_CHARACTERS - 1] + "…"
 
 
 def open_repository(
     repo_id: str, kind: Kind, *, private: bool, token: str | None = None, endpoint: str | None = None
 ) -> tuple[HfApi, str]:
-    """Make a repository if it is not there; give what speaks with the Hub, and the address.
+    """Create a repository unless it exists; return a client and the address.
 
     Raises
     ------
     OSError
-        If the Hub cannot be reached, or refuses.
+        If the Hub cannot be reached, or rejects it.
     ValueError
-        If it is there and public, and not to be.
+        If ``private`` and the repository exists and is public.
     """
     from huggingface_hub import HfApi
 
@@ -38,20 +138,12 @@ def open_repository(
         url = str(api.create_repo(repo_id, repo_type=kind, private=private or None, exist_ok=True))
         public = not api.repo_info(repo_id, repo_type=kind).private
     if private and public:
-        raise ValueError(f"{repo_id} is there and public; make it private in its settings, or name another one")
+        raise ValueError(f"{repo_id} exists and is public; make it private in its settings, or name another one")
     return api, url
 
 
 def check_token(token: str | None = None) -> None:
-    """Complain about a token that nobody gave, before anything is done.
-
-    Raises
-    ------
-    ImportError
-        If huggingface_hub is not installed.
-    PermissionError
-        If there is none.
-    """
+    """Raise a PermissionError if there is no token, an ImportError without huggingface_hub."""
     require("huggingface_hub")
     from huggingface_hub import get_token
 
@@ -60,26 +152,16 @@ def check_token(token: str | None = None) -> None:
 
 
 def check_places(name: str | PathLike[str], text: str, *folders: Path) -> None:
-    """Refuse a text that names the home of the user, or one of the folders.
-
-    Raises
-    ------
-    ValueError
-        If it does.
-    """
+    """Raise a ValueError if a text names the home of the user, or one of the folders."""
     for place in {str(Path.home()), *map(str, folders)}:
         if len(place) > 1 and re.search(rf"{re.escape(place)}\b", text):
-            raise ValueError(f"{name} names the folder {place} of this computer, which is no one's business; remove it")
+            raise ValueError(
+                f"{name} names the folder {place} of this computer, which must not be published; remove it"
+            )
 
 
 def files_of(api: HfApi, repo_id: str, kind: Kind) -> dict[str, Any]:
-    """What a repository holds, by path.
-
-    Raises
-    ------
-    OSError
-        If the Hub cannot be reached, or refuses.
-    """
+    """Files of a repository, by path."""
     with explained(repo_id):
         return {entry.path: entry for entry in api.list_repo_tree(repo_id, repo_type=kind, recursive=True)}
 
@@ -97,6 +179,6 @@ def is_same(file: CommitOperationAdd, entry: Any) -> bool:
 
 
 def _git_hash(opened: Iterable[bytes]) -> str:
-    """Name that git gives to contents; only of files so small that the Hub keeps them in git."""
+    """Object name of a small file, which the Hub keeps in git."""
     content = b"".join(opened)
     return hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()

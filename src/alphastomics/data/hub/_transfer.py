@@ -1,8 +1,8 @@
-"""From a dataset on disk to a repository of the Hub.
+"""Datasets to and from the Hub.
 
-Nothing leaves but the files that ``metadata.json`` lists, itself and a card. Files are committed a few at a time, these two
-last: a repository without ``metadata.json`` holds an upload that is not finished. What is there already, with the same
-checksum, is not sent again, which is how an interrupted upload goes on.
+The files that ``metadata.json`` lists are uploaded, a few per commit, then ``metadata.json`` and a card: a repository without
+``metadata.json`` is an incomplete upload. Files that the repository has with the same checksum are skipped, so that the same
+call resumes an interrupted upload. Downloads go to the cache of huggingface_hub, and are then datasets on disk.
 """
 
 from __future__ import annotations
@@ -17,8 +17,17 @@ from tqdm.auto import tqdm
 
 from alphastomics._io._untrusted import check_inside
 from alphastomics.data.hub._card import dataset_card
-from alphastomics.data.hub._errors import explained, require
-from alphastomics.data.hub._repository import CARD, Kind, check_places, check_token, files_of, is_same, open_repository
+from alphastomics.data.hub._repository import (
+    CARD,
+    Kind,
+    check_places,
+    check_token,
+    explained,
+    files_of,
+    is_same,
+    open_repository,
+    require,
+)
 from alphastomics.data.parquet._dataset import FOLDER, METADATA, SPLITS, DatasetInfo
 
 if TYPE_CHECKING:
@@ -37,14 +46,14 @@ OURS = re.compile(rf"{FOLDER}/({'|'.join(SPLITS)})(-\d{{5}})?\.parquet")
 
 
 class Uploaded(NamedTuple):
-    """What an upload did.
+    """The result of an upload.
 
     Attributes
     ----------
     url
         Where the dataset is.
     files
-        Files that were sent; none if all were there.
+        Names of the files that were uploaded.
     """
 
     url: str
@@ -60,10 +69,10 @@ def upload(
     overwrite: bool = False,
     endpoint: str | None = None,
 ) -> Uploaded:
-    """Upload a dataset to the Hugging Face Hub, or finish an upload that was interrupted.
+    """Upload a dataset to the Hugging Face Hub, or resume an interrupted upload.
 
-    The token is that of ``hf auth login`` or of the environment variable ``HF_TOKEN``. The repository is made if it is not
-    there. Nothing is written on disk.
+    The token is that of ``hf auth login`` or of the environment variable ``HF_TOKEN``. The repository is created unless it
+    exists. Nothing is written on disk.
 
     Parameters
     ----------
@@ -72,11 +81,11 @@ def upload(
     repo_id
         ``"organization/name"``.
     private
-        Whether only its organization sees it; as the organization has it by default if not.
+        Whether only the organization sees it; else the default of the organization.
     license
-        License for the card, as the Hub writes it, for example ``"cc-by-4.0"``.
+        License in the card, an identifier of the Hub, for example ``"cc-by-4.0"``.
     overwrite
-        Whether to replace another dataset, and a card, that the repository holds.
+        Whether to replace another dataset and an edited card in the repository.
     endpoint
         Address of the Hub; that of ``HF_ENDPOINT`` when None.
 
@@ -85,8 +94,8 @@ def upload(
     ImportError
         If huggingface_hub is not installed.
     FileNotFoundError, ValueError
-        If the dataset is not whole, the repository holds another one or is public against `private`, or there is no such
-        organization.
+        If the dataset is incomplete, the repository holds another one or is public despite `private`, or the organization
+        does not exist.
     OSError
         If the token is missing or does not suffice (:class:`PermissionError`), or the Hub cannot be reached or fails.
     """
@@ -99,8 +108,52 @@ def upload(
     return Uploaded(url, _send(api, repo_id, files, overwrite=overwrite))
 
 
+def download(repo_id: str, *, revision: str | None = None, endpoint: str | None = None) -> Path:
+    """Download a dataset from the Hugging Face Hub, unless it is in the local cache.
+
+    Parameters
+    ----------
+    repo_id
+        ``"organization/name"``.
+    revision
+        Branch, tag or commit; ``main`` when None.
+    endpoint
+        Address of the Hub; that of ``HF_ENDPOINT`` when None.
+
+    Returns
+    -------
+    The folder of the dataset in the cache of huggingface_hub, as :func:`alphastomics.data.create_dataloaders`,
+    :func:`alphastomics.data.read_dataset` and :meth:`alphastomics.model.AlphaSTomics.from_parquet` read it.
+
+    Raises
+    ------
+    ImportError
+        If huggingface_hub is not installed.
+    FileNotFoundError
+        If the repository or the revision does not exist, or holds no complete dataset.
+    ValueError
+        If the files are damaged, or of a version that this version does not read.
+    OSError
+        If the token does not suffice (:class:`PermissionError`), or the Hub cannot be reached or fails.
+    """
+    require("huggingface_hub")
+    from huggingface_hub import snapshot_download
+
+    patterns = [METADATA, f"{FOLDER}/*.parquet"]
+    with explained(repo_id, "read"):
+        folder = snapshot_download(
+            repo_id, repo_type=TYPE, revision=revision, endpoint=endpoint, allow_patterns=patterns
+        )
+    if not (Path(folder) / METADATA).is_file():
+        raise FileNotFoundError(
+            f"{repo_id} on the Hub is not a dataset of AlphaSTomics, or an incomplete upload: {METADATA} is missing"
+        )
+    DatasetInfo.read(folder)
+    return Path(folder)
+
+
 def _shards(folder: Path, info: DatasetInfo) -> list[CommitOperationAdd]:
-    """The files that the dataset lists, after a look at each."""
+    """The files that the dataset lists, with their checksums verified."""
     return [
         _checked(folder / FOLDER / shard.file, shard)
         for shard in tqdm(info.shards, desc="Checking", unit="file", disable=None)
@@ -120,7 +173,7 @@ def _checked(path: Path, shard: Shard) -> CommitOperationAdd:
 
 
 def _metadata(folder: Path) -> CommitOperationAdd:
-    """``metadata.json`` as it is, if it names no place of this computer."""
+    """``metadata.json`` as it is, which must not name a folder of this computer."""
     from huggingface_hub import CommitOperationAdd
 
     path = folder / METADATA
@@ -137,7 +190,7 @@ def _card(folder: Path, info: DatasetInfo, repo_id: str, license: str | None) ->
 
 
 def _send(api: HfApi, repo_id: str, files: list[CommitOperationAdd], *, overwrite: bool) -> tuple[str, ...]:
-    """Send what is not there; give the names of what was sent."""
+    """Upload what the repository lacks; return the names of these files."""
     there = files_of(api, repo_id, TYPE)
     missing = {file.path_in_repo: file for file in files if not is_same(file, there.get(file.path_in_repo))}
     listed = {file.path_in_repo for file in files}
@@ -148,7 +201,7 @@ def _send(api: HfApi, repo_id: str, files: list[CommitOperationAdd], *, overwrit
             "to replace it"
         )
     if CARD in there and CARD in missing and not overwrite:
-        logger.info("The card of %s stays as it is; overwrite replaces it.", repo_id)
+        logger.info("The card of %s remains unchanged; overwrite replaces it.", repo_id)
         del missing[CARD]
     commits = _commits(missing, superfluous, next(file for file in files if file.path_in_repo == METADATA), there)
     n_operations = sum(map(len, commits))
@@ -163,7 +216,7 @@ def _send(api: HfApi, repo_id: str, files: list[CommitOperationAdd], *, overwrit
 def _commits(
     missing: dict[str, CommitOperationAdd], superfluous: list[str], metadata: CommitOperationAdd, there: Container[str]
 ) -> list[list[Any]]:
-    """Divide what is to be done: a few files at a time, ``metadata.json`` and the card at the end."""
+    """Divide the operations into commits: a few files each, ``metadata.json`` and the card in the last."""
     from huggingface_hub import CommitOperationDelete
 
     shards = [file for path, file in missing.items() if path.startswith(FOLDER)]
