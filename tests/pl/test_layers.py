@@ -1,4 +1,4 @@
-"""Plots of what is inside the network, on tables made by hand."""
+"""Plots of attention and experts, on tables made by hand."""
 
 from __future__ import annotations
 
@@ -39,23 +39,23 @@ def adata() -> ad.AnnData:
     return adata
 
 
-def test_gates_stand_beside_the_healthy_range(adata):
+def test_gates_and_the_usual_range(adata):
     ax = pl.attention_gates(adata, show=False)
     heads = [container.lines[0].get_ydata().tolist() for container in ax.containers]
     assert heads == [[0.5, 0.2], [0.6, 0.4]]
-    (band,) = [patch for patch in ax.patches if patch.get_label() == "healthy mean"]
+    (band,) = [patch for patch in ax.patches if patch.get_label() == "usual range of the mean"]
     assert band.get_extents().transformed(ax.transData.inverted()).intervaly == pytest.approx([0.3, 0.7])
-    assert [text.get_text() for text in ax.get_legend().get_texts()] == ["healthy mean", "head 0", "head 1"]
+    assert [text.get_text() for text in ax.get_legend().get_texts()] == ["usual range of the mean", "head 0", "head 1"]
 
 
-def test_sinks_are_multiples_of_the_uniform_share(adata):
+def test_sinks_are_relative_to_uniform_attention(adata):
     ax = pl.attention_sinks(adata, show=False)
     heights = [points.get_offsets()[:, 1].tolist() for points in ax.collections]
     assert heights == [pytest.approx([2, 6]), pytest.approx([3, 10])]
     assert ax.lines[0].get_ydata()[0] == 1
 
 
-def test_usage_stands_beside_even_use(adata):
+def test_usage_and_balanced_usage(adata):
     ax = pl.expert_usage(adata, show=False)
     assert [[bar.get_height() for bar in bars] for bars in ax.containers] == [[0.4, 0.1], [0.6, 0.9]]
     assert ax.lines[0].get_ydata()[0] == 0.5
@@ -82,12 +82,12 @@ def test_given_axes_are_used_and_nothing_is_shown(adata, name, monkeypatch, tmp_
 
 
 @pytest.mark.parametrize("name", ["attention_gates", "attention_sinks", "expert_usage", "attention_maps"])
-def test_what_was_not_computed_is_named(adata, name):
-    with pytest.raises(KeyError, match=rf"\"other\".* is missing; run alphastomics.tl.{name} first"):
+def test_missing_results_raise(adata, name):
+    with pytest.raises(KeyError, match=rf"\"other\".*tl\.{name}"):
         getattr(pl, name)(adata, key="other")
     assert not plt.get_fignums()
 
 
-def test_positions_may_be_elsewhere(adata):
-    with pytest.raises(KeyError, match=r"\"elsewhere\".* is missing; pass position_key="):
+def test_position_key(adata):
+    with pytest.raises(KeyError, match=r"\"elsewhere\".* position_key="):
         pl.attention_maps(adata, position_key="elsewhere")

@@ -84,7 +84,7 @@ def test_slices_with_known_cells_are_not_moved(adata):
     np.testing.assert_allclose(points(axes[1, 1]), adata.obsm["spatial"][40:], atol=1e-9)
 
 
-def test_default_colors_are_those_of_the_true_place(adata):
+def test_default_colors_are_those_of_the_true_position(adata):
     corners = np.array([[0.0, 0], [4, 0], [0, 2], [4, 2], [2, 1]])
     cells = adata[:5].copy()
     cells.obsm["spatial"] = corners
@@ -97,7 +97,7 @@ def test_default_colors_are_those_of_the_true_place(adata):
     np.testing.assert_array_equal(colors(axes[0, 1]), shades)
 
 
-def test_cells_without_a_truth_are_gray_and_missing_from_its_panel(adata):
+def test_cells_without_a_true_position_are_gray(adata):
     adata.obsm["spatial"][:5] = np.nan
     adata.obsm["spatial_reconstructed"][39] = np.nan
     axes = reconstruction(adata, slices=["one"], show=False)
@@ -148,13 +148,13 @@ def test_numbers_and_genes_have_one_scale(adata):
     np.testing.assert_allclose(colors(axes[0, 1]), mpl.colormaps["magma"](np.clip(gene / 2, 0, 1))[:40])
 
 
-def test_without_truth_the_prediction_is_drawn_alone(adata):
+def test_without_truth_only_the_prediction_is_plotted(adata):
     del adata.obsm["spatial"]
     axes = reconstruction(adata, show=False)
     assert axes.shape == (2, 1)
     np.testing.assert_allclose(points(axes[0, 0]), adata.obsm["spatial_reconstructed"][:40])
     assert reconstruction(adata, truth=None, show=False).shape == (2, 1)
-    with pytest.raises(KeyError, match=r'obsm\["elsewhere"\] is missing'):
+    with pytest.raises(KeyError, match=r'obsm\["elsewhere"\] '):
         reconstruction(adata, truth="elsewhere", show=False)
 
 
@@ -171,7 +171,7 @@ def test_slices_are_chosen_and_ordered(adata):
     axes = reconstruction(adata, slices=["two", "one"], title=["a", "b", "c", "d"], show=False)
     assert [len(points(ax)) for ax in axes[:, 0]] == [20, 40]
     assert [ax.get_title() for ax in axes.flat] == ["a", "b", "c", "d"]
-    with pytest.raises(KeyError, match=r"no slice 'three'.*'one', 'two'"):
+    with pytest.raises(KeyError, match=r"'three'.*slices=.*'one', 'two'"):
         reconstruction(adata, slices=["three"], show=False)
 
 
@@ -186,7 +186,7 @@ def test_given_axes_are_used_and_nothing_is_shown(adata, monkeypatch):
     reconstruction(adata, slices="one", color="type", ax=given)
     assert [text.get_text() for text in given[1].get_legend().get_texts()] == ["a", "b", "c"]
     assert not figure.legends
-    with pytest.raises(ValueError, match="4 panels are to be drawn, but ax holds 2 axes"):
+    with pytest.raises(ValueError, match="ax has 2 axes for 4"):
         reconstruction(adata, ax=given)
 
 
@@ -206,7 +206,7 @@ def test_show_and_save(adata, monkeypatch, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["tissue.png"]
 
 
-def test_scanpy_may_say_not_to_show(adata, monkeypatch):
+def test_autoshow_of_scanpy(adata, monkeypatch):
     from types import SimpleNamespace
 
     monkeypatch.setattr(mpl, "get_backend", lambda: "qtagg")
@@ -225,22 +225,22 @@ def test_markers_and_options_of_scatter(adata):
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"color": "nothing"}, KeyError, "neither a column of obs nor a gene"),
+        ({"color": "nothing"}, KeyError, "color='nothing'"),
         ({"prediction": "x"}, KeyError, "tl.reconstruct"),
         ({"library_key": "x"}, KeyError, "library_key"),
-        ({"color": "type", "palette": ["r"]}, ValueError, "1 colors for the 3 categories"),
-        ({"color": "type", "palette": {"a": "r"}}, ValueError, "no color for 'b', 'c'"),
+        ({"color": "type", "palette": ["r"]}, ValueError, "palette"),
+        ({"color": "type", "palette": {"a": "r"}}, ValueError, "palette.*'b', 'c'"),
         ({"title": ["a"]}, ValueError, "4 panels"),
-        ({"slices": []}, ValueError, "slices is empty"),
+        ({"slices": []}, ValueError, "slices="),
     ],
 )
-def test_bad_input_is_refused_before_anything_is_drawn(adata, options, error, message):
+def test_invalid_input_raises_before_plotting(adata, options, error, message):
     with pytest.raises(error, match=message):
         reconstruction(adata, **options)
     assert not plt.get_fignums()
 
 
-def test_the_data_is_left_alone(adata):
+def test_the_data_is_not_modified(adata):
     before = adata.copy()
     reconstruction(adata, color="type", show=False)
     assert dict(adata.uns) == dict(before.uns)

@@ -34,7 +34,7 @@ def hidden(adata: AnnData, key: str = "spatial") -> np.ndarray:
     n_dims=st.sampled_from([2, 3]),
     seed=st.integers(0, 2**32 - 1),
 )
-def test_exact_share_of_every_slice(sizes, fraction, n_dims, seed):
+def test_exact_fraction_of_every_slice(sizes, fraction, n_dims, seed):
     adata = make(sizes, n_dims=n_dims)
     before = adata.obsm["spatial"].copy()
     assert hide_positions(adata, fraction=fraction, random_state=seed) is None
@@ -53,19 +53,19 @@ def test_whole_slices(slices):
     np.testing.assert_array_equal(hidden(adata), expected)
 
 
-def test_share_of_the_slices_named():
+def test_fraction_of_the_chosen_slices():
     adata = make((10, 20))
     hide_positions(adata, slices="s1", fraction=0.25)
     assert hidden(adata).sum() == hidden(adata)[adata.obs["slice_id"] == "s1"].sum() == 5
 
 
-def test_the_draw_follows_the_seed():
+def test_the_seed_decides_the_choice():
     draws = [hidden(hide_positions(make((50,)), fraction=0.5, random_state=s, copy=True)) for s in (0, 0, 1)]
     np.testing.assert_array_equal(draws[0], draws[1])
     assert (draws[0] != draws[2]).any()
 
 
-def test_cells_without_a_position_are_not_drawn():
+def test_cells_without_a_position_are_not_chosen():
     adata = make((40,))
     adata.obsm["spatial"][:20] = np.nan
     hide_positions(adata, fraction=0.5)
@@ -101,18 +101,18 @@ def test_without_a_slice_column_all_cells_are_one_slice():
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({}, ValueError, "pass slices=… .* fraction=…"),
-        ({"fraction": 0}, ValueError, "fraction=0 must lie between 0 and 1"),
-        ({"fraction": 1.0}, ValueError, "fraction=1.0 must lie between 0 and 1"),
+        ({}, ValueError, "slices=… .* fraction=…"),
+        ({"fraction": 0}, ValueError, "fraction=0 "),
+        ({"fraction": 1.0}, ValueError, "fraction=1.0 "),
         ({"fraction": float("nan")}, ValueError, "fraction=nan"),
-        ({"fraction": 0.01}, ValueError, "No cell would be hidden"),
-        ({"slices": []}, ValueError, "slices is empty"),
-        ({"slices": ["s0", "s9"]}, KeyError, "no slice 's9' .*found: 's0', 's1'"),
+        ({"fraction": 0.01}, ValueError, "fraction=0.01"),
+        ({"slices": []}, ValueError, "slices="),
+        ({"slices": ["s0", "s9"]}, KeyError, "'s9' .*found: 's0', 's1'.*slices="),
         ({"slices": "s0", "slice_key": "animal"}, KeyError, r'obs\["animal"\] is missing'),
-        ({"slices": "s0", "position_key": "xy"}, KeyError, r'obsm\["xy"\] is missing.*pass position_key=…'),
+        ({"slices": "s0", "position_key": "xy"}, KeyError, r'obsm\["xy"\] .*position_key=…'),
     ],
 )
-def test_bad_input_is_refused_and_nothing_is_written(options, error, message):
+def test_invalid_input_raises_and_nothing_is_written(options, error, message):
     adata = make((5, 5))
     with pytest.raises(error) as caught:
         hide_positions(adata, **options)
@@ -121,10 +121,10 @@ def test_bad_input_is_refused_and_nothing_is_written(options, error, message):
     assert not hidden(adata).any()
 
 
-def test_hiding_twice_would_lose_the_truth():
+def test_hiding_twice_raises():
     adata = make((5, 5))
     hide_positions(adata, slices="s0")
-    with pytest.raises(ValueError, match=r'obsm\["spatial_truth"\] is there already'):
+    with pytest.raises(ValueError, match=r'obsm\["spatial_truth"\] .*hidden already'):
         hide_positions(adata, slices="s1")
     adata.obsm["spatial"] = adata.obsm.pop("spatial_truth")
     hide_positions(adata, slices="s1")

@@ -1,4 +1,4 @@
-"""``pp.from_spatialdata`` and ``pp.to_spatialdata``: against the library's own objects, and there and back again."""
+"""``pp.from_spatialdata`` and ``pp.to_spatialdata``: against objects of the library, and round trips."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_a_cell_without_an_instance_has_no_position():
     np.testing.assert_array_equal(np.isnan(adata.obsm["spatial"]).all(axis=1), adata.obs["cell_id"] == 3)
 
 
-def test_slices_that_are_named_already_are_kept():
+def test_existing_slices_are_kept():
     table = cells(left=[1, 2])
     table.obs["slice_id"] = ["a", "b"]
     adata = from_spatialdata(sd.SpatialData(shapes={"left": circles(np.ones((2, 2)), [1, 2])}, tables={"table": table}))
@@ -122,7 +122,7 @@ def test_slices_that_are_named_already_are_kept():
     n_dims=st.sampled_from([2, 3]),
     known=st.floats(0.2, 1.0),
 )
-def test_there_and_back_again(sizes, n_dims, known):
+def test_round_trip(sizes, n_dims, known):
     adata = make(sizes, n_dims)
     rng = np.random.default_rng(2)
     first = ~adata.obs["slice_id"].duplicated().to_numpy()  # every slice keeps a position
@@ -140,7 +140,7 @@ def test_there_and_back_again(sizes, n_dims, known):
     assert list(adata.uns) == []
 
 
-def test_identifiers_survive_there_and_back():
+def test_identifiers_survive_a_round_trip():
     sdata = sd.SpatialData(
         shapes={"left": circles(np.eye(2), ["x", "y"]), "right": circles(np.eye(2) * 3, ["y", "z"])},
         tables={"table": cells(left=["x", "y"], right=["z", "y"])},
@@ -155,7 +155,7 @@ def test_identifiers_survive_there_and_back():
     assert again["cells"].uns["spatialdata_attrs"]["instance_key"] == "cell_id"
 
 
-def test_circles_touch_at_the_usual_distance_unless_told_otherwise():
+def test_default_and_given_radius():
     adata = AnnData(np.ones((4, 1)), obsm={"spatial": np.array([[0.0, 0], [4, 0], [8, 0], [12, 0]])})
     sdata = to_spatialdata(adata)
     assert sdata["slice_0"]["radius"].tolist() == [2.0] * 4
@@ -193,59 +193,59 @@ def test_written_and_read(tmp_path):
     assert back.obs["slice_id"].tolist() == adata.obs["slice_id"].tolist()
 
 
-def refused(sdata: sd.SpatialData, options: dict, error: type[Exception], message: str) -> None:
+def raises(sdata: sd.SpatialData, options: dict, error: type[Exception], message: str) -> None:
     with pytest.raises(error) as caught:
         from_spatialdata(sdata, **options)
     assert re.search(message, caught.value.args[0])
 
 
-def test_what_cannot_be_read_is_refused():
+def test_invalid_spatialdata_raises():
     shapes = {"left": circles(np.ones((2, 2)), [1, 2])}
     one = sd.SpatialData(shapes=shapes, tables={"a": cells(left=[1, 2])})
-    refused(one, {"table": "b"}, KeyError, r'tables\["b"\] is missing \(found: \'a\'\); pass table=…')
-    refused(one, {"coordinate_system": "micron"}, KeyError, "no transformation to 'micron' .found: 'global'.")
+    raises(one, {"table": "b"}, KeyError, r'tables\["b"\] .*\'a\'.*table=…')
+    raises(one, {"coordinate_system": "micron"}, KeyError, "'micron'.*'global'.*coordinate_system=")
     two = sd.SpatialData(shapes=shapes, tables={"a": cells(left=[1, 2]), "b": cells(left=[1, 2])})
-    refused(two, {}, KeyError, r"2 tables \(a, b\); pass table=…")
+    raises(two, {}, KeyError, r"2 tables \(a, b\); pass table=…")
     assert from_spatialdata(two, table="b").n_obs == 2
-    refused(sd.SpatialData(), {}, KeyError, "0 tables")
-    refused(sd.SpatialData(tables={"a": AnnData(np.ones((2, 2)))}), {}, ValueError, "annotates no element")
+    raises(sd.SpatialData(), {}, KeyError, "0 tables")
+    raises(sd.SpatialData(tables={"a": AnnData(np.ones((2, 2)))}), {}, ValueError, "tables")
     other = sd.SpatialData(shapes=shapes, tables={"a": cells(left=["1", "2"])})
-    refused(other, {}, ValueError, r'No instance of \'left\' is one of obs\["cell_id"\].*there 1, here \'.\'')
+    raises(other, {}, ValueError, r'\'left\'.*obs\["cell_id"\].*region: 1, .*table: \'.\'')
     twice = sd.SpatialData(shapes={"left": circles(np.ones((2, 2)), [1, 1])}, tables={"a": cells(left=[1, 2])})
-    refused(twice, {}, ValueError, "Instances of 'left' occur more than once")
+    raises(twice, {}, ValueError, "'left' are not unique")
     volume = models.PointsModel.parse(pd.DataFrame(np.ones((2, 3)), columns=list("xyz")))
     mixed = sd.SpatialData(shapes=shapes, points={"deep": volume}, tables={"a": cells(left=[1, 2], deep=[0, 1])})
-    refused(mixed, {}, ValueError, r"same number of dimensions, found \[2, 3\]")
+    raises(mixed, {}, ValueError, r"\[2, 3\] dimensions")
 
 
 @pytest.mark.filterwarnings("ignore:The table is annotating:UserWarning")
-def test_a_region_that_is_not_there_is_named():
-    refused(sd.SpatialData(tables={"a": cells(gone=[1, 2])}), {}, KeyError, "annotates 'gone', which is not in")
+def test_missing_region_raises():
+    raises(sd.SpatialData(tables={"a": cells(gone=[1, 2])}), {}, KeyError, "'gone'")
 
 
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"position_key": "xy"}, KeyError, r'obsm\["xy"\] is missing'),
-        ({"slice_key": "animal"}, KeyError, r'obs\["animal"\] is missing'),
-        ({"table": "s1"}, ValueError, "named 's1', as is the table; pass table=…"),
-        ({"instance_key": "slice_id"}, ValueError, "repeats itself within a slice; pass instance_key=…"),
+        ({"position_key": "xy"}, KeyError, r'obsm\["xy"\] '),
+        ({"slice_key": "animal"}, KeyError, r'obs\["animal"\] '),
+        ({"table": "s1"}, ValueError, "'s1'.*table=…"),
+        ({"instance_key": "slice_id"}, ValueError, "slice_id.*instance_key=…"),
     ],
 )
-def test_what_cannot_be_written_is_refused(options, error, message):
+def test_invalid_arguments_raise(options, error, message):
     adata = make((5, 5))
     with pytest.raises(error, match=message):
         to_spatialdata(adata, **options)
 
 
-def test_a_slice_without_positions_is_refused():
+def test_slice_without_positions_raises():
     adata = make((5, 5))
     adata.obsm["spatial"][adata.obs["slice_id"] == "s1"] = np.nan
-    with pytest.raises(ValueError, match="'s1' has no cell with a position; place them"):
+    with pytest.raises(ValueError, match="'s1'.*position"):
         to_spatialdata(adata)
 
 
-def test_names_that_spatialdata_does_not_take_are_refused():
+def test_invalid_slice_names_raise():
     adata = make((5,))
     adata.obs["slice_id"] = "embryo 2/z2"
     with pytest.raises(ValueError, match="alphanumeric"):
@@ -253,7 +253,7 @@ def test_names_that_spatialdata_does_not_take_are_refused():
 
 
 @pytest.mark.parametrize("function", [from_spatialdata, to_spatialdata])
-def test_without_the_package_the_error_says_what_to_install(function, monkeypatch):
+def test_missing_package_raises(function, monkeypatch):
     monkeypatch.setitem(sys.modules, "spatialdata", None)
     with pytest.raises(ImportError, match=r"pip install 'alphastomics\[spatialdata\]'"):
         function(make((5,)))

@@ -1,4 +1,4 @@
-"""Plots. Matplotlib is imported when the first one is drawn."""
+"""Plots of reconstructions, training curves, comparisons, attention and experts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The color of each cell: by where it truly is, by a column of ``obs``, or by a gene."""
+"""Colors of cells by true position, by a column of ``obs``, or by the expression of a gene."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 MISSING = (0.83, 0.83, 0.83, 1.0)  # light gray, as in scanpy
-# Colors of the corners of the plane, low and high x by low and high y; between them they mix.
+# Colors of the corners of the bounding box, (x, y) low or high; colors inside are interpolated.
 CORNERS = {(0, 0): "#2b4c9b", (1, 0): "#d7433b", (0, 1): "#1fa187", (1, 1): "#f4c430"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CellColors:
-    """Colors of all cells, (n_cells, 4), and what explains them.
+    """Colors of all cells, and their legend or color bar.
 
     Parameters
     ----------
     rgba
-        Red, green, blue, opacity of each cell.
+        Red, green, blue and opacity, (n_cells, 4).
     labels
-        Label of each cell where colors are categories, else None.
+        Category of each cell, (n_cells,), or None for numbers.
     legend
         Color of each category.
     mappable
-        The scale of numbers where colors are numbers, else None.
+        Color scale of numbers, or None for categories.
     """
 
     rgba: NDArray[np.float64]
@@ -43,7 +43,7 @@ class CellColors:
 
 
 def position_colors(positions: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Color cells by their place in the bounding box of all, (n_cells, 4); gray where a position is not finite."""
+    """Colors by position in the bounding box of all cells, (n_cells, 4); gray for non-finite positions."""
     from matplotlib.colors import to_rgba
 
     rgba = np.tile(np.asarray(MISSING), (len(positions), 1))
@@ -57,7 +57,7 @@ def position_colors(positions: NDArray[np.float64]) -> NDArray[np.float64]:
     for corner, color in CORNERS.items():
         share = np.where(corner, unit, 1 - unit).prod(axis=1)
         rgba[known] += share[:, None] * np.asarray(to_rgba(color))
-    return rgba.clip(0, 1)  # the shares sum to 1 up to rounding, and matplotlib refuses more
+    return rgba.clip(0, 1)  # weights may exceed 1 by rounding errors
 
 
 def value_colors(
@@ -69,7 +69,7 @@ def value_colors(
     vmin: float | None = None,
     vmax: float | None = None,
 ) -> CellColors:
-    """Color cells by a column of ``obs`` or by the expression of a gene in ``X``."""
+    """Colors by a column of ``obs`` or by the expression of a gene in ``X``."""
     values = _values(adata, color)
     if pd.api.types.is_numeric_dtype(values) and not pd.api.types.is_bool_dtype(values):
         return _numeric(values.to_numpy(dtype=np.float64, na_value=np.nan), cmap, vmin, vmax)
@@ -83,7 +83,7 @@ def _values(adata: AnnData, color: str) -> pd.Series[Any]:
         column = adata[:, color].X
         dense = column.toarray() if hasattr(column, "toarray") else np.asarray(column)
         return pd.Series(dense.ravel(), index=adata.obs_names)
-    raise KeyError(f"color={color!r} is neither a column of obs nor a gene with expression in X; pass one of these")
+    raise KeyError(f"color={color!r} is neither a column of obs nor a gene in var_names; pass one of them")
 
 
 def _numeric(
@@ -114,7 +114,7 @@ def _categorical(
             palette = default_palette(len(names))
     legend = dict(zip(names, _palette(palette, names, color), strict=True))
     table = np.asarray([to_rgba(legend[name]) for name in names] + [MISSING])
-    codes = values.cat.codes.to_numpy()  # -1, the last row, where the value is missing
+    codes = values.cat.codes.to_numpy()  # -1, the last row, for missing values
     labels = np.asarray([*names, None], dtype=object)[codes]
     return CellColors(rgba=table[codes], labels=labels, legend=legend)
 
@@ -124,7 +124,7 @@ def _palette(palette: str | Sequence[Any] | Mapping[str, Any], names: list[str],
 
     if isinstance(palette, str):
         colormap = plt.get_cmap(palette)
-        # A qualitative map is a list of colors, any other is sampled from end to end.
+        # Qualitative maps are lists of colors; others are sampled evenly.
         if colormap.N < 256:
             return [colormap(i % colormap.N) for i in range(len(names))]
         return list(colormap(np.linspace(0, 1, len(names))))
@@ -139,7 +139,7 @@ def _palette(palette: str | Sequence[Any] | Mapping[str, Any], names: list[str],
 
 
 def default_palette(n: int) -> list[Any]:
-    """Choose n colors that are as distinct as matplotlib's qualitative maps allow."""
+    """N distinct colors from matplotlib's qualitative maps, or from turbo if there are too few."""
     import matplotlib as mpl
 
     if n <= 10:

@@ -1,4 +1,4 @@
-"""Configurations that were compared: their curves and their scores."""
+"""Training curves and scores of compared configurations."""
 
 from __future__ import annotations
 
@@ -44,42 +44,43 @@ def comparison(
     show: bool | None = None,
     save: str | PathLike[str] | None = None,
 ) -> np.ndarray[Any, Any] | None:
-    """Draw training and validation loss, and for each score every run, and mean and standard deviation over seeds.
+    """Plot the losses and scores of compared configurations.
 
-    Curves are means over seeds, as far as all seeds of a configuration go; bands are standard deviations.
+    Loss curves are means over seeds with bands of one standard deviation, over the range that all seeds of a configuration
+    cover. Scores are shown for every run, with mean and standard deviation over seeds.
 
     Parameters
     ----------
     adata
-        Cells after :func:`alphastomics.tl.compare`, or what it wrote to ``uns``: tables by name, ``runs`` and ``curves``.
+        AnnData after :func:`alphastomics.tl.compare`, or the tables that it wrote to ``uns[key]``.
     scores
-        Columns of ``runs`` to draw. By default those of a choice of scores that are there, and cost.
+        Columns of the table ``runs`` to plot. By default a selection of scores, the time per step and the number of parameters.
     by
-        What curves are drawn against: the time in seconds, or the steps of the optimizer.
+        x-axis of the curves: time in ``"seconds"``, or optimizer ``"step"``.
     key
-        Where :func:`alphastomics.tl.compare` wrote.
+        ``key_added`` of :func:`alphastomics.tl.compare`.
     ax
-        Axes to draw on: two for the losses, then one for each score.
+        Axes to plot on: two for the losses, then one for each score.
     figsize
         Width and height of a new figure in inches.
     show
-        Show the figure. By default as ``scanpy.settings.autoshow`` says, if the backend can; never where `ax` is given.
+        Show the figure. By default ``scanpy.settings.autoshow`` if the backend can display figures; never if `ax` is given.
     save
-        File to write the figure to.
+        File to save the figure to.
 
     Returns
     -------
-    The axes, (n_rows, 3); those without a panel are switched off. None if the figure was shown.
+    The axes, (n_rows, 3); unused axes are switched off. None if the figure was shown.
 
     Raises
     ------
     KeyError
-        If nothing was compared, or a score is missing.
+        If `key` or a score is missing.
     ValueError
-        If the number of axes does not fit, or `by` is neither of the two.
+        If the number of axes is wrong, or `by` is unknown.
     """
     if by not in ("seconds", "step"):
-        raise ValueError(f"by={by!r} is unknown; choose 'seconds' or 'step'")
+        raise ValueError(f"by={by!r} is unknown; pass 'seconds' or 'step'")
     tables = _tables(adata, key)
     names = _scores(tables["runs"], scores)
     colors = _colors(tables["curves"])
@@ -116,7 +117,9 @@ def _scores(runs: pd.DataFrame, scores: str | Sequence[str] | None) -> list[str]
     names = [scores] if isinstance(scores, str) else list(scores)
     known = [name for name in runs.columns if name not in ("configuration", "seed", "held_out", "failed")]
     if missing := [name for name in names if name not in known]:
-        raise KeyError(f"no score {', '.join(map(repr, missing))}; choose scores=… from {', '.join(map(repr, known))}")
+        raise KeyError(
+            f"unknown score {', '.join(map(repr, missing))}; choose scores=… from {', '.join(map(repr, known))}"
+        )
     return names
 
 
@@ -136,7 +139,7 @@ def _draw_curves(panel: Axes, curves: pd.DataFrame, loss: str, by: str, colors: 
         runs = [run for run in runs if len(run)]
         if not runs:
             continue
-        # Seeds stop at different steps and times: their mean is drawn where all of them have values.
+        # Seeds stop at different steps and times: the mean covers the range that all of them have.
         low, high = max(run[by].iloc[0] for run in runs), min(run[by].iloc[-1] for run in runs)
         grid = runs[0][by].to_numpy(dtype=float) if len(runs) == 1 else np.linspace(low, max(low, high), N_GRID)
         values = np.stack([np.interp(grid, run[by], run[loss]) for run in runs])

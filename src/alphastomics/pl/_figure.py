@@ -1,4 +1,4 @@
-"""Where a plot is drawn, and what becomes of the figure."""
+"""Axes to plot on; saving and showing the figure."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def make_axes(
     figsize: tuple[float, float] | None = None,
     dpi: float | None = None,
 ) -> np.ndarray[Any, Any]:
-    """Return an array of axes of that shape: the caller's, or those of a new figure, with so many inches beside."""
+    """Array of axes, of the caller or of a new figure with ``beside`` inches on the right for a legend."""
     import matplotlib.pyplot as plt
 
     if ax is None:
@@ -33,28 +33,28 @@ def make_axes(
         return plt.subplots(*shape, figsize=size, dpi=dpi, squeeze=False, layout="constrained")[1]
     given = np.atleast_1d(np.asarray(ax, dtype=object)).ravel()
     if len(given) != shape[0] * shape[1]:
-        raise ValueError(f"{shape[0] * shape[1]} panels are to be drawn, but ax holds {len(given)} axes")
+        raise ValueError(f"ax has {len(given)} axes for {shape[0] * shape[1]} panels; pass one for each panel")
     return given.reshape(shape)
 
 
 def finish(
     axes: np.ndarray[Any, Any], *, given: bool, show: bool | None, save: str | PathLike[str] | None
 ) -> np.ndarray[Any, Any] | None:
-    """Save and show the figure as asked; return the axes unless it was shown."""
+    """Save and show the figure; return the axes unless it was shown."""
     import matplotlib.pyplot as plt
 
     if save is not None:
-        axes.flat[0].figure.figure.savefig(save, bbox_inches="tight")  # the whole figure, not a part of it
+        axes.flat[0].figure.figure.savefig(save, bbox_inches="tight")  # the figure that contains subfigures
     if given:
         return axes
-    if _shows() if show is None else show:
+    if _autoshow() if show is None else show:
         plt.show()
         return None
     return axes
 
 
-def _shows() -> bool:
-    """Whether a figure is shown unasked: as scanpy is set, and never on a backend that only writes files."""
+def _autoshow() -> bool:
+    """Default of ``show``: the setting of scanpy if it is imported, and False for backends without a display."""
     import matplotlib as mpl
 
     scanpy = sys.modules.get("scanpy")

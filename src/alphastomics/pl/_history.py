@@ -1,4 +1,4 @@
-"""Curves of training and validation."""
+"""Training and validation curves."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ def history(
     save: str | PathLike[str] | None = None,
     **kwargs: Any,
 ) -> Axes | None:
-    """Draw what training logged.
+    """Plot the metrics that were logged in training.
 
     Parameters
     ----------
     model_or_history
-        A trained model, or its ``history``: a dict of one-column tables whose index is the epoch or the step.
+        A trained model, or its ``history``: a dict of one-column tables, indexed by epoch or step.
     keys
-        What to draw, all against the epoch or all against the step. By default the total losses, ``train_loss`` and
-        ``validation_loss``; where neither was logged, everything that was logged by epoch.
+        Metrics to plot, all logged by epoch or all by step. By default ``train_loss`` and ``validation_loss``, or all metrics
+        logged by epoch if there is no loss.
     ax
-        Axes to draw on.
+        Axes to plot on.
     show
-        Show the figure. By default as ``scanpy.settings.autoshow`` says, if the backend can; never where `ax` is given.
+        Show the figure. By default ``scanpy.settings.autoshow`` if the backend can display figures; never if `ax` is given.
     save
-        File to write the figure to.
+        File to save the figure to.
     **kwargs
         Passed to :meth:`matplotlib.axes.Axes.plot`.
 
@@ -54,23 +54,23 @@ def history(
     KeyError
         If a key was not logged.
     ValueError
-        If nothing was logged, as before training, or epochs and steps are mixed.
+        If the history is empty, or metrics logged by epoch and by step are mixed.
     """
     tables = model_or_history if isinstance(model_or_history, Mapping) else model_or_history.history
     if not tables:
         raise ValueError("the history is empty; call model.train() first")
     names = _names(tables, keys)
-    clocks = {str(tables[name].index.name or "epoch") for name in names}
-    if len(clocks) > 1:
-        raise ValueError(f"the keys were logged by {' and by '.join(sorted(clocks))}; draw them one kind at a time")
+    units = {str(tables[name].index.name or "epoch") for name in names}
+    if len(units) > 1:
+        raise ValueError(f"keys=… were logged by {' and by '.join(sorted(units))}; plot them separately")
     axes = make_axes((1, 1), ax, figsize=(5.0, 3.4))
     for name in names:
         curve = tables[name].iloc[:, 0]
         y = curve.to_numpy(dtype=np.float64)
-        # A line needs two points: one epoch, or values with gaps between them, show as dots.
+        # A line needs two points; a single value is drawn as a dot.
         marker = {"marker": "o"} if np.isfinite(y).sum() < 2 else {}
         axes[0, 0].plot(curve.index.to_numpy(), y, **{"label": name} | marker | kwargs)
-    axes[0, 0].set(xlabel=clocks.pop(), ylabel=names[0] if len(names) == 1 else "")
+    axes[0, 0].set(xlabel=units.pop(), ylabel=names[0] if len(names) == 1 else "")
     axes[0, 0].legend(frameon=False)
     done = finish(axes, given=ax is not None, show=show, save=save)
     return None if done is None else done[0, 0]
@@ -85,5 +85,5 @@ def _names(tables: Mapping[str, pd.DataFrame], keys: str | Sequence[str] | None)
         if name not in tables:
             raise KeyError(f"{name!r} was not logged (found: {', '.join(map(repr, tables))}); pass keys=…")
     if not names:
-        raise ValueError("keys is empty; name at least one, or leave it out")
+        raise ValueError("keys=… is empty; pass at least one, or leave it out")
     return names

@@ -1,4 +1,4 @@
-"""What the tools that look inside the network found."""
+"""Plots of attention gates, sinks and maps, and of expert usage."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from anndata import AnnData
     from matplotlib.axes import Axes
 
-HEALTHY = (0.3, 0.7)  # mean of the gates
+USUAL = (0.3, 0.7)  # mean of the gates
 
 
 def attention_gates(
@@ -29,20 +29,22 @@ def attention_gates(
     save: str | PathLike[str] | None = None,
     **kwargs: Any,
 ) -> Axes | None:
-    """Draw mean and standard deviation of the gates of each head, and the healthy range of the mean, 0.5 ± 0.2.
+    """Plot mean and standard deviation of the attention gates by layer and head.
+
+    The shaded band, 0.5 ± 0.2, is the usual range of the mean.
 
     Parameters
     ----------
     adata
-        Cells after :func:`alphastomics.tl.attention_gates`.
+        AnnData after :func:`alphastomics.tl.attention_gates`.
     key
-        Where that wrote.
+        ``key_added`` of :func:`alphastomics.tl.attention_gates`.
     ax
-        Axes to draw on.
+        Axes to plot on.
     show
-        Show the figure. By default as ``scanpy.settings.autoshow`` says, if the backend can; never where `ax` is given.
+        Show the figure. By default ``scanpy.settings.autoshow`` if the backend can display figures; never if `ax` is given.
     save
-        File to write the figure to.
+        File to save the figure to.
     **kwargs
         Passed to :meth:`matplotlib.axes.Axes.errorbar`.
 
@@ -57,7 +59,7 @@ def attention_gates(
     """
     table = _summary(adata, key, "attention_gates")
     axes = make_axes((1, 1), ax, figsize=(5.0, 3.4))
-    axes[0, 0].axhspan(*HEALTHY, color="0.9", label="healthy mean")
+    axes[0, 0].axhspan(*USUAL, color="0.9", label="usual range of the mean")
     for head, rows in table.groupby("head"):
         x = rows["layer"] + _offset(head, table["head"].nunique())
         style = {"fmt": "o", "capsize": 2, "label": f"head {head}"}
@@ -75,20 +77,20 @@ def attention_sinks(
     save: str | PathLike[str] | None = None,
     **kwargs: Any,
 ) -> Axes | None:
-    """Draw the largest mean attention that a cell receives, as a multiple of the uniform 1 / n; 1 is no sink.
+    """Plot the largest mean attention that a cell receives, relative to uniform attention 1 / n, by layer and head.
 
     Parameters
     ----------
     adata
-        Cells after :func:`alphastomics.tl.attention_sinks`.
+        AnnData after :func:`alphastomics.tl.attention_sinks`.
     key
-        Where that wrote.
+        ``key_added`` of :func:`alphastomics.tl.attention_sinks`.
     ax
-        Axes to draw on.
+        Axes to plot on.
     show
-        Show the figure. By default as ``scanpy.settings.autoshow`` says, if the backend can; never where `ax` is given.
+        Show the figure. By default ``scanpy.settings.autoshow`` if the backend can display figures; never if `ax` is given.
     save
-        File to write the figure to.
+        File to save the figure to.
     **kwargs
         Passed to :meth:`matplotlib.axes.Axes.scatter`.
 
@@ -121,20 +123,20 @@ def expert_usage(
     save: str | PathLike[str] | None = None,
     **kwargs: Any,
 ) -> Axes | None:
-    """Draw the share of all assignments that each expert gets, by layer, and the share 1 / E of an even use.
+    """Plot the fraction of assignments to each expert by layer; the dashed line is balanced usage, 1 / n_experts.
 
     Parameters
     ----------
     adata
-        Cells after :func:`alphastomics.tl.expert_usage`.
+        AnnData after :func:`alphastomics.tl.expert_usage`.
     key
-        Where that wrote.
+        ``key_added`` of :func:`alphastomics.tl.expert_usage`.
     ax
-        Axes to draw on.
+        Axes to plot on.
     show
-        Show the figure. By default as ``scanpy.settings.autoshow`` says, if the backend can; never where `ax` is given.
+        Show the figure. By default ``scanpy.settings.autoshow`` if the backend can display figures; never if `ax` is given.
     save
-        File to write the figure to.
+        File to save the figure to.
     **kwargs
         Passed to :meth:`matplotlib.axes.Axes.bar`.
 
@@ -153,8 +155,8 @@ def expert_usage(
     for expert, rows in table.groupby("expert"):
         x = rows["layer"] + _offset(expert, n_experts)
         axes[0, 0].bar(x, rows["usage"], **{"width": 0.8 / n_experts, "label": f"expert {expert}"} | kwargs)
-    axes[0, 0].axhline(1 / n_experts, color="0.4", linestyle="--", label="even use")
-    axes[0, 0].set(xlabel="layer", ylabel="share of assignments", xticks=sorted(table["layer"].unique()))
+    axes[0, 0].axhline(1 / n_experts, color="0.4", linestyle="--", label="balanced")
+    axes[0, 0].set(xlabel="layer", ylabel="fraction of assignments", xticks=sorted(table["layer"].unique()))
     return _finish_one(axes, ax, show, save)
 
 
@@ -168,28 +170,30 @@ def attention_maps(
     save: str | PathLike[str] | None = None,
     **kwargs: Any,
 ) -> np.ndarray[Any, Any] | None:
-    """Draw the cells of the slice of each chosen cell, colored by the attention that it pays them.
+    """Plot the slice of each selected cell, colored by its attention weights.
+
+    The selected cell is marked by a red cross.
 
     Parameters
     ----------
     adata
-        Cells after :func:`alphastomics.tl.attention_maps`.
+        AnnData after :func:`alphastomics.tl.attention_maps`.
     key
-        Where that wrote.
+        ``key_added`` of :func:`alphastomics.tl.attention_maps`.
     position_key
-        Where positions are in ``obsm``; the first two coordinates are drawn.
+        Key of ``obsm`` with the positions, whose first two coordinates are plotted.
     ax
-        Axes to draw on, one for each chosen cell.
+        Axes to plot on, one for each selected cell.
     show
-        Show the figure. By default as ``scanpy.settings.autoshow`` says, if the backend can; never where `ax` is given.
+        Show the figure. By default ``scanpy.settings.autoshow`` if the backend can display figures; never if `ax` is given.
     save
-        File to write the figure to.
+        File to save the figure to.
     **kwargs
         Passed to :meth:`matplotlib.axes.Axes.scatter`.
 
     Returns
     -------
-    The axes, (1, n_chosen); None if the figure was shown.
+    The axes, (1, n_selected); None if the figure was shown.
 
     Raises
     ------
@@ -205,7 +209,7 @@ def attention_maps(
     for panel, cell in zip(axes[0], maps.columns, strict=True):
         weight = maps[cell].to_numpy()
         seen = np.flatnonzero(np.isfinite(weight) & np.isfinite(positions).all(axis=1))
-        seen = seen[np.argsort(weight[seen])]  # what matters on top
+        seen = seen[np.argsort(weight[seen])]  # largest weights on top
         style = {"s": 8, "linewidths": 0, "cmap": "viridis", "rasterized": True}
         points = panel.scatter(*positions[seen].T, c=weight[seen], **style | kwargs)
         panel.scatter(*positions[adata.obs_names.get_loc(cell)], marker="x", color="r")
@@ -216,13 +220,14 @@ def attention_maps(
 
 
 def _summary(adata: AnnData, key: str, tool: str) -> pd.DataFrame:
+    """The summary table of a function of ``tl``."""
     if key not in adata.uns:
         raise KeyError(f'uns["{key}"] is missing; run alphastomics.tl.{tool} first, or pass key=…')
     return adata.uns[key]["summary"]
 
 
 def _offset(part: Any, n_parts: int) -> float:
-    """Where one of several parts stands beside the number of its layer."""
+    """Horizontal offset of a head or expert from its layer."""
     return 0.8 * ((int(part) + 0.5) / n_parts - 0.5)
 
 

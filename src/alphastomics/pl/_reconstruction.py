@@ -1,4 +1,4 @@
-"""True beside predicted positions."""
+"""True and predicted positions side by side."""
 
 from __future__ import annotations
 
@@ -48,49 +48,48 @@ def reconstruction(
     save: str | PathLike[str] | None = None,
     **kwargs: Any,
 ) -> np.ndarray[Any, Any] | None:
-    """Draw the true beside the predicted positions of each slice.
+    """Plot true and predicted positions of each slice side by side.
 
-    A cell has one color in both panels; by default that of its true place in the slice, so that the eye sees what
-    moved. The prediction is first turned, mirrored and shifted onto the truth, without changing its size, except in
-    slices that had known cells (``obs[prediction + "_placed"]`` is not True throughout), where the frames agree. Both
-    panels have the same limits and equal aspect. Three-dimensional tissue is aligned in all dimensions and drawn in the
-    first two. Cells without a finite position are not drawn. `adata` is not modified.
+    A cell has the same color in both panels, by default a color that encodes its true position. The prediction is aligned
+    with the truth by a rotation, reflection and translation, except in slices with known positions (cells for which
+    ``obs[prediction + "_placed"]`` is False), where the frames agree. Both panels have the same limits and equal aspect. In
+    3D, positions are aligned in all dimensions and plotted in the first two. Cells without a finite position are left out.
 
     Parameters
     ----------
     adata
         Cells with predicted positions.
     truth
-        Key of the true positions in ``obsm``. The prediction is drawn alone if it is None, or if it is the default and
-        is not there.
+        Key of ``obsm`` with the true positions, (n_cells, n_dims). If None, or if the default key does not exist, only the
+        prediction is plotted.
     prediction
-        Key of the predicted positions in ``obsm``.
+        Key of ``obsm`` with the predicted positions, (n_cells, n_dims).
     color
-        Column of ``obs``, or a gene, whose expression is read from ``X``. By default cells are colored by their true
-        first two coordinates, and cells without a truth are gray.
+        Column of ``obs``, or a gene in ``var_names``, whose expression is read from ``X``. By default cells are colored by the
+        first two coordinates of their true position, and are gray without one.
     library_key
-        Column of ``obs`` that names the slice of each cell; found as in :func:`alphastomics.tl.evaluate` by default.
+        Column of ``obs`` with the slice of each cell. By default as in :func:`alphastomics.tl.evaluate`.
     slices
-        Slices to draw, one row each, in this order; all by default.
+        Slices to plot, one per row. All slices by default.
     cmap
-        Color map of numbers. ``vmin`` and ``vmax`` may be given too.
+        Color map of numbers, whose range is set by ``vmin`` and ``vmax``.
     palette
         Colors of categories: a color map, a list in the order of the categories, or a dict. By default
-        ``uns[color + "_colors"]`` if it is there.
+        ``uns[color + "_colors"]``.
     size
-        Area of a marker in points²; by default it falls with the number of cells.
+        Area of a marker in points². By default it decreases with the number of cells.
     title
-        One title for each panel, row by row, or one for all.
+        Titles of the panels, row by row, or one title for all.
     ax
-        Axes to draw on, one for each panel, row by row: truth, prediction, truth, …
+        Axes to plot on, row by row: truth, prediction, truth, …
     figsize
         Width and height of a new figure in inches.
     dpi
         Resolution of a new figure.
     show
-        Show the figure. By default as ``scanpy.settings.autoshow`` says, if the backend can; never where `ax` is given.
+        Show the figure. By default ``scanpy.settings.autoshow`` if the backend can display figures; never if `ax` is given.
     save
-        File to write the figure to.
+        File to save the figure to.
     **kwargs
         Passed to :meth:`matplotlib.axes.Axes.scatter`.
 
@@ -103,7 +102,7 @@ def reconstruction(
     KeyError
         If a key, a slice or the color is missing.
     ValueError
-        If truth and prediction differ in dimension, or the number of axes, titles or colors does not fit.
+        If true and predicted positions differ in dimension, or the number of axes, titles or colors is wrong.
     """
     from alphastomics.tl._evaluate import read_slices
 
@@ -114,11 +113,11 @@ def reconstruction(
     kinds = ["prediction"] if true is None else ["truth", "prediction"]
     titles = _titles(title, pieces, kinds)
     legend = _legend(values, pieces)
-    # A column of the legend takes its longest name in small print, 0.075 inches a letter, and a marker.
+    # Width of a legend column: a marker, and 0.075 inches per letter of the longest name.
     beside = _columns(legend, len(pieces)) * (0.4 + 0.075 * max(map(len, legend), default=0))
     axes = make_axes((len(pieces), len(kinds)), ax, figsize=figsize, dpi=dpi, beside=beside)
     if size is None:
-        # Markers cover about half of a panel (250 points square) when the cells fill it.
+        # Markers cover about half of a panel of 250 x 250 points.
         size = float(np.clip(30_000 / max(1, *(len(piece.cells) for piece in pieces)), 1, 40))
     for row, piece in enumerate(pieces):
         panels = _panels(piece, true, predicted)
@@ -138,7 +137,7 @@ def _read(adata: AnnData, truth: str | None, prediction: str) -> tuple[Positions
 
     predicted = read_coordinates(adata, prediction, "prediction")
     if truth is None or (truth == SPATIAL and truth not in adata.obsm):
-        logger.info("there is no truth to draw beside the prediction")
+        logger.info("Only the prediction is plotted, without true positions.")
         return None, predicted
     true = read_coordinates(adata, truth, "truth")
     check_same_dims(true, predicted, truth, prediction)
@@ -152,9 +151,9 @@ def _choose(pieces: list[PlacedSlice], slices: str | Sequence[str] | None) -> li
     wanted = [slices] if isinstance(slices, str) else list(slices)
     for name in wanted:
         if name not in by_name:
-            raise KeyError(f"there is no slice {name!r} (found: {', '.join(map(repr, by_name))}); pass slices=…")
+            raise KeyError(f"unknown slice {name!r}; choose slices=… from {', '.join(map(repr, by_name))}")
     if not wanted:
-        raise ValueError("slices is empty; name at least one, or leave it out to draw all")
+        raise ValueError("slices=… is empty; pass at least one, or leave it out to plot all")
     return [by_name[name] for name in wanted]
 
 
@@ -165,12 +164,12 @@ def _titles(title: str | Sequence[str] | None, pieces: list[PlacedSlice], kinds:
     else:
         flat = [title] * n if isinstance(title, str) else list(title)
     if len(flat) != n:
-        raise ValueError(f"{n} panels are to be drawn, but title holds {len(flat)} titles")
+        raise ValueError(f"title has {len(flat)} titles for {n} panels; pass one for each panel, or one for all")
     return [flat[i : i + len(kinds)] for i in range(0, n, len(kinds))]
 
 
 def _panels(piece: PlacedSlice, true: Positions | None, predicted: Positions) -> list[Positions]:
-    """Positions to draw in each panel of one slice, the prediction in the frame of the truth."""
+    """Positions in each panel of a slice, (n, n_dims), the prediction aligned with the truth."""
     from alphastomics.metrics import rigid_align
 
     moved = predicted[piece.cells]
@@ -200,7 +199,7 @@ def _draw_row(
 
 
 def _legend(colors: CellColors | None, pieces: list[PlacedSlice]) -> dict[str, Any]:
-    """Color of each category that is drawn."""
+    """Color of each category in the plotted slices."""
     if colors is None or colors.labels is None:
         return {}
     present = set(colors.labels[np.concatenate([piece.cells for piece in pieces])])
@@ -212,7 +211,7 @@ def _columns(legend: Mapping[str, Any], n_rows: int) -> int:
 
 
 def _add_legend(axes: np.ndarray[Any, Any], legend: Mapping[str, Any], color: str | None, *, given: bool) -> None:
-    """Explain the categories beside the panels: of the caller's figure only the axes are used."""
+    """Add the legend to the right of the panels; in a figure of the caller, to the upper right axes."""
     from matplotlib.lines import Line2D
 
     style: dict[str, Any] = {

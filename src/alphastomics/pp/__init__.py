@@ -1,4 +1,4 @@
-"""Preprocessing: hide what is to be predicted, and bring tissues in and out."""
+"""Preprocessing: hide positions to evaluate predictions, and convert from and to SpatialData."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SpatialData in and out: the cells of a table, at the places of the elements that the table annotates."""
+"""Conversion between AnnData and SpatialData."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-ATTRS = "spatialdata_attrs"  # ``uns``: what a table annotates
+ATTRS = "spatialdata_attrs"  # key of ``uns``: region and instance keys of a table
 AXES = ("x", "y", "z")
 
 
@@ -33,30 +33,32 @@ def from_spatialdata(
     position_key: str = SPATIAL,
     slice_key: str = SLICE,
 ) -> AnnData:
-    """Take the cells of a SpatialData as an AnnData with positions and slices.
+    """Convert a table of a SpatialData to an AnnData with positions and slices.
 
-    A cell is a row of a table; its position is the centroid of the shape, the label or the point that the row
-    annotates, brought into one coordinate system. Every region (element) is a slice.
+    The position of a cell is the centroid of the shape, label or point that its row of the table annotates, transformed to
+    one coordinate system. Every region (element) is a slice.
 
     Parameters
     ----------
     sdata
         A SpatialData with a table that annotates shapes, labels or points, in 2D or 3D.
     table
-        Name of the table; the only one when None.
+        Name of the table. May be None if there is only one.
     coordinate_system
-        Where positions are wanted, in its units. Every region must have a transformation to it.
+        Coordinate system of the positions, which are in its units. Every region must have a transformation to it.
     position_key
-        Where positions go in ``obsm``; what is there is replaced.
+        Key of ``obsm`` for the positions. An existing entry is replaced.
     slice_key
-        Where the region of a cell goes in ``obs``; a column of that name is kept as it is, so that one region may hold
-        several slices.
+        Column of ``obs`` for the slices. An existing column is kept, so that a region may contain several slices.
 
     Returns
     -------
-    A copy of the table with ``obsm[position_key]``, float64 of shape (n_cells, 2 or 3), NaN for cells without an
-    instance in their region, and ``obs[slice_key]``, categorical. Region, instance and ``uns["spatialdata_attrs"]``
-    stay: the result may be put back as a table.
+    A copy of the table with
+
+    - ``obsm[position_key]``: positions in float64, (n_cells, 2 or 3), NaN for cells without an instance in their region;
+    - ``obs[slice_key]``: slice of each cell (categorical).
+
+    Region and instance columns and ``uns["spatialdata_attrs"]`` are kept, so the result can be used as a table again.
 
     Raises
     ------
@@ -65,7 +67,7 @@ def from_spatialdata(
     KeyError
         If a table, a region, a column or the coordinate system is missing.
     ValueError
-        If the table annotates nothing, or its instances are not those of a region.
+        If the table annotates no element, or none of its instances is in the region.
 
     Examples
     --------
@@ -76,7 +78,7 @@ def from_spatialdata(
     adata = sdata.tables[_table_name(sdata, table)].copy()
     if ATTRS not in adata.uns:
         raise ValueError(
-            "The table annotates no element, so its cells have no place; take it as it is: sdata.tables[…]"
+            "the table annotates no element, so its cells have no positions; use sdata.tables[…] without conversion"
         )
     region_key, instance_key = (adata.uns[ATTRS][name] for name in ("region_key", "instance_key"))
     cells = adata.obs.groupby(region_key, observed=True).indices
@@ -86,7 +88,9 @@ def from_spatialdata(
     }
     dims = {points.shape[1] for points in places.values()}
     if len(dims) != 1:
-        raise ValueError(f"Regions of one table must have the same number of dimensions, found {sorted(dims)}")
+        raise ValueError(
+            f"regions of table=… have {sorted(dims)} dimensions; convert tables with regions of equal dimension"
+        )
     position = np.empty((adata.n_obs, dims.pop()))
     for region, rows in cells.items():
         position[rows] = places[region]
@@ -94,7 +98,7 @@ def from_spatialdata(
     if slice_key not in adata.obs:
         adata.obs[slice_key] = adata.obs[region_key].cat.remove_unused_categories()
     elif slice_key != region_key:
-        logger.info('Slices stay as they are in obs["%s"], which is there already.', slice_key)
+        logger.info('The existing column obs["%s"] is kept as slices.', slice_key)
     return adata
 
 
@@ -108,32 +112,34 @@ def to_spatialdata(
     instance_key: str | None = None,
     radius: float | None = None,
 ) -> SpatialData:
-    """Make a SpatialData of cells with positions: one element for every slice, and a table that annotates them.
+    """Convert an AnnData with positions to a SpatialData with one element per slice and a table.
+
+    Elements are circles (2D) or points (3D), one per cell.
 
     Parameters
     ----------
     adata
-        The cells. It is not modified.
+        Cells with positions.
     table
         Name of the table.
     coordinate_system
-        The coordinate system in which the positions are, in their units.
+        Name of the coordinate system of the positions.
     position_key
-        Where positions are in ``obsm``, shape (n_cells, 2) or (n_cells, 3); for placed cells
-        ``"spatial_reconstructed"``. A cell with NaN there is in the table alone.
+        Key of ``obsm`` with the positions, (n_cells, 2 or 3), for example ``"spatial_reconstructed"``. Cells whose position
+        is NaN are only in the table.
     slice_key
-        Where the slice of a cell is in ``obs``; ``"slice_id"`` if it is there when None, else all cells are one slice.
-        Names of slices become names of elements: letters, digits, ``_``, ``-`` and ``.`` only.
+        Column of ``obs`` with the slice of each cell. By default ``"slice_id"``; without such a column all cells form one
+        slice. Slice names become element names and may contain letters, digits, ``_``, ``-`` and ``.`` only.
     instance_key
-        Where the identifier of a cell is in ``obs``, unique in its slice. None takes that of
-        ``uns["spatialdata_attrs"]`` if it is there, else ``"instance_id"``; a column that is missing is numbered.
+        Column of ``obs`` with an identifier of each cell that is unique in its slice. By default that of
+        ``uns["spatialdata_attrs"]``, otherwise ``"instance_id"``. A missing column is filled with consecutive numbers.
     radius
-        Radius of the circles, in the units of the positions; half the median distance between nearest cells of the
-        slice when None.
+        Radius of the circles in the units of the positions. By default half the median distance of nearest neighbors in the
+        slice.
 
     Returns
     -------
-    A SpatialData with a circle for every cell in 2D, a point in 3D.
+    The SpatialData. `adata` is not modified.
 
     Raises
     ------
@@ -142,7 +148,7 @@ def to_spatialdata(
     KeyError
         If a key is missing.
     ValueError
-        If a slice has no cell with a position, or names or identifiers cannot be used.
+        If a slice has no cell with a position, or slice names or identifiers are invalid.
 
     Examples
     --------
@@ -155,9 +161,11 @@ def to_spatialdata(
 
     position = read_position(adata, position_key, missing=True)
     slice_key = resolve_slice_key(adata, slice_key)
-    slices = sorted(slice_rows(adata, slice_key), key=lambda each: each[1][0])  # squidpy wants the order of the table
+    slices = sorted(
+        slice_rows(adata, slice_key), key=lambda each: each[1][0]
+    )  # squidpy requires the order of the table
     if table in dict(slices):
-        raise ValueError(f"A slice is named {table!r}, as is the table; pass table=…")
+        raise ValueError(f"a slice has the name of the table, {table!r}; pass another table=…")
     cells = adata.copy()
     region_key = slice_key or SLICE
     cells.obs[region_key] = SINGLE_SLICE if slice_key is None else cells.obs[slice_key].astype(str)
@@ -166,13 +174,13 @@ def to_spatialdata(
     if instance_key not in cells.obs:
         cells.obs[instance_key] = np.arange(adata.n_obs)
     if cells.obs.duplicated([region_key, instance_key]).any():
-        raise ValueError(f'obs["{instance_key}"] repeats itself within a slice; pass instance_key=…')
+        raise ValueError(f'obs["{instance_key}"] is not unique within slices; pass instance_key=…')
     elements: dict[str, Any] = {}
     for name, rows in slices:
         rows = rows[np.isfinite(position[rows]).all(axis=1)]
         if not len(rows):
             raise ValueError(
-                f"Slice {name!r} has no cell with a position; place them with tl.reconstruct, or remove it"
+                f"slice {name!r} has no cell with a position; predict positions with tl.reconstruct, or remove the slice"
             )
         index = pd.Index(cells.obs[instance_key].iloc[rows])
         elements[name] = _element(position[rows], index, coordinate_system, radius)
@@ -187,7 +195,7 @@ def _require_spatialdata() -> None:
     try:
         import spatialdata  # noqa: F401
     except ImportError as error:
-        raise ImportError("SpatialData needs a package more: pip install 'alphastomics[spatialdata]'") from error
+        raise ImportError("spatialdata is not installed; run pip install 'alphastomics[spatialdata]'") from error
 
 
 def _table_name(sdata: SpatialData, table: str | None) -> str:
@@ -196,38 +204,38 @@ def _table_name(sdata: SpatialData, table: str | None) -> str:
         check_key("tables", sdata.tables, table, "table")
         return table
     if len(names) != 1:
-        raise KeyError(f"The SpatialData has {len(names)} tables ({', '.join(names)}); pass table=… to name one")
+        raise KeyError(f"the SpatialData has {len(names)} tables ({', '.join(names)}); pass table=…")
     return names[0]
 
 
 def _places(sdata: SpatialData, region: str, instances: pd.Series, coordinate_system: str) -> NDArray[np.float64]:
-    """Centroids of instances, shape (n, 2 or 3); NaN where the region does not have the instance."""
+    """Centroids of instances, (n, 2 or 3), NaN for instances that are not in the region."""
     from spatialdata import get_centroids
     from spatialdata.transformations import get_transformation
 
     if region not in sdata:
-        raise KeyError(f"The table annotates {region!r}, which is not in the SpatialData; add it, or remove its cells")
+        raise KeyError(f"region {region!r} of the table is not in the SpatialData; add it, or remove its cells")
     systems = get_transformation(sdata[region], get_all=True)
     if coordinate_system not in systems:
         raise KeyError(
             f"{region!r} has no transformation to {coordinate_system!r} (found: {', '.join(map(repr, systems))}); "
             "pass coordinate_system=…"
         )
-    with warnings.catch_warnings():  # rows are found by their index, in whatever order they are
+    with warnings.catch_warnings():  # rows are looked up by index, in any order
         warnings.filterwarnings("ignore", message="The index of the dataframe is not monotonic")
         centroids = get_centroids(sdata[region], coordinate_system=coordinate_system).compute()
     axes = [axis for axis in AXES if axis in centroids]
     if not centroids.index.is_unique:
-        raise ValueError(f"Instances of {region!r} occur more than once; the table cannot say which it means")
+        raise ValueError(f"instances of region {region!r} are not unique; correct the index of the element")
     rows = centroids.index.get_indexer(np.asarray(instances))
     if (rows < 0).all():
         raise ValueError(
-            f'No instance of {region!r} is one of obs["{instances.name}"] of the table (there '
-            f"{centroids.index.tolist()[0]!r}, here {instances.tolist()[0]!r}, …); correct the column or the index of the element"
+            f'no instance of region {region!r} is in obs["{instances.name}"] of the table (region: '
+            f"{centroids.index.tolist()[0]!r}, …; table: {instances.tolist()[0]!r}, …); correct one of them"
         )
     if (rows < 0).any():
         logger.info(
-            "%d of %d cells have no instance in %r: their position is NaN.", (rows < 0).sum(), len(rows), region
+            "%d of %d cells have no instance in region %r; their position is NaN.", (rows < 0).sum(), len(rows), region
         )
     places: NDArray[np.float64] = centroids[axes].to_numpy(dtype=np.float64)[rows]
     places[rows < 0] = np.nan
@@ -235,7 +243,7 @@ def _places(sdata: SpatialData, region: str, instances: pd.Series, coordinate_sy
 
 
 def _element(position: NDArray[np.float64], index: pd.Index, coordinate_system: str, radius: float | None) -> Any:
-    """Circles in the plane; in space, where SpatialData has none, points."""
+    """Circles in 2D, points in 3D, where SpatialData has no circles."""
     from spatialdata.models import PointsModel, ShapesModel
     from spatialdata.transformations import Identity
 
@@ -248,7 +256,7 @@ def _element(position: NDArray[np.float64], index: pd.Index, coordinate_system: 
 
 
 def _half_spacing(position: NDArray[np.float64]) -> float:
-    """Half the median distance to the nearest other cell; 1 where there is none, or cells lie on each other."""
+    """Half the median distance to the nearest neighbor; 1 for a single cell or a distance of 0."""
     if len(position) < 2:
         return 1.0
     distance, _ = KDTree(position).query(position, k=2)
