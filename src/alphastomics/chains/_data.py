@@ -19,7 +19,7 @@ chords c = 3.8 over the gap g between two ends,
 
 with the fewest chords that reach 1.5 g, and three at least. Kinds and lengths of the segments decide everything.
 
-Synthetic chains: residues in order, whose expression tells their structure and not their place.
+Synthetic chains: residues in order, whose expression depends on their structure and not on their place.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-r"""A random smooth deformation of a slice: two specimens of a tissue never have the same shape.
+r"""A random smooth deformation of a slice, as specimens of a tissue differ in shape.
 
 .. math::
 
@@ -6,8 +6,8 @@ r"""A random smooth deformation of a slice: two specimens of a tissue never have
     \qquad A_{ij}, a_{kj}\lVert\omega_k\rVert / c \sim \mathcal N(0, 1),\; \omega_k \sim \mathcal N(0, \ell^{-2} I),\;
     \varphi_k \sim U(0, 2\pi)
 
-Diffusion contexts are deformed, so that the noisy positions, not the expression alone, say where a cell is: without it
-the denoiser trusts its memory of the reference slices and pulls cells of a new specimen away from where they are.
+Diffusion contexts are deformed, so that the denoiser reads the position of a cell from the noisy positions and not from
+expression alone: without it, it pulls cells of a new specimen towards their position in the reference slices.
 """
 
 from __future__ import annotations

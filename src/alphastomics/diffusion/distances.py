@@ -99,7 +99,7 @@ def distance_loss(
         M, the pairs that are drawn in each context.
     neighbors
         Numbers of the neighbors of each cell, (B, N, K), every one once, -1 for none. Half of the drawn pairs are then
-        edges to neighbors: few of all pairs are near, and they tell of the fine structure.
+        edges to neighbors: few of all pairs are near, and they determine the fine structure.
     generator
         Draws the pairs.
 

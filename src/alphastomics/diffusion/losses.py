@@ -1,4 +1,4 @@
-r"""Training losses of the two modalities, each averaged over what is really there.
+r"""Training losses of the two modalities, each averaged over real cells and measured genes.
 
 .. math::
 
@@ -191,7 +191,7 @@ def neighbor_error(
     temperature
         Temperature of the similarity.
     rngs
-        A generator for every context, of which the large ones are judged by a sample of their cells.
+        A generator for each context. Contexts of more than ``LARGEST_EXACT`` cells are estimated from a sample of their cells.
     """
 
     def similarity(rows: Tensor, cells: Tensor) -> Tensor:

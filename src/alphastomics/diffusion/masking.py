@@ -1,4 +1,4 @@
-r"""Masked diffusion: entries of a modality that are hidden from the denoiser and asked back clean.
+r"""Masked diffusion: entries of a modality that are hidden from the denoiser, which predicts them clean.
 
 .. math::
 

@@ -66,7 +66,7 @@ class Process:
     def x0(self, output: Tensor, z_t: Tensor, t: Tensor) -> Tensor:
         """The clean value that the network's ``output`` stands for.
 
-        At t = 1 nothing of x0 is left in z_t, so a noise estimate says nothing of x0 either: there the output of
+        At t = 1 z_t does not depend on x0, so neither does an estimate of the noise: there the output of
         an ``"epsilon"`` network is read as x0 itself.
         """
         alpha, sigma = self.coefficients(t, z_t)

@@ -97,7 +97,7 @@ def position_scores(
 
 
 def chance_positions(true: ArrayLike, random_state: int = 0) -> NDArray[np.float64]:
-    """Permute the true positions over all cells: the floor, what a prediction scores that knows only the outline.
+    """Permute the true positions over all cells: the floor, the score of a prediction from the outline alone.
 
     Parameters
     ----------
@@ -115,7 +115,7 @@ def chance_positions(true: ArrayLike, random_state: int = 0) -> NDArray[np.float
 
 
 def oracle_positions(true: ArrayLike, cell_type: ArrayLike, random_state: int = 0) -> NDArray[np.float64]:
-    """Permute the true positions within each cell type: what a prediction scores that knows types perfectly, no more.
+    """Permute the true positions within each cell type: the score of a prediction from the cell types alone.
 
     Parameters
     ----------

@@ -8,8 +8,8 @@ r"""The denoiser: noisy expression and noisy positions of N cells, two timesteps
     F^{pos}_i = W_p \operatorname{AdaNorm}(h^L_i, c), \quad F^{expr}_i = W_e \operatorname{AdaNorm}(h^L_i, c)
 
 w weighs the genes, see :meth:`Denoiser.weigh_genes`; V are principal components of the reference, see
-:meth:`Denoiser.set_components`. A modality whose timestep stands at 1 is absent: nothing of it is left
-in its noisy value, so its embedding is replaced by a learned token; single masked entries have tokens of their own, see
+:meth:`Denoiser.set_components`. A modality whose timestep is 1 is absent: its noisy value does not
+depend on it, so its embedding is replaced by a learned token. Masked entries have tokens of their own, see
 :meth:`Denoiser.embed_expression` and :meth:`Denoiser.embed_position`. Shapes: B contexts, N cells, G genes, D dimensions, d width.
 """
 
@@ -45,18 +45,18 @@ if TYPE_CHECKING:
 
 __all__ = ["Denoiser", "DenoiserConfig", "Prediction"]
 
-GOLDEN = math.pi * (3 - 5**0.5)  # angle by which a grid is turned from one block to the next: no two directions meet
+GOLDEN = math.pi * (3 - 5**0.5)  # angle by which the grid is turned from one block to the next: no direction repeats
 
 
 class Prediction(NamedTuple):
-    """What the denoiser says of each cell; what the outputs mean is the business of the diffusion process.
+    """Output of the denoiser for each cell; the diffusion process defines what it predicts.
 
     Attributes
     ----------
     expression
-        (B, N, G), or None when it was not asked for.
+        (B, N, G), or None if it is not among ``predict``.
     position
-        (B, N, D), or None when it was not asked for.
+        (B, N, D), or None if it is not among ``predict``.
     latent
         (B, N, d), the normed output of the last block.
     """
@@ -103,19 +103,19 @@ class Denoiser(nn.Module):
         self.neighbor_out = nn.Sequential(nn.Linear(d, d), nn.GELU(), nn.Linear(d, config.n_latent))
 
     def weigh_genes(self, gene_scale: ArrayLike) -> None:
-        """Let genes count by the standard deviation (G,) that they had in the reference.
+        """Weigh genes by their standard deviation (G,) in the reference.
 
-        In network units all genes vary alike. Much of the variance of a gene that varies little is counting noise, and a
-        network that learns from all genes at the same rate learns that noise by heart.
+        In network units all genes have the same variance. Much of the variance of a gene that varies little is counting noise,
+        and a network that learns from all genes at the same rate overfits that noise.
         """
         weight = torch.as_tensor(np.asarray(gene_scale), dtype=torch.float32)
         self.gene_weight.copy_(weight / weight.square().mean().sqrt())
 
     def set_components(self, components: ArrayLike) -> None:
-        """Let the first channels of every embedding of expression be its scores on ``components`` (G, K), orthonormal.
+        """Add the scores on ``components`` (G, K), orthonormal, to the first channels of every embedding of expression.
 
-        They hold what cells differ by most before anything is learned, and what training makes of the other channels
-        cannot take it away. With fewer components than there are channels for, the rest stay as they are.
+        They distinguish cells before anything is learned. With fewer components than channels for them, the other channels
+        are not changed.
         """
         values = torch.as_tensor(np.asarray(components), dtype=torch.float32)
         self.components.zero_()
@@ -131,13 +131,13 @@ class Denoiser(nn.Module):
     ) -> Tensor:
         r"""Embedding (B, N, d) of noisy expression (B, N, G).
 
-        The missing token where the timestep stands at 1. Entries that are ``observed`` (B, N, G) are clean at any time, which
+        It is the missing token where the timestep is 1. Entries that are ``observed`` (B, N, G) are clean at any time, and add
 
-        .. math:: m_i = \frac{1}{\sqrt G} \sum_g h_{ig} M_g
+        .. math:: m_i = \frac{1}{\sqrt G} \sum_g o_{ig} M_g
 
-        says; at 1 the others are read as 0, and a cell without held entries is absent. A ``masked`` entry (B, N, G) is
-        read as the learned value of its gene. The first layer is linear in the genes, so this adds one learned vector per
-        masked gene, along the weights of that gene.
+        to the embedding, with o 1 where an entry is observed and 0 elsewhere. At timestep 1 the other entries are read as 0,
+        and a cell without observed entries is absent. A ``masked`` entry (B, N, G) is read as the learned value of its gene:
+        the first layer is linear in the genes, so this adds one learned vector per masked gene.
         """
         if masked is not None:
             expression = torch.where(masked, self.expression_mask, expression)
@@ -156,12 +156,11 @@ class Denoiser(nn.Module):
     def embed_position(
         self, position: Tensor, t_pos: Tensor, masked: Tensor | None = None, local_density: Tensor | None = None
     ) -> Tensor:
-        """Embedding (B, N, d) of noisy positions (B, N, D); the missing token where the timestep stands at 1.
+        """Embedding (B, N, d) of noisy positions (B, N, D); the missing token where the timestep is 1.
 
         ``local_density`` (B, N, K) is a function of all positions of the slice, and is used where these are known.
         A ``masked`` coordinate (B, N, D) is read as 0, the center, and a learned vector of its axis is added to the
-        embedding. Waves mix the axes: with one coordinate fixed they still tell the others, but a value in its place,
-        learned or not, is also where some cell lies. That it is not known has to be said outside of the waves.
+        embedding: any value in its place would also be the position of some cell, so the mark is added outside of the waves.
         """
         if masked is None:
             embedding = self.position_in(position)
@@ -209,7 +208,7 @@ class Denoiser(nn.Module):
         routings: MutableSequence[Routing] | None,
         parallel: SequenceParallel,
     ) -> Prediction:
-        """What :meth:`_predict` gives for all cells, of which it is run on those of this process."""
+        """The result of :meth:`_predict` for all cells, computed on those of this process and gathered."""
         n_cells, own_routings = h.shape[1], Routings()
         mask = parallel.split(torch.ones_like(h[..., 0], dtype=torch.bool) if mask is None else mask)
         h, geometry = parallel.split(h), geometry.split(parallel)
@@ -236,7 +235,7 @@ class Denoiser(nn.Module):
         if self.config.residual == "hyper":
             h = reduce(h)
         (h,) = self.norm_out(h, timestep)
-        with torch.autocast(h.device.type, enabled=False):  # 16 bits hold no place to less than a cell
+        with torch.autocast(h.device.type, enabled=False):  # 16 bits are too coarse for positions
             position = self.position_out(h.to(self.position_out.weight.dtype)) if "position" in predict else None
         return Prediction(
             expression=self.expression_out(h) if "expression" in predict else None,
@@ -273,21 +272,21 @@ class Denoiser(nn.Module):
         mask
             Real cells (B, N); None when all are.
         observed
-            Entries of expression (B, N, G) that are known and clean, whatever its timestep says; None when there are none.
+            Entries of expression (B, N, G) that are known and clean at any timestep; None when there are none.
         predict
             Which heads to run.
         masked
             Masked entries of expression (B, N, G) and of positions (B, N, D), whose values are not used.
         local_density
-            How crowded the surroundings of each cell are (B, N, K), see :func:`alphastomics.data.local_density`; used where the
-            timestep of positions stands at 0. None when it is not known.
+            Local density of each cell (B, N, K), see :func:`alphastomics.data.local_density`; used where the timestep of
+            positions is 0. None when it is not known.
         sequence
             An index (B, N) that orders the cells, where the network reads one; only its differences are used.
         routings
-            A list to which every layer with experts adds where the cells went.
+            A list to which every layer with experts appends its routing.
         parallel
-            Processes that all run the network on these contexts: blocks and heads are run on the cells of each, and every
-            process returns the whole.
+            Processes that run the network on these contexts together: each runs blocks and heads on some of the cells, and
+            returns the result of all.
         """
         h = self.embed_expression(expression, t_expr, observed, masked[0])
         h = h + self.embed_position(position, t_pos, masked[1], local_density)
@@ -305,5 +304,5 @@ class Denoiser(nn.Module):
         )
 
     def neighborhood(self, latent: Tensor) -> Tensor:
-        """Embedding (B, N, n_latent) in which cells that are near in the tissue point the same way."""
+        """Embedding (B, N, n_latent) in which cells that are near in the tissue have a similar direction."""
         return self.neighbor_out(latent)

@@ -67,9 +67,9 @@ class FourierPosition(nn.Module):
 
 
 class LocalDensityEmbedding(nn.Module):
-    """Crowding (B, N, K), logarithms of relative distances, to (B, N, d)."""
+    """Local density (B, N, K), logarithms of relative distances to neighbors, to (B, N, d)."""
 
-    SPREAD = 0.3  # that of the logarithms in most tissues
+    SPREAD = 0.3  # standard deviation of the logarithms in most tissues
 
     def __init__(self, n_ranks: int, d_model: int) -> None:
         super().__init__()

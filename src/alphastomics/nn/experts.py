@@ -1,11 +1,4 @@
-r"""Networks of two layers, each for a group of rows of its own, without a loop in the graph of autograd.
-
-.. math:: y_r = \operatorname{GELU}(x_r W^1_{e(r)} + b^1_{e(r)}) W^2_{e(r)} + b^2_{e(r)}
-
-Groups of equal size run in batched products. Others run one after another within one node of the graph: a group stays
-in the cache through both layers, and no gradient as large as all weights is filled for each group, as autograd would.
-
-Mixture of experts with noisy top-k gating (Shazeer et al., ICLR 2017) in the place of the feed-forward network.
+r"""Mixture of experts with noisy top-k gating (Shazeer et al., ICLR 2017) in the place of the feed-forward network.
 
 .. math::
 
@@ -16,12 +9,16 @@ Mixture of experts with noisy top-k gating (Shazeer et al., ICLR 2017) in the pl
     w_{ie} &= p_{ie} \Big/ \sum_{e' \in T_i} p_{ie'} \;\; (k \ge 2), \qquad w_{ie} = p_{ie} \;\; (k = 1)
 
 with :math:`\varepsilon \sim N(0, I)` in training and 0 otherwise. For k = 1 the weight is the plain probability (Fedus
-et al., JMLR 2022): renormalized it would be 1, and the router would learn nothing from the task. So that experts are
-used evenly, training adds
+et al., JMLR 2022): renormalized it would be 1, without a gradient for the router. So that experts are used evenly,
+training adds
 
 .. math:: L_{balance} = E \sum_e f_e P_e,
 
 f the share of all assignments of the real cells that expert e got, P its mean probability in a context: 1 when balanced.
+
+The experts run as one function of autograd, :func:`grouped_networks`: groups of equal size in batched products, others one
+after another. So a group stays in the cache through both layers, and autograd allocates no gradient of the size of all
+weights for each group.
 """
 
 from __future__ import annotations
@@ -125,14 +122,14 @@ class _GroupedNetworks(torch.autograd.Function):
 
 
 class Routing(NamedTuple):
-    """Where the cells of a batch went in one layer.
+    """Routing of the cells of a batch in one layer.
 
     Attributes
     ----------
     probability
         p, (B, N, E), 0 for cells that were not routed.
     assigned
-        1 for the experts that a cell went to, (B, N, E), else 0.
+        1 for the experts that act on a cell, (B, N, E), else 0.
     """
 
     probability: Tensor
@@ -140,14 +137,13 @@ class Routing(NamedTuple):
 
 
 class Routings(UserList[Routing]):
-    """Where cells went, layer by layer. FSDP2 copies a plain list that a module is given, and what is added to it is lost."""
+    """Routings layer by layer, not a plain list: FSDP2 copies lists among the arguments of a module."""
 
 
 class Experts(nn.Module):
-    """E two-layer networks, k of which see a cell.
+    """E two-layer networks, k of which act on each cell.
 
-    All experts run at once over the assignments, sorted by expert, see ``alphastomics.nn.experts``. No cell is dropped,
-    so neither padding nor the order of the cells changes what a cell gets.
+    No cell is dropped, so that neither padding nor the order of the cells changes the result.
 
     Parameters
     ----------
@@ -156,7 +152,7 @@ class Experts(nn.Module):
     num_experts
         E.
     top_k
-        k, the number of experts that a cell goes to.
+        k, the number of experts that act on a cell.
     width
         ``"split"``: experts are d_ff / E wide, together as large as the dense network; ``"full"``: each is d_ff wide.
 
@@ -186,7 +182,7 @@ class Experts(nn.Module):
         self.weight_2, self.bias_2 = _layer(num_experts, hidden, d_model)
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Routing]:
-        """``x`` (B, N, d) to (B, N, d), 0 where ``mask`` (B, N) is false, and where the cells went."""
+        """``x`` (B, N, d) to (B, N, d), 0 where ``mask`` (B, N) is false, and their routing."""
         b, n, d = x.shape
         cells = x.reshape(-1, d)
         real = None if mask is None else mask.flatten().nonzero()[:, 0]
@@ -239,7 +235,7 @@ class Experts(nn.Module):
 
 
 def _exact(x: Tensor) -> torch.dtype:
-    """The type in which routing is settled."""
+    """The type in which routing is computed."""
     return torch.float32 if x.dtype in (torch.bfloat16, torch.float16) else x.dtype
 
 
@@ -255,7 +251,7 @@ def _layer(num_experts: int, n_in: int, n_out: int) -> tuple[nn.Parameter, nn.Pa
 
 
 def expert_counts(routings: Sequence[Routing], mask: Tensor) -> Tensor:
-    """Assignments that every expert of every layer got, (L, E), of the real cells of ``mask`` (B, N)."""
+    """Number of real cells of ``mask`` (B, N) that are assigned to each expert of each layer, (L, E)."""
     return torch.stack([_per_context(routing.assigned, mask).sum(dim=0) for routing in routings]).detach()
 
 
@@ -273,7 +269,7 @@ def balance_losses(routings: Sequence[Routing], mask: Tensor, counts: Tensor | N
     mask
         Real cells (B, N).
     counts
-        Assignments (L, E) that say f; those of these contexts, on all processes, when None.
+        Assignments (L, E) that f is computed from; those of these contexts, on all processes, when None.
     """
     counts = _sum_over_processes(expert_counts(routings, mask)) if counts is None else counts
     share = counts / counts.sum(dim=-1, keepdim=True).clamp_min(1)

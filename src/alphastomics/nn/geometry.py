@@ -55,14 +55,14 @@ class Geometry(NamedTuple):
     position
         (B, N, D) in model units.
     trust
-        How far ``position`` and ``frames`` say where cells lie, (B,) in [0, 1]: 1 clean, 0 absent. None is 1. Terms of
-        distance are multiplied by it, and where it is 0 positions are not used at all, whatever they are.
+        Trust in ``position`` and ``frames``, (B,) in [0, 1]: 1 clean, 0 absent. None is 1. Terms of distance are multiplied
+        by it, and where it is 0 positions are not used.
     sequence
         A real index (B, N) that orders the cells; only its differences are used.
     frames
         Rotations (B, N, D, D) from the axes of a cell to those of the slice.
     neighbors
-        Cells (B, N, K) that a cell looks at, -1 where there are fewer, see :func:`alphastomics.nn.neighbors.neighbor_pairs`.
+        Cells (B, N, K) that a cell attends to, -1 where there are fewer, see :func:`alphastomics.nn.neighbors.neighbor_pairs`.
     pairs
         Features of pairs, in factors.
     parallel

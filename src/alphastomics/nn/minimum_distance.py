@@ -1,7 +1,7 @@
-r"""How cells are packed: an E(D)-equivariant denoiser of positions at the scale of a cell.
+r"""Minimum-distance refinement: an E(D)-equivariant denoiser of positions at the scale of a cell.
 
 Cells exclude each other, so that their nearest neighbors are far more evenly spaced than independent draws. That is
-visible at full density only, not in a random subset of a slice, and it has no frame: it belongs in a network of its own.
+visible at full density only, not in a random subset of a slice, and does not depend on a frame: a separate network learns it.
 With positions :math:`y` and their noise :math:`r` in units of the cell spacing, and the k nearest neighbors
 :math:`\mathcal N(i)`,
 
@@ -12,7 +12,7 @@ With positions :math:`y` and their noise :math:`r` in units of the cell spacing,
     y_i &\leftarrow y_i + \frac{r}{\sqrt{1 + r^2}}\, \operatorname{mean}_j\, c(m_{ij})\,
         \frac{y_i - y_j}{\lVert y_i - y_j \rVert + \delta}
 
-(after Satorras et al. 2021). Turning or shifting the input turns or shifts the output; the order of cells is immaterial.
+(after Satorras et al. 2021). A rotation, reflection or shift of the input does the same to the output.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-SOFTENING = 0.3  # delta: below a third of the spacing a direction means little
+SOFTENING = 0.3  # delta: below a third of the spacing directions are mostly noise
 
 
 class MinDistanceNetwork(nn.Module):
@@ -51,7 +51,7 @@ class MinDistanceNetwork(nn.Module):
         )
         self.update = nn.ModuleList(
             nn.Sequential(nn.Linear(2 * width, width), nn.SiLU(), nn.Linear(width, width))
-            for _ in range(n_layers - 1)  # after the last round of messages nobody reads h
+            for _ in range(n_layers - 1)  # h is not used after the last round
         )
         self.push = nn.ModuleList(nn.Linear(width, 1) for _ in range(n_layers))
 

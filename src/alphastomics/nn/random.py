@@ -1,10 +1,10 @@
-r"""What the network draws in training, from a generator of each context.
+r"""Random numbers of the network in training, from one generator for each context.
 
 .. math:: u_{bi} \sim G_b, \qquad i = 1, \dots, n_b
 
-:math:`n_b` are the real cells of context b. However contexts are divided into batches and among processes, and whatever they
-are padded to, a context draws the same numbers. A process that has some of its cells draws those of all, and takes its own. Where no
-generators are at hand, that of PyTorch serves.
+with :math:`n_b` the real cells of context b. A context draws the same numbers however contexts are divided into batches and
+among processes, and whatever they are padded to. A process that has some of its cells draws the numbers of all. Without
+generators, the global one of PyTorch is used.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class ContextGenerators:
         return cls([torch.Generator(device).manual_seed(seed) for seed in seeds], n_cells)
 
     def copy(self) -> ContextGenerators:
-        """Generators that will draw what these will."""
+        """Generators in the same state."""
         copies = [torch.Generator(each.device).set_state(each.get_state()) for each in self.generators]
         return ContextGenerators(copies, self.n_cells, self.start)
 
@@ -68,7 +68,7 @@ class ContextGenerators:
 
 @contextmanager
 def drawing_from(generators: ContextGenerators | None) -> Iterator[None]:
-    """Let the network draw from these as long as the context is open."""
+    """Draw from these generators while the context is open."""
     global _current
     before, _current = _current, generators
     try:
@@ -78,12 +78,12 @@ def drawing_from(generators: ContextGenerators | None) -> Iterator[None]:
 
 
 def drawing_again() -> AbstractContextManager[None]:
-    """A context in which the network draws once more what it draws from now on, for blocks that are run again."""
+    """A context that repeats the draws that follow this call, for blocks that are recomputed."""
     return nullcontext() if _current is None else drawing_from(_current.copy())
 
 
 def drawing_for_cells(start: int) -> AbstractContextManager[None]:
-    """A context in which the network is given the cells from ``start`` on, of contexts that others have the rest of."""
+    """A context in which the network runs on the cells from ``start`` on, and other processes on the rest."""
     return nullcontext() if _current is None else drawing_from(_current.starting_at(start))
 
 
@@ -104,7 +104,7 @@ class Dropout(nn.Module):
         self.rate = rate
 
     def extra_repr(self) -> str:
-        """Say the rate."""
+        """Show the rate."""
         return f"rate={self.rate}"
 
     def forward(self, x: Tensor) -> Tensor:

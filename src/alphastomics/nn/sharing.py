@@ -8,7 +8,7 @@ r"""Layers that share their weights along the depth (Dehghani et al. 2019; Lan e
     \end{cases}
 
 θ are the weights that depths with the same s(l) share; ω are those that each depth keeps for itself. Norms and what they
-learn from the timesteps are cheap, and let a layer know how deep it is.
+learn from the timesteps are cheap, and let layers with the same weights differ by depth.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def layer_index(n_layers: int, sharing: Sharing, *, block_size: int = 4) -> list
 class LayerStack(nn.Module):
     """Layers in order of depth, of which some share their weights.
 
-    Every depth has a layer, so that code that visits, recomputes or reconnects layers need not know of sharing. A layer
+    Every depth has a layer, so that code that visits or recomputes layers does not depend on sharing. A layer
     whose weights are shared holds the very parameters and submodules of the first layer with its number, except those
     that are its ``own``. Each tensor is saved once, under the name that it has in the first of these layers.
 

@@ -1,4 +1,4 @@
-r"""Attention that knows how far apart cells lie: invariant point attention as one call of flash attention.
+r"""Attention that depends on the distance of cells: invariant point attention as one call of flash attention.
 
 .. math::
 
@@ -157,7 +157,7 @@ class GeometricAttention(SoftmaxAttention):
         geometry
             Positions, frames where there are points, and features of pairs where they are read.
         mask
-            Real cells (B, N); the others are attended by nobody and come out as 0.
+            Real cells (B, N); no cell attends to the others, whose output is 0.
 
         Returns
         -------

@@ -130,7 +130,7 @@ class GridAttention(nn.Module):
         geometry
             Positions.
         mask
-            Real cells (B, N); the others are attended by nobody and come out as 0.
+            Real cells (B, N); no cell attends to the others, whose output is 0.
 
         Returns
         -------

@@ -61,7 +61,7 @@ class LinearAttention(nn.Module):
         return q.softmax(dim=-1), psi, v
 
     def forward(self, x: Tensor, geometry: Geometry | None = None, mask: Tensor | None = None) -> Tensor:
-        """``x`` (B, N, d) to (B, N, d); cells where ``mask`` (B, N) is false are attended by nobody."""
+        """``x`` (B, N, d) to (B, N, d); no cell attends to those where ``mask`` (B, N) is false."""
         parallel = processes_of(geometry)
         q, k, v = self.features(x, mask, parallel)
         o = q @ parallel.sum_over_cells(k.mT @ v.to(k.dtype))

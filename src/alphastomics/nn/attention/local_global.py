@@ -7,7 +7,7 @@ r"""Attention to what is near, and to everything: neighbors one by one, the whol
 
 :class:`~alphastomics.nn.attention.neighbor.NeighborAttention` sees what low rank cannot carry, and
 :class:`~alphastomics.nn.LinearAttention` carries what is far. Where positions are absent no cell has neighbors in space:
-then the second term alone tells cells of each other. Time and memory grow with the cells alone.
+then the second term alone exchanges information between cells. Time and memory grow with the cells alone.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class LocalGlobalAttention(nn.Module):
         geometry
             Neighbors, positions, and whatever else attention over neighbors reads.
         mask
-            Real cells (B, N); the others are attended by nobody and come out as 0.
+            Real cells (B, N); no cell attends to the others, whose output is 0.
 
         Returns
         -------

@@ -1,4 +1,4 @@
-r"""Attention over the neighbors of a cell, which knows how far away each one lies, and how far in an order.
+r"""Attention over the neighbors of a cell, with features of their distances in space and along an order.
 
 .. math::
 
@@ -149,7 +149,7 @@ class NeighborAttention(SoftmaxAttention):
         geometry
             Neighbors, positions, an order of the cells where one is used, and features of pairs where they are read.
         mask
-            Real cells (B, N); the others are attended by nobody and come out as 0.
+            Real cells (B, N); no cell attends to the others, whose output is 0.
 
         Returns
         -------

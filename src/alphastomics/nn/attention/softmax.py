@@ -80,7 +80,7 @@ class SoftmaxAttention(nn.Module):
         return self.q_norm(q), self.k_norm(k), v
 
     def forward(self, x: Tensor, geometry: Geometry | None = None, mask: Tensor | None = None) -> Tensor:
-        """``x`` (B, N, d) to (B, N, d); cells where ``mask`` (B, N) is false are attended by nobody.
+        """``x`` (B, N, d) to (B, N, d); no cell attends to those where ``mask`` (B, N) is false.
 
         Of geometry only the processes are used.
         """

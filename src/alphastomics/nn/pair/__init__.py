@@ -1,4 +1,4 @@
-"""Features of pairs of cells as low-rank factors, and the networks on them. Nothing is N x N unless it says so."""
+"""Features of pairs of cells as low-rank factors, and the networks on them."""
 
 from alphastomics.config import PairAttention, PairResidual
 from alphastomics.nn.pair.axial import AxialAttention, FactorCrossAttention

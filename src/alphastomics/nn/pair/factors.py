@@ -1,11 +1,11 @@
-r"""Pair features as factors: one N x N matrix for every channel, never formed.
+r"""Pair features as factors, one N x N matrix for every channel that is never formed, and how updates are added to them.
 
 .. math::
 
     p_{ijc} = \sum_{r=1}^{R} L_{icr} R_{jcr}
 
-Left and right factors lie in memory as (B, C, N, R), so that every contraction is a batched matrix product. Whatever M
-is, :math:`L_c M` and :math:`R_c M^{-\top}` are factors of the same p. Its second moment over the n^2 pairs of real
+Left and right factors lie in memory as (B, C, N, R), so that every contraction is a batched matrix product. For any
+invertible M, :math:`L_c M` and :math:`R_c M^{-\top}` are factors of the same p. Its second moment over the n^2 pairs of real
 cells follows from R x R matrices, in O(N R^2) per channel:
 
 .. math:: \overline{p_c^2} = \operatorname{tr}\big[(L_c^\top L_c)(R_c^\top R_c)\big] / n^2
@@ -13,17 +13,15 @@ cells follows from R x R matrices, in O(N R^2) per channel:
 Exact on factors are sums (ranks add up), products with a cell-wise gate :math:`g_{ic} h_{jc}`, maps :math:`A p_c B^\top`
 of either axis, contractions over a cell, and whatever is linear in p. **Not closed** are maps that mix the channels
 of p (the rank grows C-fold), products of two p entry by entry, and any other entry-wise function, among them layer norm
-and a gate that depends on the pair. Modules of this package that do such a thing do it to the factors, and say so.
+and a gate that depends on the pair. The docstring of a module that does such a thing to the factors states it.
 
-Adding an update :math:`\Delta = \Delta_L \Delta_R^\top` to factors without a larger rank.
+**Residuals.** The sum of p and an update :math:`\Delta = \Delta_L \Delta_R^\top` has rank 2R. Three ways back to R:
 
-The sum p + Delta has rank 2R. Three ways back to R, by name:
+``"mix"``: each side is a learned combination of its own ranks and those of the update, at first the identity and zero,
 
-``"mix"``: either side is a learned combination of its own ranks and those of the update, at first the identity and zero,
+.. math:: L' = L\,(I + W_0) + \Delta_L W_1, \qquad R' = R\,(I + V_0) + \Delta_R V_1 .
 
-.. math:: L' = L\,(I + W_0) + \Delta_L W_1, \qquad R' = R\,(I + V_0) + \Delta_R V_1,
-
-which moves the factors and is no approximation of p + Delta.
+It acts on the factors and does not approximate p + Delta.
 
 ``"tangent"``: p takes a step along the matrices of rank R, on to which the update is projected (Koch & Lubich 2007),
 
@@ -39,15 +37,14 @@ order in the step it is the best approximation of p + D of rank R; only R x R sy
 
 .. math:: L'_r = L_r + \tfrac1R s, \qquad R'_r = R_r + \tfrac1R s, \qquad s = \sum_q \Delta_{L,q} + \Delta_{R,q} .
 
-It uses one rank of the update and pulls both sides towards each other; it is here for comparison.
+It uses one rank of the update and makes both sides more alike; it serves as a comparison.
 
-Dropout of whole rows or columns of pair features (Jumper et al. 2021, section 1.11.6), on factors.
+**Dropout** of whole rows or columns (Jumper et al. 2021, section 1.11.6) is exact, a product with one side of the factors,
 
 .. math:: p'_{ijc} = m_{jc}\, p_{ijc} \;\; \text{(row)}, \qquad p'_{ijc} = m_{ic}\, p_{ijc} \;\; \text{(column)}
 
 with independent :math:`m = \text{Bernoulli}(1 - \rho) / (1 - \rho)` for each context: ``"row"`` shares the draw over the
-rows i of a context, ``"column"`` over its columns j. Either is a product with one side of the factors, the same for
-all ranks, so it is exact.
+rows i of a context, ``"column"`` over its columns j.
 """
 
 from __future__ import annotations
@@ -162,7 +159,7 @@ class PairFactors(NamedTuple):
         return (mean_square.clamp_min(0) + eps).rsqrt()  # a trace near zero may round to less
 
     def rms_norm(self) -> PairFactors:
-        """Factors of p_c over its root mean square, either of which takes the same share of the scale."""
+        """Factors of p_c over its root mean square; both sides are scaled by its root."""
         root = self.inverse_rms().sqrt()
         return self.gated(root, root)
 
@@ -196,7 +193,7 @@ def adaptive_rank(
     bytes_per_number
         4 in single precision.
     lowest, highest
-        R_min, which is kept even where it does not fit, and R_max.
+        R_min, the rank where even that does not fit, and R_max.
 
     Raises
     ------

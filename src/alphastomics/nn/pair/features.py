@@ -1,38 +1,29 @@
-r"""Features of the difference of two places in an order, as exact factors.
+r"""Features of all pairs of cells in a context, in factors: from tokens, positions and the order of the cells.
 
 .. math::
 
-    p_{ijc} = \sum_{m=1}^{M} a_{cm} \cos \omega_m (s_i - s_j) + b_{cm} \sin \omega_m (s_i - s_j)
+    p = \operatorname{Stack}\big(p^{position} + p^{index} + p^{tokens}\big), \qquad
+    p^{tokens}_{ijc} = \sum_{r} (W_{cr} \cdot \operatorname{LN} x_i)\,(V_{cr} \cdot \operatorname{LN} x_j)
 
-for the index s of each cell: a serial section, a residue, or any real number. The coefficients a make the even part of
-the function, b the odd one. The addition theorem gives factors of rank 2M, two ranks for each m:
+:math:`p^{position}`, times the trust :math:`\tau` of positions, is that of :class:`~alphastomics.nn.pair.Template`;
+:math:`p^{index}` is there where the cells have an order, and depends on differences of the index s alone:
+
+.. math::
+
+    p^{index}_{ijc} = \sum_{m=1}^{M} a_{cm} \cos \omega_m (s_i - s_j) + b_{cm} \sin \omega_m (s_i - s_j) .
+
+The coefficients a make the even part of the function, b the odd one. The addition theorem gives factors of rank 2M,
 
 .. math::
 
     L_{icm} = [\cos \omega_m s_i,\; \sin \omega_m s_i], \qquad
-    R_{jcm} = [a_{cm} \cos \omega_m s_j - b_{cm} \sin \omega_m s_j,\; a_{cm} \sin \omega_m s_j + b_{cm} \cos \omega_m s_j]
+    R_{jcm} = [a_{cm} \cos \omega_m s_j - b_{cm} \sin \omega_m s_j,\; a_{cm} \sin \omega_m s_j + b_{cm} \cos \omega_m s_j] .
 
-There is no largest index, and a shift of all indices changes nothing.
+Indices may be any real numbers: a serial section, a residue. There is no largest one, and a shift of all changes nothing.
 
-Pair features of the cells of a context: what each is, where it is, and its place in an order.
-
-.. math::
-
-    p_{ijc} = p^{position}_{ijc} + p^{index}_{ijc} + \sum_{r} (W_{cr} \cdot \operatorname{LN} x_i)\,(V_{cr} \cdot \operatorname{LN} x_j)
-
-Each term has ranks of its own, so the sum is exact, as a product of sums would not be. Ranks of the tokens come last:
-they can be cut off. Nothing is N x N.
-
-Features of pairs of cells for a whole forward pass, from what the network knows before its first block.
-
-.. math::
-
-    p = \operatorname{Stack}\big(p^{tokens}(h^0) + \tau\, p^{position}(z^{pos}) + p^{index}(s)\big)
-
-in factors of rank R, see :mod:`alphastomics.nn.pair.factors`. :math:`\tau` is the trust in positions: where they are absent
-they add nothing. The index s is there where the cells have an order. R may change from one pass to the next, and no weight
-depends on it: ranks of tokens are cut off at the end. The layers of the stack run once more on the way back: what they hold
-would outweigh the blocks of the network.
+Each term has ranks of its own, so the sum is exact. Ranks of the tokens come last and can be cut off: no weight depends on
+the rank R, which may change from one pass to the next. The layers of the stack are recomputed in the backward pass, where
+their activations would need more memory than the blocks of the network. No N x N matrix is formed.
 """
 
 from __future__ import annotations
@@ -58,6 +49,12 @@ if TYPE_CHECKING:
     from alphastomics.nn.config import DenoiserConfig
 
 
+N_CHANNELS = 16  # C
+TOKEN_RANKS = 4, 12  # fewest and most ranks of tokens with "auto"
+BUDGET = 2**26  # bytes of the factors of a context with "auto": rank 16 up to 32,768 cells
+N_FREQUENCIES = 8  # M
+
+
 class RelativePosition(nn.Module):
     """Indices of the cells in an order to pair features that depend on their differences alone.
 
@@ -70,7 +67,7 @@ class RelativePosition(nn.Module):
         16.
     longest, shortest
         Wavelengths in units of the index; the frequencies are geometrically spaced between them. The longest should
-        exceed the range of the indices; integers cannot tell wavelengths under 2 from longer ones.
+        exceed the range of the indices; at integers a wavelength under 2 equals a longer one.
 
     Raises
     ------
@@ -214,19 +211,13 @@ class PairEmbedding(nn.Module):
         return PairFactors.masked(left, right, mask)
 
 
-N_CHANNELS = 16  # C
-TOKEN_RANKS = 4, 12  # that "auto" keeps whatever they cost, and that it takes where they cost little
-BUDGET = 2**26  # bytes of one pair of factors of a context: rank 16 up to 32,768 cells
-N_FREQUENCIES = 8  # of the order
-
-
 def n_fixed_ranks(n_dims: int, *, sequence: bool) -> int:
-    """Ranks of squared distances in D dimensions, and of the order where there is one; they are always there."""
+    """Ranks of squared distances in D dimensions, and of the order where there is one; they are never cut off."""
     return n_dims + 2 + 2 * N_FREQUENCIES * sequence
 
 
 class PairFeatures(nn.Module):
-    """Embedding of pairs and the layers on it.
+    """Factors of the pair features of a batch: the embedding of pairs and the layers on it.
 
     Parameters
     ----------

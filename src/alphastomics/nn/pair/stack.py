@@ -7,8 +7,8 @@ r"""A stack of layers on factors, the counterpart of the pair track of a folding
     p \leftarrow \operatorname{Transition}(p)
 
 :math:`\oplus` adds an update without a larger rank, see :mod:`alphastomics.nn.pair.factors`. Triangle attention, axial
-attention and cross attention come between multiplication and transition where they are asked for; the default leaves
-them out, since multiplication alone did as well (Pairmixer, arXiv 2510.18870). At the start a layer changes nothing,
+attention or cross attention comes between multiplication and transition on request; by default there is none, since
+multiplication alone did as well (Pairmixer, arXiv 2510.18870). At the start a layer changes nothing,
 unless its residual is ``"distribute"``. Time and memory of the default are linear in N.
 """
 
@@ -74,7 +74,7 @@ class Update(nn.Module):
 
 
 class PairLayer(nn.Module):
-    """One layer of :class:`PairStack`, whose parameters it has."""
+    """One layer of :class:`PairStack`, with the same parameters."""
 
     def __init__(
         self,

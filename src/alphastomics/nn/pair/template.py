@@ -1,35 +1,30 @@
-r"""Plane waves of all directions that add up to a function of the distance.
+r"""Pair features of the distance of two cells, from their positions, as exact factors.
 
 .. math::
 
-    \sum_k \mu_k \cos(\omega\, u_k \cdot d) = f(\omega |d|) + O(\varepsilon), \qquad
+    p_{ijc} = a_c\, |x_i - x_j|^2 / \rho^2 + b_c\, f(\omega_c |x_i - x_j|), \qquad
     f(z) = J_0(z) \;\; (D = 2), \qquad f(z) = \frac{\sin z}{z} \;\; (D = 3)
 
-The cosine is even, so half of the directions are enough. In 2D K directions :math:`u_k` are equispaced on the half
-circle; with the order m = 2K the error is :math:`2 |J_m(z)|` and less. In 3D they are the product rule of n
-Gauss-Legendre heights and 2n equispaced angles, exact for polynomials of degree 2n - 1; half of them are
-:math:`K = n^2` directions, and with m = 2n the error is about :math:`(2m + 1) |j_m(z)|`. Both vanish faster than any
-power once m has passed z. The order is the smallest even one whose error at the largest z is under
-:math:`\varepsilon = 10^{-5}`: z + 8 at z = 2, and z + 14 (2D) or z + 16 (3D) at z = 20.
-
-Features of the distance of two cells, from their positions, as exact factors.
-
-.. math::
-
-    p_{ijc} = a_c\, |x_i - x_j|^2 / \rho^2 + b_c\, f(\omega_c |x_i - x_j|)
-
-with f as in :mod:`alphastomics.nn.pair.template` and :math:`\rho` the largest distance to be told. A squared distance
-has rank D + 2, and a plane wave rank 2:
+with :math:`\rho` the largest distance. A squared distance has rank D + 2. f is a sum of plane waves of K directions
+:math:`u_k`, each of rank 2:
 
 .. math::
 
     |x_i - x_j|^2 &= |x_i|^2 + |x_j|^2 - 2\, x_i \cdot x_j \\
+    f(\omega |d|) &= \sum_k \mu_k \cos(\omega\, u_k \cdot d) + O(\varepsilon) \\
     \cos \omega\, u \cdot (x_i - x_j) &= \cos(\omega u \cdot x_i) \cos(\omega u \cdot x_j)
         + \sin(\omega u \cdot x_i) \sin(\omega u \cdot x_j)
 
-All channels share K directions, which suffice for the highest frequency; each has a frequency of its own. Low rank
-carries what is smooth over the whole field and no more: K grows like :math:`\omega \rho` in 2D and like its square in
-3D. Short distances belong to the edges between neighbors.
+The cosine is even, so half of the directions are enough. In 2D they are equispaced on the half circle; with the order
+m = 2K the error is :math:`2 |J_m(z)|` and less. In 3D they are the product rule of n Gauss-Legendre heights and 2n
+equispaced angles, exact for polynomials of degree 2n - 1; half of them are :math:`K = n^2` directions, and with m = 2n the
+error is about :math:`(2m + 1) |j_m(z)|`. Both vanish faster than any power once m exceeds z. The order is the smallest even
+one whose error at the largest z is under :math:`\varepsilon = 10^{-5}`: z + 8 at z = 2, and z + 14 (2D) or z + 16 (3D) at
+z = 20.
+
+All channels share the directions, which suffice for the highest frequency; each has a frequency of its own. Low rank
+represents what is smooth over the whole field only: K grows like :math:`\omega \rho` in 2D and like its square in 3D. Short
+distances are features of the edges between neighbors.
 """
 
 from __future__ import annotations
@@ -94,7 +89,7 @@ class Template(nn.Module):
     n_dims
         D, 2 or 3.
     radius
-        The largest distance rho in model units. Beyond it, waves lose their isotropy and nothing else.
+        The largest distance rho in model units. Beyond it, waves are no longer isotropic.
     highest
         The highest frequency in radians per model unit; channel c has the share (c + 1) / C of it. None: squared
         distances alone, of rank D + 2. Waves add 2K: with highest * radius = 2, 6 or 18 these are 10, 16 or 32 in 2D,

@@ -1,4 +1,8 @@
-r"""Triangle multiplication (Jumper et al. 2021, algorithms 11 and 12) on factors, exactly.
+r"""Triangle updates of pair features (Jumper et al. 2021, algorithms 11 to 14), on factors.
+
+The hat is the RMS norm over the pairs of a context, k runs over its n real cells.
+
+**Triangle multiplication** is exact:
 
 .. math::
 
@@ -7,23 +11,21 @@ r"""Triangle multiplication (Jumper et al. 2021, algorithms 11 and 12) on factor
     \Delta p_{ijc} &= g_{ic}\, h_{jc}\, \hat z_{ijc}, \qquad
     (g, w, h)_i = \sigma\big(W\,[\hat p_{ii},\, \overline{\hat p_{i\cdot}},\, \overline{\hat p_{\cdot i}}] + b\big)
 
-The hat is the RMS norm over the pairs of a context, k runs over its n real cells. On factors the sum over k is one
-R x R matrix for each channel, and the rank stays R:
+On factors the sum over k is one R x R matrix for each channel, and the rank stays R:
 
 .. math::
 
     G_{rs} = \tfrac1n \sum_k w_k R_{kr} R'_{ks}, \quad z = (L\,G)\, L'^\top \;\; \text{(outgoing)}, \qquad
     G_{rs} = \tfrac1n \sum_k w_k L_{kr} L'_{ks}, \quad z = (R\,G)\, R'^\top \;\; \text{(incoming)}
 
-with the factors of the next channel primed. Time is O(N R^2 C) and memory O(N R C), for N^3 C and N^2 C of the tensor.
+with the factors of the next channel primed. Time is O(N R^2 C) and memory O(N R C), for N^3 C and N^2 C of a tensor.
 
-The algorithms of the source project p to two sets of channels, a and b, and gate them pair by pair. Neither is closed
-on factors: a projection would multiply the rank by C, and no gate of a pair is separable. So a is p itself, b is p with
-its channels moved on by one, the gates of a, b and z that meet the same cell are one, and channels are mixed elsewhere
-(:class:`~alphastomics.nn.pair.PairTransition`). What remains is a function of p, whatever the factors, and the same
-parameters act on a tensor of all pairs.
+The source projects p to two sets of channels, a and b, and gates them pair by pair. Neither is closed on factors: a
+projection multiplies the rank by C, and the gate of a pair is not separable. Here a is p itself, b is p with its channels
+shifted by one, the gates of a, b and z are products of gates of cells, and channels are mixed elsewhere
+(:class:`~alphastomics.nn.pair.PairTransition`). The result is a function of p, whatever its factors.
 
-Triangle attention (Jumper et al. 2021, algorithms 13 and 14) on factors, row by row.
+**Triangle attention** attends row by row and projects its output on to the factors:
 
 .. math::
 
@@ -31,19 +33,18 @@ Triangle attention (Jumper et al. 2021, algorithms 13 and 14) on factors, row by
         q_{ij} \cdot k_{ik} / \sqrt{d_h} + b_{jk}\big)\, v_{ik}, \qquad
     (q, k, v)_{ij} = W \hat p_{ij}, \quad b_{jk} = \sum_{c \in h} w_c\, \hat p_{jkc} \;\; \text{(starting)}
 
-for each head h of C/H channels; the ending node is the same for p_ji. The hat is the RMS norm over pairs, where the
-source has layer norm, and a bias is of the channels of its head, where the source takes all. Only S rows of p exist at
-a time, and they are made again in the backward pass. No bias is stored: it is a product of factors, so it enters the
-scores as R C/H further columns of queries and keys,
+for each head h of C/H channels; the ending node is the same for p_ji. The source has a layer norm in the place of the RMS
+norm, and a bias of all channels in the place of those of the head. Only S rows of p exist at a time, and they are
+recomputed in the backward pass. The bias is a product of factors, so it enters the scores as R C/H further columns of
+queries and keys, and is not stored:
 
 .. math:: b_{jk} = \sum_{c \in h} \sum_r (w_c L_{jcr})\, R_{kcr} .
 
-The output is no longer of low rank. It is projected on to the right factors, channel by channel, the nearest that they
-can express (a Galerkin projection), and W_o acts before that:
+The output has full rank. After W_o it is projected on to the right factors, channel by channel (a Galerkin projection):
 
 .. math:: \Delta_L = (W_o O)\, R\,(R^\top R)^{-1}, \qquad \Delta_R = R .
 
-Time is O(N^3 d): this is for some 2,000 cells. Memory is O(S N C).
+Time is O(N^3 d), for up to about 2,000 cells. Memory is O(S N C).
 """
 
 from __future__ import annotations
@@ -58,6 +59,10 @@ from torch.utils.checkpoint import checkpoint
 from alphastomics.nn.pair.factors import PairFactors, divide_by_gram, gram
 
 Direction = Literal["outgoing", "incoming"]
+Node = Literal["starting", "ending"]
+
+BLOCK = 2**21  # entries of the keys that a chunk of rows may hold
+NEVER = -1e4  # score of a padded cell, whose weight is then 0 in every precision
 
 
 class TriangleMultiplication(nn.Module):
@@ -98,12 +103,6 @@ def _contract(a: PairFactors, b: PairFactors, w: Tensor) -> PairFactors:
     core = gram(a.right * w.mT.unsqueeze(-1), b.right) / a.n_real()[..., None]
     left = a.left @ core.to(a.left.dtype)
     return PairFactors(left.to(a.left.dtype), b.left, a.mask)
-
-
-Node = Literal["starting", "ending"]
-
-BLOCK = 2**21  # entries of the keys that a chunk of rows may hold
-NEVER = -1e4  # score of a padded cell, whose weight is then 0 in every precision
 
 
 class TriangleAttention(nn.Module):
@@ -183,7 +182,9 @@ class TriangleAttention(nn.Module):
         query, key = (columns[:, None].expand(b, s, -1, n, -1).to(q.dtype) for columns in (query, key))
         q = torch.cat([q / self.d_head**0.5, query], dim=-1).flatten(0, 1)
         k = torch.cat([k, key], dim=-1).flatten(0, 1)
-        v = F.pad(v, (0, q.shape[-1] - self.d_head)).flatten(0, 1)  # equal widths, or scores would be stored
+        v = F.pad(v, (0, q.shape[-1] - self.d_head)).flatten(
+            0, 1
+        )  # without equal widths the kernel would store the scores
         o = F.scaled_dot_product_attention(q, k, v, scale=1.0)[..., : self.d_head].unflatten(0, (b, s))
         return self._gated(o, z).permute(0, 3, 1, 2).to(right.dtype) @ right
 

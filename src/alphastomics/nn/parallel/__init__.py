@@ -4,11 +4,11 @@ r"""One context over several processes: each holds some of its cells, and the wh
 
     x = [x_0; x_1; \dots; x_{W-1}], \qquad x_r \in \mathbb{R}^{n}, \quad n = \lceil N / W \rceil
 
-What treats cells one by one needs nothing of this. Where cells meet, there are three ways:
+Operations on single cells need no communication. Those on several cells have three ways:
 
 - attention: :func:`split_attention`, exact, by one of three exchanges;
 - sums over cells, of a loss, of a count, of any contraction: :meth:`SequenceParallel.sum_over_cells`;
-- what is small enough to be held whole, as positions are: :meth:`SequenceParallel.gather`.
+- what is small enough for every process, such as positions: :meth:`SequenceParallel.gather`.
 
 **Gradients.** Let :math:`\ell` be the loss of the whole context, the same number on all processes: its numerator and
 its denominator each went through ``sum_over_cells``, or it was computed from what ``gather`` gave. Process s calls
