@@ -1,6 +1,6 @@
-"""The benchmarks in order: ``python -m benchmarks [--model-dir DIR] [--data-dir DIR]``.
+"""All benchmarks in order: ``python -m benchmarks [--model-dir DIR] [--data-dir DIR]``.
 
-Each runs in a process of its own. What an earlier call finished is kept, so an interrupted call is simply repeated.
+Each runs in its own process. Finished runs are kept, so an interrupted command can be run again.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Readers of files in child processes, so that one that hangs or crashes is an outcome and not the end."""
+"""Readers of files in child processes, so that hangs and crashes are recorded as results."""
 
 from __future__ import annotations
 

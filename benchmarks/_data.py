@@ -1,4 +1,4 @@
-"""Real tissues as folds: a reference with positions, a query stripped of everything but its expression, and the truth."""
+"""Real tissues as folds: a reference with positions, a query with expression only, and the true positions."""
 
 from __future__ import annotations
 

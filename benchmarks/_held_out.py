@@ -1,4 +1,4 @@
-"""What the benchmarks share that ask a trained model about held-out slices whose labels are known: options and loop."""
+"""Options and loop of the benchmarks that score a trained model on held-out slices with labels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The five kinds of files that the package reads from strangers, damaged and crafted at random."""
+"""Random damage to, and crafted versions of, the five kinds of files that the package reads."""
 
 from __future__ import annotations
 

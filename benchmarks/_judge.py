@@ -1,18 +1,18 @@
-"""An independent judge of predicted cell positions, with numpy and scipy alone.
+"""Scores of predicted cell positions, with NumPy and SciPy only.
 
-It shares no code with ``alphastomics.metrics``, so that a mistake there cannot flatter the package's own figures.
+The scores share no code with ``alphastomics.metrics``, so that an error there cannot affect the benchmarks.
 
-Judged cells: ``sort(default_rng(0).permutation(n)[:4000])`` of the held-out slice.
+Scored cells: ``sort(default_rng(0).permutation(n)[:4000])`` of the held-out slice.
 
-- ``knn_20``: mean share of the 20 true nearest neighbors found among the 20 predicted ones, the cell itself excluded.
-- ``distance_spearman``: Spearman correlation of a cell's true with its predicted distances to the other cells, averaged,
-  over 2,000 of the judged cells.
+- ``knn_20``: mean share of the 20 true nearest neighbors among the 20 predicted ones, the cell itself excluded.
+- ``distance_spearman``: Spearman correlation between the true and the predicted distances of a cell to the other cells, mean
+  over 2,000 of the scored cells.
 - ``aligned_rmsd``: root mean square deviation after the best rotation, reflection and scale, over the root mean square
-  radius of the truth (1 = everything at the center).
-- ``contact_5``: of the pairs predicted among the closest 5 % of all pairs, the share truly among the closest 5 %.
-- ``nn_ks``: Kolmogorov-Smirnov distance between the predicted and the true distances of every cell (all cells, not only
-  the judged ones) to its nearest cell, in the units of the truth. A rigid alignment leaves these distances as they are,
-  so none is computed; the scale is not fitted, because spacing is what is judged.
+  radius of the truth (1 = all cells at the center).
+- ``contact_5``: share of the predicted closest 5 % of all pairs that are among the true closest 5 %.
+- ``nn_ks``: Kolmogorov-Smirnov distance between the predicted and the true nearest-neighbor distances of all cells, in the
+  units of the truth. Rigid alignment does not change these distances and is omitted; the scale is not fitted, because it
+  determines the spacing.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Files that are damaged or crafted, drawn at random: bytes, and nested values of JSON and YAML."""
+"""Random damage to bytes and to nested values of JSON and YAML."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""AlphaSTomics itself, called as a user would call it."""
+"""AlphaSTomics, called through its public interface."""
 
 from __future__ import annotations
 

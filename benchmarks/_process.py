@@ -1,4 +1,4 @@
-"""Fresh processes and their memory."""
+"""New processes and their memory."""
 
 from __future__ import annotations
 

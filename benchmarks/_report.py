@@ -1,4 +1,4 @@
-"""What a run leaves behind: where it ran, a JSON file that survives an interruption, a table."""
+"""Results of a run: the machine, a JSON file that survives interruptions, a table."""
 
 from __future__ import annotations
 

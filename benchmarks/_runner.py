@@ -1,4 +1,4 @@
-"""Run methods x folds x seeds of one benchmark, keep what is finished, print the table."""
+"""Run methods x folds x seeds of one benchmark, keep finished runs, print the table."""
 
 from __future__ import annotations
 

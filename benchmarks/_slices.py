@@ -1,4 +1,4 @@
-"""Folders of simulated slices, written one by one."""
+"""Folders of simulated slices, written one after the other."""
 
 from __future__ import annotations
 

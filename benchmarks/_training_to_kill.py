@@ -1,7 +1,7 @@
-"""A training that can be killed at any moment, and started again with the same arguments until it has finished.
+"""A training that can be killed at any time and run again with the same arguments until it has finished.
 
-``python -m benchmarks._training_to_kill FOLDER DEVICES`` leaves ``FOLDER/model``. Before every step each process writes how far it is into
-``FOLDER/RANK.step``, with its number: whoever kills it knows whom, and when.
+``python -m benchmarks._training_to_kill FOLDER DEVICES`` writes ``FOLDER/model``. Before every step each process writes its process
+number and its step to ``FOLDER/RANK.step``, for the process that kills it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What each ingredient of training does to the scores: one change at a time, the same number of steps for all.
+"""Effect of each component of training on the scores: one change at a time, the same number of steps for all.
 
-Run as ``python -m benchmarks.ablation --benchmark starmap_mpfc``; finished variants are kept. The mean over the folds and
-seeds of the conditional mean (one step) and of one draw of the chain (25 steps) are printed for every variant.
+Run as ``python -m benchmarks.ablation --benchmark starmap_mpfc``; finished variants are kept. The output has means over folds and
+seeds of the conditional mean (one step) and of one sample (25 steps) for every variant.
 """
 
 from __future__ import annotations

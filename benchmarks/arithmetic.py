@@ -1,9 +1,9 @@
-r"""The tables of ``docs/arithmetic.md``: memory, time and devices of a training, up to 10⁸ cells; and that of ``docs/scaling.md``.
+r"""The tables of ``docs/arithmetic.md`` (memory, time and devices of a training up to 10⁸ cells) and of ``docs/scaling.md``.
 
-``python -m benchmarks.arithmetic`` prints them, from the committed results. Weights are counted by a formula, which a test compares
-with the network; so are floating-point operations, which a test compares with PyTorch's count. Memory is what
-:func:`~alphastomics.train.memory.estimate.estimate_training` says. Speed on processors is that of ``results/waiting.json``, loading that of
-``results/loading.json``; bytes on disk are measured by ``python -m benchmarks.arithmetic --measure``.
+``python -m benchmarks.arithmetic`` prints them from the committed results. Weights and floating-point operations are computed by
+formulas, which tests compare with the network and with PyTorch's count. Memory is estimated by
+:func:`~alphastomics.train.memory.estimate.estimate_training`. The speed of CPUs is from ``results/waiting.json``, that of loading from
+``results/loading.json``; ``python -m benchmarks.arithmetic --measure`` measures bytes on disk.
 """
 
 from __future__ import annotations

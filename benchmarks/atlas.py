@@ -1,8 +1,8 @@
-"""Whether a tissue of many genes goes through everything in bounded memory.
+"""Peak memory of preprocessing, training and sampling with many genes.
 
-Simulated slices, 20,000 genes and 200,000 cells of which a twentieth of the values are not 0, written one by one. Then, each in a
-fresh process whose largest resident memory counts: ``preprocess`` makes them a dataset, ``train`` trains a model on it for a few
-steps, ``sample`` places the cells of a slice. Run as ``python -m benchmarks.atlas``.
+Simulated slices with 20,000 genes and 200,000 cells, of which a twentieth of the values are not 0, are written one after the other.
+Then, each in a new process whose peak resident memory is measured: ``preprocess`` converts them to a dataset, ``train`` trains a model
+for a few steps, ``sample`` places the cells of a slice. Run as ``python -m benchmarks.atlas``.
 """
 
 from __future__ import annotations

@@ -1,16 +1,16 @@
-"""Chains of residues: does a network that reads the order of the cells fold them?
+"""Placement of chains of residues with and without the order of the cells.
 
-Generated chains (:func:`alphastomics.chains.synthetic_chains`): helices and strands by formula, whose expression tells the
-structure of a residue and not its place. One model reads the order (``sequence_key="residue"``: relative positions in
-factorized pair features, and neighbors along the chain as well as among the noisy positions), a second one is trained with
-the frame-aligned point error besides, and a third is the same network without the order; all are trained for the same number
-of steps and place chains that none has seen. Scores, means over these
+Generated chains (:func:`alphastomics.chains.synthetic_chains`) consist of helices and strands, and their expression contains the
+secondary structure of a residue but not its position. One model uses the order (``sequence_key="residue"``: relative positions in
+factorized pair features, and neighbors along the chain as well as among the noisy positions), a second one is also trained with
+the frame-aligned point error, and a third is the same network without the order. All are trained for the same number
+of steps and place held-out chains. Scores, means over these
 chains: ``fape``, the frame-aligned point error; ``fape_mirrored``, that of the mirror image of the prediction, larger than
-``fape`` where the hand is right; ``distance_spearman``; ``rmsd``, the root mean square distance in Å after the best rotation
+``fape`` if the handedness is correct; ``distance_spearman``; ``rmsd``, the root mean square distance in Å after the best rotation
 and shift, without reflection; ``bond``, the median distance of consecutive residues in Å, which is 3.8.
 
-All chains are in one frame. With ``--frame slice`` each has its own, and the model, to which a slice is the same as its mirror
-image, is free to choose the hand of every chain. Run as ``python -m benchmarks.chains``.
+All chains are in one frame. With ``--frame slice`` each has its own frame, and the model, for which a slice equals its mirror
+image, may choose the handedness of every chain. Run as ``python -m benchmarks.chains``.
 """
 
 from __future__ import annotations

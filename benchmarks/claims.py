@@ -1,17 +1,17 @@
-"""What the specification of long contexts claims, beside what is measured.
+"""Claims of the specification of long contexts compared with measurements.
 
-Each claim is a reference and what takes its place, at the sizes that the specification names. Memory is the peak of a
-forward and a backward pass in a fresh process, less the peak before it; time is measured in one process by turns; operations
+Each claim compares a reference with its replacement, at the sizes of the specification. Memory is the peak of a
+forward and a backward pass in a new process, minus the peak before it; time is measured in one process in alternation; operations
 are counted on tensors without data.
 
 - ``factors`` (537 times less memory): triangle multiplication on a tensor of all pairs, and on factors of rank 2;
-- ``chunked loss`` (16): the loss of all distances as a graph of PyTorch, and in blocks with its gradient in closed form;
-- ``sparse pairs`` (120; arithmetic says 128): attention with features of all pairs, and of the edges to 32 neighbors;
-- ``axial`` (24 times fewer operations): triangle attention on factors, and axial attention on them; full attention over
-  cells, and attention along a grid of them;
+- ``chunked loss`` (16): the loss of all distances with autograd, and in blocks with its gradient in closed form;
+- ``sparse pairs`` (120; by arithmetic 128): attention with features of all pairs, and of the edges to 32 neighbors;
+- ``axial`` (24 times fewer operations): triangle attention and axial attention on factors; full attention and grid attention over
+  cells;
 - ``mixed precision`` (half the memory, 2 to 3 times the speed): the denoiser in 32 bits, and in bfloat16;
-- ``sharing`` (12, 6 and 4 times fewer weights): twelve blocks, and one, two, or one for every four; of all weights, and of
-  those that can be shared, which norms and what they learn from the clocks are not.
+- ``sharing`` (12, 6 and 4 times fewer weights): twelve blocks, and one, two, or one for every four; for all weights, and for
+  those that can be shared, without norms and their dependence on the timesteps.
 
 Run as ``python -m benchmarks.claims``.
 """

@@ -1,12 +1,12 @@
-"""The configurations of the model side by side: linear and gated attention, dense and with experts, and variants.
+"""Comparison of configurations: linear and gated attention, dense and with experts, and variants.
 
-Every configuration has the same training time on the same cells, is asked about a slice that it never saw, and is scored by
+Every configuration has the same training time on the same cells and is scored on a held-out slice by
 ``asx.tl.evaluate``: positions from expression, and expression from positions. On STARmap each seed holds out another mouse, so
-that no conclusion hangs on one animal; the standard deviation over seeds then includes that between mice. All configurations
-have the same mice and seeds, so ``difference`` gives, seed by seed, what a configuration gains over gated attention. On
+that the result does not depend on one animal; the standard deviation over seeds includes that between mice. All configurations
+have the same mice and seeds, so ``difference`` is the gain of a configuration over gated attention within each seed. On
 seqFISH, which has one fold, every seed holds out the same slice.
 
-Run as ``python -m benchmarks.compare --benchmark starmap_mpfc``; finished runs are kept, in the same file as the result.
+Run as ``python -m benchmarks.compare --benchmark starmap_mpfc``; finished runs are kept in the file of the result.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""One call of the denoiser against a plain transformer encoder of the same width, depth and heads: time and peak memory.
+"""Time and peak memory of one denoiser call and of a plain transformer encoder with the same width, depth and heads.
 
-The plain network is ``nn.TransformerEncoder`` (pre-norm, feed-forward four times as wide) on embeddings that are there
-already; the denoiser also reads the genes and writes positions. PyTorch runs the encoder by a fused inference path that
-holds the whole attention matrix (``encoder``), or by the path of training (``encoder, no fast path``); both are shown.
-Time is measured in one process by turns, memory in a fresh process for each network, less the peak after imports.
+The plain network is ``nn.TransformerEncoder`` (pre-norm, feed-forward networks of four times the width) on given embeddings;
+the denoiser also reads genes and predicts positions. PyTorch runs the encoder with a fused inference path that
+stores the whole attention matrix (``encoder``), or with the path of training (``encoder, no fast path``); both are measured.
+Time is measured in one process in alternation, memory in a new process for each network, minus the peak after imports.
 Run as ``python -m benchmarks.denoiser_speed``.
 """
 

@@ -1,17 +1,17 @@
-"""One model of every direction against one model for each, trained for the same time on the same reference.
+"""One model for all modes compared with one model per mode, with the same training time and reference.
 
-Three models of every fold and seed: ``any``, ``expr_to_pos`` and ``pos_to_expr``. Each is asked what it was made for:
+Three models for every fold and seed: ``any``, ``expr_to_pos`` and ``pos_to_expr``, scored in the modes that they support:
 
-- placing: the held-out slice is placed by the default call, ``tl.reconstruct(query, model=model)``, and judged as in the
+- placement: the held-out slice is placed by the default call, ``tl.reconstruct(query, model=model)``, and scored as in the
   placement benchmarks (``_judge.py``): ``distance_spearman``, ``knn_20``, ``contact_5``;
-- writing: expression is written into the registered places of the held-out slice, question (a) of ``pos_to_expr.py`` and
+- expression: it is predicted at the registered positions of the held-out slice, task (a) of ``pos_to_expr.py`` with
   its scores: ``pearson`` of the mean of 16 samples, ``moran`` of a single one.
 
 The table has the mean over folds, then mean ± standard deviation over seeds, of both models; their ratio; the mean
 difference over all pairs of the same fold and seed, any - specialized, with its standard error (standard deviation of
 the pairs over the root of their number); and whether the difference is no worse than 5 % of the specialized score or two
-standard errors, whichever is more. All five scores are better when larger. Time, not the number of steps, is what the
-models have in common, so nothing else should run meanwhile; every entry says how many epochs its model had. Run as
+standard errors, whichever is more. All five scores are better when larger. The models have the same training time and not the
+same number of steps, so nothing else should run meanwhile; every entry has the number of epochs. Run as
 ``python -m benchmarks.directions --benchmark starmap_mpfc``.
 """
 

@@ -1,4 +1,4 @@
-"""A random half of the positions is the reference, the other half is placed (Drosophila embryo in 3D, no counts).
+"""Placement of half of the cells of a Drosophila embryo in 3D, with the other half as the reference; values are not counts.
 
 Run as ``python -m benchmarks.drosophila3d``; ``--help`` lists the options.
 """

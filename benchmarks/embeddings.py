@@ -1,19 +1,19 @@
-r"""Do embeddings hold cell types and spatial domains? Clusterings of a held-out slice against its labels.
+r"""Clusters of embeddings of a held-out slice compared with cell types and spatial domains.
 
 Rows:
 
-- ``PCs``: 50 principal components of the held-out slice by the standard recipe of scanpy (``normalize_total``, ``log1p``,
+- ``PCs``: 50 principal components of the held-out slice with the standard workflow of scanpy (``normalize_total``, ``log1p``,
   ``scale(max_value=10)``, ``pca``);
-- ``PCs, averaged``: the mean of these over each cell and its 20 nearest neighbors in space, the plainest way to spatial
+- ``PCs, averaged``: the mean of these over each cell and its 20 nearest neighbors in space, a simple method for spatial
   domains; for information;
-- ``encoder``, ``transformer``, ``all``: ``model.get_latent_representation(layer=...)`` of the held-out slice, its
-  positions taken away, and with ``positions`` the same with ``use_positions=True``. The model is one of ``mode="any"``,
-  trained on the reference, without labels.
+- ``encoder``, ``transformer``, ``all``: ``model.get_latent_representation(layer=...)`` of the held-out slice without its
+  positions, and with ``positions`` the same with ``use_positions=True``. The model has ``mode="any"`` and is
+  trained on the reference without labels.
 
-Every row is clustered as it is, by k-means (10 starts, k the number of labels; mean score of 5 runs of different seeds)
+Every row is clustered by k-means (10 starts, k the number of labels; mean score of 5 runs with different seeds)
 and by Louvain's method at resolution 1 on the graph of ``scanpy.pp.neighbors`` (15 neighbors). Clusters are compared with
-``obs["cell_type"]`` and, where there is one, with ``obs["layer"]``, by the adjusted Rand index and by normalized mutual
-information. Cells without a label are left out of the comparison, not of the clustering.
+``obs["cell_type"]`` and, if available, with ``obs["layer"]``, by the adjusted Rand index and by normalized mutual
+information. Cells without a label are clustered but not compared.
 
 Scores are named ``type_ari``, ``type_nmi``, ``layer_ari``, ``layer_nmi``; those of Louvain end in ``_louvain``. Run as
 ``python -m benchmarks.embeddings --benchmark starmap_mpfc``.

@@ -1,11 +1,11 @@
-"""Our mixture of experts against plain loops: time of forward and backward pass.
+"""Forward and backward time of the mixture of experts compared with plain loops.
 
-All loops use the same weights, router and choices. ``loop over experts`` visits each expert once and gathers its cells;
-``loop over choices and experts`` visits each expert once for every rank of choice, as published implementations do;
-``loop over separate experts`` is the first with every expert's weights in tensors of its own, which spares autograd the
-gradients of stacked weights. Time is measured in one process by turns, so that a busy machine slows all alike: on one
-thread (processor time), where the arithmetic takes nearly all of it, and on all (time on the wall), where starting many
-small products counts. The allocator keeps memory between passes. Run as ``python -m benchmarks.experts``.
+All loops use the same weights, router and choices. ``loop over experts`` gathers the cells of each expert once;
+``loop over choices and experts`` does so for every rank of choice, like published implementations;
+``loop over separate experts`` is the first with separate weight tensors per expert, which avoids the
+gradients of stacked weights. Time is measured in one process in alternation: on one
+thread (processor time), which measures the arithmetic, and on all threads (wall time), which includes the overhead of
+many small products. The allocator keeps memory between passes. Run as ``python -m benchmarks.experts``.
 """
 
 from __future__ import annotations

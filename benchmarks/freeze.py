@@ -1,10 +1,10 @@
-"""SHA-256 of everything a user can get from a model, for every row of the option covering array.
+"""SHA-256 hashes of all results of a model, for every row of an array that covers the options.
 
-``python -m benchmarks.freeze --output before.json`` records, and ``python -m benchmarks.freeze --compare before.json``
-prints each difference and exits with status 1 if there is one. A refactoring must not change a hash; hashes depend on the
-processor and on the versions of the libraries, so that they are compared on one machine and never committed.
+``python -m benchmarks.freeze --output before.json`` records hashes, and ``python -m benchmarks.freeze --compare before.json``
+prints each difference and exits with status 1 if there is one. A refactoring must not change a hash. Hashes depend on the
+processor and on library versions, so compare on one machine and do not commit them.
 
-For each row: weights after 20 optimizer steps, in one process and in two; samples of each mode that the model has;
+For each row: weights after 20 optimizer steps with one process and with two; samples of each mode of the model;
 latents; tensors and JSON of the saved model; and ``alphastomics train --print-config`` with the options of the row.
 """
 

@@ -1,9 +1,9 @@
-"""What becomes of damaged and crafted files: no code may run, nothing may hang, and every complaint must be one clear line.
+"""Reading of damaged and crafted files: no code may run, nothing may hang, and every error must be one clear line.
 
-Files of every kind that the package reads are changed at random: bits flipped, pieces cut off, moved and drawn at random, values
-of JSON and YAML gone, renamed, of another type or enormous, parts of archives, tables and HDF5 replaced, and pickles that leave
-a file behind when they are opened put in their place. Each is read in a child process by what a user would call, for ten seconds
-at most. Run as ``python -m benchmarks.fuzz``.
+Files of every kind that the package reads are changed at random: bits are flipped, pieces cut off, moved and replaced, values
+of JSON and YAML removed, renamed, or replaced by other types or huge values, parts of archives, tables and HDF5 replaced, and
+pickles inserted that write a file when they are opened. Each file is read in a child process by the function a user would call, for at
+most ten seconds. Run as ``python -m benchmarks.fuzz``.
 """
 
 from __future__ import annotations

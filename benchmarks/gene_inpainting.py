@@ -1,29 +1,29 @@
-r"""Hidden genes of cells whose position is known: ours beside nearest neighbors in space and in expression.
+r"""Imputation of hidden genes of cells with known positions, compared with nearest neighbors in space and in expression.
 
 The held-out slice is registered to the reference by the rigid map of ``pos_to_expr.py`` (cell-type centroids of 5 % of its
-cells). Two questions: ``genes``, the same 30 % of the genes are hidden in every cell; ``entries``, a random 30 % of all
-entries. What is hidden differs from seed to seed. Whatever completes them sees the rest of the held-out slice, its
-registered positions, and the reference whole.
+cells). Two tasks: ``genes``, the same 30 % of the genes are hidden in every cell; ``entries``, a random 30 % of all
+entries. The hidden values differ between seeds. Every method receives the rest of the held-out slice, its
+registered positions, and the whole reference.
 
 Values are log1p at the median library size of the reference. The library size of a cell is estimated from its measured
 genes, as their counts over the share that they have of the counts of the reference.
 
 - ``space``: mean over the k reference cells nearest to the registered position;
 - ``expression``: mean over the k reference cells nearest in 50 principal components of the standardized genes of the
-  reference; those of a cell with hidden genes are their posterior mean under probabilistic principal components
-  (Tipping & Bishop 1999, J. R. Stat. Soc. B 61:611), and where the same genes are hidden in all cells the reference cells
-  are embedded without them too, so that both are alike;
-- k is the one of 5, 10, 20, 50, 100, 200 and 400 that is best on the reference alone, each of its slices being completed
-  from the others with as much hidden; ``best k`` is the one that is best on the truth: no choice of these does better;
+  reference. Those of a cell with hidden genes are their posterior mean under probabilistic principal components
+  (Tipping & Bishop 1999, J. R. Stat. Soc. B 61:611). If the same genes are hidden in all cells, the reference cells
+  are embedded without them as well;
+- k is the best of 5, 10, 20, 50, 100, 200 and 400 on the reference alone, where each slice is completed
+  from the others with the same share hidden; ``best k`` is the best k on the truth, an upper limit for this choice;
 - ``cell type``: mean of the reference cells of the same type. The type of the held-out cell is its true label, which
-  nothing else is told, and which was found with the genes that are hidden here;
-- ``cell type, predicted``: the same with the types that a logistic regression, on those principal components, gives the cell
+  no other method receives, and which was determined with the hidden genes;
+- ``cell type, predicted``: the same with the types that a logistic regression, on those principal components, predicts
   from the genes that are not hidden: the means of all types, weighted with their probabilities;
 - ``any``: mean of 16 samples, ``model.sample(query, mode="pos_to_expr", inpaint=True)``.
 
-Judged are the entries that are hidden, in the 95 % of the cells that did not register the slice: ``pearson``, mean over
+Scores of the hidden entries, in the 95 % of the cells that were not used for registration: ``pearson``, mean over
 the genes of the correlation over cells; ``pearson_spatial``, the same over the fifth of these genes with the highest
-Moran's I in the truth; ``mse``, mean squared error over mean variance. Printed too is the ratio of ours to every other
+Moran's I in the truth; ``mse``, mean squared error over mean variance. The output also has the ratio of AlphaSTomics to every other
 row. Run as ``python -m benchmarks.gene_inpainting --benchmark starmap_mpfc``.
 """
 

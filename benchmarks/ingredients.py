@@ -1,12 +1,12 @@
-"""What each ingredient of long contexts does to accuracy, time and memory, whole slices as contexts.
+"""Effect of each component for long contexts on accuracy, time and memory, with whole slices as contexts.
 
-Every variant trains for the same number of steps in a process of its own, then places the held-out cells by the conditional
-mean and by a chain of 25 steps. Contexts are short (``--shortest``) for most of the steps (``--warmup``) and then grow to whole
-slices, which the last ones see; the rows that say so keep contexts of one length. Beside the scores of the judge stand the
-processor seconds of a step of these last ones (the median), which say nothing of what else the machine did, and the peak
+Every variant trains for the same number of steps in its own process, then places the held-out cells by the conditional
+mean and by a sample of 25 steps. Contexts are short (``--shortest``) for most of the steps (``--warmup``) and then grow to whole
+slices; rows named "contexts of …" keep contexts of one size. Beside the scores, the table has the
+median processor time of the last steps, which does not depend on other programs, and the peak
 memory of the process.
 
-With ``--minutes`` time ends the training, and ``--steps`` only says when contexts grow. Run as
+With ``--minutes`` the time ends the training, and ``--steps`` only determines when contexts grow. Run as
 ``python -m benchmarks.ingredients --benchmark seqfish``; finished variants are kept.
 """
 

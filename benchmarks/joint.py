@@ -1,42 +1,40 @@
-"""Can a classifier tell the neighborhoods of a sampled slice from those of real held-out tissue?
+"""Classification of the neighborhoods of sampled slices and of real held-out tissue.
 
-``model.sample(mode="joint")`` draws a slice of as many cells as the held-out one. A histogram gradient boosting
-classifier (scikit-learn's, 100 iterations) learns to tell cells of the sample from cells of the held-out slice by their
+``model.sample(mode="joint")`` samples a slice with as many cells as the held-out one. A histogram gradient boosting
+classifier (scikit-learn's, 100 iterations) is trained to distinguish cells of the sample from cells of the held-out slice by their
 neighborhoods; the area under its ROC curve, .5 for a perfect sample, is compared with that for real slices of the
 reference against the same held-out slice, because animals differ too.
 
-What the classifier sees of a cell:
+Features of a cell:
 
 - its 20 principal components, and the mean of those of its 8 nearest cells in the tissue. They are fitted on the
-  standardized log1p expression of the reference, at its median library size, to which every cell is brought;
-- the distances to these 8 cells, nearest first, over the cell spacing that the tissue would have if its cells filled it
-  evenly, root mean square radius / N^(1/D).
+  standardized log1p expression of the reference, at its median library size, to which every cell is scaled;
+- the distances to these 8 cells, nearest first, over the cell spacing of a uniform tissue, root mean square radius / N^(1/D).
 
 Two scores. For ``auc`` every tissue's components have mean 0 and variance 1 over its own cells. Depth and batch shift and
-stretch the components of a whole specimen; one look at a single cell then tells two mice apart, both areas are near 1, and
-a sample could not fail. ``auc_raw`` is without this: it also sees whether means and variances are those of real tissue,
-and says little where the area of the reference is near 1.
+scale the components of a whole specimen; without standardization single cells distinguish two mice, both areas are near 1, and
+the score does not discriminate. ``auc_raw`` omits it: it includes whether means and variances are those of real tissue,
+and is not informative if the area of the reference is near 1.
 
-Frame, unit and size of the tissue cannot be seen: nothing depends on where, which way round or how large it lies, nor on
-the number of its cells. How cells are packed can be seen: cells that overlap, clump or leave holes that real tissue does
-not have are nearer or farther than this spacing, which is a property of the whole tissue and not fitted to the distances
-between neighbors; a division by their own median would have made density free.
+The features do not depend on the frame, unit and size of the tissue, nor on the number of its cells. They do depend on the
+spacing of cells: cells that overlap, form clusters or leave holes are nearer or farther than this spacing, which is a property of the
+whole tissue. Division by the median of the distances themselves would remove this dependence.
 
-Neighbors are sought among all cells of a tissue; then both classes are cut to the same number of cells, that of the
-smallest tissue of the fold, in every comparison. Folds are of spatial blocks: every tissue is cut into 4 x 4 blocks of
+Neighbors are determined among all cells of a tissue; then both classes are reduced to the same number of cells, that of the
+smallest tissue of the fold, in every comparison. Folds are of spatial blocks: every tissue is divided into 4 x 4 blocks of
 equal numbers of cells (quantiles along the first principal axis, within each along the second; the third, if any, is not
-cut). Blocks of the two tissues are paired so that their mean components differ least in sum, and pairs go to 5 folds as
+divided). Blocks of the two tissues are paired so that their mean components differ least in sum, and pairs go to 5 folds as
 a whole: were a region held out of one tissue and its like in the other trained on, the classifier would take test cells
 for the other tissue, and the area for two equal tissues would lie well below .5. A cell is not trained on if it is one
 of the neighbors of a test cell, or has one. The score is the mean over folds.
 
-- ``sample``: a drawn slice, mean over 4 draws of a model;
-- ``reference, nearest``, ``reference, mean``: the smallest and the mean area of the reference slices, the first being the
-  strictest to compare with;
-- ``reference, shuffled``: the first reference slice with its cells permuted over their places: real expression and real
-  places, no relation. Where it is not far above ``reference, nearest``, the score tells nothing.
+- ``sample``: a sampled slice, mean over 4 samples of a model;
+- ``reference, nearest``, ``reference, mean``: the smallest and the mean area of the reference slices, the first is the
+  strictest comparison;
+- ``reference, shuffled``: the first reference slice with its cells permuted over their positions: real expression and
+  positions without relation. If it is not far above ``reference, nearest``, the score is not informative.
 
-Printed too is sample - reference. Run as ``python -m benchmarks.joint --benchmark starmap_mpfc``.
+The output also has sample - reference. Run as ``python -m benchmarks.joint --benchmark starmap_mpfc``.
 """
 
 from __future__ import annotations

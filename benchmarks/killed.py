@@ -1,8 +1,8 @@
-"""Whether a stage that was killed and called again leaves what an undisturbed one leaves.
+"""Equality of the files after a stage of preprocessing was killed and run again.
 
-Each stage of simulated slices is run once from the shell. Then, for moments drawn evenly over the time in which it writes, it is run
-in a new folder, killed with SIGKILL at that moment, and called again with the same arguments. Every file must be the same to the
-byte, and none be left over. Run as ``python -m benchmarks.killed``.
+Each stage is run once on simulated slices. Then, for times spread uniformly over the period in which it writes, it is run
+in a new folder, killed with SIGKILL at that time, and run again with the same arguments. All files must have the same
+bytes, and no other file may remain. Run as ``python -m benchmarks.killed``.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Whether a training that was killed and started again leaves the model that an undisturbed one leaves.
+"""Equality of the model after a training was killed and resumed.
 
-A small model, with dropout, experts, masks, accumulated gradients (one process) and growing contexts, is trained once undisturbed by one
-process and by two (``ddp``). Then the same training is killed with SIGKILL at random steps and started again with the same
-arguments: it goes on from its last checkpoint (``resume="last"``). Of two processes all are killed, or one of them: then the
-other must end by itself. The weights must be the same to the byte, and the history to the last digit.
+A small model, with dropout, experts, masks, accumulated gradients (one process) and growing contexts, is trained without interruption by
+one process and by two (``ddp``). Then the same training is killed with SIGKILL at random steps and run again with the same
+arguments, so that it resumes from its last checkpoint (``resume="last"``). Of two processes, either both or one is killed; in the
+latter case the other must end by itself. The weights and the history must have the same bytes.
 Run as ``python -m benchmarks.killed_training``.
 """
 

@@ -1,22 +1,22 @@
-r"""Would a likelihood of counts serve better than Gaussian diffusion with the marginals of the reference?
+r"""A likelihood of counts compared with Gaussian diffusion and the marginals of the reference.
 
-Expression is written into the registered places of a held-out slice, question (a) of ``pos_to_expr.py``, whose scores are
-used. A negative binomial of mean :math:`\mu` and inverse dispersion :math:`\theta_g`,
+Expression is predicted at the registered positions of a held-out slice, task (a) of ``pos_to_expr.py``, with the same scores.
+A negative binomial of mean :math:`\mu` and inverse dispersion :math:`\theta_g`,
 
 .. math:: \operatorname{Var} x = \mu + \mu^2 / \theta_g,
 
-takes the place of each half of the question in turn.
+replaces each part of the model in turn.
 
-**Means.** Over the same 200 neighbors in the reference, so that nothing differs but the likelihood: ``mean, log1p``
-averages log1p at the median library size, which is maximum likelihood of a Gaussian on that scale; ``mean, counts`` is the
-rate of maximum likelihood of the negative binomial, each cell with its own library size.
+**Means.** Over the same 200 neighbors in the reference, so that only the likelihood differs: ``mean, log1p``
+averages log1p at the median library size, the maximum-likelihood estimate of a Gaussian on that scale; ``mean, counts`` is the
+maximum-likelihood rate of the negative binomial, with the library size of each cell.
 
-**Single samples.** ``sample, counts`` draws the negative binomial about the mean of the model's own draws, every cell on
-its own, which is what an output of that likelihood comes to; ``sample, model`` is a draw of the model. Further scores:
+**Single samples.** ``sample, counts`` samples the negative binomial around the mean of the model's samples, independently for every
+cell, like an output layer with that likelihood; ``sample, model`` is a sample of the model. Further scores:
 ``genes``, the correlation of gene-gene correlations with those of the truth; ``zeros``, the share of zeros over that of the
 truth.
 
-:math:`\theta_g` is estimated by moments on the reference, about its neighbors' rates. Run as
+:math:`\theta_g` is estimated by moments on the reference, around the rates of its neighbors. Run as
 ``python -m benchmarks.likelihood``.
 """
 

@@ -1,20 +1,20 @@
-"""How fast contexts come: cells a second of the loader of datasets on disk, beside what users have.
+"""Speed of the loader of datasets on disk compared with other loaders, in cells per second.
 
-Simulated counts of some slices, 500 genes of which a cell has as many as one of the seqFISH embryo (29 %), written as one h5ad
-file for each, made a dataset by ``alphastomics.data.preprocess``, and read in batches of one context of 1,024 cells, by turns, so
-that a busy machine slows all alike:
+Simulated counts of several slices, with 500 genes and the share of nonzero values of the seqFISH embryo (29 %), are written as one h5ad
+file per slice, converted to a dataset by ``alphastomics.data.preprocess``, and read in batches of one context of 1,024 cells, in
+alternation:
 
-- ``first epoch``: ours from the files, shuffled among a fifth of the cells, checksums compared;
-- ``later epochs``: the same, once every page was compared with its checksum;
-- ``network units``: the same, transformed and scaled, on the processor;
+- ``first epoch``: our loader from the files, shuffled among a fifth of the cells, with verification of checksums;
+- ``later epochs``: the same, after every page was verified;
+- ``network units``: the same, transformed and scaled on the CPU;
 - ``observed``: later epochs, shuffled among all cells;
 - ``scvi``: ``AnnDataLoader`` over all cells in memory as CSR, shuffled;
-- ``backed``: random cells of one backed h5ad file that holds all of them, sorted, as an array.
+- ``backed``: random cells of one backed h5ad file with all cells, sorted, as an array.
 
-Ours gives contexts of one slice, counts with what they are to be divided by, and positions; the others give counts. None has
-worker processes or threads: each takes one core.
+Our loader returns contexts of one slice, counts with their scaling factors, and positions; the others return counts. None uses
+worker processes or threads: each uses one core.
 
-Ratios are medians over the turns of ours over theirs. Run as ``python -m benchmarks.loading``.
+Ratios are medians over the repetitions of our speed over that of the others. Run as ``python -m benchmarks.loading``.
 """
 
 from __future__ import annotations

@@ -1,17 +1,17 @@
 """Memory and time of long contexts.
 
-- ``steps``: steps of training on one simulated slice of 200 genes, all of its cells one context, through
-  ``AlphaSTomics.train`` in float32 on all cores: the default long-context model (attention over neighbors, features of
-  pairs) at 16,384, 65,536 and 100,000 cells, there also with all blocks recomputed, and the other sub-quadratic settings at
-  the first two. Peaks are those of the whole process less that before training; seconds are those of the fastest step after
+- ``steps``: training steps on one simulated slice of 200 genes with all of its cells in one context, through
+  ``AlphaSTomics.train`` in float32 on all cores: the default long-context model (neighbor attention with pair features)
+  at 16,384, 65,536 and 100,000 cells, there also with all blocks recomputed, and the other sub-quadratic settings at
+  the first two. Peaks are those of the whole process minus that before training; the time is that of the fastest step after
   the first.
-- ``estimates``: what ``model.estimate_memory`` says of a step, beside the peak that the step adds to its process.
-- ``operations``: seconds for the nearest cells of 100,000, and for attention along a grid and full attention at 16,384 cells,
-  the fastest of some turns.
-- ``sampling``: all 32,845 cells of a slice in three dimensions (STARmap), the positions of half of them known, 25 steps, by a
-  model that was trained for a few steps. Needs the data.
+- ``estimates``: the result of ``model.estimate_memory`` compared with the peak that the step adds to its process.
+- ``operations``: time of the nearest neighbors of 100,000 cells, and of grid attention and full attention at 16,384 cells,
+  the fastest of several repetitions.
+- ``sampling``: all 32,845 cells of a slice in three dimensions (STARmap) with half of their positions observed, 25 steps, by a
+  model that was trained for a few steps. Requires the data.
 
-Every run has a process of its own, and what an earlier call finished with the same parameters is kept.
+Every run has its own process, and finished runs with the same parameters are kept.
 Run as ``python -m benchmarks.long_context [--parts steps …]``.
 """
 

@@ -1,9 +1,9 @@
-"""Whether the memory of training is bounded by the context or grows with the tissue.
+"""Dependence of the memory of training on the size of the tissue.
 
-A few training steps at contexts of 1,024 cells, on one simulated slice of 10,000 and one of 100,000 cells, each in a
-fresh process. ``beyond_data``: peak less the peak after imports and less the data (``X`` and positions).
-``training``: peak less the peak before training, the part that training itself adds. The ratio of each between
-the two slices is 1 where memory does not depend on the tissue. Run as ``python -m benchmarks.memory``.
+A few training steps with contexts of 1,024 cells, on one simulated slice of 10,000 and one of 100,000 cells, each in a
+new process. ``beyond_data``: peak minus the peak after imports and minus the data (``X`` and positions).
+``training``: peak minus the peak before training, the part that training itself adds. If memory does not depend on the tissue, the
+ratio between the two slices is 1. Run as ``python -m benchmarks.memory``.
 """
 
 from __future__ import annotations

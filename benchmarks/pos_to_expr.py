@@ -1,20 +1,20 @@
-r"""Expression written into the places of a held-out slice, beside the best guesses that need no model.
+r"""Prediction of expression at the positions of a held-out slice, compared with methods that need no model.
 
-A rigid map, fitted on the cell-type centroids of 5 % of the cells, brings the held-out slice into the frame of the first
-reference slice; reference slices are brought there by the centroids of all their cells. Two questions: (a) nothing more is
-known; (b) the expression of those 5 % is known and held. Judged are the other 95 % of the cells, on the fifth of the genes
+A rigid map, fitted on the cell-type centroids of 5 % of the cells, registers the held-out slice to the first
+reference slice; the other reference slices are registered by the centroids of all their cells. Two tasks: (a) no expression is
+observed; (b) the expression of those 5 % is observed. Scored are the other 95 % of the cells, on the fifth of the genes
 with the highest Moran's I in the truth, as log1p at the median library size of the reference:
 
 - ``pearson``: mean over genes of the correlation over cells; ``mse``: mean squared error over mean variance;
 - ``moran``: correlation, over all genes, of Moran's I with that of the truth; ``variance``: median over all genes of the
-  variance over that of the truth. Both are of interest for a single sample: rows ``sample`` have the mean of the scores of
-  four of them, each judged on its own.
+  variance over that of the truth. Both are meant for single samples: rows ``sample`` have the mean of the scores of
+  four samples.
 
-Three rows say what can be reached. ``all other cells``: the mean of the nearest cells of the held-out slice itself, every cell
-without its own expression, with the number of neighbors that is best for the slice; twenty times as many cells as are known
-to anything else. ``true layers``, where layers were annotated: the mean of the nearest reference cells of the very layer that
-each cell was given by hand, the slice registered by all of its cells. ``reference slices``: Moran's I of real tissue, the mean over the slices of the reference of its correlation
-with that of the truth, and the correlation of their mean.
+Three rows are upper references. ``all other cells``: the mean of the nearest cells of the held-out slice itself, without the
+cell, with the number of neighbors that is best for the slice; these are twenty times as many cells as the other methods
+receive. ``true layers``, if layers were annotated: the mean of the nearest reference cells of the annotated layer of
+each cell, in a slice registered by all of its cells. ``reference slices``: Moran's I of real tissue, the mean over the slices of the
+reference of its correlation with that of the truth, and the correlation of their mean.
 
 Run as ``python -m benchmarks.pos_to_expr --benchmark starmap_mpfc``.
 """

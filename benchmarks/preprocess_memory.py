@@ -1,8 +1,8 @@
-"""Whether the memory of ``preprocess`` is bounded or grows with the tissue.
+"""Dependence of the memory of ``preprocess`` on the size of the tissue.
 
-Simulated slices, as many for both sizes, so that ten times the cells are ten times as many in each. ``peak`` is the largest
-resident memory of a fresh process that does nothing else, ``imports`` that before it reads anything. The ratio is of the
-peaks, and 1 where memory does not depend on the tissue. Run as ``python -m benchmarks.preprocess_memory``.
+Simulated slices, the same number for both sizes, with ten times the cells in each. ``peak`` is the peak
+resident memory of a new process that runs nothing else, ``imports`` that before it reads data. If memory does not depend on the
+tissue, the ratio of the peaks is 1. Run as ``python -m benchmarks.preprocess_memory``.
 """
 
 from __future__ import annotations

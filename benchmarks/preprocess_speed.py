@@ -1,11 +1,11 @@
-"""How fast ``preprocess`` is, beside doing it in memory.
+"""Speed of ``preprocess`` compared with processing in memory.
 
-Simulated slices, a file for each. ``preprocess`` makes them a dataset: two passes, cells along a curve, a split, library
-sizes and moments, checksums. ``in memory`` reads the same files with anndata, brings them together, normalizes with scanpy
-(``normalize_total``, ``log1p``, and where asked ``scale`` without centering, which keeps zeros) and writes the same columns with
-pyarrow, everything at its defaults. Each runs in a process of its own on one core, by turns, after a run on few cells that
-takes what is done once, such as imports and compilation. Ratios are medians over the turns of the speed of ours over theirs, by
-the clock and by the time of the processor, which other programs disturb less. Run as ``python -m benchmarks.preprocess_speed``.
+Simulated slices, one file each. ``preprocess`` converts them to a dataset: two passes, cells along a curve, a split, library
+sizes and moments, checksums. ``in memory`` reads the same files with anndata, concatenates them, normalizes with scanpy
+(``normalize_total``, ``log1p``, and optionally ``scale`` without centering, which keeps zeros) and writes the same columns with
+pyarrow, all with default arguments. Each runs in its own process on one core, in alternation, after a run on few cells that
+excludes imports and compilation. Ratios are medians over the repetitions of our speed over that of the other, by
+wall time and by processor time, which other programs affect less. Run as ``python -m benchmarks.preprocess_speed``.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Does the network denoise, or does it ignore its noisy input? The probe on a trained model.
+"""Use of the noisy input by a trained network.
 
 At noise-to-signal ratios .1, .3 and 1 the aligned root-mean-square error of the estimate of x0 is compared with the
-smaller of two trivial answers: the noisy positions themselves, and the estimate without any positions (t = 1). Below 1
-the network uses both. The relative error of turning the input by 90 degrees says whether the estimate follows. Run as
-``python -m benchmarks.probe --model-dir DIR``. Probed are the held-out slice, and each slice of the reference in its own
-shape, which the network knows by heart, and in a new one.
+smaller error of two trivial estimates: the noisy positions themselves, and the estimate without positions (t = 1). A ratio below 1
+means that the network uses both. The relative error after rotating the input by 90 degrees shows whether the estimate follows. Run as
+``python -m benchmarks.probe --model-dir DIR``. The network is probed on the held-out slice, and on each reference slice in its own
+shape, which the network has memorized, and deformed.
 """
 
 from __future__ import annotations

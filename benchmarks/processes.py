@@ -1,8 +1,8 @@
-"""Two processes of a training against one: time per cell, each process with one thread.
+"""Time per cell of a training with two processes compared with one, each process with one thread.
 
-Simulated slices, trained with the defaults of the library by one process and by two that are forked (``ddp_fork``), in pairs one
-after the other, so that a busy machine slows both; every training is a process of its own. Time is counted between steps, once
-training has warmed up; cells are those of all processes. Run as ``python -m benchmarks.processes``.
+Simulated slices, trained with default arguments by one process and by two forked processes (``ddp_fork``), in consecutive
+pairs; every training is a new process. Time is measured between steps after warming up; cells are those of all processes. Run as
+``python -m benchmarks.processes``.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What the reverse process adds: one trained model, the same query, different numbers of steps.
+"""Effect of the number of steps on samples of one trained model and one query.
 
 Every number of steps is scored with the same seeds, so that the differences are paired: 25 and 10 steps against 500,
-and the chains against the single step, which is a regression. Run as ``python -m benchmarks.sampler``.
+and samples against the conditional mean (one step). Run as ``python -m benchmarks.sampler``.
 """
 
 from __future__ import annotations

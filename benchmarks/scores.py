@@ -1,9 +1,9 @@
-"""Whether every score can be had of a large slice: seconds, and peak memory beyond the data.
+"""Time and peak memory of all scores on a large slice.
 
 One simulated slice of 30,000 cells and 200 genes with predicted positions, expression and clusters, and a second one of
-the same tissue as reference, go through ``tl.evaluate`` with all that it can be asked for, and through each kind of
-score alone, in a fresh process. Seconds are wall-clock time; ``beyond_data`` is the peak less the peak after imports
-and less the data (expression, positions). Limits: 60 s and 2 GB on 2 cores. Run as ``python -m benchmarks.scores``.
+the same tissue as reference, are scored by ``tl.evaluate`` with all options, and by each kind of
+score alone, in a new process. Time is wall time; ``beyond_data`` is the peak minus the peak after imports
+and minus the data (expression, positions). Limits: 60 s and 2 GB on 2 cores. Run as ``python -m benchmarks.scores``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Both planes of embryo 1 are the reference, all cells of embryo2_z2 are placed (seqFISH mouse embryo).
+"""Placement of all cells of embryo2_z2 with both planes of embryo 1 as the reference (seqFISH mouse embryo).
 
 Run as ``python -m benchmarks.seqfish``; ``--help`` lists the options.
 """

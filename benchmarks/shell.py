@@ -1,8 +1,8 @@
-"""The whole way from the shell: slices of the seqFISH embryos as ``.h5ad`` files, a dataset, a model, placed cells, scores.
+"""The complete workflow on the command line: seqFISH ``.h5ad`` files, a dataset, a model, placed cells, scores.
 
-Both planes of embryo 1 are files in a folder that ``alphastomics preprocess`` makes a dataset of; ``train --streaming`` trains on
-it, its contexts shuffled among fewer cells than it has; ``sample`` places the cells of embryo2_z2 from a file without positions, and ``test`` the
-same cells from a file with them. What ``sample`` wrote is scored by the judge of the other benchmarks, which shares no code with the
+``alphastomics preprocess`` converts both planes of embryo 1 to a dataset; ``train --streaming`` trains on
+it, shuffling among fewer cells than it has; ``sample`` places the cells of embryo2_z2 from a file without positions, and ``test`` the
+same cells from a file with them. The result of ``sample`` is scored by ``_judge.py``, which shares no code with the
 package. Run as ``python -m benchmarks.shell``; ``--help`` lists the options.
 """
 

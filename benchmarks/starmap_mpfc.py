@@ -1,4 +1,4 @@
-"""Two mice are the reference, the third is placed, three folds (STARmap medial prefrontal cortex).
+"""Placement of the cells of each of three mice with the other two as the reference (STARmap medial prefrontal cortex).
 
 Run as ``python -m benchmarks.starmap_mpfc``; ``--help`` lists the options.
 """

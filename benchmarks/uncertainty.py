@@ -1,24 +1,24 @@
-r"""Does the model know where it is wrong? Its uncertainty against its true error, on a held-out slice.
+r"""Predicted uncertainty compared with the error on a held-out slice.
 
-Judged is what ``model.sample`` returns: a prediction and its standard deviation s, cell by cell.
+The results of ``model.sample`` are scored: a prediction and its standard deviation s for every cell.
 
-**Position.** The held-out slice is placed from its expression alone by 8 draws of 10 steps, with ``reduce="mean"`` and
-with ``reduce="medoid"``; s is ``obs["position_uncertainty"]``, the root mean square distance of draws from halves of the
-genes to the prediction. The prediction is brought onto the truth by the transform of the judge's
-``aligned_rmsd`` (rotation, reflection, shift and scale, which expression does not tell), and s is scaled with it; the
-error e is the distance that is left, in the units of the truth.
+**Position.** The held-out slice is placed from its expression alone by 8 samples of 10 steps, with ``reduce="mean"`` and
+with ``reduce="medoid"``; s is ``obs["position_uncertainty"]``, the root mean square distance of samples with half of the
+genes to the prediction. The prediction is aligned to the truth by the transform of
+``aligned_rmsd`` in ``_judge.py`` (rotation, reflection, shift and scale, which expression does not contain), and s is scaled with it;
+the error e is the remaining distance, in the units of the truth.
 
-**Expression.** It is written into the registered places of the held-out slice, question (a) of ``pos_to_expr.py``, by 8
-draws of 10 steps, and compared in the 95 % of the cells that did not register it; e is the absolute difference, for every
-gene and cell (D = 1). Row ``log1p``: mean and standard deviation of the draws (``reduce=None``), as log1p at the median library
-size of the reference; the variance is the mean square, because the draws are mirrored pairs. Row ``layers["sd"]``: ``X``
+**Expression.** It is predicted at the registered positions of the held-out slice, task (a) of ``pos_to_expr.py``, by 8
+samples of 10 steps, and compared in the 95 % of the cells that were not used for registration; e is the absolute difference for every
+gene and cell (D = 1). Row ``log1p``: mean and standard deviation of the samples (``reduce=None``), as log1p at the median library
+size of the reference; the variance is the mean square, because the samples are antithetic pairs. Row ``layers["sd"]``: ``X``
 and ``layers["sd"]`` of ``reduce="mean"``, in the units of the reference, against counts scaled to that library size.
 
-- ``spearman``: rank correlation of s with e over cells, 0 where either is constant; for expression the mean over genes;
-- ``coverage``: share of the truth within the 80 % region of an isotropic Gaussian about the prediction,
+- ``spearman``: rank correlation of s with e over cells, 0 if either is constant; for expression the mean over genes;
+- ``coverage``: share of the truth within the 80 % region of an isotropic Gaussian around the prediction,
   :math:`e \le s \sqrt{\chi^2_{D, .8} / D}`;
-- ``error_over_spread``: root mean square e over root mean square s. The mean of K independent calibrated draws comes to
-  :math:`\sqrt{(K + 1) / K}`, a single one to :math:`\sqrt 2`.
+- ``error_over_spread``: root mean square e over root mean square s. For the mean of K independent calibrated samples it is
+  :math:`\sqrt{(K + 1) / K}`, for a single one :math:`\sqrt 2`.
 
 Run as ``python -m benchmarks.uncertainty``.
 """

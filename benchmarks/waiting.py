@@ -1,7 +1,7 @@
-"""How long training waits for data: share of a step between asking for a batch and having it.
+"""Share of a training step spent waiting for data.
 
-Simulated counts of some slices as a dataset on disk and in memory, trained with the defaults of the library. Waiting is what the
-loop spends in the iterator of the loader; bringing the batch to network units, which the processor does here and a GPU would do
+Simulated counts of several slices as a dataset on disk and in memory, trained with default arguments. Waiting is the time that the
+training loop spends in the iterator of the loader. Converting a batch to network units, on the CPU here and on a GPU
 elsewhere, counts as work. Run as ``python -m benchmarks.waiting``.
 """
 

@@ -1,4 +1,4 @@
-"""What the baselines share: expression features, one frame for all reference slices, training on contexts of a slice."""
+"""Shared code of the baselines: expression features, a common frame for all reference slices, training on contexts of a slice."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A small perceptron trained on random contexts of single slices."""
+"""A small MLP trained on random contexts of single slices."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
-"""Contrastive embedding: expression is mapped to where spatial neighbors are similar, then neighbors vote there.
+"""Contrastive embedding: spatial neighbors have similar embeddings, and a cell is placed by its neighbors in the embedding.
 
-A perceptron embeds the cells on a sphere. Inside a context of one slice, the softmax over cosine similarities is fitted
-to a Gaussian kernel of spatial distance (soft InfoNCE; the idea of STEM and CellContrast):
+An MLP embeds the cells on a sphere. Within a context of one slice, the softmax of cosine similarities is fitted
+to a Gaussian kernel of spatial distance (soft InfoNCE, as in STEM and CellContrast):
 L = -Σ_ij P_ij log softmax_j(z_i·z_j / τ), P_ij ∝ exp(-|x_i - x_j|² / 2w²), j ≠ i.
 A cell is placed at the mean position of the reference cells nearest to it in the embedding.
 
-Frames: training needs none, distances are taken inside a slice; the vote uses the frame of the largest reference slice
-(:func:`._features.common_frame`).
+Frames: training uses distances within a slice and needs no common frame; the mean position uses the frame of the largest
+reference slice (:func:`._features.common_frame`).
 """
 
 from __future__ import annotations

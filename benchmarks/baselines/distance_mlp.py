@@ -1,8 +1,8 @@
-"""Distance regression: a perceptron whose outputs reproduce the distances between the cells of a slice.
+"""Distance regression: an MLP whose outputs reproduce the distances between the cells of a slice.
 
 L = mean over pairs i ≠ j of one slice of (|y_i - y_j| - |x_i - x_j|)², expression in, coordinates y out.
 
-Frames: none are needed, because the loss only knows distances inside a slice; the output frame is the network's own.
+Frames: no common frame is needed, because the loss uses distances within a slice; the output frame is arbitrary.
 """
 
 from __future__ import annotations

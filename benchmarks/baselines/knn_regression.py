@@ -1,7 +1,7 @@
-"""Nearest-neighbor regression: a cell sits at the mean position of the reference cells with the most similar expression.
+"""Nearest-neighbor regression: a cell is placed at the mean position of the reference cells with the most similar expression.
 
-Frames: all reference slices are brought into the frame of the largest (:func:`._features.common_frame`).
-Nothing is random: every seed gives the same positions.
+Frames: all reference slices are aligned to the largest (:func:`._features.common_frame`).
+The method is deterministic: every seed gives the same positions.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""Entropic optimal transport of the query's cells onto the reference's positions, read out by its barycenters.
+"""Entropic optimal transport of the query cells onto the reference positions, with barycentric projection.
 
 P = argmin <P, C> - ε H(P) with uniform marginals, C the squared distance in 50 principal components over its mean
-(Sinkhorn; Cuturi 2013); a cell sits at Σ_j P_ij x_j / Σ_j P_ij.
+(Sinkhorn; Cuturi 2013); a cell is placed at Σ_j P_ij x_j / Σ_j P_ij.
 
-Memory: the plan is dense, n_query x n_reference. At most ``max_reference`` random reference cells take part, so that
-7,661 cells cost 0.25 GB per matrix and not 1.1 GB; this is the only use of the seed.
+Memory: the plan is dense, n_query x n_reference. At most ``max_reference`` random reference cells are used, so that
+7,661 cells take 0.25 GB per matrix instead of 1.1 GB; this is the only use of the seed.
 
-Frames: all reference slices are brought into the frame of the largest (:func:`._features.common_frame`).
+Frames: all reference slices are aligned to the largest (:func:`._features.common_frame`).
 """
 
 from __future__ import annotations
