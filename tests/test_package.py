@@ -1,4 +1,4 @@
-"""What the package promises as a package: light to import, complete, typed, silent, documented."""
+"""The package: import time, public names, types, metadata, documentation."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from alphastomics import _keys
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "alphastomics"
-FACES = ["config", "datasets", "metrics", "model", "pl", "pp", "tl"]
+SUBMODULES = ["config", "datasets", "metrics", "model", "pl", "pp", "tl"]
 HEAVY = {"torch", "scvi", "lightning", "scanpy", "squidpy", "pandas", "matplotlib"}
 
 
@@ -39,9 +39,9 @@ def test_import_loads_nothing_heavy() -> None:
     assert HEAVY.isdisjoint(loaded)
 
 
-@pytest.mark.parametrize("room", ["config", "datasets", "metrics", "data._schema"])
-def test_room_does_not_import_torch(room: str) -> None:
-    loaded = in_fresh_interpreter(f"import sys, alphastomics.{room}; print(*sys.modules)").split()
+@pytest.mark.parametrize("submodule", ["config", "datasets", "metrics", "data._schema"])
+def test_submodule_does_not_import_torch(submodule: str) -> None:
+    loaded = in_fresh_interpreter(f"import sys, alphastomics.{submodule}; print(*sys.modules)").split()
     assert "torch" not in loaded
 
 
@@ -55,11 +55,11 @@ def test_unknown_name_is_an_attribute_error() -> None:
         alphastomics.nonsense  # noqa: B018
 
 
-@pytest.mark.parametrize("face", FACES)
-def test_public_names_exist_and_are_documented(face: str) -> None:
-    module = import_module(f"alphastomics.{face}")
+@pytest.mark.parametrize("submodule", SUBMODULES)
+def test_public_names_exist_and_are_documented(submodule: str) -> None:
+    module = import_module(f"alphastomics.{submodule}")
     for name in module.__all__:
-        assert getattr(module, name).__doc__, f"{face}.{name} has no docstring"
+        assert getattr(module, name).__doc__, f"{submodule}.{name} has no docstring"
 
 
 def test_version_is_that_of_the_project_and_of_its_changelog() -> None:
@@ -113,7 +113,7 @@ def test_documented_name_exists(name: str) -> None:
     assert resolve_name(name) is not None
 
 
-@pytest.mark.parametrize("face", FACES)
-def test_public_name_is_in_the_api_page(face: str) -> None:
-    public = {f"alphastomics.{face}.{name}" for name in import_module(f"alphastomics.{face}").__all__}
+@pytest.mark.parametrize("submodule", SUBMODULES)
+def test_public_name_is_in_the_api_page(submodule: str) -> None:
+    public = {f"alphastomics.{submodule}.{name}" for name in import_module(f"alphastomics.{submodule}").__all__}
     assert public <= set(documented_names())

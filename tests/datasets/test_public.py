@@ -86,7 +86,7 @@ def test_a_local_file_is_harmonized(name, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", sorted(LABELS))
-def test_squidpy_is_asked_for_the_right_file(name, monkeypatch, caplog):
+def test_squidpy_downloads_the_file(name, monkeypatch, caplog):
     loaders = SimpleNamespace(**{SQUIDPY_NAMES[name]: lambda: distributed(name)})
     monkeypatch.setitem(sys.modules, "squidpy", SimpleNamespace(datasets=loaders))
     with caplog.at_level(logging.INFO, logger="alphastomics"):
@@ -108,7 +108,7 @@ def test_the_urls_are_those_of_squidpy():
         assert f"x {entry.shape[1]:,} genes" in atlas.contents
 
 
-def test_the_drosophila_embryo_is_put_together_from_two_files(tmp_path, monkeypatch, caplog):
+def test_the_drosophila_embryo_is_read_from_two_files(tmp_path, monkeypatch, caplog):
     (tmp_path / "dge.txt").write_text("aay\tAma\n0.5\t0\n0.25\t1\n0\t2\n")
     (tmp_path / "geometry.txt").write_text("xcoord ycoord zcoord\n-1.5 0.25 3\n4 5 6\n7 8 9\n0 0 0\n")
     asked = {}
@@ -139,7 +139,7 @@ def test_the_drosophila_embryo_is_put_together_from_two_files(tmp_path, monkeypa
         ExceptionGroup("Failed to download", [OSError("no route to host")]),
     ],
 )
-def test_without_a_network_the_error_says_what_to_do(name, error, monkeypatch):
+def test_failed_download_raises(name, error, monkeypatch):
     def fail(*args, **kwargs):
         raise error
 
@@ -147,12 +147,12 @@ def test_without_a_network_the_error_says_what_to_do(name, error, monkeypatch):
     if name in LABELS:
         loaders = SimpleNamespace(**{SQUIDPY_NAMES[name]: fail})
         monkeypatch.setitem(sys.modules, "squidpy", SimpleNamespace(datasets=loaders))
-    with pytest.raises(ConnectionError, match=rf"{name} could not be fetched from https://.*{name}\(path=") as caught:
+    with pytest.raises(ConnectionError, match=rf"{name}.*https://.*{name}\(path=") as caught:
         load(name)
     assert caught.value.__cause__ is error
 
 
-def test_a_file_that_came_but_is_wrong_is_no_connection_error(monkeypatch):
+def test_an_invalid_file_is_no_connection_error(monkeypatch):
     def download():
         atlas = distributed("seqfish_embryo")
         del atlas.obsm["spatial"]
@@ -183,8 +183,8 @@ def test_control_probes_and_unmeasured_genes_are_left_out(tmp_path, caplog):
     assert any("['Fos']" in message for message in caplog.messages)
 
 
-def test_what_is_missing_is_named(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"nowhere\.h5ad.*leave path out to download seqfish_embryo"):
+def test_missing_columns_raise(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"path=.*nowhere\.h5ad"):
         datasets.seqfish_embryo(tmp_path / "nowhere.h5ad")
     atlas = distributed("merfish_hypothalamus")
     for column in ("Bregma", "Cell_class"):

@@ -118,7 +118,7 @@ def test_reflection():
     assert 0 < sum(sign < 0 for sign in signs) < 12
 
 
-def test_the_warp_is_smooth_and_of_the_stated_size():
+def test_the_warp_is_smooth_and_has_the_given_size():
     adata = synthetic_tissue(n_slices=20, n_cells=200, n_genes=5, rotate=False, warp=0.04)
     moved = adata.obsm["spatial"] - adata.obsm["spatial_anatomy"]
     assert np.sqrt((moved**2).mean()) == pytest.approx(40, rel=0.25)
@@ -235,7 +235,7 @@ def test_fields_have_the_covariance_of_their_length_scale(n_dims):
 
 
 @pytest.mark.parametrize("n_dims", [2, 3])
-def test_cells_keep_their_distance_inside_the_body(n_dims):
+def test_cells_have_a_minimum_spacing_inside_the_body(n_dims):
     rng = np.random.default_rng(0)
     anatomy = draw_anatomy(n_dims, 3, rng)
     points = draw_positions(anatomy, 1000, rng)
@@ -273,7 +273,7 @@ def test_the_body_is_not_its_own_turned_or_mirrored_image():
 
 
 @pytest.mark.parametrize("n_dims", [2, 3])
-def test_a_cell_knows_its_place_in_part(n_dims):
+def test_expression_predicts_positions_in_part(n_dims):
     from sklearn.decomposition import PCA
     from sklearn.neighbors import KNeighborsRegressor
 
@@ -319,7 +319,7 @@ def test_any_size(sizes, n_genes, n_cell_types, n_dims, random_state):
     assert (adata.X.data == np.round(adata.X.data)).all()
 
 
-def test_it_can_be_written_and_read(tmp_path):
+def test_written_and_read(tmp_path):
     adata = synthetic_tissue(n_slices=2, n_cells=[20, 30], n_genes=12, n_dims=3)
     adata.write_h5ad(tmp_path / "tissue.h5ad")
     back = ad.read_h5ad(tmp_path / "tissue.h5ad")
@@ -335,14 +335,14 @@ def test_it_can_be_written_and_read(tmp_path):
         ({"n_slices": 0}, "n_slices=0"),
         ({"n_cells": 0}, "n_cells of slice_0=0"),
         ({"n_cells": 10.5}, "n_cells of slice_0=10.5"),
-        ({"n_cells": [10, 10]}, "names 2 slices, n_slices=3"),
+        ({"n_cells": [10, 10]}, "n_cells .*n_slices=3"),
         ({"n_cells": [10, 10, -1]}, "n_cells of slice_2=-1"),
         ({"n_genes": 0}, "n_genes=0"),
         ({"n_cell_types": 0}, "n_cell_types=0"),
-        ({"n_dims": 4}, "n_dims=4 must be 2 or 3"),
+        ({"n_dims": 4}, "n_dims=4"),
         ({"depth": 0}, "depth=0"),
         ({"depth": float("nan")}, "depth=nan"),
-        ({"dropout": 1}, r"dropout=1 must lie in \[0, 1\)"),
+        ({"dropout": 1}, "dropout=1 "),
         ({"warp": -0.1}, "warp=-0.1"),
         ({"batch_effect": float("inf")}, "batch_effect=inf"),
         ({"random_state": -1}, "random_state=-1"),
@@ -354,7 +354,7 @@ def test_arguments_out_of_range(arguments, message):
         synthetic_tissue(**arguments)
 
 
-def test_the_room_imports_nothing_heavy():
+def test_import_loads_nothing_heavy():
     code = (
         "import sys, alphastomics.datasets as d; d.synthetic_tissue(n_slices=1, n_cells=5, n_genes=5);"
         "assert not {'torch', 'scanpy', 'squidpy', 'scvi', 'pooch'} & set(sys.modules), 'heavy import'"

@@ -1,4 +1,4 @@
-"""Tissues to try things on: simulated ones and public atlases."""
+"""Data sets: simulated tissues and public atlases."""
 
 from __future__ import annotations
 

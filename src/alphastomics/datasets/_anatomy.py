@@ -1,7 +1,7 @@
-"""The body that all slices of a synthetic tissue share: outline, regions of the cell types, smooth fields.
+"""Anatomy of a synthetic tissue: outline, regions of the cell types, smooth fields.
 
-Lengths in this module are in units of the body's largest extent; :func:`alphastomics.datasets.synthetic_tissue`
-turns them into micrometers.
+Lengths are in units of the largest extent of the body; :func:`alphastomics.datasets.synthetic_tissue` converts them to
+micrometers.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
 
 __all__ = ["Anatomy", "SmoothFields", "draw_anatomy", "draw_cell_types", "draw_positions"]
 
-_N_SPINE = 40  # balls along the spine: neighbors overlap by far more than half, so the outline is smooth
-_MISPLACED = 0.05  # share of cells whose type ignores the region: no real region is pure
+_N_SPINE = 40  # balls along the spine, enough that the outline is smooth
+_MISPLACED = 0.05  # fraction of cells whose type does not depend on the region
 _N_WAVES = 16
 _RELAXATION_STEPS = 3
-_N_PROBES = 8192  # points of the box that measure the body and the shares of its types
+_N_PROBES = 8192  # random points for the volume and the fractions of cell types
 
 
 @dataclass(frozen=True, kw_only=True)
 class Anatomy:
-    """A body made of overlapping balls, and where the cell types live in it.
+    """A body of overlapping balls, and the regions of its cell types.
 
     Attributes
     ----------
@@ -37,17 +37,17 @@ class Anatomy:
     volume
         Area (2D) or volume (3D) of the union.
     type_names
-        One name per cell type, by the shape of its region: ``layer_*``, ``patch_*`` or ``scattered_*``.
+        Name of each cell type by the shape of its region: ``layer_*``, ``patch_*`` or ``scattered_*``.
     layer_depth
-        Depth at which a layer lies, (n_types,), NaN for the others.
+        Depth of each layer, (n_types,), NaN for other regions.
     patch_centers
-        Middle of a patch, (n_types, n_dims), NaN for the others.
+        Center of each patch, (n_types, n_dims), NaN for other regions.
     widths
         Standard deviation of a region, (n_types,).
     bias
-        Log weight that gives every type its share, (n_types,).
+        Log weight of each type, which sets its fraction, (n_types,).
     shares
-        Expected proportion of every type, (n_types,).
+        Expected fraction of each type, (n_types,).
     """
 
     centers: Array
@@ -68,7 +68,7 @@ class Anatomy:
         r"""Regional composition, (n_points, n_types).
 
         :math:`p(k | u) = (1 - \epsilon)\,\mathrm{softmax}_k(b_k - \delta_k(u)^2 / 2 w_k^2) + \epsilon\,\pi_k`, where
-        :math:`\delta_k` is the distance to the middle of a patch, the difference to the depth of a layer, or 0.
+        :math:`\delta_k` is the distance to the center of a patch, the difference to the depth of a layer, or 0.
         """
         logits = self.bias + _region_logits(self, points)
         weights = np.exp(logits - logits.max(1, keepdims=True))
@@ -142,7 +142,7 @@ def draw_positions(anatomy: Anatomy, n_cells: int, rng: np.random.Generator) -> 
 
     Uniform points inside the outline repel each other: with :math:`\ell = (V / n)^{1 / D}`, every step adds
     :math:`\tfrac14 \sum_j \max(0, \ell - |x_i - x_j|)\,(x_i - x_j) / |x_i - x_j|` over the six nearest cells.
-    A cell that would leave the body stays where it is.
+    A cell that would leave the body is not moved.
     """
     points = _uniform(anatomy, n_cells, rng)
     spacing = (anatomy.volume / n_cells) ** (1 / points.shape[1])
@@ -164,13 +164,13 @@ def draw_cell_types(anatomy: Anatomy, points: Array, rng: np.random.Generator) -
 
 
 def _body(n_dims: int, rng: np.random.Generator) -> tuple[Array, Array]:
-    """Balls along a bent spine, wide at the head and thin at the tail, and one bulge on the outside."""
+    """Centers and radii of balls along a bent spine, wide at the head and thin at the tail, and of one bulge."""
     s = np.linspace(0, 1, _N_SPINE)
     heading = np.pi * (1.1 * s + 0.25 * s**2) + 0.15 * np.sin(2 * np.pi * s + rng.uniform(0, 2 * np.pi))
     centers = np.zeros((_N_SPINE, n_dims))
     centers[:, :2] = np.cumsum(np.stack([np.cos(heading), np.sin(heading)], axis=1), axis=0) / _N_SPINE
     if n_dims == 3:
-        # A bend out of the plane, or the body would equal its own mirror image.
+        # Without a bend out of the plane the body would equal its mirror image.
         centers[:, 2] = 0.12 * np.sin(1.5 * np.pi * s + rng.uniform(-0.3, 0.3))
     radii = 0.055 + 0.075 * (1 - s) + 0.07 * np.exp(-(((s - 0.08) / 0.1) ** 2))
     radii *= 1 + 0.08 * np.sin(4 * np.pi * s + rng.uniform(0, 2 * np.pi))
@@ -209,7 +209,7 @@ def _uniform(anatomy: Anatomy, n_points: int, rng: np.random.Generator) -> Array
 
 
 def _spread_out(points: Array, n_chosen: int) -> Array:
-    """Farthest-point choice: every chosen point is the one farthest from those before it."""
+    """Farthest-point sampling: each chosen point is farthest from those before it."""
     chosen = np.empty((n_chosen, points.shape[1]))
     distance = np.full(len(points), np.inf)
     for i in range(n_chosen):

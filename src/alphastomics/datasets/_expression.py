@@ -1,4 +1,4 @@
-"""From the type and the place of a cell to its counts."""
+"""Simulated counts given cell type and position."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ _DEPTH_SPREAD = 0.4  # standard deviation of the log depth of the cells of a sli
 
 @dataclass(frozen=True, kw_only=True)
 class Programs:
-    """What the genes answer to, on the log scale; the same for all slices.
+    """Log expression as a function of cell type and position, shared by all slices.
 
     Attributes
     ----------
     base
-        Log level of every gene, (n_genes,).
+        Baseline of each gene, (n_genes,).
     markers
-        What a type adds to every gene, (n_types, n_genes).
+        Effect of each cell type on each gene, (n_types, n_genes).
     fields
-        The positional programs, one group per length scale.
+        Positional programs, one group per length scale.
     response
-        How strongly a type follows each positional program, (n_types, n_fields).
+        Weight of each positional program in each cell type, (n_types, n_fields).
     loadings
-        What a positional program adds to every gene, (n_fields, n_genes).
+        Effect of each positional program on each gene, (n_fields, n_genes).
     var
-        The annotation of the genes.
+        Annotation of the genes.
     """
 
     base: Array
@@ -72,7 +72,7 @@ def draw_programs(anatomy: Anatomy, n_genes: int, unit: float, rng: np.random.Ge
     order = rng.permutation(n_genes)
     marker_of, scale = marker_of[order], scale[order]
     response = rng.uniform(0.4, 1.0, size=(n_types, n_fields))
-    # Cells that wander know little about the place they happen to be in.
+    # Scattered cells depend little on their position.
     response[[name.startswith("scattered") for name in anatomy.type_names]] *= 0.3
     return Programs(
         base=rng.normal(scale=1.0, size=n_genes),
@@ -96,7 +96,7 @@ def draw_counts(
 
     :math:`x_{ng} \sim \mathrm{Bernoulli}(1 - q)\,\mathrm{Poisson}(\lambda_{ng} \gamma_{ng})`,
     :math:`\lambda_{ng} = \frac{L_n}{1 - q}\,\mathrm{softmax}_g(\eta_{ng})`,
-    :math:`\gamma \sim \mathrm{Gamma}(r, 1 / r)`, so that a cell has :math:`L_n` counts in expectation.
+    :math:`\gamma \sim \mathrm{Gamma}(r, 1 / r)`, with :math:`L_n` expected counts per cell.
     """
     rates = np.exp(log_rates - log_rates.max(1, keepdims=True))
     rates *= (depth[:, None] / (1 - dropout) / rates.sum(1, keepdims=True)).astype(np.float32)
@@ -108,7 +108,7 @@ def draw_counts(
 
 
 def _draw_markers(marker_of: NDArray[np.intp], n_types: int, rng: np.random.Generator) -> Array:
-    """A marker is high in its own type; every fourth is half as high in a second type, so that types resemble."""
+    """Effects of marker genes; a quarter of them is also raised, less, in a random second type."""
     effects = np.zeros((n_types, len(marker_of)))
     is_marker = marker_of >= 0
     genes = np.flatnonzero(is_marker & (rng.random(len(marker_of)) < 0.25))
@@ -118,7 +118,7 @@ def _draw_markers(marker_of: NDArray[np.intp], n_types: int, rng: np.random.Gene
 
 
 def _draw_loadings(scale: NDArray[np.intp], rng: np.random.Generator) -> Array:
-    """A positional gene follows a mixture of the programs of its own length scale."""
+    """Weights of the programs; a gene depends on programs of one length scale."""
     loadings = np.zeros((len(_LENGTH_SCALES) * _FIELDS_PER_SCALE, len(scale)))
     for k in range(len(_LENGTH_SCALES)):
         genes = np.flatnonzero(scale == k)

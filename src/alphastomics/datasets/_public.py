@@ -1,7 +1,4 @@
-"""Which public atlases there are, and where they come from.
-
-Public atlases, harmonized to the keys that this package reads by default.
-"""
+"""Public atlases, with positions, slices and cell types under the default keys of this package."""
 
 from __future__ import annotations
 
@@ -37,10 +34,7 @@ BDTNP_SHA256 = {
 
 @dataclass(frozen=True, kw_only=True)
 class Atlas:
-    """What is downloaded, and which of its columns mean what.
-
-    Without ``slice_column`` all cells are the slice ``name``; several animals (``animal_column``) are never one slice.
-    """
+    """Source of an atlas and its columns; without ``slice_column`` all cells form the slice ``name``."""
 
     name: str
     url: str
@@ -109,21 +103,25 @@ def seqfish_embryo(path: str | PathLike[str] | None = None) -> ad.AnnData:
     Parameters
     ----------
     path
-        An ``.h5ad`` that is already here: the file of :func:`squidpy.datasets.seqfish`, or any other with
+        A local ``.h5ad`` file: that of :func:`squidpy.datasets.seqfish`, or any other with
         ``obsm["spatial"]`` and a column ``celltype_mapped_refined`` or ``cell_type``; a column ``slice_id`` is kept.
-        Without it the file is downloaded through squidpy, once, into ``scanpy.settings.datasetdir``.
+        By default the file is downloaded by squidpy to ``scanpy.settings.datasetdir``, once.
 
     Returns
     -------
-    The object of the source (values of ``X`` as distributed, in CSR float32), with ``obsm["spatial"]`` in float64,
-    ``obs["slice_id"]`` and ``obs["cell_type"]`` categorical, and ``uns["source"]``.
+    An :class:`~anndata.AnnData` with
+
+    - ``X``: values as distributed, CSR float32;
+    - ``obsm["spatial"]``: positions in the units of the source, float64, (n_cells, 2);
+    - ``obs["slice_id"]``, ``obs["cell_type"]``: categorical;
+    - ``uns["source"]``: name, URL, paper, license and units.
 
     Raises
     ------
     ConnectionError
-        If the file can not be fetched.
+        If the download fails.
     FileNotFoundError
-        If there is no file at ``path``.
+        If `path` does not exist.
     KeyError
         If the file lacks the positions or the cell types.
     """
@@ -133,15 +131,15 @@ def seqfish_embryo(path: str | PathLike[str] | None = None) -> ad.AnnData:
 def merfish_hypothalamus(path: str | PathLike[str] | None = None) -> ad.AnnData:
     """Preoptic region of the mouse hypothalamus by MERFISH (Moffitt et al. 2018), 2D, serial sections, labeled.
 
-    A section is a slice, named by its place along the anterior-posterior axis (``bregma_-9``).  Control probes
-    (``Blank*``) and genes that were not measured in every cell are left out; the log names the latter.
+    Each section is a slice, named by its position along the anterior-posterior axis (``bregma_-9``). Control probes
+    (``Blank*``) and genes that were not measured in all cells are left out; the latter are logged.
 
     Parameters
     ----------
     path
-        An ``.h5ad`` that is already here: the file of :func:`squidpy.datasets.merfish`, or any other with
+        A local ``.h5ad`` file: that of :func:`squidpy.datasets.merfish`, or any other with
         ``obsm["spatial"]`` and columns ``Bregma`` (or ``slice_id``) and ``Cell_class`` (or ``cell_type``).
-        Without it the file is downloaded through squidpy, once, into ``scanpy.settings.datasetdir``.
+        By default the file is downloaded by squidpy to ``scanpy.settings.datasetdir``, once.
 
     Returns
     -------
@@ -150,9 +148,9 @@ def merfish_hypothalamus(path: str | PathLike[str] | None = None) -> ad.AnnData:
     Raises
     ------
     ConnectionError
-        If the file can not be fetched.
+        If the download fails.
     FileNotFoundError
-        If there is no file at ``path``.
+        If `path` does not exist.
     KeyError
         If the file lacks the positions, the sections or the cell types.
     """
@@ -165,20 +163,20 @@ def slideseqv2_hippocampus(path: str | PathLike[str] | None = None) -> ad.AnnDat
     Parameters
     ----------
     path
-        An ``.h5ad`` that is already here: the file of :func:`squidpy.datasets.slideseqv2`, or any other with
+        A local ``.h5ad`` file: that of :func:`squidpy.datasets.slideseqv2`, or any other with
         ``obsm["spatial"]`` and a column ``cluster`` or ``cell_type``; a column ``slice_id`` is kept.
-        Without it the file is downloaded through squidpy, once, into ``scanpy.settings.datasetdir``.
+        By default the file is downloaded by squidpy to ``scanpy.settings.datasetdir``, once.
 
     Returns
     -------
-    As :func:`seqfish_embryo`; a bead may hold more than one cell.
+    As :func:`seqfish_embryo`; a bead may contain more than one cell.
 
     Raises
     ------
     ConnectionError
-        If the file can not be fetched.
+        If the download fails.
     FileNotFoundError
-        If there is no file at ``path``.
+        If `path` does not exist.
     KeyError
         If the file lacks the positions or the cell types.
     """
@@ -188,14 +186,14 @@ def slideseqv2_hippocampus(path: str | PathLike[str] | None = None) -> ad.AnnDat
 def drosophila_embryo(path: str | PathLike[str] | None = None) -> ad.AnnData:
     """Virtual embryo of *Drosophila* at stage 5 (Fowlkes et al. 2008), 3D, one slice, without labels.
 
-    One half of the surface of the blastoderm, averaged over many embryos: smooth and easy, an example rather than
-    a proof.  The values are levels of expression, not counts.
+    Half of the surface of the blastoderm, averaged over many embryos. Positions are easy to predict from these smooth
+    averages. Values are expression levels, not counts.
 
     Parameters
     ----------
     path
-        An ``.h5ad`` that is already here, with ``obsm["spatial"]``.  Without it two text files are downloaded from the
-        repository of novoSpaRc (Nitzan et al. 2019), once, into ``scanpy.settings.datasetdir``.
+        A local ``.h5ad`` file with ``obsm["spatial"]``. By default two text files are downloaded from the repository of
+        novoSpaRc (Nitzan et al. 2019) to ``scanpy.settings.datasetdir``, once.
 
     Returns
     -------
@@ -204,9 +202,9 @@ def drosophila_embryo(path: str | PathLike[str] | None = None) -> ad.AnnData:
     Raises
     ------
     ConnectionError
-        If the files can not be fetched.
+        If the download fails.
     FileNotFoundError
-        If there is no file at ``path``.
+        If `path` does not exist.
     KeyError
         If the file lacks the positions.
     """
@@ -216,23 +214,25 @@ def drosophila_embryo(path: str | PathLike[str] | None = None) -> ad.AnnData:
 def _load(atlas: Atlas, path: str | PathLike[str] | None) -> ad.AnnData:
     if path is not None:
         if not Path(path).is_file():
-            raise FileNotFoundError(f"path={str(path)!r} is no file; leave path out to download {atlas.name}")
+            raise FileNotFoundError(f"path={str(path)!r} does not exist; leave path out to download {atlas.name}")
         return _harmonize(ad.read_h5ad(path), atlas)
-    what = f"{atlas.name}: fetching {atlas.url} ({atlas.contents}) unless it is in the cache"
-    logger.info("%s; source %s; license %s", what, atlas.paper, atlas.license)
+    logger.info(
+        "%s: %s from %s, downloaded unless cached; source: %s; license: %s.",
+        atlas.name, atlas.contents, atlas.url, atlas.paper, atlas.license,
+    )  # fmt: skip
     adata = _from_novosparc(atlas) if atlas.squidpy_name is None else _from_squidpy(atlas, atlas.squidpy_name)
     return _harmonize(adata, atlas)
 
 
 @contextmanager
 def _fetching(atlas: Atlas) -> Iterator[None]:
-    """Say what could not be fetched; wraps nothing but the transfer, so that no other error is called one of it."""
+    """Raise errors of the download as ConnectionError; reading the file is outside, so its errors are unchanged."""
     try:
         yield
     except (OSError, ValueError, RuntimeError, ExceptionGroup) as error:
         raise ConnectionError(
-            f"{atlas.name} could not be fetched from {atlas.url} ({error}); "
-            f"download it elsewhere and pass the file: datasets.{atlas.name}(path=...)"
+            f"{atlas.name} could not be downloaded from {atlas.url} ({error}); "
+            f"download it by other means and pass the file: datasets.{atlas.name}(path=…)"
         ) from error
 
 
@@ -255,7 +255,7 @@ def _from_novosparc(atlas: Atlas) -> ad.AnnData:
             for name, sha256 in BDTNP_SHA256.items()
         ]
     expression, positions = (pd.read_csv(file, sep=r"\s+") for file in files)
-    # The positions are those of the whole embryo, the half that has expression first.
+    # Positions are those of the whole embryo; the half with expression comes first.
     return ad.AnnData(
         X=expression.to_numpy(np.float32),
         obs=pd.DataFrame(index=[f"cell_{i}" for i in range(len(expression))]),
@@ -265,9 +265,9 @@ def _from_novosparc(atlas: Atlas) -> ad.AnnData:
 
 
 def _harmonize(adata: ad.AnnData, atlas: Atlas) -> ad.AnnData:
-    """Positions, slices, labels, measured genes and provenance under the keys that this package reads."""
+    """Positions, slices, labels, measured genes and source under the default keys."""
     if SPATIAL not in adata.obsm:
-        raise KeyError(f'obsm["spatial"] is missing: this is no file of {atlas.name}; pass one with positions in it')
+        raise KeyError(f'obsm["spatial"] is missing; pass a file of {atlas.name} with positions')
     obs = adata.obs
     slices = obs[SLICE].astype(str) if SLICE in obs else _slice_names(obs, atlas)
     obs[SLICE] = pd.Categorical(slices)
@@ -285,7 +285,7 @@ def _harmonize(adata: ad.AnnData, atlas: Atlas) -> ad.AnnData:
         "units": atlas.units,
     }
     adata.uns.setdefault("source", described)
-    logger.info("%s: %d cells, %d genes, %d slices", atlas.name, *adata.shape, adata.obs[SLICE].nunique())
+    logger.info("%s: %d cells, %d genes, %d slices.", atlas.name, *adata.shape, adata.obs[SLICE].nunique())
     return adata
 
 
@@ -309,11 +309,15 @@ def _slice_names(obs: pd.DataFrame, atlas: Atlas) -> list[str]:
 
 
 def _measured(adata: ad.AnnData, atlas: Atlas) -> ad.AnnData:
-    """Leave out control probes, and genes with a value that is not finite."""
+    """Remove control probes and genes with non-finite values."""
     finite = np.ones(adata.n_vars, dtype=bool)
     finite[adata.X.indices[~np.isfinite(adata.X.data)]] = False
     if not finite.all():
-        logger.info("%s: genes not measured in every cell are left out: %s", atlas.name, list(adata.var_names[~finite]))
+        logger.info(
+            "%s: genes that were not measured in all cells are left out: %s.",
+            atlas.name,
+            list(adata.var_names[~finite]),
+        )
     control = np.zeros(adata.n_vars, dtype=bool)
     if atlas.control_prefix is not None:
         control = adata.var_names.str.startswith(atlas.control_prefix)

@@ -1,4 +1,4 @@
-"""Synthetic tissues: one anatomy, many slices, counts that tell the place of a cell only in part."""
+"""Simulated slices of one anatomy, with counts that depend on cell type and position."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ if TYPE_CHECKING:
 
 __all__ = ["synthetic_tissue"]
 
-_EXTENT = 1000.0  # micrometers from end to end of the body
-_WARP_LENGTH = 0.4  # extents; long against the amplitude, so that a warp folds nothing
-_BLOCK = 2_000_000  # entries of the dense matrix that are held at once
+_EXTENT = 1000.0  # micrometers, largest extent of the body
+_WARP_LENGTH = 0.4  # extents; much longer than the amplitude, so that a warp is invertible
+_BLOCK = 2_000_000  # entries of the dense matrix in memory at once
 
-# One independent stream per object: switching one effect off leaves everything else as it was.
+# Independent random streams, so that switching one effect off changes nothing else.
 _ANATOMY, _PROGRAMS, _CELLS, _WARP, _FRAME, _BATCH, _COUNTS = range(7)
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Technique:
-    """What differs between slices and between cells for reasons that are not the tissue's."""
+    """Technical effects on slices and cells; parameters of :func:`synthetic_tissue`."""
 
     depth: float
     dropout: float
@@ -47,12 +47,12 @@ class _Technique:
 
     def __post_init__(self) -> None:
         if not self.depth > 0:
-            raise ValueError(f"depth={self.depth} must be positive: it is the median of the counts per cell")
+            raise ValueError(f"depth={self.depth} must be positive")
         if not 0 <= self.dropout < 1:
-            raise ValueError(f"dropout={self.dropout} must lie in [0, 1)")
+            raise ValueError(f"dropout={self.dropout} must be in [0, 1)")
         for name in ("warp", "batch_effect"):
             if not 0 <= getattr(self, name) < np.inf:
-                raise ValueError(f"{name}={getattr(self, name)} must be finite and not negative")
+                raise ValueError(f"{name}={getattr(self, name)} must be finite and non-negative")
 
 
 def synthetic_tissue(
@@ -72,8 +72,8 @@ def synthetic_tissue(
 ) -> ad.AnnData:
     r"""Simulate slices of one tissue whose cells carry counts and positions.
 
-    All slices are drawn from one anatomy: an embryo-like body with no symmetry, whose cell types live in overlapping
-    layers and patches (one type is scattered everywhere).  For a cell of type :math:`k` at :math:`u` in slice
+    All slices share one anatomy: an asymmetric, embryo-like body with cell types in overlapping layers and patches (one
+    type is scattered everywhere). For a cell of type :math:`k` at :math:`u` in slice
     :math:`s` the count of gene :math:`g` is
 
     .. math::
@@ -93,8 +93,8 @@ def synthetic_tissue(
     n_cells
         Cells per slice, or one number for each slice.
     n_genes
-        Number of genes: two fifths are markers of cell types, two fifths follow positional programs, the rest
-        knows nothing.
+        Number of genes: two fifths are markers of cell types, two fifths follow positional programs, and the rest depend on
+        neither.
     n_dims
         2 or 3.
     n_cell_types
@@ -104,17 +104,17 @@ def synthetic_tissue(
     dropout
         Probability :math:`q` that the counts of a gene in a cell are lost, in [0, 1).
     warp
-        Root-mean-square displacement, along each axis, by the smooth deformation of a slice, as a share of the
-        body's extent.
+        Root mean square displacement along each axis by the smooth deformation of a slice, as a fraction of the extent of
+        the body.
     batch_effect
-        Standard deviation over slices of the log factor of every gene, and of the log factor of the depth.
+        Standard deviation over slices of the log factors of every gene and of the depth.
     rotate
-        Give every slice its own frame by a random rotation and shift.  Otherwise the slices are registered up to
+        Rotate and shift every slice at random, so that each has its own frame. Otherwise slices are registered except for
         their warp.
     reflect
-        Mirror every slice with probability one half.
+        Mirror every slice with probability 1/2.
     random_state
-        Seed.  The same arguments give the same bytes; slice *k* does not depend on the number of slices.
+        Seed. The same arguments give identical data; slice *k* does not depend on the number of slices.
 
     Returns
     -------
@@ -138,7 +138,7 @@ def synthetic_tissue(
     -----
     With the defaults, regression on the 25 nearest cells of two slices in 30 principal components places the cells of
     the third with a distance Spearman of .64 to .73 and a 20-neighbor preservation of .10 to .15 (chance .013; seeds
-    0 to 3): a cell's own expression tells its region, not its place.
+    0 to 3): the expression of a cell determines its region, but not its exact position.
     """
     technique = _Technique(
         depth=depth, dropout=dropout, warp=warp, batch_effect=batch_effect, rotate=rotate, reflect=reflect
@@ -148,7 +148,7 @@ def synthetic_tissue(
     if n_dims not in (2, 3):
         raise ValueError(f"n_dims={n_dims} must be 2 or 3")
     if not isinstance(random_state, Integral) or random_state < 0:
-        raise ValueError(f"random_state={random_state!r} must be an integer that is not negative")
+        raise ValueError(f"random_state={random_state!r} must be a non-negative integer")
     anatomy = draw_anatomy(n_dims, n_cell_types, _generator(random_state, _ANATOMY))
     programs = draw_programs(anatomy, n_genes, _EXTENT, _generator(random_state, _PROGRAMS))
     slices = {
@@ -177,7 +177,7 @@ def _check_sizes(n_slices: int, n_cells: int | Sequence[int]) -> tuple[int, ...]
     _check_counts(n_slices=n_slices)
     sizes = tuple(n_cells) if isinstance(n_cells, Sequence | np.ndarray) else (n_cells,) * n_slices
     if len(sizes) != n_slices:
-        raise ValueError(f"n_cells names {len(sizes)} slices, n_slices={n_slices}; give one number for each slice")
+        raise ValueError(f"n_cells has {len(sizes)} values for n_slices={n_slices}; pass one for each slice")
     for k, size in enumerate(sizes):
         _check_counts(**{f"n_cells of slice_{k}": size})
     return tuple(int(size) for size in sizes)
@@ -218,7 +218,7 @@ def _draw_slice(
 def _draw_expression(
     k: int, points: Array, types: NDArray[np.intp], programs: Programs, technique: _Technique, random_state: int
 ) -> sparse.csr_matrix:
-    """Counts of slice ``k``, a block of cells at a time: the dense matrix is never whole."""
+    """Counts of slice ``k``, computed in blocks of cells to bound memory."""
     rng = _generator(random_state, _BATCH, k)
     median = technique.depth * np.exp(technique.batch_effect * rng.normal())
     gene_effect = (technique.batch_effect * rng.normal(size=len(programs.base))).astype(np.float32)
@@ -236,7 +236,7 @@ def _draw_expression(
 def _draw_frame(n_dims: int, technique: _Technique, rng: np.random.Generator) -> dict[str, Array]:
     """An orthogonal matrix of shape (n_dims, n_dims) and a shift in micrometers of shape (n_dims,)."""
     rotation, triangle = np.linalg.qr(rng.normal(size=(n_dims, n_dims)))
-    rotation *= np.sign(np.diag(triangle))  # without it QR is not uniform over the group
+    rotation *= np.sign(np.diag(triangle))  # makes QR uniform over the orthogonal group
     rotation[:, 0] *= np.sign(np.linalg.det(rotation))
     shift = rng.uniform(-_EXTENT, _EXTENT, size=n_dims)
     mirrored = rng.random() < 0.5
