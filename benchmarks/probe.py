@@ -53,17 +53,17 @@ def probe(model: AlphaSTomics, cells: AnnData, truth: NDArray[np.float64], *, se
 
     from alphastomics.data import AnnDataSource
     from alphastomics.diffusion.geometry import align, center, kabsch
-    from alphastomics.sampling._position import MAX_CONTEXT, PositionSampler, content_order, embed_cells
+    from alphastomics.sampling import PositionSampler
+    from alphastomics.sampling._cells import content_order, embed_cells
+    from alphastomics.sampling._sampler import MAX_CONTEXT
 
     cells = cells.copy()
     cells.obsm.clear()
     source = AnnDataSource(cells, model.schema, positions=False)
     rows = content_order(source, np.arange(cells.n_obs))
     device = model.module.device
-    positions = PositionSampler(
-        model.module, model.diffusion, embed_cells(model.module, source, rows, device),
-        shared_frame=False, spacing=model.schema.spacing / model.schema.scale, max_context=MAX_CONTEXT,
-    )  # fmt: skip
+    embedding = embed_cells(model.module, source, rows)
+    positions = PositionSampler(model._make_sampler(), embedding, max_context=MAX_CONTEXT)
     mean, process = positions.mean, model.diffusion.position
     x = center(torch.from_numpy(truth[rows] / model.schema.scale).float()[None].to(device))
     x = x @ kabsch(x, mean)

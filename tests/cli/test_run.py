@@ -342,14 +342,17 @@ def test_one_command_is_repeated_until_the_run_has_finished(folder, here, monkey
             main(tokens)
     assert ended.value.code == 143
     said = capsys.readouterr().err
-    assert "There is no checkpoint in outputs/alphastomics/checkpoints/last.ckpt yet; training begins anew." in said
+    assert (
+        "There is no checkpoint in outputs/alphastomics/checkpoints/last.ckpt yet; training starts from the beginning."
+        in said
+    )
     assert "last.ckpt; --resume continues it" in said
     assert state()["global_step"] == 4
     weights = []
     for _ in range(2):
         assert main(tokens) == 0
         weights.append((RUN / "checkpoints/model/model.safetensors").read_bytes())
-    assert "Going on from step 4, in epoch" in capsys.readouterr().err
+    assert "Resuming from step 4, in epoch" in capsys.readouterr().err
     assert weights[0] == weights[1]
     assert main([*tokens[: tokens.index("--resume")], "--exp-name", "undisturbed"]) == 0
     assert weights[0] == Path("outputs/undisturbed/checkpoints/model/model.safetensors").read_bytes()

@@ -193,8 +193,8 @@ def test_one_script_is_started_until_it_has_finished(
         with pytest.raises(OSError, match="dead"):
             train_briefly(make_model(small), callbacks=[DieAt(step)], **arguments)
         assert watched(tmp_path / "last.ckpt")["step"] == step
-    assert f"There is no checkpoint in {path} yet; training begins anew." in caplog.text
-    assert "Going on from step 1, in epoch 0." in caplog.text
+    assert f"There is no checkpoint in {path} yet; training starts from the beginning." in caplog.text
+    assert "Resuming from step 1, in epoch 0." in caplog.text
     for _ in range(2):  # the second time nothing is left to do
         resumed = train_briefly(make_model(small), **arguments)
         assert weights_of(resumed) == weights_of(expected)
@@ -215,13 +215,13 @@ def test_of_several_checkpoints_the_newest_whole_one_is_taken(small, make_model,
     (tmp_path / ".last.tmp.ckpt").write_bytes(b"")
     caplog.set_level(logging.INFO, "alphastomics")
     train_briefly(make_model(small), checkpoint=tmp_path, resume="last", max_epochs=4)
-    assert f"{cut} is left out: it is truncated." in caplog.text
-    assert "Going on from step 2, in epoch 2." in caplog.text
+    assert f"{cut} is skipped: it is truncated." in caplog.text
+    assert "Resuming from step 2, in epoch 2." in caplog.text
 
 
 def test_nothing_is_begun_anew_where_something_else_lies(small, make_model, train_briefly, tmp_path):
     path = tmp_path / "last.ckpt"
-    with pytest.raises(ValueError, match="resume='last' goes on from what checkpoint= names; give it"):
+    with pytest.raises(ValueError, match="checkpoint="):
         train_briefly(make_model(small), resume="last")
     train_briefly(make_model(small, d_model=16), checkpoint=path)
     with pytest.raises(ValueError, match="is of a model with d_model=16"):
@@ -318,12 +318,12 @@ def damaged(path, change):
     [
         (lambda state: state[KEY].pop("tensors"), "of a training that has not ended; continue it with resume=…"),
         (lambda state: state.pop(KEY), "is no checkpoint of AlphaSTomics"),
-        (lambda state: state[KEY].update(format_version=9), "has format version 9; this package reads 1"),
-        (lambda state: state[KEY].update(config="{"), "does not say which model"),
-        (lambda state: state[KEY].update(config="[]"), "does not say which model"),
-        (lambda state: state[KEY].pop("config"), "does not say which model"),
-        (lambda state: state[KEY].update(tensors=3), "does not hold a whole model"),
-        (lambda state: state[KEY]["tensors"].popitem(), "does not hold a whole model"),
+        (lambda state: state[KEY].update(format_version=9), "format version 9"),
+        (lambda state: state[KEY].update(config="{"), "does not describe its model"),
+        (lambda state: state[KEY].update(config="[]"), "does not describe its model"),
+        (lambda state: state[KEY].pop("config"), "does not describe its model"),
+        (lambda state: state[KEY].update(tensors=3), "does not hold a complete model"),
+        (lambda state: state[KEY]["tensors"].popitem(), "does not hold a complete model"),
     ],
     ids=["unfinished", "foreign", "newer", "cut", "list", "silent", "number", "incomplete"],
 )

@@ -94,18 +94,22 @@ def test_other_class_is_refused(folder):
         AlphaSTomics.load(folder, adata=False)
 
 
-@pytest.mark.parametrize("key", ["class", "init", "registry", "is_trained", "history", "frame"])
+@pytest.mark.parametrize("key", ["class", "init", "registry", "is_trained", "history", "frame", "deformation"])
 def test_missing_key_is_named(folder, key):
     edit(folder, lambda config: config.pop(key))
     with pytest.raises(ValueError, match=rf"{folder}.*{'None' if key == 'class' else key}"):
         AlphaSTomics.load(folder, adata=False)
 
 
+def schema_of(config):
+    return config["registry"]["field_registries"]["tissue"]["state_registry"]["schema"]
+
+
 DAMAGE = {
-    "no schema": lambda config: config["registry"].pop("tissue_schema"),
-    "no scale": lambda config: config["registry"]["tissue_schema"].pop("scale"),
-    "negative scale": lambda config: config["registry"]["tissue_schema"].update(scale=-1.0),
-    "genes a number": lambda config: config["registry"]["tissue_schema"].update(genes=7),
+    "no schema": lambda config: config["registry"]["field_registries"].pop("tissue"),
+    "no scale": lambda config: schema_of(config).pop("scale"),
+    "negative scale": lambda config: schema_of(config).update(scale=-1.0),
+    "genes a number": lambda config: schema_of(config).update(genes=7),
     "registry a list": lambda config: config.update(registry=[]),
     "unheard-of argument": lambda config: config["init"].update(unheard_of=1),
     "unknown mode": lambda config: config["init"].update(mode="backwards"),
@@ -138,7 +142,7 @@ def test_nested_json_is_no_bomb(folder, wrap):
 def test_weights_of_other_shapes_are_refused(folder, make_model, reference, tmp_path):
     make_model(reference, d_model=16).save(tmp_path / "narrow")
     shutil.copy(tmp_path / "narrow" / "model.safetensors", folder / "model.safetensors")
-    with pytest.raises(ValueError, match=r"(?s)whole model.*size mismatch"):
+    with pytest.raises(ValueError, match=r"(?s)complete model.*size mismatch"):
         AlphaSTomics.load(folder, adata=False)
 
 
@@ -146,7 +150,7 @@ def test_weights_that_are_missing_are_named(folder):
     tensors = load_file(folder / "model.safetensors")
     del tensors["position_out.weight"]
     save_file(tensors, folder / "model.safetensors")
-    with pytest.raises(ValueError, match=r"(?s)whole model.*position_out\.weight"):
+    with pytest.raises(ValueError, match=r"(?s)complete model.*position_out\.weight"):
         AlphaSTomics.load(folder, adata=False)
 
 
@@ -255,7 +259,7 @@ def test_a_network_that_the_weights_are_not_of_is_not_made(folder, change, monke
     edit(folder, lambda config: config["init"].update(change))
     monkeypatch.setattr(AlphaSTomics, "__init__", lambda *_, **__: pytest.fail("the network was made"))
     start = time.monotonic()
-    refused(folder, "does not hold a whole model: ")
+    refused(folder, "does not hold a complete model: ")
     assert time.monotonic() - start < 5
 
 
@@ -324,9 +328,9 @@ def test_a_registry_of_other_data_is_refused(folder):
     )
     refused(folder, "its registry does not describe position")
     edit(folder, lambda config: config["registry"]["field_registries"].pop("slice"))
-    refused(folder, "whole model: ")
+    refused(folder, "complete model: ")
     edit(folder, lambda config: config["registry"]["setup_args"].update(adata="x", unheard_of=1))
-    refused(folder, "whole model: ")
+    refused(folder, "complete model: ")
 
 
 def test_data_beside_a_model_that_are_none_are_named(folder):

@@ -24,7 +24,7 @@ def test_saved_and_loaded_without_data_it_samples_the_same_bytes(trained, folder
     assert loaded.mode == "expr_to_pos"
     assert loaded.is_trained_
     assert loaded.schema == trained.schema
-    assert loaded.frame_ == trained.frame_
+    assert loaded.fitted_.frame == trained.fitted_.frame
     assert weights_of(loaded) == weights_of(trained)
     for arguments in ({"n_steps": 3}, {"n_steps": 2, "n_samples": 2, "reduce": "medoid"}):
         expected = positions_of(trained.sample(reference, **arguments))
@@ -115,7 +115,7 @@ def test_wrong_data_are_named_as_such(folder, reference):
     reference.obsm["spatial"] = reference.obsm["spatial"][:, [0, 1, 1]]
     with pytest.raises(ValueError, match=r"spatial.*3") as caught:
         AlphaSTomics.load(folder, adata=reference)
-    assert "whole model" not in str(caught.value)
+    assert "complete model" not in str(caught.value)
 
 
 def test_data_without_the_layer_are_no_damage_of_the_folder(make_model, reference, tmp_path):
@@ -133,13 +133,6 @@ def test_a_model_from_before_there_were_experts_loads(folder, reference, positio
     (folder / "config.json").write_text(json.dumps(config))
     loaded = AlphaSTomics.load(folder, adata=False)
     assert positions_of(loaded.sample(reference, n_steps=2)) == positions_of(trained.sample(reference, n_steps=2))
-
-
-def test_a_model_from_before_its_deformation_was_kept_loads(folder):
-    config = json.loads((folder / "config.json").read_text())
-    assert config.pop("deformation") == 0.1
-    (folder / "config.json").write_text(json.dumps(config))
-    assert AlphaSTomics.load(folder, adata=False).deformation_ is None
 
 
 # -- overwriting -------------------------------------------------------------------------------------------------------

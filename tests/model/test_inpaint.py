@@ -158,7 +158,7 @@ def registered(registered_tissue, make_model, train_well):
 
 @pytest.mark.parametrize("n_steps", [1, 3])
 def test_shared_frame_needs_no_alignment(registered, registered_tissue, n_steps):
-    assert registered.frame_ is None
+    assert registered.fitted_.frame is None
     query = registered_tissue[250:].copy()
     true = query.obsm["spatial"]
     query.obsm["spatial"] = np.full_like(true, np.nan)
@@ -187,6 +187,6 @@ def test_shared_frame_draws_are_not_moved(registered, registered_tissue):
 def test_shared_frame_survives_the_disk(registered, registered_tissue, tmp_path, positions_of):
     registered.save(tmp_path / "m")
     loaded = AlphaSTomics.load(tmp_path / "m", adata=False)
-    assert loaded.frame_ is None
+    assert loaded.fitted_.frame is None
     expected = positions_of(registered.sample(registered_tissue, n_steps=2))
     assert positions_of(loaded.sample(registered_tissue, n_steps=2)) == expected

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from alphastomics.data import AnnDataSource
 from alphastomics.datasets import synthetic_tissue
-from alphastomics.diffusion import Process
+from alphastomics.diffusion import DiffusionConfig, Process
 from alphastomics.metrics import aligned_rmsd, distance_spearman, rigid_align
 from alphastomics.nn import Prediction
-from alphastomics.sampling._position import PositionSampler, SamplerConfig, content_order, split_contexts
-from alphastomics.train import DiffusionConfig
+from alphastomics.sampling import PositionSampler, Sampler, SamplerConfig
+from alphastomics.sampling._cells import content_order, split_contexts
 from rotations import random_rotation
 
 # -- contexts -----------------------------------------------------------------------------------------------------------
@@ -60,13 +60,18 @@ class Oracle:
         return Prediction(expression=None, position=x, latent=h)
 
 
+def sampler_of(oracle: Oracle, frame: str = "slice") -> Sampler:
+    diffusion = DiffusionConfig(position=Process(prediction_type="x0"))
+    schema = SimpleNamespace(frame=frame, spacing=1e-6, scale=1.0)
+    return Sampler(module=oracle, diffusion=diffusion, schema=schema, mode="expr_to_pos")
+
+
 @pytest.mark.parametrize("n_dims", [2, 3])
 @pytest.mark.parametrize("n_steps", [1, 3])
 def test_contexts_are_fused_without_seams(n_dims, n_steps):
     true = torch.randn(230, n_dims, generator=torch.Generator().manual_seed(1))
     oracle = Oracle(n_dims, rigid=True)
-    diffusion = DiffusionConfig(position=Process(prediction_type="x0"))
-    positions = PositionSampler(oracle, diffusion, true, shared_frame=False, spacing=1e-6, max_context=64)
+    positions = PositionSampler(sampler_of(oracle), true, max_context=64)
     assert oracle.n_calls == 5  # 16 anchors and 48 others in each
     x = positions.sample(SamplerConfig(n_steps=n_steps), torch.Generator().manual_seed(2))
     assert aligned_rmsd(true.numpy(), x.numpy()) < 1e-5
@@ -75,10 +80,7 @@ def test_contexts_are_fused_without_seams(n_dims, n_steps):
 
 def test_contexts_of_a_shared_frame_are_not_moved():
     true = 3 + torch.randn(230, 2, generator=torch.Generator().manual_seed(1))
-    diffusion = DiffusionConfig(position=Process(prediction_type="x0"))
-    positions = PositionSampler(
-        Oracle(2, rigid=False), diffusion, true, shared_frame=True, spacing=1e-6, max_context=64
-    )
+    positions = PositionSampler(sampler_of(Oracle(2, rigid=False), frame="shared"), true, max_context=64)
     x = positions.sample(SamplerConfig(n_steps=2), torch.Generator())
     np.testing.assert_allclose(x, true, rtol=1e-5)
 
@@ -88,10 +90,7 @@ def test_known_cells_fix_the_frame_of_fused_contexts():
     observed = (true @ random_rotation(2, torch.Generator().manual_seed(5)) + 7).clone()
     expected = observed.clone()
     observed[::2] = torch.nan
-    diffusion = DiffusionConfig(position=Process(prediction_type="x0"))
-    positions = PositionSampler(
-        Oracle(2, rigid=False), diffusion, true, shared_frame=False, spacing=1e-6, max_context=64, observed=observed
-    )
+    positions = PositionSampler(sampler_of(Oracle(2, rigid=False)), true, max_context=64, observed=observed)
     x = positions.sample(SamplerConfig(n_steps=3), torch.Generator())
     np.testing.assert_allclose(x, expected, atol=1e-4)
 

@@ -131,12 +131,12 @@ def test_a_registered_slice_is_taken_where_it_lies(reference, make_model, train_
 @pytest.mark.parametrize("use_positions", [False, True])
 def test_one_context_equals_the_forward_pass_of_the_network(model, reference, use_positions):
     from alphastomics.data import AnnDataSource, local_density
-    from alphastomics.sampling._frames import rotation_of_cells
+    from alphastomics.sampling._position import rotation_of_cells
 
     cells = reference[reference.obs["slice_id"] == "slice_1"].copy()
     source, rows = AnnDataSource(cells, model.schema, positions=True), np.arange(300)
     x = (cells.obsm["spatial"] - cells.obsm["spatial"].mean(axis=0)) / model.schema.scale
-    x = x @ rotation_of_cells(model, source, rows, x, max_context=300)
+    x = x @ rotation_of_cells(model._make_sampler(), source, rows, x, max_context=300)
     tensors = (source.expression(rows), x.astype(np.float32), local_density(cells.obsm["spatial"]))
     expression, position, crowded = (torch.from_numpy(array)[None] for array in tensors)
     with torch.no_grad():

@@ -50,7 +50,7 @@ def test_training_record(model):
     assert training["arguments"]["augmentation"]["thinning"] == model.default_augmentation().thinning
     assert training["arguments"]["n_recomputed"] == 0
     assert training["plan"]["lr_schedule"] == "linear"
-    assert training["plan"]["deformation"] == model.deformation_
+    assert training["plan"]["deformation"] == model.fitted_.deformation
     assert set(training["plan"]) == set(TrainingPlan(model.module).config.__dataclass_fields__)
 
 

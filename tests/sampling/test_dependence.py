@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -9,7 +11,7 @@ import torch
 from alphastomics.metrics import morans_i
 from alphastomics.model import AlphaSTomics
 from alphastomics.nn import nearest_neighbors
-from alphastomics.sampling._dependence import N_NEIGHBORS, Dependence, Surroundings
+from alphastomics.sampling._calibration import N_NEIGHBORS, Dependence, Neighborhood
 
 
 @pytest.fixture
@@ -22,7 +24,7 @@ def nearest(position):
 
 
 def draw(share, position, seed=0, mean=None):
-    around = Surroundings.of(nearest(position), None if mean is None else torch.from_numpy(mean))
+    around = Neighborhood.of(nearest(position), None if mean is None else torch.from_numpy(mean))
     dependence = Dependence(share=np.asarray(share, dtype=np.float32))
     return dependence.noise(around, torch.Generator().manual_seed(seed)).numpy()
 
@@ -76,12 +78,12 @@ def test_few_cells(n, position):
 
 
 def test_training_fits_it_and_a_file_keeps_it(everything, places, tmp_path):
-    share = everything.dependence_.share
+    share = everything.fitted_.dependence.share
     assert share.shape == (places.n_vars,)
     assert ((share >= 0) & (share <= 1)).all()
     everything.save(tmp_path / "model")
     loaded = AlphaSTomics.load(tmp_path / "model", adata=False)
-    np.testing.assert_array_equal(loaded.dependence_.share, share)
+    np.testing.assert_array_equal(loaded.fitted_.dependence.share, share)
 
 
 def test_neighbors_are_as_alike_as_in_the_reference(everything, places, monkeypatch):
@@ -91,7 +93,7 @@ def test_neighbors_are_as_alike_as_in_the_reference(everything, places, monkeypa
 
     true = np.nanmean(morans_i(np.log1p(places.X.toarray()), places.obsm["spatial"]))
     with_it = level()
-    monkeypatch.setattr(everything, "dependence_", None)
+    monkeypatch.setattr(everything, "fitted_", replace(everything.fitted_, dependence=None))
     without = level()
     assert abs(with_it - true) < abs(without - true)
     assert with_it > without

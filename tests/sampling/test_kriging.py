@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from alphastomics.sampling._posterior import FEWEST, _average, krige
+from alphastomics.sampling._completion import FEWEST, _average, krige
 
 N_CELLS, N_KNOWN, N_GENES = 400, 80, 12
 

@@ -40,13 +40,13 @@ def test_no_cell_is_moved_past_another_and_what_fits_stays(samples):
 
 
 def test_training_fits_them_and_a_file_keeps_them(everything, places, tmp_path):
-    marginals = everything.marginals_
+    marginals = everything.fitted_.marginals
     assert marginals.true.shape == marginals.sampled.shape == (len(LEVELS), places.n_vars)
     assert (np.diff(marginals.true, axis=0) >= 0).all()
     everything.save(tmp_path / "model")
     loaded = AlphaSTomics.load(tmp_path / "model", adata=False)
     for name in ("sampled", "true"):
-        np.testing.assert_array_equal(getattr(loaded.marginals_, name), getattr(marginals, name))
+        np.testing.assert_array_equal(getattr(loaded.fitted_.marginals, name), getattr(marginals, name))
 
 
 def test_samples_have_as_many_zeros_as_the_reference(everything, reference):
@@ -57,4 +57,4 @@ def test_samples_have_as_many_zeros_as_the_reference(everything, reference):
 
 
 def test_a_model_of_positions_alone_has_none(trained):
-    assert trained.marginals_ is None
+    assert trained.fitted_.marginals is None

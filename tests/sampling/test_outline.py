@@ -9,7 +9,7 @@ from scipy.spatial import KDTree
 from scipy.stats import ks_2samp
 
 from alphastomics.model import AlphaSTomics
-from alphastomics.sampling._outline import Outlines
+from alphastomics.sampling._frames import Outlines
 
 
 @pytest.fixture(params=[2, 3])
@@ -46,20 +46,20 @@ def test_what_lies_side_by_side_stays_so_and_what_fits_stays(clouds):
 
 
 def test_training_keeps_outlines_where_tissue_is_drawn(everything, trained, tmp_path):
-    assert trained.outlines_ is None
-    assert everything.outlines_.quantiles.shape == (3, 8, 129)
+    assert trained.fitted_.outlines is None
+    assert everything.fitted_.outlines.quantiles.shape == (3, 8, 129)
     everything.save(tmp_path / "model")
     loaded = AlphaSTomics.load(tmp_path / "model", adata=False)
-    np.testing.assert_array_equal(loaded.outlines_.quantiles, everything.outlines_.quantiles)
+    np.testing.assert_array_equal(loaded.fitted_.outlines.quantiles, everything.fitted_.outlines.quantiles)
 
 
 def test_drawn_tissue_has_the_outline_of_a_slice(everything, monkeypatch):
     """Up to where packing moves cells, a few of the cell spacings."""
-    monkeypatch.setattr("alphastomics.sampling._joint.JointSampler.packed", lambda self, x, generator: x)
+    monkeypatch.setattr("alphastomics.sampling._joint.JointSampler.refined", lambda self, x, generator: x)
     drawn = everything.sample(mode="joint", n_cells=300, n_steps=4, random_state=0).obsm["spatial"]
-    canonical = everything.frame_.rotation
+    canonical = everything.fitted_.frame.rotation
     x = (drawn - drawn.mean(0)) / everything.schema.scale @ np.asarray(canonical).T
-    targets = everything.outlines_.quantiles
+    targets = everything.fitted_.outlines.quantiles
     found = Outlines.of([x.astype(np.float32)]).quantiles[0]
     centered = targets - targets.mean(axis=2, keepdims=True)
     assert min(np.abs(found - target).max() for target in centered) < 0.5

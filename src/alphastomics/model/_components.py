@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 from sklearn.decomposition import PCA
 
-from alphastomics.sampling._frames import evenly_spaced_indices
+from alphastomics.sampling._cells import evenly_spaced_indices
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from alphastomics.data import CellSource
 
-CELLS = 5_000  # that are looked at: more move the first components by less than another animal does
+CELLS = 5_000  # sampled cells: more change the first components by less than another animal does
 
 
 def principal_components(source: CellSource, n_components: int) -> NDArray[np.float32]:

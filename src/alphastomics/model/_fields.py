@@ -1,4 +1,4 @@
-"""Registry fields: scvi-tools' own refuse slices they have not seen and cells without coordinates."""
+"""Fields of the registry. Those of scvi-tools raise errors for new slices and for cells without coordinates."""
 
 from __future__ import annotations
 
@@ -8,16 +8,65 @@ import anndata as ad
 import numpy as np
 import pandas as pd
 from scvi.data import AnnDataManager
-from scvi.data.fields import LayerField, NumericalObsField, ObsmField
+from scvi.data.fields import BaseAnnDataField, LayerField, NumericalObsField, ObsmField
+
+from alphastomics.data import TissueSchema
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from anndata import AnnData
 
-    from alphastomics.data import CellSource, TissueSchema
-    from alphastomics.model._model import AlphaSTomics
+    from alphastomics.data import CellSource
 
-SCHEMA = "tissue_schema"  # where the schema is in the registry
-LARGEST_SLICE = "largest_slice"  # and the number of cells of the largest slice
+SCHEMA = "tissue"  # name of the field
+SETUP = ("layer", "position_key", "slice_key", "cell_type_key", "frame", "sequence_key", "transform")
+
+
+class SchemaField(BaseAnnDataField):
+    """The schema of a tissue and the number of cells of its largest slice; no data of an AnnData.
+
+    Parameters
+    ----------
+    schema
+        The schema.
+    largest_slice
+        Number of cells of the largest slice; counted in the registered AnnData when None.
+    """
+
+    registry_key = SCHEMA
+    attr_name = attr_key = ""
+    is_empty = False
+
+    def __init__(self, schema: TissueSchema, largest_slice: int | None = None) -> None:
+        self.schema, self.largest_slice = schema, largest_slice
+
+    def validate_field(self, adata: AnnData) -> None:
+        """Do nothing: the schema was fitted to the data, or belongs to a reference."""
+
+    def register_field(self, adata: AnnData) -> dict[str, Any]:
+        """The schema as plain values, and the number of cells of the largest slice."""
+        largest = self.largest_slice
+        if largest is None:
+            key = self.schema.slice_key
+            counted = key is not None and key in adata.obs
+            largest = int(adata.obs[key].value_counts().max()) if counted else int(adata.n_obs)
+        return {"schema": self.schema.to_dict(), "largest_slice": largest}
+
+    def transfer_field(self, state_registry: dict[str, Any], adata_target: AnnData, **kwargs: Any) -> dict[str, Any]:
+        """Keep the schema of the source."""
+        return {**self.register_field(adata_target), "schema": state_registry["schema"]}
+
+    def get_summary_stats(self, state_registry: dict[str, Any]) -> dict[str, int]:
+        """The number of cells of the largest slice."""
+        return {"largest_slice": state_registry["largest_slice"]}
+
+    def view_state_registry(self, state_registry: dict[str, Any]) -> None:
+        """Nothing to show: the arguments of ``setup_anndata`` are shown already."""
+
+    def get_data_registry(self) -> dict[str, Any]:
+        """Empty: the field refers to no data."""
+        return {}
 
 
 class PositionField(ObsmField):
@@ -31,32 +80,55 @@ class PositionField(ObsmField):
 
 
 class ColumnField(NumericalObsField):
-    """A column of ``obs`` that is only referred to: any values, also new ones; a query may lack it."""
+    """A column of ``obs`` with any values, which may be new in a query; a query may lack it."""
 
     def transfer_field(self, state_registry: dict[str, Any], adata_target: AnnData, **kwargs: Any) -> dict[str, Any]:
-        """Nothing is transferred: names are read where they are needed."""
+        """Keep the state of the source."""
         return state_registry
 
 
-def schema_fields(schema: TissueSchema) -> list[Any]:
+def schema_fields(schema: TissueSchema, largest_slice: int | None = None) -> list[BaseAnnDataField]:
     """The fields of a tissue."""
     columns = (("slice", schema.slice_key), ("cell_type", schema.cell_type_key), ("sequence", schema.sequence_key))
     return [
+        SchemaField(schema, largest_slice),
         LayerField("X", schema.layer, is_count_data=False, correct_data_format=False),
         PositionField("position", schema.position_key),
         *(ColumnField(name, key) for name, key in columns if key is not None),
     ]
 
 
-def largest_slice(adata: AnnData, schema: TissueSchema) -> int:
-    """Number of cells of the largest slice."""
-    if schema.slice_key is None or schema.slice_key not in adata.obs:
-        return int(adata.n_obs)
-    return int(adata.obs[schema.slice_key].value_counts().max())
+def schema_values(registry: Mapping[str, Any]) -> dict[str, Any]:
+    """The schema in a registry, as plain values."""
+    values: dict[str, Any] = registry["field_registries"][SCHEMA]["state_registry"]["schema"]
+    return values
 
 
-def dataset_registry(cls: type[AlphaSTomics], source: CellSource) -> dict[str, Any]:
-    """What a registry says of cells that are not in an AnnData: that of an empty one, with their number."""
+def read_schema(registry: Mapping[str, Any]) -> TissueSchema:
+    """The schema in a registry."""
+    return TissueSchema.from_dict(schema_values(registry))
+
+
+def check_registry(registry: Mapping[str, Any], schema: TissueSchema) -> None:
+    """Raise ``ValueError`` if the fields of a registry do not agree with its schema."""
+    entries = registry["field_registries"]
+    for field in schema_fields(schema):
+        parts = [entries[field.registry_key][part] for part in ("data_registry", "state_registry", "summary_stats")]
+        described = all(isinstance(part, dict) for part in parts)
+        if described and isinstance(field, PositionField):
+            described = isinstance(parts[1].get("column_names"), list)
+        if not described:
+            raise ValueError(f"its registry does not describe {field.registry_key}")
+    stats = entries["X"]["summary_stats"]
+    if stats["n_vars"] != schema.n_genes or entries["X"]["state_registry"]["n_vars"] != schema.n_genes:
+        raise ValueError(f"its registry and its schema differ in the number of genes, {schema.n_genes}")
+    counts = (stats["n_cells"], entries[SCHEMA]["summary_stats"]["largest_slice"])
+    if any(type(count) is not int or count < 0 for count in counts):
+        raise ValueError("its registry has no number of cells")
+
+
+def dataset_registry(name: str, source: CellSource) -> dict[str, Any]:
+    """Registry of cells that are not in an AnnData, for the class ``name``: that of an empty one, with their number."""
     schema = source.schema
     keys = [key for key in (schema.slice_key, schema.cell_type_key) if key is not None]
     header = ad.AnnData(
@@ -65,14 +137,12 @@ def dataset_registry(cls: type[AlphaSTomics], source: CellSource) -> dict[str, A
         var=pd.DataFrame(index=list(schema.genes)),
         obsm={schema.position_key: np.zeros((1, schema.n_dims))},
     )
-    names = ("layer", "position_key", "slice_key", "cell_type_key", "frame", "sequence_key", "transform")
-    arguments = {name: getattr(schema, name) for name in names}
-    setup = {"model_name": cls.__name__, "setup_args": arguments, "setup_method_name": "setup_anndata"}
-    manager = AnnDataManager(fields=schema_fields(schema), setup_method_args=setup)
-    manager._registry[SCHEMA] = schema.to_dict()
-    manager._registry[LARGEST_SLICE] = max(len(cells.rows) for cells in source.slices)
+    arguments = {key: getattr(schema, key) for key in SETUP}
+    setup = {"model_name": name, "setup_args": arguments, "setup_method_name": "setup_anndata"}
+    largest = max(len(cells.rows) for cells in source.slices)
+    manager = AnnDataManager(fields=schema_fields(schema, largest), setup_method_args=setup)
     manager.register_fields(header)
-    fields = manager.registry["field_registries"]
-    fields["X"]["summary_stats"]["n_cells"] = source.n_cells
-    fields["X"]["state_registry"]["n_obs"] = source.n_cells
-    return dict(manager.registry)
+    registry = dict(manager.registry)
+    registry["field_registries"]["X"]["summary_stats"]["n_cells"] = source.n_cells
+    registry["field_registries"]["X"]["state_registry"]["n_obs"] = source.n_cells
+    return registry

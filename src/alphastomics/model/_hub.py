@@ -1,7 +1,4 @@
-"""The card of a model: what the Hub and people read of it.
-
-Models on the Hugging Face Hub: the files of a model folder, and a card that says what is in them.
-"""
+"""Models on the Hugging Face Hub: the files of a model folder, and a card that describes them."""
 
 from __future__ import annotations
 
@@ -26,34 +23,37 @@ from alphastomics.data.hub._repository import (
     open_repository,
     require,
 )
-from alphastomics.model import _files
-from alphastomics.nn import count_parameters
+from alphastomics.model._files import CONFIG, WEIGHTS, write_model
 
 if TYPE_CHECKING:
     from huggingface_hub import CommitOperationAdd
 
-    from alphastomics.model._model import AlphaSTomics
+    from alphastomics.model._state import ModelState
+
+logger = logging.getLogger(__name__)
 
 LIBRARY = "alphastomics"
+TYPE: Kind = "model"
+NAME = re.compile(r"[\w.-]+/[\w.-]+")
 MODES = {
-    "expr_to_pos": "places cells by their expression",
-    "pos_to_expr": "writes expression into places",
-    "joint": "draws whole slices",
-    "any": "places cells by their expression, writes expression into places, and draws whole slices",
+    "expr_to_pos": "predicts positions of cells from their expression",
+    "pos_to_expr": "predicts expression at positions",
+    "joint": "samples whole slices",
+    "any": "predicts positions from expression and expression at positions, and samples whole slices",
 }
 
 
-def model_card(model: AlphaSTomics, repo_id: str, license: str | None = None) -> str:
+def model_card(state: ModelState, repo_id: str, license: str | None = None) -> str:
     """Text of ``README.md``.
 
     Parameters
     ----------
-    model
+    state
         The model.
     repo_id
-        Where it goes.
+        Its repository.
     license
-        As the Hub writes it, for example ``"cc-by-4.0"``; none is named when None.
+        As the Hub writes it, for example ``"cc-by-4.0"``; none when None.
     """
     named = {} if license is None else {"license": license}
     header = {**named, "library_name": LIBRARY, "tags": [*TAGS, "diffusion"]}
@@ -61,20 +61,20 @@ def model_card(model: AlphaSTomics, repo_id: str, license: str | None = None) ->
     name = repo_id.rpartition("/")[2]
     parts = [
         f"# {name}",
-        f"A diffusion transformer over expression and positions of cells. It {MODES[model.mode]}.",
-        _loading(model, repo_id),
+        f"A diffusion transformer over expression and positions of cells. It {MODES[state.init['mode']]}.",
+        _loading(state.init["mode"], repo_id),
         "## What it was trained on",
-        _table(_tissue(model)),
-        "`config.json` lists the genes. " + _held(model),
+        _table(_tissue(state)),
+        "`config.json` lists the genes. " + _exemplars(state),
         "## How it was made",
-        _table(_making(model)),
+        _table(_making(state)),
     ]
     return f"---\n{text}---\n\n" + "\n\n".join(parts) + "\n"
 
 
-def _loading(model: AlphaSTomics, repo_id: str) -> str:
-    modes = ("expr_to_pos", "pos_to_expr") if model.mode == "any" else (model.mode,)
-    reads = "n_cells=2000" if model.mode == "joint" else "cells"
+def _loading(mode: str, repo_id: str) -> str:
+    modes = ("expr_to_pos", "pos_to_expr") if mode == "any" else (mode,)
+    reads = "n_cells=2000" if mode == "joint" else "cells"
     return f"""With [AlphaSTomics](https://alphastomics.readthedocs.io/) (`pip install "alphastomics[hub]"`):
 
 ```python
@@ -85,11 +85,11 @@ sampled = model.sample({reads}, mode="{modes[0]}")
 ```"""
 
 
-def _tissue(model: AlphaSTomics) -> dict[str, Any]:
-    schema = model.schema
+def _tissue(state: ModelState) -> dict[str, Any]:
+    schema = state.schema
     values = "counts" if schema.transform == "log1p" else "values as they are"
     return {
-        "cells": f"{model.summary_stats.n_cells:,}",
+        "cells": f"{state.n_cells:,}",
         "slices": f"{len(schema.slices):,}",
         "genes": f"{schema.n_genes:,}",
         "dimensions": schema.n_dims,
@@ -98,59 +98,53 @@ def _tissue(model: AlphaSTomics) -> dict[str, Any]:
     }
 
 
-def _held(model: AlphaSTomics) -> str:
-    if model.exemplars_ is None:
-        return "No expression of a cell of the reference is in this model."
+def _exemplars(state: ModelState) -> str:
+    exemplars = state.fitted.exemplars
+    if exemplars is None:
+        return "The model holds no expression of single cells of its reference."
     return (
-        f"The model holds expression of {len(model.exemplars_.expression):,} cells of its reference, with which it completes "
-        "others."
+        f"The model holds expression of {len(exemplars.expression):,} cells of its reference, which it uses to complete "
+        "cells."
     )
 
 
-def _making(model: AlphaSTomics) -> dict[str, Any]:
-    init = model.init_params_["non_kwargs"]
-    told = {name: init[name] for name in ("mode", "attention", "d_model", "n_layers", "n_heads", "random_state")}
-    epochs = max((len(table) for table in (model.history_ or {}).values()), default=0)
-    return {**told, "parameters": f"{count_parameters(model.module).total:,}", "epochs": epochs, **versions()}
+def _making(state: ModelState) -> dict[str, Any]:
+    named = {name: state.init[name] for name in ("mode", "attention", "d_model", "n_layers", "n_heads", "random_state")}
+    epochs = max((len(table) for table in state.config["history"].values()), default=0)
+    return {**named, "parameters": f"{state.n_parameters:,}", "epochs": epochs, **versions()}
 
 
 def _table(values: dict[str, Any]) -> str:
     return "\n".join(["| | |", "| --- | --- |", *(f"| {name} | {value} |" for name, value in values.items())])
 
 
-logger = logging.getLogger(__name__)
-
-TYPE: Kind = "model"
-NAME = re.compile(r"[\w.-]+/[\w.-]+")
-
-
 def find_folder(name_or_path: str | Path, *, revision: str | None, token: str | None) -> Path:
-    """The folder of a model: one that is here, or else that of a download.
+    """The folder of a model: a local one, or else a download.
 
     Raises
     ------
     FileNotFoundError
-        If it is neither here nor on the Hub.
+        If there is no such folder or repository.
     OSError, ValueError
-        If the Hub cannot be reached, or what it has is no model.
+        If the Hub cannot be reached, or the repository holds no model.
     """
     path = Path(name_or_path)
     if path.exists():
         return path
     if not NAME.fullmatch(str(name_or_path)):
         raise FileNotFoundError(
-            f"{name_or_path} is not there, and no name of a repository; name a folder, or organization/name on the Hub"
+            f"{name_or_path} is neither a folder nor the name of a repository; pass a folder, or organization/name on the Hub"
         )
     try:
         return download(str(name_or_path), revision=revision, token=token)
     except FileNotFoundError as error:
-        raise FileNotFoundError(f"there is no folder {name_or_path} here, and {error}") from error
+        raise FileNotFoundError(f"there is no folder {name_or_path}, and {error}") from error
 
 
 def download(repo_id: str, *, revision: str | None = None, token: str | None = None) -> Path:
     """The files of a model, and no others, in the cache of huggingface_hub.
 
-    What is in the cache is taken from there, also where the Hub cannot be reached.
+    Files in the cache are used even if the Hub cannot be reached.
 
     Raises
     ------
@@ -162,17 +156,17 @@ def download(repo_id: str, *, revision: str | None = None, token: str | None = N
     require("huggingface_hub")
     from huggingface_hub import snapshot_download
 
-    files = [_files.WEIGHTS, _files.CONFIG, CARD]
+    files = [WEIGHTS, CONFIG, CARD]
     with explained(repo_id, "read"):
         folder = Path(snapshot_download(repo_id, revision=revision, token=token, allow_patterns=files))
-    for name in (_files.CONFIG, _files.WEIGHTS):
+    for name in (CONFIG, WEIGHTS):
         if not (folder / name).is_file():
             raise FileNotFoundError(f"{repo_id} on the Hub holds no model of AlphaSTomics: {name} is missing")
     return folder
 
 
 def push(
-    model: AlphaSTomics,
+    state: ModelState,
     repo_id: str,
     *,
     private: bool,
@@ -183,10 +177,10 @@ def push(
 ) -> str:
     """Send a model; see :meth:`AlphaSTomics.push_to_hub`."""
     check_token(token)
-    if not model.is_trained:
-        raise ValueError("This model is not trained, and nothing to share; train it first")
+    if not state.config["is_trained"]:
+        raise ValueError("This model is not trained; train it before sharing it")
     with TemporaryDirectory() as name:
-        files = _make(model, Path(name), repo_id, license)
+        files = _make(state, Path(name), repo_id, license)
         api, url = open_repository(repo_id, TYPE, private=private, token=token)
         missing = _missing(files, repo_id, files_of(api, repo_id, TYPE), overwrite=overwrite)
         if missing:
@@ -195,20 +189,20 @@ def push(
     return url
 
 
-def _make(model: AlphaSTomics, folder: Path, repo_id: str, license: str | None) -> list[CommitOperationAdd]:
-    """What is sent, after a look for what is no one's business."""
+def _make(state: ModelState, folder: Path, repo_id: str, license: str | None) -> list[CommitOperationAdd]:
+    """The files to upload, checked for paths of this machine."""
     from huggingface_hub import CommitOperationAdd
 
-    _files.write_model(folder, _files.model_tensors(model), _files.model_config(model), overwrite=False)
-    check_places(_files.CONFIG, (folder / _files.CONFIG).read_text(encoding="utf-8"), Path.cwd())
-    card = CommitOperationAdd(CARD, model_card(model, repo_id, license).encode())
-    return [CommitOperationAdd(name, str(folder / name)) for name in (_files.WEIGHTS, _files.CONFIG)] + [card]
+    write_model(folder, state, overwrite=False)
+    check_places(CONFIG, (folder / CONFIG).read_text(encoding="utf-8"), Path.cwd())
+    card = CommitOperationAdd(CARD, model_card(state, repo_id, license).encode())
+    return [CommitOperationAdd(name, str(folder / name)) for name in (WEIGHTS, CONFIG)] + [card]
 
 
 def _missing(
     files: list[CommitOperationAdd], repo_id: str, there: dict[str, object], *, overwrite: bool
 ) -> list[CommitOperationAdd]:
-    """The files that the repository does not hold as they are here."""
+    """The files that the repository lacks or holds in another version."""
     missing = [file for file in files if not is_same(file, there.get(file.path_in_repo))]
     others = [file.path_in_repo for file in missing if file.path_in_repo in there and file.path_in_repo != CARD]
     if others and not overwrite:
@@ -217,6 +211,6 @@ def _missing(
             "replace it"
         )
     if CARD in there and not overwrite and any(file.path_in_repo == CARD for file in missing):
-        logger.info("The card of %s stays as it is; overwrite=True replaces it.", repo_id)
+        logger.info("The card of %s is kept; overwrite=True replaces it.", repo_id)
         missing = [file for file in missing if file.path_in_repo != CARD]
     return missing

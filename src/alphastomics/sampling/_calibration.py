@@ -1,24 +1,46 @@
-r"""Sampled expression with the marginals of the reference.
+r"""Samples of expression with the statistics of the reference: marginals, dependence of neighbors, standard deviation.
+
+**Marginals.** A sampled value is mapped to the same quantile of the reference,
 
 .. math:: x_{ig} \leftarrow Q_g\big(F_g(x_{ig})\big)
 
-with :math:`Q_g` the quantile function of gene g in the reference and :math:`F_g` the distribution of what the trained
-model samples at the same cells' positions. The map is monotone: it moves no cell past another, and a query that differs
-from the reference keeps its difference. It gives counts back what a short chain of Gaussian steps smooths away, the many
-zeros above all.
+with :math:`Q_g` the quantile function of gene g in the reference and :math:`F_g` the distribution of samples of the trained
+model at the positions of the same cells. The map is monotone: it preserves the order of the cells, and a query that differs
+from the reference keeps its difference. It restores counts, above all the many zeros, which a few Gaussian steps smooth away.
 
-Standard deviation of sampled expression, from a few draws of each value.
+**Dependence.** The noise from which a draw of expression starts is
+
+.. math::
+
+    \varepsilon_{ig} = \sqrt{1 - a_g}\; \xi_{ig} + \sqrt{\frac{a_g}{k + 1}} \sum_{j \in N_i \cup \{i\}} \zeta_{jg},
+    \qquad \xi, \zeta \sim \mathcal N(0, 1)
+
+with :math:`N_i` the k cells nearest to i. The noise of one cell is standard normal for any share a, so that the distribution
+of every single cell is unchanged: a Gaussian copula over the cells. Given their positions the network samples cells nearly
+independently; in tissue, adjacent cells share a niche, and transcripts leak from one to the next.
+
+In a slice of N cells chance moves Moran's I of one draw by about :math:`\sqrt{2 / (k N)}`. This is removed: over the cells of
+a slice, the noise of every gene has mean 0, variance 1 and its expected Moran's I, and is uncorrelated with the mean of the
+slice, m, and with that of the neighbors, Wm. To second order Moran's I of a draw is then that of all draws together.
+
+The share of a gene is the one with which samples at the positions of the reference have Moran's I of the reference's cells:
+
+.. math:: a \leftarrow a + \frac{I^{true} - I(a)}{I(1) - I(0)}
+
+starting from 0, see :func:`alphastomics.sampling._fit.fit_dependence`.
+
+**Standard deviation**, from a few draws of each value:
 
 .. math::
 
     s_{ig}^2 = (1 - w)\, V_g(m_{ig}) + w\, v_{ig}, \qquad V_g(m) = a_g + b_g m + c_g m^2
 
 v is the variance over the draws of one value and m the mean that is returned for it. Where most counts are zero, eight draws
-of a value are often all zero, which says nothing: v alone hardly ranks the errors of values. The variance of counts is a
-function of their mean (Poisson and negative binomial are cases of V, with a = 0), and all cells of a slice together tell it.
-Where expression is not of counts b and c are 0.
+of a value are often all zero, and v alone hardly ranks the errors of values. The variance of counts is a function of their
+mean (Poisson and negative binomial are cases of V, with a = 0), which is estimated from all cells of a slice together. For
+expression that is not counts b and c are 0.
 
-What a value has of its own beyond V counts as far as it is reproduced: with :math:`\rho` the correlation over cells of
+The difference v - V of a value counts as far as it is reproduced: with :math:`\rho` the correlation over cells of
 :math:`v - V` between two halves of the draws, mean over genes, and n the number of such halves in all draws,
 
 .. math:: w = \frac{n \rho}{1 + (n - 1) \rho}
@@ -27,9 +49,7 @@ is the reliability of v - V (Spearman-Brown), with which the best linear estimat
 information among many were introduced for genes by :cite:t:`smyth2004`.
 
 Draws come in pairs that share their noise up to its sign. Where a draw is linear in its noise, the mean of a pair is the
-conditional mean whatever the noise was, and v is the mean square about the mean of the draws.
-
-What is fitted after training, by sampling expression at the places of the reference's own cells.
+conditional mean for any noise, and v is the mean square about the mean of the draws.
 """
 
 from __future__ import annotations
@@ -38,27 +58,21 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+import scipy.sparse as sp
 import torch
 from scipy.optimize import nnls
-from scipy.spatial import KDTree
-
-from alphastomics.data import local_density
-from alphastomics.diffusion import smallest_time
-from alphastomics.metrics import morans_i
-from alphastomics.sampling._dependence import Dependence
-from alphastomics.sampling._expression import ExpressionSampler
-from alphastomics.sampling._frames import evenly_spaced_indices, to_canonical
-from alphastomics.sampling._outline import Outlines
-from alphastomics.sampling._position import SamplerConfig, cell_order
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import ArrayLike, NDArray
+    from torch import Tensor
 
-    from alphastomics.data import CellSource, SliceCells
-    from alphastomics.model._model import AlphaSTomics
-
+N_NEIGHBORS = 10  # k
+FEWEST = 100  # cells below which noise is not balanced: too much of it would be removed
+TINY, LEAST_GAIN = 1e-12, 0.05
 LEVELS = np.unique(np.concatenate([np.linspace(0, 1, 65), 1 - np.logspace(-3, -1.5, 12)]))
-"""Where quantiles are taken: finer at the top, which holds the cells that express a gene."""
+"""Levels of the quantiles, finer at the top, where the cells are that express a gene."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -90,7 +104,105 @@ class Marginals:
         return np.stack(columns, axis=1).astype(np.float32)
 
 
-TINY = 1e-12
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Dependence:
+    """Shares of the noise that neighbors have in common.
+
+    Parameters
+    ----------
+    share
+        a of every gene, (G,), in [0, 1].
+    """
+
+    share: NDArray[np.float32]
+
+    def fits(self, n_genes: int, n_dims: int) -> bool:
+        """Whether the shape is that of a tissue of so many genes and axes."""
+        return self.share.shape == (n_genes,)
+
+    def noise(self, neighborhood: Neighborhood, generator: torch.Generator) -> Tensor:
+        """Draw noise (N, G) of the cells of a slice."""
+        near = neighborhood.near
+        shape = len(near), len(self.share)
+        own, seeds = torch.randn(shape, generator=generator), torch.randn(shape, generator=generator)
+        field = seeds.clone()
+        for rank in near.unbind(1):  # one at a time: (N, k, G) is too much for a large slice
+            field += seeds[rank]
+        field /= (near.shape[1] + 1) ** 0.5
+        share = torch.from_numpy(self.share)
+        if len(near) >= FEWEST:
+            own, field, share = _balanced(own, field, share, neighborhood)
+        return (1 - share).sqrt() * own + share.sqrt() * field
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Neighborhood:
+    """The cells of a slice as correlated noise needs them.
+
+    Parameters
+    ----------
+    near
+        The nearest other cells of every cell, (N, k).
+    given
+        Columns (N, G) of mean 0, orthogonal to each other, with which the noise is not to be correlated.
+    expected
+        Moran's I that the shared part of the noise has on average; not computed for fewer than 100 cells.
+    """
+
+    near: Tensor
+    given: tuple[Tensor, ...]
+    expected: float
+
+    @classmethod
+    def of(cls, near: Tensor, mean: Tensor | None = None) -> Neighborhood:
+        """From the neighbors ``near`` (N, k) of the cells and their mean expression ``mean`` (N, G), if there is one."""
+        given: tuple[Tensor, ...] = ()
+        if len(near) < FEWEST:
+            return cls(near=near, given=given, expected=0.0)
+        if mean is not None:
+            centered = mean - mean.mean(0)
+            given = (centered, _without(_lag(centered, near), [centered]))
+        return cls(near=near, given=given, expected=_expected(near))
+
+
+def _balanced(own: Tensor, field: Tensor, share: Tensor, neighborhood: Neighborhood) -> tuple[Tensor, Tensor, Tensor]:
+    """Both parts of the noise (N, G) without sampling error, and the shares (G,) that give the Moran's I wanted.
+
+    With parts that are uncorrelated, and uncorrelated with each other's neighbors, Moran's I is linear in the share.
+    """
+    near, given = neighborhood.near, neighborhood.given
+    own = _without(own, given)
+    own_lag = _without(_lag(own, near), [*given, own])
+    field = _without(field, [*given, own, own_lag])
+    own, field = (x / x.square().mean(0).clamp_min(TINY).sqrt() for x in (own, field))
+    low, high = ((x * _lag(x, near)).mean(0) for x in (own, field))
+    wanted = share * neighborhood.expected
+    return own, field, ((wanted - low) / (high - low).clamp_min(LEAST_GAIN)).clamp(0, 1)
+
+
+def _expected(near: Tensor) -> float:
+    """Expected Moran's I of the shared part: the share of the k + 1 seeds that a cell and a neighbor have in common."""
+    n, k = near.shape
+    neighbors = sp.csr_array((np.ones(n * k), near.numpy().ravel(), np.arange(0, n * k + 1, k)), shape=(n, n))
+    seeds = neighbors + sp.eye_array(n, format="csr")
+    return float((seeds @ seeds.T).multiply(neighbors).sum() / (n * k * (k + 1)))
+
+
+def _lag(x: Tensor, near: Tensor) -> Tensor:
+    """Mean of x (N, G) over neighbors, each pair counted from both sides: the gradient of Moran's I up to a factor."""
+    total = torch.zeros_like(x)
+    for rank in near.unbind(1):
+        total += x[rank]
+        total.index_add_(0, rank, x)
+    return total / (2 * near.shape[1])
+
+
+def _without(x: Tensor, given: Sequence[Tensor]) -> Tensor:
+    """Remove from x (N, G) its mean and its components along ``given``, orthogonal columns of mean 0 of the same shape."""
+    x = x - x.mean(0)
+    for other in given:
+        x = x - other * ((x * other).sum(0) / other.square().sum(0).clamp_min(TINY))
+    return x
 
 
 def pooled_sd(
@@ -105,7 +217,7 @@ def pooled_sd(
     mean
         The mean that is returned for them, (N, G).
     drawn
-        Values that were drawn, (N, G); the others are held, and their standard deviation is 0. All by default.
+        Values that were drawn, (N, G); the standard deviation of the others is 0. All by default.
     counts
         Whether expression is of counts, and its variance a function of its mean.
     """
@@ -139,7 +251,7 @@ def _trend(own: NDArray[np.float64], mean: NDArray[np.float64], *, counts: bool)
 
 
 def _reliability(draws: NDArray[np.float32], trend: NDArray[np.float64], drawn: NDArray[np.bool_]) -> float:
-    """w, the share of own - trend that other draws would reproduce; 0 where there are not two pairs to tell it."""
+    """w, the share of own - trend that other draws would reproduce; 0 without two pairs of draws."""
     half = len(draws) // 4 * 2  # of whole pairs
     if half == 0:
         return 0.0
@@ -155,132 +267,3 @@ def _reliability(draws: NDArray[np.float32], trend: NDArray[np.float64], drawn: 
     rho = max(0.0, float(((first * second).sum(0)[varies] / norm[varies]).mean()))
     n = len(draws) / half
     return n * rho / (1 + (n - 1) * rho)
-
-
-CELLS = 1024  # of a slice that are sampled
-PATCHES, PATCH_CELLS = 8, 256  # that are sampled where neighbors count
-MOST_CELLS = 16_384  # of a slice that are read at once
-MARGINAL_SLICES, DEPENDENCE_SLICES = 4, 2
-OUTLINE_SLICES, OUTLINE_CELLS = 16, 8192
-DRAWS, ROUNDS = 4, 2  # over which Moran's I of samples is averaged; of corrections
-FEWEST = 50  # cells of a slice below which Moran's I is mostly chance
-LEAST_EFFECT = 0.05  # of all noise being shared, where the samples of a gene hardly follow their noise
-
-
-def place_time(model: AlphaSTomics) -> float:
-    """Clock of positions that are given: 0, or the smallest that a model of joint samples alone was trained for."""
-    if model.mode != "joint":
-        return 0.0
-    return smallest_time(model.diffusion.position.schedule, model.schema.spacing / model.schema.scale)
-
-
-def reference_chain(
-    model: AlphaSTomics, source: CellSource, cells: SliceCells, few: NDArray[np.int64]
-) -> ExpressionSampler:
-    """The chain of the cells ``few`` of a slice, all of them in one context."""
-    assert cells.position is not None  # a training source reads them
-    device = model.module.device
-    return ExpressionSampler(
-        model.module,
-        model.diffusion,
-        torch.from_numpy(to_canonical(model, source, cells, few)).to(device),
-        max_context=len(few),
-        local_density=torch.from_numpy(local_density(cells.position, few)).to(device),
-        t_pos=place_time(model),
-        sequence=cell_order(model.module, source, cells.rows[few]),
-    )
-
-
-def fit_marginals(model: AlphaSTomics, source: CellSource, *, n_steps: int = 20) -> Marginals:
-    """Sample the expression of some cells of the reference at their positions, and compare.
-
-    Parameters
-    ----------
-    model
-        A trained model that samples expression.
-    source
-        Its reference, with positions.
-    n_steps
-        Steps of the chain.
-    """
-    generator = torch.Generator().manual_seed(0)
-    sampled, true = [], []
-    chosen = evenly_spaced_indices(len(source.slices), MARGINAL_SLICES)
-    for cells in (source.slices[i] for i in chosen):
-        few = evenly_spaced_indices(len(cells.rows), CELLS)
-        chain = reference_chain(model, source, cells, few)
-        sampled.append(chain.sample(SamplerConfig(n_steps=n_steps), generator).cpu().numpy())
-        true.append(source.expression(cells.rows[few]))
-    return Marginals.of(np.concatenate(sampled), np.concatenate(true))
-
-
-def fit_dependence(model: AlphaSTomics, source: CellSource, *, n_steps: int = 10) -> Dependence:
-    """Sample the expression of patches of the reference at their places, and compare how alike neighbors are.
-
-    Parameters
-    ----------
-    model
-        A trained model that samples expression, with marginals.
-    source
-        Its reference, with positions.
-    n_steps
-        Steps of the chain.
-    """
-    marginals = model.marginals_
-    assert marginals is not None  # they are fitted before
-    slices = [cells for cells in source.slices if len(cells.rows) >= FEWEST]
-    patches = (
-        [(slices[i], _patches(slices[i])) for i in evenly_spaced_indices(len(slices), DEPENDENCE_SLICES)]
-        if slices
-        else []
-    )
-    nothing = np.zeros(model.schema.n_genes, dtype=np.float32)
-    if not patches:
-        return Dependence(share=nothing)
-    chains = [reference_chain(model, source, cells, few) for cells, few in patches]
-    places = [cells.position[few] for cells, few in patches if cells.position is not None]
-
-    def moran(share: NDArray[np.float32]) -> NDArray[np.float64]:
-        generator, found = torch.Generator().manual_seed(0), []
-        for chain, place in zip(chains, places, strict=True):
-            chain.dependence = Dependence(share=share)
-            for _ in range(DRAWS):
-                x = marginals.apply(chain.sample(SamplerConfig(n_steps=n_steps), generator).cpu().numpy())
-                found.append(np.nan_to_num(morans_i(x, place)))
-        return np.mean(found, axis=0)
-
-    # Of whole slices: patches are too few to tell how a pattern of the size of an organ differs between genes.
-    true = np.mean([_moran(source, cells) for cells, _ in patches], axis=0)
-    low, high = moran(nothing), moran(nothing + 1)
-    effect = np.maximum(high - low, LEAST_EFFECT)
-    share = np.clip((true - low) / effect, 0, 1)
-    for _ in range(ROUNDS):
-        share = np.clip(share + (true - moran(share.astype(np.float32))) / effect, 0, 1)
-    return Dependence(share=share.astype(np.float32))
-
-
-def _moran(source: CellSource, cells: SliceCells) -> NDArray[np.float64]:
-    """Moran's I (G,) of a slice, or of as many of its cells about the middle as are read at once; 0 for a constant gene."""
-    assert cells.position is not None  # a training source reads them
-    away = np.linalg.norm(cells.position - np.median(cells.position, axis=0), axis=1)
-    few = np.sort(np.argsort(away, kind="stable")[:MOST_CELLS])
-    return np.nan_to_num(morans_i(source.expression(cells.rows[few]), cells.position[few]))
-
-
-def _patches(cells: SliceCells) -> NDArray[np.int64]:
-    """Numbers of cells in patches all over a slice: cells chosen one by one would have lost their neighbors."""
-    assert cells.position is not None  # a training source reads them
-    n_cells = len(cells.position)
-    if n_cells <= PATCHES * PATCH_CELLS:
-        return np.arange(n_cells)
-    middles = np.random.default_rng(0).choice(n_cells, PATCHES, replace=False)
-    near = KDTree(cells.position).query(cells.position[middles], PATCH_CELLS)[1]
-    return np.unique(near)
-
-
-def fit_outlines(model: AlphaSTomics, source: CellSource) -> Outlines:
-    """Outlines of the slices of the reference."""
-    chosen = [source.slices[i] for i in evenly_spaced_indices(len(source.slices), OUTLINE_SLICES)]
-    return Outlines.of(
-        [to_canonical(model, source, cells, evenly_spaced_indices(len(cells.rows), OUTLINE_CELLS)) for cells in chosen]
-    )

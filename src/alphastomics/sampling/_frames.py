@@ -1,9 +1,17 @@
-r"""From the canonical frame, in which the model thinks, to the frame of a reference slice, which a user recognizes.
+r"""Where the canonical frame, in which the model works, lies in a reference slice, and the outlines of the slices in it.
 
 .. math:: x_{user} = s\,(x_{model} R + \mu / s), \qquad R = \text{Kabsch}(\hat x, x_{ref})
 
 with the model's conditional mean :math:`\hat x` of the first reference slice and its true positions, whose centroid is
-:math:`\mu`. A registered tissue (``frame="shared"``) needs none of this.
+:math:`\mu`. A registered tissue (``frame="shared"``) needs no such rotation.
+
+An outline is the density of the cells of a reference slice, to which a sample is transported:
+
+.. math:: x \leftarrow x + \theta\,\big(Q_\theta(F_\theta(\theta^\top x)) - \theta^\top x\big), \qquad \theta = \theta_1, \dots, \theta_M, \theta_1, \dots
+
+with :math:`Q_\theta` the quantile function of the reference slice along the direction :math:`\theta` and
+:math:`F_\theta` the distribution of the sample: sliced optimal transport (Pitié et al. 2005, ICCV). Positions that are sampled
+about uncertain means have tails where tissue has an edge. The map is smooth: cells that are neighbors stay neighbors.
 """
 
 from __future__ import annotations
@@ -12,19 +20,19 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
-from alphastomics.diffusion.geometry import center, kabsch
-from alphastomics.sampling._position import PositionSampler, cell_order, content_order, embed_cells
+from alphastomics.nn.embeddings import directions
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
-    from torch import Tensor
 
-    from alphastomics.data import CellSource, SliceCells, TissueSchema
-    from alphastomics.model._model import AlphaSTomics
+    from alphastomics.data import TissueSchema
 
-CELLS = 2048  # enough to fix a rotation
+N_DIRECTIONS = 8  # in two dimensions, twice as many in three
+N_SWEEPS = 8
+LEVELS = np.linspace(0, 1, 129)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,7 +68,7 @@ class ReferenceFrame:
         Raises
         ------
         ValueError
-            If it is no frame of two or three dimensions.
+            If the values are not a frame in two or three dimensions.
         """
         rotation = tuple(tuple(float(value) for value in row) for row in values["rotation"])
         centroid = tuple(float(value) for value in values["centroid"])
@@ -72,60 +80,41 @@ class ReferenceFrame:
         return cls(slice_name=str(values["slice_name"]), rotation=rotation, centroid=centroid)
 
 
-def canonical_mean(model: AlphaSTomics, source: CellSource, rows: NDArray[np.int64], *, max_context: int) -> Tensor:
-    """Where the model expects cells by their expression alone: (1, N, D), canonical frame, model units, float64."""
-    schema = model.schema
-    positions = PositionSampler(
-        model.module,
-        model.diffusion,
-        embed_cells(model.module, source, rows, model.module.device),
-        shared_frame=False,
-        spacing=schema.spacing / schema.scale,
-        max_context=max_context,
-        sequence=cell_order(model.module, source, rows),
-    )
-    return positions.mean.cpu().double()
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Outlines:
+    """Quantiles of the positions of reference slices along fixed directions.
 
+    Parameters
+    ----------
+    quantiles
+        (S, M, L) for S slices, M directions and L levels, in the canonical frame and model units.
+    """
 
-def rotation_of_cells(
-    model: AlphaSTomics, source: CellSource, rows: NDArray[np.int64], x: NDArray[np.float64], *, max_context: int
-) -> NDArray[np.float64]:
-    """Rotation (D, D) that brings positions ``x`` of ``rows`` to where the model expects these cells."""
-    mean = canonical_mean(model, source, rows, max_context=max_context)
-    return kabsch(center(torch.from_numpy(x)[None]), center(mean))[0].numpy()
+    quantiles: NDArray[np.float32]
 
+    @classmethod
+    def of(cls, slices: Sequence[NDArray[np.float32]]) -> Outlines:
+        """Outlines of slices of positions (n, D)."""
+        n_dims = slices[0].shape[1]
+        axes = directions(N_DIRECTIONS * (n_dims - 1), n_dims).numpy()
+        quantiles = [np.quantile(x.astype(np.float64) @ axes.T, LEVELS, axis=0).T for x in slices]
+        return cls(quantiles=np.stack(quantiles).astype(np.float32))
 
-def fit_frame(model: AlphaSTomics, source: CellSource) -> ReferenceFrame | None:
-    """Find the canonical frame in the first reference slice; None for a shared frame."""
-    if model.schema.frame == "shared":
-        return None
-    cells = source.slices[0]
-    assert cells.position is not None  # a training source reads them
-    few = evenly_spaced_indices(len(cells.rows), CELLS)
-    position = dict(zip(cells.rows[few].tolist(), cells.position[few], strict=True))
-    rows = content_order(source, cells.rows[few])
-    mean = canonical_mean(model, source, rows, max_context=CELLS)
-    true = torch.from_numpy(np.stack([position[row] for row in rows.tolist()]))[None]
-    rotation = kabsch(center(mean), center(true))[0]
-    return ReferenceFrame(
-        slice_name=cells.name,
-        rotation=tuple(tuple(float(v) for v in row) for row in rotation),
-        centroid=tuple(float(v) for v in cells.position.mean(0)),
-    )
+    def fits(self, n_genes: int, n_dims: int) -> bool:
+        """Whether the shape is that of a tissue of so many genes and axes."""
+        return 0 < len(self.quantiles) and self.quantiles.shape == (
+            len(self.quantiles),
+            N_DIRECTIONS * (n_dims - 1),
+            len(LEVELS),
+        )
 
-
-def to_canonical(
-    model: AlphaSTomics, source: CellSource, cells: SliceCells, few: NDArray[np.int64]
-) -> NDArray[np.float32]:
-    """Positions (n, D), in the canonical frame and model units, of the cells ``few`` of a slice whose expression is known."""
-    schema = model.schema
-    assert cells.position is not None
-    if schema.frame == "shared":
-        return schema.encode_position(cells.position[few])
-    x = (cells.position[few] - cells.position.mean(axis=0)) / schema.scale
-    return (x @ rotation_of_cells(model, source, cells.rows[few], x, max_context=len(few))).astype(np.float32)
-
-
-def evenly_spaced_indices(n: int, most: int) -> NDArray[np.int64]:
-    """At most ``most`` of n numbers, evenly spread."""
-    return np.linspace(0, n - 1, min(most, n)).astype(np.int64)
+    def apply(self, x: NDArray[np.float32], number: int) -> NDArray[np.float32]:
+        """Move positions (N, D) into the outline of the slice ``number``."""
+        y, targets = x.astype(np.float64), self.quantiles[number].astype(np.float64)
+        axes = directions(len(targets), x.shape[1]).numpy()
+        for _ in range(N_SWEEPS):
+            for axis, target in zip(axes, targets, strict=True):
+                along = y @ axis
+                level = (np.argsort(np.argsort(along, kind="stable")) + 0.5) / len(y)
+                y += (np.interp(level, LEVELS, target) - along)[:, None] * axis
+        return y.astype(np.float32)

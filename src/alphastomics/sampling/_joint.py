@@ -1,10 +1,9 @@
-"""The reverse chain of expression and position together: a new slice.
+"""Sampling of expression and positions together: new slices.
 
 Both timesteps run from 1 to 0 at the same time. Positions are in the canonical frame throughout, so that contexts of a slice
-beyond ``max_context`` need no alignment: their estimates are averaged where they share cells. The timestep of the positions is
-shown to the network no further than it was trained; how cells are packed is decided last, once they lie in an outline.
-
-New slices as an AnnData.
+larger than ``max_context`` need no alignment: their estimates are averaged for the cells that they share. The network is given
+no smaller timestep of the positions than it was trained for; the distances between neighbors are refined last, when the cells
+fill an outline.
 """
 
 from __future__ import annotations
@@ -23,15 +22,12 @@ from tqdm.auto import tqdm
 from alphastomics import _keys
 from alphastomics.data import local_density
 from alphastomics.data._slices import DEFAULT_SLICE_KEY
-from alphastomics.diffusion import make_step, run_joint_sampler, smallest_time
+from alphastomics.diffusion import make_step, run_joint_sampler
 from alphastomics.diffusion.geometry import center
 from alphastomics.nn import nearest_neighbors
-from alphastomics.sampling._calibration import place_time
-from alphastomics.sampling._draws import check_draws, draw_generator, stack_draws
+from alphastomics.sampling._cells import split_contexts
+from alphastomics.sampling._draws import draw_generator, stack_draws, store_expression
 from alphastomics.sampling._expression import ExpressionSampler
-from alphastomics.sampling._place import to_user
-from alphastomics.sampling._position import split_contexts
-from alphastomics.sampling._predict import decode_draw, reference_genes, store_expression
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,53 +35,39 @@ if TYPE_CHECKING:
     from anndata import AnnData
     from torch import Tensor
 
-    from alphastomics.diffusion import DiffusionConfig
-    from alphastomics.model._model import AlphaSTomics
-    from alphastomics.nn import Denoiser
-    from alphastomics.sampling._position import SamplerConfig
+    from alphastomics.sampling._draws import DrawConfig
+    from alphastomics.sampling._sampler import Sampler, SamplerConfig
 
-LOOSEST, FINEST, PACKING_STEPS = 2.0, 0.05, 12  # noise in spacings
+logger = logging.getLogger(__name__)
+
+LOOSEST, FINEST, REFINEMENT_STEPS = 2.0, 0.05, 12  # noise in spacings
 
 
 class JointSampler:
-    """A slice of which nothing is known but its number of cells.
+    """Samples a slice of which only the number of cells is given.
 
     Parameters
     ----------
-    module, diffusion
-        The trained network and its processes.
+    sampler
+        The trained network and what belongs to it.
     n_cells
         Number of cells N.
-    shared_frame
-        Whether positions are registered.
-    spacing
-        Distance between neighboring cells in model units.
     max_context
         Largest number of cells that attend to each other.
 
     Attributes
     ----------
     sequence
-        Index of the cells in their order (N,), where the network reads one: that of their rows.
+        Index of the cells in their order (N,), if the network reads one: that of their rows.
     """
 
-    def __init__(
-        self,
-        module: Denoiser,
-        diffusion: DiffusionConfig,
-        n_cells: int,
-        *,
-        shared_frame: bool,
-        spacing: float,
-        max_context: int,
-    ) -> None:
-        self.module, self.diffusion, self.shared_frame, self.spacing = module, diffusion, shared_frame, spacing
-        self.n_cells = n_cells
-        self.contexts = split_contexts(n_cells, max_context, module.device)
-        self.smallest = smallest_time(diffusion.position.schedule, spacing)
+    def __init__(self, sampler: Sampler, n_cells: int, *, max_context: int) -> None:
+        self.module, self.diffusion, self.n_cells = sampler.module, sampler.diffusion, n_cells
+        self.shared_frame, self.spacing, self.smallest = sampler.shared_frame, sampler.spacing, sampler.smallest_time
+        self.contexts = split_contexts(n_cells, max_context, sampler.device)
         self.sequence: Tensor | None = None
-        if module.config.reads_sequence:
-            self.sequence = torch.arange(n_cells, dtype=torch.float32, device=module.device)
+        if self.module.config.reads_sequence:
+            self.sequence = torch.arange(n_cells, dtype=torch.float32, device=sampler.device)
 
     def _estimate(self, z_expr: Tensor, z_pos: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
         """Estimates of the clean expression (1, N, G) and positions (1, N, D) by the network."""
@@ -103,18 +85,18 @@ class JointSampler:
         return expression / count, position if self.shared_frame else center(position)
 
     @torch.no_grad()
-    def packed(self, position: Tensor, generator: torch.Generator) -> Tensor:
-        r"""Pack cells (N, D) whose places are right but for a few spacings.
+    def refined(self, position: Tensor, generator: torch.Generator) -> Tensor:
+        r"""Minimum-distance refinement of cells (N, D) whose positions are right up to a few spacings.
 
         .. math:: z_s = \hat x + \frac{s^2}{r^2} (z_r - \hat x) + s \sqrt{1 - s^2 / r^2}\; \varepsilon
 
-        from noise r to noise s < r: the reverse chain of positions with packing as the only denoiser.
+        from noise r to noise s < r: the reverse process of positions with the minimum-distance network as the denoiser.
         """
         min_distance = self.module.min_distance
         if not self.spacing or self.n_cells < 2:
             return position
         z = position / self.spacing
-        levels = torch.logspace(math.log10(LOOSEST), math.log10(FINEST), PACKING_STEPS).to(z)
+        levels = torch.logspace(math.log10(LOOSEST), math.log10(FINEST), REFINEMENT_STEPS).to(z)
 
         def noise() -> Tensor:
             return torch.randn(z.shape, generator=generator).to(z)
@@ -154,59 +136,38 @@ class JointSampler:
         return x_expr[0], x_pos[0]
 
 
-logger = logging.getLogger(__name__)
-
-
 def sample_tissue(
-    model: AlphaSTomics, n_cells: int, config: SamplerConfig, *, n_samples: int, reduce: str | None, random_state: int
+    sampler: Sampler, var: pd.DataFrame, n_cells: int, config: SamplerConfig, draws: DrawConfig
 ) -> AnnData:
-    """Draw whole slices; see :meth:`AlphaSTomics.sample`."""
-    check_draws(n_samples, reduce)
-    if reduce is not None:
-        raise ValueError(f"reduce={reduce!r} has no meaning for mode='joint': the cells of two draws are not the same")
-    if n_cells < 1:
-        raise ValueError(f"n_cells must be at least 1, got {n_cells}")
-    schema, outlines = model.schema, model.outlines_
-    assert outlines is not None  # a trained model that draws tissue has them
-    tissue = JointSampler(
-        model.module,
-        model.diffusion,
-        n_cells,
-        shared_frame=schema.frame == "shared",
-        spacing=schema.spacing / schema.scale,
-        max_context=config.max_context,
-    )
-    logger.info(
-        "Drawing %d slices of %d cells in %d steps on %s.", n_samples, n_cells, config.n_steps, tissue.module.device
-    )
-    tables = []
+    """Sample whole slices; see :meth:`AlphaSTomics.sample`. ``var`` describes the genes of the result."""
+    schema, outlines, n_samples = sampler.schema, sampler.fitted.outlines, draws.n_samples
+    assert outlines is not None  # fitted in every training for this mode
+    joint = JointSampler(sampler, n_cells, max_context=config.max_context)
+    logger.info("Sampling %d slices of %d cells in %d steps on %s.", n_samples, n_cells, config.n_steps, sampler.device)
+    tables, names, slice_key = [], [f"cell_{i}" for i in range(n_cells)], schema.slice_key or DEFAULT_SLICE_KEY
     total = 2 * n_samples * config.n_steps
-    with tqdm(total=total, desc="Drawing tissue", unit="step", disable=settings.verbosity > logging.INFO) as bar:
+    with tqdm(total=total, desc="Sampling tissue", unit="step", disable=settings.verbosity > logging.INFO) as bar:
         for k in range(n_samples):
-            generator = draw_generator(random_state, k)
-            _, position = tissue.sample(config, generator, lambda: bar.update())
+            generator = draw_generator(draws.random_state, k)
+            _, position = joint.sample(config, generator, lambda: bar.update())
             number = int(torch.randint(len(outlines.quantiles), (), generator=generator))
             moved = torch.from_numpy(outlines.apply(position.cpu().numpy(), number))
-            position = tissue.packed(moved.to(position), generator)
-            expression = _expression_in(
-                model, position, config, generator, lambda: bar.update(), sequence=tissue.sequence
+            position = joint.refined(moved.to(position), generator)
+            expression = _expression_at(
+                sampler, position, config, generator, lambda: bar.update(), sequence=joint.sequence
             )
-            names = [f"cell_{i}" for i in range(n_cells)]
-            table = ad.AnnData(
-                obs=pd.DataFrame({schema.slice_key or DEFAULT_SLICE_KEY: f"sample_{k}"}, index=names),
-                var=reference_genes(model),
-                shape=(n_cells, schema.n_genes),
-            )
-            table.obsm[schema.position_key] = to_user(model, position.cpu().numpy())
-            store_expression(table, decode_draw(model, expression.cpu().numpy()), schema)
+            obs = pd.DataFrame({slice_key: f"sample_{k}"}, index=names)
+            table = ad.AnnData(obs=obs, var=var, shape=(n_cells, schema.n_genes))
+            table.obsm[schema.position_key] = sampler.to_user(position.cpu().numpy())
+            store_expression(table, sampler.decode_draw(expression.cpu().numpy()), schema)
             if schema.library_size is not None:
                 table.obs[_keys.LIBRARY_SIZE] = np.full(n_cells, schema.library_size)
             tables.append(table)
-    return stack_draws(tables, schema.slice_key or DEFAULT_SLICE_KEY)
+    return stack_draws(tables, slice_key)
 
 
-def _expression_in(
-    model: AlphaSTomics,
+def _expression_at(
+    sampler: Sampler,
     position: Tensor,
     config: SamplerConfig,
     generator: torch.Generator,
@@ -214,19 +175,15 @@ def _expression_in(
     *,
     sequence: Tensor | None,
 ) -> Tensor:
-    """Draw expression (N, G) for the positions (N, D) of a draw, in the canonical frame.
+    """Draw expression (N, G) for sampled positions (N, D) in the canonical frame.
 
-    The expression that was drawn with them belongs to them as well, but not to its neighbors: while it was drawn it was
-    not yet known which cells these would be.
+    The expression that was sampled with them fits each position, but not its neighbors, which were not determined yet.
     """
-    chain = ExpressionSampler(
-        model.module,
-        model.diffusion,
+    expression = ExpressionSampler(
+        sampler,
         position,
         max_context=config.max_context,
         local_density=torch.from_numpy(local_density(position.cpu().numpy())).to(position.device),
-        t_pos=place_time(model),
-        dependence=model.dependence_,
         sequence=sequence,
     )
-    return chain.sample(config, generator, on_step=on_step)
+    return expression.sample(config, generator, on_step=on_step)

@@ -1,12 +1,12 @@
-r"""Embeddings of cells, by their expression and, where it is asked for, by their positions.
+r"""Embeddings of cells by their expression and, on request, by their positions.
 
 .. math::
 
     h^0_i = E(x^{expr}_i) \; [+ \, P(x^{pos}_i)], \qquad h^L = \operatorname{trunk}(h^0, t_{expr} = 0, t_{pos} = 1 \; [0])
 
-Positions that are not asked for are absent: their missing token stands in, and their timestep at 1. Those that are given are
-clean, with their timestep at 0, and seen in the canonical frame. In a free frame the expression of the cells says how their
-slice lies in it, so that moving, turning or mirroring a slice changes nothing.
+Without positions the missing token takes their place, with their timestep at 1. Positions that are used are clean, with their
+timestep at 0, and in the canonical frame. In a free frame the rotation to it follows from the expression of the cells, so that
+moving, turning or mirroring a slice changes nothing.
 """
 
 from __future__ import annotations
@@ -20,38 +20,46 @@ from scvi import settings
 from tqdm.auto import tqdm
 
 from alphastomics.data import local_density
-from alphastomics.sampling._frames import CELLS, evenly_spaced_indices, rotation_of_cells
-from alphastomics.sampling._position import cell_order, content_order, embed_cells, split_contexts
+from alphastomics.sampling._cells import (
+    cell_order,
+    content_order,
+    embed_cells,
+    evenly_spaced_indices,
+    split_contexts,
+)
+from alphastomics.sampling._position import rotation_of_cells
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
     from alphastomics.data import AnnDataSource, SliceCells
-    from alphastomics.model._model import AlphaSTomics
+    from alphastomics.sampling._sampler import Sampler
+
+FRAME_CELLS = 2048  # enough to fix a rotation
 
 
 @torch.no_grad()
 def latent_representation(
-    model: AlphaSTomics, source: AnnDataSource, *, layer: str, max_context: int
+    sampler: Sampler, source: AnnDataSource, *, layer: str, max_context: int
 ) -> NDArray[np.float32]:
     """Embed the cells of each slice together; see :meth:`AlphaSTomics.get_latent_representation`.
 
     Positions are used where ``source`` has read them.
     """
-    module, device = model.module, model.module.device
+    module, device = sampler.module, sampler.device
     width = module.config.d_model * (2 if layer == "all" else 1)
     result = np.empty((source.n_cells, width), dtype=np.float32)
     zero = torch.zeros(1, device=device)
     bar = tqdm(total=source.n_cells, desc="Embedding", unit="cell", disable=settings.verbosity > logging.INFO)
     for cells in source.slices:
         rows, position = _ordered(source, cells)
-        encoded, order = embed_cells(module, source, rows, device), cell_order(module, source, rows)
+        encoded, order = embed_cells(module, source, rows), cell_order(module, source, rows)
         x = None
         if position is not None:
-            x = _canonical(model, source, rows, position, max_context).to(device)
-            crowded = torch.from_numpy(local_density(position)).to(device)
-            encoded = encoded + module.embed_position(x[None], zero, local_density=crowded[None])[0]
+            x = _canonical(sampler, source, rows, position, max_context).to(device)
+            density = torch.from_numpy(local_density(position)).to(device)
+            encoded = encoded + module.embed_position(x[None], zero, local_density=density[None])[0]
         t_pos = zero + float(x is None)
         parts = {"encoder": encoded}
         if layer != "encoder":
@@ -79,7 +87,7 @@ def _ordered(source: AnnDataSource, cells: SliceCells) -> tuple[NDArray[np.int64
     if absent:
         raise ValueError(
             f"Slice {cells.name!r} has {absent} cells without a position in "
-            f"obsm[\"{source.schema.position_key}\"]; place them first (mode='expr_to_pos'), remove them, or pass "
+            f"obsm[\"{source.schema.position_key}\"]; sample their positions first (mode='expr_to_pos'), remove them, or pass "
             "use_positions=False."
         )
     # Cells of the same expression lie in different places: position decides between them.
@@ -88,17 +96,17 @@ def _ordered(source: AnnDataSource, cells: SliceCells) -> tuple[NDArray[np.int64
 
 
 def _canonical(
-    model: AlphaSTomics,
+    sampler: Sampler,
     source: AnnDataSource,
     rows: NDArray[np.int64],
     position: NDArray[np.float64],
     max_context: int,
 ) -> Tensor:
     """Positions (N, D) of one slice in the canonical frame, model units."""
-    schema = model.schema
-    if schema.frame == "shared":
+    schema = sampler.schema
+    if sampler.shared_frame:
         return torch.from_numpy(schema.encode_position(position))
     free = (position - position.mean(axis=0)) / schema.scale
-    few = evenly_spaced_indices(len(rows), CELLS)
-    rotation = rotation_of_cells(model, source, rows[few], free[few], max_context=max_context)
+    few = evenly_spaced_indices(len(rows), FRAME_CELLS)
+    rotation = rotation_of_cells(sampler, source, rows[few], free[few], max_context=max_context)
     return torch.from_numpy((free @ rotation).astype(np.float32))

@@ -1,7 +1,7 @@
-r"""Sampling the positions of one slice whose expression is known.
+r"""Sampling of positions, given expression.
 
-A slice is denoised as one context: all its cells attend to each other. Where it is larger than ``max_context``, the
-cells are split into contexts that share the same anchor cells,
+All cells of a slice attend to each other. A slice larger than ``max_context`` is split into contexts that share the same
+anchor cells,
 
 .. math::
 
@@ -9,179 +9,94 @@ cells are split into contexts that share the same anchor cells,
     \hat x_0 \leftarrow \hat x_0^{(b)} R_b + \delta_b, \quad
     (R_b, \delta_b) = \arg\min \lVert \hat x^{(b)}_{0,A} R + \delta - \hat x^{(1)}_{0,A} \rVert^2,
 
-the anchors being averaged over contexts, at every step of the chain: one joint sample, without seams.
+and the estimates of the anchors are averaged over contexts, at every step of the reverse process: one joint sample, without
+seams.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+import logging
+import warnings
+from typing import TYPE_CHECKING, NamedTuple
 
+import anndata as ad
 import numpy as np
 import torch
 import torch.nn.functional as F
+from scvi import settings
+from tqdm.auto import tqdm
 
-from alphastomics.diffusion import SWITCH, Process, make_step, run_sampler
+from alphastomics import _keys
+from alphastomics.data import AnnDataSource
+from alphastomics.diffusion import SWITCH, make_step, run_sampler
 from alphastomics.diffusion.geometry import align, center, kabsch
+from alphastomics.sampling._cells import cell_order, content_order, embed_cells, split_contexts
+from alphastomics.sampling._draws import (
+    align_draws,
+    check_arguments,
+    check_mode,
+    draw_generator,
+    mean_of,
+    spread,
+    stack_draws,
+)
 from alphastomics.sampling._layout import refine_layout
 from alphastomics.sampling._posterior import GaussianPosterior, estimate_posterior
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from anndata import AnnData
     from numpy.typing import NDArray
     from torch import Tensor
 
-    from alphastomics.data import CellSource
-    from alphastomics.diffusion import DiffusionConfig, SamplerName
-    from alphastomics.nn import Denoiser, Prediction
+    from alphastomics.data import CellSource, SliceCells, TissueSchema
+    from alphastomics.nn import Prediction
+    from alphastomics.sampling._draws import DrawConfig
+    from alphastomics.sampling._sampler import Sampler, SamplerConfig
 
-ROWS = 4096  # cells whose expression is dense at the same time
-ANCHOR_SHARE = 0.25
+logger = logging.getLogger(__name__)
+
 VIEW_DROPOUT = 0.2  # share of the genes that a view leaves out
 VIEW_CONTEXT = 1024  # cells of a view that attend to each other
-MAX_CONTEXT = 32_768  # cells that attend to each other
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SamplerConfig:
-    """How a chain is run.
-
-    Parameters
-    ----------
-    n_steps
-        Number of calls of the denoiser; 1 gives the conditional mean.
-    sampler
-        ``"ddpm"``, ``"ddim"`` or ``"dpm++2m"``; None takes the last, and the first where positions are known.
-    eta
-        Noise of ``"ddim"``, between 0 (none) and 1 (that of ``"ddpm"``).
-    max_context
-        Largest number of cells that attend to each other.
-    n_views
-        Number of views over which the conditional mean is averaged, see :meth:`PositionSampler.average_views`; 1 uses
-        the whole slice as it is.
-    refine
-        Whether to move the conditional mean towards the neighborhood embedding, see :func:`refine_layout`.
-    """
-
-    n_steps: int = 30
-    sampler: SamplerName | None = None
-    eta: float = 0.0
-    max_context: int = MAX_CONTEXT
-    n_views: int = 1
-    refine: bool = False
-
-    def __post_init__(self) -> None:
-        if self.n_steps < 1:
-            raise ValueError(f"n_steps must be at least 1, got {self.n_steps}")
-        if not 0 <= self.eta <= 1:
-            raise ValueError(f"eta={self.eta} must lie between 0 and 1")
-        if self.n_views < 1:
-            raise ValueError(f"n_views must be at least 1, got {self.n_views}")
-        if self.sampler is not None:
-            make_step(self.sampler, Process())  # refuses an unknown name
-
-
-def content_order(source: CellSource, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-    """``rows`` sorted by a hash of their expression.
-
-    Sums over cells and noise per cell then depend on which cells there are, not on the order of the rows: permuting
-    the rows permutes the result, to the bit.
-    """
-    weights = np.random.default_rng(0).integers(1, 2**63, size=source.schema.n_genes, dtype=np.uint64)
-    hashes = [
-        (np.ascontiguousarray(source.expression(block)).view(np.uint32).astype(np.uint64) * weights).sum(1)
-        for block in _blocks(rows)
-    ]
-    return rows[np.argsort(np.concatenate(hashes), kind="stable")]
-
-
-def _blocks(rows: NDArray[np.int64]) -> list[NDArray[np.int64]]:
-    return [rows[start : start + ROWS] for start in range(0, len(rows), ROWS)]
-
-
-@torch.no_grad()
-def embed_cells(
-    module: Denoiser,
-    source: CellSource,
-    rows: NDArray[np.int64],
-    device: torch.device,
-    genes: NDArray[np.bool_] | None = None,
-) -> Tensor:
-    """Embedding of clean expression (N, d) without ever holding (N, G).
-
-    Genes that the cells lack, or that ``genes`` (G,) leaves out, are treated as genes dropped in training: what is left
-    is scaled up.
-    """
-    zero = torch.zeros(1, device=device)
-    used = source.measured if genes is None else source.measured & genes
-    gain = used / np.sqrt(used.mean())
-    parts = [
-        module.embed_expression(
-            torch.from_numpy(source.expression(block) * gain.astype(np.float32)).to(device)[None], zero
-        )[0]
-        for block in _blocks(rows)
-    ]
-    return torch.cat(parts)
-
-
-def cell_order(module: Denoiser, source: CellSource, rows: NDArray[np.int64]) -> Tensor | None:
-    """Index (N,) of some cells in their order, from 0; None where the network reads none.
-
-    Raises
-    ------
-    KeyError
-        If it reads one, and the cells have none.
-    """
-    if not module.config.reads_sequence:
-        return None
-    order = source.sequence(rows)
-    if order is None:
-        raise KeyError(
-            f'obs["{source.schema.sequence_key}"] is missing: this model was made with '
-            f'sequence_key="{source.schema.sequence_key}", and its network reads the order of the cells'
-        )
-    return torch.from_numpy((order - order.min()).astype(np.float32)).to(module.device)
+VIEWS, LAYOUT, HALVES = 1, 2, 3  # keys of the generators of views, layout and halves of the genes
 
 
 class PositionSampler:
-    """The positions of one slice, given the expression of its cells.
+    """Samples the positions of one slice, given the expression of its cells.
 
     Parameters
     ----------
-    module, diffusion
-        The trained network and its processes.
+    sampler
+        The trained network and what belongs to it.
     embedding
         Embedded expression (N, d).
-    shared_frame
-        Whether positions are registered.
-    spacing
-        Distance between neighboring cells in model units.
     max_context
         Largest number of cells that attend to each other.
     observed
         Known positions (N, D) in user frame and model units, NaN where unknown; None when nothing is known.
     sequence
         Index of the cells in their order (N,), see :func:`cell_order`; None when the network reads none.
+
+    Attributes
+    ----------
+    mean
+        Conditional mean (1, N, D) in the canonical frame, with which sampling starts.
     """
 
     def __init__(
         self,
-        module: Denoiser,
-        diffusion: DiffusionConfig,
+        sampler: Sampler,
         embedding: Tensor,
         *,
-        shared_frame: bool,
-        spacing: float,
         max_context: int,
         observed: Tensor | None = None,
         sequence: Tensor | None = None,
     ) -> None:
-        self.sequence = sequence
-        self.module, self.process, self.shared_frame = module, diffusion.position, shared_frame
-        self.embedding, self.spacing = embedding, spacing
-        self.n_dims = module.config.n_dims
-        self.max_context = max_context
+        self.module, self.process = sampler.module, sampler.diffusion.position
+        self.shared_frame, self.spacing = sampler.shared_frame, sampler.spacing
+        self.embedding, self.sequence, self.max_context = embedding, sequence, max_context
+        self.n_dims = self.module.config.n_dims
         self.contexts = split_contexts(len(embedding), max_context, embedding.device)
         self.mean = self._estimate(embedding.new_zeros(1, len(embedding), self.n_dims), embedding.new_ones(1))
         self.known: Tensor | None = None
@@ -190,7 +105,7 @@ class PositionSampler:
             self._fix_frame(observed)
 
     def _fix_frame(self, observed: Tensor) -> None:
-        """Take the known positions into the canonical frame: they fix it, the estimate only says which way it points."""
+        """Bring the known positions to the canonical frame; the conditional mean determines the rotation only."""
         known = self.known
         x, y = observed[known], self.mean[0, known]
         self.offset = x.mean(0)
@@ -220,9 +135,9 @@ class PositionSampler:
         n_contexts = max(1, round(n / VIEW_CONTEXT), -(-n // self.max_context))
         for _ in range(n_views):
             genes = rng.random(source.schema.n_genes) >= VIEW_DROPOUT
-            if not (genes & source.measured).any():  # of very few genes
+            if not (genes & source.measured).any():  # possible with very few genes
                 genes = source.measured
-            embedding = embed_cells(self.module, source, rows, self.embedding.device, genes)
+            embedding = embed_cells(self.module, source, rows, genes)
             for cells in torch.from_numpy(rng.permutation(n)).tensor_split(n_contexts):
                 absent = whole.new_zeros(1, len(cells), self.n_dims)
                 h = embedding[cells][None] + self.module.position_missing
@@ -246,7 +161,7 @@ class PositionSampler:
     def _trunk(
         self, h: Tensor, t: Tensor, cells: Tensor, predict: tuple[str, ...], position: Tensor | None = None
     ) -> Prediction:
-        """The blocks on embeddings ``h`` (1, n, d) of some cells, whose noisy positions are all that is known of their places."""
+        """Run the blocks on embeddings ``h`` (1, n, d) of some cells, with their noisy positions, if there are any."""
         sequence = None if self.sequence is None else self.sequence[cells][None]
         return self.module.trunk(h, torch.zeros_like(t), t, None, predict, position=position, sequence=sequence)
 
@@ -275,7 +190,7 @@ class PositionSampler:
         return x_0 if self.shared_frame or len(self.contexts) == 1 else center(x_0)
 
     def estimate_posterior(self, z: Tensor, t: Tensor) -> GaussianPosterior | None:
-        """What expression says of each cell, where the noise is as fine as cells are spaced; None elsewhere and for one cell."""
+        """The posterior of each cell, once the noise is as fine as the spacing of cells; None before, and for a single cell."""
         alpha, sigma = self.process.coefficients(t, z)
         n = (sigma / alpha).reshape(())
         if z.shape[1] < 2 or float(n) > SWITCH * self.spacing:
@@ -283,18 +198,18 @@ class PositionSampler:
         return estimate_posterior(lambda y: self._estimate(alpha * y, t), z / alpha, n, centered=not self.shared_frame)
 
     def estimate(self, z: Tensor, t: Tensor, posterior: GaussianPosterior | None) -> Tensor:
-        """Estimate of the clean positions (1, N, D), by packing where there is a belief."""
+        """Estimate of the clean positions (1, N, D), by minimum-distance refinement once there is a posterior."""
         if posterior is None:
             return self._estimate(z, t)
         alpha, sigma = self.process.coefficients(t, z)
-        x_0 = posterior.packed(self.module.min_distance, z / alpha, (sigma / alpha).reshape(()), self.spacing)
+        x_0 = posterior.refined(self.module.min_distance, z / alpha, (sigma / alpha).reshape(()), self.spacing)
         return x_0 if self.shared_frame else center(x_0)
 
     @torch.no_grad()
     def sample(
         self, config: SamplerConfig, generator: torch.Generator, on_step: Callable[[], None] | None = None
     ) -> Tensor:
-        """Draw positions (N, D): in the canonical frame, or in that of the known cells where there are some."""
+        """Draw positions (N, D) in the canonical frame, or in the frame of the known cells if there are some."""
         posterior: GaussianPosterior | None = None
 
         def noise() -> Tensor:
@@ -320,31 +235,179 @@ class PositionSampler:
         return x if self.known is None else self.to_user_frame(x)
 
 
-def split_contexts(n_cells: int, max_context: int, device: torch.device) -> list[tuple[Tensor, int]]:
-    """Contexts that cover all cells: (cell numbers, how many of the first are anchors common to all)."""
-    every = torch.arange(n_cells, device=device)
-    if n_cells <= max_context:
-        return [(every, 0)]
-    n_anchors = int(ANCHOR_SHARE * max_context)
-    anchors, rest = every[:n_anchors], every[n_anchors:]
-    n_blocks = -(-len(rest) // (max_context - n_anchors))
-    return [(torch.cat([anchors, block]), n_anchors) for block in rest.tensor_split(n_blocks)]
+def canonical_mean(sampler: Sampler, source: CellSource, rows: NDArray[np.int64], *, max_context: int) -> Tensor:
+    """Conditional mean of cells given their expression alone, (1, N, D), canonical frame, model units, float64."""
+    module = sampler.module
+    positions = PositionSampler(
+        sampler,
+        embed_cells(module, source, rows),
+        max_context=max_context,
+        sequence=cell_order(module, source, rows),
+    )
+    return positions.mean.cpu().double()
 
 
-def align_draws(draws: NDArray[np.float64], *, rigid: bool) -> tuple[NDArray[np.float64], int]:
-    """Align draws (K, N, D) to their medoid, the draw nearest to all others; returns them and its number.
+def rotation_of_cells(
+    sampler: Sampler, source: CellSource, rows: NDArray[np.int64], x: NDArray[np.float64], *, max_context: int
+) -> NDArray[np.float64]:
+    """Rotation (D, D) that brings positions ``x`` of ``rows`` to the conditional mean of these cells."""
+    mean = canonical_mean(sampler, source, rows, max_context=max_context)
+    return kabsch(center(torch.from_numpy(x)[None]), center(mean))[0].numpy()
 
-    ``rigid=False`` (a shared frame, or known cells) only finds the medoid.
+
+class Placed(NamedTuple):
+    """Positions of the cells of a query.
+
+    Attributes
+    ----------
+    draws
+        (K, n_cells, D), user units.
+    medoid
+        Number of the medoid draw of each cell's slice, (n_cells,).
+    uncertainty
+        Root mean square distance of draws that each see half of the genes from the returned position, (n_cells,), user
+        units; NaN without ``reduce`` and for a single draw.
     """
-    moved = torch.from_numpy(draws)
-    n = len(moved)
-    error = np.zeros((n, n))
-    aligned = {}
-    for j in range(n):
-        target = moved[j : j + 1].expand(n, -1, -1)
-        offset = target.mean(1, keepdim=True)
-        source = moved - moved.mean(1, keepdim=True)
-        aligned[j] = (source @ kabsch(source, target - offset) + offset if rigid else moved).numpy()
-        error[j] = ((aligned[j] - draws[j]) ** 2).sum(-1).mean(-1)
-    medoid = int(error.sum(1).argmin())
-    return aligned[medoid], medoid
+
+    draws: NDArray[np.float64]
+    medoid: NDArray[np.int64]
+    uncertainty: NDArray[np.float64]
+
+
+def check_query(
+    schema: TissueSchema, trained: str, query: AnnData, config: SamplerConfig, draws: DrawConfig, *, inpaint: bool
+) -> None:
+    """Raise the errors of :meth:`AlphaSTomics.sample` for a query, before a model is trained for it."""
+    check_mode("expr_to_pos", trained)
+    check_arguments("expr_to_pos", config, draws, inpaint=inpaint)
+    if query.n_obs == 0:
+        raise ValueError("The query has no cells; pass some, or check indices")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # sample() warns
+        AnnDataSource(query, schema, positions=inpaint)
+
+
+def sample_positions(
+    sampler: Sampler, query: AnnData, config: SamplerConfig, draws: DrawConfig, *, inpaint: bool
+) -> AnnData:
+    """Sample the positions of the cells of a query; see :meth:`AlphaSTomics.sample`."""
+    source = AnnDataSource(query, sampler.schema, positions=inpaint)
+    n_cells, n_samples = source.n_cells, draws.n_samples
+    placed = Placed(
+        np.empty((n_samples, n_cells, sampler.schema.n_dims)), np.zeros(n_cells, np.int64), np.full(n_cells, np.nan)
+    )
+    logger.info(
+        "Placing %d cells in %d slices: %d draws of %d steps on %s.",
+        n_cells, len(source.slices), n_samples, config.n_steps, sampler.device,
+    )  # fmt: skip
+    total = len(source.slices) * n_samples * config.n_steps * (2 if draws.reduce == "medoid" else 1)
+    with tqdm(total=total, desc="Placing cells", unit="step", disable=settings.verbosity > logging.INFO) as bar:
+        for cells in source.slices:
+            _SliceDraws(sampler, source, cells, config, draws, lambda: bar.update()).write(placed)
+    return _to_anndata(query, placed, sampler.schema, reduce=draws.reduce)
+
+
+class _SliceDraws:
+    """Draws of the positions of one slice.
+
+    The mean and the uncertainty are of draws that each see a random half of the genes: bagging (Breiman 1996). Draws that
+    all see the same genes agree on what is peculiar to the genes of this specimen, and their spread is too small. The
+    medoid lies off the mean, which increases its uncertainty.
+    """
+
+    def __init__(
+        self,
+        sampler: Sampler,
+        source: CellSource,
+        cells: SliceCells,
+        config: SamplerConfig,
+        draws: DrawConfig,
+        on_step: Callable[[], None],
+    ) -> None:
+        self.sampler, self.source, self.config, self.draws, self.on_step = sampler, source, config, draws, on_step
+        self.rows = content_order(source, cells.rows)
+        self.known: NDArray[np.float64] | None = None  # user units, NaN where unknown
+        if cells.position is not None and np.isfinite(cells.position).all(1).any():
+            self.known = cells.position[np.searchsorted(cells.rows, self.rows)]
+        self.free = self.known is None and not sampler.shared_frame
+
+    def write(self, placed: Placed) -> None:
+        """Write the rows of this slice."""
+        rows, n_samples, reduce = self.rows, self.draws.n_samples, self.draws.reduce
+        averaged = reduce == "mean" and n_samples > 1
+        if not averaged:
+            positions = self._positions(n_views=self.config.n_views)
+            draws = np.stack([self._draw(positions, k) for k in range(n_samples)])
+            if n_samples > 1:
+                draws, placed.medoid[rows] = align_draws(draws, rigid=self.free)
+        if reduce is not None and n_samples > 1:
+            halves = np.stack([self._draw(self._positions(self._half_of_genes(k)), k) for k in range(n_samples)])
+            halves, _ = align_draws(halves, rigid=self.free)
+            placed.uncertainty[rows] = spread(halves)
+            if averaged:
+                draws = halves
+            else:
+                away = self._distance(mean_of(halves), draws[placed.medoid[rows[0]]])
+                placed.uncertainty[rows] = np.hypot(placed.uncertainty[rows], away)
+        placed.draws[:, rows] = draws
+        if self.known is not None:
+            finite = np.isfinite(self.known).all(1)
+            placed.draws[:, rows[finite]] = self.known[finite]
+            placed.uncertainty[rows[finite]] = 0.0
+
+    def _positions(self, genes: NDArray[np.bool_] | None = None, n_views: int = 1) -> PositionSampler:
+        module, seed, known = self.sampler.module, self.draws.random_state, self.known
+        observed = None if known is None else torch.from_numpy(self.sampler.schema.encode_position(known))
+        positions = PositionSampler(
+            self.sampler,
+            embed_cells(module, self.source, self.rows, genes),
+            max_context=self.config.max_context,
+            observed=None if observed is None else observed.to(module.device),
+            sequence=cell_order(module, self.source, self.rows),
+        )
+        if n_views > 1:
+            positions.average_views(self.source, self.rows, n_views, np.random.default_rng([seed, VIEWS]))
+        if self.config.refine:
+            positions.refine(draw_generator(seed, 0, LAYOUT))
+        return positions
+
+    def _draw(self, positions: PositionSampler, k: int) -> NDArray[np.float64]:
+        # The draws of a slice depend on its cells and the seed, not on which other slices there are.
+        x = positions.sample(self.config, draw_generator(self.draws.random_state, k), self.on_step).cpu().numpy()
+        return self.sampler.to_user(x, in_user_frame=self.known is not None)
+
+    def _half_of_genes(self, k: int) -> NDArray[np.bool_] | None:
+        """The genes (G,) that draw ``k`` sees: two draws together see each measured gene once; None for a single gene."""
+        genes = np.flatnonzero(self.source.measured)
+        if len(genes) < 2:
+            return None
+        shuffled = np.random.default_rng([self.draws.random_state, HALVES, k // 2]).permutation(genes)
+        seen = np.zeros(self.source.schema.n_genes, dtype=bool)
+        seen[shuffled[k % 2 :: 2]] = True
+        return seen
+
+    def _distance(self, middle: NDArray[np.float64], medoid: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Distance (n,) of the cells of the medoid from the mean (n, D), aligned in a free frame."""
+        if self.free:
+            middle = align(*(torch.from_numpy(each)[None] for each in (middle, medoid)))[0].numpy()
+        return np.linalg.norm(middle - medoid, axis=1)
+
+
+def _to_anndata(query: AnnData, placed: Placed, schema: TissueSchema, *, reduce: str | None) -> AnnData:
+    """The query with sampled positions instead of its own."""
+    key, slice_key = schema.position_key, schema.slice_key
+    # A copy: changes of the result in place, such as scanpy's transforms, must not reach the query.
+    bare = ad.AnnData(X=None if query.X is None else query.X.copy(), obs=query.obs.copy(), var=query.var.copy())
+    if reduce is None:
+        tables = []
+        for draw in placed.draws:
+            table = bare.copy()
+            table.obsm[key] = draw
+            tables.append(table)
+        return stack_draws(tables, slice_key)
+    if reduce == "medoid":
+        bare.obsm[key] = placed.draws[placed.medoid, np.arange(query.n_obs)]
+    else:
+        bare.obsm[key] = mean_of(placed.draws)
+    bare.obs[_keys.POSITION_UNCERTAINTY] = placed.uncertainty
+    return stack_draws([bare], slice_key)

@@ -51,9 +51,10 @@ def attention_gates(
     ValueError
         If the attention has no gates, or the mode of the model is ``"pos_to_expr"``.
     """
-    from alphastomics.model._layers import gate_values, query_source
+    from alphastomics.sampling._layers import gate_values, query_source
 
-    mean, summary = gate_values(model, query_source(model, adata))
+    sampler = model._make_sampler()
+    mean, summary = gate_values(sampler, query_source(sampler, adata))
     _, n_layers, n_heads = mean.shape
     names = [f"layer_{layer}_head_{head}" for layer in range(n_layers) for head in range(n_heads)]
     table = _layer_table("head", mean=summary[..., 0], sd=summary[..., 1])
@@ -98,9 +99,10 @@ def attention_sinks(
     ValueError
         If the mode of the model is ``"pos_to_expr"``.
     """
-    from alphastomics.model._layers import query_source, sink_values
+    from alphastomics.sampling._layers import query_source, sink_values
 
-    received, slices, n_cells, share = sink_values(model, query_source(model, adata))
+    sampler = model._make_sampler()
+    received, slices, n_cells, share = sink_values(sampler, query_source(sampler, adata))
     tables = [
         _layer_table("head", share=shares).assign(uniform=1 / n).assign(slice=name)
         for name, n, shares in zip(slices, n_cells, share, strict=True)
@@ -162,7 +164,7 @@ def attention_maps(
     ValueError
         If no cell is selected, the layer or head does not exist, or the mode of the model is ``"pos_to_expr"``.
     """
-    from alphastomics.model._layers import attention_rows, query_source
+    from alphastomics.sampling._layers import attention_rows, query_source
 
     config = model.module.config
     rows = _row_numbers(adata, cells)
@@ -171,7 +173,8 @@ def attention_maps(
     if head is not None and not 0 <= head < config.n_heads:
         raise ValueError(f"head={head} is out of range; the model has {config.n_heads} heads")
     number = layer % config.n_layers
-    weights = attention_rows(model, query_source(model, adata), rows, layer=number, head=head)
+    sampler = model._make_sampler()
+    weights = attention_rows(sampler, query_source(sampler, adata), rows, layer=number, head=head)
     names = adata.obs_names[rows].astype(str)
     result = adata.copy() if copy else adata
     result.obsm[key_added] = pd.DataFrame(weights, index=adata.obs_names, columns=names)
@@ -210,9 +213,10 @@ def expert_usage(
     ValueError
         If the model has no experts, or its mode is ``"pos_to_expr"``.
     """
-    from alphastomics.model._layers import expert_values, query_source
+    from alphastomics.sampling._layers import expert_values, query_source
 
-    first, usage, probability = expert_values(model, query_source(model, adata))
+    sampler = model._make_sampler()
+    first, usage, probability = expert_values(sampler, query_source(sampler, adata))
     names = [str(expert) for expert in range(usage.shape[1])]
     result = adata.copy() if copy else adata
     for layer, chosen in enumerate(first.T):

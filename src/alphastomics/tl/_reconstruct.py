@@ -135,10 +135,8 @@ def reconstruct(
     if n_steps == 1:
         arguments["sample"] = trained.default_placement() | arguments["sample"]
     if model is None:
-        from alphastomics.sampling._place import check_query
-
-        check_query(
-            trained, sampled_cells, n_samples=n_samples, n_steps=n_steps, inpaint=inpaint, **arguments["sample"]
+        trained._check_query(
+            sampled_cells, n_samples=n_samples, n_steps=n_steps, inpaint=inpaint, **arguments["sample"]
         )
         trained.train(**arguments["train"])
     sampled = trained.sample(

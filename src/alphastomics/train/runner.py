@@ -1,4 +1,4 @@
-"""How training is run: a Lightning trainer with our callbacks, and what is left when it ends, also when it ends badly."""
+"""The trainer, Lightning's with our callbacks, and the runner, which leaves a usable model however training ends."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import logging
 import signal
 import threading
 import warnings
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -30,6 +30,8 @@ from alphastomics.train.interrupt import LatchedEarlyStopping, SynchronizedStop,
 from alphastomics.train.optimization import NonFiniteLossError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from alphastomics.train.checkpoint import LastCheckpoint
     from alphastomics.train.plan import TrainingPlan
 
@@ -37,15 +39,13 @@ logger = logging.getLogger(__name__)
 
 Found = TypeVar("Found", bound=pl.Callback)
 
-# Lightning's advice to use more loader workers: threads cut contexts while the network works.
+# Warnings that do not apply.
 _ADVICE = (
-    # FSDP2, of what would happen if something wrote into the output of a network; nothing does.
-    ".*returned a view tensor.*",
-    ".*does not have many workers.*",
+    ".*returned a view tensor.*",  # of FSDP2: nothing writes into the output of a network
+    ".*does not have many workers.*",  # threads cut contexts while the network works
     "Total length of `list` across ranks is zero.*",
     ".*number of training batches.*smaller than the logging interval.*",
-    # The data module itself begins where the checkpoint was made.
-    ".*resuming from a checkpoint that ended before the epoch ended.*",
+    ".*resuming from a checkpoint that ended before the epoch ended.*",  # the data module resumes there
 )
 
 
@@ -123,7 +123,7 @@ class ContextTrainer(pl.Trainer):
             "enable_model_summary": False,
             "num_sanity_val_steps": 0,
             "log_every_n_steps": 1,
-            "use_distributed_sampler": False,  # loaders know their rank
+            "use_distributed_sampler": False,  # loaders divide the contexts among the processes
             "default_root_dir": settings.logging_dir,
         }
         super().__init__(callbacks=callbacks, **(defaults | kwargs))
@@ -134,15 +134,15 @@ class ContextTrainer(pl.Trainer):
             )
 
     def __getstate__(self) -> dict[str, Any]:
-        """What a spawned process gets: not the model, which scvi-tools puts here."""
+        """State for a spawned process, without the model, which scvi-tools stores here."""
         return {name: value for name, value in self.__dict__.items() if name != "_model"}
 
 
 class ContextRunner(TrainRunner):
     """Runs the trainer and leaves a usable model behind.
 
-    After an interrupt (Ctrl-C) the model keeps its last good weights and counts as trained; after an error it keeps
-    them too, and the error is raised. After SIGTERM, too, and the script is ended.
+    After an interrupt (Ctrl-C) the model keeps its last good weights and counts as trained. After an error it keeps them, and
+    the error is raised; after SIGTERM it keeps them, and the script ends.
     """
 
     _trainer_cls = ContextTrainer
@@ -153,23 +153,15 @@ class ContextRunner(TrainRunner):
         Raises
         ------
         DeadProcessError
-            If another process of it has died.
+            If another process of the training has died.
         SystemExit
-            If it was ended by SIGTERM, with the status that shells give it.
+            If the training was ended by SIGTERM, with the status that shells use.
         """
-        plan: TrainingPlan = self.training_plan
-        ema = self._callback(MovingAverage)
         together = True  # whether all processes are here
-        on_main_thread = threading.current_thread() is threading.main_thread()
-        handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
-            several = self.trainer.num_devices * self.trainer.num_nodes > 1
-            with warnings.catch_warnings(), ProcessWatchdog() if several else nullcontext():
-                for message in _ADVICE:
-                    warnings.filterwarnings("ignore", message)
-                # Nothing of a checkpoint is unpickled but tensors and plain values.
-                self.trainer.fit(plan, self.data_splitter, ckpt_path=self.ckpt_path, weights_only=True)
-        except SystemExit:  # Lightning's end of a Ctrl-C, after which it leaves the signal ignored
+            with _restored_signals():
+                self._fit()
+        except SystemExit:  # raised by Lightning after Ctrl-C, which leaves the signal ignored
             together = False
             logger.warning(
                 "Training was interrupted at step %d; the model keeps its weights.", self.trainer.global_step
@@ -182,22 +174,44 @@ class ContextRunner(TrainRunner):
                 raise
             raise DeadProcessError(f"Another process of the training cannot be reached; {REMEDY}") from error
         finally:
-            if on_main_thread:
-                for number, handler in handlers.items():
-                    if handler is not None:  # what no Python code has set cannot be set by it
-                        signal.signal(number, handler)
-            ema.finish(plan)
-            for best in self.trainer.callbacks:
-                if isinstance(best, BestAverage):
-                    best.finish(plan)
-            plan.unshard(together=together)
-            self.model.history_ = self._callback(History).tables()
-            self.model.module.eval()
-            self.model.is_trained_ = self.model.is_trained_ or self.trainer.global_step > 0
-            self.model.to_device(self.device)
-            self.model.trainer = self.trainer
+            self._finish(together=together)
         if self._callback(SynchronizedStop).ended_by == signal.SIGTERM:
             raise SystemExit(128 + signal.SIGTERM)
 
+    def _fit(self) -> None:
+        several = self.trainer.num_devices * self.trainer.num_nodes > 1
+        with warnings.catch_warnings(), ProcessWatchdog() if several else nullcontext():
+            for message in _ADVICE:
+                warnings.filterwarnings("ignore", message)
+            # weights_only: a checkpoint is read as tensors and plain values.
+            self.trainer.fit(self.training_plan, self.data_splitter, ckpt_path=self.ckpt_path, weights_only=True)
+
+    def _finish(self, *, together: bool) -> None:
+        """Leave the best or averaged weights, the history and the trainer in the model."""
+        plan: TrainingPlan = self.training_plan
+        self._callback(MovingAverage).finish(plan)
+        for best in self.trainer.callbacks:
+            if isinstance(best, BestAverage):
+                best.finish(plan)
+        plan.unshard(together=together)
+        self.model.history_ = self._callback(History).tables()
+        self.model.module.eval()
+        self.model.is_trained_ = self.model.is_trained_ or self.trainer.global_step > 0
+        self.model.to_device(self.device)
+        self.model.trainer = self.trainer
+
     def _callback(self, kind: type[Found]) -> Found:
         return next(callback for callback in self.trainer.callbacks if isinstance(callback, kind))
+
+
+@contextmanager
+def _restored_signals() -> Iterator[None]:
+    """Restore the handlers of SIGINT and SIGTERM, which the trainer and its callbacks replace."""
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            for number, handler in handlers.items():
+                if handler is not None:  # set outside of Python, which cannot set it again
+                    signal.signal(number, handler)

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
 from sklearn.decomposition import PCA
 
 from alphastomics.data import AnnDataSource
+from alphastomics.diffusion import DiffusionConfig
 from alphastomics.nn import Denoiser, DenoiserConfig
-from alphastomics.sampling import _exemplars
-from alphastomics.sampling._exemplars import Exemplars, _scores
-from alphastomics.sampling._expression import ExpressionSampler
-from alphastomics.train import DiffusionConfig
+from alphastomics.sampling import ExpressionSampler, FittedStatistics, Sampler, _completion
+from alphastomics.sampling._completion import Exemplars, _scores
 
 N_GENES = 12
 
@@ -46,7 +47,7 @@ def test_scores_are_the_mean_of_the_dense_posterior():
 
 
 def test_with_everything_known_neighbors_are_those_of_principal_components(exemplars, monkeypatch):
-    monkeypatch.setattr(_exemplars, "N_NEIGHBORS", 7)
+    monkeypatch.setattr(_completion, "N_NEIGHBORS", 7)
     query = cells(20, 1)
     pca = PCA(N_GENES, random_state=0).fit(exemplars.expression)
     noise = 1e-6  # as many components as genes leave none
@@ -71,7 +72,7 @@ def test_hidden_values_follow_the_known_ones_and_are_never_read(exemplars, panel
 def test_chunks_change_nothing(exemplars, monkeypatch):
     query, known = cells(60, 1), np.random.default_rng(2).random((60, N_GENES)) < 0.6
     expected = exemplars.alike(query, known)
-    monkeypatch.setattr(_exemplars, "CHUNK", 7)
+    monkeypatch.setattr(_completion, "CHUNK", 7)
     np.testing.assert_array_equal(exemplars.alike(query, known), expected)
 
 
@@ -81,15 +82,20 @@ def test_a_small_reference_is_enough():
     assert few.alike(cells(4, 1), known) == pytest.approx(np.repeat(few.expression.mean(0)[None], 4, 0), abs=1e-5)
 
 
-def chain(known: np.ndarray, exemplars: Exemplars | None) -> ExpressionSampler:
-    """A chain whose network knows nothing: its head is 0, so that the mean of every cell is 0."""
+def sampler(known: np.ndarray, exemplars: Exemplars | None) -> ExpressionSampler:
+    """A sampler whose network has a head of 0, so that the mean of every cell is 0."""
     module = Denoiser(DenoiserConfig(n_genes=N_GENES, n_dims=2, d_model=16, n_layers=1, n_heads=2)).eval()
     torch.nn.init.zeros_(module.expression_out.weight)
     torch.nn.init.zeros_(module.expression_out.bias)
     position = torch.from_numpy(np.random.default_rng(0).normal(size=(len(known), 2)).astype(np.float32))
-    return ExpressionSampler(
-        module, DiffusionConfig(), position, max_context=1000, known=torch.from_numpy(known), exemplars=exemplars
+    trained = Sampler(
+        module=module,
+        diffusion=DiffusionConfig(),
+        schema=SimpleNamespace(spacing=0.1, scale=1.0),
+        mode="pos_to_expr",
+        fitted=FittedStatistics(exemplars=exemplars),
     )
+    return ExpressionSampler(trained, position, max_context=1000, known=torch.from_numpy(known))
 
 
 def test_exemplars_take_over_where_the_network_knows_nothing(exemplars):
@@ -97,28 +103,28 @@ def test_exemplars_take_over_where_the_network_knows_nothing(exemplars):
     hidden = np.random.default_rng(1).random(true.shape) < 0.3
     known = np.where(hidden, np.nan, true)
     known[0], known[1] = np.nan, true[1]  # a cell of which nothing is known, and one that is known
-    shift = chain(known, exemplars).shift[0].numpy()
+    shift = sampler(known, exemplars).shift[0].numpy()
     assert np.abs(shift - true)[2:][hidden[2:]].mean() < 0.3
     assert not shift[:2].any()
-    assert not chain(known, None).shift.any()
+    assert not sampler(known, None).shift.any()
 
 
 def test_exemplars_that_are_of_no_use_are_not_used():
     true = cells(80, 1)
     known = np.where(np.random.default_rng(1).random(true.shape) < 0.3, np.nan, true)
     useless = Exemplars(expression=-10 * np.abs(cells(400, 0)))
-    assert np.abs(chain(known, useless).shift.numpy()).max() < 0.5
+    assert np.abs(sampler(known, useless).shift.numpy()).max() < 0.5
 
 
 def test_training_keeps_them_and_so_does_a_file(everything, trained, tmp_path):
-    assert everything.exemplars_.expression.shape == (everything.adata.n_obs, everything.schema.n_genes)
-    assert trained.exemplars_ is None  # it only places cells
+    assert everything.fitted_.exemplars.expression.shape == (everything.adata.n_obs, everything.schema.n_genes)
+    assert trained.fitted_.exemplars is None  # it only places cells
     everything.save(tmp_path / "m")
     again = type(everything).load(tmp_path / "m", adata=False)
-    np.testing.assert_array_equal(again.exemplars_.expression, everything.exemplars_.expression)
+    np.testing.assert_array_equal(again.fitted_.exemplars.expression, everything.fitted_.exemplars.expression)
 
 
 def test_a_large_panel_keeps_fewer_cells(everything, monkeypatch):
     source = AnnDataSource(everything.adata, everything.schema, positions=True)
-    monkeypatch.setattr(_exemplars, "MOST_VALUES", 5 * everything.schema.n_genes)
+    monkeypatch.setattr(_completion, "MOST_VALUES", 5 * everything.schema.n_genes)
     assert len(Exemplars.of(source).expression) == 5

@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 
+from alphastomics.data import AnnDataSource
 from alphastomics.nn.diagnostics import SeenLayer, watch_layers
-from alphastomics.sampling._position import MAX_CONTEXT, cell_order, content_order, embed_cells, split_contexts
+from alphastomics.sampling._cells import cell_order, content_order, embed_cells, split_contexts
+from alphastomics.sampling._sampler import MAX_CONTEXT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -20,8 +22,7 @@ if TYPE_CHECKING:
     from anndata import AnnData
     from numpy.typing import NDArray
 
-    from alphastomics.data import AnnDataSource
-    from alphastomics.model._model import AlphaSTomics
+    from alphastomics.sampling._sampler import Sampler
 
 
 class SeenContext(NamedTuple):
@@ -84,24 +85,23 @@ class ExpertValues(NamedTuple):
     probability: NDArray[np.float64]
 
 
-def query_source(model: AlphaSTomics, adata: AnnData) -> AnnDataSource:
-    """The cells as input of the network; raises if the model is untrained or never received cells without positions."""
-    model._check_if_trained(warn=False, message="The model is not trained; call train() first")
-    if model.mode == "pos_to_expr":
+def query_source(sampler: Sampler, adata: AnnData) -> AnnDataSource:
+    """The cells as input of the network; raises if it never received cells without positions."""
+    if sampler.mode == "pos_to_expr":
         raise ValueError(
             "this model was trained with mode='pos_to_expr', which never leaves out positions; train one with another mode"
         )
-    return model._query_source(adata)[1]
+    return AnnDataSource(adata, sampler.schema, positions=False)
 
 
 @torch.no_grad()
-def seen_contexts(model: AlphaSTomics, source: AnnDataSource, max_context: int = MAX_CONTEXT) -> Iterator[SeenContext]:
+def seen_contexts(sampler: Sampler, source: AnnDataSource, max_context: int = MAX_CONTEXT) -> Iterator[SeenContext]:
     """Run the network on each context and yield the inputs of its layers; a cell may be in several contexts."""
-    module, device = model.module, model.module.device
+    module, device = sampler.module, sampler.device
     zero, one = torch.zeros(1, device=device), torch.ones(1, device=device)
     for cells in source.slices:
         rows = content_order(source, cells.rows)
-        encoded, order = embed_cells(module, source, rows, device), cell_order(module, source, rows)
+        encoded, order = embed_cells(module, source, rows), cell_order(module, source, rows)
         for index, _ in split_contexts(len(rows), max_context, device):
             with watch_layers(module) as seen:
                 h, sequence = encoded[index][None], None if order is None else order[index][None]
@@ -110,16 +110,16 @@ def seen_contexts(model: AlphaSTomics, source: AnnDataSource, max_context: int =
 
 
 @torch.no_grad()
-def gate_values(model: AlphaSTomics, source: AnnDataSource) -> GateValues:
+def gate_values(sampler: Sampler, source: AnnDataSource) -> GateValues:
     """Gates of all cells."""
-    config = model.module.config
+    config = sampler.module.config
     if config.attention == "linear" or config.gate_type == "none":
         raise ValueError(
             f"the attention of this model has no gates (attention={config.attention!r}, gate_type={config.gate_type!r})"
         )
     shape = (source.n_cells, config.n_layers, config.n_heads)
     mean, square = np.zeros(shape), np.zeros(shape)
-    for context in seen_contexts(model, source):
+    for context in seen_contexts(sampler, source):
         for i, layer in context.layers.items():
             gates = layer.attention.gates(layer.x)
             assert gates is not None  # checked above
@@ -132,12 +132,12 @@ def gate_values(model: AlphaSTomics, source: AnnDataSource) -> GateValues:
 
 
 @torch.no_grad()
-def sink_values(model: AlphaSTomics, source: AnnDataSource) -> SinkValues:
+def sink_values(sampler: Sampler, source: AnnDataSource) -> SinkValues:
     """Attention that all cells receive, computed in blocks of rows of the attention matrix."""
-    config = model.module.config
+    config = sampler.module.config
     received = np.zeros((source.n_cells, config.n_layers), dtype=np.float32)
     slices, sizes, shares = [], [], []
-    for context in seen_contexts(model, source):
+    for context in seen_contexts(sampler, source):
         by_layer = [layer.attention.received(layer.x, layer.geometry)[0] for _, layer in sorted(context.layers.items())]
         for i, values in enumerate(by_layer):
             received[context.rows, i] = values.mean(0).cpu()
@@ -149,11 +149,11 @@ def sink_values(model: AlphaSTomics, source: AnnDataSource) -> SinkValues:
 
 @torch.no_grad()
 def attention_rows(
-    model: AlphaSTomics, source: AnnDataSource, cells: NDArray[np.int64], *, layer: int, head: int | None
+    sampler: Sampler, source: AnnDataSource, cells: NDArray[np.int64], *, layer: int, head: int | None
 ) -> NDArray[np.float32]:
     """Attention weights of ``cells`` (M,), (n_cells, M); NaN for cells of other contexts."""
     result = np.full((source.n_cells, len(cells)), np.nan, dtype=np.float32)
-    for context in seen_contexts(model, source):
+    for context in seen_contexts(sampler, source):
         wanted = np.flatnonzero(np.isin(cells, context.rows))
         if not len(wanted):
             continue
@@ -167,15 +167,15 @@ def attention_rows(
 
 
 @torch.no_grad()
-def expert_values(model: AlphaSTomics, source: AnnDataSource) -> ExpertValues:
+def expert_values(sampler: Sampler, source: AnnDataSource) -> ExpertValues:
     """Expert routing of all cells."""
-    config = model.module.config
+    config = sampler.module.config
     if not config.use_moe:
         raise ValueError("this model has no experts; make one with use_moe=True")
     first = np.zeros((source.n_cells, config.n_layers), dtype=np.int64)
     shape = (source.n_cells, config.n_layers, config.num_experts)
     assigned, probability = np.zeros(shape, dtype=np.float32), np.zeros(shape, dtype=np.float32)
-    for context in seen_contexts(model, source):
+    for context in seen_contexts(sampler, source):
         for i, layer in context.layers.items():
             routing: Any = layer.routing
             first[context.rows, i] = routing.probability[0].argmax(dim=1).cpu()

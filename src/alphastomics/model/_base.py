@@ -1,0 +1,91 @@
+"""What the parts of the model class share: its attributes, its sampler, its state, and the check of a query."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from scvi.model.base import BaseModelClass
+
+from alphastomics._provenance import versions
+from alphastomics.model._state import ModelState, to_plain
+from alphastomics.sampling import FittedStatistics, Sampler
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from anndata import AnnData
+    from numpy.typing import NDArray
+
+    from alphastomics.data import TissueSchema
+    from alphastomics.diffusion import DiffusionConfig, Mode
+    from alphastomics.nn import Denoiser
+
+
+class ModelBase(BaseModelClass):
+    """Base of the mixins of :class:`AlphaSTomics`.
+
+    Attributes
+    ----------
+    module
+        The network.
+    schema
+        The tissue on which it is trained.
+    diffusion
+        The processes of both modalities.
+    fitted_
+        Statistics of the reference that are fitted after training.
+    trainings_
+        Records of :mod:`alphastomics._provenance`, one for each training.
+    """
+
+    module: Denoiser
+    schema: TissueSchema
+    diffusion: DiffusionConfig
+    fitted_: FittedStatistics
+    trainings_: tuple[dict[str, Any], ...]
+
+    @property
+    def mode(self) -> Mode:
+        """What the model was made to sample."""
+        return self._arguments["mode"]
+
+    @property
+    def _arguments(self) -> dict[str, Any]:
+        """Arguments with which the model was made."""
+        return self.init_params_["non_kwargs"]
+
+    def _make_sampler(self) -> Sampler:
+        """The trained network with everything that sampling needs."""
+        self._check_if_trained(warn=False, message="The model is not trained; call train() first")
+        return Sampler(
+            module=self.module, diffusion=self.diffusion, schema=self.schema, mode=self.mode, fitted=self.fitted_
+        )
+
+    def _read_query(self, adata: AnnData | None, indices: Sequence[int] | NDArray[np.int64] | None = None) -> AnnData:
+        """The rows ``indices`` of a query, or of the reference when ``adata`` is None."""
+        adata = self.adata if adata is None else adata
+        if adata is None:
+            raise ValueError("This model was loaded without data; pass adata")
+        if indices is not None:
+            adata = adata[np.asarray(indices)]
+        if adata.n_obs == 0:
+            raise ValueError("The query has no cells; pass some, or check indices")
+        return adata
+
+    def _state(self) -> ModelState:
+        """The model as tensors and plain values."""
+        history = {
+            name: {int(i): float(v) for i, v in table.iloc[:, 0].items()}
+            for name, table in (self.history_ or {}).items()
+        }
+        config = {
+            "class": type(self).__name__,
+            "init": to_plain(self._arguments),
+            "registry": to_plain(self.registry_),
+            "is_trained": self.is_trained_,
+            "history": to_plain(history),
+            "provenance": {"trainings": to_plain(self.trainings_)},
+            "versions": versions(),
+        }
+        return ModelState(weights=self.module.state_dict(), config=config, fitted=self.fitted_)

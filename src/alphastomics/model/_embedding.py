@@ -1,0 +1,71 @@
+"""The part of the model class that embeds cells."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+from alphastomics.data import AnnDataSource
+from alphastomics.model._base import ModelBase
+from alphastomics.sampling._latent import latent_representation
+from alphastomics.sampling._sampler import max_context
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy as np
+    from anndata import AnnData
+    from numpy.typing import NDArray
+
+
+class EmbeddingMixin(ModelBase):
+    """Embeds cells."""
+
+    def get_latent_representation(
+        self,
+        adata: AnnData | None = None,
+        indices: Sequence[int] | NDArray[np.int64] | None = None,
+        batch_size: int | None = None,
+        layer: Literal["encoder", "transformer", "all"] = "transformer",
+        use_positions: bool = False,
+    ) -> NDArray[np.float32]:
+        """Embed cells by their expression, by the cells of their slice, and by their positions where these are used.
+
+        Parameters
+        ----------
+        adata
+            Cells; the reference when None.
+        indices
+            Rows to embed; all when None. Cells attend only to each other.
+        batch_size
+            Largest number of cells that attend to each other.
+        layer
+            ``"encoder"``: the embedding of the cell alone; ``"transformer"``: after the last block; ``"all"``: both side
+            by side.
+        use_positions
+            Whether positions are used. If not, ``obsm[position_key]`` is never read, and cells are embedded like dissociated
+            ones. Positions in a free frame (``frame="slice"``) need no registration: the rotation of a slice follows
+            from the expression of its cells.
+
+        Returns
+        -------
+        Shape (n_cells, d_model), twice as wide for ``"all"``; independent of the order of the rows. Embeddings with and
+        without positions are not comparable.
+
+        Raises
+        ------
+        KeyError
+            If ``use_positions=True`` and the query has no positions or slices.
+        ValueError
+            If ``use_positions=True`` and a cell has no position, or the model was not trained with given positions, as
+            with ``mode="any"`` and ``mode="pos_to_expr"``.
+        """
+        sampler = self._make_sampler()
+        if layer not in ("encoder", "transformer", "all"):
+            raise ValueError(f"layer={layer!r} is unknown; choose 'encoder', 'transformer' or 'all'")
+        if use_positions and self.mode not in ("any", "pos_to_expr"):
+            raise ValueError(
+                f"use_positions=True needs a model that was trained with given positions, and this one was trained with "
+                f"mode={self.mode!r}; pass use_positions=False, or train a model with mode='any'"
+            )
+        source = AnnDataSource(self._read_query(adata, indices), self.schema, positions=use_positions)
+        return latent_representation(sampler, source, layer=layer, max_context=max_context(batch_size))

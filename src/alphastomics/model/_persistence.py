@@ -1,0 +1,245 @@
+"""The part of the model class that saves and loads, in folders and on the Hugging Face Hub."""
+
+from __future__ import annotations
+
+from inspect import signature
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+import pandas as pd
+
+from alphastomics._io._errors import format_value
+from alphastomics._io._untrusted import check_inside
+from alphastomics._provenance import trainings_of
+from alphastomics.data._h5ad import read_h5ad
+from alphastomics.model import _checkpoint, _files, _hub
+from alphastomics.model._base import ModelBase
+from alphastomics.model._state import reading_model
+from alphastomics.train.distributed.devices import device_of
+from alphastomics.train.distributed.processes import write_on_rank_zero
+
+if TYPE_CHECKING:
+    from anndata import AnnData
+
+    from alphastomics.model._state import ModelState
+
+PREFIX = "prefix is not supported: a model has a folder of its own"
+
+
+class PersistenceMixin(ModelBase):
+    """Saves and loads a model."""
+
+    def save(
+        self,
+        dir_path: str | Path,
+        prefix: str | None = None,
+        overwrite: bool = False,
+        save_anndata: bool = False,
+        **anndata_write_kwargs: Any,
+    ) -> None:
+        """Save to a folder as safetensors and JSON. If a script runs in several processes, the first writes and the others wait.
+
+        A model trained with ``mode="any"``, ``"pos_to_expr"`` or ``"joint"`` contains expression of up to 8,192 cells of its
+        reference, with which it completes cells. Share it under the conditions of these data.
+
+        Parameters
+        ----------
+        dir_path
+            Folder.
+        prefix
+            Not supported: a model has a folder of its own.
+        overwrite
+            Whether to replace an existing model.
+        save_anndata
+            Whether to save the reference in the same folder, as ``adata.h5ad``.
+        **anndata_write_kwargs
+            Passed to :meth:`anndata.AnnData.write_h5ad`.
+        """
+        if prefix:
+            raise ValueError(PREFIX)
+        if save_anndata and self.adata is None:
+            raise ValueError("save_anndata=True, but this model has no data")
+        folder = Path(dir_path)
+
+        def write() -> None:
+            _files.write_model(folder, self._state(), overwrite=overwrite)
+            (folder / _files.DATA).unlink(missing_ok=True)  # of the model that was replaced
+            if save_anndata:
+                self.adata.write_h5ad(folder / _files.DATA, **anndata_write_kwargs)
+
+        write_on_rank_zero(folder.absolute(), write)
+
+    @classmethod
+    def load(
+        cls,
+        dir_path: str | Path,
+        adata: AnnData | Literal[False] | None = None,
+        accelerator: str = "auto",
+        device: int | str = "auto",
+        prefix: str | None = None,
+        **kwargs: Any,
+    ) -> Self:
+        """Load a model that :meth:`save` wrote, with or without its data.
+
+        Parameters
+        ----------
+        dir_path
+            Folder, or the ``.ckpt`` file of a training that has ended, see :meth:`train`.
+        adata
+            Data to attach. None: the data that were saved with the model, if any. False: none.
+        accelerator, device
+            Device of the network.
+        prefix
+            Not supported.
+        **kwargs
+            Not used.
+
+        Raises
+        ------
+        FileNotFoundError, ValueError
+            If the folder or file does not hold a complete model of this package.
+        """
+        if prefix:
+            raise ValueError(PREFIX)
+        path = Path(dir_path)
+        target = device_of(accelerator, device)
+        model = cls._from_state(path, (_checkpoint if path.suffix == ".ckpt" else _files).read_model(path), adata)
+        model.to_device(target)
+        return model
+
+    @classmethod
+    def _from_state(cls, path: Path, state: ModelState, adata: AnnData | Literal[False] | None) -> Self:
+        """Rebuild a model from its state, read from ``path``."""
+        config = state.config
+        if config.get("class") != cls.__name__:
+            raise ValueError(f"{path} holds a model of {format_value(config.get('class'))}, not of {cls.__name__}")
+        if adata is None and (path / _files.DATA).is_file():
+            check_inside(path, path / _files.DATA)
+            adata = read_h5ad(path / _files.DATA)
+        with reading_model(path):
+            registry, setup = config["registry"], dict(config["registry"]["setup_args"])
+            if others := setup.keys() - signature(cls.setup_anndata).parameters.keys():
+                raise ValueError(f"setup_anndata has no argument {format_value(min(others))}")
+        data = None if adata is False else adata
+        if data is not None:  # outside of reading_model: errors of the data are not errors of the model
+            cls.setup_anndata(data, **setup, source_registry=registry)
+        with reading_model(path):
+            model = cls(data, registry if data is None else None, **config["init"])
+            model.module.load_state_dict(state.weights)
+            model.fitted_ = state.fitted
+            model.trainings_ = trainings_of(config)
+            model.history_ = {name: _history(name, values) for name, values in config["history"].items()}
+            model.is_trained_ = bool(config["is_trained"])
+        model.module.eval()
+        return model
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        name_or_path: str | Path,
+        adata: AnnData | Literal[False] | None = None,
+        *,
+        revision: str | None = None,
+        token: str | None = None,
+        accelerator: str = "auto",
+        device: int | str = "auto",
+    ) -> Self:
+        """Load a model from a folder, or from the Hugging Face Hub.
+
+        The files cannot run code; see :doc:`/files`.
+
+        Parameters
+        ----------
+        name_or_path
+            Folder that :meth:`save` wrote, which takes precedence, or ``"organization/name"`` on the Hub, of which only the
+            files of a model are downloaded.
+        adata
+            Data to attach. None: the data that were saved with the model in a folder, if any. False: none.
+        revision
+            Branch, tag or commit on the Hub; ``main`` when None.
+        token
+            Token for the Hub; that of ``hf auth login`` or of the environment variable ``HF_TOKEN`` when None.
+        accelerator, device
+            Device of the network.
+
+        Raises
+        ------
+        ImportError
+            If huggingface_hub is not installed (the extra ``hub``) and there is no such folder.
+        FileNotFoundError
+            If there is no such folder, repository or revision.
+        OSError
+            If the Hub cannot be reached.
+        ValueError
+            If it is not a complete model of this package.
+
+        Examples
+        --------
+        >>> model = asx.model.AlphaSTomics.from_pretrained("organization/name")
+        """
+        folder = _hub.find_folder(name_or_path, revision=revision, token=token)
+        return cls.load(folder, adata, accelerator, device)
+
+    def push_to_hub(
+        self,
+        repo_id: str,
+        *,
+        private: bool = False,
+        license: str | None = None,
+        overwrite: bool = False,
+        token: str | None = None,
+        commit_message: str = "Upload model with alphastomics",
+    ) -> str:
+        """Upload the model to the Hugging Face Hub, with a model card.
+
+        Uploads the files that :meth:`save` writes, without the reference. A model trained with ``mode="any"``,
+        ``"pos_to_expr"`` or ``"joint"`` contains expression of up to 8,192 cells of the reference. Share it under the
+        conditions of these data.
+
+        Parameters
+        ----------
+        repo_id
+            ``"organization/name"``; created if it does not exist.
+        private
+            Whether only its organization sees the repository; the default of the organization applies if not.
+        license
+            License for the card, as the Hub writes it, for example ``"cc-by-4.0"``.
+        overwrite
+            Whether to replace another model and its card in the repository.
+        token
+            Token for the Hub; that of ``hf auth login`` or of the environment variable ``HF_TOKEN`` when None.
+        commit_message
+            Message in the history of the repository.
+
+        Returns
+        -------
+        The address of the model.
+
+        Raises
+        ------
+        ImportError
+            If huggingface_hub is not installed (the extra ``hub``).
+        OSError
+            If the token is missing or has no permission (:class:`PermissionError`), or the Hub cannot be reached.
+        ValueError
+            If the model is not trained, or the repository holds another model or is public despite `private`.
+
+        Examples
+        --------
+        >>> model.push_to_hub("organization/name", private=True, license="cc-by-4.0")
+        """
+        return _hub.push(
+            self._state(),
+            repo_id,
+            private=private,
+            license=license,
+            overwrite=overwrite,
+            token=token,
+            commit_message=commit_message,
+        )
+
+
+def _history(name: str, values: dict[str, float]) -> pd.DataFrame:
+    """The table of one logged value by epoch."""
+    column = pd.Series({int(epoch): value for epoch, value in values.items()}, dtype=float)
+    return pd.DataFrame({name: column}).rename_axis("epoch")

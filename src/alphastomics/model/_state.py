@@ -1,0 +1,191 @@
+"""The state of a model as tensors and plain values, from which it can be restored, and the checks of what a file holds.
+
+A file may be damaged or crafted: names, shapes and types of the tensors are compared with the network that the configuration
+describes before any memory is taken for them.
+"""
+
+from __future__ import annotations
+
+import math
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+
+from alphastomics._io._errors import describe_error, format_value
+from alphastomics.model._fields import check_registry, read_schema
+from alphastomics.nn import Denoiser, DenoiserConfig, count_parameters
+from alphastomics.sampling import FittedStatistics
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from os import PathLike
+    from pathlib import Path
+
+    from torch import Tensor
+
+    from alphastomics.data import TissueSchema
+
+FITTED = "fitted."  # before the names of tensors that are not weights
+MOST_LAYERS = 1000  # building a network takes time for each, and a file can name any number
+REMEDY = "take another copy, or save it again"
+
+
+class Kind(NamedTuple):
+    """Shape and kind of a tensor in a file."""
+
+    shape: tuple[int, ...]
+    is_floating: bool
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ModelState:
+    """A model as tensors and plain values.
+
+    Parameters
+    ----------
+    weights
+        Weights of the network, by name.
+    config
+        Plain values: ``class``, ``init`` (arguments of the class), ``registry``, ``is_trained``, ``history``,
+        ``provenance``, ``versions``.
+    fitted
+        Statistics of the reference.
+    """
+
+    weights: Mapping[str, Tensor]
+    config: Mapping[str, Any]
+    fitted: FittedStatistics
+
+    @property
+    def init(self) -> Mapping[str, Any]:
+        """Arguments of the class."""
+        return self.config["init"]
+
+    @property
+    def schema(self) -> TissueSchema:
+        """The tissue on which the model was trained."""
+        return read_schema(self.config["registry"])
+
+    @property
+    def n_cells(self) -> int:
+        """Number of cells of the reference."""
+        return int(self.config["registry"]["field_registries"]["X"]["summary_stats"]["n_cells"])
+
+    @property
+    def n_parameters(self) -> int:
+        """Number of parameters of the network."""
+        with torch.device("meta"):
+            return count_parameters(Denoiser(_network(self.config))).total
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything but the tensors."""
+        return {**self.config, **self.fitted.to_dict()}
+
+    def to_tensors(self) -> dict[str, Tensor]:
+        """Weights and fitted statistics."""
+        fitted = {f"{FITTED}{name}": tensor for name, tensor in self.fitted.to_tensors().items()}
+        return {name: tensor.detach().cpu().contiguous() for name, tensor in {**self.weights, **fitted}.items()}
+
+    @classmethod
+    def restore(cls, path: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> ModelState:
+        """Rebuild from :meth:`to_json` and :meth:`to_tensors`, read from ``path``.
+
+        Raises
+        ------
+        ValueError
+            If a value is missing or damaged, or a weight is NaN or infinite.
+        """
+        with reading_model(path):
+            schema = read_schema(config["registry"])
+            check_registry(config["registry"], schema)
+            weights = {name: tensor for name, tensor in tensors.items() if not name.startswith(FITTED)}
+            for name, tensor in weights.items():
+                if not torch.isfinite(tensor).all():
+                    raise ValueError(f"{name} is NaN or infinite")
+            fitted = {n.removeprefix(FITTED): tensor for n, tensor in tensors.items() if n.startswith(FITTED)}
+            statistics = FittedStatistics.restore(config, fitted, n_genes=schema.n_genes, n_dims=schema.n_dims)
+        return cls(weights=weights, config=config, fitted=statistics)
+
+
+def incomplete_model(path: str | PathLike[str], why: BaseException | str) -> ValueError:
+    """The error of a folder or file that does not hold a complete model."""
+    if isinstance(why, BaseException):
+        why = f"{describe_error(why)} is missing" if isinstance(why, KeyError) else describe_error(why)
+    return ValueError(f"{path} does not hold a complete model: {why}; {REMEDY}")
+
+
+@contextmanager
+def reading_model(path: Path) -> Iterator[None]:
+    """Raise any error that a damaged model causes as the ``ValueError`` of a damaged model."""
+    try:
+        yield
+    except Exception as error:  # a crafted configuration can cause any error
+        raise incomplete_model(path, error) from error
+
+
+def check_tensors(path: Path, config: Mapping[str, Any], found: Mapping[str, Kind]) -> None:
+    """Compare tensors with those of the network that a configuration describes, which is made without memory.
+
+    Parameters
+    ----------
+    path
+        Folder or file of the model, for messages.
+    config
+        Its configuration.
+    found
+        Its tensors.
+
+    Raises
+    ------
+    ValueError
+        If one is missing, superfluous, of another shape, or no floating-point numbers.
+    """
+    with reading_model(path):
+        network = _network(config)
+        if not 0 <= network.n_layers <= min(MOST_LAYERS, len(found)):
+            raise ValueError(f"there are no weights of n_layers={format_value(network.n_layers)}")
+        with torch.device("meta"):
+            expected = {name: tuple(tensor.shape) for name, tensor in Denoiser(network).state_dict().items()}
+    weights = {name: kind for name, kind in found.items() if not name.startswith(FITTED)}
+    for name in sorted(expected.keys() - weights.keys()):
+        raise incomplete_model(path, f"the weight {name} is missing")
+    for name in sorted(weights.keys() - expected.keys()):
+        raise incomplete_model(path, f"no weight of this network is called {format_value(name)}")
+    for name, (shape, is_floating) in found.items():
+        if shape != expected.get(name, shape):
+            raise incomplete_model(
+                path, f"size mismatch for {name}: {shape} instead of {expected[name]}, which the network has"
+            )
+        if not is_floating:
+            raise incomplete_model(path, f"{format_value(name)} does not hold floating-point numbers")
+
+
+def _network(config: Mapping[str, Any]) -> DenoiserConfig:
+    """The network that a configuration describes, as :class:`AlphaSTomics` makes it."""
+    schema, init = read_schema(config["registry"]), config["init"]
+    names = {field.name for field in fields(DenoiserConfig)} & set(init)
+    return DenoiserConfig(
+        n_genes=schema.n_genes,
+        n_dims=schema.n_dims,
+        sequence=schema.sequence_key is not None,
+        mask_tokens=bool(init.get("enable_masking", False)),
+        **{name: init[name] for name in names - {"n_genes", "n_dims", "sequence", "mask_tokens", "dropout"}},
+    )
+
+
+def to_plain(value: Any) -> Any:
+    """Nested values as JSON types: arrays and tuples as lists, numpy numbers as numbers, NaN and infinity as None."""
+    if isinstance(value, dict):
+        return {str(key): to_plain(entry) for key, entry in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [to_plain(entry) for entry in value]
+    if isinstance(value, np.ndarray):
+        return to_plain(value.tolist())
+    if isinstance(value, np.generic):
+        return to_plain(value.item())
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value

@@ -1,0 +1,288 @@
+"""The part of the model class that trains."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, Literal
+
+from alphastomics._provenance import training_record
+from alphastomics.data import AnnDataSource
+from alphastomics.model import _checkpoint
+from alphastomics.model._base import ModelBase
+from alphastomics.model._components import principal_components
+from alphastomics.nn import Denoiser
+from alphastomics.sampling import Sampler
+from alphastomics.sampling._fit import fit_statistics
+from alphastomics.train import ContextDataModule, ContextRunner, TrainingPlan
+from alphastomics.train.defaults import default_augmentation
+from alphastomics.train.distributed.devices import device_of, preserve_algorithm_settings, resolve_precision
+from alphastomics.train.distributed.processes import check_group_size
+from alphastomics.train.memory.estimate import estimate_inference, estimate_training
+from alphastomics.train.memory.fit import estimated_device, recomputed_blocks
+from alphastomics.train.session import TrainingArguments, TrainingSession, plan_arguments
+
+if TYPE_CHECKING:
+    from datetime import timedelta
+    from os import PathLike
+
+    from lightning.pytorch.strategies import Strategy
+
+    from alphastomics.config import GrowthKind, Recompute
+    from alphastomics.data import Augmentation
+    from alphastomics.data.parquet._source import ParquetSource
+    from alphastomics.diffusion import MaskingConfig
+    from alphastomics.train.memory.estimate import MemoryEstimate
+
+
+class TrainingMixin(ModelBase):
+    """Trains a model."""
+
+    _data_splitter_cls = ContextDataModule
+    _training_plan_cls = TrainingPlan
+    _train_runner_cls = ContextRunner
+    _module_cls = Denoiser
+    _dataset: ParquetSource | None  # the reference, if it is on disk
+    _validation: ParquetSource | None  # its validation set
+
+    def default_augmentation(self) -> Augmentation:
+        """Random changes to training contexts, chosen for the size and kind of the reference."""
+        return default_augmentation(self.schema, self.summary_stats.n_cells)
+
+    @preserve_algorithm_settings()
+    def train(
+        self,
+        max_epochs: int | None = None,
+        max_time: str | timedelta | dict[str, float] | float | None = None,
+        accelerator: str = "auto",
+        devices: int | list[int] | str = "auto",
+        strategy: str | Strategy = "auto",
+        precision: str | int = "auto",
+        batch_size: int = 1024,
+        context_size: int | Literal["auto"] | None = None,
+        context_kind: Literal["subset", "patch"] = "subset",
+        context_growth: GrowthKind | None = None,
+        shortest_context: int = 128,
+        growth_warmup: int = 0,
+        growth_steps: int | None = None,
+        micro_batch_size: int | None = None,
+        memory_budget: float | None = None,
+        recompute: Recompute = "auto",
+        context_parallel_size: int = 1,
+        train_size: float | None = None,
+        validation_size: float | None = None,
+        early_stopping: bool = False,
+        augmentation: Augmentation | None = None,
+        masking: MaskingConfig | None = None,
+        num_workers: int = 0,
+        plan_kwargs: dict[str, Any] | None = None,
+        checkpoint: str | PathLike[str] | None = None,
+        checkpoint_every: int | None = None,
+        resume: str | PathLike[str] | None = None,
+        **trainer_kwargs: Any,
+    ) -> None:
+        """Train on the registered reference.
+
+        Parameters
+        ----------
+        max_epochs
+            Number of passes over the cells. None: until ``max_time``, or about 4,000 steps if that is None too.
+        max_time
+            Longest time: seconds, ``"DD:HH:MM:SS"``, a timedelta or its arguments. The learning rate falls with it.
+        accelerator, devices
+            As in :class:`lightning.pytorch.Trainer`.
+        strategy
+            How training is distributed over devices: a name that :func:`~alphastomics.train.resolve_strategy` accepts, or an
+            object of Lightning's. Every process takes batches of ``batch_size`` cells.
+        precision
+            ``"auto"``: bfloat16 for matrix products where the processor or GPU has it, else 32 bits; or any of
+            Lightning's.
+        batch_size, context_size
+            Numbers of cells in a batch and in a context, the cells that the network sees at once; a context has no more
+            cells than a batch. ``context_size="auto"``: whole slices, or the longest contexts that fit into memory; a batch
+            is then one context if that has more cells. None: 512, or ``"auto"`` for a model that was made with
+            ``context=``.
+        context_kind
+            ``"subset"`` (random cells of a slice: the global shape) or ``"patch"`` (neighbors: the local one).
+        context_growth
+            How contexts grow, from epoch to epoch, up to ``context_size`` cells: ``"linear"``, ``"cosine"``,
+            ``"exponential"`` or ``"geometric"``, see :class:`~alphastomics.train.LengthSchedule`. None: they do not. Batches
+            have the same number of cells at any length, or one context if that has more.
+        shortest_context, growth_warmup, growth_steps
+            Cells of the first contexts; steps at that length; steps from there to the full length, None for half of
+            the training less the warmup.
+        micro_batch_size
+            Largest number of cells on a device at once, at least one context. Larger batches are processed in parts, and
+            gradients accumulated. None: as many as fit into memory.
+        memory_budget
+            GiB of memory that training may use; None: what is free. The estimate for a step is logged before the first one.
+        recompute
+            Blocks that store only their input for the gradient and are run a second time for it: the same result with less
+            memory and a third more time. ``"auto"``: as few as possible; ``"none"``, ``"all"``, or a number of them.
+        context_parallel_size
+            Number of processes that share a context; each runs the blocks of the network on its part of the cells. Groups
+            of this many consecutive processes take different contexts. 1: every process has its own contexts.
+        train_size, validation_size
+            Shares of the slices; validation holds out whole slices, none by default. The validation set of a dataset
+            on disk is used unless ``validation_size`` is given.
+        early_stopping
+            Stop when ``validation_loss`` has not fallen for 45 epochs (``early_stopping_patience``), and keep the weights with
+            the lowest one; holds out a tenth of the slices by default.
+        augmentation
+            Random changes to training contexts; by default chosen for the size and kind of the data.
+        masking
+            Which entries are masked, for a model with ``enable_masking=True``; defaults of
+            :class:`~alphastomics.diffusion.MaskingConfig` when None.
+        num_workers
+            Processes that cut contexts; a thread does when 0.
+        plan_kwargs
+            Fields of :class:`~alphastomics.train.PlanConfig`.
+        checkpoint
+            ``.ckpt`` file for the state of training, replaced atomically every ``checkpoint_every`` steps and at the end; or a
+            folder, for ``last.ckpt`` in it. When training has ended, :meth:`load` reads the file too, with the final
+            weights.
+        checkpoint_every
+            Steps of the optimizer between two checkpoints; 200 when None.
+        resume
+            Checkpoint of a training with the same arguments, which is continued: weights, their average, optimizer, learning
+            rate, lengths of contexts, position in the epoch, and time. ``max_epochs`` and ``max_time`` count from the
+            beginning of that training. ``"last"``: the newest complete checkpoint in ``checkpoint``, or a new training if
+            there is none, so that one script can be started repeatedly until it has finished.
+        **trainer_kwargs
+            Passed to :class:`lightning.pytorch.Trainer`. ``logger``: any of Lightning's; logged are the losses, the learning
+            rate (``lr``), ``cells_per_second`` and ``memory_gib``; none by default. ``deterministic=True``: only deterministic
+            algorithms in this training.
+
+        Raises
+        ------
+        FileNotFoundError, ValueError
+            If ``resume`` is not a complete checkpoint of this model on these cells.
+        ValueError
+            If one context does not fit into memory; the message gives the number of cells that would.
+        OSError
+            If a checkpoint cannot be written; the previous one is intact.
+        NonFiniteLossError
+            If the loss becomes NaN or infinite; the model keeps its last good weights.
+        NotEnoughMemoryError
+            If memory runs out nevertheless; a ``MemoryError`` and a ``torch.OutOfMemoryError``. The model keeps its weights.
+        DeadProcessError
+            If another process of the training has died.
+        SystemExit
+            If the training was ended by SIGTERM; its checkpoint is written.
+        """
+        given = {name: value for name, value in locals().items() if name not in ("self", "trainer_kwargs")}
+        if self.adata is None and self._dataset is None:
+            raise ValueError("This model was loaded without data; load it with adata= to train it")
+        session = TrainingSession(
+            self.module,
+            TrainingArguments(**given),
+            trainer_kwargs,
+            mode=self.mode,
+            diffusion=self.diffusion,
+            seed=self._arguments["random_state"],
+        )
+        source = self._dataset or AnnDataSource(self.adata, self.schema, positions=True)
+        resumed = _checkpoint.find_resume_state(resume, checkpoint)
+        session.fit_layout(
+            source,
+            whole_slices=self._arguments.get("context") is not None,
+            resumed={} if resumed is None else resumed.contexts,
+        )
+        session.make_datamodule(self._data_splitter_cls, self._validation)
+        session.make_plan(self._training_plan_cls)
+        state = self._state()
+        if resumed is not None:
+            _checkpoint.check_resumable(resumed, state, max_epochs=session.max_epochs)
+        description = _checkpoint.describe(state, session.layout)
+        session.keep_checkpoints(description, None if resumed is None else resumed.path)
+        session.make_runner(self._train_runner_cls, self)
+        if not self.is_trained_:
+            self.module.set_components(principal_components(source, self.module.components.shape[1]))
+        try:
+            session.run()
+        finally:
+            self._finish_training(session)
+
+    def _finish_training(self, session: TrainingSession) -> None:
+        """Record a training, fit what is fitted after it, and complete its checkpoint."""
+        plan, source, checkpoint = session.plan, session.source, session.checkpoint
+        if self.trainer.global_step > 0:
+            record = training_record(
+                self,
+                asdict(plan.config),
+                session.resolved_arguments(),
+                n_cells=source.n_cells,
+                seconds=session.seconds,
+            )
+            self.trainings_ = (*self.trainings_, record)
+        if not self.is_trained_ or not session.ended_together:
+            return
+        sampler = Sampler(module=self.module, diffusion=self.diffusion, schema=self.schema, mode=self.mode)
+        self.fitted_ = fit_statistics(sampler, source, deformation=float(plan.config.deformation))
+        if checkpoint is not None and self.trainer.is_global_zero and checkpoint.is_file():
+            _checkpoint.finalize(checkpoint, self._state())
+
+    def estimate_memory(
+        self,
+        n_cells: int = 512,
+        batch_size: int = 1024,
+        *,
+        training: bool = True,
+        precision: str | int = "auto",
+        recompute: int | Literal["none", "all"] = "none",
+        accelerator: str = "auto",
+        context_parallel_size: int = 1,
+        plan_kwargs: dict[str, Any] | None = None,
+    ) -> MemoryEstimate:
+        """Estimate the memory of a step of the training, or of a call of the network; nothing is run or allocated.
+
+        Parameters
+        ----------
+        n_cells
+            Cells of a context.
+        batch_size
+            Cells that the device holds at once: ``batch_size // n_cells`` contexts, at least one.
+        training
+            Whether to estimate a step of :meth:`train`, or a call without gradient of one context.
+        precision, accelerator, plan_kwargs
+            As in :meth:`train`.
+        recompute
+            ``"none"``, ``"all"``, or the number of blocks that are recomputed.
+        context_parallel_size
+            Number of processes that share a context in training; the estimate is of one of them.
+
+        Returns
+        -------
+        Bytes at the peak: ``peak``, and its parts ``parameters``, ``gradients``, ``optimizer`` and
+        ``activations``. Data, code and loaders are not included.
+
+        Raises
+        ------
+        NotImplementedError
+            If a shape in the network depends on values.
+        ValueError
+            If an argument is invalid.
+        """
+        if n_cells < 1 or batch_size < 1:
+            raise ValueError(f"n_cells={n_cells} and batch_size={batch_size} must be at least 1 cell")
+        check_group_size(context_parallel_size, context_parallel_size)
+        device = estimated_device(device_of(accelerator).type)
+        common: dict[str, Any] = {
+            "n_cells": n_cells, "precision": resolve_precision(precision), "device": device
+        }  # fmt: skip
+        if not training:
+            return estimate_inference(self.module.config, **common)
+        k = recomputed_blocks(recompute, self.module.config.n_layers)
+        if k is None:
+            raise ValueError(
+                "recompute='auto' is for train(), which knows the available memory; choose 'none', 'all' or a number"
+            )
+        return estimate_training(
+            self.module.config,
+            n_contexts=max(1, batch_size // n_cells),
+            n_recomputed=k,
+            context_parallel_size=context_parallel_size,
+            **common,
+            **plan_arguments(
+                self.module, self.mode, self.diffusion, self.schema, self.summary_stats.n_cells, None, plan_kwargs
+            ),
+        )

@@ -1,0 +1,90 @@
+"""Cells as the network reads them: their order, their embedding, and the contexts that cover a large slice."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from torch import Tensor
+
+    from alphastomics.data import CellSource
+    from alphastomics.nn import Denoiser
+
+ROWS = 4096  # cells whose expression is dense at the same time
+ANCHOR_SHARE = 0.25  # of a context
+
+
+def evenly_spaced_indices(n: int, most: int) -> NDArray[np.int64]:
+    """At most ``most`` of the numbers below n, evenly spaced."""
+    return np.linspace(0, n - 1, min(most, n)).astype(np.int64)
+
+
+def content_order(source: CellSource, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+    """``rows`` sorted by a hash of their expression.
+
+    Sums over cells and noise per cell then depend on which cells there are, not on the order of the rows: permuting
+    the rows permutes the result, to the bit.
+    """
+    weights = np.random.default_rng(0).integers(1, 2**63, size=source.schema.n_genes, dtype=np.uint64)
+    hashes = [
+        (np.ascontiguousarray(source.expression(block)).view(np.uint32).astype(np.uint64) * weights).sum(1)
+        for block in _blocks(rows)
+    ]
+    return rows[np.argsort(np.concatenate(hashes), kind="stable")]
+
+
+def _blocks(rows: NDArray[np.int64]) -> list[NDArray[np.int64]]:
+    return [rows[start : start + ROWS] for start in range(0, len(rows), ROWS)]
+
+
+@torch.no_grad()
+def embed_cells(
+    module: Denoiser, source: CellSource, rows: NDArray[np.int64], genes: NDArray[np.bool_] | None = None
+) -> Tensor:
+    """Embedding of clean expression (N, d), computed in blocks of rows.
+
+    Genes that the cells lack, or that ``genes`` (G,) leaves out, are treated as genes dropped in training: the others are
+    scaled up.
+    """
+    zero = torch.zeros(1, device=module.device)
+    used = source.measured if genes is None else source.measured & genes
+    gain = (used / np.sqrt(used.mean())).astype(np.float32)
+    parts = [
+        module.embed_expression(torch.from_numpy(source.expression(block) * gain).to(module.device)[None], zero)[0]
+        for block in _blocks(rows)
+    ]
+    return torch.cat(parts)
+
+
+def cell_order(module: Denoiser, source: CellSource, rows: NDArray[np.int64]) -> Tensor | None:
+    """Index (N,) of cells in their order, from 0; None if the network reads no order.
+
+    Raises
+    ------
+    KeyError
+        If the network reads an order and the cells have none.
+    """
+    if not module.config.reads_sequence:
+        return None
+    order = source.sequence(rows)
+    if order is None:
+        raise KeyError(
+            f'obs["{source.schema.sequence_key}"] is missing: this model was made with '
+            f'sequence_key="{source.schema.sequence_key}", and its network reads the order of the cells; add the column'
+        )
+    return torch.from_numpy((order - order.min()).astype(np.float32)).to(module.device)
+
+
+def split_contexts(n_cells: int, max_context: int, device: torch.device) -> list[tuple[Tensor, int]]:
+    """Contexts that cover all cells: cell numbers, and how many of the first are anchors that all contexts share."""
+    every = torch.arange(n_cells, device=device)
+    if n_cells <= max_context:
+        return [(every, 0)]
+    n_anchors = int(ANCHOR_SHARE * max_context)
+    anchors, rest = every[:n_anchors], every[n_anchors:]
+    n_blocks = -(-len(rest) // (max_context - n_anchors))
+    return [(torch.cat([anchors, block]), n_anchors) for block in rest.tensor_split(n_blocks)]

@@ -1,0 +1,192 @@
+r"""What known values predict of unknown expression beyond the estimate of the network: kriging over space, and exemplars.
+
+**Regression kriging**, from cells that are known as a whole to the others:
+
+.. math::
+
+    \delta_{ig} = a_g \sum_{j \in K} w_{ij}\, r_{jg}, \qquad
+    r_{jg} = x_{jg} - m_{jg}, \qquad
+    w_{ij} \propto \exp\!\Big(-\frac{\lVert p_i - p_j \rVert^2}{2 (h\, d_i)^2}\Big)
+
+over the nearest known cells; m is the mean of the network without cell j, :math:`d_i` the distance from i to its fifth known
+cell. The width h and the share a of the residual of a gene that its neighbors explain minimize the squared error with each
+known cell left out; with few known cells a is shrunken towards the share over all genes. In a slice like those of the
+reference the residuals are noise and a is 0; a specimen with a pattern of its own is followed.
+
+**Exemplars**, for cells of which some genes are known:
+
+.. math::
+
+    \delta_{ig} = a\, \Big(\frac1k \sum_{j \in N_i} x_{jg} - m_{ig}\Big), \qquad
+    s_i = (W_i^\top W_i + \sigma^2 I)^{-1}\, W_i^\top x_i
+
+:math:`N_i` are the k exemplars, cells kept of the reference, whose principal components are nearest to those of cell i. The
+components s are estimated from its known genes: W are the scaled components, :math:`W_i` their rows of known genes,
+:math:`\sigma^2` the variance that the components leave (Tipping & Bishop 1999, J. R. Stat. Soc. B 61:611). The share a
+minimizes the squared error over known values that were left out. A network that was trained for minutes smooths over rare
+states, which its neighbors show; the errors of the two differ (Khandelwal et al. 2020, ICLR, for language).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import torch
+from scipy.spatial import KDTree
+from sklearn.decomposition import PCA
+from sklearn.neighbors import NearestNeighbors
+from sklearn.utils import gen_batches
+
+from alphastomics.sampling._cells import evenly_spaced_indices
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from torch import Tensor
+
+    from alphastomics.data import CellSource
+
+WIDTHS = (0.5, 1.0, 2.0)
+KRIGING_NEIGHBORS = 24
+SCALE_RANK = 5
+PRIOR_CELLS = 100  # known cells that count as much as the share over all genes
+FEWEST = 20  # known cells below which nothing is estimated
+MOST_CELLS, MOST_VALUES = 8192, 2**23  # of the reference that are kept
+N_COMPONENTS = 32
+N_NEIGHBORS = 50
+CHUNK = 2048  # cells whose components are solved for at once
+
+
+def krige(position: Tensor, known: Tensor, residual: Tensor) -> Tensor:
+    """Expected residual of every cell.
+
+    Parameters
+    ----------
+    position
+        Positions (N, D).
+    known
+        Numbers (n,) of the known cells.
+    residual
+        Their residuals (n, G).
+
+    Returns
+    -------
+    Tensor (N, G); 0 with fewer than 20 known cells.
+    """
+    if len(known) < FEWEST:
+        return residual.new_zeros(len(position), residual.shape[1])
+    points = position.double().cpu().numpy()
+    tree = KDTree(points[known.cpu().numpy()])
+    near = min(KRIGING_NEIGHBORS, len(known) - 1)
+    loo_distance, loo_number = (value[:, 1:] for value in tree.query(tree.data, near + 1))
+    distance, number = tree.query(points, near)
+    best: tuple[float, float, Tensor] | None = None
+    for width in WIDTHS:
+        smooth = _average(loo_distance, loo_number, width, residual)
+        share = _share(smooth, residual)
+        error = float((residual - share * smooth).square().sum())
+        if best is None or error < best[0]:
+            best = error, width, share
+    assert best is not None
+    return best[2] * _average(distance, number, best[1], residual)
+
+
+def _average(distance: np.ndarray, number: np.ndarray, width: float, value: Tensor) -> Tensor:
+    """Weighted mean (M, G) of ``value`` (n, G) over the cells ``number`` (M, k) at ``distance`` (M, k)."""
+    scale = np.maximum(distance[:, min(SCALE_RANK, distance.shape[1]) - 1 :][:, :1], np.finfo(float).tiny)
+    weight = np.exp(-0.5 * (distance / (width * scale)) ** 2)
+    weight = torch.from_numpy(weight / weight.sum(1, keepdims=True)).to(value)
+    total = value.new_zeros(len(number), value.shape[1])
+    for k in range(number.shape[1]):  # never (M, k, G)
+        total += weight[:, k, None] * value[torch.from_numpy(number[:, k]).to(value.device)]
+    return total
+
+
+def _share(smooth: Tensor, residual: Tensor) -> Tensor:
+    """Share a (G,) of the residual that its smooth part explains, between 0 and 1."""
+    explained, power = (smooth * residual).sum(0), smooth.square().sum(0)
+    pooled = (explained.sum() / power.sum().clamp_min(1e-12)).clamp(0, 1)
+    own = torch.where(power > 0, explained / power.clamp_min(1e-12), pooled).clamp(0, 1)
+    trust = len(residual) / (len(residual) + PRIOR_CELLS)
+    return trust * own + (1 - trust) * pooled
+
+
+class _Components(NamedTuple):
+    """The scaled components W (G, K), their scales (K,), the mean (G,), and the residual variance."""
+
+    loadings: NDArray[np.floating]
+    scale: NDArray[np.floating]
+    mean: NDArray[np.floating]
+    noise: float
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Exemplars:
+    """Cells of the reference.
+
+    Parameters
+    ----------
+    expression
+        In network units, (M, G).
+    """
+
+    expression: NDArray[np.float32]
+
+    @classmethod
+    def of(cls, source: CellSource) -> Exemplars:
+        """Cells from all over a reference: 8,192, or as many as make eight million values."""
+        most = max(1, min(MOST_CELLS, MOST_VALUES // len(source.measured)))
+        return cls(expression=source.expression(evenly_spaced_indices(source.n_cells, most)))
+
+    def fits(self, n_genes: int, n_dims: int) -> bool:
+        """Whether the shape is that of a tissue of so many genes and axes."""
+        return 0 < len(self.expression) <= MOST_CELLS and self.expression.shape == (len(self.expression), n_genes)
+
+    @cached_property
+    def _components(self) -> _Components:
+        # In single precision the solution depends on the order of the sums where the components leave almost no variance.
+        pca = PCA(min(N_COMPONENTS, *self.expression.shape), random_state=0).fit(self.expression.astype(np.float64))
+        noise = max(float(pca.noise_variance_), 1e-6)
+        scale = np.sqrt(np.maximum(pca.explained_variance_ - noise, 0.0))
+        return _Components((pca.components_ * scale[:, None]).T, scale, pca.mean_, noise)
+
+    def alike(self, value: NDArray[np.float32], known: NDArray[np.bool_]) -> NDArray[np.float32]:
+        """Mean expression (N, G) of the exemplars nearest to cells of which some values are ``known``.
+
+        Parameters
+        ----------
+        value
+            Expression in network units, (N, G); only known values are read.
+        known
+            Which values are known, (N, G).
+        """
+        loadings, scale, mean, noise = self._components
+        # Without the genes that no cell has, so that both sides are shrunken alike.
+        there = np.atleast_2d(known.any(axis=0))
+        of_exemplars = _scores(self.expression - mean, there, loadings, noise) * scale
+        of_cells = _scores(value - mean, known, loadings, noise) * scale
+        k = min(N_NEIGHBORS, len(of_exemplars))
+        near = NearestNeighbors(n_neighbors=k, algorithm="brute").fit(of_exemplars).kneighbors(of_cells)[1]
+        total = np.zeros(value.shape)
+        for rank in near.T:  # never (N, k, G)
+            total += self.expression[rank]
+        return (total / k).astype(np.float32)
+
+
+def _scores(
+    x: NDArray[np.floating], known: NDArray[np.bool_], loadings: NDArray[np.floating], noise: float
+) -> NDArray[np.floating]:
+    """Posterior mean s (N, K) given the known values of ``x`` (N, G); ``known`` is (N, G), or (1, G) for all cells."""
+    n_genes, k = loadings.shape
+    seen = np.where(known, x, 0.0) @ loadings
+    prior = noise * np.eye(k)
+    if len(known) == 1:
+        return np.linalg.solve((loadings * known.T).T @ loadings + prior, seen.T).T
+    outer = (loadings[:, :, None] * loadings[:, None, :]).reshape(n_genes, k * k)
+    solved = [
+        np.linalg.solve((known[rows] @ outer).reshape(-1, k, k) + prior, seen[rows][..., None])[..., 0]
+        for rows in gen_batches(len(x), CHUNK)
+    ]
+    return np.concatenate(solved)

@@ -1,0 +1,202 @@
+"""Statistics that are fitted after training, most of them by sampling expression at the positions of the reference."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from scipy.spatial import KDTree
+
+from alphastomics.data import local_density
+from alphastomics.diffusion.geometry import center, kabsch
+from alphastomics.metrics import morans_i
+from alphastomics.sampling._calibration import Dependence, Marginals
+from alphastomics.sampling._cells import cell_order, content_order, evenly_spaced_indices
+from alphastomics.sampling._completion import Exemplars
+from alphastomics.sampling._expression import ExpressionSampler
+from alphastomics.sampling._frames import Outlines, ReferenceFrame
+from alphastomics.sampling._position import canonical_mean, rotation_of_cells
+from alphastomics.sampling._sampler import FittedStatistics, Sampler, SamplerConfig
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from alphastomics.data import CellSource, SliceCells
+
+FRAME_CELLS = 2048  # enough to fix a rotation
+CELLS = 1024  # of a slice that are sampled
+PATCHES, PATCH_CELLS = 8, 256  # that are sampled to compare neighbors
+MOST_CELLS = 16_384  # of a slice that are read at once
+MARGINAL_SLICES, DEPENDENCE_SLICES = 4, 2
+OUTLINE_SLICES, OUTLINE_CELLS = 16, 8192
+DRAWS, ROUNDS = 4, 2  # over which Moran's I of samples is averaged; of corrections
+FEWEST = 50  # cells of a slice below which Moran's I is mostly chance
+LEAST_EFFECT = 0.05  # of shared noise on Moran's I, for genes whose samples hardly follow their noise
+
+
+def fit_statistics(sampler: Sampler, source: CellSource, *, deformation: float) -> FittedStatistics:
+    """Fit everything that sampling in the mode of a trained network needs.
+
+    Parameters
+    ----------
+    sampler
+        The trained network; statistics that it has already are ignored.
+    source
+        Its reference, with positions.
+    deformation
+        Strength of the deformation of contexts in training.
+    """
+    fitted = FittedStatistics(frame=fit_frame(sampler, source), deformation=deformation)
+    sampler = replace(sampler, fitted=fitted)
+    if sampler.mode != "expr_to_pos":
+        fitted = replace(fitted, marginals=fit_marginals(sampler, source))
+        dependence = fit_dependence(replace(sampler, fitted=fitted), source)
+        fitted = replace(fitted, dependence=dependence, exemplars=Exemplars.of(source))
+    if sampler.mode in ("any", "joint"):
+        fitted = replace(fitted, outlines=fit_outlines(sampler, source))
+    return fitted
+
+
+def fit_frame(sampler: Sampler, source: CellSource) -> ReferenceFrame | None:
+    """Find the canonical frame in the first reference slice; None for a shared frame."""
+    if sampler.shared_frame:
+        return None
+    cells = source.slices[0]
+    assert cells.position is not None  # a training source reads them
+    few = evenly_spaced_indices(len(cells.rows), FRAME_CELLS)
+    position = dict(zip(cells.rows[few].tolist(), cells.position[few], strict=True))
+    rows = content_order(source, cells.rows[few])
+    mean = canonical_mean(sampler, source, rows, max_context=FRAME_CELLS)
+    true = torch.from_numpy(np.stack([position[row] for row in rows.tolist()]))[None]
+    rotation = kabsch(center(mean), center(true))[0]
+    return ReferenceFrame(
+        slice_name=cells.name,
+        rotation=tuple(tuple(float(v) for v in row) for row in rotation),
+        centroid=tuple(float(v) for v in cells.position.mean(0)),
+    )
+
+
+def to_canonical(
+    sampler: Sampler, source: CellSource, cells: SliceCells, few: NDArray[np.int64]
+) -> NDArray[np.float32]:
+    """Positions (n, D), in the canonical frame and model units, of the cells ``few`` of a slice of the reference."""
+    schema = sampler.schema
+    assert cells.position is not None  # a training source reads them
+    if sampler.shared_frame:
+        return schema.encode_position(cells.position[few])
+    x = (cells.position[few] - cells.position.mean(axis=0)) / schema.scale
+    return (x @ rotation_of_cells(sampler, source, cells.rows[few], x, max_context=len(few))).astype(np.float32)
+
+
+def reference_sampler(
+    sampler: Sampler, source: CellSource, cells: SliceCells, few: NDArray[np.int64]
+) -> ExpressionSampler:
+    """The sampler of the expression of the cells ``few`` of a slice of the reference, all of them in one context."""
+    assert cells.position is not None  # a training source reads them
+    return ExpressionSampler(
+        sampler,
+        torch.from_numpy(to_canonical(sampler, source, cells, few)).to(sampler.device),
+        max_context=len(few),
+        local_density=torch.from_numpy(local_density(cells.position, few)).to(sampler.device),
+        sequence=cell_order(sampler.module, source, cells.rows[few]),
+    )
+
+
+def fit_marginals(sampler: Sampler, source: CellSource, *, n_steps: int = 20) -> Marginals:
+    """Sample the expression of some cells of the reference at their positions, and compare.
+
+    Parameters
+    ----------
+    sampler
+        A trained network that samples expression, without statistics of expression.
+    source
+        Its reference, with positions.
+    n_steps
+        Steps of the reverse process.
+    """
+    generator = torch.Generator().manual_seed(0)
+    sampled, true = [], []
+    chosen = evenly_spaced_indices(len(source.slices), MARGINAL_SLICES)
+    for cells in (source.slices[i] for i in chosen):
+        few = evenly_spaced_indices(len(cells.rows), CELLS)
+        expression = reference_sampler(sampler, source, cells, few)
+        sampled.append(expression.sample(SamplerConfig(n_steps=n_steps), generator).cpu().numpy())
+        true.append(source.expression(cells.rows[few]))
+    return Marginals.of(np.concatenate(sampled), np.concatenate(true))
+
+
+def fit_dependence(sampler: Sampler, source: CellSource, *, n_steps: int = 10) -> Dependence:
+    """Sample the expression of patches of the reference at their positions, and compare how similar neighbors are.
+
+    Parameters
+    ----------
+    sampler
+        A trained network that samples expression, with its marginals.
+    source
+        Its reference, with positions.
+    n_steps
+        Steps of the reverse process.
+    """
+    marginals = sampler.fitted.marginals
+    assert marginals is not None  # fitted before
+    slices = [cells for cells in source.slices if len(cells.rows) >= FEWEST]
+    patches = (
+        [(slices[i], _patches(slices[i])) for i in evenly_spaced_indices(len(slices), DEPENDENCE_SLICES)]
+        if slices
+        else []
+    )
+    nothing = np.zeros(sampler.schema.n_genes, dtype=np.float32)
+    if not patches:
+        return Dependence(share=nothing)
+    samplers = [reference_sampler(sampler, source, cells, few) for cells, few in patches]
+    places = [cells.position[few] for cells, few in patches if cells.position is not None]
+
+    def moran(share: NDArray[np.float32]) -> NDArray[np.float64]:
+        generator, found = torch.Generator().manual_seed(0), []
+        for expression, place in zip(samplers, places, strict=True):
+            expression.dependence = Dependence(share=share)
+            for _ in range(DRAWS):
+                x = marginals.apply(expression.sample(SamplerConfig(n_steps=n_steps), generator).cpu().numpy())
+                found.append(np.nan_to_num(morans_i(x, place)))
+        return np.mean(found, axis=0)
+
+    # Of whole slices: patches are too small for patterns of the size of an organ.
+    true = np.mean([_moran(source, cells) for cells, _ in patches], axis=0)
+    low, high = moran(nothing), moran(nothing + 1)
+    effect = np.maximum(high - low, LEAST_EFFECT)
+    share = np.clip((true - low) / effect, 0, 1)
+    for _ in range(ROUNDS):
+        share = np.clip(share + (true - moran(share.astype(np.float32))) / effect, 0, 1)
+    return Dependence(share=share.astype(np.float32))
+
+
+def _moran(source: CellSource, cells: SliceCells) -> NDArray[np.float64]:
+    """Moran's I (G,) of a slice, or of the MOST_CELLS nearest to its center; 0 for a constant gene."""
+    assert cells.position is not None  # a training source reads them
+    away = np.linalg.norm(cells.position - np.median(cells.position, axis=0), axis=1)
+    few = np.sort(np.argsort(away, kind="stable")[:MOST_CELLS])
+    return np.nan_to_num(morans_i(source.expression(cells.rows[few]), cells.position[few]))
+
+
+def _patches(cells: SliceCells) -> NDArray[np.int64]:
+    """Numbers of cells in patches all over a slice, which keep their neighbors together."""
+    assert cells.position is not None  # a training source reads them
+    n_cells = len(cells.position)
+    if n_cells <= PATCHES * PATCH_CELLS:
+        return np.arange(n_cells)
+    middles = np.random.default_rng(0).choice(n_cells, PATCHES, replace=False)
+    near = KDTree(cells.position).query(cells.position[middles], PATCH_CELLS)[1]
+    return np.unique(near)
+
+
+def fit_outlines(sampler: Sampler, source: CellSource) -> Outlines:
+    """Outlines of the slices of the reference."""
+    chosen = [source.slices[i] for i in evenly_spaced_indices(len(source.slices), OUTLINE_SLICES)]
+    return Outlines.of(
+        [
+            to_canonical(sampler, source, cells, evenly_spaced_indices(len(cells.rows), OUTLINE_CELLS))
+            for cells in chosen
+        ]
+    )

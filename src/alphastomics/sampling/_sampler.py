@@ -1,0 +1,230 @@
+"""Everything that sampling depends on, in one frozen object: network, processes, schema, mode and fitted statistics."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass, field, fields
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import torch
+
+from alphastomics.diffusion import Process, make_step, smallest_time
+from alphastomics.sampling._calibration import Dependence, Marginals
+from alphastomics.sampling._completion import Exemplars
+from alphastomics.sampling._frames import Outlines, ReferenceFrame
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import numpy as np
+    from numpy.typing import NDArray
+    from torch import Tensor
+
+    from alphastomics.data import TissueSchema
+    from alphastomics.diffusion import DiffusionConfig, Mode, SamplerName
+    from alphastomics.nn import Denoiser
+
+MAX_CONTEXT = 32_768  # cells that attend to each other
+LEAST_COUNT = 1e-3
+
+Statistic: TypeAlias = Marginals | Dependence | Outlines | Exemplars
+_STATISTICS: dict[str, type[Statistic]] = {
+    "marginals": Marginals,
+    "dependence": Dependence,
+    "outlines": Outlines,
+    "exemplars": Exemplars,
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SamplerConfig:
+    """Settings of the reverse process.
+
+    Parameters
+    ----------
+    n_steps
+        Number of calls of the denoiser; 1 gives the conditional mean.
+    sampler
+        ``"ddpm"``, ``"ddim"`` or ``"dpm++2m"``; None takes the last, and the first where positions are known.
+    eta
+        Noise of ``"ddim"``, between 0 (none) and 1 (that of ``"ddpm"``).
+    max_context
+        Largest number of cells that attend to each other.
+    n_views
+        Number of views over which the conditional mean is averaged, see :meth:`PositionSampler.average_views`; 1 uses
+        the whole slice as it is.
+    refine
+        Whether to move the conditional mean towards the neighborhood embedding, see :func:`refine_layout`.
+    """
+
+    n_steps: int = 30
+    sampler: SamplerName | None = None
+    eta: float = 0.0
+    max_context: int = MAX_CONTEXT
+    n_views: int = 1
+    refine: bool = False
+
+    def __post_init__(self) -> None:
+        if self.n_steps < 1:
+            raise ValueError(f"n_steps must be at least 1, got {self.n_steps}")
+        if not 0 <= self.eta <= 1:
+            raise ValueError(f"eta={self.eta} must lie between 0 and 1")
+        if self.n_views < 1:
+            raise ValueError(f"n_views must be at least 1, got {self.n_views}")
+        if self.sampler is not None:
+            make_step(self.sampler, Process())  # raises for an unknown name
+
+
+def max_context(batch_size: int | None) -> int:
+    """Largest number of cells that attend to each other, by the argument ``batch_size``."""
+    if batch_size is None:
+        return MAX_CONTEXT
+    if batch_size < 1:
+        raise ValueError(f"batch_size={batch_size} must be at least 1 cell, or None for {MAX_CONTEXT}")
+    return batch_size
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class FittedStatistics:
+    """Statistics of the reference that are fitted after training; None for those that the mode does not need.
+
+    Parameters
+    ----------
+    frame
+        Where the canonical frame lies in the first reference slice; None before training and for a shared frame.
+    deformation
+        Strength of the deformation of contexts in the last training; None before training.
+    marginals, dependence, exemplars
+        For sampled expression.
+    outlines
+        For new slices.
+    """
+
+    frame: ReferenceFrame | None = None
+    deformation: float | None = None
+    marginals: Marginals | None = None
+    dependence: Dependence | None = None
+    outlines: Outlines | None = None
+    exemplars: Exemplars | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """The parts that are stored as JSON."""
+        return {"frame": None if self.frame is None else asdict(self.frame), "deformation": self.deformation}
+
+    def to_tensors(self) -> dict[str, Tensor]:
+        """The parts that are stored as tensors, by ``statistic.array``."""
+        found: dict[str, Statistic | None] = {name: getattr(self, name) for name in _STATISTICS}
+        return {
+            f"{name}.{part.name}": torch.from_numpy(getattr(statistic, part.name))
+            for name, statistic in found.items()
+            if statistic is not None
+            for part in fields(statistic)
+        }
+
+    @classmethod
+    def restore(
+        cls, values: Mapping[str, Any], tensors: Mapping[str, Tensor], *, n_genes: int, n_dims: int
+    ) -> FittedStatistics:
+        """Rebuild from :meth:`to_dict` and :meth:`to_tensors`.
+
+        Raises
+        ------
+        KeyError, TypeError
+            If a part is missing or unknown.
+        ValueError
+            If a part has another shape than a tissue of ``n_genes`` genes and ``n_dims`` dimensions.
+        """
+        frame, deformation = values["frame"], values["deformation"]
+        if frame is not None:
+            frame = ReferenceFrame.from_dict(frame)
+            if len(frame.centroid) != n_dims:
+                raise ValueError(f"its frame has {len(frame.centroid)} dimensions instead of {n_dims}")
+        if deformation is not None and not (isinstance(deformation, float) and math.isfinite(deformation)):
+            raise ValueError(f"deformation={deformation!r} is not a finite number")
+        arrays: dict[str, dict[str, NDArray[np.float32]]] = {}
+        for name, tensor in tensors.items():
+            statistic, _, part = name.partition(".")
+            arrays.setdefault(statistic, {})[part] = tensor.float().numpy().copy()
+        statistics: dict[str, Any] = {name: _STATISTICS[name](**parts) for name, parts in arrays.items()}
+        for name, each in statistics.items():
+            if not each.fits(n_genes, n_dims):
+                raise ValueError(f"{name} do not fit {n_genes} genes in {n_dims} dimensions")
+        return cls(frame=frame, deformation=deformation, **statistics)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Sampler:
+    """A trained network with everything that is needed to sample from it.
+
+    Parameters
+    ----------
+    module
+        The denoiser.
+    diffusion
+        The processes of both modalities.
+    schema
+        The tissue on which the network was trained.
+    mode
+        What it was trained to sample.
+    fitted
+        Statistics of the reference.
+    """
+
+    module: Denoiser
+    diffusion: DiffusionConfig
+    schema: TissueSchema
+    mode: Mode
+    fitted: FittedStatistics = field(default_factory=FittedStatistics)
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the weights."""
+        return self.module.device
+
+    @property
+    def shared_frame(self) -> bool:
+        """Whether positions are registered to one frame."""
+        return self.schema.frame == "shared"
+
+    @property
+    def spacing(self) -> float:
+        """Distance between neighboring cells in model units."""
+        return self.schema.spacing / self.schema.scale
+
+    @property
+    def smallest_time(self) -> float:
+        """Smallest time of positions for which the network was trained."""
+        return smallest_time(self.diffusion.position.schedule, self.spacing)
+
+    @property
+    def given_time(self) -> float:
+        """Time of positions that are given: 0, or the smallest one for a network that was trained for ``"joint"`` alone."""
+        return self.smallest_time if self.mode == "joint" else 0.0
+
+    @property
+    def deformation(self) -> float:
+        """Strength with which views of a slice are deformed, as in the last training; 0 for a shared frame."""
+        return 0.0 if self.shared_frame else self.fitted.deformation or 0.0
+
+    @property
+    def reference_frame(self) -> ReferenceFrame:
+        """Where the canonical frame lies in the first reference slice."""
+        if self.fitted.frame is None:
+            raise RuntimeError("The model has no reference frame; train it or load a trained one")
+        return self.fitted.frame
+
+    def to_user(self, x: NDArray[np.float32], *, in_user_frame: bool = False) -> NDArray[np.float64]:
+        """Positions (N, D) in user units, from the canonical frame or, with ``in_user_frame``, from that of the user."""
+        if in_user_frame or self.shared_frame:
+            return self.schema.decode_position(x)
+        return self.reference_frame.to_user(x, self.schema)
+
+    def decode_draw(
+        self, x: NDArray[np.float32], library_size: NDArray[np.float64] | None = None
+    ) -> NDArray[np.float32]:
+        """Expression (N, G) in user units from a draw in network units, with the marginals of the reference."""
+        x = x if self.fitted.marginals is None else self.fitted.marginals.apply(x)
+        values = self.schema.decode_expression(x, library_size)
+        if self.schema.transform == "log1p":  # the inverse transform of a zero count is not exactly 0
+            values[values < LEAST_COUNT] = 0.0
+        return values

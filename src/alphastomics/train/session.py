@@ -1,0 +1,355 @@
+"""A training session: what one training needs, built step by step, and what happens when it ends."""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from alphastomics._rank import quiet_unless_first
+from alphastomics.diffusion import MaskingConfig
+from alphastomics.train.callbacks import History, MicroBatches
+from alphastomics.train.checkpoint import LastCheckpoint, checkpoint_path
+from alphastomics.train.defaults import default_augmentation, default_deformation
+from alphastomics.train.distributed.devices import (
+    check_cublas_workspace,
+    device_of,
+    resolve_precision,
+    seeded_generators,
+)
+from alphastomics.train.distributed.launch import DeadProcessError, run_in_subprocess, run_inline
+from alphastomics.train.distributed.strategies import is_forked, resolve_strategy
+from alphastomics.train.ema import MovingAverage
+from alphastomics.train.memory.estimate import estimate_training
+from alphastomics.train.memory.fit import (
+    estimated_device,
+    fit_batch_layout,
+    free_traceback_frames,
+    is_out_of_memory,
+    make_curriculum,
+    out_of_memory_error,
+)
+from alphastomics.train.runner import seconds_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from datetime import timedelta
+    from os import PathLike
+    from pathlib import Path
+
+    from lightning.pytorch.strategies import Strategy
+    from scvi.model.base import BaseModelClass
+
+    from alphastomics.config import GrowthKind, Recompute
+    from alphastomics.data import Augmentation, CellSource, TissueSchema
+    from alphastomics.diffusion import DiffusionConfig, Mode
+    from alphastomics.nn import Denoiser
+    from alphastomics.train.curriculum import LengthCurriculum
+    from alphastomics.train.datamodule import ContextDataModule
+    from alphastomics.train.memory.estimate import MemoryEstimate
+    from alphastomics.train.memory.fit import BatchLayout
+    from alphastomics.train.plan import TrainingPlan
+    from alphastomics.train.runner import ContextRunner
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_STEPS = 4000  # optimizer steps without max_epochs and max_time
+DEFAULT_CONTEXT = 512
+DEFAULT_VALIDATION = 0.1  # of the slices, with early stopping
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingArguments:
+    """Arguments of :meth:`AlphaSTomics.train`, which describes them."""
+
+    max_epochs: int | None
+    max_time: str | timedelta | dict[str, float] | float | None
+    accelerator: str
+    devices: int | list[int] | str
+    strategy: str | Strategy
+    precision: str | int
+    batch_size: int
+    context_size: int | Literal["auto"] | None
+    context_kind: Literal["subset", "patch"]
+    context_growth: GrowthKind | None
+    shortest_context: int
+    growth_warmup: int
+    growth_steps: int | None
+    micro_batch_size: int | None
+    memory_budget: float | None
+    recompute: Recompute
+    context_parallel_size: int
+    train_size: float | None
+    validation_size: float | None
+    early_stopping: bool
+    augmentation: Augmentation | None
+    masking: MaskingConfig | None
+    num_workers: int
+    plan_kwargs: dict[str, Any] | None
+    checkpoint: str | PathLike[str] | None
+    checkpoint_every: int | None
+    resume: str | PathLike[str] | None
+
+
+class TrainingSession:
+    """One training of a network.
+
+    The methods are called in the order in which they stand here.
+
+    Parameters
+    ----------
+    module
+        The network.
+    arguments
+        Arguments of the training.
+    trainer_kwargs
+        Further arguments of the trainer.
+    mode, diffusion
+        What the network is trained to sample, and its processes.
+    seed
+        Seed of all draws.
+
+    Attributes
+    ----------
+    ended_together
+        Whether all processes are there after :meth:`run`.
+    """
+
+    def __init__(
+        self,
+        module: Denoiser,
+        arguments: TrainingArguments,
+        trainer_kwargs: Mapping[str, Any],
+        *,
+        mode: Mode,
+        diffusion: DiffusionConfig,
+        seed: int,
+    ) -> None:
+        self.module, self.arguments, self.mode, self.diffusion, self.seed = module, arguments, mode, diffusion, seed
+        self.given = dict(trainer_kwargs)
+        self.trainer_kwargs = dict(trainer_kwargs)
+        self.strategy = resolve_strategy(
+            arguments.strategy,
+            accelerator=arguments.accelerator,
+            devices=arguments.devices,
+            num_nodes=trainer_kwargs.get("num_nodes", 1),
+            precision=arguments.precision,
+            context_parallel_size=arguments.context_parallel_size,
+        )
+        quiet_unless_first()
+        self.device = device_of(arguments.accelerator, arguments.devices)
+        # Processes cannot be forked after CUDA was used: a subprocess queries the GPU.
+        self._ask = run_in_subprocess if is_forked(self.strategy) and self.device.type == "cuda" else run_inline
+        self.precision = self._ask(lambda: resolve_precision(arguments.precision))
+        check_cublas_workspace(trainer_kwargs.get("deterministic"), self.device)
+        if arguments.masking is not None and not module.config.mask_tokens:
+            raise ValueError("masking= needs a model with mask tokens; make it with enable_masking=True")
+        self.max_seconds = seconds_of(arguments.max_time)
+        self.ended_together, self.seconds = True, 0.0
+        self.checkpoint: Path | None = None
+
+    def fit_layout(self, source: CellSource, *, whole_slices: bool, resumed: Mapping[str, int]) -> None:
+        """Choose the cells, and the contexts and batches that fit into memory.
+
+        Parameters
+        ----------
+        source
+            The reference.
+        whole_slices
+            Whether whole slices are contexts where ``context_size`` is None.
+        resumed
+            Sizes of the training that is resumed, if there is one.
+        """
+        given, self.source = self.arguments, source
+        size = ("auto" if whole_slices else DEFAULT_CONTEXT) if given.context_size is None else given.context_size
+        self.plan_arguments = plan_arguments(
+            self.module, self.mode, self.diffusion, source.schema, source.n_cells, given.masking, given.plan_kwargs
+        )
+        self.layout: BatchLayout = self._ask(
+            lambda: fit_batch_layout(
+                self.module,
+                source,
+                context_size=size,
+                batch_size=given.batch_size,
+                micro_batch_size=given.micro_batch_size,
+                budget=given.memory_budget,
+                recompute=given.recompute,
+                accelerator=given.accelerator,
+                devices=given.devices,
+                accumulate=(self.trainer_kwargs.get("accumulate_grad_batches") or 1) > 1,
+                precision=self.precision,
+                resumed=resumed,
+                context_parallel_size=given.context_parallel_size,
+                **self.plan_arguments,
+            )
+        )
+
+    def make_datamodule(self, kind: type[ContextDataModule], validation: CellSource | None) -> None:
+        """Make the loaders, with the validation set of the reference, or a share of the slices."""
+        given, layout = self.arguments, self.layout
+        share = given.validation_size
+        if share is None and validation is None and (given.early_stopping or given.train_size is not None):
+            share = DEFAULT_VALIDATION if given.train_size is None else 1 - given.train_size
+        self.validation_size = share
+        self.datamodule = kind(
+            self.source,
+            validation=validation if share is None else None,
+            batch_size=layout.batch_size,
+            context_size=layout.context_size,
+            micro_batch_size=layout.micro_batch_size,
+            kind=given.context_kind,
+            seed=self.seed,
+            augmentation=given.augmentation or default_augmentation(self.source.schema, self.source.n_cells),
+            validation_size=share,
+            num_workers=given.num_workers,
+            targets=self.mode != "expr_to_pos",
+            context_parallel_size=given.context_parallel_size,
+        )
+
+    def make_plan(self, kind: type[TrainingPlan]) -> None:
+        """Choose the number of epochs and the growth of contexts, and make the training plan."""
+        schema, curriculum = self.source.schema, self._make_curriculum()
+        self.plan = kind(
+            self.module,
+            slice_names=tuple(cells.name for cells in self.source.slices),
+            spacing=schema.spacing / schema.scale,
+            max_seconds=self.max_seconds,
+            n_recomputed=self.layout.n_recomputed,
+            curriculum=curriculum,
+            context_parallel_size=self.arguments.context_parallel_size,
+            **self.plan_arguments,
+        )
+        callbacks = [*(self.trainer_kwargs.get("callbacks") or [])]
+        if curriculum is not None:
+            self.trainer_kwargs["reload_dataloaders_every_n_epochs"] = 1
+            callbacks.append(curriculum)
+        if curriculum is not None or self.datamodule.batches_per_step > 1:
+            self.trainer_kwargs["callbacks"] = [*callbacks, MicroBatches()]
+
+    def _make_curriculum(self) -> LengthCurriculum | None:
+        given, per_epoch = self.arguments, self.datamodule.steps_per_epoch
+        max_epochs = given.max_epochs
+        if max_epochs is None:
+            max_epochs = -1 if self.max_seconds is not None else -(-DEFAULT_STEPS // per_epoch)
+        self.max_epochs = max_epochs
+        max_steps = self.trainer_kwargs.get("max_steps") or -1
+        limits = [self.max_epochs * per_epoch] * (self.max_epochs >= 0) + [max_steps] * (max_steps >= 0)
+        return make_curriculum(
+            self.datamodule,
+            kind=given.context_growth,
+            shortest=given.shortest_context,
+            warmup=given.growth_warmup,
+            growth=given.growth_steps,
+            n_steps=min(limits, default=None),
+        )
+
+    def keep_checkpoints(self, description: Mapping[str, Any], resume_from: Path | None) -> None:
+        """Resume from a checkpoint, if there is one, and write checkpoints with a description, if they are wanted."""
+        if resume_from is not None:
+            self.trainer_kwargs["ckpt_path"] = resume_from
+        if self.arguments.checkpoint is not None:
+            self.checkpoint = checkpoint_path(self.arguments.checkpoint)
+            every = self.arguments.checkpoint_every
+            self.trainer_kwargs["checkpoint"] = LastCheckpoint(self.checkpoint, description, every)
+
+    def make_runner(self, kind: type[ContextRunner], model: BaseModelClass) -> None:
+        """Log what is trained, and make the runner, which leaves the results in the model."""
+        limit = f"at most {self.max_epochs} epochs" if self.max_seconds is None else f"at most {self.max_seconds:.0f} s"
+        logger.info(
+            "Training on %d cells, %d genes, %d slices (%s steps an epoch, %s).",
+            self.source.n_cells, self.source.schema.n_genes, len(self.source.slices), self.datamodule.steps_per_epoch,
+            limit,
+        )  # fmt: skip
+        self.runner = kind(
+            model,
+            training_plan=self.plan,
+            data_splitter=self.datamodule,
+            max_epochs=self.max_epochs,
+            accelerator=self.arguments.accelerator,
+            devices=self.arguments.devices,
+            strategy=self.strategy,
+            precision=self.precision,
+            ema=MovingAverage(self.plan.config.ema_decay),
+            history=History(model.history_),
+            max_seconds=self.max_seconds,
+            early_stopping=self.arguments.early_stopping,
+            **self.trainer_kwargs,
+        )
+
+    def run(self) -> None:
+        """Train.
+
+        Raises
+        ------
+        NotEnoughMemoryError
+            If memory runs out.
+        DeadProcessError, SystemExit
+            If the training cannot continue in all processes.
+        """
+        self.module.train()  # Lightning leaves the mode as it is, which is eval() after an earlier training
+        began = time.monotonic()
+        try:
+            with seeded_generators(self.seed):
+                self.runner()
+        except (DeadProcessError, SystemExit):
+            self.ended_together = False
+            raise
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            free_traceback_frames(error)
+            raise out_of_memory_error(self.layout, self._estimate(), error) from error
+        finally:
+            self.seconds = time.monotonic() - began
+
+    def _estimate(self) -> MemoryEstimate | None:
+        """Memory of a step; None where it cannot be estimated."""
+        n_cells, at_once = self.layout.context_size, self.layout.micro_batch_size
+        try:
+            return estimate_training(
+                self.module.config,
+                n_cells=n_cells,
+                n_contexts=max(1, at_once // n_cells),
+                n_recomputed=self.layout.n_recomputed,
+                context_parallel_size=self.arguments.context_parallel_size,
+                precision=self.precision,
+                device=estimated_device(self.device.type),
+                **self.plan_arguments,
+            )
+        except NotImplementedError:
+            return None
+
+    def resolved_arguments(self) -> dict[str, Any]:
+        """All arguments, with the values that were chosen for those left open."""
+        return {
+            **vars(self.arguments),
+            **self.given,
+            **self.layout._asdict(),
+            "max_epochs": self.max_epochs,
+            "max_time": self.max_seconds,
+            "precision": self.precision,
+            "validation_size": self.validation_size,
+            "augmentation": self.datamodule.train_set.augmentation,
+            "masking": self.plan.objective.masking,
+        }
+
+
+def plan_arguments(
+    module: Denoiser,
+    mode: Mode,
+    diffusion: DiffusionConfig,
+    schema: TissueSchema,
+    n_cells: int,
+    masking: MaskingConfig | None,
+    plan_kwargs: dict[str, Any] | None,
+) -> dict[str, Any]:
+    """Arguments that a training plan and an estimate of its memory have in common, for a reference of ``n_cells`` cells."""
+    return {
+        "mode": mode,
+        "diffusion": diffusion,
+        "shared_frame": schema.frame == "shared",
+        "masking": (masking or MaskingConfig()) if module.config.mask_tokens else None,
+        "deformation": default_deformation(n_cells),
+        **(plan_kwargs or {}),
+    }
