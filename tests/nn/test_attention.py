@@ -128,7 +128,7 @@ def test_the_attention_matrix_is_never_formed(masked):
 
 
 def test_impossible_arguments_are_refused():
-    with pytest.raises(ValueError, match="d_model=30 is not a multiple of n_heads=4"):
+    with pytest.raises(ValueError, match="d_model=30"):
         SoftmaxAttention(30, 4)
     with pytest.raises(ValueError, match="gate_type='both'"):
         SoftmaxAttention(32, 4, gate_type="both")

@@ -277,3 +277,14 @@ def test_held_entries_are_given_clean_and_marked_at_any_time(make_denoiser, make
     bare = denoiser.embed_expression(inputs.expression, torch.zeros(3))[:, 2]
     mark = denoiser.expression_observed[[1, 4]].sum(0) / inputs.expression.shape[-1] ** 0.5
     torch.testing.assert_close(marked - bare, mark.expand(3, -1))
+
+
+@pytest.mark.parametrize(("t_pos", "seen"), [(0.0, True), (0.4, False), (1.0, False)])
+def test_local_density_is_read_where_positions_are_known(make_denoiser, make_inputs, t_pos, seen):
+    """It is a function of clean positions, on which the output must not depend where they are noisy or absent."""
+    denoiser, inputs = make_denoiser(), make_inputs()
+    inputs = inputs._replace(t_pos=torch.full((3,), t_pos))
+    local_density = torch.randn(3, 10, 9, generator=torch.Generator().manual_seed(0))
+    without, one, other = (denoiser(*inputs, local_density=c).latent for c in (None, local_density, -local_density))
+    assert torch.equal(one, other) != seen
+    assert torch.equal(one, without) != seen

@@ -305,7 +305,7 @@ def test_every_parameter_learns(form):
     ("missing", "message"),
     [
         ({"neighbors": None}, "attention over neighbors needs them"),
-        ({"sequence": None}, "sequence=True needs the order"),
+        ({"sequence": None}, "sequence=True"),
         ({"pairs": None}, "reads features of pairs, and there are none"),
     ],
 )

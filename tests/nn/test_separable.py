@@ -163,10 +163,10 @@ def test_autocast_does_not_round_positions():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"kind": "grid"}, "kind='grid' is unknown"),
-        ({"kind": "sequence", "kernel_size": 4}, "must be odd"),
-        ({"kind": "graph", "n_basis": 1}, "at least 2"),
-        ({"kind": "graph", "max_distance": 0.0}, "positive"),
+        ({"kind": "grid"}, "kind='grid'"),
+        ({"kind": "sequence", "kernel_size": 4}, "kernel_size=4"),
+        ({"kind": "graph", "n_basis": 1}, "n_basis=1"),
+        ({"kind": "graph", "max_distance": 0.0}, "max_distance=0"),
     ],
 )
 def test_impossible_options_are_refused(options, message):
@@ -176,5 +176,5 @@ def test_impossible_options_are_refused(options, message):
 
 def test_a_graph_needs_positions_and_neighbors():
     x, mask, geometry = inputs()
-    with pytest.raises(ValueError, match="needs position and neighbors"):
+    with pytest.raises(ValueError, match="position.*neighbors"):
         conv("graph")(x, mask, position=geometry["position"])

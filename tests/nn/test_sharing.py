@@ -215,12 +215,12 @@ def test_layers_are_numbered_from_either_end():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"n_layers": 0}, "at least 1"),
-        ({"n_layers": 2, "block_size": 0}, "at least 1"),
-        ({"n_layers": 2, "sharing": "some"}, "sharing='some' is unknown"),
-        ({"n_layers": 2, "own": ("norm_3",)}, "Layer has no norm_3"),
-        ({"n_layers": 2, "own": ("linear.scale",)}, "Layer has no linear.scale"),
-        ({"n_layers": 2, "own": ("attention.axes",)}, "Layer has no attention.axes"),
+        ({"n_layers": 0}, "n_layers=0"),
+        ({"n_layers": 2, "block_size": 0}, "block_size=0"),
+        ({"n_layers": 2, "sharing": "some"}, "sharing='some'"),
+        ({"n_layers": 2, "own": ("norm_3",)}, "norm_3"),
+        ({"n_layers": 2, "own": ("linear.scale",)}, "linear.scale"),
+        ({"n_layers": 2, "own": ("attention.axes",)}, "attention.axes"),
     ],
 )
 def test_impossible_options_are_refused(arguments, message):

@@ -85,7 +85,7 @@ def test_what_is_missing_is_named(embedding, inputs):
         embedding(inputs["x"], index=inputs["index"])
     with pytest.raises(ValueError, match="needs index="):
         embedding(inputs["x"], position=inputs["position"])
-    with pytest.raises(ValueError, match="rank=10 must lie between 11 and 20"):
+    with pytest.raises(ValueError, match="rank=10"):
         embedding(**inputs, rank=10)
-    with pytest.raises(ValueError, match="max_rank=4 must exceed 4"):
+    with pytest.raises(ValueError, match="max_rank=4"):
         PairEmbedding(6, 5, 4, template=Template(5, 2))

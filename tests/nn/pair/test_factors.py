@@ -138,5 +138,5 @@ def test_adaptive_rank_is_the_largest_that_fits(n, c, budget, lowest):
 
 
 def test_a_lowest_rank_above_the_highest_is_refused():
-    with pytest.raises(ValueError, match="lowest=9 must lie between 1 and highest=8"):
+    with pytest.raises(ValueError, match="lowest=9"):
         adaptive_rank(10, 10, budget_bytes=1, lowest=9, highest=8)

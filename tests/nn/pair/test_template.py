@@ -100,9 +100,9 @@ def test_half_precision_does_not_round_phases():
 
 
 def test_impossible_arguments_are_refused():
-    with pytest.raises(ValueError, match="radius=0 must be positive"):
+    with pytest.raises(ValueError, match="radius=0"):
         Template(3, 2, radius=0)
-    with pytest.raises(ValueError, match="n_dims=1 must be 2 or 3"):
+    with pytest.raises(ValueError, match="n_dims=1"):
         Template(3, 1)
 
 
@@ -130,5 +130,5 @@ def test_a_dense_template_is_a_learned_sum_of_its_channels(mask):
 def test_impossible_templates_are_refused():
     with pytest.raises(ValueError, match="a matrix of 2049 cells is too large"):
         factorize(torch.zeros(1, 2049, 2049, 1), 3)
-    with pytest.raises(ValueError, match="rank=4 is more than the 3 cells"):
+    with pytest.raises(ValueError, match="rank=4"):
         factorize(torch.zeros(1, 3, 3, 1), 4)

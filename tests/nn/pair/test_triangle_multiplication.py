@@ -101,5 +101,5 @@ def test_sums_over_cells_keep_their_precision_under_autocast(make_factors):
 
 
 def test_unknown_directions_are_refused():
-    with pytest.raises(ValueError, match="direction='sideways' is unknown"):
+    with pytest.raises(ValueError, match="direction='sideways'"):
         TriangleMultiplication(8, "sideways")
