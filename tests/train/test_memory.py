@@ -367,10 +367,3 @@ def test_a_shape_that_depends_on_values_is_refused() -> None:
 def test_an_unknown_precision_is_refused() -> None:
     with pytest.raises(ValueError, match="precision='64-true' cannot be estimated; choose from '32'"):
         estimate_training(CONFIG, n_cells=10, precision="64-true")
-
-
-def test_a_pytorch_without_fake_tensors_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr("torch._subclasses.fake_tensor")
-    monkeypatch.setitem(sys.modules, "torch._subclasses.fake_tensor", None)
-    with pytest.raises(ImportError, match=r"torch .* has no torch\._subclasses\.fake_tensor"):
-        estimate_training(CONFIG, n_cells=10)

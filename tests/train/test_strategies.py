@@ -79,7 +79,7 @@ def test_several_devices_of_a_script_train_by_ddp():
 def test_several_devices_of_a_notebook_train_by_forks():
     strategy = resolve_strategy("auto", accelerator="cpu", devices=2)
     assert isinstance(strategy, LaunchedDDPStrategy)
-    assert strategy._start_method == "fork"
+    assert strategy.start_method == "fork"
     assert strategies.is_forked(strategy)
     assert not strategies.is_forked("auto")
 

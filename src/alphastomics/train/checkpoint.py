@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from lightning.pytorch.callbacks import Checkpoint
-from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy
+from lightning.pytorch.plugins import TorchCheckpointIO
 
 from alphastomics._io._atomic import replacing
 from alphastomics._io._errors import describe_error
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from os import PathLike
 
     import lightning.pytorch as pl
-    from lightning.pytorch.strategies import Strategy
 
 EVERY = 200  # steps of the optimizer between two checkpoints
 KEY = "alphastomics"  # in a checkpoint: what it is of
@@ -51,10 +50,26 @@ def write(state: Mapping[str, Any], path: Path) -> None:
     path.write_bytes(image.getvalue())  # a view of the buffer crashes Python's collector (gh-111049)
 
 
-def _writes_itself(strategy: Strategy) -> bool:
-    """Whether every process has a part of what is saved, and the strategy knows how to write them."""
-    parts: bool = getattr(strategy, "_save_distributed_checkpoint", False)
-    return parts or isinstance(strategy, (DeepSpeedStrategy, FSDPStrategy))
+class DeferredErrorIO(TorchCheckpointIO):
+    """Writes checkpoints by :func:`write`, and keeps an error until all processes can raise it together.
+
+    Attributes
+    ----------
+    error
+        Why the last checkpoint could not be written.
+    """
+
+    error: OSError | None = None
+
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], path: str | PathLike[str], storage_options: Any = None
+    ) -> None:
+        """Write a checkpoint."""
+        self.error = None
+        try:
+            write(checkpoint, Path(path))
+        except OSError as error:
+            self.error = error
 
 
 class LastCheckpoint(Checkpoint):
@@ -138,20 +153,20 @@ class LastCheckpoint(Checkpoint):
             raise KeyboardInterrupt
 
     def _save(self, trainer: pl.Trainer) -> None:
-        # As Trainer.save_checkpoint, in which the other processes would wait for one that cannot write.
-        state = trainer._checkpoint_connector.dump_checkpoint(weights_only=False)
-        strategy, said = trainer.strategy, ""
+        strategy, message = trainer.strategy, ""
+        previous, strategy.checkpoint_io = strategy.checkpoint_io, (writer := DeferredErrorIO())
         try:
             with replacing(self.path, sync=True, is_writer=trainer.is_global_zero) as temporary:
-                if _writes_itself(strategy):
-                    strategy.save_checkpoint(state, temporary)
-                elif trainer.is_global_zero:
-                    write(state, temporary)
+                trainer.save_checkpoint(temporary, weights_only=False)
+                if writer.error is not None:
+                    raise writer.error
         except OSError as error:
-            said = f"{describe_error(error)}; {KEPT}"
-        said = strategy.broadcast(said)
-        if said:
-            raise OSError(said)
+            message = f"{describe_error(error)}; {KEPT}"
+        finally:
+            strategy.checkpoint_io = previous
+        message = strategy.broadcast(message)
+        if message:
+            raise OSError(message)
         self._saved_at = trainer.global_step
 
     def on_save_checkpoint(

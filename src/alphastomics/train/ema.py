@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import lightning.pytorch as pl
 import torch
+from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from alphastomics.train.distributed.sharding import distribute_like, full_tensor, local_params, to_local
 
@@ -58,7 +59,8 @@ class MovingAverage(pl.Callback):
             return
         self._last_step = trainer.global_step
         decay = min(self.decay, (1 + self.n_updates) / (10 + self.n_updates))
-        torch._foreach_lerp_(to_local(self.average), to_local(local_params(pl_module)), 1 - decay)
+        update = get_ema_multi_avg_fn(decay)
+        update(to_local(self.average), to_local(local_params(pl_module)), self.n_updates)
         self.n_updates += 1
 
     @torch.no_grad()

@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import lightning.pytorch as pl
 from lightning.pytorch.callbacks import TQDMProgressBar
-from lightning.pytorch.strategies.launchers import _SubprocessScriptLauncher
 from scvi import settings
 from scvi.train import TrainRunner
 
+from alphastomics.train._lightning_compat import replace_script_launcher
 from alphastomics.train.callbacks import EpochMeans, History, ThroughputMonitor
 from alphastomics.train.defaults import GRADIENT_NORM
 from alphastomics.train.distributed.launch import (
     REMEDY,
     DeadProcessError,
     ProcessWatchdog,
-    ScriptLauncher,
+    WatchedScriptLauncher,
     is_connection_error,
 )
 from alphastomics.train.ema import BestAverage, MovingAverage
@@ -127,11 +127,7 @@ class ContextTrainer(pl.Trainer):
             "default_root_dir": settings.logging_dir,
         }
         super().__init__(callbacks=callbacks, **(defaults | kwargs))
-        launcher = self.strategy.launcher
-        if type(launcher) is _SubprocessScriptLauncher:
-            self.strategy._launcher = ScriptLauncher(
-                launcher.cluster_environment, launcher.num_processes, launcher.num_nodes
-            )
+        replace_script_launcher(self.strategy, WatchedScriptLauncher)
 
     def __getstate__(self) -> dict[str, Any]:
         """State for a spawned process, without the model, which scvi-tools stores here."""

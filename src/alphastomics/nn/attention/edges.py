@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
-from torch._subclasses.fake_tensor import FakeTensor
+
+from alphastomics.nn._torch_compat import FakeTensor
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -30,9 +30,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.function import once_differentiable
 
+from alphastomics.nn._torch_compat import FakeTensor
 from alphastomics.nn.attention.edges import edge_products, edge_sums, returned_sums
 from alphastomics.nn.attention.geometric import PairColumns
 from alphastomics.nn.attention.softmax import SoftmaxAttention

@@ -22,6 +22,8 @@ from typing import TYPE_CHECKING, cast
 
 import torch
 
+from alphastomics.nn._torch_compat import flash_attention_cpu, flash_attention_cpu_backward
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -33,8 +35,7 @@ BLOCK = 2**24  # scores that are in memory at the same time
 def attend(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
     """Attend with queries (B, H, n, c) to keys and values (B, H, m, c): o (B, H, n, c) and lambda (B, H, n)."""
     if q.device.type == "cpu":
-        kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-        return cast("tuple[Tensor, Tensor]", kernel(q, k, v, 0.0, False, scale=scale))
+        return cast("tuple[Tensor, Tensor]", flash_attention_cpu(q, k, v, 0.0, False, scale=scale))
     return attend_by_rows(q, k, v, scale)
 
 
@@ -43,8 +44,8 @@ def attend_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of q, k and v; ``o`` and ``lse``, which is lambda, are those of all keys, ``grad`` is that of o."""
     if q.device.type == "cpu":
-        kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
-        return cast("tuple[Tensor, Tensor, Tensor]", kernel(grad, q, k, v, o, lse, 0.0, False, scale=scale))
+        grads = flash_attention_cpu_backward(grad, q, k, v, o, lse, 0.0, False, scale=scale)
+        return cast("tuple[Tensor, Tensor, Tensor]", grads)
     return attend_by_rows_backward(grad, q, k, v, o, lse, scale)
 
 

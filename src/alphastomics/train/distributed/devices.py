@@ -22,8 +22,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
-from lightning.pytorch.trainer.connectors.accelerator_connector import _AcceleratorConnector
-from scvi.model._utils import parse_device_args
+
+from alphastomics.nn._torch_compat import has_amx
+from alphastomics.train._lightning_compat import parse_devices
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -47,8 +48,7 @@ def count_devices(accelerator: str = "auto", devices: int | list[int] | str = "a
 
 def _parsed(accelerator: str, devices: int | list[int] | str) -> tuple[torch.device, int]:
     try:
-        kind, chosen, device = parse_device_args(accelerator=accelerator, devices=devices, return_device="torch")
-        number = len(_AcceleratorConnector(accelerator=kind, devices=chosen)._parallel_devices)
+        return parse_devices(accelerator, devices)
     except (MisconfigurationException, TypeError, ValueError, ImportError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".!")
         asked = {"accelerator": accelerator, "devices": devices}
@@ -58,7 +58,6 @@ def _parsed(accelerator: str, devices: int | list[int] | str) -> tuple[torch.dev
         raise ValueError(
             f"there is no device for {named} ({reason}); leave {flags} out to use what is there"
         ) from error
-    return device, number
 
 
 Result = TypeVar("Result")
@@ -108,7 +107,7 @@ def resolve_precision(precision: str | int) -> str | int:
     if torch.cuda.is_available():
         return "bf16-mixed" if torch.cuda.is_bf16_supported(including_emulation=False) else "32-true"
     # Without tiles a processor multiplies no faster in 16 bits than in 32, and what is converted to and fro costs time.
-    return "bf16-mixed" if torch.cpu._is_amx_tile_supported() else "32-true"
+    return "bf16-mixed" if has_amx() else "32-true"
 
 
 def memory_budget(device: torch.device | str, limit: int | None = None, *, n_processes: int = 1) -> int:
@@ -144,8 +143,8 @@ def memory_budget(device: torch.device | str, limit: int | None = None, *, n_pro
     if device.type != "cuda":
         return _system_memory()
     free, _ = torch.cuda.mem_get_info(device)
-    observed = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return int((1 - MARGIN) * (free + observed))
+    cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return int((1 - MARGIN) * (free + cached))
 
 
 def _system_memory() -> int:

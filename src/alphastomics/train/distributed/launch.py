@@ -19,16 +19,17 @@ import sys
 import threading
 import warnings
 from io import BytesIO
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 import torch
 import torch.distributed as dist
-from lightning.fabric.utilities.distributed import _set_num_threads_if_needed
-from lightning.pytorch.strategies import DDPStrategy
-from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher, _SubprocessScriptLauncher
-from lightning.pytorch.trainer import call
 from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException
 
+from alphastomics.train._lightning_compat import (
+    MultiProcessingDDPStrategy,
+    MultiProcessingLauncher,
+    ScriptLauncher,
+)
 from alphastomics.train.ema import BestAverage, MovingAverage
 from alphastomics.train.interrupt import SignalLatch
 from alphastomics.train.optimization import NonFiniteLossError
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     import lightning.pytorch as pl
+    from lightning.pytorch.strategies import ParallelStrategy
 
 logger = logging.getLogger(__name__)
 
@@ -67,24 +69,17 @@ def death_message(who: str, how: int | str) -> str:
     return f"{who} of the training ended by {how}; {REMEDY}"
 
 
-class ScriptLauncher(_SubprocessScriptLauncher):
-    """Starts the script once more for each further device; :class:`ProcessWatchdog` looks after these processes.
+class WatchedScriptLauncher(ScriptLauncher):
+    """Starts the script again for each further device; :class:`ProcessWatchdog` looks after these processes."""
 
-    Lightning's own observer kills this one without a word, whether it trains or not.
-    """
-
-    def launch(self, function: Callable[..., Any], *args: Any, trainer: pl.Trainer | None = None, **kwargs: Any) -> Any:
-        """Start them, and call the function."""
-        self.cluster_environment.validate_settings(num_devices=self.num_processes, num_nodes=self.num_nodes)
-        if not self.cluster_environment.creates_processes_externally:
-            os.environ[LAUNCHER] = str(os.getpid())
-            try:
-                self._call_children_scripts()
-            finally:
-                del os.environ[LAUNCHER]
-            _children.extend(self.procs)
-        _set_num_threads_if_needed(num_processes=self.num_processes)
-        return function(*args, **kwargs)
+    def start_processes(self) -> None:
+        """Start them, each with the id of this process."""
+        os.environ[LAUNCHER] = str(os.getpid())
+        try:
+            super().start_processes()
+        finally:
+            del os.environ[LAUNCHER]
+        _children.extend(self.procs)
 
 
 class ProcessWatchdog:
@@ -152,18 +147,23 @@ class _Fit:
                 return self.function(*args, **kwargs)
         except NonFiniteLossError as error:
             trainer: pl.Trainer = self.function.__self__  # type: ignore[attr-defined]
-            call._call_callback_hooks(trainer, "on_exception", error)
+            for callback in trainer.callbacks:  # type: ignore[attr-defined]
+                callback.on_exception(trainer, trainer.lightning_module, error)
             for callback in trainer.callbacks:  # type: ignore[attr-defined]
                 if isinstance(callback, (MovingAverage, BestAverage)):
                     callback.finish(trainer.lightning_module)
             return error
 
 
-class StateReturningLauncher(_MultiProcessingLauncher):
+class StateReturningLauncher(MultiProcessingLauncher):
     """Starts processes by fork or spawn; after it, trainer and callbacks are as if they had trained themselves."""
 
+    def __init__(self, strategy: ParallelStrategy, start_method: Literal["fork", "spawn"]) -> None:
+        super().__init__(strategy, start_method=start_method)
+        self.forked = start_method == "fork"
+
     def launch(self, function: Callable[..., Any], *args: Any, trainer: pl.Trainer | None = None, **kwargs: Any) -> Any:
-        """Start the processes, wait for them, and take what they leave.
+        """Start the processes, wait for them, and take their results.
 
         Raises
         ------
@@ -177,7 +177,7 @@ class StateReturningLauncher(_MultiProcessingLauncher):
         port = os.environ.get("MASTER_PORT")
         # The first Ctrl-C is for the children, who hand back what they learned; the runner restores it.
         SignalLatch().begin(signal.SIGINT)
-        fit = _Fit(function, forked=self._start_method == "fork")
+        fit = _Fit(function, forked=self.forked)
         try:
             result = super().launch(fit, *args, trainer=trainer, **kwargs)
         except ProcessExitedException as error:
@@ -199,7 +199,8 @@ class StateReturningLauncher(_MultiProcessingLauncher):
 
     def get_extra_results(self, trainer: pl.Trainer) -> dict[str, Any]:
         """Add the state of callbacks and loops to what Lightning hands back."""
-        states = {"callbacks": call._call_callbacks_state_dict(trainer), "loop": trainer.fit_loop.state_dict()}
+        callbacks = {callback.state_key: callback.state_dict() for callback in trainer.callbacks}  # type: ignore[attr-defined]
+        states = {"callbacks": callbacks, "loop": trainer.fit_loop.state_dict()}
         image = BytesIO()
         torch.save(states, image)  # tensors as bytes: what a child shares is gone when it ends
         return super().get_extra_results(trainer) | {STATES: image.getvalue()}
@@ -209,7 +210,8 @@ class StateReturningLauncher(_MultiProcessingLauncher):
         # These bytes come from our own child, and callbacks may keep whatever they like.
         states = torch.load(BytesIO(extra.pop(STATES)), weights_only=False)
         super().update_main_process_results(trainer, extra)
-        call._call_callbacks_load_state_dict(trainer, states)
+        for callback in trainer.callbacks:  # type: ignore[attr-defined]
+            callback.load_state_dict(states["callbacks"][callback.state_key])
         trainer.fit_loop.load_state_dict(states["loop"])
 
 
@@ -249,9 +251,7 @@ def _last_words(error: ProcessRaisedException) -> str:
     return f"Process {error.error_index} of the training failed: {' '.join(cause.split()) or 'an error'}"
 
 
-class LaunchedDDPStrategy(DDPStrategy):
-    """Lightning's DDP in processes that are forked or spawned, which leave what they learned to the one that started them."""
+class LaunchedDDPStrategy(MultiProcessingDDPStrategy):
+    """Lightning's DDP in forked or spawned processes, which return their state to the process that started them."""
 
-    def _configure_launcher(self) -> None:
-        assert self._start_method in ("fork", "spawn")
-        self._launcher = StateReturningLauncher(self, start_method=self._start_method)
+    launcher_class = StateReturningLauncher

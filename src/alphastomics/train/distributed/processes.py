@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
+from alphastomics.nn._torch_compat import default_store
 from alphastomics.nn.parallel import ALONE, SequenceParallel
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ def write_on_rank_zero(path: Path, write: Callable[[], None]) -> None:
     if not dist.is_initialized():
         write()
         return
-    store = dist.distributed_c10d._get_default_store()
+    store = default_store()
     _written[str(path)] += 1
     key = f"alphastomics/{path}/{_written[str(path)]}"
     if dist.get_rank() == 0:

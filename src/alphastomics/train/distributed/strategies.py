@@ -69,36 +69,20 @@ def resolve_strategy(
     if context_parallel_size > 1 and strategy.startswith("deepspeed"):
         raise ValueError(f"strategy={strategy!r} is not known to work with context_parallel_size: take strategy='ddp'")
     _refuse_for_start(strategy, kind)
-    return _made(strategy)
+    if strategy == "fsdp2":
+        # Shards over all processes; a checkpoint is one file, as with every other strategy.
+        n_processes = num_nodes * count_devices(accelerator, devices)
+        return ModelParallelStrategy(
+            data_parallel_size=n_processes, tensor_parallel_size=1, save_distributed_checkpoint=False
+        )
+    if strategy in (*FORKED, "ddp_spawn"):
+        return LaunchedDDPStrategy(start_method="spawn" if strategy == "ddp_spawn" else "fork")
+    return DDPStrategy() if strategy == "ddp" else strategy
 
 
 def is_forked(strategy: str | Strategy) -> bool:
     """Whether the processes of a strategy are forks of this one."""
-    return isinstance(strategy, LaunchedDDPStrategy) and strategy._start_method == "fork"
-
-
-def _made(strategy: str) -> str | Strategy:
-    if strategy in FORKED:
-        return LaunchedDDPStrategy(start_method="fork")
-    if strategy == "ddp_spawn":
-        return LaunchedDDPStrategy(start_method="spawn")
-    if strategy == "ddp":
-        return DDPStrategy()
-    if strategy == "fsdp2":
-        return FullySharded()
-    return strategy
-
-
-class FullySharded(ModelParallelStrategy):
-    """FSDP2 over all processes; a checkpoint is one file, as with every other strategy."""
-
-    def __init__(self) -> None:
-        super().__init__(data_parallel_size=1, tensor_parallel_size=1, save_distributed_checkpoint=False)
-
-    def setup_environment(self) -> None:
-        """Take all processes, whose number is known by now, for the sharding."""
-        self._data_parallel_size = self.num_nodes * self.num_processes
-        super().setup_environment()
+    return isinstance(strategy, LaunchedDDPStrategy) and strategy.start_method == "fork"
 
 
 def _refuse_for_device(strategy: str, kind: str, precision: str) -> None:

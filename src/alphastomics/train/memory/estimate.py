@@ -28,11 +28,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_iter
 
 from alphastomics.data import Batch
 from alphastomics.nn import Denoiser, Experts
+from alphastomics.nn._torch_compat import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+    TorchDispatchMode,
+    item_operator,
+    storage_key,
+    tree_iter,
+)
 from alphastomics.nn.parallel import SequenceParallel
 from alphastomics.train.memory.recompute import recompute
 from alphastomics.train.objective import sequence_of
@@ -40,7 +47,6 @@ from alphastomics.train.plan import TrainingPlan
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
-    from types import ModuleType
 
     from numpy.typing import NDArray
 
@@ -66,7 +72,7 @@ class StorageCounter(TorchDispatchMode):
             if tensor.device.type != self.device_type:
                 continue
             storage = tensor.untyped_storage()
-            key = storage._cdata
+            key = storage_key(tensor)
             if key in self._sizes:
                 continue
             self._sizes[key], self._born[key] = storage.nbytes(), self._n_born
@@ -81,12 +87,12 @@ class StorageCounter(TorchDispatchMode):
 
     def at_peak(self, tensor: Tensor) -> bool:
         """Whether a tensor that is still there was there at the peak."""
-        return self._born[tensor.untyped_storage()._cdata] < self._born_at_peak
+        return self._born[storage_key(tensor)] < self._born_at_peak
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.prim.device.default:  # asked for at every turn
             return func(*args)
-        if func is aten._local_scalar_dense.default:  # a number is 1, and a condition holds
+        if func is item_operator:  # a number is 1, and a condition holds
             return 1.0 if args[0].is_floating_point() else args[0].dtype is torch.bool or 1
         if func is aten.index.Tensor and len(args[1]) == 1 and args[1][0].dtype is torch.bool:  # a mask is full
             func, args = aten.clone.default, (args[0].flatten(0, args[1][0].ndim - 1),)
@@ -101,25 +107,13 @@ class StorageCounter(TorchDispatchMode):
 @contextmanager
 def fake_tensors() -> Iterator[None]:
     """Tensors that are made have no data; refuse what needs it."""
-    fake = _fake_tensors()
     try:
-        with fake.FakeTensorMode(allow_non_fake_inputs=True):
+        with FakeTensorMode(allow_non_fake_inputs=True):
             yield
-    except (fake.DataDependentOutputException, fake.DynamicOutputShapeException) as error:
+    except (DataDependentOutputException, DynamicOutputShapeException) as error:
         raise NotImplementedError(
             f"the memory of this network cannot be estimated: the shape of {error.func} depends on values"
         ) from error
-
-
-def _fake_tensors() -> ModuleType:
-    try:
-        from torch._subclasses import fake_tensor
-    except ImportError:
-        raise ImportError(
-            f"torch {torch.__version__} has no torch._subclasses.fake_tensor, with which memory is estimated; "
-            "install a version that has it (2.6 to 2.13 do), or train without an estimate"
-        ) from None
-    return fake_tensor
 
 
 AUTOCAST = {
@@ -207,8 +201,6 @@ def estimate_step(
 
     Raises
     ------
-    ImportError
-        If this PyTorch has no tensors without data where they are looked for.
     NotImplementedError
         If a shape depends on values.
     ValueError

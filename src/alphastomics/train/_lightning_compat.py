@@ -1,0 +1,71 @@
+"""Private names of Lightning and of scvi-tools' trainer, with the reason for each and the public replacement to wait for.
+
+They are why pyproject.toml bounds Lightning's minor version.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from lightning.fabric.utilities.distributed import _set_num_threads_if_needed
+from lightning.pytorch.strategies import DDPStrategy
+from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher, _SubprocessScriptLauncher
+from lightning.pytorch.trainer.connectors.accelerator_connector import _AcceleratorConnector
+from scvi.model._utils import parse_device_args
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import torch
+    from lightning.pytorch.strategies import Strategy
+
+# Starts processes by fork or spawn and hands results back. Replace when Lightning exports its launchers.
+MultiProcessingLauncher = _MultiProcessingLauncher
+
+
+def parse_devices(accelerator: str, devices: int | list[int] | str) -> tuple[torch.device, int]:
+    """First device and number of devices that scvi-tools' runner passes to Lightning.
+
+    Replace when Lightning resolves devices without constructing a ``Trainer``, which logs and chooses a strategy.
+    """
+    kind, chosen, device = parse_device_args(accelerator=accelerator, devices=devices, return_device="torch")
+    return device, len(_AcceleratorConnector(accelerator=kind, devices=chosen)._parallel_devices)
+
+
+class ScriptLauncher(_SubprocessScriptLauncher):
+    """Starts the script again for each further device, without Lightning's observer of these processes.
+
+    The observer kills this process without a message if another one fails. Replace when it can be turned off.
+    """
+
+    def launch(self, function: Callable[..., Any], *args: Any, trainer: Any = None, **kwargs: Any) -> Any:
+        """Start the processes, and call the function."""
+        self.cluster_environment.validate_settings(num_devices=self.num_processes, num_nodes=self.num_nodes)
+        if not self.cluster_environment.creates_processes_externally:
+            self.start_processes()
+        _set_num_threads_if_needed(num_processes=self.num_processes)
+        return function(*args, **kwargs)
+
+    def start_processes(self) -> None:
+        """Start the script for each further device; ``procs`` holds the processes."""
+        self._call_children_scripts()
+
+
+def replace_script_launcher(strategy: Strategy, launcher_class: type[ScriptLauncher]) -> None:
+    """Let a strategy that starts scripts do so by ``launcher_class``; a strategy takes no launcher as argument."""
+    launcher = strategy.launcher
+    if type(launcher) is _SubprocessScriptLauncher:
+        strategy._launcher = launcher_class(launcher.cluster_environment, launcher.num_processes, launcher.num_nodes)
+
+
+class MultiProcessingDDPStrategy(DDPStrategy):
+    """DDP in forked or spawned processes, started by ``launcher_class``; a strategy takes no launcher as argument."""
+
+    launcher_class: type[_MultiProcessingLauncher] = _MultiProcessingLauncher
+
+    def __init__(self, *, start_method: str) -> None:
+        super().__init__(start_method=start_method)  # type: ignore[arg-type]
+        self.start_method = start_method
+
+    def _configure_launcher(self) -> None:
+        self._launcher = self.launcher_class(self, start_method=self.start_method)  # type: ignore[arg-type]
