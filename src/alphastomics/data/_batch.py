@@ -1,7 +1,4 @@
-"""What the network sees at once: one context, and a batch of padded contexts.
-
-Network units of batches, see :mod:`alphastomics.data._encode`: the same formula on the device that trains.
-"""
+"""The input of the network: a context, and a batch of padded contexts, before and after the transform of expression."""
 
 from __future__ import annotations
 
@@ -10,15 +7,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 
-from alphastomics.data._encode import affine
-from alphastomics.data._schema import CLIP
-
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
-    from alphastomics.data._schema import TissueSchema
+    from alphastomics.data._encode import Encoder
 
 
 class Context(NamedTuple):
@@ -41,11 +35,11 @@ class Context(NamedTuple):
     dropout
         Share r of the measured genes that was dropped; `expression` times sqrt(1 - r) is unscaled.
     target
-        Expression as it was measured, without any augmentation, network units, shape (N, G), float32; shape (N, 0) where
-        nobody asks for it.
+        Expression as it was measured, without any augmentation, network units, shape (N, G), float32; shape (N, 0) unless
+        requested.
     local_density
-        How crowded the surroundings of each cell are, shape (N, K), float32, see :mod:`alphastomics.data._local_density`;
-        shape (N, 0) where nobody asks for it.
+        Local density around each cell, shape (N, K), float32, see :mod:`alphastomics.data._local_density`;
+        shape (N, 0) unless requested.
     sequence
         Index of the cells in an order, from 0, shape (N, 1), float32; shape (N, 0) where there is no order.
     center
@@ -163,17 +157,17 @@ class RawBatch(NamedTuple):
 def collate_raw(contexts: Sequence[RawContext]) -> RawBatch:
     """Pad contexts to the longest and stack them, as :func:`collate` does."""
     if len(contexts) == 1 and len(contexts[0].factor):
-        return _alone(contexts[0])
+        return _stack_one(contexts[0])
     longest = max(1, *(len(each.factor) for each in contexts))
     factor, target_factor = np.ones((2, len(contexts), longest), dtype=np.float32)
     for i, each in enumerate(contexts):
         factor[i, : len(each.factor)] = each.factor
         target_factor[i, : len(each.factor)] = each.factor if each.target_factor is None else each.target_factor
-    apart = any(each.target_factor is not None for each in contexts)
+    has_target_factor = any(each.target_factor is not None for each in contexts)
     return RawBatch(
         batch=collate([each.context for each in contexts]),
         factor=torch.from_numpy(factor),
-        target_factor=torch.from_numpy(target_factor) if apart else None,
+        target_factor=torch.from_numpy(target_factor) if has_target_factor else None,
         gain=torch.from_numpy(np.stack([each.gain for each in contexts])),
         shift=torch.from_numpy(np.stack([each.shift for each in contexts])),
     )
@@ -254,8 +248,8 @@ def collate(contexts: Sequence[Context]) -> Batch:
     )
 
 
-def _alone(raw: RawContext) -> RawBatch:
-    """A batch of one context, without copying its cells."""
+def _stack_one(raw: RawContext) -> RawBatch:
+    """A batch of one context, without a copy of its cells."""
 
     def one(values: NDArray[Any]) -> torch.Tensor:
         return torch.from_numpy(values[None])
@@ -281,32 +275,13 @@ def _alone(raw: RawContext) -> RawBatch:
     return RawBatch(batch, one(raw.factor), target_factor, one(raw.gain), one(raw.shift))
 
 
-class BatchEncoder:
-    """From user units to network units for batches, on the device where they are.
-
-    Parameters
-    ----------
-    schema
-        The tissue.
-    """
-
-    def __init__(self, schema: TissueSchema) -> None:
-        self._log1p = schema.transform == "log1p"
-        self._affine = tuple(torch.from_numpy(values) for values in affine(schema))
-
-    def __call__(self, raw: RawBatch) -> Batch:
-        """Transform a batch and change it as its contexts ask for; the values of ``raw`` are overwritten."""
-        batch, real = raw.batch, raw.batch.mask[..., None]
-        network = self._transform(batch.expression, raw.factor)
-        target = batch.target
-        if target.shape[-1]:
-            clean = network if raw.target_factor is None else self._transform(target, raw.target_factor)
-            target = clean * (real & batch.present[:, None])
-        expression = network.mul_(raw.gain[:, None]).add_(raw.shift[:, None]).mul_(real)
-        return batch._replace(expression=expression, target=target)
-
-    def _transform(self, values: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
-        self._affine = slope, offset = tuple(each.to(values.device) for each in self._affine)
-        if self._log1p:
-            values.mul_(factor[..., None]).log1p_()
-        return values.mul_(slope).add_(offset).clamp_(-CLIP, CLIP)
+def encode_batch(raw: RawBatch, encoder: Encoder) -> Batch:
+    """Bring a batch to network units, with the gains and shifts of its contexts; the values of ``raw`` are overwritten."""
+    batch, real = raw.batch, raw.batch.mask[..., None]
+    network = encoder.encode_tensor(batch.expression, raw.factor)
+    target = batch.target
+    if target.shape[-1]:
+        clean = network if raw.target_factor is None else encoder.encode_tensor(target, raw.target_factor)
+        target = clean * (real & batch.present[:, None])
+    expression = network.mul_(raw.gain[:, None]).add_(raw.shift[:, None]).mul_(real)
+    return batch._replace(expression=expression, target=target)

@@ -1,12 +1,12 @@
-r"""Network units of the cells of a context, the arithmetic that every batch waits for.
+r"""Network units of the cells of a context.
 
 .. math:: z_g = \operatorname{clip}(a_g\, y_g + b_g, \pm 10), \qquad
     y_g = \log(1 + f\, x_g) \;\text{or}\; x_g, \qquad
     f = T / \ell,\quad a_g = 1 / \text{scale}_g,\quad b_g = -\text{mean}_g / \text{scale}_g
 
 in the symbols of :class:`~alphastomics.data.TissueSchema`, whose :meth:`~alphastomics.data.TissueSchema.encode_expression` is
-the same in float64 and for genes in any order. Here it is float32 and in place: with numpy for the rows of a source, and with
-PyTorch for batches, on the device that trains (``_encode_batch.py``).
+the same in float64 and for genes in any order. Here it is float32 and in place: with numpy for rows of a source, with PyTorch
+for batches on the device that trains.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from alphastomics.data._schema import CLIP
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+    from torch import Tensor
 
     from alphastomics.data._schema import TissueSchema
 
@@ -28,30 +29,36 @@ SMALL_COUNT = 24
 
 
 class Encoder:
-    """From user units to network units, for cells that measure the same genes.
+    """From user units to network units.
 
     Parameters
     ----------
     schema
         The tissue.
     measured
-        Genes that the cells have, (G,).
+        Genes that the cells have, (G,); all when None. The others become 0.
     """
 
-    def __init__(self, schema: TissueSchema, measured: NDArray[np.bool_]) -> None:
+    def __init__(self, schema: TissueSchema, measured: NDArray[np.bool_] | None = None) -> None:
+        measured = np.ones(schema.n_genes, dtype=bool) if measured is None else measured
         self._log1p = schema.transform == "log1p"
         self._target = schema.target_library_size(measured) if self._log1p and measured.any() else 0.0
         self._rows = max(1, BLOCK_VALUES // schema.n_genes)
+        slope = 1.0 / np.asarray(schema.gene_scale)
+        offset = (-np.asarray(schema.gene_mean) * slope).astype(np.float32)
         # As many rows as a block has: one long loop instead of one for each row.
-        self._slope, self._offset = (np.tile(values * measured, (self._rows, 1)) for values in affine(schema))
+        self._slope, self._offset = (
+            np.tile(values * measured, (self._rows, 1)) for values in (slope.astype(np.float32), offset)
+        )
+        self._tensors: tuple[Tensor, Tensor] | None = None
 
     def factor(self, library_size: NDArray[np.float64]) -> NDArray[np.float32]:
-        """T over the library sizes (k,), 1 for cells without counts; not read under ``transform="none"``."""
+        """T over the library sizes (k,), 1 for cells without counts; not used under ``transform="none"``."""
         factor = np.divide(self._target, library_size, out=np.ones(len(library_size)), where=library_size > 0)
         return factor.astype(np.float32)
 
     def __call__(self, values: NDArray[np.float32], factor: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Bring values (k, G), 0 for genes that are not measured, to network units in their place."""
+        """Encode rows (k, G), 0 for genes that are not measured, with factors (k,), in place."""
         for start in range(0, len(values), self._rows):
             block = values[start : start + self._rows]
             if self._log1p:
@@ -64,11 +71,17 @@ class Encoder:
                 np.clip(block, -CLIP, CLIP, out=block)
         return values
 
+    def encode_tensor(self, values: Tensor, factor: Tensor) -> Tensor:
+        """Encode a batch (B, N, G) with factors (B, N), in place, on its device."""
+        import torch
 
-def affine(schema: TissueSchema) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """The factors a and the offsets b of all genes, (G,)."""
-    slope = 1.0 / np.asarray(schema.gene_scale)
-    return slope.astype(np.float32), (-np.asarray(schema.gene_mean) * slope).astype(np.float32)
+        if self._tensors is None or self._tensors[0].device != values.device:
+            slope, offset = (torch.from_numpy(each[0]).to(values.device) for each in (self._slope, self._offset))
+            self._tensors = slope, offset
+        slope, offset = self._tensors
+        if self._log1p:
+            values.mul_(factor[..., None]).log1p_()
+        return values.mul_(slope).add_(offset).clamp_(-CLIP, CLIP)
 
 
 def dense_rows(

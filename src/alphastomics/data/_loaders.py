@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import DataLoader, Dataset
 
-from alphastomics.data._batch import BatchEncoder, collate_raw
+from alphastomics.data._batch import collate_raw, encode_batch
 from alphastomics.data._contexts import ContextDataset
+from alphastomics.data._encode import Encoder
 from alphastomics.data._order import RoundRobinSampler, WindowSampler
 from alphastomics.data.parquet._dataset import SPLITS, DatasetInfo
 from alphastomics.data.parquet._source import BUFFER, ParquetSource
@@ -72,7 +73,7 @@ class ContextLoader:
                 len(dataset), contexts_per_batch, rank=rank, world_size=world_size, n_workers=n_workers
             )
         self._done = self._start = 0
-        self._encode = BatchEncoder(dataset.source.schema)
+        self._encoder = Encoder(dataset.source.schema)
 
     def __len__(self) -> int:
         """Number of batches in an epoch."""
@@ -97,7 +98,7 @@ class ContextLoader:
 
     def encode(self, raw: RawBatch) -> Batch:
         """The batch in network units, on the device where it is; the values of ``raw`` are overwritten."""
-        return self._encode(raw)
+        return encode_batch(raw, self._encoder)
 
     def __iter__(self) -> Iterator[RawBatch | Batch]:
         """Batches, from the position on."""
@@ -194,7 +195,7 @@ def create_dataloaders(
     augmentation
         Random changes to training contexts; none when None.
     targets
-        Whether contexts also hold expression as it was measured, and how crowded the surroundings of a cell are.
+        Whether contexts also hold expression as it was measured, and the local density around each cell.
     seed
         Decides contexts and their order.
     rank, world_size

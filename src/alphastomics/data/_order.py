@@ -1,19 +1,17 @@
-r"""The order in which the contexts of an epoch are drawn: at random, and so that what is read lasts for a while.
+r"""Orders: of the contexts of an epoch, and of cells along a Hilbert curve.
 
-What is read together, a slice or a part of a large one, is a *portion*. Portions are put in random order. A window of them,
-no more cells than the buffer holds, is open at a time; the next context is any of those that are left in the window, and a
-portion without contexts makes room for the next. A buffer that holds everything gives every order the same chance.
+The contexts of an epoch are drawn at random, yet so that the cells that were read serve several of them. Cells that are read
+together, a slice or a part of a large one, are a *chunk*. Chunks are in random order, and a window of at most ``buffer_size``
+cells is open at a time; the next context is any of those left in the window, and a chunk without contexts makes room for the
+next one. With a buffer for all cells, every order has the same probability.
 
-Processes take equal stretches of the sequence of portions, each with a window of its own, so that a slice is read by one of
-them, or by two where a stretch ends. Contexts of padding at its end make a stretch as long as the others: all ranks take as
-many steps.
+Each process gets a *shard*, an equal part of the sequence of chunks, with a window of its own, so that a slice is read by one
+process, or by two at the end of a shard. Contexts of padding make all shards equally long: all ranks take as many steps.
 
-Order of cells along a Hilbert curve: cells that are near in it are near in the tissue, and mostly the other way round.
-
-With b bits per axis the curve visits the :math:`2^{bD}` cubes of a grid so that consecutive cubes touch. The number of a
-cube is found axis by axis from the highest bit down (Skilling 2004, AIP Conf. Proc. 707:381): where a bit is set the lower
-bits of the first axis are turned over, else they are exchanged with those of the first axis; a Gray code of what is left,
-its bits interleaved, is the number.
+Cells that are near on the Hilbert curve are near in the tissue, and mostly the reverse. With b bits per axis the curve visits
+the :math:`2^{bD}` cubes of a grid so that consecutive cubes touch. The number of a cube is found axis by axis from the highest
+bit down (Skilling 2004, AIP Conf. Proc. 707:381): where a bit is set the lower bits of the first axis are inverted, else they
+are exchanged with those of the first axis; a Gray code of the result, its bits interleaved, is the number.
 """
 
 from __future__ import annotations
@@ -30,7 +28,7 @@ if TYPE_CHECKING:
 PADDING = -1  # number of a context without cells
 
 
-class Portion(NamedTuple):
+class Chunk(NamedTuple):
     """Contexts that need the same cells.
 
     Attributes
@@ -45,88 +43,87 @@ class Portion(NamedTuple):
     n_cells: int
 
 
-def shares(total: int, n: int) -> list[int]:
-    """Number of contexts, without padding, in each of ``n`` stretches of ``total`` of them."""
+def shard_sizes(total: int, n: int) -> list[int]:
+    """Number of contexts, without padding, in each of ``n`` shards of ``total`` of them."""
     return np.diff(np.round(np.arange(n + 1) * total / n).astype(int)).tolist()
 
 
-def stretches(portions: Sequence[Portion], n: int, multiple: int = 1) -> list[list[Portion]]:
-    """Cut a sequence of portions into ``n`` stretches with equally many contexts, padded to a multiple.
+def cut_shards(chunks: Sequence[Chunk], n: int, multiple: int = 1) -> list[list[Chunk]]:
+    """Cut a sequence of chunks into ``n`` shards with equally many contexts, padded to a multiple.
 
     Parameters
     ----------
-    portions
+    chunks
         In the order in which they are read.
     n
-        Number of stretches.
+        Number of shards.
     multiple
-        Of which the number of contexts of a stretch is.
+        Of which the number of contexts of a shard is.
     """
-    total = sum(len(portion.contexts) for portion in portions)
+    total = sum(len(chunk.contexts) for chunk in chunks)
     length = -(-total // n)
     length = -(-length // multiple) * multiple
-    cut: list[list[Portion]] = [[] for _ in range(n)]
-    ends = np.cumsum(shares(total, n))
-    done, stretch = 0, 0
-    for portion in portions:
-        left = portion.contexts
+    cut: list[list[Chunk]] = [[] for _ in range(n)]
+    ends = np.cumsum(shard_sizes(total, n))
+    done, shard = 0, 0
+    for chunk in chunks:
+        left = chunk.contexts
         while len(left):
-            while done >= ends[stretch]:
-                stretch += 1
-            part, left = np.split(left, [ends[stretch] - done])
-            cut[stretch].append(Portion(part, portion.n_cells))
+            while done >= ends[shard]:
+                shard += 1
+            part, left = np.split(left, [ends[shard] - done])
+            cut[shard].append(Chunk(part, chunk.n_cells))
             done += len(part)
     for each in cut:
-        lacking = length - sum(len(portion.contexts) for portion in each)
+        lacking = length - sum(len(chunk.contexts) for chunk in each)
         if lacking:
-            each.append(Portion(np.full(lacking, PADDING), 0))
+            each.append(Chunk(np.full(lacking, PADDING), 0))
     return cut
 
 
-def windowed(portions: Sequence[Portion], buffer_size: int | None, rng: np.random.Generator) -> NDArray[np.int64]:
+def window_order(chunks: Sequence[Chunk], buffer_size: int | None, rng: np.random.Generator) -> NDArray[np.int64]:
     """Contexts in the order in which they are drawn; padding comes last, so that it moves no draw.
 
     Parameters
     ----------
-    portions
+    chunks
         In the order in which they are read.
     buffer_size
-        Number of cells that are held at once, at least one portion; None holds everything.
+        Number of cells that are held at once, at least one chunk; None holds everything.
     rng
         Where the draws come from.
     """
-    padding = [portion.contexts for portion in portions if not portion.n_cells]
-    portions = [portion for portion in portions if portion.n_cells]
-    drawn = _drawn(portions, buffer_size, rng) if portions else np.empty(0, dtype=np.int64)
+    padding = [chunk.contexts for chunk in chunks if not chunk.n_cells]
+    chunks = [chunk for chunk in chunks if chunk.n_cells]
+    drawn = _drawn(chunks, buffer_size, rng) if chunks else np.empty(0, dtype=np.int64)
     return np.concatenate([drawn, *padding])
 
 
-def _drawn(portions: Sequence[Portion], buffer_size: int | None, rng: np.random.Generator) -> NDArray[np.int64]:
-    total = sum(len(portion.contexts) for portion in portions)
-    if buffer_size is None or sum(portion.n_cells for portion in portions) <= buffer_size:
-        return rng.permutation(np.concatenate([portion.contexts for portion in portions]))
-    left = [len(portion.contexts) for portion in portions]
+def _drawn(chunks: Sequence[Chunk], buffer_size: int | None, rng: np.random.Generator) -> NDArray[np.int64]:
+    total = sum(len(chunk.contexts) for chunk in chunks)
+    if buffer_size is None or sum(chunk.n_cells for chunk in chunks) <= buffer_size:
+        return rng.permutation(np.concatenate([chunk.contexts for chunk in chunks]))
+    left = [len(chunk.contexts) for chunk in chunks]
     window, order, n_opened, room = list[tuple[int, int]](), list[int](), 0, buffer_size
     for chance in rng.random(total).tolist():
-        while n_opened < len(portions) and (not window or portions[n_opened].n_cells <= room):
-            window += [(n_opened, context) for context in portions[n_opened].contexts.tolist()]
-            room -= portions[n_opened].n_cells
+        while n_opened < len(chunks) and (not window or chunks[n_opened].n_cells <= room):
+            window += [(n_opened, context) for context in chunks[n_opened].contexts.tolist()]
+            room -= chunks[n_opened].n_cells
             n_opened += 1
         chosen = int(chance * len(window))
         window[chosen], window[-1] = window[-1], window[chosen]
-        portion, context = window.pop()
+        chunk, context = window.pop()
         order.append(context)
-        left[portion] -= 1
-        if not left[portion]:
-            room += portions[portion].n_cells
+        left[chunk] -= 1
+        if not left[chunk]:
+            room += chunks[chunk].n_cells
     return np.array(order, dtype=np.int64)
 
 
 class WindowSampler:
-    """Batches of contexts for one rank, turn and turn about for the processes that load them.
+    """Batches of contexts for one rank, in turn for the processes that load them.
 
-    Process w of W of a rank cuts every W-th batch; all batches of a process come from one stretch, so that what it reads
-    serves it again.
+    Process w of W of a rank makes every W-th batch; all batches of a process come from one shard.
 
     Parameters
     ----------
@@ -149,25 +146,25 @@ class WindowSampler:
         world_size: int = 1,
         n_workers: int = 1,
     ) -> None:
-        self.per_stretch = length // (world_size * n_workers)
+        self.per_shard = length // (world_size * n_workers)
         self.contexts_per_batch, self.rank, self.n_workers = contexts_per_batch, rank, n_workers
 
     def __len__(self) -> int:
         """Number of batches."""
-        return self.n_workers * -(-self.per_stretch // self.contexts_per_batch)
+        return self.n_workers * -(-self.per_shard // self.contexts_per_batch)
 
     def __iter__(self) -> Iterator[list[int]]:
         """Numbers of the contexts of every batch."""
         for batch in range(len(self)):
             turn, worker = divmod(batch, self.n_workers)
-            first = (self.rank * self.n_workers + worker) * self.per_stretch
+            first = (self.rank * self.n_workers + worker) * self.per_shard
             low = first + turn * self.contexts_per_batch
-            yield list(range(low, min(low + self.contexts_per_batch, first + self.per_stretch)))
+            yield list(range(low, min(low + self.contexts_per_batch, first + self.per_shard)))
 
-    def n_real(self, batch: int, in_stretch: Sequence[int]) -> int:
-        """Number of contexts of all ranks in their batch of this number; ``in_stretch`` are those of each stretch."""
+    def n_real(self, batch: int, in_shards: Sequence[int]) -> int:
+        """Number of contexts of all ranks in their batch of this number; ``in_shards`` are those of each shard."""
         turn, worker = divmod(batch, self.n_workers)
-        return _between(in_stretch[worker :: self.n_workers], turn * self.contexts_per_batch, self.contexts_per_batch)
+        return _between(in_shards[worker :: self.n_workers], turn * self.contexts_per_batch, self.contexts_per_batch)
 
 
 class RoundRobinSampler:
@@ -198,10 +195,10 @@ class RoundRobinSampler:
             first = (turn * self.world_size + self.rank) * self.contexts_per_batch
             yield list(range(first, min(first + self.contexts_per_batch, self.length)))
 
-    def n_real(self, batch: int, in_stretch: Sequence[int]) -> int:
-        """Number of contexts of all ranks in their batch of this number; ``in_stretch`` are all of the epoch."""
+    def n_real(self, batch: int, in_shards: Sequence[int]) -> int:
+        """Number of contexts of all ranks in their batch of this number; ``in_shards`` are all of the epoch."""
         together = self.contexts_per_batch * self.world_size
-        return _between(in_stretch, batch * together, together)
+        return _between(in_shards, batch * together, together)
 
 
 def _between(lengths: Sequence[int], first: int, n: int) -> int:

@@ -1,7 +1,4 @@
-"""What contexts need of a set of cells, whether it lies in memory or on disk.
-
-From an AnnData to expression and positions in slices.
-"""
+"""Sources of cells for contexts: the protocol, and the cells of an AnnData."""
 
 from __future__ import annotations
 
@@ -91,6 +88,9 @@ class CellSource(Protocol):
         self, rows: NDArray[np.int64], *, thinning: float | None = None, rng: np.random.Generator | None = None
     ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """Expression of some cells in user units, (k, G), 0 where a gene is not measured; and by what to multiply it, (k,)."""
+
+    def encode(self, values: NDArray[np.float32], factor: NDArray[np.float32], slice_index: int) -> NDArray[np.float32]:
+        """Bring values of cells of a slice, as :meth:`values` returns them, to network units, in place."""
 
     def sequence(self, rows: NDArray[np.int64]) -> NDArray[np.float64] | None:
         """Index (k,) of some cells in their order, ``schema.sequence_key``; None where the cells have none."""
@@ -230,6 +230,10 @@ class AnnDataSource:
             found = dense_rows(block, self.schema.n_genes, columns=self._columns, thinning=thinning, rng=rng)
         size = found.sum(axis=1, dtype=np.float64) if thinning else self._library_size[rows]
         return found, self._encoder.factor(size)
+
+    def encode(self, values: NDArray[np.float32], factor: NDArray[np.float32], slice_index: int) -> NDArray[np.float32]:
+        """Bring values, as :meth:`values` returns them, to network units, in place."""
+        return self._encoder(values, factor)
 
     def measured_in(self, slice_index: int) -> NDArray[np.bool_]:
         """Which genes of the schema the cells of a slice have, (G,): all slices have the same."""

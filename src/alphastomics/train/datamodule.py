@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 import lightning.pytorch as pl
 
 from alphastomics.data import Augmentation, ContextDataset
-from alphastomics.data._batch import BatchEncoder, RawBatch
+from alphastomics.data._batch import RawBatch, encode_batch
+from alphastomics.data._encode import Encoder
 from alphastomics.data._loaders import ContextLoader
 from alphastomics.train.curriculum import TokenBudget
 from alphastomics.train.distributed.processes import group_index
@@ -77,7 +78,7 @@ class ContextDataModule(pl.LightningDataModule):
         self.contexts_per_batch, self.batches_per_step = self._parts(context_size)
         self._contexts_in_validation = self.contexts_per_batch
         self.num_workers, self.context_parallel_size = num_workers, context_parallel_size
-        self._encode = BatchEncoder(source.schema)
+        self._encoder = Encoder(source.schema)
         self._train_loader: ContextLoader | None = None
         self._validation_loader: ContextLoader | None = None
         self._position = {"epoch": 0, "batch": 0}
@@ -154,7 +155,7 @@ class ContextDataModule(pl.LightningDataModule):
 
     def on_after_batch_transfer(self, batch: RawBatch | Batch, dataloader_idx: int) -> Batch:
         """Bring expression to network units, on the device that trains, unless it is."""
-        return self._encode(batch) if isinstance(batch, RawBatch) else batch
+        return encode_batch(batch, self._encoder) if isinstance(batch, RawBatch) else batch
 
     def _loader(self, dataset: ContextDataset, contexts_per_batch: int) -> ContextLoader:
         # The dataset shuffles: its contexts come in random order, cut anew in every epoch.

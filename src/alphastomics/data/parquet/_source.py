@@ -188,8 +188,8 @@ class ParquetSource:
     ) -> NDArray[np.float32]:
         """Expression of some cells in network units, (k, G); see :meth:`AnnDataSource.expression`."""
         network, factor = self.values(rows, thinning=thinning, rng=rng)
-        for group, start, end in self._stretches(rows):
-            self._encoders[self.groups[group].slice_index](network[start:end], factor[start:end])
+        for group, start, end in self._runs(rows):
+            self.encode(network[start:end], factor[start:end], self.groups[group].slice_index)
         return network
 
     def values(
@@ -202,7 +202,7 @@ class ParquetSource:
         # Rows as bytes: those of a mapped file need not lie where numbers may.
         as_bytes = found.view(np.uint8)
         factor = self._factor.take(rows)
-        for group, start, end in self._stretches(rows):
+        for group, start, end in self._runs(rows):
             here, kept, out = rows[start:end] - self._starts[group], self._read(group), found[start:end]
             if isinstance(kept, np.ndarray):
                 kept.take(here, axis=0, out=as_bytes[start:end], mode="clip")  # "raise" copies once more
@@ -216,8 +216,12 @@ class ParquetSource:
                 factor[start:end] = self._encoders[self.groups[group].slice_index].factor(size)
         return found, factor
 
-    def _stretches(self, rows: NDArray[np.int64]) -> Iterator[tuple[int, int, int]]:
-        """Row group, begin and end of every stretch of rows of one row group."""
+    def encode(self, values: NDArray[np.float32], factor: NDArray[np.float32], slice_index: int) -> NDArray[np.float32]:
+        """Bring values of cells of a slice, as :meth:`values` returns them, to network units, in place."""
+        return self._encoders[slice_index](values, factor)
+
+    def _runs(self, rows: NDArray[np.int64]) -> Iterator[tuple[int, int, int]]:
+        """Row group, start and end of every run of rows in one row group."""
         number = self._starts.searchsorted(rows, side="right") - 1
         ends = [0, *((number[1:] != number[:-1]).nonzero()[0] + 1).tolist(), len(rows)]
         for start, end in zip(ends, ends[1:], strict=False):

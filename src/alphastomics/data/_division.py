@@ -1,0 +1,208 @@
+"""Which cells are in which context of an epoch, and in which order the contexts are drawn."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from alphastomics.data._order import PADDING, Chunk, cut_shards, shard_sizes, window_order
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from numpy.typing import NDArray
+    from scipy.spatial import KDTree
+
+    from alphastomics.data._sources import CellSource
+
+DIVIDE, DRAW, THIN = 0, 1, 2  # purposes of generators
+N_WAVES, WAVE_NUMBERS = 3, (0.3, 2.0)  # radians per model unit; a slice spans about four units
+
+
+class Division(NamedTuple):
+    """The contexts of an epoch.
+
+    Attributes
+    ----------
+    epoch
+        Its number.
+    contexts
+        Slice and cells of every subset, in a list; slice and center of every patch, in an array.
+    sequence
+        Their numbers in the order in which they are drawn, -1 for padding.
+    """
+
+    epoch: int
+    contexts: list[tuple[int, NDArray[np.int64]]] | NDArray[np.int64]
+    sequence: NDArray[np.int64]
+
+
+class Divider:
+    """Divides slices into contexts, anew for each epoch; see :class:`~alphastomics.data.ContextDataset`.
+
+    Parameters
+    ----------
+    source
+        Where cells come from.
+    slices
+        Numbers of the slices to use.
+    trees
+        Slice -> tree of its positions, for slices with positions.
+    kind, seed, shuffle
+        As in the dataset.
+    composition
+        As in :class:`~alphastomics.data.Augmentation`.
+    """
+
+    def __init__(
+        self,
+        source: CellSource,
+        slices: Sequence[int],
+        trees: Mapping[int, KDTree],
+        *,
+        kind: str,
+        seed: int,
+        shuffle: bool,
+        composition: float,
+    ) -> None:
+        self.source, self.slices, self.trees = source, slices, trees
+        self.kind, self.seed, self.shuffle, self.composition = kind, seed, shuffle, composition
+        self.context_size = self.n_streams = self.multiple = 1
+
+    def set_context_size(self, context_size: int) -> None:
+        """Choose the largest number of cells in a context."""
+        self.context_size = context_size
+        self._n_drawn = sum(n for i in self.slices for n in self._n_contexts(i))
+        self.set_streams(self.n_streams, self.multiple)
+
+    def set_streams(self, n_streams: int, multiple: int) -> None:
+        """Choose the number of shards, and of what their lengths are a multiple."""
+        self.n_streams, self.multiple = n_streams, multiple
+        per_stream = -(-self._n_drawn // n_streams)
+        self.length = n_streams * multiple * -(-per_stream // multiple)
+        self._division: Division | None = None
+
+    @property
+    def in_streams(self) -> list[int]:
+        """Number of contexts of each shard, without padding."""
+        return shard_sizes(self._n_drawn, self.n_streams)
+
+    def cells(self, epoch: int, index: int) -> tuple[int, NDArray[np.int64]]:
+        """Give the slice of a context and the numbers of its cells within the slice; none for padding."""
+        division = self._settled(epoch)
+        number = int(division.sequence[index])
+        if number == PADDING:
+            return 0, np.empty(0, dtype=np.int64)
+        slice_index, cells = division.contexts[number]
+        if self.kind == "subset":
+            return slice_index, cells
+        slice_index, center = int(slice_index), int(cells)
+        return slice_index, _nearest(self.trees[slice_index], center, self.context_size)
+
+    def _settled(self, epoch: int) -> Division:
+        """The contexts of an epoch and their order, found once."""
+        division = self._division  # in one piece: another thread may be at another epoch
+        if division is None or division.epoch != epoch:
+            division = self._division = self._divide(epoch)
+        return division
+
+    def _divide(self, epoch: int) -> Division:
+        rng = make_generator(DIVIDE, self.seed, epoch if self.shuffle else 0)
+        parts: list[tuple[int, NDArray[np.int64]]] | NDArray[np.int64]
+        parts, chunks = self._centers() if self.kind == "patch" else self._subsets(rng)
+        if not self.shuffle:
+            shards = cut_shards(chunks, self.n_streams, self.multiple)
+            in_order = [chunk.contexts for shard in shards for chunk in shard]
+            return Division(epoch, parts, np.concatenate(in_order))
+        if self.n_streams == 1:
+            shards = cut_shards(chunks if self._holds(chunks) else _shuffled(chunks, rng), 1, self.multiple)
+        else:
+            shards = cut_shards(_shuffled(chunks, rng), self.n_streams, self.multiple)
+        buffer_size = None if self.source.buffer_size is None else max(1, self.source.buffer_size // self.n_streams)
+        return Division(epoch, parts, np.concatenate([window_order(shard, buffer_size, rng) for shard in shards]))
+
+    def _holds(self, chunks: list[Chunk]) -> bool:
+        return self.source.buffer_size is None or sum(chunk.n_cells for chunk in chunks) <= self.source.buffer_size
+
+    def _subsets(self, rng: np.random.Generator) -> tuple[list[tuple[int, NDArray[np.int64]]], list[Chunk]]:
+        """Every chunk of every slice, divided at random into contexts."""
+        contexts: list[tuple[int, NDArray[np.int64]]] = []
+        chunks = []
+        for i in self.slices:
+            pieces, counts = self.source.pieces(i), self._n_contexts(i)
+            if len(counts) > 1:
+                pieces = [pieces[k] for k in rng.permutation(len(pieces))]
+            for part, n in zip(np.array_split(np.arange(len(pieces)), len(counts)), counts, strict=True):
+                cells = np.concatenate([pieces[k] for k in part])
+                # Ascending cells are read faster, and their order carries no meaning.
+                divided = np.array_split(cells[self._order(i, cells, rng)], n)
+                chunks.append(Chunk(np.arange(len(contexts), len(contexts) + n), len(cells)))
+                contexts.extend((i, np.sort(each)) for each in divided)
+        return contexts, chunks
+
+    def _centers(self) -> tuple[NDArray[np.int64], list[Chunk]]:
+        """Every cell of every slice as a center, by the pieces that are read together."""
+        centers, chunks, done = [], [], 0
+        for i in self.slices:
+            for piece in self.source.pieces(i):
+                centers.append(np.stack([np.full(len(piece), i), piece], axis=1))
+                chunks.append(Chunk(np.arange(done, done + len(piece)), len(piece)))
+                done += len(piece)
+        return np.concatenate(centers), chunks
+
+    def _n_chunks(self, slice_index: int) -> int:
+        """Number of parts of a slice that are read one after the other: one, if the buffer holds it."""
+        size, pieces = len(self.source.slices[slice_index].rows), self.source.pieces(slice_index)
+        if self.kind == "patch":
+            return len(pieces)
+        return 1 if self.source.buffer_size is None else min(len(pieces), -(-size // self.source.buffer_size))
+
+    def _n_contexts(self, slice_index: int) -> list[int]:
+        """Number of contexts of every chunk of a slice, the same in every epoch."""
+        pieces = self.source.pieces(slice_index)
+        if self.kind == "patch":
+            return [len(piece) for piece in pieces]
+        largest = max(map(len, pieces))
+        parts = np.array_split(np.arange(len(pieces)), self._n_chunks(slice_index))
+        size = len(self.source.slices[slice_index].rows)
+        return [-(-min(len(part) * largest, size) // self.context_size) for part in parts]
+
+    def _order(self, slice_index: int, cells: NDArray[np.int64], rng: np.random.Generator) -> NDArray[np.int64]:
+        """Order some cells of a slice at random, with near cells together to the degree of ``composition``."""
+        position = self.source.slices[slice_index].position
+        if position is None or not self.composition:
+            return rng.permutation(len(cells))
+        field = _smooth_field((position[cells] - position.mean(axis=0)) / self.source.schema.scale, rng)
+        return np.argsort(rng.uniform(0.0, self.composition) * field + rng.standard_normal(len(cells)), kind="stable")
+
+
+def _shuffled(chunks: list[Chunk], rng: np.random.Generator) -> list[Chunk]:
+    return [chunks[i] for i in rng.permutation(len(chunks))]
+
+
+def make_generator(purpose: int, *key: int) -> np.random.Generator:
+    """A generator that depends on its purpose and key alone."""
+    return np.random.default_rng(np.random.SeedSequence(key, spawn_key=(purpose,)))
+
+
+def _nearest(tree: KDTree, center: int, size: int) -> NDArray[np.int64]:
+    """Number the cells nearest to a center, itself first, nearer ones first, ties by number."""
+    points = tree.data
+    reach = np.max(tree.query(points[center], k=min(size, len(points)))[0])
+    # The tree settles ties as its leaves lie: take all that could be tied, and order them here.
+    found = np.sort(np.asarray(tree.query_ball_point(points[center], reach * (1 + 1e-9)), dtype=np.int64))
+    squared = ((points[found] - points[center]) ** 2).sum(axis=1)
+    squared[found == center] = -1.0
+    return found[np.argsort(squared, kind="stable")[:size]]
+
+
+def _smooth_field(x: NDArray[np.float64], rng: np.random.Generator) -> NDArray[np.float64]:
+    """Random field over positions (N, D) in model units, of unit variance: a few waves as long as a tissue is wide."""
+    field = np.zeros(len(x))
+    for _ in range(N_WAVES):
+        direction = rng.standard_normal(x.shape[1])
+        wave = direction * (rng.uniform(*WAVE_NUMBERS) / np.linalg.norm(direction))
+        field += np.sin(x @ wave + rng.uniform(0.0, 2 * np.pi))
+    deviation = field.std()
+    return field / deviation if deviation > 0 else field
