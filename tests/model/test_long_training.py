@@ -157,7 +157,7 @@ def test_validation_keeps_its_contexts(small, make_model, train_briefly):
     [
         ({"growth_steps": 5}, "pass context_growth="),
         ({"context_growth": "linear", "shortest_context": 300}, "shortest_context=300 is longer than"),
-        ({"context_growth": "linear", "max_epochs": None, "max_time": 10}, "growth_steps= must say how fast"),
+        ({"context_growth": "linear", "max_epochs": None, "max_time": 10}, "growth_steps="),
         ({"context_growth": "cubic"}, "'cubic' is unknown"),
         ({"micro_batch_size": 0}, "micro_batch_size=0"),
         ({"micro_batch_size": 64}, "contexts of 64 cells would fit"),

@@ -24,15 +24,21 @@ t counts steps of the optimizer. Only the geometric schedule grows exponentially
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 import lightning.pytorch as pl
 
 from alphastomics.config import GrowthKind
+
+if TYPE_CHECKING:
+    from alphastomics.train.datamodule import ContextDataModule
+
+logger = logging.getLogger(__name__)
 
 Fits = Callable[[int, int], bool]  # contexts on a device and cells of each -> whether memory is enough
 
@@ -244,3 +250,51 @@ class LengthCurriculum(pl.Callback):
         """Take up the epoch of a checkpoint, and tell its length: some strategies restore after the fit has begun."""
         self.epoch, self.step = state_dict["epoch"], state_dict["step"]
         self.set_length(self.length)
+
+
+def make_curriculum(
+    datamodule: ContextDataModule,
+    *,
+    kind: GrowthKind | None,
+    shortest: int,
+    warmup: int,
+    growth: int | None,
+    n_steps: int | None,
+) -> LengthCurriculum | None:
+    """The curriculum over the length of contexts; None if they do not grow.
+
+    Parameters
+    ----------
+    datamodule
+        Its contexts are the longest.
+    kind
+        How they grow.
+    shortest, warmup, growth
+        ``shortest_context``, ``growth_warmup`` and ``growth_steps`` of :meth:`AlphaSTomics.train`.
+    n_steps
+        Steps of the whole training; None if only time ends it.
+
+    Raises
+    ------
+    ValueError
+        If the arguments contradict each other.
+    """
+    if kind is None:
+        if warmup or growth is not None:
+            raise ValueError("growth_warmup and growth_steps need context_growth=")
+        return None
+    dataset = datamodule.train_set
+    if shortest > dataset.context_size:
+        raise ValueError(
+            f"shortest_context={shortest} is longer than the longest context, context_size={dataset.context_size}"
+        )
+    if growth is None:
+        if n_steps is None:
+            raise ValueError("growth_steps= is needed, because max_time= does not determine the number of steps")
+        growth = max(0, n_steps // 2 - warmup)
+    longest = min(dataset.context_size, dataset.largest_slice)
+    schedule = LengthSchedule(shortest=min(shortest, longest), longest=longest, warmup=warmup, growth=growth, kind=kind)
+    logger.info(
+        "Contexts grow from %d to %d cells (%s) in %d steps.", schedule.shortest, longest, kind, warmup + growth
+    )
+    return LengthCurriculum(schedule, datamodule.set_context_size)

@@ -11,6 +11,7 @@ from alphastomics._rank import quiet_unless_first
 from alphastomics.diffusion import MaskingConfig
 from alphastomics.train.callbacks import History, MicroBatches
 from alphastomics.train.checkpoint import LastCheckpoint, checkpoint_path
+from alphastomics.train.curriculum import make_curriculum
 from alphastomics.train.defaults import default_augmentation, default_deformation
 from alphastomics.train.distributed.devices import (
     check_cublas_workspace,
@@ -27,7 +28,6 @@ from alphastomics.train.memory.fit import (
     fit_batch_layout,
     free_traceback_frames,
     is_out_of_memory,
-    make_curriculum,
     out_of_memory_error,
 )
 from alphastomics.train.runner import seconds_of
