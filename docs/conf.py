@@ -31,7 +31,7 @@ extensions = [
     "sphinxcontrib.katex",
 ]
 templates_path = ["_templates"]
-exclude_patterns = ["_build", "**.ipynb_checkpoints"]
+exclude_patterns = ["_build", "**.ipynb_checkpoints", "tutorials/README.md"]
 
 autosummary_generate = True
 autodoc_member_order = "bysource"
