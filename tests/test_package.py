@@ -74,9 +74,10 @@ def test_console_script_points_to_main() -> None:
     assert script.value == "alphastomics.main:main"
 
 
-def test_dependencies_have_lower_bounds_only() -> None:
+def test_dependencies_have_lower_bounds_and_lightning_an_upper_one() -> None:
     requirements = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
-    assert [r for r in requirements if not re.fullmatch(r"[a-z0-9-]+>=[0-9.]+", r)] == []
+    others = [r for r in requirements if not re.fullmatch(r"[a-z0-9-]+>=[0-9.]+", r)]
+    assert [re.fullmatch(r"lightning>=[0-9.]+,<[0-9.]+", r) is not None for r in others] == [True]
 
 
 def test_library_never_prints() -> None:
