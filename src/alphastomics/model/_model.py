@@ -59,6 +59,12 @@ class AlphaSTomics(TrainingMixin, SamplingMixin, EmbeddingMixin, PersistenceMixi
         ``"factorized"``: features of pairs of cells, which geometric attention and attention over neighbors read.
     rank
         Rank of these, up to 32; ``"auto"``: what is affordable for the cells that are seen at once.
+    pair_attention
+        Attention in the layers on the pair features: ``"axial"``, ``"cross"`` or ``"triangle"``, whose time is cubic in the
+        cells; None for none.
+    pair_residual, pair_dropout
+        How these layers add their updates: ``"mix"``, ``"tangent"`` or ``"distribute"``; and the fraction of the entries of
+        an update that is dropped in training.
     sparse_pairs, n_neighbors
         With ``attention="neighbor"``: the nearest cells are so many in space (``"coordinate"``), along the order of the cells
         (``"sequence"``, see ``sequence_key`` of :meth:`setup_anndata`), or half of them each (``"hybrid"``). Where cells are
@@ -119,6 +125,9 @@ class AlphaSTomics(TrainingMixin, SamplingMixin, EmbeddingMixin, PersistenceMixi
         attention: Literal["full", "linear", "geometric", "neighbor", "axial"] = "full",
         pair_features: Literal["factorized"] | None = None,
         rank: int | Literal["auto"] = "auto",
+        pair_attention: Literal["triangle", "axial", "cross"] | None = None,
+        pair_residual: Literal["mix", "tangent", "distribute"] = "mix",
+        pair_dropout: float = 0.0,
         sparse_pairs: Literal["coordinate", "sequence", "hybrid"] = "coordinate",
         n_neighbors: int = 32,
         use_moe: bool = False,
@@ -165,6 +174,9 @@ class AlphaSTomics(TrainingMixin, SamplingMixin, EmbeddingMixin, PersistenceMixi
             attention=attention,
             pair_features=pair_features,
             rank=rank,
+            pair_attention=pair_attention,
+            pair_residual=pair_residual,
+            pair_dropout=pair_dropout,
             sparse_pairs=sparse_pairs,
             n_neighbors=n_neighbors,
             use_moe=use_moe,
