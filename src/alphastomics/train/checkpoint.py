@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import threading
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +14,7 @@ from lightning.pytorch.plugins import TorchCheckpointIO
 from alphastomics._io._atomic import replacing
 from alphastomics._io._errors import describe_error
 from alphastomics.train.distributed.processes import gather_objects
+from alphastomics.train.interrupt import SignalLatch
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -23,19 +23,19 @@ if TYPE_CHECKING:
     import lightning.pytorch as pl
 
 EVERY = 200  # steps of the optimizer between two checkpoints
-KEY = "alphastomics"  # in a checkpoint: what it is of
+KEY = "alphastomics"  # of the description in a checkpoint
 LAST, SUFFIX = "last.ckpt", ".ckpt"
-KEPT = "the checkpoint before it is whole, if there was one: make room and go on from it with resume='last'"
+KEPT = "an earlier checkpoint is intact: free disk space and continue it with resume='last'"
 
 
 def checkpoint_path(checkpoint: str | PathLike[str]) -> Path:
-    """The file of ``checkpoint=``, which may also name the folder that it is in."""
+    """The file that ``checkpoint=`` names, itself or by its folder."""
     path = Path(checkpoint)
     return path / LAST if path.is_dir() else path
 
 
 def find_checkpoints(checkpoint: str | PathLike[str]) -> list[Path]:
-    """Checkpoints that ``checkpoint=`` names, the newest first: the file, or all of the folder."""
+    """The checkpoint file that ``checkpoint=`` names, or all in that folder, newest first."""
     path = Path(checkpoint)
     if not path.is_dir():
         return [path] if path.exists() else []
@@ -44,8 +44,8 @@ def find_checkpoints(checkpoint: str | PathLike[str]) -> list[Path]:
 
 
 def write(state: Mapping[str, Any], path: Path) -> None:
-    """Write a checkpoint at once where it belongs; Lightning writes it elsewhere first, and leaves it there when it is killed."""
-    image = BytesIO()  # torch ends the process where it cannot close a file
+    """Write a checkpoint to ``path`` itself; Lightning writes a temporary file elsewhere, which a killed process leaves."""
+    image = BytesIO()  # torch aborts the process if closing a file fails
     torch.save(state, image)
     path.write_bytes(image.getvalue())  # a view of the buffer crashes Python's collector (gh-111049)
 
@@ -73,58 +73,53 @@ class DeferredErrorIO(TorchCheckpointIO):
 
 
 class LastCheckpoint(Checkpoint):
-    """Keeps the newest state of a training in one file, which is whole at every moment.
+    """Keeps the newest state of a training in one file, which is complete at every moment.
 
-    Lightning calls it after all other callbacks, so that it holds their state after the step. What falls due at the last batch
-    of an epoch is written when the epoch is over: a training then resumes with the next epoch. A training that stops in the
-    midst of an epoch leaves the state after its last step.
-    Ctrl-C ends the training of a single process after its step, whose state is written.
+    Lightning calls it after all other callbacks, so that it holds their state after the step. A checkpoint that is due at the
+    last batch of an epoch is written after the epoch: the training then resumes with the next one. A training that stops
+    within an epoch leaves the state after its last step. Ctrl-C stops a single process after its step, whose state is
+    written.
 
     Parameters
     ----------
     path
         The file; written under a temporary name and renamed.
     description
-        Plain values that say what the training is of, stored under :data:`KEY`.
+        Plain values that identify the training, stored under :data:`KEY`.
     every
         Steps between two checkpoints; None for :data:`EVERY`.
 
     Raises
     ------
     ValueError
-        If ``every`` counts no steps.
+        If ``every`` is less than 1.
     """
 
     def __init__(self, path: str | PathLike[str], description: Mapping[str, Any], every: int | None = None) -> None:
         self.path, self.description, self.every = Path(path), dict(description), EVERY if every is None else every
         if self.every < 1:
-            raise ValueError(f"checkpoint_every={every} counts steps: at least 1")
+            raise ValueError(f"checkpoint_every={every} must be at least 1 step")
         self._saved_at = self._step = 0
-        self._interrupted = False
+        self._latch = SignalLatch()
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """A training that was resumed has been saved at the step where it begins.
+        """Count steps from the step at which the training was resumed.
 
         Raises
         ------
         ValueError
-            If processes found different checkpoints.
+            If processes have read different checkpoints.
         """
         steps = gather_objects(trainer, trainer.global_step)
         if len(set(steps)) > 1:
             found = ", ".join(f"{step} in process {i}" for i, step in enumerate(steps))
             raise ValueError(
-                f"The processes would go on from different steps ({found}): checkpoint= must name a file that all of them see"
+                f"The processes have read different checkpoints (step {found}); checkpoint= must name a file on a shared disk"
             )
         self._saved_at = self._step = trainer.global_step
         # Processes that are interrupted at different steps could not save together.
-        if trainer.world_size == 1 and threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGINT, self._interrupt)  # until the runner restores it
-
-    def _interrupt(self, number: int, frame: Any) -> None:
-        """Let Ctrl-C wait for the end of the step, when the state is whole; a second one does not wait."""
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        self._interrupted = True
+        if trainer.world_size == 1:
+            self._latch.arm(signal.SIGINT)  # the runner restores the handler
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -146,10 +141,10 @@ class LastCheckpoint(Checkpoint):
             self._save(trainer)
 
     def _save_if_due(self, trainer: pl.Trainer) -> None:
-        ends = self._interrupted or trainer.should_stop or trainer.global_step == trainer.max_steps
+        ends = self._latch.received or trainer.should_stop or trainer.global_step == trainer.max_steps
         if trainer.global_step >= self._saved_at + (1 if ends else self.every):
             self._save(trainer)
-        if self._interrupted:
+        if self._latch.received:
             raise KeyboardInterrupt
 
     def _save(self, trainer: pl.Trainer) -> None:
@@ -172,5 +167,5 @@ class LastCheckpoint(Checkpoint):
     def on_save_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Say what the checkpoint is of."""
+        """Add the description."""
         checkpoint[KEY] = dict(self.description)

@@ -1,4 +1,4 @@
-"""A training that is asked to end: by Ctrl-C, by SIGTERM, by the clock. It ends after a step, in all processes after the same."""
+"""Interrupting a training run by Ctrl-C, SIGTERM or a time limit: all processes stop after the same optimizer step."""
 
 from __future__ import annotations
 
@@ -20,33 +20,33 @@ logger = logging.getLogger(__name__)
 
 
 class SignalLatch:
-    """Notes the first of some signals; a second one does not wait.
+    """Records the first of some signals instead of acting on it; a second one acts at once.
 
     Attributes
     ----------
-    asked
-        The signal that came; 0 for none.
+    received
+        Number of the signal; 0 for none.
     """
 
     def __init__(self) -> None:
-        self.asked = 0
+        self.received = 0
 
-    def begin(self, *signals: int) -> None:
-        """From now on; only the main thread may say so."""
+    def arm(self, *signals: int) -> None:
+        """Record these signals from now on; without effect outside of the main thread."""
         if threading.current_thread() is threading.main_thread():
             for number in signals:
-                signal.signal(number, self._note)
+                signal.signal(number, self._record)
 
-    def _note(self, number: int, frame: FrameType | None) -> None:
+    def _record(self, number: int, frame: FrameType | None) -> None:
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
-        self.asked = number
+        self.received = number
 
 
 class SynchronizedStop(pl.Callback):
-    """Ends the training after the step in which one of its processes was interrupted, or asked to end by SIGTERM.
+    """Stops all processes after the step in which one of them received Ctrl-C or SIGTERM.
 
-    Ctrl-C in a single process is Lightning's. SIGTERM is what Slurm and Kubernetes send before they kill: Lightning would tell
-    the other processes in the midst of a step, in which they may tell each other something else. The runner restores the signals.
+    Slurm and Kubernetes send SIGTERM before they kill. Lightning's own handler communicates within a step, where processes may
+    be communicating already. Ctrl-C in a single process is left to Lightning. The runner restores the handlers.
 
     Attributes
     ----------
@@ -55,36 +55,33 @@ class SynchronizedStop(pl.Callback):
     """
 
     def __init__(self) -> None:
-        self._patience = SignalLatch()
+        self._latch = SignalLatch()
         self._step = self.ended_by = 0
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Wait for signals."""
+        """Record signals from now on."""
         self._step = trainer.global_step
-        self._patience.begin(signal.SIGTERM, *([signal.SIGINT] if trainer.world_size > 1 else []))
+        self._latch.arm(signal.SIGTERM, *([signal.SIGINT] if trainer.world_size > 1 else []))
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Ask all processes, after a step of the optimizer."""
+        """Stop after a step of the optimizer if any process received a signal."""
         if trainer.global_step == self._step:
             return
         self._step = trainer.global_step
-        asked = max(gather_objects(trainer, self._patience.asked)) if self._any(trainer) else 0
-        if asked:
-            self.ended_by, trainer.should_stop = asked, True
-            if trainer.is_global_zero:
-                how = "asked to end (SIGTERM)" if asked == signal.SIGTERM else "interrupted"
-                logger.warning("Training was %s at step %d; the model keeps its weights.", how, self._step)
-
-    def _any(self, trainer: pl.Trainer) -> bool:
-        return bool(trainer.strategy.reduce_boolean_decision(bool(self._patience.asked), all=False))
+        if not trainer.strategy.reduce_boolean_decision(bool(self._latch.received), all=False):
+            return
+        self.ended_by, trainer.should_stop = max(gather_objects(trainer, self._latch.received)), True
+        if trainer.is_global_zero:
+            how = "ended by SIGTERM" if self.ended_by == signal.SIGTERM else "interrupted"
+            logger.warning("Training was %s at step %d; the model keeps its weights.", how, self._step)
 
 
 class TimeLimit(Timer):
-    """Ends the training after a time, which counts from its beginning, resumed or not.
+    """Stops the training after a time, counted from its beginning, resumed or not.
 
-    Between two steps of the optimizer: gradients of a part of a step would be lost.
+    It stops between two steps of the optimizer; gradients of a part of a step would be lost.
 
     Parameters
     ----------
@@ -102,27 +99,27 @@ class TimeLimit(Timer):
         self._step = trainer.global_step
 
     def on_train_batch_end(self, trainer: pl.Trainer, *args: Any, **kwargs: Any) -> None:
-        """Look at the clock, after a step of the optimizer."""
+        """Check the time after a step of the optimizer."""
         if trainer.global_step != self._step:
             self._step = trainer.global_step
             super().on_train_batch_end(trainer, *args, **kwargs)
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Say that it was the clock, and what goes on."""
+        """Log that the time ended the training, and how to continue."""
         if self.time_elapsed() >= self.seconds and trainer.is_global_zero:
             logger.info(
-                "Training ended at step %d: max_time=%g seconds are over. A longer max_time= and resume= go on from its checkpoint.",
+                "Training ended at step %d after max_time=%g seconds. Continue its checkpoint with resume= and a larger max_time=.",
                 trainer.global_step, self.seconds,
             )  # fmt: skip
 
 
 class LatchedEarlyStopping(EarlyStopping):
-    """Early stopping that, resumed after it has stopped, trains on only if it is given more patience."""
+    """Early stopping that stays stopped when the training is resumed, unless its patience is increased."""
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take up how long it has waited."""
+        """Restore how long it has waited."""
         super().load_state_dict(state_dict | {"patience": self.patience})
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Remember having stopped."""
+        """Stop again if the patience is still exhausted."""
         trainer.should_stop = trainer.should_stop or self.wait_count >= max(1, self.patience)

@@ -176,7 +176,7 @@ class StateReturningLauncher(MultiProcessingLauncher):
         """
         port = os.environ.get("MASTER_PORT")
         # The first Ctrl-C is for the children, who hand back what they learned; the runner restores it.
-        SignalLatch().begin(signal.SIGINT)
+        SignalLatch().arm(signal.SIGINT)
         fit = _Fit(function, forked=self.forked)
         try:
             result = super().launch(fit, *args, trainer=trainer, **kwargs)

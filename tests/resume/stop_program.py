@@ -1,4 +1,4 @@
-"""What the tests of trainings that end before their end run: ``python stop_program.py FOLDER STRATEGY HOW``, with two processes."""
+"""Interrupts a training on two processes: ``python stop_program.py FOLDER STRATEGY HOW``, run by ``test_stopping.py``."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ from pathlib import Path
 
 import lightning.pytorch as pl
 import torch
-from strategy_program import fit, make
 
 from alphastomics.train.distributed import launch as watch
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "train"))
+from strategy_program import fit, make
 
 STEP = 5  # at which something happens
 
