@@ -29,7 +29,7 @@ MODELS = Path(__file__).parent / "models"
 def main() -> None:
     """Run all; stop at the first that fails."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Run every benchmark, resumable.")
-    parser.add_argument("--model-dir", type=Path, default=MODELS, help="where trained models are kept")
+    parser.add_argument("--model-dir", type=Path, default=MODELS, help="folder of trained models")
     parser.add_argument("--data-dir", help="folder of the .h5ad files; default $ALPHASTOMICS_DATA or ../shared/data")
     options = parser.parse_args()
     data = ["--data-dir", options.data_dir] if options.data_dir else []

@@ -37,7 +37,7 @@ class Inputs(Protocol):
 
 
 class Outcome(NamedTuple):
-    """What became of an input.
+    """Result of reading an input.
 
     Attributes
     ----------
@@ -61,7 +61,7 @@ class Outcome(NamedTuple):
 
 
 def run(inputs: Inputs, numbers: Sequence[int], seed: Sequence[int], folder: Path, limit: float) -> Iterator[Outcome]:
-    """Make and read inputs, each from a generator of its own, each for so many seconds at most."""
+    """Make and read inputs, each from its own random generator and with a time limit."""
     left = list(numbers)
     while left:
         reading, writing = os.pipe()
@@ -77,7 +77,7 @@ def run(inputs: Inputs, numbers: Sequence[int], seed: Sequence[int], folder: Pat
 
 
 def _watch(reading: int, child: int, left: list[int], limit: float) -> Iterator[Outcome]:
-    """Outcomes of a child until it ends, or has to be ended; takes what is done from ``left``."""
+    """Results of a child process until it ends or is killed; finished inputs are removed from ``left``."""
     waiting, is_reading, start = b"", False, time.monotonic()
     while True:
         rest = start + (limit if is_reading else MAKING) - time.monotonic()
@@ -104,7 +104,7 @@ def _watch(reading: int, child: int, left: list[int], limit: float) -> Iterator[
 
 
 def _work(inputs: Inputs, numbers: Sequence[int], seed: Sequence[int], folder: Path, writing: int) -> None:
-    """The whole life of a child."""
+    """Main function of a child process."""
     status = 1
     try:
         ran = _prepare()
@@ -130,7 +130,7 @@ def _work(inputs: Inputs, numbers: Sequence[int], seed: Sequence[int], folder: P
 
 
 def _prepare() -> list[str]:
-    """Silence, a limit on memory, and a list in which code that is run by a file will be named."""
+    """Redirect output, limit memory, and return a list that records code executed by a file."""
     silent = os.open(os.devnull, os.O_WRONLY)
     os.dup2(silent, 1)
     warnings.simplefilter("ignore")
@@ -156,7 +156,7 @@ def _memory(*, reset: bool = False) -> float:
 
 
 def _judge(inputs: Inputs, place: Path) -> tuple[str, str]:
-    """What comes of reading an input."""
+    """Read an input and return the result."""
     try:
         inputs.read(place)
     except BaseException as error:  # noqa: BLE001  whatever it is, it is an outcome
@@ -166,6 +166,6 @@ def _judge(inputs: Inputs, place: Path) -> tuple[str, str]:
 
 
 def _is_clear(error: BaseException, text: str, place: Path) -> bool:
-    """Whether it is one line, of a documented kind, that names the file or says what to do."""
+    """Whether an error is of a documented type and one line that names the file or a remedy."""
     says: Any = str(place) in text or any(mark in text for mark in ("; ", "check ", "remove ", "choose ", "pass "))
     return type(error) in CLEAR and "\n" not in text and bool(says)

@@ -23,7 +23,7 @@ SPLIT_SEED = 0
 
 @dataclass(frozen=True, kw_only=True)
 class Fold:
-    """One question: place the cells of ``query``, knowing ``reference``.
+    """One fold: positions of the cells of ``query`` are predicted from ``reference``.
 
     The rows of ``query`` are shuffled and renamed, because names and order of the source tell the field of view.
     """
@@ -36,12 +36,12 @@ class Fold:
     truth: NDArray[np.float64]
     """True positions, in the order of the source."""
     labels: NDArray[np.str_] | None
-    """True cell types, in the order of the source; for the oracle row alone."""
+    """True cell types in the order of the source, for the oracle."""
     order: NDArray[np.intp]
-    """Row of the source that each row of ``query`` was."""
+    """Row of the source for each row of ``query``."""
 
     def in_source_order(self, predicted: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Rows of a prediction for ``query``, put back into the order of ``truth``."""
+        """Prediction for ``query`` in the order of ``truth``."""
         restored = np.empty_like(np.asarray(predicted, dtype=np.float64))
         restored[self.order] = predicted
         return restored
@@ -63,7 +63,7 @@ def find_data(data_dir: str | None = None) -> Path:
 
 
 def make_fold(name: str, reference: ad.AnnData, held_out: ad.AnnData) -> Fold:
-    """Separate what a method may see from what only the judge may see."""
+    """Separate the input of a method from the truth."""
     order = np.random.default_rng(SHUFFLE_SEED).permutation(held_out.n_obs)
     labels = held_out.obs["cell_type"].astype(str).to_numpy() if "cell_type" in held_out.obs else None
     return Fold(
@@ -89,7 +89,7 @@ def _stripped(adata: ad.AnnData, rows: NDArray[np.intp], prefix: str, *, keep_po
 
 
 def labeled_folds(benchmark: str, folder: Path) -> dict[str, tuple[ad.AnnData, ad.AnnData]]:
-    """Reference and held-out slice of every fold, with all that the source says of them."""
+    """Reference and held-out slice of every fold, with all annotations of the source."""
     if benchmark == "seqfish":
         adata = ad.read_h5ad(folder / "seqfish_mouse_embryo_dev.h5ad")
         name = adata.obs["slice_id"].astype(str).to_numpy()

@@ -22,14 +22,14 @@ TISSUES = ("starmap_mpfc", "seqfish")
 
 
 def parser(name: str, *, tissue: str = TISSUES[0]) -> argparse.ArgumentParser:
-    """Options that these benchmarks have in common; ``tissue`` is the default one."""
+    """Common options of these benchmarks; ``tissue`` is the default of ``--benchmark``."""
     found = argparse.ArgumentParser(
         prog=f"python -m benchmarks.{name}", formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
-    found.add_argument("--benchmark", choices=TISSUES, default=tissue, help="whose folds")
+    found.add_argument("--benchmark", choices=TISSUES, default=tissue, help="tissue")
     found.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
-    found.add_argument("--minutes", type=float, help="training time of a model; default that of the benchmark")
-    found.add_argument("--model-dir", type=Path, help="keep trained models here and use those that are there")
+    found.add_argument("--minutes", type=float, help="training time of a model; the default depends on the tissue")
+    found.add_argument("--model-dir", type=Path, help="folder in which trained models are saved and reused")
     found.add_argument("--output", type=Path, help=f"default benchmarks/results/{name}_BENCHMARK.json")
     found.add_argument("--data-dir", help="folder of the .h5ad files; default $ALPHASTOMICS_DATA or ../shared/data")
     found.set_defaults(name=name)
@@ -37,7 +37,7 @@ def parser(name: str, *, tissue: str = TISSUES[0]) -> argparse.ArgumentParser:
 
 
 def parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argparse.Namespace:
-    """Read the options and fill in what the tissue decides."""
+    """Parse the options and fill in defaults that depend on the tissue."""
     options = parser.parse_args(argv)
     options.minutes = options.minutes or DEFAULT_MINUTES[options.benchmark]
     options.output = options.output or RESULTS / f"{options.name}_{options.benchmark}.json"
@@ -60,7 +60,7 @@ def run_folds(run: Callable[..., None], options: argparse.Namespace) -> tuple[Re
 def trained(
     reference: AnnData, fold: str, *, mode: str, seed: int, options: argparse.Namespace
 ) -> tuple[AlphaSTomics, float]:
-    """The model of this fold, mode and seed and the seconds of its training, from ``--model-dir`` if it is there."""
+    """Model of this fold, mode and seed, loaded from ``--model-dir`` if saved there, and its training time in seconds."""
     path = _ours.model_path(options.model_dir, options.benchmark, fold, mode=mode, seed=seed)
     return _ours.train_or_load(reference, seed=seed, minutes=options.minutes, mode=mode, path=path)
 
@@ -76,7 +76,7 @@ def keep(
     seconds: float = 0.0,
     **fields: Any,
 ) -> None:
-    """Keep the scores of a finished run and print them."""
+    """Save and print the scores of a finished run."""
     results.add(
         method=method, fold=fold, seed=seed, parameters=parameters, scores=scores, seconds=round(seconds, 1), **fields
     )

@@ -39,7 +39,7 @@ BRIEF = {"max_epochs": 1, "context_size": 32, "batch_size": 64, "accelerator": "
 
 
 class Trap:
-    """Unpickling it leaves a file behind."""
+    """Creates a file when it is unpickled."""
 
     def __init__(self, path: Path) -> None:
         self.path = str(path)
@@ -54,7 +54,7 @@ def make_tissue() -> AnnData:
 
 
 def trap(folder: Path, rng: np.random.Generator) -> bytes:
-    """A pickle, bare or as torch saves it, that leaves a file behind."""
+    """A pickle, plain or in a torch archive, that creates a file."""
     attack: Any = Trap(folder / "sprung")
     values = [attack, {"expression": torch.ones(3, 12), "positions": attack}, {"state_dict": attack}][
         int(rng.integers(3))
@@ -67,7 +67,7 @@ def trap(folder: Path, rng: np.random.Generator) -> bytes:
 
 
 class ModelFolders:
-    """Folders of models: ``config.json`` and ``model.safetensors``."""
+    """Saved models: ``config.json`` and ``model.safetensors``."""
 
     def __init__(self, folder: Path) -> None:
         self.base, self.cells = folder / "model", make_tissue()
@@ -94,7 +94,7 @@ class ModelFolders:
                 (folder / "config.json").unlink()
 
     def _mutate_config(self, path: Path, rng: np.random.Generator) -> None:
-        """Change the configuration anywhere, or in one of its parts, which are not of one size."""
+        """Change the configuration anywhere, or in one of its sections."""
         part = ("init", "frame", "history", "registry", None, None)[int(rng.integers(6))]
         if part is None:
             path.write_bytes(mutate_document(self.config, as_json, rng))
@@ -178,7 +178,7 @@ class TensorFiles:
 
 
 def mutate_archive(data: bytes, rng: np.random.Generator) -> bytes:
-    """An archive that is whole, with a part of it changed, left out, or compressed; mostly the pickle."""
+    """A valid archive with one entry, mostly the pickle, changed, removed or compressed."""
     target = BytesIO()
     compression = zipfile.ZIP_DEFLATED if rng.random() < 0.05 else zipfile.ZIP_STORED
     with zipfile.ZipFile(BytesIO(data)) as old, zipfile.ZipFile(target, "w") as new:
@@ -244,7 +244,7 @@ def _checksum(path: Path) -> str:
 
 
 def read_all(folder: Path) -> None:
-    """Read a dataset in every way; the first complaint counts, all must be clear."""
+    """Read a dataset in every way; the first error is the result, and all must be clear."""
     ways = [
         *(lambda path=path: read_parquet(path) for path in sorted((folder / "data").glob("*.parquet"))),
         *(lambda split=split: read_dataset(folder, split) for split in ("train", "validation", "test")),
@@ -264,7 +264,7 @@ def read_all(folder: Path) -> None:
 
 
 def mutate_table(path: Path, rng: np.random.Generator) -> None:
-    """A Parquet file that is whole, with a column of it gone, renamed, of another type, or with values missing."""
+    """A valid Parquet file with a column removed, renamed, of another type, or with missing values."""
     file = pq.ParquetFile(path)
     tables = [file.read_row_group(number) for number in range(file.num_row_groups)]
     name = str(rng.choice(tables[0].column_names))
@@ -342,7 +342,7 @@ class AnnDataFiles:
 
 
 def mutate_hdf5(path: Path, rng: np.random.Generator) -> None:
-    """An HDF5 file that is whole, with a part of it gone, of another kind, enormous, or somewhere else."""
+    """A valid HDF5 file with an object removed, of another type, huge, or moved."""
     with h5py.File(path, "r+") as file:
         names: list[str] = []
         file.visit(names.append)

@@ -78,7 +78,7 @@ def chance_knn(n_cells: int) -> float:
 
 
 def nearest_neighbors(positions: Array, k: int) -> NDArray[np.intp]:
-    """Indices of the ``k`` nearest cells of every cell, itself excluded even where cells coincide, ``(n_cells, k)``."""
+    """Indices of the ``k`` nearest other cells of every cell, ``(n_cells, k)``, also if cells coincide."""
     n = len(positions)
     found = cKDTree(positions).query(positions, k=k + 1)[1]
     itself = found == np.arange(n)[:, None]
@@ -88,7 +88,7 @@ def nearest_neighbors(positions: Array, k: int) -> NDArray[np.intp]:
 
 
 def knn_preservation(true: Array, pred: Array, k: int) -> float:
-    """Mean share of the true ``k`` nearest neighbors among the predicted ``k`` nearest."""
+    """Mean fraction of the true ``k`` nearest neighbors among the predicted ``k`` nearest."""
     if len(true) <= k:
         raise ValueError(f"{len(true)} cells are too few for {k} neighbors")
     a, b = np.sort(nearest_neighbors(true, k), axis=1), np.sort(nearest_neighbors(pred, k), axis=1)
@@ -124,7 +124,7 @@ def aligned_rmsd(true: Array, pred: Array) -> float:
 
 
 def contact_precision(true: Array, pred: Array, share: float) -> float:
-    """Of the predicted closest ``share`` of all pairs, the part truly among the closest ``share``."""
+    """Fraction of the predicted closest ``share`` of all pairs that is among the true closest ``share``."""
     true_distance, pred_distance = pdist(true), pdist(pred)
     m = max(1, round(share * len(true_distance)))
     close = true_distance <= np.partition(true_distance, m - 1)[m - 1]

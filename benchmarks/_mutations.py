@@ -74,7 +74,7 @@ ODD_TEXTS = (
 
 
 def mutate_bytes(data: bytes, rng: np.random.Generator) -> bytes:
-    """Bytes with some of them flipped, cut off, moved, repeated or drawn at random."""
+    """Bytes of which some are flipped, removed, moved, repeated or random."""
     size = max(1, len(data))
     start, length = int(rng.integers(size)), int(min(size, 2 ** rng.uniform(0, 12)))
     kind = rng.choice(["flip", "flip", "flip", "overwrite", "cut", "remove", "insert", "splice", "fill", "random"])
@@ -96,7 +96,7 @@ def mutate_bytes(data: bytes, rng: np.random.Generator) -> bytes:
 
 
 def mutate_values(values: Any, rng: np.random.Generator) -> Any:
-    """Nested values with one of them, or two, gone, renamed, of another type, or enormous."""
+    """Nested values of which one or two are removed, renamed, of another type, or huge."""
     values = copy.deepcopy(values)
     for _ in range(1 + int(rng.random() < 0.3)):
         places = list(_places(values))
@@ -110,7 +110,7 @@ def mutate_values(values: Any, rng: np.random.Generator) -> Any:
 
 
 def _places(values: Any, depth: int = 0) -> Any:
-    """Depth, container and key of every value; of long lists a few."""
+    """Depth, container and key of every value; only some of long lists."""
     if depth > 12:
         return
     items = values.items() if isinstance(values, dict) else enumerate(values) if isinstance(values, list) else ()
@@ -138,7 +138,7 @@ def _change(container: Any, key: Any, rng: np.random.Generator) -> None:
 
 
 def mutate_text(text: str, rng: np.random.Generator) -> str:
-    """Text with a piece of it replaced by something that a parser may stumble over, or a line twice."""
+    """Text with a piece replaced by one that is hard to parse, or with a repeated line."""
     start = int(rng.integers(max(1, len(text))))
     if rng.random() < 0.2:
         lines = text.splitlines(keepends=True)
@@ -149,7 +149,7 @@ def mutate_text(text: str, rng: np.random.Generator) -> str:
 
 
 def mutate_document(values: Any, dump: Callable[[Any], str], rng: np.random.Generator) -> bytes:
-    """The bytes of a document whose values, text or bytes are changed."""
+    """Bytes of a document with changed values, text or bytes."""
     kind = rng.random()
     if kind < 0.75:
         return dump(mutate_values(values, rng)).encode("utf-8", "surrogatepass")
@@ -159,5 +159,5 @@ def mutate_document(values: Any, dump: Callable[[Any], str], rng: np.random.Gene
 
 
 def as_json(values: Any) -> str:
-    """Also what is no JSON: NaN, and halves of characters."""
+    """Serialize, including values that are not JSON: NaN and lone surrogates."""
     return json.dumps(values)

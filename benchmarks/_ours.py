@@ -29,11 +29,11 @@ VARIANTS: dict[str, dict[str, Any]] = {
     LONG_CHAIN: {"n_steps": 500},
     "medoid_8": {"n_steps": 25, "n_samples": 8, "reduce": "medoid"},
 }
-"""Rows that vary the sampler of one trained model, with the arguments of ``model.sample``."""
+"""Arguments of ``model.sample`` for variants of the sampler of one trained model."""
 
 
 def training_parameters(minutes: float, *, mode: str = MODE) -> dict[str, Any]:
-    """What decides a trained model besides its data and its seed; the device, because a minute of it buys steps."""
+    """Settings that determine a trained model besides data and seed; the device determines the steps per minute."""
     import torch
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -41,7 +41,7 @@ def training_parameters(minutes: float, *, mode: str = MODE) -> dict[str, Any]:
 
 
 def model_path(folder: Path | None, tissue: str, fold: str, *, mode: str, seed: int) -> Path | None:
-    """Where the one model of a tissue, fold, mode and seed is kept for all benchmarks; None where none are kept."""
+    """Path of the model of a tissue, fold, mode and seed, shared by all benchmarks; None without a folder."""
     return folder and folder / tissue / f"{fold}_{mode}_seed{seed}"
 
 
@@ -81,7 +81,7 @@ def train_or_load(
 
 
 def fingerprint(model: AlphaSTomics) -> str:
-    """Short hash of the weights: training for a fixed time is not repeatable, so results name the model they are of."""
+    """Short hash of the weights, which identifies the model of a result: training for a fixed time is not repeatable."""
     digest = hashlib.sha256()
     for name, value in sorted(model.module.state_dict().items()):
         digest.update(name.encode())
@@ -90,7 +90,7 @@ def fingerprint(model: AlphaSTomics) -> str:
 
 
 def place(model: AlphaSTomics, query: AnnData, method: str, *, seed: int) -> NDArray[np.float64]:
-    """Positions of the query's cells by the default call or by a variant of the sampler, ``(n_query, n_dims)``."""
+    """Predicted positions of the query by the default call or a variant of the sampler, ``(n_query, n_dims)``."""
     if method != DEFAULT:
         return sample(model, query, seed=seed, **VARIANTS[method])
     import alphastomics as asx

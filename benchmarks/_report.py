@@ -21,7 +21,7 @@ IDENTITY = ("method", "fold", "seed")
 
 
 def versions() -> dict[str, str | None]:
-    """Versions of Python and of the packages whose numbers could change a score; None where one is not installed."""
+    """Versions of Python and of packages that could change a score; None if not installed."""
     found: dict[str, str | None] = {"python": platform.python_version()}
     for package in PACKAGES:
         try:
@@ -32,7 +32,7 @@ def versions() -> dict[str, str | None]:
 
 
 def machine() -> dict[str, Any]:
-    """Processor, cores, threads, and the GPU where PyTorch sees one; torch is asked only if it is already imported."""
+    """Processor, cores, threads, and the GPU if torch is imported and finds one."""
     description: dict[str, Any] = {"cpu": _cpu_model(), "cores": os.cpu_count()}
     torch = sys.modules.get("torch")
     if torch is not None:
@@ -52,7 +52,7 @@ def _cpu_model() -> str:
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Write a JSON file whole or not at all."""
+    """Write a JSON file atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".tmp", delete=False) as file:
         temporary = Path(file.name)
@@ -83,7 +83,7 @@ class Results:
         self.entries: list[dict[str, Any]] = json.loads(path.read_text())["entries"] if path.is_file() else []
 
     def find(self, parameters: Mapping[str, Any], **identity: Any) -> dict[str, Any] | None:
-        """The finished run of this method, fold and seed, if it had these parameters."""
+        """The finished run of this method, fold and seed with these parameters, if any."""
         wanted = json.loads(json.dumps(parameters))
         for entry in self.entries:
             if all(entry[key] == value for key, value in identity.items()) and entry["parameters"] == wanted:
@@ -91,7 +91,7 @@ class Results:
         return None
 
     def add(self, *, parameters: Mapping[str, Any], scores: Mapping[str, Any], **fields: Any) -> None:
-        """Keep a finished run in place of an earlier one of the same method, fold and seed, and write the file."""
+        """Add a finished run, replacing one of the same method, fold and seed, and write the file."""
         entry = {**fields, "parameters": dict(parameters), "scores": dict(scores)}
         entry |= {"versions": versions(), "machine": machine()}
         self.entries = [old for old in self.entries if any(old[key] != entry[key] for key in IDENTITY)]
@@ -129,12 +129,12 @@ def summarize(
 
 
 def mean_sd(mean: float, sd: float | None, form: str = ".3f") -> str:
-    """A mean with its standard deviation, alone where there is none."""
+    """Mean ± standard deviation, or the mean alone without one."""
     return f"{mean:{form}}" if sd is None else f"{mean:{form}} ± {sd:.{form[-2]}f}"
 
 
 def table(summary: Mapping[str, Mapping[str, Any]], scores: Sequence[str]) -> str:
-    """The summary side by side, one line per method, as a Markdown table."""
+    """The summary as a Markdown table, one line per method."""
     lines = [["method", *scores, "seconds", "seeds"]]
     for method, line in summary.items():
         cells = [mean_sd(*line[score]) if score in line else "" for score in scores]
@@ -143,7 +143,7 @@ def table(summary: Mapping[str, Mapping[str, Any]], scores: Sequence[str]) -> st
 
 
 def markdown(lines: Sequence[Sequence[str]]) -> str:
-    """Cells of a table as Markdown, the first line its head."""
+    """A Markdown table; the first line is the header."""
     widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
     rows = ["| " + " | ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)) + " |" for line in lines]
     rows.insert(1, "| " + " | ".join("-" * w for w in widths) + " |")

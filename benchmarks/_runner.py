@@ -35,12 +35,14 @@ def parse(benchmark: str, argv: Sequence[str] | None = None) -> argparse.Namespa
     parser = argparse.ArgumentParser(
         prog=f"python -m benchmarks.{benchmark}", formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
-    parser.add_argument("--methods", nargs="+", choices=METHODS, help="all but chain_500 when not given")
+    parser.add_argument("--methods", nargs="+", choices=METHODS, help="default: all except chain_500")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
-    parser.add_argument("--minutes", type=float, default=DEFAULT_MINUTES[benchmark], help="training of AlphaSTomics")
-    parser.add_argument("--long-chain", action="store_true", help="also chain_500")
+    parser.add_argument(
+        "--minutes", type=float, default=DEFAULT_MINUTES[benchmark], help="training time of AlphaSTomics"
+    )
+    parser.add_argument("--long-chain", action="store_true", help="include chain_500")
     parser.add_argument("--output", type=Path, default=RESULTS / f"{benchmark}.json")
-    parser.add_argument("--model-dir", type=Path, help="keep trained models here and use those that are there")
+    parser.add_argument("--model-dir", type=Path, help="folder in which trained models are saved and reused")
     parser.add_argument("--data-dir", help="folder of the .h5ad files; default $ALPHASTOMICS_DATA or ../shared/data")
     options = parser.parse_args(argv)
     options.methods = options.methods or [name for name in METHODS if name != _ours.LONG_CHAIN]
@@ -50,7 +52,7 @@ def parse(benchmark: str, argv: Sequence[str] | None = None) -> argparse.Namespa
 
 
 def run(benchmark: str, folds: Sequence[Fold], options: argparse.Namespace) -> None:
-    """Run what is not finished, the quick methods first, and print the table."""
+    """Run unfinished methods, fast ones first, and print the table."""
     header = {
         "benchmark": benchmark,
         "chance_knn_20": float(np.mean([_judge.chance_knn(len(fold.truth)) for fold in folds])),
@@ -95,7 +97,7 @@ def _run_ours(
     done = [results.find(parameters[method], method=method, fold=fold.name, seed=seed) for method in methods]
     if all(entry is not None for entry in done) and len({entry["model"] for entry in done if entry}) == 1:
         return
-    print(f"{fold.name}, seed {seed}: training for {minutes:g} minutes, or loading", flush=True)
+    print(f"{fold.name}, seed {seed}: training for {minutes:g} minutes, or loading a saved model", flush=True)
     model, train_seconds = _ours.obtain_model(fold, seed=seed, minutes=minutes, path=path)
     name = _ours.fingerprint(model)
     for method, entry in zip(methods, done, strict=True):
@@ -135,12 +137,12 @@ def _keep(
 
 
 def control(fold: Fold, method: str, *, seed: int) -> NDArray[np.float64]:
-    """Floor and ceiling, which alone see the truth: true positions permuted, or permuted within each cell type."""
+    """Chance and oracle: true positions permuted over all cells, or within each cell type."""
     rng = np.random.default_rng(seed)
     if method == "chance":
         return fold.truth[rng.permutation(len(fold.truth))]
     if fold.labels is None:
-        raise ValueError(f"{fold.name} has no cell types, so there is no oracle row")
+        raise ValueError(f"{fold.name} has no cell types, which the oracle needs")
     permuted = np.empty_like(fold.truth)
     for label in np.unique(fold.labels):
         rows = np.flatnonzero(fold.labels == label)

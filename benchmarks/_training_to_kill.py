@@ -23,21 +23,21 @@ TRAINING |= {"context_growth": "linear", "shortest_context": 15, "growth_steps":
 EVERY = 3  # steps between two checkpoints
 
 
-class Tell(pl.Callback):
-    """Writes which process this is, and how far it is."""
+class Progress(pl.Callback):
+    """Writes process number and step to a file."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def on_train_batch_start(self, trainer: pl.Trainer, *_: Any) -> None:
-        """Write it as a whole."""
+        """Write the file atomically."""
         temporary = self.folder / f".{trainer.global_rank}.step"
         temporary.write_text(f"{os.getpid()} {trainer.global_step}")
         temporary.replace(self.folder / f"{trainer.global_rank}.step")
 
 
 def main() -> None:
-    """Train, or go on, and save the model."""
+    """Train, or resume, and save the model."""
     folder, devices = Path(sys.argv[1]), int(sys.argv[2])
     adata = asx.datasets.synthetic_tissue(n_slices=len(SIZES), n_cells=SIZES, n_genes=20, random_state=0)
     asx.model.AlphaSTomics.setup_anndata(adata, slice_key="slice_id")
@@ -51,7 +51,7 @@ def main() -> None:
         checkpoint=folder / "last.ckpt",
         checkpoint_every=EVERY,
         resume="last",
-        callbacks=[Tell(folder)],
+        callbacks=[Progress(folder)],
         enable_progress_bar=False,
     )
     model.save(folder / "model", overwrite=True)

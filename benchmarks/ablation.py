@@ -49,15 +49,15 @@ READ_OUT: dict[str, dict[str, Any]] = {"one step": {"n_steps": 1}, "chain": {"n_
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """Options."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.ablation", formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
     parser.add_argument("--benchmark", choices=BENCHMARKS, default="starmap_mpfc")
     parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=list(VARIANTS))
-    parser.add_argument("--folds", type=int, default=1, help="how many of the folds")
+    parser.add_argument("--folds", type=int, default=1, help="number of folds")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0])
-    parser.add_argument("--steps", type=int, default=600, help="of the optimizer")
+    parser.add_argument("--steps", type=int, default=600, help="optimizer steps")
     parser.add_argument("--output", type=Path, help="default benchmarks/results/ablation_BENCHMARK.json")
     parser.add_argument("--data-dir", help="folder of the .h5ad files; default $ALPHASTOMICS_DATA or ../shared/data")
     options = parser.parse_args(argv)
@@ -85,7 +85,7 @@ def train(fold: Fold, variant: dict[str, dict[str, Any]], *, seed: int, steps: i
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Train and score every variant that is not finished, and print the table."""
+    """Train and score every unfinished variant and print the table."""
     options = parse(argv)
     folds = BENCHMARKS[options.benchmark](find_data(options.data_dir))[: options.folds]
     results = Results(options.output, {"benchmark": "ablation", "tissue": options.benchmark})
@@ -100,7 +100,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def run(results: Results, fold: Fold, name: str, *, seed: int, steps: int) -> None:
-    """Train one variant on one fold and score both ways of reading it out."""
+    """Train one variant on one fold and score the conditional mean and a sample."""
     parameters = {"steps": steps, "variant": VARIANTS[name]}
     methods = {f"{name}, {read_out}": arguments for read_out, arguments in READ_OUT.items()}
     if all(results.find(parameters, method=method, fold=fold.name, seed=seed) for method in methods):

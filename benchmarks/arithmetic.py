@@ -83,12 +83,12 @@ TRAININGS = (
 
 
 def short(number: float) -> str:
-    """Two digits, or all before the point."""
+    """A number with two digits, or all digits before the point."""
     return f"{number:,.0f}" if number >= 100 else f"{number:.2g}"
 
 
 def measured(folder: Path = RESULTS) -> dict[str, float]:
-    """What was measured: FLOP/s of two cores in training, cells/s of loading, bytes of a cell on disk."""
+    """Measured FLOP/s of two cores in training, cells/s of loading, bytes per cell on disk."""
     waiting = json.loads((folder / "waiting.json").read_text())
     loading = json.loads((folder / "loading.json").read_text())
     genes = waiting["parameters"]["genes"]
@@ -106,7 +106,7 @@ def measured(folder: Path = RESULTS) -> dict[str, float]:
 
 
 def parameters_table() -> str:
-    """Weights, and what a step of training holds."""
+    """Table of weights and memory of a training step."""
     from alphastomics.nn import DenoiserConfig
     from alphastomics.train.memory.estimate import estimate_training
 
@@ -129,7 +129,7 @@ def parameters_table() -> str:
 
 
 def constants_table(folder: Path = RESULTS) -> str:
-    """What was measured."""
+    """Table of measurements."""
     found = measured(folder)
     lines = [
         ["quantity", "value", "source"],
@@ -148,7 +148,7 @@ def constants_table(folder: Path = RESULTS) -> str:
 
 
 def trainings_table(folder: Path = RESULTS) -> str:
-    """Trainings of larger and larger datasets."""
+    """Table of trainings by size of the dataset."""
     found = measured(folder)
     lines = [
         ["cells", "d, L, G", "passes", "steps", "PFLOP", "two cores", "GPU-hours", "GPUs for one hour", "GB on disk"]
@@ -174,7 +174,7 @@ def trainings_table(folder: Path = RESULTS) -> str:
 
 
 def loading_table(folder: Path = RESULTS) -> str:
-    """Cells that a GPU would take in a second, and loaders that give as many."""
+    """Table of cells per second of a GPU, and of the loaders needed."""
     rate = measured(folder)["loading"]
     lines = [["d, L", "cells/s of a GPU", "cells/s of a loader", "loaders per GPU"]]
     for size in dict.fromkeys(size for _, size, _ in TRAININGS if size.genes == Size().genes):
@@ -230,7 +230,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Print the tables, or measure what they need and nothing else has measured."""
+    """Print the tables, or measure bytes on disk."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.arithmetic", formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )

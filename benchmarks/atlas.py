@@ -27,7 +27,7 @@ CONTEXT = 512
 
 
 def preprocess(folder: Path, _: argparse.Namespace) -> dict[str, Any]:
-    """Files to a dataset."""
+    """Preprocess the files to a dataset."""
     from alphastomics.data import preprocess as stages
 
     options = stages.Stage1Options(cell_type_key="cell_type")
@@ -36,7 +36,7 @@ def preprocess(folder: Path, _: argparse.Namespace) -> dict[str, Any]:
 
 
 def train(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
-    """A dataset to a model."""
+    """Train a model on the dataset."""
     import alphastomics as asx
 
     model = asx.model.AlphaSTomics.from_parquet(folder / "dataset", mode="expr_to_pos", buffer_size=options.buffer_size)
@@ -47,7 +47,7 @@ def train(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def sample(folder: Path, _: argparse.Namespace) -> dict[str, Any]:
-    """A model and a file to places."""
+    """Sample positions of the cells of a file."""
     import anndata as ad
     import numpy as np
 
@@ -61,20 +61,20 @@ def sample(folder: Path, _: argparse.Namespace) -> dict[str, Any]:
 
 
 def measure(part: str, folder: Path, options: argparse.Namespace) -> dict[str, Any]:
-    """One part: what it says, its seconds and its peak memory."""
+    """Run one part: its output, seconds and peak memory."""
     start = time.perf_counter()
     found = {"preprocess": preprocess, "train": train, "sample": sample}[part](folder, options)
     return {"part": part, **found, "seconds": time.perf_counter() - start, "peak": peak_bytes(), "machine": machine()}
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """Options."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.atlas", formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
     parser.add_argument("--cells", type=int, default=200_000)
     parser.add_argument("--genes", type=int, default=20_000)
-    parser.add_argument("--reads", type=int, default=1_100, help="molecules of a cell")
+    parser.add_argument("--reads", type=int, default=1_100, help="counts per cell")
     parser.add_argument("--slices", type=int, default=10)
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--buffer-size", type=int, default=20_000)

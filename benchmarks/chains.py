@@ -105,13 +105,13 @@ def run(method: str, parameters: Mapping[str, Any], seed: int) -> dict[str, floa
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """Options."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.chains", formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
-    parser.add_argument("--chains", type=int, default=512, help="that a model is trained on")
-    parser.add_argument("--held-out", type=int, default=32, help="chains that are placed")
-    parser.add_argument("--steps", type=int, default=1000, help="of training")
+    parser.add_argument("--chains", type=int, default=512, help="number of training chains")
+    parser.add_argument("--held-out", type=int, default=32, help="number of held-out chains")
+    parser.add_argument("--steps", type=int, default=1000, help="optimizer steps")
     parser.add_argument("--frame", choices=["shared", "slice"], default="shared")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--output", type=Path, default=RESULT)
@@ -119,7 +119,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Train what is not there yet, and print the table."""
+    """Run unfinished trainings and print the table."""
     options = parse(argv)
     sizes = {"chains": options.chains, "held_out": options.held_out, "steps": options.steps, "frame": options.frame}
     results = Results(options.output, {"benchmark": "chains"})

@@ -176,7 +176,7 @@ CALLS: dict[str, Callable[..., Call]] = {
 
 
 def memory(claim: str, *, reference: bool) -> dict[str, Any]:
-    """Bytes that a call adds to the peak; a process that has just started measures it."""
+    """Bytes that a call adds to the peak memory of a new process."""
     import torch
 
     torch.manual_seed(0)
@@ -189,7 +189,7 @@ def memory(claim: str, *, reference: bool) -> dict[str, Any]:
 
 
 def seconds(claim: str, repeats: int) -> dict[str, Any]:
-    """Seconds of the reference and of ours, by turns."""
+    """Seconds of the reference and of ours, measured alternately."""
     import torch
 
     torch.manual_seed(0)
@@ -221,7 +221,7 @@ def operations(claim: str, *, reference: bool) -> dict[str, Any]:
 
 
 def sharing() -> dict[str, dict[str, float]]:
-    """Weights of twelve blocks over those of twelve that share: of all, and where nothing is kept for a block alone."""
+    """Ratio of the weights of twelve blocks to those with sharing: of all weights, and of those that can be shared."""
     from alphastomics.nn import DenoiserConfig
     from alphastomics.nn.block import Block
     from alphastomics.nn.sharing import LayerStack
@@ -248,7 +248,7 @@ def measure(claim: str, repeats: int) -> dict[str, Any]:
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """Options."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.claims", formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
@@ -261,7 +261,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Measure, write and print what was said and what is."""
+    """Measure the claims, write and print claim and measurement."""
     options = parse(argv)
     if options.measure is not None:
         claim, reference = options.measure, options.side == "reference"

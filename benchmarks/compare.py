@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 ANCHOR = "gated"
-MASKING = "gated_masking"  # is off by default: beside the package's own configurations, what it would do
+MASKING = "gated_masking"  # the default network with masking, which is off by default
 SEEDS = {"starmap_mpfc": [0, 1, 2], "seqfish": [0]}
 MINUTES = {"starmap_mpfc": 1.0, "seqfish": 3.0}
 PRINTED = (
@@ -44,17 +44,19 @@ PRINTED = (
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """Options."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.compare", formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
     parser.add_argument("--benchmark", choices=tuple(SEEDS), default="starmap_mpfc")
-    parser.add_argument("--configurations", nargs="+", help="all when not given")
+    parser.add_argument("--configurations", nargs="+", help="default: all")
     parser.add_argument("--seeds", nargs="+", type=int, help="default 0 1 2 for starmap_mpfc, 0 for seqfish")
-    parser.add_argument("--minutes", type=float, help="of training, each; default 1 for starmap_mpfc, 3 for seqfish")
-    parser.add_argument("--steps", type=int, help="steps of training, each, in the place of minutes")
+    parser.add_argument(
+        "--minutes", type=float, help="training time of each run; default 1 for starmap_mpfc, 3 for seqfish"
+    )
+    parser.add_argument("--steps", type=int, help="optimizer steps of each run, instead of --minutes")
     parser.add_argument("--output", type=Path, help="default benchmarks/results/compare_BENCHMARK.json")
-    parser.add_argument("--figure", type=Path, help="picture to write too")
+    parser.add_argument("--figure", type=Path, help="file for a figure")
     parser.add_argument("--data-dir", help="folder of the .h5ad files; default $ALPHASTOMICS_DATA or ../shared/data")
     options = parser.parse_args(argv)
     options.seeds = SEEDS[options.benchmark] if options.seeds is None else options.seeds
@@ -64,7 +66,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Train and score what is not finished, and print the table."""
+    """Train and score unfinished runs, and print the table."""
     options = parse(argv)
     run(labeled_folds(options.benchmark, find_data(options.data_dir)), options)
 
@@ -74,7 +76,7 @@ def run(folds: Mapping[str, tuple[ad.AnnData, ad.AnnData]], options: argparse.Na
     import alphastomics as asx
 
     names = list(folds)
-    tissue = ad.concat(folds[names[0]])  # the reference and the held-out slice of any fold are the whole tissue
+    tissue = ad.concat(folds[names[0]])  # reference and held-out slice of any fold make up the tissue
     budget = {"max_time": 60 * options.minutes} if options.steps is None else {"max_steps": options.steps}
     table = asx.tl.compare(
         tissue,
@@ -101,7 +103,7 @@ def run(folds: Mapping[str, tuple[ad.AnnData, ad.AnnData]], options: argparse.Na
 
 
 def configurations(names: Sequence[str] | None) -> dict[str, Any]:
-    """The named configurations; all of the package and masked diffusion when None."""
+    """Configurations by name; by default those of the package and one with masking."""
     import alphastomics as asx
     from alphastomics.tl._compare import CONFIGURATIONS
 
@@ -110,7 +112,7 @@ def configurations(names: Sequence[str] | None) -> dict[str, Any]:
 
 
 def paired_differences(runs: pd.DataFrame, anchor: str = ANCHOR) -> dict[str, pd.DataFrame]:
-    """Mean and standard deviation over seeds of what each configuration gains over ``anchor`` with the same seed."""
+    """Mean and standard deviation over seeds of the difference of each configuration to ``anchor`` with the same seed."""
     if anchor not in set(runs["configuration"]):
         return {}
     values = runs.set_index(["configuration", "seed"]).drop(columns=["held_out", "failed"]).astype(float)
@@ -120,13 +122,13 @@ def paired_differences(runs: pd.DataFrame, anchor: str = ANCHOR) -> dict[str, pd
 
 
 def plain(table: pd.DataFrame) -> dict[str, dict[str, float | None]]:
-    """A table as JSON; what is undefined is null."""
+    """A table as JSON; NaN becomes null."""
     rows = table.astype(float).to_dict(orient="index")
     return {name: {k: None if v != v else v for k, v in row.items()} for name, row in rows.items()}
 
 
 def printed(table: pd.DataFrame) -> str:
-    """The scores that are printed, as a Markdown table."""
+    """The main scores as a Markdown table."""
     rows = plain(table)
     scores = [name for name in PRINTED if name in table]
     costs = ["parameters", "active_parameters", "step_processor_seconds", "validation_loss"]

@@ -32,7 +32,7 @@ SIZES = {"cells": 7661, "genes": 351, "dims": 2, "width": 128, "layers": 4, "hea
 
 
 def build_denoiser(d_model: int, n_layers: int, n_heads: int, n_genes: int, n_dims: int) -> nn.Module:
-    """The denoiser as it is built by default, in the given size."""
+    """The default denoiser of the given size."""
     from alphastomics.nn import Denoiser, DenoiserConfig
 
     config = DenoiserConfig(n_genes=n_genes, n_dims=n_dims, d_model=d_model, n_layers=n_layers, n_heads=n_heads)
@@ -50,7 +50,7 @@ def build_encoder(d_model: int, n_layers: int, n_heads: int) -> nn.Module:
 
 
 def build_call(network: str, size: argparse.Namespace) -> Callable[[], object]:
-    """One inference call of a network on random input, as a function without arguments."""
+    """A function that calls a network on random input."""
     import torch
 
     if network == OURS:
@@ -72,7 +72,7 @@ def build_call(network: str, size: argparse.Namespace) -> Callable[[], object]:
 
 
 def measure_time(size: argparse.Namespace) -> dict[str, Any]:
-    """Seconds of every call, the networks by turns, so that a busy machine slows them alike."""
+    """Seconds of every call, networks alternating, so that other programs affect all alike."""
     import torch
 
     torch.manual_seed(0)
@@ -111,7 +111,7 @@ def compare(seconds: dict[str, list[float]], memory: dict[str, int]) -> dict[str
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """Options."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.denoiser_speed", formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )

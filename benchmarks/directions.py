@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from benchmarks._report import Results
 
 KINDS = {"any": ("placed", "mean", "sample"), "expr_to_pos": ("placed",), "pos_to_expr": ("mean", "sample")}
-"""What each model is asked: to place, and to write, of which the mean of the samples and one sample are judged."""
+"""Tasks: predict positions, and predict expression, scored for the mean of the samples and for one sample."""
 COMPARED = {
     "distance_spearman": ("expr_to_pos", "placed"),
     "knn_20": ("expr_to_pos", "placed"),
@@ -44,7 +44,7 @@ COMPARED = {
     "pearson": ("pos_to_expr", "mean"),
     "moran": ("pos_to_expr", "sample"),
 }
-"""Score -> the specialized model and what is judged."""
+"""Score -> the specialized model and the task."""
 TOLERANCE = 0.05
 
 
@@ -56,7 +56,7 @@ def row(mode: str, kind: str) -> str:
 def answers(
     model: AlphaSTomics, fold: str, reference: AnnData, held_out: AnnData, *, mode: str, seed: int
 ) -> dict[str, tuple[dict[str, float], float]]:
-    """Scores of everything the model was made for, and the seconds it took."""
+    """Scores of all tasks of the model, and their seconds."""
     found: dict[str, tuple[dict[str, float], float]] = {}
     if "placed" in KINDS[mode]:
         question = make_fold(fold, reference, held_out)
@@ -116,7 +116,7 @@ def comparison_table(compared: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Train and ask every model that is not finished, and print the comparison."""
+    """Train and score every unfinished model and print the comparison."""
     options = _held_out.parse(_held_out.parser("directions"), argv)
     results, summary = _held_out.run_folds(run, options)
     compared = compare(results.entries, summary, options.seeds)
@@ -127,7 +127,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 def run(
     results: Results, name: str, reference: AnnData, held_out: AnnData, *, seed: int, options: argparse.Namespace
 ) -> None:
-    """Ask the three models of one fold and seed."""
+    """Score the three models of one fold and seed."""
     for mode, kinds in KINDS.items():
         training = _ours.training_parameters(options.minutes, mode=mode)
         asked = {kind: pos_to_expr.row_parameters(training, kind) for kind in kinds}

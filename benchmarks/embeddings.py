@@ -74,7 +74,7 @@ def averaged(values: Array, position: Array) -> Array:
 
 
 def embed(model: AlphaSTomics, cells: AnnData, layer: str, *, use_positions: bool) -> Array:
-    """Embedding of the cells of the held-out slice; without positions they are not even there."""
+    """Embedding of the held-out slice; without ``positions`` they are removed from the object."""
     seen = cells.copy()
     if not use_positions:
         seen.obsm.clear()
@@ -103,7 +103,7 @@ def louvain(values: Array, *, seed: int) -> NDArray[np.intp]:
 
 
 def judge(values: Array, obs: pd.DataFrame, *, seed: int) -> dict[str, float]:
-    """Scores of all clusterings of ``values`` (N, K) against the labels that there are."""
+    """Scores of all clusterings of ``values`` (N, K) against the available labels."""
     scores: dict[str, float] = {}
     communities = louvain(values, seed=seed)
     for name, column in LABELS.items():
@@ -119,7 +119,7 @@ def judge(values: Array, obs: pd.DataFrame, *, seed: int) -> dict[str, float]:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Judge every fold and seed that is not finished, and print the table."""
+    """Score every unfinished fold and seed, and print the table."""
     options = _held_out.parse(_held_out.parser("embeddings"), argv)
     results, summary = _held_out.run_folds(run, options)
     print(table(summary, list(results.entries[0]["scores"])))

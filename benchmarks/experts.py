@@ -57,7 +57,7 @@ def loop_over_experts(module: Experts, x: Tensor) -> Tensor:
 
 
 def loop_over_choices(module: Experts, x: Tensor) -> Tensor:
-    """Each expert once for every rank of choice."""
+    """Loop over ranks of choice and experts."""
     _, expert, weight = module.route(x)
     y = x.new_zeros(x.shape)
     for rank in range(module.top_k):
@@ -95,7 +95,7 @@ def batched(module: Experts, x: Tensor) -> Tensor:
 
 
 def methods_of(module: Experts) -> dict[str, Callable[[Tensor], Tensor]]:
-    """Cells to what the experts make of them, by every method."""
+    """Output of the experts for cells, by method."""
     return {
         OURS: partial(batched, module),
         "loop over experts": partial(loop_over_experts, module),
@@ -105,7 +105,7 @@ def methods_of(module: Experts) -> dict[str, Callable[[Tensor], Tensor]]:
 
 
 def measure(size: argparse.Namespace) -> dict[str, Any]:
-    """Seconds of every pass, the methods by turns, after a look that they say the same."""
+    """Seconds of every pass, methods alternating, after a check that they agree."""
     import torch
 
     from alphastomics.nn import Experts
@@ -141,7 +141,7 @@ def compare(seconds: dict[str, list[float]]) -> dict[str, float]:
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """Options."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.experts", formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )

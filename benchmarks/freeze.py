@@ -190,7 +190,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, help="JSON file for the hashes")
     parser.add_argument("--compare", type=Path, help="JSON file with the hashes of another state of the code")
-    parser.add_argument("--rows", type=int, nargs="+", help="numbers of rows; all when not given")
+    parser.add_argument("--rows", type=int, nargs="+", help="numbers of rows; default: all")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     parser.add_argument("--two", help=argparse.SUPPRESS)
     arguments = parser.parse_args()

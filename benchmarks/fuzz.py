@@ -42,7 +42,7 @@ SHOWN = 20  # bad outcomes that are kept
 
 
 def fuzz(numbers: dict[str, int], folder: Path, seed: int, limit: float) -> dict[str, Any]:
-    """What became of so many files of every kind."""
+    """Number of files of each kind by result."""
     logging.disable(logging.WARNING)
     found: dict[str, Any] = {}
     for place, (kind, make) in enumerate(KINDS.items()):
@@ -67,12 +67,14 @@ def fuzz(numbers: dict[str, int], folder: Path, seed: int, limit: float) -> dict
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """Options."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.fuzz", formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
-    parser.add_argument("--share", type=float, default=1.0, help="of the 2,500 files of a kind, 500 of .h5ad")
-    parser.add_argument("--kinds", nargs="+", choices=KINDS, help="all when not given")
+    parser.add_argument(
+        "--share", type=float, default=1.0, help="fraction of the 2,500 files of each kind (500 for .h5ad)"
+    )
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, help="default: all")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--limit", type=float, default=LIMIT, help="seconds for each file")
     parser.add_argument("--output", type=Path, default=RESULT)
@@ -80,7 +82,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Read them all and print what became of them."""
+    """Read all files and print the results."""
     options = parse(argv)
     asked = options.kinds or KINDS
     numbers = {kind: round(options.share * n) if kind in asked else 0 for kind, n in NUMBERS.items()}

@@ -81,7 +81,7 @@ class Cells(NamedTuple):
     position: Array
 
     def at(self, rows: NDArray[np.bool_]) -> Cells:
-        """Some of them."""
+        """A subset of the cells."""
         return Cells(self.counts[rows], self.position[rows])
 
 
@@ -104,7 +104,7 @@ def at_depth(counts: Array, known: NDArray[np.bool_], share: Array, depth: float
 
 
 class Components:
-    """Principal components of cells, some of whose genes may be unknown."""
+    """Principal components of cells with unknown entries."""
 
     def __init__(self, values: Array) -> None:
         self.mean, self.sd = values.mean(0), values.std(0)
@@ -127,7 +127,7 @@ class Components:
 
 
 def embed(reference: Cells, query: Cells, hidden: NDArray[np.bool_], depth: float) -> tuple[Array, Array]:
-    """Principal components of the cells of the reference and of the query, without what is hidden."""
+    """Principal components of reference and query without the hidden entries."""
     share = reference.counts.sum(0) / reference.counts.sum()
     everywhere = np.ones((1, len(share)), dtype=bool)
     components = Components(at_depth(reference.counts, everywhere, share, depth))
@@ -146,7 +146,7 @@ def neighbors(reference: Cells, query: Cells, hidden: NDArray[np.bool_], depth: 
 
 
 def best_k(near: NDArray[np.intp], values: Array, true: Array, asked: NDArray[np.bool_]) -> dict[int, float]:
-    """Mean correlation of the asked entries for every k that there is."""
+    """Mean correlation of the hidden entries for every k."""
     genes = asked.any(0)
     return {
         k: float(gene_correlation(neighbor_mean(values, near[:, :k]), true, asked)[genes].mean())
@@ -176,19 +176,19 @@ def choose_k(
 
 
 def type_means(values: Array, labels: NDArray[np.str_], wanted: NDArray[np.str_]) -> Array:
-    """Mean of ``values`` (M, G) over the cells of each wanted label; over all cells for one that is not there."""
+    """Mean of ``values`` (M, G) over the cells of each label; over all cells for a label without cells."""
     means = {label: values[labels == label].mean(0) for label in np.unique(labels)}
     return np.stack([means.get(label, values.mean(0)) for label in wanted])
 
 
 def predicted_type_means(values: Array, labels: NDArray[np.str_], of_reference: Array, of_query: Array) -> Array:
-    """Mean of ``values`` (M, G) over the types that the components of a cell speak for."""
+    """Mean of ``values`` (M, G) weighted by the predicted cell type probabilities."""
     model = make_pipeline(StandardScaler(), LogisticRegression(C=0.1, max_iter=1000)).fit(of_reference, labels)
     return model.predict_proba(of_query) @ np.stack([values[labels == label].mean(0) for label in model.classes_])
 
 
 def judge(predicted: Array, true: Array, asked: NDArray[np.bool_], moran: Array) -> dict[str, float]:
-    """Scores over the asked entries (N, G); ``moran`` (G,) is that of the truth."""
+    """Scores of the hidden entries (N, G); ``moran`` (G,) is Moran's I of the truth."""
     genes = np.flatnonzero(asked.any(0))
     spatial = genes[np.argsort(-moran[genes])[: max(1, round(SPATIAL_SHARE * len(genes)))]]
     correlation = gene_correlation(predicted, true, asked)
@@ -205,7 +205,7 @@ def judge(predicted: Array, true: Array, asked: NDArray[np.bool_], moran: Array)
 def baselines(
     task: Task, hidden: NDArray[np.bool_], question: str, depth: float, *, seed: int
 ) -> dict[str, tuple[Array, dict[str, Any]]]:
-    """What needs no model: predictions (N, G), each with the k that it used."""
+    """Predictions (N, G) of the baselines, each with its k."""
     reference = Cells(dense(task.reference.X), task.places)
     query = Cells(dense(task.query.X), np.asarray(task.query.obsm["spatial"]))
     values, true = normalized(reference.counts, depth), normalized(query.counts, depth)
@@ -246,7 +246,7 @@ def ratios(summary: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, dict
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Train and judge every fold and seed that is not finished, and print the tables."""
+    """Train and score every unfinished fold and seed, and print the tables."""
     options = _held_out.parse(_held_out.parser("gene_inpainting"), argv)
     results, summary = _held_out.run_folds(run, options)
     found = ratios(summary)
@@ -261,7 +261,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 def run(
     results: Results, name: str, reference: AnnData, held_out: AnnData, *, seed: int, options: argparse.Namespace
 ) -> None:
-    """Both questions about one fold."""
+    """Both tasks of one fold."""
     training = _ours.training_parameters(options.minutes, mode="any")
     left = [q for q in QUESTIONS if not results.find(training, method=f"{q}, {OURS}", fold=name, seed=seed)]
     if not left:

@@ -65,7 +65,7 @@ def lengths(options: argparse.Namespace, length: int | None) -> dict[str, Any]:
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
-    """Train one variant and score both ways of reading it out."""
+    """Train one variant and score the conditional mean and a sample."""
     import lightning.pytorch as pl
     import torch
 
@@ -107,17 +107,17 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """Options."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.ingredients", formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
     parser.add_argument("--benchmark", choices=BENCHMARKS, default="seqfish")
     parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=list(VARIANTS))
     parser.add_argument("--seeds", nargs="+", type=int, default=[0])
-    parser.add_argument("--steps", type=int, default=300, help="of training, for every variant")
-    parser.add_argument("--shortest", type=int, default=SHORT, help="cells of the first contexts")
-    parser.add_argument("--warmup", type=float, default=0.9, help="share of the steps with these")
-    parser.add_argument("--minutes", type=float, help="of training, in the place of steps")
+    parser.add_argument("--steps", type=int, default=300, help="optimizer steps of every variant")
+    parser.add_argument("--shortest", type=int, default=SHORT, help="cells in the first contexts")
+    parser.add_argument("--warmup", type=float, default=0.9, help="fraction of the steps with these contexts")
+    parser.add_argument("--minutes", type=float, help="training time, instead of --steps")
     parser.add_argument("--output", type=Path, help="default benchmarks/results/ingredients_BENCHMARK.json")
     parser.add_argument("--data-dir", help="folder of the .h5ad files; default $ALPHASTOMICS_DATA or ../shared/data")
     parser.add_argument("--measure", action="store_true", help=argparse.SUPPRESS)
@@ -129,7 +129,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def run(results: Results, options: argparse.Namespace, variant: str, seed: int) -> None:
-    """Measure one variant, unless that is done."""
+    """Measure one variant, unless it is finished."""
     parameters = {"steps": options.steps, "minutes": options.minutes, "variant": VARIANTS[variant]}
     if "context_size" not in VARIANTS[variant]:
         parameters |= {"shortest": options.shortest, "warmup": options.warmup}
@@ -153,7 +153,7 @@ def run(results: Results, options: argparse.Namespace, variant: str, seed: int) 
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Measure every variant that is not finished, and print the table."""
+    """Measure every unfinished variant and print the table."""
     options = parse(argv)
     if options.measure:
         print(json.dumps(measure(options)))

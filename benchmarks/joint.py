@@ -76,7 +76,7 @@ SAMPLE, NEAREST, MEAN, SHUFFLED = "sample", "reference, nearest", "reference, me
 
 
 class Tissue(NamedTuple):
-    """What the classifier may see of a tissue, and what the folds are made of.
+    """Features of a tissue for the classifier, and blocks for its folds.
 
     Attributes
     ----------
@@ -114,7 +114,7 @@ def blocks(position: Array) -> NDArray[np.intp]:
 
 
 def _quantile(values: Array) -> NDArray[np.intp]:
-    """Which of the equal parts, by size, each value is in."""
+    """Quantile bin of each value."""
     return np.argsort(np.argsort(values)) * CUTS // len(values)
 
 
@@ -129,7 +129,7 @@ def describe(components: Array, position: Array) -> Tissue:
 
 
 def paired_blocks(a: Tissue, b: Tissue) -> NDArray[np.intp]:
-    """Block of every cell of both, those of ``b`` by the number of the block of ``a`` that they are most like."""
+    """Block of every cell of both; blocks of ``b`` are matched with the most similar ones of ``a``."""
     half = (a.features.shape[1] - N_NEIGHBORS) // 2  # the components of the cell itself
     means = [np.stack([t.features[t.block == i, :half].mean(0) for i in range(CUTS**2)]) for t in (a, b)]
     of_a, of_b = linear_sum_assignment(cdist(*means))
@@ -168,7 +168,7 @@ def own_moments(components: Array) -> Array:
 
 
 MOMENTS: dict[str, Callable[[Array], Array]] = {"auc": own_moments, "auc_raw": lambda components: components}
-"""Score -> what is done to the components of a tissue."""
+"""Score -> transformation of the components of a tissue."""
 
 
 def excess(entries: Sequence[Mapping[str, Any]], seeds: Sequence[int]) -> dict[str, dict[str, list[float | None]]]:
@@ -186,7 +186,7 @@ def excess(entries: Sequence[Mapping[str, Any]], seeds: Sequence[int]) -> dict[s
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Judge every fold and seed that is not finished, and print the table."""
+    """Score every unfinished fold and seed, and print the table."""
     options = _held_out.parse(_held_out.parser("joint"), argv)
     results, summary = _held_out.run_folds(run, options)
     found = excess(results.entries, options.seeds)

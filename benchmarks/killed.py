@@ -31,7 +31,7 @@ LIMIT = 600.0
 
 
 def command(stage: str, source: Path, target: Path) -> list[str]:
-    """What is called."""
+    """Run one stage."""
     begin = [sys.executable, "-m", "alphastomics", stage]
     if stage == "stage1":
         return [*begin, "--input-dir", str(source), "--output-dir", str(target), "--cell-type-key", "cell_type"]
@@ -39,7 +39,7 @@ def command(stage: str, source: Path, target: Path) -> list[str]:
 
 
 def run(arguments: Sequence[str], resume_state: Path, seconds: float | None) -> tuple[int, float]:
-    """Run until it ends, or for so many seconds after it has begun to write; give its status and these seconds."""
+    """Run to the end, or kill after some seconds of writing; return the exit status and these seconds."""
     process = subprocess.Popen(arguments, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + LIMIT
     while not resume_state.exists() and process.poll() is None and time.monotonic() < deadline:
@@ -54,17 +54,17 @@ def run(arguments: Sequence[str], resume_state: Path, seconds: float | None) -> 
 
 
 def digests(folder: Path) -> dict[str, str]:
-    """Every file below a folder and its hash."""
+    """Hash of every file in a folder."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
 def compare(stage: str, source: Path, folder: Path, moments: Sequence[float]) -> dict[str, Any]:
-    """An undisturbed run, and one for each moment, a share of the time that the former takes."""
+    """An uninterrupted run, and one killed at each moment, a fraction of its duration."""
     straight = folder / f"{stage}_straight"
     status, seconds = run(command(stage, source, straight), straight / BEGUN[stage], None)
     if status != 0:
-        raise RuntimeError(f"{stage} ended with {status}")
+        raise RuntimeError(f"{stage} ended with status {status}")
     truth, runs = digests(straight), []
     for share in moments:
         moment, target = share, folder / f"{stage}_killed"
@@ -86,21 +86,21 @@ def compare(stage: str, source: Path, folder: Path, moments: Sequence[float]) ->
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """Options."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.killed", formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
     parser.add_argument("--cells", type=int, default=40_000)
     parser.add_argument("--genes", type=int, default=500)
-    parser.add_argument("--reads", type=int, default=200, help="molecules of a cell")
+    parser.add_argument("--reads", type=int, default=200, help="counts per cell")
     parser.add_argument("--slices", type=int, default=20)
-    parser.add_argument("--moments", type=int, default=10, help="in each stage")
+    parser.add_argument("--moments", type=int, default=10, help="kills in each stage")
     parser.add_argument("--output", type=Path, default=RESULT)
     return parser.parse_args(argv)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Kill both stages and print how many runs ended as they should."""
+    """Kill both stages and print how many runs give the same files."""
     options, rng = parse(argv), random.Random(0)
     sizes = {"n_slices": options.slices, "n_cells": options.cells, "n_genes": options.genes, "n_reads": options.reads}
     with tempfile.TemporaryDirectory() as name:
@@ -122,7 +122,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     write_json(options.output, content)
     for stage in stages:
         same = sum(each["identical"] for each in stage["runs"])
-        print(f"{stage['stage']}: {same} of {len(stage['runs'])} that were killed ended as the undisturbed one")
+        print(
+            f"{stage['stage']}: {same} of {len(stage['runs'])} killed runs give the same files as the uninterrupted one"
+        )
 
 
 if __name__ == "__main__":

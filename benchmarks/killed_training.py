@@ -60,7 +60,7 @@ class Kill(NamedTuple):
 
 
 def start(folder: Path, devices: int) -> subprocess.Popen[bytes]:
-    """Start the training in a session of its own; what it says is in a file beside the folder."""
+    """Start the training in its own session, with its output in a file beside the folder."""
     command = [sys.executable, "-W", "ignore", "-m", MODULE, str(folder), str(devices)]
     unset = ("LOCAL_RANK", "NODE_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     environment = {name: value for name, value in os.environ.items() if name not in unset}
@@ -70,19 +70,19 @@ def start(folder: Path, devices: int) -> subprocess.Popen[bytes]:
 
 
 def said(folder: Path) -> str:
-    """What it has said."""
+    """Output of a training."""
     return folder.with_suffix(".log").read_text()
 
 
 def finish(folder: Path, devices: int) -> dict[str, str]:
-    """Train to the end, and give the hashes of what is left."""
+    """Train to the end and return hashes of the files."""
     process = start(folder, devices)
     try:
         status = process.wait(LIMIT)
     finally:
         end(process.pid)
     if status:
-        raise RuntimeError(f"a training ended with {status}: {said(folder)[-2000:]}")
+        raise RuntimeError(f"a training ended with status {status}: {said(folder)[-2000:]}")
     config = json.loads((folder / "model" / "config.json").read_text())
     contents = {
         "model.safetensors": (folder / "model" / "model.safetensors").read_bytes(),
@@ -92,13 +92,13 @@ def finish(folder: Path, devices: int) -> dict[str, str]:
 
 
 def end(session: int) -> None:
-    """Kill what is left of a session."""
+    """Kill all processes of a session."""
     for number in members(session):
         os.kill(number, signal.SIGKILL)
 
 
 def members(session: int) -> list[int]:
-    """Processes of a session that have not ended."""
+    """Running processes of a session."""
     found = []
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -111,7 +111,7 @@ def members(session: int) -> list[int]:
 
 
 def kill(folder: Path, how: Kill) -> dict[str, Any]:
-    """Start the training, kill it, and tell how it ended: by which step, and after how many seconds nothing was left."""
+    """Start and kill a training; return the step, and the seconds until all processes had ended."""
     process, watched = start(folder, how.devices), folder / f"{how.victim or 0}.step"
     try:
         number = victim(watched, how.step, process)
@@ -139,7 +139,7 @@ def kill(folder: Path, how: Kill) -> dict[str, Any]:
 
 
 def victim(path: Path, step: int, process: subprocess.Popen[bytes]) -> int | None:
-    """Number of the process that writes how far it is into a file, once it is so far; None if the training ends before."""
+    """Process number from a progress file, once the step is reached; None if the training ends before."""
     deadline = time.monotonic() + LIMIT
     while process.poll() is None and time.monotonic() < deadline:
         if path.exists():
@@ -151,7 +151,7 @@ def victim(path: Path, step: int, process: subprocess.Popen[bytes]) -> int | Non
 
 
 def compare(how: Kill, truth: dict[str, str], folder: Path) -> dict[str, Any]:
-    """Kill a training, start it again, and compare what it leaves."""
+    """Kill a training, resume it, and compare the files."""
     folder.mkdir()
     ended = kill(folder, how)
     checkpoint = (folder / "last.ckpt").is_file()
@@ -171,7 +171,7 @@ def compare(how: Kill, truth: dict[str, str], folder: Path) -> dict[str, Any]:
 
 
 def plan(n_single: int, n_double: int, n_steps: int, rng: random.Random) -> list[Kill]:
-    """Kills at random steps; of two processes in turn all, the second and the first are killed."""
+    """Kills at random steps; of two processes, both, the second or the first is killed in turn."""
     kills = [Kill(1, rng.randrange(1, n_steps), rng.uniform(0, 0.03), None) for _ in range(n_single)]
     victims = (None, 1, 0)
     return kills + [
@@ -180,7 +180,7 @@ def plan(n_single: int, n_double: int, n_steps: int, rng: random.Random) -> list
 
 
 def measure(n_single: int, n_double: int, folder: Path) -> dict[str, Any]:
-    """The undisturbed trainings, and all that are killed."""
+    """Uninterrupted and killed trainings."""
     truths, n_steps = {}, 0
     for devices in [1] * bool(n_single) + [2] * bool(n_double):
         (folder / f"undisturbed_{devices}").mkdir()
@@ -192,18 +192,18 @@ def measure(n_single: int, n_double: int, folder: Path) -> dict[str, Any]:
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """Options."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.killed_training", formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
-    parser.add_argument("--single", type=int, default=10, help="trainings of one process that are killed")
-    parser.add_argument("--double", type=int, default=10, help="trainings of two processes that are killed")
+    parser.add_argument("--single", type=int, default=10, help="killed trainings of one process")
+    parser.add_argument("--double", type=int, default=10, help="killed trainings of two processes")
     parser.add_argument("--output", type=Path, default=RESULT)
     return parser.parse_args(argv)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Kill trainings, and print how many ended as they should."""
+    """Kill trainings and print how many give the same files."""
     options = parse(argv)
     with tempfile.TemporaryDirectory() as name:
         found = measure(options.single, options.double, Path(name))
@@ -231,7 +231,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     for devices, name in ((1, "one process"), (2, "two processes")):
         own = [each for each in runs if each["devices"] == devices]
         same = sum(each["identical"] for each in own)
-        print(f"{name}: {same} of {len(own)} that were killed ended as the undisturbed one")
+        print(f"{name}: {same} of {len(own)} killed trainings give the same files as the uninterrupted one")
 
 
 if __name__ == "__main__":

@@ -81,7 +81,7 @@ def dispersion(counts: Array, mean: Array) -> Array:
 
 
 def negative_binomial(mean: Array, theta: Array, rng: np.random.Generator) -> Array:
-    """A draw of counts (N, G): Poisson about a gamma of that mean and shape theta."""
+    """Sampled counts (N, G): Poisson with a gamma-distributed rate of that mean and shape theta."""
     return rng.poisson(rng.gamma(theta, mean / theta)).astype(np.float64)
 
 
@@ -94,7 +94,7 @@ def likeness(drawn: Array, true: Array) -> dict[str, float]:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Judge every fold and seed that is not finished, and print the table."""
+    """Score every unfinished fold and seed, and print the table."""
     options = _held_out.parse(_held_out.parser("likelihood"), argv)
     _, summary = _held_out.run_folds(run, options)
     print(table(summary, SCORES))
@@ -103,7 +103,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 def run(
     results: Results, name: str, reference: AnnData, held_out: AnnData, *, seed: int, options: argparse.Namespace
 ) -> None:
-    """Judge means and samples of one fold."""
+    """Score means and samples of one fold."""
     training = _ours.training_parameters(options.minutes)
     if results.find(training, method="sample, counts", fold=name, seed=seed):
         return

@@ -40,7 +40,7 @@ BACKED_BATCHES = 5
 
 
 def make_slice(number: int, n_cells: int, n_genes: int) -> AnnData:
-    """Negative binomial counts at random places."""
+    """Negative binomial counts at random positions."""
     import anndata as ad
     import numpy as np
     import pandas as pd
@@ -56,7 +56,7 @@ def make_slice(number: int, n_cells: int, n_genes: int) -> AnnData:
 
 
 def make_files(folder: Path, *, n_slices: int, n_cells: int, n_genes: int) -> tuple[int, float]:
-    """Write the slices, the dataset and the file that holds all cells; give the number of cells, and how dense they are."""
+    """Write the slices, the dataset and a file of all cells; return the number of cells and their density."""
     import anndata as ad
 
     from alphastomics.data.preprocess import Stage1Options, Stage2Options, preprocess
@@ -72,14 +72,14 @@ def make_files(folder: Path, *, n_slices: int, n_cells: int, n_genes: int) -> tu
 
 
 def speed(batches: Callable[[], int]) -> float:
-    """Cells a second of a function that reads cells and gives their number."""
+    """Cells per second of a function that reads cells and returns their number."""
     start = time.perf_counter()
     n_cells = batches()
     return n_cells / (time.perf_counter() - start)
 
 
 def readers(folder: Path, n_cells: int) -> dict[str, Callable[[], int]]:
-    """Functions that read cells and give their number."""
+    """Functions that read cells and return their number."""
     import anndata as ad
     import numpy as np
     import scvi
@@ -131,7 +131,7 @@ def readers(folder: Path, n_cells: int) -> dict[str, Callable[[], int]]:
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """Options."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.loading", formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
@@ -144,7 +144,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Read by turns and print the ratios."""
+    """Measure the readers alternately and print the ratios."""
     options = parse(argv)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

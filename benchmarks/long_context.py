@@ -60,7 +60,7 @@ PARTS = ("steps", "estimates", "operations", "sampling")
 
 
 def train(adata: AnnData, arguments: dict[str, Any], *, n_steps: int, recompute: str = "auto") -> dict[str, Any]:
-    """Steps of training with the largest slice as one context; the model, seconds of each step, and bytes at the peak."""
+    """Train with the largest slice as one context; return the model, seconds of each step, and peak bytes."""
     import lightning.pytorch as pl
 
     from alphastomics.model import AlphaSTomics
@@ -166,7 +166,7 @@ def runs(parts: Sequence[str], n_steps: int, repeats: int) -> list[tuple[str, st
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """Options."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.long_context", formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
@@ -182,7 +182,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def measure(part: str, setting: str, n_cells: int, options: argparse.Namespace, folder: Folder) -> dict[str, Any]:
-    """One run in a process of its own."""
+    """One run in a new process."""
     arguments = ["--measure", part, "--setting", setting, "--steps", options.steps, "--repeats", options.repeats]
     arguments += ["--data-dir", options.data_dir] if options.data_dir else []
     if part in ("steps", "estimates"):
@@ -195,7 +195,7 @@ def measure(part: str, setting: str, n_cells: int, options: argparse.Namespace, 
 
 
 def report(results: Results) -> dict[str, Any]:
-    """Ratios between the sizes, and all runs side by side."""
+    """Ratios between sizes, and a table of all runs."""
     found = {(entry["method"], entry["fold"], entry["seed"]): entry["scores"] for entry in results.entries}
     ratios = {
         name: {key: found["steps", name, LARGE][key] / found["steps", name, SMALL][key] for key in ("peak", "seconds")}
@@ -213,7 +213,7 @@ def report(results: Results) -> dict[str, Any]:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Measure what is missing and print everything."""
+    """Measure unfinished runs and print all."""
     options = parse(argv)
     if options.measure is not None:
         print(json.dumps(MEASURES[options.measure](options)))

@@ -45,18 +45,18 @@ GIB = 2**30
 
 
 def rows(lines: Sequence[Sequence[str]]) -> str:
-    """A Markdown table, its first line the head; every column but the first to the right."""
+    """A Markdown table; the first line is the header, and all columns but the first are right-aligned."""
     head, *body = ["| " + " | ".join(line) + " |" for line in lines]
     return "\n".join([head, "| --- |" + " ---: |" * (len(lines[0]) - 1), *body])
 
 
 def times(ratio: float) -> str:
-    """A ratio, in three digits unless it has more before the point."""
+    """A ratio with three significant digits, or all digits before the point."""
     return f"{ratio:.0f} ×" if ratio >= 1000 else f"{ratio:.2g} ×" if ratio < 1 else f"{ratio:.3g} ×"
 
 
 def claims_table(folder: Path = RESULTS) -> str:
-    """What the specification claims, what arithmetic says, and what was measured."""
+    """Claims of the specification, arithmetic, and measurements."""
     found = json.loads((folder / "claims.json").read_text())
     lines = [["claim", "specification", "arithmetic", "measured"]]
     for name, title in CLAIMS.items():
@@ -88,7 +88,7 @@ def steps_table(folder: Path = RESULTS) -> str:
 
 
 def others_table(folder: Path = RESULTS) -> str:
-    """Single operations, and a slice that is sampled."""
+    """Single operations, and sampling of a slice."""
     scores = _by_run(folder)
     operations, sampled = scores["operations", "", WHOLE], scores["sampling", "default", 0]
     half = f"placement of half of the {sampled['n_cells']:,} cells of a 3D slice, 25 steps"
@@ -103,7 +103,7 @@ def others_table(folder: Path = RESULTS) -> str:
 
 
 def estimates_table(folder: Path = RESULTS) -> str:
-    """What a step is said to take, and takes."""
+    """Estimated and measured memory of a step."""
     scores = _by_run(folder)
     lines = [["training step", "cells", "blocks recomputed", "estimate", "measured", "ratio"]]
     for name, (_, n, recompute) in ESTIMATED.items():
@@ -114,7 +114,7 @@ def estimates_table(folder: Path = RESULTS) -> str:
 
 
 def ingredients_table(name: str, folder: Path = RESULTS) -> str:
-    """What each ingredient does to accuracy, time and memory; nothing where that was not measured."""
+    """Effect of each component on accuracy, time and memory; empty without measurements."""
     path = folder / f"{name}.json"
     if not path.is_file():
         return ""
@@ -141,7 +141,7 @@ def ingredients_table(name: str, folder: Path = RESULTS) -> str:
 
 
 def chains_table(folder: Path = RESULTS) -> str:
-    """Chains of residues placed with and without their order; nothing where that was not measured."""
+    """Chains of residues with and without their order; empty without measurements."""
     path = folder / "chains.json"
     if not path.is_file():
         return ""
@@ -153,7 +153,7 @@ def chains_table(folder: Path = RESULTS) -> str:
 
 
 def tables(folder: Path = RESULTS) -> Iterator[str]:
-    """Every table that there is."""
+    """All tables."""
     yield steps_table(folder)
     yield others_table(folder)
     yield estimates_table(folder)

@@ -72,11 +72,13 @@ def measure(path: Path, n_steps: int) -> dict[str, Any]:
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """Options."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.memory", formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
-    parser.add_argument("--cells", nargs=2, type=int, default=[SMALL, LARGE], help="of the small and the large slice")
+    parser.add_argument(
+        "--cells", nargs=2, type=int, default=[SMALL, LARGE], help="cells of the small and the large slice"
+    )
     parser.add_argument("--genes", type=int, default=200)
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--output", type=Path, default=RESULT)

@@ -74,7 +74,7 @@ class Task(NamedTuple):
 def rigid_map(
     x: NDArray[np.float64], x_labels: NDArray[np.str_], y: NDArray[np.float64], y_labels: NDArray[np.str_]
 ) -> Callable[[NDArray[np.float64]], NDArray[np.float64]]:
-    """Rigid map that brings the centroids of the labels in ``x`` onto those in ``y``, weighted by cells in ``x``."""
+    """Rigid map of the centroids of the labels in ``x`` to those in ``y``, weighted by cells in ``x``."""
     shared = np.intersect1d(x_labels, y_labels)
     a = np.stack([x[x_labels == label].mean(0) for label in shared])
     b = np.stack([y[y_labels == label].mean(0) for label in shared])
@@ -85,7 +85,7 @@ def rigid_map(
 
 
 def make_task(reference: AnnData, held_out: AnnData, *, seed: int) -> Task:
-    """Register everything to the first reference slice."""
+    """Register all slices to the first reference slice."""
     slices = reference.obs["slice_id"].astype(str).to_numpy()
     position = np.asarray(reference.obsm["spatial"], dtype=np.float64)
     labels = reference.obs["cell_type"].astype(str).to_numpy()
@@ -156,7 +156,7 @@ def neighbor_mean(values: NDArray[np.float64], near: NDArray[np.intp]) -> NDArra
 
 
 def baselines(task: Task, depth: float) -> dict[str, NDArray[np.float64]]:
-    """Label-free guesses: neighbors in the reference, neighbors among the known cells, and the mean of both."""
+    """Baselines without labels: neighbors in the reference, neighbors among known cells, and the mean of both."""
     x = task.query.obsm["spatial"]
     near = KDTree(task.places).query(x, REFERENCE_NEIGHBORS)[1]
     of_reference = neighbor_mean(normalized(task.reference.X, depth), near)
@@ -171,7 +171,7 @@ def baselines(task: Task, depth: float) -> dict[str, NDArray[np.float64]]:
 
 
 def all_other_cells(task: Task, depth: float) -> tuple[dict[str, float], int]:
-    """Scores of the mean of the nearest other cells of the slice, and their number: that of highest correlation."""
+    """Scores of the mean of the nearest other cells of the slice, and their number, which has the highest correlation."""
     x, true = task.query.obsm["spatial"], normalized(task.query.X, depth)
     near = KDTree(x).query(x, OTHER_NEIGHBORS[-1] + 1)[1][:, 1:]
     found = {k: judge(neighbor_mean(true, near[:, :k]), true, task) for k in OTHER_NEIGHBORS}
@@ -209,7 +209,7 @@ def reference_slices(task: Task, depth: float) -> dict[str, float]:
 
 
 def ours(model: AlphaSTomics, task: Task, depth: float, *, inpaint: bool, seed: int) -> dict[str, dict[str, float]]:
-    """Scores of the mean of sixteen samples (``reduce="mean"``), and those that a single sample has on average."""
+    """Scores of the mean of sixteen samples (``reduce="mean"``), and mean scores of single samples."""
     known = None
     if inpaint:
         known = np.full(task.query.shape, np.nan)
@@ -224,7 +224,7 @@ def ours(model: AlphaSTomics, task: Task, depth: float, *, inpaint: bool, seed: 
 
 
 def row_parameters(training: dict[str, Any], kind: str) -> dict[str, Any]:
-    """What decides a row of :func:`ours`."""
+    """Settings that determine a row of :func:`ours`."""
     return training | ({"singles": SINGLES} if kind == "sample" else {})
 
 
@@ -254,14 +254,14 @@ def _sample(model: AlphaSTomics, query: AnnData, known: NDArray[np.float64] | No
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """Options."""
+    """Parse the command line."""
     parser = _held_out.parser("pos_to_expr")
-    parser.add_argument("--mode", choices=("any", "pos_to_expr"), default="any", help="of the model")
+    parser.add_argument("--mode", choices=("any", "pos_to_expr"), default="any", help="mode of the model")
     return _held_out.parse(parser, argv)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Train and judge every fold and seed that is not finished, and print the table."""
+    """Train and score every unfinished fold and seed, and print the table."""
     _, summary = _held_out.run_folds(run, parse(argv))
     print(table(summary, SCORES))
 
@@ -269,7 +269,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 def run(
     results: Results, name: str, reference: AnnData, held_out: AnnData, *, seed: int, options: argparse.Namespace
 ) -> None:
-    """Judge the baselines and one model on one fold."""
+    """Score the baselines and one model on one fold."""
     training = _ours.training_parameters(options.minutes, mode=options.mode)
     if results.find(row_parameters(training, "sample"), method=f"{options.mode}, known, sample", fold=name, seed=seed):
         return

@@ -25,7 +25,7 @@ SMALL, LARGE = 50_000, 500_000
 
 
 def measure(source: Path, target: Path) -> dict[str, Any]:
-    """Peak memory of a run, and of what it imports."""
+    """Peak memory of a run and of its imports."""
     import anndata  # noqa: F401  what the stages import when they begin
     import scipy.spatial  # noqa: F401
 
@@ -37,13 +37,15 @@ def measure(source: Path, target: Path) -> dict[str, Any]:
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """Options."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.preprocess_memory", formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
-    parser.add_argument("--cells", nargs=2, type=int, default=[SMALL, LARGE], help="of the small and the large tissue")
+    parser.add_argument(
+        "--cells", nargs=2, type=int, default=[SMALL, LARGE], help="cells of the small and the large tissue"
+    )
     parser.add_argument("--genes", type=int, default=500)
-    parser.add_argument("--reads", type=int, default=200, help="molecules of a cell")
+    parser.add_argument("--reads", type=int, default=200, help="counts per cell")
     parser.add_argument("--slices", type=int, default=50)
     parser.add_argument("--output", type=Path, default=RESULT)
     parser.add_argument("--measure", nargs=2, type=Path, help=argparse.SUPPRESS)

@@ -74,7 +74,7 @@ def ours(source: Path, target: Path) -> None:
 
 
 def measure(way: str, source: Path, few: Path) -> dict[str, float]:
-    """Seconds of one way on one core."""
+    """Seconds of one method on one core."""
     import pyarrow as pa
 
     if hasattr(os, "sched_setaffinity"):
@@ -89,13 +89,13 @@ def measure(way: str, source: Path, few: Path) -> dict[str, float]:
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """Options."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.preprocess_speed", formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
     parser.add_argument("--cells", type=int, default=500_000)
     parser.add_argument("--genes", type=int, default=500)
-    parser.add_argument("--reads", type=int, default=200, help="molecules of a cell")
+    parser.add_argument("--reads", type=int, default=200, help="counts per cell")
     parser.add_argument("--slices", type=int, default=50)
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--output", type=Path, default=RESULT)
@@ -105,7 +105,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Measure by turns and print the ratios."""
+    """Measure the methods alternately and print the ratios."""
     options = parse(argv)
     if options.measure is not None:
         print(json.dumps(measure(options.measure, options.folder / "raw", options.folder / "few")))
@@ -136,7 +136,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     }
     write_json(options.output, content)
     for other, ratio in ratios.items():
-        print(f"speed over that {other}: {ratio[CLOCKS[0]]:.2f} by the clock, {ratio[CLOCKS[1]]:.2f} of the processor")
+        print(f"speed over that {other}: {ratio[CLOCKS[0]]:.2f} in wall time, {ratio[CLOCKS[1]]:.2f} in processor time")
 
 
 if __name__ == "__main__":

@@ -32,14 +32,14 @@ RATIOS = (0.1, 0.3, 1.0)
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """Options."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.probe", formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
-    parser.add_argument("--benchmark", choices=BENCHMARKS, default="seqfish", help="its first fold")
+    parser.add_argument("--benchmark", choices=BENCHMARKS, default="seqfish", help="benchmark whose first fold is used")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--minutes", type=float, help="training time; default that of the benchmark")
-    parser.add_argument("--model-dir", type=Path, help="take the model that the benchmark left here, or leave it here")
+    parser.add_argument("--minutes", type=float, help="training time; the default depends on the benchmark")
+    parser.add_argument("--model-dir", type=Path, help="folder in which trained models are saved and reused")
     parser.add_argument("--output", type=Path, default=RESULTS / "probe.json")
     parser.add_argument("--data-dir", help="folder of the .h5ad files; default $ALPHASTOMICS_DATA or ../shared/data")
     options = parser.parse_args(argv)
@@ -48,7 +48,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def probe(model: AlphaSTomics, cells: AnnData, truth: NDArray[np.float64], *, seed: int) -> dict[str, dict[str, float]]:
-    """Errors at every ratio for one slice, over those of the trivial answers."""
+    """Errors at every ratio for one slice, relative to those of trivial predictions."""
     import torch
 
     from alphastomics.data import AnnDataSource
@@ -98,7 +98,7 @@ def probe(model: AlphaSTomics, cells: AnnData, truth: NDArray[np.float64], *, se
 
 
 def reshaped(position: NDArray[np.float64], scale: float, *, seed: int) -> NDArray[np.float64]:
-    """Positions deformed as contexts are in training, by a deformation that no context had."""
+    """Positions with a new deformation of the kind that is used in training."""
     import torch
 
     from alphastomics.diffusion.deformation import deform

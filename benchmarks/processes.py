@@ -34,7 +34,7 @@ ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_
 
 
 class Pace(pl.Callback):
-    """Notes when steps of the optimizer end, and how many cells they had, in a process that may be a fork.
+    """Records the end of each optimizer step and its number of cells, in a process that may be a fork.
 
     Attributes
     ----------
@@ -51,25 +51,25 @@ class Pace(pl.Callback):
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Note it."""
+        """Record the time."""
         self.times.append(time.monotonic())
         self.cells.append(int(batch.mask.sum()))
 
     def state_dict(self) -> dict[str, Any]:
-        """What a fork hands back."""
+        """State that a fork returns."""
         return {"times": self.times, "cells": self.cells}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take it up."""
+        """Load the state of a fork."""
         self.times, self.cells = state_dict["times"], state_dict["cells"]
 
     def microseconds(self, n_processes: int) -> float:
-        """Time per cell; every process has as many cells in a step."""
+        """Time per cell; all processes have equally many cells in a step."""
         return 1e6 * (self.times[-1] - self.times[WARM - 1]) / (n_processes * sum(self.cells[WARM:]))
 
 
 def measure(n_processes: int, options: argparse.Namespace) -> dict[str, Any]:
-    """Microseconds per cell of a training by so many processes, in this process or in forks of it."""
+    """Microseconds per cell of a training with some number of processes."""
     import torch
 
     from alphastomics.datasets import synthetic_tissue
@@ -92,7 +92,7 @@ def measure(n_processes: int, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def summary(pairs: Sequence[tuple[float, float]]) -> dict[str, float]:
-    """Medians of the times of both, and of how often as fast two processes are, pair by pair."""
+    """Medians of the times of both, and of the speedup of two processes, pair by pair."""
     return {
         "one": statistics.median(one for one, _ in pairs),
         "two": statistics.median(two for _, two in pairs),
@@ -101,7 +101,7 @@ def summary(pairs: Sequence[tuple[float, float]]) -> dict[str, float]:
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """Options."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.processes", formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
@@ -137,7 +137,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     }
     write_json(options.output, content)
     ratio = content["summary"]["ratio"]
-    print(f"two processes are {ratio:.2f} times as fast as one; at least {LEAST} is asked for")
+    print(f"two processes are {ratio:.2f} times as fast as one; at least {LEAST} is required")
 
 
 if __name__ == "__main__":

@@ -110,12 +110,12 @@ def tables(folder: Path = RESULTS) -> str:
 
 
 def named_row(row: str) -> str:
-    """The name of a row in a table."""
+    """Name of a row."""
     return NAMED.get(row, row.removeprefix("genes, ").removeprefix("entries, "))
 
 
 def model_table(tissue: str, folder: Path = RESULTS) -> str:
-    """The scores of one model of ``mode="any"`` and of the methods it is compared with."""
+    """Scores of one model of ``mode="any"`` and of other methods."""
     lines = ["| task | AlphaSTomics | compared with |", "| --- | ---: | --- |"]
     seeds = 0
     for benchmark, question, method, score, others in QUESTIONS:
@@ -131,7 +131,7 @@ def model_table(tissue: str, folder: Path = RESULTS) -> str:
 
 
 def comparison(tissue: str, folder: Path = RESULTS) -> str:
-    """The table of the configurations; empty if they were not run."""
+    """Table of the configurations; empty without results."""
     path = folder / f"compare_{tissue}.json"
     if not path.is_file():
         return ""

@@ -29,17 +29,17 @@ COMPARISONS = ((25, 500), (10, 500), (500, 1), (25, 1), (10, 1))
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """Options."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.sampler", formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
-    parser.add_argument("--benchmark", choices=BENCHMARKS, default="seqfish", help="its first fold is placed")
+    parser.add_argument("--benchmark", choices=BENCHMARKS, default="seqfish", help="benchmark whose first fold is used")
     parser.add_argument("--steps", nargs="+", type=int, default=list(STEPS))
     parser.add_argument("--samplers", nargs="+", choices=SAMPLERS, default=["dpm++2m"])
-    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2], help="of the draws")
-    parser.add_argument("--model-seed", type=int, default=0, help="of the training")
-    parser.add_argument("--minutes", type=float, help="training time; default that of the benchmark")
-    parser.add_argument("--model-dir", type=Path, help="take the model that the benchmark left here, or leave it here")
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2], help="seeds of the samples")
+    parser.add_argument("--model-seed", type=int, default=0, help="seed of the training")
+    parser.add_argument("--minutes", type=float, help="training time; the default depends on the benchmark")
+    parser.add_argument("--model-dir", type=Path, help="folder in which trained models are saved and reused")
     parser.add_argument("--output", type=Path, default=RESULTS / "sampler.json")
     parser.add_argument("--data-dir", help="folder of the .h5ad files; default $ALPHASTOMICS_DATA or ../shared/data")
     options = parser.parse_args(argv)

@@ -97,7 +97,7 @@ def measure(path: Path) -> dict[str, Any]:
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """Options."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.scores", formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
@@ -111,7 +111,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Make the slices and score them, each in a fresh process, and print what it took."""
+    """Make and score the slices, each in a new process, and print time and memory."""
     options = parse(argv)
     if options.make:
         make_slices(options.cells, options.genes).write_h5ad(options.file)

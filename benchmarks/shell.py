@@ -27,13 +27,13 @@ RESULT = Path(__file__).parent / "results" / "shell.json"
 
 
 def alphastomics(*arguments: str | Path) -> list[str]:
-    """Run a command; give its arguments without the folders."""
+    """Run a command and return its arguments without folders."""
     subprocess.run([sys.executable, "-m", "alphastomics", *map(str, arguments)], check=True)
     return [argument.name if isinstance(argument, Path) else argument for argument in arguments]
 
 
 def write_files(fold: Fold, folder: Path) -> None:
-    """The slices of the reference in files of their own, and the query with and without its positions."""
+    """Files of each reference slice, and of the query with and without positions."""
     (folder / "slices").mkdir()
     for name, rows in fold.reference.obs.groupby("slice_id").indices.items():
         fold.reference[rows].copy().write_h5ad(folder / "slices" / f"{name}.h5ad")
@@ -77,11 +77,11 @@ def run(fold: Fold, folder: Path, options: argparse.Namespace) -> dict[str, Any]
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """Options."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.shell", formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
-    parser.add_argument("--minutes", type=float, default=8.0, help="training")
+    parser.add_argument("--minutes", type=float, default=8.0, help="training time")
     parser.add_argument("--buffer-size", type=int, default=8000, help="cells among which contexts are shuffled")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output", type=Path, default=RESULT)
@@ -90,7 +90,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run the commands and print the scores of what was sampled."""
+    """Run the commands and print the scores of the samples."""
     options = parse(argv)
     (fold,) = BENCHMARKS["seqfish"](find_data(options.data_dir))
     with tempfile.TemporaryDirectory() as name:

@@ -66,7 +66,7 @@ SCORES = ("spearman", "coverage", "error_over_spread")
 
 
 def align(predicted: Array, truth: Array) -> tuple[Array, float]:
-    """The prediction (N, D), moved by the similarity that brings it nearest to the truth, and the scale of that."""
+    """The prediction (N, D) after the best similarity transform to the truth, and the scale of that transform."""
     rotation, _ = _judge.rigid_fit(predicted, truth)
     goal = truth.mean(0)
     turned = (predicted - predicted.mean(0)) @ rotation
@@ -112,7 +112,7 @@ def write(model: AlphaSTomics, task: Task, row: str, *, seed: int) -> tuple[Arra
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Judge every fold and seed that is not finished, and print the table."""
+    """Score every unfinished fold and seed, and print the table."""
     options = _held_out.parse(_held_out.parser("uncertainty", tissue="seqfish"), argv)
     _, summary = _held_out.run_folds(run, options)
     print(table(summary, SCORES))
@@ -121,7 +121,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 def run(
     results: Results, name: str, reference: AnnData, held_out: AnnData, *, seed: int, options: argparse.Namespace
 ) -> None:
-    """Positions and expression of one fold."""
+    """Score positions and expression of one fold."""
     training = _ours.training_parameters(options.minutes, mode="any")
     parameters = {row: training | arguments for row, arguments in (POSITION_ROWS | EXPRESSION_ROWS).items()}
     left = [row for row in parameters if not results.find(parameters[row], method=row, fold=name, seed=seed)]

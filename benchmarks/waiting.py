@@ -23,7 +23,7 @@ WARM = 10  # steps that are not counted
 
 
 class Stopwatch:
-    """Stands in for the iterator of a loader, and notes how long it took to give a batch and when."""
+    """Wraps the iterator of a loader and records when each batch was returned and how long it took."""
 
     def __init__(self, iterate: Any) -> None:
         self._iterate = iterate
@@ -44,12 +44,12 @@ class Stopwatch:
             yield batch
 
     def share(self) -> float:
-        """Share of the time, once training has warmed up."""
+        """Fraction of the time after a warmup."""
         return sum(self.waits[WARM + 1 :]) / (self.times[-1] - self.times[WARM])
 
 
 def train(model: Any, steps: int) -> dict[str, float]:
-    """Train with the defaults; give the share of waiting and the milliseconds of a step."""
+    """Train with the defaults; return the fraction of waiting and the milliseconds per step."""
     from alphastomics.data._loaders import ContextLoader
 
     before = ContextLoader.__iter__
@@ -66,7 +66,7 @@ def train(model: Any, steps: int) -> dict[str, float]:
 
 
 def measure(folder: Path, options: argparse.Namespace) -> dict[str, dict[str, float]]:
-    """Both ways to hold cells."""
+    """Train with cells in memory and with cells of a dataset."""
     import anndata as ad
 
     from alphastomics.model import AlphaSTomics
@@ -83,7 +83,7 @@ def measure(folder: Path, options: argparse.Namespace) -> dict[str, dict[str, fl
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """Options."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.waiting", formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
@@ -97,7 +97,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Train and print the shares."""
+    """Train and print the fractions."""
     options = parse(argv)
     with tempfile.TemporaryDirectory() as name:
         found = measure(Path(name), options)
