@@ -24,8 +24,7 @@ from torch.utils.checkpoint import checkpoint
 
 from alphastomics.nn.attention import SoftmaxAttention
 from alphastomics.nn.parallel import SequenceParallel, choose, split_attention
-from alphastomics.nn.parallel.kernel import attend, attend_backward, attend_by_rows, attend_by_rows_backward
-from alphastomics.nn.parallel.ring import ring
+from alphastomics.nn.parallel.ring import attend, attend_backward, attend_by_rows, attend_by_rows_backward, ring
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -331,7 +330,7 @@ KERNELS = {"kernel": (attend, attend_backward), "rows": (attend_by_rows, attend_
 @pytest.mark.parametrize("block", [1, 2**24])
 def test_parts_of_the_keys_add_up(which, block, monkeypatch):
     """Merged with their log-sum-exp; the gradient of each part needs that of the whole alone."""
-    monkeypatch.setattr("alphastomics.nn.parallel.kernel.BLOCK", block)
+    monkeypatch.setattr("alphastomics.nn.parallel.ring.BLOCK", block)
     forward, backward = KERNELS[which]
     g = torch.Generator().manual_seed(0)
     q, k, v, w = (torch.randn(2, 2, 6, 4, generator=g, dtype=torch.float64).requires_grad_() for _ in range(4))

@@ -10,11 +10,11 @@ kind           what travels, forwards                             memory per pro
 ``ulysses``    q, k, v, o: from cells of all heads to all cells   O(n)                  W divides H
                of some heads, and back (Jacobs et al., 2023)
 ``ring``       k, v, in W - 1 steps, while attention is computed  O(n)                  nothing
-``allgather``  k, v, to everyone at once                          O(N)                  nothing
+``allgather``  k, v, to all processes at once                    O(N)                  nothing
 ============== ================================================= ===================== ===================
 
-The mask m is one more column of q and k: it needs neither an exchange of its own nor a kernel that knows masks, and
-attention to padding alone is finite. Beside the score of any real cell, exp(-10^4) is 0.
+The mask m is one more column of q and k: it needs neither a separate exchange nor a kernel with masks, and attention to
+padding alone is finite. Beside the score of any real cell, exp(-10^4) is 0.
 """
 
 from __future__ import annotations
@@ -59,12 +59,12 @@ ATTENTIONS: dict[SplitKind, SplitAttention] = {"ulysses": ulysses, "ring": ring,
 
 
 def choose(n_heads: int, world_size: int) -> SplitKind:
-    """Ulysses where it can be: it sends least, and attention itself is PyTorch's own. Else the ring."""
+    """``"ulysses"``, which sends least, where W divides H; else ``"ring"``."""
     return "ulysses" if n_heads % world_size == 0 else "ring"
 
 
 def attend_to_all(q: Tensor, k: Tensor, v: Tensor, parallel: SequenceParallel, *, scale: float) -> Tensor:
-    """As :func:`split_attention`, for q, k and v of equal width whose own columns say what is padding."""
+    """As :func:`split_attention`, for q, k and v of equal width in which padding is already a column."""
     if parallel.world_size == 1:
         return F.scaled_dot_product_attention(q, k, v, scale=scale)
     return ATTENTIONS[choose(q.shape[1], parallel.world_size)](q, k, v, parallel, scale)
@@ -119,9 +119,9 @@ def split_attention(
 
 
 def _with_mask(q: Tensor, k: Tensor, v: Tensor, padding: Tensor, scale: float) -> tuple[Tensor, Tensor, Tensor]:
-    """One more column of q and k, which says what is ``padding`` (B, 1, n, 1); all three as wide as the widest.
+    """One more column of q and k for ``padding`` (B, 1, n, 1); all three as wide as the widest.
 
-    The fast kernels want equal widths. The factor 10^4 is shared among q and k, so that float16 can hold both.
+    The fast kernels need equal widths. The factor 10^4 is shared among q and k, so that float16 can hold both.
     """
     device = q.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else q.dtype
