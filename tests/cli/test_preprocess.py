@@ -111,7 +111,7 @@ def test_a_gene_list_of_another_editor_is_read(raw, tmp_path):
 
 def test_a_height_that_is_none_is_refused_before_anything_is_made(raw, tmp_path, capsys):
     assert run("stage1", "--input-dir", raw, "--output-dir", tmp_path / "out", *KEYS, "--z-spacing", "nan") != 0
-    assert "z_spacing=nan is no distance; pass a number with --z-spacing" in complaint(capsys)
+    assert "z_spacing=nan must be a finite number" in complaint(capsys)
     assert not (tmp_path / "out").exists()
 
 

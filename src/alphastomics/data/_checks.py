@@ -1,4 +1,4 @@
-"""Refusing bad input before anything happens, with the name of what is wrong and the remedy."""
+"""Checks of AnnData objects, whose errors name the key, cell or gene and what to do."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MIN_CELLS = 10
 
 
 class ValueSummary(NamedTuple):
-    """What the values of a matrix are; positions are (row, column) of the first offender."""
+    """Properties of the values of a matrix, and (row, column) of the first invalid value."""
 
     integer: bool
     nonfinite: tuple[int, int] | None
@@ -36,20 +36,20 @@ class ValueSummary(NamedTuple):
 
 
 def check_in_memory(adata: AnnData) -> None:
-    """Refuse a backed AnnData."""
+    """Raise an error for a backed AnnData."""
     if adata.isbacked:
         raise ValueError("The AnnData is backed by a file; read it into memory first with adata.to_memory().")
 
 
 def check_key(where: str, mapping: Mapping[str, object] | pd.DataFrame, key: str, argument: str) -> None:
-    """Refuse a key that is not there."""
+    """Raise a KeyError for a missing key."""
     if key not in mapping:
         found = ", ".join(map(repr, mapping.keys())) or "nothing"
         raise KeyError(f'{where}["{key}"] is missing (found: {found}); pass {argument}=…')
 
 
 def read_sequence(adata: AnnData, key: str) -> NDArray[np.float64]:
-    """Read an order of the cells (n,), refusing what is not a finite number."""
+    """Read an order of the cells (n,), which must be finite."""
     check_key("obs", adata.obs, key, "sequence_key")
     values = pd.to_numeric(adata.obs[key].astype(object), errors="coerce").to_numpy(dtype=np.float64)
     absent = int((~np.isfinite(values)).sum())
@@ -62,13 +62,13 @@ def read_sequence(adata: AnnData, key: str) -> NDArray[np.float64]:
 
 
 def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
-    """Refuse a value that is none of the choices."""
+    """Raise an error for a value that is not one of the choices."""
     if value not in choices:
         raise ValueError(f"{name}={value!r} is none of {', '.join(map(repr, choices))}.")
 
 
 def check_genes(names: Iterable[object]) -> tuple[str, ...]:
-    """Give the gene names as strings, refusing duplicates."""
+    """Gene names as strings, which must be unique."""
     index = pd.Index([str(name) for name in names])
     repeated = index[index.duplicated()].unique()
     if len(repeated):
@@ -110,7 +110,7 @@ def read_expression(adata: AnnData, layer: str | None, transform: str) -> tuple[
 
 
 def check_measured(adata: AnnData) -> None:
-    """Refuse slices that lack genes which others measure: their zeros are no values."""
+    """Raise an error for slices that lack genes of others: their zeros are not values."""
     measured = adata.varm.get(_keys.MEASURED_IN)
     if not isinstance(measured, pd.DataFrame):
         return
@@ -118,14 +118,14 @@ def check_measured(adata: AnnData) -> None:
     lacking = [name for name in measured if name in there and not measured[name].all()]
     if lacking:
         raise ValueError(
-            f'{len(lacking)} slices lack genes that others measure, as varm["{_keys.MEASURED_IN}"] says, and 0 is no value '
-            "there; read those that measure the same together: "
+            f'{len(lacking)} slices lack genes that others measure, see varm["{_keys.MEASURED_IN}"], and their zeros '
+            "are not values; read slices that measure the same genes together: "
             f'adata[adata.obs["{_keys.SLICE}"] == {lacking[0]!r}, adata.varm["{_keys.MEASURED_IN}"][{lacking[0]!r}]].'
         )
 
 
 def check_matrix(matrix: Matrix, where: str) -> Matrix:
-    """Refuse what is not two-dimensional or not numeric."""
+    """Raise an error for a matrix that is not two-dimensional and numeric."""
     if matrix.ndim != 2:
         raise ValueError(f"{where} has {matrix.ndim} dimensions, not 2 (cells × genes).")
     if matrix.dtype.kind not in "biuf":
@@ -134,7 +134,7 @@ def check_matrix(matrix: Matrix, where: str) -> Matrix:
 
 
 def summarize_values(matrix: Matrix) -> ValueSummary:
-    """Look at every stored value once; sparse matrices are read through ``.data`` alone."""
+    """Summarize the stored values in one pass."""
     integer, nonfinite, negative = True, None, None
     floating = matrix.dtype.kind == "f"
     for offset, values in flat_blocks(matrix):
@@ -149,7 +149,7 @@ def summarize_values(matrix: Matrix) -> ValueSummary:
 
 
 def resolve_transform(transform: str, summary: ValueSummary) -> Transform:
-    """Settle ``"auto"``: ``"log1p"`` if and only if all values are non-negative integers."""
+    """Resolve ``"auto"``: ``"log1p"`` if and only if all values are non-negative integers."""
     check_choice("transform", transform, ("auto", "log1p", "none"))
     if transform == "auto":
         return "log1p" if summary.counts else "none"
@@ -157,7 +157,7 @@ def resolve_transform(transform: str, summary: ValueSummary) -> Transform:
 
 
 def check_values(summary: ValueSummary, adata: AnnData, layer: str | None, transform: str) -> None:
-    """Refuse NaN and infinity, and negative values under ``"log1p"``."""
+    """Raise an error for NaN and infinity, and for negative values under ``"log1p"``."""
     where = "X" if layer is None else f'layers["{layer}"]'
 
     def of(place: tuple[int, int]) -> str:
@@ -170,7 +170,7 @@ def check_values(summary: ValueSummary, adata: AnnData, layer: str | None, trans
         )
     if transform == "log1p" and summary.negative is not None:
         raise ValueError(
-            f"{where} has negative values, the first for {of(summary.negative)}, of which log1p has no use; "
+            f"{where} has negative values, the first for {of(summary.negative)}, which log1p does not support; "
             'pass the layer of raw counts or transform="none".'
         )
 
@@ -213,7 +213,7 @@ def read_position(adata: AnnData, key: str, *, missing: bool, n_dims: int | None
 
 
 def check_slice(name: str, position: NDArray[np.float64]) -> None:
-    """Refuse a reference slice from which no geometry can be learned."""
+    """Raise an error for a reference slice that is too small or has one position for all cells."""
     if len(position) < MIN_CELLS:
         raise ValueError(
             f"Slice {name!r} has {len(position)} cells with positions, fewer than {MIN_CELLS}; "

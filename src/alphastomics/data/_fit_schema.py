@@ -165,7 +165,7 @@ def measure_extent(name: str, points: NDArray[np.float64]) -> Extent:
     radius = float(np.sqrt(((points - center) ** 2).sum(axis=1).mean()))
     nearest = KDTree(points).query(points, 2)[0][:, 1]
     if not nearest.all():
-        distinct = np.unique(points, axis=0)  # at least two, or check_slice had refused the slice
+        distinct = np.unique(points, axis=0)  # at least two, or check_slice raises an error
         nearest = KDTree(distinct).query(distinct, 2)[0][:, 1]
     return Extent(len(points), center, radius, float(np.median(nearest)))
 

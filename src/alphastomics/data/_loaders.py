@@ -63,7 +63,7 @@ class ContextLoader:
     ) -> None:
         self.dataset, self.num_workers, self.prefetch, self.is_raw = dataset, num_workers, prefetch, raw
         self._order: WindowSampler | RoundRobinSampler
-        if dataset.source.buffer_size is None:  # in memory every process has all cells at hand
+        if dataset.source.buffer_size is None:  # every process has all cells in memory
             dataset.set_streams(1, contexts_per_batch * world_size if world_size > 1 else 1)
             self._order = RoundRobinSampler(len(dataset), contexts_per_batch, rank=rank, world_size=world_size)
         else:

@@ -1,4 +1,4 @@
-r"""How crowded the surroundings of a cell are: what positions tell of it beyond where in the tissue it lies.
+r"""Local density around each cell, from the distances to its neighbors.
 
 .. math::
 
@@ -25,21 +25,21 @@ LARGEST = 3.0  # cells that lie on one another have a distance of 0
 def local_density(
     position: NDArray[np.float64], cells: NDArray[np.integer] | None = None, *, among: NDArray[np.bool_] | None = None
 ) -> NDArray[np.float32]:
-    """Crowding of cells among the cells of a slice.
+    """Local density of cells among the cells of a slice.
 
     Parameters
     ----------
     position
         Positions (N, D) of the slice, in any unit.
     cells
-        Numbers of the cells asked for, n of them; all when None. The medians are over these.
+        Numbers of n cells; all when None. The medians are over these.
     among
         Which cells of the slice (N,) count as neighbors; all when None.
 
     Returns
     -------
-    Array (n, K) with K the number of ranks, between -3 and 3. Where there are fewer neighbors the farthest one takes the
-    place of those that are not there; 0 where there is none.
+    Array (n, K) with K the number of ranks, between -3 and 3. With fewer neighbors than a rank the farthest one is
+    used; 0 without neighbors.
     """
     asked = np.arange(len(position)) if cells is None else np.asarray(cells)
     among = np.ones(len(position), dtype=bool) if among is None else among

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class PartialExpression(NamedTuple):
-    """Expression that is known in part.
+    """Partly observed expression.
 
     Attributes
     ----------
@@ -64,7 +64,7 @@ def read_partial(adata: AnnData, schema: TissueSchema) -> PartialExpression:
         network = (values - schema.gene_mean) / schema.gene_scale
         return PartialExpression(values, _clip(network), np.full(adata.n_obs, np.nan))
     if (values[known] < 0).any():
-        raise ValueError("Expression has negative values, of which log1p has no use; unknown values are NaN.")
+        raise ValueError("Expression has negative values, which log1p does not support; unknown values are NaN.")
     share = known @ np.asarray(schema.gene_share)
     size = np.nansum(values, axis=1)
     total = np.divide(size, share, out=np.full(len(size), np.nan), where=share > 0)

@@ -315,7 +315,7 @@ class TissueSchema:
     def encode_position(self, position: ArrayLike) -> NDArray[np.float32]:
         """Bring positions from user units to model units, shape (..., D).
 
-        With ``frame="slice"`` this only scales: a context is centered on its own cells by whoever draws it.
+        With ``frame="slice"`` this only scales: a context is centered on its own cells when it is drawn.
         """
         model: NDArray[np.float64] = (np.asarray(position, dtype=np.float64) - np.asarray(self.center)) / self.scale
         return model.astype(np.float32)

@@ -1,4 +1,4 @@
-"""Which cells share a slice."""
+"""Slices of the cells of an AnnData."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NO_SLICE = "unassigned"
 
 
 def resolve_slice_key(adata: AnnData, slice_key: str | None) -> str | None:
-    """Settle where slices are named: a named key must be there, None takes ``obs["slice_id"]`` if it is there."""
+    """The key of slices in ``obs``: a given key must exist; None is ``"slice_id"`` if that exists."""
     if slice_key is not None:
         check_key("obs", adata.obs, slice_key, "slice_key")
         return slice_key
@@ -34,10 +34,10 @@ def resolve_slice_key(adata: AnnData, slice_key: str | None) -> str | None:
 
 
 def resolve_query_slice_key(adata: AnnData, slice_key: str | None, *, positions: bool) -> str | None:
-    """Settle where the slices of a query are named.
+    """The key of slices in ``obs`` of a query.
 
-    Dissociated cells have no slice and are one set; cells with positions must name theirs, because a distance between
-    slices means nothing.
+    Dissociated cells have no slice and are one set; cells with positions need one, because distances between slices are
+    not defined.
     """
     if slice_key is not None and slice_key not in adata.obs and not positions:
         logger.info('obs["%s"] is missing: all cells are one set without a slice.', slice_key)
@@ -79,7 +79,7 @@ def slice_rows(adata: AnnData, slice_key: str | None, *, missing: bool = False) 
 
 
 def categories(adata: AnnData, key: str | None, argument: str) -> tuple[str, ...]:
-    """Give the sorted names that occur in a column of ``obs``; none when no key is given."""
+    """The sorted values of a column of ``obs``; none without a key."""
     if key is None:
         return ()
     check_key("obs", adata.obs, key, argument)

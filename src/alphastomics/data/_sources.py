@@ -17,7 +17,6 @@ from alphastomics.data._checks import (
     read_sequence,
 )
 from alphastomics.data._encode import Encoder, dense_rows, thin_rows
-from alphastomics.data._fit_schema import fit_schema
 from alphastomics.data._matrix import Matrix, align_columns, canonical, row_blocks, row_sums
 from alphastomics.data._slices import resolve_query_slice_key, slice_rows
 
@@ -26,6 +25,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from alphastomics.data._schema import TissueSchema
+
+
+DEPTH_RATIO = 5.0  # of median library sizes, above which a warning is issued
 
 
 class SliceCells(NamedTuple):
@@ -99,11 +101,6 @@ class CellSource(Protocol):
         """Sum of the measured values of some cells, shape (k,)."""
 
 
-__all__ = ["AnnDataSource", "fit_schema"]
-
-_DEPTH_RATIO = 5.0
-
-
 class AnnDataSource:
     """Cells of an AnnData, read for a schema.
 
@@ -175,10 +172,10 @@ class AnnDataSource:
         filled = self._library_size[self._library_size > 0]
         median = float(np.median(filled)) if len(filled) else 0.0
         target = self.schema.target_library_size(self.measured)
-        if not target / _DEPTH_RATIO <= median <= target * _DEPTH_RATIO:
+        if not target / DEPTH_RATIO <= median <= target * DEPTH_RATIO:
             warnings.warn(
                 f"The median library size of these cells is {median:.4g}, that of the reference {target:.4g} on the "
-                f"same {int(self.measured.sum())} genes: more than {_DEPTH_RATIO:g}-fold apart. Check that the values "
+                f"same {int(self.measured.sum())} genes: more than {DEPTH_RATIO:g}-fold apart. Check that the values "
                 "are raw counts, as in the reference, and expect poorer results.",
                 UserWarning,
                 stacklevel=3,

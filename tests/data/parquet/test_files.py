@@ -145,7 +145,7 @@ def test_a_file_that_names_no_genes_needs_its_dataset(dataset, tissue, tmp_path)
     rewrite(path, lambda table: table, metadata=False)
     assert_as_they_were(read_parquet(path), tissue)
     shutil.copy(path, tmp_path / "alone.parquet")
-    with pytest.raises(ValueError, match=r"alone\.parquet does not say which genes .*metadata\.json is missing"):
+    with pytest.raises(ValueError, match=r"alone\.parquet does not name its genes.*metadata\.json is missing"):
         read_parquet(tmp_path / "alone.parquet")
 
 
@@ -314,7 +314,7 @@ def test_a_damaged_file_is_one_line(dataset, tmp_path):
     path.write_bytes(bytes(flipped))
     with pytest.raises(ValueError, match=r"Row group 0 of .*x\.parquet cannot be used"):
         read_parquet(path)
-    with pytest.raises(FileNotFoundError, match="is no file"):
+    with pytest.raises(FileNotFoundError, match="is not a file"):
         read_parquet(tmp_path / "none.parquet")
 
 

@@ -439,8 +439,8 @@ def test_a_gene_list_that_ends_before_the_other_is_refused(raw, tissue, tmp_path
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"z_spacing": float("nan")}, r"z_spacing=nan is no distance"),
-        ({"z_spacing": float("inf")}, r"z_spacing=inf is no distance"),
+        ({"z_spacing": float("nan")}, r"z_spacing=nan must be a finite"),
+        ({"z_spacing": float("inf")}, r"z_spacing=inf must be a finite"),
         ({"z_spacing": 3.0, "position_is_3d": True}, "position_is_3d and z_spacing exclude each other"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Tissues on disk: the columns of a dataset, what its ``metadata.json`` says, and cells read from it."""
+"""Datasets on disk: Parquet files of cells, described by ``metadata.json``."""
 
 from alphastomics.data.parquet._dataset import DatasetInfo, Shard
 

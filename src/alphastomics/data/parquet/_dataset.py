@@ -1,7 +1,4 @@
-"""What ``metadata.json`` says of a dataset: one description of the tissue, and every file that belongs to it.
-
-What a Parquet file says of its own columns, so that it can be read without the rest of its dataset.
-"""
+"""Descriptions of datasets: ``metadata.json``, and the metadata of each Parquet file."""
 
 from __future__ import annotations
 
@@ -23,6 +20,7 @@ if TYPE_CHECKING:
 FORMAT, FORMAT_VERSION = "alphastomics-dataset", 1
 METADATA, FOLDER = "metadata.json", "data"
 SPLITS = ("train", "validation", "test")
+NOTE = b"alphastomics"  # key of the metadata of a Parquet schema
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,9 +36,9 @@ class Shard:
     groups
         Slice and number of cells of every row group, in order.
     sha256
-        Checksum.
+        SHA-256 of the file.
     footer
-        Checksum of its end, which is compared whenever the dataset is opened. Empty where it is not known.
+        SHA-256 of its footer, compared whenever the dataset is opened; empty if unknown.
     """
 
     file: str
@@ -70,7 +68,7 @@ class DatasetInfo:
     counts
         Whether all values are counts that can be thinned.
     parameters
-        How it was made.
+        Parameters of both stages.
     """
 
     schema: TissueSchema
@@ -84,7 +82,7 @@ class DatasetInfo:
         return sum(shard.n_cells for shard in self.shards if shard.split == split)
 
     def write(self, folder: Path) -> None:
-        """Write ``metadata.json``, which makes a dataset whole."""
+        """Write ``metadata.json``, which completes a dataset."""
         write_json(
             folder / METADATA,
             {
@@ -100,7 +98,7 @@ class DatasetInfo:
         )
 
     def check(self, folder: Path) -> None:
-        """Compare the ends of all files with what is said of them, so that none is cut off, missing or another.
+        """Compare the footers of all files with their checksums: no file is truncated, missing or another.
 
         Raises
         ------
@@ -115,20 +113,20 @@ class DatasetInfo:
 
     @classmethod
     def read(cls, folder: str | PathLike[str], *, check: bool = True) -> DatasetInfo:
-        """Read ``metadata.json``, and :meth:`check` the files unless told otherwise.
+        """Read ``metadata.json``, and with ``check`` also :meth:`check` the files.
 
         Raises
         ------
         FileNotFoundError
             If there is none.
         ValueError
-            If it is none of ours, or of a later version, or does not fit the files.
+            If it is of another program or version, or does not fit the files.
         """
         folder = Path(folder)
         path = folder / METADATA
         if not path.is_file():
             raise FileNotFoundError(
-                f"{folder} is no dataset: {METADATA} is missing; make one with alphastomics preprocess"
+                f"{folder} is not a dataset: {METADATA} is missing; make one with alphastomics preprocess"
             )
         check_inside(folder, path)
         values = read_json(path)
@@ -175,9 +173,6 @@ def _count(n: Any) -> int:
     return n
 
 
-NOTE = b"alphastomics"  # key of the metadata of a Parquet schema
-
-
 class Note(NamedTuple):
     """Genes and dimensions of a file.
 
@@ -186,7 +181,7 @@ class Note(NamedTuple):
     genes
         Names of the genes, in the order of the columns.
     n_dims
-        Coordinates that mean something, 2 or 3.
+        Number of coordinates, 2 or 3.
     unmeasured
         Slice -> genes that it does not measure, where there are any.
     """
@@ -201,12 +196,12 @@ class Note(NamedTuple):
 
     @classmethod
     def from_metadata(cls, metadata: dict[bytes, bytes] | None) -> Note | None:
-        """Undo :meth:`to_metadata`; None where nothing is said.
+        """Invert :meth:`to_metadata`; None without an entry of ours.
 
         Raises
         ------
         ValueError
-            If what is said cannot be understood.
+            If they are damaged.
         """
         if NOTE not in (metadata or {}):
             return None

@@ -33,11 +33,11 @@ def make_folder(path: Path) -> None:
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise type(error)(f"the folder {path} cannot be made ({describe_error(error)}); {WRITE}") from error
+        raise type(error)(f"the folder {path} cannot be created ({describe_error(error)}); {WRITE}") from error
 
 
 def check_written(path: Path) -> None:
-    """Refuse a file that only the machine which wrote it can see.
+    """Raise an error for a file that another machine wrote and this one does not see.
 
     Raises
     ------
@@ -46,7 +46,7 @@ def check_written(path: Path) -> None:
     """
     if not path.is_file():
         raise FileNotFoundError(
-            f"{path} was written and is not here; every machine must see the same folder under this path"
+            f"{path} was written by a worker and is missing here; all machines must share this folder under the same path"
         )
 
 
@@ -96,7 +96,7 @@ def checksum(path: Path) -> str:
 
 
 def footer_checksum(path: Path) -> str:
-    """SHA-256 of the end of a Parquet file, which says where everything is, and what its columns begin and end with.
+    """SHA-256 of the footer of a Parquet file, which locates all pages and holds the extremes of its columns.
 
     Raises
     ------

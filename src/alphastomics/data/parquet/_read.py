@@ -1,8 +1,6 @@
-"""Rows of a table that anyone may have written, with the columns of a dataset.
+"""Reading Parquet files into an AnnData: a split of a dataset, or a single file with the same columns.
 
-Lists may be of one length or of any, of any numbers, and cells of several slices may stand together.
-
-Cells of a dataset, or of a single Parquet file with its columns, as an AnnData.
+Files of other programs may store lists of any length and any numeric type, and cells of several slices in one row group.
 """
 
 from __future__ import annotations
@@ -44,6 +42,9 @@ if TYPE_CHECKING:
     from alphastomics.data.parquet._columns import Cells
     from alphastomics.data.parquet._dataset import Shard
 
+logger = logging.getLogger(__name__)
+
+N_NAMES = 5
 OURS = frozenset({CELL, SLICE, LABEL, SIZE, POSITION, EXPRESSION, INDICES, VALUES, "n_genes"})
 
 
@@ -155,11 +156,6 @@ def _lists(column: pa.ChunkedArray, name: str, dtype: type) -> tuple[NDArray[Any
     return flat.to_numpy(zero_copy_only=False).astype(dtype), np.asarray(lengths, dtype=np.int64)
 
 
-logger = logging.getLogger(__name__)
-
-N_NAMES = 5
-
-
 def read_dataset(data_dir: str | PathLike[str], split: str = "test") -> ad.AnnData:
     """Read the cells of one split of a dataset into memory.
 
@@ -174,8 +170,8 @@ def read_dataset(data_dir: str | PathLike[str], split: str = "test") -> ad.AnnDa
     -------
     The cells in the order of the files: ``X``, CSR of float32, (n_cells, n_genes), untransformed; ``obs["slice_id"]``,
     ``obs["cell_type"]`` where there are labels, and ``obsm["spatial"]``, (n_cells, 2) or (n_cells, 3). Genes that no slice
-    of them measures are left out. Where slices differ in what they measure, ``varm["measured_in"]`` says which of them
-    measure a gene; the others have 0 there, which is no value: read slices that agree together,
+    of them measures are left out. Where slices differ in what they measure, ``varm["measured_in"]`` holds which of them
+    measure a gene; the 0 of the others is not a value: read slices that measure the same genes together,
     ``adata[slice, adata.varm["measured_in"][slice_id]]``.
 
     Raises
@@ -239,7 +235,7 @@ def read_parquet(path: str | PathLike[str]) -> ad.AnnData:
     """
     path = Path(path)
     if not path.is_file():
-        raise FileNotFoundError(f"{path} is no file")
+        raise FileNotFoundError(f"{path} is not a file")
     try:
         file = pq.ParquetFile(path, page_checksum_verification=True)
         schema = file.schema_arrow
@@ -264,7 +260,7 @@ def read_parquet(path: str | PathLike[str]) -> ad.AnnData:
 
 
 def _find_note(path: Path, schema: pa.Schema) -> Note:
-    """What the file says of its genes, else what its dataset says."""
+    """The genes in the metadata of the file, else those of its dataset."""
     try:
         note = Note.from_metadata(schema.metadata)
     except ValueError as error:
@@ -274,7 +270,7 @@ def _find_note(path: Path, schema: pa.Schema) -> Note:
     folder = path.absolute().parent.parent
     if not (folder / METADATA).is_file():
         raise ValueError(
-            f"{path} does not say which genes its columns are, and {folder / METADATA} is missing; leave it in its dataset, "
+            f"{path} does not name its genes, and {folder / METADATA} is missing; leave it in its dataset, "
             "or write it with alphastomics.data.write_parquet"
         )
     info = DatasetInfo.read(folder, check=False)
@@ -299,7 +295,7 @@ def to_anndata(parts: Sequence[Part], note: Note) -> ad.AnnData:
     positions = [part.position for part in parts if part.position is not None]
     if positions:
         if len(positions) < len(parts) or len({position.shape[1] for position in positions}) > 1:
-            raise ValueError("its row groups differ in what they say of positions")
+            raise ValueError("its row groups differ in their positions")
         adata.obsm[_keys.SPATIAL] = np.concatenate(positions)[:, : note.n_dims]
     return _mark_unmeasured(adata, note.unmeasured)
 
@@ -327,7 +323,7 @@ def _obs(parts: Sequence[Part]) -> pd.DataFrame:
 
 
 def _mark_unmeasured(adata: ad.AnnData, unmeasured: dict[str, tuple[str, ...]]) -> ad.AnnData:
-    """Leave out the genes that no slice measures, and say which slices measure the others where they differ."""
+    """Remove genes that no slice measures, and note in ``varm`` which slices measure the others."""
     if _keys.SLICE not in adata.obs or not unmeasured:
         return adata
     slices = list(adata.obs[_keys.SLICE].cat.categories)

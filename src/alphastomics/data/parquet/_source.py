@@ -1,4 +1,4 @@
-"""Cells of a dataset on disk: places and library sizes in memory, expression read by row groups and kept for a while."""
+"""Cells of a dataset on disk: positions and library sizes in memory, expression read by row groups."""
 
 from __future__ import annotations
 
@@ -65,8 +65,8 @@ class Places(NamedTuple):
 class ParquetSource:
     """Cells of some splits of a dataset.
 
-    Expression is read from mapped files, row by row. Row groups that are stored in another way than ours are read whole and kept,
-    the least recently used ones forgotten first. A source can be read by several threads, and sent to other processes, which
+    Row groups are decoded by pyarrow once; those of ``preprocess`` are then read from mapped files, row by row. Others stay in
+    memory until they are the least recently used ones. A source can be read by several threads, and sent to other processes, which
     open its files for themselves.
 
     Parameters
@@ -78,7 +78,7 @@ class ParquetSource:
     buffer_size
         Number of cells among which contexts are shuffled.
     schema
-        The tissue to read them for; that of the dataset when None.
+        Schema to read them with; that of the dataset when None.
 
     Raises
     ------
@@ -157,7 +157,7 @@ class ParquetSource:
         self._reading = threading.Lock()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Everything but open files and what was read."""
+        """The state without open files and row groups."""
         return {
             name: value
             for name, value in self.__dict__.items()

@@ -1,7 +1,7 @@
 """Stages on a Dask cluster: tasks go to its workers, a few at a time, and results come back in order.
 
-Tasks may run twice: a worker that dies is replaced and its task repeated, and one that is only cut off goes on beside its
-successor. They write to a temporary name of their own and rename, so that either of them leaves the same file.
+A task may run twice: that of a worker that dies is repeated, and a worker that is only disconnected continues. Tasks write to
+temporary names of their own and rename, so that both leave the same file.
 """
 
 from __future__ import annotations
@@ -89,8 +89,8 @@ def run_on(client: Client) -> Run:
     Returns
     -------
     What :func:`preprocess`, :func:`stage1` and :func:`stage2` take as ``run``. An exception of a task is raised as it is,
-    after the tasks that run have ended; a ``RuntimeError`` says that workers died of a task again and again, or that the
-    cluster is gone.
+    after the tasks that run have ended; workers that die repeatedly and the loss of the cluster are a
+    ``RuntimeError``.
     """
     from distributed import CancelledError
     from distributed.comm.core import CommClosedError
@@ -123,7 +123,7 @@ def run_on(client: Client) -> Run:
 
 @contextmanager
 def _silence() -> Iterator[None]:
-    """Keep Dask from saying what an exception says already."""
+    """Silence the log of Dask, whose errors are raised as exceptions."""
     names = [name for name in logging.root.manager.loggerDict if name.split(".")[0] == "distributed"]
     before = {logger: logger.level for logger in map(logging.getLogger, names)}
     for each in before:
@@ -147,7 +147,7 @@ def _connect(address: str, kind: type[Client]) -> Client:
 
 
 def _check_workers(client: Client, address: str) -> None:
-    """Refuse a cluster that cannot do the work, or not as this process would."""
+    """Raise an error for a cluster without workers, or with other versions of packages."""
     try:
         client.wait_for_workers(1, timeout=WORKERS)
     except TimeoutError as error:
@@ -197,7 +197,7 @@ def _result(future: Future, task: Any) -> Any:
 
 
 def _await_end(client: Client, running: dict[Future, Any]) -> None:
-    """Let tasks end that run, so that no temporary file of theirs stays."""
+    """Wait for running tasks, so that none of their temporary files remains."""
     from distributed import CancelledError, wait
 
     with suppress(CancelledError, OSError):  # the cluster is gone, and they with it

@@ -1,4 +1,4 @@
-"""What the two stages are told."""
+"""Options of the two stages."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Split = Literal["cell", "slice", "animal"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Stage1Options:
-    """Where things are in the input.
+    """Keys of the input.
 
     Parameters
     ----------
@@ -55,7 +55,7 @@ class Stage1Options:
         if self.genes is not None and not self.genes:
             raise ValueError("the gene list is empty")
         if not math.isfinite(self.z_spacing):
-            raise ValueError(f"z_spacing={self.z_spacing} is no distance; pass a number with z_spacing=…")
+            raise ValueError(f"z_spacing={self.z_spacing} must be a finite number")
         if self.z_spacing and self.position_is_3d:
             raise ValueError(
                 "position_is_3d and z_spacing exclude each other: the height of a cell is its third coordinate, or that of its "
@@ -116,7 +116,7 @@ class Stage2Options:
                 "sum to at most 1; the rest is the test set"
             )
         if self.scale_per_slice and not self.scale:
-            raise ValueError("scale_per_slice=True says how genes are scaled, and scale=False that they are not")
+            raise ValueError("scale_per_slice=True needs scale=True")
         if self.max_shard_size < 1:
             raise ValueError(f"max_shard_size={self.max_shard_size} must be at least 1")
 

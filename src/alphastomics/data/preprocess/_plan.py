@@ -1,7 +1,4 @@
-"""Which cells are for training, validation and testing.
-
-What stage 2 settles before it writes: which cells go where, whether zeros are stored, the common library size.
-"""
+"""Plan of stage 2: the split of each cell, the shards, dense or sparse storage, the library size, the schema."""
 
 from __future__ import annotations
 
@@ -62,7 +59,7 @@ def split_slices(
 
 
 def check_animals(names: Sequence[str], animals: Sequence[str | None], options: Stage2Options) -> None:
-    """Refuse to keep animals together that are not named.
+    """Raise an error if ``split="animal"`` and the animal of a slice is unknown.
 
     Raises
     ------
@@ -77,7 +74,7 @@ def check_animals(names: Sequence[str], animals: Sequence[str | None], options: 
 
 
 def _cut(n: int, options: Stage2Options) -> NDArray[np.uint8]:
-    """Splits of n units in random order: the shares, rounded, but none that was asked for stays empty if that can be."""
+    """Splits of n units in random order: the shares, rounded; no requested split is empty if there are enough units."""
     ends = np.round(np.cumsum([options.train_ratio, options.val_ratio]) * n).astype(int)
     has_validation = int(options.val_ratio > 0)
     has_test = int(options.train_ratio + options.val_ratio < 1 - 1e-9)
@@ -87,7 +84,7 @@ def _cut(n: int, options: Stage2Options) -> NDArray[np.uint8]:
 
 
 def _split_cells(names: Sequence[str], sizes: Sequence[int], options: Stage2Options) -> list[NDArray[np.uint8]]:
-    """Shares of every slice, whose roundings make up for each other."""
+    """Shares of every slice, rounded so that the totals are exact."""
     total, codes = np.concatenate([[0], np.cumsum(sizes)]), []
     shares = np.array([options.train_ratio, options.train_ratio + options.val_ratio, 1.0])
     ends = np.round(np.outer(total, shares)).astype(np.int64)
@@ -103,7 +100,7 @@ def _split_cells(names: Sequence[str], sizes: Sequence[int], options: Stage2Opti
 
 
 class Plan:
-    """All that has to be settled before a file is written.
+    """Everything that is computed before a file is written.
 
     Parameters
     ----------
@@ -155,7 +152,7 @@ class Plan:
         return share, float(np.median(sizes[:end], overwrite_input=True))
 
     def tasks(self, folder: Path) -> list[ShardTask]:
-        """The files, each a stretch of the cells of its split."""
+        """The shards, each consecutive cells of its split."""
         common: dict[str, Any] = {
             "dense": self.dense,
             "library_size": self.library_size,
@@ -190,7 +187,7 @@ class Plan:
         return [tuple((stored, tuple(groups)) for stored, groups in shard) for shard in shards]
 
     def _extents(self) -> dict[str, Extent]:
-        """Where the training cells of every slice are that has any."""
+        """Extents of the training cells of each slice."""
         extents = {}
         for each, code in zip(self.slices, self.codes, strict=True):
             if (code == 0).any():

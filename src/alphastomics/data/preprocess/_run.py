@@ -1,4 +1,4 @@
-"""The stages, one after the other."""
+"""Entry points of preprocessing: both stages, and each alone."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from tqdm.auto import tqdm
 
 from alphastomics.data.preprocess._plan import check_animals
-from alphastomics.data.preprocess._slice import begin, check_begun, end
+from alphastomics.data.preprocess._records import begin, check_begun, end
 from alphastomics.data.preprocess._stage1 import plan_slices, write_slice
 from alphastomics.data.preprocess._stage2 import all_parameters, check_output, write_dataset
 
@@ -30,7 +30,7 @@ def stage1(
 ) -> int:
     """Write every slice of the ``.h5ad`` files of a folder into a file of its own.
 
-    What an earlier call with the same parameters finished is kept.
+    Slices that an earlier call with the same parameters finished are kept.
 
     Parameters
     ----------
@@ -132,7 +132,7 @@ def preprocess(
     target = Path(output_dir).absolute()
     slices = target / INTERMEDIATE
     tasks = plan_slices(Path(input_dir).absolute(), slices, first)
-    # What would end stage 2 is found before stage 1 begins, which may take hours.
+    # Errors of stage 2 are raised before stage 1 begins, which may take hours.
     check_begun(slices, first)
     check_animals([task.raw.name for task in tasks], [task.raw.animal for task in tasks], second)
     check_output(target, all_parameters(second, {task.raw.name: task.parameters for task in tasks}))

@@ -1,4 +1,4 @@
-"""Files of a dataset: what goes into one, writing it, and what is learned of its cells meanwhile."""
+"""Shards, the files of a dataset: their cells, how they are written, and statistics of their cells."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Written(NamedTuple):
     Attributes
     ----------
     shard
-        What is said of it.
+        Its entry in ``metadata.json``.
     moments
         Of its cells if they are training cells, else of none.
     totals
@@ -82,7 +82,7 @@ class Written(NamedTuple):
 
 
 def write_shard(task: ShardTask) -> Written:
-    """Write a file and a note of what was learned, unless both are there; give what the note says."""
+    """Write a shard and a note of its statistics, unless both exist; return the note."""
     note = task.target.with_suffix(NOTE)
     if not (note.is_file() and task.target.is_file()):
         _write(task, note)
@@ -123,7 +123,7 @@ def _write(task: ShardTask, note: Path) -> None:
 
 
 def _describe(task: ShardTask) -> Note:
-    """What the file says of its genes."""
+    """Metadata of the schema of the file."""
     first = task.pieces[0][0]
     lacking = {each.name: tuple(each.record["unmeasured"]) for each, _ in task.pieces if each.record["unmeasured"]}
     return Note(first.genes, first.n_dims, lacking)

@@ -1,15 +1,10 @@
-"""Slices on their way from stage 1 to stage 2: Arrow files, a batch of cells at a time, each batch with a checksum.
+"""Slices between the stages: Arrow files, written by stage 1 in batches of cells, each with a checksum, and read by stage 2.
 
-They are written once, read a few times and thrown away, so that they are not compressed.
-
-What the folder of stage 1 says of its slices: a note beside each, and ``stage1.json`` of them all.
-
-The slices that stage 1 has written, as stage 2 reads them.
+They are written once, read a few times and deleted, so they are not compressed.
 """
 
 from __future__ import annotations
 
-import logging
 import zlib
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from alphastomics._io._atomic import remove_temporary, replacing, write_json
+from alphastomics._io._atomic import replacing
 from alphastomics.data.parquet._columns import Cells, arrow_schema, from_arrow, to_arrow
-from alphastomics.data.parquet._files import check_written, make_folder, read_json
+from alphastomics.data.preprocess._records import read_note, read_overview
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -30,8 +25,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from alphastomics.data.parquet._columns import Cells
-    from alphastomics.data.preprocess._options import Stage1Options
-    from alphastomics.data.preprocess._stage1 import SliceTask
 
 SUFFIX = ".arrow"
 BATCH = 2048  # cells; every batch of a file but the last has so many
@@ -65,7 +58,7 @@ class SliceWriter:
 
 @contextmanager
 def writing_slice(path: Path, n_genes: int) -> Iterator[SliceWriter]:
-    """Write a file; it appears when it is whole."""
+    """Write a file atomically."""
     schema = arrow_schema(n_genes, dense=False)
     with (
         replacing(path, unique=True) as temporary,
@@ -128,150 +121,6 @@ def _checksum(cells: Cells) -> int:
     return zlib.crc32("\n".join([*cells.names, *map(str, cells.labels)]).encode(), sum_)
 
 
-logger = logging.getLogger(__name__)
-
-FORMAT, FORMAT_VERSION = "alphastomics-slices", 2
-OVERVIEW = "stage1.json"
-N_NAMES = 5
-_NOTE = {
-    "slice": str,
-    "parameters": dict,
-    "n_cells": int,
-    "n_values": int,
-    "counts": bool,
-    "totals": list,
-    "labels": list,
-    "unmeasured": list,
-    "checksums": list,
-}
-_OVERVIEW = {"options": dict, "n_dims": int}
-_FINISHED = _OVERVIEW | {"genes": list, "slices": list}
-
-
-def read_overview(folder: Path, *, finished: bool = True) -> dict[str, Any]:
-    """What a folder says of its slices.
-
-    Raises
-    ------
-    FileNotFoundError
-        If it says nothing, or stage 1 has not ended where it should have.
-    ValueError
-        If what it says is damaged, of another version, or not ours.
-    """
-    path = folder / OVERVIEW
-    missing = f"{folder} holds no finished slices; run alphastomics stage1 --output-dir {folder}"
-    if not path.is_file():
-        raise FileNotFoundError(missing)
-    values = read_json(path)
-    if not isinstance(values, dict) or values.get("format") != FORMAT:
-        raise ValueError(f"{path} does not describe slices of AlphaSTomics; move it away, or name another folder")
-    if values.get("format_version") != FORMAT_VERSION:
-        raise ValueError(f"{path} was written by another version of alphastomics; delete {folder} and run stage1 again")
-    if finished and "slices" not in values:
-        raise FileNotFoundError(missing)
-    entries = values.get("slices", [])
-    whole = isinstance(entries, list) and all(_has(entry, {"file": str, "slice": str}) for entry in entries)
-    whole = whole and _has(values, _FINISHED if finished else _OVERVIEW) and bool(entries or not finished)
-    if not whole or not _has(values["options"], {"log_normalize": bool}):
-        raise ValueError(f"{path} is damaged; delete the folder {folder} and run stage1 again")
-    return values
-
-
-def read_note(path: Path) -> dict[str, Any]:
-    """What is said of a slice.
-
-    Raises
-    ------
-    FileNotFoundError
-        If nothing is.
-    ValueError
-        If that is damaged.
-    """
-    if not path.is_file():
-        raise FileNotFoundError(f"{path} is missing; run stage1 again")
-    record = read_json(path)
-    if not _has(record, _NOTE) or "animal" not in record:
-        raise ValueError(f"{path} is damaged; delete it and run the same command again")
-    values: dict[str, Any] = record
-    return values
-
-
-def _has(values: Any, kinds: dict[str, type]) -> bool:
-    return isinstance(values, dict) and all(isinstance(values.get(name), kind) for name, kind in kinds.items())
-
-
-def check_begun(output_dir: Path, options: Stage1Options) -> None:
-    """Refuse a folder that was begun with something else, or by somebody else.
-
-    Raises
-    ------
-    FileExistsError
-        If files of others have the names of slices.
-    ValueError
-        If it was begun with other parameters; the message says which.
-    """
-    if not (output_dir / OVERVIEW).is_file():
-        if foreign := sorted(output_dir.glob("[0-9]" * 5 + ".*")):
-            raise FileExistsError(f"{foreign[0]} is there, and not of stage1; move it away, or name another folder")
-        return
-    earlier, now = read_overview(output_dir, finished=False)["options"], options.to_dict()
-    differ = [name for name in now if earlier.get(name) != now[name]]
-    if differ:
-        listed = "; ".join(f"{name} was {short(earlier.get(name))}, is {short(now[name])}" for name in differ)
-        raise ValueError(
-            f"{output_dir} holds slices made with other parameters ({listed}); name another folder, or delete it"
-        )
-
-
-def begin(output_dir: Path, options: Stage1Options) -> None:
-    """Note what the slices of a folder are made with, unless :func:`check_begun` refuses it."""
-    check_begun(output_dir, options)
-    make_folder(output_dir)
-    remove_temporary(output_dir)
-    write_json(output_dir / OVERVIEW, _overview(options), unique=True)
-
-
-def end(
-    output_dir: Path, options: Stage1Options, tasks: Sequence[SliceTask], records: Sequence[dict[str, Any]]
-) -> None:
-    """Note which slices there are, which ends the stage."""
-    genes = tasks[0].options.genes
-    assert genes is not None  # plan_slices settles them
-    for task in tasks:
-        check_written(task.target.with_suffix(".json"))
-    remove_temporary(output_dir)  # of workers that were killed
-    files = [{"file": task.target.name, "slice": record["slice"]} for task, record in zip(tasks, records, strict=True)]
-    write_json(output_dir / OVERVIEW, _overview(options) | {"genes": list(genes), "slices": files}, unique=True)
-    for record in records:
-        if names := record["unmeasured"]:
-            listed = ", ".join(map(repr, names[:N_NAMES])) + (", …" if len(names) > N_NAMES else "")
-            logger.warning(
-                "Slice %r lacks %d genes, which count as unmeasured: %s.", record["slice"], len(names), listed
-            )
-    if options.log_normalize and (others := [record["slice"] for record in records if not record["counts"]]):
-        logger.warning(
-            "Values of %d slices, the first of them %r, are not whole numbers, and are brought to logarithms as if they were "
-            "counts; pass --skip-log-normalize if they are transformed already.",
-            len(others),
-            others[0],
-        )
-
-
-def _overview(options: Stage1Options) -> dict[str, Any]:
-    n_dims = 3 if options.position_is_3d or options.z_spacing else 2
-    return {"format": FORMAT, "format_version": FORMAT_VERSION, "options": options.to_dict(), "n_dims": n_dims}
-
-
-def short(value: Any) -> str:
-    """A value as text, cut where it is long."""
-    return cut(repr(value))
-
-
-def cut(text: str) -> str:
-    """Text, cut where it is long."""
-    return text if len(text) <= 60 else text[:57] + "…"
-
-
 @dataclass(frozen=True, kw_only=True)
 class StoredSlice:
     """A slice that stage 1 has written.
@@ -281,13 +130,13 @@ class StoredSlice:
     path
         Its file.
     record
-        What stage 1 says of it.
+        The note of stage 1 about it.
     options
         Of stage 1, as plain values.
     genes
         Of the folder.
     n_dims
-        Coordinates that mean something.
+        Number of coordinates, 2 or 3.
     """
 
     path: Path
@@ -314,7 +163,7 @@ class StoredSlice:
 
     @property
     def is_counts(self) -> bool:
-        """Whether its values are to be brought to logarithms."""
+        """Whether its values are counts, to be log-transformed."""
         return bool(self.options["log_normalize"])
 
     def column(self, name: str) -> pa.Table:
@@ -334,7 +183,7 @@ def read_slices(input_dirs: Sequence[Path]) -> list[StoredSlice]:
     FileNotFoundError
         If a folder holds none, or not all.
     ValueError
-        If the folders differ in their genes or in what they know of positions, or two slices have one name.
+        If the folders differ in their genes or in the number of coordinates, or two slices have the same name.
     """
     found: list[StoredSlice] = []
     for folder in input_dirs:

@@ -1,7 +1,7 @@
 """Stage 1: every slice into a file of its own, its cells along a Hilbert curve, its genes in the common order.
 
-A slice whose file and parameters are those of an earlier run is kept. Values are stored as they are: what a dataset as a
-whole decides, library size and moments, is stage 2's.
+A slice of an earlier run with the same file and parameters is kept. Values are stored as they are; library size and moments,
+which depend on all slices, are computed by stage 2.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from alphastomics.data._matrix import column_sums, row_sums
 from alphastomics.data._order import hilbert_order
 from alphastomics.data.parquet._columns import N_AXES, Cells
 from alphastomics.data.preprocess._h5ad import RawSlice, RawTissue
-from alphastomics.data.preprocess._slice import BATCH, SUFFIX, cut, read_note, writing_slice
+from alphastomics.data.preprocess._records import cut, read_note
+from alphastomics.data.preprocess._slice import BATCH, SUFFIX, writing_slice
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-AT_ONCE = 2**25  # values of a slice that are in memory at once; a larger slice is read once for each so many
+AT_ONCE = 2**25  # values of a slice in memory; a larger slice is read in several passes
 DIGITS = re.compile("([0-9]+)")
 
 
@@ -51,7 +52,7 @@ class SliceTask:
     target
         The file to write, without its suffix.
     options
-        Those of the stage, with the genes settled.
+        Those of the stage, with all genes.
     """
 
     number: int
@@ -86,7 +87,7 @@ def find_tissues(input_dir: Path) -> list[Path]:
 
 
 def plan_slices(input_dir: Path, output_dir: Path, options: Stage1Options) -> list[SliceTask]:
-    """Settle genes, slices and files; nothing but names is read."""
+    """Find genes, slices and the files to write; only names and positions are read."""
     raw, genes = [], dict.fromkeys(options.genes or ())
     n_axes: dict[int, Path] = {}
     unknown = set(genes)
@@ -119,7 +120,7 @@ def plan_slices(input_dir: Path, output_dir: Path, options: Stage1Options) -> li
 
 
 def natural_order(name: str) -> tuple[tuple[str | tuple[int, str], ...], str]:
-    """Key that sorts names as people count: ``section_2`` comes before ``section_10``."""
+    """Key that sorts names by the numbers in them: ``section_2`` before ``section_10``."""
     parts = DIGITS.split(name)  # text, digits, text, …
     numbers = [part.lstrip("0") for part in parts[1::2]]
     key: list[str | tuple[int, str]] = list(parts)
@@ -141,7 +142,7 @@ def _check_axes(n_axes: dict[int, Path], options: Stage1Options) -> None:
 
 
 def write_slice(task: SliceTask) -> dict[str, Any]:
-    """Write a slice and what is said of it, unless both are there; give the latter."""
+    """Write a slice and the note about it, unless both exist; return the note."""
     note, parameters = task.target.with_suffix(".json"), task.parameters
     if note.is_file() and task.target.with_suffix(SUFFIX).is_file():
         record = read_note(note)
@@ -193,7 +194,7 @@ def _read(
     """Expression of cells in the order of the file, and where in it each of ``rows`` is."""
     assert task.options.genes is not None
     ascending, n_genes = np.sort(rows), len(task.options.genes)
-    # Pieces go where they stay, so that what is read is never there twice.
+    # Chunks are written into the arrays of the result, which saves a second copy.
     data = np.empty(tissue.n_values(rows), dtype=np.float32)
     columns, lengths, end = np.empty(len(data), dtype=np.int32), [], 0
     for here, block in tissue.expression(ascending):
@@ -215,7 +216,7 @@ def _cells(task: SliceTask, tissue: RawTissue, rows: NDArray[np.int64], x: sp.cs
 
 
 def _aligned(block: sp.csr_matrix, column: NDArray[np.integer], n_genes: int) -> sp.csr_matrix:
-    """Genes of a block in the common order; others are left out."""
+    """Genes of a block in the common order, without others."""
     if len(column) == n_genes and np.array_equal(column, np.arange(n_genes)):
         return block
     there = column[block.indices] >= 0
@@ -227,7 +228,7 @@ def _aligned(block: sp.csr_matrix, column: NDArray[np.integer], n_genes: int) ->
 
 
 def _check(block: sp.csr_matrix, task: SliceTask, tissue: RawTissue, rows: NDArray[np.int64]) -> None:
-    """Refuse values that nothing can be made of."""
+    """Raise an error for values that are not finite, or negative counts."""
     bad = ~np.isfinite(block.data)
     what, remedy = "NaN or infinite", "remove these cells or genes, or replace the values"
     if task.options.log_normalize and not bad.any():

@@ -1,13 +1,10 @@
-"""What of an output folder stage 2 has written, so that nothing else is ever removed.
+"""Stage 2: slices of one or several folders become one dataset, split, scaled and described by a schema.
 
-A name alone says nothing: ``data/train.parquet`` may be anybody's. Ours are files that ``metadata.json`` lists, Parquet files
-that say so in their footer, and what lies beside ``parameters.json`` under names that stage 2 gives.
+Row groups hold cells of one slice along its Hilbert curve. Contexts, which hold cells of one slice, are shuffled when they are
+drawn: a shuffle of all cells on disk would scatter every slice over all files.
 
-Stage 2: slices of one or several folders into one dataset, divided, scaled and described.
-
-Row groups hold cells of one slice along its Hilbert curve. What contexts need at random is drawn when they are cut: the
-order of contexts, and which cells of a slice come together. A shuffle of all cells, once and for all, would scatter every
-slice over all files, and a context, which is made of cells of one slice, would have to read all of them.
+Only files of stage 2 are removed: those that ``metadata.json`` lists, Parquet files whose schema has our metadata, and files
+with the names that stage 2 gives beside ``parameters.json``.
 """
 
 from __future__ import annotations
@@ -44,18 +41,21 @@ if TYPE_CHECKING:
 
     from alphastomics.data.preprocess._options import Stage2Options
 
+logger = logging.getLogger(__name__)
+
+N_NAMES = 5
 BEGUN = "parameters.json"
 _STEM = rf"({'|'.join(SPLITS)})(-\d+)?"
 SHARD, SHARD_NOTE = re.compile(rf"{_STEM}\.parquet"), re.compile(rf"{_STEM}{re.escape(NOTE)}")
 
 
 def unfinished_folder(output_dir: Path) -> Path:
-    """Where files are until all of them are there."""
+    """The folder of files until all of them are written."""
     return output_dir / f"{FOLDER}.tmp"
 
 
 def check_ownership(output_dir: Path, listed: Collection[str] = ()) -> None:
-    """Refuse a folder in which something would be removed that stage 2 has not written.
+    """Raise an error for a folder with files in the way that stage 2 has not written.
 
     Parameters
     ----------
@@ -67,7 +67,7 @@ def check_ownership(output_dir: Path, listed: Collection[str] = ()) -> None:
     Raises
     ------
     FileExistsError
-        If there is such a thing; the message names it.
+        If there is one; the message names it.
     """
     _check(output_dir / FOLDER, lambda path: path.is_file() and (path.name in listed or _is_shard(path)))
     unfinished = unfinished_folder(output_dir)
@@ -78,7 +78,7 @@ def check_ownership(output_dir: Path, listed: Collection[str] = ()) -> None:
 
 
 def clear(folder: Path) -> None:
-    """Remove a folder that :func:`check_ownership` has let pass; what marks it as ours goes last."""
+    """Remove a folder after :func:`check_ownership`; ``parameters.json``, which marks it as ours, goes last."""
     if folder.is_dir():
         for path in sorted(folder.iterdir(), key=lambda path: path.name == BEGUN):
             path.unlink(missing_ok=True)
@@ -106,7 +106,7 @@ def _is_named(path: Path) -> bool:
 
 
 def _is_shard(path: Path) -> bool:
-    """Whether a file is named as one of a dataset and says of its genes what we write."""
+    """Whether a file has the name of a shard and the metadata that we write."""
     if not (SHARD.fullmatch(path.name) and path.is_file()):
         return False
     try:
@@ -115,13 +115,8 @@ def _is_shard(path: Path) -> bool:
         return False
 
 
-logger = logging.getLogger(__name__)
-
-N_NAMES = 5
-
-
 def write_dataset(input_dirs: Sequence[Path], output_dir: Path, options: Stage2Options, run: Any = map) -> DatasetInfo:
-    """Write a dataset, or give the one that is there if it was made of the same with the same parameters.
+    """Write a dataset, or return an earlier one of the same slices and parameters.
 
     Parameters
     ----------
@@ -173,7 +168,7 @@ def write_dataset(input_dirs: Sequence[Path], output_dir: Path, options: Stage2O
 
 
 def all_parameters(options: Stage2Options, slices: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
-    """All that decides a dataset: options, and what stage 1 says of how every slice was made."""
+    """Parameters of a dataset: options of stage 2, and a fingerprint of those of each slice."""
     return {"stage2": options.to_dict(), "slices": {name: fingerprint(made) for name, made in slices.items()}}
 
 
@@ -183,7 +178,7 @@ def read_earlier(output_dir: Path, parameters: dict[str, Any]) -> DatasetInfo | 
     Raises
     ------
     ValueError
-        If it is another; the message says in what.
+        If it has other parameters; the message lists them.
     """
     if not (output_dir / METADATA).is_file():
         return None
@@ -194,12 +189,12 @@ def read_earlier(output_dir: Path, parameters: dict[str, Any]) -> DatasetInfo | 
 
 
 def check_output(output_dir: Path, parameters: dict[str, Any]) -> None:
-    """Refuse a folder to which no dataset of these parameters can go, without reading a slice.
+    """Raise an error for a folder that cannot hold a dataset of these parameters, before a slice is read.
 
     Raises
     ------
     FileExistsError
-        If files of others are in its way.
+        If other files are in the way.
     ValueError
         If another dataset is there.
     """
@@ -208,7 +203,7 @@ def check_output(output_dir: Path, parameters: dict[str, Any]) -> None:
 
 
 def _begin(output_dir: Path, parameters: dict[str, Any]) -> Path:
-    """A folder for files, with those that an earlier call with the same parameters finished."""
+    """The folder of unfinished files, with those of an earlier call with the same parameters."""
     unfinished = unfinished_folder(output_dir)
     resume_state = unfinished / BEGUN
     make_folder(output_dir)

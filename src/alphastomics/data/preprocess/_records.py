@@ -1,0 +1,159 @@
+"""Records of stage 1: a note beside each slice, and an overview of the folder, ``stage1.json``."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+from alphastomics._io._atomic import remove_temporary, write_json
+from alphastomics.data.parquet._files import check_written, make_folder, read_json
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from alphastomics.data.preprocess._options import Stage1Options
+    from alphastomics.data.preprocess._stage1 import SliceTask
+
+logger = logging.getLogger(__name__)
+
+FORMAT, FORMAT_VERSION = "alphastomics-slices", 2
+OVERVIEW = "stage1.json"
+N_NAMES = 5
+_NOTE = {
+    "slice": str,
+    "parameters": dict,
+    "n_cells": int,
+    "n_values": int,
+    "counts": bool,
+    "totals": list,
+    "labels": list,
+    "unmeasured": list,
+    "checksums": list,
+}
+_OVERVIEW = {"options": dict, "n_dims": int}
+_FINISHED = _OVERVIEW | {"genes": list, "slices": list}
+
+
+def read_overview(folder: Path, *, finished: bool = True) -> dict[str, Any]:
+    """Read the overview of a folder.
+
+    Raises
+    ------
+    FileNotFoundError
+        If there is none, or ``finished`` and stage 1 has not finished.
+    ValueError
+        If it is damaged, of another version, or of another program.
+    """
+    path = folder / OVERVIEW
+    missing = f"{folder} holds no finished slices; run alphastomics stage1 --output-dir {folder}"
+    if not path.is_file():
+        raise FileNotFoundError(missing)
+    values = read_json(path)
+    if not isinstance(values, dict) or values.get("format") != FORMAT:
+        raise ValueError(f"{path} does not describe slices of AlphaSTomics; move it away, or name another folder")
+    if values.get("format_version") != FORMAT_VERSION:
+        raise ValueError(f"{path} was written by another version of alphastomics; delete {folder} and run stage1 again")
+    if finished and "slices" not in values:
+        raise FileNotFoundError(missing)
+    entries = values.get("slices", [])
+    whole = isinstance(entries, list) and all(_has(entry, {"file": str, "slice": str}) for entry in entries)
+    whole = whole and _has(values, _FINISHED if finished else _OVERVIEW) and bool(entries or not finished)
+    if not whole or not _has(values["options"], {"log_normalize": bool}):
+        raise ValueError(f"{path} is damaged; delete the folder {folder} and run stage1 again")
+    return values
+
+
+def read_note(path: Path) -> dict[str, Any]:
+    """Read the note about a slice.
+
+    Raises
+    ------
+    FileNotFoundError
+        If there is none.
+    ValueError
+        If it is damaged.
+    """
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} is missing; run stage1 again")
+    record = read_json(path)
+    if not _has(record, _NOTE) or "animal" not in record:
+        raise ValueError(f"{path} is damaged; delete it and run the same command again")
+    values: dict[str, Any] = record
+    return values
+
+
+def _has(values: Any, kinds: dict[str, type]) -> bool:
+    return isinstance(values, dict) and all(isinstance(values.get(name), kind) for name, kind in kinds.items())
+
+
+def check_begun(output_dir: Path, options: Stage1Options) -> None:
+    """Raise an error for a folder with slices of other parameters, or with other files.
+
+    Raises
+    ------
+    FileExistsError
+        If other files have the names of slices.
+    ValueError
+        If it holds slices made with other parameters; the message lists them.
+    """
+    if not (output_dir / OVERVIEW).is_file():
+        if foreign := sorted(output_dir.glob("[0-9]" * 5 + ".*")):
+            raise FileExistsError(f"{foreign[0]} is there, and not of stage1; move it away, or name another folder")
+        return
+    earlier, now = read_overview(output_dir, finished=False)["options"], options.to_dict()
+    differ = [name for name in now if earlier.get(name) != now[name]]
+    if differ:
+        listed = "; ".join(f"{name} was {short(earlier.get(name))}, is {short(now[name])}" for name in differ)
+        raise ValueError(
+            f"{output_dir} holds slices made with other parameters ({listed}); name another folder, or delete it"
+        )
+
+
+def begin(output_dir: Path, options: Stage1Options) -> None:
+    """Write the overview of a folder in which stage 1 begins, after :func:`check_begun`."""
+    check_begun(output_dir, options)
+    make_folder(output_dir)
+    remove_temporary(output_dir)
+    write_json(output_dir / OVERVIEW, _overview(options), unique=True)
+
+
+def end(
+    output_dir: Path, options: Stage1Options, tasks: Sequence[SliceTask], records: Sequence[dict[str, Any]]
+) -> None:
+    """Write the overview with all slices, which finishes the stage."""
+    genes = tasks[0].options.genes
+    assert genes is not None  # plan_slices settles them
+    for task in tasks:
+        check_written(task.target.with_suffix(".json"))
+    remove_temporary(output_dir)  # of workers that were killed
+    files = [{"file": task.target.name, "slice": record["slice"]} for task, record in zip(tasks, records, strict=True)]
+    write_json(output_dir / OVERVIEW, _overview(options) | {"genes": list(genes), "slices": files}, unique=True)
+    for record in records:
+        if names := record["unmeasured"]:
+            listed = ", ".join(map(repr, names[:N_NAMES])) + (", …" if len(names) > N_NAMES else "")
+            logger.warning(
+                "Slice %r lacks %d genes, which count as unmeasured: %s.", record["slice"], len(names), listed
+            )
+    if options.log_normalize and (others := [record["slice"] for record in records if not record["counts"]]):
+        logger.warning(
+            "Values of %d slices, the first of them %r, are not whole numbers, and are log-transformed as counts; "
+            "pass --skip-log-normalize if they are transformed already.",
+            len(others),
+            others[0],
+        )
+
+
+def _overview(options: Stage1Options) -> dict[str, Any]:
+    n_dims = 3 if options.position_is_3d or options.z_spacing else 2
+    return {"format": FORMAT, "format_version": FORMAT_VERSION, "options": options.to_dict(), "n_dims": n_dims}
+
+
+def short(value: Any) -> str:
+    """A value as text, cut where it is long."""
+    return cut(repr(value))
+
+
+def cut(text: str) -> str:
+    """Text, cut where it is long."""
+    return text if len(text) <= 60 else text[:57] + "…"
