@@ -45,7 +45,7 @@ def test_operations_are_those_of_a_step(size, n_cells, monkeypatch):
     plan = TrainingPlan(network(size), mode="any")
     batch = _full_batch(plan.module.config, 1, n_cells, targets=True)
     noise = [torch.zeros_like(value) for value in (batch.expression, batch.position)]
-    monkeypatch.setattr(plan, "draw", lambda *_: (torch.full((1,), 0.5), torch.full((1,), 0.5), *noise))
+    monkeypatch.setattr(plan.objective, "draw", lambda *_: (torch.full((1,), 0.5), torch.full((1,), 0.5), *noise))
     counter = FlopCounterMode(display=False)
     with sdpa_kernel(SDPBackend.MATH), counter:
         plan.objective.total(plan.objective.losses(batch), batch).backward()

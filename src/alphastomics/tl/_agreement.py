@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class AgreementJudge:
+class AgreementScorer:
     """Real slices that score samples of the same genes.
 
     Parameters
@@ -63,7 +63,7 @@ class AgreementJudge:
         n_components: int,
         n_neighbors: int,
         random_state: int,
-    ) -> AgreementJudge:
+    ) -> AgreementScorer:
         """Fit the regressions; see :func:`modality_agreement`."""
         columns, genes = shared_genes(sample, reference)
         matrix, drawn = (expression_matrix(each, layer) for each in (reference, sample))
@@ -100,8 +100,8 @@ class AgreementJudge:
 
     def score(self, expression: Any, positions: NDArray[np.float64], *, without: int | None = None) -> float:
         """Mean agreement of transformed expression and positions with the real slices, except slice ``without``."""
-        judges = [place for number, place in enumerate(self.places) if number != without]
-        scores = [judge.agreement(expression, positions, random_state=self.random_state) for judge in judges]
+        places = [place for number, place in enumerate(self.places) if number != without]
+        scores = [place.agreement(expression, positions, random_state=self.random_state) for place in places]
         return float(np.mean(scores)) if scores else float("nan")
 
     def ceilings(self) -> dict[str, dict[str, float]]:
@@ -201,19 +201,19 @@ def modality_agreement(
     >>> sampled = model.sample(mode="joint", n_cells=2000)
     >>> asx.tl.modality_agreement(sampled, held_out, baselines=True, copy=True)
     """
-    judge = AgreementJudge.fit(
+    scorer = AgreementScorer.fit(
         adata, reference, spatial_key=spatial_key, layer=layer, library_key=library_key, transform=transform,
         n_components=n_components, n_neighbors=n_neighbors, random_state=random_state,
     )  # fmt: skip
     matrix = expression_matrix(adata, layer)
     rows: Rows = {}
     for name, cells, positions in slices_with_positions(adata, spatial_key, library_key):
-        expression = judge.scaled(matrix[cells])
+        expression = scorer.scaled(matrix[cells])
         candidates = {"sample": positions}
         if baselines:
             candidates["chance"] = positions[chance_order(len(cells), random_state)]
         for kind, each in candidates.items():
-            rows[name, kind] = {"n_cells": len(cells), MODALITY_AGREEMENT: judge.score(expression, each)}
+            rows[name, kind] = {"n_cells": len(cells), MODALITY_AGREEMENT: scorer.score(expression, each)}
     if baselines:
-        rows |= {(name, "ceiling"): row for name, row in judge.ceilings().items()}
+        rows |= {(name, "ceiling"): row for name, row in scorer.ceilings().items()}
     return store(adata, key_added, as_table(rows, "tissue", keep=baselines), copy=copy)

@@ -9,7 +9,7 @@ import pandas as pd
 
 from alphastomics._keys import MODALITY_AGREEMENT
 from alphastomics.metrics import cluster_scores, expression_scores, moran_correlation
-from alphastomics.tl._agreement import AgreementJudge
+from alphastomics.tl._agreement import AgreementScorer
 from alphastomics.tl._expression import ExpressionPair, read_pair
 from alphastomics.tl._scores import read_clusters
 
@@ -35,7 +35,7 @@ class ExtraScores:
         Whether expression was predicted.
     autocorrelation
         Whether Moran's I is compared.
-    judge
+    scorer
         Real slices for the modality agreement, or None.
     clusters
         Labels and clusters of all cells, each (n_cells,), or None.
@@ -44,7 +44,7 @@ class ExtraScores:
     pair: ExpressionPair | None
     expression: bool
     autocorrelation: bool
-    judge: AgreementJudge | None
+    scorer: AgreementScorer | None
     clusters: tuple[NDArray[np.object_], NDArray[np.object_]] | None
 
     @classmethod
@@ -68,9 +68,9 @@ class ExtraScores:
         pair = None
         if wanted:
             pair = read_pair(adata, expression_layer, layer=layer, prediction_layer=None, transform=transform)
-        judge = None
+        scorer = None
         if reference is not None:
-            judge = AgreementJudge.fit(
+            scorer = AgreementScorer.fit(
                 adata, reference, spatial_key=truth, layer=layer, library_key=library_key, transform=transform,
                 n_components=30, n_neighbors=25, random_state=random_state,
             )  # fmt: skip
@@ -78,7 +78,7 @@ class ExtraScores:
             pair=pair,
             expression=expression_layer is not None,
             autocorrelation=autocorrelation or expression_layer is not None,
-            judge=judge,
+            scorer=scorer,
             clusters=None if cluster_key is None else read_clusters(adata, label_key, cluster_key),
         )
 
@@ -136,7 +136,7 @@ class ExtraScores:
             scores["moran_correlation"] = (
                 moran_correlation(*sides, n_neighbors=MORAN_NEIGHBORS) if enough else float("nan")
             )
-        if self.judge is not None:
+        if self.scorer is not None:
             raw = pair.predicted if order is None else pair.true
-            scores[MODALITY_AGREEMENT] = self.judge.score(self.judge.scaled(raw[cells[chosen]]), positions[chosen])
+            scores[MODALITY_AGREEMENT] = self.scorer.score(self.scorer.scaled(raw[cells[chosen]]), positions[chosen])
         return scores
