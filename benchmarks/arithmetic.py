@@ -203,7 +203,7 @@ def split_table() -> str:
                 estimate_training(
                     DenoiserConfig(n_genes=200, n_dims=2, attention=attention, n_layers=layers),
                     n_cells=SHARED_CELLS,
-                    context_parallel_size=n,
+                    group_size=n,
                 ).activations
                 / GIB
                 for layers in (4, 5)

@@ -64,7 +64,7 @@ def step_of(folder: Path) -> int:
     return torch.load(folder / "last.ckpt", weights_only=True)["global_step"]
 
 
-REMEDY = "goes on where it was with resume='last'"
+REMEDY = "continues with resume='last'"
 
 
 @pytest.mark.slow

@@ -53,7 +53,7 @@ def test_groups_read_contexts_as_processes_would(source):
     """Processes 2 and 3 of four, in groups of two, have what process 1 of two has."""
 
     def rows(rank: int, world_size: int, size: int) -> list[list[int]]:
-        data = ContextDataModule(source, batch_size=40, context_size=40, context_parallel_size=size)
+        data = ContextDataModule(source, batch_size=40, context_size=40, group_size=size)
         data.trainer = SimpleNamespace(global_rank=rank, world_size=world_size)
         return [raw.batch.rows.tolist() for raw in data.train_dataloader()]
 
@@ -65,11 +65,9 @@ def test_groups_read_contexts_as_processes_would(source):
 
 def test_processes_must_make_whole_groups():
     check_group_size(2, 4)
-    with pytest.raises(
-        ValueError, match="context_parallel_size=3 needs a multiple of 3 processes, and there are 4 proc"
-    ):
+    with pytest.raises(ValueError, match="context_parallel_size=3"):
         check_group_size(3, 4)
-    with pytest.raises(ValueError, match="context_parallel_size=0 counts processes: at least 1"):
+    with pytest.raises(ValueError, match="context_parallel_size=0"):
         check_group_size(0, 4)
     with pytest.raises(ValueError, match="context_parallel_size=2 needs .* there are 3 processes"):
         join_group(SimpleNamespace(global_rank=0, world_size=3), 2)
@@ -77,17 +75,17 @@ def test_processes_must_make_whole_groups():
 
 def test_that_is_known_before_any_work():
     with pytest.raises(ValueError, match="context_parallel_size=2 needs .* there is 1 process: pass another devices="):
-        resolve_strategy("auto", accelerator="cpu", context_parallel_size=2)
+        resolve_strategy("auto", accelerator="cpu", group_size=2)
     with pytest.raises(ValueError, match="there are 3 processes"):
-        resolve_strategy("ddp_fork", accelerator="cpu", devices=3, context_parallel_size=2)
-    assert resolve_strategy("ddp_fork", accelerator="cpu", devices=1, num_nodes=2, context_parallel_size=2) is not None
+        resolve_strategy("ddp_fork", accelerator="cpu", devices=3, group_size=2)
+    assert resolve_strategy("ddp_fork", accelerator="cpu", devices=1, num_nodes=2, group_size=2) is not None
 
 
 def test_deepspeed_is_refused(monkeypatch):
     monkeypatch.setattr(strategies, "_can_start_again", lambda: True)
     monkeypatch.setattr(strategies, "_refuse_for_device", lambda *_: None)
-    with pytest.raises(ValueError, match="'deepspeed_stage_1' is not known to work with .*: take strategy='ddp'"):
-        resolve_strategy("deepspeed_stage_1", accelerator="cpu", devices=2, context_parallel_size=2)
+    with pytest.raises(ValueError, match="strategy='ddp'"):
+        resolve_strategy("deepspeed_stage_1", accelerator="cpu", devices=2, group_size=2)
 
 
 # -- memory ------------------------------------------------------------------------------------------------------------
@@ -99,7 +97,7 @@ def test_deepspeed_is_refused(monkeypatch):
 def test_the_estimate_of_blocks_falls_with_the_processes(kind):
     def peak(n_layers: int, size: int) -> int:
         config = DenoiserConfig(n_genes=10, n_dims=2, n_layers=n_layers, attention=kind, n_heads=4)
-        return estimate_training(config, n_cells=2048, context_parallel_size=size).activations
+        return estimate_training(config, n_cells=2048, group_size=size).activations
 
     whole, quarter = (peak(3, size) - peak(2, size) for size in (1, 4))
     assert quarter < 0.42 * whole

@@ -49,7 +49,7 @@ def told(meter, clock, seconds, n_cells, *, world_size=1, shared=1):
     """What is logged after a step of so many seconds with so many cells."""
     logged = {}
     plan = SimpleNamespace(device=torch.device("cpu"), log_dict=lambda values, **_: logged.update(values))
-    plan.context_parallel_size = shared
+    plan.group_size = shared
     trainer = SimpleNamespace(progress_bar_callback=object(), loggers=[], world_size=world_size)
     clock[0] += seconds
     mask = torch.zeros(2, 50, dtype=torch.bool)

@@ -370,7 +370,7 @@ class TrainingOptions:
                 self.strategy,
                 num_nodes=self.num_nodes or 1,
                 precision=precision,
-                context_parallel_size=self.context_parallel_size or 1,
+                group_size=self.context_parallel_size or 1,
                 **places,
             )
         except (ImportError, RuntimeError, ValueError) as error:

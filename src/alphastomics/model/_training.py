@@ -280,7 +280,7 @@ class TrainingMixin(ModelBase):
             self.module.config,
             n_contexts=max(1, batch_size // n_cells),
             n_recomputed=k,
-            context_parallel_size=context_parallel_size,
+            group_size=context_parallel_size,
             **common,
             **plan_arguments(
                 self.module, self.mode, self.diffusion, self.schema, self.summary_stats.n_cells, None, plan_kwargs

@@ -196,7 +196,7 @@ class ThroughputMonitor(pl.Callback):
         self._cells = self._cells + batch.mask.sum()  # left on the device, which need not wait for it
         if self._told and self._seconds < self.SECONDS:
             return
-        n_groups = trainer.world_size // pl_module.context_parallel_size  # type: ignore[operator]
+        n_groups = trainer.world_size // pl_module.group_size  # type: ignore[operator]
         rate = float(self._cells) * n_groups / self._seconds
         found = {"cells_per_second": rate, "memory_gib": peak_memory(pl_module.device) / GIB}
         pl_module.log_dict(found, prog_bar=True, on_step=True, on_epoch=False)

@@ -46,7 +46,7 @@ class ContextDataModule(pl.LightningDataModule):
         Processes that cut contexts; a thread does when 0.
     targets
         Whether expression is something to be sampled, as in :class:`~alphastomics.data.ContextDataset`.
-    context_parallel_size
+    group_size
         Number of processes that take the same contexts, see ``train/distributed/processes.py``.
 
     Raises
@@ -69,7 +69,7 @@ class ContextDataModule(pl.LightningDataModule):
         validation_size: float | None = None,
         num_workers: int = 0,
         targets: bool = False,
-        context_parallel_size: int = 1,
+        group_size: int = 1,
     ) -> None:
         super().__init__()
         check_sizes(context_size, batch_size, micro_batch_size)
@@ -77,7 +77,7 @@ class ContextDataModule(pl.LightningDataModule):
         self.micro_batch_size = max(batch_size, context_size) if micro_batch_size is None else micro_batch_size
         self.contexts_per_batch, self.batches_per_step = self._parts(context_size)
         self._contexts_in_validation = self.contexts_per_batch
-        self.num_workers, self.context_parallel_size = num_workers, context_parallel_size
+        self.num_workers, self.group_size = num_workers, group_size
         self._encoder = Encoder(source.schema)
         self._train_loader: ContextLoader | None = None
         self._validation_loader: ContextLoader | None = None
@@ -159,7 +159,7 @@ class ContextDataModule(pl.LightningDataModule):
 
     def _loader(self, dataset: ContextDataset, contexts_per_batch: int) -> ContextLoader:
         # The dataset shuffles: its contexts come in random order, cut anew in every epoch.
-        group, n_groups = group_index(self.trainer, self.context_parallel_size)
+        group, n_groups = group_index(self.trainer, self.group_size)
         return ContextLoader(dataset, contexts_per_batch, num_workers=self.num_workers, rank=group, world_size=n_groups)
 
 

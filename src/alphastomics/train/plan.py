@@ -65,7 +65,7 @@ class TrainingPlan(pl.LightningModule):
         Number of blocks that are recomputed in training, see ``train/memory/recompute.py``.
     curriculum
         Callback that lets contexts grow; None keeps their length.
-    context_parallel_size
+    group_size
         Number of processes over which the cells of a context are split, see ``train/distributed/processes.py``.
     **config
         Fields of :class:`~alphastomics.train.PlanConfig`.
@@ -89,7 +89,7 @@ class TrainingPlan(pl.LightningModule):
         masking: MaskingConfig | None = None,
         n_recomputed: int = 0,
         curriculum: LengthCurriculum | None = None,
-        context_parallel_size: int = 1,
+        group_size: int = 1,
         **config: Any,
     ) -> None:
         super().__init__()
@@ -104,7 +104,7 @@ class TrainingPlan(pl.LightningModule):
             masking=masking,
         )
         self.slice_names, self.max_seconds, self.curriculum = slice_names, max_seconds, curriculum
-        self.n_recomputed, self.context_parallel_size = n_recomputed, context_parallel_size
+        self.n_recomputed, self.group_size = n_recomputed, group_size
         self.last_look = -1  # epoch in which the layers were last looked at
         self._started = time.monotonic()
         self._elapsed = 0.0  # seconds before the checkpoint that was resumed
@@ -129,7 +129,7 @@ class TrainingPlan(pl.LightningModule):
     def on_fit_start(self) -> None:
         """Start the clock, join the processes that share contexts, and start from experts that are evenly used."""
         self._started = time.monotonic() - self._elapsed
-        self.objective.parallel = join_group(self.trainer, self.context_parallel_size)
+        self.objective.parallel = join_group(self.trainer, self.group_size)
         self.objective.load.begin(self.module.config, self.device)
 
     def on_fit_end(self) -> None:
@@ -258,7 +258,7 @@ class TrainingPlan(pl.LightningModule):
     @property
     def _n_groups(self) -> int:
         """Number of groups of processes, each with contexts of its own."""
-        return self.trainer.world_size // self.context_parallel_size
+        return self.trainer.world_size // self.group_size
 
     def _count(self, batch_idx: int) -> tuple[float, float]:
         """Mean number of real contexts of a group in this batch, and in a batch of this step of the optimizer."""

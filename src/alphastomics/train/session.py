@@ -135,7 +135,7 @@ class TrainingSession:
             devices=arguments.devices,
             num_nodes=trainer_kwargs.get("num_nodes", 1),
             precision=arguments.precision,
-            context_parallel_size=arguments.context_parallel_size,
+            group_size=arguments.context_parallel_size,
         )
         quiet_unless_first()
         self.device = device_of(arguments.accelerator, arguments.devices)
@@ -180,7 +180,7 @@ class TrainingSession:
                 accumulate=(self.trainer_kwargs.get("accumulate_grad_batches") or 1) > 1,
                 precision=self.precision,
                 resumed=resumed,
-                context_parallel_size=given.context_parallel_size,
+                group_size=given.context_parallel_size,
                 **self.plan_arguments,
             )
         )
@@ -204,7 +204,7 @@ class TrainingSession:
             validation_size=share,
             num_workers=given.num_workers,
             targets=self.mode != "expr_to_pos",
-            context_parallel_size=given.context_parallel_size,
+            group_size=given.context_parallel_size,
         )
 
     def make_plan(self, kind: type[TrainingPlan]) -> None:
@@ -217,7 +217,7 @@ class TrainingSession:
             max_seconds=self.max_seconds,
             n_recomputed=self.layout.n_recomputed,
             curriculum=curriculum,
-            context_parallel_size=self.arguments.context_parallel_size,
+            group_size=self.arguments.context_parallel_size,
             **self.plan_arguments,
         )
         callbacks = [*(self.trainer_kwargs.get("callbacks") or [])]
@@ -312,7 +312,7 @@ class TrainingSession:
                 n_cells=n_cells,
                 n_contexts=max(1, at_once // n_cells),
                 n_recomputed=self.layout.n_recomputed,
-                context_parallel_size=self.arguments.context_parallel_size,
+                group_size=self.arguments.context_parallel_size,
                 precision=self.precision,
                 device=estimated_device(self.device.type),
                 **self.plan_arguments,

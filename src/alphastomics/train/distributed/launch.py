@@ -1,12 +1,11 @@
-"""A process of a training that dies: the others end within half a minute, with a sentence that says what to do.
+"""Processes of a training: how they are started, what they return, and what happens when one of them dies.
 
-Who talks to it is told that it has died, by gloo at once, by NCCL after ten minutes or never. So each process also looks after
-those that it started, and after the one that started it.
+A process that communicates with a dead one gets an error from gloo at once, and from NCCL after ten minutes or never.
+:class:`ProcessWatchdog` therefore polls the processes that this one started, and the one that started it, and all processes end
+within half a minute.
 
-Processes that are started for a training, and what they leave to the one that started them.
-
-A child has its own copy of everything: weights, callbacks, counters. When it ends, rank 0 hands them back: the weights, as
-Lightning does; the state of every callback, which is what a checkpoint would hold of it; and how far the loops came.
+A forked or spawned process has its own copy of weights, callbacks and counters. When it ends, rank 0 returns the weights, as in
+Lightning, the state of every callback, as in a checkpoint, and the progress of the loops.
 """
 
 from __future__ import annotations
@@ -43,27 +42,27 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-SECONDS = 1.0  # between two looks
-GRACE = 20.0  # in which a process that is told of a death can end in its own way
-REMEDY = "what it said is above; a training with a checkpoint goes on where it was with resume='last'"
-LAUNCHER = "ALPHASTOMICS_LAUNCHER"  # variable of a process that was started for a training: the process that did
+SECONDS = 1.0  # between two polls
+GRACE = 20.0  # seconds in which a process can end by an error of its own
+REMEDY = "its output is above; a training with a checkpoint continues with resume='last'"
+LAUNCHER = "ALPHASTOMICS_LAUNCHER"  # environment variable: id of the process that started this one for a training
 LOST = ("gloo", "connection closed by peer", "connection reset by peer", "nccl")
 
 _children: list[subprocess.Popen[bytes]] = []  # rank 1 and so on, if this process has started them
 
 
 class DeadProcessError(RuntimeError):
-    """Another process of the training has died, so that this one cannot go on."""
+    """Another process of the training has died."""
 
 
 def is_connection_error(error: BaseException) -> bool:
-    """Whether an error says that another process cannot be reached."""
+    """Whether an error means that another process cannot be reached."""
     text = str(error).lower()
     return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and any(word in text for word in LOST))
 
 
 def death_message(who: str, how: int | str) -> str:
-    """What is said of a process that has died, by a signal if its status is negative."""
+    """Message for a dead process; a negative status is a signal."""
     if isinstance(how, int):
         how = f"exit code {how}" if how >= 0 else signal.Signals(-how).name
     return f"{who} of the training ended by {how}; {REMEDY}"
@@ -83,12 +82,12 @@ class WatchedScriptLauncher(ScriptLauncher):
 
 
 class ProcessWatchdog:
-    """As long as it is open, this process does not outlive those with which it trains for more than some seconds.
+    """Context manager that ends this process some seconds after a process with which it trains has died.
 
     Parameters
     ----------
     parent
-        The process without which this one is of no use; None: the one that started it for a training, if one did.
+        Id of the process that must be alive; None: the process that started this one for a training, if any.
     """
 
     def __init__(self, parent: int | None = None) -> None:
@@ -96,23 +95,23 @@ class ProcessWatchdog:
         self._over = threading.Event()
 
     def __enter__(self) -> ProcessWatchdog:
-        """Begin to look."""
+        """Start polling."""
         threading.Thread(target=self._look, name="watch", daemon=True).start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Look no more."""
+        """Stop polling."""
         self._over.set()
 
     def _look(self) -> None:
         while not self._over.wait(SECONDS):
-            said = self._dead()
-            if said and not self._over.wait(GRACE):
-                logger.error("%s", said)
+            message = self._dead()
+            if message and not self._over.wait(GRACE):
+                logger.error("%s", message)
                 for child in _children:
                     child.kill()
                 sys.stderr.flush()
-                os._exit(1)  # the main thread waits for an answer that will not come
+                os._exit(1)  # the main thread waits for a dead process
 
     def _dead(self) -> str | None:
         if self.parent and os.getppid() != self.parent:
@@ -125,11 +124,11 @@ class ProcessWatchdog:
 
 Answer = TypeVar("Answer")
 
-STATES = "alphastomics"  # what is handed back, among the results of Lightning
+STATES = "alphastomics"  # key of the states among the results of Lightning
 
 
 class _Fit:
-    """What a child runs; a loss that is not finite, which all children refuse together, is a result like any other."""
+    """Function that a child runs; a loss that is not finite, which all children raise together, is returned as a result."""
 
     def __init__(self, function: Callable[..., Any], *, forked: bool) -> None:
         self.function, self.forked = function, forked
@@ -138,10 +137,10 @@ class _Fit:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run it."""
         if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGINT, signal.default_int_handler)  # a fork has the handler of its parent
+            signal.signal(signal.SIGINT, signal.default_int_handler)  # a fork inherits the handler of its parent
         warnings.filters[:] = self.filters  # type: ignore[index]
         if self.forked:
-            torch.set_num_threads(1)  # the threads of the parent do not survive a fork, and OpenMP waits for them
+            torch.set_num_threads(1)  # threads do not survive a fork, and OpenMP would wait for them
         try:
             with ProcessWatchdog(os.getppid()):
                 return self.function(*args, **kwargs)
@@ -156,7 +155,7 @@ class _Fit:
 
 
 class StateReturningLauncher(MultiProcessingLauncher):
-    """Starts processes by fork or spawn; after it, trainer and callbacks are as if they had trained themselves."""
+    """Starts processes by fork or spawn, and restores their state in trainer and callbacks of this process."""
 
     def __init__(self, strategy: ParallelStrategy, start_method: Literal["fork", "spawn"]) -> None:
         super().__init__(strategy, start_method=start_method)
@@ -175,7 +174,7 @@ class StateReturningLauncher(MultiProcessingLauncher):
             If a process failed.
         """
         port = os.environ.get("MASTER_PORT")
-        # The first Ctrl-C is for the children, who hand back what they learned; the runner restores it.
+        # Ctrl-C stops the children, which return their weights; the runner restores the handler.
         SignalLatch().arm(signal.SIGINT)
         fit = _Fit(function, forked=self.forked)
         try:
@@ -184,30 +183,30 @@ class StateReturningLauncher(MultiProcessingLauncher):
             name = error.signal_name or f"exit code {error.exit_code}"
             raise DeadProcessError(death_message(f"Process {error.error_index}", name)) from error
         except ProcessRaisedException as error:
-            said = _last_words(error)
-            raise (DeadProcessError if is_connection_error(RuntimeError(said)) else RuntimeError)(said) from error
+            message = _error_message(error)
+            raise (DeadProcessError if is_connection_error(RuntimeError(message)) else RuntimeError)(message) from error
         except KeyboardInterrupt:
             for process in self.procs:
                 process.terminate()
             raise
         finally:
-            if port is None:  # the next training shall find a free one
+            if port is None:  # the next training chooses a free port
                 os.environ.pop("MASTER_PORT", None)
         if isinstance(result, NonFiniteLossError):
             raise result
         return result
 
     def get_extra_results(self, trainer: pl.Trainer) -> dict[str, Any]:
-        """Add the state of callbacks and loops to what Lightning hands back."""
+        """Add the state of callbacks and loops to the results of Lightning."""
         callbacks = {callback.state_key: callback.state_dict() for callback in trainer.callbacks}  # type: ignore[attr-defined]
         states = {"callbacks": callbacks, "loop": trainer.fit_loop.state_dict()}
         image = BytesIO()
-        torch.save(states, image)  # tensors as bytes: what a child shares is gone when it ends
+        torch.save(states, image)  # as bytes: shared memory of a child is freed when it ends
         return super().get_extra_results(trainer) | {STATES: image.getvalue()}
 
     def update_main_process_results(self, trainer: pl.Trainer, extra: dict[str, Any]) -> None:
-        """Take it up."""
-        # These bytes come from our own child, and callbacks may keep whatever they like.
+        """Restore the state of callbacks and loops."""
+        # These bytes come from a child process; the state of a callback may be any object.
         states = torch.load(BytesIO(extra.pop(STATES)), weights_only=False)
         super().update_main_process_results(trainer, extra)
         for callback in trainer.callbacks:  # type: ignore[attr-defined]
@@ -215,19 +214,19 @@ class StateReturningLauncher(MultiProcessingLauncher):
         trainer.fit_loop.load_state_dict(states["loop"])
 
 
-def run_inline(question: Callable[[], Answer]) -> Answer:
-    """Ask here."""
-    return question()
+def run_inline(function: Callable[[], Answer]) -> Answer:
+    """Call a function in this process."""
+    return function()
 
 
-def run_in_subprocess(question: Callable[[], Answer]) -> Answer:
-    """Ask in a process of its own, which may use a GPU that this one must not touch yet."""
+def run_in_subprocess(function: Callable[[], Answer]) -> Answer:
+    """Call a function in a forked process, which may use a GPU before this process does."""
     context = multiprocessing.get_context("fork")
     receive, send = context.Pipe(duplex=False)
 
     def reply() -> None:
         try:
-            send.send((question(), None))
+            send.send((function(), None))
         except Exception as error:  # noqa: BLE001  raised where it was asked
             send.send((None, error))
 
@@ -237,7 +236,7 @@ def run_in_subprocess(question: Callable[[], Answer]) -> Answer:
     try:
         answer, error = receive.recv()
     except EOFError:
-        raise RuntimeError("the process that was to ask the GPU has died") from None
+        raise RuntimeError("the process that queries the GPU has died") from None
     finally:
         process.join()
     if error is not None:
@@ -245,8 +244,8 @@ def run_in_subprocess(question: Callable[[], Answer]) -> Answer:
     return cast("Answer", answer)
 
 
-def _last_words(error: ProcessRaisedException) -> str:
-    """What a process died of, in a sentence: what follows its traceback, whose lines are indented."""
+def _error_message(error: ProcessRaisedException) -> str:
+    """The error of a process in one line: the text after its indented traceback."""
     cause = str(error).strip().rpartition("\n  ")[2].partition("\n")[2]
     return f"Process {error.error_index} of the training failed: {' '.join(cause.split()) or 'an error'}"
 

@@ -1,12 +1,12 @@
-r"""What the processes of a training tell each other: in a step, and after it where all of them run the same script.
+r"""Communication between the processes of a training, and groups of processes that share contexts.
 
-Groups of processes that share contexts: the cells of each are split over the S processes of a group.
+The cells of a context are split over the S processes of a group:
 
 .. math:: \text{group of rank } r = \lfloor r / S \rfloor, \qquad \text{number of groups} = W / S
 
-The processes of a group read the same contexts, draw the same noise and compute the same losses, of a network whose blocks each
-of them runs on its own cells, see :mod:`alphastomics.nn.parallel`. Gradients are averaged over all W processes. So whatever is
-counted in contexts is counted over the groups, and a mean over all processes is one over the groups.
+The processes of a group read the same contexts, draw the same noise and compute the same losses; each runs the blocks of the
+network on its own cells, see :mod:`alphastomics.nn.parallel`. Gradients are averaged over all W processes. Contexts are
+therefore counted over the groups, and a mean over all processes is a mean over the groups.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import lightning.pytorch as pl
     from torch import Tensor
 
-WAIT = timedelta(minutes=10)  # for what rank 0 writes
+WAIT = timedelta(minutes=10)  # for rank 0 to write
 _written = Counter[str]()
 
 
@@ -49,7 +49,7 @@ def mean_over_processes(trainer: pl.Trainer, value: Tensor) -> Tensor:
 def weighted_mean_over_processes(
     trainer: pl.Trainer, values: Mapping[str, Tensor], counts: Tensor
 ) -> dict[str, Tensor]:
-    """Mean of values, which all processes have by the same names, over those processes that count."""
+    """Mean of values by name over the processes, weighted by ``counts``; all processes have the same names."""
     if trainer.world_size == 1 or not values:
         return dict(values)
     weight = counts.float()
@@ -68,16 +68,16 @@ def gather_objects(trainer: pl.Trainer, value: Any) -> list[Any]:
 
 
 def write_on_rank_zero(path: Path, write: Callable[[], None]) -> None:
-    """Let rank 0 write, and the others wait until it has.
+    """Write on rank 0, and let the others wait until it has finished.
 
-    Rank 0 does not wait for them, because a script may let it write alone; it may have ended when they ask.
+    Rank 0 does not wait, because a script may call this on rank 0 alone; it may have ended when the others ask.
 
     Parameters
     ----------
     path
-        What is written; at the n-th writing there the processes are together.
+        The file. All processes call equally often with the same path.
     write
-        Does it.
+        Writes the file.
 
     Raises
     ------
@@ -111,7 +111,7 @@ def write_on_rank_zero(path: Path, write: Callable[[], None]) -> None:
 
 
 def check_group_size(size: int, n_processes: int) -> None:
-    """Refuse groups of ``size`` into which the processes cannot be divided.
+    """Check that the processes can be divided into groups of ``size``.
 
     Raises
     ------
@@ -119,7 +119,7 @@ def check_group_size(size: int, n_processes: int) -> None:
         If the size is not positive, or no divisor of the number of processes.
     """
     if size < 1:
-        raise ValueError(f"context_parallel_size={size} counts processes: at least 1")
+        raise ValueError(f"context_parallel_size={size} must be at least 1")
     if n_processes % size:
         there = "there is 1 process" if n_processes == 1 else f"there are {n_processes} processes"
         raise ValueError(

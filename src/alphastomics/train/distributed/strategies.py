@@ -30,7 +30,7 @@ def resolve_strategy(
     devices: int | list[int] | str = "auto",
     num_nodes: int = 1,
     precision: str | int = "32",
-    context_parallel_size: int = 1,
+    group_size: int = 1,
 ) -> str | Strategy:
     """The strategy of that name for Lightning's trainer.
 
@@ -41,7 +41,7 @@ def resolve_strategy(
         device, else ``"ddp"``, in notebooks ``"ddp_notebook"``.
     accelerator, devices, num_nodes, precision
         As in :class:`lightning.pytorch.Trainer`.
-    context_parallel_size
+    group_size
         Number of processes that share a context.
 
     Raises
@@ -53,8 +53,8 @@ def resolve_strategy(
     ValueError
         If there is no strategy of that name, or not for this device, or for processes that share contexts.
     """
-    if context_parallel_size != 1:
-        check_group_size(context_parallel_size, num_nodes * count_devices(accelerator, devices))
+    if group_size != 1:
+        check_group_size(group_size, num_nodes * count_devices(accelerator, devices))
     if isinstance(strategy, Strategy):
         return strategy
     if strategy not in STRATEGIES:
@@ -66,8 +66,8 @@ def resolve_strategy(
         strategy = "ddp" if _can_start_again() else "ddp_notebook"
     kind = device_of(accelerator, devices).type
     _refuse_for_device(strategy, kind, str(precision))
-    if context_parallel_size > 1 and strategy.startswith("deepspeed"):
-        raise ValueError(f"strategy={strategy!r} is not known to work with context_parallel_size: take strategy='ddp'")
+    if group_size > 1 and strategy.startswith("deepspeed"):
+        raise ValueError(f"strategy={strategy!r} cannot split contexts over processes: take strategy='ddp'")
     _refuse_for_start(strategy, kind)
     if strategy == "fsdp2":
         # Shards over all processes; a checkpoint is one file, as with every other strategy.

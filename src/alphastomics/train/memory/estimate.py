@@ -256,7 +256,7 @@ def estimate_training(
     n_recomputed: int = 0,
     accumulate: bool = False,
     device: str | torch.device = "cpu",
-    context_parallel_size: int = 1,
+    group_size: int = 1,
     **arguments: Any,
 ) -> MemoryEstimate:
     """Estimate a step of :class:`~alphastomics.train.TrainingPlan`.
@@ -271,7 +271,7 @@ def estimate_training(
         Number of blocks that are recomputed, see :func:`~alphastomics.train.memory.recompute.recompute`.
     precision, accumulate, device
         As in :func:`estimate_step`.
-    context_parallel_size
+    group_size
         Number of processes that share a context; the estimate is of one of them.
     **arguments
         Those of the plan, without ``spacing``: the minimum-distance network is left out.
@@ -281,7 +281,7 @@ def estimate_training(
         plan = TrainingPlan(Denoiser(config), **arguments)
         plan.module.apply(_balance_experts)
         objective = plan.objective
-        objective.parallel = SimulatedProcesses(context_parallel_size)
+        objective.parallel = SimulatedProcesses(group_size)
         batch = _full_batch(config, n_contexts, n_cells, targets=objective.mode != "expr_to_pos")
 
         def run() -> Tensor:
