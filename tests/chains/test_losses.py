@@ -25,7 +25,7 @@ def chain():
     return x, x + torch.randn(x.shape), mask, place
 
 
-def test_loss_is_the_score_that_fades_with_the_clock(chain):
+def test_loss_is_the_score_that_fades_with_the_timestep(chain):
     x, predicted, mask, place = chain
     losses = chain_losses(predicted, x, torch.tensor([0.25, 0.5]), mask, place, 3.8)
     for b, trust in enumerate((0.75, 0.5)):

@@ -145,7 +145,7 @@ def test_contexts_without_a_generator_are_left_alone():
 
 
 @pytest.mark.parametrize("prediction_type", ["x0", "epsilon", "v"])
-def test_masked_entries_are_read_with_the_clock_at_one(prediction_type):
+def test_masked_entries_are_read_with_the_timestep_at_one(prediction_type):
     """What the noisy value holds there changes nothing, also at t = 0, where v would return it as it is."""
     process = Process(prediction_type=prediction_type)
     generator = torch.Generator().manual_seed(0)

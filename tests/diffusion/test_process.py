@@ -28,7 +28,7 @@ def levels(schedule: CosineSchedule, t: float) -> tuple[float, float]:
     return float(schedule.alpha(column(t))), float(schedule.sigma(column(t)))
 
 
-def test_forward_process_is_one_clock_per_context():
+def test_forward_process_is_one_timestep_per_context():
     process = Process()
     x_0, epsilon = gaussians(3, 5, 2)
     t = column(0.0, 0.3, 1.0)

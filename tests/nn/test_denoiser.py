@@ -165,7 +165,7 @@ def test_embeddings_start_from_the_components(make_denoiser, make_inputs):
 
 
 @pytest.mark.parametrize("timestep", ["t_expr", "t_pos"])
-def test_clocks_matter(make_denoiser, make_inputs, timestep):
+def test_timesteps_matter(make_denoiser, make_inputs, timestep):
     """A norm over features of the timesteps alone, or over the sum after them, would erase them."""
     denoiser, inputs = make_denoiser(), make_inputs()
     outputs = [denoiser(*inputs._replace(**{timestep: torch.full((3,), t)})).position for t in (0.1, 0.3, 0.6, 0.95)]
@@ -174,7 +174,7 @@ def test_clocks_matter(make_denoiser, make_inputs, timestep):
         assert float((one - other).norm() / one.norm()) > 0.05
 
 
-def test_at_first_the_clocks_are_ignored(make_inputs):
+def test_at_first_the_timesteps_are_ignored(make_inputs):
     denoiser, inputs = Denoiser(DenoiserConfig(n_genes=9, n_dims=2, d_model=32, n_layers=2)), make_inputs()
     torch.testing.assert_close(
         denoiser(*inputs).position, denoiser(*inputs._replace(t_pos=torch.full((3,), 0.5))).position
@@ -194,7 +194,7 @@ def test_each_cell_follows_its_own_values_most(make_denoiser, make_inputs, modal
 @pytest.mark.parametrize("gate_type", GATES)
 @pytest.mark.parametrize("use_qk_norm", [True, False])
 def test_every_parameter_learns(make_inputs, gate_type, use_qk_norm):
-    """After the first step nothing hides behind a zero any more; packing is trained by a loss of its own."""
+    """After the first step no weight is zero; the minimum-distance network has a separate loss."""
     torch.manual_seed(0)
     config = DenoiserConfig(
         n_genes=9, n_dims=2, d_model=32, n_layers=2, n_heads=4, gate_type=gate_type, use_qk_norm=use_qk_norm

@@ -86,7 +86,7 @@ def test_autocast_does_not_round_phases():
     torch.testing.assert_close(rounded, exact, atol=5e-3, rtol=0)
 
 
-def test_each_clock_is_seen_and_they_are_not_exchangeable():
+def test_each_timestep_is_read_and_they_are_not_exchangeable():
     torch.manual_seed(0)
     timestep = TimestepEmbedding(32)
     t = torch.tensor([0.0, 0.01, 0.02, 0.1, 0.5, 0.9, 0.98, 0.99, 1.0])

@@ -266,7 +266,7 @@ def test_balance_is_that_of_all_processes(tmp_path):
 # -- in a block --------------------------------------------------------------------------------------------------------
 
 
-def test_block_tells_where_cells_went():
+def test_a_block_appends_the_routing_of_its_cells():
     config = {
         "n_genes": 1,
         "n_dims": 2,

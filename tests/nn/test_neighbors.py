@@ -54,7 +54,9 @@ def test_neighbors_are_the_nearest_of_all(n_dims, copies, search, monkeypatch):
     include_self=st.booleans(),
     copies=st.booleans(),
 )
-def test_nobody_twice_no_padding_and_no_self_unless_asked(n, padding, kind, k, window, n_random, include_self, copies):
+def test_neighbors_are_distinct_real_cells_and_not_the_cell_itself(
+    n, padding, kind, k, window, n_random, include_self, copies
+):
     x, order = points(2, n + padding, copies=copies), points(2, n + padding, 1, seed=1, copies=copies)[..., 0]
     mask = torch.ones(2, n + padding, dtype=torch.bool)
     mask[0, n:] = False

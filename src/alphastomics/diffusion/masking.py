@@ -7,9 +7,8 @@ r"""Masked diffusion: entries of a modality that are hidden from the denoiser, w
     L_\text{masked} = \frac{1}{\lvert M \rvert} \sum_{(i,f) \in M} (x_{0,if} - \hat x_{0,if})^2
 
 E are the entries of one modality in one context: (real cell, measured gene), N·G of them, or (real cell, axis), N·D of
-them. What is rounded is the number for the whole context, to the nearest integer and ties to the even one, as Python's
-``round``: a third of the coordinates cannot be hidden cell by cell. :math:`\tau` is a learned token. Of a masked entry
-nothing is left in the input, so it is an entry whose timestep stands at 1, and the network's output is read accordingly.
+them. The number for the whole context is rounded to the nearest integer, ties to the even one, as Python's ``round`` does. :math:`\tau` is a learned token. The
+input does not depend on a masked entry, so the output of the network is read as at timestep 1.
 """
 
 from __future__ import annotations
@@ -44,14 +43,14 @@ def choose_entries(
     rng: np.random.Generator,
     value: NDArray[np.floating] | None = None,
 ) -> NDArray[np.bool_]:
-    """Choose ``count`` of N * F entries, all of which are there.
+    """Choose ``count`` of N * F measured entries.
 
     Parameters
     ----------
     shape
         (N, F).
     count
-        Exactly so many are chosen, under every strategy.
+        Number of entries to choose, exact under every strategy.
     strategy
         See :class:`MaskingConfig`.
     rng

@@ -1,4 +1,4 @@
-r"""The reverse chain: from pure noise at t = 1 to a sample at t = 0 in ``n_steps`` steps.
+r"""The reverse process: from pure noise at t = 1 to a sample at t = 0 in ``n_steps`` steps.
 
 Given the denoiser's estimate :math:`\hat x_0(z_t, t)`, a step from t to s < t is
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     JointDenoise = Callable[[tuple[Tensor, ...], Tensor], tuple[Tensor, ...]]  # the same for several modalities
     Noise = Callable[[], Tensor]  # a fresh standard Gaussian shaped like z_t
 
-GRID_POWER = 1.5  # of the share of steps that are left, to give the time
+GRID_POWER = 1.5  # the time is this power of the fraction of steps that are left
 
 SamplerName = Literal["ddpm", "ddim", "dpm++2m"]
 
@@ -95,7 +95,7 @@ class DPMSolver2M:
         if before is not None:
             t_before, x_0_before = before
             log_before, log_t, log_s = (self.process.schedule.log_snr(u) for u in (t_before, t, s))
-            # Where the clamped log SNR does not move there is nothing to extrapolate from.
+            # Where the clamped log SNR is constant, extrapolation is not defined.
             gain = torch.where(log_t > log_before, (log_s - log_t) / (2 * (log_t - log_before)), 0.0)
             x_0 = x_0 + per_cell(gain, x_0) * (x_0 - x_0_before)
         # alpha_s e^{-h} = sigma_s alpha_t / sigma_t, which needs no clamp at either end.
@@ -130,8 +130,8 @@ def run_sampler(
     Parameters
     ----------
     denoise
-        Function of (z_t (B, N, D), t (B,)) that returns the estimate of x_0, (B, N, D). What is observed (held
-        cells, the other modality, masks) lives inside it.
+        Function of (z_t (B, N, D), t (B,)) that returns the estimate of x_0, (B, N, D). The function
+        holds what is observed: known cells, the other modality, masks.
     step
         Reverse step of :func:`make_step`.
     noise

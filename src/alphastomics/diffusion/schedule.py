@@ -22,9 +22,9 @@ import torch
 if TYPE_CHECKING:
     from torch import Tensor
 
-SMALLEST = 0.01  # time below which the noise is finer than anything in a tissue
+SMALLEST = 0.01  # time below which the noise is finer than the spacing of cells
 SWITCH = 3.0  # noise, in spacings, below which the minimum-distance network refines positions
-MAX_LOG_SNR = 10.0  # log(alpha / sigma) is infinite at both ends of the chain
+MAX_LOG_SNR = 10.0  # log(alpha / sigma) is infinite at t = 0 and t = 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,7 +36,7 @@ class CosineSchedule:
     name
         ``"cosine"`` (signal is the squared cosine) or ``"cosine_nd"`` (signal is the cosine, Nichol & Dhariwal).
     nu
-        Exponent of time; values above 1 spend more of the chain at low noise.
+        Exponent of time; values above 1 spend more steps at low noise.
     s
         Offset that keeps the first steps from being vanishingly small.
     """

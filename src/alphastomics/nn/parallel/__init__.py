@@ -11,9 +11,9 @@ Operations on single cells need no communication. Those on several cells have th
 - what is small enough for every process, such as positions: :meth:`SequenceParallel.gather`.
 
 **Gradients.** Let :math:`\ell` be the loss of the whole context, the same number on all processes: its numerator and
-its denominator each went through ``sum_over_cells``, or it was computed from what ``gather`` gave. Process s calls
-``backward()`` on its own copy :math:`\ell_s`, and every collective passes derivatives on as it passed values: from all
-processes to all. So process r is left with the derivative of *all* the copies by its copy of the weights,
+its denominator each went through ``sum_over_cells``, or it was computed from the result of ``gather``. Process s calls
+``backward()`` on its copy :math:`\ell_s`, and every collective passes derivatives from all processes to all. So process r
+obtains the derivative of *all* copies with respect to its copy of the weights,
 
 .. math::
 
@@ -24,10 +24,10 @@ Gradients of weights are therefore **averaged** over the processes, which is wha
 no factor W appears anywhere. It does not matter whether a weight acts before ``split``, on the split cells, or after
 ``gather``. Contexts may be spread over further processes at the same time: the mean is then over all of them.
 
-A loss that is left as the share of this process (the sum over its own cells over the count of all) is not that: its
-gradients are to be summed, or it is to be multiplied by W.
+If the loss of each process is its part of the whole (the sum over its cells over the count of all), gradients must be
+summed, or the loss multiplied by W.
 
-All processes of a group run the same steps on the same contexts, or they wait for each other for ever.
+All processes of a group must run the same steps on the same contexts; otherwise they wait for each other indefinitely.
 """
 
 from __future__ import annotations
