@@ -68,8 +68,15 @@ nitpick_ignore_regex = [
     ),  # internal to the network
     ("py:.*", rf"({'|'.join(_others)})(\..*)?"),
     ("py:data", "Ellipsis"),
-    ("py:class", r"Tensor|NDArray|np\.\w+"),
+    ("py:class", r"Mode|Tensor|NDArray|np\.\w+"),
 ]
+
+# Settings that are documented with the object that they configure.
+ALIASES = {
+    "alphastomics.config.Augmentation": "alphastomics.data.Augmentation",
+    "alphastomics.config.MaskingConfig": "alphastomics.diffusion.MaskingConfig",
+    "alphastomics.config.PlanConfig": "alphastomics.train.PlanConfig",
+}
 
 intersphinx_mapping = {}
 if tags.has("online"):  # noqa: F821  Sphinx defines it
@@ -101,14 +108,16 @@ html_theme_options = {
 def resolve_public_name(app: Sphinx, env: BuildEnvironment, node: pending_xref, content: Element) -> Element | None:
     """Link a type found in a private module (``data._schema.TissueSchema``) to the page of its public name."""
     public = re.sub(r"\._\w+", "", node.get("reftarget", ""))
+    public = ALIASES.get(public, public)
     if node.get("refdomain") != "py" or public == node["reftarget"]:
         return None
     return env.domains["py"].resolve_xref(env, node["refdoc"], app.builder, node["reftype"], public, node, content)
 
 
 def skip_field(app: Sphinx, what: str, name: str, member: object, skip: bool, options: object) -> bool | None:
-    """Omit the fields of named tuples ("Alias for field number …"), which the section `Attributes` describes."""
-    return True if type(member).__name__ == "_tuplegetter" else None
+    """Omit fields of named tuples, which the section `Attributes` describes, and settings on the page of a module."""
+    is_setting = what == "module" and getattr(member, "__module__", "").startswith("alphastomics.config")
+    return True if is_setting or type(member).__name__ == "_tuplegetter" else None
 
 
 def setup(app: Sphinx) -> None:

@@ -52,7 +52,7 @@ def choose_entries(
     count
         Number of entries to choose, exact under every strategy.
     strategy
-        See :class:`MaskingConfig`.
+        See :class:`~alphastomics.config.MaskingConfig`.
     rng
         Source of every draw.
     value
@@ -116,7 +116,7 @@ def draw_mask(
     ratio
         Share r of the entries.
     strategy
-        See :class:`MaskingConfig`.
+        See :class:`~alphastomics.config.MaskingConfig`.
     rngs
         Generator of each context; None masks nothing in it.
     """
