@@ -93,7 +93,7 @@ class History(pl.Callback):
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Take what this epoch logged."""
-        # Layers are not looked at in every epoch, and Lightning goes on showing what was seen last.
+        # Statistics of layers are not taken in every epoch, and Lightning keeps the last ones.
         stale = getattr(pl_module, "last_look", None) != trainer.current_epoch
         for name, value in trainer.callback_metrics.items():
             if name.startswith(("train_", "validation_")) and not (stale and name.startswith(LAYER)):
@@ -112,12 +112,12 @@ class History(pl.Callback):
         return {"values": self.values, "offset": self.offset}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take up the values of a checkpoint."""
+        """Restore the values of a checkpoint."""
         self.values, self.offset = state_dict["values"], state_dict["offset"]
 
 
 class MetricsFile(pl.Callback):
-    """Writes what was logged so far as CSV, one row for each epoch: every ten seconds, and when training ends in any way.
+    """Writes the history as CSV, one row per epoch: every ten seconds, and when training ends, also by an error.
 
     Parameters
     ----------
@@ -145,9 +145,9 @@ class MetricsFile(pl.Callback):
         self._write(trainer)
 
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
-        """Write what there is, unless nothing has begun."""
+        """Write the history, unless training has not begun."""
         if self._written is not None:
-            with suppress(OSError):  # what is told is the exception
+            with suppress(OSError):  # the exception itself is more important
                 self._write(trainer)
 
     def _write(self, trainer: pl.Trainer) -> None:
@@ -163,8 +163,8 @@ class MetricsFile(pl.Callback):
 class ThroughputMonitor(pl.Callback):
     """Logs ``cells_per_second``, of all processes together, and ``memory_gib``, at the first step and then every second.
 
-    Time is counted from the end of one step to the end of the next, what was waited for cells included and validation left
-    out. Every group of processes that share contexts counts its own cells; all have nearly as many.
+    Time is measured from the end of one step to the end of the next, including waiting for data and without validation. Each
+    group of processes that share contexts counts its own cells; all groups have nearly as many.
     """
 
     SECONDS = 1.0
@@ -175,13 +175,13 @@ class ThroughputMonitor(pl.Callback):
         self._told = False
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Let the clock run."""
+        """Start measuring."""
         self._since = time.perf_counter()
 
     on_validation_end = on_train_epoch_start
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Begin to count; an epoch that is resumed in its midst does not start."""
+        """Start counting; an epoch that is resumed does not call on_train_epoch_start."""
         self._seconds, self._cells, self._told = 0.0, 0, False
         self._since = time.perf_counter()
 
@@ -193,7 +193,7 @@ class ThroughputMonitor(pl.Callback):
             return
         now = time.perf_counter()
         self._seconds, self._since = self._seconds + now - self._since, now
-        self._cells = self._cells + batch.mask.sum()  # left on the device, which need not wait for it
+        self._cells = self._cells + batch.mask.sum()  # stays on the device, without synchronization
         if self._told and self._seconds < self.SECONDS:
             return
         n_groups = trainer.world_size // pl_module.group_size  # type: ignore[operator]
@@ -204,10 +204,10 @@ class ThroughputMonitor(pl.Callback):
 
 
 def peak_memory(device: torch.device) -> float:
-    """Most bytes so far: what PyTorch held on a GPU, elsewhere what this process held; NaN where the system does not say."""
+    """Peak memory in bytes: reserved by PyTorch on a GPU, else of this process; NaN if the system does not report it."""
     if device.type == "cuda":
         return torch.cuda.max_memory_reserved(device)
-    if STATUS.exists():  # what `getrusage` says may be of the process that started this one
+    if STATUS.exists():  # `getrusage` may report the parent process
         lines = STATUS.read_text().splitlines()
         return 1024 * next((int(line.split()[1]) for line in lines if line.startswith("VmHWM:")), float("nan"))
     try:
@@ -218,7 +218,7 @@ def peak_memory(device: torch.device) -> float:
 
 
 class MicroBatches(pl.Callback):
-    """Lets Lightning accumulate as many batches as the data module makes of one, also where contexts change in length.
+    """Lets Lightning accumulate as many batches as the data module divides one into, also if contexts change in length.
 
     ``accumulate_grad_batches`` of the trainer then counts whole batches.
     """

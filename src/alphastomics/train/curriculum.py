@@ -1,15 +1,16 @@
-r"""How many contexts a device takes at once, and how often gradients are accumulated before a step.
+r"""Sizes of batches for contexts of any length, and a curriculum over that length.
+
+How many contexts a device holds at once, and how often gradients are accumulated before a step:
 
 .. math::
 
     B_{\max} = \lfloor T / N \rfloor, \qquad A = \lceil B_{\text{eff}} / (W B_{\max}) \rceil, \qquad
     B = \lceil B_{\text{eff}} / (W A) \rceil
 
-T cells fit on one device, a context holds N, a step of the optimizer is to see :math:`B_{\text{eff}}` contexts on W
-devices. T is one number for networks whose memory grows with the cells alone. For others :math:`B_{\max}` is found by
-bisection, with an estimate of what fits.
+T cells fit on one device, a context holds N, a step of the optimizer takes :math:`B_{\text{eff}}` contexts on W devices. T is
+constant for networks whose memory is linear in the cells. For others :math:`B_{\max}` is found by bisection.
 
-Curriculum over the length of contexts: few cells first, all of them later.
+The length of contexts grows from few cells to all of them:
 
 .. math::
 
@@ -137,7 +138,7 @@ def largest_fitting(fits: Callable[[int], bool], highest: int, *, tolerance: int
     return low
 
 
-ROUNDING = 1e-9  # what cos and powers may lack of a whole number
+ROUNDING = 1e-9  # tolerance below a whole number, for cos and powers
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -192,18 +193,18 @@ class LengthSchedule:
 
 
 class LengthCurriculum(pl.Callback):
-    """Says how long the contexts of the next epoch are.
+    """Sets the length of the contexts of each epoch.
 
-    A length holds for an epoch, in which every cell comes once, and loaders cut contexts ahead. It is told before Lightning
+    A length holds for an epoch, in which every cell comes once, because loaders cut contexts ahead. It is set before Lightning
     asks for the loader of that epoch, if ``reload_dataloaders_every_n_epochs`` is 1. The state in a checkpoint is the epoch
-    and the step at which it began: resumed in its midst, training goes on with the same length.
+    and the step at which it began; a training that is resumed within an epoch keeps its length.
 
     Parameters
     ----------
     schedule
         The lengths.
     set_length
-        Is told the length: what cuts the contexts.
+        Function that sets the length, of the loaders.
     """
 
     def __init__(self, schedule: LengthSchedule, set_length: Callable[[int], None]) -> None:
@@ -216,7 +217,7 @@ class LengthCurriculum(pl.Callback):
         return self.schedule.length(self.step)
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Tell the first length, before anything asks how many batches there are."""
+        """Set the first length, before the number of batches is needed."""
         self.set_length(self.length)
 
     def on_train_batch_end(
@@ -227,7 +228,7 @@ class LengthCurriculum(pl.Callback):
             self._end_epoch(trainer)
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Tell the length of the next epoch."""
+        """Set the length of the next epoch."""
         self._end_epoch(trainer)
         self.set_length(self.length)
 
@@ -247,7 +248,7 @@ class LengthCurriculum(pl.Callback):
         return {"epoch": self.epoch, "step": self.step}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take up the epoch of a checkpoint, and tell its length: some strategies restore after the fit has begun."""
+        """Restore the epoch, and set its length: some strategies restore after the fit has begun."""
         self.epoch, self.step = state_dict["epoch"], state_dict["step"]
         self.set_length(self.length)
 

@@ -1,4 +1,4 @@
-r"""What training tells of the inside of the network, by layer: gates, attention sinks, use of the experts.
+r"""Statistics of each layer during training: gates, attention sinks, use of the experts.
 
 .. math::
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from alphastomics.nn.diagnostics import SeenLayer
 
 LAYER = "train_layer_"  # what the names of all statistics begin with
-EVERY = 10  # steps between two looks, so that looking takes no time
+EVERY = 10  # steps between two measurements
 SINK_CELLS = 256  # cells among which sinks are looked for
 
 

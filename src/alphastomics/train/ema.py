@@ -2,9 +2,9 @@ r"""Moving average of the weights.
 
 .. math:: \bar\theta \leftarrow \beta_n \bar\theta + (1 - \beta_n)\,\theta, \qquad \beta_n = \min(\beta, \tfrac{1 + n}{10 + n})
 
-after step n. Where weights are spread over processes, each keeps the average of its own.
+after step n. If weights are sharded, each process averages its shard.
 
-The best average of the weights that validation has seen, where training stops early.
+With early stopping, the best average is kept.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class MovingAverage(pl.Callback):
         self._swapped = False
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Start from the weights as they are, unless a checkpoint brought an average."""
+        """Start from the current weights, or from the average of a checkpoint."""
         weights = local_params(pl_module)
         if not self.average:
             self.average = [weight.clone() for weight in weights]
@@ -47,7 +47,7 @@ class MovingAverage(pl.Callback):
             self.average = [distribute_like(old, new) for old, new in zip(self.average, weights, strict=True)]
         self._last_step = trainer.global_step
 
-    # Not known before: the step of a checkpoint, and under some strategies its average.
+    # The step of a checkpoint, and with some strategies its average, is restored after on_fit_start.
     on_train_start = on_fit_start
 
     @torch.no_grad()
@@ -84,18 +84,18 @@ class MovingAverage(pl.Callback):
         self.finish(pl_module)
 
     def finish(self, plan: pl.LightningModule) -> None:
-        """Leave the average in the module, once; in the midst of validation it is there already."""
+        """Leave the average in the module, once; during validation it is already there."""
         if self.average:
             if not self._swapped:
                 self.swap(plan)
             self.average, self._swapped = [], False
 
     def state_dict(self) -> dict[str, Any]:
-        """The average and its age, for a checkpoint; all processes must ask."""
+        """The average and its age, for a checkpoint; all processes must call."""
         return {"average": [full_tensor(value) for value in self.average], "n_updates": self.n_updates}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take up an average from a checkpoint."""
+        """Restore the average of a checkpoint."""
         self.average, self.n_updates = state_dict["average"], state_dict["n_updates"]
 
 
@@ -105,7 +105,7 @@ logger = logging.getLogger(__name__)
 class BestAverage(pl.Callback):
     """Keeps the moving average with the lowest loss, and leaves it in the module when training ends in any way.
 
-    It is looked at when an epoch ends, as by early stopping. The state of training goes on with the last average.
+    It is compared at the end of each epoch, as in early stopping. Training continues with the last average.
 
     Parameters
     ----------
@@ -121,7 +121,7 @@ class BestAverage(pl.Callback):
         self.weights: list[Tensor] = []
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Spread the average that a checkpoint brought as the weights are."""
+        """Shard the average of a checkpoint like the weights."""
         if self.weights:
             self.weights = [
                 distribute_like(old, new) for old, new in zip(self.weights, local_params(pl_module), strict=True)
@@ -147,9 +147,9 @@ class BestAverage(pl.Callback):
         logger.info("The model keeps its weights after epoch %d: %s was %.4g.", self.epoch, self.monitor, self.lowest)
 
     def state_dict(self) -> dict[str, Any]:
-        """The best average and its loss, for a checkpoint; all processes must ask."""
+        """The best average and its loss, for a checkpoint; all processes must call."""
         return {"lowest": self.lowest, "epoch": self.epoch, "weights": [full_tensor(value) for value in self.weights]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take up the best average of a checkpoint."""
+        """Restore the best average of a checkpoint."""
         self.lowest, self.epoch, self.weights = (state_dict[name] for name in ("lowest", "epoch", "weights"))

@@ -1,17 +1,18 @@
-r"""How much each expert was used in the last step of the optimizer, which is what the balance loss of the next one reads.
+r"""Use of the experts for the balance loss, and the loss of the minimum-distance network.
+
+The balance loss of a step uses how much each expert was used in the step before:
 
 .. math:: f_e^{(s)} \propto \sum_{\text{batches, processes}} n_e^{(s)}, \qquad L_b^{(s+1)} = E \sum_e f_e^{(s)} P_{be}^{(s+1)}
 
-A batch cannot know where the cells of other batches go, whose gradients are added to its own. One step later they are known,
-so that the loss does not depend on how a step is divided into batches and among processes. Before the first step the use is
-even, and the gradient of the loss is 0.
+The experts of the cells in other batches of the same step are not known yet. Those of the last step are, so that the loss does
+not depend on how a step is divided into batches and processes. Before the first step the use is even, and the gradient 0.
 
-Loss of the minimum-distance network, on neighborhoods at full density.
+The loss of the minimum-distance network, on neighborhoods at full density, is
 
 .. math:: L = \frac{1}{D\,n} \sum_{i \in \text{inner}} \frac{\lVert \hat x_i - x_i \rVert^2}{r^2}, \qquad
     y = x + r \varepsilon, \quad \log r \sim U(\log r_{\min}, \log r_{\max})
 
-in units of the cell spacing. Cells at the rim of a neighborhood miss neighbors and are not judged.
+in units of the cell spacing. Cells at the rim of a neighborhood lack neighbors and are left out.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class ExpertLoad:
         self._now: Tensor | None = None
 
     def begin(self, config: DenoiserConfig, device: torch.device) -> None:
-        """Start from even use, unless a checkpoint told another."""
+        """Start from even use, or from that of a checkpoint."""
         if not config.use_moe:
             return
         even = torch.ones(config.n_layers, config.num_experts)
@@ -58,7 +59,7 @@ class ExpertLoad:
         self._now = counts if self._now is None else self._now + counts
 
     def end_step(self, total: Callable[[Tensor], Tensor]) -> None:
-        """Take what was counted, over all processes, for the last step."""
+        """Keep the counts of this step, summed over all processes by ``total``."""
         if self._now is not None:
             self.last, self._now = total(self._now), None
 

@@ -1,4 +1,4 @@
-"""What a comparison of models needs to know of one training: its curves, and how long a step takes."""
+"""Learning curves and step times of a training, for comparisons of models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-r"""Which timesteps run, and where they stand, for each context of a batch.
+r"""What is drawn for each context of a batch: its timesteps, its observed expression, its masks.
+
+Timesteps by mode:
 
 ========================  =============================  =============================
 mode                      t_expr                         t_pos
@@ -9,14 +11,13 @@ mode                      t_expr                         t_pos
 ``any``                   0, U(0, 1) or 1                0, U(0, 1) or 1
 ========================  =============================  =============================
 
-The mass on 1 trains the conditional mean, the first step of every chain, and (with ``t_expr`` = 0) the canonical frame.
+The mass on 1 trains the conditional mean, the first step of every sampler, and (with ``t_expr`` = 0) the canonical frame.
 
-Which expression is given while the rest of a context is sampled: whole cells, or some genes of cells.
+While the rest of a context is sampled, some expression is observed: whole cells, some genes of all cells, or single values, as
+in a section with few measured cells, a panel that lacks genes, or data with missing values. Completing cells takes longer to
+learn than predicting whole ones, so three quarters of the contexts have some of their genes observed.
 
-What a user may hold: a section of which a few cells were measured, a panel that lacks some genes, single values that are
-missing. Completing cells takes longer to learn than writing whole ones: three quarters of the contexts hold some of their genes.
-
-Masks of a batch: keyed by context like all draws of training, and none for a modality that is absent.
+All draws are keyed by context.
 """
 
 from __future__ import annotations
@@ -99,13 +100,13 @@ def draw_timesteps(
     return draw_timesteps(part, rng, absent=absent, smallest=smallest)
 
 
-NOTHING, CELLS, GENES = 0.15, 0.25, 0.65  # cumulative shares of the contexts; in the rest single entries are held
+NOTHING, CELLS, GENES = 0.15, 0.25, 0.65  # cumulative shares of the contexts; in the rest single entries are observed
 CELL_SHARE = 0.02, 0.5  # of the cells, evenly on a logarithmic scale
 GENE_SHARE = 0.3, 0.95  # of the genes, or of the entries
 
 
 def draw_observed(n_cells: int, n_genes: int, rng: np.random.Generator) -> NDArray[np.bool_]:
-    """Draw the held entries (N, G) of one context."""
+    """Draw the observed entries (N, G) of one context."""
     kind = rng.random()
     observed = np.zeros((n_cells, n_genes), dtype=bool)
     if kind < NOTHING:
@@ -162,7 +163,7 @@ def draw_masks(
     measured
         Genes (B, G) that have a value.
     t_expr, t_pos
-        Timesteps (B,); at 1 there is nothing that could be masked.
+        Timesteps (B,); at 1 nothing is masked.
     share
         Share of the ratios, see :meth:`~alphastomics.diffusion.MaskingConfig.share`.
     """

@@ -1,14 +1,12 @@
-r"""The device that a user asks for, or what is wrong with it.
-
-Islands of full precision, and the memory of a device.
+r"""Devices: which ones are used, in which precision, with how much memory, and by which algorithms.
 
 .. math:: \operatorname{round}(x) = x\,(1 + \delta), \qquad |\delta| \le u, \qquad
     |(\hat x_i - \hat x_j) - (x_i - x_j)| \le u\,(|x_i| + |x_j|)
 
-u is 2^-8 in bfloat16: a position two model units from the center is known to 1/128 of a unit, and the difference of two
-near cells not at all. Coordinates, distances, Gram matrices and losses therefore leave autocast. (Higham 2002, section 2.)
+u is 2^-8 in bfloat16: a position two model units from the center has an error of 1/128 unit, more than the distance of near
+cells. Coordinates, distances, Gram matrices and losses are therefore computed outside of autocast. (Higham 2002, section 2.)
 
-What a training sets for the whole process, and leaves as it was: generators, and the choice of algorithms.
+Generators and the choice of algorithms belong to the whole process; a training restores them.
 """
 
 from __future__ import annotations
@@ -36,13 +34,13 @@ def device_of(accelerator: str = "auto", devices: int | list[int] | str = "auto"
     Raises
     ------
     ValueError
-        If there is no such device here, or its number or name makes no sense.
+        If there is no such device, or its number or name is invalid.
     """
     return _parsed(accelerator, devices)[0]
 
 
 def count_devices(accelerator: str = "auto", devices: int | list[int] | str = "auto") -> int:
-    """Number of devices on this machine that the trainer would use; the refusals are those of :func:`device_of`."""
+    """Number of devices on this machine that the trainer would use; errors are those of :func:`device_of`."""
     return _parsed(accelerator, devices)[1]
 
 
@@ -62,8 +60,8 @@ def _parsed(accelerator: str, devices: int | list[int] | str) -> tuple[torch.dev
 
 Result = TypeVar("Result")
 
-MARGIN = 0.05  # share of a GPU's free memory that is left to fragments and to the driver
-SHARE = 0.8  # of all memory, where several processes have to come to the same number
+MARGIN = 0.05  # share of a GPU's free memory that is left for fragmentation and the driver
+SHARE = 0.8  # of all memory, if several processes need the same number
 MEMINFO = Path("/proc/meminfo")
 
 
@@ -106,16 +104,15 @@ def resolve_precision(precision: str | int) -> str | int:
         return precision
     if torch.cuda.is_available():
         return "bf16-mixed" if torch.cuda.is_bf16_supported(including_emulation=False) else "32-true"
-    # Without tiles a processor multiplies no faster in 16 bits than in 32, and what is converted to and fro costs time.
+    # Without AMX a CPU multiplies no faster in 16 bits than in 32, and conversions cost time.
     return "bf16-mixed" if has_amx() else "32-true"
 
 
 def memory_budget(device: torch.device | str, limit: int | None = None, *, n_processes: int = 1) -> int:
     """Bytes that training may use on a device.
 
-    On a GPU what is free, and what PyTorch holds there without using it, less 5 %. Elsewhere what the system says is
-    available; all of its memory where it does not say. Several processes must not disagree, and what is free changes: they
-    get a share of all memory.
+    On a GPU: the free memory and PyTorch's unused cache, less 5 %. Elsewhere: the available memory, or all memory if the system
+    does not report it. Several processes need the same number, and free memory changes: they get a share of all memory.
 
     Parameters
     ----------
@@ -129,7 +126,7 @@ def memory_budget(device: torch.device | str, limit: int | None = None, *, n_pro
     Raises
     ------
     ValueError
-        If the limit is not positive, or the system says nothing.
+        If the limit is not positive, or the system does not report its memory.
     """
     if limit is not None:
         if limit < 1:
@@ -160,21 +157,21 @@ def _all_memory() -> int:
     try:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, ValueError, OSError):
-        raise ValueError("the system does not say how much memory it has; pass a limit in bytes") from None
+        raise ValueError("the system does not report its memory; pass a limit in bytes") from None
 
 
 logger = logging.getLogger(__name__)
 
 WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
-REPEATABLE = (":4096:8", ":16:8")  # what cuBLAS must be told, to give the same sums every time
+REPEATABLE = (":4096:8", ":16:8")  # workspaces with which cuBLAS is deterministic
 
 
 @contextmanager
 def seeded_generators(seed: int) -> Iterator[None]:
-    """Seed PyTorch's generator for a while, and leave all generators as they were.
+    """Seed PyTorch's generator within the context, and restore all generators after it.
 
-    Those of GPUs are kept where GPUs are in use. To ask a GPU that is not would start CUDA, after which no process can be
-    forked for it.
+    Generators of GPUs are restored if CUDA is initialized. Reading them would otherwise initialize CUDA, after which no process
+    can be forked.
     """
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
     with torch.random.fork_rng(devices=list(devices)):
@@ -184,7 +181,7 @@ def seeded_generators(seed: int) -> Iterator[None]:
 
 @contextmanager
 def preserve_algorithm_settings() -> Iterator[None]:
-    """Leave as they were the choice of algorithms and the workspaces of cuBLAS, which a trainer sets for the whole process."""
+    """Restore the choice of algorithms and the workspaces of cuBLAS, which a trainer sets for the whole process."""
     enabled, warn_only = before = _algorithms()
     benchmark, workspace = torch.backends.cudnn.benchmark, os.environ.get(WORKSPACE)
     try:
@@ -204,7 +201,7 @@ def _algorithms() -> tuple[bool, bool]:
 
 
 def check_cublas_workspace(deterministic: bool | str | None, device: torch.device) -> None:
-    """Say where cuBLAS cannot be told any more to be deterministic: it reads its workspaces when CUDA starts."""
+    """Warn if it is too late to make cuBLAS deterministic: it reads its workspaces when CUDA is initialized."""
     told = os.environ.get(WORKSPACE) in REPEATABLE
     if deterministic and not told and device.type == "cuda" and torch.cuda.is_initialized():
         logger.warning(

@@ -1,4 +1,4 @@
-"""A network whose weights are spread over processes (FSDP2), and gradients that every parameter has at every step.
+"""Networks whose weights are sharded over processes (FSDP2), with gradients for every parameter in every step.
 
 Each block is a unit: its weights are gathered while it runs. What is left, the embeddings and heads, is one
 more. All processes must have gradients of the same parameters, or they wait for each other for ever; which losses a batch
@@ -40,7 +40,7 @@ class _TouchAllParams(torch.autograd.Function):
 
 
 def touch_all_params(x: Tensor, parameters: Iterable[Tensor]) -> Tensor:
-    """``x``, whose gradient reaches all of some parameters, but those of which only a part is here."""
+    """``x`` itself, with a gradient of 0 for all parameters that are not sharded."""
     here = [p for p in parameters if p.requires_grad and not isinstance(p, DTensor)]
     found: Tensor = _TouchAllParams.apply(x, *here)
     return found
@@ -61,7 +61,7 @@ def shard(module: Denoiser, mesh: DeviceMesh) -> Denoiser:
 
 
 def _reach(unit: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Let the gradient of a block's input reach all of its weights, which are whole at this moment."""
+    """Give all weights of a block a gradient, while they are gathered."""
     if not torch.is_grad_enabled():
         return inputs
     return touch_all_params(inputs[0], unit.parameters()), *inputs[1:]
@@ -69,7 +69,7 @@ def _reach(unit: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
 
 @contextmanager
 def full_weights(units: Iterable[nn.Module]) -> Iterator[None]:
-    """Weights of units are whole as long as the context is open; all processes must open it."""
+    """Gather the weights of units within the context; all processes must call."""
     spread = [unit for unit in units if isinstance(unit, FSDPModule)]
     for unit in spread:
         unit.unshard()
@@ -89,17 +89,17 @@ def local_params(module: nn.Module) -> list[Tensor]:
 
 
 def to_local(values: Iterable[Tensor]) -> list[Tensor]:
-    """What this process holds of each value."""
+    """The local shard of each value."""
     return [value.to_local() if isinstance(value, DTensor) else value for value in values]
 
 
 def full_tensor(value: Tensor) -> Tensor:
-    """All of a value that may be spread; all processes must ask."""
+    """The full value of a tensor that may be sharded; all processes must call."""
     return value.full_tensor() if isinstance(value, DTensor) else value
 
 
 def distribute_like(value: Tensor, model: Tensor) -> Tensor:
-    """A value on the device of another, and spread as that one is."""
+    """A value on the device of another one, and sharded like it."""
     value = value.to(model.device)
     if isinstance(value, DTensor) or not isinstance(model, DTensor):
         return value
@@ -108,7 +108,7 @@ def distribute_like(value: Tensor, model: Tensor) -> Tensor:
 
 @torch.no_grad()
 def copy_full_params(sharded: nn.Module, module: nn.Module) -> None:
-    """Write the weights that are spread into the network that they come from; all processes must call."""
+    """Copy sharded weights into the network from which they were sharded; all processes must call."""
     local_params(sharded)
     for mine, part in zip(module.parameters(), sharded.parameters(), strict=True):
         mine.copy_(full_tensor(part.data))

@@ -1,4 +1,4 @@
-"""How a training is spread over processes, by name; or why it cannot be here, and what can."""
+"""Strategies of training by name, and checks of whether they can run here."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def resolve_strategy(
     ImportError
         If it needs a package that is not installed.
     RuntimeError
-        If processes cannot be started that way from here; the message says how they can.
+        If processes cannot be started that way from this one; the message names another way.
     ValueError
         If there is no strategy of that name, or not for this device, or for processes that share contexts.
     """
@@ -105,7 +105,7 @@ def _refuse_for_device(strategy: str, kind: str, precision: str) -> None:
 
 
 def _refuse_for_start(strategy: str, kind: str) -> None:
-    """Refuse what cannot start processes from where this one runs."""
+    """Check that the strategy can start processes from this one."""
     if strategy in FORKED:
         if "fork" not in multiprocessing.get_all_start_methods():
             raise RuntimeError(f"strategy={strategy!r} forks, which {sys.platform} cannot: take strategy='ddp_spawn'")

@@ -1,21 +1,18 @@
-r"""Tensors without data, and a count of the bytes that they would take.
-
-Memory of a step before its first run.
+r"""The memory of a step, estimated without running it.
 
 .. math::
 
     \text{peak} = \max_\tau \sum_{s \,\text{alive at}\, \tau} \operatorname{bytes}(s)
 
-over the storages s of all tensors. The step runs on tensors without data (``FakeTensorMode``) and a dispatch mode counts
-their storages: nothing is allocated and nothing computed. PyTorch's ``MemTracker`` gives the same figures, but it
-follows modules too, which takes longer. The step is that of training itself, so that there is no second
-description of the losses. What it asks of values has the answer that costs most: every condition holds and every mask is
-full, so that every context is diffused and placed at once. A number is 1.
+over the storages s of all tensors. The step of training itself runs on tensors without data (``FakeTensorMode``), and a dispatch
+mode counts their storages: nothing is allocated or computed. PyTorch's ``MemTracker`` gives the same figures but also follows
+modules, which takes longer. Where the step depends on values, the most expensive case is assumed: every condition holds and
+every mask is full, so that every context has noise and absent positions at once. A number is 1.
 
-Left out: what a kernel allocates within (packed matrices, some MB), the rows by which experts are uneven, padding, the
-masks of masked training, the minimum-distance network, which sees a few hundred cells, copies of a training on several devices,
-and all that is not the step: data, loaders, fragments of the allocator, code. What leaves PyTorch, for a tree of
-neighbors say, must be an operator that knows the shape of its result (``torch.library.register_fake``).
+Not included: buffers inside kernels (packed matrices, some MB), uneven use of experts, padding, the masks of masked training, the
+minimum-distance network, which sees a few hundred cells, copies of a training on several devices, and everything outside the
+step: data, loaders, fragmentation, code. Code outside of PyTorch, such as a tree of neighbors, must be an operator with a
+registered shape (``torch.library.register_fake``).
 """
 
 from __future__ import annotations
@@ -56,7 +53,7 @@ aten = torch.ops.aten
 
 
 class StorageCounter(TorchDispatchMode):
-    """Counts the bytes of all storages that operations return, and answers what is asked of values that are not there."""
+    """Counts the bytes of all storages that operations return, and substitutes values that tensors do not have."""
 
     def __init__(self, device_type: str) -> None:
         super().__init__()
@@ -106,7 +103,7 @@ class StorageCounter(TorchDispatchMode):
 
 @contextmanager
 def fake_tensors() -> Iterator[None]:
-    """Tensors that are made have no data; refuse what needs it."""
+    """New tensors have no data within the context; raises ``NotImplementedError`` if a shape depends on values."""
     try:
         with FakeTensorMode(allow_non_fake_inputs=True):
             yield
@@ -315,7 +312,7 @@ def estimate_inference(
 
 
 class SimulatedProcesses(SequenceParallel):
-    """The first of some processes that are not there: what it would get from the others has the shape of what it has."""
+    """Stands for several processes: what the others would send has the shape of the local tensor."""
 
     def __init__(self, world_size: int) -> None:
         super().__init__()
@@ -364,7 +361,7 @@ def _full_batch(config: DenoiserConfig, b: int, n: int, *, targets: bool) -> Bat
 
 
 def _balance_experts(part: nn.Module) -> None:
-    """Let experts take equally many cells each; where they go depends on values."""
+    """Assign equally many cells to each expert; the real assignment depends on values."""
     if not isinstance(part, Experts):
         return
     n_experts, top_k = part.num_experts, part.top_k

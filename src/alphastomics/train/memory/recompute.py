@@ -76,7 +76,7 @@ def _recomputed(forward: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextmanager
 def _replay_draws(lists: list[list[Any] | UserList[Any]], draws: AbstractContextManager[None]) -> Iterator[None]:
-    """Draw as before, and take from lists what was added to them."""
+    """Repeat the random draws, and remove what the block adds to lists a second time."""
     lengths = [len(values) for values in lists]
     try:
         with draws:
