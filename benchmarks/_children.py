@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 CLEAR = (ValueError, KeyError, OSError, FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError)
 CODE = ("os.system", "os.exec", "os.posix_spawn", "os.fork", "subprocess.Popen", "socket.connect", "pickle.find_class")
-OURS = "_hdf5_trial.py"  # which the package runs
 MEMORY = 4 * 2**30  # bytes that a child may take beyond what it has
 MAKING = 60.0  # seconds
 
@@ -140,7 +139,7 @@ def _prepare() -> list[str]:
     ran: list[str] = []
 
     def notice(event: str, arguments: tuple[Any, ...]) -> None:
-        if event in CODE and OURS not in repr(arguments):
+        if event in CODE:
             ran.append(f"{event}{arguments!r:.200}")
 
     sys.addaudithook(notice)
