@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -170,10 +171,32 @@ def train_on(make_model, train_briefly):
 
 
 @pytest.fixture(scope="session")
-def everything(_reference, train_on):
+def everything(_reference: AnnData, train_on: Callable[..., AlphaSTomics]) -> AlphaSTomics:
+    """A model with ``mode="any"`` that all tests share."""
     return train_on(_reference, mode="any")
 
 
+@pytest.fixture(scope="session")
+def model_of(_reference: AnnData, train_on: Callable[..., AlphaSTomics]) -> Callable[[str], AlphaSTomics]:
+    """A model by its mode, trained for a moment on two slices of 100 cells when it is first needed, that all tests share."""
+
+    @cache
+    def get(mode: str) -> AlphaSTomics:
+        return train_on(_reference[np.r_[0:100, 300:400]].copy(), mode=mode, max_epochs=2)
+
+    return get
+
+
 @pytest.fixture
-def places(reference):
+def empty_folder(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The working directory, which must be empty after the test."""
+    folder = tmp_path_factory.mktemp("cwd")
+    monkeypatch.chdir(folder)
+    yield folder
+    assert list(folder.iterdir()) == []
+
+
+@pytest.fixture
+def places(reference: AnnData) -> AnnData:
+    """The second slice of 300 cells; the test may change it."""
     return reference[reference.obs["slice_id"] == "slice_1"].copy()

@@ -1,4 +1,4 @@
-"""Nothing that is trained or sampled writes where it was not asked to."""
+"""Fixtures of the tests of the model class."""
 
 from __future__ import annotations
 
@@ -7,13 +7,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from pathlib import Path
 
 
 @pytest.fixture(autouse=True)
-def _empty_folder(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Whatever is trained or sampled leaves nothing in the working directory."""
-    folder = tmp_path_factory.mktemp("cwd")
-    monkeypatch.chdir(folder)
-    yield
-    assert list(folder.iterdir()) == []
+def _nothing_is_left(empty_folder: Path) -> None:
+    """Tests run in an empty folder, which must stay empty."""

@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 import torch
 
-import alphastomics.train.checkpoint as checkpoint_module
 from alphastomics.data import Augmentation
 from alphastomics.model import AlphaSTomics
 from alphastomics.train.memory.fit import fits_in_memory
@@ -32,14 +31,12 @@ GROWING = {
 
 
 class Watch(pl.Callback):
-    """What comes with every batch, and how far the training has come; dies before a step on request."""
+    """Records every batch, and how far the training has come."""
 
-    def __init__(self, die_at=-1):
-        self.die_at, self.seen, self.counts = die_at, [], {}
+    def __init__(self):
+        self.seen, self.counts = [], {}
 
     def on_train_batch_start(self, trainer, plan, batch, batch_idx):
-        if trainer.global_step == self.die_at:
-            raise OSError("dead")
         cells = frozenset(batch.rows[batch.mask].tolist())
         longest = int(batch.mask.sum(1).max())
         self.counts[trainer.global_step] = int(batch.mask.sum())
@@ -50,23 +47,6 @@ class Watch(pl.Callback):
         for step, epoch, longest, cells, progress in self.seen:
             epochs.setdefault(epoch, []).append((step, longest, cells, progress))
         return epochs
-
-
-@pytest.fixture
-def often(monkeypatch):
-    """A checkpoint after every step, but for the last of an epoch, whose comes when the epoch is over."""
-    monkeypatch.setattr(checkpoint_module, "EVERY", 1)
-
-
-def state_of(path):
-    state = torch.load(path, weights_only=True)
-    return state["state_dict"], state["callbacks"]["MovingAverage"]["average"], state["lr_schedulers"][0]["_last_lr"]
-
-
-def assert_equal_states(one, other):
-    assert all(torch.equal(one[0][name], other[0][name]) for name in one[0])
-    assert all(torch.equal(a, b) for a, b in zip(one[1], other[1], strict=True))
-    assert one[2] == other[2]
 
 
 # -- contexts that grow ------------------------------------------------------------------------------------------------
@@ -117,21 +97,6 @@ def test_progress_follows_the_steps_where_they_end_the_training(small, make_mode
     np.testing.assert_allclose(
         [progress for *_, progress in watch.seen], np.arange(4) / 4, atol=1e-2
     )  # the timestep runs too
-
-
-@pytest.mark.parametrize("die_at", [1, 5, 6], ids=lambda step: f"step{step}")
-def test_a_resumed_training_goes_on_with_the_same_lengths(small, make_model, train_briefly, tmp_path, often, die_at):
-    """Weights, average and learning rate to the bit; epochs begin with even steps."""
-    whole, parts = tmp_path / "whole.ckpt", tmp_path / "parts.ckpt"
-    arguments = GROWING | {"max_epochs": 6}
-    undisturbed, resumed = Watch(), Watch()
-    train_briefly(make_model(small), checkpoint=whole, callbacks=[undisturbed], **arguments)
-    with pytest.raises(OSError, match="dead"):
-        train_briefly(make_model(small), checkpoint=parts, callbacks=[Watch(die_at)], **arguments)
-    train_briefly(make_model(small), checkpoint=parts, resume=parts, callbacks=[resumed], **arguments)
-    assert resumed.seen == undisturbed.seen[die_at:]
-    assert len({longest for _, _, longest, _, _ in resumed.seen}) > 1
-    assert_equal_states(state_of(parts), state_of(whole))
 
 
 def test_contexts_grow_over_half_of_the_training_unless_told(small, make_model, train_briefly, caplog):

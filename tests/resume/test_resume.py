@@ -1,8 +1,7 @@
-"""Training that is resumed, and models of checkpoints."""
+"""A training that is resumed from a checkpoint gives the result of one that was not interrupted."""
 
 from __future__ import annotations
 
-import errno
 import logging
 import os
 
@@ -12,9 +11,9 @@ import pandas as pd
 import pytest
 import torch
 
-import alphastomics.train.checkpoint as module
 from alphastomics.model import AlphaSTomics
-from alphastomics.train.checkpoint import KEY
+
+pytestmark = pytest.mark.usefixtures("empty_folder")
 
 
 class DieAt(pl.Callback):
@@ -26,12 +25,6 @@ class DieAt(pl.Callback):
     def on_train_batch_start(self, trainer, *_):
         if trainer.global_step == self.step:
             raise OSError("dead")
-
-
-@pytest.fixture
-def often(monkeypatch):
-    """A checkpoint after every step, but for the last of an epoch, whose comes when the epoch is over."""
-    monkeypatch.setattr(module, "EVERY", 1)
 
 
 def die(model, train_briefly, path, *, step, **kwargs):
@@ -231,21 +224,6 @@ def test_nothing_is_begun_anew_where_something_else_lies(small, make_model, trai
         train_briefly(make_model(small), checkpoint=path, resume="last")
 
 
-def test_checkpoints_are_as_far_apart_as_is_asked(small, make_model, train_briefly, tmp_path):
-    path, seen = tmp_path / "last.ckpt", []
-
-    class Look(pl.Callback):
-        def on_train_batch_start(self, trainer, *_):
-            seen.append(watched(path)["step"] if path.exists() else 0)
-
-    steps = {"context_size": 25, "batch_size": 25, "max_epochs": 1}  # eight
-    train_briefly(make_model(small), checkpoint=path, checkpoint_every=3, callbacks=[Look()], **steps)
-    assert seen == [0, 0, 0, 3, 3, 3, 6, 6]
-    assert watched(path)["step"] == 8
-    with pytest.raises(ValueError, match="checkpoint_every=0 counts steps"):
-        train_briefly(make_model(small), checkpoint=path, checkpoint_every=0)
-
-
 def test_batches_are_divided_as_they_were(small, make_model, train_briefly, tmp_path, caplog, often):
     """Whatever memory is free when the training is resumed."""
     path, parts = tmp_path / "last.ckpt", []
@@ -289,95 +267,55 @@ def test_time_counts_from_the_beginning(small, make_model, train_briefly, tmp_pa
     assert all(0.9 <= progress < 1 for progress in seen)
 
 
-def test_a_finished_checkpoint_is_the_model(small, make_model, train_briefly, tmp_path):
-    path = tmp_path / "last.ckpt"
-    model = train_briefly(make_model(small, mode="any"), checkpoint=path)
-    assert list(tmp_path.iterdir()) == [path]
-    model.save(tmp_path / "model")
-    of_folder, of_file = (AlphaSTomics.load(p, adata=False) for p in (tmp_path / "model", path))
-    cells = small.copy()
-    for mode in ("expr_to_pos", "pos_to_expr"):
-        one, other = (loaded.sample(cells, mode=mode, n_steps=2) for loaded in (of_folder, of_file))
-        np.testing.assert_array_equal(one.obsm["spatial"], other.obsm["spatial"])
-        np.testing.assert_array_equal(one.X.toarray(), other.X.toarray())
-    assert of_file.history["train_loss"].equals(model.history["train_loss"])
-    # And it is trained on, with data.
-    more = AlphaSTomics.load(path, adata=small.copy())
-    train_briefly(more)
-    assert more.history["train_loss"].index.tolist() == [0, 1]
+# -- contexts that grow ------------------------------------------------------------------------------------------------
 
 
-def damaged(path, change):
+LENGTHS = {
+    "context_size": 100,
+    "batch_size": 100,
+    "context_growth": "linear",
+    "shortest_context": 20,
+    "growth_warmup": 2,
+    "growth_steps": 8,
+}
+
+
+class Watch(pl.Callback):
+    """What comes with every batch, and how far the training has come; dies before a step on request."""
+
+    def __init__(self, die_at=-1):
+        self.die_at, self.seen, self.counts = die_at, [], {}
+
+    def on_train_batch_start(self, trainer, plan, batch, batch_idx):
+        if trainer.global_step == self.die_at:
+            raise OSError("dead")
+        cells = frozenset(batch.rows[batch.mask].tolist())
+        longest = int(batch.mask.sum(1).max())
+        self.counts[trainer.global_step] = int(batch.mask.sum())
+        self.seen.append((trainer.global_step, trainer.current_epoch, longest, cells, plan.progress()))
+
+
+def state_of(path):
     state = torch.load(path, weights_only=True)
-    change(state)
-    torch.save(state, path)
+    return state["state_dict"], state["callbacks"]["MovingAverage"]["average"], state["lr_schedulers"][0]["_last_lr"]
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda state: state[KEY].pop("tensors"), "of a training that has not ended; continue it with resume=…"),
-        (lambda state: state.pop(KEY), "is no checkpoint of AlphaSTomics"),
-        (lambda state: state[KEY].update(format_version=9), "format version 9"),
-        (lambda state: state[KEY].update(config="{"), "does not describe its model"),
-        (lambda state: state[KEY].update(config="[]"), "does not describe its model"),
-        (lambda state: state[KEY].pop("config"), "does not describe its model"),
-        (lambda state: state[KEY].update(tensors=3), "does not hold a complete model"),
-        (lambda state: state[KEY]["tensors"].popitem(), "does not hold a complete model"),
-    ],
-    ids=["unfinished", "foreign", "newer", "cut", "list", "silent", "number", "incomplete"],
-)
-def test_what_is_no_model_is_said(small, make_model, train_briefly, tmp_path, change, message):
-    path = tmp_path / "last.ckpt"
-    train_briefly(make_model(small), checkpoint=path)
-    damaged(path, change)
-    with pytest.raises(ValueError, match=rf"last\.ckpt.*{message}"):
-        AlphaSTomics.load(path, adata=False)
+def assert_equal_states(one, other):
+    assert all(torch.equal(one[0][name], other[0][name]) for name in one[0])
+    assert all(torch.equal(a, b) for a, b in zip(one[1], other[1], strict=True))
+    assert one[2] == other[2]
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"d_model": 16}, "is of a model with d_model=32, and this one has d_model=16"),
-        ({"random_state": 3}, "is of a model with random_state=0, and this one has random_state=3"),
-        ({"mode": "any"}, "is of a model with mode='expr_to_pos', and this one has mode='any'"),
-    ],
-)
-def test_another_model_is_not_resumed(small, make_model, train_briefly, tmp_path, changes, message):
-    path = tmp_path / "last.ckpt"
-    train_briefly(make_model(small), checkpoint=path)
-    model = make_model(small, **changes)
-    with pytest.raises(ValueError, match=message):
-        train_briefly(model, resume=path, max_epochs=2)
-    assert not model.is_trained
-
-
-def test_other_cells_are_not_trained_on_and_no_epochs_taken_back(reference, small, make_model, train_briefly, tmp_path):
-    path = tmp_path / "last.ckpt"
-    train_briefly(make_model(small), checkpoint=path, max_epochs=2)
-    with pytest.raises(ValueError, match="is of a training on other cells"):
-        train_briefly(make_model(reference), resume=path, max_epochs=2)
-    with pytest.raises(ValueError, match="is of epoch 2, beyond max_epochs=1"):
-        train_briefly(make_model(small), resume=path, max_epochs=1)
-    with pytest.raises(FileNotFoundError, match=r"none\.ckpt is missing"):
-        train_briefly(make_model(small), resume=tmp_path / "none.ckpt")
-
-
-def test_a_checkpoint_that_cannot_be_written_leaves_the_one_before(
-    small, make_model, train_briefly, tmp_path, monkeypatch, often
-):
-    path = tmp_path / "last.ckpt"
-    train_briefly(make_model(small), checkpoint=path, max_epochs=2)
-    before = path.read_bytes()
-
-    def full(state, path):
-        path.write_bytes(b"half")
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(module, "write", full)
-    monkeypatch.setattr("alphastomics.model._checkpoint.finalize", lambda *_: None)
-    said = r"last\.ckpt cannot be written \(No space left on device\); .*resume='last'"
-    with pytest.raises(OSError, match=said):
-        train_briefly(make_model(small), checkpoint=path, max_epochs=2)
-    assert path.read_bytes() == before
-    assert list(tmp_path.iterdir()) == [path]
+@pytest.mark.parametrize("die_at", [1, 5, 6], ids=lambda step: f"step{step}")
+def test_a_resumed_training_goes_on_with_the_same_lengths(small, make_model, train_briefly, tmp_path, often, die_at):
+    """Weights, average and learning rate to the bit; epochs begin with even steps."""
+    whole, parts = tmp_path / "whole.ckpt", tmp_path / "parts.ckpt"
+    arguments = LENGTHS | {"max_epochs": 6}
+    undisturbed, resumed = Watch(), Watch()
+    train_briefly(make_model(small), checkpoint=whole, callbacks=[undisturbed], **arguments)
+    with pytest.raises(OSError, match="dead"):
+        train_briefly(make_model(small), checkpoint=parts, callbacks=[Watch(die_at)], **arguments)
+    train_briefly(make_model(small), checkpoint=parts, resume=parts, callbacks=[resumed], **arguments)
+    assert resumed.seen == undisturbed.seen[die_at:]
+    assert len({longest for _, _, longest, _, _ in resumed.seen}) > 1
+    assert_equal_states(state_of(parts), state_of(whole))
