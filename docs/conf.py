@@ -6,11 +6,15 @@ import re
 from importlib.metadata import metadata
 from typing import TYPE_CHECKING
 
+from alphastomics.config._sections import KEYS
+
 if TYPE_CHECKING:
     from docutils.nodes import Element
     from sphinx.addnodes import pending_xref
     from sphinx.application import Sphinx
     from sphinx.environment import BuildEnvironment
+
+    from alphastomics.config._setting import Setting
 
 info = metadata("alphastomics")
 project = "AlphaSTomics"
@@ -120,7 +124,37 @@ def skip_field(app: Sphinx, what: str, name: str, member: object, skip: bool, op
     return True if is_setting or type(member).__name__ == "_tuplegetter" else None
 
 
+def insert_settings(app: Sphinx, docname: str, source: list[str]) -> None:
+    """Replace lines such as ``[settings: model]`` by the table of the settings in that section of a configuration file."""
+    if docname == "configuration":
+        source[0] = re.sub(
+            r"^\[settings: ([\w.]+)\]$", lambda found: settings_table(found[1]), source[0], flags=re.MULTILINE
+        )
+
+
+def settings_table(section: str) -> str:
+    """Keys of a section with their defaults, flags and sentences, as a table in Markdown."""
+    rows = ["| key | default | flag | description |", "| --- | --- | --- | --- |"]
+    for key, entry in KEYS.items():
+        path, _, name = key.rpartition(".")
+        if path == section:
+            flag = "" if entry.details.file_only else f"`{entry.flag}`"
+            text = re.sub("``([^`]+)``", r"`\1`", entry.text).replace("|", r"\|")
+            rows.append(f"| `{name}` | {default_of(entry)} | {flag} | {text} |")
+    return "\n".join(rows)
+
+
+def default_of(entry: Setting) -> str:
+    """A default as in a file."""
+    if entry.details.from_data:
+        return "from the data"
+    if entry.default is None:
+        return ""
+    return f"`{str(entry.default).lower() if isinstance(entry.default, bool) else entry.default}`"
+
+
 def setup(app: Sphinx) -> None:
     """Register the extensions of this site."""
+    app.connect("source-read", insert_settings)
     app.connect("autodoc-skip-member", skip_field)
     app.connect("missing-reference", resolve_public_name)

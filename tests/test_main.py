@@ -394,7 +394,7 @@ def test_demo_fails_loudly_when_the_regression_is_better(tiny_demo, tmp_path, ca
     def perfect(query: AnnData, reference: AnnData) -> np.ndarray:
         return query.obsm["spatial"]
 
-    monkeypatch.setattr("alphastomics.cli._query.knn_positions", perfect)
+    monkeypatch.setattr("alphastomics.cli._scores.knn_positions", perfect)
     assert main(tiny_demo) == 1
     captured = capsys.readouterr()
     assert re.search(r"alphastomics: The demo failed: .* 1\.000 by 25-NN.*--max-time", captured.err)
@@ -415,7 +415,7 @@ def test_demo_hides_the_positions_of_the_third_slice(tiny_demo, tmp_path, capsys
 
     placed, slices, original = [], [], tl.reconstruct
     monkeypatch.setattr(tl, "reconstruct", reconstruct)
-    monkeypatch.setattr("alphastomics.cli._query.knn_positions", useless)
+    monkeypatch.setattr("alphastomics.cli._scores.knn_positions", useless)
     assert main([*tiny_demo, "--seed", "1"]) == 0
     assert placed == [90]
     assert slices == ["slice_0", "slice_1"]
@@ -426,7 +426,7 @@ def test_demo_hides_the_positions_of_the_third_slice(tiny_demo, tmp_path, capsys
 
 
 def test_other_processes_of_a_demo_only_train(tiny_demo, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("alphastomics.cli._demo.is_first", lambda: False)
+    monkeypatch.setattr("alphastomics.cli._compare.is_first", lambda: False)
     assert main(tiny_demo) == 0
     assert " AlphaSTomics " not in capsys.readouterr().out
     assert files_in(tmp_path) == []

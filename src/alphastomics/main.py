@@ -1,6 +1,6 @@
 """The command line: ``alphastomics demo | preprocess | stage1 | stage2 | train | sample | test | extract | provenance | compare | upload``.
 
-Importing this module imports neither torch nor the library; every command imports what it needs.
+Importing this module imports no PyTorch; every command imports what it needs.
 """
 
 from __future__ import annotations
@@ -16,21 +16,12 @@ from cyclopts.types import ExistingDirectory, ExistingFile, PositiveInt  # noqa:
 
 from alphastomics import __version__
 from alphastomics.cli._config import NULLS, fill, resolved
-from alphastomics.cli._console import USER_ERRORS, messages, print_error
-from alphastomics.cli._options import (
-    GLOBAL,
-    SEVERAL,
-    ComparisonOptions,
-    DemoModelOptions,
-    DemoTrainingOptions,
-    ModelOptions,
-    PlanOptions,
-    QueryOptions,
-    SetupOptions,
-    TrainingOptions,
-)
+from alphastomics.cli._options import GLOBAL, SEVERAL, ComparisonOptions, DemoOptions, FitOptions, SetupOptions
+from alphastomics.cli._output import USER_ERRORS, messages, print_error
 from alphastomics.cli._preprocess import ClusterOptions, DatasetOptions, SliceOptions, UploadOptions
+from alphastomics.cli._query import QueryOptions  # noqa: TC001  read at run time
 from alphastomics.cli._run import RunOptions, SourceOptions
+from alphastomics.config import RunConfig
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -44,8 +35,8 @@ app = App(
     version=__version__,
 )
 app.meta.group_parameters = GLOBAL
-# Errors and exit codes are settled in `main`.
-INTERRUPTED = 130  # by the custom of shells
+INTERRUPTED = 130  # as shells return it
+# `main` handles errors and exit codes.
 PLAIN: dict[str, Any] = {"exit_on_error": False, "print_error": False, "result_action": "return_value"}
 
 
@@ -53,26 +44,24 @@ PLAIN: dict[str, Any] = {"exit_on_error": False, "print_error": False, "result_a
 def demo(
     *,
     output_dir: Path,
-    seed: int = 0,
-    model: DemoModelOptions = DemoModelOptions(),
-    training: DemoTrainingOptions = DemoTrainingOptions(),
-    plan: PlanOptions = PlanOptions(),
+    seed: int = RunConfig.seed,
+    options: DemoOptions = DemoOptions(),
 ) -> None:
-    """Simulate a tissue of three slices, train on two, place the cells of the third, and show what came out.
+    """Simulate a tissue of three slices, train on two, place the cells of the third, and score the result.
 
-    Ends with an error if regression on the 25 nearest cells does better.
+    Ends with an error if regression on the 25 nearest cells scores higher.
 
     Parameters
     ----------
     output_dir
         Folder for ``reconstruction.png``, ``scores.json`` and ``reconstruction.h5ad``.
     seed
-        Decides the tissue, the first weights and every draw.
+        Seed of the tissue, the initial weights and every random draw.
     """
-    from alphastomics.cli._demo import check_verdict, run_demo
-    from alphastomics.cli._files import to_text
+    from alphastomics.cli._compare import check_verdict, run_demo
+    from alphastomics.cli._output import to_text
 
-    table = run_demo(output_dir, model, training, plan, seed)
+    table = run_demo(output_dir, options, seed)
     if table is not None:
         sys.stdout.write(to_text(table))
         check_verdict(table, output_dir)
@@ -83,25 +72,25 @@ def preprocess(
     *,
     input_dir: ExistingDirectory,
     output_dir: Path,
-    seed: int = 0,
+    seed: int = RunConfig.seed,
     slices: SliceOptions = SliceOptions(),
     dataset: DatasetOptions = DatasetOptions(),
     cluster: ClusterOptions = ClusterOptions(),
 ) -> None:
-    """Make a dataset of a folder of .h5ad files: both stages, one after the other.
+    """Convert a folder of .h5ad files to a dataset: stage1, then stage2.
 
-    What an interrupted call finished is kept.
+    Repeating an interrupted command continues it.
 
     Parameters
     ----------
     input_dir
         Folder with ``.h5ad`` files.
     output_dir
-        Folder for ``data`` and ``metadata.json``; the slices in ``_intermediate_slices`` may be deleted afterwards.
+        Folder for ``data`` and ``metadata.json``. The slices in ``_intermediate_slices`` may be deleted afterwards.
     seed
-        Decides the split.
+        Seed of the split.
     """
-    from alphastomics.cli._files import check_readable
+    from alphastomics.cli._output import check_readable
     from alphastomics.data.preprocess import preprocess as both
 
     check_readable(input_dir)
@@ -119,7 +108,7 @@ def stage1(
     slices: SliceOptions = SliceOptions(),
     cluster: ClusterOptions = ClusterOptions(),
 ) -> None:
-    """Write every slice of a folder of .h5ad files into a file of its own.
+    """Write each slice of a folder of .h5ad files to a separate file.
 
     Parameters
     ----------
@@ -128,7 +117,7 @@ def stage1(
     output_dir
         Folder for the slices.
     """
-    from alphastomics.cli._files import check_readable
+    from alphastomics.cli._output import check_readable
     from alphastomics.data.preprocess import stage1 as first
 
     check_readable(input_dir)
@@ -143,11 +132,11 @@ def stage2(
     *,
     input_dirs: Annotated[list[ExistingDirectory], SEVERAL],
     output_dir: Path,
-    seed: int = 0,
+    seed: int = RunConfig.seed,
     dataset: DatasetOptions = DatasetOptions(),
     cluster: ClusterOptions = ClusterOptions(),
 ) -> None:
-    """Merge slices that stage1 has written into one dataset.
+    """Merge slices that stage1 wrote into one dataset.
 
     Parameters
     ----------
@@ -156,9 +145,9 @@ def stage2(
     output_dir
         Folder for ``data`` and ``metadata.json``.
     seed
-        Decides the split.
+        Seed of the split.
     """
-    from alphastomics.cli._files import check_readable
+    from alphastomics.cli._output import check_readable
     from alphastomics.data.preprocess import stage2 as second
 
     for folder in input_dirs:
@@ -174,39 +163,34 @@ def train(
     *,
     config: ExistingFile | None = None,
     print_config: Annotated[bool, Parameter(negative=())] = False,
-    seed: int = 0,
     run: RunOptions = RunOptions(),
     source: SourceOptions = SourceOptions(),
     setup: SetupOptions = SetupOptions(),
-    model: ModelOptions = ModelOptions(),
-    training: TrainingOptions = TrainingOptions(),
-    plan: PlanOptions = PlanOptions(),
+    options: FitOptions = FitOptions(),
 ) -> None:
     """Train a model on cells with expression and positions.
 
-    Writes ``config.yaml``, ``checkpoints/model``, ``checkpoints/last.ckpt`` and ``logs/metrics.csv`` in
+    Writes ``config.yaml``, ``checkpoints/model``, ``checkpoints/last.ckpt`` and ``logs/metrics.csv`` to
     ``OUTPUT_DIR/EXP_NAME``.
 
     Parameters
     ----------
     config
-        YAML file with options; what is given here as well counts.
+        YAML file with options; command-line flags take precedence.
     print_config
-        Print the options that all of this makes, as such a file, and do nothing else; the data need not be there.
-    seed
-        Decides the first weights and every draw.
+        Print the resulting configuration as YAML and exit. The data need not exist.
     """
     if not print_config:
         if run.resume is not None:
-            run.checkpoint(claim=False)  # without a run there is no telling what it was trained on
+            run.checkpoint(claim=False)  # without a run there is no configuration that names its data
         source.check()
-    won = resolved(seed, run, source, setup, model, training, plan)
+    chosen = resolved(options, run, source, setup)
     if print_config:
-        sys.stdout.write(NULLS + won.to_yaml())
+        sys.stdout.write(NULLS + chosen.to_yaml())
         return
     from alphastomics.cli._train import run_training
 
-    run_training(won, source, run, setup, model, training, plan, seed)
+    run_training(chosen, run, source, setup, options)
 
 
 @app.command
@@ -223,50 +207,41 @@ def sample(
     refine: bool = False,
     inpaint: bool = False,
     n_cells: PositiveInt | None = None,
-    seed: int = 0,
+    seed: int = RunConfig.seed,
 ) -> None:
-    """Sample positions of cells from their expression, their expression from positions, or whole tissues.
+    """Sample positions of cells from their expression, expression from positions, or whole slices.
 
-    What is sampled is never read from the cells, except with ``--inpaint``.
+    The modality that is sampled is never read from the cells, except with ``--inpaint``.
 
     Parameters
     ----------
     output
-        ``.h5ad`` or ``.parquet`` file to write; the default is written where it is not there yet.
+        ``.h5ad`` or ``.parquet`` file to write. The default is not replaced if it exists.
     sample_mode
-        ``expr_to_pos``: positions of cells from their expression; ``pos_to_expr``: the other way round; ``joint``: new
-        slices of ``--n-cells`` cells, or of as many as those of the input have.
+        ``expr_to_pos``: positions from expression. ``pos_to_expr``: expression from positions. ``joint``: new slices with
+        ``--n-cells`` cells, or with as many cells as those of the input.
     n_steps
-        Calls of the network per draw; 1 gives the conditional mean.
+        Number of network evaluations per sample; 1 gives the conditional mean.
     n_samples
-        Number of draws.
+        Number of samples.
     reduce
-        ``medoid``: the draw nearest to all others; ``mean``: the mean. All draws when not given.
+        ``medoid``: the sample nearest to all others. ``mean``: the mean. By default all samples.
     sampler
-        Reverse step; when not given dpm++2m, and ddpm where positions are known.
+        Reverse step. By default ``dpm++2m``, or ``ddpm`` if positions are known.
     n_views
-        Random subsets of genes and cells over which the conditional mean is averaged.
+        Number of random subsets of genes and cells over which the conditional mean is averaged.
     refine
-        Move the cells of the conditional mean towards those that resemble them in the neighborhood embedding.
+        Move the cells of the conditional mean towards similar cells in the neighborhood embedding.
     inpaint
-        Hold what the cells have of the modality that is sampled; sample what is NaN.
+        Keep known values of the modality that is sampled, and sample those that are NaN.
     n_cells
-        Number of cells of a slice that is drawn as a whole, in the place of an input.
+        Number of cells of a new slice, instead of an input.
     seed
-        Decides every draw.
+        Seed of every random draw.
     """
-    from alphastomics.cli._cells import (
-        PARQUET,
-        TISSUES,
-        check_suffix,
-        draw_slices,
-        sample_cells,
-        slice_sizes,
-        use_values_that_are_read,
-        write_tissue,
-    )
-    from alphastomics.cli._files import prepare_file
-    from alphastomics.cli._query import check_sample
+    from alphastomics.cli._cells import draw_slices, sample_cells, slice_sizes, use_layer_as_x, write_tissue
+    from alphastomics.cli._output import prepare_file
+    from alphastomics.cli._query import PARQUET, TISSUES, check_sample, check_suffix
 
     check_suffix(output, TISSUES)
     check_sample(query, output, sample_mode, n_cells)
@@ -290,7 +265,7 @@ def sample(
         model, cells = query.read([sample_mode], flag, positions=False, expression=False)
         sizes = slice_sizes(cells, model.schema)
         logger.info(
-            "%s says only how many cells to draw, %d in %d slice%s; its values are not read.",
+            "%s sets the number of cells, %d in %d slice%s; its values are not used.",
             query.origin, sum(sizes), len(sizes), "s" * (len(sizes) > 1),
         )  # fmt: skip
         tissue = draw_slices(model, sizes, **drawn)
@@ -301,7 +276,7 @@ def sample(
         }
         model, cells = query.read([sample_mode], flag, **reads)
         if output.suffix == PARQUET:
-            use_values_that_are_read(cells, model.schema)
+            use_layer_as_x(cells, model.schema)
         tissue = sample_cells(model, cells, **drawn)
     write_tissue(tissue, output, model.schema)
     logger.info("%d cells are in %s.", tissue.n_obs, output)
@@ -314,23 +289,23 @@ def score(
     output: Path | None = None,
     n_samples: PositiveInt = 1,
     n_steps: PositiveInt | None = None,
-    seed: int = 0,
+    seed: int = RunConfig.seed,
 ) -> None:
-    """Place the cells of every slice without reading their positions, and score the result against these.
+    """Place the cells of every slice without reading their positions, and score the result against the true positions.
 
     Parameters
     ----------
     output
         JSON file for the scores.
     n_samples
-        Number of draws; their medoid is scored.
+        Number of samples; their medoid is scored.
     n_steps
-        Calls of the network per draw: 1 for a single draw and 25 for several when not given.
+        Number of network evaluations per sample. By default 1 for one sample and 25 for several.
     seed
-        Decides every draw and the baselines.
+        Seed of every random draw and of the baselines.
     """
-    from alphastomics.cli._files import prepare_file, to_text
-    from alphastomics.cli._query import score_model, write_scores
+    from alphastomics.cli._output import prepare_file, to_text
+    from alphastomics.cli._scores import score_model, write_scores
 
     if output is not None:
         prepare_file(output)
@@ -350,20 +325,21 @@ def extract(
     layer: Literal["encoder", "transformer", "all"] = "transformer",
     use_positions: bool = False,
 ) -> None:
-    """Embed cells by their expression, by the cells of their slice, and by their positions where these are used.
+    """Embed cells from their expression, the cells of their slice, and optionally their positions.
 
     Parameters
     ----------
     output
-        File to write: ``.npz``, the arrays ``latent``, (cells, width), and ``obs_names``; ``.parquet``, the columns
-        ``cell_id``, ``slice_id`` and ``embedding``; ``.h5ad``, ``obs``, ``obsm["X_alphastomics"]`` and how it was made.
+        File to write. ``.npz``: arrays ``latent`` (cells, width) and ``obs_names``. ``.parquet``: columns ``cell_id``,
+        ``slice_id`` and ``embedding``. ``.h5ad``: ``obs``, ``obsm["X_alphastomics"]`` and its provenance.
     layer
-        ``encoder``: the cell alone; ``transformer``: after the last block; ``all``: both side by side.
+        ``encoder``: the cell alone. ``transformer``: after the last block. ``all``: both, concatenated.
     use_positions
-        Whether the model sees where the cells lie; if not, positions are never read.
+        Use the positions of the cells. Otherwise positions are never read.
     """
-    from alphastomics.cli._cells import EMBEDDINGS, check_suffix, embed_cells, write_latent
-    from alphastomics.cli._files import prepare_file
+    from alphastomics.cli._cells import embed_cells, write_latent
+    from alphastomics.cli._output import prepare_file
+    from alphastomics.cli._query import EMBEDDINGS, check_suffix
 
     check_suffix(output, EMBEDDINGS)
     prepare_file(output)
@@ -375,21 +351,21 @@ def extract(
 
 @app.command
 def provenance(*, input_data: ExistingFile, key: str | None = None) -> None:
-    """Tell how a result was made: by which model, with which parameters, seeds and versions.
+    """Print how a result was made: model, parameters, seeds and versions.
 
     Parameters
     ----------
     input_data
-        ``.h5ad`` file that ``sample`` or ``extract`` wrote, or with what ``alphastomics.tl.reconstruct`` wrote.
+        ``.h5ad`` file with a result of ``sample``, ``extract`` or ``alphastomics.tl.reconstruct``.
     key
-        Which entry of ``uns``; all that tell of it when not given.
+        Entry of ``uns``. By default all entries with a provenance.
     """
     from anndata import AnnData
 
     from alphastomics.data._h5ad import read_uns
-    from alphastomics.tl import provenance as tell
+    from alphastomics.tl import provenance as describe
 
-    sys.stdout.write(f"{tell(AnnData(uns=read_uns(input_data)), key)}\n")
+    sys.stdout.write(f"{describe(AnnData(uns=read_uns(input_data)), key)}\n")
 
 
 @app.command
@@ -401,22 +377,22 @@ def compare(
     setup: SetupOptions = SetupOptions(),
     options: ComparisonOptions = ComparisonOptions(),
 ) -> None:
-    """Train linear and gated attention, dense and with experts, and variants of them, and score each on held-out slices.
+    """Train several architectures with several seeds, and score each on held-out slices.
 
     Writes ``comparison.csv`` and ``comparison.md`` (the table), ``comparison.png`` (curves and scores) and
-    ``comparison.json`` (every run). The same command continues what was interrupted.
+    ``comparison.json`` (every run). Repeating an interrupted command continues it.
 
     Parameters
     ----------
     input_data
-        Cells with expression and positions, an ``.h5ad`` or ``.parquet`` file.
+        Cells with expression and positions: an ``.h5ad`` or ``.parquet`` file.
     output_dir
-        Folder for the comparison, new or that of an earlier one.
+        Folder for the comparison: a new one, or that of an earlier comparison.
     seeds
-        Seeds, one training of every configuration for each.
+        Seeds; every configuration is trained once per seed.
     """
     from alphastomics.cli._compare import run_comparison
-    from alphastomics.cli._files import to_text
+    from alphastomics.cli._output import to_text
 
     table = run_comparison(input_data, output_dir, seeds, setup, options)
     sys.stdout.write(to_text(table.astype(float)))
@@ -424,9 +400,9 @@ def compare(
 
 @app.command
 def upload(*, data_dir: ExistingDirectory, repo_id: str, options: UploadOptions = UploadOptions()) -> None:
-    """Upload a dataset to the Hugging Face Hub; the same command continues what was interrupted.
+    """Upload a dataset to the Hugging Face Hub. Repeating an interrupted command continues it.
 
-    The token is that of ``hf auth login`` or of the environment variable ``HF_TOKEN``.
+    The token is taken from ``hf auth login`` or from the environment variable ``HF_TOKEN``.
 
     Parameters
     ----------
@@ -451,7 +427,7 @@ def _launch(
     Parameters
     ----------
     traceback
-        Show where an error arose.
+        Show the traceback of an error.
     """
     try:
         with messages():
@@ -476,11 +452,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Returns
     -------
-    Exit status: 0, 1 after an error, 2 for a command line that makes no sense, 130 after Ctrl-C.
+    Exit status: 0, 1 after an error, 2 for an invalid command line, 130 after Ctrl-C.
     """
-    # OpenMP's threads wait for each other in a busy loop. Where another program needs the cores too, that brings training to
-    # a standstill (fiftyfold on two cores); threads that go to sleep sooner cost less than a fifth where none does.
-    # torch, which reads this, is not imported yet.
+    # OpenMP threads wait for each other in a busy loop. If another program uses the cores too, training becomes up to fifty
+    # times slower; threads that sleep sooner cost less than a fifth otherwise. torch, which reads this, is not imported yet.
     os.environ.setdefault("GOMP_SPINCOUNT", "5000")
     try:
         return app.meta(sys.argv[1:] if argv is None else list(argv), **PLAIN) or 0

@@ -7,7 +7,7 @@ import pytest
 from scipy.spatial.distance import cdist
 from scipy.stats import ortho_group
 
-from alphastomics.cli._query import knn_positions
+from alphastomics.cli._scores import knn_positions
 from alphastomics.datasets import synthetic_tissue
 from alphastomics.metrics import distance_spearman
 

@@ -15,7 +15,8 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from alphastomics.cli._cells import check_suffix, panels, sample_cells
+from alphastomics.cli._cells import panels, sample_cells
+from alphastomics.cli._query import check_suffix
 from alphastomics.cli._tensors import read_tensors
 from alphastomics.data import read_dataset, read_parquet
 from alphastomics.data.preprocess import Stage1Options, Stage2Options, preprocess

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from alphastomics._io._atomic import replacing
-from alphastomics.cli._files import number, prepare_file, to_text, write_json
+from alphastomics.cli._output import number, prepare_file, to_text, write_json
 
 
 def test_a_file_appears_whole_or_not_at_all(tmp_path):

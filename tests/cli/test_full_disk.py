@@ -17,8 +17,7 @@ import numpy as np
 import pytest
 import torch
 
-from alphastomics.cli._console import print_error
-from alphastomics.cli._files import write_h5ad
+from alphastomics.cli._output import print_error, write_h5ad
 from alphastomics.datasets import synthetic_tissue
 from alphastomics.main import main
 from alphastomics.train.checkpoint import LastCheckpoint

@@ -1,13 +1,15 @@
-"""Configurations side by side: a table, curves and a picture in one folder."""
+"""Commands that compare: the demo against a regression, and configurations side by side."""
 
 from __future__ import annotations
 
 import logging
-from dataclasses import asdict
 from typing import TYPE_CHECKING
 
+from alphastomics import _keys
 from alphastomics._io._atomic import replacing
-from alphastomics.cli._files import number, prepare_folder
+from alphastomics._rank import is_first, quiet_unless_first
+from alphastomics.cli._output import number, prepare_folder, write_h5ad, write_json
+from alphastomics.config import SetupConfig
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -15,55 +17,143 @@ if TYPE_CHECKING:
     import pandas as pd
     from anndata import AnnData
 
-    from alphastomics.cli._options import ComparisonOptions, SetupOptions
+    from alphastomics.cli._options import ComparisonOptions, FitOptions, SetupOptions
 
 logger = logging.getLogger(__name__)
 
+LONGEST = 300.0  # seconds of training in a demo
+OURS, REGRESSION = "AlphaSTomics", "25-NN regression"
+NAMES = {"prediction": OURS, "chance": "chance", "oracle": "oracle within type"}
 NAME = "comparison"
+
+
+def run_demo(output_dir: Path, options: FitOptions, seed: int) -> pd.DataFrame | None:
+    """Train on two slices of a synthetic tissue, place the cells of the third, and write the result.
+
+    Returns
+    -------
+    Scores, one row each for the model, the regression, chance and the oracle; None in all but the first of several processes,
+    which only train.
+
+    Raises
+    ------
+    ValueError
+        If the training would take more than five minutes.
+    """
+    from alphastomics import datasets, tl
+    from alphastomics.cli._train import check_device, fit
+    from alphastomics.train import seconds_of
+
+    if (seconds_of(options.max_time) or 0) > LONGEST:
+        raise ValueError(f"The demo trains for at most {LONGEST:.0f} s; lower max_time=…")
+    quiet_unless_first()
+    check_device(options)
+    prepare_folder(output_dir)
+    tissue = datasets.synthetic_tissue(random_state=seed)
+    last = (tissue.obs[_keys.SLICE] == tissue.obs[_keys.SLICE].cat.categories[-1]).to_numpy()
+    query, reference = tissue[last].copy(), tissue[~last].copy()
+    truth = dict(query.obsm)
+    del query.obsm
+    setup = SetupConfig(slice_key=_keys.SLICE, cell_type_key=_keys.CELL_TYPE)
+    model = fit(reference, setup, options, seed)
+    if not is_first():
+        return None
+    tl.reconstruct(query, model=model, random_state=seed)
+    query.obsm.update(truth)
+    table = score_demo(query, reference)
+    write_demo(query, table, output_dir)
+    return table
+
+
+def score_demo(query: AnnData, reference: AnnData) -> pd.DataFrame:
+    """Score the reconstruction, the regression that it must beat, and the bounds chance and oracle."""
+    import pandas as pd
+
+    from alphastomics.cli._scores import knn_positions
+    from alphastomics.tl import evaluate
+
+    table = evaluate(query, cell_type_key=_keys.CELL_TYPE, baselines=True).droplevel("slice").rename(index=NAMES)
+    # A copy without expression: the regression is scored in the same way and not kept.
+    other = query[:, :0].copy()
+    other.obsm["knn"] = knn_positions(query, reference)
+    regression = evaluate(other, prediction="knn").set_axis([REGRESSION])
+    return pd.concat([table.iloc[:1], regression, table.iloc[1:]]).rename_axis("positions")
+
+
+def write_demo(query: AnnData, table: pd.DataFrame, output_dir: Path) -> None:
+    """Write the figure, the scores and the cells."""
+    from matplotlib import pyplot as plt
+
+    from alphastomics.pl import reconstruction
+
+    axes = reconstruction(query, show=False)
+    assert axes is not None  # as nothing is shown
+    figure = axes.flat[0].figure
+    with replacing(output_dir / "reconstruction.png") as temporary:
+        figure.savefig(temporary, dpi=150, bbox_inches="tight")
+    plt.close(figure)
+    write_json(output_dir / "scores.json", table.to_dict(orient="index"))
+    write_h5ad(output_dir / "reconstruction.h5ad", query)
+
+
+def check_verdict(table: pd.DataFrame, output_dir: Path) -> None:
+    """Check that the model scores higher than the regression.
+
+    Raises
+    ------
+    RuntimeError
+        If its distance Spearman is not higher.
+    """
+    ours, regression = (float(table.loc[name, "distance_spearman"]) for name in (OURS, REGRESSION))
+    if not ours > regression:
+        raise RuntimeError(
+            f"The demo failed: distance Spearman is {ours:.3f}, not above the {regression:.3f} of {REGRESSION}. "
+            f"Train longer (max_time=…) and inspect {output_dir / 'reconstruction.png'}"
+        )
 
 
 def run_comparison(
     input_data: Path, output_dir: Path, seeds: tuple[int, ...], setup: SetupOptions, options: ComparisonOptions
 ) -> pd.DataFrame:
-    """Compare what is not compared yet, and write the table, the runs, their curves and the picture.
+    """Train the runs that are missing, and write the table, the runs and the figure.
 
     Returns
     -------
     The table, as :func:`alphastomics.tl.compare` returns it.
     """
     from alphastomics import tl
-    from alphastomics.cli._cells import read_reference
+    from alphastomics.cli._query import read_reference
     from alphastomics.train.distributed.devices import device_of
 
     device_of(options.accelerator)
-    prepare(output_dir)
+    prepare_comparison(output_dir)
     adata = read_reference(input_data)
     runs = output_dir / f"{NAME}.json"
-    table = tl.compare(adata, seeds=seeds, results=runs, key_added=NAME, **asdict(setup), **options.arguments())
-    write(adata, table, output_dir)
+    table = tl.compare(adata, seeds=seeds, results=runs, key_added=NAME, **vars(setup), **options.arguments())
+    write_comparison(adata, table, output_dir)
     logger.info("The comparison is in %s.", output_dir)
     return table
 
 
-def prepare(output_dir: Path) -> None:
-    """Make the folder; one that holds something else than an earlier comparison is refused.
+def prepare_comparison(output_dir: Path) -> None:
+    """Make the folder, and check that it is empty or holds an earlier comparison.
 
     Raises
     ------
     NotADirectoryError
         If it is a file.
     FileExistsError
-        If it holds other files, and none of a comparison.
+        If it holds other files only.
     """
     if output_dir.exists() and not output_dir.is_dir():
-        raise NotADirectoryError(f"{output_dir} is a file; name a folder")
+        raise NotADirectoryError(f"{output_dir} is a file; pass a folder")
     if output_dir.is_dir() and any(output_dir.iterdir()) and not (output_dir / f"{NAME}.json").is_file():
-        raise FileExistsError(f"{output_dir} is not empty and holds no {NAME}.json to continue; name another folder")
+        raise FileExistsError(f"{output_dir} is not empty and holds no {NAME}.json to continue; pass another folder")
     prepare_folder(output_dir)
 
 
-def write(adata: AnnData, table: pd.DataFrame, output_dir: Path) -> None:
-    """Write everything but the runs, which are there already."""
+def write_comparison(adata: AnnData, table: pd.DataFrame, output_dir: Path) -> None:
+    """Write the table and the figure."""
     from matplotlib import pyplot as plt
 
     from alphastomics.pl import comparison
@@ -81,7 +171,7 @@ def write(adata: AnnData, table: pd.DataFrame, output_dir: Path) -> None:
 
 
 def to_markdown(table: pd.DataFrame) -> str:
-    """The table in Markdown, one line per configuration, a standard deviation behind its mean."""
+    """The table in Markdown, one line per configuration, with means ± standard deviations."""
     import pandas as pd
 
     names = [name for name in table.columns if not name.endswith("_sd")]

@@ -1,104 +1,180 @@
-r"""Whether a model can read some cells: asked before hours of work, and answered with the name of the file.
+"""The model of a command and the cells that it is applied to: options, checks before hours of work, reading.
 
-Scores of a model on cells whose positions are known.
-
-What a regression per cell achieves: the mean position of the most similar reference cells.
-
-.. math:: \hat x_i = \frac{1}{k} \sum_{j \in \mathcal N_k(i)} x_j
-
-with the neighbors found in principal components of :math:`\log(1 + \cdot)` of counts at the median library size. Every
-reference slice has its own frame, and a mean over two frames means nothing. The slices are therefore first moved into
-the frame of the first one: each is rigidly aligned to the positions that the same regression on the first slice gives
-its cells. No label and no position of the query is used.
+Importing this module imports no PyTorch.
 """
 
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import numpy as np
-from sklearn.decomposition import PCA
-from sklearn.neighbors import KNeighborsRegressor
+from cyclopts import Parameter
+from cyclopts.types import ExistingDirectory, ExistingFile  # noqa: TC002  read at run time
 
-from alphastomics.cli._files import write_json
-from alphastomics.metrics import rigid_align
+from alphastomics import _keys
+from alphastomics.config import TrainerConfig
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    import pandas as pd
     from anndata import AnnData
-    from numpy.typing import NDArray
 
-    from alphastomics.cli._options import QueryOptions
     from alphastomics.data import TissueSchema
     from alphastomics.model import AlphaSTomics
 
-    Array = NDArray[np.float64]
-
 logger = logging.getLogger(__name__)
+
+HUB = "hf://"  # prefix of repository names, which could be folder names otherwise
+H5AD, PARQUET, TENSORS, ARRAYS = ".h5ad", ".parquet", ".pt", ".npz"
+INPUTS, TISSUES, EMBEDDINGS = (H5AD, PARQUET, TENSORS), (H5AD, PARQUET), (ARRAYS, PARQUET, H5AD)
 
 
 SAMPLED = Path("sampled.h5ad")
 
 
+def _check_checkpoint(kind: Any, value: str) -> None:
+    """Check that a model is a local path or a name on the Hub, before anything is imported."""
+    if not value.startswith(HUB) and not Path(value).exists():
+        raise ValueError(f'"{value}" does not exist; models on the Hugging Face Hub are named {HUB}organization/name.')
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class QueryOptions:
+    """A model, and the cells that it is applied to.
+
+    Parameters
+    ----------
+    checkpoint
+        Folder of a model or of a run of ``alphastomics train``, ``.ckpt`` file of a finished training, or
+        ``hf://organization/name`` on the Hugging Face Hub, optionally with ``@revision``.
+    input_data
+        Cells: an ``.h5ad`` file, a ``.parquet`` file or a ``.pt`` file of tensors.
+    data_dir
+        Folder of a dataset with the cells, instead of a file.
+    split
+        Split of the dataset. By default ``test``.
+    accelerator
+        ``auto``, ``cpu``, ``gpu``, ``mps``, …
+    """
+
+    checkpoint: Annotated[str, Parameter(validator=_check_checkpoint)]
+    input_data: ExistingFile | None = None
+    data_dir: ExistingDirectory | None = None
+    split: Literal["train", "validation", "test"] | None = None
+    accelerator: str = TrainerConfig.accelerator
+
+    def __post_init__(self) -> None:
+        if self.input_data is not None and self.data_dir is not None:
+            raise ValueError("--input-data and --data-dir exclude each other; pass one of them")
+        if self.split is not None and self.data_dir is None:
+            raise ValueError("--split requires --data-dir; add that, or remove --split")
+
+    @property
+    def names_cells(self) -> bool:
+        """Whether cells were given."""
+        return self.input_data is not None or self.data_dir is not None
+
+    @property
+    def origin(self) -> Path | None:
+        """The file or folder with the cells."""
+        return self.input_data or self.data_dir
+
+    def load(self, modes: Sequence[str] = (), flag: str = "") -> AlphaSTomics:
+        """Load the model and check that its mode is one of those that a flag requires; imports PyTorch."""
+        from alphastomics.cli._run import find_model
+        from alphastomics.model import AlphaSTomics
+
+        if self.checkpoint.startswith(HUB):
+            from alphastomics.model._hub import download
+
+            name, _, revision = self.checkpoint.removeprefix(HUB).partition("@")
+            folder = download(name, revision=revision or None)
+        else:
+            folder = find_model(Path(self.checkpoint))
+        model = AlphaSTomics.load(folder, adata=False, accelerator=self.accelerator)
+        if modes:
+            check_mode(model, modes, flag)
+        return model
+
+    def read(self, modes: Sequence[str] = (), flag: str = "", **reads: bool) -> tuple[AlphaSTomics, AnnData]:
+        """Load the model as :meth:`load` does, and read the cells, with ``positions`` and ``expression`` as flags say."""
+        if self.data_dir is not None:
+            model = self.load(modes, flag)
+            return model, read_split(self.data_dir, self.split or "test", model.schema, **reads)
+        if self.input_data is None:
+            raise ValueError("--input-data or --data-dir is required: the cells that the model is applied to")
+        check_suffix(self.input_data, INPUTS)
+        model = self.load(modes, flag)
+        return model, read_file(self.input_data, model.schema, **reads)
+
+
+def check_suffix(path: Path, suffixes: Sequence[str]) -> None:
+    """Check that the name of a file ends in one of some suffixes."""
+    if path.suffix not in suffixes:
+        listed = f"{', '.join(suffixes[:-1])} or {suffixes[-1]}"
+        raise ValueError(f"{path} must end in {listed}, which determines the format")
+
+
 def check_sample(query: QueryOptions, output: Path, sample_mode: str, n_cells: int | None) -> None:
-    """Refuse options of ``sample`` that contradict each other, and to replace a file that nobody named.
+    """Check that the options of ``sample`` are consistent, and that the default output does not replace a file.
 
     Raises
     ------
     FileExistsError
-        If ``output`` is the default and there.
+        If ``output`` is the default and exists.
     ValueError
-        If the number of cells is not said, said twice, or said where it is not needed.
+        If the number of cells is missing, given twice, or not used.
     """
     joint = sample_mode == "joint"
     if n_cells is not None and not joint:
-        raise ValueError("--n-cells is for --sample-mode joint; here the input says how many cells there are")
+        raise ValueError(
+            "--n-cells requires --sample-mode joint; in other modes the input determines the number of cells"
+        )
     if n_cells is not None and query.names_cells:
-        raise ValueError("--n-cells and the input both say how many cells to draw; leave --n-cells out, or the input")
+        raise ValueError("--n-cells and the input both set the number of cells; pass one of them")
     if joint and n_cells is None and not query.names_cells:
         raise ValueError(
-            "--sample-mode joint draws new slices; say by --n-cells how many cells they have, or by --input-data or "
-            "--data-dir, as many as there"
+            "--sample-mode joint requires the number of cells of the new slices: pass --n-cells, or --input-data or "
+            "--data-dir with slices of the same size"
         )
     if output == SAMPLED and output.is_file():
-        raise FileExistsError(f"{output} is there already; name a file with --output")
+        raise FileExistsError(f"{output} exists; pass another file to --output")
 
 
 def check_mode(model: AlphaSTomics, wanted: Sequence[str], flag: str) -> None:
-    """Refuse a model that was not made for what a flag asks of it."""
+    """Check that a model was trained for what a flag requires."""
     if model.mode not in ("any", *wanted):
         raise ValueError(
-            f"{flag} asks for what this model has never seen: it was trained with --mode {model.mode}; train one with --mode "
-            f"{wanted[0]}, or --mode any"
+            f"{flag} requires a model trained with --mode {wanted[0]} or --mode any; this one was trained with --mode "
+            f"{model.mode}"
         )
 
 
 def fit_query(cells: AnnData, path: Path, schema: TissueSchema, *, positions: bool, expression: bool = True) -> AnnData:
-    """Cells as a model reads them.
+    """Check that a model can read cells, and complete them.
 
     Parameters
     ----------
     cells
-        They, under the keys of the model; changed in place.
+        Cells under the keys of the model; changed in place.
     path
-        Where they come from.
+        File or folder of the cells, for messages.
     schema
-        That of the model.
+        Schema of the model.
     positions
-        Whether the model reads where they lie, and their slices with that.
+        Whether the model reads positions and slices.
     expression
-        Whether it reads their expression.
+        Whether the model reads expression.
 
     Raises
     ------
     KeyError
         If the positions or the layer are missing.
     ValueError
-        If too few genes are there, or positions have other dimensions.
+        If too many genes are missing, or the positions have too few coordinates.
     """
     if expression:
         _check_genes(cells, path, schema)
@@ -112,10 +188,10 @@ def _check_genes(cells: AnnData, path: Path, schema: TissueSchema) -> None:
     from alphastomics.data._checks import check_genes
 
     if schema.layer is not None and schema.layer not in cells.layers:
-        found = ", ".join(map(repr, cells.layers.keys())) or "nothing"
+        found = ", ".join(map(repr, cells.layers.keys())) or "none"
         raise KeyError(
-            f'{path}: layers["{schema.layer}"] is missing (found: {found}); store there what the reference of this model '
-            "has there"
+            f'{path}: layers["{schema.layer}"] is missing (found: {found}); the model was trained on this layer, so store the '
+            "same kind of values there"
         )
     try:
         names = check_genes(cells.var_names)
@@ -124,127 +200,104 @@ def _check_genes(cells: AnnData, path: Path, schema: TissueSchema) -> None:
     n_missing = len(set(schema.genes).difference(names))
     if 2 * n_missing > schema.n_genes:
         raise ValueError(
-            f"{path}: {n_missing} of the {schema.n_genes} genes of this model are missing, more than half (it has "
-            f"{', '.join(map(repr, schema.genes[:3]))}, …; the file {', '.join(map(repr, names[:3]))}, …); use the same "
-            "names of genes, or train a model on the genes that are shared"
+            f"{path}: {n_missing} of the {schema.n_genes} genes of this model are missing, more than half (the model has "
+            f"{', '.join(map(repr, schema.genes[:3]))}, …; the file {', '.join(map(repr, names[:3]))}, …); use the same gene "
+            "names, or train a model on the shared genes"
         )
 
 
 def _check_positions(cells: AnnData, path: Path, schema: TissueSchema) -> None:
     key, n_dims = schema.position_key, schema.n_dims
     if key not in cells.obsm:
-        found = ", ".join(map(repr, cells.obsm.keys())) or "nothing"
-        raise KeyError(
-            f'{path}: obsm["{key}"] is missing (found: {found}); store the positions where the reference of this model has '
-            "them"
-        )
+        found = ", ".join(map(repr, cells.obsm.keys())) or "none"
+        raise KeyError(f'{path}: obsm["{key}"] is missing (found: {found}); store the positions there')
     position = cells.obsm[key]
     if position.ndim == 2 and position.shape[1] == 3 and n_dims == 2:
-        cells.obsm[key] = np.asarray(position)[:, :2]  # as of a dataset
+        cells.obsm[key] = position[:, :2]  # as for a dataset
     elif position.ndim == 2 and position.shape[1] < n_dims:
         raise ValueError(
-            f'{path}: obsm["{key}"] has {position.shape[1]} coordinates, and this model is of {n_dims} dimensions; take a '
-            f"model that was trained in {position.shape[1]}, or cells with {n_dims} coordinates"
+            f'{path}: obsm["{key}"] has {position.shape[1]} coordinates, and this model was trained in {n_dims} dimensions; '
+            "use a model or cells of the same dimension"
         )
 
 
 def _name_slice(cells: AnnData, path: Path, schema: TissueSchema) -> None:
-    """A file that names no slices is one, as it is to ``preprocess``."""
+    """Treat a file without slices as one slice, as ``preprocess`` does."""
     import pandas as pd
 
     key = schema.slice_key
     if key is None or key in cells.obs:
         return
-    cells.obs[key] = pd.Categorical(np.repeat(path.stem, cells.n_obs))
-    logger.info('%s has no obs["%s"]: its cells are one slice, %r.', path, key, path.stem)
+    cells.obs[key] = pd.Categorical([path.stem] * cells.n_obs)
+    logger.info('%s has no obs["%s"]; its cells are treated as one slice, %r.', path, key, path.stem)
 
 
-def score_model(model: AlphaSTomics, cells: AnnData, *, n_samples: int, n_steps: int | None, seed: int) -> pd.DataFrame:
-    """Place the cells of every slice and compare; a table as :func:`alphastomics.tl.evaluate` gives with baselines.
+def read_file(path: Path, schema: TissueSchema, **reads: bool) -> AnnData:
+    """Read a file under the keys of a model; ``reads`` are passed to :func:`fit_query`.
 
     Raises
     ------
-    KeyError
-        If the true positions are missing.
+    ValueError
+        If the content does not match the suffix.
     """
-    import pandas as pd
+    from alphastomics.cli._tensors import read_tensors
+    from alphastomics.data import read_parquet
+    from alphastomics.data._h5ad import read_h5ad
 
-    from alphastomics.cli._cells import panels
+    if path.suffix == H5AD:
+        cells = read_h5ad(path)
+    else:
+        cells = with_keys(read_parquet(path) if path.suffix == PARQUET else read_tensors(path, schema.genes), schema)
+    return fit_query(cells, path, schema, **reads)
 
-    options: dict[str, Any] = {"n_samples": n_samples, "n_steps": n_steps, "seed": seed}
-    tables = [_score(model, part, **options) for _, part in panels(cells, model.schema.slice_key)]
-    return tables[0] if len(tables) == 1 else pd.concat(tables).sort_index(level=0, sort_remaining=False, kind="stable")
 
+def read_reference(path: Path) -> AnnData:
+    """Read a file to train on, under its own keys.
 
-def _score(model: AlphaSTomics, cells: AnnData, *, n_samples: int, n_steps: int | None, seed: int) -> pd.DataFrame:
-    from alphastomics import tl
+    Raises
+    ------
+    ValueError
+        If the content does not match the suffix, or the slices measure different genes.
+    """
+    from alphastomics.data import read_parquet
+    from alphastomics.data._h5ad import read_h5ad
 
-    schema = model.schema
-    if schema.position_key not in cells.obsm:
-        found = ", ".join(map(repr, cells.obsm.keys())) or "nothing"
-        raise KeyError(
-            f'obsm["{schema.position_key}"] is missing (found: {found}); store the true positions where the reference '
-            "of this model has them"
+    if path.suffix != PARQUET:
+        return read_h5ad(path)
+    cells = read_parquet(path)
+    if _keys.MEASURED_IN in cells.varm:
+        raise ValueError(
+            f"{path} has slices that measure different genes; train on a dataset with --data-dir, or on a file with the genes "
+            "that all slices measure"
         )
-    tl.reconstruct(cells, model=model, n_samples=n_samples, n_steps=n_steps, random_state=seed)
-
-    def there(key: str | None) -> str | None:
-        return key if key in cells.obs else None
-
-    return tl.evaluate(
-        cells,
-        truth=schema.position_key,
-        library_key=there(schema.slice_key),
-        cell_type_key=there(schema.cell_type_key),
-        baselines=True,
-        random_state=seed,
-    )
+    return cells
 
 
-def write_scores(path: Path, table: pd.DataFrame) -> None:
-    """Write the scores of every slice as JSON."""
-    write_json(path, {name: part.droplevel(0).to_dict(orient="index") for name, part in table.groupby(level=0)})
+def read_split(data_dir: Path, split: str, schema: TissueSchema, **reads: bool) -> AnnData:
+    """Read a split of a dataset under the keys of a model; ``reads`` are passed to :func:`fit_query`.
 
-
-def knn_positions(
-    query: AnnData,
-    reference: AnnData,
-    *,
-    position_key: str = "spatial",
-    slice_key: str = "slice_id",
-    n_neighbors: int = 25,
-    n_components: int = 30,
-) -> Array:
-    """Place the cells of a query by regression.
-
-    Parameters
-    ----------
-    query
-        Counts of the cells to place.
-    reference
-        Counts and positions of cells with the same genes.
-    position_key
-        Key of ``obsm`` with the positions of the reference.
-    slice_key
-        Column of ``obs`` with the slices of the reference.
-    n_neighbors
-        k, at most the cells of a slice.
-    n_components
-        Number of principal components, those of the reference.
-
-    Returns
-    -------
-    Positions, (n_cells, n_dims), in the units of the reference and the frame of its first slice.
+    Raises
+    ------
+    ValueError
+        If the model reads counts and the dataset has none.
     """
-    counts = [np.asarray(part.X.toarray(), dtype=np.float64) for part in (reference, query)]
-    median = np.median(counts[0].sum(axis=1))
-    expression = [np.log1p(x / np.maximum(x.sum(axis=1, keepdims=True), 1) * median) for x in counts]
-    pca = PCA(min(n_components, *expression[0].shape), svd_solver="covariance_eigh").fit(expression[0])
-    known, asked = (pca.transform(x) for x in expression)
-    positions = np.array(reference.obsm[position_key], dtype=np.float64)
-    names = reference.obs[slice_key].to_numpy(dtype=str)
-    first, *others = (np.flatnonzero(names == name) for name in np.unique(names))
-    anchor = KNeighborsRegressor(min(n_neighbors, len(first))).fit(known[first], positions[first])
-    for rows in others:
-        positions[rows] = rigid_align(positions[rows], anchor.predict(known[rows]))[0]
-    return KNeighborsRegressor(min(n_neighbors, len(positions))).fit(known, positions).predict(asked)
+    from alphastomics.data import read_dataset
+    from alphastomics.data.parquet._dataset import DatasetInfo
+
+    if schema.transform == "log1p" and DatasetInfo.read(data_dir, check=False).schema.transform != "log1p":
+        raise ValueError(
+            f"{data_dir} holds transformed values, and this model reads counts; make the dataset without --skip-log-normalize"
+        )
+    return fit_query(with_keys(read_dataset(data_dir, split), schema), data_dir, schema, **reads)
+
+
+def with_keys(cells: AnnData, schema: TissueSchema) -> AnnData:
+    """Store slices, labels, positions and expression under the keys of a model; a model in 2D uses x and y."""
+    names = {_keys.SLICE: schema.slice_key, _keys.CELL_TYPE: schema.cell_type_key}
+    names = {name: key for name, key in names.items() if key not in (None, name) and name in cells.obs}
+    cells.obs = cells.obs.drop(columns=[key for key in names.values() if key in cells.obs]).rename(columns=names)
+    if _keys.SPATIAL in cells.obsm:
+        cells.obsm[schema.position_key] = cells.obsm.pop(_keys.SPATIAL)[:, : schema.n_dims]
+    if schema.layer is not None:
+        cells.layers[schema.layer] = cells.X
+    return cells

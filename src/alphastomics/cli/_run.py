@@ -1,4 +1,4 @@
-"""A run: where its data come from, and the folder that it fills. Like ``_options.py``, nothing here imports the library."""
+"""A run: the cells that it is trained on, and its folder. Importing this module imports no PyTorch."""
 
 from __future__ import annotations
 
@@ -9,109 +9,75 @@ from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
-from cyclopts.types import PositiveInt  # noqa: TC002  read at run time
 
-from alphastomics.cli._options import DATA, RUN
+from alphastomics.cli._options import RUN, options
+from alphastomics.config import RunConfig, SourceConfig
 
 CONFIG, CHECKPOINTS, LOGS = "config.yaml", "checkpoints", "logs"
 LAST = Path("last")  # in the place of a .ckpt file
 
 
-@Parameter(name="*", group=DATA)
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SourceOptions:
-    """The cells to train on.
-
-    Parameters
-    ----------
-    input_data
-        Reference, an ``.h5ad`` or ``.parquet`` file.
-    data_dir
-        Or a dataset, a folder that ``alphastomics preprocess`` wrote.
-    streaming
-        Read a dataset from disk as it is needed.
-    buffer_size
-        With ``--streaming``, among how many cells contexts are shuffled; 1,048,576 when not given.
-    num_genes
-        Number of genes that the data must have.
-    """
-
-    input_data: Path | None = None
-    data_dir: Path | None = None
-    streaming: bool = False
-    buffer_size: PositiveInt | None = None
-    num_genes: PositiveInt | None = None
+@options
+class SourceOptions(SourceConfig):
+    """The cells to train on."""
 
     def check(self) -> None:
-        """Refuse what contradicts itself.
+        """Check that there are data of one kind.
 
         Raises
         ------
         FileNotFoundError
-            If the data are not there.
+            If the data do not exist.
         ValueError
-            If there are no data, data from two places, or options for data of the other kind.
+            If no data, or data of both kinds, are given, or ``--streaming`` without a dataset.
         """
         if self.input_data is None and self.data_dir is None:
-            raise ValueError(
-                "--data-dir or --input-data is needed: a dataset, or an .h5ad or .parquet file, to train on"
-            )
+            raise ValueError("--data-dir or --input-data is required: a dataset, or an .h5ad or .parquet file")
         if self.input_data is not None and self.data_dir is not None:
-            raise ValueError("--data-dir and --input-data both say what to train on; give one")
+            raise ValueError("--data-dir and --input-data exclude each other; pass one of them")
         if self.input_data is not None and not self.input_data.is_file():
             raise FileNotFoundError(
-                f'"{self.input_data}" does not exist, or is no file; correct --input-data, or data.input_data in the file'
+                f'"{self.input_data}" does not exist or is not a file; correct --input-data, or data.input_data in the file'
             )
         if self.data_dir is not None and not self.data_dir.is_dir():
             raise FileNotFoundError(
-                f'"{self.data_dir}" does not exist, or is no folder; correct --data-dir, or data.processed_data_dir in '
+                f'"{self.data_dir}" does not exist or is not a folder; correct --data-dir, or data.processed_data_dir in '
                 "the file"
             )
         if self.streaming and self.data_dir is None:
-            raise ValueError("--streaming is for --data-dir; a file is read as a whole")
-        if self.buffer_size is not None and not self.streaming:
-            raise ValueError("--buffer-size is for --streaming; without it all cells are held")
+            raise ValueError("--streaming requires --data-dir; a file is loaded whole")
 
 
-@Parameter(name="*", group=RUN)
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RunOptions:
-    """Where the run goes.
+@options
+class RunOptions(RunConfig):
+    """The run and its folder.
 
     Parameters
     ----------
-    exp_name
-        Name of the run, and of its folder in ``--output-dir``.
-    output_dir
-        Folder of all runs.
     overwrite
-        Replace a run of that name.
+        Replace a run of the same name.
     resume
-        Continue the run of that name where it was, or another one from its ``.ckpt`` file. Alone, without ``--config``, with the
-        configuration that the run was started with. ``--resume last``: where there is nothing to continue yet, begin.
-    test_after_train
-        Score the trained model on cells that it has not seen, if there are any.
+        Continue the run of that name, or another one from its ``.ckpt`` file. Without ``--config``, the configuration of the
+        run is used. ``--resume last`` continues if there is a checkpoint and starts a new run otherwise.
     """
 
-    exp_name: str = "alphastomics"
-    output_dir: Path = Path("outputs")
-    overwrite: Annotated[bool, Parameter(negative=())] = False
-    resume: Annotated[tuple[Path, ...] | None, Parameter(alias="--resume-from", consume_multiple=True, negative=())] = (
-        None
-    )
-    test_after_train: bool = False
+    overwrite: Annotated[bool, Parameter(group=RUN, negative=())] = False
+    resume: Annotated[
+        tuple[Path, ...] | None,
+        Parameter(group=RUN, alias="--resume-from", consume_multiple=True, negative=()),
+    ] = None
 
     def __post_init__(self) -> None:
         if self.resume is not None and len(self.resume) > 1:
-            raise ValueError("--resume takes one .ckpt file, or none")
+            raise ValueError("--resume takes at most one .ckpt file")
         if self.resume is not None and self.overwrite:
-            raise ValueError("--resume continues a run and --overwrite replaces it; give one")
+            raise ValueError("--resume and --overwrite exclude each other; pass one of them")
         if self.exp_name in ("", ".", "..") or Path(self.exp_name).name != self.exp_name:
-            raise ValueError(f"--exp-name {self.exp_name!r} is no name of a folder")
+            raise ValueError(f"--exp-name {self.exp_name!r} is not a valid folder name")
 
     @property
     def from_last(self) -> bool:
-        """Whether to go on if there is something to go on from, and to begin otherwise."""
+        """Whether to continue if there is a checkpoint, and to start otherwise."""
         return self.resume == (LAST,)
 
     def folder(self) -> RunFolder:
@@ -119,7 +85,7 @@ class RunOptions:
         return RunFolder(self.output_dir / self.exp_name)
 
     def checkpoint(self, *, claim: bool = True) -> Path | None:
-        """Where to continue, if anywhere; refuses a folder that holds another run, if this one is to `claim` it.
+        """The checkpoint to continue from, if any; with `claim`, check that the folder is free for this run.
 
         Raises
         ------
@@ -128,22 +94,22 @@ class RunOptions:
         """
         folder = self.folder()
         if folder.path.exists() and not folder.path.is_dir():
-            raise NotADirectoryError(f"{folder.path} is a file; name another folder by --exp-name or --output-dir")
+            raise NotADirectoryError(f"{folder.path} is a file; pass another --exp-name or --output-dir")
         path = None if self.resume is None else self.resume[0] if self.resume and not self.from_last else folder.last
         if self.from_last and not folder.last.exists():
             path = None
         if path is not None and path.is_dir():
             raise IsADirectoryError(
-                f"{path} is a folder; give --resume the .ckpt file in it, or --exp-name and --output-dir"
+                f"{path} is a folder; pass the .ckpt file in it to --resume, or pass --exp-name and --output-dir"
             )
         if path is not None and not path.is_file():
-            remedy = "name its file" if self.resume else "see to --exp-name and --output-dir"
-            raise FileNotFoundError(f"{path} is missing; there is no training to resume; {remedy}")
+            remedy = "correct the file name" if self.resume else "check --exp-name and --output-dir"
+            raise FileNotFoundError(f"{path} is missing, so there is no training to resume; {remedy}")
         own = path is not None and path.resolve().is_relative_to(folder.path.resolve())
         taken = claim and folder.path.is_dir() and any(folder.path.iterdir())
         if taken and not (self.overwrite or own or (self.from_last and folder.is_begun)):
             raise FileExistsError(
-                f"{folder.path} is not empty; give another --exp-name, --resume to continue the run there, "
+                f"{folder.path} is not empty; pass another --exp-name, --resume to continue the run in it, "
                 "or --overwrite to replace it"
             )
         return path
@@ -163,13 +129,13 @@ class RunFolder:
 
     @property
     def is_begun(self) -> bool:
-        """Whether it holds nothing but what a run leaves that was killed before its first checkpoint."""
+        """Whether it holds only what a run leaves that ended before its first checkpoint."""
         known = {CONFIG, CHECKPOINTS, LOGS}
         return self.path.is_dir() and not self.model.exists() and {path.name for path in self.path.iterdir()} <= known
 
     @property
     def config(self) -> Path:
-        """Everything that was decided."""
+        """The configuration."""
         return self.path / CONFIG
 
     @property
@@ -184,7 +150,7 @@ class RunFolder:
 
     @property
     def metrics(self) -> Path:
-        """What was logged."""
+        """The logged metrics."""
         return self.path / LOGS / "metrics.csv"
 
     @property
@@ -193,7 +159,7 @@ class RunFolder:
         return self.path / LOGS / "scores.json"
 
     def make(self, *, resumed: bool) -> None:
-        """Make the folder; without what an earlier run left there, unless that is resumed."""
+        """Make the folder, and remove what an earlier run left in it unless that is resumed."""
         for name in (CHECKPOINTS, LOGS):
             (self.path / name).mkdir(parents=True, exist_ok=True)
         if not resumed:
@@ -202,16 +168,16 @@ class RunFolder:
             shutil.rmtree(self.model, ignore_errors=True)
 
     def discard(self) -> None:
-        """Remove what a run that failed before its first checkpoint has left, so that its name is free."""
+        """Remove what a run left that failed before its first checkpoint."""
         for path in (self.config, self.metrics):
             with suppress(OSError):
                 path.unlink()
         for path in (self.path / LOGS, self.path / CHECKPOINTS, self.path):
-            with suppress(OSError):  # it holds something else
+            with suppress(OSError):  # it has other contents
                 path.rmdir()
 
 
 def find_model(path: Path) -> Path:
-    """The model that a path leads to: of the folder of a run its model, or its checkpoint before there is one."""
+    """The model at a path: for the folder of a run its model, or its checkpoint while there is none."""
     run = RunFolder(path)
     return next((found for found in (run.model, run.last) if found.exists()), path)

@@ -59,14 +59,8 @@ from alphastomics.config._model import (
 from alphastomics.config._plan import DistanceKind as DistanceKind
 from alphastomics.config._plan import LearningRateSchedule as LearningRateSchedule
 from alphastomics.config._plan import PlanConfig
-from alphastomics.config._training import ContextKind as ContextKind
-from alphastomics.config._training import GrowthKind as GrowthKind
-from alphastomics.config._training import Recompute as Recompute
-from alphastomics.config._training import Strategy as Strategy
-from alphastomics.config._training import TrainerConfig, TrainingConfig
-from alphastomics.config._yaml import (
+from alphastomics.config._sections import (
     AugmentationSection,
-    Config,
     DataSection,
     DiffusionSection,
     LoadingSection,
@@ -78,6 +72,12 @@ from alphastomics.config._yaml import (
     SeedSection,
     TrainingSection,
 )
+from alphastomics.config._training import ContextKind as ContextKind
+from alphastomics.config._training import GrowthKind as GrowthKind
+from alphastomics.config._training import Recompute as Recompute
+from alphastomics.config._training import Strategy as Strategy
+from alphastomics.config._training import TrainerConfig, TrainingConfig
+from alphastomics.config._yaml import Config
 
 __all__ = [
     "Augmentation",

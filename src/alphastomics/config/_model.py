@@ -126,6 +126,8 @@ class ModelConfig:
         ``any`` of these.
     enable_masking
         Mask some entries in training and reconstruct them.
+    use_gated_attention
+        Same as ``attention`` ``full``; if false, same as ``attention`` ``linear``.
     context
         ``slice``: train on whole slices, as far as memory allows. ``auto``: also choose ``attention`` and ``pair_features`` by
         the size of the largest slice.
@@ -135,6 +137,7 @@ class ModelConfig:
 
     mode: Mode = setting("any", key="training.mode", flags=("--training-mode",))
     enable_masking: bool = setting(False, key="masking.enable", off=("--disable-masking", "--no-enable-masking"))
+    use_gated_attention: bool | None = setting(None, off=("--no-gated-attention", "--no-use-gated-attention"))
     context: Literal["slice", "auto"] | None = None
 
     def __post_init__(self) -> None:

@@ -1,21 +1,19 @@
-"""The command line beats the file, the file beats the defaults, and what won is printed."""
+"""Flags take precedence over the file, the file over the defaults, and the result is printed."""
 
 from __future__ import annotations
 
 import re
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from cyclopts import CycloptsError
 
-from alphastomics.cli._options import ModelOptions, PlanOptions, SetupOptions, TrainingOptions
+from alphastomics.cli._options import FitOptions, SetupOptions
 from alphastomics.cli._run import RunOptions, SourceOptions
-from alphastomics.config import Config
-from alphastomics.diffusion import MaskingConfig
+from alphastomics.config import Config, PlanConfig
 from alphastomics.main import app, main
-from alphastomics.train import PlanConfig
 
 FILE = """
 seed: {global_seed: 42}
@@ -42,18 +40,14 @@ def parse(tmp_path, monkeypatch):
     return run
 
 
-def test_a_file_is_as_good_as_flags(parse):
+def test_a_file_sets_options(parse):
     found = parse(FILE)
-    assert found["seed"] == 42
-    assert found["model"] == ModelOptions(
+    assert found["options"] == FitOptions(
         mode="joint", d_model=256, use_moe=True, num_experts=8, attention="linear", prediction_type="x0", enable_masking=True,
-        layer_sharing="block", sharing_block=2,
+        layer_sharing="block", sharing_block=2, batch_size=512, gpus=2, fp16=True, early_stopping=True,
+        expression_mask_ratio=0.4, lr=1e-4, lambda_neighbor=0.0,
     )  # fmt: skip
-    assert found["training"] == TrainingOptions(
-        batch_size=512, gpus=2, fp16=True, early_stopping=True, expression_mask_ratio=0.4
-    )
-    assert found["plan"] == PlanOptions(lr=1e-4, lambda_neighbor=0.0)
-    assert found["run"] == RunOptions(exp_name="mine", test_after_train=True)
+    assert found["run"] == RunOptions(seed=42, exp_name="mine", test_after_train=True)
 
 
 LONG = {
@@ -70,9 +64,9 @@ LONG = {
 
 def test_long_contexts_are_asked_for_in_a_file_or_by_flags(parse):
     flags = [part for name, value in LONG.items() for part in (f"--{name.replace('_', '-')}", str(value))]
-    in_file = parse(f"training: {LONG}".replace("'", ""))["training"]
-    assert in_file == parse("", *flags)["training"] == TrainingOptions(**LONG)
-    assert parse("training: {recompute: all, context_size: 7}")["training"] == TrainingOptions(
+    in_file = parse(f"training: {LONG}".replace("'", ""))["options"]
+    assert in_file == parse("", *flags)["options"] == FitOptions(**LONG)
+    assert parse("training: {recompute: all, context_size: 7}")["options"] == FitOptions(
         recompute="all", context_size=7
     )
     for wrong in (["--recompute", "some"], ["--context-size", "0"], ["--context-growth", "cubic"]):
@@ -83,41 +77,41 @@ def test_long_contexts_are_asked_for_in_a_file_or_by_flags(parse):
 @pytest.mark.parametrize(
     ("tokens", "group", "expected"),
     [
-        (["--d-model", "32"], "model", {"d_model": 32, "num_experts": 8}),
-        (["--lr", "1e-3"], "plan", {"lr": 1e-3, "lambda_neighbor": 0.0}),
-        (["--no-early-stopping"], "training", {"early_stopping": False}),
+        (["--d-model", "32"], "options", {"d_model": 32, "num_experts": 8}),
+        (["--lr", "1e-3"], "options", {"lr": 1e-3, "lambda_neighbor": 0.0}),
+        (["--no-early-stopping"], "options", {"early_stopping": False}),
         (["--exp-name", "other"], "run", {"exp_name": "other", "test_after_train": True}),
-        # What is switched off on the command line takes its details in the file along.
-        (["--no-moe"], "model", {"use_moe": False, "num_experts": 4, "d_model": 256}),
-        (["--attention", "axial"], "model", {"attention": "axial", "layer_sharing": "block", "sharing_block": 2}),
-        (["--layer-sharing", "universal"], "model", {"layer_sharing": "universal", "sharing_block": 4}),
-        (["--disable-masking"], "training", {"expression_mask_ratio": None}),
-        # A flag for one of two keys that say the same silences the other.
-        (["--use-gated-attention"], "model", {"use_gated_attention": True, "attention": None}),
-        (["--accelerator", "cpu"], "training", {"accelerator": "cpu", "gpus": None, "devices": "auto"}),
-        (["--precision", "32-true"], "training", {"precision": "32-true", "fp16": False}),
+        # A setting of the file without effect is dropped.
+        (["--no-moe"], "options", {"use_moe": False, "num_experts": 4, "d_model": 256}),
+        (["--attention", "axial"], "options", {"attention": "axial", "layer_sharing": "block", "sharing_block": 2}),
+        (["--layer-sharing", "universal"], "options", {"layer_sharing": "universal", "sharing_block": 4}),
+        (["--disable-masking"], "options", {"enable_masking": False, "expression_mask_ratio": 0.3}),
+        # A flag replaces another key with the same meaning.
+        (["--use-gated-attention"], "options", {"use_gated_attention": True, "attention": None}),
+        (["--accelerator", "cpu"], "options", {"accelerator": "cpu", "gpus": None, "devices": "auto"}),
+        (["--precision", "32-true"], "options", {"precision": "32-true", "fp16": False}),
     ],
 )
-def test_the_command_line_beats_the_file(parse, tokens, group, expected):
+def test_flags_take_precedence_over_the_file(parse, tokens, group, expected):
     found = parse(FILE, *tokens)[group]
     assert {name: getattr(found, name) for name in expected} == expected
 
 
 def test_the_course_of_the_learning_rate_is_told_by_file_and_command_line(parse):
     text = "training: {lr_schedule: linear, final_lr: 0.3}"
-    assert parse(text)["plan"] == PlanOptions(lr_schedule="linear", final_lr=0.3)
-    assert parse(text, "--lr-schedule", "constant")["plan"] == PlanOptions(lr_schedule="constant", final_lr=0.3)
+    assert parse(text)["options"] == FitOptions(lr_schedule="linear", final_lr=0.3)
+    assert parse(text, "--lr-schedule", "constant")["options"] == FitOptions(lr_schedule="constant", final_lr=0.3)
     with pytest.raises(CycloptsError):
         parse("", "--lr-schedule", "step")
 
 
 def test_how_training_is_spread_is_told_by_file_and_command_line(parse, capsys):
     text = "training: {strategy: fsdp2, devices: 4, num_nodes: 2, context_parallel_size: 2}"
-    expected = TrainingOptions(strategy="fsdp2", devices=4, num_nodes=2, context_parallel_size=2)
-    assert parse(text)["training"] == expected
-    assert parse(text, "--strategy", "ddp")["training"] == replace(expected, strategy="ddp")
+    expected = FitOptions(strategy="fsdp2", devices=4, num_nodes=2, context_parallel_size=2)
+    assert parse(text)["options"] == expected
+    assert parse(text, "--strategy", "ddp")["options"] == replace(expected, strategy="ddp")
     assert main(["train", "--config", "c.yaml", "--print-config"]) == 0
-    printed = parse(capsys.readouterr().out)["training"]
+    printed = parse(capsys.readouterr().out)["options"]
     spread = ("strategy", "devices", "num_nodes", "context_parallel_size")
     assert [getattr(printed, name) for name in spread] == ["fsdp2", 4, 2, 2]
 
@@ -153,41 +147,35 @@ def test_other_errors_name_them_too(tmp_path, capsys):
     assert main(["train", "--config", str(tmp_path / "c.yaml")]) == 1
     error = capsys.readouterr().err
     assert error == (
-        f"alphastomics: {tmp_path / 'c.yaml'}: training.learning_rat is not known; did you mean training.learning_rate?\n"
+        f"alphastomics: {tmp_path / 'c.yaml'}: unknown key training.learning_rat; did you mean training.learning_rate?\n"
     )
     assert main(["train", "--config", str(tmp_path / "none.yaml")]) == 2
     assert "does not exist" in capsys.readouterr().err
 
 
-def test_what_has_no_effect_is_told(parse, caplog):
+def test_what_has_no_effect_is_logged(parse, caplog):
     caplog.set_level("INFO", logger="alphastomics")
     parse(FILE)
     assert [record.getMessage() for record in caplog.records] == [
-        "c.yaml: diffusion.num_timesteps: 1000 has no effect here; docs/configuration.md says what decides it."
+        "c.yaml: diffusion.num_timesteps: 1000 has no effect; see docs/configuration.md."
     ]
 
 
-def test_what_won_is_printed_and_is_a_file_of_the_same(parse, tmp_path, capsys):
+def test_the_resulting_configuration_is_printed_as_a_file_of_the_same(parse, tmp_path, capsys):
     expected = parse(FILE, "--d-model", "32")
     assert main(["train", "--config", "c.yaml", "--d-model", "32", "--print-config"]) == 0
     text = capsys.readouterr().out
     again = parse(text)
-    assert again["model"] == replace(expected["model"], use_gated_attention=False)
-    assert again["plan"] == PlanOptions(
-        **asdict(PlanConfig()) | {"lr": 1e-4, "lambda_neighbor": 0.0, "deformation": None}
-    )
-    masks = asdict(MaskingConfig(expression_mask_ratio=0.4))
-    others = {"composition": 5.0, "gradient_clip_val": 1.0, "accumulate_grad_batches": 1, "num_nodes": 1}
-    assert again["training"] == replace(expected["training"], **masks, **others)
-    assert [again[name] for name in ("seed", "run")] == [expected[name] for name in ("seed", "run")]
-    won = Config.read("c.yaml")
-    assert (won.model.d_model, won.model.n_layers, won.training.learning_rate) == (32, 4, 1e-4)
+    assert again["options"] == replace(expected["options"], use_gated_attention=False)
+    assert again["run"] == expected["run"]
+    printed = Config.read("c.yaml")
+    assert (printed.model.d_model, printed.model.n_layers, printed.training.learning_rate) == (32, 4, 1e-4)
     assert list(tmp_path.iterdir()) == [tmp_path / "c.yaml"]
     assert main(["train", "--config", "c.yaml", "--print-config"]) == 0
     assert capsys.readouterr().out == text
 
 
-def test_what_won_is_printed_without_data(tmp_path, monkeypatch, capsys):
+def test_the_configuration_is_printed_without_data(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     Path("config.yaml").write_text("model: {d_model: 7}")  # which nobody named
     assert main(["train", "--print-config", "--data-dir", "nowhere", "--streaming", "--enable-masking"]) == 0
@@ -196,15 +184,15 @@ def test_what_won_is_printed_without_data(tmp_path, monkeypatch, capsys):
     Path("won.yaml").write_text(text)
     won = Config.read("won.yaml")
     assert (won.model.d_model, won.model.attention, won.model.use_gated_attention) == (128, "full", True)
-    assert (won.training.learning_rate, won.training.gradient_clip_val) == (PlanConfig().lr, 1.0)
+    assert (won.training.learning_rate, won.training.gradient_clip_val) == (PlanConfig.lr, 1.0)
     assert (won.masking.expression_mask_ratio, won.masking.position_mask_ratio) == (0.3, 0.33)
     assert (won.data.loading.buffer_size, won.data.processed_data_dir) == (2**20, Path("nowhere"))
-    # Only the data know.
+    # These follow from the data.
     assert (won.model.dropout, won.augmentation.deformation, won.augmentation.thinning) == (None, None, None)
 
 
 @pytest.mark.parametrize(("section", "option"), [("processed_data_dir", "--data-dir"), ("input_data", "--input-data")])
-def test_data_that_are_not_there_are_told_before_training(section, option, tmp_path, monkeypatch, capsys):
+def test_missing_data_are_an_error_before_training(section, option, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     Path("c.yaml").write_text(f"data: {{{section}: nowhere}}")
     assert main(["train", "--config", "c.yaml"]) == 1
@@ -222,22 +210,22 @@ def test_a_run_that_is_resumed_keeps_its_configuration(tmp_path, monkeypatch):
         command = ["train", "--exp_name", "mine", "--output-dir", "runs", *tokens]
         return app.parse_args(command, exit_on_error=False, print_error=False)[1].arguments
 
-    assert parsed("--resume")["model"] == ModelOptions(d_model=48)
-    assert parsed("--resume", "last")["model"] == ModelOptions(d_model=48)
+    assert parsed("--resume")["options"] == FitOptions(d_model=48)
+    assert parsed("--resume", "last")["options"] == FitOptions(d_model=48)
     Path("runs").rename("outputs")
     found = app.parse_args(["train", "--exp-name", "mine", "--resume"], exit_on_error=False, print_error=False)[
         1
     ].arguments
     assert found["run"] == RunOptions(exp_name="mine", resume=())
-    assert found["model"] == ModelOptions(d_model=48)
+    assert found["options"] == FitOptions(d_model=48)
     Path("outputs").rename("runs")
-    assert parsed("--resume", "--d-model", "16")["model"] == ModelOptions(d_model=16)
-    assert "model" not in parsed()
-    assert "model" not in parsed("--resume-from", "last.ckpt")
-    assert parsed("--resume", "last")["model"] == ModelOptions(d_model=48)
+    assert parsed("--resume", "--d-model", "16")["options"] == FitOptions(d_model=16)
+    assert "options" not in parsed()
+    assert "options" not in parsed("--resume-from", "last.ckpt")
+    assert parsed("--resume", "last")["options"] == FitOptions(d_model=48)
     Path("runs").rename("moved")
-    assert "model" not in parsed("--resume", "last")
+    assert "options" not in parsed("--resume", "last")
     Path("moved").rename("runs")
     assert parsed("--resume_from", "last.ckpt")["run"].resume == (Path("last.ckpt"),)
     Path("c.yaml").write_text("model: {n_layers: 1}")
-    assert parsed("--resume", "--config", "c.yaml")["model"] == ModelOptions(n_layers=1)
+    assert parsed("--resume", "--config", "c.yaml")["options"] == FitOptions(n_layers=1)

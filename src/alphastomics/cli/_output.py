@@ -1,0 +1,165 @@
+"""What a command shows and writes: messages, errors in one line, files that are never half written."""
+
+from __future__ import annotations
+
+import errno
+import json
+import logging
+import math
+import os
+import re
+import shutil
+import sys
+from contextlib import contextmanager
+from tempfile import TemporaryFile
+from typing import TYPE_CHECKING, Any
+
+from alphastomics._io._atomic import replacing
+from alphastomics._io._errors import WRITE, os_errors_for, permission_error
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    import pandas as pd
+    from anndata import AnnData
+
+# Errors that a user can cause and fix; others are bugs and keep their traceback.
+# An ImportError names an optional package and how to install it.
+USER_ERRORS = (KeyError, ValueError, OSError, NotImplementedError, RuntimeError, ImportError)
+SPACE, ACCESS, NAME = "free some space there", "check the permissions there", "check the path"
+REMEDIES = {
+    errno.ENOSPC: SPACE,
+    errno.EDQUOT: SPACE,
+    errno.EFBIG: SPACE,
+    errno.EACCES: ACCESS,
+    errno.EPERM: ACCESS,
+    errno.EROFS: "pass a folder that is writable",
+    errno.ENOTDIR: NAME,
+    errno.EISDIR: NAME,
+    errno.ENOENT: NAME,
+    errno.EEXIST: NAME,
+    errno.ENAMETOOLONG: NAME,
+    errno.EIO: "check the disk",
+}
+# Loggers of other packages with messages that do not concern users of the command line.
+CHATTER = ("lightning.pytorch.utilities.rank_zero", "scvi.data")
+
+
+@contextmanager
+def messages() -> Iterator[None]:
+    """Show messages of this package on stderr, and hide those of others."""
+    ours, handler = logging.getLogger("alphastomics"), logging.StreamHandler(sys.stderr)
+    levels = {logging.getLogger(name): logging.WARNING for name in CHATTER} | {ours: logging.INFO}
+    before = {logger: logger.level for logger in levels}
+    for logger, level in levels.items():
+        logger.setLevel(level)
+    ours.addHandler(handler)
+    try:
+        yield
+    finally:
+        ours.removeHandler(handler)
+        for logger, level in before.items():
+            logger.setLevel(level)
+
+
+def print_error(error: Exception) -> None:
+    """Print an error on one line, with flags for arguments: ``slice_key=…`` becomes ``--slice-key …``."""
+    text = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
+    if isinstance(error, OSError) and error.errno in REMEDIES:  # a message of the operating system
+        text = f"{error.strerror}; {REMEDIES[error.errno]}, and repeat the command"
+        text = text if error.filename is None else f"{error.filename}: {text}"
+    text = re.sub(r"\b([a-z][a-z_]*)=…", lambda found: f"--{found[1].replace('_', '-')} …", " ".join(text.split()))
+    text = text.replace("resume='last'", "--resume last")
+    sys.stderr.write(f"alphastomics: {text or type(error).__name__}\n")
+
+
+def prepare_file(path: Path) -> None:
+    """Check before hours of work that a file can be written, and make its folder."""
+    if path.is_dir():
+        raise IsADirectoryError(f"{path} is a folder; pass a file")
+    prepare_folder(path.parent)
+
+
+def check_readable(folder: Path) -> None:
+    """Check that a folder can be listed; otherwise it looks empty.
+
+    Raises
+    ------
+    PermissionError
+        If it cannot be read.
+    """
+    try:
+        next(folder.iterdir(), None)
+    except PermissionError as error:
+        raise permission_error(folder, error) from error
+
+
+def check_folder(path: Path) -> None:
+    """Check that a folder can be made and written to, without making it.
+
+    Raises
+    ------
+    NotADirectoryError
+        If a part of its path is a file.
+    PermissionError
+        If it cannot be written to.
+    """
+    existing = next(folder for folder in (path, *path.absolute().parents) if os.path.lexists(folder))
+    if not existing.is_dir():
+        raise NotADirectoryError(f"{path} cannot be written ({existing} is a file); {WRITE}")
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise PermissionError(f"{path} cannot be written ({existing} is read-only); {WRITE}")
+
+
+def prepare_folder(path: Path) -> None:
+    """Make a folder, and check before hours of work that it can be written to.
+
+    Raises
+    ------
+    OSError
+        If it cannot be made or written to.
+    """
+    with os_errors_for(path):
+        path.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=path):
+            pass
+
+
+def write_h5ad(path: Path, adata: AnnData) -> None:
+    """Write an ``.h5ad`` file from memory, because HDF5 ends the process when a disk is full."""
+    import anndata as ad
+    import h5py
+
+    adata.strings_to_categoricals()
+    with h5py.File(path.name, "w", driver="core", backing_store=False) as file:
+        ad.io.write_elem(file, "/", adata)
+        if adata.raw is None:  # a null, which AnnData itself does not write in a file
+            file.pop("raw", None)
+        file.flush()
+        image = file.id.get_file_image()
+    with replacing(path) as temporary:
+        temporary.write_bytes(image)
+
+
+def write_json(path: Path, values: Any) -> None:
+    """Write strict JSON, with null for undefined scores."""
+    with replacing(path) as temporary:
+        temporary.write_text(json.dumps(_defined(values), indent=2, allow_nan=False) + "\n", encoding="utf-8")
+
+
+def _defined(values: Any) -> Any:
+    if isinstance(values, dict):
+        return {name: _defined(value) for name, value in values.items()}
+    return values if math.isfinite(values) else None
+
+
+def to_text(table: pd.DataFrame) -> str:
+    """Scores as text, one column per row of the table, wrapped at the width of the terminal."""
+    width = shutil.get_terminal_size((120, 24)).columns
+    return table.T.map(number).to_string(line_width=width) + "\n"
+
+
+def number(value: float) -> str:
+    """A score as printed: four digits, or a whole number."""
+    return f"{value:.0f}" if value == round(value, 0) else f"{value:.4g}"

@@ -1,0 +1,121 @@
+r"""Scores of a model on cells with known positions, and the regression baseline.
+
+The regression places a cell at the mean position of the most similar reference cells:
+
+.. math:: \hat x_i = \frac{1}{k} \sum_{j \in \mathcal N_k(i)} x_j
+
+with neighbors in principal components of :math:`\log(1 + \cdot)` of counts at the median library size. Every reference slice has
+its own frame, and a mean over two frames is meaningless. The slices are therefore first moved into the frame of the first one:
+each is rigidly aligned to the positions that the regression on the first slice predicts for its cells. No label and no position
+of the query is used.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from sklearn.decomposition import PCA
+from sklearn.neighbors import KNeighborsRegressor
+
+from alphastomics.cli._output import write_json
+from alphastomics.metrics import rigid_align
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import pandas as pd
+    from anndata import AnnData
+    from numpy.typing import NDArray
+
+    from alphastomics.model import AlphaSTomics
+
+    Array = NDArray[np.float64]
+
+
+def score_model(model: AlphaSTomics, cells: AnnData, *, n_samples: int, n_steps: int | None, seed: int) -> pd.DataFrame:
+    """Place the cells of every slice and score them; a table like that of :func:`alphastomics.tl.evaluate` with baselines.
+
+    Raises
+    ------
+    KeyError
+        If the true positions are missing.
+    """
+    import pandas as pd
+
+    from alphastomics.cli._cells import panels
+
+    options: dict[str, Any] = {"n_samples": n_samples, "n_steps": n_steps, "seed": seed}
+    tables = [_score(model, part, **options) for _, part in panels(cells, model.schema.slice_key)]
+    return tables[0] if len(tables) == 1 else pd.concat(tables).sort_index(level=0, sort_remaining=False, kind="stable")
+
+
+def _score(model: AlphaSTomics, cells: AnnData, *, n_samples: int, n_steps: int | None, seed: int) -> pd.DataFrame:
+    from alphastomics import tl
+
+    schema = model.schema
+    if schema.position_key not in cells.obsm:
+        found = ", ".join(map(repr, cells.obsm.keys())) or "none"
+        raise KeyError(f'obsm["{schema.position_key}"] is missing (found: {found}); store the true positions there')
+    tl.reconstruct(cells, model=model, n_samples=n_samples, n_steps=n_steps, random_state=seed)
+
+    def present(key: str | None) -> str | None:
+        return key if key in cells.obs else None
+
+    return tl.evaluate(
+        cells,
+        truth=schema.position_key,
+        library_key=present(schema.slice_key),
+        cell_type_key=present(schema.cell_type_key),
+        baselines=True,
+        random_state=seed,
+    )
+
+
+def write_scores(path: Path, table: pd.DataFrame) -> None:
+    """Write the scores of every slice as JSON."""
+    write_json(path, {name: part.droplevel(0).to_dict(orient="index") for name, part in table.groupby(level=0)})
+
+
+def knn_positions(
+    query: AnnData,
+    reference: AnnData,
+    *,
+    position_key: str = "spatial",
+    slice_key: str = "slice_id",
+    n_neighbors: int = 25,
+    n_components: int = 30,
+) -> Array:
+    """Predict the positions of query cells by regression.
+
+    Parameters
+    ----------
+    query
+        Counts of the cells to place.
+    reference
+        Counts and positions of cells with the same genes.
+    position_key
+        Key of ``obsm`` with the positions of the reference.
+    slice_key
+        Column of ``obs`` with the slices of the reference.
+    n_neighbors
+        k, at most the number of cells of a slice.
+    n_components
+        Number of principal components of the reference.
+
+    Returns
+    -------
+    Positions, (n_cells, n_dims), in the units of the reference and the frame of its first slice.
+    """
+    counts = [np.asarray(part.X.toarray(), dtype=np.float64) for part in (reference, query)]
+    median = np.median(counts[0].sum(axis=1))
+    expression = [np.log1p(x / np.maximum(x.sum(axis=1, keepdims=True), 1) * median) for x in counts]
+    pca = PCA(min(n_components, *expression[0].shape), svd_solver="covariance_eigh").fit(expression[0])
+    known, wanted = (pca.transform(x) for x in expression)
+    positions = np.array(reference.obsm[position_key], dtype=np.float64)
+    names = reference.obs[slice_key].to_numpy(dtype=str)
+    first, *others = (np.flatnonzero(names == name) for name in np.unique(names))
+    anchor = KNeighborsRegressor(min(n_neighbors, len(first))).fit(known[first], positions[first])
+    for rows in others:
+        positions[rows] = rigid_align(positions[rows], anchor.predict(known[rows]))[0]
+    return KNeighborsRegressor(min(n_neighbors, len(positions))).fit(known, positions).predict(wanted)

@@ -1,0 +1,105 @@
+"""Every declared setting reaches the command line, files and documentation, with a sentence and a default that it accepts."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from alphastomics.cli._options import FitOptions, SetupOptions
+from alphastomics.cli._run import RunOptions, SourceOptions
+from alphastomics.config import Augmentation, Config, MaskingConfig, NetworkConfig, PlanConfig, TrainingConfig
+from alphastomics.config._sections import DECLARATIONS, SETTINGS, EarlierKeys
+from alphastomics.config._setting import Setting, check, descriptions, settings_of
+from alphastomics.main import app
+
+PAGE = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text()
+EVERY = [pytest.param(entry, id=name) for name, entry in SETTINGS.items()]
+
+
+@pytest.fixture(scope="module")
+def arguments() -> dict[str, set[str]]:
+    """Flags of ``alphastomics train`` by the name of the setting."""
+    found = app["train"].assemble_argument_collection(parse_docstring=True)
+    return {argument.field_info.name: set(argument.names) for argument in found if argument.parse}
+
+
+def test_a_name_is_declared_once():
+    assert sum(len(settings_of(cls)) for cls in DECLARATIONS) == len(SETTINGS)
+
+
+@pytest.mark.parametrize("entry", EVERY)
+def test_a_setting_has_a_sentence(entry: Setting):
+    assert re.fullmatch(r"\S.*[.…]", entry.text), entry.name
+
+
+@pytest.mark.parametrize("entry", EVERY)
+def test_a_setting_accepts_its_default(entry: Setting):
+    assert entry.problem(entry.default) is None
+
+
+@pytest.mark.parametrize("cls", DECLARATIONS)
+def test_the_sentences_are_those_of_the_settings_in_their_order(cls: type):
+    assert list(descriptions(cls)) == [entry.name for entry in fields(cls)]
+    if cls is not EarlierKeys:
+        check(cls())
+
+
+@pytest.mark.parametrize("entry", EVERY)
+def test_a_setting_reaches_the_command_line(entry: Setting, arguments: dict[str, set[str]]):
+    if entry.details.file_only or entry.details.python_only:
+        assert entry.flag not in set().union(*arguments.values())
+    else:
+        assert {entry.flag, *entry.details.flags, *(entry.details.off or ())} <= arguments[entry.name]
+
+
+@pytest.mark.parametrize("entry", EVERY)
+def test_a_setting_reaches_files(entry: Setting):
+    keys = {each.key for each, _ in Config().items()}
+    assert (entry.key in keys) != entry.details.python_only
+
+
+def test_the_documentation_has_a_table_for_every_section():
+    sections = {entry.key.rpartition(".")[0] for entry, _ in Config().items()}
+    assert set(re.findall(r"^\[settings: ([\w.]+)\]$", PAGE, flags=re.MULTILINE)) == sections
+
+
+def test_options_of_the_command_line_have_the_declared_defaults():
+    """All but the attention, which two flags set, and what follows from the data."""
+    values = vars(FitOptions()) | vars(RunOptions()) | vars(SetupOptions()) | vars(SourceOptions())
+    assert {values.pop(name) for name in ("attention", "resume")} == {None}
+    assert not values.pop("overwrite")
+    assert values == {name: None if SETTINGS[name].details.from_data else SETTINGS[name].default for name in values}
+
+
+@pytest.mark.parametrize(
+    ("cls", "values", "name"),
+    [
+        (NetworkConfig, {"d_model": 0}, "d_model"),
+        (NetworkConfig, {"d_model": 1.5}, "d_model"),
+        (NetworkConfig, {"dropout": 1.0}, "dropout"),
+        (NetworkConfig, {"dropout": float("nan")}, "dropout"),
+        (NetworkConfig, {"attention": "fulll"}, "attention"),
+        (NetworkConfig, {"rank": 33, "pair_features": "factorized"}, "rank"),
+        (NetworkConfig, {"rank": 8}, "pair_features='factorized'"),
+        (NetworkConfig, {"num_experts": 8}, "use_moe=True"),
+        (NetworkConfig, {"n_neighbors": 8}, "attention='neighbor'"),
+        (PlanConfig, {"lr": 0.0}, "lr"),
+        (PlanConfig, {"lr": float("inf")}, "lr"),
+        (PlanConfig, {"distance_clamp": 2.0}, "distance_loss='clamped' or 'huber'"),
+        (PlanConfig, {"distance_loss": "huber", "distance_clamp": 0.0}, "distance_clamp"),
+        (Augmentation, {"gene_dropout": 1.0}, "gene_dropout"),
+        (Augmentation, {"gene_noise": -1.0}, "gene_noise"),
+        (MaskingConfig, {"mask_strategy": "all"}, "mask_strategy"),
+        (MaskingConfig, {"mask_ramp_steps": -1}, "mask_ramp_steps"),
+        (TrainingConfig, {"validation_size": 1.0}, "validation_size"),
+        (TrainingConfig, {"recompute": "some"}, "recompute"),
+        (TrainingConfig, {"recompute": -1}, "recompute"),
+        (TrainingConfig, {"context_size": 0}, "context_size"),
+    ],
+)
+def test_a_value_out_of_range_names_the_setting(cls: type, values: dict[str, object], name: str):
+    with pytest.raises(ValueError, match=re.escape(name)):
+        cls(**values)
