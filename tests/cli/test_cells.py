@@ -191,7 +191,7 @@ def test_a_file_that_names_no_slices_is_one(suffix, asked, model, cells, tmp_pat
     assert run("test", *asked, "--input-data", path, "--output", tmp_path / "scores.json") == 0
     assert list(json.loads((tmp_path / "scores.json").read_text())) == ["s1"]
     told = [record.getMessage() for record in caplog.records if "one slice" in record.getMessage()]
-    assert told == [f"{path} has no obs[\"slice_id\"]: its cells are one slice, 's1'."] * 3
+    assert told == [f"{path} has no obs[\"slice_id\"]: its cells are treated as one slice, 's1'."] * 3
 
 
 # -- new slices like those of an input ----------------------------------------------------------------------------------------
@@ -208,11 +208,11 @@ def test_the_line_of_the_earlier_version_draws_as_many_cells(
     drawn, expected = ad.read_h5ad("sampled.h5ad"), model.sample(mode="joint", n_cells=cells.n_obs, n_steps=2)
     np.testing.assert_array_equal(drawn.obsm["spatial"], expected.obsm["spatial"])
     told = [record.getMessage() for record in caplog.records]
-    assert f"input.pt says only how many cells to draw, {cells.n_obs} in 1 slice; its values are not read." in told
+    assert f"input.pt sets the number of cells, {cells.n_obs} in 1 slice; its values are not used." in told
     assert f"{cells.n_obs} cells are in sampled.h5ad." in told
     capsys.readouterr()
     assert run(*line_of_old) == 1
-    assert line(capsys) == "alphastomics: sampled.h5ad is there already; name a file with --output"
+    assert line(capsys) == "alphastomics: sampled.h5ad exists; pass another file to --output"
 
 
 def test_every_slice_of_an_input_has_one_of_its_size(asked, cells, tmp_path):
@@ -244,9 +244,7 @@ def uneven(tissue, tmp_path_factory):
 
 def test_a_file_of_uneven_slices_is_not_trained_on(uneven, capsys):
     assert run("train", "--input-data", uneven / "data/train.parquet") == 1
-    assert re.search(
-        r"train\.parquet has slices that do not measure the same genes; train on .* --data-dir", line(capsys)
-    )
+    assert re.search(r"train\.parquet has slices that measure different genes; train on .* --data-dir", line(capsys))
 
 
 def alone(tissue, name, uneven):
@@ -548,19 +546,25 @@ def test_suffixes():
 @pytest.mark.parametrize(
     ("tokens", "message"),
     [
-        (["sample", "--output", "out.h5ad"], "--input-data or --data-dir is needed"),
+        (["sample", "--output", "out.h5ad"], "--input-data or --data-dir"),
         (["sample", "--input-data", "query.h5ad", "--output", "out.csv"], r"out\.csv must end in \.h5ad or \.parquet"),
         (["sample", "--input-data", "text.csv", "--output", "out.h5ad"], r"text\.csv must end in \.h5ad, \.parquet or"),
         (["extract", "--input-data", "query.h5ad", "--output", "z"], r"z must end in \.npz, \.parquet or \.h5ad"),
-        (["sample", "--input-data", "query.h5ad", "--data-dir", "dataset", "--output", "out.h5ad"], "give one of them"),
-        (["test", "--input-data", "query.h5ad", "--split", "test"], "--split is for a dataset"),
+        (
+            ["sample", "--input-data", "query.h5ad", "--data-dir", "dataset", "--output", "out.h5ad"],
+            "--input-data and --data-dir",
+        ),
+        (["test", "--input-data", "query.h5ad", "--split", "test"], "--split requires --data-dir"),
         (["test", "--data-dir", "empty"], r"metadata\.json is missing; make one with alphastomics preprocess"),
-        (["sample", "--sample-mode", "joint", "--output", "out.h5ad"], "say by --n-cells how many cells they have"),
+        (["sample", "--sample-mode", "joint", "--output", "out.h5ad"], "pass --n-cells"),
         (
             ["sample", "--data-dir", "dataset", "--sample-mode", "joint", "--n-cells", "9", "--output", "out.h5ad"],
-            "both say how many cells to draw",
+            "--n-cells and the input",
         ),
-        (["sample", "--input-data", "query.h5ad", "--n-cells", "9", "--output", "out.h5ad"], "--n-cells is for"),
+        (
+            ["sample", "--input-data", "query.h5ad", "--n-cells", "9", "--output", "out.h5ad"],
+            "--n-cells requires --sample-mode joint",
+        ),
         (["extract", "--input-data", "text.pt", "--output", "z.npz"], r"text\.pt cannot be read as \.pt"),
         (["extract", "--input-data", "cut.pt", "--output", "z.parquet"], r"cut\.pt cannot be read as \.pt"),
         (
@@ -587,9 +591,9 @@ def test_suffixes():
         ),
         (
             ["test", "--input-data", "line.h5ad"],
-            r"line\.h5ad: obsm\[\"spatial\"\] has 1 coordinates, and this model is of 2",
+            r"line\.h5ad: obsm\[\"spatial\"\] has 1 coordinates, and this model was trained in 2",
         ),
-        (["test", "--data-dir", "logs"], "logs holds values that are transformed already, and this model reads counts"),
+        (["test", "--data-dir", "logs"], "logs holds transformed values, and this model reads counts"),
     ],
 )
 def test_a_mistake_is_one_line_and_nothing_is_written(

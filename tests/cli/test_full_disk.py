@@ -139,7 +139,6 @@ def test_a_run_without_room_for_its_first_checkpoint_leaves_its_name_free(
 
 
 def test_a_run_without_room_for_its_next_checkpoint_keeps_the_first(folder, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("alphastomics.train.checkpoint.EVERY", 1)
     save = LastCheckpoint._save
 
     def once(self, trainer):
@@ -150,6 +149,7 @@ def test_a_run_without_room_for_its_next_checkpoint_keeps_the_first(folder, tmp_
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     monkeypatch.setattr(LastCheckpoint, "_save", once)
     command = [*TRAIN, "--input-data", "cells.h5ad", "--output-dir", str(tmp_path), "--exp-name", "e"]
+    command += ["--checkpoint-every", "1"]
     try:
         assert main(command) == 1
     finally:
@@ -166,11 +166,11 @@ def test_a_run_without_room_for_its_next_checkpoint_keeps_the_first(folder, tmp_
 @pytest.mark.parametrize(
     ("number", "remedy"),
     [
-        (errno.ENOSPC, "make room there"),
-        (errno.EACCES, "see to the permissions there"),
-        (errno.EROFS, "name a folder that can be written to"),
-        (errno.ENOTDIR, "check the name"),
-        (errno.ENOENT, "check the name"),
+        (errno.ENOSPC, "free some space there"),
+        (errno.EACCES, "check the permissions there"),
+        (errno.EROFS, "pass a folder that is writable"),
+        (errno.ENOTDIR, "check the path"),
+        (errno.ENOENT, "check the path"),
     ],
 )
 def test_what_the_system_says_gets_a_remedy(number, remedy, capsys):

@@ -120,16 +120,16 @@ def test_validation_keeps_its_contexts(small, make_model, train_briefly):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"growth_steps": 5}, "pass context_growth="),
-        ({"context_growth": "linear", "shortest_context": 300}, "shortest_context=300 is longer than"),
+        ({"growth_steps": 5}, "context_growth="),
+        ({"context_growth": "linear", "shortest_context": 300}, "from 300 cells to context_size="),
         ({"context_growth": "linear", "max_epochs": None, "max_time": 10}, "growth_steps="),
         ({"context_growth": "cubic"}, "'cubic' is unknown"),
         ({"micro_batch_size": 0}, "micro_batch_size=0"),
         ({"micro_batch_size": 64}, "contexts of 64 cells would fit"),
-        ({"memory_budget": 0}, "memory_budget=0 is in GiB"),
-        ({"recompute": "some"}, "recompute='some' is none of"),
+        ({"memory_budget": 0}, "memory_budget=0"),
+        ({"recompute": "some"}, "recompute='some'"),
         ({"recompute": 3}, "the numbers 0 to 2"),
-        ({"recompute": True}, "recompute=True is none of"),
+        ({"recompute": True}, "recompute=True"),
     ],
 )
 def test_what_makes_no_sense_is_refused(small, make_model, train_briefly, arguments, message):

@@ -97,9 +97,9 @@ def test_the_best_survives_an_interruption(make_plan, fit, rising, tmp_path, mon
     fit(whole, **STOPPED)
     path = tmp_path / "last.ckpt"
     with pytest.raises(OSError, match="dead"):
-        fit(make_plan(), checkpoint=LastCheckpoint(path, {}), callbacks=[Dead(3)], **STOPPED)
+        fit(make_plan(), checkpoint=LastCheckpoint(path, {}, 200), callbacks=[Dead(3)], **STOPPED)
     resumed = make_plan(seed=5)
-    fit(resumed, checkpoint=LastCheckpoint(path, {}), ckpt_path=path, **STOPPED)
+    fit(resumed, checkpoint=LastCheckpoint(path, {}, 200), ckpt_path=path, **STOPPED)
     assert equal(weights(resumed), weights(whole))
     state = torch.load(path, weights_only=True)["callbacks"]["BestAverage"]
     assert (state["lowest"], state["epoch"]) == (3.0, 1)

@@ -11,7 +11,7 @@ import torch
 
 from alphastomics.diffusion.losses import aligned_error, distance_error, layout_error, neighbor_error
 from alphastomics.train.distributed import devices as precision
-from alphastomics.train.distributed.devices import full_precision, memory_budget
+from alphastomics.train.distributed.devices import full_precision, usable_memory
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -104,8 +104,8 @@ def test_the_budget_of_a_processor_is_what_is_available(tmp_path: Path, monkeypa
     meminfo = tmp_path / "meminfo"
     meminfo.write_text("MemTotal:       16000 kB\nMemFree:         100 kB\nMemAvailable:    12345 kB\n")
     monkeypatch.setattr(precision, "MEMINFO", meminfo)
-    assert memory_budget("cpu") == 12345 * 1024
-    assert memory_budget(torch.device("mps")) == 12345 * 1024
+    assert usable_memory("cpu") == 12345 * 1024
+    assert usable_memory(torch.device("mps")) == 12345 * 1024
 
 
 @pytest.mark.parametrize("content", [None, "MemTotal:       16000 kB\n"])
@@ -118,10 +118,10 @@ def test_a_system_that_does_not_say_has_all_of_its_memory(
     monkeypatch.setattr(precision, "MEMINFO", meminfo)
     answers = {"SC_PHYS_PAGES": 1000, "SC_PAGE_SIZE": 4096}
     monkeypatch.setattr(os, "sysconf", answers.__getitem__, raising=False)
-    assert memory_budget("cpu") == 4_096_000
+    assert usable_memory("cpu") == 4_096_000
     monkeypatch.delattr(os, "sysconf")
     with pytest.raises(ValueError, match="pass a limit in bytes"):
-        memory_budget("cpu")
+        usable_memory("cpu")
 
 
 def test_the_budget_of_a_gpu_is_what_is_free_less_5_percent(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,27 +130,27 @@ def test_the_budget_of_a_gpu_is_what_is_free_less_5_percent(monkeypatch: pytest.
         mem_get_info=lambda _: (10_000, 80_000), memory_reserved=lambda _: 5000, memory_allocated=lambda _: 3000
     )
     monkeypatch.setattr(torch, "cuda", stub)
-    assert memory_budget("cuda:0") == 0.95 * (10_000 + 5000 - 3000)
+    assert usable_memory("cuda:0") == 0.95 * (10_000 + 5000 - 3000)
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_the_budget_of_this_gpu_is_below_its_memory() -> None:
     free, total = torch.cuda.mem_get_info()
-    assert 0.9 * free < memory_budget("cuda") < total
+    assert 0.9 * free < usable_memory("cuda") < total
 
 
 def test_an_argument_overrides_what_is_free() -> None:
-    assert memory_budget("cpu", 5000) == memory_budget("cuda", 5000) == 5000
+    assert usable_memory("cpu", 5000) == usable_memory("cuda", 5000) == 5000
     with pytest.raises(ValueError, match="limit=0"):
-        memory_budget("cpu", 0)
+        usable_memory("cpu", 0)
 
 
 def test_several_processes_get_the_same_share_of_all_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     answers = {"SC_PHYS_PAGES": 1000, "SC_PAGE_SIZE": 4096}
     monkeypatch.setattr(os, "sysconf", answers.__getitem__, raising=False)
-    assert memory_budget("cpu", n_processes=2) == int(0.8 * 4_096_000 / 2)
+    assert usable_memory("cpu", n_processes=2) == int(0.8 * 4_096_000 / 2)
     stub = SimpleNamespace(get_device_properties=lambda _: SimpleNamespace(total_memory=80_000))
     monkeypatch.setattr(torch, "cuda", stub)
-    assert memory_budget("cuda:1", n_processes=2) == 64_000
-    assert memory_budget("cuda:1", 5000, n_processes=2) == 5000
+    assert usable_memory("cuda:1", n_processes=2) == 64_000
+    assert usable_memory("cuda:1", 5000, n_processes=2) == 5000

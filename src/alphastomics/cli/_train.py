@@ -15,6 +15,7 @@ from alphastomics._rank import is_first, quiet_unless_first
 from alphastomics.cli._output import check_folder, to_text
 from alphastomics.cli._query import read_reference
 from alphastomics.config import SetupConfig
+from alphastomics.config._sections import SETTINGS
 from alphastomics.config._setting import flag
 from alphastomics.data import read_dataset
 from alphastomics.data.parquet._dataset import DatasetInfo
@@ -65,8 +66,11 @@ def check_device(options: FitOptions) -> None:
 
 def _in_flags(text: str) -> str:
     """Replace ``strategy='ddp'`` by ``--strategy ddp`` and ``num_nodes=`` by ``--num-nodes``."""
-    names = "strategy|precision|context_parallel_size|devices|num_nodes"
-    return re.sub(rf"\b({names})=(?:'?([\w-]+)'?)?", lambda found: f"{flag(found[1])} {found[2] or ''}".rstrip(), text)
+    return re.sub(
+        rf"\b({'|'.join(SETTINGS)})=(?:'?([\w-]+)'?)?",
+        lambda found: f"{flag(found[1])} {found[2] or ''}".rstrip(),
+        text,
+    )
 
 
 def fit(reference: AnnData, setup: SetupConfig, options: FitOptions, seed: int) -> AlphaSTomics:

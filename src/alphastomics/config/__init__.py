@@ -12,7 +12,9 @@ Examples
 """
 
 from alphastomics.config._augmentation import Augmentation
+from alphastomics.config._data import Frame as Frame
 from alphastomics.config._data import RunConfig, SetupConfig, SourceConfig
+from alphastomics.config._data import Transform as Transform
 from alphastomics.config._masking import MaskingConfig
 from alphastomics.config._masking import MaskStrategy as MaskStrategy
 from alphastomics.config._model import (

@@ -10,13 +10,16 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import MISSING, dataclass, field, fields
+from difflib import get_close_matches
 from functools import cache
 from inspect import cleandoc
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
+from alphastomics._io._errors import LONGEST
+
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -211,6 +214,25 @@ def unmet(declared: Mapping[str, Setting], values: Mapping[str, Any]) -> Iterato
         switch, *needed = entry.details.requires
         if switch in values and values[switch] not in needed:
             yield entry
+
+
+def check_names(values: Mapping[str, Any], *classes: Any) -> None:
+    """Check that keyword arguments are settings of some classes.
+
+    Raises
+    ------
+    TypeError
+        If a name is unknown; the message suggests the most similar one.
+    """
+    names = [name for cls in classes for name in settings_of(cls)]
+    for name in values:
+        if name not in names:
+            raise TypeError(f"unexpected keyword argument {name!r}; did you mean {nearest(name, names)!r}?")
+
+
+def nearest(name: str, names: Iterable[str]) -> str:
+    """The name that is most similar to an unknown one."""
+    return get_close_matches(name[:LONGEST], names, n=1, cutoff=0)[0]  # time is quadratic in the length
 
 
 def split_arguments(values: Mapping[str, Any], *classes: Any) -> tuple[list[dict[str, Any]], dict[str, Any]]:

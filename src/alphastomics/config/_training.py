@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, get_args
 
 from alphastomics.config._augmentation import Augmentation  # noqa: TC001  read at run time
 from alphastomics.config._masking import MaskingConfig  # noqa: TC001
@@ -11,6 +11,7 @@ from alphastomics.config._setting import check, setting
 
 ContextKind = Literal["subset", "patch"]
 GrowthKind = Literal["linear", "cosine", "exponential", "geometric"]
+_GROWING = ("context_growth", *get_args(GrowthKind))
 Recompute = int | Literal["auto", "none", "all"]
 Strategy = Literal[
     "auto",
@@ -84,8 +85,8 @@ class TrainingConfig:
     context_kind: ContextKind = "subset"
     context_growth: GrowthKind | None = None
     shortest_context: int = setting(128, ge=1)
-    growth_warmup: int = setting(0, ge=0)
-    growth_steps: int | None = setting(None, ge=0)
+    growth_warmup: int = setting(0, ge=0, requires=_GROWING)
+    growth_steps: int | None = setting(None, ge=0, requires=_GROWING)
     micro_batch_size: int | None = setting(None, ge=1)
     memory_budget: float | None = setting(None, gt=0)
     recompute: Recompute = setting("auto", ge=0)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields, is_dataclass
-from difflib import get_close_matches
 from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
@@ -23,6 +22,7 @@ from alphastomics.config._sections import (
     SeedSection,
     TrainingSection,
 )
+from alphastomics.config._setting import nearest
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -153,11 +153,6 @@ class Config:
             "data.preprocessing.scale": None if preprocessing.scale else preprocessing.scale,
         }
         return [f"{key}: {_text(value)}" for key, value in found.items() if value is not None]
-
-
-def nearest(name: str, names: Iterable[str]) -> str:
-    """The name that is most similar to an unknown one."""
-    return get_close_matches(name[:LONGEST], names, n=1, cutoff=0)[0]  # time is quadratic in the length
 
 
 def _merged(values: dict[str, Any], settings: dict[str, Any], source: str) -> dict[str, Any]:

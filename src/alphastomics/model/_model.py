@@ -10,9 +10,11 @@ import rich.pretty  # noqa: F401  scvi-tools uses rich.pretty without importing 
 from scvi import settings
 from scvi.data import AnnDataManager
 
+from alphastomics.config import DiffusionSettings, ModelConfig, NetworkConfig, SetupConfig, SourceConfig
+from alphastomics.config._setting import check_names, settings_of, split_arguments
 from alphastomics.data import fit_schema
-from alphastomics.data.parquet._source import BUFFER, ParquetSource
-from alphastomics.diffusion import MODES, CosineSchedule, DiffusionConfig, Process
+from alphastomics.data.parquet._source import ParquetSource
+from alphastomics.diffusion import DiffusionConfig
 from alphastomics.model._embedding import EmbeddingMixin
 from alphastomics.model._fields import dataset_registry, read_schema, schema_fields
 from alphastomics.model._persistence import PersistenceMixin
@@ -29,7 +31,7 @@ if TYPE_CHECKING:
 
     from anndata import AnnData
 
-    from alphastomics.diffusion import Mode
+    from alphastomics.config import AttentionKind, Frame, Mode, PairFeatureKind, Transform
 
 logger = logging.getLogger(__name__)
 
@@ -47,62 +49,33 @@ class AlphaSTomics(TrainingMixin, SamplingMixin, EmbeddingMixin, PersistenceMixi
         What the model learns to sample: ``"expr_to_pos"``, ``"pos_to_expr"``, ``"joint"``, or ``"any"`` of them.
     d_model, n_layers, n_heads
         Width, number of blocks, attention heads.
-    gate_type
-        Gate of softmax attention: ``"headwise"``, ``"elementwise"`` or ``"none"``.
-    use_qk_norm
-        Whether queries and keys are normalized.
     attention
-        ``"full"``; ``"linear"``: the baseline whose cost grows with the cells alone, without gate and norms;
-        ``"geometric"``: full attention that falls with distance; ``"neighbor"``: the nearest cells one by one, and all cells
-        as ``"linear"``; ``"axial"``: along the rows and columns of a grid.
+        ``"full"``; ``"linear"``, a baseline whose cost grows linearly with the number of cells; ``"geometric"``, full attention
+        that decays with distance; ``"neighbor"``, the nearest cells; or ``"axial"``, the rows and columns of a grid.
     pair_features
-        ``"factorized"``: features of pairs of cells, which geometric attention and attention over neighbors read.
-    rank
-        Rank of these, up to 32; ``"auto"``: what is affordable for the cells that are seen at once.
-    pair_attention
-        Attention in the layers on the pair features: ``"axial"``, ``"cross"`` or ``"triangle"``, whose time is cubic in the
-        cells; None for none.
-    pair_residual, pair_dropout
-        How these layers add their updates: ``"mix"``, ``"tangent"`` or ``"distribute"``; and the fraction of the entries of
-        an update that is dropped in training.
-    sparse_pairs, n_neighbors
-        With ``attention="neighbor"``: the nearest cells are so many in space (``"coordinate"``), along the order of the cells
-        (``"sequence"``, see ``sequence_key`` of :meth:`setup_anndata`), or half of them each (``"hybrid"``). Where cells are
-        being placed, these are the nearest among the noisy positions.
-    use_moe
-        Whether a mixture of experts takes the place of the feed-forward networks.
-    num_experts, moe_top_k
-        Number of experts, and how many of them see a cell; see :func:`~alphastomics.train.advised_experts`.
-    expert_width
-        ``"split"``: the experts share the width of the feed-forward network; ``"full"``: each has all of it.
-    residual, n_streams
-        ``"plain"`` residual connections, or ``"hyper"``: so many residual streams, mixed by doubly stochastic matrices.
-    layer_sharing, sharing_block
-        ``"none"``; which blocks share their weights: ``"universal"``, all; ``"alternating"``, every other; ``"block"``, so many
-        in a row.
-    bottleneck
-        Ratio by which the feed-forward networks are narrower than the rest; None for full width.
+        ``"factorized"``: low-rank features of pairs of cells, for geometric and neighbor attention.
+    use_moe, num_experts
+        Whether a mixture of experts replaces the feed-forward networks, and the number of experts; see
+        :func:`~alphastomics.train.advised_experts`.
     dropout
-        Share of the branch outputs dropped in training; None: by the size and kind of the reference.
-    schedule
-        ``"cosine"`` or ``"cosine_nd"``, see :class:`~alphastomics.diffusion.CosineSchedule`.
-    position_nu, expression_nu
-        Exponent of time of either modality.
-    prediction_type
-        ``"x0"``, ``"epsilon"`` or ``"v"``, see :class:`~alphastomics.diffusion.Process`.
+        Probability with which a branch of a block is dropped in training; None: by the size and kind of the reference.
     enable_masking
-        Whether training masks some entries and asks for them, see :class:`~alphastomics.diffusion.MaskingConfig`.
+        Whether training masks some entries and reconstructs them, see :class:`~alphastomics.config.MaskingConfig`.
     context
-        ``"slice"``: contexts of :meth:`train` are whole slices by default, as far as the memory allows. ``"auto"``: the same,
+        ``"slice"``: contexts of :meth:`train` are whole slices by default, as far as memory allows. ``"auto"``: the same,
         and ``attention`` and ``pair_features`` are chosen for the size of the largest slice, see
         :func:`~alphastomics.train.advised_attention`.
     random_state
         Seed of the initial weights and of all draws of training; ``scvi.settings.seed``, or 0, when None.
+    **kwargs
+        Further fields of :class:`~alphastomics.config.NetworkConfig` and :class:`~alphastomics.config.DiffusionSettings`.
 
     Raises
     ------
+    TypeError
+        If the name of an argument is unknown.
     ValueError
-        If an argument is unknown or excludes another one.
+        If a value is not permitted, or arguments cannot be combined.
 
     Examples
     --------
@@ -116,86 +89,41 @@ class AlphaSTomics(TrainingMixin, SamplingMixin, EmbeddingMixin, PersistenceMixi
         self,
         adata: AnnData | None = None,
         registry: dict[str, Any] | None = None,
-        mode: Mode = "any",
-        d_model: int = 128,
-        n_layers: int = 4,
-        n_heads: int = 4,
-        gate_type: Literal["headwise", "elementwise", "none"] = "headwise",
-        use_qk_norm: bool = True,
-        attention: Literal["full", "linear", "geometric", "neighbor", "axial"] = "full",
-        pair_features: Literal["factorized"] | None = None,
-        rank: int | Literal["auto"] = "auto",
-        pair_attention: Literal["triangle", "axial", "cross"] | None = None,
-        pair_residual: Literal["mix", "tangent", "distribute"] = "mix",
-        pair_dropout: float = 0.0,
-        sparse_pairs: Literal["coordinate", "sequence", "hybrid"] = "coordinate",
-        n_neighbors: int = 32,
-        use_moe: bool = False,
-        num_experts: int = 4,
-        moe_top_k: int = 2,
-        expert_width: Literal["split", "full"] = "split",
-        residual: Literal["plain", "hyper"] = "plain",
-        n_streams: int = 4,
-        layer_sharing: Literal["none", "universal", "alternating", "block"] = "none",
-        sharing_block: int = 4,
-        bottleneck: int | None = None,
-        dropout: float | None = None,
-        schedule: Literal["cosine", "cosine_nd"] = "cosine_nd",
-        position_nu: float = 2.0,
-        expression_nu: float = 1.0,
-        prediction_type: Literal["x0", "epsilon", "v"] = "v",
-        enable_masking: bool = False,
-        context: Literal["slice", "auto"] | None = None,
+        mode: Mode = ModelConfig.mode,
+        d_model: int = NetworkConfig.d_model,
+        n_layers: int = NetworkConfig.n_layers,
+        n_heads: int = NetworkConfig.n_heads,
+        attention: AttentionKind = NetworkConfig.attention,
+        pair_features: PairFeatureKind | None = NetworkConfig.pair_features,
+        use_moe: bool = NetworkConfig.use_moe,
+        num_experts: int = NetworkConfig.num_experts,
+        dropout: float | None = NetworkConfig.dropout,
+        enable_masking: bool = ModelConfig.enable_masking,
+        context: Literal["slice", "auto"] | None = ModelConfig.context,
         random_state: int | None = None,
+        **kwargs: Any,
     ) -> None:
-        if mode not in MODES:
-            raise ValueError(f"mode={mode!r} is unknown; choose from {', '.join(map(repr, MODES))}")
-        if context not in (None, "slice", "auto"):
-            raise ValueError(f"context={context!r} is unknown; choose None, 'slice' or 'auto'")
+        check_names(kwargs, NetworkConfig, DiffusionSettings)
+        (network, diffusion), _ = split_arguments(locals() | kwargs, NetworkConfig, DiffusionSettings)
+        ModelConfig(mode=mode, enable_masking=enable_masking, context=context)
         super().__init__(adata, registry)
         self.schema = read_schema(self.registry_)
-        self.diffusion = DiffusionConfig(
-            position=Process(schedule=CosineSchedule(name=schedule, nu=position_nu), prediction_type=prediction_type),
-            expression=Process(
-                schedule=CosineSchedule(name=schedule, nu=expression_nu), prediction_type=prediction_type
-            ),
-        )
+        processes = DiffusionSettings(**diffusion)
+        self.diffusion = DiffusionConfig.of(processes)
         if dropout is None:
-            dropout = default_dropout(self.schema, self.summary_stats.n_cells)
+            network["dropout"] = default_dropout(self.schema, self.summary_stats.n_cells)
         config = DenoiserConfig(
             n_genes=self.schema.n_genes,
             n_dims=self.schema.n_dims,
-            d_model=d_model,
-            n_layers=n_layers,
-            n_heads=n_heads,
-            gate_type=gate_type,
-            use_qk_norm=use_qk_norm,
-            dropout=dropout,
-            attention=attention,
-            pair_features=pair_features,
-            rank=rank,
-            pair_attention=pair_attention,
-            pair_residual=pair_residual,
-            pair_dropout=pair_dropout,
-            sparse_pairs=sparse_pairs,
-            n_neighbors=n_neighbors,
-            use_moe=use_moe,
-            num_experts=num_experts,
-            moe_top_k=moe_top_k,
-            expert_width=expert_width,
-            residual=residual,
-            n_streams=n_streams,
-            layer_sharing=layer_sharing,
-            sharing_block=sharing_block,
-            bottleneck=bottleneck,
             sequence=self.schema.sequence_key is not None,
             mask_tokens=enable_masking,
+            **network,
         )
         if context == "auto":  # a saved model keeps the choice
             config = self._advised(config, mode)
-            attention, pair_features, context = config.attention, config.pair_features, "slice"
+            context = "slice"
         if use_moe:
-            self._advise_experts(num_experts, moe_top_k)
+            self._advise_experts(num_experts, config.moe_top_k)
         random_state = (settings.seed or 0) if random_state is None else random_state
         with seeded_generators(random_state):
             self.module = self._module_cls(config)
@@ -204,7 +132,9 @@ class AlphaSTomics(TrainingMixin, SamplingMixin, EmbeddingMixin, PersistenceMixi
         self._dataset = self._validation = None
         self.fitted_ = FittedStatistics()
         self.trainings_ = ()
-        self.init_params_ = self._get_init_params(locals())
+        arguments = {"mode": mode, "enable_masking": enable_masking, "context": context, "random_state": random_state}
+        arguments |= {name: getattr(config, name) for name in settings_of(NetworkConfig)} | vars(processes)
+        self.init_params_ = {"kwargs": {}, "non_kwargs": arguments}
         self._model_summary_string = (
             f"AlphaSTomics model (mode={mode!r}): {self.schema.n_genes} genes, {self.schema.n_dims}D, "
             f"{len(self.schema.slices)} reference slices, d_model={d_model}, n_layers={n_layers}, n_heads={n_heads}, "
@@ -240,12 +170,12 @@ class AlphaSTomics(TrainingMixin, SamplingMixin, EmbeddingMixin, PersistenceMixi
         adata: AnnData,
         *,
         layer: str | None = None,
-        position_key: str = "spatial",
+        position_key: str = SetupConfig.position_key,
         slice_key: str | None = None,
         cell_type_key: str | None = None,
-        frame: Literal["slice", "shared"] = "slice",
+        frame: Frame = SetupConfig.frame,
         sequence_key: str | None = None,
-        transform: Literal["auto", "log1p", "none"] = "auto",
+        transform: Transform = SetupConfig.transform,
         **kwargs: Any,
     ) -> None:
         """Register a reference: cells with expression and positions.
@@ -306,7 +236,9 @@ class AlphaSTomics(TrainingMixin, SamplingMixin, EmbeddingMixin, PersistenceMixi
         cls.register_manager(manager)
 
     @classmethod
-    def from_parquet(cls, data_dir: str | PathLike[str], *, buffer_size: int = BUFFER, **kwargs: Any) -> Self:
+    def from_parquet(
+        cls, data_dir: str | PathLike[str], *, buffer_size: int = SourceConfig.buffer_size, **kwargs: Any
+    ) -> Self:
         """Make a model of a dataset on disk, which :meth:`train` reads in parts.
 
         :meth:`train` validates on the validation set of the dataset, if there is one.

@@ -6,6 +6,8 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Literal
 
 from alphastomics._provenance import training_record
+from alphastomics.config import TrainerConfig, TrainingConfig
+from alphastomics.config._setting import split_arguments
 from alphastomics.data import AnnDataSource
 from alphastomics.model import _checkpoint
 from alphastomics.model._base import ModelBase
@@ -27,10 +29,8 @@ if TYPE_CHECKING:
 
     from lightning.pytorch.strategies import Strategy
 
-    from alphastomics.config import GrowthKind, Recompute
     from alphastomics.data import Augmentation
     from alphastomics.data.parquet._source import ParquetSource
-    from alphastomics.diffusion import MaskingConfig
     from alphastomics.train.memory.estimate import MemoryEstimate
 
 
@@ -51,34 +51,21 @@ class TrainingMixin(ModelBase):
     @preserve_algorithm_settings()
     def train(
         self,
-        max_epochs: int | None = None,
-        max_time: str | timedelta | dict[str, float] | float | None = None,
-        accelerator: str = "auto",
-        devices: int | list[int] | str = "auto",
-        strategy: str | Strategy = "auto",
-        precision: str | int = "auto",
-        batch_size: int = 1024,
-        context_size: int | Literal["auto"] | None = None,
-        context_kind: Literal["subset", "patch"] = "subset",
-        context_growth: GrowthKind | None = None,
-        shortest_context: int = 128,
-        growth_warmup: int = 0,
-        growth_steps: int | None = None,
-        micro_batch_size: int | None = None,
-        memory_budget: float | None = None,
-        recompute: Recompute = "auto",
-        context_parallel_size: int = 1,
-        train_size: float | None = None,
-        validation_size: float | None = None,
-        early_stopping: bool = False,
-        augmentation: Augmentation | None = None,
-        masking: MaskingConfig | None = None,
-        num_workers: int = 0,
+        max_epochs: int | None = TrainerConfig.max_epochs,
+        max_time: str | timedelta | dict[str, float] | float | None = TrainerConfig.max_time,
+        accelerator: str = TrainerConfig.accelerator,
+        devices: int | list[int] | str = TrainerConfig.devices,
+        strategy: str | Strategy = TrainerConfig.strategy,
+        precision: str | int = TrainerConfig.precision,
+        batch_size: int = TrainingConfig.batch_size,
+        context_size: int | Literal["auto"] | None = TrainingConfig.context_size,
+        train_size: float | None = TrainingConfig.train_size,
+        validation_size: float | None = TrainingConfig.validation_size,
+        early_stopping: bool = TrainingConfig.early_stopping,
         plan_kwargs: dict[str, Any] | None = None,
         checkpoint: str | PathLike[str] | None = None,
-        checkpoint_every: int | None = None,
         resume: str | PathLike[str] | None = None,
-        **trainer_kwargs: Any,
+        **kwargs: Any,
     ) -> None:
         """Train on the registered reference.
 
@@ -101,54 +88,27 @@ class TrainingMixin(ModelBase):
             cells than a batch. ``context_size="auto"``: whole slices, or the longest contexts that fit into memory; a batch
             is then one context if that has more cells. None: 512, or ``"auto"`` for a model that was made with
             ``context=``.
-        context_kind
-            ``"subset"`` (random cells of a slice: the global shape) or ``"patch"`` (neighbors: the local one).
-        context_growth
-            How contexts grow, from epoch to epoch, up to ``context_size`` cells: ``"linear"``, ``"cosine"``,
-            ``"exponential"`` or ``"geometric"``, see :class:`~alphastomics.train.LengthSchedule`. None: they do not. Batches
-            have the same number of cells at any length, or one context if that has more.
-        shortest_context, growth_warmup, growth_steps
-            Cells of the first contexts; steps at that length; steps from there to the full length, None for half of
-            the training less the warmup.
-        micro_batch_size
-            Largest number of cells on a device at once, at least one context. Larger batches are processed in parts, and
-            gradients accumulated. None: as many as fit into memory.
-        memory_budget
-            GiB of memory that training may use; None: what is free. The estimate for a step is logged before the first one.
-        recompute
-            Blocks that store only their input for the gradient and are run a second time for it: the same result with less
-            memory and a third more time. ``"auto"``: as few as possible; ``"none"``, ``"all"``, or a number of them.
-        context_parallel_size
-            Number of processes that share a context; each runs the blocks of the network on its part of the cells. Groups
-            of this many consecutive processes take different contexts. 1: every process has its own contexts.
         train_size, validation_size
             Shares of the slices; validation holds out whole slices, none by default. The validation set of a dataset
             on disk is used unless ``validation_size`` is given.
         early_stopping
             Stop when ``validation_loss`` has not fallen for 45 epochs (``early_stopping_patience``), and keep the weights with
             the lowest one; holds out a tenth of the slices by default.
-        augmentation
-            Random changes to training contexts; by default chosen for the size and kind of the data.
-        masking
-            Which entries are masked, for a model with ``enable_masking=True``; defaults of
-            :class:`~alphastomics.diffusion.MaskingConfig` when None.
-        num_workers
-            Processes that cut contexts; a thread does when 0.
         plan_kwargs
             Fields of :class:`~alphastomics.train.PlanConfig`.
         checkpoint
-            ``.ckpt`` file for the state of training, replaced atomically every ``checkpoint_every`` steps and at the end; or a
-            folder, for ``last.ckpt`` in it. When training has ended, :meth:`load` reads the file too, with the final
+            ``.ckpt`` file for the state of training, replaced atomically during training and at the end; or a folder,
+            for ``last.ckpt`` in it. When training has ended, :meth:`load` reads the file too, with the final
             weights.
-        checkpoint_every
-            Steps of the optimizer between two checkpoints; 200 when None.
         resume
             Checkpoint of a training with the same arguments, which is continued: weights, their average, optimizer, learning
             rate, lengths of contexts, position in the epoch, and time. ``max_epochs`` and ``max_time`` count from the
             beginning of that training. ``"last"``: the newest complete checkpoint in ``checkpoint``, or a new training if
             there is none, so that one script can be started repeatedly until it has finished.
-        **trainer_kwargs
-            Passed to :class:`lightning.pytorch.Trainer`. ``logger``: any of Lightning's; logged are the losses, the learning
+        **kwargs
+            Further fields of :class:`~alphastomics.config.TrainingConfig`: kind and growth of contexts, memory, recompute,
+            parallel contexts, loaders, augmentation, masking, checkpoints. All others are passed to
+            :class:`lightning.pytorch.Trainer`. ``logger``: any of Lightning's; logged are the losses, the learning
             rate (``lr``), ``cells_per_second`` and ``memory_gib``; none by default. ``deterministic=True``: only deterministic
             algorithms in this training.
 
@@ -169,12 +129,13 @@ class TrainingMixin(ModelBase):
         SystemExit
             If the training was ended by SIGTERM; its checkpoint is written.
         """
-        given = {name: value for name, value in locals().items() if name not in ("self", "trainer_kwargs")}
+        given = {name: value for name, value in locals().items() if name not in ("self", "kwargs")} | kwargs
+        (arguments,), trainer_kwargs = split_arguments(given, TrainingArguments)
         if self.adata is None and self._dataset is None:
             raise ValueError("This model was loaded without data; load it with adata= to train it")
         session = TrainingSession(
             self.module,
-            TrainingArguments(**given),
+            TrainingArguments(**arguments),
             trainer_kwargs,
             mode=self.mode,
             diffusion=self.diffusion,
@@ -230,7 +191,7 @@ class TrainingMixin(ModelBase):
         precision: str | int = "auto",
         recompute: int | Literal["none", "all"] = "none",
         accelerator: str = "auto",
-        context_parallel_size: int = 1,
+        context_parallel_size: int = TrainingConfig.context_parallel_size,
         plan_kwargs: dict[str, Any] | None = None,
     ) -> MemoryEstimate:
         """Estimate the memory of a step of the training, or of a call of the network; nothing is run or allocated.

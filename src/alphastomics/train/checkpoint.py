@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
     import lightning.pytorch as pl
 
-EVERY = 200  # steps of the optimizer between two checkpoints
 KEY = "alphastomics"  # of the description in a checkpoint
 LAST, SUFFIX = "last.ckpt", ".ckpt"
 KEPT = "an earlier checkpoint is intact: free disk space and continue it with resume='last'"
@@ -87,18 +86,11 @@ class LastCheckpoint(Checkpoint):
     description
         Plain values that identify the training, stored under :data:`KEY`.
     every
-        Steps between two checkpoints; None for :data:`EVERY`.
-
-    Raises
-    ------
-    ValueError
-        If ``every`` is less than 1.
+        Steps between two checkpoints.
     """
 
-    def __init__(self, path: str | PathLike[str], description: Mapping[str, Any], every: int | None = None) -> None:
-        self.path, self.description, self.every = Path(path), dict(description), EVERY if every is None else every
-        if self.every < 1:
-            raise ValueError(f"checkpoint_every={every} must be at least 1 step")
+    def __init__(self, path: str | PathLike[str], description: Mapping[str, Any], every: int) -> None:
+        self.path, self.description, self.every = Path(path), dict(description), every
         self._saved_at = self._step = 0
         self._latch = SignalLatch()
 

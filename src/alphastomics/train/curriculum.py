@@ -271,7 +271,7 @@ def make_curriculum(
     kind
         How they grow.
     shortest, warmup, growth
-        ``shortest_context``, ``growth_warmup`` and ``growth_steps`` of :meth:`AlphaSTomics.train`.
+        Cells of the first contexts; steps before contexts grow; steps over which they grow.
     n_steps
         Steps of the whole training; None if only time ends it.
 
@@ -281,13 +281,11 @@ def make_curriculum(
         If the arguments contradict each other.
     """
     if kind is None:
-        if warmup or growth is not None:
-            raise ValueError("growth_warmup and growth_steps need context_growth=")
         return None
     dataset = datamodule.train_set
     if shortest > dataset.context_size:
         raise ValueError(
-            f"shortest_context={shortest} is longer than the longest context, context_size={dataset.context_size}"
+            f"contexts cannot grow from {shortest} cells to context_size={dataset.context_size}; start with shorter contexts"
         )
     if growth is None:
         if n_steps is None:

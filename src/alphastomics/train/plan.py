@@ -196,7 +196,7 @@ class TrainingPlan(pl.LightningModule):
         values = self._means("train", mean, losses, batch, here, seen)
         self.log("loss", mean.detach(), prog_bar=True)
         total = touch_all_params(loss, self.module.parameters())
-        return {"loss": total, "values": values, "n_contexts": round(here * self._n_groups)}
+        return {"loss": total, "values": values, "n_contexts": round(here * self.n_groups)}
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Check the gradient, and keep the use of the experts for the balance loss of the next step.
@@ -211,9 +211,9 @@ class TrainingPlan(pl.LightningModule):
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         """Loss of a held-out batch, with the same noise in every epoch."""
         losses = self.objective.losses(batch, purpose=VALIDATION)
-        here = self._datamodule.n_validated(batch_idx) / self._n_groups
+        here = self._datamodule.n_validated(batch_idx) / self.n_groups
         values = self._means("validation", self.objective.total(losses, batch, here), losses, batch, here)
-        n_contexts = round(here * self._n_groups)
+        n_contexts = round(here * self.n_groups)
         self.log_dict(values, on_step=False, on_epoch=True, batch_size=n_contexts, sync_dist=True)
 
     def check_finite(self, name: str, value: Tensor) -> None:
@@ -256,13 +256,13 @@ class TrainingPlan(pl.LightningModule):
         return self.trainer.datamodule  # type: ignore[attr-defined]
 
     @property
-    def _n_groups(self) -> int:
+    def n_groups(self) -> int:
         """Number of groups of processes, each with contexts of its own."""
         return self.trainer.world_size // self.group_size
 
     def _count(self, batch_idx: int) -> tuple[float, float]:
         """Mean number of real contexts of a group in this batch, and in a batch of this step of the optimizer."""
-        n, w = self.trainer.accumulate_grad_batches, self._n_groups
+        n, w = self.trainer.accumulate_grad_batches, self.n_groups
         first = batch_idx - batch_idx % n
         batches = range(first, min(first + n, int(self.trainer.num_training_batches)))
         counts = {i: self._datamodule.n_trained(i) for i in batches}

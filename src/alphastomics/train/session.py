@@ -5,9 +5,14 @@ from __future__ import annotations
 import logging
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from datetime import timedelta  # noqa: TC003  read at run time
+from os import PathLike  # noqa: TC003
+from typing import TYPE_CHECKING, Any
+
+from lightning.pytorch.strategies import Strategy  # noqa: TC002
 
 from alphastomics._rank import quiet_unless_first
+from alphastomics.config import TrainingConfig
 from alphastomics.diffusion import MaskingConfig
 from alphastomics.train.callbacks import History, MicroBatches
 from alphastomics.train.checkpoint import LastCheckpoint, checkpoint_path
@@ -34,15 +39,11 @@ from alphastomics.train.runner import seconds_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from datetime import timedelta
-    from os import PathLike
     from pathlib import Path
 
-    from lightning.pytorch.strategies import Strategy
     from scvi.model.base import BaseModelClass
 
-    from alphastomics.config import GrowthKind, Recompute
-    from alphastomics.data import Augmentation, CellSource, TissueSchema
+    from alphastomics.data import CellSource, TissueSchema
     from alphastomics.diffusion import DiffusionConfig, Mode
     from alphastomics.nn import Denoiser
     from alphastomics.train.curriculum import LengthCurriculum
@@ -60,8 +61,8 @@ DEFAULT_VALIDATION = 0.1  # of the slices, with early stopping
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainingArguments:
-    """Arguments of :meth:`AlphaSTomics.train`, which describes them."""
+class TrainingArguments(TrainingConfig):
+    """Arguments of :meth:`AlphaSTomics.train`, which describes those that are declared here."""
 
     max_epochs: int | None
     max_time: str | timedelta | dict[str, float] | float | None
@@ -69,26 +70,8 @@ class TrainingArguments:
     devices: int | list[int] | str
     strategy: str | Strategy
     precision: str | int
-    batch_size: int
-    context_size: int | Literal["auto"] | None
-    context_kind: Literal["subset", "patch"]
-    context_growth: GrowthKind | None
-    shortest_context: int
-    growth_warmup: int
-    growth_steps: int | None
-    micro_batch_size: int | None
-    memory_budget: float | None
-    recompute: Recompute
-    context_parallel_size: int
-    train_size: float | None
-    validation_size: float | None
-    early_stopping: bool
-    augmentation: Augmentation | None
-    masking: MaskingConfig | None
-    num_workers: int
     plan_kwargs: dict[str, Any] | None
     checkpoint: str | PathLike[str] | None
-    checkpoint_every: int | None
     resume: str | PathLike[str] | None
 
 

@@ -108,7 +108,7 @@ def resolve_precision(precision: str | int) -> str | int:
     return "bf16-mixed" if has_amx() else "32-true"
 
 
-def memory_budget(device: torch.device | str, limit: int | None = None, *, n_processes: int = 1) -> int:
+def usable_memory(device: torch.device | str, limit: int | None = None, *, n_processes: int = 1) -> int:
     """Bytes that training may use on a device.
 
     On a GPU: the free memory and PyTorch's unused cache, less 5 %. Elsewhere: the available memory, or all memory if the system

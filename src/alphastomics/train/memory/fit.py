@@ -29,7 +29,7 @@ from alphastomics._io._errors import describe_error
 from alphastomics.nn import Denoiser, count_parameters
 from alphastomics.train.curriculum import largest_fitting
 from alphastomics.train.datamodule import check_sizes
-from alphastomics.train.distributed.devices import count_devices, device_of, memory_budget, resolve_precision
+from alphastomics.train.distributed.devices import count_devices, device_of, resolve_precision, usable_memory
 from alphastomics.train.memory.estimate import AUTOCAST, MemoryEstimate, estimate_training
 from alphastomics.train.memory.recompute import RecomputePolicy
 
@@ -336,7 +336,7 @@ def _make_fitter(
     return MemoryFitter(
         config=module.config,
         n_parameters=count_parameters(module).total,
-        budget=memory_budget(device, limit, n_processes=count_devices(accelerator, devices)),
+        budget=usable_memory(device, limit, n_processes=count_devices(accelerator, devices)),
         recompute=recompute,
         accumulate=accumulate,
         arguments={"device": estimated_device(device.type), **arguments},
