@@ -123,7 +123,7 @@ def test_noise_and_frames_are_switched_off_one_at_a_time():
     assert (plain.X != turned.X).nnz == 0
 
 
-def test_expression_tells_the_structure_and_not_the_place():
+def test_expression_depends_on_structure_and_not_on_place():
     adata = synthetic_chains(n_chains=200, depth=50)
     X, structure = adata.X.toarray(), adata.obs["structure"].cat.codes.to_numpy()
     propensity = np.array(list(PROPENSITIES.values())).T

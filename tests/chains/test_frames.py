@@ -76,7 +76,7 @@ def test_two_residues_in_one_place_leave_the_gradient_finite(place):
 
 @given(seed=seeds)
 @settings(max_examples=10, deadline=None)
-def test_a_generated_fold_and_its_mirror_image_are_told_apart(seed):
+def test_a_generated_fold_differs_from_its_mirror_image(seed):
     x, mask, index = generated(seed)
     axes, found = chain_frames(x, mask, index=index)
     turn = torch.from_numpy(Rotation.random(random_state=seed).as_matrix())

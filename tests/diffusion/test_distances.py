@@ -245,7 +245,7 @@ def test_samples_are_unbiased(kind, clamp, stratified):
 
 
 @pytest.mark.parametrize("stratified", [False, True])
-def test_samples_are_of_different_real_cells_and_each_pair_is_drawn_as_often_as_its_weight_says(stratified):
+def test_samples_are_of_different_real_cells_drawn_in_proportion_to_their_weight(stratified):
     _, true, mask = cells(6, sizes=(6, 4, 1))
     neighbors = nearest(true, mask, 2) if stratified else None
     n_pairs = 100_000

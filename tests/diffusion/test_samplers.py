@@ -99,7 +99,7 @@ def test_eta_leads_from_no_noise_to_full_noise():
 
 
 @pytest.mark.parametrize("eta", [0.0, 0.3, 1.0])
-def test_a_step_of_ddim_spends_its_noise_as_the_formula_says(eta):
+def test_the_noise_of_a_ddim_step_is_that_of_the_formula(eta):
     process, unit = Process(), torch.ones(1, 1, 1, dtype=torch.float64)
     t, s = torch.tensor([0.7], dtype=torch.float64), torch.tensor([0.4], dtype=torch.float64)
     step, zero = make_step("ddim", process, eta=eta), torch.zeros_like(unit)

@@ -36,7 +36,7 @@ def test_signal_and_noise_are_those_of_the_formula(name, nu):
 
 
 @pytest.mark.parametrize(("name", "sigma"), [("cosine", 0.870), ("cosine_nd", 0.711)])
-def test_noise_in_the_middle_tells_the_two_conventions_apart(name, sigma):
+def test_the_noise_in_the_middle_differs_between_the_conventions(name, sigma):
     assert float(CosineSchedule(name=name).sigma(torch.tensor(0.5))) == pytest.approx(sigma, abs=5e-4)
 
 

@@ -66,7 +66,7 @@ def test_attention_is_that_of_the_formula(gate_type, use_qk_norm):
 
 
 @pytest.mark.parametrize("gate_type", GATES)
-def test_masked_cells_are_attended_by_nobody(gate_type):
+def test_no_cell_attends_to_masked_cells(gate_type):
     module, x = attention(gate_type=gate_type), cells()
     mask = torch.arange(7) < 5
     changed = x.clone()

@@ -53,7 +53,7 @@ def test_no_direction_is_favored(n_dims):
 
 @dimensions
 @pytest.mark.parametrize("distance", [0.1, 0.5, 2.0])
-def test_directions_and_distances_are_both_told_apart(n_dims, distance):
+def test_features_distinguish_directions_and_distances(n_dims, distance):
     """Two displacements of equal length, and two of equal direction, differ in their features, near and far."""
     direction = unit_vectors(20, n_dims)
     scale = features(torch.zeros(1, n_dims)).norm()

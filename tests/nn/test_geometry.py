@@ -167,7 +167,7 @@ def test_values_of_masked_coordinates_are_not_seen(kind):
     assert not torch.allclose(both(denoiser, inputs), expected)
 
 
-def test_cells_with_a_masked_coordinate_are_nobodys_neighbors():
+def test_cells_with_a_masked_coordinate_are_not_neighbors_in_space():
     denoiser = network("neighbor")
     inputs, masked = cells(denoiser), torch.zeros(B, N, 2, dtype=torch.bool)
     masked[:, 3, 1] = masked[:, 8] = True

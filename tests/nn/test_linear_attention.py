@@ -65,7 +65,7 @@ def test_linear_attention_is_that_of_the_formula(x, mask):
 
 
 @kinds
-def test_masked_cells_are_attended_by_nobody(kind, x):
+def test_no_cell_attends_to_masked_cells(kind, x):
     module, mask = make(kind), torch.arange(7) < 5
     changed = x.clone()
     changed[:, 5:] = 1e3

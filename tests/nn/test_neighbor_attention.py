@@ -237,7 +237,7 @@ def test_absent_positions_have_no_effect():
     assert not torch.allclose(module(x, geometry, mask), expected, atol=1e-3)
 
 
-def test_nobody_but_neighbors_is_seen():
+def test_only_neighbors_are_attended_to():
     module, (x, geometry, mask) = attention("distance"), cells(b=1)
     x.requires_grad_()
     for i in range(9):

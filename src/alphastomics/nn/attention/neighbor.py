@@ -15,7 +15,7 @@ length, and over the signed difference in the order where there is one:
     e_{ij} = \Big[\, \tau\, \phi\big(\tfrac12 \log(\lVert x_i - x_j \rVert^2 + \epsilon^2)\big),\;
     \phi\big(\operatorname{asinh}(r_j - r_i)\big) \Big], \qquad \phi_m(u) = e^{-(u - \mu_m)^2 / 2 \delta^2}
 
-with centers :math:`\mu` that lie :math:`\delta` apart (radial functions: Schütt et al. 2017). Neighbors are told apart by
+with centers :math:`\mu` that lie :math:`\delta` apart (radial functions: Schütt et al. 2017). Neighbors are distinguished by
 the ratio of their distances, however dense the cells lie, and motions and reflections of the slice change nothing.
 :math:`\tau` is the trust in positions.
 
