@@ -9,11 +9,9 @@ import zipfile
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
-from alphastomics._io import _atomic, _json
-from alphastomics._io import _torch as _torch_file
+from alphastomics._io import _atomic, _json, _torch as _torch_file
 
 # -- JSON -----------------------------------------------------------------------------------------------------------------
 

@@ -14,8 +14,7 @@ from typing import Any
 import anndata as ad
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from alphastomics._provenance import differing, plain, serialize_arguments, storable, system, versions
 from alphastomics.data import Augmentation

@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import fields
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,6 +18,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from alphastomics import config
 from alphastomics.main import app
 
 if TYPE_CHECKING:
@@ -93,19 +95,30 @@ def find_object(name: str) -> None:
     found = resolve_name(f"alphastomics.{path}")
     if not call:
         return
-    parameters = inspect.signature(found).parameters
+    annotations = annotations_of(found)
     expression = ast.parse(f"f({call}", mode="eval").body
     assert isinstance(expression, ast.Call)
     given: dict[str | None, Any] = {argument.id: None for argument in expression.args if isinstance(argument, ast.Name)}
     assert len(given) == len(expression.args)
     given |= {keyword.arg: ast.literal_eval(keyword.value) for keyword in expression.keywords}
     for parameter, value in given.items():
-        assert parameter in parameters, f"{path} has no parameter {parameter}"
-        annotation = str(parameters[parameter].annotation)
-        alias = getattr(inspect.getmodule(found), annotation, annotation)
-        choices = re.search(r"Literal\[(.*?)\]", str(alias))
+        assert parameter in annotations, f"{path} has no parameter {parameter}"
+        choices = re.search(r"Literal\[(.*?)\]", annotations[parameter])
         if isinstance(value, str) and choices:
             assert value in ast.literal_eval(f"({choices[1]},)"), f"{parameter}={value!r} is no choice"
+
+
+def annotations_of(found: Any) -> dict[str, str]:
+    """Parameters with their types, those that the model takes as declared settings among them."""
+    parameters = inspect.signature(found).parameters
+    named = {name: (parameter.annotation, found) for name, parameter in parameters.items()}
+    takes_settings = inspect.getmodule(found).__name__.startswith("alphastomics.model.")  # type: ignore[union-attr]
+    if takes_settings and any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+        training = found.__name__ == "train"
+        declared = (config.TrainingConfig,) if training else (config.NetworkConfig, config.DiffusionSettings)
+        for settings in declared:
+            named |= {field.name: (field.type, settings) for field in fields(settings)}
+    return {name: str(getattr(inspect.getmodule(where), str(kind), kind)) for name, (kind, where) in named.items()}
 
 
 def find(name: str) -> None:

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 from sklearn.decomposition import PCA
 
-from benchmarks import gene_inpainting as inpainting
-from benchmarks import pos_to_expr
+from benchmarks import gene_inpainting as inpainting, pos_to_expr
 
 
 @pytest.fixture

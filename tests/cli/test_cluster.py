@@ -12,8 +12,14 @@ import numpy as np
 import pytest
 
 from alphastomics._io._atomic import remove_temporary, replacing
-from alphastomics.data.preprocess import Stage1Options, Stage2Options, dask_cluster, preprocess, run_on
-from alphastomics.data.preprocess import _dask as _cluster
+from alphastomics.data.preprocess import (
+    Stage1Options,
+    Stage2Options,
+    _dask as _cluster,
+    dask_cluster,
+    preprocess,
+    run_on,
+)
 from alphastomics.data.preprocess._dask import _check_workers, _versions
 from alphastomics.datasets import synthetic_tissue
 from alphastomics.main import main

@@ -12,8 +12,7 @@ import pytest
 from scipy import sparse
 
 from alphastomics import datasets
-from alphastomics.datasets import _public
-from alphastomics.datasets import _public as _atlases
+from alphastomics.datasets import _public, _public as _atlases
 
 LABELS = {
     "seqfish_embryo": "celltype_mapped_refined",

@@ -6,8 +6,7 @@ import sys
 import anndata as ad
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from scipy import sparse, stats
 from scipy.spatial import KDTree
 from scipy.spatial.distance import cdist, pdist

@@ -8,8 +8,7 @@ from typing import get_args
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from alphastomics.diffusion import MaskingConfig, MaskStrategy, Process
 from alphastomics.diffusion.masking import choose_entries, clean_value, draw_mask, n_masked

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 import torch
-from hypothesis import example, given
-from hypothesis import strategies as st
+from hypothesis import example, given, strategies as st
 from scipy.integrate import solve_ivp
 
 from alphastomics.diffusion import CosineSchedule, Process, make_step, run_sampler, time_grid

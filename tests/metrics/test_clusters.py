@@ -6,8 +6,7 @@ from itertools import permutations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from sklearn.metrics import adjusted_rand_score, normalized_mutual_info_score
 
 from alphastomics.metrics import cluster_scores, matched_accuracy

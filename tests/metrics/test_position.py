@@ -7,8 +7,7 @@ import sys
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from alphastomics import metrics
 from alphastomics.metrics import chance_positions, judge_cells, oracle_positions, position_scores

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from alphastomics.data import AnnDataSource
 from alphastomics.datasets import synthetic_tissue

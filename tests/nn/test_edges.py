@@ -7,8 +7,7 @@ import sys
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from alphastomics.nn.attention.edges import edge_products, edge_sums, returned_sums

@@ -10,8 +10,15 @@ import pytest
 import torch
 from scipy.special import log_softmax, softmax
 
-from alphastomics.nn import DenoiserConfig, Experts, Routing, balance_losses, count_parameters, expert_usage
-from alphastomics.nn import experts as grouped
+from alphastomics.nn import (
+    DenoiserConfig,
+    Experts,
+    Routing,
+    balance_losses,
+    count_parameters,
+    expert_usage,
+    experts as grouped,
+)
 from alphastomics.nn.block import Block
 
 D, D_FF = 8, 12

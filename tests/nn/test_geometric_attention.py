@@ -9,8 +9,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from torch.profiler import ProfilerActivity, profile
 
 from alphastomics.nn.attention.geometric import GeometricAttention, _distance_columns

@@ -8,8 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from anndata import AnnData
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from alphastomics.pp import hide_positions
 

@@ -9,8 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from anndata import AnnData
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from alphastomics.pp import from_spatialdata, to_spatialdata
 

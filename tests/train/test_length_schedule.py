@@ -12,8 +12,7 @@ import lightning.pytorch as pl
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from alphastomics.train.curriculum import LengthCurriculum, LengthSchedule
 

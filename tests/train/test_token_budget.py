@@ -6,8 +6,7 @@ from math import ceil, log2
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from alphastomics.train.curriculum import BatchPlan, TokenBudget, largest_fitting
 

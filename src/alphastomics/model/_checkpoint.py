@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from alphastomics._io import _json
-from alphastomics._io import _torch as _torch_file
+from alphastomics._io import _json, _torch as _torch_file
 from alphastomics._io._atomic import replacing
 from alphastomics._io._errors import describe_error, format_value, permission_error
 from alphastomics.model._fields import schema_values

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from alphastomics.config import NetworkConfig
 from alphastomics.config._model import MAX_RANK
 from alphastomics.config._setting import check, setting
-from alphastomics.nn.pair.features import n_fixed_ranks
+from alphastomics.nn.pair.factors import n_fixed_ranks
 
 WITHOUT_PAIRS = {
     "full": "has no columns for them",

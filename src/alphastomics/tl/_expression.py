@@ -12,8 +12,7 @@ import scipy.sparse as sp
 from alphastomics._keys import EXPRESSION_SCORES
 from alphastomics.data._checks import check_choice, check_genes, expression_matrix
 from alphastomics.data._matrix import flat_blocks
-from alphastomics.metrics import expression_scores as score
-from alphastomics.metrics import log1p_normalized, median_library_size
+from alphastomics.metrics import expression_scores as score, log1p_normalized, median_library_size
 from alphastomics.metrics._matrix import measured_genes
 from alphastomics.tl._tables import as_table, baseline_orders, library_slices, obs_values, store
 

@@ -37,7 +37,7 @@ import lightning.pytorch as pl
 from alphastomics.config import GrowthKind
 
 if TYPE_CHECKING:
-    from alphastomics.train.datamodule import ContextDataModule
+    from alphastomics.data import ContextDataset
 
 logger = logging.getLogger(__name__)
 
@@ -254,7 +254,8 @@ class LengthCurriculum(pl.Callback):
 
 
 def make_curriculum(
-    datamodule: ContextDataModule,
+    dataset: ContextDataset,
+    set_context_size: Callable[[int], None],
     *,
     kind: GrowthKind | None,
     shortest: int,
@@ -266,8 +267,10 @@ def make_curriculum(
 
     Parameters
     ----------
-    datamodule
-        Its contexts are the longest.
+    dataset
+        Training contexts of full length.
+    set_context_size
+        Sets the number of cells of a context.
     kind
         How they grow.
     shortest, warmup, growth
@@ -282,7 +285,6 @@ def make_curriculum(
     """
     if kind is None:
         return None
-    dataset = datamodule.train_set
     if shortest > dataset.context_size:
         raise ValueError(
             f"contexts cannot grow from {shortest} cells to context_size={dataset.context_size}; start with shorter contexts"
@@ -296,4 +298,4 @@ def make_curriculum(
     logger.info(
         "Contexts grow from %d to %d cells (%s) in %d steps.", schedule.shortest, longest, kind, warmup + growth
     )
-    return LengthCurriculum(schedule, datamodule.set_context_size)
+    return LengthCurriculum(schedule, set_context_size)

@@ -219,7 +219,8 @@ class TrainingSession:
         max_steps = self.trainer_kwargs.get("max_steps") or -1
         limits = [self.max_epochs * per_epoch] * (self.max_epochs >= 0) + [max_steps] * (max_steps >= 0)
         return make_curriculum(
-            self.datamodule,
+            self.datamodule.train_set,
+            self.datamodule.set_context_size,
             kind=given.context_growth,
             shortest=given.shortest_context,
             warmup=given.growth_warmup,

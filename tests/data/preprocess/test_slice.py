@@ -11,9 +11,14 @@ import pyarrow.parquet as pq
 import pytest
 
 from alphastomics.data._fit_schema import fit_frame, fit_spacing, measure_extent
-from alphastomics.data.preprocess import Stage1Options, Stage2Options, _shards, _stage1
-from alphastomics.data.preprocess import _h5ad as _hdf5
-from alphastomics.data.preprocess import _slice as _slice_files
+from alphastomics.data.preprocess import (
+    Stage1Options,
+    Stage2Options,
+    _h5ad as _hdf5,
+    _shards,
+    _slice as _slice_files,
+    _stage1,
+)
 from alphastomics.data.preprocess._run import preprocess, stage1, stage2
 from alphastomics.data.preprocess._slice import read_cells, read_column
 from alphastomics.datasets import synthetic_tissue

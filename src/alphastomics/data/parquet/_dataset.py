@@ -17,7 +17,7 @@ from alphastomics.data.parquet._files import footer_checksum, read_json
 if TYPE_CHECKING:
     from os import PathLike
 
-FORMAT, FORMAT_VERSION = "alphastomics-dataset", 1
+FORMAT, FORMAT_VERSION = "alphastomics-dataset", 2
 METADATA, FOLDER = "metadata.json", "data"
 SPLITS = ("train", "validation", "test")
 NOTE = b"alphastomics"  # key of the metadata of a Parquet schema

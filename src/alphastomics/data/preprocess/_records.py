@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from alphastomics._io._atomic import remove_temporary, write_json
@@ -12,8 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from alphastomics.data.preprocess._h5ad import RawSlice
     from alphastomics.data.preprocess._options import Stage1Options
-    from alphastomics.data.preprocess._stage1 import SliceTask
 
 logger = logging.getLogger(__name__)
 
@@ -33,6 +36,44 @@ _NOTE = {
 }
 _OVERVIEW = {"options": dict, "n_dims": int}
 _FINISHED = _OVERVIEW | {"genes": list, "slices": list}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SliceTask:
+    """One slice to be written.
+
+    Parameters
+    ----------
+    number
+        Its number, in the :func:`natural_order` of names.
+    raw
+        Where it is.
+    target
+        The file to write, without its suffix.
+    options
+        Those of the stage, with all genes.
+    """
+
+    number: int
+    raw: RawSlice
+    target: Path
+    options: Stage1Options
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """All that decides the result."""
+        source = self.raw.path.stat()
+        return {
+            "options": fingerprint(self.options.to_dict()),
+            "source": [self.raw.path.name, source.st_size, source.st_mtime_ns],
+            "slice": self.raw.name,
+            "number": self.number,
+        }
+
+
+def fingerprint(values: Any) -> str:
+    """Short hash of plain values."""
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def read_overview(folder: Path, *, finished: bool = True) -> dict[str, Any]:

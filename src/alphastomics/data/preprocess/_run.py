@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from alphastomics.data._schema import TissueSchema
     from alphastomics.data.preprocess._options import Stage1Options, Stage2Options
-    from alphastomics.data.preprocess._stage1 import SliceTask
+    from alphastomics.data.preprocess._records import SliceTask
 
     Run = Callable[[Callable[[Any], Any], Sequence[Any]], Iterable[Any]]
 

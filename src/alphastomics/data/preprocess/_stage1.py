@@ -6,11 +6,9 @@ which depend on all slices, are computed by stage 2.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
 import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,8 +20,8 @@ from alphastomics.data._checks import MIN_CELLS
 from alphastomics.data._matrix import column_sums, row_sums
 from alphastomics.data._order import hilbert_order
 from alphastomics.data.parquet._columns import N_AXES, Cells
-from alphastomics.data.preprocess._h5ad import RawSlice, RawTissue
-from alphastomics.data.preprocess._records import cut, read_note
+from alphastomics.data.preprocess._h5ad import RawTissue
+from alphastomics.data.preprocess._records import SliceTask, cut, read_note
 from alphastomics.data.preprocess._slice import BATCH, SUFFIX, writing_slice
 
 if TYPE_CHECKING:
@@ -37,39 +35,6 @@ logger = logging.getLogger(__name__)
 
 AT_ONCE = 2**25  # values of a slice in memory; a larger slice is read in several passes
 DIGITS = re.compile("([0-9]+)")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SliceTask:
-    """One slice to be written.
-
-    Parameters
-    ----------
-    number
-        Its number, in the :func:`natural_order` of names.
-    raw
-        Where it is.
-    target
-        The file to write, without its suffix.
-    options
-        Those of the stage, with all genes.
-    """
-
-    number: int
-    raw: RawSlice
-    target: Path
-    options: Stage1Options
-
-    @property
-    def parameters(self) -> dict[str, Any]:
-        """All that decides the result."""
-        source = self.raw.path.stat()
-        return {
-            "options": fingerprint(self.options.to_dict()),
-            "source": [self.raw.path.name, source.st_size, source.st_mtime_ns],
-            "slice": self.raw.name,
-            "number": self.number,
-        }
 
 
 def find_tissues(input_dir: Path) -> list[Path]:
@@ -240,8 +205,3 @@ def _check(block: sp.csr_matrix, task: SliceTask, tissue: RawTissue, rows: NDArr
         assert task.options.genes is not None
         gene = task.options.genes[block.indices[place]]
         raise ValueError(f"{task.raw.path}: expression is {what}, first for gene {gene!r} in cell {cell!r}; {remedy}")
-
-
-def fingerprint(values: Any) -> str:
-    """Short hash of plain values."""
-    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]

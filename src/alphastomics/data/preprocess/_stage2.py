@@ -21,8 +21,7 @@ from tqdm.auto import tqdm
 
 from alphastomics._io._atomic import TEMPORARY, remove_temporary, write_json
 from alphastomics.data._matrix import Moments
-from alphastomics.data.parquet._dataset import FOLDER, METADATA, SPLITS, DatasetInfo
-from alphastomics.data.parquet._dataset import NOTE as FOOTER
+from alphastomics.data.parquet._dataset import FOLDER, METADATA, NOTE as FOOTER, SPLITS, DatasetInfo
 from alphastomics.data.parquet._files import (
     check_written,
     checksum,
@@ -31,9 +30,9 @@ from alphastomics.data.parquet._files import (
     read_json,
 )
 from alphastomics.data.preprocess._plan import Plan
+from alphastomics.data.preprocess._records import fingerprint
 from alphastomics.data.preprocess._shards import NOTE, write_shard
 from alphastomics.data.preprocess._slice import read_slices
-from alphastomics.data.preprocess._stage1 import fingerprint
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence

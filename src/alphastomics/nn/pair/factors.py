@@ -59,6 +59,8 @@ from alphastomics.nn.random import Dropout
 if TYPE_CHECKING:
     from alphastomics.config import PairResidual
 
+N_FREQUENCIES = 8  # M, of the differences of indices in an order
+
 
 def upcast(x: Tensor) -> Tensor:
     """``x`` in single precision if it has less."""
@@ -172,6 +174,11 @@ class PairFactors(NamedTuple):
             row = (left @ (right.sum(dim=2) / n).unsqueeze(-1)).squeeze(-1)
             column = (right @ (left.sum(dim=2) / n).unsqueeze(-1)).squeeze(-1)
         return torch.cat([diagonal, row, column], dim=1).mT.to(self.left.dtype)
+
+
+def n_fixed_ranks(n_dims: int, *, sequence: bool) -> int:
+    """Ranks of squared distances in D dimensions, and of the order where there is one; they are never cut off."""
+    return n_dims + 2 + 2 * N_FREQUENCIES * sequence
 
 
 def adaptive_rank(

@@ -38,7 +38,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from alphastomics.config._model import MAX_RANK
-from alphastomics.nn.pair.factors import PairFactors, adaptive_rank
+from alphastomics.nn.pair.factors import N_FREQUENCIES, PairFactors, adaptive_rank
 from alphastomics.nn.pair.stack import PairStack
 from alphastomics.nn.pair.template import Template
 from alphastomics.nn.random import drawing_again
@@ -52,7 +52,6 @@ if TYPE_CHECKING:
 N_CHANNELS = 16  # C
 TOKEN_RANKS = 4, 12  # fewest and most ranks of tokens with "auto"
 BUDGET = 2**26  # bytes of the factors of a context with "auto": rank 16 up to 32,768 cells
-N_FREQUENCIES = 8  # M
 
 
 class RelativePosition(nn.Module):
@@ -209,11 +208,6 @@ class PairEmbedding(nn.Module):
         factors = F.linear(F.layer_norm(x, (d,)), weight).unflatten(-1, (2, c, token_rank))
         left, right = factors.permute(2, 0, 3, 1, 4).contiguous()
         return PairFactors.masked(left, right, mask)
-
-
-def n_fixed_ranks(n_dims: int, *, sequence: bool) -> int:
-    """Ranks of squared distances in D dimensions, and of the order where there is one; they are never cut off."""
-    return n_dims + 2 + 2 * N_FREQUENCIES * sequence
 
 
 class PairFeatures(nn.Module):
