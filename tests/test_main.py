@@ -397,7 +397,7 @@ def test_demo_fails_loudly_when_the_regression_is_better(tiny_demo, tmp_path, ca
     monkeypatch.setattr("alphastomics.cli._scores.knn_positions", perfect)
     assert main(tiny_demo) == 1
     captured = capsys.readouterr()
-    assert re.search(r"alphastomics: The demo failed: .* 1\.000 by 25-NN.*--max-time", captured.err)
+    assert re.search(r"alphastomics: The demo failed: .* 1\.000 of 25-NN.*--max-time", captured.err)
     check_demo(tmp_path, table_in(captured.out))
 
 
@@ -512,7 +512,7 @@ def test_demo(tmp_path, monkeypatch, capsys):
             1,
             "empty.h5ad is a folder",
         ),
-        (["sample", "--checkpoint", "MODEL", "--output", "o.h5ad", "--sample-mode", "joint"], 1, "by --n-cells"),
+        (["sample", "--checkpoint", "MODEL", "--output", "o.h5ad", "--sample-mode", "joint"], 1, "pass --n-cells"),
         (["test", "--checkpoint", "MODEL", "--input-data", "BARE"], 1, r'obsm\["spatial"\] is missing'),
     ],
 )

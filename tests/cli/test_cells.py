@@ -191,7 +191,7 @@ def test_a_file_that_names_no_slices_is_one(suffix, asked, model, cells, tmp_pat
     assert run("test", *asked, "--input-data", path, "--output", tmp_path / "scores.json") == 0
     assert list(json.loads((tmp_path / "scores.json").read_text())) == ["s1"]
     told = [record.getMessage() for record in caplog.records if "one slice" in record.getMessage()]
-    assert told == [f"{path} has no obs[\"slice_id\"]: its cells are treated as one slice, 's1'."] * 3
+    assert told == [f"{path} has no obs[\"slice_id\"]; its cells are treated as one slice, 's1'."] * 3
 
 
 # -- new slices like those of an input ----------------------------------------------------------------------------------------

@@ -57,12 +57,12 @@ def test_a_setting_reaches_the_command_line(entry: Setting, arguments: dict[str,
 
 @pytest.mark.parametrize("entry", EVERY)
 def test_a_setting_reaches_files(entry: Setting):
-    keys = {each.key for each, _ in Config().items()}
+    keys = {each.key for each, _ in Config()._items()}
     assert (entry.key in keys) != entry.details.python_only
 
 
 def test_the_documentation_has_a_table_for_every_section():
-    sections = {entry.key.rpartition(".")[0] for entry, _ in Config().items()}
+    sections = {entry.key.rpartition(".")[0] for entry, _ in Config()._items()}
     assert set(re.findall(r"^\[settings: ([\w.]+)\]$", PAGE, flags=re.MULTILINE)) == sections
 
 

@@ -258,7 +258,7 @@ def test_keys_without_effect_are_listed(tmp_path, text, keys):
 
 
 def test_options_and_sections_hold_the_same():
-    options = {entry.name: f"{entry.key}!" for entry, _ in Config().items() if not entry.details.file_only}
+    options = {entry.name: f"{entry.key}!" for entry, _ in Config()._items() if not entry.details.file_only}
     config = Config.from_options(options)
     assert config.options() == options
     assert config.diffusion == DiffusionSection(

@@ -321,7 +321,7 @@ def test_experts_that_cannot_be_are_refused(small, make_model):
     for argument in ({"num_experts": 8}, {"moe_top_k": 1}, {"expert_width": "full"}):
         with pytest.raises(ValueError, match=f"{next(iter(argument))}=.* requires use_moe=True"):
             make_model(small, **argument)
-    with pytest.raises(ValueError, match="attention='linear' has no gate"):
+    with pytest.raises(ValueError, match="gate_type='elementwise'.*attention='linear'"):
         make_model(small, attention="linear", gate_type="elementwise")
 
 

@@ -90,16 +90,15 @@ def test_the_best_is_left_after_a_bad_end_too(make_plan, fit, rising, error):
     assert equal(weights(plan), averages.seen[1])
 
 
-def test_the_best_survives_an_interruption(make_plan, fit, rising, tmp_path, monkeypatch):
+def test_the_best_survives_an_interruption(make_plan, fit, rising, tmp_path):
     """The same as in a training that went on."""
-    monkeypatch.setattr("alphastomics.train.checkpoint.EVERY", 1)
     whole = make_plan()
     fit(whole, **STOPPED)
     path = tmp_path / "last.ckpt"
     with pytest.raises(OSError, match="dead"):
-        fit(make_plan(), checkpoint=LastCheckpoint(path, {}, 200), callbacks=[Dead(3)], **STOPPED)
+        fit(make_plan(), checkpoint=LastCheckpoint(path, {}, 1), callbacks=[Dead(3)], **STOPPED)
     resumed = make_plan(seed=5)
-    fit(resumed, checkpoint=LastCheckpoint(path, {}, 200), ckpt_path=path, **STOPPED)
+    fit(resumed, checkpoint=LastCheckpoint(path, {}, 1), ckpt_path=path, **STOPPED)
     assert equal(weights(resumed), weights(whole))
     state = torch.load(path, weights_only=True)["callbacks"]["BestAverage"]
     assert (state["lowest"], state["epoch"]) == (3.0, 1)

@@ -137,9 +137,11 @@ class Config:
 
     def options(self) -> dict[str, Any]:
         """The values that are set, by the names of the settings."""
-        return {entry.name: value for entry, value in self.items() if value is not None and not entry.details.file_only}
+        return {
+            entry.name: value for entry, value in self._items() if value is not None and not entry.details.file_only
+        }
 
-    def items(self) -> Iterator[tuple[Setting, Any]]:
+    def _items(self) -> Iterator[tuple[Setting, Any]]:
         """Every setting with its value or None."""
         for key, entry in KEYS.items():
             yield entry, reduce(getattr, key.split("."), self)
