@@ -537,7 +537,7 @@ def test_traceback_on_request(tmp_path):
     tokens = ["train", "--input-data", str(tmp_path / "x.h5ad"), "--output-dir", str(tmp_path / "m")]
     with pytest.raises(ValueError, match="cannot be read") as caught:
         main([*tokens, "--traceback"])
-    assert isinstance(caught.value.__cause__, ValueError)
+    assert isinstance(caught.value.__cause__, OSError)
 
 
 def test_a_bug_keeps_its_traceback(monkeypatch, tmp_path):

@@ -127,7 +127,7 @@ def test_the_command_line_takes_a_model_of_the_hub(hub, trained, reference, tmp_
         assert main([*tokens, str(tmp_path / f"{number}.npz"), "--checkpoint", name]) == 0, capsys.readouterr().err
     del hub.requests[:]
     assert main([*tokens, str(tmp_path / "3.npz"), "--checkpoint", REPO]) == 2  # a name like this may be a folder's
-    assert "models of the Hugging Face Hub are hf://organization/name" in capsys.readouterr().err
+    assert "hf://organization/name" in capsys.readouterr().err
     assert main([*tokens, str(tmp_path / "3.npz"), "--checkpoint", f"hf://{REPO}@v2"]) == 1
     assert "the Hub has no such revision of lab/tissue" in capsys.readouterr().err
 
@@ -239,7 +239,7 @@ def test_what_is_not_there_is_said(hub, trained):
     with pytest.raises(FileNotFoundError, match=r"the Hub has no such revision of lab/tissue .*; name a branch, a tag"):
         AlphaSTomics.from_pretrained(REPO, revision="never")
     for name in ("model", "no such/folder/at all", "/absolutely/nothing"):
-        with pytest.raises(FileNotFoundError, match=f"{name} is not there, and no name of a repository"):
+        with pytest.raises(FileNotFoundError, match=f"{name} is neither a folder nor the name of a repository"):
             AlphaSTomics.from_pretrained(name)
     hub.repositories["lab/other"] = type(hub.repositories[REPO])(False, "models")
     with pytest.raises(FileNotFoundError, match=r"lab/other on the Hub holds no model of AlphaSTomics: config\.json"):

@@ -121,7 +121,7 @@ def test_a_model_without_registered_data_says_so(reference):
         ({"gate_type": "wide"}, "gate_type='wide' is unknown"),
         ({"schedule": "linear"}, "schedule='linear' is unknown"),
         ({"prediction_type": "score"}, "prediction_type='score' is unknown"),
-        ({"position_nu": 0.0}, "nu must be positive"),
+        ({"position_nu": 0.0}, "position_nu"),
     ],
 )
 def test_bad_architecture_is_refused(reference, make_model, arguments, message):

@@ -177,5 +177,5 @@ def test_cells_without_a_position_are_refused(embed, reference):
 
 
 def test_a_model_that_never_saw_given_places_refuses_positions(trained, reference):
-    with pytest.raises(ValueError, match="mode='expr_to_pos' and has never seen cells in given places"):
+    with pytest.raises(ValueError, match="use_positions=True.*mode='expr_to_pos'"):
         trained.get_latent_representation(reference, use_positions=True)

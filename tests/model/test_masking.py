@@ -13,7 +13,7 @@ def test_a_masked_training_and_its_files(small, make_model, train_briefly, weigh
     model = train_briefly(
         make_model(small, mode="any", enable_masking=True), max_epochs=4, masking=masking, validation_size=0.5
     )
-    assert model.trainer.lightning_module.masking == masking
+    assert model.trainer.lightning_module.objective.masking == masking
     assert bool(model.module.expression_mask.any())
     assert "train_masked" in model.history
     assert "validation_masked" not in model.history
@@ -23,12 +23,12 @@ def test_a_masked_training_and_its_files(small, make_model, train_briefly, weigh
     assert weights_of(loaded) == weights_of(model)
     assert positions_of(loaded.sample(small)) == positions_of(model.sample(small))
     train_briefly(loaded)
-    assert loaded.trainer.lightning_module.masking == MaskingConfig()
+    assert loaded.trainer.lightning_module.objective.masking == MaskingConfig()
 
 
 def test_masking_is_off_by_default(small, make_model, train_briefly):
     model = train_briefly(make_model(small, mode="expr_to_pos"))
-    assert model.trainer.lightning_module.masking is None
+    assert model.trainer.lightning_module.objective.masking is None
     assert not any("mask" in name for name, _ in model.module.named_parameters())
     assert not {"train_masked", "train_expression"} & set(model.history)
 

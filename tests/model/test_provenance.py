@@ -6,6 +6,7 @@ import getpass
 import json
 import logging
 import platform
+from dataclasses import fields
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -51,7 +52,7 @@ def test_training_record(model):
     assert training["arguments"]["n_recomputed"] == 0
     assert training["plan"]["lr_schedule"] == "linear"
     assert training["plan"]["deformation"] == model.fitted_.deformation
-    assert set(training["plan"]) == set(TrainingPlan(model.module).config.__dataclass_fields__)
+    assert set(training["plan"]) == {field.name for field in fields(TrainingPlan(model.module).config)}
 
 
 def test_records_are_saved_loaded_and_appended(model, small, train_briefly, tmp_path):

@@ -179,10 +179,10 @@ def _nearest(query: Tensor, x: Tensor, k: int) -> Tensor:
 
 
 def _nearest_in_tree(query: Tensor, x: Tensor, k: int) -> Tensor:
-    points = query.double().cpu().numpy()
+    points = query.cpu().double().numpy()
     order = cKDTree(points).indices  # near points one after another walk through the same branches
     rows = np.empty((len(points), k), dtype=np.int64)
-    tree = cKDTree(x.double().cpu().numpy())
+    tree = cKDTree(x.cpu().double().numpy())
     _, rows[order] = tree.query(points[order], k=range(1, k + 1), workers=torch.get_num_threads())
     return torch.from_numpy(rows).to(x.device)
 

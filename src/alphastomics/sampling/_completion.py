@@ -77,7 +77,7 @@ def krige(position: Tensor, known: Tensor, residual: Tensor) -> Tensor:
     """
     if len(known) < FEWEST:
         return residual.new_zeros(len(position), residual.shape[1])
-    points = position.double().cpu().numpy()
+    points = position.cpu().double().numpy()
     tree = KDTree(points[known.cpu().numpy()])
     near = min(KRIGING_NEIGHBORS, len(known) - 1)
     loo_distance, loo_number = (value[:, 1:] for value in tree.query(tree.data, near + 1))
