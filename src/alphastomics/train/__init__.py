@@ -1,4 +1,4 @@
-"""Training: the plan (one step), the timesteps it draws, the loaders, the average of the weights, and the runner."""
+"""Training: objective, training plan, data loaders, moving average of the weights, trainer and runner."""
 
 from alphastomics.config import PlanConfig
 from alphastomics.diffusion import MODES, DiffusionConfig, Mode

@@ -1,6 +1,6 @@
-"""Private names of Lightning and of scvi-tools' trainer, with the reason for each and the public replacement to wait for.
+"""Private names of Lightning and scvi-tools: why each is used, and which public name could replace it.
 
-They are why pyproject.toml bounds Lightning's minor version.
+Because of them pyproject.toml bounds the minor version of Lightning.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     import torch
     from lightning.pytorch.strategies import Strategy
 
-# Starts processes by fork or spawn and hands results back. Replace when Lightning exports its launchers.
+# Starts processes by fork or spawn and returns their results. Replace when Lightning exports its launchers.
 MultiProcessingLauncher = _MultiProcessingLauncher
 
 
 def parse_devices(accelerator: str, devices: int | list[int] | str) -> tuple[torch.device, int]:
-    """First device and number of devices that scvi-tools' runner passes to Lightning.
+    """First device and number of devices of the arguments ``accelerator`` and ``devices``.
 
     Replace when Lightning resolves devices without constructing a ``Trainer``, which logs and chooses a strategy.
     """
@@ -33,13 +33,13 @@ def parse_devices(accelerator: str, devices: int | list[int] | str) -> tuple[tor
 
 
 class ScriptLauncher(_SubprocessScriptLauncher):
-    """Starts the script again for each further device, without Lightning's observer of these processes.
+    """Starts the script once more for each further device, without Lightning's process observer.
 
-    The observer kills this process without a message if another one fails. Replace when it can be turned off.
+    The observer kills this process without a message if another one fails. Replace when it can be disabled.
     """
 
     def launch(self, function: Callable[..., Any], *args: Any, trainer: Any = None, **kwargs: Any) -> Any:
-        """Start the processes, and call the function."""
+        """Start the processes and call ``function``."""
         self.cluster_environment.validate_settings(num_devices=self.num_processes, num_nodes=self.num_nodes)
         if not self.cluster_environment.creates_processes_externally:
             self.start_processes()
@@ -47,12 +47,12 @@ class ScriptLauncher(_SubprocessScriptLauncher):
         return function(*args, **kwargs)
 
     def start_processes(self) -> None:
-        """Start the script for each further device; ``procs`` holds the processes."""
+        """Start the script for each further device; the processes are in ``procs``."""
         self._call_children_scripts()
 
 
 def replace_script_launcher(strategy: Strategy, launcher_class: type[ScriptLauncher]) -> None:
-    """Let a strategy that starts scripts do so by ``launcher_class``; a strategy takes no launcher as argument."""
+    """Replace the launcher of a strategy that starts scripts; a strategy takes no launcher as argument."""
     launcher = strategy.launcher
     if type(launcher) is _SubprocessScriptLauncher:
         strategy._launcher = launcher_class(launcher.cluster_environment, launcher.num_processes, launcher.num_nodes)

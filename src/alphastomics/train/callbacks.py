@@ -1,4 +1,4 @@
-"""Callbacks that log: means over an epoch, the history, a metrics file, throughput and memory; and the one that divides batches."""
+"""Callbacks: means over an epoch, history, metrics file, throughput and memory, and micro-batches."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ STATUS = Path("/proc/self/status")
 
 
 class EpochMeans(pl.Callback):
-    """Logs means over an epoch of what :meth:`TrainingPlan.training_step` returns; comes before all other callbacks.
+    """Logs the epoch means of the values that :meth:`TrainingPlan.training_step` returns; the first callback in the list.
 
-    Lightning's own means start again when a training is resumed within an epoch. A checkpoint holds these.
+    The sums are stored in checkpoints. Lightning's own means restart when a training is resumed within an epoch.
     """
 
     def __init__(self) -> None:
@@ -45,12 +45,12 @@ class EpochMeans(pl.Callback):
             self._counts[name] = self._counts.get(name, 0) + outputs["n_contexts"]
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Log the means over all processes, and start again."""
+        """Log the means over all processes and reset the sums."""
         if self._sums:
             sums = torch.stack([torch.as_tensor(value, device=pl_module.device) for value in self._sums.values()])
             counts = torch.tensor(list(self._counts.values()), device=pl_module.device)
             means = sum_over_processes(trainer, sums) / sum_over_processes(trainer, counts)
-            # All processes have the same value: the maximum is exact.
+            # All processes have the same value, and a maximum does not round.
             pl_module.log_dict(
                 dict(zip(self._sums, means.unbind(), strict=True)),
                 on_step=False,
@@ -70,7 +70,7 @@ class EpochMeans(pl.Callback):
     def on_load_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Take up the sums of this process, unless the number of processes has changed."""
+        """Restore the sums of this process, unless the number of processes has changed."""
         stored = checkpoint.get("epoch_sums", [])
         own = stored[trainer.global_rank] if len(stored) == trainer.world_size else {}
         self._sums = {name: torch.tensor(value) for name, (value, _) in own.items()}
@@ -83,7 +83,7 @@ class History(pl.Callback):
     Parameters
     ----------
     before
-        History of earlier training, which this one continues.
+        Tables of earlier trainings of the model; new epochs are appended to them.
     """
 
     def __init__(self, before: Mapping[str, pd.DataFrame] | None = None) -> None:
@@ -92,8 +92,8 @@ class History(pl.Callback):
         self.values: dict[str, dict[int, float]] = {}
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Take what this epoch logged."""
-        # Statistics of layers are not taken in every epoch, and Lightning keeps the last ones.
+        """Store the values that were logged in this epoch."""
+        # Layer statistics are not computed in every epoch, and Lightning keeps the last ones.
         stale = getattr(pl_module, "last_look", None) != trainer.current_epoch
         for name, value in trainer.callback_metrics.items():
             if name.startswith(("train_", "validation_")) and not (stale and name.startswith(LAYER)):
@@ -117,12 +117,12 @@ class History(pl.Callback):
 
 
 class MetricsFile(pl.Callback):
-    """Writes the history as CSV, one row per epoch: every ten seconds, and when training ends, also by an error.
+    """Writes the history as CSV, one row per epoch, every ten seconds and when training ends or fails.
 
     Parameters
     ----------
     path
-        The file; written under a temporary name and renamed.
+        The file; replaced atomically.
     """
 
     SECONDS = 10.0
@@ -132,22 +132,22 @@ class MetricsFile(pl.Callback):
         self._written: float | None = None
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Start the clock."""
+        """Start measuring time."""
         self._written = time.monotonic()
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Write when it is due."""
+        """Write if ten seconds have passed."""
         if self._written is not None and time.monotonic() - self._written >= self.SECONDS:
             self._write(trainer)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Write all of it."""
+        """Write the complete history."""
         self._write(trainer)
 
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
         """Write the history, unless training has not begun."""
         if self._written is not None:
-            with suppress(OSError):  # the exception itself is more important
+            with suppress(OSError):  # it would hide the exception
                 self._write(trainer)
 
     def _write(self, trainer: pl.Trainer) -> None:
@@ -161,10 +161,10 @@ class MetricsFile(pl.Callback):
 
 
 class ThroughputMonitor(pl.Callback):
-    """Logs ``cells_per_second``, of all processes together, and ``memory_gib``, at the first step and then every second.
+    """Logs ``cells_per_second`` of all processes together and ``memory_gib``, at the first step and then every second.
 
-    Time is measured from the end of one step to the end of the next, including waiting for data and without validation. Each
-    group of processes that share contexts counts its own cells; all groups have nearly as many.
+    Time is measured from the end of one step to the end of the next; it includes waiting for data and excludes validation.
+    Cells are counted in one group of processes and multiplied by the number of groups.
     """
 
     SECONDS = 1.0
@@ -181,14 +181,14 @@ class ThroughputMonitor(pl.Callback):
     on_validation_end = on_train_epoch_start
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Start counting; an epoch that is resumed does not call on_train_epoch_start."""
+        """Reset the counts; an epoch that is resumed does not call on_train_epoch_start."""
         self._seconds, self._cells, self._told = 0.0, 0, False
         self._since = time.perf_counter()
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Batch, batch_idx: int
     ) -> None:
-        """Count the cells of a batch, and log what is due."""
+        """Count the cells of a batch, and log if a second has passed."""
         if trainer.progress_bar_callback is None and not trainer.loggers:
             return
         now = time.perf_counter()
@@ -204,7 +204,7 @@ class ThroughputMonitor(pl.Callback):
 
 
 def peak_memory(device: torch.device) -> float:
-    """Peak memory in bytes: reserved by PyTorch on a GPU, else of this process; NaN if the system does not report it."""
+    """Peak memory in bytes: reserved by PyTorch on a GPU, else used by this process; NaN if not reported by the system."""
     if device.type == "cuda":
         return torch.cuda.max_memory_reserved(device)
     if STATUS.exists():  # `getrusage` may report the parent process
@@ -218,19 +218,19 @@ def peak_memory(device: torch.device) -> float:
 
 
 class MicroBatches(pl.Callback):
-    """Lets Lightning accumulate as many batches as the data module divides one into, also if contexts change in length.
+    """Sets gradient accumulation to the number of micro-batches in a batch, which changes with the length of contexts.
 
-    ``accumulate_grad_batches`` of the trainer then counts whole batches.
+    The trainer's argument ``accumulate_grad_batches`` then counts whole batches.
     """
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Remember how many batches are asked for."""
+        """Store the argument ``accumulate_grad_batches``."""
         self._asked = trainer.accumulate_grad_batches
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Count parts."""
+        """Multiply it by the number of micro-batches."""
         datamodule: ContextDataModule = trainer.datamodule  # type: ignore[attr-defined]
         trainer.accumulate_grad_batches = self._asked * datamodule.batches_per_step
 
-    # An epoch that is resumed in its midst does not begin.
+    # An epoch that is resumed does not call on_train_epoch_start.
     on_train_start = on_train_epoch_start = on_fit_start

@@ -1,4 +1,4 @@
-"""The state of a training on disk, from which an interrupted one is resumed."""
+"""Checkpoints, from which an interrupted training is resumed."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ if TYPE_CHECKING:
 
     import lightning.pytorch as pl
 
-KEY = "alphastomics"  # of the description in a checkpoint
+KEY = "alphastomics"  # key of the description in a checkpoint
 LAST, SUFFIX = "last.ckpt", ".ckpt"
 KEPT = "an earlier checkpoint is intact: free disk space and continue it with resume='last'"
 
 
 def checkpoint_path(checkpoint: str | PathLike[str]) -> Path:
-    """The file that ``checkpoint=`` names, itself or by its folder."""
+    """The file of ``checkpoint=``; ``last.ckpt`` if it is a folder."""
     path = Path(checkpoint)
     return path / LAST if path.is_dir() else path
 
 
 def find_checkpoints(checkpoint: str | PathLike[str]) -> list[Path]:
-    """The checkpoint file that ``checkpoint=`` names, or all in that folder, newest first."""
+    """The file of ``checkpoint=`` if it exists, or all checkpoints in that folder, newest first."""
     path = Path(checkpoint)
     if not path.is_dir():
         return [path] if path.exists() else []
@@ -43,20 +43,14 @@ def find_checkpoints(checkpoint: str | PathLike[str]) -> list[Path]:
 
 
 def write(state: Mapping[str, Any], path: Path) -> None:
-    """Write a checkpoint to ``path`` itself; Lightning writes a temporary file elsewhere, which a killed process leaves."""
+    """Write a checkpoint to ``path``; Lightning would write a temporary file elsewhere, which a killed process leaves behind."""
     image = BytesIO()  # torch aborts the process if closing a file fails
     torch.save(state, image)
     path.write_bytes(image.getvalue())  # a view of the buffer crashes Python's collector (gh-111049)
 
 
 class DeferredErrorIO(TorchCheckpointIO):
-    """Writes checkpoints by :func:`write`, and keeps an error until all processes can raise it together.
-
-    Attributes
-    ----------
-    error
-        Why the last checkpoint could not be written.
-    """
+    """Writes checkpoints with :func:`write`, and stores an error in ``error`` until all processes can raise it together."""
 
     error: OSError | None = None
 
@@ -72,17 +66,17 @@ class DeferredErrorIO(TorchCheckpointIO):
 
 
 class LastCheckpoint(Checkpoint):
-    """Keeps the newest state of a training in one file, which is complete at every moment.
+    """Writes the newest state of a training to one file, which is replaced atomically.
 
-    Lightning calls it after all other callbacks, so that it holds their state after the step. A checkpoint that is due at the
-    last batch of an epoch is written after the epoch: the training then resumes with the next one. A training that stops
-    within an epoch leaves the state after its last step. Ctrl-C stops a single process after its step, whose state is
-    written.
+    Lightning calls checkpoint callbacks after all others, so the file holds the state of those after the step. A checkpoint
+    that is due at the last batch of an epoch is written after the epoch; the training then resumes with the next epoch. A
+    training that stops within an epoch is saved after its last step. In a single process, Ctrl-C takes effect after the
+    current step, and the state is saved.
 
     Parameters
     ----------
     path
-        The file; written under a temporary name and renamed.
+        The file.
     description
         Plain values that identify the training, stored under :data:`KEY`.
     every
@@ -95,13 +89,7 @@ class LastCheckpoint(Checkpoint):
         self._latch = SignalLatch()
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Count steps from the step at which the training was resumed.
-
-        Raises
-        ------
-        ValueError
-            If processes have read different checkpoints.
-        """
+        """Count steps from that of the checkpoint; raises ``ValueError`` if processes have read different checkpoints."""
         steps = gather_objects(trainer, trainer.global_step)
         if len(set(steps)) > 1:
             found = ", ".join(f"{step} in process {i}" for i, step in enumerate(steps))
@@ -109,14 +97,14 @@ class LastCheckpoint(Checkpoint):
                 f"The processes have read different checkpoints (step {found}); checkpoint= must name a file on a shared disk"
             )
         self._saved_at = self._step = trainer.global_step
-        # Processes that are interrupted at different steps could not save together.
+        # Several processes may be interrupted at different steps, and could not save together.
         if trainer.world_size == 1:
             self._latch.arm(signal.SIGINT)  # the runner restores the handler
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Save when it is due."""
+        """Save after an optimizer step if a checkpoint is due; at the last batch, leave that to the end of the epoch."""
         if trainer.global_step == self._step:  # gradients are still being accumulated
             return
         self._step = trainer.global_step
@@ -124,11 +112,11 @@ class LastCheckpoint(Checkpoint):
             self._save_if_due(trainer)
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Save when it is due."""
+        """Save if a checkpoint is due."""
         self._save_if_due(trainer)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Save what came after the last checkpoint."""
+        """Save unless the last checkpoint is of this step."""
         if trainer.global_step > self._saved_at:
             self._save(trainer)
 

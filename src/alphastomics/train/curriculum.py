@@ -1,16 +1,17 @@
-r"""Sizes of batches for contexts of any length, and a curriculum over that length.
+r"""Batch sizes for contexts of any length, and a curriculum over the length of contexts.
 
-How many contexts a device holds at once, and how often gradients are accumulated before a step:
+Contexts per batch on a device, and batches over which gradients are accumulated:
 
 .. math::
 
     B_{\max} = \lfloor T / N \rfloor, \qquad A = \lceil B_{\text{eff}} / (W B_{\max}) \rceil, \qquad
     B = \lceil B_{\text{eff}} / (W A) \rceil
 
-T cells fit on one device, a context holds N, a step of the optimizer takes :math:`B_{\text{eff}}` contexts on W devices. T is
-constant for networks whose memory is linear in the cells. For others :math:`B_{\max}` is found by bisection.
+T is the number of cells that fit on one device, N the number of cells of a context, :math:`B_{\text{eff}}` the number of
+contexts in a step of the optimizer, W the number of devices. T is constant for networks whose memory is linear in the number
+of cells. For others :math:`B_{\max}` is found by bisection.
 
-The length of contexts grows from few cells to all of them:
+Length of contexts:
 
 .. math::
 
@@ -20,7 +21,8 @@ The length of contexts grows from few cells to all of them:
     p^2 \;\;\text{(exponential)} \\
     n(t) &= \lfloor n_{\min} (n_{\max} / n_{\min})^p \rfloor \;\;\text{(geometric)}
 
-t counts steps of the optimizer. Only the geometric schedule grows exponentially: the length doubles in equal times.
+t counts steps of the optimizer. ``"exponential"`` is the name of the quadratic schedule; only ``"geometric"`` grows
+exponentially.
 """
 
 from __future__ import annotations
@@ -41,19 +43,11 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-Fits = Callable[[int, int], bool]  # contexts on a device and cells of each -> whether memory is enough
+Fits = Callable[[int, int], bool]  # (contexts on a device, cells of each) -> whether they fit into memory
 
 
 class BatchPlan(NamedTuple):
-    """What a step of the optimizer is made of.
-
-    Attributes
-    ----------
-    contexts
-        B, contexts on each device at once.
-    accumulation
-        A, number of such batches before a step.
-    """
+    """Contexts per batch on a device, B, and batches per step of the optimizer, A."""
 
     contexts: int
     accumulation: int
@@ -61,16 +55,16 @@ class BatchPlan(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TokenBudget:
-    """Batches for any length of the contexts; give ``cells`` or ``fits``.
+    """Batch sizes for contexts of any length, from either ``cells`` or ``fits``.
 
     Parameters
     ----------
     contexts_per_step
         B_eff.
     cells
-        T, cells that one device holds at once, for networks that are linear in memory.
+        T, for networks whose memory is linear in the number of cells.
     fits
-        Whether some contexts of some cells fit on a device, for other networks.
+        For other networks: whether a number of contexts, each of a number of cells, fits on a device.
     n_devices
         W.
 
@@ -94,14 +88,9 @@ class TokenBudget:
                 raise ValueError(f"{name}={value} must be at least 1")
 
     def plan(self, n_cells: int) -> BatchPlan:
-        """Contexts at once and accumulation for contexts of ``n_cells`` cells.
+        """B and A for contexts of ``n_cells`` cells; raises ``ValueError`` if one context does not fit.
 
-        A step sees at least B_eff contexts, and fewer than one more on each device for every batch.
-
-        Raises
-        ------
-        ValueError
-            If one context is too much.
+        A step has at least B_eff contexts; the surplus is less than one context per batch and device.
         """
         share = -(-self.contexts_per_step // self.n_devices)
         largest = self._largest(n_cells, share)
@@ -122,14 +111,7 @@ class TokenBudget:
 def largest_fitting(fits: Callable[[int], bool], highest: int, *, tolerance: int = 1) -> int:
     """The largest of 1, ..., ``highest`` that fits, by bisection; 0 if none does.
 
-    Parameters
-    ----------
-    fits
-        Whether a number fits; with a number every smaller one must.
-    highest
-        The largest number that is asked for.
-    tolerance
-        The answer fits, and is less than so much below the largest number that does.
+    If a number fits, all smaller ones must fit. The result is less than ``tolerance`` below the largest number that fits.
     """
     low, high = 0, highest + 1  # low fits, high does not
     while high - low > tolerance or (low == 0 and high > 1):
@@ -143,18 +125,18 @@ ROUNDING = 1e-9  # tolerance below a whole number, for cos and powers
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LengthSchedule:
-    """Length of a context at a step.
+    """Number of cells of a context at a step of the optimizer, see :mod:`alphastomics.train.curriculum`.
 
     Parameters
     ----------
     shortest, longest
         n_min and n_max, in cells.
     warmup
-        Number of steps at the shortest length.
+        t_warmup: number of steps at the shortest length.
     growth
-        Number of steps from there to the longest.
+        t_growth: number of steps over which the length grows to the longest.
     kind
-        How the length grows.
+        How the length grows: ``"linear"``, ``"cosine"``, ``"exponential"`` or ``"geometric"``.
 
     Raises
     ------
@@ -193,23 +175,16 @@ class LengthSchedule:
 
 
 class LengthCurriculum(pl.Callback):
-    """Sets the length of the contexts of each epoch.
+    """Sets the length of the contexts of each epoch with ``set_length``.
 
-    A length holds for an epoch, in which every cell comes once, because loaders cut contexts ahead. It is set before Lightning
-    asks for the loader of that epoch, if ``reload_dataloaders_every_n_epochs`` is 1. The state in a checkpoint is the epoch
-    and the step at which it began; a training that is resumed within an epoch keeps its length.
-
-    Parameters
-    ----------
-    schedule
-        The lengths.
-    set_length
-        Function that sets the length, of the loaders.
+    The length is constant within an epoch, because every cell occurs once in an epoch and loaders cut contexts ahead. It
+    is set before Lightning requests the loader of the epoch, if ``reload_dataloaders_every_n_epochs`` is 1. A checkpoint holds
+    the epoch and the step at which it began; a training that is resumed within an epoch keeps the length.
     """
 
     def __init__(self, schedule: LengthSchedule, set_length: Callable[[int], None]) -> None:
         self.schedule, self.set_length = schedule, set_length
-        self.epoch = self.step = 0  # the epoch, and the step at its beginning
+        self.epoch = self.step = 0  # current epoch, and the step at which it began
 
     @property
     def length(self) -> int:
@@ -217,13 +192,13 @@ class LengthCurriculum(pl.Callback):
         return self.schedule.length(self.step)
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Set the first length, before the number of batches is needed."""
+        """Set the first length, before Lightning requests the number of batches."""
         self.set_length(self.length)
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """After a checkpoint at the last batch of an epoch, training goes on with the next one."""
+        """End the epoch at its last batch, because a checkpoint written then resumes with the next epoch."""
         if trainer.is_last_batch:
             self._end_epoch(trainer)
 
@@ -236,7 +211,7 @@ class LengthCurriculum(pl.Callback):
         self.epoch, self.step = trainer.current_epoch + 1, trainer.global_step
 
     def progress(self, trainer: pl.Trainer) -> float:
-        """Share of the epochs or of the steps that is done, whichever is further; epochs differ in how many steps they have."""
+        """Share of the epochs or of the steps that is done, whichever is larger; epochs differ in their number of steps."""
         done = trainer.global_step / trainer.max_steps if trainer.max_steps > 0 else 0.0
         if trainer.max_epochs is None or trainer.max_epochs < 1:
             return done
@@ -244,11 +219,11 @@ class LengthCurriculum(pl.Callback):
         return max(done, (self.epoch * steps + trainer.global_step - self.step) / (trainer.max_epochs * steps))
 
     def state_dict(self) -> dict[str, Any]:
-        """The epoch and the step at which it began, for a checkpoint."""
+        """Current epoch, and the step at which it began."""
         return {"epoch": self.epoch, "step": self.step}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore the epoch, and set its length: some strategies restore after the fit has begun."""
+        """Restore the epoch and set its length again, because some strategies restore after ``on_fit_start``."""
         self.epoch, self.step = state_dict["epoch"], state_dict["step"]
         self.set_length(self.length)
 
@@ -263,20 +238,20 @@ def make_curriculum(
     growth: int | None,
     n_steps: int | None,
 ) -> LengthCurriculum | None:
-    """The curriculum over the length of contexts; None if they do not grow.
+    """The curriculum over the length of contexts; None if their length is constant.
 
     Parameters
     ----------
     dataset
         Training contexts of full length.
     set_context_size
-        Sets the number of cells of a context.
-    kind
-        How they grow.
-    shortest, warmup, growth
-        Cells of the first contexts; steps before contexts grow; steps over which they grow.
+        Sets the number of cells of a context in the loaders.
+    kind, shortest, warmup
+        As in :class:`LengthSchedule`; None for a constant length.
+    growth
+        As there; None: until half of ``n_steps``.
     n_steps
-        Steps of the whole training; None if only time ends it.
+        Number of steps of the training; None if it is limited by time alone.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""From a registered AnnData to loaders of contexts."""
+"""Data module: loaders of training and validation contexts."""
 
 from __future__ import annotations
 
@@ -20,39 +20,39 @@ if TYPE_CHECKING:
 class ContextDataModule(pl.LightningDataModule):
     """Loaders of training and validation contexts.
 
-    Slices are held out whole: cells of one slice on both sides would leak their neighbors.
+    Whole slices are held out for validation: held-out cells in a training slice would be neighbors of training cells.
 
     Parameters
     ----------
     source
-        Where cells come from.
+        Cells of training, and of validation if ``validation`` is None.
     validation
-        Where those of validation come from, if they are apart.
+        Cells of validation; None: slices of ``source`` are held out.
     batch_size
-        Number of cells in a batch; ``batch_size // context_size`` contexts, at least one.
+        Number of cells in a batch, which then has ``batch_size // context_size`` contexts, at least one.
     context_size
         Largest number of cells in a context.
     micro_batch_size
-        Most cells that a device holds at once: loaders give a batch in parts. All of them when None.
+        Largest number of cells on a device at once; larger batches are loaded in parts. None: batches are not divided.
     kind
         ``"subset"`` or ``"patch"``, as in :class:`~alphastomics.data.ContextDataset`.
     seed
-        Decides every draw.
+        Seed of all draws.
     augmentation
         Random changes to training contexts.
     validation_size
-        Share of the slices that is held out for validation; None or 0 holds out none.
+        Share of the slices that is held out for validation; None or 0: none.
     num_workers
-        Processes that cut contexts; a thread does when 0.
+        Number of processes that cut contexts; 0: a thread of this process.
     targets
-        Whether expression is something to be sampled, as in :class:`~alphastomics.data.ContextDataset`.
+        Whether expression is sampled, as in :class:`~alphastomics.data.ContextDataset`.
     group_size
-        Number of processes that take the same contexts, see ``train/distributed/processes.py``.
+        Number of processes that share a context, see ``train/distributed/processes.py``.
 
     Raises
     ------
     ValueError
-        If slices are to be held out and there is only one, or a context is more than a device may hold.
+        If slices are to be held out and there is only one, or a context has more than ``micro_batch_size`` cells.
     """
 
     def __init__(
@@ -98,73 +98,70 @@ class ContextDataModule(pl.LightningDataModule):
         return -(-len(self.train_set) // (self.contexts_per_batch * self.batches_per_step))
 
     def set_context_size(self, context_size: int) -> None:
-        """Choose the size of the contexts of the next epoch, for which loaders have to be asked for again.
-
-        Validation goes on with the contexts it has.
-        """
+        """Set the size of the contexts of the next epoch, which needs a new loader; validation contexts keep their size."""
         self.contexts_per_batch, self.batches_per_step = self._parts(context_size)
         self.train_set.set_context_size(context_size)
-        if self._train_loader is not None:  # an epoch is over
+        if self._train_loader is not None:  # an epoch has ended
             self._position = {"epoch": self.train_set.epoch, "batch": 0}
             self._train_loader = None
 
     def _parts(self, context_size: int) -> tuple[int, int]:
-        """Contexts that loaders give at once, and how often for one step of the optimizer."""
+        """Contexts in a batch of the loader, and batches in a step of the optimizer."""
         contexts = max(1, self.batch_size // context_size)
         return TokenBudget(contexts_per_step=contexts, cells=self.micro_batch_size).plan(context_size)
 
     def train_dataloader(self) -> ContextLoader:
-        """Contexts of the epoch that was last chosen by :meth:`set_epoch`."""
+        """Loader of the training contexts of the epoch set by :meth:`set_epoch`."""
         self._train_loader = self._loader(self.train_set, self.contexts_per_batch)
         self._train_loader.load_state_dict(self._position)
         return self._train_loader
 
     def state_dict(self) -> dict[str, int]:
-        """The position in the training contexts, for a checkpoint; the beginning where an epoch is over."""
+        """Position of the training loader: epoch and batch, 0 after the last batch."""
         if self._train_loader is None:
             return self._position
         state = self._train_loader.state_dict()
         return state | {"batch": state["batch"] % len(self._train_loader)}  # the next epoch may have another length
 
     def load_state_dict(self, state_dict: dict[str, int]) -> None:
-        """Go on from the position of a checkpoint."""
+        """Restore the position of the training loader."""
         self._position = state_dict
         if self._train_loader is not None:
             self._train_loader.load_state_dict(state_dict)
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch whose contexts are cut next."""
+        """Set the epoch whose contexts are cut next."""
         self.train_set.set_epoch(epoch)
 
     def val_dataloader(self) -> ContextLoader | list[Any]:
-        """The same validation contexts at every epoch."""
+        """Loader of the validation contexts, the same in every epoch; an empty list without validation."""
         if self.validation_set is None:
             return []
         self._validation_loader = self._loader(self.validation_set, self._contexts_in_validation)
         return self._validation_loader
 
     def n_trained(self, batch: int) -> int:
-        """Number of contexts that all groups of processes have in this batch of an epoch of training."""
+        """Number of contexts in a training batch, over all groups of processes."""
         assert self._train_loader is not None
         return self._train_loader.n_contexts(batch)
 
     def n_validated(self, batch: int) -> int:
-        """Number of contexts that all groups of processes have in this batch of a validation."""
+        """Number of contexts in a validation batch, over all groups of processes."""
         assert self._validation_loader is not None
         return self._validation_loader.n_contexts(batch)
 
     def on_after_batch_transfer(self, batch: RawBatch | Batch, dataloader_idx: int) -> Batch:
-        """Bring expression to network units, on the device that trains, unless it is."""
+        """Encode raw expression in network units on the device of training."""
         return encode_batch(batch, self._encoder) if isinstance(batch, RawBatch) else batch
 
     def _loader(self, dataset: ContextDataset, contexts_per_batch: int) -> ContextLoader:
-        # The dataset shuffles: its contexts come in random order, cut anew in every epoch.
+        # No shuffling here: the dataset returns its contexts in random order.
         group, n_groups = group_index(self.trainer, self.group_size)
         return ContextLoader(dataset, contexts_per_batch, num_workers=self.num_workers, rank=group, world_size=n_groups)
 
 
 def check_sizes(context_size: int, batch_size: int, micro_batch_size: int | None) -> None:
-    """Refuse what counts no cells."""
+    """Raise ``ValueError`` if a number of cells is not positive."""
     if batch_size < 1 or context_size < 1:
         raise ValueError(f"batch_size={batch_size} and context_size={context_size} count cells: both at least 1.")
     if micro_batch_size is not None and micro_batch_size < 1:
@@ -172,7 +169,7 @@ def check_sizes(context_size: int, batch_size: int, micro_batch_size: int | None
 
 
 def _held_out(names: list[str], validation_size: float | None) -> list[str]:
-    """The last slices by name, as many as the share asks for but at least one on either side."""
+    """The last slices by name: their share rounded, with at least one slice on each side."""
     if not validation_size:
         return []
     if not 0 < validation_size < 1:

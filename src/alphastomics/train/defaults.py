@@ -1,8 +1,8 @@
-"""Defaults that follow from the data: how much a reference of this size and kind has to be protected from being learned by heart.
+"""Defaults that depend on the size and kind of the reference: augmentation, deformation, dropout, placement, experts, attention.
 
-Counts of few cells carry a fingerprint of every cell, and a network that can read it stops learning what cells have in
-common. Dropping genes, thinning counts and dropping branches take the fingerprint away; values that are not counts have
-little of it. ``docs/design-notes.md`` gives the measurements.
+With few cells, a network can recognize each cell by its exact counts and memorize its position instead of learning what cells
+have in common. Gene dropout, thinning of counts and dropout of branches prevent this. Values that are not counts need less
+of it. The measurements are in ``docs/design-notes.md``.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from alphastomics.data import TissueSchema
 
 FEW_CELLS = 5000
-MANY_CELLS, MOST_CELLS = 10_000, 100_000  # from where on more experts have enough cells to learn from
-FULL_CELLS = 16_384  # cells of a context, beyond which full attention takes most of the time of a step
+MANY_CELLS, MOST_CELLS = 10_000, 100_000  # thresholds for more experts
+FULL_CELLS = 16_384  # cells of a context above which full attention takes most of the time of a step
 COMPOSITION = 5.0
-GRADIENT_NORM = 1.0  # largest, for any reference
+GRADIENT_NORM = 1.0  # gradients are clipped to this norm
 
 
 def default_augmentation(schema: TissueSchema, n_cells: int) -> Augmentation:
@@ -35,16 +35,16 @@ def default_augmentation(schema: TissueSchema, n_cells: int) -> Augmentation:
 def default_deformation(n_cells: int) -> float:
     """Strength of the smooth deformation of contexts for a reference of ``n_cells`` cells.
 
-    Two embryos differ by more than sections of one cortex do, and nothing in a reference of one or two specimens tells which
-    it will be. What is written was better with these on one data set of each kind.
+    Specimens differ in shape by an amount that cannot be estimated from a reference of one or two of them. These values were
+    chosen by the accuracy on one data set of each size.
     """
     return 0.1 if n_cells < FEW_CELLS else 0.2
 
 
 def default_placement(schema: TissueSchema, n_cells: int) -> dict[str, Any]:
-    """How the conditional mean is taken: ``n_views`` and ``refine`` of ``sample``, for a reference of ``n_cells`` cells.
+    """Arguments ``n_views`` and ``refine`` of ``sample`` for the conditional mean, for a reference of ``n_cells`` cells.
 
-    Values that are not counts place a cell more exactly than the neighborhood embedding resolves.
+    Values that are not counts determine a position more exactly than the neighborhood embedding, so they are not refined.
     """
     counts = schema.transform == "log1p"
     return {"n_views": 8 if counts and n_cells < FEW_CELLS else 1, "refine": counts}
@@ -56,12 +56,20 @@ def default_dropout(schema: TissueSchema, n_cells: int) -> float:
 
 
 def advised_experts(n_cells: int) -> dict[str, int]:
-    """Advice for ``num_experts`` and ``moe_top_k``: 4 and 1 below 10,000 cells, 8 and 2 up to 100,000, 16 and 2 beyond.
+    """Recommended ``num_experts`` and ``moe_top_k`` for a reference of ``n_cells`` cells.
 
-    10,000 cells are advised 8 experts, and so are exactly 100,000.
+    4 and 1 below 10,000 cells, 8 and 2 from 10,000 to 100,000, 16 and 2 above. Each expert is trained on the share
+    ``moe_top_k / num_experts`` of the cells and memorizes them if they are few. With two thousand cells, fewer experts were
+    more accurate than many, and a network without experts was the most accurate (``docs/design-notes.md``).
 
-    An expert sees the share ``moe_top_k / num_experts`` of the cells, and with few cells learns them by heart. On two thousand
-    cells fewer experts lost less than more did, and a dense network was better than any (``docs/design-notes.md``).
+    Parameters
+    ----------
+    n_cells
+        Number of cells of the reference.
+
+    Returns
+    -------
+    The two arguments by name.
     """
     if n_cells < MANY_CELLS:
         return {"num_experts": 4, "moe_top_k": 1}
@@ -69,17 +77,22 @@ def advised_experts(n_cells: int) -> dict[str, int]:
 
 
 def advised_attention(n_cells: int, fits: Callable[[dict[str, Any]], bool] = lambda _: True) -> dict[str, Any]:
-    """Advice for ``attention`` and ``pair_features`` of :class:`~alphastomics.model.AlphaSTomics`, by the cells of a context.
+    """Recommended ``attention`` and ``pair_features`` of :class:`~alphastomics.model.AlphaSTomics` for the size of contexts.
 
-    Full attention up to 16,384 cells: its memory is linear in them, its time is not. Beyond, the nearest cells one by one,
-    all of them through low-rank features of pairs, and along with both ``"linear"`` attention.
+    The first of these that fits into memory: ``"full"`` attention, up to 16,384 cells, because its time grows with the square
+    of their number; ``"neighbor"`` attention with ``"factorized"`` pair features; ``"neighbor"`` attention alone;
+    ``"linear"`` attention. The last one is recommended if none fits.
 
     Parameters
     ----------
     n_cells
         Largest number of cells of a context.
     fits
-        Whether a model with such arguments fits into memory. What takes least is advised where nothing does.
+        Function that returns whether a model with these arguments fits into memory.
+
+    Returns
+    -------
+    The arguments by name.
     """
     near: dict[str, Any] = {"attention": "neighbor"}
     choices = [near | {"pair_features": "factorized"}, near, {"attention": "linear"}]

@@ -1,4 +1,4 @@
-r"""Statistics of each layer during training: gates, attention sinks, use of the experts.
+r"""Statistics of each layer during training: gates, attention sinks, and use of the experts.
 
 .. math::
 
@@ -6,7 +6,8 @@ r"""Statistics of each layer during training: gates, attention sinks, use of the
     \text{gate\_sd} = \operatorname{sd}_{i,h}\, g_{ih}, \qquad
     \text{sink} = \max_{h,j} \frac1n \sum_i A_{hij}
 
-Healthy gates have a mean of 0.5 ± 0.2; a sink of 1 / n is none at all.
+g are the gates and A the attention weights of head h from cell i to cell j, of n cells. Healthy gates have a mean of 0.5 ± 0.2.
+Uniform attention has a sink of 1 / n.
 """
 
 from __future__ import annotations
@@ -25,24 +26,19 @@ if TYPE_CHECKING:
 
     from alphastomics.nn.diagnostics import SeenLayer
 
-LAYER = "train_layer_"  # what the names of all statistics begin with
+LAYER = "train_layer_"  # prefix of the names of all statistics
 EVERY = 10  # steps between two measurements
-SINK_CELLS = 256  # cells among which sinks are looked for
+SINK_CELLS = 256  # cells among which sinks are computed
 
 
 @torch.no_grad()
 def layer_statistics(seen: Mapping[int, SeenLayer], mask: Tensor) -> dict[str, Tensor]:
     """Statistics of each layer by name, ``train_layer_0_gate_mean``, ``…_gate_sd``, ``…_sink``, ``…_expert_usage_0``, ….
 
-    Parameters
-    ----------
-    seen
-        What each layer was given.
-    mask
-        Real cells (B, N).
+    ``seen`` holds the inputs of each layer, ``mask`` (B, N) the real cells.
     """
     values: dict[str, Tensor] = {}
-    first = int(mask.any(dim=1).int().argmax())  # a context that is not padding alone, where there is one
+    first = int(mask.any(dim=1).int().argmax())  # the first context that is not all padding
     few = mask[first : first + 1, :SINK_CELLS]
     for i, layer in seen.items():
         name = f"{LAYER}{i}"
@@ -60,7 +56,7 @@ def layer_statistics(seen: Mapping[int, SeenLayer], mask: Tensor) -> dict[str, T
 
 
 def _sink(layer: SeenLayer, context: int, few: Tensor) -> Tensor:
-    """Of some cells of a context; 0 where there are none."""
+    """Sink among some cells of a context; 0 if all are padding."""
     x = processes_of(layer.geometry).first(layer.x[context : context + 1], few.shape[1])
     if not bool(few.any()):
         return x.new_zeros((), dtype=torch.float32)

@@ -1,10 +1,8 @@
-r"""Moving average of the weights.
+r"""Exponential moving average of the weights; with early stopping, the best average is kept.
 
 .. math:: \bar\theta \leftarrow \beta_n \bar\theta + (1 - \beta_n)\,\theta, \qquad \beta_n = \min(\beta, \tfrac{1 + n}{10 + n})
 
 after step n. If weights are sharded, each process averages its shard.
-
-With early stopping, the best average is kept.
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class MovingAverage(pl.Callback):
-    """Keeps the average, validates with it, and leaves it in the module when training ends in any way.
+    """Updates the average, validates with it, and copies it into the module when training ends, fails or is interrupted.
 
     Parameters
     ----------
@@ -54,7 +52,7 @@ class MovingAverage(pl.Callback):
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Move the average after each step of the optimizer."""
+        """Update the average after each step of the optimizer."""
         if trainer.global_step == self._last_step:  # gradients are still being accumulated
             return
         self._last_step = trainer.global_step
@@ -65,7 +63,7 @@ class MovingAverage(pl.Callback):
 
     @torch.no_grad()
     def swap(self, plan: pl.LightningModule) -> None:
-        """Exchange the module's weights and the average."""
+        """Exchange the weights of the module and the average."""
         for weight, average in zip(to_local(local_params(plan)), to_local(self.average), strict=True):
             kept = weight.clone()
             weight.copy_(average)
@@ -73,25 +71,25 @@ class MovingAverage(pl.Callback):
         self._swapped = not self._swapped
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Validate the average."""
+        """Exchange the weights and the average for validation."""
         if self.average:
             self.swap(pl_module)
 
     on_validation_end = on_validation_start
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Leave the average in the module."""
+        """Copy the average into the module."""
         self.finish(pl_module)
 
     def finish(self, plan: pl.LightningModule) -> None:
-        """Leave the average in the module, once; during validation it is already there."""
+        """Copy the average into the module, once; during validation it is already there."""
         if self.average:
             if not self._swapped:
                 self.swap(plan)
             self.average, self._swapped = [], False
 
     def state_dict(self) -> dict[str, Any]:
-        """The average and its age, for a checkpoint; all processes must call."""
+        """The average and its number of updates; all processes must call."""
         return {"average": [full_tensor(value) for value in self.average], "n_updates": self.n_updates}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -103,16 +101,10 @@ logger = logging.getLogger(__name__)
 
 
 class BestAverage(pl.Callback):
-    """Keeps the moving average with the lowest loss, and leaves it in the module when training ends in any way.
+    """Keeps the moving average with the lowest loss ``monitor``, and copies it into the module when training ends.
 
-    It is compared at the end of each epoch, as in early stopping. Training continues with the last average.
-
-    Parameters
-    ----------
-    ema
-        Keeper of the average, which comes before this one among the callbacks.
-    monitor
-        Name of the loss.
+    Losses are compared at the end of each epoch, as in early stopping. Training continues with the last average. ``ema`` must
+    come before this callback in the trainer's list.
     """
 
     def __init__(self, ema: MovingAverage, monitor: str) -> None:
@@ -135,11 +127,11 @@ class BestAverage(pl.Callback):
             self.weights = [average.clone() for average in self.ema.average]
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Leave the best average in the module."""
+        """Copy the best average into the module."""
         self.finish(pl_module)
 
     def finish(self, plan: pl.LightningModule) -> None:
-        """Leave the best average in the module, once; to be called after the keeper of the last one has left that."""
+        """Copy the best average into the module, once; call after :meth:`MovingAverage.finish`."""
         if not self.weights:
             return
         self.ema.average, self.weights = self.weights, []
@@ -147,7 +139,7 @@ class BestAverage(pl.Callback):
         logger.info("The model keeps its weights after epoch %d: %s was %.4g.", self.epoch, self.monitor, self.lowest)
 
     def state_dict(self) -> dict[str, Any]:
-        """The best average and its loss, for a checkpoint; all processes must call."""
+        """The best average, its loss and its epoch; all processes must call."""
         return {"lowest": self.lowest, "epoch": self.epoch, "weights": [full_tensor(value) for value in self.weights]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

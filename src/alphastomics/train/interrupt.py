@@ -20,19 +20,13 @@ logger = logging.getLogger(__name__)
 
 
 class SignalLatch:
-    """Records the first of some signals instead of acting on it; a second one acts at once.
-
-    Attributes
-    ----------
-    received
-        Number of the signal; 0 for none.
-    """
+    """Records a signal in ``received`` (0 for none) and restores the default handler, which acts on the next signal."""
 
     def __init__(self) -> None:
         self.received = 0
 
     def arm(self, *signals: int) -> None:
-        """Record these signals from now on; without effect outside of the main thread."""
+        """Record these signals from now on; does nothing outside of the main thread."""
         if threading.current_thread() is threading.main_thread():
             for number in signals:
                 signal.signal(number, self._record)
@@ -45,13 +39,9 @@ class SignalLatch:
 class SynchronizedStop(pl.Callback):
     """Stops all processes after the step in which one of them received Ctrl-C or SIGTERM.
 
-    Slurm and Kubernetes send SIGTERM before they kill. Lightning's own handler communicates within a step, where processes may
-    be communicating already. Ctrl-C in a single process is left to Lightning. The runner restores the handlers.
-
-    Attributes
-    ----------
-    ended_by
-        The signal that ended the training; 0 for none.
+    Slurm and Kubernetes send SIGTERM before they kill a job. Lightning's own handler communicates within a step, where it can
+    collide with other communication. Lightning handles Ctrl-C in a single process. The runner restores the handlers.
+    ``ended_by`` is the signal that ended the training; 0 for none.
     """
 
     def __init__(self) -> None:
@@ -79,14 +69,9 @@ class SynchronizedStop(pl.Callback):
 
 
 class TimeLimit(Timer):
-    """Stops the training after a time, counted from its beginning, resumed or not.
+    """Stops the training after ``seconds``, which include the time before it was resumed.
 
-    It stops between two steps of the optimizer; gradients of a part of a step would be lost.
-
-    Parameters
-    ----------
-    seconds
-        The time.
+    It stops after a step of the optimizer, because accumulated gradients would be lost.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -94,7 +79,7 @@ class TimeLimit(Timer):
         self.seconds, self._step = seconds, 0
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Start the clock."""
+        """Start measuring time."""
         super().on_train_start(trainer, pl_module)
         self._step = trainer.global_step
 
@@ -114,10 +99,10 @@ class TimeLimit(Timer):
 
 
 class LatchedEarlyStopping(EarlyStopping):
-    """Early stopping that stays stopped when the training is resumed, unless its patience is increased."""
+    """Early stopping that stops a resumed training at once if it had stopped before, unless its patience is increased."""
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore how long it has waited."""
+        """Restore the state except for the patience."""
         super().load_state_dict(state_dict | {"patience": self.patience})
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
