@@ -1,4 +1,4 @@
-"""Files that are complete or absent: written under a temporary name in the same folder, then renamed."""
+"""Atomic writes: a file is written under a temporary name in its folder, then renamed, so that it is complete or absent."""
 
 from __future__ import annotations
 
@@ -15,29 +15,18 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-TEMPORARY = re.compile(r"\..+\.[0-9a-f]{32}\.tmp(\.[^.]+)?")  # names that `replacing` gives with unique=True
+TEMPORARY = re.compile(r"\..+\.[0-9a-f]{32}\.tmp(\.[^.]+)?")  # names of `replacing` with unique=True
 
 
 @contextmanager
 def replacing(path: Path, *, unique: bool = False, sync: bool = False, is_writer: bool = True) -> Iterator[Path]:
     """Yield a temporary name that becomes ``path`` on success and is removed on failure.
 
-    Parameters
-    ----------
-    path
-        The file. Until the block ends without an error, an earlier version of it stays as it is.
-    unique
-        Whether several processes may write this file at once: each then has a temporary name of its own, which
-        :func:`remove_temporary` finds again if the process is killed.
-    sync
-        Whether the content is forced to disk before the name changes, so that it survives a power failure.
-    is_writer
-        Whether this process changes the name. Processes that write one file together agree on its temporary name.
-
-    Raises
-    ------
-    OSError
-        If the file cannot be written.
+    Until the block ends without an error, an earlier version of the file stays as it is. With ``unique``, several
+    processes may write the file at once, each under a temporary name of its own, which :func:`remove_temporary` finds
+    after a process was killed. With ``sync``, the content is forced to disk before the file is renamed, so that it
+    survives a power failure. Processes that write one file together share its temporary name, and the one with
+    ``is_writer`` renames it.
     """
     token = f".{uuid4().hex}" if unique else ""
     temporary = path.with_name(f".{path.stem}{token}.tmp{path.suffix}")

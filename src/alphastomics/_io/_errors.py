@@ -27,7 +27,7 @@ def one_line(text: str) -> str:
 
 
 def format_value(value: Any) -> str:
-    """A value from a file for a message: short text and numbers as they are, anything else by its type."""
+    """Format a value from a file for a message: short text and numbers as they are, anything else by its type."""
     if not isinstance(value, (str, int, float, type(None))):
         return f"a {type(value).__name__}"
     text = repr(value[: LONGEST + 1] if isinstance(value, str) else value)
@@ -36,17 +36,11 @@ def format_value(value: Any) -> str:
 
 @contextmanager
 def os_errors_for(path: str | PathLike[str]) -> Iterator[None]:
-    """Turn errors of the operating system into a sentence about ``path``, which is being written.
-
-    Raises
-    ------
-    OSError
-        If it cannot be written.
-    """
+    """Add the path and a remedy to errors of the operating system while ``path`` is written."""
     try:
         yield
     except OSError as error:
-        if error.errno is None and str(path) in str(error):  # a sentence already
+        if error.errno is None and str(path) in str(error):  # names the file already
             raise
         raise type(error)(f"{path} cannot be written ({describe_error(error)}); {WRITE}") from error
 

@@ -1,4 +1,4 @@
-"""Strict JSON of a limited size."""
+"""Strict JSON of limited size."""
 
 from __future__ import annotations
 
@@ -9,18 +9,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pathlib import Path
 
-MAX_BYTES = 2**26  # a configuration of 300,000 genes
+MAX_BYTES = 2**26  # the configuration of a model of 300,000 genes
 
 
 def read(path: Path, *, max_bytes: int = MAX_BYTES) -> Any:
-    """Read the values of a file of at most ``max_bytes``.
+    """Read a file of at most ``max_bytes``.
 
-    Raises
-    ------
-    OSError
-        If it cannot be read.
-    ValueError
-        If it is not JSON, or too large; the message does not name the file.
+    The message of a ``ValueError`` (not JSON, or too large) does not name the file.
     """
     with path.open("rb") as file:
         data = file.read(max_bytes + 1)
@@ -30,7 +25,7 @@ def read(path: Path, *, max_bytes: int = MAX_BYTES) -> Any:
 
 
 def parse(text: str) -> Any:
-    """Parse a text; NaN, infinity and keys that occur twice are errors. See :func:`read`."""
+    """Parse a text; NaN, infinity and keys that occur twice are errors."""
     try:
         return json.loads(
             text, object_pairs_hook=_unique, parse_constant=_reject, parse_float=_finite, parse_int=_integer

@@ -1,4 +1,4 @@
-"""Files of ``torch.save``: ``torch.load(weights_only=True)``, which runs no code, of files that are as large as their content."""
+"""Reading files of ``torch.save`` without running code: ``torch.load(weights_only=True)``, after a check of the size."""
 
 from __future__ import annotations
 
@@ -17,14 +17,9 @@ UNSAFE = "it is damaged, or holds more than tensors and plain values, which coul
 
 
 def read(path: Path) -> Any:
-    """Read tensors, which are mapped from the file, and plain values.
+    """Read tensors, mapped from the file, and plain values.
 
-    Raises
-    ------
-    OSError
-        If it cannot be opened.
-    ValueError
-        If it is damaged, compressed, or holds other objects; the message does not name the file.
+    The message of a ``ValueError`` (damaged, compressed, or with other objects) does not name the file.
     """
     with path.open("rb") as file:
         start = file.read(len(MAGIC))
@@ -38,11 +33,11 @@ def read(path: Path) -> Any:
         raise ValueError("it unpacks to more than its own size, which files of torch.save do not")
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about objects that are then rejected
+            warnings.simplefilter("ignore")  # torch warns of objects before it rejects them
             return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except pickle.UnpicklingError as error:
         raise ValueError(UNSAFE) from error
-    except Exception as error:  # likewise
+    except Exception as error:  # a crafted file can raise anything
         raise ValueError(f"it is damaged ({type(error).__name__})") from error
 
 

@@ -1,4 +1,4 @@
-"""Checks of files of unknown origin before anything of them is read into memory."""
+"""Checks of files of unknown origin, before they are read into memory."""
 
 from __future__ import annotations
 
@@ -10,14 +10,9 @@ if TYPE_CHECKING:
 
 
 def check_inside(folder: Path, path: Path) -> None:
-    """Raise an error if a file of a folder is a link to a place outside of it.
+    """Raise a ValueError if a file is a link that leads out of its folder.
 
-    The cache of huggingface_hub consists of links from ``snapshots/<version>`` to ``blobs``, which are accepted.
-
-    Raises
-    ------
-    ValueError
-        If the link leads outside.
+    Links from ``snapshots/<version>`` to ``blobs``, of which the cache of huggingface_hub consists, are accepted.
     """
     root, there = folder.resolve(), path.resolve()
     roots = [root, root.parents[1] / "blobs"] if root.parent.name == "snapshots" else [root]
@@ -26,13 +21,7 @@ def check_inside(folder: Path, path: Path) -> None:
 
 
 def check_memory(n_bytes: int) -> None:
-    """Raise an error if an object of this size exceeds the memory of this machine.
-
-    Raises
-    ------
-    ValueError
-        If it does; the message does not name the file.
-    """
+    """Raise a ValueError, whose message does not name the file, if ``n_bytes`` exceed the memory of this machine."""
     try:
         memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, ValueError, OSError):  # not available on this system

@@ -24,13 +24,7 @@ _SCALARS = {
 
 
 def load(path: Path) -> Any:
-    """Read a file.
-
-    Raises
-    ------
-    ValueError
-        If it is not YAML; the message names the file and the line.
-    """
+    """Read a file; the message of a ValueError names the file and the line."""
     import yaml
 
     try:
@@ -61,7 +55,7 @@ def _loader() -> type:
         yaml_implicit_resolvers: dict[Any, Any] = {}
 
         def compose_node(self, parent: Any, index: Any) -> Any:
-            if self.check_event(yaml.AliasEvent):  # a few of them can stand for a billion values
+            if self.check_event(yaml.AliasEvent):  # nested references expand to billions of values
                 mark = self.peek_event().start_mark
                 raise yaml.composer.ComposerError(None, None, "references (*name) are not supported", mark)
             return super().compose_node(parent, index)
@@ -92,10 +86,10 @@ def _dumper() -> type:
             return True
 
         def represent_str(self, data: str) -> Any:
-            # In other styles some characters would end a line, and be read as something else.
+            # In other styles some characters would end a line and change the value.
             return self.represent_scalar(_TAG + "str", data, style=None if data.isprintable() else '"')
 
     Dumper.add_representer(str, Dumper.represent_str)
-    for kind, pattern in _SCALARS.items():  # beside those of YAML 1.1: text that either reads as a number is quoted
+    for kind, pattern in _SCALARS.items():  # with YAML 1.1: quotes text that either version reads as a number
         Dumper.add_implicit_resolver(_TAG + kind, pattern, None)
     return Dumper

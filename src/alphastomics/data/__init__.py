@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from alphastomics.data.parquet._read import read_dataset, read_parquet
     from alphastomics.data.parquet._write import write_parquet
 
-# These need torch, which takes seconds to import, or pyarrow.
+# Imported on first use: they need pyarrow, or torch, which takes seconds to import.
 _ON_DEMAND = {
     "Augmentation": "_contexts",
     "Batch": "_batch",

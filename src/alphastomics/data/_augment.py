@@ -1,4 +1,4 @@
-"""Random changes of contexts: genes that are dropped or change their scale, counts that are removed, rotations."""
+"""Random changes of contexts: dropout of genes, noise in their scale, thinning of counts, rotations."""
 
 from __future__ import annotations
 
@@ -15,16 +15,8 @@ if TYPE_CHECKING:
 class GeneChange(NamedTuple):
     """A random change of the expression of a context.
 
-    Attributes
-    ----------
-    measured
-        Genes that are left, (G,).
-    dropout
-        Share of the measured genes that was dropped.
-    thinning
-        Share of the counts to remove.
-    gain, shift
-        Of every gene, the same for all cells, (G,).
+    ``measured`` (G,) are the genes that are left, ``dropout`` is the share of measured genes that is dropped,
+    ``thinning`` the share of counts to remove. ``gain`` and ``shift`` (G,) are the same for all cells.
     """
 
     measured: NDArray[np.bool_]
@@ -37,7 +29,7 @@ class GeneChange(NamedTuple):
 def change_genes(
     present: NDArray[np.bool_], augmentation: Augmentation | None, rng: np.random.Generator | None
 ) -> GeneChange:
-    """Draw a change of the genes of a context; gain and shift compensate for the genes that are dropped."""
+    """Draw a change of the genes of a context; gain and shift contain the factor 1 / sqrt(1 - dropout)."""
     if augmentation is None or rng is None:
         return GeneChange(present, 0.0, 0.0, present.astype(np.float32), np.zeros(len(present), dtype=np.float32))
     measured, genes = present.copy(), np.flatnonzero(present)
@@ -55,7 +47,7 @@ def change_genes(
 
 
 def random_rotation(n_dims: int, rng: np.random.Generator) -> NDArray[np.float64]:
-    """Draw from the orthogonal group uniformly: QR of Gaussians with the signs of R moved to Q (Mezzadri 2007)."""
+    """Draw uniformly from the orthogonal group: QR of a Gaussian matrix, the signs of R moved to Q (Mezzadri 2007)."""
     q, r = np.linalg.qr(rng.standard_normal((n_dims, n_dims)))
     rotation: NDArray[np.float64] = q * np.sign(np.diagonal(r))
     return rotation

@@ -1,4 +1,4 @@
-"""The input of the network: a context, and a batch of padded contexts, before and after the transform of expression."""
+"""Input of the network: a context, and a batch of padded contexts, before and after the transform of expression."""
 
 from __future__ import annotations
 
@@ -26,30 +26,29 @@ class Context(NamedTuple):
         Model units, shape (N, D), float32; centered on these cells when ``frame="slice"``; NaN when the source has no
         positions.
     patch
-        Positions of the cells around a random cell of the slice, at full or at some lower density, shape (P, D),
-        float32, model units, centered; empty when the source has no positions.
+        Positions of the cells around a random cell of the slice, of which a random share is removed, relative to that
+        cell, shape (P, D), float32, model units; empty when not requested or the source has no positions.
     measured
-        Genes that are measured and were not dropped, shape (G,).
+        Genes that are measured and not dropped, shape (G,).
     present
         Genes that are measured, shape (G,).
     dropout
-        Share r of the measured genes that was dropped; `expression` times sqrt(1 - r) is unscaled.
+        Share r of the measured genes that was dropped; `expression` contains a factor 1 / sqrt(1 - r).
     target
-        Expression as it was measured, without any augmentation, network units, shape (N, G), float32; shape (N, 0) unless
-        requested.
+        Expression without augmentation, network units, shape (N, G), float32; shape (N, 0) unless requested.
     local_density
         Local density around each cell, shape (N, K), float32, see :mod:`alphastomics.data._local_density`;
         shape (N, 0) unless requested.
     sequence
-        Index of the cells in an order, from 0, shape (N, 1), float32; shape (N, 0) where there is no order.
+        Index of the cells in the order of the schema, from 0, shape (N, 1), float32; shape (N, 0) without an order.
     center
         Center of the whole slice in the frame of `position`, shape (D,), float32.
     slice_index
         Number of the slice in the source.
     rows
-        Row numbers of the cells in the source, shape (N,), int64. In a patch the center comes first.
+        Row numbers of the cells in the source, shape (N,), int64; with ``kind="patch"`` the center comes first.
     key
-        (seed, epoch, index), int64, from which further noise for this context can be drawn.
+        (seed, epoch, index), int64, which seeds further random draws for this context.
     """
 
     expression: NDArray[np.float32]
@@ -75,9 +74,10 @@ class RawContext(NamedTuple):
     context
         The context, with `expression` and `target` in user units.
     factor, target_factor
-        By what these are multiplied before the logarithm, (N,); no target of its own when None.
+        Factors of `expression` and `target` before the logarithm, (N,); `target_factor` is None where `target` is
+        `expression` itself or empty.
     gain, shift
-        What network units are multiplied by, and what is added then, (G,); both 0 for genes that the context lacks.
+        Network units are multiplied by `gain`, then `shift` is added, (G,); both are 0 for genes that the context lacks.
     """
 
     context: Context
@@ -135,16 +135,17 @@ class Batch(NamedTuple):
 
 
 class RawBatch(NamedTuple):
-    """A batch before its expression is transformed, as loaders give it; see :meth:`ContextLoader.encode`.
+    """A batch before its expression is transformed; see :meth:`ContextLoader.encode`.
 
     Attributes
     ----------
     batch
         The batch, with `expression` and `target` in user units.
     factor, target_factor
-        By what these are multiplied before the logarithm, (B, N); the target is the same as `expression` when None.
+        Factors of `expression` and `target` before the logarithm, (B, N); `target_factor` is None where `target` is
+        `expression` itself or empty.
     gain, shift
-        What network units are multiplied by, and what is added then, (B, G).
+        Network units are multiplied by `gain`, then `shift` is added, (B, G).
     """
 
     batch: Batch
@@ -176,18 +177,10 @@ def collate_raw(contexts: Sequence[RawContext]) -> RawBatch:
 def empty_context(
     n_genes: int, n_dims: int, n_ranks: int, key: NDArray[np.int64], *, sequence: bool = False
 ) -> Context:
-    """A context without cells, which makes the batches of all processes equally many.
+    """A context without cells, with which all processes have the same number of batches.
 
-    Parameters
-    ----------
-    n_genes, n_dims
-        Numbers of genes and dimensions.
-    n_ranks
-        Width of `local_density`, 0 for contexts without targets.
-    key
-        As in :class:`Context`.
-    sequence
-        Whether the cells of other contexts have an order.
+    ``n_ranks`` is the width of `local_density`, 0 for contexts without targets; ``sequence`` is whether cells have an
+    order.
     """
     none = np.empty((0, n_dims), dtype=np.float32)
     return Context(
@@ -217,12 +210,12 @@ def collate(contexts: Sequence[Context]) -> Batch:
 
     Returns
     -------
-    The batch, in the order given.
+    The batch, contexts in the given order.
     """
     n_contexts, longest = len(contexts), max(1, *(len(context.rows) for context in contexts))
 
     def stack(name: str, length: int, padding: float = 0) -> torch.Tensor:
-        """One field of all contexts; with numpy, because loaders cut batches in threads that should not start others."""
+        """Pad and stack one field, with numpy: torch would start threads of its own in the threads of a loader."""
         parts = [getattr(context, name) for context in contexts]
         stacked = np.full((n_contexts, length, *parts[0].shape[1:]), padding, dtype=parts[0].dtype)
         for row, part in zip(stacked, parts, strict=True):
@@ -276,7 +269,7 @@ def _stack_one(raw: RawContext) -> RawBatch:
 
 
 def encode_batch(raw: RawBatch, encoder: Encoder) -> Batch:
-    """Bring a batch to network units, with the gains and shifts of its contexts; the values of ``raw`` are overwritten."""
+    """Transform a batch to network units and apply gains and shifts; the values of ``raw`` are overwritten."""
     batch, real = raw.batch, raw.batch.mask[..., None]
     network = encoder.encode_tensor(batch.expression, raw.factor)
     target = batch.target

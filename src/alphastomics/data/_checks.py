@@ -1,4 +1,4 @@
-"""Checks of AnnData objects, whose errors name the key, cell or gene and what to do."""
+"""Checks of AnnData objects; errors name the key, cell or gene and the remedy."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def check_key(where: str, mapping: Mapping[str, object] | pd.DataFrame, key: str
 
 
 def read_sequence(adata: AnnData, key: str) -> NDArray[np.float64]:
-    """Read an order of the cells (n,), which must be finite."""
+    """Read the order of the cells (n,) from ``obs``, which must be finite."""
     check_key("obs", adata.obs, key, "sequence_key")
     values = pd.to_numeric(adata.obs[key].astype(object), errors="coerce").to_numpy(dtype=np.float64)
     absent = int((~np.isfinite(values)).sum())
@@ -100,7 +100,7 @@ def expression_matrix(adata: AnnData, layer: str | None) -> Matrix:
 
 
 def read_expression(adata: AnnData, layer: str | None, transform: str) -> tuple[Matrix, Transform, bool]:
-    """Read and check expression; give the matrix, the settled transform, and whether the values are counts."""
+    """Read and check expression; return the matrix, the resolved transform, and whether the values are counts."""
     check_measured(adata)
     matrix = expression_matrix(adata, layer)
     summary = summarize_values(matrix)
@@ -110,7 +110,7 @@ def read_expression(adata: AnnData, layer: str | None, transform: str) -> tuple[
 
 
 def check_measured(adata: AnnData) -> None:
-    """Raise an error for slices that lack genes of others: their zeros are not values."""
+    """Raise an error if slices lack genes that others measure, because the zeros of these genes are not values."""
     measured = adata.varm.get(_keys.MEASURED_IN)
     if not isinstance(measured, pd.DataFrame):
         return
@@ -176,18 +176,10 @@ def check_values(summary: ValueSummary, adata: AnnData, layer: str | None, trans
 
 
 def read_position(adata: AnnData, key: str, *, missing: bool, n_dims: int | None = None) -> NDArray[np.float64]:
-    """Read positions as float64, shape (n, D).
+    """Read positions (n, D) from ``obsm`` as float64.
 
-    Parameters
-    ----------
-    adata
-        Where they are.
-    key
-        Name in ``obsm``.
-    missing
-        Whether NaN (a cell without a position) is accepted. Infinity never is.
-    n_dims
-        The number of columns wanted; 2 or 3 when None.
+    ``missing`` is whether NaN, a cell without a position, is accepted; infinity never is. D is ``n_dims``; 2 or 3 when
+    None.
     """
     check_key("obsm", adata.obsm, key, "position_key")
     where = f'obsm["{key}"]'

@@ -1,7 +1,7 @@
-"""Contexts: cells of a slice that the network sees together.
+"""Contexts: cells of one slice that the network processes together.
 
-Every random draw comes from a generator keyed by (seed, epoch) for the division into contexts and by (seed, epoch,
-index) for the random changes of one context. Nothing depends on the process, the worker, or the order of access.
+Random draws come from generators keyed by (seed, epoch) for the division of slices into contexts and by (seed, epoch,
+index) for the augmentation of one context. They do not depend on the process, the worker, or the order of access.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 Kind = ContextKind
 
-PATCH_SIZE = 256  # cells of the neighborhood that comes with every context
-LOWEST_DENSITY = 0.25  # smallest share of the cells in a thinned patch
+PATCH_SIZE = 256  # cells in the patch of a context
+LOWEST_DENSITY = 0.25  # smallest share of cells that is kept in a patch, or as neighbors in local density
 
 
 class ContextDataset(Dataset[Context]):
@@ -39,14 +39,13 @@ class ContextDataset(Dataset[Context]):
     Parameters
     ----------
     source
-        Where cells come from.
+        The cells.
     context_size
         Largest number of cells in a context.
     kind
-        ``"subset"``: each slice is divided at random into contexts of nearly equal size, so that every cell comes
-        exactly once per epoch; see `composition` of :class:`Augmentation`. ``"patch"``: every cell is a center once,
-        and a context is its `context_size` nearest cells in the slice; among equally distant cells the first in order
-        are taken.
+        ``"subset"``: each slice is divided at random into contexts of nearly equal size, so that every cell is in one
+        context per epoch; see `composition` of :class:`Augmentation`. ``"patch"``: every cell is the center of one
+        context, which holds its `context_size` nearest cells in the slice; ties are broken by their order there.
     seed
         A non-negative integer.
     augmentation
@@ -54,12 +53,12 @@ class ContextDataset(Dataset[Context]):
     slices
         Names of the slices to use; all when None.
     patches
-        Whether contexts come with the positions of a neighborhood.
+        Whether contexts hold a patch, the positions around a random cell of the slice.
     shuffle
-        Whether contexts are cut anew in every epoch and come in random order; otherwise they are always the same, slice by slice.
+        Whether contexts differ between epochs and are in random order; otherwise they are always the same, slice by slice.
     targets
-        Whether contexts also hold what the prediction of expression is trained on: expression without augmentation, and the
-        local density around each cell, among a random share of the other cells of its slice.
+        Whether contexts hold the targets of the prediction of expression: expression without augmentation, and the local
+        density around each cell, with augmentation among a random share of the other cells of its slice.
 
     Raises
     ------
@@ -106,12 +105,12 @@ class ContextDataset(Dataset[Context]):
             composition=augmentation.composition if augmentation else 0.0,
         )
         self.set_context_size(context_size)
-        # In shared memory, because workers that outlive an epoch hold their own copy of everything else.
+        # In shared memory, because workers that are kept between epochs have a copy of everything else.
         self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()
 
     @property
     def epoch(self) -> int:
-        """The epoch that was last chosen."""
+        """The current epoch."""
         return int(self._epoch)
 
     @property
@@ -120,24 +119,25 @@ class ContextDataset(Dataset[Context]):
         return max(len(self.source.slices[i].rows) for i in self._slices)
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch; loader workers that are kept between epochs see it too."""
+        """Set the current epoch, also for loader workers that are kept between epochs."""
         self._epoch.fill_(epoch)
 
     def set_context_size(self, context_size: int) -> None:
-        """Choose the largest number of cells in a context; for loaders that are made from then on."""
+        """Set the largest number of cells in a context; loaders must be created afterwards."""
         self.context_size = context_size
         self._divider.set_context_size(context_size)
 
     def set_streams(self, n_streams: int, multiple: int = 1) -> None:
-        """Choose how many processes draw contexts, each a shard of them, and of what its length is a multiple.
+        """Set the number of processes that draw contexts, each from its own shard.
 
-        Shards follow each other, all of the same length; see :mod:`alphastomics.data._order`.
+        Shards follow each other and have the same length, a multiple of `multiple`; see
+        :mod:`alphastomics.data._order`.
         """
         self._divider.set_streams(n_streams, multiple)
 
     @property
     def in_streams(self) -> list[int]:
-        """Number of contexts of each process, without padding."""
+        """Number of contexts in the shard of each process, without padding."""
         return self._divider.in_streams
 
     def __len__(self) -> int:
@@ -166,7 +166,7 @@ class ContextDataset(Dataset[Context]):
         if not len(cells):
             return self._padding(epoch, index)
         augmentation = self.augmentation
-        # Without random changes no generator is made, which takes a good part of the time of a context.
+        # Creating a generator takes a good part of the time of a context, so it is skipped without random changes.
         rng = make_generator(DRAW, self.seed, epoch, index) if augmentation or self.patches else None
         position, center = self._position(slice_index, cells, rng if augmentation and augmentation.rotate else None)
         present = self.source.measured_in(slice_index)
@@ -196,7 +196,7 @@ class ContextDataset(Dataset[Context]):
         return RawContext(context, factor, target_factor, change.gain, change.shift)
 
     def _local_density(self, slice_index: int, cells: NDArray[np.int64], epoch: int, index: int) -> NDArray[np.float32]:
-        """Give the local density of cells among a random share of the cells of the slice."""
+        """Local density of some cells, with augmentation among a random share of the cells of the slice."""
         position = self.source.slices[slice_index].position
         if not self.targets or position is None:
             return np.zeros((len(cells), len(RANKS) if self.targets else 0), dtype=np.float32)
@@ -205,14 +205,14 @@ class ContextDataset(Dataset[Context]):
         return local_density(position, cells, among=rng.random(len(position)) < density)
 
     def _sequence(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
-        """Index of some cells in their order, from 0, which keeps it exact in single precision; no column without one."""
+        """Index (k, 1) of some cells in their order, from 0 so that float32 holds it exactly; (k, 0) without an order."""
         order = self.source.sequence(rows)
         if order is None:
             return np.empty((len(rows), 0), dtype=np.float32)
         return (order - order.min()).astype(np.float32)[:, None]
 
     def _patch(self, slice_index: int, rng: np.random.Generator | None) -> NDArray[np.float32]:
-        """Positions of the cells around a random one, of which a random share is left out."""
+        """Positions around a random cell, relative to it, of which a random share is removed."""
         schema = self.source.schema
         if rng is None or slice_index not in self._trees or not self.patches:
             return np.empty((0, schema.n_dims), dtype=np.float32)
@@ -235,7 +235,7 @@ class ContextDataset(Dataset[Context]):
     def _position(
         self, slice_index: int, cells: NDArray[np.int64], rng: np.random.Generator | None
     ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """Model units, centered and rotated if ``frame="slice"``, and the center of the slice in the same frame."""
+        """Positions in model units, centered and rotated if ``frame="slice"``, and the center of the slice in that frame."""
         schema = self.source.schema
         position = self.source.slices[slice_index].position
         if position is None:

@@ -1,4 +1,4 @@
-"""Which cells are in which context of an epoch, and in which order the contexts are drawn."""
+"""Division of slices into the contexts of an epoch, and the order in which contexts are drawn."""
 
 from __future__ import annotations
 
@@ -23,14 +23,8 @@ N_WAVES, WAVE_NUMBERS = 3, (0.3, 2.0)  # radians per model unit; a slice spans a
 class Division(NamedTuple):
     """The contexts of an epoch.
 
-    Attributes
-    ----------
-    epoch
-        Its number.
-    contexts
-        Slice and cells of every subset, in a list; slice and center of every patch, in an array.
-    sequence
-        Their numbers in the order in which they are drawn, -1 for padding.
+    ``contexts`` is a list of the slice and the cells of every subset, or an array of the slice and the center of every
+    patch. ``sequence`` holds their numbers in the order in which they are drawn, -1 for padding.
     """
 
     epoch: int
@@ -39,20 +33,9 @@ class Division(NamedTuple):
 
 
 class Divider:
-    """Divides slices into contexts, anew for each epoch; see :class:`~alphastomics.data.ContextDataset`.
+    """Divides slices into contexts, anew for each epoch; arguments as in :class:`~alphastomics.data.ContextDataset`.
 
-    Parameters
-    ----------
-    source
-        Where cells come from.
-    slices
-        Numbers of the slices to use.
-    trees
-        Slice -> tree of its positions, for slices with positions.
-    kind, seed, shuffle
-        As in the dataset.
-    composition
-        As in :class:`~alphastomics.data.Augmentation`.
+    ``slices`` are numbers of slices; ``trees`` maps those with positions to the KD-trees of their positions.
     """
 
     def __init__(
@@ -71,13 +54,13 @@ class Divider:
         self.context_size = self.n_streams = self.multiple = 1
 
     def set_context_size(self, context_size: int) -> None:
-        """Choose the largest number of cells in a context."""
+        """Set the largest number of cells in a context."""
         self.context_size = context_size
         self._n_drawn = sum(n for i in self.slices for n in self._n_contexts(i))
         self.set_streams(self.n_streams, self.multiple)
 
     def set_streams(self, n_streams: int, multiple: int) -> None:
-        """Choose the number of shards, and of what their lengths are a multiple."""
+        """Set the number of shards, and a number of which their lengths are multiples."""
         self.n_streams, self.multiple = n_streams, multiple
         per_stream = -(-self._n_drawn // n_streams)
         self.length = n_streams * multiple * -(-per_stream // multiple)
@@ -89,7 +72,7 @@ class Divider:
         return shard_sizes(self._n_drawn, self.n_streams)
 
     def cells(self, epoch: int, index: int) -> tuple[int, NDArray[np.int64]]:
-        """Give the slice of a context and the numbers of its cells within the slice; none for padding."""
+        """Slice of a context, and the numbers of its cells within the slice; no cells for padding."""
         division = self._settled(epoch)
         number = int(division.sequence[index])
         if number == PADDING:
@@ -101,8 +84,8 @@ class Divider:
         return slice_index, _nearest(self.trees[slice_index], center, self.context_size)
 
     def _settled(self, epoch: int) -> Division:
-        """The contexts of an epoch and their order, found once."""
-        division = self._division  # in one piece: another thread may be at another epoch
+        """The division of an epoch, computed once."""
+        division = self._division  # read once: another thread may replace it with that of another epoch
         if division is None or division.epoch != epoch:
             division = self._division = self._divide(epoch)
         return division
@@ -135,14 +118,14 @@ class Divider:
                 pieces = [pieces[k] for k in rng.permutation(len(pieces))]
             for part, n in zip(np.array_split(np.arange(len(pieces)), len(counts)), counts, strict=True):
                 cells = np.concatenate([pieces[k] for k in part])
-                # Ascending cells are read faster, and their order carries no meaning.
+                # Sorted, because ascending cells are read faster and their order has no meaning.
                 divided = np.array_split(cells[self._order(i, cells, rng)], n)
                 chunks.append(Chunk(np.arange(len(contexts), len(contexts) + n), len(cells)))
                 contexts.extend((i, np.sort(each)) for each in divided)
         return contexts, chunks
 
     def _centers(self) -> tuple[NDArray[np.int64], list[Chunk]]:
-        """Every cell of every slice as a center, by the pieces that are read together."""
+        """Every cell of every slice as a center, grouped by the pieces that are read together."""
         centers, chunks, done = [], [], 0
         for i in self.slices:
             for piece in self.source.pieces(i):
@@ -152,7 +135,7 @@ class Divider:
         return np.concatenate(centers), chunks
 
     def _n_chunks(self, slice_index: int) -> int:
-        """Number of parts of a slice that are read one after the other: one, if the buffer holds it."""
+        """Number of parts of a slice that are read one after the other; 1 if the slice fits into the buffer."""
         size, pieces = len(self.source.slices[slice_index].rows), self.source.pieces(slice_index)
         if self.kind == "patch":
             return len(pieces)
@@ -169,7 +152,7 @@ class Divider:
         return [-(-min(len(part) * largest, size) // self.context_size) for part in parts]
 
     def _order(self, slice_index: int, cells: NDArray[np.int64], rng: np.random.Generator) -> NDArray[np.int64]:
-        """Order some cells of a slice at random, with near cells together to the degree of ``composition``."""
+        """Random order of some cells of a slice, in which ``composition`` brings nearby cells together."""
         position = self.source.slices[slice_index].position
         if position is None or not self.composition:
             return rng.permutation(len(cells))
@@ -182,15 +165,15 @@ def _shuffled(chunks: list[Chunk], rng: np.random.Generator) -> list[Chunk]:
 
 
 def make_generator(purpose: int, *key: int) -> np.random.Generator:
-    """A generator that depends on its purpose and key alone."""
+    """Create a generator that depends on nothing but its purpose and key."""
     return np.random.default_rng(np.random.SeedSequence(key, spawn_key=(purpose,)))
 
 
 def _nearest(tree: KDTree, center: int, size: int) -> NDArray[np.int64]:
-    """Number the cells nearest to a center, itself first, nearer ones first, ties by number."""
+    """Numbers of the cells nearest to a center: the center first, then by distance, ties by number."""
     points = tree.data
     reach = np.max(tree.query(points[center], k=min(size, len(points)))[0])
-    # The tree settles ties as its leaves lie: take all that could be tied, and order them here.
+    # The tree breaks ties by its own layout: take all cells that could be tied, and sort them here.
     found = np.sort(np.asarray(tree.query_ball_point(points[center], reach * (1 + 1e-9)), dtype=np.int64))
     squared = ((points[found] - points[center]) ** 2).sum(axis=1)
     squared[found == center] = -1.0
@@ -198,7 +181,7 @@ def _nearest(tree: KDTree, center: int, size: int) -> NDArray[np.int64]:
 
 
 def _smooth_field(x: NDArray[np.float64], rng: np.random.Generator) -> NDArray[np.float64]:
-    """Random field over positions (N, D) in model units, of unit variance: a few waves as long as a tissue is wide."""
+    """Random field over positions (N, D) in model units, of unit variance: a sum of waves about as long as a tissue is wide."""
     field = np.zeros(len(x))
     for _ in range(N_WAVES):
         direction = rng.standard_normal(x.shape[1])

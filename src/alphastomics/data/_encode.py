@@ -1,12 +1,12 @@
-r"""Network units of the cells of a context.
+r"""Transform of the expression of cells to network units.
 
 .. math:: z_g = \operatorname{clip}(a_g\, y_g + b_g, \pm 10), \qquad
     y_g = \log(1 + f\, x_g) \;\text{or}\; x_g, \qquad
     f = T / \ell,\quad a_g = 1 / \text{scale}_g,\quad b_g = -\text{mean}_g / \text{scale}_g
 
-in the symbols of :class:`~alphastomics.data.TissueSchema`, whose :meth:`~alphastomics.data.TissueSchema.encode_expression` is
-the same in float64 and for genes in any order. Here it is float32 and in place: with numpy for rows of a source, with PyTorch
-for batches on the device that trains.
+in the symbols of :class:`~alphastomics.data.TissueSchema`, whose :meth:`~alphastomics.data.TissueSchema.encode_expression`
+computes the same in float64 and for genes in any order. Here it is computed in float32 and in place: with numpy for rows of a
+source, with PyTorch for batches on the training device.
 """
 
 from __future__ import annotations
@@ -24,19 +24,14 @@ if TYPE_CHECKING:
 
     from alphastomics.data._schema import TissueSchema
 
-BLOCK_VALUES = 2**15  # of float32, 128 KiB: a few rows at a time stay in the cache of the processor
+BLOCK_VALUES = 2**15  # of a block, 128 KiB in float32, which fits into the cache of the processor
 SMALL_COUNT = 24
 
 
 class Encoder:
-    """From user units to network units.
+    """Transforms expression from user units to network units.
 
-    Parameters
-    ----------
-    schema
-        The tissue.
-    measured
-        Genes that the cells have, (G,); all when None. The others become 0.
+    ``measured`` (G,) are the genes that the cells have, all when None; the others become 0.
     """
 
     def __init__(self, schema: TissueSchema, measured: NDArray[np.bool_] | None = None) -> None:
@@ -46,14 +41,14 @@ class Encoder:
         self._rows = max(1, BLOCK_VALUES // schema.n_genes)
         slope = 1.0 / np.asarray(schema.gene_scale)
         offset = (-np.asarray(schema.gene_mean) * slope).astype(np.float32)
-        # As many rows as a block has: one long loop instead of one for each row.
+        # Repeated for all rows of a block: numpy runs one long loop instead of one for each row.
         self._slope, self._offset = (
             np.tile(values * measured, (self._rows, 1)) for values in (slope.astype(np.float32), offset)
         )
         self._tensors: tuple[Tensor, Tensor] | None = None
 
     def factor(self, library_size: NDArray[np.float64]) -> NDArray[np.float32]:
-        """T over the library sizes (k,), 1 for cells without counts; not used under ``transform="none"``."""
+        """T / library size of cells (k,), 1 for cells without counts; not used under ``transform="none"``."""
         factor = np.divide(self._target, library_size, out=np.ones(len(library_size)), where=library_size > 0)
         return factor.astype(np.float32)
 
@@ -92,18 +87,10 @@ def dense_rows(
     thinning: float | None = None,
     rng: np.random.Generator | None = None,
 ) -> NDArray[np.float32]:
-    """Sparse cells (k, m) as (k, G), after a share of the counts was removed.
+    """Sparse cells (k, m) as a dense array (k, G), after a share ``thinning`` of the counts is removed at random.
 
-    Parameters
-    ----------
-    values
-        User units, canonical.
-    n_genes
-        Number of genes G.
-    columns
-        For each of the m columns the number of its gene; None when they are the genes in order.
-    thinning, rng
-        Share of the counts to remove at random, and where the draws come from.
+    ``values`` is canonical and in user units; ``columns`` are the numbers of the genes of its m columns, when None 0 to
+    G - 1.
     """
     data = values.data.astype(np.float32)
     if thinning:
@@ -113,25 +100,16 @@ def dense_rows(
 
 
 def thin_rows(values: NDArray[np.float32], thinning: float, rng: np.random.Generator | None) -> None:
-    """Remove a share of the counts of dense cells, in their place."""
+    """Remove a share of the counts of dense cells, in place."""
     flat = values.reshape(-1)
     filled = np.flatnonzero(flat)
     flat[filled] = thin(flat[filled], thinning, rng)
 
 
 def thin(counts: NDArray[np.float32], thinning: float, rng: np.random.Generator | None) -> NDArray[np.float32]:
-    """Keep each of the counts with probability ``1 - thinning``, to the nearest of 1 / 65,536.
+    """Keep each count with probability ``1 - thinning``, rounded to a multiple of 1 / 65,536; counts (n,) are positive.
 
-    Where counts are small every one of them draws 16 bits, which takes less time than ``rng.binomial``.
-
-    Parameters
-    ----------
-    counts
-        Positive integers, (n,).
-    thinning
-        In (0, 1).
-    rng
-        Where the draws come from.
+    Each unit of a small count draws 16 bits, which takes less time than ``rng.binomial``.
     """
     if rng is None or not 0 < thinning < 1:
         raise ValueError(f"thinning={thinning} must lie in [0, 1) and needs rng.")

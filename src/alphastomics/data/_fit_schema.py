@@ -1,4 +1,4 @@
-"""From the reference cells of an AnnData to a schema."""
+"""Fit a schema to the reference cells of an AnnData."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def fit_schema(
 ) -> TissueSchema:
     """Describe a tissue by its reference cells.
 
-    The matrix is read in blocks of rows; moments are float64 and the same to the bit for CSR, CSC, dense, integer and
+    The matrix is read in blocks of rows; moments are float64 and have the same bits for CSR, CSC, dense, integer and
     float storage. `adata` is not modified.
 
     Parameters
@@ -58,23 +58,23 @@ def fit_schema(
     adata
         The reference, in memory.
     layer
-        Where expression is: a key of ``layers``, or ``X`` when None.
+        Key of expression in ``layers``; ``X`` when None.
     position_key
-        Where positions are in ``obsm``, shape (n, 2) or (n, 3).
+        Key of positions in ``obsm``, shape (n, 2) or (n, 3).
     slice_key
-        Where the slice of a cell is in ``obs``. None takes ``obs["slice_id"]`` if it is there, else all cells are one
-        slice; the log says which.
+        Key of slices in ``obs``. When None, slices are ``obs["slice_id"]`` if it exists, else all cells are one slice;
+        the choice is logged.
     cell_type_key
-        Where labels are in ``obs``, if anywhere.
+        Key of labels in ``obs``; no labels when None.
     frame
-        ``"slice"`` or ``"shared"``.
+        ``"slice"`` or ``"shared"``, see :class:`TissueSchema`.
     sequence_key
-        Where an order of the cells is in ``obs``, if anywhere.
+        Key of an order of the cells in ``obs``; no order when None.
     transform
         ``"auto"``, ``"log1p"`` or ``"none"``; ``"auto"`` is ``"log1p"`` if and only if all values are non-negative
         integers.
     missing_positions
-        Whether cells may have NaN positions. Such cells are not reference cells: they count for nothing here.
+        Whether cells may have NaN positions. Such cells are not reference cells and are ignored.
 
     Returns
     -------
@@ -85,7 +85,7 @@ def fit_schema(
     KeyError
         If a named key is missing.
     ValueError
-        If values, positions or slices cannot be used; the message says which and what to do.
+        If values, positions or slices cannot be used; the message names them and the remedy.
 
     Warns
     -----
@@ -132,18 +132,10 @@ def fit_schema(
 
 
 class Extent(NamedTuple):
-    """Where the cells of a slice are.
+    """Number of cells of a slice, their mean (D,), and lengths in user units.
 
-    Attributes
-    ----------
-    n_cells
-        Their number.
-    center
-        Their mean (D,).
-    radius
-        Root mean square distance from it.
-    spacing
-        Median distance of a cell from the nearest one that is elsewhere.
+    ``radius`` is the root mean square distance from the mean; ``spacing`` the median distance to the nearest cell at
+    another position.
     """
 
     n_cells: int
@@ -153,19 +145,13 @@ class Extent(NamedTuple):
 
 
 def measure_extent(name: str, points: NDArray[np.float64]) -> Extent:
-    """Measure a slice by the positions (N, D) of its reference cells.
-
-    Raises
-    ------
-    ValueError
-        If no geometry can be learned from them.
-    """
+    """Measure a slice by the positions (N, D) of its reference cells; too few or coincident cells are a ValueError."""
     check_slice(name, points)
     center = points.mean(axis=0)
     radius = float(np.sqrt(((points - center) ** 2).sum(axis=1).mean()))
     nearest = KDTree(points).query(points, 2)[0][:, 1]
     if not nearest.all():
-        distinct = np.unique(points, axis=0)  # at least two, or check_slice raises an error
+        distinct = np.unique(points, axis=0)  # at least two, as check_slice ensures
         nearest = KDTree(distinct).query(distinct, 2)[0][:, 1]
     return Extent(len(points), center, radius, float(np.median(nearest)))
 
@@ -189,7 +175,7 @@ def fit_frame(extents: Mapping[str, Extent], frame: str) -> tuple[float, tuple[f
 
 
 def _fit_shared(extents: Sequence[Extent], n_dims: int) -> tuple[float, tuple[float, ...]]:
-    """Of all cells together: their mean, and a variance that is that within the slices and that between them."""
+    """Scale and center of all cells together, whose variance is the sum of that within slices and that between them."""
     n_cells = np.array([extent.n_cells for extent in extents])
     centers = np.stack([extent.center for extent in extents])
     center = n_cells @ centers / n_cells.sum()

@@ -1,7 +1,7 @@
-"""``.h5ad`` files of unknown origin: checked for links to other files and for their size, then read by anndata.
+"""Reading ``.h5ad`` files of unknown origin, after a check for links to other files and of the size.
 
-HDF5 follows links to other files, takes the values of a dataset from any file of the computer, and returns fill values that
-are not stored, as many as a header claims. All three are errors before anything is read.
+HDF5 follows links to other files, reads the values of a dataset from any file of the computer, and returns fill values
+that are not stored, as many as a header claims. Each of these is an error before anything is read.
 """
 
 from __future__ import annotations
@@ -22,25 +22,19 @@ if TYPE_CHECKING:
 
     from anndata import AnnData
 
-POINTER = 64  # bytes in memory, at least, of a value that is an object
+POINTER = 64  # smallest number of bytes of an object in memory
 SMALL = 2**26  # bytes of a dataset whose compression is not checked
-RATIO = 2000  # bytes in memory per byte in the file; gzip reaches 1000
+RATIO = 2000  # largest number of bytes in memory per byte in the file; gzip reaches 1000
 
 
 def read_h5ad(path: Path) -> AnnData:
-    """Read a file into memory.
-
-    Raises
-    ------
-    ValueError
-        If it is not an ``.h5ad`` file, or cannot be read.
-    """
+    """Read a file into memory; the message of a ValueError names the file."""
     with reading_h5ad(path):
         check_h5ad(path)
         adata = ad.read_h5ad(path)
         for matrix in (adata.X, *adata.layers.values()):
             if sp.issparse(matrix):
-                matrix.check_format(full_check=True)  # compiled code trusts every index
+                matrix.check_format(full_check=True)  # compiled code does not check indices
         return adata
 
 
@@ -54,17 +48,11 @@ def read_uns(path: Path) -> dict[str, Any]:
 
 @contextmanager
 def reading_h5ad(path: Path, remedy: str = "name another file") -> Iterator[None]:
-    """Turn errors of h5py and anndata into one that names the file.
-
-    Raises
-    ------
-    ValueError
-        If there is one.
-    """
+    """Turn errors of h5py and anndata into a ValueError that names the file and the remedy."""
     try:
         yield
     except Exception as error:  # a damaged file can raise anything
-        if isinstance(error, (KeyError, ValueError)) and str(path) in str(error):  # a sentence already
+        if isinstance(error, (KeyError, ValueError)) and str(path) in str(error):  # names the file already
             raise
         raise ValueError(
             f"{path} cannot be read as .h5ad ({describe_error(error)}); check that it is complete and readable, or {remedy}"
@@ -72,28 +60,17 @@ def reading_h5ad(path: Path, remedy: str = "name another file") -> Iterator[None
 
 
 def check_h5ad(path: Path, is_read: Callable[[str], bool] = lambda name: True) -> None:
-    """Raise an error for a file that refers to other files, or that exceeds the memory of this machine.
+    """Raise a ValueError for a file that refers to other files, or that exceeds the memory of this machine.
 
-    Parameters
-    ----------
-    path
-        The file.
-    is_read
-        Whether a dataset of this name (``"/obs/cell_type"``) is read in one piece.
-
-    Raises
-    ------
-    OSError
-        If it cannot be opened.
-    ValueError
-        If a check fails; the message does not name the file.
+    ``is_read`` is whether a dataset of this name (``"/obs/cell_type"``) is read in one piece; the size of others is not
+    limited. The message does not name the file.
     """
     with h5py.File(path, "r") as file:
         check_memory(sum(_size(dataset) for dataset in _datasets(file) if is_read(dataset.name)))
 
 
 def _datasets(file: h5py.File) -> Iterator[h5py.Dataset]:
-    """Every dataset of a file, once, of which none is in another file."""
+    """Every dataset of a file, once; a ValueError if values are in another file."""
     waiting, seen = [file["/"]], set()
     while waiting:
         group = waiting.pop()
@@ -101,7 +78,7 @@ def _datasets(file: h5py.File) -> Iterator[h5py.Dataset]:
             link = group.get(name, getlink=True)
             if isinstance(link, h5py.ExternalLink):
                 raise ValueError(f"{group.name.rstrip('/')}/{name} is a link to another file")
-            if isinstance(link, h5py.SoftLink):  # its target has a name of its own
+            if isinstance(link, h5py.SoftLink):  # the target is found under its own name
                 continue
             entry = group[name]
             address = h5py.h5o.get_info(entry.id).addr
@@ -117,7 +94,7 @@ def _datasets(file: h5py.File) -> Iterator[h5py.Dataset]:
 
 
 def _size(dataset: h5py.Dataset) -> int:
-    """Bytes of a dataset in memory, which must be stored for the greater part."""
+    """Bytes of a dataset in memory; a ValueError if nearly all of them would be fill values."""
     size = (dataset.size or 0) * (POINTER if dataset.dtype.hasobject else dataset.dtype.itemsize)
     if size > SMALL and size > RATIO * dataset.id.get_storage_size():
         raise ValueError(f"{dataset.name} claims to hold {size / 2**30:,.1f} GiB, and next to nothing is stored")

@@ -1,4 +1,4 @@
-"""Loaders of batches, from memory or from disk."""
+"""Loaders of batches of contexts, from memory or from disk."""
 
 from __future__ import annotations
 
@@ -23,31 +23,32 @@ if TYPE_CHECKING:
     from alphastomics.data._batch import Batch, RawBatch, RawContext
     from alphastomics.data._contexts import Kind
 
-AHEAD = 3  # batches that wait for the network
+AHEAD = 3  # batches that are loaded ahead of the network
 
 
 class ContextLoader:
-    """Batches of the epoch that a dataset of contexts is at.
+    """Iterates over the batches of the current epoch of a dataset of contexts.
 
-    The position, an epoch and the number of batches of it that were handed out, is kept by :meth:`state_dict`, under the names
-    that Lightning asks for; the next pass after :meth:`load_state_dict` begins there.
+    The position, an epoch and the number of its batches that were yielded, is returned by :meth:`state_dict` and restored by
+    :meth:`load_state_dict`, which Lightning calls; the next iteration starts there.
 
     Parameters
     ----------
     dataset
         The contexts.
     contexts_per_batch
-        Contexts in a batch.
+        Number of contexts in a batch.
     num_workers
-        Processes that cut contexts, each from a part of the tissue of its own.
+        Number of worker processes that draw contexts; with data on disk each has its own shard of the cells. 0 draws them
+        in this process.
     rank, world_size
-        Number of this process among those that train together; all get equally many batches.
+        Rank of this process, and number of processes that train together; all have the same number of batches.
     prefetch
-        Without worker processes, whether a thread cuts batches ahead while the network works. Where nothing works
-        meanwhile, handing batches from one thread to another only takes time.
+        Without worker processes, whether a thread loads batches ahead while the network computes. If nothing is computed
+        meanwhile, passing batches between threads only takes time.
     raw
-        Whether batches hold expression as it was measured, which :meth:`encode` brings to network units, best on the device
-        that trains; network units when False.
+        Whether batches hold expression in user units (:class:`RawBatch`), which :meth:`encode` transforms to network units,
+        fastest on the training device; network units when False.
     """
 
     def __init__(
@@ -80,28 +81,28 @@ class ContextLoader:
         return len(self._order)
 
     def n_contexts(self, batch: int) -> int:
-        """Number of contexts, without padding, that all ranks have in their batch of this number."""
+        """Number of contexts, without padding, in batch number `batch` of all ranks together."""
         return self._order.n_real(batch, self.dataset.in_streams)
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch whose contexts are cut next."""
+        """Set the epoch of the next iteration."""
         self.dataset.set_epoch(epoch)
 
     def state_dict(self) -> dict[str, int]:
-        """The position."""
+        """The position: the epoch, and the number of its batches that were yielded."""
         return {"epoch": self.dataset.epoch, "batch": self._done}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Go on from a position."""
+        """Continue from a position at the next iteration."""
         self.dataset.set_epoch(state["epoch"])
         self._done = self._start = state["batch"] % len(self)
 
     def encode(self, raw: RawBatch) -> Batch:
-        """The batch in network units, on the device where it is; the values of ``raw`` are overwritten."""
+        """Transform a batch to network units, on its device; the values of `raw` are overwritten."""
         return encode_batch(raw, self._encoder)
 
     def __iter__(self) -> Iterator[RawBatch | Batch]:
-        """Batches, from the position on."""
+        """Yield batches, starting at the position."""
         start, self._start = self._start, 0
         batches = list(self._order)[start:]
         self._done = start
@@ -139,7 +140,7 @@ class ContextLoader:
 
 
 class _Raw(Dataset["RawContext"]):
-    """The contexts of a dataset before their transform, for PyTorch's loader."""
+    """Contexts with expression in user units, for the data loader of PyTorch."""
 
     def __init__(self, dataset: ContextDataset) -> None:
         self.dataset = dataset
@@ -168,8 +169,8 @@ def create_dataloaders(
 ) -> tuple[ContextLoader | None, ContextLoader | None, ContextLoader | None]:
     """Loaders of the three splits of a dataset; None where a split has no cells.
 
-    The contexts of another epoch are those after ``loader.set_epoch(epoch)``; ``loader.state_dict()`` is the position within
-    it, from which ``loader.load_state_dict(state)`` goes on.
+    ``loader.set_epoch(epoch)`` sets the epoch; ``loader.state_dict()`` is the position within it, from which
+    ``loader.load_state_dict(state)`` continues.
 
     Parameters
     ----------
@@ -178,31 +179,32 @@ def create_dataloaders(
     batch_size
         Number of cells in a batch.
     context_size
-        Largest number of cells in a context, and no more than `batch_size`.
+        Largest number of cells in a context, at most `batch_size`.
     streaming
         Whether contexts are shuffled among `buffer_size` cells; among all of them otherwise.
     buffer_size
-        Number of cells whose slices are read at the same time, and among which contexts are shuffled. Files are mapped, so more
-        cells take no more memory; fewer keep what is read together where a disk is slow.
+        Number of cells whose slices are read at the same time, and among which contexts are shuffled. Files are mapped into
+        memory, so a larger buffer takes no more memory; a smaller one reads fewer places at a time, for slow disks.
     num_workers
-        Processes that cut contexts.
+        Number of worker processes that draw contexts; 0 draws them in this process.
     prefetch
-        Without worker processes, whether a thread cuts batches ahead while the network works.
+        Without worker processes, whether a thread loads batches ahead while the network computes.
     kind
         ``"subset"``: random cells of a slice, each once in an epoch; ``"patch"``: each cell with its nearest ones.
     shuffle
-        Whether contexts are cut anew in every epoch and come in random order; otherwise they are always the same, slice by slice.
+        Whether contexts differ between epochs and are in random order; otherwise they are always the same, slice by slice.
     augmentation
         Random changes to training contexts; none when None.
     targets
-        Whether contexts also hold expression as it was measured, and the local density around each cell.
+        Whether contexts also hold expression without augmentation, and the local density around each cell.
     seed
-        Decides contexts and their order.
+        Seed of contexts and their order.
     rank, world_size
-        Number of this process among those that train together; all get equally many batches, and each cell comes to one.
+        Rank of this process, and number of processes that train together; all have the same number of batches, and each
+        cell goes to one process.
     raw
-        Whether expression is left as it was measured, which is quickest: ``loader.encode(batch)``, on a GPU after
-        the batch was brought there, is then what loaders give otherwise.
+        Whether loaders yield :class:`~alphastomics.data.RawBatch`, with expression in user units, which is fastest:
+        ``loader.encode(batch)`` transforms a batch to network units, on a GPU once the batch is there.
 
     Returns
     -------
@@ -211,7 +213,7 @@ def create_dataloaders(
     Raises
     ------
     FileNotFoundError, ValueError
-        If the dataset is not there or damaged, or an argument is out of range.
+        If the dataset is missing or damaged, or an argument is out of range.
     """
     info = DatasetInfo.read(data_dir)
     found: list[ContextLoader | None] = []

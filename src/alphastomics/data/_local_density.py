@@ -4,8 +4,8 @@ r"""Local density around each cell, from the distances to its neighbors.
 
     u_{ik} = \log \frac{d_i(n_k)}{\operatorname{median}_j d_j(n_k)}
 
-with :math:`d_i(n)` the distance from cell i to its n-th nearest neighbor in the slice. The medians take away the unit of
-length and the density of the slice as a whole, in which two specimens or two instruments differ.
+with :math:`d_i(n)` the distance from cell i to its n-th nearest neighbor in the slice. The median removes the unit of length
+and the density of the slice as a whole, which differ between specimens and between instruments.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 RANKS = (1, 2, 3, 5, 8, 12, 20, 32, 64)
-LARGEST = 3.0  # cells that lie on one another have a distance of 0
+LARGEST = 3.0  # bounds the logarithm, also for coincident cells, whose distance is 0
 
 
 def local_density(
@@ -32,14 +32,14 @@ def local_density(
     position
         Positions (N, D) of the slice, in any unit.
     cells
-        Numbers of n cells; all when None. The medians are over these.
+        Row numbers of n cells; all when None. The medians are over these.
     among
-        Which cells of the slice (N,) count as neighbors; all when None.
+        Mask (N,) of the cells of the slice that count as neighbors; all when None.
 
     Returns
     -------
-    Array (n, K) with K the number of ranks, between -3 and 3. With fewer neighbors than a rank the farthest one is
-    used; 0 without neighbors.
+    Array (n, K), float32, between -3 and 3, for the neighbors of rank 1, 2, 3, 5, 8, 12, 20, 32 and 64. With fewer
+    neighbors than a rank the farthest one is used; 0 without neighbors.
     """
     asked = np.arange(len(position)) if cells is None else np.asarray(cells)
     among = np.ones(len(position), dtype=bool) if among is None else among

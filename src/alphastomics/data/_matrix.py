@@ -1,8 +1,8 @@
-"""Reading an expression matrix in blocks, whatever it is stored as.
+"""Expression matrices in blocks of rows, from any storage format.
 
-Every block becomes the same canonical form, float64 CSR with sorted indices and without stored zeros, before any
-arithmetic. Sums then run over the same numbers in the same order, so that CSR, CSC, dense, integer and float storage
-of one matrix give the same bits, and no more than the non-zero values of a block are ever held.
+Before any arithmetic, every block is brought to one canonical form: float64 CSR with sorted indices and without stored
+zeros. Sums then run over the same numbers in the same order, so that CSR, CSC, dense, integer and float storage of one
+matrix give the same bits, and memory holds no more than the non-zero values of a block.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _BLOCK_VALUES = 2**24
 
 
 def as_matrix(values: Any) -> Matrix:
-    """Give any sparse format as CSR and anything else as a plain array, sharing memory where possible."""
+    """Convert any sparse format to CSR and anything else to a plain array, sharing memory where possible."""
     if not sp.issparse(values):
         return np.asarray(values)
     csr = values.tocsr()
@@ -53,7 +53,7 @@ def column_sums(block: sp.csr_matrix) -> NDArray[np.float64]:
 
 
 def row_blocks(rows: NDArray[np.int64], n_genes: int) -> Iterator[NDArray[np.int64]]:
-    """Cut row numbers into blocks whose dense float64 form would stay near 128 MB; depends on the shape alone."""
+    """Cut row numbers into blocks whose dense float64 form is at most 128 MiB; the cuts depend on the shape alone."""
     size = max(1, min(_BLOCK_ROWS, _BLOCK_VALUES // max(1, n_genes)))
     for start in range(0, len(rows), size):
         yield rows[start : start + size]
@@ -70,7 +70,7 @@ def flat_blocks(matrix: Matrix) -> Iterator[tuple[int, NDArray[Any]]]:
 
 
 def flat_index(matrix: Matrix, position: int) -> tuple[int, int]:
-    """Find the row and column of the value that `flat_blocks` numbers `position`."""
+    """Row and column of the value at offset ``position`` of :func:`flat_blocks`."""
     if not isinstance(matrix, np.ndarray):
         row = int(np.searchsorted(matrix.indptr, position, side="right")) - 1
         return row, int(matrix.indices[position])
@@ -98,7 +98,7 @@ class Moments:
         self.squares = np.zeros(n_genes)
 
     def add(self, block: sp.csr_matrix, measured: NDArray[np.bool_] | None = None) -> None:
-        """Merge the cells of a canonical block, for the genes that are ``measured`` (G,)."""
+        """Add the cells of a canonical block, for the genes that are ``measured`` (G,)."""
         n_cells, n_genes = block.shape
         part = Moments(n_genes)
         part.n_cells += n_cells if measured is None else n_cells * measured
@@ -110,7 +110,7 @@ class Moments:
         self.merge(part)
 
     def merge(self, part: Moments) -> None:
-        """Merge the cells that another one has seen."""
+        """Add the cells of other moments."""
         delta = part.mean - self.mean
         total = self.n_cells + part.n_cells
         share = np.divide(part.n_cells, total, out=np.zeros(len(total)), where=total > 0)

@@ -1,17 +1,19 @@
-r"""Orders: of the contexts of an epoch, and of cells along a Hilbert curve.
+"""Order of the contexts of an epoch, and of cells along a Hilbert curve.
 
-The contexts of an epoch are drawn at random, yet so that the cells that were read serve several of them. Cells that are read
-together, a slice or a part of a large one, are a *chunk*. Chunks are in random order, and a window of at most ``buffer_size``
-cells is open at a time; the next context is any of those left in the window, and a chunk without contexts makes room for the
-next one. With a buffer for all cells, every order has the same probability.
+Contexts are drawn at random, but contexts that need the same cells are drawn within a short time. Cells that are read
+together, a slice or a part of a large one, are a *chunk*. Chunks are in random order, and a window of chunks with at
+most ``buffer_size`` cells is open at a time; the next context is drawn from those left in the window, and a chunk whose
+contexts are all drawn makes room for the next one. With a buffer for all cells, every order has the same probability.
 
-Each process gets a *shard*, an equal part of the sequence of chunks, with a window of its own, so that a slice is read by one
-process, or by two at the end of a shard. Contexts of padding make all shards equally long: all ranks take as many steps.
+Each process has a *shard*, an equal part of the sequence of chunks, with a window of its own, so that a slice is read
+by one process, or by two at the end of a shard. Padding contexts make all shards equally long: all ranks take as many
+steps.
 
-Cells that are near on the Hilbert curve are near in the tissue, and mostly the reverse. With b bits per axis the curve visits
-the :math:`2^{bD}` cubes of a grid so that consecutive cubes touch. The number of a cube is found axis by axis from the highest
-bit down (Skilling 2004, AIP Conf. Proc. 707:381): where a bit is set the lower bits of the first axis are inverted, else they
-are exchanged with those of the first axis; a Gray code of the result, its bits interleaved, is the number.
+Cells that are close on the Hilbert curve are close in the tissue; the reverse holds for most cells. With b bits per
+axis the curve visits the :math:`2^{bD}` cubes of a grid so that consecutive cubes touch. The number of a cube is found
+axis by axis from the highest bit down (Skilling 2004, AIP Conf. Proc. 707:381): where a bit is set the lower bits of
+the first axis are inverted, else they are exchanged with those of the first axis. The number is the Gray code of the
+result, with the bits of the axes interleaved.
 """
 
 from __future__ import annotations
@@ -29,37 +31,19 @@ PADDING = -1  # number of a context without cells
 
 
 class Chunk(NamedTuple):
-    """Contexts that need the same cells.
-
-    Attributes
-    ----------
-    contexts
-        Their numbers, (n,).
-    n_cells
-        How many cells they need.
-    """
+    """Numbers (n,) of contexts that need the same cells, and how many cells these are."""
 
     contexts: NDArray[np.int64]
     n_cells: int
 
 
 def shard_sizes(total: int, n: int) -> list[int]:
-    """Number of contexts, without padding, in each of ``n`` shards of ``total`` of them."""
+    """Number of contexts, without padding, in each of ``n`` shards of ``total`` contexts."""
     return np.diff(np.round(np.arange(n + 1) * total / n).astype(int)).tolist()
 
 
 def cut_shards(chunks: Sequence[Chunk], n: int, multiple: int = 1) -> list[list[Chunk]]:
-    """Cut a sequence of chunks into ``n`` shards with equally many contexts, padded to a multiple.
-
-    Parameters
-    ----------
-    chunks
-        In the order in which they are read.
-    n
-        Number of shards.
-    multiple
-        Of which the number of contexts of a shard is.
-    """
+    """Cut chunks, in reading order, into ``n`` shards with equally many contexts, padded to a multiple of ``multiple``."""
     total = sum(len(chunk.contexts) for chunk in chunks)
     length = -(-total // n)
     length = -(-length // multiple) * multiple
@@ -82,16 +66,10 @@ def cut_shards(chunks: Sequence[Chunk], n: int, multiple: int = 1) -> list[list[
 
 
 def window_order(chunks: Sequence[Chunk], buffer_size: int | None, rng: np.random.Generator) -> NDArray[np.int64]:
-    """Contexts in the order in which they are drawn; padding comes last, so that it moves no draw.
+    """Contexts in the order in which they are drawn; padding comes last, so that it changes no draw.
 
-    Parameters
-    ----------
-    chunks
-        In the order in which they are read.
-    buffer_size
-        Number of cells that are held at once, at least one chunk; None holds everything.
-    rng
-        Where the draws come from.
+    ``chunks`` are in reading order; the window holds ``buffer_size`` cells, at least one chunk, and all chunks when
+    None.
     """
     padding = [chunk.contexts for chunk in chunks if not chunk.n_cells]
     chunks = [chunk for chunk in chunks if chunk.n_cells]
@@ -121,20 +99,9 @@ def _drawn(chunks: Sequence[Chunk], buffer_size: int | None, rng: np.random.Gene
 
 
 class WindowSampler:
-    """Batches of contexts for one rank, in turn for the processes that load them.
+    """Batches of contexts for one rank with shards on disk; ``length`` counts the contexts of all ranks and workers.
 
-    Process w of W of a rank makes every W-th batch; all batches of a process come from one shard.
-
-    Parameters
-    ----------
-    length
-        Number of contexts of an epoch, all ranks and processes together.
-    contexts_per_batch
-        Contexts in a batch.
-    rank, world_size
-        Number of this rank, and of all.
-    n_workers
-        Processes that load for a rank, at least one.
+    Worker w of W of a rank loads every W-th batch; all batches of a worker come from one shard.
     """
 
     def __init__(
@@ -162,24 +129,16 @@ class WindowSampler:
             yield list(range(low, min(low + self.contexts_per_batch, first + self.per_shard)))
 
     def n_real(self, batch: int, in_shards: Sequence[int]) -> int:
-        """Number of contexts of all ranks in their batch of this number; ``in_shards`` are those of each shard."""
+        """Number of contexts, without padding, in batch ``batch`` of all ranks; ``in_shards`` are those of each shard."""
         turn, worker = divmod(batch, self.n_workers)
         return _between(in_shards[worker :: self.n_workers], turn * self.contexts_per_batch, self.contexts_per_batch)
 
 
 class RoundRobinSampler:
-    """Batches of contexts for one rank where all ranks have all cells: rank r of R takes every R-th batch of one sequence.
+    """Batches of contexts for one rank with all cells in memory: rank r of R takes every R-th batch of one sequence.
 
-    The contexts that R ranks see in a step are those of R steps of a single one.
-
-    Parameters
-    ----------
-    length
-        Number of contexts of an epoch, a multiple of what all ranks see in a step where there are several.
-    contexts_per_batch
-        Contexts in a batch.
-    rank, world_size
-        Number of this rank, and of all.
+    In a step, R ranks see the contexts that a single rank sees in R steps. ``length`` is the number of contexts of an
+    epoch, with several ranks a multiple of those in a step.
     """
 
     def __init__(self, length: int, contexts_per_batch: int, *, rank: int = 0, world_size: int = 1) -> None:
@@ -196,31 +155,24 @@ class RoundRobinSampler:
             yield list(range(first, min(first + self.contexts_per_batch, self.length)))
 
     def n_real(self, batch: int, in_shards: Sequence[int]) -> int:
-        """Number of contexts of all ranks in their batch of this number; ``in_shards`` are all of the epoch."""
+        """Number of contexts, without padding, in batch ``batch`` of all ranks; ``in_shards`` are those of the epoch."""
         together = self.contexts_per_batch * self.world_size
         return _between(in_shards, batch * together, together)
 
 
 def _between(lengths: Sequence[int], first: int, n: int) -> int:
-    """How many of ``n`` places from ``first`` on are taken, in sequences of these lengths together."""
+    """Number of elements at positions from ``first`` to ``first + n`` of sequences of these lengths, summed."""
     return sum(min(max(length - first, 0), n) for length in lengths)
 
 
-KEY_BITS = 62  # of a number, in all axes
-AXIS_BITS = 20  # of an axis: a millionth of the tissue
+KEY_BITS = 62  # of the number of a cube
+AXIS_BITS = 20  # of an axis: a cube is a millionth of the tissue wide
 
 
 def hilbert_order(position: NDArray[np.floating]) -> NDArray[np.int64]:
-    """Order of cells along the curve through the cube around them.
+    """Row numbers (N,) of cells along the curve through the cube around them; ``position`` (N, D) is finite, D at most 8.
 
-    Parameters
-    ----------
-    position
-        (N, D), finite, D at most 8.
-
-    Returns
-    -------
-    Row numbers (N,); cells in one cube of the finest grid keep their order.
+    Cells in one cube of the finest grid keep their order.
     """
     n, n_dims = position.shape
     if n == 0:
@@ -247,7 +199,7 @@ def hilbert_number(cube: NDArray[np.uint64], bits: int) -> NDArray[np.uint64]:
 
 
 def _gray(x: list[NDArray[np.uint64]], bits: int) -> list[NDArray[np.uint64]]:
-    """Gray code of the axes, in place."""
+    """Gray code of the numbers of a cube on all axes, in place."""
     for before, axis in zip(x, x[1:], strict=False):
         axis ^= before
     turned = np.zeros_like(x[0])
@@ -260,7 +212,7 @@ def _gray(x: list[NDArray[np.uint64]], bits: int) -> list[NDArray[np.uint64]]:
 
 
 def _interleaved(x: list[NDArray[np.uint64]], bits: int) -> NDArray[np.uint64]:
-    """One number of the bits of all axes, highest bits first, the first axis before the others."""
+    """One number from the bits of all axes: highest bits first, in the order of the axes."""
     number = np.zeros_like(x[0])
     for bit in range(bits - 1, -1, -1):
         for axis in x:

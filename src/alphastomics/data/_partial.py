@@ -1,4 +1,4 @@
-"""Reading cells of which only some values were measured."""
+"""Partly observed expression."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ class PartialExpression(NamedTuple):
     Attributes
     ----------
     values
-        User units, shape (N, G), NaN where unknown.
+        User units, shape (N, G), NaN where not observed.
     network
-        Network units, shape (N, G), float32, NaN where unknown.
+        Network units, shape (N, G), float32, NaN where not observed.
     library_size
-        Total counts that the known genes of each cell stand for, shape (N,); NaN where nothing is known, and under
-        ``transform="none"``.
+        Library size over all genes, estimated from the observed genes of each cell, shape (N,); NaN where no gene is
+        observed, and under ``transform="none"``.
     """
 
     values: NDArray[np.float64]
@@ -37,12 +37,12 @@ class PartialExpression(NamedTuple):
 
 
 def read_partial(adata: AnnData, schema: TissueSchema) -> PartialExpression:
-    """Read the expression of cells, NaN where it is to be found out.
+    """Read expression that is NaN where it was not observed.
 
     Parameters
     ----------
     adata
-        The cells, in memory. Genes that it does not have are unknown; genes that the schema does not have are ignored.
+        The cells, in memory. Genes that it lacks are not observed; genes that the schema lacks are ignored.
     schema
         The tissue to read them for.
 

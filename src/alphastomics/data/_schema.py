@@ -1,4 +1,4 @@
-"""What a tissue is: genes, frame, scales and keys, and the way between user units and network units."""
+"""The schema of a tissue: genes, frame, scales and keys, and the transforms between user units and network units."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _TUPLES = (*_NAMES, *_NUMBERS)
 
 @dataclass(frozen=True, kw_only=True, slots=True, repr=False)
 class TissueSchema:
-    r"""The one description of a tissue, shared by registry, dataset and saved model.
+    r"""Description of a tissue, shared by registry, dataset and saved model.
 
     Expression goes from user units :math:`x` to network units
     :math:`(f(x) - \text{mean}_g) / \text{scale}_g`, clipped to ±10. Under ``"log1p"``,
@@ -52,18 +52,19 @@ class TissueSchema:
     gene_mean, gene_scale
         Mean and standard deviation of the transformed values over the reference cells, length G. The standard
         deviation is floored at a tenth of the median over varying genes, so that a gene that is constant in the
-        reference does not blow up in a query.
+        reference has no huge values in a query.
     gene_share
-        Share of each gene in the counts of the reference, length G; empty under ``"none"``. A query without some
-        genes is brought to the depth that the reference has on the genes they share.
+        Share of each gene in the counts of the reference, length G; empty under ``"none"``. A query that lacks genes is
+        scaled to the depth that the reference has on the shared genes.
     frame
-        ``"slice"``: every slice is free up to rotation, reflection and shift. ``"shared"``: one registered frame.
+        ``"slice"``: positions of a slice are defined up to rotation, reflection and translation. ``"shared"``: all slices
+        are registered to one frame.
     n_dims
         2 or 3.
     scale
         User units per model unit: the root-mean-square radius of a slice divided by sqrt(`n_dims`), median over the
         reference slices (``"slice"``), or that of all reference cells about `center` (``"shared"``). Coordinates then
-        have about unit variance per axis, which a variance-preserving diffusion needs: it ends in unit noise.
+        have about unit variance per axis, as does the noise in which a variance-preserving diffusion ends.
     spacing
         Distance from a cell to its nearest neighbor, user units: median over the cells of a slice, then over the
         reference slices. Coincident cells do not count.
@@ -75,7 +76,7 @@ class TissueSchema:
     cell_types
         Names of the cell types, sorted; their order gives the integer codes.
     position_key, slice_key, cell_type_key, layer, sequence_key
-        Where these were found: ``obsm``, ``obs``, ``obs``, ``layers`` (None: ``X``) and ``obs``.
+        Keys in ``obsm``, ``obs``, ``obs``, ``layers`` (None: ``X``) and ``obs``.
 
     Raises
     ------
@@ -148,7 +149,7 @@ class TissueSchema:
         return len(self.genes)
 
     def to_dict(self) -> dict[str, Any]:
-        """Give the fields as JSON types; floats keep every bit through JSON."""
+        """Return the fields as JSON types; floats keep every bit through JSON."""
         values = {spec.name: getattr(self, spec.name) for spec in dataclasses.fields(self) if spec.init}
         return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
@@ -181,7 +182,7 @@ class TissueSchema:
         return cls(**fields)
 
     def target_library_size(self, measured: ArrayLike | None = None) -> float:
-        """Library size that the measured genes of a median reference cell have.
+        """Library size of a median reference cell over the measured genes.
 
         Parameters
         ----------
@@ -190,7 +191,7 @@ class TissueSchema:
 
         Returns
         -------
-        Sum of user units per cell to which expression is scaled before the logarithm.
+        Sum of user units per cell, to which expression is scaled before the logarithm.
 
         Raises
         ------
@@ -214,7 +215,7 @@ class TissueSchema:
         columns: ArrayLike | None = None,
         library_size: ArrayLike | None = None,
     ) -> NDArray[np.float32]:
-        """Bring expression from user units to network units.
+        """Transform expression from user units to network units.
 
         Parameters
         ----------
@@ -222,7 +223,7 @@ class TissueSchema:
             Sparse or dense, shape (k, m), user units.
         columns
             For each of the m columns the number of its gene in `genes`, -1 for a gene that is not in the schema; None
-            when the columns are the genes in order. A gene that no column gives is unmeasured.
+            when the columns are the genes in order. A gene without a column is unmeasured.
         library_size
             Library sizes of the cells over the measured genes, shape (k,); summed from `values` when None.
 
@@ -264,16 +265,10 @@ class TissueSchema:
     def _deviations(
         self, block: sp.csr_matrix, measured: NDArray[np.bool_], library_size: ArrayLike | None
     ) -> sp.csr_matrix:
-        """What the values of cells add to those of 0, network units, sparse where they are.
+        """Network units of values minus those of 0, sparse where the values are.
 
-        Parameters
-        ----------
-        block
-            User units, CSR (k, G), genes in order, none that is not ``measured``.
-        measured
-            Genes that the cells have, (G,).
-        library_size
-            (k,); not read under ``transform="none"``.
+        ``block`` is CSR (k, G) in user units with values of ``measured`` (G,) genes alone; ``library_size`` is (k,), and
+        not read under ``transform="none"``.
         """
         data = block.data.astype(np.float64)
         if self.transform == "log1p":
@@ -287,7 +282,7 @@ class TissueSchema:
     def decode_expression(
         self, network: ArrayLike, library_size: ArrayLike | None = None, *, measured: ArrayLike | None = None
     ) -> NDArray[np.float32]:
-        """Bring expression from network units to user units, the inverse of `encode_expression`.
+        """Transform expression from network units to user units, the inverse of `encode_expression`.
 
         Parameters
         ----------
@@ -302,7 +297,7 @@ class TissueSchema:
         Returns
         -------
         User units, shape (k, G). Under ``"log1p"`` values are never negative. A gene that was not measured (0 in
-        network units) comes out at its reference mean.
+        network units) has its reference mean.
         """
         values = np.asarray(network, dtype=np.float64) * self._scale + self._mean
         if self.transform == "log1p":
@@ -313,7 +308,7 @@ class TissueSchema:
         return values.astype(np.float32)
 
     def encode_position(self, position: ArrayLike) -> NDArray[np.float32]:
-        """Bring positions from user units to model units, shape (..., D).
+        """Transform positions from user units to model units, shape (..., D).
 
         With ``frame="slice"`` this only scales: a context is centered on its own cells when it is drawn.
         """
@@ -321,7 +316,7 @@ class TissueSchema:
         return model.astype(np.float32)
 
     def decode_position(self, position: ArrayLike) -> NDArray[np.float64]:
-        """Bring positions from model units to user units, shape (..., D)."""
+        """Transform positions from model units to user units, shape (..., D)."""
         user: NDArray[np.float64] = np.asarray(position, dtype=np.float64) * self.scale + np.asarray(self.center)
         return user
 
@@ -345,5 +340,5 @@ def _is_number(value: Any) -> bool:
 
 
 def _is_text(value: Any) -> bool:
-    """Whether it is text, and can be written again, which half a character that JSON escapes cannot."""
+    """Whether a value is text without lone surrogates, which JSON can escape and UTF-8 cannot encode."""
     return isinstance(value, str) and not _HALF.search(value)

@@ -22,7 +22,7 @@ NO_SLICE = "unassigned"
 
 
 def resolve_slice_key(adata: AnnData, slice_key: str | None) -> str | None:
-    """The key of slices in ``obs``: a given key must exist; None is ``"slice_id"`` if that exists."""
+    """Key of slices in ``obs``: a given key must exist; None is ``"slice_id"`` if that exists."""
     if slice_key is not None:
         check_key("obs", adata.obs, slice_key, "slice_key")
         return slice_key
@@ -34,10 +34,10 @@ def resolve_slice_key(adata: AnnData, slice_key: str | None) -> str | None:
 
 
 def resolve_query_slice_key(adata: AnnData, slice_key: str | None, *, positions: bool) -> str | None:
-    """The key of slices in ``obs`` of a query.
+    """Key of slices in ``obs`` of a query.
 
-    Dissociated cells have no slice and are one set; cells with positions need one, because distances between slices are
-    not defined.
+    Dissociated cells have no slice and form one set. Cells with positions need a slice, because distances between
+    slices are not defined.
     """
     if slice_key is not None and slice_key not in adata.obs and not positions:
         logger.info('obs["%s"] is missing: all cells are one set without a slice.', slice_key)
@@ -46,20 +46,9 @@ def resolve_query_slice_key(adata: AnnData, slice_key: str | None, *, positions:
 
 
 def slice_rows(adata: AnnData, slice_key: str | None, *, missing: bool = False) -> list[tuple[str, NDArray[np.int64]]]:
-    """Group row numbers by slice, sorted by name and independent of the column's type and category order.
+    """Name and ascending row numbers of every slice, sorted by name, whatever the type of the column.
 
-    Parameters
-    ----------
-    adata
-        The cells.
-    slice_key
-        A key of ``obs``, or None for one slice.
-    missing
-        Whether cells may have no value there; they then form one set, named ``"unassigned"``, which comes last.
-
-    Returns
-    -------
-    (name, ascending row numbers) of every slice.
+    ``missing`` is whether cells may have no slice; they form one set, named ``"unassigned"``, which comes last.
     """
     everything = np.arange(adata.n_obs, dtype=np.int64)
     if slice_key is None:
@@ -79,7 +68,7 @@ def slice_rows(adata: AnnData, slice_key: str | None, *, missing: bool = False) 
 
 
 def categories(adata: AnnData, key: str | None, argument: str) -> tuple[str, ...]:
-    """The sorted values of a column of ``obs``; none without a key."""
+    """Sorted values of a column of ``obs``; none without a key."""
     if key is None:
         return ()
     check_key("obs", adata.obs, key, argument)

@@ -49,7 +49,7 @@ class SliceCells(NamedTuple):
 
 
 class CellSource(Protocol):
-    """Cells in slices, with expression in network units on request."""
+    """Cells in slices, with their expression in user units or network units."""
 
     @property
     def schema(self) -> TissueSchema:
@@ -67,7 +67,7 @@ class CellSource(Protocol):
         """Which genes of the schema the cells of a slice have, shape (G,)."""
 
     def pieces(self, slice_index: int) -> list[NDArray[np.int64]]:
-        """Numbers, within a slice, of cells that are read together; neighbors where there are several pieces."""
+        """Numbers, within a slice, of the cells of each piece that is read at once; a piece is contiguous in the tissue."""
 
     @property
     def n_cells(self) -> int:
@@ -89,10 +89,10 @@ class CellSource(Protocol):
     def values(
         self, rows: NDArray[np.int64], *, thinning: float | None = None, rng: np.random.Generator | None = None
     ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """Expression of some cells in user units, (k, G), 0 where a gene is not measured; and by what to multiply it, (k,)."""
+        """Expression of some cells in user units, (k, G), 0 for unmeasured genes, and its factors before the logarithm, (k,)."""
 
     def encode(self, values: NDArray[np.float32], factor: NDArray[np.float32], slice_index: int) -> NDArray[np.float32]:
-        """Bring values of cells of a slice, as :meth:`values` returns them, to network units, in place."""
+        """Transform values of cells of a slice, as :meth:`values` returns them, to network units, in place."""
 
     def sequence(self, rows: NDArray[np.int64]) -> NDArray[np.float64] | None:
         """Index (k,) of some cells in their order, ``schema.sequence_key``; None where the cells have none."""
@@ -114,17 +114,16 @@ class AnnDataSource:
     schema
         The tissue to read them for.
     positions
-        Whether to read ``obsm[schema.position_key]``. If not, it is never touched. NaN (a cell without a position) is
-        kept.
+        Whether to read ``obsm[schema.position_key]``. NaN (a cell without a position) is kept.
     expression
-        Whether to read expression. If not, neither the matrix nor the gene names are touched and no gene is measured.
+        Whether to read expression. If not, neither the matrix nor the gene names are read and no gene is measured.
 
     Raises
     ------
     KeyError
         If the layer, the positions or, for cells with positions, the slices are missing.
     ValueError
-        If fewer than half of the genes are there, or values cannot be used.
+        If fewer than half of the genes are present, or values cannot be used.
 
     Warns
     -----
@@ -194,7 +193,7 @@ class AnnDataSource:
             Share of the counts to remove at random, in [0, 1): each count is kept with probability 1 - `thinning`,
             before the transform. None or 0 removes none.
         rng
-            Where the draws come from.
+            Generator of the random draws.
 
         Returns
         -------
@@ -203,17 +202,17 @@ class AnnDataSource:
         Raises
         ------
         ValueError
-            If thinning is asked of values that are not counts under ``"log1p"``, or without `rng`.
+            If `thinning` is positive and values are not counts under ``"log1p"``, or `rng` is None.
         """
         return self._encoder(*self.values(rows, thinning=thinning, rng=rng))
 
     def values(
         self, rows: NDArray[np.int64], *, thinning: float | None = None, rng: np.random.Generator | None = None
     ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """Read expression in user units, (k, G), 0 for unmeasured genes, and by what to multiply it, (k,).
+        """Read expression in user units, (k, G), 0 for unmeasured genes, and its factors before the logarithm, (k,).
 
-        The latter brings cells to the library size of the schema; it means nothing under ``transform="none"``. Parameters and
-        errors are those of :meth:`expression`.
+        The factors scale cells to the library size of the schema, and are not used under ``transform="none"``. Parameters
+        and errors are those of :meth:`expression`.
         """
         if thinning and not self.has_counts:
             raise ValueError('Only integer counts under transform="log1p" can be thinned; set thinning=0.')
@@ -229,15 +228,15 @@ class AnnDataSource:
         return found, self._encoder.factor(size)
 
     def encode(self, values: NDArray[np.float32], factor: NDArray[np.float32], slice_index: int) -> NDArray[np.float32]:
-        """Bring values, as :meth:`values` returns them, to network units, in place."""
+        """Transform values, as :meth:`values` returns them, to network units, in place."""
         return self._encoder(values, factor)
 
     def measured_in(self, slice_index: int) -> NDArray[np.bool_]:
-        """Which genes of the schema the cells of a slice have, (G,): all slices have the same."""
+        """Which genes of the schema the cells of a slice have, (G,); all slices have the same."""
         return self.measured
 
     def pieces(self, slice_index: int) -> list[NDArray[np.int64]]:
-        """All cells of a slice in one piece: everything is in memory."""
+        """All cells of a slice in one piece, since everything is in memory."""
         return [np.arange(len(self.slices[slice_index].rows))]
 
     def sequence(self, rows: NDArray[np.int64]) -> NDArray[np.float64] | None:
@@ -259,7 +258,7 @@ def _read_slices(adata: AnnData, schema: TissueSchema, *, positions: bool) -> tu
 
 
 def _match_genes(names: tuple[str, ...], genes: tuple[str, ...]) -> NDArray[np.int64]:
-    """Find for each gene of the schema its column, -1 where there is none."""
+    """Column of each gene of the schema, -1 where there is none."""
     columns: NDArray[np.int64] = pd.Index(names).get_indexer(pd.Index(genes)).astype(np.int64)
     missing = [gene for gene, column in zip(genes, columns, strict=True) if column < 0]
     if not missing:
