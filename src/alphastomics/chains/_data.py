@@ -1,6 +1,7 @@
-r"""Points along a folded chain, by formula: helices and strands on axes side by side, arcs that connect them.
+r"""Synthetic chains of residues: a folded backbone in closed form, and expression that depends on the structure alone.
 
-Lengths are in Å. The i-th of the L residues of a segment with direction a lies at
+A backbone consists of parallel helices and strands that arcs connect. Lengths are in Å. Residue i of the L residues of a
+segment with direction a lies at
 
 .. math::
 
@@ -8,18 +9,17 @@ Lengths are in Å. The i-th of the L residues of a segment with direction a lies
     \quad \text{(helix)}, \qquad
     m + 3.3\, u_i\, a + 0.94\, (-1)^i\, n_2 \quad \text{(strand)}, \qquad u_i = i - \tfrac{L - 1}{2},
 
-with :math:`(n_1, n_2, a)` right-handed, which makes every helix right-handed (Pauling, Corey and Branson 1951), and
-consecutive points 3.8 Å apart. The middles m lie on a line along :math:`n_1`, at distances that depend on the kinds of the two
-neighbors alone; the directions alternate, and each is turned by 20 degrees from the one before. A loop is an arc of m equal
-chords c = 3.8 over the gap g between two ends,
+with :math:`(n_1, n_2, a)` right-handed, so that every helix is right-handed (Pauling, Corey and Branson 1951) and
+consecutive points are 3.8 Å apart. The centers m lie on a line along :math:`n_1`, at distances that depend on the kinds of the
+two neighboring segments; directions alternate, and each is turned by 20 degrees from the previous one. A loop is an arc of m
+equal chords c = 3.8 over the gap g between two ends,
 
 .. math::
 
     \frac{g}{c} = \frac{\sin (m \varphi / 2)}{\sin (\varphi / 2)}, \qquad 0 < \varphi < \frac{2 \pi}{m},
 
-with the fewest chords that reach 1.5 g, and three at least. Kinds and lengths of the segments decide everything.
-
-Synthetic chains: residues in order, whose expression depends on their structure and not on their place.
+with the fewest chords whose total length is at least 1.5 g, and at least three. The kinds and lengths of the segments
+determine the backbone.
 """
 
 from __future__ import annotations
@@ -53,22 +53,14 @@ BOND = 3.8  # between consecutive alpha carbons
 HELIX_RISE, HELIX_TURN, HELIX_RADIUS = 1.5, np.deg2rad(100), 2.3
 STRAND_RISE = 3.3
 PLEAT = np.sqrt(BOND**2 - STRAND_RISE**2) / 2  # 0.94
-HALF_WIDTH = {"helix": 5.0, "strand": 2.4}  # helices pack at 10, strands of a sheet at 4.8
+HALF_WIDTH = {"helix": 5.0, "strand": 2.4}  # helices are 10 apart, strands of a sheet 4.8
 TWIST = np.deg2rad(20)
 SLACK, FEWEST_CHORDS = 1.5, 3
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Segment:
-    """A helix or a strand.
-
-    Parameters
-    ----------
-    kind
-        ``"helix"`` or ``"strand"``.
-    length
-        Number of residues.
-    """
+    """A helix or a strand of ``length`` residues."""
 
     kind: Kind
     length: int
@@ -76,15 +68,7 @@ class Segment:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Backbone:
-    """A chain in space.
-
-    Attributes
-    ----------
-    points
-        Positions of the residues in their order in Å, (n, 3).
-    structure
-        Number of the structure of each in ``STRUCTURES``, (n,).
-    """
+    """Positions (n, 3) of residues in order, in Å, and the index (n,) of their structures in ``STRUCTURES``."""
 
     points: Array
     structure: NDArray[np.intp]
@@ -110,7 +94,7 @@ def lay_backbone(segments: Sequence[Segment]) -> Backbone:
 
 
 def _segment(segment: Segment, direction: Array) -> Array:
-    """Points (L, 3) of a segment about the origin."""
+    """Points (L, 3) of a segment centered at the origin."""
     n_1 = np.array([1.0, 0.0, 0.0])
     n_2 = np.cross(direction, n_1)
     place = np.arange(segment.length)
@@ -122,7 +106,7 @@ def _segment(segment: Segment, direction: Array) -> Array:
 
 
 def _loop(start: Array, end: Array, *, onward: Array) -> Array:
-    """Points strictly between two ends, along an arc that leaves the line between them in the direction ``onward``."""
+    """Points strictly between two ends, on an arc that leaves the line between them in direction ``onward``."""
     gap = float(np.linalg.norm(end - start))
     along = (end - start) / gap
     aside = onward - (onward @ along) * along
@@ -133,7 +117,7 @@ def _loop(start: Array, end: Array, *, onward: Array) -> Array:
         return np.sin(n_chords * angle / 2) / np.sin(angle / 2) - gap / BOND
 
     angle = brentq(excess, 1e-6, 2 * np.pi / n_chords)
-    heading = angle * (np.arange(n_chords - 1) - (n_chords - 1) / 2)  # of each chord but the last, from ``along``
+    heading = angle * (np.arange(n_chords - 1) - (n_chords - 1) / 2)  # angle of each chord but the last to ``along``
     steps = np.cos(heading)[:, None] * along - np.sin(heading)[:, None] * aside
     return start + BOND * steps.cumsum(0)
 
@@ -144,7 +128,7 @@ RESIDUE, STRUCTURE = "residue", "structure"  # columns of obs
 LENGTHS = {"helix": (8, 16), "strand": (5, 8)}
 _SHIFT = 50.0  # Å
 
-# How often an amino acid is found in helices, strands and turns, over how often it is found at all.
+# Frequency of an amino acid in helices, strands and turns, relative to its overall frequency.
 # Chou and Fasman 1978, Annu. Rev. Biochem. 47, 251.
 PROPENSITIES = {
     "Ala": (1.42, 0.83, 0.66), "Arg": (0.98, 0.93, 0.95), "Asn": (0.67, 0.89, 1.56), "Asp": (1.01, 0.54, 1.46),
@@ -172,20 +156,20 @@ def synthetic_chains(
     rotate: bool = True,
     random_state: int = 0,
 ) -> ad.AnnData:
-    r"""Generate chains of residues, folded by formula: the example for cells that have an order.
+    r"""Generate folded chains of residues in closed form: example data for cells that have an order.
 
-    A chain is a row of helices (8 to 16 residues) and strands (5 to 8), each kind with probability one half, connected
-    by loops. They lie side by side with their middles on a line and alternating directions, turned by 20 degrees each:
-    helices 10 Å apart, strands 4.8 Å, a helix and a strand 7.4 Å. All helices are right-handed, and the twist is that of
-    one hand. The kinds and lengths of the segments in their order decide the fold, noise apart, so that a network that reads
-    the expression of all residues and their order can know it. A network that lacks the order cannot: the counts of residue i
-    in structure :math:`s_i` are those of a profile of aligned sequences,
+    A chain is a sequence of helices (8 to 16 residues) and strands (5 to 8), each kind with probability one half, connected
+    by loops. They lie side by side with their centers on a line and alternating directions, each turned by 20 degrees from
+    the previous one: helices 10 Å apart, strands 4.8 Å, a helix and a strand 7.4 Å. All helices are right-handed, and all
+    turns have the same sense. Apart from noise, the kinds and lengths of the segments in order determine the fold, so that a
+    network can predict it from the expression and the order of all residues, but not without the order: the counts of
+    residue i in structure :math:`s_i` are those of a profile of aligned sequences,
 
     .. math::
 
         x_i \sim \mathrm{Multinomial}(\mathrm{depth}, p_{s_i}), \qquad p_{sa} \propto P_s(a),
 
-    with the propensities P of the amino acids a (Chou and Fasman 1978), wherever the residue is in the chain.
+    with the propensities P of the amino acids a (Chou and Fasman 1978), independent of the place of the residue in the chain.
 
     Parameters
     ----------
@@ -194,12 +178,12 @@ def synthetic_chains(
     n_segments
         Fewest and most helices and strands of a chain.
     depth
-        Number of sequences in a profile; with 1, ``X`` holds one amino acid for each residue.
+        Number of sequences in a profile; with 1, ``X`` contains one amino acid for each residue.
     noise
         Standard deviation of the positions along each axis, in Å.
     rotate
-        Give every chain its own frame by a random rotation (no reflection) and shift. Otherwise all chains begin with a
-        segment about the origin, along the third axis, and go on along the first.
+        Whether to apply a random rotation (no reflection) and shift to every chain. Otherwise the first segment of every
+        chain is centered at the origin along the third axis, and the others follow along the first axis.
     random_state
         Seed. Chain *k* does not depend on the number of chains.
 
@@ -216,7 +200,7 @@ def synthetic_chains(
     Raises
     ------
     ValueError
-        If an argument is out of its range.
+        If an argument is out of range.
     """
     _check(n_chains=n_chains, depth=depth)
     fewest, most = n_segments
@@ -247,7 +231,7 @@ def _check(**counts: int) -> None:
 def _draw_chain(
     n_segments: tuple[int, int], depth: int, noise: float, rotate: bool, rng: np.random.Generator
 ) -> _Chain:
-    """A chain with its residues in random order."""
+    """Draw a chain with its residues in random order."""
     backbone = _draw_backbone(n_segments, rng)
     n = len(backbone.structure)
     propensity = np.array(list(PROPENSITIES.values())).T
@@ -266,7 +250,7 @@ def _draw_chain(
 
 
 def _draw_backbone(n_segments: tuple[int, int], rng: np.random.Generator) -> Backbone:
-    """A backbone of random segments."""
+    """Draw a backbone of random segments."""
     segments = []
     for _ in range(rng.integers(n_segments[0], n_segments[1], endpoint=True)):
         kind: Kind = "helix" if rng.random() < 0.5 else "strand"

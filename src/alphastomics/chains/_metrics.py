@@ -1,18 +1,19 @@
-r"""Frame-aligned point error of a chain (Jumper et al. 2021, algorithm 28), a score that is sensitive to mirror images.
+r"""Frame-aligned point error of a chain (Jumper et al. 2021, algorithm 28), a score that distinguishes mirror images.
 
 .. math::
 
     \mathrm{FAPE} = \frac{1}{Z\, \lvert P \rvert} \sum_{(i, j) \in P} \min\Big(
         \big\lVert \hat R_i^\top (\hat x_j - \hat x_i) - R_i^\top (x_j - x_i) \big\rVert,\; \tau \Big)
 
-over all cells i that have a frame in the truth and all other cells j. The columns of a frame are
+over the pairs P of a cell i that has a frame in the truth and another cell j. The columns of a frame are
 
 .. math::
 
     e_1 \propto x_{i+1} - x_i, \qquad e_2 \propto u - (u \cdot e_1)\, e_1, \quad u = x_{i-1} - x_i, \qquad
     e_3 = e_1 \times e_2.
 
-Where points coincide or the chain is straight, the predicted frame is the identity.
+Where points coincide or the chain is straight, the predicted frame is the identity. The loss for training is in
+:mod:`alphastomics.chains.fape`.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
     Array = NDArray[np.float64]
 
-STRAIGHT = 1e-3  # sine of the angle of a chain below which it has no frame
+STRAIGHT = 1e-3  # a cell has no frame if the sine of the angle at it is smaller
 
 
 def chain_fape(
@@ -36,8 +37,8 @@ def chain_fape(
 ) -> float:
     """Frame-aligned point error between a chain and its prediction.
 
-    0 is perfect, ``clamp / scale`` the worst. Rotations and shifts of either side change nothing; a mirror image or another
-    scale raises the error. The defaults are those of Jumper et al. for positions in Å.
+    0 is a perfect prediction, ``clamp / scale`` the largest error. The error is invariant to rotations and shifts of either
+    side, but not to reflections or changes of scale. The defaults are those of Jumper et al. for positions in Å.
 
     Parameters
     ----------
@@ -47,21 +48,21 @@ def chain_fape(
         Predicted positions of the same cells in the units of the truth, (n_cells, 3).
     order
         Place of each cell in the chain, distinct integers, (n_cells,); the rows may come in any order. A cell has a frame
-        if the places before and after it are there, and the chain is not straight.
+        if both adjacent places are present and the chain is not straight there.
     clamp
-        τ, the largest error that counts, in units of the positions.
+        τ, at which errors are clamped, in units of the positions.
     scale
-        Z, in units of the positions.
+        Z, by which errors are divided, in units of the positions.
 
     Returns
     -------
-    The error, without unit; NaN where no cell has a frame.
+    The error, without unit; NaN if no cell has a frame.
 
     Raises
     ------
     ValueError
-        If the positions are not pairs of finite points in three dimensions, the places are not distinct integers, one for each
-        cell, or ``clamp`` or ``scale`` is not positive.
+        If positions differ in shape, are not finite or not three-dimensional, ``order`` is not one distinct integer per cell,
+        or ``clamp`` or ``scale`` is not positive.
     """
     y, x = check_pair(true, predicted)
     if y.shape[1] != 3:
@@ -81,7 +82,7 @@ def chain_fape(
         i = inner[rows]
         seen_true = (y - y[i, None]) @ axes_true[i - 1]
         seen_predicted = (x - x[i, None]) @ axes_predicted[i - 1]
-        # The cell sees itself where it is: an error of 0, which adds nothing.
+        # The error of the cell itself, j = i, is 0.
         total += np.minimum(np.linalg.norm(seen_predicted - seen_true, axis=-1), clamp).sum()
     return float(total / (scale * len(inner) * (len(y) - 1)))
 
@@ -99,7 +100,7 @@ def _check_order(order: ArrayLike, n_cells: int) -> NDArray[np.int64]:
 
 
 def _frames(points: Array) -> tuple[Array, NDArray[np.bool_]]:
-    """Axes (n - 2, 3, 3) at all points in order but the ends, and whether the chain is bent there, (n - 2,)."""
+    """Axes (n - 2, 3, 3) at the inner points (in order), and whether the chain is bent there, (n - 2,)."""
     after, before = points[2:] - points[1:-1], points[:-2] - points[1:-1]
     e_1 = _normalized(after)
     across = before - (before * e_1).sum(1, keepdims=True) * e_1

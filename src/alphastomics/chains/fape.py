@@ -5,8 +5,8 @@ r"""Frame-aligned point error (Jumper et al. 2021, algorithm 28) of ordered chai
     \operatorname{FAPE} = \frac{1}{Z\, \lvert P \rvert} \sum_{(i, j) \in P} \min\Big(
         \big\lVert \hat R_i^\top (\hat x_j - \hat x_i) - R_i^\top (x_j - x_i) \big\rVert,\; \tau \Big)
 
-over the pairs P of a cell i that has a frame and another cell j. All cells are compared in the coordinates of every frame,
-so that rigid motions change nothing and a mirror image does, unlike in a loss of distances. The columns of a frame are
+over the pairs P of a cell i that has a frame and another cell j. All cells are compared in the coordinates of every frame:
+the error is invariant to rigid motions but, unlike a loss of distances, not to reflections. The columns of a frame are
 
 .. math::
 
@@ -17,9 +17,9 @@ The training loss :func:`chain_losses` is
 
 .. math:: L = (1 - t)\, \operatorname{FAPE}(\hat x_0, x_0), \qquad \tau = Z = \tfrac{10}{3.8}\, r
 
-with r the distance of consecutive points: residues are 3.8 Å apart, and the error is clamped at 10 Å. The frames of the
-prediction are made of predicted points, which say little under strong noise: the loss falls with the timestep t, and is 0
-where positions are absent.
+with r the distance of consecutive points: residues are 3.8 Å apart, and the error is clamped at 10 Å. Predicted frames are
+computed from predicted points, which are unreliable at high noise: the weight of the loss falls with the timestep t, and is
+0 where positions are absent.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from torch.utils.checkpoint import checkpoint
 if TYPE_CHECKING:
     from torch import Tensor
 
-ENTRIES = 2**20  # of the matrix of differences that are in memory at once
+ENTRIES = 2**20  # entries of the matrix of differences in memory at a time
 EPSILON = 1e-12  # keeps the gradient of the norm finite where the prediction is perfect
-STRAIGHT = 1e-3  # sine of the angle of a chain below which it has no frame
+STRAIGHT = 1e-3  # a cell has no frame if the sine of the angle at it is smaller
 CLAMP = 10 / 3.8  # tau and Z of the training loss, in distances of consecutive points
 
 
@@ -45,7 +45,7 @@ class Frames(NamedTuple):
     Attributes
     ----------
     axes
-        R, (B, N, D, D), with the axes as columns; the identity where there is no frame.
+        R, (B, N, D, D), with the axes as columns; the identity for cells without a frame.
     mask
         Cells that have a frame, (B, N).
     """
@@ -65,9 +65,9 @@ def fape(
     scale: float,
     frame_mask: Tensor | None = None,
 ) -> Tensor:
-    """Frame-aligned point error of each context, (B,); 0 where there is no pair of a frame and another cell.
+    """Frame-aligned point error of each context, (B,); 0 in a context without pairs of a frame and another cell.
 
-    The pairs are visited in blocks of frames, which are computed once more in the backward pass.
+    The error is computed in blocks of frames, which are recomputed in the backward pass.
 
     Parameters
     ----------
@@ -76,13 +76,13 @@ def fape(
     mask
         Real cells (B, N).
     frames_predicted, frames_true
-        Axes of the frames that stand at these positions, (B, N, D, D).
+        Axes of the frames at these positions, (B, N, D, D).
     clamp
         τ in model units.
     scale
         Z in model units.
     frame_mask
-        Cells that have a frame, (B, N); None when all real ones have.
+        Cells that have a frame, (B, N); None if all real cells have one.
 
     Raises
     ------
@@ -123,9 +123,9 @@ def _local(x: Tensor, r: Tensor, rows: slice) -> Tensor:
 
 
 def chain_frames(x: Tensor, mask: Tensor, *, index: Tensor | None = None) -> Frames:
-    """Frames of the cells of a chain, from each cell and the two beside it.
+    """Frames of the cells of a chain, each from the cell and its two adjacent cells.
 
-    A cell has no frame at an end of the chain, beside a gap, and where the chain is straight.
+    A cell has no frame at an end of the chain, next to a gap, or where the chain is straight.
 
     Parameters
     ----------
@@ -134,13 +134,12 @@ def chain_frames(x: Tensor, mask: Tensor, *, index: Tensor | None = None) -> Fra
     mask
         Real cells (B, N).
     index
-        Place of each cell in the chain, integers (B, N); those beside i have the places i - 1 and i + 1. None when cells
-        are in order.
+        Place of each cell in the chain, integers (B, N); None if the cells are in order.
 
     Raises
     ------
     ValueError
-        If the positions are not in three dimensions.
+        If positions are not three-dimensional.
     """
     if x.shape[-1] != 3:
         raise ValueError(f"a chain has frames in 3 dimensions, not in {x.shape[-1]}")
@@ -154,14 +153,14 @@ def chain_frames(x: Tensor, mask: Tensor, *, index: Tensor | None = None) -> Fra
         points = x.to(torch.promote_types(x.dtype, torch.float32)).masked_fill(~mask[..., None], 0.0)
         points = points.gather(1, order[..., None].expand_as(points))
         axes, bent = _gram_schmidt(points)
-        linked = F.pad(place[:, 1:] - place[:, :-1] == 1, (1, 1))  # to the one before, and at N to none
+        linked = F.pad(place[:, 1:] - place[:, :-1] == 1, (1, 1))  # entry i: cell i is next to cell i - 1
         found = bent & linked[:, :-1] & linked[:, 1:] & mask.gather(1, order)
         axes = torch.where(found[..., None, None], axes, torch.eye(3, dtype=axes.dtype, device=axes.device))
         return Frames(axes.gather(1, back[..., None, None].expand_as(axes)), found.gather(1, back))
 
 
 def _gram_schmidt(points: Tensor) -> tuple[Tensor, Tensor]:
-    """Axes (B, N, 3, 3) at each of the points (B, N, 3) in order, and whether the chain is bent there, (B, N)."""
+    """Axes (B, N, 3, 3) at the points (B, N, 3), which are in order, and whether the chain is bent there, (B, N)."""
     after, before = points.roll(-1, dims=1) - points, points.roll(1, dims=1) - points
     e_1 = F.normalize(after, dim=-1)
     across = before - (before * e_1).sum(-1, keepdim=True) * e_1
@@ -183,9 +182,9 @@ def chain_losses(predicted: Tensor, true: Tensor, t: Tensor, mask: Tensor, seque
     mask
         Real cells (B, N).
     sequence
-        Place of each cell in its chain (B, N), a whole number; cells beside a gap have no frame.
+        Place of each cell in its chain (B, N), a whole number; cells next to a gap have no frame.
     spacing
-        r in model units.
+        r, distance of consecutive points in model units.
     """
     losses, runs = predicted.new_zeros(len(predicted)), (t > 0) & (t < 1)
     if bool(runs.any()):
@@ -193,7 +192,7 @@ def chain_losses(predicted: Tensor, true: Tensor, t: Tensor, mask: Tensor, seque
         place = sequence[runs].round().long()
         found, given = chain_frames(x_hat, real, index=place), chain_frames(x, real, index=place)
         clamp = CLAMP * spacing
-        # The truth decides which cells have a frame: a straight prediction must not lower the loss.
+        # Frames are selected by the truth, so that a straight prediction does not lower the loss.
         error = fape(x_hat, x, real, found.axes, given.axes, clamp=clamp, scale=clamp, frame_mask=given.mask)
         losses[runs] = (1 - t[runs]) * error
     return losses

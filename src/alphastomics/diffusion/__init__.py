@@ -1,4 +1,4 @@
-"""The mathematics of the diffusion: process, samplers, masking, geometry, losses. It depends on no network and no data."""
+"""Diffusion process, samplers, masking, rigid geometry and losses; independent of networks and data."""
 
 from alphastomics.config import MaskingConfig, MaskStrategy, Mode
 from alphastomics.diffusion.process import MODES, DiffusionConfig, Process

@@ -1,4 +1,4 @@
-r"""A random smooth deformation of a slice, as specimens of a tissue differ in shape.
+r"""Random smooth deformation of a slice: data augmentation for the differences in shape between specimens of a tissue.
 
 .. math::
 
@@ -6,8 +6,8 @@ r"""A random smooth deformation of a slice, as specimens of a tissue differ in s
     \qquad A_{ij}, a_{kj}\lVert\omega_k\rVert / c \sim \mathcal N(0, 1),\; \omega_k \sim \mathcal N(0, \ell^{-2} I),\;
     \varphi_k \sim U(0, 2\pi)
 
-Diffusion contexts are deformed, so that the denoiser reads the position of a cell from the noisy positions and not from
-expression alone: without it, it pulls cells of a new specimen towards their position in the reference slices.
+Training contexts are deformed, so that the denoiser infers the position of a cell from the noisy positions and not from
+expression alone. Without deformation it moves cells of a new specimen towards their positions in the reference slices.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 N_WAVES = 6
 LENGTH_SCALE = 0.8  # model units: a slice spans about four
-WAVE_SHARE = 0.6  # c, strength of the waves beside the linear part
+WAVE_SHARE = 0.6  # c, strength of the waves relative to the linear part
 
 
 def deform(x: Tensor, strength: float, rng: np.random.Generator) -> Tensor:
@@ -31,7 +31,7 @@ def deform(x: Tensor, strength: float, rng: np.random.Generator) -> Tensor:
     linear = np.eye(n_dims) + strength * rng.standard_normal((n_dims, n_dims))
     omega = rng.standard_normal((n_dims, N_WAVES)) / LENGTH_SCALE
     phase = rng.uniform(0, 2 * np.pi, N_WAVES)
-    # Slow waves would be mere shifts: their amplitude is bounded.
+    # Slow waves are almost shifts, so their amplitude is bounded.
     length = np.maximum(np.linalg.norm(omega, axis=0), 0.5)[:, None]
     amplitude = WAVE_SHARE * strength * rng.standard_normal((N_WAVES, n_dims)) / length
 

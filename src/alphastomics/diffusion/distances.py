@@ -6,16 +6,16 @@ r"""Losses of pairwise distances in flat memory, over all pairs of cells or over
     \hat d_{ij} = \lVert \hat x_i - \hat x_j \rVert
 
 with :math:`f(r) = r^2` (``"mse"``), :math:`\min(|r|, \tau)` (``"clamped"``), or the loss of Huber (1964),
-:math:`s (r - s/2)` with :math:`s = \max(-\tau, \min(r, \tau))` (``"huber"``), whose gradient does not end at τ.
-``"drmsd"`` is the root :math:`\sqrt{L_\text{mse} + \epsilon}`. The gradient is known in closed form,
+:math:`s (r - s/2)` with :math:`s = \max(-\tau, \min(r, \tau))` (``"huber"``), whose gradient does not vanish beyond τ.
+``"drmsd"`` is the root :math:`\sqrt{L_\text{mse} + \epsilon}`. The gradient has the closed form
 
 .. math::
 
     \frac{\partial L}{\partial \hat x_i} = \frac{2}{n(n-1)} \Big( \hat x_i \sum_j c_{ij} - \sum_j c_{ij} \hat x_j \Big),
     \qquad c_{ij} = \frac{f'(r_{ij})}{\hat d_{ij}},
 
-so that the forward pass computes it in blocks of rows, and nothing but these (N, D) numbers is kept. A sample of M
-ordered pairs, drawn with replacement, estimates L and its gradient without bias (Horvitz & Thompson 1952):
+which the forward pass computes in blocks of rows; only these (N, D) numbers are stored. A sample of M ordered pairs,
+drawn with replacement, estimates L and its gradient without bias (Horvitz & Thompson 1952):
 
 .. math:: \hat L = \frac{1}{n(n-1)} \sum_{(i, j)} \frac{f(r_{ij})}{\pi_{ij}}, \qquad \pi_{ij} = \mathbb E[\text{draws of } (i, j)].
 """
@@ -41,8 +41,8 @@ if TYPE_CHECKING:
 
 Pairs = Literal["all", "sampled", "auto"]
 
-ENTRIES = 2**20  # of the pair matrices that are in memory at once
-LARGEST_ALL = 10_000  # cells; with more of them "auto" draws pairs
+ENTRIES = 2**20  # entries of the pair matrices in memory at a time
+LARGEST_ALL = 10_000  # cells; "auto" samples pairs of larger contexts
 EPSILON = 1e-12  # keeps the slope of the root finite where the prediction is perfect
 
 
@@ -52,10 +52,9 @@ class PairSample(NamedTuple):
     Attributes
     ----------
     i, j
-        Numbers of the cells, (B, M).
+        Indices of the cells, (B, M).
     weight
-        1 / (n(n - 1) π), (B, M): weighted sums over the sample have the mean over all pairs as their expectation.
-        0 for what was drawn where there are no pairs.
+        1 / (n(n - 1) π), (B, M): the expectation of a weighted sum is the mean over all pairs. 0 in contexts without pairs.
     """
 
     i: Tensor
@@ -87,26 +86,26 @@ def distance_loss(
     mask
         Real cells (B, N).
     kind
-        ``"mse"``, ``"drmsd"``, ``"clamped"`` or ``"huber"``, see the equations at the head of this file.
+        ``"mse"``, ``"drmsd"``, ``"clamped"`` or ``"huber"``; see the equations of the module.
     pairs
-        ``"all"``, ``"sampled"``, or ``"auto"``: sampled for more than ``LARGEST_ALL`` cells. The root of an estimate is
-        biased, so that ``"drmsd"`` is never sampled.
+        ``"all"``, ``"sampled"``, or ``"auto"``: sampled for more than ``LARGEST_ALL`` cells, except for ``"drmsd"``, because
+        the root of an estimate is biased.
     chunk
-        Rows of the pair matrix that are in memory at once; ``"auto"`` keeps the number of entries the same for any N.
+        Rows of the pair matrix in memory at a time; ``"auto"`` bounds the number of entries.
     clamp
         τ of ``"clamped"`` and ``"huber"``, in model units.
     n_pairs
-        M, the pairs that are drawn in each context.
+        M, number of pairs drawn in each context.
     neighbors
-        Numbers of the neighbors of each cell, (B, N, K), every one once, -1 for none. Half of the drawn pairs are then
-        edges to neighbors: few of all pairs are near, and they determine the fine structure.
+        Indices of the distinct neighbors of each cell, (B, N, K), -1 for none. Half of the drawn pairs are then edges to
+        neighbors: few of all pairs are close, and these determine the fine structure.
     generator
         Draws the pairs.
 
     Raises
     ------
     ValueError
-        If an option is unknown, ``clamp`` is missing, not positive or of no use, or ``"drmsd"`` is to be sampled.
+        If an option is unknown, ``clamp`` is missing, not positive or not applicable, or ``"drmsd"`` is to be sampled.
     """
     penalty = _penalty(kind, clamp)
     n_cells = predicted.shape[1]
@@ -120,7 +119,7 @@ def distance_loss(
         true = center(true.to(predicted.dtype).masked_fill(~mask[..., None], 0.0), mask)
 
         def evaluate(x: Tensor) -> tuple[Tensor, Tensor]:
-            # Sums and differences of positions are most exact around the origin.
+            # Rounding errors of sums and differences are smallest around the origin.
             x = center(x.masked_fill(~mask[..., None], 0.0), mask)
             if sampled:
                 return _over_sample(x, true, draw_pairs(mask, n_pairs, neighbors, generator=generator), penalty)
@@ -152,7 +151,7 @@ def _penalty(kind: DistanceKind, clamp: float | None) -> Penalty:
 
 
 class _ClosedForm(torch.autograd.Function):
-    """A loss whose gradient comes with its value, so that nothing else is kept for the backward pass."""
+    """Loss whose value and gradient are computed together; only the gradient is stored for the backward pass."""
 
     @staticmethod
     def forward(ctx: Any, predicted: Tensor, evaluate: Evaluate) -> Tensor:
@@ -171,7 +170,7 @@ class _ClosedForm(torch.autograd.Function):
 def pairwise_distances(rows: Tensor, cells: Tensor) -> Tensor:
     """Distances (B, S, N) between ``rows`` (B, S, D) and ``cells`` (B, N, D), from differences and without a gradient.
 
-    The expansion of the square is wrong by 1e-2 for near points, and ``cdist`` without it is slow in few dimensions.
+    Expanding the square has errors of 1e-2 for close points, and ``cdist`` without it is slow in few dimensions.
     """
     squared = rows.new_zeros(len(rows), rows.shape[1], cells.shape[1])
     for a, b in zip(rows.mT.contiguous().unbind(1), cells.mT.contiguous().unbind(1), strict=True):
@@ -211,27 +210,17 @@ def _over_sample(x_hat: Tensor, x: Tensor, sample: PairSample, penalty: Penalty)
 
 
 def _over_distance(slope: Tensor, distance: Tensor) -> Tensor:
-    # Where predictions coincide the direction is undefined and the symmetric choice is no gradient.
+    # The direction between coinciding predictions is undefined: their gradient is 0.
     return (slope / distance).nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
 
 
 def draw_pairs(
     mask: Tensor, n_pairs: int, neighbors: Tensor | None = None, *, generator: torch.Generator | None = None
 ) -> PairSample:
-    """Draw ordered pairs of different real cells: uniformly, or half of them among the edges to neighbors.
+    """Draw M = ``n_pairs`` ordered pairs of different real cells: uniformly, or half of them among edges to ``neighbors``.
 
-    A pair that both halves can draw counts by the expected number of its draws in both.
-
-    Parameters
-    ----------
-    mask
-        Real cells (B, N).
-    n_pairs
-        M.
-    neighbors
-        Numbers of the neighbors of each cell, (B, N, K), every one once, -1 for none.
-    generator
-        Of any device.
+    A pair that both halves can draw is weighted by its expected number of draws in both. The arguments are those of
+    :func:`distance_loss`; ``generator`` may be on any device.
     """
     n_edge = 0 if neighbors is None else n_pairs // 2
     n_uniform = n_pairs - n_edge
@@ -257,13 +246,13 @@ def draw_pairs(
 
 
 def _random_numbers(shape: tuple[int, ...], mask: Tensor, generator: torch.Generator | None) -> Tensor:
-    """Integers so large that their remainders are uniform: floats in [0, 1) are too coarse to number the cells."""
+    """Integers whose remainders are nearly uniform; floats in [0, 1) are too coarse to index many cells."""
     device = mask.device if generator is None else generator.device
     return torch.randint(2**62, shape, generator=generator, device=device).to(mask.device)
 
 
 def _real_edges(neighbors: Tensor, mask: Tensor) -> Tensor:
-    """``neighbors`` (B, N, K) with -1 also for padding, at either end, and for the cell itself."""
+    """``neighbors`` (B, N, K) with -1 for edges from or to padding and for edges to the cell itself."""
     at = neighbors.clamp_min(0)
     real = mask.gather(1, at.flatten(1)).view_as(at) & mask[..., None]
     itself = neighbors == torch.arange(mask.shape[1], device=mask.device)[:, None]
@@ -271,7 +260,7 @@ def _real_edges(neighbors: Tensor, mask: Tensor) -> Tensor:
 
 
 def _draw_edges(edges: Tensor, n_edges: Tensor, number: Tensor) -> tuple[Tensor, Tensor]:
-    """Both ends, (B, M), of the edges that random ``number`` (B, M) choose from ``edges`` (B, N, K)."""
+    """Both ends, (B, M), of the edges that random numbers ``number`` (B, M) select from ``edges`` (B, N, K)."""
     flat = edges.flatten(1)
     rank = number % n_edges.clamp_min(1) + 1
     place = torch.searchsorted((flat >= 0).cumsum(1), rank).clamp_max(flat.shape[1] - 1)

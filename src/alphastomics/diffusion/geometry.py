@@ -5,7 +5,7 @@ r"""Rigid geometry of sets of cells: centering and the best rotation or reflecti
     R^\star = \arg\min_{R \in O(D)} \sum_i w_i \lVert x_i R - y_i \rVert^2 = U V^\top,
     \qquad U \Sigma V^\top = \sum_i w_i\, x_i^\top y_i
 
-All positions are row vectors, so that a rotation acts from the right: ``x @ R``.
+Positions are row vectors: a rotation acts from the right, ``x @ R``.
 """
 
 from __future__ import annotations
@@ -36,17 +36,8 @@ def center(x: Tensor, mask: Tensor | None = None) -> Tensor:
 def kabsch(source: Tensor, target: Tensor, weight: Tensor | None = None, *, reflection: bool = True) -> Tensor:
     """Rotation (B, D, D) that brings centered ``source`` closest to centered ``target``, both (B, N, D).
 
-    Computed in float32 at least and outside autocast, without a gradient: that of the singular value decomposition
-    is unbounded where singular values meet.
-
-    Parameters
-    ----------
-    source, target
-        Corresponding cells, each centered.
-    weight
-        Weight of each cell, (B, N); zero for padding.
-    reflection
-        Whether the result may be a reflection.
+    ``weight`` (B, N) weighs the cells and is 0 for padding. The result is computed in at least float32, outside autocast
+    and without a gradient: the gradient of the singular value decomposition is unbounded where singular values are equal.
     """
     with torch.autocast(source.device.type, enabled=False):
         dtype = torch.promote_types(source.dtype, torch.float32)
@@ -61,7 +52,7 @@ def kabsch(source: Tensor, target: Tensor, weight: Tensor | None = None, *, refl
 
 
 def rotate(x: Tensor, rotation: Tensor) -> Tensor:
-    """``x @ rotation`` in the precision of ``x``: autocast would round positions to three digits."""
+    """``x @ rotation`` in the precision of ``x``; autocast would round positions to three digits."""
     with torch.autocast(x.device.type, enabled=False):
         return x @ rotation.to(x.dtype)
 

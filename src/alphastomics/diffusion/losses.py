@@ -9,10 +9,10 @@ r"""Training losses of the two modalities, each averaged over real cells and mea
         p_{ij} \propto e^{-D_{ij}^2 / 2 w^2},\; q_{ij} \propto e^{f_i \cdot f_j / \tau} \\
     L_\text{layout} &= \text{the same with } q_{ij} \propto (1 + \hat D_{ij}^2 / w^2)^{-1}
 
-The pairwise losses visit the pairs in blocks of rows: memory is O(block * N), not O(N^2). In contexts of more than
-``LARGEST_EXACT`` cells that have a generator, a random sample of the pairs (distance) or of the cells i (neighbor, layout)
-stands for all of them, without bias: time, too, is then linear in N. Other losses of distances, and the gradient of this
-one, are in ``distances.py``.
+Pairwise losses are computed in blocks of rows: memory is O(block * N), not O(N^2). In contexts of more than
+``LARGEST_EXACT`` cells that have a generator, they are estimated without bias from a random sample of the pairs (distance) or
+of the cells i (neighbor, layout), in time linear in N. Other losses of distances, and their gradients, are in
+:mod:`alphastomics.diffusion.distances`.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ if TYPE_CHECKING:
         [slice, torch.Generator | None], Tensor
     ]  # of some contexts; of a sample, where there is a generator
 
-BLOCK = 1024  # rows of the pair matrix that are in memory at once
-LARGEST_EXACT = 4096  # cells of a context, with which all pairs take as long as the rest of a step
-PAIRS, ANCHORS = 2**20, 2048  # in a sample of pairs, and of cells i
+BLOCK = 1024  # rows of the pair matrix in memory at a time
+LARGEST_EXACT = 4096  # cells of a context in which all pairs take as long as the rest of a training step
+PAIRS, ANCHORS = 2**20, 2048  # size of a sample of pairs, and of cells i
 
 
 def mean_squared_error(
@@ -52,9 +52,9 @@ def mean_squared_error(
     features: Tensor | None = None,
     entries: Tensor | None = None,
 ) -> Tensor:
-    """Squared error per context, (B,), averaged over real cells.
+    """Squared error per context, (B,), averaged over real cells and, if given, ``features`` (B, F) and ``entries`` (B, N, F).
 
-    If given, over measured ``features`` (B, F) of them, and over chosen ``entries`` (B, N, F); 0 where none is left.
+    The error is 0 in a context where no entry is left.
     """
     error = (predicted - true) ** 2
     share = mask.to(error.dtype).unsqueeze(-1)
@@ -81,19 +81,10 @@ def distance_error(
     kind: DistanceKind = "mse",
     clamp: float | None = None,
 ) -> Tensor:
-    """Error of all pairwise distances per context, (B,); zero for fewer than two cells.
+    """Error of all pairwise distances per context, (B,), see :func:`~alphastomics.diffusion.distances.distance_loss`.
 
-    Parameters
-    ----------
-    predicted, true
-        Positions (B, N, D) in model units.
-    mask
-        Real cells (B, N).
-    rngs
-        A generator for each context. Contexts of more than ``LARGEST_EXACT`` cells are estimated from a sample of their
-        pairs, except with ``"drmsd"``: the root of a sampled mean is biased.
-    kind, clamp
-        As in :func:`~alphastomics.diffusion.distances.distance_loss`.
+    With a generator for each context (``rngs``), the error of contexts of more than ``LARGEST_EXACT`` cells is estimated from
+    a sample of their pairs, except for ``"drmsd"``: the root of a sampled mean is biased.
     """
 
     def loss(rows: slice, generator: torch.Generator | None) -> Tensor:
@@ -112,7 +103,7 @@ def distance_error(
 
 
 def _by_size(loss: Loss, mask: Tensor, rngs: Sequence[np.random.Generator] | None) -> Tensor:
-    """Loss of every context, (B,): exact, or of a sample where a context is large. Padding makes none large."""
+    """Loss of every context, (B,): exact, or from a sample if the context has many real cells."""
     if rngs is None or mask.shape[1] <= LARGEST_EXACT:
         return loss(slice(None), None)
     parts = []
@@ -150,7 +141,7 @@ def _neighbor_cross_entropy(
         x, y, real = value[contexts], true[contexts], mask[contexts]
         if generator is None:
             anchors, count = torch.arange(n, device=value.device), real.sum(1).clamp_min(1)
-        else:  # a random order of the real cells, whatever they are padded to
+        else:  # the chosen cells do not depend on the amount of padding
             order = torch.rand(n, generator=generator).to(value.device).masked_fill(~real[0], -1.0)
             anchors, count = order.topk(ANCHORS).indices, real.new_full((1,), ANCHORS, dtype=torch.int64)
         blocks = anchors.split(n_rows)
@@ -181,7 +172,7 @@ def neighbor_error(
     Parameters
     ----------
     feature
-        One vector per cell; only its direction counts.
+        One vector per cell; only its direction is used.
     true
         Positions (B, N, D) in model units.
     mask
@@ -191,7 +182,8 @@ def neighbor_error(
     temperature
         Temperature of the similarity.
     rngs
-        A generator for each context. Contexts of more than ``LARGEST_EXACT`` cells are estimated from a sample of their cells.
+        A generator for each context. The loss of contexts of more than ``LARGEST_EXACT`` cells is estimated from a sample of
+        their cells.
     """
 
     def similarity(rows: Tensor, cells: Tensor) -> Tensor:
@@ -213,8 +205,8 @@ def layout_error(
 ) -> Tensor:
     """Cross-entropy per context, (B,), between nearness in the tissue and nearness of the ``predicted`` positions.
 
-    The heavy-tailed kernel of t-SNE (van der Maaten & Hinton 2008) on the predicted side: who is whose neighbor
-    counts, however far away a whole group has been placed.
+    The prediction has the heavy-tailed kernel of t-SNE (van der Maaten & Hinton 2008): the loss depends on which cells are
+    neighbors, and little on the distances between groups of cells.
 
     Parameters
     ----------

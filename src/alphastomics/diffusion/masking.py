@@ -1,4 +1,4 @@
-r"""Masked diffusion: entries of a modality that are hidden from the denoiser, which predicts them clean.
+r"""Masked diffusion: some entries of a modality are hidden from the denoiser, which predicts their clean values.
 
 .. math::
 
@@ -6,9 +6,9 @@ r"""Masked diffusion: entries of a modality that are hidden from the denoiser, w
     \tilde z = \begin{cases} \tau & \text{in } M \\ z_t & \text{elsewhere} \end{cases}, \qquad
     L_\text{masked} = \frac{1}{\lvert M \rvert} \sum_{(i,f) \in M} (x_{0,if} - \hat x_{0,if})^2
 
-E are the entries of one modality in one context: (real cell, measured gene), N·G of them, or (real cell, axis), N·D of
-them. The number for the whole context is rounded to the nearest integer, ties to the even one, as Python's ``round`` does. :math:`\tau` is a learned token. The
-input does not depend on a masked entry, so the output of the network is read as at timestep 1.
+E are the entries of one modality in one context: the N·G pairs (real cell, measured gene) or the N·D pairs (real cell,
+axis). round is Python's ``round``: ties go to the even number. :math:`\tau` is a learned token. The input does not depend on
+a masked entry, so the output of the network is converted as at timestep 1.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def choose_entries(
     shape
         (N, F).
     count
-        Number of entries to choose, exact under every strategy.
+        Exact number of entries to choose.
     strategy
         See :class:`~alphastomics.config.MaskingConfig`.
     rng
@@ -72,7 +72,7 @@ def choose_entries(
 
 
 def _largest(score: NDArray[np.floating], count: int, rng: np.random.Generator) -> NDArray[np.bool_]:
-    """Choose exactly ``count`` of the largest scores in linear time, among equal ones by chance."""
+    """Choose exactly the ``count`` largest scores in linear time; ties are broken at random."""
     least = np.partition(score, len(score) - count)[len(score) - count]
     chosen: NDArray[np.bool_] = score > least
     tied = np.flatnonzero(score == least)
@@ -81,7 +81,7 @@ def _largest(score: NDArray[np.floating], count: int, rng: np.random.Generator) 
 
 
 def _blocks(shape: tuple[int, int], count: int, rng: np.random.Generator) -> NDArray[np.bool_]:
-    """One run of features per cell; widths differ by at most one and sum to ``count``."""
+    """Choose one run of features per cell; widths differ by at most one and sum to ``count``."""
     n, n_features = shape
     width, extra = divmod(count, n)
     widths = width + (rng.permutation(n) < extra)
@@ -102,8 +102,8 @@ def draw_mask(
 ) -> Tensor:
     """Draw the masked entries of every context of a batch, True where masked, (B, N, F).
 
-    Each context has a generator of its own and draws for its entries alone, so that neither padding nor the rest of the
-    batch moves its draws. Memory is a few numbers per entry of one context.
+    Each context draws from its own generator, for its own entries only, so that its draws depend neither on padding nor on
+    the rest of the batch. Memory is a few numbers per entry of one context.
 
     Parameters
     ----------
@@ -132,9 +132,9 @@ def draw_mask(
 
 
 def clean_value(process: Process, output: Tensor, z_t: Tensor, t: Tensor, masked: Tensor | None) -> Tensor:
-    """The clean value that the network's ``output`` (B, N, F) stands for, where ``masked`` with the timestep at 1.
+    """Convert the network's ``output`` (B, N, F) to an estimate of the clean value, at timestep 1 where ``masked``.
 
-    With any other reading the noisy value, which the network did not see, would be part of its answer.
+    At any other timestep the estimate would contain the noisy value, which is hidden from the network.
     """
     x_0 = process.x0(output, z_t, t)
     return x_0 if masked is None else torch.where(masked, process.x0(output, z_t, torch.ones_like(t)), x_0)

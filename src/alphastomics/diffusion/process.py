@@ -1,4 +1,4 @@
-r"""The Gaussian process of one modality: forward, its parameterisations, and the exact reverse step.
+r"""Gaussian process of one modality: forward process, parameterizations, and the exact reverse step.
 
 .. math::
 
@@ -6,7 +6,7 @@ r"""The Gaussian process of one modality: forward, its parameterisations, and th
     q(z_s \mid z_t, x_0) &= \mathcal N\big(a\rho\, z_t + \alpha_s (1 - a^2\rho)\, x_0,\; \rho\,(\sigma_t^2 - a^2\sigma_s^2) I\big),
     \qquad \rho = \sigma_s^2/\sigma_t^2,\; a = \alpha_t/\alpha_s,\; s < t
 
-Each modality (expression, position) owns one process and one timestep. (Ho et al. 2020; Kingma et al. 2021, eq. 25-27.)
+(Ho et al. 2020; Kingma et al. 2021, eq. 25-27.) Each modality (expression, position) has a process and a timestep of its own.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ class Process:
     schedule
         Signal and noise against time.
     prediction_type
-        What the network's output F means: the clean value ``"x0"``, the noise ``"epsilon"``, or
-        ``"v"`` = alpha * epsilon - sigma * x0 (Salimans & Ho 2022), which copies the input where there is little
-        noise and predicts the clean value where there is little signal.
+        Quantity that the network predicts: the clean value ``"x0"``, the noise ``"epsilon"``, or
+        ``"v"`` = alpha * epsilon - sigma * x0 (Salimans & Ho 2022), which is close to the noise at low noise and to the
+        negative clean value at low signal.
     """
 
     schedule: CosineSchedule = field(default_factory=CosineSchedule)
@@ -64,10 +64,10 @@ class Process:
         return alpha * x_0 + sigma * epsilon
 
     def x0(self, output: Tensor, z_t: Tensor, t: Tensor) -> Tensor:
-        """The clean value that the network's ``output`` stands for.
+        """Convert the network's ``output`` to an estimate of the clean value.
 
-        At t = 1 z_t does not depend on x0, so neither does an estimate of the noise: there the output of
-        an ``"epsilon"`` network is read as x0 itself.
+        At t = 1 z_t does not depend on x0, and the noise does not determine it: the output of an ``"epsilon"`` network is
+        then taken as x0 itself.
         """
         alpha, sigma = self.coefficients(t, z_t)
         if self.prediction_type == "x0":
@@ -77,12 +77,12 @@ class Process:
         return torch.where(alpha == 0, output, (z_t - sigma * output) / alpha.clamp_min(1 / MAX_RATIO))
 
     def loss_weight(self, t: Tensor, *, maximum: float) -> Tensor:
-        """Weight of the squared error of x0 that makes it the squared error of v: 1 / sigma_t^2, at most ``maximum``."""
+        """Weight 1 / sigma_t^2, at most ``maximum``, with which the squared error of x0 equals that of v."""
         sigma = self.schedule.sigma(t)
         return (1 / sigma.clamp_min(1e-6) ** 2).clamp_max(maximum)
 
     def epsilon(self, x_0: Tensor, z_t: Tensor, t: Tensor) -> Tensor:
-        """The noise that ``z_t`` holds if the clean value is ``x_0``."""
+        """Noise in ``z_t`` if the clean value is ``x_0``."""
         alpha, sigma = self.coefficients(t, z_t)
         return (z_t - alpha * x_0) / sigma.clamp_min(1 / MAX_RATIO)
 
@@ -99,7 +99,7 @@ class Process:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DiffusionConfig:
-    """The two processes of a model.
+    """Processes of both modalities of a model.
 
     Parameters
     ----------
@@ -112,7 +112,7 @@ class DiffusionConfig:
 
     @classmethod
     def of(cls, settings: DiffusionSettings) -> DiffusionConfig:
-        """The processes that settings describe."""
+        """Make the processes from ``settings``."""
 
         def process(nu: float) -> Process:
             schedule = CosineSchedule(name=settings.schedule, nu=nu)
@@ -121,7 +121,7 @@ class DiffusionConfig:
         return cls(position=process(settings.position_nu), expression=process(settings.expression_nu))
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
+        """Convert to plain values for JSON."""
         return asdict(self)
 
     @classmethod

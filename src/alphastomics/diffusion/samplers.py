@@ -1,4 +1,4 @@
-r"""The reverse process: from pure noise at t = 1 to a sample at t = 0 in ``n_steps`` steps.
+r"""Samplers: the reverse process from pure noise at t = 1 to a sample at t = 0 in ``n_steps`` steps.
 
 Given the denoiser's estimate :math:`\hat x_0(z_t, t)`, a step from t to s < t is
 
@@ -10,8 +10,8 @@ Given the denoiser's estimate :math:`\hat x_0(z_t, t)`, a step from t to s < t i
     \text{dpm++2m:}\quad & z_s = \tfrac{\sigma_s}{\sigma_t} z_t - \alpha_s (e^{-h} - 1)\, \hat D,
         \quad \hat D = (1 + \tfrac{h}{2h'})\,\hat x_0(t) - \tfrac{h}{2h'}\,\hat x_0(t')
 
-with :math:`h = \lambda_s - \lambda_t`, :math:`\lambda = \log(\alpha/\sigma)` and a prime for the step before
-(Ho et al. 2020; Song et al. 2021; Lu et al. 2022). The last step returns :math:`\hat x_0`.
+with :math:`h = \lambda_s - \lambda_t` and :math:`\lambda = \log(\alpha/\sigma)`; a prime marks the previous step (Ho et al.
+2020; Song et al. 2021; Lu et al. 2022). The last step returns :math:`\hat x_0`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     JointDenoise = Callable[[tuple[Tensor, ...], Tensor], tuple[Tensor, ...]]  # the same for several modalities
     Noise = Callable[[], Tensor]  # a fresh standard Gaussian shaped like z_t
 
-GRID_POWER = 1.5  # the time is this power of the fraction of steps that are left
+GRID_POWER = 1.5  # time is this power of the fraction of steps that remain
 
 SamplerName = Literal["ddpm", "ddim", "dpm++2m"]
 
@@ -68,7 +68,7 @@ class DDIM:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DDPM:
-    """Ancestral step: a draw of the posterior."""
+    """Ancestral step: a draw from the posterior q(z_s | z_t, x_0)."""
 
     process: Process
 
@@ -95,15 +95,15 @@ class DPMSolver2M:
         if before is not None:
             t_before, x_0_before = before
             log_before, log_t, log_s = (self.process.schedule.log_snr(u) for u in (t_before, t, s))
-            # Where the clamped log SNR is constant, extrapolation is not defined.
+            # Extrapolation is undefined where the clamped log SNR is constant.
             gain = torch.where(log_t > log_before, (log_s - log_t) / (2 * (log_t - log_before)), 0.0)
             x_0 = x_0 + per_cell(gain, x_0) * (x_0 - x_0_before)
-        # alpha_s e^{-h} = sigma_s alpha_t / sigma_t, which needs no clamp at either end.
+        # alpha_s e^{-h} = sigma_s alpha_t / sigma_t, finite at both ends.
         return sigma_s / sigma_t * (z_t - alpha_t * x_0) + alpha_s * x_0
 
 
 def make_step(name: SamplerName, process: Process, *, eta: float = 0.0) -> Step:
-    """The step of sampler ``name``; ``eta`` is used by ``"ddim"`` alone."""
+    """Make the step of sampler ``name``; only ``"ddim"`` uses ``eta``."""
     if name == "ddpm":
         return DDPM(process=process)
     if name == "ddim":
@@ -114,7 +114,7 @@ def make_step(name: SamplerName, process: Process, *, eta: float = 0.0) -> Step:
 
 
 def time_grid(n_steps: int, *, device: torch.device | str = "cpu") -> Tensor:
-    """Times 1 = t_0 > t_1 > ... > t_{n_steps} = 0, denser towards 0, float64 so that no step is rounded away."""
+    """Times 1 = t_0 > t_1 > ... > t_{n_steps} = 0, denser towards 0; computed in float64, so that no two coincide."""
     if n_steps < 1:
         raise ValueError(f"n_steps must be at least 1, got {n_steps}")
     share_left = torch.linspace(1.0, 0.0, n_steps + 1, dtype=torch.float64)
@@ -130,16 +130,16 @@ def run_sampler(
     Parameters
     ----------
     denoise
-        Function of (z_t (B, N, D), t (B,)) that returns the estimate of x_0, (B, N, D). The function
-        holds what is observed: known cells, the other modality, masks.
+        Function of (z_t (B, N, D), t (B,)) that returns the estimate of x_0, (B, N, D), given what is observed: cells,
+        the other modality, masks.
     step
         Reverse step of :func:`make_step`.
     noise
-        Function that returns a fresh standard Gaussian (B, N, D), projected as the forward noise is.
+        Function that draws a standard Gaussian (B, N, D), projected like the noise of the forward process.
     n_steps
         Number of calls of the denoiser; 1 returns the conditional mean at t = 1.
     on_step
-        Called after each step (a progress bar).
+        Called after each step, for a progress bar.
     """
     (x,) = run_joint_sampler(lambda z, t: (denoise(z[0], t),), (step,), (noise,), n_steps=n_steps, on_step=on_step)
     return x
@@ -154,7 +154,7 @@ def run_joint_sampler(
     n_steps: int,
     on_step: Callable[[], None] | None = None,
 ) -> tuple[Tensor, ...]:
-    """Draw one sample per context of several modalities whose timesteps run together.
+    """Draw one sample per context of several modalities that share their timestep.
 
     Parameters
     ----------

@@ -60,7 +60,7 @@ class CosineSchedule:
 
     def sigma(self, u: Tensor) -> Tensor:
         """Noise at time ``u`` in [0, 1], same shape."""
-        # 1 - alpha^2 has no digits left near u = 0: cos^2 a_0 - cos^2 a = sin(a - a_0) sin(a + a_0) keeps them.
+        # 1 - alpha^2 cancels near u = 0; cos^2 a_0 - cos^2 a = sin(a - a_0) sin(a + a_0) does not.
         a_0 = 0.5 * math.pi * self.s / (1 + self.s)
         step = 0.5 * math.pi * u.clamp(0, 1) ** self.nu / (1 + self.s)
         squared = (step.sin() * (step + 2 * a_0).sin() / math.cos(a_0) ** 2).clamp(0, 1)

@@ -1,4 +1,4 @@
-"""Scores of predicted tissue: pure functions on arrays, in memory that does not grow with the square of the cells."""
+"""Scores of predicted tissue: functions on arrays whose memory does not grow with the square of the number of cells."""
 
 from __future__ import annotations
 

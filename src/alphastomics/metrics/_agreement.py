@@ -1,6 +1,6 @@
-r"""Agreement of the two modalities: are the cells where the reference has cells of their expression?
+r"""Agreement of the two modalities of a sampled tissue, measured by the relation of expression and position in a real slice.
 
-A sampled tissue has no true position for each of its cells. What a real slice says is how expression goes with place:
+The cells of a sampled tissue have no true position. A real slice predicts one from their expression:
 
 .. math::
 
@@ -10,14 +10,14 @@ A sampled tissue has no true position for each of its cells. What a real slice s
 where the neighbors :math:`j` of an expression :math:`x` are the reference cells nearest to it in the reference's
 principal components, and :math:`\rho` is Spearman's correlation of the distances from cell :math:`i` to all others.
 
-Why this one. It asks about the relation and not about either modality alone: permuting positions leaves both marginal
-distributions as they are and takes it to 0. It depends on no frame, unit or number of cells. A statistic of smoothness,
-such as the correlation of a cell with its spatial neighbors, does not ask for the reference at all: patches in the
-wrong places are smooth too. A classifier of real against sampled answers first of all to batch effects.
+A measures the relation of the modalities and not their marginal distributions: permuting the positions changes only the
+relation, and A becomes 0. It does not depend on the frame, the unit or the number of cells. Two alternatives are worse:
+statistics of smoothness, such as the correlation of a cell with its spatial neighbors, ignore the reference, and patches at
+wrong positions are smooth as well; a classifier of real and sampled cells mostly detects batch effects.
 
-It is not 1 for a real slice, because expression tells the place of a cell only in part: the ceiling is what real
-held-out slices score. A sample can score above it when its expression is less noisy than that of real cells;
-:func:`variance_ratio_per_gene` then lies below 1.
+A real slice scores below 1, because expression determines the position of a cell only in part: the ceiling is the score of
+real held-out slices. A sample can exceed it if its expression is less noisy than that of real cells;
+:func:`variance_ratio_per_gene` is then below 1.
 """
 
 from __future__ import annotations
@@ -35,20 +35,12 @@ from alphastomics.metrics._matrix import Matrix, as_rows
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
-N_ROWS = 500  # cells from which distances are ranked: a standard error near .01, a quarter of the time of 2,000
+N_ROWS = 500  # cells whose distances are ranked: standard error near 0.01, a quarter of the time of 2,000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlaceOfExpression:
-    """The position that one reference slice gives to an expression.
-
-    Parameters
-    ----------
-    components
-        Principal components of the reference.
-    regressor
-        Mean position of the nearest reference cells there.
-    """
+    """Position that one reference slice predicts from expression: the mean of the nearest cells in its components."""
 
     components: PCA
     regressor: KNeighborsRegressor
@@ -57,7 +49,7 @@ class PlaceOfExpression:
     def fit(
         cls, expression: Any, positions: ArrayLike, *, n_components: int, n_neighbors: int, random_state: int
     ) -> PlaceOfExpression:
-        """Learn it from the cells of one slice; see :func:`modality_agreement`."""
+        """Fit to the cells of one slice; see :func:`modality_agreement`."""
         matrix, points = _check_tissue(expression, positions, "reference")
         n_components = min(n_components, min(matrix.shape) - 1)
         if n_components < 1 or not 1 <= n_neighbors <= len(points):
@@ -75,11 +67,11 @@ class PlaceOfExpression:
         matrix, points = _check_tissue(expression, positions, "sample")
         if len(points) < 2:
             return float("nan")
-        # A sample that is one point is not without a score: as the prediction it scores 0.
+        # The sample is passed as the prediction, so that a sample that is a single point scores 0, not NaN.
         return distance_spearman(self.place(matrix), points, n_rows=N_ROWS, random_state=random_state)
 
     def place(self, expression: Matrix) -> NDArray[np.float64]:
-        """Positions of expressions in the frame of the slice, (n_cells, n_dims)."""
+        """Predicted positions in the frame of the slice, (n_cells, n_dims)."""
         return np.asarray(self.regressor.predict(self.components.transform(expression)), dtype=np.float64)
 
 
@@ -100,11 +92,11 @@ def modality_agreement(
     n_neighbors: int = 25,
     random_state: int = 0,
 ) -> float:
-    """Agreement of a sampled tissue with one real slice about how expression goes with position.
+    """Agreement of expression and position in a sampled tissue, judged by one real slice.
 
-    The Spearman correlation, mean over cells, between the distances to the other cells in the sample and those between
-    the places that the reference gives to their expression: the mean position of the `n_neighbors` reference cells
-    whose expression is nearest.
+    The reference predicts a position for each sampled cell: the mean position of the ``n_neighbors`` reference cells with the
+    most similar expression. The agreement is the mean over cells of the Spearman correlation between their distances to the
+    other cells in the sample and the distances between the predicted positions.
 
     Parameters
     ----------
@@ -117,16 +109,16 @@ def modality_agreement(
     reference_positions
         Positions of the slice, (n_reference_cells, n_dims).
     n_components
-        Principal components of the reference in which neighbors are sought.
+        Principal components of the reference in which neighbors are found.
     n_neighbors
         Reference cells whose positions are averaged.
     random_state
-        Seed of the decomposition and of the choice of at most 500 cells from which distances are ranked.
+        Seed of the decomposition and of the choice of at most 500 cells whose distances are ranked.
 
     Returns
     -------
-    The agreement, in [-1, 1]. Floor: 0, the sample with its positions permuted. Ceiling: what a real held-out slice
-    scores against the same reference. NaN for fewer than two cells.
+    The agreement, in [-1, 1]: 0 for permuted positions; the ceiling is the score of a real held-out slice against the same
+    reference. NaN for fewer than two cells.
 
     Raises
     ------

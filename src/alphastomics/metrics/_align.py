@@ -1,4 +1,4 @@
-r"""Rigid alignment: the rotation, shift and, if asked for, scale that bring one set of cells closest to another.
+r"""Rigid alignment: the rotation, the shift and optionally the scale that bring one set of cells closest to another.
 
 .. math::
 
@@ -55,20 +55,20 @@ def rigid_align(
     scale: bool = False,
     reflection: bool = True,
 ) -> tuple[NDArray[np.float64], RigidTransform]:
-    """Align cells with themselves in another frame (weighted Kabsch, or Umeyama with ``scale=True``).
+    """Align positions with other positions of the same cells (weighted Kabsch, or Umeyama with ``scale=True``).
 
     Parameters
     ----------
     source
         Positions to move, (n_cells, n_dims).
     target
-        Positions of the same cells to move them to, (n_cells, n_dims).
+        Positions of the same cells to align with, (n_cells, n_dims).
     weights
         Non-negative weight of each cell, (n_cells,); equal by default. A cell of weight 0 is moved but not fitted.
     scale
-        Fit one common factor too.
+        Whether to fit a common scale factor, too.
     reflection
-        Allow a mirror image.
+        Whether to allow a reflection.
 
     Returns
     -------
@@ -91,7 +91,7 @@ def rigid_align(
     factor = 1.0
     if scale:
         spread = float(w @ np.square(x_centered).sum(axis=1))
-        # A source that is one point has no size: everything goes to the center of the target.
+        # A source that is a single point is moved to the center of the target.
         factor = float(s @ signs) / spread if spread > 0 else 0.0
     transform = RigidTransform(rotation=rotation, translation=y_mean - factor * rotation @ x_mean, scale=factor)
     return factor * x_centered @ rotation.T + y_mean, transform
@@ -111,7 +111,7 @@ def _normalized_weights(weights: ArrayLike | None, n_cells: int) -> NDArray[np.f
 def aligned_rmsd(true: ArrayLike, predicted: ArrayLike, *, align: bool = True) -> float:
     """Root mean square distance between true and predicted positions, over the RMS radius of the truth.
 
-    0 is perfect, 1 is what a prediction scores that puts every cell at the center.
+    0 is a perfect prediction; a prediction with every cell at the center scores 1.
 
     Parameters
     ----------
@@ -120,12 +120,12 @@ def aligned_rmsd(true: ArrayLike, predicted: ArrayLike, *, align: bool = True) -
     predicted
         Predicted positions of the same cells, (n_cells, n_dims).
     align
-        Compare after the best rotation, reflection, shift and scale. With ``False`` the two frames must agree, and the
-        plain difference counts.
+        Whether to compare after the best rotation, reflection, shift and scale. With ``False`` the positions are compared as
+        they are, and the two frames must agree.
 
     Returns
     -------
-    The score, without unit; NaN where the truth is one point or empty.
+    The score, without unit; NaN if the truth is a single point or empty.
 
     Raises
     ------
@@ -145,8 +145,8 @@ def aligned_rmsd(true: ArrayLike, predicted: ArrayLike, *, align: bool = True) -
 def procrustes_disparity(true: ArrayLike, predicted: ArrayLike) -> float:
     """Procrustes disparity: squared difference of shapes after each is centered, scaled to unit size and rotated.
 
-    Equals :func:`scipy.spatial.procrustes`, and the square of :func:`aligned_rmsd`. A prediction that is one point,
-    which scipy refuses, scores 1.
+    Equals :func:`scipy.spatial.procrustes`, and the square of :func:`aligned_rmsd`. A prediction that is a single point, for
+    which scipy raises an error, scores 1.
 
     Parameters
     ----------
@@ -157,7 +157,7 @@ def procrustes_disparity(true: ArrayLike, predicted: ArrayLike) -> float:
 
     Returns
     -------
-    The disparity, in [0, 1]; NaN where the truth is one point or empty.
+    The disparity, in [0, 1]; NaN if the truth is a single point or empty.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Scores of a clustering against known labels; names of clusters and of labels mean nothing."""
+"""Scores of a clustering against known labels, invariant to the names of clusters and labels."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def matched_accuracy(labels: ArrayLike, clusters: ArrayLike) -> float:
         \max_{\pi} \frac1n \sum_i [\pi(c_i) = l_i]
 
     over all injections :math:`\pi` between clusters and labels, by the Hungarian method on their contingency table
-    (:func:`scipy.optimize.linear_sum_assignment`). Where there are more clusters than labels, or fewer, the cells of
-    those that stay unmatched count as wrong.
+    (:func:`scipy.optimize.linear_sum_assignment`). If clusters and labels differ in number, the cells of unmatched clusters or
+    labels count as wrong.
 
     Parameters
     ----------
@@ -36,7 +36,7 @@ def matched_accuracy(labels: ArrayLike, clusters: ArrayLike) -> float:
 
     Returns
     -------
-    The share, in (0, 1]; NaN without a cell.
+    The share, in (0, 1]; NaN if there are no cells.
 
     Raises
     ------
@@ -60,8 +60,8 @@ def cluster_scores(labels: ArrayLike, clusters: ArrayLike) -> dict[str, float]:
     -------
     ``adjusted_rand`` (``sklearn.metrics.adjusted_rand_score``, 0 for chance, 1 for equal partitions),
     ``normalized_mutual_information`` (``sklearn.metrics.normalized_mutual_info_score``, arithmetic mean; chance is
-    above 0 and grows with the number of clusters) and ``matched_accuracy`` (:func:`matched_accuracy`); NaN without a
-    cell.
+    above 0 and grows with the number of clusters) and ``matched_accuracy`` (:func:`matched_accuracy`); NaN if there are no
+    cells.
 
     Raises
     ------
@@ -76,7 +76,7 @@ def cluster_scores(labels: ArrayLike, clusters: ArrayLike) -> dict[str, float]:
 
 
 def _codes(labels: ArrayLike, clusters: ArrayLike) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Both as integers, whatever their names are."""
+    """Labels and clusters as integer codes."""
     pair = [np.asarray(values, dtype=object) for values in (labels, clusters)]
     if pair[0].ndim != 1 or pair[0].shape != pair[1].shape:
         raise ValueError(f"labels and clusters must both be of shape (n_cells,), got {pair[0].shape}, {pair[1].shape}")

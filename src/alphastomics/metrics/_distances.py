@@ -1,4 +1,4 @@
-"""Scores that compare distances between cells, in chunks of rows: no n_cells × n_cells matrix is ever held."""
+"""Scores that compare distances between cells, computed in chunks of rows without an n_cells × n_cells matrix."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import ArrayLike, NDArray
 
-CHUNK_ENTRIES = 4_000_000  # distances held at a time: 32 MB of float64
-MAX_CONTACT_CELLS = 8_000  # all their pairs are 256 MB of float64
+CHUNK_ENTRIES = 4_000_000  # distances in memory at a time: 32 MB of float64
+MAX_CONTACT_CELLS = 8_000  # the distances of all pairs are 256 MB of float64
 
 
 def check_pair(true: ArrayLike, predicted: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -38,7 +38,7 @@ def row_chunks(n_rows: int, n_columns: int) -> Iterator[slice]:
 
 
 def judge_cells(n_cells: int, n: int = 4000, seed: int = 0) -> NDArray[np.int64]:
-    """Choose the cells on which scores are computed, so that figures of different programs compare.
+    """Choose the cells on which scores are computed, so that the scores of different programs can be compared.
 
     Parameters
     ----------
@@ -87,7 +87,7 @@ def distance_matrix_mse(true: ArrayLike, predicted: ArrayLike) -> float:
         difference -= cdist(x[rows], x[rows.start :])
         np.square(difference, out=difference)
         width = rows.stop - rows.start
-        # The first block holds its pairs twice, the rest of the row once.
+        # The square block on the diagonal contains its pairs twice.
         total += float(difference[:, :width].sum()) + 2 * float(difference[:, width:].sum())
     return total / (n * (n - 1))
 
@@ -102,9 +102,9 @@ def distance_spearman(
 ) -> float:
     """Spearman correlation between rows of the true and of the predicted distance matrix, over random cells.
 
-    Does each cell see all others in the right order of distance? Each row equals :func:`scipy.stats.spearmanr` (ties
-    get their average rank; the cell itself, at distance 0, is part of its row). A predicted row that is constant ranks
-    nothing and counts 0, where scipy returns NaN; a cell whose true row is constant is left out.
+    The correlation is 1 if the distances from each cell to all others are in the right order. Each row equals
+    :func:`scipy.stats.spearmanr` (ties have their average rank; the cell itself, at distance 0, is part of its row), except
+    that a constant predicted row scores 0, where scipy returns NaN. A cell whose true row is constant is left out.
 
     Parameters
     ----------
@@ -113,20 +113,20 @@ def distance_spearman(
     predicted
         Predicted positions of the same cells, in any unit, (n_cells, n_dims).
     n_rows
-        Number of cells whose rows are compared, drawn by :func:`judge_cells`; every row is against all cells.
+        Number of cells whose rows are compared, chosen by :func:`judge_cells`; every row contains all cells.
     random_state
-        Seed of that draw.
+        Seed of that choice.
     reduce
         ``"mean"`` or ``"median"`` over these cells.
 
     Returns
     -------
-    The correlation, in [−1, 1]; NaN where the truth is one point or there are fewer than two cells.
+    The correlation, in [−1, 1]; NaN if the truth is a single point or there are fewer than two cells.
 
     Raises
     ------
     ValueError
-        If the shapes differ, a value is not finite, or ``reduce`` is neither of the two.
+        If the shapes differ, a value is not finite, or ``reduce`` is unknown.
     """
     if reduce not in ("mean", "median"):
         raise ValueError(f'reduce must be "mean" or "median", got {reduce!r}')
@@ -143,7 +143,7 @@ def spearman_rows(true: ArrayLike, predicted: ArrayLike, *, n_rows: int, random_
     cells = judge_cells(n, n_rows, random_state)
     correlations = []
     for rows in row_chunks(len(cells), n):
-        # Average ranks always sum to n(n+1)/2, so their mean is known.
+        # The mean of average ranks is always (n + 1) / 2.
         a = _row_ranks(cdist(y[cells[rows]], y)) - (n + 1) / 2
         b = _row_ranks(cdist(x[cells[rows]], x)) - (n + 1) / 2
         norm = np.sqrt(np.einsum("ij,ij->i", a, a) * np.einsum("ij,ij->i", b, b))
@@ -153,7 +153,7 @@ def spearman_rows(true: ArrayLike, predicted: ArrayLike, *, n_rows: int, random_
 
 
 def _row_ranks(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Rank each row from 1, ties averaged; ``rankdata``, four times slower, sees only the rows that have ties."""
+    """Rank each row from 1, ties averaged; ``rankdata``, which is four times slower, is called for rows with ties only."""
     order = np.argsort(values, axis=1)
     ranks = np.empty_like(values)
     np.put_along_axis(ranks, order, np.arange(1.0, values.shape[1] + 1)[None, :], axis=1)
@@ -165,12 +165,11 @@ def _row_ranks(values: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def contact_precision(true: ArrayLike, predicted: ArrayLike, *, share: float = 0.05) -> float:
-    """Of the pairs of cells predicted among the closest ``share`` of all pairs, the share that truly is among them.
+    """Precision of predicted contacts: share of the predicted closest pairs that are among the true closest pairs.
 
-    A pair is in contact where its distance is at most ``numpy.quantile(distances, share, method="lower")``; pairs tied
-    with that threshold count. Chance is about ``share``, and exactly that for a prediction that is one point, if the
-    truth has no ties. All pairs are used up to 8,000 cells; beyond, all pairs of the 8,000 cells that
-    ``judge_cells(n_cells, 8000)`` chooses.
+    A pair is a contact if its distance is at most ``numpy.quantile(distances, share, method="lower")``, ties included.
+    Chance is about ``share``, and exactly ``share`` for a prediction that is a single point, if the truth has no ties. Up to
+    8,000 cells all pairs are used; beyond, all pairs of the cells ``judge_cells(n_cells, 8000)``.
 
     Parameters
     ----------
@@ -179,7 +178,7 @@ def contact_precision(true: ArrayLike, predicted: ArrayLike, *, share: float = 0
     predicted
         Predicted positions of the same cells, in any unit, (n_cells, n_dims).
     share
-        Share of the pairs that counts as contacts, in (0, 1].
+        Share of the pairs that are contacts, in (0, 1].
 
     Returns
     -------

@@ -1,4 +1,4 @@
-r"""Scores of predicted expression, in blocks of cells.
+r"""Scores of predicted expression, computed in blocks of cells.
 
 With the truth :math:`y` and the prediction :math:`x`, cells :math:`i` and genes :math:`g`,
 
@@ -10,12 +10,12 @@ With the truth :math:`y` and the prediction :math:`x`, cells :math:`i` and genes
     \cos_i = \frac{x_i \cdot y_i}{\lVert x_i \rVert \lVert y_i \rVert}, \qquad
     v_g = \frac{\mathrm{Var}_i(x_{ig})}{\mathrm{Var}_i(y_{ig})}
 
-and :math:`r_i` like :math:`r_g`, over the genes of a cell. All of them compare values as they are given: bring counts to
-one depth first (:func:`log1p_normalized`), prediction and truth alike.
+and :math:`r_i` like :math:`r_g`, over the genes of a cell. Values are compared as they are: normalize the counts of truth
+and prediction first (:func:`log1p_normalized`).
 
-A correlation is undefined where the truth is constant: it is NaN there, and left out of the means. Where the prediction
-alone is constant it is 0, as it is for positions: a prediction must not gain by saying nothing. A gene that is NaN in
-every cell, on either side, is unmeasured: it has no score and changes no other.
+A correlation is NaN where the truth is constant, and is left out of means. It is 0 where only the prediction is constant, so
+that a constant prediction is not left out. A gene that is NaN in every cell, on either side, is unmeasured: it has no score
+and does not affect others.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ EXPRESSION_SCORES = ("expression_mse", "pearson_gene", "pearson_cell", "cosine_c
 
 @dataclass(kw_only=True, slots=True)
 class _Comparison:
-    """Everything the scores need, from one pass over the cells; genes are the measured ones."""
+    """Statistics for all scores, from one pass over the cells; arrays of genes contain the measured ones."""
 
     measured: NDArray[np.bool_]
     squared_error: float
@@ -49,7 +49,7 @@ class _Comparison:
     cosine_cell: Array
 
     def all_genes(self, values: Array) -> NDArray[np.float64]:
-        """Values of all genes, NaN for the unmeasured."""
+        """Values of all genes, (n_genes,); NaN for unmeasured genes."""
         result = np.full(len(self.measured), np.nan)
         result[self.measured] = values
         return result
@@ -71,7 +71,7 @@ class _Comparison:
 
 
 def _ratio(products: Array, true_squares: Array, predicted_squares: Array) -> NDArray[np.float64]:
-    """Products over the root of the squares: NaN where those of the truth are 0, 0 where those of the prediction are."""
+    """Products over the roots of both squares: NaN where the true squares are 0, 0 where only the predicted ones are."""
     result = np.where(true_squares > 0, 0.0, np.nan)
     both = (true_squares > 0) & (predicted_squares > 0)
     result[both] = products[both] / (np.sqrt(true_squares[both]) * np.sqrt(predicted_squares[both]))
@@ -79,7 +79,7 @@ def _ratio(products: Array, true_squares: Array, predicted_squares: Array) -> ND
 
 
 def _deviations(block: Array, axis: int) -> NDArray[np.float64]:
-    """Differences from the mean, exactly 0 where all values are equal."""
+    """Differences from the mean; exactly 0 where all values are equal."""
     constant = block.max(axis=axis, keepdims=True) == block.min(axis=axis, keepdims=True)
     return np.where(constant, 0.0, block - block.mean(axis=axis, keepdims=True))
 
@@ -94,7 +94,7 @@ def _correlate_cells(true: Array, predicted: Array) -> tuple[Array, Array]:
 
 
 def _compare(true: Any, predicted: Any) -> _Comparison:
-    """Run over the cells once; moments of blocks are merged as in Chan, Golub & LeVeque (1983)."""
+    """Compute all statistics in one pass; moments of blocks are merged as in Chan, Golub & LeVeque (1983)."""
     y_all, x_all = as_rows(true), as_rows(predicted)
     if y_all.shape != x_all.shape:
         raise ValueError(f"true and predicted expression differ in shape, {y_all.shape} and {x_all.shape}")
@@ -120,10 +120,10 @@ def _compare(true: Any, predicted: Any) -> _Comparison:
 
 
 def _merge(means: Array, squares: Array, y: Array, x: Array, *, n_before: int) -> None:
-    """Add the cells of a block to the means of both sides and to the sums of squares and products, in place."""
+    """Add a block of cells to the means and to the sums of squares and products, in place."""
     n = len(y)
     dy, dx = _deviations(y, 0), _deviations(x, 0)
-    # The first value stands for the mean of a constant gene, whose mean would be rounded.
+    # The mean of a constant gene is its first value, which is not rounded.
     block_means = np.stack([np.where((d == 0).all(axis=0), z[0], z.mean(axis=0)) for d, z in ((dy, y), (dx, x))])
     delta = block_means - means
     share = n_before * n / (n_before + n)
@@ -145,7 +145,7 @@ def expression_mse(true: Any, predicted: Any) -> float:
 
     Returns
     -------
-    The error, in squared units of the values; NaN without a cell or a measured gene.
+    The error, in squared units of the values; NaN if there is no cell or no measured gene.
 
     Raises
     ------
@@ -167,7 +167,7 @@ def pearson_per_gene(true: Any, predicted: Any) -> NDArray[np.float64]:
 
     Returns
     -------
-    One value per gene, (n_genes,): NaN where the truth is constant or unmeasured, 0 where only the prediction is
+    One value per gene, (n_genes,): NaN where the truth is constant or the gene unmeasured, 0 where only the prediction is
     constant.
 
     Raises
@@ -212,7 +212,7 @@ def cosine_per_cell(true: Any, predicted: Any) -> NDArray[np.float64]:
 
     Returns
     -------
-    One value per cell, (n_cells,): NaN where the truth is 0 throughout, 0 where only the prediction is.
+    One value per cell, (n_cells,): NaN where the truth is 0 in all genes, 0 where only the prediction is.
 
     Raises
     ------
@@ -223,9 +223,10 @@ def cosine_per_cell(true: Any, predicted: Any) -> NDArray[np.float64]:
 
 
 def variance_ratio_per_gene(true: Any, predicted: Any) -> NDArray[np.float64]:
-    """Variance of each gene over the cells in the prediction, over that in the truth.
+    """Variance of each gene over the predicted cells, divided by its variance over the true cells.
 
-    A sample looks like data where it is 1. A mean over draws, which correlates better than any draw, stays below 1.
+    The ratio is 1 for samples with the variance of data, and below 1 for a mean over samples, although that correlates
+    better with the truth than any sample.
 
     Parameters
     ----------
@@ -236,7 +237,7 @@ def variance_ratio_per_gene(true: Any, predicted: Any) -> NDArray[np.float64]:
 
     Returns
     -------
-    One value per gene, (n_genes,); NaN where the truth is constant or unmeasured.
+    One value per gene, (n_genes,); NaN where the truth is constant or the gene unmeasured.
 
     Raises
     ------
@@ -258,8 +259,8 @@ def expression_scores(true: Any, predicted: Any) -> dict[str, float]:
 
     Returns
     -------
-    ``expression_mse``; ``pearson_gene``, ``pearson_cell`` and ``cosine_cell``, means over the genes or cells for which
-    they are defined; ``variance_ratio``, the median over genes. NaN where there is nothing to score.
+    ``expression_mse``; ``pearson_gene``, ``pearson_cell`` and ``cosine_cell``, means over the genes or cells for which they
+    are defined; ``variance_ratio``, the median over genes. A score is NaN if it is defined for no gene or cell.
 
     Raises
     ------
@@ -278,6 +279,6 @@ def expression_scores(true: Any, predicted: Any) -> dict[str, float]:
 
 
 def _defined(values: Array, reduce: Any) -> float:
-    """Reduce what is not NaN; NaN where nothing is left."""
+    """Reduce the values that are not NaN; NaN if there are none."""
     kept = values[~np.isnan(values)]
     return float(reduce(kept)) if len(kept) else float("nan")

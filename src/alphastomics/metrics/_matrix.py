@@ -1,8 +1,8 @@
-r"""Expression matrices, sparse or dense: read in blocks, so that the whole is never dense, and scaled to one library size.
+r"""Sparse or dense expression matrices: dense blocks, measured genes, and the scale on which expression is scored,
 
-.. math:: y_{ig} = \log\Big(1 + L\, x_{ig} \Big/ \sum_h x_{ih}\Big)
+.. math:: y_{ig} = \log\Big(1 + L\, x_{ig} \Big/ \sum_h x_{ih}\Big),
 
-is the scale on which expression is scored, with L the median library size of the truth.
+with L the median library size of the truth.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Matrix = Union["sp.csr_matrix", "sp.csr_array", "NDArray[Any]"]
 
 
 def as_rows(values: Any) -> Matrix:
-    """Give any sparse format as CSR and anything else as a plain array of two dimensions, or raise ``ValueError``."""
+    """Convert any sparse format to CSR and anything else to an array; raises ``ValueError`` unless it has two dimensions."""
     matrix = values.tocsr() if sp.issparse(values) else np.asarray(values)
     if matrix.ndim != 2:
         raise ValueError(f"expression must be of shape (n_cells, n_genes), got {matrix.shape}")
@@ -31,13 +31,13 @@ def as_rows(values: Any) -> Matrix:
 
 
 def dense_rows(matrix: Matrix, rows: slice) -> NDArray[np.float64]:
-    """Cells ``rows`` as a dense float64 copy."""
+    """Dense float64 copy of the cells ``rows``."""
     block = matrix[rows]
     return np.array(block if isinstance(block, np.ndarray) else block.toarray(), dtype=np.float64)
 
 
 def gene_blocks(matrix: Matrix) -> Iterator[tuple[slice, NDArray[np.float64]]]:
-    """Cut the genes into blocks and yield (genes, dense float64 copy of shape (n_cells, n_block))."""
+    """Yield blocks of genes: their slice, and a dense float64 copy of shape (n_cells, n_block)."""
     n_cells, n_genes = matrix.shape
     by_gene = matrix if isinstance(matrix, np.ndarray) else matrix.tocsc()
     for genes in row_chunks(n_genes, n_cells):
@@ -46,23 +46,9 @@ def gene_blocks(matrix: Matrix) -> Iterator[tuple[slice, NDArray[np.float64]]]:
 
 
 def measured_genes(matrix: Matrix, names: Sequence[str] | None = None) -> NDArray[np.bool_]:
-    """Find the genes that were measured: NaN in every cell marks one that was not.
+    """Mask (n_genes,) of the measured genes; an unmeasured gene is NaN in every cell.
 
-    Parameters
-    ----------
-    matrix
-        Expression, (n_cells, n_genes).
-    names
-        Names of the genes, for the error; their numbers by default.
-
-    Returns
-    -------
-    The mask, (n_genes,).
-
-    Raises
-    ------
-    ValueError
-        If a gene is NaN in some cells only, or infinite in any; the message names it.
+    Raises ``ValueError``, with the name or number of the gene, if a gene is NaN in some cells only or infinite in any.
     """
     n_cells, n_genes = matrix.shape
     n_nan, n_infinite = np.zeros(n_genes, dtype=np.int64), np.zeros(n_genes, dtype=np.int64)
@@ -85,7 +71,7 @@ def measured_genes(matrix: Matrix, names: Sequence[str] | None = None) -> NDArra
 
 
 def median_library_size(expression: Any) -> float:
-    """Median over cells of the sum of their genes; empty cells do not count.
+    """Median over cells of the sum of their counts; empty cells are ignored.
 
     Parameters
     ----------
@@ -94,7 +80,7 @@ def median_library_size(expression: Any) -> float:
 
     Returns
     -------
-    The median, NaN where every cell is empty.
+    The median; NaN if every cell is empty.
     """
     sizes = _library_sizes(as_rows(expression))
     filled = sizes[sizes > 0]
@@ -106,22 +92,20 @@ def _library_sizes(matrix: Matrix) -> NDArray[np.float64]:
 
 
 def log1p_normalized(expression: Any, library_size: float) -> Any:
-    r"""Bring every cell to one library size and take logarithms, :math:`\log(1 + x_{ig} L / \sum_h x_{ih})`.
+    r"""Scale every cell to one library size and take logarithms, :math:`\log(1 + x_{ig} L / \sum_h x_{ih})`.
 
-    The scale on which expression is scored. Equals :func:`scanpy.pp.normalize_total` followed by
-    :func:`scanpy.pp.log1p`.
+    Expression is scored on this scale. Equals :func:`scanpy.pp.normalize_total` followed by :func:`scanpy.pp.log1p`.
 
     Parameters
     ----------
     expression
-        Values that are not negative, of the measured genes, (n_cells, n_genes), sparse or dense.
+        Non-negative values of the measured genes, (n_cells, n_genes), sparse or dense.
     library_size
-        The library size :math:`L`; of prediction and truth alike, the median of the truth
-        (:func:`median_library_size`).
+        The library size :math:`L`: the median of the truth (:func:`median_library_size`), for truth and prediction.
 
     Returns
     -------
-    A copy, CSR where the input is sparse, float64. Empty cells stay empty.
+    A float64 copy, CSR if the input is sparse. Empty cells stay empty.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-r"""Moran's I: how alike neighboring cells are, gene by gene.
+r"""Moran's I: spatial autocorrelation of each gene on the graph of nearest neighbors.
 
 .. math::
 
@@ -6,7 +6,7 @@ r"""Moran's I: how alike neighboring cells are, gene by gene.
     \qquad w_{ij} = \begin{cases} 1/k & j \in \mathrm{kNN}(i) \\ 0 & \text{otherwise} \end{cases},
     \qquad S_0 = \sum_{ij} w_{ij} = n
 
-(Moran 1950), near 1 for a gene that varies smoothly in space, :math:`-1/(n-1)` on average for one that ignores it.
+(Moran 1950): near 1 for a gene that varies smoothly in space, :math:`-1/(n-1)` on average for one that is independent of it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def morans_i(expression: Any, positions: ArrayLike, *, n_neighbors: int = 6) -> 
     """Moran's I of every gene on the graph of nearest neighbors, with rows that sum to 1.
 
     Equals :func:`squidpy.gr.spatial_autocorr` (``mode="moran"``) on :func:`squidpy.gr.spatial_neighbors` with the same
-    number of neighbors. Genes are made dense a block at a time.
+    number of neighbors. Genes are converted to dense arrays one block at a time.
 
     Parameters
     ----------
@@ -46,7 +46,7 @@ def morans_i(expression: Any, positions: ArrayLike, *, n_neighbors: int = 6) -> 
     Raises
     ------
     ValueError
-        If there is not one position per cell, a value is not finite, or there are too few cells.
+        If there is not one position per cell, a value is not finite, or ``n_neighbors`` is out of range.
     """
     matrix = as_rows(expression)
     weights = _weights(positions, matrix.shape[0], n_neighbors)
@@ -61,7 +61,7 @@ def morans_i(expression: Any, positions: ArrayLike, *, n_neighbors: int = 6) -> 
 
 
 def _weights(positions: ArrayLike, n_cells: int, n_neighbors: int) -> sp.csr_array:
-    """Weights of the neighbors of each cell, (n_cells, n_cells), rows summing to 1."""
+    """Weights (n_cells, n_cells) of the neighbors of each cell; rows sum to 1."""
     points = np.asarray(positions, dtype=np.float64)
     if points.ndim != 2 or len(points) != n_cells:
         raise ValueError(f"positions must be of shape ({n_cells}, n_dims), one per cell, got {points.shape}")
@@ -80,30 +80,30 @@ def moran_correlation(
 ) -> float:
     """Pearson correlation over genes between Moran's I in the truth and in the prediction.
 
-    Do the genes that are patterned in the tissue have a pattern in the prediction, and only they? Each side has its
-    own cells and positions, so that frames, and numbers of cells, may differ.
+    The correlation is high if the genes with a spatial pattern in the truth, and only these, have one in the prediction.
+    Frames and numbers of cells may differ between truth and prediction.
 
     Parameters
     ----------
     true
         True expression, (n_cells, n_genes), sparse or dense.
     true_positions
-        Positions of the cells of the truth, (n_cells, n_dims).
+        Positions of the true cells, (n_cells, n_dims).
     predicted
         Predicted expression of the same genes, (n_predicted_cells, n_genes).
     predicted_positions
-        Positions of the cells of the prediction, (n_predicted_cells, n_dims).
+        Positions of the predicted cells, (n_predicted_cells, n_dims).
     n_neighbors
         Neighbors of each cell.
 
     Returns
     -------
-    The correlation, over the genes that vary on both sides; NaN for fewer than two of them.
+    The correlation over the genes that vary in both; NaN for fewer than two such genes.
 
     Raises
     ------
     ValueError
-        If the genes differ in number, or either side cannot be used (:func:`morans_i`).
+        If the genes differ in number, or :func:`morans_i` raises an error for either side.
     """
     pair = [
         morans_i(expression, positions, n_neighbors=n_neighbors)
@@ -113,7 +113,7 @@ def moran_correlation(
 
 
 def correlate_genes(true: NDArray[np.float64], predicted: NDArray[np.float64]) -> float:
-    """Pearson correlation of two values per gene, over the genes that have both."""
+    """Pearson correlation of two values per gene, over the genes for which neither is NaN."""
     if true.shape != predicted.shape:
         raise ValueError(f"truth and prediction have {len(true)} and {len(predicted)} genes; give them the same genes")
     both = ~np.isnan(true) & ~np.isnan(predicted)

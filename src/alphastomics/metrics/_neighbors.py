@@ -1,4 +1,4 @@
-"""Scores of the neighborhood of each cell."""
+"""Scores of neighborhoods: preserved neighbors, and the distribution of nearest-neighbor distances."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from alphastomics.metrics._distances import check_pair, row_chunks
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
-TIE_TOLERANCE = 1e-12  # relative; tree and matrix may round the same distance differently
+TIE_TOLERANCE = 1e-12  # relative; KDTree and cdist may round the same distance differently
 
 
 def knn_preservation(true: ArrayLike, predicted: ArrayLike, *, n_neighbors: int = 20) -> float:
     """Mean share of a cell's true nearest neighbors that are among its predicted nearest neighbors.
 
-    A cell is never its own neighbor; it is left out by its index, so that cells may share a position. Where several
-    cells are tied for the last places, the score is its expectation over breaking the ties at random: a prediction that
-    is one point scores chance, ``n_neighbors / (n_cells - 1)``, whatever the order of the cells, and on a grid, where
-    the truth itself does not say which cells are nearest, even a perfect prediction scores below 1.
+    A cell is never its own neighbor; it is excluded by its index, so that cells may share a position. Where several
+    cells are tied for the last places, the score is its expectation over random tie-breaking. So a prediction that is a
+    single point scores chance, ``n_neighbors / (n_cells - 1)``, for any order of the cells, and on a grid, where the true
+    neighbors are tied, even a perfect prediction scores below 1.
 
     Parameters
     ----------
     true
         True positions, (n_cells, n_dims).
     predicted
-        Predicted positions of the same cells, in any unit, (n_cells, n_dims).
+        Predicted positions of the same cells, (n_cells, n_dims), in any unit.
     n_neighbors
         Number of neighbors, at least 1 and less than the number of cells.
 
@@ -64,14 +64,14 @@ def nearest_cells(positions: NDArray[np.float64], k: int) -> tuple[NDArray[np.in
     n = len(positions)
     distances, neighbors = KDTree(positions).query(positions, k=k + 2)
     keep = neighbors != np.arange(n)[:, None]
-    keep[keep.all(axis=1), -1] = False  # more than k + 1 cells share the position: all k + 1 that remain are tied
+    keep[keep.all(axis=1), -1] = False  # more than k + 1 cells share the position, all at distance 0
     neighbors = neighbors[keep].reshape(n, k + 1)
     distances = distances[keep].reshape(n, k + 1)
     return neighbors[:, :k], distances[:, k] <= distances[:, k - 1] * (1 + TIE_TOLERANCE)
 
 
 def _neighbor_probability(positions: NDArray[np.float64], cells: NDArray[np.int64], k: int) -> NDArray[np.float64]:
-    """Probability that each cell is among the k nearest of each of ``cells`` when ties are broken at random."""
+    """Probability (S, n) that each cell is among the k nearest of ``cells`` (S,) if ties are broken at random."""
     distances = cdist(positions[cells], positions)
     distances[np.arange(len(cells)), cells] = np.inf
     last = np.partition(distances, k - 1, axis=1)[:, k - 1 : k]
@@ -83,16 +83,16 @@ def _neighbor_probability(positions: NDArray[np.float64], cells: NDArray[np.int6
 def nearest_neighbor_ks(true: ArrayLike, predicted: ArrayLike) -> float:
     """Kolmogorov–Smirnov distance between the true and the predicted distribution of nearest-neighbor distances.
 
-    Are the cells as densely and as evenly packed as they should be? It does not ask which cell is where. Equals
-    ``scipy.stats.ks_2samp(...).statistic`` of the distances, after rounding to 1e-9 of the largest true one: without
-    it, the distances of a grid, all equal, would be torn apart by the rounding errors of a rotation.
+    The distance compares the density and the regularity of the cells, not the position of each cell. It equals
+    ``scipy.stats.ks_2samp(...).statistic`` of the distances rounded to 1e-9 of the largest true one; without rounding, the
+    equal distances of a grid would differ by the rounding errors of a rotation.
 
     Parameters
     ----------
     true
         True positions, (n_cells, n_dims).
     predicted
-        Predicted positions of the same cells, (n_cells, n_dims), **in the units of the truth**: nothing is rescaled.
+        Predicted positions of the same cells, (n_cells, n_dims), in the units of the truth; they are not rescaled.
 
     Returns
     -------
@@ -106,7 +106,7 @@ def nearest_neighbor_ks(true: ArrayLike, predicted: ArrayLike) -> float:
     y, x = check_pair(true, predicted)
     if len(y) < 2:
         return float("nan")
-    # The smallest distance of each row is the cell's own 0, or that of a cell at the same position.
+    # The first of the two nearest is the cell itself, or another cell at the same position.
     nearest = [KDTree(positions).query(positions, k=2)[0][:, 1] for positions in (y, x)]
     unit = nearest[0].max() or 1.0
     return float(ks_2samp(*(np.round(distances / unit, 9) for distances in nearest), method="asymp").statistic)

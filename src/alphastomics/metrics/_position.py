@@ -1,4 +1,4 @@
-"""All scores of predicted positions at once, and the floor and the ceiling that give them a meaning."""
+"""All scores of predicted positions at once, and reference predictions (chance and oracle) to compare them with."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def position_scores(
 ) -> dict[str, float]:
     """Score predicted positions of one slice.
 
-    A score that is undefined is NaN: all of them for fewer than two cells, ``knn_preservation`` unless there are more
-    cells than neighbors.
+    Undefined scores are NaN: all scores for fewer than two cells, ``knn_preservation`` unless there are more cells than
+    neighbors.
 
     Parameters
     ----------
@@ -55,16 +55,16 @@ def position_scores(
     predicted
         Predicted positions of the same cells, (n_cells, n_dims), in the units of the truth.
     n_neighbors
-        Neighbors of :func:`knn_preservation`, whose chance level is ``n_neighbors / (n_cells - 1)``: neighborhood
-        scores compare only at equal numbers of cells.
+        Neighbors of :func:`knn_preservation`. Its chance level is ``n_neighbors / (n_cells - 1)``: compare it only between
+        slices with equal numbers of cells.
     contact_share
-        Share of the pairs that :func:`contact_precision` takes for contacts.
+        Share of the pairs that are contacts, for :func:`contact_precision`.
     max_cells
-        Score the cells that ``judge_cells(n_cells, max_cells, random_state)`` chooses; all by default.
+        If given, only the cells ``judge_cells(n_cells, max_cells, random_state)`` are scored.
     random_state
         Seed of that choice and of the rows of :func:`distance_spearman`.
     align
-        Passed to :func:`aligned_rmsd`; ``False`` where the two frames agree.
+        Passed to :func:`aligned_rmsd`; ``False`` if the two frames agree.
 
     Returns
     -------
@@ -97,7 +97,7 @@ def position_scores(
 
 
 def chance_positions(true: ArrayLike, random_state: int = 0) -> NDArray[np.float64]:
-    """Permute the true positions over all cells: the floor, the score of a prediction from the outline alone.
+    """Permute the true positions over all cells: the chance level, a prediction from the outline of the slice alone.
 
     Parameters
     ----------
@@ -115,14 +115,14 @@ def chance_positions(true: ArrayLike, random_state: int = 0) -> NDArray[np.float
 
 
 def oracle_positions(true: ArrayLike, cell_type: ArrayLike, random_state: int = 0) -> NDArray[np.float64]:
-    """Permute the true positions within each cell type: the score of a prediction from the cell types alone.
+    """Permute the true positions within each cell type: a prediction from the cell types alone.
 
     Parameters
     ----------
     true
         True positions, (n_cells, n_dims).
     cell_type
-        Type of each cell, (n_cells,); cells without a type (NaN) form one of their own.
+        Type of each cell, (n_cells,); cells without a type (NaN) form a group of their own.
     random_state
         Seed of the permutations.
 
@@ -140,12 +140,12 @@ def oracle_positions(true: ArrayLike, cell_type: ArrayLike, random_state: int = 
 
 
 def chance_order(n_cells: int, random_state: int) -> NDArray[np.int64]:
-    """Permute all cells, (n_cells,)."""
+    """Random permutation of the cells, (n_cells,)."""
     return np.random.default_rng(random_state).permutation(n_cells)
 
 
 def oracle_order(n_cells: int, cell_type: ArrayLike, random_state: int) -> NDArray[np.int64]:
-    """Permute the cells of each type among themselves, (n_cells,)."""
+    """Random permutation of the cells within each type, (n_cells,)."""
     codes = pd.factorize(np.asarray(cell_type, dtype=object))[0]
     if codes.shape != (n_cells,):
         raise ValueError(f"cell_type must name one type per cell, got {len(codes)} for {n_cells} cells")
