@@ -1,4 +1,4 @@
-"""The card of a dataset, ``README.md``, for the Hub, ``datasets.load_dataset`` and readers."""
+"""The card of a dataset on the Hub, ``README.md``, whose header ``datasets.load_dataset`` reads."""
 
 from __future__ import annotations
 
@@ -31,26 +31,14 @@ COLUMNS = {
 
 
 def dataset_card(info: DatasetInfo, repo_id: str, columns: Sequence[str], license: str | None = None) -> str:
-    """Text of ``README.md``.
-
-    Parameters
-    ----------
-    info
-        The dataset.
-    repo_id
-        The repository.
-    columns
-        Names of its columns.
-    license
-        An identifier of the Hub, for example ``"cc-by-4.0"``; omitted when None.
-    """
+    """Text of ``README.md``; ``license`` is an identifier of the Hub, for example ``"cc-by-4.0"``, and omitted when None."""
     header = yaml.safe_dump(_header(info, repo_id, license), sort_keys=False, allow_unicode=True)
     name = repo_id.rpartition("/")[2]
     return f"---\n{header}---\n\n# {name}\n\n{_contents(info)}\n{_columns(columns)}\n{_loading(info, repo_id)}\n{_making(info)}"
 
 
 def _shards(info: DatasetInfo) -> dict[str, list[Shard]]:
-    """Files of every split that has some."""
+    """Files of every split that has files."""
     found = {split: [shard for shard in info.shards if shard.split == split] for split in SPLITS}
     return {split: shards for split, shards in found.items() if shards}
 

@@ -1,4 +1,4 @@
-"""Repositories of the Hub that are written to, and errors of huggingface_hub in one line, with a remedy."""
+"""Access to repositories of the Hub, and errors of huggingface_hub as one line with a remedy."""
 
 from __future__ import annotations
 
@@ -35,25 +35,10 @@ def require(package: str) -> None:
 
 @contextmanager
 def explained(repo_id: str, doing: Doing = "write") -> Iterator[None]:
-    """Turn errors of huggingface_hub into one line each.
+    """Turn errors of huggingface_hub into one line with a remedy.
 
-    Parameters
-    ----------
-    repo_id
-        The repository.
-    doing
-        Whether it is read or written.
-
-    Raises
-    ------
-    PermissionError
-        If the token is missing or does not suffice.
-    ValueError
-        If the Hub rejects the name or the content.
-    FileNotFoundError
-        If there is no such repository, revision or file.
-    OSError
-        If the Hub cannot be reached, or fails.
+    A missing or insufficient token is a ``PermissionError``; a name or content that the Hub rejects a ``ValueError``; a
+    missing repository, revision or file a ``FileNotFoundError``; a failure of the Hub an ``OSError``.
     """
     from huggingface_hub.errors import (
         HfHubHTTPError,
@@ -89,7 +74,7 @@ def explained(repo_id: str, doing: Doing = "write") -> Iterator[None]:
 
 
 def _of_status(repo_id: str, doing: Doing, status: int, message: str) -> OSError:
-    """The error for a status of HTTP."""
+    """The error for an HTTP status."""
     answer = f"{status}: {message}" if message else str(status)
     login = LOGIN.format(doing=doing)
     if status in (402, 413, 507) or (status == 403 and re.search(r"storage|quota|limit", message, re.IGNORECASE)):
@@ -113,7 +98,7 @@ def _message(error: BaseException) -> str:
 
 
 def _one_line(text: str) -> str:
-    """Text in one line, not too long, without tokens."""
+    """Text in one line of limited length, without tokens."""
     text = re.sub(r"\bhf_\w+|(?<=Bearer )\S+", "…", " ".join(text.split()))
     text = re.sub(r"(https?://[^\s?]+)\?\S+", r"\1", text)  # addresses of uploads are signed
     return text if len(text) <= MAX_CHARACTERS else text[: MAX_CHARACTERS - 1] + "…"
@@ -124,12 +109,7 @@ def open_repository(
 ) -> tuple[HfApi, str]:
     """Create a repository unless it exists; return a client and the address.
 
-    Raises
-    ------
-    OSError
-        If the Hub cannot be reached, or rejects it.
-    ValueError
-        If ``private`` and the repository exists and is public.
+    With ``private``, a repository that exists and is public is a ``ValueError``.
     """
     from huggingface_hub import HfApi
 
@@ -143,7 +123,7 @@ def open_repository(
 
 
 def check_token(token: str | None = None) -> None:
-    """Raise a PermissionError if there is no token, an ImportError without huggingface_hub."""
+    """Raise a PermissionError without a token, an ImportError without huggingface_hub."""
     require("huggingface_hub")
     from huggingface_hub import get_token
 
@@ -152,7 +132,7 @@ def check_token(token: str | None = None) -> None:
 
 
 def check_places(name: str | PathLike[str], text: str, *folders: Path) -> None:
-    """Raise a ValueError if a text names the home of the user, or one of the folders."""
+    """Raise a ValueError if a text contains the path of the home directory or of one of the folders."""
     for place in {str(Path.home()), *map(str, folders)}:
         if len(place) > 1 and re.search(rf"{re.escape(place)}\b", text):
             raise ValueError(
@@ -167,7 +147,7 @@ def files_of(api: HfApi, repo_id: str, kind: Kind) -> dict[str, Any]:
 
 
 def is_same(file: CommitOperationAdd, entry: Any) -> bool:
-    """Whether a file is in the repository as it is here."""
+    """Whether the repository holds this file with the same content."""
     if entry is None:
         return False
     if lfs := getattr(entry, "lfs", None):
@@ -179,6 +159,6 @@ def is_same(file: CommitOperationAdd, entry: Any) -> bool:
 
 
 def _git_hash(opened: Iterable[bytes]) -> str:
-    """Object name of a small file, which the Hub keeps in git."""
+    """Git object name of a small file, which the Hub stores in git."""
     content = b"".join(opened)
     return hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()

@@ -1,8 +1,9 @@
-"""Datasets to and from the Hub.
+"""Upload and download of datasets.
 
-The files that ``metadata.json`` lists are uploaded, a few per commit, then ``metadata.json`` and a card: a repository without
-``metadata.json`` is an incomplete upload. Files that the repository has with the same checksum are skipped, so that the same
-call resumes an interrupted upload. Downloads go to the cache of huggingface_hub, and are then datasets on disk.
+The files that ``metadata.json`` lists are uploaded, a few per commit, then ``metadata.json`` and a card: a repository
+without ``metadata.json`` is an incomplete upload. Files that the repository has with the same checksum are skipped, so
+that a repeated call resumes an interrupted upload. Downloads go to the cache of huggingface_hub, where they are read as
+datasets on disk.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class Uploaded(NamedTuple):
     Attributes
     ----------
     url
-        Where the dataset is.
+        Address of the dataset on the Hub.
     files
         Names of the files that were uploaded.
     """
@@ -81,11 +82,11 @@ def upload(
     repo_id
         ``"organization/name"``.
     private
-        Whether only the organization sees it; else the default of the organization.
+        Whether the repository is created private; when False, the default of the organization applies.
     license
         License in the card, an identifier of the Hub, for example ``"cc-by-4.0"``.
     overwrite
-        Whether to replace another dataset and an edited card in the repository.
+        Whether another dataset and an edited card in the repository are replaced.
     endpoint
         Address of the Hub; that of ``HF_ENDPOINT`` when None.
 
@@ -94,10 +95,10 @@ def upload(
     ImportError
         If huggingface_hub is not installed.
     FileNotFoundError, ValueError
-        If the dataset is incomplete, the repository holds another one or is public despite `private`, or the organization
-        does not exist.
+        If the dataset is incomplete, the repository holds another one or is public although `private` is True, or the
+        organization does not exist.
     OSError
-        If the token is missing or does not suffice (:class:`PermissionError`), or the Hub cannot be reached or fails.
+        If the token is missing or insufficient (:class:`PermissionError`), or the Hub cannot be reached or fails.
     """
     require("huggingface_hub")
     folder, info = Path(data_dir), DatasetInfo.read(data_dir, check=False)
@@ -122,8 +123,8 @@ def download(repo_id: str, *, revision: str | None = None, endpoint: str | None 
 
     Returns
     -------
-    The folder of the dataset in the cache of huggingface_hub, as :func:`alphastomics.data.create_dataloaders`,
-    :func:`alphastomics.data.read_dataset` and :meth:`alphastomics.model.AlphaSTomics.from_parquet` read it.
+    The folder of the dataset in the cache of huggingface_hub, for :func:`alphastomics.data.create_dataloaders`,
+    :func:`alphastomics.data.read_dataset` and :meth:`alphastomics.model.AlphaSTomics.from_parquet`.
 
     Raises
     ------
@@ -132,9 +133,9 @@ def download(repo_id: str, *, revision: str | None = None, endpoint: str | None 
     FileNotFoundError
         If the repository or the revision does not exist, or holds no complete dataset.
     ValueError
-        If the files are damaged, or of a version that this version does not read.
+        If the files are damaged, or of another format version.
     OSError
-        If the token does not suffice (:class:`PermissionError`), or the Hub cannot be reached or fails.
+        If the token is insufficient (:class:`PermissionError`), or the Hub cannot be reached or fails.
     """
     require("huggingface_hub")
     from huggingface_hub import snapshot_download
@@ -153,7 +154,7 @@ def download(repo_id: str, *, revision: str | None = None, endpoint: str | None 
 
 
 def _shards(folder: Path, info: DatasetInfo) -> list[CommitOperationAdd]:
-    """The files that the dataset lists, with their checksums verified."""
+    """Files that the dataset lists, with verified checksums."""
     return [
         _checked(folder / FOLDER / shard.file, shard)
         for shard in tqdm(info.shards, desc="Checking", unit="file", disable=None)
@@ -173,7 +174,7 @@ def _checked(path: Path, shard: Shard) -> CommitOperationAdd:
 
 
 def _metadata(folder: Path) -> CommitOperationAdd:
-    """``metadata.json`` as it is, which must not name a folder of this computer."""
+    """``metadata.json`` unchanged; a ValueError if it contains the path of a folder of this computer."""
     from huggingface_hub import CommitOperationAdd
 
     path = folder / METADATA

@@ -8,13 +8,14 @@ column            type                what
 ``cell_type``     string, or null     its label; null where it is unknown
 ``library_size``  float64             sum of its values, over the genes that its slice measures
 ``position``      3 × float64         in the units of the input; z = 0, or number of the section times its spacing
-``expression``    G × float32         untransformed, genes in the order of the schema; where a fifth of the values or more are not 0
-``indices``       list of int32       in its place: numbers of the genes that are not 0, ascending
-``values``        list of float32     and their values
-``n_genes``       int32               how many these are; only beside them
+``expression``    G × float32         untransformed, genes in the order of the schema
+``indices``       list of int32       numbers of the genes whose values are not 0, ascending
+``values``        list of float32     these values, untransformed
+``n_genes``       int32               number of these values
 ================  ==================  ==========================================================================
 
-A row group holds cells of one slice.
+A file has the column ``expression`` if more than a fifth of its values are not 0, else the last three columns. A row group
+holds cells of one slice.
 """
 
 from __future__ import annotations
@@ -31,26 +32,14 @@ if TYPE_CHECKING:
 CELL, SLICE, LABEL, SIZE, POSITION = "cell_id", "slice_id", "cell_type", "library_size", "position"
 EXPRESSION, INDICES, VALUES, LENGTH = "expression", "indices", "values", "n_genes"
 N_AXES = 3
-DENSE = 0.2  # share of values that are not 0 from which on zeros are stored too: more room, but quicker to read
+DENSE = 0.2  # share of values that are not 0 above which zeros are stored too: larger, but faster to read
 
 
 class Cells(NamedTuple):
     """Cells of one slice.
 
-    Attributes
-    ----------
-    names
-        (N,).
-    slice_id
-        Name of their slice.
-    labels
-        (N,), None where one is missing.
-    library_size
-        (N,), float64.
-    position
-        (N, 3), float64.
-    expression
-        CSR (N, G), float32, untransformed.
+    ``names``, ``labels`` (None where missing) and ``library_size`` (float64) are (N,), ``position`` is (N, 3) float64,
+    and ``expression`` is untransformed CSR (N, G), float32.
     """
 
     names: NDArray[np.object_]
@@ -61,7 +50,7 @@ class Cells(NamedTuple):
     expression: sp.csr_matrix
 
     def take(self, rows: NDArray[np.integer]) -> Cells:
-        """Some of the cells."""
+        """Select cells by row number."""
         return Cells(
             self.names[rows],
             self.slice_id,
@@ -73,7 +62,7 @@ class Cells(NamedTuple):
 
 
 def arrow_schema(n_genes: int, *, dense: bool) -> pa.Schema:
-    """Columns of a file."""
+    """Columns of a file; ``dense`` is whether zeros are stored."""
     fields = [
         pa.field(CELL, pa.string(), nullable=False),
         pa.field(SLICE, pa.string(), nullable=False),
@@ -89,7 +78,7 @@ def arrow_schema(n_genes: int, *, dense: bool) -> pa.Schema:
 
 
 def to_arrow(cells: Cells, schema: pa.Schema) -> pa.Table:
-    """A table with the columns of ``schema``."""
+    """Convert cells to a table with the columns of ``schema``."""
     n = len(cells.names)
     columns = {
         CELL: pa.array(cells.names, pa.string()),
@@ -111,7 +100,7 @@ def to_arrow(cells: Cells, schema: pa.Schema) -> pa.Table:
 
 
 def from_arrow(table: pa.Table, n_genes: int) -> Cells:
-    """The cells of a table, all of one slice."""
+    """Convert a table, whose cells are of one slice, to cells."""
     names = table.column(SLICE).unique().to_pylist()
     if len(names) != 1:
         raise ValueError(f"a row group holds cells of one slice, this one of {names}")

@@ -1,4 +1,4 @@
-"""Descriptions of datasets: ``metadata.json``, and the metadata of each Parquet file."""
+"""Description of a dataset: ``metadata.json``, and the metadata of each Parquet file."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Shard:
     sha256
         SHA-256 of the file.
     footer
-        SHA-256 of its footer, compared whenever the dataset is opened; empty if unknown.
+        SHA-256 of its footer, compared when the dataset is opened; empty if unknown.
     """
 
     file: str
@@ -55,18 +55,18 @@ class Shard:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DatasetInfo:
-    """A dataset.
+    """Description of a dataset.
 
     Parameters
     ----------
     schema
-        The tissue, fitted to the cells of the training set.
+        Schema of the tissue, fitted to the cells of the training set.
     shards
         Its files.
     unmeasured
         Slice -> genes that it does not measure, where there are any.
     counts
-        Whether all values are counts that can be thinned.
+        Whether all values are counts, which can be thinned.
     parameters
         Parameters of both stages.
     """
@@ -98,7 +98,7 @@ class DatasetInfo:
         )
 
     def check(self, folder: Path) -> None:
-        """Compare the footers of all files with their checksums: no file is truncated, missing or another.
+        """Compare the footers of all files with their checksums, which detects truncated, missing and replaced files.
 
         Raises
         ------
@@ -118,9 +118,9 @@ class DatasetInfo:
         Raises
         ------
         FileNotFoundError
-            If there is none.
+            If it is missing.
         ValueError
-            If it is of another program or version, or does not fit the files.
+            If it is of another program or version, or does not match the files.
         """
         folder = Path(folder)
         path = folder / METADATA
@@ -146,7 +146,7 @@ class DatasetInfo:
                 counts=bool(values["counts"]),
                 parameters=dict(values["parameters"]),
             )
-            check_memory(8 * sum(shard.n_cells for shard in info.shards))  # a number for each is the least that is held
+            check_memory(8 * sum(shard.n_cells for shard in info.shards))  # at least a float64 per cell
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ValueError(
                 f"{path} is damaged ({describe_error(error)}); delete it and make the dataset again"
@@ -174,35 +174,19 @@ def _count(n: Any) -> int:
 
 
 class Note(NamedTuple):
-    """Genes and dimensions of a file.
-
-    Attributes
-    ----------
-    genes
-        Names of the genes, in the order of the columns.
-    n_dims
-        Number of coordinates, 2 or 3.
-    unmeasured
-        Slice -> genes that it does not measure, where there are any.
-    """
+    """Genes of a file in the order of its columns, number of coordinates (2 or 3), and genes that slices do not measure."""
 
     genes: tuple[str, ...]
     n_dims: int
     unmeasured: dict[str, tuple[str, ...]]
 
     def to_metadata(self) -> dict[bytes, bytes]:
-        """Metadata of a schema."""
+        """Metadata of a Parquet schema."""
         return {NOTE: json.dumps(self._asdict()).encode()}
 
     @classmethod
     def from_metadata(cls, metadata: dict[bytes, bytes] | None) -> Note | None:
-        """Invert :meth:`to_metadata`; None without an entry of ours.
-
-        Raises
-        ------
-        ValueError
-            If they are damaged.
-        """
+        """Invert :meth:`to_metadata`; None without an entry of this package, a ValueError if it is damaged."""
         if NOTE not in (metadata or {}):
             return None
         assert metadata is not None

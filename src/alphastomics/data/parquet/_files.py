@@ -16,20 +16,14 @@ if TYPE_CHECKING:
 
     from alphastomics.data.parquet._columns import Cells
 
-ROW_GROUP = 4096  # cells: few enough for the buffers of a writer, many enough for a context to lie in few of them
+ROW_GROUP = 4096  # cells: few enough for the buffers of a writer, enough for a context to need few row groups
 GROUP_VALUES = 2**28  # cells times genes of a row group: a column chunk, stored as one page, is at most 1 GiB
 BLOCK = 2**20
 LARGEST_JSON = 2**28  # bytes: a thousand slices that lack ten thousand genes each
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder, unless it is there.
-
-    Raises
-    ------
-    OSError
-        If that cannot be done.
-    """
+    """Create a folder unless it exists; the message of an OSError names it."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -37,13 +31,7 @@ def make_folder(path: Path) -> None:
 
 
 def check_written(path: Path) -> None:
-    """Raise an error for a file that another machine wrote and this one does not see.
-
-    Raises
-    ------
-    FileNotFoundError
-        If it is not here.
-    """
+    """Raise a FileNotFoundError for a file that another machine wrote and that is missing on this one."""
     if not path.is_file():
         raise FileNotFoundError(
             f"{path} was written by a worker and is missing here; all machines must share this folder under the same path"
@@ -51,36 +39,22 @@ def check_written(path: Path) -> None:
 
 
 def open_parquet(path: Path) -> pq.ParquetFile:
-    """Open a Parquet file.
-
-    Raises
-    ------
-    PermissionError
-        If it may not be read.
-    ValueError
-        If it is none, or cut off.
-    """
+    """Open a Parquet file; a PermissionError if it cannot be read, a ValueError if it is not a complete Parquet file."""
     try:
         return pq.ParquetFile(path, page_checksum_verification=True)
     except PermissionError as error:
         raise permission_error(path, error) from error
-    except Exception as error:  # a damaged file can break the reader in any way
+    except Exception as error:  # a damaged file can raise anything
         raise ValueError(
             f"{path} is not a complete Parquet file ({describe_error(error)}); make the dataset again"
         ) from error
 
 
 def read_group(file: pq.ParquetFile, group: int, n_genes: int, path: Path) -> Cells:
-    """Cells of one row group.
-
-    Raises
-    ------
-    ValueError
-        If it is damaged.
-    """
+    """Cells of one row group; a ValueError if it is damaged."""
     try:
         return from_arrow(file.read_row_group(group), n_genes)
-    except Exception as error:  # likewise
+    except Exception as error:  # a damaged file can raise anything
         raise ValueError(
             f"Row group {group} of {path} is damaged ({describe_error(error)}); make the dataset again"
         ) from error
@@ -98,12 +72,7 @@ def checksum(path: Path) -> str:
 def footer_checksum(path: Path) -> str:
     """SHA-256 of the footer of a Parquet file, which locates all pages and holds the extremes of its columns.
 
-    Raises
-    ------
-    PermissionError
-        If it may not be read.
-    ValueError
-        If the file is not there or not whole.
+    A file without read permission is a ``PermissionError``, a missing or incomplete file a ``ValueError``.
     """
     try:
         with path.open("rb") as file:
@@ -123,15 +92,7 @@ def footer_checksum(path: Path) -> str:
 
 
 def read_json(path: Path) -> Any:
-    """Read JSON.
-
-    Raises
-    ------
-    PermissionError
-        If it may not be read.
-    ValueError
-        If it is none.
-    """
+    """Read JSON; a PermissionError without read permission, a ValueError if it is not JSON."""
     try:
         return _json.read(path, max_bytes=LARGEST_JSON)
     except PermissionError as error:

@@ -1,10 +1,10 @@
-"""Expression of a row group from the mapped file, the one way around pyarrow.
+"""Expression of a row group from a file that is mapped into memory, without pyarrow.
 
-The values of a column chunk that is one page, neither compressed nor encoded, as ``preprocess`` writes expression, are the
-last bytes of that chunk. pyarrow decodes such a list column value by value in every epoch, which is slower than the
-in-memory loader of scvi-tools; a row of the mapped file is copied at once (``benchmarks/loading.py`` compares them). A row
-group is therefore decoded by pyarrow once, which verifies the checksums of its pages, and taken from the mapped file from
-then on if its bytes there are the decoded ones.
+A column chunk that is one page, neither compressed nor encoded, as ``preprocess`` writes expression, ends with its
+values. pyarrow decodes such a list column value by value in every epoch, which is slower than the in-memory loader of
+scvi-tools, whereas a row of the mapped file is copied at once (``benchmarks/loading.py`` compares them). Therefore
+pyarrow decodes a row group once, which verifies the checksums of its pages. If the bytes of the mapped file equal the
+decoded values, later reads copy from the mapped file.
 """
 
 from __future__ import annotations
@@ -26,12 +26,8 @@ if TYPE_CHECKING:
 class SparseRows(NamedTuple):
     """Sparse cells of a row group in a mapped file.
 
-    Attributes
-    ----------
-    values, indices
-        Bytes of the values, float32, and of the numbers of their genes, int32, at any alignment.
-    start
-        First value of each cell, (n + 1,).
+    ``values`` (float32) and ``indices`` (int32, numbers of genes) are bytes at any alignment; ``start`` (n + 1,) is the
+    first value of each cell.
     """
 
     values: memoryview
@@ -39,7 +35,7 @@ class SparseRows(NamedTuple):
     start: NDArray[np.int64]
 
     def take(self, rows: NDArray[np.int64], n_genes: int) -> sp.csr_matrix:
-        """Some cells; joining their bytes is faster than indexing a matrix of scipy."""
+        """Select cells; joining their bytes is faster than indexing a matrix of scipy."""
         first, last = self.start[rows], self.start[rows + 1]
         parts = [slice(4 * a, 4 * b) for a, b in zip(first.tolist(), last.tolist(), strict=True)]
         values = np.frombuffer(b"".join([self.values[part] for part in parts]), np.float32)
@@ -51,20 +47,9 @@ class SparseRows(NamedTuple):
 def map_rows(
     content: mmap.mmap, row_group: pq.RowGroupMetaData, decoded: sp.csr_matrix | NDArray[np.float32]
 ) -> SparseRows | NDArray[np.uint8] | None:
-    """The cells that pyarrow decoded from a row group, in the mapped file; None if they are stored in another way.
+    """Cells of a row group in the mapped file, if its bytes there equal ``decoded`` (n, G), else None.
 
-    Parameters
-    ----------
-    content
-        The file.
-    row_group
-        Where its columns are.
-    decoded
-        Expression (n, G).
-
-    Returns
-    -------
-    The bytes of dense cells, (n, 4 G), or :class:`SparseRows`.
+    Dense cells are returned as bytes (n, 4 G), others as :class:`SparseRows`.
     """
     if isinstance(decoded, np.ndarray):
         dense = _map_values(content, row_group, EXPRESSION, decoded)
@@ -79,7 +64,7 @@ def map_rows(
 def _map_values(
     content: mmap.mmap, row_group: pq.RowGroupMetaData, name: str, decoded: NDArray[np.generic]
 ) -> NDArray[np.uint8] | None:
-    """The last bytes of a column chunk, if they are the decoded values."""
+    """The last bytes of a column chunk, if they equal the decoded values, else None."""
     chunks = [row_group.column(i) for i in range(row_group.num_columns)]
     (chunk,) = [chunk for chunk in chunks if chunk.path_in_schema.split(".")[0] == name]
     end = chunk.data_page_offset + chunk.total_compressed_size

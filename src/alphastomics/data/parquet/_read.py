@@ -1,6 +1,7 @@
 """Reading Parquet files into an AnnData: a split of a dataset, or a single file with the same columns.
 
-Files of other programs may store lists of any length and any numeric type, and cells of several slices in one row group.
+Files of other programs may store lists of different lengths, any numeric type, and cells of several slices in one row
+group.
 """
 
 from __future__ import annotations
@@ -51,18 +52,8 @@ OURS = frozenset({CELL, SLICE, LABEL, SIZE, POSITION, EXPRESSION, INDICES, VALUE
 class Part(NamedTuple):
     """Cells of a row group.
 
-    Attributes
-    ----------
-    names
-        (N,).
-    slices, labels
-        (N,), None where one is missing; None where there are none at all.
-    position
-        (N, D); None where there is none.
-    expression
-        CSR (N, G).
-    others
-        Further columns.
+    ``slices`` and ``labels`` (N,) are None where one is missing, and ``position`` (N, D) and ``others``, further
+    columns, are None without such columns. ``expression`` is CSR (N, G).
     """
 
     names: NDArray[np.object_]
@@ -74,13 +65,7 @@ class Part(NamedTuple):
 
 
 def read_part(table: pa.Table, n_genes: int) -> Part:
-    """The cells of a table.
-
-    Raises
-    ------
-    ValueError
-        If columns are missing, or hold something else.
-    """
+    """Cells of a table; a ValueError if columns are missing or of another type."""
     names = set(table.column_names)
     if CELL not in names or not (EXPRESSION in names or {INDICES, VALUES} <= names):
         raise ValueError(f"it needs the columns {CELL} and {EXPRESSION}, or {CELL}, {INDICES} and {VALUES}")
@@ -94,7 +79,7 @@ def read_part(table: pa.Table, n_genes: int) -> Part:
         return np.asarray(column.to_numpy(zero_copy_only=False), dtype=object)
 
     identifiers = strings(CELL)
-    assert identifiers is not None  # as above
+    assert identifiers is not None  # the column is not optional
     position = _matrix(table.column(POSITION), POSITION, np.float64) if POSITION in names else None
     if position is not None and position.shape[1] not in (2, N_AXES):
         raise ValueError(f"{POSITION} has {position.shape[1]} coordinates, not 2 or 3")
@@ -132,7 +117,7 @@ def _sparse(table: pa.Table, n_genes: int) -> sp.csr_matrix:
 
 
 def _matrix(column: pa.ChunkedArray, name: str, dtype: type) -> NDArray[Any]:
-    """Lists of one length as rows."""
+    """Lists of equal length as the rows of an array."""
     values, lengths = _lists(column, name, dtype)
     if len(lengths) and (lengths != lengths[0]).any():
         raise ValueError(f"{name} has lists of different lengths")
@@ -140,7 +125,7 @@ def _matrix(column: pa.ChunkedArray, name: str, dtype: type) -> NDArray[Any]:
 
 
 def _lists(column: pa.ChunkedArray, name: str, dtype: type) -> tuple[NDArray[Any], NDArray[np.int64]]:
-    """Values of lists one after the other, and the lengths of the lists."""
+    """Concatenated values of lists, and the lengths of the lists."""
     kind = column.type
     fixed = pa.types.is_fixed_size_list(kind)
     if not (fixed or pa.types.is_list(kind) or pa.types.is_large_list(kind)):
@@ -169,15 +154,15 @@ def read_dataset(data_dir: str | PathLike[str], split: str = "test") -> ad.AnnDa
     Returns
     -------
     The cells in the order of the files: ``X``, CSR of float32, (n_cells, n_genes), untransformed; ``obs["slice_id"]``,
-    ``obs["cell_type"]`` where there are labels, and ``obsm["spatial"]``, (n_cells, 2) or (n_cells, 3). Genes that no slice
-    of them measures are left out. Where slices differ in what they measure, ``varm["measured_in"]`` holds which of them
-    measure a gene; the 0 of the others is not a value: read slices that measure the same genes together,
-    ``adata[slice, adata.varm["measured_in"][slice_id]]``.
+    ``obs["cell_type"]`` where there are labels, and ``obsm["spatial"]``, (n_cells, 2) or (n_cells, 3). Genes that none of
+    these slices measures are removed. If slices measure different genes, ``varm["measured_in"]``, (n_genes, n_slices),
+    holds which slices measure a gene; for other slices its value is missing, and stored as 0. Select slices that measure
+    the same genes, ``adata[slice, adata.varm["measured_in"][slice_id]]``, before you use the values.
 
     Raises
     ------
     FileNotFoundError, ValueError
-        If the dataset is not there or not whole, or the split has no cells.
+        If the dataset is missing or incomplete, or the split has no cells.
     """
     folder = Path(data_dir)
     info = DatasetInfo.read(folder)
@@ -193,12 +178,12 @@ def read_dataset(data_dir: str | PathLike[str], split: str = "test") -> ad.AnnDa
     ]
     try:
         return to_anndata(parts, Note(info.schema.genes, info.schema.n_dims, info.unmeasured))
-    except Exception as error:  # a damaged dataset can break the reader in any way
+    except Exception as error:  # a damaged dataset can raise anything
         raise ValueError(f"{folder}: {describe_error(error)}; make the dataset again") from error
 
 
 def _read_shard(path: Path, shard: Shard, info: DatasetInfo) -> Iterator[Cells]:
-    """Row groups of a file, which must be those that ``metadata.json`` lists."""
+    """Row groups of a file; a ValueError unless they are those that ``metadata.json`` lists."""
     n_genes = info.schema.n_genes
     with open_parquet(path) as file:
         found = file.num_row_groups
@@ -220,18 +205,18 @@ def read_parquet(path: str | PathLike[str]) -> ad.AnnData:
     Parameters
     ----------
     path
-        Parquet file with the columns ``cell_id`` and ``expression``, or ``indices`` and ``values``, and if they are there
-        ``slice_id``, ``cell_type`` and ``position``; one of a dataset, or one that :func:`write_parquet` wrote. It names its
-        genes itself, or lies in the folder ``data`` of the dataset that does.
+        Parquet file with the columns ``cell_id`` and ``expression``, or ``cell_id``, ``indices`` and ``values``, and optional
+        columns ``slice_id``, ``cell_type`` and ``position``: a file of a dataset, or of :func:`write_parquet`. The names of
+        the genes are in its metadata, or in those of the dataset in whose folder ``data`` it is.
 
     Returns
     -------
-    The cells, as :func:`read_dataset` gives them; further columns of numbers and names are columns of ``obs``.
+    The cells, as :func:`read_dataset` returns them; further columns of numbers and strings are columns of ``obs``.
 
     Raises
     ------
     FileNotFoundError, ValueError
-        If it is not there, not whole, does not name its genes, or lacks columns.
+        If the file is missing or incomplete, has no names of genes, or lacks columns.
     """
     path = Path(path)
     if not path.is_file():
@@ -239,7 +224,7 @@ def read_parquet(path: str | PathLike[str]) -> ad.AnnData:
     try:
         file = pq.ParquetFile(path, page_checksum_verification=True)
         schema = file.schema_arrow
-    except Exception as error:  # a damaged file can break the reader in any way
+    except Exception as error:  # a damaged file can raise anything
         raise ValueError(
             f"{path} is not a complete Parquet file ({describe_error(error)}); make it again, or name another"
         ) from error
@@ -251,16 +236,16 @@ def read_parquet(path: str | PathLike[str]) -> ad.AnnData:
                 table = file.read_row_group(number)
                 if len(table):
                     parts.append(read_part(table, len(note.genes)))
-            except Exception as error:  # likewise
+            except Exception as error:  # a damaged file can raise anything
                 raise ValueError(f"Row group {number} of {path} cannot be used: {describe_error(error)}") from error
     try:
         return to_anndata(parts, note)
-    except Exception as error:  # likewise
+    except Exception as error:  # a damaged file can raise anything
         raise ValueError(f"{path}: {describe_error(error)}") from error
 
 
 def _find_note(path: Path, schema: pa.Schema) -> Note:
-    """The genes in the metadata of the file, else those of its dataset."""
+    """Genes in the metadata of the file, else those of its dataset."""
     try:
         note = Note.from_metadata(schema.metadata)
     except ValueError as error:
@@ -278,13 +263,7 @@ def _find_note(path: Path, schema: pa.Schema) -> Note:
 
 
 def to_anndata(parts: Sequence[Part], note: Note) -> ad.AnnData:
-    """Cells of row groups in one object; see :func:`read_dataset`.
-
-    Raises
-    ------
-    ValueError
-        If there are no cells, or some of the parts lack what others have.
-    """
+    """Join the cells of row groups, see :func:`read_dataset`; a ValueError without cells, or if parts differ in positions."""
     if not parts:
         raise ValueError("there are no cells in it")
     adata = ad.AnnData(
@@ -323,7 +302,7 @@ def _obs(parts: Sequence[Part]) -> pd.DataFrame:
 
 
 def _mark_unmeasured(adata: ad.AnnData, unmeasured: dict[str, tuple[str, ...]]) -> ad.AnnData:
-    """Remove genes that no slice measures, and note in ``varm`` which slices measure the others."""
+    """Remove genes that no slice measures, and record in ``varm`` which slices measure the others."""
     if _keys.SLICE not in adata.obs or not unmeasured:
         return adata
     slices = list(adata.obs[_keys.SLICE].cat.categories)

@@ -41,12 +41,12 @@ if TYPE_CHECKING:
     from alphastomics.data.parquet._dataset import Shard
 
 BUFFER = SourceConfig.buffer_size  # cells among which contexts are shuffled
-KEPT = 50_000  # cells that are kept at most where files cannot be mapped
-Values = Union[SparseRows, sp.csr_matrix, "NDArray[np.uint8]"]  # of a row group; dense ones as the bytes of its rows
+KEPT = 50_000  # largest number of cells in the cache of row groups that cannot be mapped
+Values = Union[SparseRows, sp.csr_matrix, "NDArray[np.uint8]"]  # of a row group; dense rows as bytes
 
 
 class Group(NamedTuple):
-    """A row group: its file, its number there, and the row of its first cell in the source."""
+    """A row group: its file, its number there, the row of its first cell in the source, its number of cells and its slice."""
 
     file: int
     number: int
@@ -56,7 +56,7 @@ class Group(NamedTuple):
 
 
 class Places(NamedTuple):
-    """Library sizes (N,) and positions (N, 3), in the units of the input, of the cells of a file."""
+    """Library sizes (N,) and positions (N, 3), in units of the input, of the cells of a file."""
 
     library_size: NDArray[np.float64]
     position: NDArray[np.float64]
@@ -65,25 +65,15 @@ class Places(NamedTuple):
 class ParquetSource:
     """Cells of some splits of a dataset.
 
-    Row groups are decoded by pyarrow once; those of ``preprocess`` are then read from mapped files, row by row. Others stay in
-    memory until they are the least recently used ones. A source can be read by several threads, and sent to other processes, which
-    open its files for themselves.
-
-    Parameters
-    ----------
-    folder
-        The dataset.
-    splits
-        ``"train"``, ``"validation"``, ``"test"``.
-    buffer_size
-        Number of cells among which contexts are shuffled.
-    schema
-        Schema to read them with; that of the dataset when None.
+    pyarrow decodes every row group once. Those that ``preprocess`` wrote are then read from mapped files, row by row;
+    others are cached, the most recently used ones. Several threads can read a source, and it can be pickled: other
+    processes open its files again. ``schema`` is that of the dataset when None; ``buffer_size`` is the number of cells
+    among which contexts are shuffled.
 
     Raises
     ------
     FileNotFoundError, ValueError
-        If the dataset is not there or not whole, or the splits have no cells.
+        If the dataset is missing or incomplete, or the splits have no cells.
     """
 
     def __init__(
@@ -111,7 +101,7 @@ class ParquetSource:
         self._forget()
 
     def _index(self) -> None:
-        """Read all but expression."""
+        """Read everything but expression."""
         places = [_read_places(path, shard) for path, shard in zip(self._paths, self._shards, strict=True)]
         listed = [
             (file, number, name, n)
@@ -131,7 +121,7 @@ class ParquetSource:
         self._arrange(names, np.concatenate([each.position for each in places])[:, : self.schema.n_dims])
 
     def _arrange(self, names: Sequence[str], position: NDArray[np.float64]) -> None:
-        """Bring row groups together by slices."""
+        """Group row groups by slice."""
         of_slice: list[list[Group]] = [[] for _ in names]
         for group in self.groups:
             of_slice[group.slice_index].append(group)
@@ -173,11 +163,11 @@ class ParquetSource:
         return self._measured[slice_index]
 
     def pieces(self, slice_index: int) -> list[NDArray[np.int64]]:
-        """Numbers, within a slice, of the cells that are read together."""
+        """Numbers, within a slice, of the cells of each row group."""
         return self._pieces[slice_index]
 
     def sequence(self, rows: NDArray[np.int64]) -> None:
-        """There is no order: datasets on disk hold none."""
+        """None, because datasets on disk have no order of cells."""
 
     def library_size(self, rows: NDArray[np.int64]) -> NDArray[np.float64]:
         """Sum of the measured values of some cells, (k,)."""
@@ -195,17 +185,17 @@ class ParquetSource:
     def values(
         self, rows: NDArray[np.int64], *, thinning: float | None = None, rng: np.random.Generator | None = None
     ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """Expression of some cells in user units, (k, G), and by what to multiply it; see :meth:`AnnDataSource.values`."""
+        """Expression of some cells in user units, (k, G), and its factors; see :meth:`AnnDataSource.values`."""
         if thinning and not self.has_counts:
             raise ValueError('Only integer counts under transform="log1p" can be thinned; set thinning=0.')
         found = np.empty((len(rows), self.schema.n_genes), dtype=np.float32)
-        # Rows as bytes: those of a mapped file need not lie where numbers may.
+        # Rows as bytes, because rows of a mapped file may not be aligned for float32.
         as_bytes = found.view(np.uint8)
         factor = self._factor.take(rows)
         for group, start, end in self._runs(rows):
             here, kept, out = rows[start:end] - self._starts[group], self._read(group), found[start:end]
             if isinstance(kept, np.ndarray):
-                kept.take(here, axis=0, out=as_bytes[start:end], mode="clip")  # "raise" copies once more
+                kept.take(here, axis=0, out=as_bytes[start:end], mode="clip")  # "raise" makes another copy
                 if thinning:
                     thin_rows(out, thinning, rng)
             else:
@@ -217,7 +207,7 @@ class ParquetSource:
         return found, factor
 
     def encode(self, values: NDArray[np.float32], factor: NDArray[np.float32], slice_index: int) -> NDArray[np.float32]:
-        """Bring values of cells of a slice, as :meth:`values` returns them, to network units, in place."""
+        """Transform values of cells of a slice, as :meth:`values` returns them, to network units, in place."""
         return self._encoders[slice_index](values, factor)
 
     def _runs(self, rows: NDArray[np.int64]) -> Iterator[tuple[int, int, int]]:
@@ -237,7 +227,7 @@ class ParquetSource:
                 self._kept.move_to_end(number)
                 return self._kept[number]
         found, is_mapped = self._load(self.groups[number])
-        if is_mapped:  # the operating system frees this memory by itself
+        if is_mapped:  # the operating system frees this memory when needed
             self._mapped[number] = found
             return found
         with self._reading:
@@ -247,7 +237,7 @@ class ParquetSource:
         return found
 
     def _load(self, group: Group) -> tuple[Values, bool]:
-        """Values of a row group, whose checksums pyarrow verifies, and whether they are those of the mapped file."""
+        """Values of a row group, whose checksums pyarrow verifies, and whether they are in the mapped file."""
         path, n_genes = self._paths[group.file], self.schema.n_genes
         try:
             file, content = self._open(group.file)
@@ -276,14 +266,14 @@ class ParquetSource:
 
 
 def _read_places(path: Path, shard: Shard) -> Places:
-    """Library sizes and positions of a file, which must hold the cells that are listed."""
+    """Library sizes and positions of a file; a ValueError unless it holds the cells that are listed."""
     with open_parquet(path) as file:
         try:
             rows = [file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)]
             if rows != [n for _, n in shard.groups]:
                 raise ValueError(f"its row groups are not those that {METADATA} lists")
             return _to_places(file.read(columns=[SLICE, SIZE, POSITION]), shard)
-        except Exception as error:  # likewise
+        except Exception as error:  # a damaged file can raise anything
             raise ValueError(f"{path} is damaged ({describe_error(error)}); make the dataset again") from error
 
 

@@ -1,4 +1,4 @@
-"""Writing Parquet files: shards of a dataset, an AnnData as a single file with the same columns, embeddings of cells."""
+"""Writing Parquet files: shards of a dataset, an AnnData as a single file with the same columns, embeddings."""
 
 from __future__ import annotations
 
@@ -48,20 +48,10 @@ LARGEST_PAGE = 2**31 - 1  # bytes: a column chunk is one page
 
 @contextmanager
 def writing(path: Path, schema: pa.Schema, *, mapped: bool = False) -> Iterator[CellWriter]:
-    """Write a file of cells atomically.
-
-    Parameters
-    ----------
-    path
-        The file.
-    schema
-        Its columns.
-    mapped
-        Whether expression is stored as :mod:`~alphastomics.data.parquet._mapped` reads it, else compressed.
-    """
+    """Write a file of cells atomically; with ``mapped``, expression is stored plain, else compressed (see ``_mapped.py``)."""
     options: dict[str, Any] = {
         **OPTIONS,
-        "memory_pool": pa.system_memory_pool(),  # the default pool keeps the memory of a row group to the end
+        "memory_pool": pa.system_memory_pool(),  # the default pool keeps the memory of a row group until the end
     }
     if mapped:
         plain = [f"{name}.list.element" for name in (EXPRESSION, INDICES, VALUES) if name in schema.names]
@@ -77,21 +67,13 @@ def writing(path: Path, schema: pa.Schema, *, mapped: bool = False) -> Iterator[
 
 
 class CellWriter:
-    """Row groups of an open file.
-
-    Parameters
-    ----------
-    file
-        The file.
-    schema
-        Its columns.
-    """
+    """Writes row groups to an open file."""
 
     def __init__(self, file: pq.ParquetWriter, schema: pa.Schema) -> None:
         self._file, self._schema = file, schema
 
     def write(self, *parts: Cells) -> None:
-        """Write cells of one slice as one row group, without bringing them together before."""
+        """Write cells of one slice as one row group, without a copy that joins the parts first."""
         table = pa.concat_tables([to_arrow(cells, self._schema) for cells in parts])
         self._file.write_table(table, row_group_size=len(table))
 
@@ -104,22 +86,22 @@ def write_parquet(
     slice_key: str | None = _keys.SLICE,
     cell_type_key: str | None = _keys.CELL_TYPE,
 ) -> None:
-    """Write cells to a Parquet file with the columns of a dataset, which names its genes.
+    """Write cells to a Parquet file with the columns of a dataset and the names of the genes in its metadata.
 
-    Cells are written in the order of their draws (``obs["draw"]``, where there are several) and slices, else in their own;
-    a row group holds cells of one slice. Further columns of ``obs`` keep their names, behind ``obs_`` where these are taken;
-    ``layers["sd"]`` is the column ``sd``.
+    Cells are sorted by draw (``obs["draw"]``, if it exists), then by slice; cells of one slice keep their order, and a row
+    group holds cells of one slice. Further columns of ``obs`` keep their names, with the prefix ``obs_`` if a column of the
+    dataset has the same name; ``layers["sd"]`` becomes the column ``sd``.
 
     Parameters
     ----------
     adata
         The cells, in memory.
     path
-        The file, which appears when it is whole.
+        The file; it is renamed to this path once it is complete.
     position_key
-        Where positions are in ``obsm``, (n_cells, 2) or (n_cells, 3), if anywhere.
+        Key of positions in ``obsm``, (n_cells, 2) or (n_cells, 3); NaN is written if it is missing.
     slice_key, cell_type_key
-        Where slices and labels are in ``obs``, if anywhere.
+        Keys of slices and labels in ``obs``; one slice, and no labels, if they are missing or None.
 
     Raises
     ------
@@ -151,7 +133,7 @@ def write_parquet(
 
 
 def write_embedding(adata: AnnData, latent: NDArray[np.float32], path: Path, *, slice_key: str | None) -> None:
-    """Write embeddings (n_cells, width) to the columns ``cell_id``, ``slice_id`` where slices are known, ``embedding``."""
+    """Write embeddings (n_cells, width) with the columns ``cell_id``, ``slice_id`` where slices are known, ``embedding``."""
     columns = {CELL: pa.array(adata.obs_names.astype(str), pa.string())}
     slices = _names(adata, slice_key)
     if slices is not None:
@@ -163,7 +145,7 @@ def write_embedding(adata: AnnData, latent: NDArray[np.float32], path: Path, *, 
 
 
 def _names(adata: AnnData, key: str | None) -> NDArray[np.object_] | None:
-    """A column of ``obs`` as strings, None where a value is missing; None if there is none."""
+    """A column of ``obs`` as strings, None where a value is missing; None without the column."""
     if key is None or key not in adata.obs:
         return None
     return _strings(adata.obs[key])
@@ -177,7 +159,7 @@ def _strings(values: pd.Series) -> NDArray[np.object_]:
 
 
 def _position(adata: AnnData, key: str) -> NDArray[np.float64]:
-    """Three coordinates of every cell: z = 0 in two dimensions, NaN where there are none."""
+    """Three coordinates of every cell: z = 0 in two dimensions, NaN without positions."""
     if key not in adata.obsm:
         return np.full((adata.n_obs, N_AXES), np.nan)
     found = np.asarray(adata.obsm[key], dtype=np.float64)
@@ -197,7 +179,7 @@ def _library_size(adata: AnnData, x: sp.csr_matrix) -> NDArray[np.float64]:
 
 
 def _unmeasured(adata: AnnData) -> dict[str, tuple[str, ...]]:
-    """Slice -> genes that it does not measure, of what :func:`read_dataset` noted."""
+    """Slice -> genes that it does not measure, from ``varm`` as :func:`read_dataset` writes it."""
     measured = adata.varm.get(_keys.MEASURED_IN)
     if not isinstance(measured, pd.DataFrame):
         return {}
@@ -205,7 +187,7 @@ def _unmeasured(adata: AnnData) -> dict[str, tuple[str, ...]]:
 
 
 def _further_columns(adata: AnnData, written: set[str | None]) -> dict[str, pa.Array]:
-    """Columns of ``obs`` that have no column of their own yet, and the standard deviation of expression."""
+    """Columns of ``obs`` that are not written yet, and the standard deviation of expression."""
     columns: dict[str, pa.Array] = {}
     for key in adata.obs:
         if key in written:
@@ -226,7 +208,7 @@ def _further_columns(adata: AnnData, written: set[str | None]) -> dict[str, pa.A
 
 
 def _row_groups(adata: AnnData, slices: NDArray[np.object_]) -> Iterator[NDArray[np.int64]]:
-    """Rows of one draw and one slice, at most so many as a context costs one read."""
+    """Rows of one draw and one slice, at most ``ROW_GROUP`` of them."""
     codes = pd.factorize(slices, sort=True)[0]
     draws = adata.obs[_keys.DRAW].to_numpy() if _keys.DRAW in adata.obs else np.zeros(adata.n_obs, dtype=np.int64)
     order = np.lexsort((codes, draws))

@@ -1,7 +1,7 @@
-"""Stages on a Dask cluster: tasks go to its workers, a few at a time, and results come back in order.
+"""Stages on a Dask cluster: a few tasks at a time are submitted to workers, and results are yielded in order.
 
-A task may run twice: that of a worker that dies is repeated, and a worker that is only disconnected continues. Tasks write to
-temporary names of their own and rename, so that both leave the same file.
+A task may run twice: the task of a worker that dies is repeated, and a worker that is only disconnected continues.
+Tasks write to unique temporary names and rename, so that both runs leave the same file.
 """
 
 from __future__ import annotations
@@ -18,36 +18,36 @@ if TYPE_CHECKING:
 
     from alphastomics.data.preprocess._run import Run
 
-CONNECT = 10  # seconds until a scheduler has to answer
-WORKERS = 60  # seconds until a cluster has to have a worker, and for which it may have none while it works
-# What decides the bytes of a file: one version of each on all machines.
+CONNECT = 10  # seconds to wait for a scheduler
+WORKERS = 60  # seconds to wait for a worker, at the start and when all workers are lost
+# The bytes of a file depend on these versions, which must be the same on all machines.
 PACKAGES = ("alphastomics", "numpy", "pyarrow", "scipy")
 LOCAL: dict[str, Any] = {
     "processes": True,
     "threads_per_worker": 1,
-    "dashboard_address": "127.0.0.1:0",  # None would take a port that may be in use, dashboard or not
+    "dashboard_address": "127.0.0.1:0",  # None would need the default port, even without the dashboard
     "scheduler_kwargs": {"dashboard": False},
-    "memory_limit": 0,  # else the share of a process is that of its cores, however few processes there are
+    "memory_limit": 0,  # else a process gets the share of its cores in the memory, even if it is the only one
     "silence_logs": logging.CRITICAL,
 }
 
 
 @contextmanager
 def dask_cluster(scheduler: str | None = None, *, workers: int | None = None) -> Iterator[Run]:
-    """Run stages on a cluster that is there, or on processes of this machine.
+    """Run stages on an existing cluster, or on processes of this machine.
 
-    With the latter, a script calls it below ``if __name__ == "__main__":``, since its processes import the script.
+    With processes of this machine, call it below ``if __name__ == "__main__":``, since they import the script.
 
     Parameters
     ----------
     scheduler
-        Address of the scheduler of a cluster whose workers see files under the same paths.
+        Address of the scheduler of a cluster whose workers have the files under the same paths.
     workers
-        Number of processes to start on this machine in its place, of one thread each.
+        Number of processes, of one thread each, to start on this machine instead.
 
     Yields
     ------
-    What :func:`preprocess`, :func:`stage1` and :func:`stage2` take as ``run``.
+    The argument `run` of :func:`preprocess`, :func:`stage1` and :func:`stage2`.
 
     Raises
     ------
@@ -56,9 +56,9 @@ def dask_cluster(scheduler: str | None = None, *, workers: int | None = None) ->
     OSError
         If no scheduler answers.
     RuntimeError
-        If the cluster has no worker, or workers have other versions than this process.
+        If the cluster has no worker, or workers have other versions of packages than this process.
     ValueError
-        Unless one of both arguments is given.
+        Unless exactly one of `scheduler` and `workers` is given.
     """
     if (scheduler is None) == (workers is None):
         raise ValueError("a cluster is scheduler=… or workers=…, one of them")
@@ -67,7 +67,7 @@ def dask_cluster(scheduler: str | None = None, *, workers: int | None = None) ->
         from distributed import Client, LocalCluster
     except ImportError as error:
         raise ImportError('A cluster needs a package more: pip install "alphastomics[dask]"') from error
-    quiet = {"distributed.admin.large-graph-warning-threshold": "1GB"}  # a task names all genes
+    quiet = {"distributed.admin.large-graph-warning-threshold": "1GB"}  # a task holds the names of all genes
     with dask.config.set(quiet), _silence():
         if scheduler is not None:
             with _connect(scheduler, Client) as client:
@@ -88,9 +88,8 @@ def run_on(client: Client) -> Run:
 
     Returns
     -------
-    What :func:`preprocess`, :func:`stage1` and :func:`stage2` take as ``run``. An exception of a task is raised as it is,
-    after the tasks that run have ended; workers that die repeatedly and the loss of the cluster are a
-    ``RuntimeError``.
+    The argument `run` of :func:`preprocess`, :func:`stage1` and :func:`stage2`. It raises an exception of a task unchanged,
+    after the running tasks have ended, and a ``RuntimeError`` if workers die repeatedly or the cluster is lost.
     """
     from distributed import CancelledError
     from distributed.comm.core import CommClosedError
@@ -103,7 +102,7 @@ def run_on(client: Client) -> Run:
                 while number not in done:
                     while waiting and len(running) < max(1, sum(client.nthreads().values())):
                         i, task = waiting.pop()
-                        # Not pure: Dask would keep results by what goes in, and files may be gone since.
+                        # Not pure: Dask would cache results by their arguments, and files may have been deleted since.
                         running[client.submit(function, task, pure=False)] = i, task
                     for future in _finished(client, running):
                         i, task = running.pop(future)
@@ -138,7 +137,7 @@ def _silence() -> Iterator[None]:
 def _connect(address: str, kind: type[Client]) -> Client:
     try:
         return kind(address, timeout=CONNECT)
-    except (OSError, ValueError, TypeError, AssertionError, ImportError) as error:  # Dask's, for one mistake or another
+    except (OSError, ValueError, TypeError, AssertionError, ImportError) as error:  # of a wrong address
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise OSError(
             f"no Dask scheduler answers at {address} ({reason}); start one with dask scheduler, and pass its address with "
@@ -171,14 +170,14 @@ def _versions() -> dict[str, str]:
 
 
 def _finished(client: Client, running: dict[Future, Any]) -> set[Future]:
-    """Futures that have ended, at least one, in good or bad ways."""
+    """Futures that have ended, with or without an error, at least one."""
     from distributed import wait
 
     idle = 0
     while True:
         try:
             return set(wait(list(running), timeout=WORKERS / 2, return_when="FIRST_COMPLETED").done)
-        except TimeoutError as error:  # tasks may take long, but not without workers
+        except TimeoutError as error:  # no task has ended, which is an error only without workers
             idle = 0 if client.nthreads() else idle + 1
             if idle == 2:
                 raise RuntimeError("the cluster has no workers any more; start some and repeat the command") from error
@@ -197,9 +196,9 @@ def _result(future: Future, task: Any) -> Any:
 
 
 def _await_end(client: Client, running: dict[Future, Any]) -> None:
-    """Wait for running tasks, so that none of their temporary files remains."""
+    """Wait for running tasks, so that no temporary files remain."""
     from distributed import CancelledError, wait
 
-    with suppress(CancelledError, OSError):  # the cluster is gone, and they with it
+    with suppress(CancelledError, OSError):  # the tasks end with the cluster
         if running and client.nthreads():
             wait(list(running))

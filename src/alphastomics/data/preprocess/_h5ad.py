@@ -1,6 +1,7 @@
 """Slices in ``.h5ad`` files: names and positions in memory, expression read in chunks by h5py and anndata.
 
-A matrix by rows (CSR, dense) is read in chunks of rows, one by columns (CSC) in chunks of columns, once for each set of rows.
+A matrix stored by rows (CSR, dense) is read in chunks of rows; one stored by columns (CSC) in chunks of columns, once
+for each set of rows.
 """
 
 from __future__ import annotations
@@ -28,26 +29,20 @@ if TYPE_CHECKING:
 
     from alphastomics.data.preprocess._options import Stage1Options
 
-CHUNK = 2**19  # stored values that are read at once
+CHUNK = 2**19  # stored values of a chunk
 N_NAMES = 5
 REMEDY = "remove it from the folder"
 
 
 class Expression:
-    """A matrix (N, G) in an HDF5 file.
-
-    Parameters
-    ----------
-    stored
-        A dataset (N, G), or the group of a sparse matrix as anndata writes it.
-    """
+    """A matrix (N, G) in an HDF5 file: a dataset, or the group of a sparse matrix as anndata writes it."""
 
     def __init__(self, stored: h5py.Group | h5py.Dataset) -> None:
         self._stored = stored
         self._matrix = stored if isinstance(stored, h5py.Dataset) else sparse_dataset(stored)
         self.shape: tuple[int, ...] = self._matrix.shape
         self.by_columns = getattr(self._matrix, "format", None) == "csc"
-        # Where each row (column) begins, in stored values.
+        # First stored value of each row (column).
         self._starts: NDArray[np.int64] = (
             np.arange(self.shape[0] + 1) * self.shape[1]
             if isinstance(stored, h5py.Dataset)
@@ -86,7 +81,7 @@ class Expression:
     def _read(self, where: Any) -> Any:
         block = self._matrix[where]
         if sp.issparse(block):
-            block.check_format(full_check=True)  # compiled code trusts every index
+            block.check_format(full_check=True)  # compiled code does not check indices
         return block
 
 
@@ -107,19 +102,7 @@ def tidy(block: Any) -> sp.csr_matrix:
 
 
 class RawSlice(NamedTuple):
-    """A slice of an ``.h5ad`` file.
-
-    Attributes
-    ----------
-    name
-        Its name.
-    path
-        The file.
-    rows
-        Its rows there, ascending.
-    animal
-        The animal that it is of, if known.
-    """
+    """A slice of an ``.h5ad`` file: its name, its ascending rows in the file, and its animal, if known."""
 
     name: str
     path: Path
@@ -128,17 +111,7 @@ class RawSlice(NamedTuple):
 
 
 class RawTissue:
-    """An open ``.h5ad`` file.
-
-    Parameters
-    ----------
-    path
-        The file.
-    file
-        The same, open.
-    options
-        Which keys to read.
-    """
+    """An open ``.h5ad`` file, read with the keys of the options."""
 
     def __init__(self, path: Path, file: h5py.File, options: Stage1Options) -> None:
         self.path, self._file = path, file
@@ -163,13 +136,7 @@ class RawTissue:
     @classmethod
     @contextmanager
     def open(cls, path: Path, options: Stage1Options) -> Iterator[RawTissue]:
-        """Open a file.
-
-        Raises
-        ------
-        KeyError, ValueError
-            If it is not an ``.h5ad`` file, or lacks a key of the options.
-        """
+        """Open a file; a KeyError or ValueError, which names the file, if it lacks a key or is not an ``.h5ad`` file."""
         with reading_h5ad(path, REMEDY):
             check_h5ad(path, lambda name: _is_in_memory(name, options))
             file = h5py.File(path, "r")
@@ -186,7 +153,7 @@ class RawTissue:
         return [str(name) for name in self._file["obs"].attrs["column-order"]]
 
     def column(self, key: str, argument: str) -> pd.Series:
-        """A column of ``obs``, kept after the first call; ``argument`` is the option that names it."""
+        """A column of ``obs``, cached; ``argument`` is the option that contains its name."""
         if key not in self._columns:
             if key not in self.columns:
                 found = ", ".join(map(repr, self.columns[:N_NAMES])) or "nothing"
@@ -198,7 +165,7 @@ class RawTissue:
         return self._columns[key]
 
     def slices(self, options: Stage1Options) -> list[RawSlice]:
-        """The slices of the file by name; the file is one slice without a key for them."""
+        """Slices of the file, sorted by name; the file is one slice without a key of slices."""
         with reading_h5ad(self.path, REMEDY):
             return self._slices(options)
 
@@ -209,7 +176,7 @@ class RawTissue:
         if key is None and DEFAULT_SLICE_KEY in self.columns:
             key = DEFAULT_SLICE_KEY
         if options.cell_type_key is not None:
-            self.column(options.cell_type_key, "cell_type_key")  # if it is missing, nothing is written
+            self.column(options.cell_type_key, "cell_type_key")  # an error here comes before files are written
         animals = None if options.animal_key is None else self.column(options.animal_key, "animal_key")
         if key is None:
             codes: NDArray[np.integer] = np.zeros(len(self._names), dtype=np.int8)
@@ -238,7 +205,7 @@ class RawTissue:
         return found[0]
 
     def labels(self, key: str | None, rows: NDArray[np.int64]) -> NDArray[np.object_]:
-        """Labels of some cells, None where one is missing."""
+        """Labels of some cells, None where missing."""
         if key is None:
             return np.full(len(rows), None, dtype=object)
         with reading_h5ad(self.path, REMEDY):
@@ -250,12 +217,12 @@ class RawTissue:
         return self._names[rows]
 
     def n_values(self, rows: NDArray[np.int64]) -> int:
-        """Largest number of values of some cells."""
+        """Number of stored values of some cells, an upper bound of those that are not 0."""
         with reading_h5ad(self.path, REMEDY):
             return int(self._expression.n_values[rows].sum())
 
     def passes(self, rows: NDArray[np.int64], *, at_once: int, multiple: int) -> Iterator[NDArray[np.int64]]:
-        """Cut rows after about ``at_once`` values, at a multiple of so many cells."""
+        """Cut rows after about ``at_once`` values into passes whose number of cells is a multiple of ``multiple``."""
         per_cell = max(1.0, self.n_values(rows) / len(rows))
         size = multiple * max(1, int(at_once / per_cell) // multiple)
         for start in range(0, len(rows), size):
@@ -273,7 +240,7 @@ def _is_in_memory(name: str, options: Stage1Options) -> bool:
 
 
 def _is_by_column(table: h5py.Group) -> bool:
-    """Whether the columns of a table can be read one by one; files of anndata 0.7 are read as a whole."""
+    """Whether the columns of a table can be read one by one; tables of anndata 0.7 are read as a whole."""
     return (table.attrs.get("encoding-type"), table.attrs.get("encoding-version")) == ("dataframe", "0.2.0")
 
 
@@ -288,18 +255,18 @@ def _index(table: h5py.Group | h5py.Dataset, path: Path) -> NDArray[np.object_]:
 
 
 def _codes(column: pd.Series) -> tuple[NDArray[np.integer], list[str]]:
-    """Numbers of the values, -1 where one is missing, and the values as text."""
+    """Codes of the values, -1 where missing, and the values as text."""
     categories = pd.Categorical(column)
     return categories.codes, [_text(value) for value in categories.categories]
 
 
 def _text(value: object) -> str:
-    """A value as text; 1.0, which is how 1 is stored in a column with missing values, is 1."""
+    """A value as text; 1.0 becomes 1, because a column with missing values stores integers as floats."""
     return str(int(value)) if isinstance(value, (float, np.floating)) and value.is_integer() else str(value)
 
 
 def _positions(file: h5py.File, path: Path, options: Stage1Options, n_cells: int) -> tuple[int, NDArray[np.float64]]:
-    """Number of coordinates, and positions (n, 2 or 3). No other key is tried: an embedding is not a position."""
+    """Number of stored coordinates, and positions (n, 2 or 3); no other key is tried, since an embedding is not a position."""
     key, found = options.position_key, list(file.get("obsm", {}))
     if key not in found:
         listed = ", ".join(map(repr, found)) or "nothing"

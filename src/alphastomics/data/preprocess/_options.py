@@ -11,31 +11,31 @@ Split = Literal["cell", "slice", "animal"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Stage1Options:
-    """Keys of the input.
+    """Options of stage 1: genes and keys of the input.
 
     Parameters
     ----------
     genes
-        Names of the genes, in order; every gene that any file has when None, in the order in which they are met. Genes that
-        a file lacks count as unmeasured there.
+        Names of the genes, in order; when None all genes of all files, in the order of first occurrence. Genes that a
+        file lacks are unmeasured in its slices.
     layer
-        Where expression is: a layer, or ``X`` when None.
+        Key of expression in ``layers``; ``X`` when None.
     position_key
-        Where positions are in ``obsm``.
+        Key of positions in ``obsm``.
     position_is_3d
-        Whether these have three coordinates.
+        Whether positions have three coordinates.
     z_spacing
-        Distance between sections of two coordinates, in their units: z is the number of the section, in the order of
-        the numbers in their names (2 before 10), times this.
+        Distance between consecutive sections with 2D positions, in units of the positions. z is the number of the section
+        times this distance; sections are sorted by the numbers in their names (2 before 10).
     slice_key
-        Where the slice of a cell is in ``obs``; None takes ``obs["slice_id"]`` if it is there, else every file is a slice.
+        Key of slices in ``obs``. When None, slices are ``obs["slice_id"]`` if it exists, else every file is one slice.
     animal_key
-        Where the animal of a cell is in ``obs``, if anywhere.
+        Key of animals in ``obs``; unknown when None.
     cell_type_key
-        Where labels are in ``obs``, if anywhere.
+        Key of labels in ``obs``; no labels when None.
     log_normalize
-        Whether values are counts, which are brought to one library size and to logarithms when they are read from the
-        dataset. If not, they are taken as they are.
+        Whether values are counts, which are scaled to a common library size and log-transformed when they are read from
+        the dataset. If False, values are not transformed.
     """
 
     genes: tuple[str, ...] | None = None
@@ -70,29 +70,28 @@ class Stage1Options:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Stage2Options:
-    """How a dataset is divided and scaled.
+    """Options of stage 2: how a dataset is split and scaled.
 
     Parameters
     ----------
     split
-        What stays together in training, validation or test: nothing (``"cell"``), slices, or animals.
+        Unit that is assigned to training, validation or test: ``"cell"``, ``"slice"`` or ``"animal"``.
     train_ratio, val_ratio
-        Shares of the cells, slices or animals; the rest is the test set.
+        Shares of these units; the rest is the test set.
     max_shard_size
         Largest number of cells in a file.
     frame
         ``"slice"`` or ``"shared"``, as in :class:`~alphastomics.data.TissueSchema`.
     scale
-        Whether genes are brought to unit variance when they are read.
+        Whether genes are standardized to mean 0 and variance 1 when they are read.
     normalize_position
-        Whether the network sees positions in units of the radius of a slice, as
-        :class:`~alphastomics.data.TissueSchema` has it. If not, its scale is 1 and its center 0. Files hold the units of the
-        input in either case.
+        Whether the scale and center of :class:`~alphastomics.data.TissueSchema` are fitted to the positions. If False, the
+        scale is 1 and the center 0. Files hold positions in units of the input in either case.
     scale_per_slice
-        Whether every gene of every slice is brought to mean 0 and variance 1 among the cells of that slice instead, after
-        logarithms. That is what files then hold, and what a model sees and samples.
+        Whether genes are instead standardized among the cells of each slice, after the log transform. Files then hold
+        these values, and a model is trained on them and samples them.
     seed
-        Decides the split.
+        Seed of the split.
     """
 
     split: Split = "cell"

@@ -1,4 +1,4 @@
-"""Plan of stage 2: the split of each cell, the shards, dense or sparse storage, the library size, the schema."""
+"""Plan of stage 2: split of each cell, shards, dense or sparse storage, library size, schema."""
 
 from __future__ import annotations
 
@@ -31,19 +31,9 @@ if TYPE_CHECKING:
 def split_slices(
     names: Sequence[str], sizes: Sequence[int], animals: Sequence[str | None], options: Stage2Options
 ) -> list[NDArray[np.uint8]]:
-    """Number of the split (0 training, 1 validation, 2 test) of every cell of every slice.
+    """Split (0 training, 1 validation, 2 test) of every cell of every slice; slices are sorted by name.
 
-    Parameters
-    ----------
-    names, sizes, animals
-        Of the slices, sorted by name.
-    options
-        What stays together, the shares and the seed.
-
-    Raises
-    ------
-    ValueError
-        If animals are to stay together and are not named.
+    A slice without an animal under ``split="animal"`` is a ``ValueError``.
     """
     if options.split == "cell":
         return _split_cells(names, sizes, options)
@@ -59,13 +49,7 @@ def split_slices(
 
 
 def check_animals(names: Sequence[str], animals: Sequence[str | None], options: Stage2Options) -> None:
-    """Raise an error if ``split="animal"`` and the animal of a slice is unknown.
-
-    Raises
-    ------
-    ValueError
-        If one is not; the message names its slice.
-    """
+    """Raise a ValueError if ``split="animal"`` and the animal of a slice is unknown."""
     unknown = [name for name, animal in zip(names, animals, strict=True) if animal is None]
     if options.split == "animal" and unknown:
         raise ValueError(
@@ -74,7 +58,7 @@ def check_animals(names: Sequence[str], animals: Sequence[str | None], options: 
 
 
 def _cut(n: int, options: Stage2Options) -> NDArray[np.uint8]:
-    """Splits of n units in random order: the shares, rounded; no requested split is empty if there are enough units."""
+    """Splits of n units in random order, by rounded shares; with enough units no requested split is empty."""
     ends = np.round(np.cumsum([options.train_ratio, options.val_ratio]) * n).astype(int)
     has_validation = int(options.val_ratio > 0)
     has_test = int(options.train_ratio + options.val_ratio < 1 - 1e-9)
@@ -84,13 +68,13 @@ def _cut(n: int, options: Stage2Options) -> NDArray[np.uint8]:
 
 
 def _split_cells(names: Sequence[str], sizes: Sequence[int], options: Stage2Options) -> list[NDArray[np.uint8]]:
-    """Shares of every slice, rounded so that the totals are exact."""
+    """Random splits of the cells of every slice, with shares rounded so that the totals are exact."""
     total, codes = np.concatenate([[0], np.cumsum(sizes)]), []
     shares = np.array([options.train_ratio, options.train_ratio + options.val_ratio, 1.0])
     ends = np.round(np.outer(total, shares)).astype(np.int64)
     ends[:, 2] = total
     for name, size, before, after in zip(names, sizes, ends[:-1], ends[1:], strict=True):
-        # What a slice adds to the ends of training, validation and test.
+        # Differences of cumulative ends, so that rounding errors do not add up over slices.
         train = int(after[0] - before[0])
         validation = int(after[1] - before[1]) - train
         code = np.repeat(np.arange(3, dtype=np.uint8), [train, validation, size - train - validation])
@@ -100,15 +84,7 @@ def _split_cells(names: Sequence[str], sizes: Sequence[int], options: Stage2Opti
 
 
 class Plan:
-    """Everything that is computed before a file is written.
-
-    Parameters
-    ----------
-    slices
-        Sorted by name.
-    options
-        Of the stage.
-    """
+    """Everything that is computed before a file is written; slices are sorted by name."""
 
     def __init__(self, slices: Sequence[StoredSlice], options: Stage2Options) -> None:
         self.slices, self.options = slices, options
@@ -132,7 +108,7 @@ class Plan:
             self.share, self.library_size = self._depth()
 
     def _depth(self) -> tuple[NDArray[np.float64], float]:
-        """Share of every gene in the counts, and the median library size of the training cells, of all genes."""
+        """Share of every gene in the counts, and median library size of the training cells over all genes."""
         totals, cells = np.zeros(len(self.slices[0].genes)), np.zeros(len(self.slices[0].genes))
         with_counts = [each for each in self.slices if each.is_counts]
         for each in with_counts:
@@ -152,7 +128,7 @@ class Plan:
         return share, float(np.median(sizes[:end], overwrite_input=True))
 
     def tasks(self, folder: Path) -> list[ShardTask]:
-        """The shards, each consecutive cells of its split."""
+        """Tasks that write the shards, each of consecutive cells of one split."""
         common: dict[str, Any] = {
             "dense": self.dense,
             "library_size": self.library_size,
@@ -196,7 +172,7 @@ class Plan:
         return extents
 
     def schema(self, moments: Moments, totals: NDArray[np.float64]) -> TissueSchema:
-        """The tissue, fitted to the training cells."""
+        """The schema, fitted to the training cells."""
         first, extents = self.slices[0], self._extents()
         scale, center = fit_frame(extents, self.options.frame)
         if not self.options.normalize_position:

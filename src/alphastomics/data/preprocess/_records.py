@@ -1,4 +1,4 @@
-"""Records of stage 1: a note beside each slice, and an overview of the folder, ``stage1.json``."""
+"""Records of stage 1: a note for each slice, and an overview of the folder, ``stage1.json``."""
 
 from __future__ import annotations
 
@@ -40,18 +40,10 @@ _FINISHED = _OVERVIEW | {"genes": list, "slices": list}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SliceTask:
-    """One slice to be written.
+    """Writing of one slice.
 
-    Parameters
-    ----------
-    number
-        Its number, in the :func:`natural_order` of names.
-    raw
-        Where it is.
-    target
-        The file to write, without its suffix.
-    options
-        Those of the stage, with all genes.
+    ``number`` is its position in the :func:`natural_order` of names, ``target`` the file without its suffix, and
+    ``options`` are those of the stage, with all genes.
     """
 
     number: int
@@ -61,7 +53,7 @@ class SliceTask:
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """All that decides the result."""
+        """Everything that determines the result."""
         source = self.raw.path.stat()
         return {
             "options": fingerprint(self.options.to_dict()),
@@ -79,12 +71,8 @@ def fingerprint(values: Any) -> str:
 def read_overview(folder: Path, *, finished: bool = True) -> dict[str, Any]:
     """Read the overview of a folder.
 
-    Raises
-    ------
-    FileNotFoundError
-        If there is none, or ``finished`` and stage 1 has not finished.
-    ValueError
-        If it is damaged, of another version, or of another program.
+    A missing overview, or with ``finished`` an unfinished stage 1, is a ``FileNotFoundError``; a damaged one, or one of
+    another version or program, a ``ValueError``.
     """
     path = folder / OVERVIEW
     missing = f"{folder} holds no finished slices; run alphastomics stage1 --output-dir {folder}"
@@ -106,15 +94,7 @@ def read_overview(folder: Path, *, finished: bool = True) -> dict[str, Any]:
 
 
 def read_note(path: Path) -> dict[str, Any]:
-    """Read the note about a slice.
-
-    Raises
-    ------
-    FileNotFoundError
-        If there is none.
-    ValueError
-        If it is damaged.
-    """
+    """Read the note of a slice; a FileNotFoundError if it is missing, a ValueError if it is damaged."""
     if not path.is_file():
         raise FileNotFoundError(f"{path} is missing; run stage1 again")
     record = read_json(path)
@@ -131,12 +111,7 @@ def _has(values: Any, kinds: dict[str, type]) -> bool:
 def check_begun(output_dir: Path, options: Stage1Options) -> None:
     """Raise an error for a folder with slices of other parameters, or with other files.
 
-    Raises
-    ------
-    FileExistsError
-        If other files have the names of slices.
-    ValueError
-        If it holds slices made with other parameters; the message lists them.
+    Other files with the names of slices are a ``FileExistsError``; other parameters a ``ValueError`` that lists them.
     """
     if not (output_dir / OVERVIEW).is_file():
         if foreign := sorted(output_dir.glob("[0-9]" * 5 + ".*")):
@@ -152,7 +127,7 @@ def check_begun(output_dir: Path, options: Stage1Options) -> None:
 
 
 def begin(output_dir: Path, options: Stage1Options) -> None:
-    """Write the overview of a folder in which stage 1 begins, after :func:`check_begun`."""
+    """Start stage 1 in a folder: check it with :func:`check_begun`, and write the overview."""
     check_begun(output_dir, options)
     make_folder(output_dir)
     remove_temporary(output_dir)
@@ -162,9 +137,9 @@ def begin(output_dir: Path, options: Stage1Options) -> None:
 def end(
     output_dir: Path, options: Stage1Options, tasks: Sequence[SliceTask], records: Sequence[dict[str, Any]]
 ) -> None:
-    """Write the overview with all slices, which finishes the stage."""
+    """Finish stage 1: write the overview with all slices."""
     genes = tasks[0].options.genes
-    assert genes is not None  # plan_slices settles them
+    assert genes is not None  # set by plan_slices
     for task in tasks:
         check_written(task.target.with_suffix(".json"))
     remove_temporary(output_dir)  # of workers that were killed
@@ -191,10 +166,10 @@ def _overview(options: Stage1Options) -> dict[str, Any]:
 
 
 def short(value: Any) -> str:
-    """A value as text, cut where it is long."""
+    """A value as text of limited length."""
     return cut(repr(value))
 
 
 def cut(text: str) -> str:
-    """Text, cut where it is long."""
+    """Text of limited length."""
     return text if len(text) <= 60 else text[:57] + "…"

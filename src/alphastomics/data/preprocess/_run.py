@@ -28,7 +28,7 @@ INTERMEDIATE = "_intermediate_slices"
 def stage1(
     input_dir: str | PathLike[str], output_dir: str | PathLike[str], options: Stage1Options, *, run: Run = map
 ) -> int:
-    """Write every slice of the ``.h5ad`` files of a folder into a file of its own.
+    """Write every slice of the ``.h5ad`` files of a folder to a file of its own.
 
     Slices that an earlier call with the same parameters finished are kept.
 
@@ -39,7 +39,7 @@ def stage1(
     output_dir
         Folder for the slices.
     options
-        Where things are.
+        Genes and keys of the input.
     run
         Applies a function to tasks, in order: one by one, or that of :func:`dask_cluster`.
 
@@ -52,7 +52,7 @@ def stage1(
     FileNotFoundError, KeyError, ValueError
         If the input cannot be used, or the folder holds slices made with other parameters.
     """
-    target = Path(output_dir).absolute()  # a worker of a cluster is in a folder of its own
+    target = Path(output_dir).absolute()  # workers of a cluster have other working directories
     tasks = plan_slices(Path(input_dir).absolute(), target, options)
     return _write_slices(tasks, target, options, run)
 
@@ -80,7 +80,7 @@ def stage2(
     output_dir
         Folder for ``data`` and ``metadata.json``.
     options
-        How the dataset is divided and scaled.
+        How the dataset is split and scaled.
     run
         Applies a function to tasks, in order: one by one, or that of :func:`dask_cluster`.
 
@@ -91,7 +91,7 @@ def stage2(
     Raises
     ------
     FileNotFoundError, ValueError
-        If the slices cannot be used together, or the folder holds another dataset.
+        If the slices cannot be merged, or the folder holds another dataset.
     """
     folders = [Path(folder).absolute() for folder in input_dirs]
     return write_dataset(folders, Path(output_dir).absolute(), options, run).schema
@@ -107,7 +107,7 @@ def preprocess(
 ) -> TissueSchema:
     """Make a dataset of the ``.h5ad`` files of a folder: :func:`stage1`, then :func:`stage2`.
 
-    The slices go to ``_intermediate_slices`` of ``output_dir`` and may be deleted afterwards.
+    Slices are written to ``output_dir/_intermediate_slices``, which may be deleted afterwards.
 
     Parameters
     ----------
@@ -127,7 +127,7 @@ def preprocess(
     Raises
     ------
     FileNotFoundError, KeyError, ValueError
-        As the stages do.
+        As in :func:`stage1` and :func:`stage2`.
     """
     target = Path(output_dir).absolute()
     slices = target / INTERMEDIATE

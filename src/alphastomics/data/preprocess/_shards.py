@@ -1,4 +1,4 @@
-"""Shards, the files of a dataset: their cells, how they are written, and statistics of their cells."""
+"""Shards, the files of a dataset: which cells they hold, how they are written, and statistics of their cells."""
 
 from __future__ import annotations
 
@@ -31,26 +31,13 @@ Piece: TypeAlias = "tuple[StoredSlice, tuple[NDArray[np.integer], ...]]"
 
 @dataclass(frozen=True, kw_only=True)
 class ShardTask:
-    """A file to be written.
+    """Writing of one file.
 
-    Parameters
-    ----------
-    target
-        The file.
-    split
-        Of which split.
-    pieces
-        Slices and the rows of each that go into it, in row groups.
-    dense
-        Whether zeros are stored.
-    library_size
-        Median library size, at which moments of counts are taken; None where there are none.
-    share
-        Share of every gene in the counts (G,); empty where there are none.
-    logarithms
-        Whether slices of counts are stored as logarithms at that size, because others already are, or are to be scaled.
-    per_slice
-        Whether genes are stored with mean 0 and variance 1 among all cells of their slice.
+    ``pieces`` are slices and their rows in the file, by row groups; ``dense`` is whether zeros are stored.
+    ``library_size`` is the median at which moments of counts are taken, None without counts, and ``share`` (G,) the
+    share of every gene in the counts, empty without counts. With ``logarithms``, slices of counts are stored as
+    logarithms at that size, because other slices already are, or because they are scaled. With ``per_slice``, genes are
+    stored with mean 0 and variance 1 among all cells of their slice.
     """
 
     target: Path
@@ -64,16 +51,10 @@ class ShardTask:
 
 
 class Written(NamedTuple):
-    """A file that is written.
+    """A written file.
 
-    Attributes
-    ----------
-    shard
-        Its entry in ``metadata.json``.
-    moments
-        Of its cells if they are training cells, else of none.
-    totals
-        Sums of their counts (G,).
+    ``shard`` is its entry in ``metadata.json``; ``moments`` and ``totals`` (G,), the sums of counts, are over its
+    training cells.
     """
 
     shard: Shard
@@ -95,7 +76,7 @@ def write_shard(task: ShardTask) -> Written:
 
 
 def _write(task: ShardTask, note: Path) -> None:
-    note.unlink(missing_ok=True)  # a file is finished when its note is there
+    note.unlink(missing_ok=True)  # the note marks a finished file
     n_genes = len(task.pieces[0][0].genes)
     moments, totals = Moments(n_genes), np.zeros(n_genes)
     schema = arrow_schema(n_genes, dense=task.dense).with_metadata(_describe(task).to_metadata())
@@ -105,11 +86,11 @@ def _write(task: ShardTask, note: Path) -> None:
             for rows in rows_of_groups:
                 parts = []
                 for part in stored.cells(rows):
-                    if task.split == SPLITS[0] and not task.per_slice:  # these are scaled already
+                    if task.split == SPLITS[0] and not task.per_slice:  # these are standardized already
                         _learn(part, stored, task, moments, totals)
                     part = _as_logarithms(part, stored, task) if task.logarithms else part
                     parts.append(part if of_slice is None else _standardized(part, stored, of_slice))
-                pa.default_memory_pool().release_unused()  # or what reading left would be there beside what writing needs
+                pa.default_memory_pool().release_unused()  # else memory of reading and of writing would add up
                 file.write(*parts)
     with replacing(note, unique=True) as temporary, temporary.open("wb") as file:
         np.savez(
@@ -123,7 +104,7 @@ def _write(task: ShardTask, note: Path) -> None:
 
 
 def _describe(task: ShardTask) -> Note:
-    """Metadata of the schema of the file."""
+    """Metadata of the Parquet schema."""
     first = task.pieces[0][0]
     lacking = {each.name: tuple(each.record["unmeasured"]) for each, _ in task.pieces if each.record["unmeasured"]}
     return Note(first.genes, first.n_dims, lacking)
@@ -140,7 +121,7 @@ def _learn(cells: Cells, stored: StoredSlice, task: ShardTask, moments: Moments,
 
 
 def _moments(stored: StoredSlice, task: ShardTask) -> Moments:
-    """Of all cells of a slice, as logarithms."""
+    """Moments of all cells of a slice, as logarithms."""
     moments = Moments(len(stored.genes))
     for part in stored.cells(np.arange(stored.n_cells, dtype=np.int32)):
         _learn(part, stored, task, moments, np.zeros(len(stored.genes)))
@@ -148,7 +129,7 @@ def _moments(stored: StoredSlice, task: ShardTask) -> Moments:
 
 
 def _standardized(cells: Cells, stored: StoredSlice, moments: Moments) -> Cells:
-    """Genes with mean 0 and variance 1 in their slice; those that it lacks, or that do not vary there, are 0."""
+    """Scale genes to mean 0 and variance 1 in their slice; genes that it lacks, or that do not vary there, are 0."""
     varies = stored.measured & (moments.sd > 0)
     inverse = np.divide(1.0, moments.sd, out=np.zeros(len(varies)), where=varies)
     values = (cells.expression.toarray() - moments.mean) * inverse

@@ -1,6 +1,6 @@
-"""Slices between the stages: Arrow files, written by stage 1 in batches of cells, each with a checksum, and read by stage 2.
+"""Slices between the stages: Arrow files in batches of cells, each with a checksum, written by stage 1 and read by stage 2.
 
-They are written once, read a few times and deleted, so they are not compressed.
+They are written once, read a few times and deleted, and therefore not compressed.
 """
 
 from __future__ import annotations
@@ -27,24 +27,11 @@ if TYPE_CHECKING:
     from alphastomics.data.parquet._columns import Cells
 
 SUFFIX = ".arrow"
-BATCH = 2048  # cells; every batch of a file but the last has so many
+BATCH = 2048  # cells of every batch but the last
 
 
 class SliceWriter:
-    """Batches of an open file.
-
-    Parameters
-    ----------
-    file
-        The file.
-    schema
-        Its columns.
-
-    Attributes
-    ----------
-    checksums
-        Of the batches so far.
-    """
+    """Writes batches to an open file; ``checksums`` are those of the batches so far."""
 
     def __init__(self, file: pa.ipc.RecordBatchFileWriter, schema: pa.Schema) -> None:
         self._file, self._schema = file, schema
@@ -69,13 +56,7 @@ def writing_slice(path: Path, n_genes: int) -> Iterator[SliceWriter]:
 
 
 def read_cells(path: Path, rows: NDArray[np.integer], n_genes: int, checksums: Sequence[int]) -> Iterator[Cells]:
-    """Cells of ascending rows, by batches of the file.
-
-    Raises
-    ------
-    ValueError
-        If the file is damaged.
-    """
+    """Cells of ascending rows, by batches of the file; a ValueError if it is damaged."""
     ends = np.searchsorted(rows, np.arange(len(checksums) + 1) * BATCH)
     with _damage(path), pa.OSFile(str(path)) as source, pa.ipc.open_file(source) as file:
         for number, (start, end) in enumerate(zip(ends, ends[1:], strict=False)):
@@ -86,19 +67,13 @@ def read_cells(path: Path, rows: NDArray[np.integer], n_genes: int, checksums: S
                 yield from_arrow(batch.take(here), n_genes)
                 continue
             cells = from_arrow(batch, n_genes)
-            if here[0] == 0 and _checksum(cells) != checksums[number]:  # once, of all who read some of the batch
+            if here[0] == 0 and _checksum(cells) != checksums[number]:  # only if its first cell is read
                 raise OSError(f"checksum of batch {number}")
             yield cells if len(here) == len(cells.names) else cells.take(here)
 
 
 def read_column(path: Path, name: str) -> pa.Table:
-    """One column of all cells.
-
-    Raises
-    ------
-    ValueError
-        If the file is damaged.
-    """
+    """One column of all cells; a ValueError if the file is damaged."""
     with _damage(path), pa.memory_map(str(path)) as source:
         number = pa.ipc.open_file(source).schema.get_field_index(name)
         options = pa.ipc.IpcReadOptions(included_fields=[number], use_threads=False)
@@ -123,21 +98,7 @@ def _checksum(cells: Cells) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class StoredSlice:
-    """A slice that stage 1 has written.
-
-    Parameters
-    ----------
-    path
-        Its file.
-    record
-        The note of stage 1 about it.
-    options
-        Of stage 1, as plain values.
-    genes
-        Of the folder.
-    n_dims
-        Number of coordinates, 2 or 3.
-    """
+    """A slice that stage 1 wrote: file, note, and options, genes and number of coordinates (2 or 3) of its folder."""
 
     path: Path
     record: dict[str, Any]
@@ -157,7 +118,7 @@ class StoredSlice:
 
     @cached_property
     def measured(self) -> NDArray[np.bool_]:
-        """Which genes it measures (G,)."""
+        """Mask (G,) of the genes that it measures."""
         lacking = set(self.record["unmeasured"])
         return np.array([gene not in lacking for gene in self.genes], dtype=bool)
 
@@ -171,19 +132,15 @@ class StoredSlice:
         return read_column(self.path, name)
 
     def cells(self, rows: NDArray[np.integer]) -> Iterator[Cells]:
-        """Cells of ascending rows, some at a time."""
+        """Cells of ascending rows, in several parts."""
         return read_cells(self.path, rows, len(self.genes), self.record["checksums"])
 
 
 def read_slices(input_dirs: Sequence[Path]) -> list[StoredSlice]:
-    """The slices of folders that stage 1 has finished, sorted by name.
+    """Slices of folders that stage 1 has finished, sorted by name.
 
-    Raises
-    ------
-    FileNotFoundError
-        If a folder holds none, or not all.
-    ValueError
-        If the folders differ in their genes or in the number of coordinates, or two slices have the same name.
+    A folder without finished slices is a ``FileNotFoundError``; folders that differ in genes or number of coordinates,
+    or repeat the name of a slice, are a ``ValueError``.
     """
     found: list[StoredSlice] = []
     for folder in input_dirs:
@@ -192,7 +149,7 @@ def read_slices(input_dirs: Sequence[Path]) -> list[StoredSlice]:
         for entry in overview["slices"]:
             path = folder / f"{entry['file']}{SUFFIX}"
             record = read_note(path.with_suffix(".json"))
-            record["totals"] = np.asarray(record["totals"])  # as a list it takes four times as much
+            record["totals"] = np.asarray(record["totals"])  # a list takes four times the memory
             found.append(StoredSlice(path=path, record=record, **common))
     _check_agreement(found)
     return sorted(found, key=lambda each: each.name)
@@ -222,6 +179,6 @@ def _check_agreement(slices: Sequence[StoredSlice]) -> None:
 
 
 def _only_one_has(first: StoredSlice, other: StoredSlice) -> str:
-    """The first gene of the longer of two lists that begin alike."""
+    """The first gene that only the longer of two gene lists has, where one begins with the other."""
     longer, shorter = (first, other) if len(first.genes) > len(other.genes) else (other, first)
     return f"{longer.genes[len(shorter.genes)]!r}, which only {longer.path.parent} has"

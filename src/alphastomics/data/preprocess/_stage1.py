@@ -1,7 +1,7 @@
-"""Stage 1: every slice into a file of its own, its cells along a Hilbert curve, its genes in the common order.
+"""Stage 1: every slice in a file of its own, cells along a Hilbert curve, genes in the common order.
 
-A slice of an earlier run with the same file and parameters is kept. Values are stored as they are; library size and moments,
-which depend on all slices, are computed by stage 2.
+A slice of an earlier run with the same source and parameters is kept. Values are stored untransformed; library size and
+moments, which depend on all slices, are computed by stage 2.
 """
 
 from __future__ import annotations
@@ -38,13 +38,7 @@ DIGITS = re.compile("([0-9]+)")
 
 
 def find_tissues(input_dir: Path) -> list[Path]:
-    """The ``.h5ad`` files of a folder, by name.
-
-    Raises
-    ------
-    FileNotFoundError
-        If there is none.
-    """
+    """The ``.h5ad`` files of a folder, sorted by name; a FileNotFoundError without any."""
     found = sorted(input_dir.glob("*.h5ad")) if input_dir.is_dir() else []
     if not found:
         raise FileNotFoundError(f"{input_dir} has no .h5ad file; name the folder that has with --input-dir")
@@ -52,7 +46,7 @@ def find_tissues(input_dir: Path) -> list[Path]:
 
 
 def plan_slices(input_dir: Path, output_dir: Path, options: Stage1Options) -> list[SliceTask]:
-    """Find genes, slices and the files to write; only names and positions are read."""
+    """Collect genes, slices and the files to write; only names and positions are read."""
     raw, genes = [], dict.fromkeys(options.genes or ())
     n_axes: dict[int, Path] = {}
     unknown = set(genes)
@@ -107,13 +101,13 @@ def _check_axes(n_axes: dict[int, Path], options: Stage1Options) -> None:
 
 
 def write_slice(task: SliceTask) -> dict[str, Any]:
-    """Write a slice and the note about it, unless both exist; return the note."""
+    """Write a slice and its note, unless both exist; return the note."""
     note, parameters = task.target.with_suffix(".json"), task.parameters
     if note.is_file() and task.target.with_suffix(SUFFIX).is_file():
         record = read_note(note)
         if record["parameters"] == parameters:
             return record
-    note.unlink(missing_ok=True)  # a slice is finished when its note is there
+    note.unlink(missing_ok=True)  # the note marks a finished slice
     with RawTissue.open(task.raw.path, task.options) as tissue:
         record = {"slice": task.raw.name, "animal": task.raw.animal, "parameters": parameters} | _write(task, tissue)
     write_json(note, record, unique=True)
@@ -121,7 +115,7 @@ def write_slice(task: SliceTask) -> dict[str, Any]:
 
 
 def _write(task: SliceTask, tissue: RawTissue) -> dict[str, Any]:
-    assert task.options.genes is not None  # plan_slices settles them
+    assert task.options.genes is not None  # set by plan_slices
     rows, n_genes = task.raw.rows, len(task.options.genes)
     if len(rows) < MIN_CELLS:
         raise ValueError(
@@ -156,10 +150,10 @@ def _write(task: SliceTask, tissue: RawTissue) -> dict[str, Any]:
 def _read(
     task: SliceTask, tissue: RawTissue, rows: NDArray[np.int64], column: NDArray[np.integer]
 ) -> tuple[sp.csr_matrix, NDArray[np.int64]]:
-    """Expression of cells in the order of the file, and where in it each of ``rows`` is."""
+    """Expression of cells in the order of the file, and the row of each of ``rows`` in it."""
     assert task.options.genes is not None
     ascending, n_genes = np.sort(rows), len(task.options.genes)
-    # Chunks are written into the arrays of the result, which saves a second copy.
+    # Chunks are written into the arrays of the result to save a second copy.
     data = np.empty(tissue.n_values(rows), dtype=np.float32)
     columns, lengths, end = np.empty(len(data), dtype=np.int32), [], 0
     for here, block in tissue.expression(ascending):
@@ -181,7 +175,7 @@ def _cells(task: SliceTask, tissue: RawTissue, rows: NDArray[np.int64], x: sp.cs
 
 
 def _aligned(block: sp.csr_matrix, column: NDArray[np.integer], n_genes: int) -> sp.csr_matrix:
-    """Genes of a block in the common order, without others."""
+    """Reorder the genes of a block to the common order; other genes are removed."""
     if len(column) == n_genes and np.array_equal(column, np.arange(n_genes)):
         return block
     there = column[block.indices] >= 0
@@ -193,7 +187,7 @@ def _aligned(block: sp.csr_matrix, column: NDArray[np.integer], n_genes: int) ->
 
 
 def _check(block: sp.csr_matrix, task: SliceTask, tissue: RawTissue, rows: NDArray[np.int64]) -> None:
-    """Raise an error for values that are not finite, or negative counts."""
+    """Raise an error for values that are not finite, or for negative counts."""
     bad = ~np.isfinite(block.data)
     what, remedy = "NaN or infinite", "remove these cells or genes, or replace the values"
     if task.options.log_normalize and not bad.any():

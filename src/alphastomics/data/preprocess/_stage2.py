@@ -1,10 +1,10 @@
 """Stage 2: slices of one or several folders become one dataset, split, scaled and described by a schema.
 
-Row groups hold cells of one slice along its Hilbert curve. Contexts, which hold cells of one slice, are shuffled when they are
-drawn: a shuffle of all cells on disk would scatter every slice over all files.
+Row groups hold cells of one slice along its Hilbert curve. Contexts, which also hold cells of one slice, are shuffled
+when they are drawn; shuffling all cells on disk would scatter every slice over all files.
 
-Only files of stage 2 are removed: those that ``metadata.json`` lists, Parquet files whose schema has our metadata, and files
-with the names that stage 2 gives beside ``parameters.json``.
+Only files of stage 2 are removed: those that ``metadata.json`` lists, Parquet files with the metadata of this package,
+and files with the names of shards beside ``parameters.json``.
 """
 
 from __future__ import annotations
@@ -49,35 +49,25 @@ SHARD, SHARD_NOTE = re.compile(rf"{_STEM}\.parquet"), re.compile(rf"{_STEM}{re.e
 
 
 def unfinished_folder(output_dir: Path) -> Path:
-    """The folder of files until all of them are written."""
+    """The folder that holds the files until all of them are written."""
     return output_dir / f"{FOLDER}.tmp"
 
 
 def check_ownership(output_dir: Path, listed: Collection[str] = ()) -> None:
-    """Raise an error for a folder with files in the way that stage 2 has not written.
+    """Raise a FileExistsError, which names the file, for files in the way that stage 2 did not write.
 
-    Parameters
-    ----------
-    output_dir
-        The folder of a dataset.
-    listed
-        Names of the files in ``data`` that its ``metadata.json`` lists.
-
-    Raises
-    ------
-    FileExistsError
-        If there is one; the message names it.
+    ``listed`` are the names of the files in ``data`` that ``metadata.json`` lists.
     """
     _check(output_dir / FOLDER, lambda path: path.is_file() and (path.name in listed or _is_shard(path)))
     unfinished = unfinished_folder(output_dir)
     if _is_begun(unfinished / BEGUN):
         _check(unfinished, lambda path: path.name == BEGUN or _is_named(path))
-    else:  # ended before the first file, or after the last
+    else:  # interrupted before the first file, or after the last
         _check(unfinished, lambda path: bool(TEMPORARY.fullmatch(path.name)) or _is_shard(path))
 
 
 def clear(folder: Path) -> None:
-    """Remove a folder after :func:`check_ownership`; ``parameters.json``, which marks it as ours, goes last."""
+    """Remove a folder after :func:`check_ownership`; ``parameters.json``, which marks a folder of stage 2, is removed last."""
     if folder.is_dir():
         for path in sorted(folder.iterdir(), key=lambda path: path.name == BEGUN):
             path.unlink(missing_ok=True)
@@ -105,7 +95,7 @@ def _is_named(path: Path) -> bool:
 
 
 def _is_shard(path: Path) -> bool:
-    """Whether a file has the name of a shard and the metadata that we write."""
+    """Whether a file has the name of a shard and the metadata of this package."""
     if not (SHARD.fullmatch(path.name) and path.is_file()):
         return False
     try:
@@ -117,16 +107,8 @@ def _is_shard(path: Path) -> bool:
 def write_dataset(input_dirs: Sequence[Path], output_dir: Path, options: Stage2Options, run: Any = map) -> DatasetInfo:
     """Write a dataset, or return an earlier one of the same slices and parameters.
 
-    Parameters
-    ----------
-    input_dirs
-        Folders that stage 1 has finished.
-    output_dir
-        Where ``data`` and ``metadata.json`` go.
-    options
-        Of the stage.
-    run
-        Applies a function to tasks, in order: ``map``, or that of a cluster.
+    ``input_dirs`` are folders that stage 1 has finished; ``run`` applies a function to tasks, in order: ``map``, or
+    that of a cluster.
 
     Raises
     ------
@@ -167,18 +149,12 @@ def write_dataset(input_dirs: Sequence[Path], output_dir: Path, options: Stage2O
 
 
 def all_parameters(options: Stage2Options, slices: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
-    """Parameters of a dataset: options of stage 2, and a fingerprint of those of each slice."""
+    """Parameters of a dataset: options of stage 2, and a fingerprint of the parameters of each slice."""
     return {"stage2": options.to_dict(), "slices": {name: fingerprint(made) for name, made in slices.items()}}
 
 
 def read_earlier(output_dir: Path, parameters: dict[str, Any]) -> DatasetInfo | None:
-    """The dataset that is in a folder, if any.
-
-    Raises
-    ------
-    ValueError
-        If it has other parameters; the message lists them.
-    """
+    """The dataset in a folder, if any; a ValueError that lists the differences if it has other parameters."""
     if not (output_dir / METADATA).is_file():
         return None
     earlier = DatasetInfo.read(output_dir, check=False)
@@ -188,21 +164,16 @@ def read_earlier(output_dir: Path, parameters: dict[str, Any]) -> DatasetInfo | 
 
 
 def check_output(output_dir: Path, parameters: dict[str, Any]) -> None:
-    """Raise an error for a folder that cannot hold a dataset of these parameters, before a slice is read.
+    """Raise an error, before slices are read, for a folder that cannot hold a dataset of these parameters.
 
-    Raises
-    ------
-    FileExistsError
-        If other files are in the way.
-    ValueError
-        If another dataset is there.
+    Other files in the way are a ``FileExistsError``, another dataset is a ``ValueError``.
     """
     if read_earlier(output_dir, parameters) is None:
         check_ownership(output_dir)
 
 
 def _begin(output_dir: Path, parameters: dict[str, Any]) -> Path:
-    """The folder of unfinished files, with those of an earlier call with the same parameters."""
+    """Create the folder of unfinished files, or keep that of an earlier call with the same parameters."""
     unfinished = unfinished_folder(output_dir)
     resume_state = unfinished / BEGUN
     make_folder(output_dir)
