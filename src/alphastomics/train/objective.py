@@ -1,13 +1,18 @@
-r"""The objective: noise a batch of contexts, denoise it, compare.
+r"""The objective: add noise to a batch of contexts, denoise it, and compute the losses.
 
 .. math::
 
-    L = \lambda_e L_{expr} + \lambda_c L_{completion} + \lambda_p L_{pos} + \lambda_n L_{neighbor} + \lambda_b L_{balance} + \lambda_m L_{masked}
+    L = {} & \lambda_p (L_{\text{diffusion}} + L_{\text{aligned}}) + \lambda_d L_{\text{distance}}
+        + \lambda_n L_{\text{neighbor}} + \lambda_l L_{\text{layout}} + \lambda_e L_{\text{expression}} \\
+        & + \lambda_c L_{\text{completion}} + \lambda_r L_{\text{min\_distance}} + \lambda_f L_{\text{fape}}
+        + \lambda_b L_{\text{balance}} + \lambda_m L_{\text{masked}}
 
-averaged over the contexts of all processes. ``frame="slice"`` leaves each context free up to a rigid motion, which is
-resolved once, by the model itself: with the positions absent the network predicts its conditional mean in a frame of
-its own choosing (the *canonical frame*: the loss aligns the truth to the prediction), and every noisy context is first
-aligned to that prediction. All later steps are then ordinary diffusion in one frame; see ``docs/theory.md``.
+averaged over the contexts of all processes. Each loss is zero in contexts to which it does not apply.
+
+With ``frame="slice"`` the positions of a context are known up to a rigid motion. Where positions are absent, the network
+predicts their conditional mean in a frame that it learns, the *canonical frame*: the loss aligns the true positions to the
+prediction. Where positions are noisy, the true positions are first aligned to that prediction, so that diffusion takes place in
+one frame; see ``docs/theory.md``.
 """
 
 from __future__ import annotations
@@ -46,25 +51,25 @@ if TYPE_CHECKING:
     from alphastomics.nn.parallel import SequenceParallel
 
 
-# Purposes of the generators that are keyed by context: training and validation noise, and what else is drawn.
+# Purposes of the generators that are keyed by context.
 TRAINING, VALIDATION, DEFORMATION, OBSERVED, PAIRS = 0, 1, 2, 3, 40
 
 
 class Noised(NamedTuple):
-    """A batch with noise, its timesteps, and what the network is to predict.
+    """A batch with noise: clean and noisy values, timesteps and masks.
 
     Attributes
     ----------
     x_expr, x_pos
         Clean expression (B, N, G) and positions (B, N, D), in the frame in which they are noised.
     z_expr, z_pos
-        The same with noise.
+        Noisy expression (B, N, G) and positions (B, N, D).
     t_expr, t_pos
         Timesteps (B,).
     measured
         Genes (B, G) that the input has.
     observed
-        Entries (B, N, G) of expression that are given; None where expression is not sampled.
+        Observed entries (B, N, G) of expression; None if expression is not sampled.
     masks
         Masked entries.
     """
@@ -88,31 +93,32 @@ class Objective:
     module
         The denoiser.
     config
-        Weights of the losses.
+        Weights and settings of the losses.
     mode
-        What it is trained to sample.
+        What the denoiser is trained to sample.
     diffusion
-        Its two processes.
+        Diffusion processes of expression and positions.
     shared_frame
-        Whether positions are registered, so that nothing is aligned or centered.
+        Whether all slices are registered to one frame; positions are then neither aligned nor centered.
     spacing
-        Distance between neighboring cells in model units; 0 trains no minimum-distance network.
+        Distance between neighboring cells in model units; 0: no minimum-distance network is trained.
     masking
-        Which entries are masked in training; None masks nothing.
+        Which entries are masked in training; None: none.
 
     Attributes
     ----------
     parallel
-        Processes that share the contexts of this one.
+        Group of processes that share the contexts of this process.
     weights_sharded
-        Whether the weights are sharded, so that all processes must call the network equally often.
+        Whether the weights are sharded; all processes must then call the network equally often.
     load
-        How much each expert was used in the last step.
+        Load of the experts in the last step.
 
     Raises
     ------
     ValueError
-        If ``masking`` is given and the denoiser has no mask tokens, or ``lambda_fape`` and the cells are no ordered chains.
+        If ``masking`` is given and the denoiser has no mask tokens, or ``lambda_fape`` is positive and the cells are not
+        ordered chains in three dimensions.
     """
 
     def __init__(
@@ -140,7 +146,7 @@ class Objective:
         self.load = ExpertLoad()
 
     def draw(self, batch: Batch, purpose: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Timesteps (B,) and standard noise of both modalities, keyed by (seed, epoch, context)."""
+        """Timesteps (B,) and standard normal noise of expression and positions, keyed by (seed, epoch, context)."""
         keys = batch.key.cpu().numpy()
         device = batch.position.device
         rngs = [keyed_rng(key, purpose) for key in keys]
@@ -156,7 +162,7 @@ class Objective:
         ]
         t_expr = torch.tensor([timestep.expression for timestep in timesteps], device=device)
         t_pos = torch.tensor([timestep.position for timestep in timesteps], device=device)
-        # Numbers are drawn for real cells alone: what a context is padded to must not move its generator.
+        # Noise is drawn for real cells only, so that it does not depend on the padding.
         n_cells = batch.mask.sum(1).tolist()
         noise = []
         for value, t in ((batch.expression, t_expr), (batch.position, t_pos)):
@@ -168,8 +174,8 @@ class Objective:
         return t_expr, t_pos, noise[0], noise[1]
 
     def canonical(self, batch: Batch, mask: Tensor, x_pos: Tensor | None = None, cells: int = 256) -> Tensor:
-        """Positions ``x_pos`` rotated or reflected into the model's own frame, from the clean expression of a few cells."""
-        # Every context chooses among its own cells, which come first, whatever it is padded to.
+        """Positions ``x_pos`` (B, N, D) rotated or reflected into the canonical frame, estimated from at most ``cells`` cells."""
+        # The cells are spread evenly over the real cells of a context, which come first, whatever the padding.
         n_cells = mask.sum(1, keepdim=True)
         number = torch.arange(min(cells, mask.shape[1]), device=mask.device) * (-(-n_cells // cells))
         few, few_mask = number.clamp_max(mask.shape[1] - 1)[..., None], number < n_cells
@@ -184,7 +190,7 @@ class Objective:
         return rotate(center(batch.position, mask) if x_pos is None else x_pos, rotation)
 
     def deformed(self, x_pos: Tensor, t_pos: Tensor, batch: Batch, purpose: int) -> Tensor:
-        """Deform the contexts whose position timestep runs; in validation none."""
+        """Deform the contexts whose position timestep is below 1; in validation none."""
         if not self.config.deformation or purpose == VALIDATION:
             return x_pos
         keys = batch.key.cpu().numpy()
@@ -197,16 +203,16 @@ class Objective:
         )
 
     def centered(self, batch: Batch, t_pos: Tensor) -> Tensor:
-        """Positions about the center of the context, or of the whole slice where they are given."""
+        """Positions relative to the center of the context, or to that of the slice where positions are observed."""
         given = (t_pos <= 0)[:, None, None]
         about_slice = (batch.position - batch.center[:, None]) * batch.mask[..., None]
         return torch.where(given, about_slice, center(batch.position, batch.mask))
 
     def observed(self, batch: Batch, x_expr: Tensor, t_expr: Tensor, purpose: int) -> tuple[Tensor, Tensor]:
-        """Entries (B, N, G) of expression that are given while the others are sampled, and their values.
+        """Mask (B, N, G) of the observed entries of expression while the others are sampled, and their values.
 
-        Whole cells are given unchanged. Single genes of a cell are given as an input has them, thinned and with genes
-        missing: the full values are a fingerprint from which the network would memorize the cell.
+        Completely observed cells keep their values. Partly observed cells are thinned and lack genes like any augmented input,
+        because the network could recognize a cell by its exact values and memorize it.
         """
         observed = torch.zeros_like(x_expr, dtype=torch.bool)
         for row, mask, t, key in zip(observed, batch.mask, t_expr.tolist(), batch.key.cpu().numpy(), strict=True):
@@ -221,7 +227,7 @@ class Objective:
         return observed, torch.where(whole, x_expr, thinned)
 
     def conditional_mean(self, expression: Tensor, mask: Tensor, sequence: Tensor | None = None) -> Tensor:
-        """Estimate of the positions (B, N, D) of cells of which only the expression is known."""
+        """Conditional mean of the positions (B, N, D) given expression (B, N, G)."""
         zero, one = expression.new_zeros(len(expression)), expression.new_ones(len(expression))
         absent = expression.new_zeros(*expression.shape[:2], self.module.config.n_dims)
         output = self.module(expression, absent, zero, one, mask, predict=("position",), sequence=sequence)
@@ -230,12 +236,12 @@ class Objective:
     def clean_position(
         self, output: Tensor, z: Tensor, t: Tensor, mask: Tensor, masked: Tensor | None = None
     ) -> Tensor:
-        """The network's output as clean positions, centered unless the frame is shared."""
+        """Clean positions from the output of the network, centered unless the frame is shared."""
         x_0 = clean_value(self.diffusion.position, output, z, t, masked)
         return x_0 if self.shared_frame else center(x_0, mask)
 
     def noised(self, batch: Batch, purpose: int, step: int = 0) -> Noised:
-        """Add noise to a batch at the timesteps of its contexts, and mask what is masked at this step of the optimizer."""
+        """Draw timesteps, add noise to a batch, and mask entries as configured for this step of the optimizer."""
         t_expr, t_pos, noise_expr, noise_pos = self.draw(batch, purpose)
         mask = batch.mask
         x_pos = batch.position if self.shared_frame else self.centered(batch, t_pos)
@@ -243,7 +249,7 @@ class Objective:
             noise_pos = center(noise_pos, mask)
             if self.weights_sharded or bool((t_pos < 1).any()):
                 moved = self.deformed(self.canonical(batch, mask, x_pos), t_pos, batch, purpose)
-                # Contexts that are placed stay, so that no loss depends on what else is in the batch.
+                # Where positions are absent they stay as they are, so that no loss depends on the rest of the batch.
                 x_pos = torch.where((t_pos < 1)[:, None, None], moved, x_pos)
         x_expr, given, measured, observed = batch.expression, batch.expression, batch.measured, None
         if self.mode != "expr_to_pos":
@@ -260,11 +266,11 @@ class Objective:
             share = self.masking.share(step)
             masks = draw_masks(self.masking, batch, x_expr, x_pos, measured, t_expr, t_pos, share=share)
         if observed is not None and masks.expression is not None:
-            observed = observed & ~masks.expression  # a masked entry is not marked as known
+            observed = observed & ~masks.expression  # a masked entry is not observed
         return Noised(x_expr, x_pos, z_expr, z_pos, t_expr, t_pos, measured, observed, masks)
 
     def denoised(self, noised: Noised, batch: Batch) -> tuple[Prediction, Routings]:
-        """The network's prediction, and the experts to which it sent the cells."""
+        """Prediction of the network, and the routing of cells to experts."""
         only_position = self.mode == "expr_to_pos" and noised.masks.expression is None
         routings = Routings()
         output = self.module(
@@ -284,16 +290,16 @@ class Objective:
         return output, routings
 
     def losses(self, batch: Batch, *, purpose: int = TRAINING, step: int = 0) -> dict[str, Tensor]:
-        """Loss of each kind per context, (B,); zero where it does not apply.
+        """Losses (B,) of each context by name; zero where they do not apply.
 
         Parameters
         ----------
         batch
             Contexts.
         purpose
-            ``TRAINING`` or ``VALIDATION``, which draw different noise; validation neither masks nor deforms.
+            ``TRAINING`` or ``VALIDATION``, which draw different noise; in validation nothing is masked or deformed.
         step
-            Step of the optimizer, on which the masked share depends.
+            Step of the optimizer, which determines the masked share.
         """
         noised = self.noised(batch, purpose, step)
         output, routings = self.denoised(noised, batch)
@@ -316,7 +322,7 @@ class Objective:
         return losses
 
     def _expression_losses(self, output: Tensor, x_0_pos: Tensor, noised: Noised, batch: Batch) -> dict[str, Tensor]:
-        """Diffusion loss where the timestep runs; what the input lacks where it is clean; and what was masked."""
+        """Diffusion loss where expression is noisy, completion loss where it is clean, and loss of masked entries."""
         losses = {}
         mask, masked, t = batch.mask, noised.masks.expression, noised.t_expr
         x_0 = clean_value(self.diffusion.expression, output, noised.z_expr, t, masked)
@@ -327,14 +333,14 @@ class Objective:
             genes = noised.measured * self.module.gene_weight.square()
             error = mean_squared_error(x_0, noised.x_expr, mask, weight, features=genes, entries=asked)
             losses["expression"] = torch.where(t > 0, error, 0.0)
-            # A clean input is thinned and lacks genes: the completion loss asks for the full expression of the cell.
+            # Clean inputs are thinned and lack genes; the completion loss compares with the full expression of the cell.
             one, every = torch.ones_like(t), batch.present * self.module.gene_weight.square()
             whole = clean_value(self.diffusion.expression, output, noised.z_expr, one, None)
             unmasked = None if masked is None else ~masked
             error = mean_squared_error(whole, batch.target, mask, features=every, entries=unmasked)
             losses["completion"] = torch.where(t > 0, 0.0, error)
         if masked is not None:
-            # Sampled expression has no gain: it is a value of the tissue, not of an input that lacks genes.
+            # Clean inputs are thinned by this gain; noisy expression is not.
             gain = torch.where(t > 0, 1.0, (1 - batch.dropout).sqrt())[:, None, None]
             losses["masked"] = mean_squared_error(x_0, noised.x_expr * gain, mask, entries=masked)
             positions = mean_squared_error(x_0_pos, noised.x_pos, mask, entries=noised.masks.position)
@@ -351,7 +357,7 @@ class Objective:
         masked: Tensor | None,
         rngs: Sequence[np.random.Generator],
     ) -> dict[str, Tensor]:
-        """Diffusion loss where the timestep runs; aligned, distance and neighbor loss where positions are absent."""
+        """Diffusion loss where positions are noisy; aligned, distance, neighbor and layout loss where they are absent."""
         losses = {name: x_0.new_zeros(len(x_0)) for name in ("diffusion", "aligned", "distance", "neighbor", "layout")}
         runs = (t_pos > 0) & (t_pos < 1)
         if bool(runs.any()):
@@ -374,10 +380,18 @@ class Objective:
         return losses
 
     def total(self, losses: dict[str, Tensor], batch: Batch, count: float | Tensor | None = None) -> Tensor:
-        """Weighted sum of the losses over ``count``, the mean number of real contexts in a batch of this step.
+        """Weighted sum of the losses, divided by ``count``.
 
-        Lightning averages gradients over processes and over the batches of a step, which differ in their number of contexts.
-        Dividing all of them by the same count makes that the mean over contexts. None: the contexts of this batch.
+        Parameters
+        ----------
+        losses
+            Result of :meth:`losses`.
+        batch
+            Contexts.
+        count
+            Mean number of real contexts in the batches of this step; None: their number in this batch. Lightning averages
+            gradients over processes and over the batches of a step, which differ in their number of contexts. With the same
+            divisor for all batches, the average is the mean over contexts.
         """
         config = self.config
         weights = {
@@ -395,11 +409,11 @@ class Objective:
         }
         real = batch.mask.any(1).float()
         count = torch.as_tensor(real.sum() if count is None else count, device=real.device)
-        count = torch.where(count > 0, count, 1)  # a batch of padding has loss 0; a mean below 1 is not clamped
+        count = torch.where(count > 0, count, 1)  # 0 if all contexts are padding; the mean may be below 1
         parts = [weights[name] * (loss * real).sum() for name, loss in losses.items()]
         return sum(parts, start=real.new_zeros(())) / count
 
 
 def sequence_of(column: Tensor) -> Tensor | None:
-    """Index (B, N) of the cells in their order from the column (B, N, S) of a batch; None where S = 0."""
+    """Sequence index (B, N) of the cells from the column (B, N, S) of a batch; None if S = 0."""
     return column[..., 0] if column.shape[-1] else None

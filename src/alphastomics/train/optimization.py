@@ -1,12 +1,12 @@
-r"""AdamW, and a learning rate that follows steps or time.
+r"""Optimizer (AdamW) and learning rate schedule.
 
 .. math::
 
     \eta(n) = \eta_0 \min\Big(1, \frac{n + 1}{n_{\text{warmup}}}\Big) \big(f + (1 - f)\, c(s)\big), \qquad
     c(s) = \begin{cases} \tfrac12 (1 + \cos \pi s) & \text{cosine} \\ 1 - s & \text{linear} \\ 1 & \text{constant} \end{cases}
 
-at step n, where s is the share of the training that is done, by steps or by time, whichever is further, and f the share of the
-rate that is left in the end.
+at step n, where s is the share of the training that is done, by steps or by time, whichever is larger, and f the ratio of the
+final rate to the full rate.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ def make_optimizer(module: Denoiser, config: PlanConfig) -> torch.optim.AdamW:
 
 
 def learning_rate_factor(config: PlanConfig, step: int, progress: float) -> float:
-    """Learning rate over its full value at a step, when the share ``progress`` of the training is done."""
+    """Ratio of the learning rate at a step to the full rate, when the share ``progress`` of the training is done."""
     warm = min(1.0, (step + 1) / max(1, config.warmup_steps))
     return warm * (config.final_lr + (1 - config.final_lr) * COURSES[config.lr_schedule](progress))
 
 
 def override_rates(checkpoint: dict[str, Any], config: PlanConfig) -> None:
-    """Put the rates of ``config`` into a checkpoint: a training that became NaN is resumed at a lower rate."""
+    """Write the learning rates of ``config`` to a checkpoint, so that a training can be resumed at a lower rate."""
     now = [config.lr, config.min_distance_lr]
     for state, schedule in zip(checkpoint["optimizer_states"], checkpoint["lr_schedulers"], strict=True):
         before, schedule["base_lrs"] = schedule["base_lrs"], now

@@ -1,4 +1,4 @@
-"""The Lightning module of a training: steps, checkpoints and processes around an :class:`Objective`."""
+"""The Lightning module of a training, which optimizes an :class:`~alphastomics.train.objective.Objective`."""
 
 from __future__ import annotations
 
@@ -58,13 +58,13 @@ class TrainingPlan(pl.LightningModule):
     mode, diffusion, shared_frame, spacing, masking
         As in :class:`~alphastomics.train.objective.Objective`.
     slice_names
-        Names of the slices, for messages.
+        Names of the slices, for error messages.
     max_seconds
-        Time the training may take; the learning rate then follows the elapsed time as well as the steps.
+        Longest time of the training; the learning rate then depends on the elapsed time as well as on the steps.
     n_recomputed
         Number of blocks that are recomputed in training, see ``train/memory/recompute.py``.
     curriculum
-        Callback that lets contexts grow; None keeps their length.
+        Callback that sets the length of contexts; None: their length is constant.
     group_size
         Number of processes over which the cells of a context are split, see ``train/distributed/processes.py``.
     **config
@@ -105,29 +105,29 @@ class TrainingPlan(pl.LightningModule):
         )
         self.slice_names, self.max_seconds, self.curriculum = slice_names, max_seconds, curriculum
         self.n_recomputed, self.group_size = n_recomputed, group_size
-        self.last_look = -1  # epoch in which the layers were last looked at
+        self.last_look = -1  # epoch of the last layer statistics
         self._started = time.monotonic()
-        self._elapsed = 0.0  # seconds before the checkpoint that was resumed
+        self._elapsed = 0.0  # seconds of training up to the checkpoint that was resumed
         self._slice_index: Tensor | tuple[int, ...] = ()  # slices of the current batch
-        # The network of which `module` is a sharded copy; in a tuple it is no submodule.
+        # The network of which `module` is a sharded copy, in a tuple so that it is not registered as a submodule.
         self._unsharded: tuple[Denoiser, ...] = ()
 
     # -- Begin and end -------------------------------------------------------------------------------------------------
 
     def configure_model(self) -> None:
-        """If the strategy shards weights, train a sharded copy."""
+        """Replace the network by a sharded copy if the strategy shards weights."""
         if self.device_mesh is not None and not self._unsharded:
             self._unsharded, self.module = (self.module,), shard(self.module, self.device_mesh["data_parallel"])
             self.objective.module, self.objective.weights_sharded = self.module, True
 
     def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
-        """AdamW with warm-up and a learning rate that follows :meth:`progress`."""
+        """AdamW, and a learning rate with warm-up that depends on :meth:`progress`."""
         optimizer = make_optimizer(self.module, self.config)
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, self._learning_rate_factor)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
     def on_fit_start(self) -> None:
-        """Start the clock, join the processes that share contexts, and start from experts that are evenly used."""
+        """Start measuring time, join the group of processes that share contexts, and set the expert load."""
         self._started = time.monotonic() - self._elapsed
         self.objective.parallel = join_group(self.trainer, self.group_size)
         self.objective.load.begin(self.module.config, self.device)
@@ -137,12 +137,12 @@ class TrainingPlan(pl.LightningModule):
         self.unshard()
 
     def unshard(self, *, together: bool = True) -> None:
-        """Restore the network that was there before the training, for a single process.
+        """Restore the unsharded network, for use in a single process.
 
         Parameters
         ----------
         together
-            Whether all processes call; the network then gets the trained weights.
+            Whether all processes call this; the trained weights are copied only then.
         """
         self.objective.parallel = ALONE
         for module in self._unsharded:
@@ -152,13 +152,13 @@ class TrainingPlan(pl.LightningModule):
             self.objective.module, self.objective.weights_sharded = module, False
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Store the elapsed time, the epoch of the last statistics of layers and the use of the experts."""
+        """Store the elapsed time, the epoch of the last layer statistics and the expert load."""
         checkpoint["elapsed_seconds"] = time.monotonic() - self._started
         checkpoint["last_look"] = self.last_look
         checkpoint["expert_load"] = self.objective.load.last
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Continue from there, at the learning rates of this plan."""
+        """Restore these values, and set the learning rates to those of this plan."""
         self._elapsed = checkpoint["elapsed_seconds"]
         self.last_look = checkpoint.get("last_look", -1)
         self.objective.load.last = checkpoint.get("expert_load")
@@ -167,7 +167,7 @@ class TrainingPlan(pl.LightningModule):
     # -- Steps ---------------------------------------------------------------------------------------------------------
 
     def on_train_epoch_start(self) -> None:
-        """Cut new contexts in every epoch."""
+        """Set the epoch of the loaders, which cut new contexts in every epoch."""
         self._datamodule.set_epoch(self.current_epoch)
 
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
@@ -176,12 +176,12 @@ class TrainingPlan(pl.LightningModule):
             self.log("lr", self.trainer.optimizers[0].param_groups[0]["lr"], on_step=True, on_epoch=False)
 
     def training_step(self, batch: Batch, batch_idx: int) -> dict[str, Any]:
-        """Loss of a batch, and what :class:`~alphastomics.train.callbacks.EpochMeans` averages over the epoch.
+        """Loss of a batch, and the values that :class:`~alphastomics.train.callbacks.EpochMeans` averages over the epoch.
 
         Raises
         ------
         NonFiniteLossError
-            If the loss is not finite, before it changes the weights.
+            If the loss is not finite; the weights have not been changed by it.
         """
         look = self.global_step % EVERY == 0
         self.last_look = self.current_epoch if look else self.last_look
@@ -199,10 +199,10 @@ class TrainingPlan(pl.LightningModule):
         return {"loss": total, "values": values, "n_contexts": round(here * self.n_groups)}
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Check the gradient, and keep the use of the experts for the balance loss of the next step.
+        """Check that the gradient is finite, and store the expert load for the balance loss of the next step.
 
-        A gradient may not be finite where the loss is. In 16 bits it is scaled until it overflows and such steps are skipped;
-        there it is not checked.
+        The gradient can be infinite or NaN although the loss is finite. With a gradient scaler (float16) it is not checked,
+        because the scaler lets it overflow and skips such steps.
         """
         if getattr(self.trainer.precision_plugin, "scaler", None) is None:
             self.check_finite("gradient norm", gradient_norm(self.module))
@@ -231,14 +231,14 @@ class TrainingPlan(pl.LightningModule):
         )
 
     def progress(self) -> float:
-        """Share of the training that is done, by steps or by time, whichever is further."""
+        """Share of the training that is done, by steps or by time, whichever is larger."""
         total = self.trainer.estimated_stepping_batches  # also sets up the loaders if needed
         if self.curriculum is not None:
             done = self.curriculum.progress(self.trainer)
         else:
             done = self.global_step / total if total not in (0, float("inf")) and total > 0 else 0.0
         if self.max_seconds:
-            # Processes must agree on the time, or their learning rates drift apart.
+            # Averaged over processes, so that all have the same learning rate.
             seconds = torch.tensor(time.monotonic() - self._started, device=self.device)
             done = max(done, float(mean_over_processes(self.trainer, seconds)) / self.max_seconds)
         return min(1.0, done)
@@ -247,7 +247,7 @@ class TrainingPlan(pl.LightningModule):
         return learning_rate_factor(self.config, step, self.progress())
 
     def _generators(self, batch: Batch) -> ContextGenerators:
-        """Generators from which the network draws, keyed by context as all draws of training are."""
+        """Random generators of the network, keyed by context like all draws of training."""
         seeds = [int(keyed_rng(key, DROPOUT).integers(2**63)) for key in batch.key.cpu().numpy()]
         return ContextGenerators.seeded(seeds, batch.mask.sum(1).tolist(), batch.mask.device)
 
@@ -257,11 +257,11 @@ class TrainingPlan(pl.LightningModule):
 
     @property
     def n_groups(self) -> int:
-        """Number of groups of processes, each with contexts of its own."""
+        """Number of groups of processes; each group has its own contexts."""
         return self.trainer.world_size // self.group_size
 
     def _count(self, batch_idx: int) -> tuple[float, float]:
-        """Mean number of real contexts of a group in this batch, and in a batch of this step of the optimizer."""
+        """Mean number of real contexts of a group, in this batch and over the batches of this optimizer step."""
         n, w = self.trainer.accumulate_grad_batches, self.n_groups
         first = batch_idx - batch_idx % n
         batches = range(first, min(first + n, int(self.trainer.num_training_batches)))
@@ -277,7 +277,7 @@ class TrainingPlan(pl.LightningModule):
         count: float,
         seen: Mapping[int, SeenLayer] | None = None,
     ) -> dict[str, Tensor]:
-        """Means by name over the contexts of a batch, of which each group of processes has ``count``."""
+        """Means by name over the contexts of a batch; ``count`` is their mean number in a group of processes."""
         real = batch.mask.any(1).float()
         values = {f"{stage}_loss": loss.detach()}
         share = 1 / count if count else 0.0  # a batch of padding has weight 0

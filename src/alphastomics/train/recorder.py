@@ -1,4 +1,4 @@
-"""Learning curves and step times of a training, for comparisons of models."""
+"""Learning curves and step times of a training, to compare models."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ N_POINTS = 15
 
 
 class CurvePoint(NamedTuple):
-    """The state of a training at one moment.
+    """One point of a learning curve.
 
     Attributes
     ----------
     step
-        Steps of the optimizer so far.
+        Number of steps of the optimizer so far.
     seconds
-        Time since the first step, what was spent on validation included.
+        Time since the start of training, including validation.
     train_loss
-        Mean loss of the epochs since the last point.
+        Mean loss over the epochs since the last point.
     validation_loss
-        Loss of the averaged weights on the held-out batches; NaN without any.
+        Loss of the averaged weights on the held-out batches; NaN without held-out batches.
     """
 
     step: int
@@ -46,15 +46,15 @@ class CurvePoint(NamedTuple):
 class TrainingRecorder(pl.Callback):
     """Records losses at points that are spread evenly over a training, and the time of every step.
 
-    Both losses leave out the balance of experts, which only some networks have. Validation has the same contexts and the
-    same noise at every point. Points lie at the ends of epochs.
+    Both losses exclude the balance loss, because only networks with experts have it. Validation uses the same contexts and
+    the same noise at every point. Points are at the ends of epochs.
 
     Parameters
     ----------
     batches
         Held-out contexts without augmentation.
     n_points
-        About how many points there shall be.
+        Approximate number of points.
     """
 
     def __init__(self, batches: Sequence[Batch] = (), n_points: int = N_POINTS) -> None:
@@ -67,35 +67,35 @@ class TrainingRecorder(pl.Callback):
 
     @property
     def step_seconds(self) -> float:
-        """Median time of a step."""
+        """Median time of a step in seconds."""
         return median(step[0] for step in self._steps) if self._steps else float("nan")
 
     @property
     def step_processor_seconds(self) -> float:
-        """Median time that a step keeps processors busy, all threads together; other programs do not count."""
+        """Median processor time of a step in seconds, summed over the threads of this process."""
         return median(step[1] for step in self._steps) if self._steps else float("nan")
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Start the clocks."""
+        """Start measuring time."""
         self._began = _clocks()
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Remember where the epoch began."""
+        """Store the first step of the epoch."""
         self._epoch_began_at = trainer.global_step
 
     def on_train_batch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, _: int) -> None:
-        """Look at the clocks before a step."""
+        """Read the clocks before a step."""
         self._now = _clocks()
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, _: int
     ) -> None:
-        """Look at the clocks after it."""
+        """Add the time of the step."""
         wall, processor = _clocks()
         self._steps.append((wall - self._now[0], processor - self._now[1]))
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Take the loss of the epoch, and add a point when one is due."""
+        """Store the loss of the epoch, and add a point if one is due."""
         plan: TrainingPlan = pl_module  # type: ignore[assignment]
         values = trainer.callback_metrics
         loss = float(values["train_loss"])
@@ -143,5 +143,5 @@ class TrainingRecorder(pl.Callback):
 
 
 def _clocks() -> tuple[float, float]:
-    """Time on the wall, and of the processors by this process."""
+    """Wall time, and processor time of this process, in seconds."""
     return time.perf_counter(), time.process_time()

@@ -1,4 +1,4 @@
-"""The trainer, Lightning's with our callbacks, and the runner, which leaves a usable model however training ends."""
+"""The trainer, Lightning's with the callbacks of this package, and the runner, which stores the results in the model."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ logger = logging.getLogger(__name__)
 
 Found = TypeVar("Found", bound=pl.Callback)
 
-# Warnings that do not apply.
+# Warnings that do not apply here.
 _ADVICE = (
-    ".*returned a view tensor.*",  # of FSDP2: nothing writes into the output of a network
+    ".*returned a view tensor.*",  # from FSDP2: the output of the network is never modified in place
     ".*does not have many workers.*",  # threads cut contexts while the network works
     "Total length of `list` across ranks is zero.*",
     ".*number of training batches.*smaller than the logging interval.*",
@@ -50,7 +50,18 @@ _ADVICE = (
 
 
 def seconds_of(max_time: str | timedelta | dict[str, float] | float | None) -> float | None:
-    """Lightning's ``max_time`` ("DD:HH:MM:SS", timedelta or mapping), or plain seconds, as seconds."""
+    """Seconds of a ``max_time`` as Lightning accepts it ("DD:HH:MM:SS", timedelta or its arguments), or in seconds.
+
+    Parameters
+    ----------
+    max_time
+        The time; None: no limit.
+
+    Raises
+    ------
+    ValueError
+        If the time is not positive or the string has another format.
+    """
     if max_time is None:
         return None
     if isinstance(max_time, str):
@@ -69,21 +80,22 @@ def seconds_of(max_time: str | timedelta | dict[str, float] | float | None) -> f
 class ContextTrainer(pl.Trainer):
     """Lightning's trainer with the arguments that scvi-tools passes.
 
-    scvi-tools' own trainer is not used: its checkpoint callback fails with two processes and it forbids early
-    stopping there.
+    The trainer of scvi-tools does not allow early stopping with several processes, and its checkpoint callback fails there.
 
     Parameters
     ----------
-    plan_config
-        Configuration of the plan (its ``ema_decay``).
+    ema
+        Callback of the moving average of the weights.
     history
-        Collector of logged values.
+        Callback that collects the logged values.
     max_seconds
-        Longest time of training.
+        Longest time of training; None: no limit.
     checkpoint
-        Where the state of training is kept, if anywhere.
+        Callback that writes checkpoints; None: none are written.
     early_stopping, early_stopping_monitor, early_stopping_patience, early_stopping_min_delta
-        As in scvi-tools; what is left are the best weights, see :class:`~alphastomics.train.ema.BestAverage`.
+        As in scvi-tools; the model gets the best weights, see :class:`~alphastomics.train.ema.BestAverage`.
+    callbacks
+        Further callbacks.
     **kwargs
         Passed to :class:`lightning.pytorch.Trainer`.
     """
@@ -130,15 +142,15 @@ class ContextTrainer(pl.Trainer):
         replace_script_launcher(self.strategy, WatchedScriptLauncher)
 
     def __getstate__(self) -> dict[str, Any]:
-        """State for a spawned process, without the model, which scvi-tools stores here."""
+        """State for a spawned process, without the model, which scvi-tools stores in the trainer."""
         return {name: value for name, value in self.__dict__.items() if name != "_model"}
 
 
 class ContextRunner(TrainRunner):
-    """Runs the trainer and leaves a usable model behind.
+    """Runs the trainer, and stores weights, history and trainer in the model.
 
-    After an interrupt (Ctrl-C) the model keeps its last good weights and counts as trained. After an error it keeps them, and
-    the error is raised; after SIGTERM it keeps them, and the script ends.
+    The model keeps its last finite weights in any case, and counts as trained after the first step. Ctrl-C ends the training
+    without an error. Errors are raised. SIGTERM ends the script.
     """
 
     _trainer_cls = ContextTrainer
@@ -151,18 +163,18 @@ class ContextRunner(TrainRunner):
         DeadProcessError
             If another process of the training has died.
         SystemExit
-            If the training was ended by SIGTERM, with the status that shells use.
+            If the training was ended by SIGTERM; the status is 128 plus the number of the signal, as in shells.
         """
-        together = True  # whether all processes are here
+        together = True  # whether all processes reach _finish
         try:
             with _restored_signals():
                 self._fit()
-        except SystemExit:  # raised by Lightning after Ctrl-C, which leaves the signal ignored
+        except SystemExit:  # raised by Lightning after Ctrl-C
             together = False
             logger.warning(
                 "Training was interrupted at step %d; the model keeps its weights.", self.trainer.global_step
             )
-        except NonFiniteLossError:  # in all processes alike
+        except NonFiniteLossError:  # raised in all processes
             raise
         except BaseException as error:
             together = False
@@ -179,11 +191,11 @@ class ContextRunner(TrainRunner):
         with warnings.catch_warnings(), ProcessWatchdog() if several else nullcontext():
             for message in _ADVICE:
                 warnings.filterwarnings("ignore", message)
-            # weights_only: a checkpoint is read as tensors and plain values.
+            # weights_only=True: unpickling a checkpoint cannot run code.
             self.trainer.fit(self.training_plan, self.data_splitter, ckpt_path=self.ckpt_path, weights_only=True)
 
     def _finish(self, *, together: bool) -> None:
-        """Leave the best or averaged weights, the history and the trainer in the model."""
+        """Store the best or averaged weights, the history and the trainer in the model."""
         plan: TrainingPlan = self.training_plan
         self._callback(MovingAverage).finish(plan)
         for best in self.trainer.callbacks:
@@ -209,5 +221,5 @@ def _restored_signals() -> Iterator[None]:
     finally:
         if threading.current_thread() is threading.main_thread():
             for number, handler in handlers.items():
-                if handler is not None:  # set outside of Python, which cannot set it again
+                if handler is not None:  # None: set outside of Python, which cannot restore it
                     signal.signal(number, handler)

@@ -1,4 +1,4 @@
-"""A training session: what one training needs, built step by step, and what happens when it ends."""
+"""A training session: memory layout, data module, training plan, checkpoints and runner of one training."""
 
 from __future__ import annotations
 
@@ -76,9 +76,7 @@ class TrainingArguments(TrainingConfig):
 
 
 class TrainingSession:
-    """One training of a network.
-
-    The methods are called in the order in which they stand here.
+    """One training of a network; its methods are called in the order of their definition.
 
     Parameters
     ----------
@@ -89,14 +87,14 @@ class TrainingSession:
     trainer_kwargs
         Further arguments of the trainer.
     mode, diffusion
-        What the network is trained to sample, and its processes.
+        What the network is trained to sample, and its diffusion processes.
     seed
         Seed of all draws.
 
     Attributes
     ----------
     ended_together
-        Whether all processes are there after :meth:`run`.
+        Whether all processes return from :meth:`run`.
     """
 
     def __init__(
@@ -122,7 +120,7 @@ class TrainingSession:
         )
         quiet_unless_first()
         self.device = device_of(arguments.accelerator, arguments.devices)
-        # Processes cannot be forked after CUDA was used: a subprocess queries the GPU.
+        # Processes cannot be forked after CUDA was initialized, so a subprocess queries the GPU.
         self._ask = run_in_subprocess if is_forked(self.strategy) and self.device.type == "cuda" else run_inline
         self.precision = self._ask(lambda: resolve_precision(arguments.precision))
         check_cublas_workspace(trainer_kwargs.get("deterministic"), self.device)
@@ -133,16 +131,16 @@ class TrainingSession:
         self.checkpoint: Path | None = None
 
     def fit_layout(self, source: CellSource, *, whole_slices: bool, resumed: Mapping[str, int]) -> None:
-        """Choose the cells, and the contexts and batches that fit into memory.
+        """Set the reference, and choose contexts and batches that fit into memory.
 
         Parameters
         ----------
         source
             The reference.
         whole_slices
-            Whether whole slices are contexts where ``context_size`` is None.
+            Whether contexts are whole slices if ``context_size`` is None.
         resumed
-            Sizes of the training that is resumed, if there is one.
+            Sizes of contexts and batches of the training that is resumed; empty for a new one.
         """
         given, self.source = self.arguments, source
         size = ("auto" if whole_slices else DEFAULT_CONTEXT) if given.context_size is None else given.context_size
@@ -169,7 +167,7 @@ class TrainingSession:
         )
 
     def make_datamodule(self, kind: type[ContextDataModule], validation: CellSource | None) -> None:
-        """Make the loaders, with the validation set of the reference, or a share of the slices."""
+        """Make the loaders; ``validation`` is used unless a share of the slices is held out."""
         given, layout = self.arguments, self.layout
         share = given.validation_size
         if share is None and validation is None and (given.early_stopping or given.train_size is not None):
@@ -191,7 +189,7 @@ class TrainingSession:
         )
 
     def make_plan(self, kind: type[TrainingPlan]) -> None:
-        """Choose the number of epochs and the growth of contexts, and make the training plan."""
+        """Choose the number of epochs and the curriculum, and make the training plan."""
         schema, curriculum = self.source.schema, self._make_curriculum()
         self.plan = kind(
             self.module,
@@ -229,7 +227,7 @@ class TrainingSession:
         )
 
     def keep_checkpoints(self, description: Mapping[str, Any], resume_from: Path | None) -> None:
-        """Resume from a checkpoint, if there is one, and write checkpoints with a description, if they are wanted."""
+        """Resume from ``resume_from`` if given, and write checkpoints with a description if the arguments name a file."""
         if resume_from is not None:
             self.trainer_kwargs["ckpt_path"] = resume_from
         if self.arguments.checkpoint is not None:
@@ -238,7 +236,7 @@ class TrainingSession:
             self.trainer_kwargs["checkpoint"] = LastCheckpoint(self.checkpoint, description, every)
 
     def make_runner(self, kind: type[ContextRunner], model: BaseModelClass) -> None:
-        """Log what is trained, and make the runner, which leaves the results in the model."""
+        """Log the size of the training, and make the runner, which stores the results in the model."""
         limit = f"at most {self.max_epochs} epochs" if self.max_seconds is None else f"at most {self.max_seconds:.0f} s"
         logger.info(
             "Training on %d cells, %d genes, %d slices (%s steps an epoch, %s).",
@@ -271,7 +269,7 @@ class TrainingSession:
         DeadProcessError, SystemExit
             If the training cannot continue in all processes.
         """
-        self.module.train()  # Lightning leaves the mode as it is, which is eval() after an earlier training
+        self.module.train()  # Lightning does not change the mode, which is eval() after an earlier training
         began = time.monotonic()
         try:
             with seeded_generators(self.seed):
@@ -288,7 +286,7 @@ class TrainingSession:
             self.seconds = time.monotonic() - began
 
     def _estimate(self) -> MemoryEstimate | None:
-        """Memory of a step; None where it cannot be estimated."""
+        """Memory of a step; None if it cannot be estimated."""
         n_cells, at_once = self.layout.context_size, self.layout.micro_batch_size
         try:
             return estimate_training(
@@ -305,7 +303,7 @@ class TrainingSession:
             return None
 
     def resolved_arguments(self) -> dict[str, Any]:
-        """All arguments, with the values that were chosen for those left open."""
+        """All arguments, with the values chosen for those that were not given."""
         return {
             **vars(self.arguments),
             **self.given,
@@ -328,7 +326,7 @@ def plan_arguments(
     masking: MaskingConfig | None,
     plan_kwargs: dict[str, Any] | None,
 ) -> dict[str, Any]:
-    """Arguments that a training plan and an estimate of its memory have in common, for a reference of ``n_cells`` cells."""
+    """Arguments shared by the training plan and the estimate of its memory, for a reference of ``n_cells`` cells."""
     return {
         "mode": mode,
         "diffusion": diffusion,

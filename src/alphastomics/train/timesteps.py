@@ -1,6 +1,6 @@
-r"""What is drawn for each context of a batch: its timesteps, its observed expression, its masks.
+r"""Draws for each context of a batch: timesteps, observed entries of expression, and masked entries.
 
-Timesteps by mode:
+Timesteps by mode (0: clean, 1: absent):
 
 ========================  =============================  =============================
 mode                      t_expr                         t_pos
@@ -11,13 +11,13 @@ mode                      t_expr                         t_pos
 ``any``                   0, U(0, 1) or 1                0, U(0, 1) or 1
 ========================  =============================  =============================
 
-The mass on 1 trains the conditional mean, the first step of every sampler, and (with ``t_expr`` = 0) the canonical frame.
+Timesteps of 1 train the conditional mean, which is the first step of every sampler, and with ``t_expr`` = 0 the canonical frame.
 
-While the rest of a context is sampled, some expression is observed: whole cells, some genes of all cells, or single values, as
-in a section with few measured cells, a panel that lacks genes, or data with missing values. Completing cells takes longer to
-learn than predicting whole ones, so three quarters of the contexts have some of their genes observed.
+Where expression is sampled, part of it is observed in 85 % of the contexts: whole cells (10 %), some genes of all cells (40 %), or
+single entries (35 %), as in a section with few measured cells, a panel that lacks genes, or data with missing values. Genes and
+entries have the largest share because completing cells takes longer to learn than predicting whole cells.
 
-All draws are keyed by context.
+All draws are keyed by (seed, epoch, context), so that they do not depend on the division into batches and processes.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from alphastomics.diffusion import MaskingConfig, Mode
 
 _KIND = 20
-FRAME_SHARE = 0.2  # of the contexts of pos_to_expr: those that teach the canonical frame
+FRAME_SHARE = 0.2  # share of the contexts of pos_to_expr that train the canonical frame
 EXPR_TO_POS, POS_TO_EXPR = 0.25, 0.85  # cumulative shares of the parts of "any"; the rest is joint
 
 
@@ -50,15 +50,15 @@ class Timesteps(NamedTuple):
 
 
 def keyed_rng(key: NDArray[np.int64], purpose: int) -> np.random.Generator:
-    """A generator that depends on (seed, epoch, context) and on the purpose alone, never on the process."""
+    """Random generator for a ``key`` (seed, epoch, context) and a ``purpose``, the same in every process."""
     return np.random.default_rng([*(int(k) for k in key), purpose])
 
 
 def spread_kind(key: NDArray[np.int64], purpose: int) -> float:
-    """A number in [0, 1) for the context ``key`` = (seed, epoch, index) that decides what kind of state it trains.
+    r"""A number in [0, 1) for the context ``key`` = (seed, epoch, index), from which its kind of timesteps is chosen.
 
-    Additive recurrence with the golden ratio: contexts that follow each other in an epoch are spread evenly over the
-    kinds, so that a batch of a few contexts holds a fair share of each.
+    The additive recurrence of the golden ratio, :math:`(u + i (\sqrt 5 - 1) / 2) \bmod 1` with a random u for each epoch,
+    spreads successive contexts evenly over the kinds, so that even a small batch contains each in proportion.
     """
     seed, epoch, index = (int(k) for k in key)
     start = np.random.default_rng([seed, epoch, purpose, _KIND]).random()
@@ -73,15 +73,15 @@ def draw_timesteps(
     Parameters
     ----------
     mode
-        What the model is trained for.
+        What the model is trained to sample.
     rng
         Generator of this context.
     absent
-        Probability that the modality to be sampled is absent altogether (its timestep stands at 1).
+        Probability that the sampled modality is absent (its timestep is 1).
     smallest
-        Smallest time of a position timestep that runs.
+        Smallest timestep of noisy positions.
     kind
-        Uniform number that decides which timesteps run; drawn when None.
+        Number in [0, 1) that chooses between clean, noisy and absent modalities; drawn uniformly when None.
     """
     drawn, u, v = rng.random(3)
     kind = float(drawn) if kind is None else kind
@@ -101,8 +101,8 @@ def draw_timesteps(
 
 
 NOTHING, CELLS, GENES = 0.15, 0.25, 0.65  # cumulative shares of the contexts; in the rest single entries are observed
-CELL_SHARE = 0.02, 0.5  # of the cells, evenly on a logarithmic scale
-GENE_SHARE = 0.3, 0.95  # of the genes, or of the entries
+CELL_SHARE = 0.02, 0.5  # range of the observed share of cells, log-uniform
+GENE_SHARE = 0.3, 0.95  # range of the observed share of genes or entries, uniform
 
 
 def draw_observed(n_cells: int, n_genes: int, rng: np.random.Generator) -> NDArray[np.bool_]:
@@ -130,9 +130,9 @@ class Masks(NamedTuple):
     Attributes
     ----------
     expression
-        (B, N, G), or None when nothing is masked in any context.
+        Shape (B, N, G); None if nothing is masked in any context.
     position
-        (B, N, D), likewise.
+        Shape (B, N, D); None likewise.
     """
 
     expression: Tensor | None = None
@@ -155,17 +155,17 @@ def draw_masks(
     Parameters
     ----------
     config
-        What is masked.
+        Shares and strategy.
     batch
-        Real cells and keys.
+        Contexts; their real cells and keys are used.
     x_expr, x_pos
         Clean values (B, N, G) and (B, N, D).
     measured
         Genes (B, G) that have a value.
     t_expr, t_pos
-        Timesteps (B,); at 1 nothing is masked.
+        Timesteps (B,); where one is 1, its modality is not masked.
     share
-        Share of the ratios, see :meth:`~alphastomics.diffusion.MaskingConfig.share`.
+        Factor of the ratios, see :meth:`~alphastomics.diffusion.MaskingConfig.share`.
     """
     rngs = [keyed_rng(key, PURPOSE) for key in batch.key.cpu().numpy()]
     chosen = [rng.random() < config.masking_probability for rng in rngs]
