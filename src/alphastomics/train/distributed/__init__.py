@@ -1,1 +1,1 @@
-"""Training on several devices: strategies, sharding, launch and devices."""
+"""Training on several devices: devices, strategies, launch, communication and sharding."""

@@ -1,12 +1,12 @@
-r"""Devices: which ones are used, in which precision, with how much memory, and by which algorithms.
+r"""Devices, precision, usable memory, random generators and deterministic algorithms.
 
 .. math:: \operatorname{round}(x) = x\,(1 + \delta), \qquad |\delta| \le u, \qquad
     |(\hat x_i - \hat x_j) - (x_i - x_j)| \le u\,(|x_i| + |x_j|)
 
 u is 2^-8 in bfloat16: a position two model units from the center has an error of 1/128 unit, more than the distance of near
-cells. Coordinates, distances, Gram matrices and losses are therefore computed outside of autocast. (Higham 2002, section 2.)
+cells. Coordinates, distances, Gram matrices and losses are therefore computed outside of autocast (Higham 2002, section 2).
 
-Generators and the choice of algorithms belong to the whole process; a training restores them.
+Random generators and the choice of algorithms are global to the process; a training restores them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 def device_of(accelerator: str = "auto", devices: int | list[int] | str = "auto") -> torch.device:
-    """The first device of those that :class:`lightning.pytorch.Trainer` would use.
+    """The first device that :class:`lightning.pytorch.Trainer` would use.
 
     Raises
     ------
@@ -40,7 +40,7 @@ def device_of(accelerator: str = "auto", devices: int | list[int] | str = "auto"
 
 
 def count_devices(accelerator: str = "auto", devices: int | list[int] | str = "auto") -> int:
-    """Number of devices on this machine that the trainer would use; errors are those of :func:`device_of`."""
+    """Number of devices on this machine that the trainer would use; raises the errors of :func:`device_of`."""
     return _parsed(accelerator, devices)[1]
 
 
@@ -60,13 +60,13 @@ def _parsed(accelerator: str, devices: int | list[int] | str) -> tuple[torch.dev
 
 Result = TypeVar("Result")
 
-MARGIN = 0.05  # share of a GPU's free memory that is left for fragmentation and the driver
-SHARE = 0.8  # of all memory, if several processes need the same number
+MARGIN = 0.05  # share of a GPU's free memory reserved for fragmentation and the driver
+SHARE = 0.8  # usable share of the total memory with several processes
 MEMINFO = Path("/proc/meminfo")
 
 
 class full_precision(torch.autocast):
-    """Autocast off: a context manager, and a decorator that also widens 16-bit tensors among the arguments.
+    """Disables autocast: a context manager, and a decorator that also converts 16-bit tensors among the arguments to 32 bits.
 
     Parameters
     ----------
@@ -83,7 +83,7 @@ class full_precision(torch.autocast):
         super().__init__(device_type, enabled=False)
 
     def __call__(self, func: Callable[..., Result]) -> Callable[..., Result]:
-        """``func`` outside of autocast, with arguments of at least 32 bits."""
+        """``func`` without autocast, with arguments of at least 32 bits."""
 
         @wraps(func)
         def widened(*args: Any, **kwargs: Any) -> Result:
@@ -99,7 +99,7 @@ def _widen(value: Any) -> Any:
 
 
 def resolve_precision(precision: str | int) -> str | int:
-    """``"auto"`` as bfloat16 where the hardware multiplies matrices of it, else 32 bits; anything else as it is."""
+    """Resolve ``"auto"`` to bfloat16 if the hardware has matrix products of it, else to 32 bits; others are unchanged."""
     if precision != "auto":
         return precision
     if torch.cuda.is_available():
@@ -111,17 +111,18 @@ def resolve_precision(precision: str | int) -> str | int:
 def usable_memory(device: torch.device | str, limit: int | None = None, *, n_processes: int = 1) -> int:
     """Bytes that training may use on a device.
 
-    On a GPU: the free memory and PyTorch's unused cache, less 5 %. Elsewhere: the available memory, or all memory if the system
-    does not report it. Several processes need the same number, and free memory changes: they get a share of all memory.
+    On a GPU: the free memory and PyTorch's unused cache, less 5 %. Elsewhere: the available memory, or the total memory if the
+    system does not report it. Several processes get a share of the total memory, because free memory changes and they must
+    use the same number.
 
     Parameters
     ----------
     device
         The device.
     limit
-        Bytes to take instead.
+        Number of bytes to return instead.
     n_processes
-        Number of processes of a training, each with a device of its own; outside of GPUs they share the memory.
+        Number of processes of a training, each with its own device; outside of GPUs they share the memory.
 
     Raises
     ------
@@ -149,7 +150,7 @@ def _system_memory() -> int:
         for line in MEMINFO.read_text().splitlines():
             name, _, value = line.partition(":")
             if name == "MemAvailable":
-                return int(value.split()[0]) * 1024  # the file counts in KiB
+                return int(value.split()[0]) * 1024  # from KiB
     return _all_memory()
 
 
@@ -170,8 +171,7 @@ REPEATABLE = (":4096:8", ":16:8")  # workspaces with which cuBLAS is determinist
 def seeded_generators(seed: int) -> Iterator[None]:
     """Seed PyTorch's generator within the context, and restore all generators after it.
 
-    Generators of GPUs are restored if CUDA is initialized. Reading them would otherwise initialize CUDA, after which no process
-    can be forked.
+    Generators of GPUs are restored only if CUDA is initialized: reading them would initialize it, and prevent forks.
     """
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
     with torch.random.fork_rng(devices=list(devices)):
@@ -181,7 +181,7 @@ def seeded_generators(seed: int) -> Iterator[None]:
 
 @contextmanager
 def preserve_algorithm_settings() -> Iterator[None]:
-    """Restore the choice of algorithms and the workspaces of cuBLAS, which a trainer sets for the whole process."""
+    """Restore the choice of algorithms and the cuBLAS workspaces, which a trainer sets for the whole process."""
     enabled, warn_only = before = _algorithms()
     benchmark, workspace = torch.backends.cudnn.benchmark, os.environ.get(WORKSPACE)
     try:
@@ -201,7 +201,7 @@ def _algorithms() -> tuple[bool, bool]:
 
 
 def check_cublas_workspace(deterministic: bool | str | None, device: torch.device) -> None:
-    """Warn if it is too late to make cuBLAS deterministic: it reads its workspaces when CUDA is initialized."""
+    """Warn if cuBLAS cannot be made deterministic any more: it reads its workspaces when CUDA is initialized."""
     told = os.environ.get(WORKSPACE) in REPEATABLE
     if deterministic and not told and device.type == "cuda" and torch.cuda.is_initialized():
         logger.warning(

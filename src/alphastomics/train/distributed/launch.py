@@ -1,11 +1,10 @@
-"""Processes of a training: how they are started, what they return, and what happens when one of them dies.
+"""Processes of a training: their start, the results that they return, and the end of all if one dies.
 
-A process that communicates with a dead one gets an error from gloo at once, and from NCCL after ten minutes or never.
-:class:`ProcessWatchdog` therefore polls the processes that this one started, and the one that started it, and all processes end
-within half a minute.
+If a process dies, the others get an error from gloo at once, but from NCCL after ten minutes or never. Each process therefore
+runs a :class:`ProcessWatchdog`, which polls its parent and its children and ends the process after about 20 seconds.
 
-A forked or spawned process has its own copy of weights, callbacks and counters. When it ends, rank 0 returns the weights, as in
-Lightning, the state of every callback, as in a checkpoint, and the progress of the loops.
+A forked or spawned process has its own copies of weights, callbacks and counters. At its end, rank 0 returns the weights, as
+in Lightning, the state of every callback, as in a checkpoint, and the progress of the loops.
 """
 
 from __future__ import annotations
@@ -43,12 +42,14 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 SECONDS = 1.0  # between two polls
-GRACE = 20.0  # seconds in which a process can end by an error of its own
+GRACE = 20.0  # seconds in which a process can end by its own error
 REMEDY = "its output is above; a training with a checkpoint continues with resume='last'"
-LAUNCHER = "ALPHASTOMICS_LAUNCHER"  # environment variable: id of the process that started this one for a training
+LAUNCHER = (
+    "ALPHASTOMICS_LAUNCHER"  # environment variable with the id of the process that started this one for a training
+)
 LOST = ("gloo", "connection closed by peer", "connection reset by peer", "nccl")
 
-_children: list[subprocess.Popen[bytes]] = []  # rank 1 and so on, if this process has started them
+_children: list[subprocess.Popen[bytes]] = []  # processes of rank 1, 2, … that this process has started
 
 
 class DeadProcessError(RuntimeError):
@@ -62,17 +63,17 @@ def is_connection_error(error: BaseException) -> bool:
 
 
 def death_message(who: str, how: int | str) -> str:
-    """Message for a dead process; a negative status is a signal."""
+    """Message for a dead process, from its exit code (negative: a signal) or a phrase."""
     if isinstance(how, int):
         how = f"exit code {how}" if how >= 0 else signal.Signals(-how).name
     return f"{who} of the training ended by {how}; {REMEDY}"
 
 
 class WatchedScriptLauncher(ScriptLauncher):
-    """Starts the script again for each further device; :class:`ProcessWatchdog` looks after these processes."""
+    """Starts the script once more for each further device; :class:`ProcessWatchdog` polls these processes."""
 
     def start_processes(self) -> None:
-        """Start them, each with the id of this process."""
+        """Start the processes, with the id of this process in their environment."""
         os.environ[LAUNCHER] = str(os.getpid())
         try:
             super().start_processes()
@@ -82,12 +83,12 @@ class WatchedScriptLauncher(ScriptLauncher):
 
 
 class ProcessWatchdog:
-    """Context manager that ends this process some seconds after a process with which it trains has died.
+    """Context manager that ends this process about 20 seconds after its parent or one of its children has died.
 
     Parameters
     ----------
     parent
-        Id of the process that must be alive; None: the process that started this one for a training, if any.
+        Id of the parent; None: the process that started this one for a training, if any.
     """
 
     def __init__(self, parent: int | None = None) -> None:
@@ -111,7 +112,7 @@ class ProcessWatchdog:
                 for child in _children:
                     child.kill()
                 sys.stderr.flush()
-                os._exit(1)  # the main thread waits for a dead process
+                os._exit(1)  # the main thread may be waiting for the dead process
 
     def _dead(self) -> str | None:
         if self.parent and os.getppid() != self.parent:
@@ -124,23 +125,23 @@ class ProcessWatchdog:
 
 Answer = TypeVar("Answer")
 
-STATES = "alphastomics"  # key of the states among the results of Lightning
+STATES = "alphastomics"  # key in Lightning's results
 
 
 class _Fit:
-    """Function that a child runs; a loss that is not finite, which all children raise together, is returned as a result."""
+    """Function that a child process runs; a ``NonFiniteLossError``, which all children raise, is returned as the result."""
 
     def __init__(self, function: Callable[..., Any], *, forked: bool) -> None:
         self.function, self.forked = function, forked
         self.filters = list(warnings.filters)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run it."""
+        """Call the function."""
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGINT, signal.default_int_handler)  # a fork inherits the handler of its parent
         warnings.filters[:] = self.filters  # type: ignore[index]
         if self.forked:
-            torch.set_num_threads(1)  # threads do not survive a fork, and OpenMP would wait for them
+            torch.set_num_threads(1)  # OpenMP would wait for threads, which do not survive a fork
         try:
             with ProcessWatchdog(os.getppid()):
                 return self.function(*args, **kwargs)
@@ -155,23 +156,23 @@ class _Fit:
 
 
 class StateReturningLauncher(MultiProcessingLauncher):
-    """Starts processes by fork or spawn, and restores their state in trainer and callbacks of this process."""
+    """Starts processes by fork or spawn, and restores their final state in the trainer and callbacks of this process."""
 
     def __init__(self, strategy: ParallelStrategy, start_method: Literal["fork", "spawn"]) -> None:
         super().__init__(strategy, start_method=start_method)
         self.forked = start_method == "fork"
 
     def launch(self, function: Callable[..., Any], *args: Any, trainer: pl.Trainer | None = None, **kwargs: Any) -> Any:
-        """Start the processes, wait for them, and take their results.
+        """Start the processes, wait for them, and return their result.
 
         Raises
         ------
         NonFiniteLossError
-            If they raised one.
+            If the loss is not finite.
         DeadProcessError
             If a process died.
         RuntimeError
-            If a process failed.
+            If a process raised another error.
         """
         port = os.environ.get("MASTER_PORT")
         # Ctrl-C stops the children, which return their weights; the runner restores the handler.
@@ -190,23 +191,23 @@ class StateReturningLauncher(MultiProcessingLauncher):
                 process.terminate()
             raise
         finally:
-            if port is None:  # the next training chooses a free port
+            if port is None:  # so that the next training chooses a free port
                 os.environ.pop("MASTER_PORT", None)
         if isinstance(result, NonFiniteLossError):
             raise result
         return result
 
     def get_extra_results(self, trainer: pl.Trainer) -> dict[str, Any]:
-        """Add the state of callbacks and loops to the results of Lightning."""
+        """Add the state of callbacks and loops to Lightning's results."""
         callbacks = {callback.state_key: callback.state_dict() for callback in trainer.callbacks}  # type: ignore[attr-defined]
         states = {"callbacks": callbacks, "loop": trainer.fit_loop.state_dict()}
         image = BytesIO()
-        torch.save(states, image)  # as bytes: shared memory of a child is freed when it ends
+        torch.save(states, image)  # as bytes, because shared memory of a child is freed when it ends
         return super().get_extra_results(trainer) | {STATES: image.getvalue()}
 
     def update_main_process_results(self, trainer: pl.Trainer, extra: dict[str, Any]) -> None:
         """Restore the state of callbacks and loops."""
-        # These bytes come from a child process; the state of a callback may be any object.
+        # weights_only=False is safe: the bytes come from a child process. The state of a callback may be any object.
         states = torch.load(BytesIO(extra.pop(STATES)), weights_only=False)
         super().update_main_process_results(trainer, extra)
         for callback in trainer.callbacks:  # type: ignore[attr-defined]
@@ -245,12 +246,12 @@ def run_in_subprocess(function: Callable[[], Answer]) -> Answer:
 
 
 def _error_message(error: ProcessRaisedException) -> str:
-    """The error of a process in one line: the text after its indented traceback."""
+    """The error of a process in one line, which is the text after the indented traceback."""
     cause = str(error).strip().rpartition("\n  ")[2].partition("\n")[2]
     return f"Process {error.error_index} of the training failed: {' '.join(cause.split()) or 'an error'}"
 
 
 class LaunchedDDPStrategy(MultiProcessingDDPStrategy):
-    """Lightning's DDP in forked or spawned processes, which return their state to the process that started them."""
+    """DDP in forked or spawned processes, which return their state to this process."""
 
     launcher_class = StateReturningLauncher

@@ -4,9 +4,9 @@ The cells of a context are split over the S processes of a group:
 
 .. math:: \text{group of rank } r = \lfloor r / S \rfloor, \qquad \text{number of groups} = W / S
 
-The processes of a group read the same contexts, draw the same noise and compute the same losses; each runs the blocks of the
-network on its own cells, see :mod:`alphastomics.nn.parallel`. Gradients are averaged over all W processes. Contexts are
-therefore counted over the groups, and a mean over all processes is a mean over the groups.
+The processes of a group read the same contexts, draw the same noise and compute the same losses. Each runs the blocks of the
+network on its own cells, see :mod:`alphastomics.nn.parallel`. Gradients are averaged over all W processes, which equals the mean
+over the groups; contexts are counted once per group.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _written = Counter[str]()
 
 
 def sum_over_processes(trainer: pl.Trainer, value: Tensor) -> Tensor:
-    """Sum of a value over the processes; the value itself for one process."""
+    """Sum of a value over the processes."""
     if trainer.world_size == 1:
         return value
     total = value.detach().clone()
@@ -42,14 +42,14 @@ def sum_over_processes(trainer: pl.Trainer, value: Tensor) -> Tensor:
 
 
 def mean_over_processes(trainer: pl.Trainer, value: Tensor) -> Tensor:
-    """Mean of a value over the processes; the value itself for one process."""
+    """Mean of a value over the processes."""
     return value if trainer.world_size == 1 else sum_over_processes(trainer, value) / trainer.world_size
 
 
 def weighted_mean_over_processes(
     trainer: pl.Trainer, values: Mapping[str, Tensor], counts: Tensor
 ) -> dict[str, Tensor]:
-    """Mean of values by name over the processes, weighted by ``counts``; all processes have the same names."""
+    """Means of values by name over the processes, weighted by ``counts``; all processes must pass the same names."""
     if trainer.world_size == 1 or not values:
         return dict(values)
     weight = counts.float()
@@ -59,7 +59,7 @@ def weighted_mean_over_processes(
 
 
 def gather_objects(trainer: pl.Trainer, value: Any) -> list[Any]:
-    """The plain value of every process."""
+    """The values of all processes, in the order of their ranks."""
     if trainer.world_size == 1 or not dist.is_initialized():
         return [value]
     values: list[Any] = [None] * trainer.world_size
@@ -68,21 +68,15 @@ def gather_objects(trainer: pl.Trainer, value: Any) -> list[Any]:
 
 
 def write_on_rank_zero(path: Path, write: Callable[[], None]) -> None:
-    """Write on rank 0, and let the others wait until it has finished.
+    """Write a file on rank 0; the other processes wait until it is written.
 
-    Rank 0 does not wait, because a script may call this on rank 0 alone; it may have ended when the others ask.
-
-    Parameters
-    ----------
-    path
-        The file. All processes call equally often with the same path.
-    write
-        Writes the file.
+    All processes call this equally often with the same path. Rank 0 does not wait for the others, because a script may call
+    this on rank 0 alone.
 
     Raises
     ------
     OSError
-        In the others, if rank 0 could not write, or has not for ten minutes.
+        In the other processes, if rank 0 could not write the file, or has not within ten minutes.
     """
     if not dist.is_initialized():
         write()
@@ -111,13 +105,7 @@ def write_on_rank_zero(path: Path, write: Callable[[], None]) -> None:
 
 
 def check_group_size(size: int, n_processes: int) -> None:
-    """Check that the processes can be divided into groups of ``size``.
-
-    Raises
-    ------
-    ValueError
-        If the size is not positive, or no divisor of the number of processes.
-    """
+    """Raise ``ValueError`` if the processes cannot be divided into groups of ``size``."""
     if size < 1:
         raise ValueError(f"context_parallel_size={size} must be at least 1")
     if n_processes % size:
@@ -129,18 +117,12 @@ def check_group_size(size: int, n_processes: int) -> None:
 
 
 def group_index(trainer: pl.Trainer | None, size: int) -> tuple[int, int]:
-    """Number of the group of this process, and how many groups of ``size`` there are."""
+    """Index of the group of this process, and number of groups of ``size`` processes."""
     return (0, 1) if trainer is None else (trainer.global_rank // size, trainer.world_size // size)
 
 
 def join_group(trainer: pl.Trainer, size: int) -> SequenceParallel:
-    """The group of this process; all processes must call.
-
-    Raises
-    ------
-    ValueError
-        As for :func:`check_group_size`.
-    """
+    """The group of this process; all processes must call. Raises the error of :func:`check_group_size`."""
     check_group_size(size, trainer.world_size)
     if size == 1:
         return ALONE

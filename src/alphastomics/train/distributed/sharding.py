@@ -1,8 +1,8 @@
-"""Networks whose weights are sharded over processes (FSDP2), with gradients for every parameter in every step.
+"""Networks whose weights are sharded over processes (FSDP2), with a gradient of every parameter in every step.
 
-Each block is a unit: its weights are gathered while it runs. What is left, the embeddings and heads, is one
-more. All processes must have gradients of the same parameters, or they wait for each other for ever; which losses a batch
-has, and with them which heads it uses, depends on its contexts. So every parameter gets one, 0 where nothing used it.
+Each block is a unit, whose weights are gathered while it runs; embeddings and heads are one more unit. All processes must
+have gradients of the same parameters, otherwise they wait for each other without end. Which heads of the network a batch uses
+depends on its contexts; parameters that it does not use get a gradient of 0.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class _TouchAllParams(torch.autograd.Function):
-    """The identity, with a gradient of 0 for further tensors."""
+    """The identity of the first tensor, with a gradient of 0 for the others."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, *others: Tensor) -> Tensor:
@@ -40,17 +40,14 @@ class _TouchAllParams(torch.autograd.Function):
 
 
 def touch_all_params(x: Tensor, parameters: Iterable[Tensor]) -> Tensor:
-    """``x`` itself, with a gradient of 0 for all parameters that are not sharded."""
+    """``x``, with a gradient of 0 for all parameters that are not sharded."""
     here = [p for p in parameters if p.requires_grad and not isinstance(p, DTensor)]
     found: Tensor = _TouchAllParams.apply(x, *here)
     return found
 
 
 def shard(module: Denoiser, mesh: DeviceMesh) -> Denoiser:
-    """A copy whose parameters are spread over the processes of a mesh of one dimension.
-
-    Layers that share their weights are one unit with the rest.
-    """
+    """A copy whose parameters are sharded over a one-dimensional mesh; layers that share weights are in the last unit."""
     copy = deepcopy(module)
     blocks = list(copy.blocks) if copy.config.layer_sharing == "none" else []
     for unit in blocks:
@@ -61,7 +58,7 @@ def shard(module: Denoiser, mesh: DeviceMesh) -> Denoiser:
 
 
 def _reach(unit: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Give all weights of a block a gradient, while they are gathered."""
+    """Add a gradient of 0 for all weights of a block while they are gathered."""
     if not torch.is_grad_enabled():
         return inputs
     return touch_all_params(inputs[0], unit.parameters()), *inputs[1:]
@@ -81,7 +78,7 @@ def full_weights(units: Iterable[nn.Module]) -> Iterator[None]:
 
 
 def local_params(module: nn.Module) -> list[Tensor]:
-    """Values of all parameters, those of this process alone where they are sharded; gathered weights are freed."""
+    """Values of all parameters, sharded ones as ``DTensor``; frees gathered weights."""
     for part in module.modules():
         if isinstance(part, FSDPModule):
             part.reshard()
@@ -99,7 +96,7 @@ def full_tensor(value: Tensor) -> Tensor:
 
 
 def distribute_like(value: Tensor, model: Tensor) -> Tensor:
-    """A value on the device of another one, and sharded like it."""
+    """``value`` on the device of ``model`` and sharded like it."""
     value = value.to(model.device)
     if isinstance(value, DTensor) or not isinstance(model, DTensor):
         return value

@@ -1,4 +1,4 @@
-"""Strategies of training by name, and checks of whether they can run here."""
+"""Distributed strategies by name, and checks that they can run on this device and from this process."""
 
 from __future__ import annotations
 
@@ -32,26 +32,30 @@ def resolve_strategy(
     precision: str | int = "32",
     group_size: int = 1,
 ) -> str | Strategy:
-    """The strategy of that name for Lightning's trainer.
+    """The strategy for Lightning's trainer.
 
     Parameters
     ----------
     strategy
-        One of ``STRATEGIES``, or an object of Lightning's, which is taken as it is. ``"auto"``: one process for one
-        device, else ``"ddp"``, in notebooks ``"ddp_notebook"``.
+        One of ``STRATEGIES``, or a strategy object of Lightning, which is returned unchanged. ``"auto"``: one process for
+        one device, else ``"ddp"``, or ``"ddp_notebook"`` in notebooks.
     accelerator, devices, num_nodes, precision
         As in :class:`lightning.pytorch.Trainer`.
     group_size
         Number of processes that share a context.
 
+    Returns
+    -------
+    A name or an object, for the argument ``strategy`` of :class:`lightning.pytorch.Trainer`.
+
     Raises
     ------
     ImportError
-        If it needs a package that is not installed.
+        If the strategy needs a package that is not installed.
     RuntimeError
-        If processes cannot be started that way from this one; the message names another way.
+        If the strategy cannot start processes from this one; the message names another strategy.
     ValueError
-        If there is no strategy of that name, or not for this device, or for processes that share contexts.
+        If the name is unknown, or the strategy does not support the device, the precision or shared contexts.
     """
     if group_size != 1:
         check_group_size(group_size, num_nodes * count_devices(accelerator, devices))
@@ -70,7 +74,7 @@ def resolve_strategy(
         raise ValueError(f"strategy={strategy!r} cannot split contexts over processes: take strategy='ddp'")
     _refuse_for_start(strategy, kind)
     if strategy == "fsdp2":
-        # Shards over all processes; a checkpoint is one file, as with every other strategy.
+        # The weights are sharded over all processes; a checkpoint is one file, as with the other strategies.
         n_processes = num_nodes * count_devices(accelerator, devices)
         return ModelParallelStrategy(
             data_parallel_size=n_processes, tensor_parallel_size=1, save_distributed_checkpoint=False
@@ -105,7 +109,7 @@ def _refuse_for_device(strategy: str, kind: str, precision: str) -> None:
 
 
 def _refuse_for_start(strategy: str, kind: str) -> None:
-    """Check that the strategy can start processes from this one."""
+    """Raise ``RuntimeError`` if the strategy cannot start processes from this one."""
     if strategy in FORKED:
         if "fork" not in multiprocessing.get_all_start_methods():
             raise RuntimeError(f"strategy={strategy!r} forks, which {sys.platform} cannot: take strategy='ddp_spawn'")
@@ -134,7 +138,7 @@ def _is_interactive() -> bool:
 
 
 def _can_start_again() -> bool:
-    """Whether others start the processes, or there is a script that can be started for each."""
+    """Whether a cluster manager starts the processes, or there is a script that can be started once for each."""
     managers = (SLURMEnvironment, LSFEnvironment, MPIEnvironment)
     if "LOCAL_RANK" in os.environ or any(manager.detect() for manager in managers):
         return True

@@ -1,1 +1,1 @@
-"""Memory of a training step: what it needs, what fits, and what is recomputed."""
+"""Memory of a training step: its estimate, the sizes that fit, and recomputed blocks."""

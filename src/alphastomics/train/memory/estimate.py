@@ -1,18 +1,18 @@
-r"""The memory of a step, estimated without running it.
+r"""Estimate of the memory of a step without running it.
 
 .. math::
 
     \text{peak} = \max_\tau \sum_{s \,\text{alive at}\, \tau} \operatorname{bytes}(s)
 
-over the storages s of all tensors. The step of training itself runs on tensors without data (``FakeTensorMode``), and a dispatch
-mode counts their storages: nothing is allocated or computed. PyTorch's ``MemTracker`` gives the same figures but also follows
-modules, which takes longer. Where the step depends on values, the most expensive case is assumed: every condition holds and
-every mask is full, so that every context has noise and absent positions at once. A number is 1.
+over the storages s of all tensors. The code of the training step runs on tensors without data (``FakeTensorMode``), and a
+dispatch mode counts their storages; nothing is allocated or computed. PyTorch's ``MemTracker`` gives the same figures but also
+tracks modules, which takes longer. Where the step depends on values, the most expensive case is assumed: every condition is
+true and every mask is full, so that all contexts have noise and absent positions at once. Other scalars are 1.
 
-Not included: buffers inside kernels (packed matrices, some MB), uneven use of experts, padding, the masks of masked training, the
-minimum-distance network, which sees a few hundred cells, copies of a training on several devices, and everything outside the
-step: data, loaders, fragmentation, code. Code outside of PyTorch, such as a tree of neighbors, must be an operator with a
-registered shape (``torch.library.register_fake``).
+Not included: buffers inside kernels (packed matrices, some MB), uneven load of experts, padding, the masks of masked training,
+the minimum-distance network (a few hundred cells), copies of weights for training on several devices, and everything outside
+the step: data, loaders, fragmentation, code. Code outside of PyTorch, such as a k-d tree, must be an operator with a registered
+shape (``torch.library.register_fake``).
 """
 
 from __future__ import annotations
@@ -53,14 +53,14 @@ aten = torch.ops.aten
 
 
 class StorageCounter(TorchDispatchMode):
-    """Counts the bytes of all storages that operations return, and substitutes values that tensors do not have."""
+    """Counts the bytes of all storages that operations return, and replaces results that depend on the missing values."""
 
     def __init__(self, device_type: str) -> None:
         super().__init__()
         self.device_type = device_type
         self.now = self.peak = 0
         self._sizes: dict[int, int] = {}
-        self._born: dict[int, int] = {}  # number of storages that had been counted before
+        self._born: dict[int, int] = {}  # key -> number of storages counted before this one
         self._n_born = self._born_at_peak = 0
 
     def hold(self, *tensors: Tensor) -> None:
@@ -83,13 +83,13 @@ class StorageCounter(TorchDispatchMode):
         self.now -= self._sizes.pop(key)
 
     def at_peak(self, tensor: Tensor) -> bool:
-        """Whether a tensor that is still there was there at the peak."""
+        """Whether a tensor that has not been freed existed at the peak."""
         return self._born[storage_key(tensor)] < self._born_at_peak
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.ops.prim.device.default:  # asked for at every turn
+        if func is torch.ops.prim.device.default:  # called very often
             return func(*args)
-        if func is item_operator:  # a number is 1, and a condition holds
+        if func is item_operator:  # a scalar is 1, a condition is true
             return 1.0 if args[0].is_floating_point() else args[0].dtype is torch.bool or 1
         if func is aten.index.Tensor and len(args[1]) == 1 and args[1][0].dtype is torch.bool:  # a mask is full
             func, args = aten.clone.default, (args[0].flatten(0, args[1][0].ndim - 1),)
@@ -103,7 +103,7 @@ class StorageCounter(TorchDispatchMode):
 
 @contextmanager
 def fake_tensors() -> Iterator[None]:
-    """New tensors have no data within the context; raises ``NotImplementedError`` if a shape depends on values."""
+    """Create tensors without data within the context; raises ``NotImplementedError`` if a shape depends on values."""
     try:
         with FakeTensorMode(allow_non_fake_inputs=True):
             yield
@@ -121,23 +121,23 @@ AUTOCAST = {
     "16": torch.float16,
     "16-mixed": torch.float16,
 }
-MOMENTS, AVERAGE = 2, 1  # copies of the weights that AdamW and the moving average keep
+MOMENTS, AVERAGE = 2, 1  # copies of the weights in AdamW and in the moving average
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemoryEstimate:
-    """Bytes that a step holds at its peak; the parts add up to it.
+    """Bytes that a step uses at its peak, by parts whose sum is the peak.
 
     Parameters
     ----------
     parameters
         Weights and buffers.
     gradients
-        Those of the weights that are there at the peak.
+        Gradients of the weights that exist at the peak.
     optimizer
         Moments of AdamW and moving average of the weights.
     activations
-        All the rest: the batch, what is kept for backward, temporaries.
+        All other tensors: the batch, tensors saved for the backward pass, temporaries.
     """
 
     parameters: int
@@ -156,17 +156,7 @@ class MemoryEstimate:
 
 
 class Step(NamedTuple):
-    """A step to estimate.
-
-    Attributes
-    ----------
-    module
-        The network.
-    inputs
-        Tensors that exist before the step.
-    run
-        Runs it, and returns the loss of which a training step then takes the gradient.
-    """
+    """A step to estimate: the network, the tensors that exist before the step, and a function that returns the loss."""
 
     module: nn.Module
     inputs: Iterable[Tensor]
@@ -186,22 +176,22 @@ def estimate_step(
     Parameters
     ----------
     make_step
-        Makes the network and its inputs; they have no data.
+        Makes the network and its inputs, as tensors without data.
     training
-        Whether a gradient is taken and AdamW and a moving average are at hand; the call runs without gradient otherwise.
+        Whether to include the backward pass, AdamW and the moving average; if not, the step runs without gradients.
     precision
-        Lightning's: ``"32"``, ``"bf16-mixed"`` or ``"16-mixed"``.
+        A key of ``AUTOCAST``, as in :class:`lightning.pytorch.Trainer`.
     accumulate
-        Whether the gradients of an earlier batch are there from the beginning.
+        Whether gradients of an earlier batch exist at the beginning.
     device
-        Where the step is to run; that decides which kernels attention takes.
+        Device of the step, which determines the kernels of attention.
 
     Raises
     ------
     NotImplementedError
         If a shape depends on values.
     ValueError
-        If the precision is another.
+        If the precision is unknown.
     """
     if str(precision) not in AUTOCAST:
         raise ValueError(f"precision={precision!r} cannot be estimated; choose from {', '.join(map(repr, AUTOCAST))}")
@@ -231,7 +221,7 @@ def _estimate(counter: StorageCounter, weights: Sequence[Tensor], parameters: in
         weight.grad.nbytes for weight in weights if weight.grad is not None and counter.at_peak(weight.grad)
     )
     activations = counter.peak - parameters - gradients
-    # The update needs a root and a quotient of the second moments: of one tensor after the other, or of all at once.
+    # AdamW needs a root and a quotient of the second moments: on a CPU of one tensor at a time, on a GPU of all at once.
     update = 0 if not sizes else 2 * max(sizes) if counter.device_type == "cpu" else sum(sizes)
     if counter.now + update > counter.peak:
         gradients = sum(weight.grad.nbytes for weight in weights if weight.grad is not None)
@@ -264,14 +254,14 @@ def estimate_training(
         The network.
     n_cells, n_contexts
         N and B.
-    n_recomputed
-        Number of blocks that are recomputed, see :func:`~alphastomics.train.memory.recompute.recompute`.
     precision, accumulate, device
         As in :func:`estimate_step`.
+    n_recomputed
+        Number of blocks that are recomputed, see :func:`~alphastomics.train.memory.recompute.recompute`.
     group_size
-        Number of processes that share a context; the estimate is of one of them.
+        Number of processes that share a context; the estimate is for one of them.
     **arguments
-        Those of the plan, without ``spacing``: the minimum-distance network is left out.
+        Arguments of the plan except ``spacing``, because the minimum-distance network is not included.
     """
 
     def make_step() -> Step:
@@ -298,7 +288,7 @@ def estimate_inference(
     precision: str | int = "32",
     device: str | torch.device = "cpu",
 ) -> MemoryEstimate:
-    """Estimate a call of the denoiser as samplers make it; the arguments are those of :func:`estimate_training`."""
+    """Estimate a call of the denoiser in sampling; arguments as in :func:`estimate_training`."""
 
     def make_step() -> Step:
         module = Denoiser(config).eval()
@@ -312,30 +302,30 @@ def estimate_inference(
 
 
 class SimulatedProcesses(SequenceParallel):
-    """Stands for several processes: what the others would send has the shape of the local tensor."""
+    """Replaces the group of processes in an estimate: the others send tensors of the shape of the local one."""
 
     def __init__(self, world_size: int) -> None:
         super().__init__()
         self.world_size = world_size
 
     def gather(self, x: Tensor, n_cells: int | None = None, dim: int = 1) -> Tensor:
-        """As if all had the cells of this one."""
+        """Concatenate the local tensor with itself for every process."""
         whole = x if self.world_size == 1 else torch.cat([x] * self.world_size, dim)
         return whole if n_cells is None else whole.narrow(dim, 0, n_cells)
 
 
 class _Keys:
-    """Keys (B, 3) of contexts. They have values, from which generators are made, where tensors have none."""
+    """Keys (B, 3) of contexts with values, because generators are made from them and fake tensors have none."""
 
     def __init__(self, n_contexts: int) -> None:
         self.n_contexts = n_contexts
 
     def cpu(self) -> _Keys:
-        """The same."""
+        """Return the keys."""
         return self
 
     def numpy(self) -> NDArray[np.int64]:
-        """Their values."""
+        """Zeros (B, 3)."""
         return np.zeros((self.n_contexts, 3), dtype=np.int64)
 
 
@@ -361,7 +351,7 @@ def _full_batch(config: DenoiserConfig, b: int, n: int, *, targets: bool) -> Bat
 
 
 def _balance_experts(part: nn.Module) -> None:
-    """Assign equally many cells to each expert; the real assignment depends on values."""
+    """Assign equally many cells to each expert, because the real assignment depends on values."""
     if not isinstance(part, Experts):
         return
     n_experts, top_k = part.num_experts, part.top_k

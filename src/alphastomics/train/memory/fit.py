@@ -1,4 +1,4 @@
-r"""What fits into memory: contexts at once, recomputed blocks, and the length of a context.
+r"""Sizes that fit into memory: contexts on a device at once, recomputed blocks, and the length of a context.
 
 .. math::
 
@@ -6,13 +6,13 @@ r"""What fits into memory: contexts at once, recomputed blocks, and the length o
     k^\star &= \min \{k : \operatorname{peak}(N, 1, k) \le M\} \;\;\text{if } c^\star = 0, \qquad
     N^\star = \max \{N : \operatorname{peak}(N, 1, D) \le M\}
 
-c contexts of N cells are on a device at once, k of D blocks are recomputed, M bytes may be used. Contexts that are taken one
-after the other cost no time, recomputed blocks do; blocks are therefore recomputed only if a single context does not fit. An
-estimate takes seconds. A small training makes none if
+c contexts of N cells are on a device at once, k of D blocks are recomputed, and M bytes may be used. Fewer contexts at once cost
+no time, but recomputed blocks do; blocks are therefore recomputed only if a single context does not fit. An estimate takes
+seconds. For few cells it is omitted if
 
 .. math:: 40\,P + c N \big(1000\,(G + D d) + 10^5\big) \le M,
 
-where P is the number of parameters, G of genes and d the width.
+where P is the number of parameters, G the number of genes and d the width.
 """
 
 from __future__ import annotations
@@ -46,27 +46,17 @@ logger = logging.getLogger(__name__)
 
 GIB = 2**30
 PER_PARAMETER, PER_VALUE, PER_CELL = 40, 1000, 100_000  # bytes of the bound
-LARGE = 8192  # cells at once, above which an estimate takes no longer than a few steps
+LARGE = 8192  # cells on a device above which an estimate takes no longer than a few steps
 REMEDY = "; pass context_size= with fewer cells, context_size='auto', or a larger memory_budget="
 MESSAGES = ("out of memory", "outofmemoryerror", "can't allocate memory", "not enough memory")  # of PyTorch
 
 
 class NotEnoughMemoryError(torch.OutOfMemoryError, MemoryError):
-    """The memory was not enough for a step of training; the message says what takes less."""
+    """Memory ran out in a step of training; the message names arguments that reduce it."""
 
 
 class StepFit(NamedTuple):
-    """A step that fits.
-
-    Attributes
-    ----------
-    n_contexts
-        Contexts that are on the device at once.
-    n_recomputed
-        Blocks that are recomputed.
-    estimate
-        Its memory; None if the bound was enough, or no estimate can be made.
-    """
+    """A step that fits: contexts on the device at once, recomputed blocks, and the estimate, None if there is none."""
 
     n_contexts: int
     n_recomputed: int
@@ -74,15 +64,7 @@ class StepFit(NamedTuple):
 
 
 class BatchLayout(NamedTuple):
-    """Sizes of contexts and batches.
-
-    Attributes
-    ----------
-    context_size, batch_size, micro_batch_size
-        Cells of a context, of a step of the optimizer, and on a device at once.
-    n_recomputed
-        Blocks that are recomputed.
-    """
+    """Cells of a context, of a batch, and on a device at once, and the number of recomputed blocks."""
 
     context_size: int
     batch_size: int
@@ -91,13 +73,7 @@ class BatchLayout(NamedTuple):
 
 
 def recomputed_blocks(recompute: Recompute, n_blocks: int) -> int | None:
-    """Number of blocks that an argument asks for; None for ``"auto"``.
-
-    Raises
-    ------
-    ValueError
-        If it is none of ``"auto"``, ``"none"``, ``"all"`` and the numbers up to that of the blocks.
-    """
+    """Number of blocks for the argument ``recompute``, None for ``"auto"``; raises ``ValueError`` if it is invalid."""
     if isinstance(recompute, str) and recompute in ("auto", "none", "all"):
         return {"auto": None, "none": 0, "all": n_blocks}[recompute]
     if isinstance(recompute, bool) or not isinstance(recompute, int) or not 0 <= recompute <= n_blocks:
@@ -120,14 +96,14 @@ class MemoryFitter:
     recompute
         Which blocks are recomputed: ``"none"``, ``"all"``, a number of them, or ``"auto"``, as few as possible.
     accumulate
-        Whether gradients of several batches are added in any case.
+        Whether gradients are accumulated over several batches even if a batch is not divided.
     arguments
-        Of :func:`~alphastomics.train.memory.estimate.estimate_training`: the precision, the device, the plan.
+        Further arguments of :func:`~alphastomics.train.memory.estimate.estimate_training`.
 
     Raises
     ------
     ValueError
-        If ``recompute`` is none of its values.
+        If ``recompute`` is invalid.
     """
 
     config: DenoiserConfig
@@ -141,12 +117,12 @@ class MemoryFitter:
         recomputed_blocks(self.recompute, self.config.n_layers)
 
     def bound(self, n_cells: int) -> int:
-        """Bytes that a step with so many cells on the device does not exceed."""
+        """Upper bound of the bytes of a step with ``n_cells`` cells on the device."""
         values = self.config.n_genes + self.config.n_layers * self.config.d_model
         return PER_PARAMETER * self.n_parameters + n_cells * (PER_VALUE * values + PER_CELL)
 
     def estimate(self, n_cells: int, n_contexts: int, k: int, *, in_parts: bool = False) -> MemoryEstimate:
-        """Estimate a step, once; ``in_parts`` if a batch has more than these contexts, whose gradients are added."""
+        """Estimate a step (cached); ``in_parts``: a batch has more contexts than these, so gradients are accumulated."""
         accumulate = self.accumulate or in_parts
         key = (n_cells, n_contexts, k, accumulate)
         if key not in self._estimates:
@@ -155,19 +131,13 @@ class MemoryFitter:
         return self._estimates[key]
 
     def fits(self, n_cells: int) -> bool:
-        """Whether a step with one context of ``n_cells`` fits, with as many blocks recomputed as allowed."""
+        """Whether one context of ``n_cells`` cells fits with as many recomputed blocks as allowed."""
         if self.bound(n_cells) <= self.budget or not self._can_estimate(n_cells, 1, self._max_recomputed):
             return True
         return self._peak(n_cells, self._max_recomputed) <= self.budget
 
     def longest(self, n_cells: int) -> int:
-        """The longest context that fits, up to ``n_cells``, to within 1/64 of it.
-
-        Raises
-        ------
-        ValueError
-            If not even one cell fits.
-        """
+        """The longest context that fits, up to ``n_cells`` and to within 1/64 of it; raises ``ValueError`` if none does."""
         found = n_cells if self.fits(n_cells) else self._longest_with(self._max_recomputed, n_cells)
         if not found:
             raise ValueError(self._too_long(n_cells, self._max_recomputed))
@@ -176,10 +146,7 @@ class MemoryFitter:
     def fit(self, n_cells: int, n_contexts: int) -> StepFit:
         """Contexts at once, up to ``n_contexts``, and recomputed blocks for contexts of ``n_cells`` cells.
 
-        Raises
-        ------
-        ValueError
-            If one context does not fit; the message says how many cells would.
+        Raises ``ValueError`` if one context does not fit, with the number of cells that would.
         """
         k = self._asked or 0
         small = self.bound(n_cells * n_contexts) <= self.budget
@@ -206,7 +173,7 @@ class MemoryFitter:
 
     @property
     def _asked(self) -> int | None:
-        """Blocks to recompute; None for as few as possible."""
+        """Number of blocks to recompute; None: as few as possible."""
         return recomputed_blocks(self.recompute, self.config.n_layers)
 
     @property
@@ -260,7 +227,7 @@ def fit_batch_layout(
     resumed: Mapping[str, int],
     **arguments: Any,
 ) -> BatchLayout:
-    """Fit contexts and batches into memory, and log what a step takes.
+    """Fit contexts and batches into memory, and log the memory of a step.
 
     Parameters
     ----------
@@ -271,14 +238,14 @@ def fit_batch_layout(
     context_size, batch_size, micro_batch_size, recompute, accelerator, devices
         As in :meth:`AlphaSTomics.train`.
     budget
-        GiB that may be used; None for what is free.
+        Usable memory in GiB; None: the free memory.
     accumulate
-        Whether gradients of several batches are added.
+        Whether gradients are accumulated over several batches.
     resumed
-        ``context_size`` and ``micro_batch_size`` of the training that is resumed. They are kept, because batches that are
-        divided in another way have other sums.
+        ``context_size`` and ``micro_batch_size`` of the training that is resumed. They are kept, because sums over batches
+        that are divided differently differ by rounding.
     **arguments
-        Of :func:`~alphastomics.train.memory.estimate.estimate_training`.
+        Further arguments of :func:`~alphastomics.train.memory.estimate.estimate_training`.
 
     Raises
     ------
@@ -313,7 +280,7 @@ def fit_batch_layout(
 
 
 def fits_in_memory(config: DenoiserConfig, n_cells: int, **arguments: Any) -> bool:
-    """Whether a step of training with a context of ``n_cells`` fits into the free memory, with recompute if needed."""
+    """Whether a training step with one context of ``n_cells`` cells fits into the free memory, if needed with recompute."""
     with torch.random.fork_rng(devices=[]):
         module = Denoiser(config)
     arguments = {"precision": resolve_precision("auto"), **arguments}
@@ -344,12 +311,12 @@ def _make_fitter(
 
 
 def estimated_device(kind: str) -> str:
-    """The kind of device whose kernels an estimate assumes."""
+    """The type of device whose kernels an estimate assumes."""
     return kind if kind == "cuda" else "cpu"
 
 
 def _log_fit(fit: StepFit, fitter: MemoryFitter, n_cells: int, n_contexts: int) -> None:
-    """Log what a step takes, what may be used, and what was done about it."""
+    """Log the memory of a step, the usable memory, and how the step was made to fit."""
     bound = f"less than {max(0.01, fitter.bound(n_cells * n_contexts) / GIB):.2f} GiB"
     details = [f"{fitter.budget / GIB:.2f} GiB may be used"]
     if fit.n_contexts < n_contexts:
@@ -367,7 +334,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def free_traceback_frames(error: BaseException) -> None:
-    """Free the tensors that the frames of an error hold, so that the model can be used."""
+    """Free the tensors that the frames of an error's traceback reference."""
     traceback.clear_frames(error.__traceback__)
     if torch.cuda.is_initialized():
         torch.cuda.empty_cache()
@@ -376,17 +343,7 @@ def free_traceback_frames(error: BaseException) -> None:
 def out_of_memory_error(
     layout: BatchLayout, estimate: MemoryEstimate | None, error: BaseException
 ) -> NotEnoughMemoryError:
-    """The error for a step that ran out of memory.
-
-    Parameters
-    ----------
-    layout
-        Sizes of the step.
-    estimate
-        Its estimated memory; None if it cannot be estimated.
-    error
-        The error of PyTorch.
-    """
+    """The error for a step that ran out of memory, from its sizes, its estimate if there is one, and the error of PyTorch."""
     size, at_once = layout.context_size, layout.micro_batch_size
     estimated = "" if estimate is None else f", estimated to take {estimate}"
     return NotEnoughMemoryError(

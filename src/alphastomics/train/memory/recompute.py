@@ -1,14 +1,14 @@
-r"""Recompute: blocks that keep nothing for backward but their input, and run a second time there.
+r"""Recompute (activation checkpointing): blocks store only their input, and run again in the backward pass.
 
 .. math::
 
     k^\star = \min \{k : \operatorname{peak}(N, k) \le M\}, \qquad
     N^\star = \max \{N : \operatorname{peak}(N, D) \le M\}
 
-(Chen et al. 2016.) The first k of D blocks are recomputed, M bytes may be used, and a context holds N cells.
-:math:`k^\star` is found by bisection: the peak falls with k, but not along a line. Where all D blocks are not enough,
-:math:`N^\star` says what would be. The random numbers of a block are drawn again as they were, so that the loss and its
-gradient are those of training without recompute, dropout included.
+(Chen et al. 2016.) The first k of D blocks are recomputed, M bytes may be used, and a context has N cells. :math:`k^\star` is
+found by bisection, because the peak decreases with k, but not linearly. If D blocks are not enough, :math:`N^\star` is the
+number of cells that would fit. Blocks repeat their random draws, so that the loss and its gradient, dropout included, are
+those of training without recompute.
 """
 
 from __future__ import annotations
@@ -30,26 +30,19 @@ from alphastomics.train.curriculum import largest_fitting
 
 Peak = Callable[[int, int], int]  # cells of a context and recomputed blocks -> bytes
 
-COARSE = 64  # the longest context that would fit is found to a part in so many of the one that does not
+COARSE = 64  # the longest context that fits is found to within 1 / COARSE of the one that does not
 
 
 @contextmanager
 def recompute(blocks: Iterable[nn.Module], k: int) -> Iterator[None]:
-    """Recompute the first ``k`` of ``blocks`` in backward, for as long as the context is open.
+    """Recompute the first ``k`` of ``blocks`` in the backward pass within the context.
 
-    The network is not changed: its blocks keep their names, parameters and hooks. A block that is used at several depths is
-    recomputed at all of them. What a block adds to a list among its arguments, it adds once.
-
-    Parameters
-    ----------
-    blocks
-        Modules in the order in which they run.
-    k
-        Number of blocks; 0 changes nothing.
+    The blocks keep their names, parameters and hooks. A block that is used at several depths is recomputed at all of them.
+    Entries that a block appends to a list among its arguments are not appended a second time.
     """
     chosen = list(dict.fromkeys(islice(blocks, k)))
     for block in chosen:
-        block.forward = _recomputed(block.forward)  # the instance's own, which hides that of its class
+        block.forward = _recomputed(block.forward)  # an instance attribute, which hides the method of the class
     try:
         yield
     finally:
@@ -76,7 +69,7 @@ def _recomputed(forward: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextmanager
 def _replay_draws(lists: list[list[Any] | UserList[Any]], draws: AbstractContextManager[None]) -> Iterator[None]:
-    """Repeat the random draws, and remove what the block adds to lists a second time."""
+    """Repeat the random draws, and remove entries that the block appends to lists a second time."""
     lengths = [len(values) for values in lists]
     try:
         with draws:
@@ -88,20 +81,7 @@ def _replay_draws(lists: list[list[Any] | UserList[Any]], draws: AbstractContext
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RecomputePolicy:
-    """Recomputes as few blocks as the memory allows.
-
-    Parameters
-    ----------
-    n_blocks
-        D.
-    budget
-        M, bytes that a step may use.
-
-    Raises
-    ------
-    ValueError
-        If there is no block or no memory.
-    """
+    """Recomputes as few of ``n_blocks`` blocks as a ``budget`` in bytes allows; both must be positive."""
 
     n_blocks: int
     budget: int
@@ -112,20 +92,9 @@ class RecomputePolicy:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
 
     def choose(self, peak: Peak, n_cells: int) -> int:
-        """The smallest k whose peak fits, after at most log2(D) + 1 estimates, and one more before k = D.
+        """The smallest k that fits for contexts of ``n_cells`` cells, after about log2(D) + 1 estimates ``peak``.
 
-        Parameters
-        ----------
-        peak
-            Estimates the bytes of a step from cells and recomputed blocks, see
-            :func:`~alphastomics.train.memory.estimate.estimate_training`.
-        n_cells
-            N.
-
-        Raises
-        ------
-        ValueError
-            If k = D is too much; the message says how many cells would fit.
+        Raises ``ValueError`` if k = D does not fit, with the number of cells that would.
         """
         if peak(n_cells, 0) <= self.budget:
             return 0
@@ -140,7 +109,7 @@ class RecomputePolicy:
         return high
 
     def longest(self, peak: Peak, n_cells: int) -> int:
-        """The largest number of cells that fits with all blocks recomputed, below ``n_cells``, to a part in 64 of it; or 0."""
+        """The largest number of cells below ``n_cells`` that fits with all blocks recomputed, to within 1/64; 0 if none."""
         return largest_fitting(
             lambda n: peak(n, self.n_blocks) <= self.budget, n_cells - 1, tolerance=max(1, n_cells // COARSE)
         )
