@@ -177,10 +177,9 @@ def collate_raw(contexts: Sequence[RawContext]) -> RawBatch:
 def empty_context(
     n_genes: int, n_dims: int, n_ranks: int, key: NDArray[np.int64], *, sequence: bool = False
 ) -> Context:
-    """A context without cells, with which all processes have the same number of batches.
+    """A context without cells, which pads the epochs of all processes to the same number of batches.
 
-    ``n_ranks`` is the width of `local_density`, 0 for contexts without targets; ``sequence`` is whether cells have an
-    order.
+    ``n_ranks`` is the width of `local_density`, 0 without targets; ``sequence`` is whether cells have an order.
     """
     none = np.empty((0, n_dims), dtype=np.float32)
     return Context(

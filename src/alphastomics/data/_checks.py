@@ -83,7 +83,7 @@ def check_genes(names: Iterable[object]) -> tuple[str, ...]:
 
 
 def expression_matrix(adata: AnnData, layer: str | None) -> Matrix:
-    """Read ``X`` or a layer as CSR or a plain array without copying more than a change of format needs."""
+    """Read ``X`` or a layer as CSR or a plain array, copied only where the format changes."""
     if layer is None:
         where, values = "X", adata.X
         if values is None:
@@ -110,7 +110,7 @@ def read_expression(adata: AnnData, layer: str | None, transform: str) -> tuple[
 
 
 def check_measured(adata: AnnData) -> None:
-    """Raise an error if slices lack genes that others measure, because the zeros of these genes are not values."""
+    """Raise an error if slices lack genes that others measure, whose zeros are missing values."""
     measured = adata.varm.get(_keys.MEASURED_IN)
     if not isinstance(measured, pd.DataFrame):
         return
@@ -178,7 +178,7 @@ def check_values(summary: ValueSummary, adata: AnnData, layer: str | None, trans
 def read_position(adata: AnnData, key: str, *, missing: bool, n_dims: int | None = None) -> NDArray[np.float64]:
     """Read positions (n, D) from ``obsm`` as float64.
 
-    ``missing`` is whether NaN, a cell without a position, is accepted; infinity never is. D is ``n_dims``; 2 or 3 when
+    ``missing`` is whether NaN, a cell without a position, is accepted; infinity never is. ``n_dims`` is D, 2 or 3 when
     None.
     """
     check_key("obsm", adata.obsm, key, "position_key")

@@ -89,8 +89,7 @@ def dense_rows(
 ) -> NDArray[np.float32]:
     """Sparse cells (k, m) as a dense array (k, G), after a share ``thinning`` of the counts is removed at random.
 
-    ``values`` is canonical and in user units; ``columns`` are the numbers of the genes of its m columns, when None 0 to
-    G - 1.
+    ``values`` is canonical and in user units; ``columns`` are the genes of its m columns, all genes in order when None.
     """
     data = values.data.astype(np.float32)
     if thinning:

@@ -145,7 +145,7 @@ class Extent(NamedTuple):
 
 
 def measure_extent(name: str, points: NDArray[np.float64]) -> Extent:
-    """Measure a slice by the positions (N, D) of its reference cells; too few or coincident cells are a ValueError."""
+    """Measure a slice by the positions (N, D) of its reference cells; raises ValueError if it has no extent."""
     check_slice(name, points)
     center = points.mean(axis=0)
     radius = float(np.sqrt(((points - center) ** 2).sum(axis=1).mean()))

@@ -43,12 +43,12 @@ def canonical(matrix: Matrix) -> sp.csr_matrix:
 
 
 def row_sums(block: sp.csr_matrix) -> NDArray[np.float64]:
-    """Sum the rows of a canonical block in float64, value after value."""
+    """Sum the rows of a canonical block in float64, in the order of the stored values."""
     return np.asarray(block @ np.ones(block.shape[1]), dtype=np.float64)
 
 
 def column_sums(block: sp.csr_matrix) -> NDArray[np.float64]:
-    """Sum the columns of a canonical block in float64, value after value."""
+    """Sum the columns of a canonical block in float64, in the order of the stored values."""
     return np.asarray(block.T @ np.ones(block.shape[0]), dtype=np.float64)
 
 
@@ -79,7 +79,7 @@ def flat_index(matrix: Matrix, position: int) -> tuple[int, int]:
 
 
 def align_columns(matrix: Matrix, columns: NDArray[np.int64]) -> Matrix:
-    """Take columns in the given order; the matrix itself is returned when they are all of them in order."""
+    """Take columns in this order, without a copy if they are all columns in their order."""
     if matrix.shape[1] == len(columns) and np.array_equal(columns, np.arange(len(columns))):
         return matrix
     return matrix[:, columns]
@@ -89,7 +89,7 @@ class Moments:
     """Mean and variance per gene over blocks of cells, merged in float64.
 
     Blocks are merged as in Chan, Golub & LeVeque (1983): with n, m cells, δ the difference of the means and M₂ the
-    sum of squared deviations, M₂ = M₂ₙ + M₂ₘ + δ² n m / (n + m). A gene counts the cells that measure it.
+    sum of squared deviations, M₂ = M₂ₙ + M₂ₘ + δ² n m / (n + m). Cells that do not measure a gene do not count for it.
     """
 
     def __init__(self, n_genes: int) -> None:

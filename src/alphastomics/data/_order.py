@@ -68,8 +68,7 @@ def cut_shards(chunks: Sequence[Chunk], n: int, multiple: int = 1) -> list[list[
 def window_order(chunks: Sequence[Chunk], buffer_size: int | None, rng: np.random.Generator) -> NDArray[np.int64]:
     """Contexts in the order in which they are drawn; padding comes last, so that it changes no draw.
 
-    ``chunks`` are in reading order; the window holds ``buffer_size`` cells, at least one chunk, and all chunks when
-    None.
+    ``chunks`` are in reading order; the window holds ``buffer_size`` cells, or all when None, but at least one chunk.
     """
     padding = [chunk.contexts for chunk in chunks if not chunk.n_cells]
     chunks = [chunk for chunk in chunks if chunk.n_cells]

@@ -35,11 +35,11 @@ _TUPLES = (*_NAMES, *_NUMBERS)
 class TissueSchema:
     r"""Description of a tissue, shared by registry, dataset and saved model.
 
-    Expression goes from user units :math:`x` to network units
+    Expression :math:`x` in user units is transformed to network units
     :math:`(f(x) - \text{mean}_g) / \text{scale}_g`, clipped to ±10. Under ``"log1p"``,
     :math:`f(x) = \log(1 + x\,T / \ell)` with :math:`\ell` the library size of the cell over the measured genes and
     :math:`T` = `library_size` times the share of the measured genes; under ``"none"``, :math:`f(x) = x`.
-    Positions go to :math:`(x - \text{center}) / \text{scale}`.
+    Positions are transformed to model units :math:`(x - \text{center}) / \text{scale}`.
 
     Parameters
     ----------

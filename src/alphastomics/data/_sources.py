@@ -75,7 +75,7 @@ class CellSource(Protocol):
 
     @property
     def buffer_size(self) -> int | None:
-        """Number of cells whose expression is held at once; None where all of it is in memory."""
+        """Number of cells among which contexts are shuffled; None where all expression is in memory."""
 
     @property
     def has_counts(self) -> bool:

@@ -1,4 +1,4 @@
-"""Datasets on the Hugging Face Hub: upload of a dataset on disk, and download to one."""
+"""Upload and download of datasets, to and from the Hugging Face Hub."""
 
 from alphastomics.data.hub._transfer import Uploaded, download, upload
 

@@ -37,8 +37,8 @@ def require(package: str) -> None:
 def explained(repo_id: str, doing: Doing = "write") -> Iterator[None]:
     """Turn errors of huggingface_hub into one line with a remedy.
 
-    A missing or insufficient token is a ``PermissionError``; a name or content that the Hub rejects a ``ValueError``; a
-    missing repository, revision or file a ``FileNotFoundError``; a failure of the Hub an ``OSError``.
+    Raises ``PermissionError`` for a missing or insufficient token, ``ValueError`` for a name or content that the Hub
+    rejects, ``FileNotFoundError`` for a missing repository, revision or file, and ``OSError`` for a failure of the Hub.
     """
     from huggingface_hub.errors import (
         HfHubHTTPError,
@@ -109,7 +109,7 @@ def open_repository(
 ) -> tuple[HfApi, str]:
     """Create a repository unless it exists; return a client and the address.
 
-    With ``private``, a repository that exists and is public is a ``ValueError``.
+    Raises ``ValueError`` if ``private`` and the repository exists and is public.
     """
     from huggingface_hub import HfApi
 
@@ -123,7 +123,7 @@ def open_repository(
 
 
 def check_token(token: str | None = None) -> None:
-    """Raise a PermissionError without a token, an ImportError without huggingface_hub."""
+    """Raise a PermissionError if there is no token, an ImportError without huggingface_hub."""
     require("huggingface_hub")
     from huggingface_hub import get_token
 

@@ -39,7 +39,7 @@ def check_written(path: Path) -> None:
 
 
 def open_parquet(path: Path) -> pq.ParquetFile:
-    """Open a Parquet file; a PermissionError if it cannot be read, a ValueError if it is not a complete Parquet file."""
+    """Open a Parquet file; raises PermissionError if it cannot be read, ValueError if it is incomplete or of another format."""
     try:
         return pq.ParquetFile(path, page_checksum_verification=True)
     except PermissionError as error:
@@ -51,7 +51,7 @@ def open_parquet(path: Path) -> pq.ParquetFile:
 
 
 def read_group(file: pq.ParquetFile, group: int, n_genes: int, path: Path) -> Cells:
-    """Cells of one row group; a ValueError if it is damaged."""
+    """Cells of one row group; raises ValueError if it is damaged."""
     try:
         return from_arrow(file.read_row_group(group), n_genes)
     except Exception as error:  # a damaged file can raise anything
@@ -72,7 +72,7 @@ def checksum(path: Path) -> str:
 def footer_checksum(path: Path) -> str:
     """SHA-256 of the footer of a Parquet file, which locates all pages and holds the extremes of its columns.
 
-    A file without read permission is a ``PermissionError``, a missing or incomplete file a ``ValueError``.
+    Raises ``PermissionError`` without read permission, ``ValueError`` if the file is missing or incomplete.
     """
     try:
         with path.open("rb") as file:
@@ -92,7 +92,7 @@ def footer_checksum(path: Path) -> str:
 
 
 def read_json(path: Path) -> Any:
-    """Read JSON; a PermissionError without read permission, a ValueError if it is not JSON."""
+    """Read JSON; raises PermissionError without read permission, ValueError for anything but JSON."""
     try:
         return _json.read(path, max_bytes=LARGEST_JSON)
     except PermissionError as error:

@@ -52,8 +52,8 @@ OURS = frozenset({CELL, SLICE, LABEL, SIZE, POSITION, EXPRESSION, INDICES, VALUE
 class Part(NamedTuple):
     """Cells of a row group.
 
-    ``slices`` and ``labels`` (N,) are None where one is missing, and ``position`` (N, D) and ``others``, further
-    columns, are None without such columns. ``expression`` is CSR (N, G).
+    ``slices`` (N,), ``labels`` (N,), ``position`` (N, D) and ``others`` (further columns) are None if the file lacks
+    these columns; single missing slices and labels are None. ``expression`` is CSR (N, G).
     """
 
     names: NDArray[np.object_]
@@ -65,7 +65,7 @@ class Part(NamedTuple):
 
 
 def read_part(table: pa.Table, n_genes: int) -> Part:
-    """Cells of a table; a ValueError if columns are missing or of another type."""
+    """Cells of a table; raises ValueError if columns are missing or of another type."""
     names = set(table.column_names)
     if CELL not in names or not (EXPRESSION in names or {INDICES, VALUES} <= names):
         raise ValueError(f"it needs the columns {CELL} and {EXPRESSION}, or {CELL}, {INDICES} and {VALUES}")
@@ -183,7 +183,7 @@ def read_dataset(data_dir: str | PathLike[str], split: str = "test") -> ad.AnnDa
 
 
 def _read_shard(path: Path, shard: Shard, info: DatasetInfo) -> Iterator[Cells]:
-    """Row groups of a file; a ValueError unless they are those that ``metadata.json`` lists."""
+    """Row groups of a file; raises ValueError unless they are those that ``metadata.json`` lists."""
     n_genes = info.schema.n_genes
     with open_parquet(path) as file:
         found = file.num_row_groups
@@ -263,7 +263,7 @@ def _find_note(path: Path, schema: pa.Schema) -> Note:
 
 
 def to_anndata(parts: Sequence[Part], note: Note) -> ad.AnnData:
-    """Join the cells of row groups, see :func:`read_dataset`; a ValueError without cells, or if parts differ in positions."""
+    """Join the cells of row groups, see :func:`read_dataset`; raises ValueError if there are none, or positions differ in kind."""
     if not parts:
         raise ValueError("there are no cells in it")
     adata = ad.AnnData(

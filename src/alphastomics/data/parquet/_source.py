@@ -65,8 +65,8 @@ class Places(NamedTuple):
 class ParquetSource:
     """Cells of some splits of a dataset.
 
-    pyarrow decodes every row group once. Those that ``preprocess`` wrote are then read from mapped files, row by row;
-    others are cached, the most recently used ones. Several threads can read a source, and it can be pickled: other
+    pyarrow decodes every row group once. Row groups that ``preprocess`` wrote are then read from mapped files, row by
+    row; of others, the most recently used are cached. Several threads can read a source. It can be pickled: other
     processes open its files again. ``schema`` is that of the dataset when None; ``buffer_size`` is the number of cells
     among which contexts are shuffled.
 
@@ -266,7 +266,7 @@ class ParquetSource:
 
 
 def _read_places(path: Path, shard: Shard) -> Places:
-    """Library sizes and positions of a file; a ValueError unless it holds the cells that are listed."""
+    """Library sizes and positions of a file; raises ValueError unless it holds the cells that are listed."""
     with open_parquet(path) as file:
         try:
             rows = [file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)]

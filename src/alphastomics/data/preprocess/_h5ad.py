@@ -136,7 +136,7 @@ class RawTissue:
     @classmethod
     @contextmanager
     def open(cls, path: Path, options: Stage1Options) -> Iterator[RawTissue]:
-        """Open a file; a KeyError or ValueError, which names the file, if it lacks a key or is not an ``.h5ad`` file."""
+        """Open a file; raises KeyError or ValueError, which name the file, if it lacks a key or is no ``.h5ad`` file."""
         with reading_h5ad(path, REMEDY):
             check_h5ad(path, lambda name: _is_in_memory(name, options))
             file = h5py.File(path, "r")

@@ -33,7 +33,7 @@ def split_slices(
 ) -> list[NDArray[np.uint8]]:
     """Split (0 training, 1 validation, 2 test) of every cell of every slice; slices are sorted by name.
 
-    A slice without an animal under ``split="animal"`` is a ``ValueError``.
+    Raises ``ValueError`` if ``split="animal"`` and the animal of a slice is unknown.
     """
     if options.split == "cell":
         return _split_cells(names, sizes, options)

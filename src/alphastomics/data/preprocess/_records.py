@@ -71,8 +71,8 @@ def fingerprint(values: Any) -> str:
 def read_overview(folder: Path, *, finished: bool = True) -> dict[str, Any]:
     """Read the overview of a folder.
 
-    A missing overview, or with ``finished`` an unfinished stage 1, is a ``FileNotFoundError``; a damaged one, or one of
-    another version or program, a ``ValueError``.
+    Raises ``FileNotFoundError`` if it is missing, or with ``finished`` if stage 1 has not finished, and ``ValueError``
+    if it is damaged, or of another version or program.
     """
     path = folder / OVERVIEW
     missing = f"{folder} holds no finished slices; run alphastomics stage1 --output-dir {folder}"
@@ -94,7 +94,7 @@ def read_overview(folder: Path, *, finished: bool = True) -> dict[str, Any]:
 
 
 def read_note(path: Path) -> dict[str, Any]:
-    """Read the note of a slice; a FileNotFoundError if it is missing, a ValueError if it is damaged."""
+    """Read the note of a slice; raises FileNotFoundError if it is missing, ValueError if it is damaged."""
     if not path.is_file():
         raise FileNotFoundError(f"{path} is missing; run stage1 again")
     record = read_json(path)
@@ -109,9 +109,10 @@ def _has(values: Any, kinds: dict[str, type]) -> bool:
 
 
 def check_begun(output_dir: Path, options: Stage1Options) -> None:
-    """Raise an error for a folder with slices of other parameters, or with other files.
+    """Check that a folder can hold slices of these parameters.
 
-    Other files with the names of slices are a ``FileExistsError``; other parameters a ``ValueError`` that lists them.
+    Raises ``FileExistsError`` for other files with the names of slices, and ``ValueError``, which lists the
+    differences, for slices made with other parameters.
     """
     if not (output_dir / OVERVIEW).is_file():
         if foreign := sorted(output_dir.glob("[0-9]" * 5 + ".*")):

@@ -41,7 +41,7 @@ def stage1(
     options
         Genes and keys of the input.
     run
-        Applies a function to tasks, in order: one by one, or that of :func:`dask_cluster`.
+        Applies a function to tasks and returns the results in order: ``map``, or what :func:`dask_cluster` yields.
 
     Returns
     -------
@@ -82,7 +82,7 @@ def stage2(
     options
         How the dataset is split and scaled.
     run
-        Applies a function to tasks, in order: one by one, or that of :func:`dask_cluster`.
+        Applies a function to tasks and returns the results in order: ``map``, or what :func:`dask_cluster` yields.
 
     Returns
     -------
@@ -118,7 +118,7 @@ def preprocess(
     first, second
         Options of the stages.
     run
-        Applies a function to tasks, in order: one by one, or that of :func:`dask_cluster`.
+        Applies a function to tasks and returns the results in order: ``map``, or what :func:`dask_cluster` yields.
 
     Returns
     -------

@@ -56,7 +56,7 @@ def writing_slice(path: Path, n_genes: int) -> Iterator[SliceWriter]:
 
 
 def read_cells(path: Path, rows: NDArray[np.integer], n_genes: int, checksums: Sequence[int]) -> Iterator[Cells]:
-    """Cells of ascending rows, by batches of the file; a ValueError if it is damaged."""
+    """Cells of ascending rows, by batches of the file; raises ValueError if it is damaged."""
     ends = np.searchsorted(rows, np.arange(len(checksums) + 1) * BATCH)
     with _damage(path), pa.OSFile(str(path)) as source, pa.ipc.open_file(source) as file:
         for number, (start, end) in enumerate(zip(ends, ends[1:], strict=False)):
@@ -67,13 +67,13 @@ def read_cells(path: Path, rows: NDArray[np.integer], n_genes: int, checksums: S
                 yield from_arrow(batch.take(here), n_genes)
                 continue
             cells = from_arrow(batch, n_genes)
-            if here[0] == 0 and _checksum(cells) != checksums[number]:  # only if its first cell is read
+            if here[0] == 0 and _checksum(cells) != checksums[number]:  # once, with its first cell
                 raise OSError(f"checksum of batch {number}")
             yield cells if len(here) == len(cells.names) else cells.take(here)
 
 
 def read_column(path: Path, name: str) -> pa.Table:
-    """One column of all cells; a ValueError if the file is damaged."""
+    """One column of all cells; raises ValueError if the file is damaged."""
     with _damage(path), pa.memory_map(str(path)) as source:
         number = pa.ipc.open_file(source).schema.get_field_index(name)
         options = pa.ipc.IpcReadOptions(included_fields=[number], use_threads=False)
@@ -139,8 +139,8 @@ class StoredSlice:
 def read_slices(input_dirs: Sequence[Path]) -> list[StoredSlice]:
     """Slices of folders that stage 1 has finished, sorted by name.
 
-    A folder without finished slices is a ``FileNotFoundError``; folders that differ in genes or number of coordinates,
-    or repeat the name of a slice, are a ``ValueError``.
+    Raises ``FileNotFoundError`` for a folder without finished slices, and ``ValueError`` if folders differ in genes or
+    number of coordinates, or repeat the name of a slice.
     """
     found: list[StoredSlice] = []
     for folder in input_dirs:

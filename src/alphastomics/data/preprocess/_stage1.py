@@ -38,7 +38,7 @@ DIGITS = re.compile("([0-9]+)")
 
 
 def find_tissues(input_dir: Path) -> list[Path]:
-    """The ``.h5ad`` files of a folder, sorted by name; a FileNotFoundError without any."""
+    """The ``.h5ad`` files of a folder, sorted by name; raises FileNotFoundError if there are none."""
     found = sorted(input_dir.glob("*.h5ad")) if input_dir.is_dir() else []
     if not found:
         raise FileNotFoundError(f"{input_dir} has no .h5ad file; name the folder that has with --input-dir")

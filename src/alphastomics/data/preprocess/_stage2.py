@@ -107,8 +107,7 @@ def _is_shard(path: Path) -> bool:
 def write_dataset(input_dirs: Sequence[Path], output_dir: Path, options: Stage2Options, run: Any = map) -> DatasetInfo:
     """Write a dataset, or return an earlier one of the same slices and parameters.
 
-    ``input_dirs`` are folders that stage 1 has finished; ``run`` applies a function to tasks, in order: ``map``, or
-    that of a cluster.
+    ``input_dirs`` are folders that stage 1 has finished; ``run`` applies a function to tasks in order, as ``map`` does.
 
     Raises
     ------
@@ -154,7 +153,7 @@ def all_parameters(options: Stage2Options, slices: Mapping[str, dict[str, Any]])
 
 
 def read_earlier(output_dir: Path, parameters: dict[str, Any]) -> DatasetInfo | None:
-    """The dataset in a folder, if any; a ValueError that lists the differences if it has other parameters."""
+    """The dataset in a folder, if any; raises ValueError, which lists the differences, if it has other parameters."""
     if not (output_dir / METADATA).is_file():
         return None
     earlier = DatasetInfo.read(output_dir, check=False)
@@ -164,9 +163,9 @@ def read_earlier(output_dir: Path, parameters: dict[str, Any]) -> DatasetInfo | 
 
 
 def check_output(output_dir: Path, parameters: dict[str, Any]) -> None:
-    """Raise an error, before slices are read, for a folder that cannot hold a dataset of these parameters.
+    """Check, before slices are read, that a folder can hold a dataset of these parameters.
 
-    Other files in the way are a ``FileExistsError``, another dataset is a ``ValueError``.
+    Raises ``FileExistsError`` for other files in the way, and ``ValueError`` for another dataset.
     """
     if read_earlier(output_dir, parameters) is None:
         check_ownership(output_dir)
