@@ -1,4 +1,4 @@
-"""The networks. Nothing here depends on the diffusion process: timesteps are numbers in [0, 1]."""
+"""Networks. They do not depend on the diffusion process: timesteps are numbers in [0, 1]."""
 
 from alphastomics.nn.attention import Attention, LinearAttention, SoftmaxAttention, make_attention
 from alphastomics.nn.denoiser import Denoiser, DenoiserConfig, Prediction

@@ -1,4 +1,4 @@
-"""Private names of PyTorch, with the reason for each and the public replacement to wait for."""
+"""Private names of PyTorch that the package uses, each with the reason and its future public replacement."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-# Tensors without data, on which the memory of a step is estimated. Replace when `torch.compiler` or `torch.utils` exports
-# a fake mode; `torch.device("meta")` is public but loses the device, which decides what attention computes.
+# Fake tensors, with which the memory of a step is estimated. Replace when `torch.compiler` or `torch.utils` exports a fake
+# mode; `torch.device("meta")` is public but loses the device, on which the implementation of attention depends.
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -44,17 +44,17 @@ __all__ = [
 flash_attention_cpu = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 flash_attention_cpu_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
-# The operator of `Tensor.item`, which a dispatch mode answers for tensors without data; there is no public name.
+# The operator of `Tensor.item`, which a dispatch mode replaces for fake tensors; there is no public name.
 item_operator = torch.ops.aten._local_scalar_dense.default
 
 
 def storage_key(tensor: Tensor) -> int:
-    """Identity of a tensor's storage; data_ptr() is 0 for all storages without data."""
+    """Identity of a tensor's storage; ``data_ptr()`` is 0 for all fake tensors."""
     return tensor.untyped_storage()._cdata
 
 
 def has_amx() -> bool:
-    """Whether the CPU multiplies bfloat16 matrices in hardware; replace by `torch.cpu.get_capabilities`."""
+    """Whether the CPU multiplies bfloat16 matrices in hardware; replace by ``torch.cpu.get_capabilities``."""
     return torch.cpu._is_amx_tile_supported()
 
 

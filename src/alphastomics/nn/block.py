@@ -5,7 +5,7 @@ r"""Pre-norm transformer block whose norms depend on the timesteps (adaptive nor
     x &\leftarrow x + (1 + g_1) \odot \operatorname{Attention}\big((1 + s_1) \odot \operatorname{LN}(x) + b_1\big) \\
     x &\leftarrow x + (1 + g_2) \odot \operatorname{FFN}\big((1 + s_2) \odot \operatorname{LN}(x) + b_2\big)
 
-(s, b, g) is a linear function of the timestep vector that starts at zero: at first the block ignores the timesteps.
+(s, b, g) is a linear function of the timestep vector, initialized to zero: an untrained block does not depend on the timesteps.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class FeedForward(nn.Sequential):
-    """Two layers for each cell, with a hidden width of ``expansion`` times d."""
+    """Two-layer network for each cell, with a hidden width of ``expansion`` times d."""
 
     def __init__(self, d_model: int, expansion: int) -> None:
         super().__init__(nn.Linear(d_model, expansion * d_model), nn.GELU(), nn.Linear(expansion * d_model, d_model))
@@ -46,7 +46,7 @@ class Bottleneck(nn.Module):
 
     .. math:: y = x + U f(D \operatorname{LN}(x)), \qquad D \in \mathbb R^{C/r \times C}, \quad U \in \mathbb R^{C \times C/r}
 
-    U starts at zero: at first the layer is the identity.
+    U is initialized to zero: an untrained layer is the identity.
 
     Parameters
     ----------
@@ -55,8 +55,8 @@ class Bottleneck(nn.Module):
     ratio
         r; C must be a multiple.
     operation
-        f, a module ``(h, mask=mask)`` from and to (B, N, C / r), such as an attention over the cells without a residual of its
-        own; None for a GELU.
+        f, a module ``(h, mask=mask)`` from (B, N, C / r) to the same shape, without a residual, such as an attention over the
+        cells; None for a GELU.
 
     Raises
     ------
@@ -76,19 +76,19 @@ class Bottleneck(nn.Module):
         nn.init.zeros_(self.up.bias)
 
     def branch(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """U f(D LN(x)), without the residual, as :class:`~alphastomics.nn.residual.HyperConnection` takes it."""
+        """U f(D LN(x)), without the residual, the branch of a :class:`~alphastomics.nn.residual.HyperConnection`."""
         h = self.down(self.norm(x))
         y: Tensor = self.up(F.gelu(h) if self.operation is None else self.operation(h, mask=mask))
         return y if mask is None else y.masked_fill(~mask[..., None], 0.0)
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """``x`` (B, N, C) to (B, N, C), 0 where ``mask`` (B, N) is false."""
+        """Map ``x`` (B, N, C) to (B, N, C), 0 where ``mask`` (B, N) is false."""
         y = x + self.branch(x, mask)
         return y if mask is None else y.masked_fill(~mask[..., None], 0.0)
 
 
 class AdaptiveNorm(nn.Module):
-    """Layer norm without weights whose scale and shift, and further ``n_extra`` vectors, come from the timesteps."""
+    """Layer norm whose scale and shift, and ``n_extra`` further vectors, are linear functions of the timestep vector."""
 
     def __init__(self, d_model: int, *, n_extra: int = 0) -> None:
         super().__init__()
@@ -98,7 +98,7 @@ class AdaptiveNorm(nn.Module):
         nn.init.zeros_(self.modulation.bias)
 
     def forward(self, x: Tensor, timestep: Tensor) -> tuple[Tensor, ...]:
-        """``x`` (B, N, d), ``timestep`` (B, d) to the normed x and the extra vectors (B, 1, d)."""
+        """Normed ``x`` (B, N, d) and the extra vectors (B, 1, d), given ``timestep`` (B, d)."""
         scale, shift, *extra = self.modulation(timestep).unsqueeze(1).chunk(self.parts, dim=-1)
         return F.layer_norm(x, x.shape[-1:]) * (1 + scale) + shift, *extra
 
@@ -116,7 +116,7 @@ class Block(nn.Module):
         Width of the feed-forward network over d.
     """
 
-    OWN = ("norm_1", "norm_2", "connect_1", "connect_2")  # what each layer keeps where weights are shared
+    OWN = ("norm_1", "norm_2", "connect_1", "connect_2")  # not shared between layers
 
     def __init__(self, config: DenoiserConfig, *, angle: float = 0.0, expansion: int = 4) -> None:
         super().__init__()
@@ -161,9 +161,9 @@ class Block(nn.Module):
         timestep
             (B, d).
         geometry
-            What attention reads of the cells besides their features.
+            Positions, neighbors and pair features of the cells, if attention uses them.
         mask
-            Real cells (B, N); None when all are.
+            Real cells (B, N); None if all are.
         routings
             A list to which the experts append their routing.
         """
@@ -171,14 +171,14 @@ class Block(nn.Module):
         return self.connect_2(x, lambda h: self.feed(h, timestep, mask, routings), mask)
 
     def attend(self, x: Tensor, timestep: Tensor, geometry: Geometry | None, mask: Tensor | None) -> Tensor:
-        """The branch of attention, (B, N, d), without its residual."""
+        """Branch of attention, (B, N, d), without its residual."""
         h, gain = self.norm_1(x, timestep)
         return (1 + gain) * self.dropout(self.attention(h, geometry, mask))
 
     def feed(
         self, x: Tensor, timestep: Tensor, mask: Tensor | None, routings: MutableSequence[Routing] | None
     ) -> Tensor:
-        """The branch of the feed-forward network, (B, N, d), without its residual."""
+        """Branch of the feed-forward network, (B, N, d), without its residual."""
         h, gain = self.norm_2(x, timestep)
         if isinstance(self.ffn, Experts):
             h, routing = self.ffn(h, mask)

@@ -27,15 +27,15 @@ class DenoiserConfig(NetworkConfig):
     dropout
         Probability with which a branch of a block is dropped in training.
     n_latent
-        Width of the neighborhood embedding that the contrastive loss shapes.
+        Width of the neighborhood embedding, which the contrastive loss trains.
     sequence
-        Whether the cells have an order, which neighbor attention and pair features read.
+        Whether the cells have an order, which neighbor attention and pair features use.
     mask_tokens
         Whether there are tokens for masked entries.
     n_ranks
         K, the number of neighbors whose distances describe the local density of a cell.
     n_components
-        Principal components of the reference that the embedding of expression starts from.
+        Number of principal components of the reference whose scores are added to the embedding of expression.
 
     Raises
     ------
@@ -68,7 +68,7 @@ class DenoiserConfig(NetworkConfig):
 
     @property
     def reads_sequence(self) -> bool:
-        """Whether anything in the network reads the order of the cells."""
+        """Whether any layer of the network uses the order of the cells."""
         return self.sequence and (self.attention == "neighbor" or self.pair_features is not None)
 
     def _check_pair_features(self) -> None:

@@ -1,4 +1,4 @@
-r"""The denoiser: noisy expression and noisy positions of N cells, two timesteps, to clean expression and positions.
+r"""Denoiser: clean expression and positions of N cells from noisy ones and the timesteps of both modalities.
 
 .. math::
 
@@ -7,10 +7,10 @@ r"""The denoiser: noisy expression and noisy positions of N cells, two timesteps
     h^{l+1} &= \operatorname{Block}(h^l, c, g, \text{mask}), \qquad
     F^{pos}_i = W_p \operatorname{AdaNorm}(h^L_i, c), \quad F^{expr}_i = W_e \operatorname{AdaNorm}(h^L_i, c)
 
-w weighs the genes, see :meth:`Denoiser.weigh_genes`; V are principal components of the reference, see
-:meth:`Denoiser.set_components`. A modality whose timestep is 1 is absent: its noisy value does not
-depend on it, so its embedding is replaced by a learned token. Masked entries have tokens of their own, see
-:meth:`Denoiser.embed_expression` and :meth:`Denoiser.embed_position`. Shapes: B contexts, N cells, G genes, D dimensions, d width.
+w are weights of the genes (:meth:`Denoiser.weigh_genes`) and V principal components of the reference
+(:meth:`Denoiser.set_components`). A modality whose timestep is 1 is absent: its noisy value is pure noise, and its embedding is
+replaced by a learned token. Masked entries have other tokens (:meth:`Denoiser.embed_expression`,
+:meth:`Denoiser.embed_position`). Shapes: B contexts, N cells, G genes, D dimensions, width d.
 """
 
 from __future__ import annotations
@@ -45,18 +45,18 @@ if TYPE_CHECKING:
 
 __all__ = ["Denoiser", "DenoiserConfig", "Prediction"]
 
-GOLDEN = math.pi * (3 - 5**0.5)  # angle by which the grid is turned from one block to the next: no direction repeats
+GOLDEN = math.pi * (3 - 5**0.5)  # angle between the grids of successive blocks, so that no direction repeats
 
 
 class Prediction(NamedTuple):
-    """Output of the denoiser for each cell; the diffusion process defines what it predicts.
+    """Output of the denoiser for each cell; its meaning is the ``prediction_type`` of the diffusion process.
 
     Attributes
     ----------
     expression
-        (B, N, G), or None if it is not among ``predict``.
+        (B, N, G), or None if it is not in ``predict``.
     position
-        (B, N, D), or None if it is not among ``predict``.
+        (B, N, D), or None if it is not in ``predict``.
     latent
         (B, N, d), the normed output of the last block.
     """
@@ -67,7 +67,7 @@ class Prediction(NamedTuple):
 
 
 class Denoiser(nn.Module):
-    """Diffusion transformer over the cells of a context; see the equations at the head of this file."""
+    """Diffusion transformer over the cells of a context; see the equations of the module."""
 
     def __init__(self, config: DenoiserConfig) -> None:
         super().__init__()
@@ -103,19 +103,19 @@ class Denoiser(nn.Module):
         self.neighbor_out = nn.Sequential(nn.Linear(d, d), nn.GELU(), nn.Linear(d, config.n_latent))
 
     def weigh_genes(self, gene_scale: ArrayLike) -> None:
-        """Weigh genes by their standard deviation (G,) in the reference.
+        """Weight genes by their standard deviation (G,) in the reference.
 
-        In network units all genes have the same variance. Much of the variance of a gene that varies little is counting noise,
-        and a network that learns from all genes at the same rate overfits that noise.
+        In network units all genes have the same variance. Genes of low variance are mostly counting noise, which a network
+        would overfit if all genes had the same weight.
         """
         weight = torch.as_tensor(np.asarray(gene_scale), dtype=torch.float32)
         self.gene_weight.copy_(weight / weight.square().mean().sqrt())
 
     def set_components(self, components: ArrayLike) -> None:
-        """Add the scores on ``components`` (G, K), orthonormal, to the first channels of every embedding of expression.
+        """Add the scores of orthonormal ``components`` (G, K) to the first channels of every embedding of expression.
 
-        They distinguish cells before anything is learned. With fewer components than channels for them, the other channels
-        are not changed.
+        They distinguish cells before training. If there are fewer components than channels for them, the other channels are
+        not changed.
         """
         values = torch.as_tensor(np.asarray(components), dtype=torch.float32)
         self.components.zero_()
@@ -123,7 +123,7 @@ class Denoiser(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
+        """Device of the weights."""
         return self.position_missing.device
 
     def embed_expression(
@@ -135,9 +135,9 @@ class Denoiser(nn.Module):
 
         .. math:: m_i = \frac{1}{\sqrt G} \sum_g o_{ig} M_g
 
-        to the embedding, with o 1 where an entry is observed and 0 elsewhere. At timestep 1 the other entries are read as 0,
-        and a cell without observed entries is absent. A ``masked`` entry (B, N, G) is read as the learned value of its gene:
-        the first layer is linear in the genes, so this adds one learned vector per masked gene.
+        to the embedding, with o 1 where an entry is observed and 0 elsewhere. At timestep 1 the other entries are set to 0,
+        and a cell without observed entries is absent. A ``masked`` entry (B, N, G) is replaced by a learned value of its gene:
+        the first layer is linear in the genes, so that this adds one learned vector per masked gene.
         """
         if masked is not None:
             expression = torch.where(masked, self.expression_mask, expression)
@@ -158,9 +158,9 @@ class Denoiser(nn.Module):
     ) -> Tensor:
         """Embedding (B, N, d) of noisy positions (B, N, D); the missing token where the timestep is 1.
 
-        ``local_density`` (B, N, K) is a function of all positions of the slice, and is used where these are known.
-        A ``masked`` coordinate (B, N, D) is read as 0, the center, and a learned vector of its axis is added to the
-        embedding: any value in its place would also be the position of some cell, so the mark is added outside of the waves.
+        ``local_density`` (B, N, K), a function of the clean positions of the slice, is used at timestep 0. A ``masked``
+        coordinate (B, N, D) is set to 0, the center, and a learned vector of its axis is added to the embedding, because any
+        replacement value is also a valid coordinate.
         """
         if masked is None:
             embedding = self.position_in(position)
@@ -185,14 +185,14 @@ class Denoiser(nn.Module):
         sequence: Tensor | None = None,
         parallel: SequenceParallel = ALONE,
     ) -> Prediction:
-        """Blocks and heads on the summed embeddings ``h`` (B, N, d).
+        """Run blocks and heads on the summed embeddings ``h`` (B, N, d).
 
-        The arguments are those of :meth:`forward`; ``position`` may be None where it is absent, and ``masked`` are its masked
-        entries alone.
+        The arguments are those of :meth:`forward`, except that ``position`` may be None if it is absent, and ``masked`` are the
+        masked coordinates (B, N, D).
         """
         geometry = self.surroundings(h, t_pos, mask, position=position, masked=masked, sequence=sequence)
         timestep = self.timestep(t_expr, t_pos)
-        if mask is not None:  # a context of padding alone attends to itself, so that its gradients stay finite
+        if mask is not None:  # a context that is all padding attends to itself, which keeps gradients finite
             mask = mask | ~mask.any(dim=1, keepdim=True)
         if parallel.world_size > 1:
             return self._in_parts(h, timestep, geometry or Geometry(), mask, predict, routings, parallel)
@@ -208,7 +208,7 @@ class Denoiser(nn.Module):
         routings: MutableSequence[Routing] | None,
         parallel: SequenceParallel,
     ) -> Prediction:
-        """The result of :meth:`_predict` for all cells, computed on those of this process and gathered."""
+        """Run :meth:`_predict` on the cells of this process and gather the result of all cells."""
         n_cells, own_routings = h.shape[1], Routings()
         mask = parallel.split(torch.ones_like(h[..., 0], dtype=torch.bool) if mask is None else mask)
         h, geometry = parallel.split(h), geometry.split(parallel)
@@ -270,23 +270,23 @@ class Denoiser(nn.Module):
         t_expr, t_pos
             Timesteps (B,) in [0, 1]; 0 is clean, 1 absent. The values of an absent modality are not used.
         mask
-            Real cells (B, N); None when all are.
+            Real cells (B, N); None if all are.
         observed
-            Entries of expression (B, N, G) that are known and clean at any timestep; None when there are none.
+            Entries of expression (B, N, G) that are clean at any timestep; None if there are none.
         predict
             Which heads to run.
         masked
             Masked entries of expression (B, N, G) and of positions (B, N, D), whose values are not used.
         local_density
             Local density of each cell (B, N, K), see :func:`alphastomics.data.local_density`; used where the timestep of
-            positions is 0. None when it is not known.
+            positions is 0. None if it is unknown.
         sequence
-            An index (B, N) that orders the cells, where the network reads one; only its differences are used.
+            An index (B, N) that orders the cells, if the network uses one; only its differences matter.
         routings
             A list to which every layer with experts appends its routing.
         parallel
-            Processes that run the network on these contexts together: each runs blocks and heads on some of the cells, and
-            returns the result of all.
+            Processes that share these contexts: each runs blocks and heads on some of the cells and returns the result for
+            all cells.
         """
         h = self.embed_expression(expression, t_expr, observed, masked[0])
         h = h + self.embed_position(position, t_pos, masked[1], local_density)
@@ -304,5 +304,5 @@ class Denoiser(nn.Module):
         )
 
     def neighborhood(self, latent: Tensor) -> Tensor:
-        """Embedding (B, N, n_latent) in which cells that are near in the tissue have a similar direction."""
+        """Embedding (B, N, n_latent) in which cells that are close in the tissue have similar directions."""
         return self.neighbor_out(latent)

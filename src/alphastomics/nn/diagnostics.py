@@ -1,10 +1,11 @@
-r"""The size of a network, and what its layers are given while it runs.
+r"""Size of a network, and inputs of its layers while it runs.
 
 :func:`matched_width` finds the width at which a denoiser has a given number of parameters P,
 
 .. math:: d^\star = \arg\min_d \, \lvert P(d) - P \rvert
 
-over the widths d that the heads divide. P(d) grows with d, so the search is by bisection, on networks without memory.
+over the widths d that are multiples of the number of heads, by bisection, because P(d) grows with d. The networks are built
+on the meta device and take no memory.
 """
 
 from __future__ import annotations
@@ -30,18 +31,18 @@ if TYPE_CHECKING:
     from alphastomics.nn.geometry import Geometry
 
 
-WIDEST = 2**20  # steps of the width
+WIDEST = 2**20  # in steps of the width
 
 
 class ParameterCount(NamedTuple):
-    """Parameters of a network, and how many of them act on one cell."""
+    """Number of parameters of a network, and of those that act on one cell."""
 
     total: int
     active: int
 
 
 def count_parameters(network: nn.Module) -> ParameterCount:
-    """Count the parameters of a network, and those that act on one cell: k of the E experts of each layer."""
+    """Count the parameters of a network; on one cell only k of the E experts of a layer are active."""
     total = sum(parameter.numel() for parameter in network.parameters())
     idle = 0
     for part in network.modules():
@@ -52,7 +53,7 @@ def count_parameters(network: nn.Module) -> ParameterCount:
 
 
 def matched_width(config: DenoiserConfig, n_parameters: int) -> int:
-    """Width ``d_model`` at which a denoiser comes nearest to ``n_parameters`` in total, all else as in ``config``."""
+    """Width ``d_model`` at which a denoiser, otherwise as in ``config``, has closest to ``n_parameters`` parameters."""
     step = lcm(2, config.n_heads)  # halves of sines and cosines, and whole heads
 
     def total(k: int) -> int:
@@ -72,20 +73,20 @@ def matched_width(config: DenoiserConfig, n_parameters: int) -> int:
 
 @dataclass(kw_only=True, slots=True)
 class SeenLayer:
-    """What one layer was last given.
+    """Last inputs of one layer.
 
     Attributes
     ----------
     attention
-        Its attention.
+        Attention of the layer.
     x
-        What the attention was given (B, N, d), without a gradient.
+        Input (B, N, d) of the attention, without a gradient.
     geometry
-        Geometry of the cells; None where it was not given.
+        Geometry of the cells, if any.
     mask
-        Cells that are attended to (B, N); None when all are.
+        Cells that are attended to (B, N); None if all are.
     routing
-        Where the experts sent the cells; None where there are none.
+        Routing of the cells; None without experts.
     """
 
     attention: Attention
@@ -97,9 +98,9 @@ class SeenLayer:
 
 @contextmanager
 def watch_layers(denoiser: Denoiser) -> Iterator[dict[int, SeenLayer]]:
-    """Keep what each layer was last given, by its number, while the context is open."""
+    """Record the last inputs of each layer, by its number, while the context is open."""
     seen: dict[int, SeenLayer] = {}
-    current = 0  # layers may share their parts, so the number of the layer is kept here
+    current = 0  # layers may share modules, so that a module does not determine its layer
 
     def before_layer(layer: int) -> None:
         nonlocal current

@@ -1,12 +1,12 @@
-r"""Features of positions and of timesteps.
+r"""Embeddings of positions, local density and timesteps.
 
 .. math::
 
     \phi(x) = [\,x,\; \sin(2\pi x F),\; \cos(2\pi x F)\,], \qquad
     \psi(t) = [\,\sin(\omega_k t),\; \cos(\omega_k t)\,]_k
 
-F holds directions spread evenly over the circle or sphere at geometrically spaced frequencies, so that both the
-direction and the distance between two cells can be read off their features at every length scale.
+The columns of F are directions, spread evenly over the circle or sphere, times geometrically spaced frequencies, so that the
+features of two cells determine their direction and distance at every length scale.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from torch import Tensor, nn
 
 
 def directions(n: int, n_dims: int) -> Tensor:
-    """N unit vectors (n, D), evenly spread in every run of them: golden angles, or plastic numbers on the half sphere.
+    """Unit vectors (n, D) of which any consecutive ones are evenly spread: golden angles, or the R2 sequence (Roberts 2018).
 
-    A spiral over the sphere would tie the direction of a wave to its frequency. (Roberts 2018, the R2 sequence.)
+    On the half sphere a spiral would correlate the direction of a wave with its frequency.
     """
     k = torch.arange(n, dtype=torch.float64)
     if n_dims == 2:
@@ -35,7 +35,7 @@ def directions(n: int, n_dims: int) -> Tensor:
 
 
 class FourierPosition(nn.Module):
-    """Positions (B, N, D) in model units to features (B, N, d).
+    """Embedding (B, N, d) of positions (B, N, D) in model units.
 
     Parameters
     ----------
@@ -60,14 +60,16 @@ class FourierPosition(nn.Module):
         self.mlp = nn.Sequential(nn.Linear(2 * n_frequencies + n_dims, d_model), nn.GELU(), nn.Linear(d_model, d_model))
 
     def forward(self, position: Tensor) -> Tensor:
-        """``position`` (B, N, D) to (B, N, d)."""
-        with torch.autocast(position.device.type, enabled=False):  # bfloat16 turns fast waves by a good part of a cycle
+        """Embed ``position`` (B, N, D)."""
+        with torch.autocast(
+            position.device.type, enabled=False
+        ):  # in bfloat16 phases of fast waves are off by much of a cycle
             phase = position @ self.frequencies
         return self.mlp(torch.cat([position, phase.sin(), phase.cos()], dim=-1))
 
 
 class LocalDensityEmbedding(nn.Module):
-    """Local density (B, N, K), logarithms of relative distances to neighbors, to (B, N, d)."""
+    """Embedding (B, N, d) of local density (B, N, K), logarithms of relative distances to neighbors."""
 
     SPREAD = 0.3  # standard deviation of the logarithms in most tissues
 
@@ -76,12 +78,12 @@ class LocalDensityEmbedding(nn.Module):
         self.mlp = nn.Sequential(nn.Linear(n_ranks, d_model), nn.GELU(), nn.Linear(d_model, d_model))
 
     def forward(self, local_density: Tensor) -> Tensor:
-        """``local_density`` (B, N, K) to (B, N, d)."""
+        """Embed ``local_density`` (B, N, K)."""
         return self.mlp(local_density / self.SPREAD)
 
 
 class TimestepEmbedding(nn.Module):
-    """Timesteps of both modalities, each (B,), in [0, 1], to one conditioning vector (B, d)."""
+    """One conditioning vector (B, d) from the timesteps of both modalities, each (B,), in [0, 1]."""
 
     def __init__(self, d_model: int, *, n_frequencies: int = 32, lowest: float = 0.25, highest: float = 32.0) -> None:
         super().__init__()
@@ -93,6 +95,6 @@ class TimestepEmbedding(nn.Module):
         )
 
     def forward(self, t_expr: Tensor, t_pos: Tensor) -> Tensor:
-        """Both timesteps (B,) to (B, d)."""
+        """Embed both timesteps, each (B,)."""
         phase = torch.stack([t_expr, t_pos], dim=1)[..., None] * self.frequencies  # (B, 2, K)
         return self.mlp(torch.cat([phase.sin(), phase.cos()], dim=-1).flatten(1))

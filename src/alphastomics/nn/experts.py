@@ -1,4 +1,4 @@
-r"""Mixture of experts with noisy top-k gating (Shazeer et al., ICLR 2017) in the place of the feed-forward network.
+r"""Mixture of experts with noisy top-k gating (Shazeer et al., ICLR 2017), which replaces the feed-forward network.
 
 .. math::
 
@@ -8,17 +8,16 @@ r"""Mixture of experts with noisy top-k gating (Shazeer et al., ICLR 2017) in th
     f_e(x) = W^2_e \operatorname{GELU}(W^1_e x + b^1_e) + b^2_e \\
     w_{ie} &= p_{ie} \Big/ \sum_{e' \in T_i} p_{ie'} \;\; (k \ge 2), \qquad w_{ie} = p_{ie} \;\; (k = 1)
 
-with :math:`\varepsilon \sim N(0, I)` in training and 0 otherwise. For k = 1 the weight is the plain probability (Fedus
-et al., JMLR 2022): renormalized it would be 1, without a gradient for the router. So that experts are used evenly,
-training adds
+with :math:`\varepsilon \sim N(0, I)` in training and 0 otherwise. For k = 1 the weight is the probability itself (Fedus
+et al., JMLR 2022): a renormalized weight would be 1, without a gradient for the router. The balance loss
 
 .. math:: L_{balance} = E \sum_e f_e P_e,
 
-f the share of all assignments of the real cells that expert e got, P its mean probability in a context: 1 when balanced.
+with f_e the share of expert e in the assignments of real cells and P_e its mean probability in a context, encourages even
+use of the experts, at which it is 1.
 
-The experts run as one function of autograd, :func:`grouped_networks`: groups of equal size in batched products, others one
-after another. So a group stays in the cache through both layers, and autograd allocates no gradient of the size of all
-weights for each group.
+:func:`grouped_networks` runs all experts: groups of equal size in batched products, others one after another in one function
+of autograd. A group stays in the cache through both layers, and no gradient of the size of all weights is allocated per group.
 """
 
 from __future__ import annotations
@@ -40,14 +39,14 @@ if TYPE_CHECKING:
 
     from alphastomics.config import ExpertWidth
 
-# Multiplications in the time that it takes to start one product: about 10 us on a thread, 5 us on a GPU (an estimate).
+# Multiplications in the time of starting one matrix product: about 10 us per thread of a CPU, 5 us on a GPU (estimated).
 START_OF_THREAD, START_OF_GPU = 750_000, 100_000_000
 
 
 def grouped_networks(
     rows: Tensor, weight_1: Tensor, bias_1: Tensor, weight_2: Tensor, bias_2: Tensor, counts: Sequence[int]
 ) -> Tensor:
-    """Each group of rows through its network.
+    """Run each group of rows through its network.
 
     Parameters
     ----------
@@ -58,11 +57,11 @@ def grouped_networks(
     weight_2, bias_2
         Second layer, (E, h, d_out) and (E, d_out).
     counts
-        Rows of each group, E numbers with the sum R.
+        Number of rows in each group, E numbers with sum R.
 
     Returns
     -------
-    y, (R, d_out), in the precision of autocast if that is on.
+    y, (R, d_out), in the precision of autocast if it is enabled.
     """
     if min(counts) == max(counts):
         blocks = rows.view(len(counts), counts[0], rows.shape[1])
@@ -77,9 +76,9 @@ def grouped_networks(
 
 
 def even_counts(counts: Sequence[int], per_row: int, device: torch.device) -> list[int]:
-    """Rows to give to each group: the same to all if running the rows that this adds costs less than starting each group.
+    """Rows of each group after padding: equal if running the added rows costs less than starting a product per group.
 
-    ``per_row`` is the number of multiplications that one layer does for a row.
+    ``per_row`` is the number of multiplications of one layer for a row.
     """
     start = START_OF_THREAD * torch.get_num_threads() if device.type == "cpu" else START_OF_GPU
     even = [max(counts)] * len(counts)
@@ -127,9 +126,9 @@ class Routing(NamedTuple):
     Attributes
     ----------
     probability
-        p, (B, N, E), 0 for cells that were not routed.
+        p, (B, N, E); 0 for padding.
     assigned
-        1 for the experts that act on a cell, (B, N, E), else 0.
+        1 for the experts assigned to a cell, else 0, (B, N, E).
     """
 
     probability: Tensor
@@ -137,24 +136,24 @@ class Routing(NamedTuple):
 
 
 class Routings(UserList[Routing]):
-    """Routings layer by layer, not a plain list: FSDP2 copies lists among the arguments of a module."""
+    """Routings of all layers. Not a list, because FSDP2 copies lists among the arguments of a module."""
 
 
 class Experts(nn.Module):
     """E two-layer networks, k of which act on each cell.
 
-    No cell is dropped, so that neither padding nor the order of the cells changes the result.
+    No cell is dropped, so that the result depends neither on padding nor on the order of the cells.
 
     Parameters
     ----------
     d_model, d_ff
-        Width d, and width of the dense network whose place this takes.
+        Width d, and hidden width of the dense network that the experts replace.
     num_experts
         E.
     top_k
-        k, the number of experts that act on a cell.
+        k, number of experts that act on a cell.
     width
-        ``"split"``: experts are d_ff / E wide, together as large as the dense network; ``"full"``: each is d_ff wide.
+        Hidden width of an expert: ``"split"``: d_ff / E, so that all experts are as large as the dense network; ``"full"``: d_ff.
 
     Raises
     ------
@@ -177,12 +176,12 @@ class Experts(nn.Module):
         self.num_experts, self.top_k = num_experts, top_k
         self.router = nn.Linear(d_model, num_experts, bias=False)
         self.noise = nn.Linear(d_model, num_experts, bias=False)
-        nn.init.zeros_(self.noise.weight)  # a standard deviation of log 2 to begin with
+        nn.init.zeros_(self.noise.weight)  # initial standard deviation: log 2
         self.weight_1, self.bias_1 = _layer(num_experts, d_model, hidden)
         self.weight_2, self.bias_2 = _layer(num_experts, hidden, d_model)
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Routing]:
-        """``x`` (B, N, d) to (B, N, d), 0 where ``mask`` (B, N) is false, and their routing."""
+        """Map ``x`` (B, N, d) to (B, N, d), 0 where ``mask`` (B, N) is false, and return the routing as well."""
         b, n, d = x.shape
         cells = x.reshape(-1, d)
         real = None if mask is None else mask.flatten().nonzero()[:, 0]
@@ -200,9 +199,9 @@ class Experts(nn.Module):
     def route(self, cells: Tensor, noise: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """Probabilities (M, E) of ``cells`` (M, d), and the chosen experts and their weights, both (M, k).
 
-        ``noise`` (M, E) is standard normal; None is no noise.
+        ``noise`` (M, E) is standard normal; None adds none.
         """
-        with torch.autocast(cells.device.type, enabled=False):  # near ties must not be settled by rounding
+        with torch.autocast(cells.device.type, enabled=False):  # in low precision, rounding would break near ties
             cells = cells.to(_exact(cells))
             score = F.linear(cells, self.router.weight.to(cells.dtype))
             if noise is not None:
@@ -223,7 +222,7 @@ class Experts(nn.Module):
     def _lay_out(self, slot: Tensor) -> tuple[Tensor, Tensor, list[int]]:
         """Sort assignments (M k) by expert: the cell of each row, the row of each assignment, and the rows per expert.
 
-        Rows that are added to make experts even repeat cell 0, and nothing reads what becomes of them.
+        Rows that pad the groups repeat cell 0; their results are not used.
         """
         count = slot.bincount(minlength=self.num_experts)
         counts = even_counts(count.tolist(), self.weight_1[0].numel(), slot.device)
@@ -235,7 +234,7 @@ class Experts(nn.Module):
 
 
 def _exact(x: Tensor) -> torch.dtype:
-    """The type in which routing is computed."""
+    """Precision in which routing is computed."""
     return torch.float32 if x.dtype in (torch.bfloat16, torch.float16) else x.dtype
 
 
@@ -244,7 +243,7 @@ def _starts(count: Tensor) -> Tensor:
 
 
 def _layer(num_experts: int, n_in: int, n_out: int) -> tuple[nn.Parameter, nn.Parameter]:
-    """Weights (E, n_in, n_out) and biases (E, n_out), each expert's as those of ``nn.Linear`` begin."""
+    """Weights (E, n_in, n_out) and biases (E, n_out), initialized like those of ``nn.Linear``."""
     bound = n_in**-0.5
     weight, bias = torch.empty(num_experts, n_in, n_out), torch.empty(num_experts, n_out)
     return nn.Parameter(weight.uniform_(-bound, bound)), nn.Parameter(bias.uniform_(-bound, bound))
@@ -260,7 +259,7 @@ def balance_losses(routings: Sequence[Routing], mask: Tensor, counts: Tensor | N
 
     .. math:: L_b = E \sum_e f_e P_{be}, \qquad P_{be} = \operatorname{mean}_{i \in b} p_{ie}
 
-    averaged over layers. f has no gradient.
+    averaged over layers; f has no gradient.
 
     Parameters
     ----------
@@ -269,7 +268,7 @@ def balance_losses(routings: Sequence[Routing], mask: Tensor, counts: Tensor | N
     mask
         Real cells (B, N).
     counts
-        Assignments (L, E) that f is computed from; those of these contexts, on all processes, when None.
+        Assignments (L, E) from which f is computed; by default those of these contexts on all processes.
     """
     counts = _sum_over_processes(expert_counts(routings, mask)) if counts is None else counts
     share = counts / counts.sum(dim=-1, keepdim=True).clamp_min(1)
@@ -279,7 +278,7 @@ def balance_losses(routings: Sequence[Routing], mask: Tensor, counts: Tensor | N
 
 
 def expert_usage(routing: Routing, mask: Tensor) -> Tensor:
-    """Share of the assignments of real cells that each expert got, (E,)."""
+    """Share of each expert in the assignments of real cells, (E,)."""
     count = _per_context(routing.assigned, mask).sum(dim=0)
     return count / count.sum().clamp_min(1)
 

@@ -1,12 +1,12 @@
-r"""What attention reads of the cells besides their features: positions and their trust, order, neighbors, pair features.
+r"""Inputs of attention besides features: positions and their trust, order, neighbors and pair features of the cells.
 
 .. math::
 
     \tilde x_i = x_i - \frac{1}{n} \sum_{j \text{ real}} x_j, \qquad
     \text{terms of distance} \;\propto\; \tau_b \in [0, 1]
 
-:math:`\tau` is the trust of a context: 1 where positions are clean, 0 where they are absent. Only differences of positions
-are used, so that centering changes nothing but keeps their squares small where they are formed from factors.
+:math:`\tau` is the trust in the positions of a context: 1 if they are clean, 0 if they are absent. Only differences of positions
+are used; centering keeps squares small where distances are computed from factors.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class Pairs(Protocol):
-    """Features of pairs of cells in factors, p_ijc = sum_r L_icr R_jcr."""
+    """Features of pairs of cells as factors, p_ijc = sum_r L_icr R_jcr."""
 
     @property
     def left(self) -> Tensor:
@@ -41,33 +41,33 @@ class Pairs(Protocol):
 
 
 class Factors(NamedTuple):
-    """The plainest :class:`Pairs`."""
+    """Factors L and R of :class:`Pairs`, without a mask."""
 
     left: Tensor
     right: Tensor
 
 
 class Geometry(NamedTuple):
-    """Geometry of the cells of a batch; what is None is not known.
+    """Geometry of the cells of a batch; None is unknown.
 
     Attributes
     ----------
     position
         (B, N, D) in model units.
     trust
-        Trust in ``position`` and ``frames``, (B,) in [0, 1]: 1 clean, 0 absent. None is 1. Terms of distance are multiplied
+        Trust in ``position`` and ``frames``, (B,) in [0, 1]: 1 clean, 0 absent; None is 1. Terms of distance are multiplied
         by it, and where it is 0 positions are not used.
     sequence
         A real index (B, N) that orders the cells; only its differences are used.
     frames
         Rotations (B, N, D, D) from the axes of a cell to those of the slice.
     neighbors
-        Cells (B, N, K) that a cell attends to, -1 where there are fewer, see :func:`alphastomics.nn.neighbors.neighbor_pairs`.
+        Cells (B, N, K) to which a cell attends, -1 for none, see :func:`alphastomics.nn.neighbors.neighbor_pairs`.
     pairs
-        Features of pairs, in factors.
+        Features of pairs, as factors.
     parallel
-        Processes over which the cells are split, see :mod:`alphastomics.nn.parallel`. All else is then of the n cells of this
-        process, as features and masks are; the numbers of neighbors count the cells of all.
+        Processes over which the cells are split, see :mod:`alphastomics.nn.parallel`. All other entries, like features and
+        masks, are then those of the n cells of this process; ``neighbors`` are indices into the cells of all processes.
     """
 
     position: Tensor | None = None
@@ -79,7 +79,7 @@ class Geometry(NamedTuple):
     parallel: SequenceParallel = ALONE
 
     def split(self, parallel: SequenceParallel) -> Geometry:
-        """That of the cells of this process."""
+        """Geometry of the cells of this process."""
 
         def own(x: Tensor | None) -> Tensor | None:
             return None if x is None else parallel.split(x)
@@ -88,7 +88,9 @@ class Geometry(NamedTuple):
             position=own(self.position),
             sequence=own(self.sequence),
             frames=own(self.frames),
-            neighbors=None if self.neighbors is None else parallel.split(self.neighbors + 1) - 1,  # padding has none
+            neighbors=None
+            if self.neighbors is None
+            else parallel.split(self.neighbors + 1) - 1,  # padding has no neighbors
             pairs=None if self.pairs is None else Factors(*(parallel.split(s, 2) for s in _sides(self.pairs))),
             parallel=parallel,
         )
@@ -103,21 +105,10 @@ class Geometry(NamedTuple):
         return self.trust.detach().to(dtype)
 
     def centered(self, x: Tensor, mask: Tensor | None, n_dims: int) -> Tensor:
-        """Positions (B, N, D) from the middle of the real cells, in at least 32 bits; 0 for padding and where absent.
+        """Positions (B, N, D) relative to the center of the real cells, in at least 32 bits; 0 for padding and where absent.
 
-        Parameters
-        ----------
-        x
-            Features (B, N, d), whose precision and device count.
-        mask
-            Real cells (B, N); None when all are.
-        n_dims
-            D.
-
-        Raises
-        ------
-        ValueError
-            If positions have another number of dimensions.
+        Features ``x`` (B, N, d) determine precision and device. Raises ``ValueError`` if positions are not of ``n_dims``
+        dimensions.
         """
         dtype = at_least_32_bits(x.dtype)
         if self.position is None:
@@ -132,12 +123,12 @@ class Geometry(NamedTuple):
         return (position - middle).masked_fill(~used, 0.0)
 
     def used(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        """Cells (B, N) whose position counts: real ones, in a context whose trust is not 0."""
+        """Cells (B, N) whose position is used: real ones, in contexts whose trust is not 0."""
         used = (self.trusted(x) > 0)[:, None].expand(x.shape[:2])
         return used if mask is None else used & mask
 
     def part(self, context: int, n_cells: int) -> Geometry:
-        """That of the first ``n_cells`` cells of one context, as a batch of its own, which is not split."""
+        """Geometry of the first ``n_cells`` cells of one context as a batch of one, which is not split."""
         one = slice(context, context + 1)
 
         def first(x: Tensor | None) -> Tensor | None:
@@ -160,7 +151,7 @@ class Geometry(NamedTuple):
 
 
 def processes_of(geometry: Geometry | None) -> SequenceParallel:
-    """The processes over which cells are split; one where nothing is known of them."""
+    """Processes over which cells are split; a single process without a geometry."""
     return ALONE if geometry is None else geometry.parallel
 
 
@@ -169,26 +160,21 @@ def _sides(pairs: Pairs) -> tuple[Tensor, Tensor]:
 
 
 def at_least_32_bits(dtype: torch.dtype) -> torch.dtype:
-    """The precision in which positions and distances are handled beside features of precision ``dtype``."""
+    """Precision of positions and distances for features of precision ``dtype``."""
     return torch.promote_types(dtype, torch.float32)
 
 
 class Surroundings(nn.Module):
-    r"""The :class:`Geometry` of a batch, from the noisy positions and nothing cleaner.
+    r"""The :class:`Geometry` of a batch, computed from noisy positions only.
 
     .. math::
 
         g = \big(z^{pos},\; \tau = 1 - t_{pos},\; s,\; \mathcal N(z^{pos}, s),\; p(h^0, z^{pos}, s)\big)
 
-    Neighbors :math:`\mathcal N` are found among the noisy positions at every call, so that they change from one sampling
-    step to the next. Where positions are absent :math:`\tau = 0` and nothing depends on them. A masked coordinate is read
-    as 0, the center, as in the embedding of positions; a cell with a masked coordinate has no neighbors in space and is
-    not a neighbor in space of any cell. A context of padding alone has no positions.
-
-    Parameters
-    ----------
-    config
-        The network.
+    Neighbors :math:`\mathcal N` are found among the noisy positions at every call, and change from one sampling step to the
+    next. If positions are absent, :math:`\tau = 0` and they are not used. A masked coordinate is set to 0, the center, as in
+    the embedding of positions; a cell with a masked coordinate neither has nor is a neighbor in space. A context that is all
+    padding has no positions.
     """
 
     def __init__(self, config: DenoiserConfig) -> None:
@@ -217,22 +203,22 @@ class Surroundings(nn.Module):
         t_pos
             Timestep of the positions (B,).
         mask
-            Real cells (B, N); None when all are.
+            Real cells (B, N); None if all are.
         position
-            Noisy positions (B, N, D); None when they are absent in all contexts.
+            Noisy positions (B, N, D); None if they are absent in all contexts.
         masked
-            Masked coordinates (B, N, D); None when there are none.
+            Masked coordinates (B, N, D); None if there are none.
         sequence
-            An index (B, N) that orders the cells, where the network reads one.
+            An index (B, N) that orders the cells, if the network uses one.
 
         Returns
         -------
-        None where the attention of the network does not read positions.
+        The geometry; None if the attention of the network does not use it.
 
         Raises
         ------
         ValueError
-            If the network reads an order and there is none.
+            If the network uses an order and ``sequence`` is None.
         """
         config = self.config
         if config.attention in ("full", "linear"):

@@ -1,8 +1,7 @@
 r"""Minimum-distance refinement: an E(D)-equivariant denoiser of positions at the scale of a cell.
 
-Cells exclude each other, so that their nearest neighbors are far more evenly spaced than independent draws. That is
-visible at full density only, not in a random subset of a slice, and does not depend on a frame: a separate network learns it.
-With positions :math:`y` and their noise :math:`r` in units of the cell spacing, and the k nearest neighbors
+Cells do not overlap, so that distances to nearest neighbors vary far less than those of independent points. This holds at full
+density only, not in a random subset of a slice, and in any frame: a separate network learns it. With positions :math:`y` and their noise :math:`r` in units of the cell spacing, and the k nearest neighbors
 :math:`\mathcal N(i)`,
 
 .. math::
@@ -12,7 +11,7 @@ With positions :math:`y` and their noise :math:`r` in units of the cell spacing,
     y_i &\leftarrow y_i + \frac{r}{\sqrt{1 + r^2}}\, \operatorname{mean}_j\, c(m_{ij})\,
         \frac{y_i - y_j}{\lVert y_i - y_j \rVert + \delta}
 
-(after Satorras et al. 2021). A rotation, reflection or shift of the input does the same to the output.
+(after Satorras et al. 2021). The output is equivariant to rotations, reflections and shifts of the input.
 """
 
 from __future__ import annotations
@@ -21,11 +20,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-SOFTENING = 0.3  # delta: below a third of the spacing directions are mostly noise
+SOFTENING = 0.3  # delta: at less than a third of the spacing, directions are mostly noise
 
 
 class MinDistanceNetwork(nn.Module):
-    """Estimate of clean positions from noisy ones; see the equations at the head of this file.
+    """Estimate of clean positions from noisy ones; see the equations of the module.
 
     Parameters
     ----------
@@ -60,13 +59,13 @@ class MinDistanceNetwork(nn.Module):
         return torch.exp(-(((value[..., None] - self.centers) / 0.35) ** 2))
 
     def forward(self, y: Tensor, r: Tensor, neighbors: Tensor) -> Tensor:
-        """``y`` (N, D) and ``r`` (), both over the spacing, with ``neighbors`` (N, k), to clean positions (N, D)."""
+        """Clean positions (N, D) from ``y`` (N, D) and ``r`` (), both in units of the spacing, and ``neighbors`` (N, k)."""
         with torch.autocast(y.device.type, enabled=False):
             level = self.basis(r.log())
             h = self.start(level).expand(len(y), -1)
             gain = r / torch.sqrt(1 + r**2)
             for layer, (message, push) in enumerate(zip(self.message, self.push, strict=True)):
-                # The gradient of y[neighbors] would be summed by threads, in the order in which they come.
+                # Unlike that of y[neighbors], the gradient of an embedding is summed in a fixed order.
                 offset = y[:, None] - F.embedding(neighbors, y)  # (N, k, D)
                 distance = offset.norm(dim=-1) + 1e-6
                 pair = (h[:, None].expand(-1, neighbors.shape[1], -1), F.embedding(neighbors, h))

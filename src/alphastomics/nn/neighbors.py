@@ -1,4 +1,4 @@
-r"""Neighbors of cells: near in the tissue, near in an order of the cells, and a few random far ones.
+r"""Neighbors of cells: nearest in space, nearest in an order of the cells, and random distant ones.
 
 .. math::
 
@@ -6,18 +6,18 @@ r"""Neighbors of cells: near in the tissue, near in an order of the cells, and a
     \operatorname*{k\,nearest}_{j \ne i} |r_i - r_j| \;\cup\; \{j : 0 < |r_i - r_j| \le w\} \;\cup\; \text{random}
 
 r is the rank of a cell in the order. Random neighbors are drawn with a probability that falls as :math:`1 / d^3` beyond
-the k nearest (as in SALAD, Jendrusch & Korbel 2025), so that a few steps lead anywhere. In an even tissue of D
-dimensions the m-th nearest cell lies at :math:`d \sim m^{1/D}`, so the law is :math:`m^{-3/D}` in ranks, and that needs no
-N x N matrix: the nearest member of a random share :math:`\rho` of the cells has rank m with probability
-:math:`\rho (1 - \rho)^{m - 1}`, and
+the k nearest (as in SALAD, Jendrusch & Korbel 2025), so that any two cells are connected by a few edges. At uniform density in D
+dimensions the m-th nearest cell lies at :math:`d \sim m^{1/D}`, so that the probability is :math:`m^{-3/D}` in ranks. It is
+sampled without an N x N matrix: the nearest member of a random share :math:`\rho` of the cells has rank m with
+probability :math:`\rho (1 - \rho)^{m - 1}`, and
 
 .. math::
 
     \int \rho (1 - \rho)^{m - 1} f(\rho)\, d\rho \;\sim\; m^{-3 / D}
     \qquad \text{for } f(\rho) \propto \rho^{3 / D - 2}, \quad \tfrac2n \le \rho \le \tfrac{1}{k + 1}
 
-(the law of Yule 1925 and Simon 1955). Every random neighbor comes from a share of its own; they are spread evenly
-under f, from fine to coarse: a random partition of the cells into groups of one size, of which each cell takes one.
+(Yule 1925; Simon 1955). Each random neighbor has its own share; shares are stratified under f. A share is a
+group, chosen at random for each cell, of a random partition of the cells into groups of equal size.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ if TYPE_CHECKING:
     from alphastomics.config import PairKind
 
 
-BLOCK = 2**26  # distances that are in memory at once on a GPU
-MANY = 2**30  # distances, for which a tree on the CPU is faster than a GPU
+BLOCK = 2**26  # distances in memory at a time on a GPU
+MANY = 2**30  # distances above which a tree on the CPU is faster than a GPU
 
 
 def nearest_neighbors(x: Tensor, k: int) -> Tensor:
-    """Rows (N, k) of the k nearest other cells of ``x`` (N, D), nearest first; all others where there are fewer than k."""
+    """Indices (N, k) of the k nearest other cells of ``x`` (N, D), nearest first; all N - 1 if k is larger."""
     return _nearest_others(x.detach(), min(k, len(x) - 1))
 
 
@@ -55,38 +55,39 @@ def neighbor_pairs(
     include_self: bool = False,
     generator: Generator | None = None,
 ) -> Tensor:
-    """Neighbors of every cell, without repeats, without padding, and without the cell itself unless asked for.
+    """Distinct neighbors of every cell, without padding.
 
     Parameters
     ----------
     position
-        (B, N, D), finite where ``mask`` is true; None if ``kind="sequence"`` and nothing is random.
+        (B, N, D), finite where ``mask`` is true; None only if ``kind="sequence"`` and ``n_random=0``.
     mask
-        Real cells (B, N); None when all are.
+        Real cells (B, N); None if all are.
     k
         Number of nearest cells.
     kind
-        Nearest in space, in the order, or half of them in space and the rest in the order.
+        ``"coordinate"``: nearest in space; ``"sequence"``: nearest in the order; ``"hybrid"``: half of them in space and the
+        rest in the order.
     sequence
-        A real index (B, N) that orders the cells; ties are settled by position, then by row.
+        A real index (B, N) that orders the cells; ties are broken by position, then by row.
     window
-        w: cells at most so many ranks away are neighbors, too. Needs ``sequence``.
+        w: cells at most w ranks away are neighbors, too. Needs ``sequence``.
     n_random
-        Random neighbors per cell; those that are among the others already are dropped. Needs ``position``.
+        Random neighbors per cell; those that are neighbors already are dropped. Needs ``position``.
     include_self
         Whether a cell is its own neighbor.
     generator
-        Of the random neighbors, on the CPU.
+        Generator of the random neighbors, on the CPU.
 
     Returns
     -------
-    Rows (B, N, K) of cells in the same context, -1 where there are fewer, and all -1 for padding. The nearest first if
-    there are none but the nearest in space, else in ascending order.
+    Indices (B, N, K) of cells in the same context, -1 for none and for padding: nearest first if all are nearest in space, else
+    in ascending order.
 
     Raises
     ------
     ValueError
-        If ``kind`` is unknown, or positions or an order are needed and missing.
+        If ``kind`` is unknown, or a position or sequence that is needed is missing.
     """
     kinds = {"coordinate": (k, 0), "sequence": (0, k), "hybrid": (k // 2, k - k // 2)}
     if kind not in kinds:
@@ -99,7 +100,7 @@ def neighbor_pairs(
     like = position if position is not None else sequence
     assert like is not None  # one of both is needed
     mask = torch.ones(like.shape[:2], dtype=torch.bool, device=like.device) if mask is None else mask
-    width = include_self + near + max(along, 2 * window) + n_random  # both ranges of ranks lie around the cell
+    width = include_self + near + max(along, 2 * window) + n_random  # both ranges of ranks are centered at the cell
     result = torch.full((*mask.shape, width), -1, device=mask.device)
     for b in range(len(mask)):
         real = mask[b].nonzero()[:, 0]
@@ -116,7 +117,7 @@ def neighbor_pairs(
     return result
 
 
-# An operator of torch: a search tree cannot run on tensors without data, whose result has a known shape all the same.
+# A custom operator, because a search tree cannot run on fake tensors, for which only the shape of the result is needed.
 @torch.library.custom_op(
     "alphastomics::noisy_neighbors",
     mutates_args=(),
@@ -125,22 +126,10 @@ def neighbor_pairs(
 def noisy_neighbors(
     position: Tensor, known: Tensor, sequence: Tensor | None, real: Tensor, k: int, kind: str
 ) -> Tensor:
-    """Neighbors (B, N, k) as :func:`neighbor_pairs` finds them, where the positions of some real cells are unknown.
+    """Neighbors (B, N, k) as in :func:`neighbor_pairs`, if the positions of some real cells are unknown.
 
-    Parameters
-    ----------
-    position
-        Finite positions (B, N, D).
-    known
-        Cells (B, N) with a known position, which can be neighbors in space.
-    sequence
-        An index (B, N) that orders the cells; None without neighbors along the order.
-    real
-        Cells (B, N) that are not padding, which can be neighbors along the order.
-    k
-        Number of neighbors.
-    kind
-        ``"coordinate"``, ``"sequence"`` or ``"hybrid"``: half of them in space and the rest in the order.
+    Only ``known`` cells (B, N) are neighbors in space; all ``real`` cells (B, N) are neighbors in the order. ``position`` must
+    be finite.
     """
     near = {"coordinate": k, "sequence": 0, "hybrid": k // 2}[kind]
     found = []
@@ -159,7 +148,7 @@ def _(position: Tensor, known: Tensor, sequence: Tensor | None, real: Tensor, k:
 
 
 def lexicographic_order(*keys: Tensor) -> Tensor:
-    """Rows (..., N) in ascending order of the last of ``keys`` (..., N), ties settled by the one before, then by row."""
+    """Indices (..., N) that sort by the last of ``keys`` (..., N); ties are broken by the previous keys, then by row."""
     order = keys[0].argsort(dim=-1, stable=True)
     for key in keys[1:]:
         order = order.gather(-1, key.gather(-1, order).argsort(dim=-1, stable=True))
@@ -167,12 +156,12 @@ def lexicographic_order(*keys: Tensor) -> Tensor:
 
 
 def _order(sequence: Tensor, x: Tensor | None) -> Tensor:
-    """Rows (n,) in the order of the sequence."""
+    """Indices (n,) that sort by ``sequence``, then by position."""
     return lexicographic_order(*(() if x is None else x.T.flip(0)), sequence)
 
 
 def _nearest(query: Tensor, x: Tensor, k: int) -> Tensor:
-    """Rows (M, k) of the nearest points ``x`` (n, D) of ``query`` (M, D), nearest first; k at most n."""
+    """Indices (M, k) of the nearest points ``x`` (n, D) of ``query`` (M, D), nearest first; k is at most n."""
     if x.device.type == "cpu" or len(query) * len(x) > MANY:
         return _nearest_in_tree(query, x, k)
     return _nearest_in_blocks(query, x, k)
@@ -180,7 +169,7 @@ def _nearest(query: Tensor, x: Tensor, k: int) -> Tensor:
 
 def _nearest_in_tree(query: Tensor, x: Tensor, k: int) -> Tensor:
     points = query.cpu().double().numpy()
-    order = cKDTree(points).indices  # near points one after another walk through the same branches
+    order = cKDTree(points).indices  # successive queries of close points visit the same branches
     rows = np.empty((len(points), k), dtype=np.int64)
     tree = cKDTree(x.cpu().double().numpy())
     _, rows[order] = tree.query(points[order], k=range(1, k + 1), workers=torch.get_num_threads())
@@ -191,31 +180,31 @@ def _nearest_in_blocks(query: Tensor, x: Tensor, k: int) -> Tensor:
     rows = []
     with torch.autocast(x.device.type, enabled=False):
         for part in query.split(max(1, BLOCK // len(x))):
-            # The default matmul mode is wrong by 1e-2 for near points.
+            # The default mode, a matrix product, has errors of 1e-2 for close points.
             distance = torch.cdist(part, x, compute_mode="donot_use_mm_for_euclid_dist")
             rows.append(distance.topk(k, largest=False).indices)
     return torch.cat(rows)
 
 
 def _nearest_others(x: Tensor, k: int) -> Tensor:
-    """Rows (n, k) of the nearest other points, nearest first, -1 where there are fewer."""
+    """Indices (n, k) of the nearest other points, nearest first, -1 for none."""
     n = len(x)
     rows = torch.full((n, k), -1, device=x.device)
     found = min(k, n - 1)
     if found > 0:
         candidates = _nearest(x, x, found + 1)
         own = candidates == torch.arange(n, device=x.device)[:, None]
-        own[:, -1] |= ~own.any(dim=1)  # more duplicates than were asked for have taken its place
+        own[:, -1] |= ~own.any(dim=1)  # the cell is missing from k + 1 duplicates
         rows[:, :found] = candidates[~own].view(n, found)
     return rows
 
 
 def _along(order: Tensor, k: int, window: int) -> Tensor:
-    """Rows (n, k + 2 window + 2) of cells near in ``order`` (n,), -1 where there are none and for the cell itself."""
+    """Indices (n, k + 2 window + 2) of the nearest cells in ``order`` (n,), -1 for none and for the cell itself."""
     n = len(order)
     rank = torch.empty_like(order)
     rank[order] = torch.arange(n, device=order.device)
-    first = (rank - k // 2).clamp(max=n - 1 - k).clamp(min=0)  # the ends of the order look further to one side
+    first = (rank - k // 2).clamp(max=n - 1 - k).clamp(min=0)  # one-sided at the ends of the order
     nearest = first[:, None] + torch.arange(k + 1, device=order.device)
     around = rank[:, None] + torch.arange(-window, window + 1, device=order.device)
     wanted = torch.cat([nearest, around], dim=1)
@@ -224,7 +213,7 @@ def _along(order: Tensor, k: int, window: int) -> Tensor:
 
 
 def _random_others(x: Tensor, k: int, n_random: int, generator: Generator | None) -> Tensor:
-    """Rows (n, n_random) of random other points; all -1 where the k nearest are all there are."""
+    """Indices (n, n_random) of random other points; all -1 if there are no others than the k nearest."""
     n, n_dims = x.shape
     rows = torch.full((n, n_random), -1, device=x.device)
     if n <= k + 1:
@@ -233,7 +222,7 @@ def _random_others(x: Tensor, k: int, n_random: int, generator: Generator | None
     apart = 2 * float((x.amax(dim=0) - x.amin(dim=0)).norm()) + 1  # further than any two cells
     for slot, u in enumerate(torch.rand(n_random, generator=generator, dtype=torch.float64).tolist()):
         size = max(2, round(n * _share((slot + u) / n_random, 2 / n, 1 / (k + 1), n_dims)))
-        # Groups lie apart along one more axis, so that one search finds the nearest in a group for all cells.
+        # Groups are separated along an additional axis, so that one search finds the nearest cell of a group for all cells.
         group = torch.randperm(n, generator=generator) % (n // size)
         wanted = torch.randint(n // size, (n,), generator=generator)
         members, cells = (torch.cat([x, apart * g[:, None].to(x)], dim=1) for g in (group, wanted))
@@ -251,7 +240,7 @@ def _share(u: float, low: float, high: float, n_dims: int) -> float:
 
 
 def union(sets: list[Tensor]) -> Tensor:
-    """Rows (n, K) of all sets, ascending, every one once, then -1."""
+    """Distinct indices (n, K) of all sets in ascending order, then -1."""
     rows = torch.cat(sets, dim=1)
     missing = len(rows)
     rows = rows.masked_fill(rows < 0, missing).sort(dim=1).values

@@ -2,9 +2,9 @@ r"""Random numbers of the network in training, from one generator for each conte
 
 .. math:: u_{bi} \sim G_b, \qquad i = 1, \dots, n_b
 
-with :math:`n_b` the real cells of context b. A context draws the same numbers however contexts are divided into batches and
-among processes, and whatever they are padded to. A process that has some of its cells draws the numbers of all. Without
-generators, the global one of PyTorch is used.
+with :math:`n_b` the number of real cells of context b. The numbers of a context depend neither on the batches and processes
+among which contexts are divided nor on padding. A process with some of the cells of a context draws the numbers of all of
+them. Without generators, the global generator of PyTorch is used.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ if TYPE_CHECKING:
 
     from torch import Generator, Tensor
 
-_current: ContextGenerators | None = None  # not of a thread: autograd recomputes in threads of its own
+_current: ContextGenerators | None = None  # not thread-local: autograd recomputes in its own threads
 
 
 class ContextGenerators:
-    """A generator for each context of a batch, which goes on from draw to draw.
+    """A generator for each context of a batch, whose state advances with every draw.
 
     Parameters
     ----------
     generators
         One for each of B contexts, on the device of the network.
     n_cells
-        Real cells of each, which come first.
+        Number of real cells of each context; they come before padding.
     start
-        Number of the first cell that the network is given; it is given as many as it draws for.
+        Index of the first cell in the input of the network.
     """
 
     def __init__(self, generators: Sequence[Generator], n_cells: Sequence[int], start: int = 0) -> None:
@@ -47,16 +47,16 @@ class ContextGenerators:
         return cls([torch.Generator(device).manual_seed(seed) for seed in seeds], n_cells)
 
     def copy(self) -> ContextGenerators:
-        """Generators in the same state."""
+        """Copy of the generators in the same state."""
         copies = [torch.Generator(each.device).set_state(each.get_state()) for each in self.generators]
         return ContextGenerators(copies, self.n_cells, self.start)
 
     def starting_at(self, start: int) -> ContextGenerators:
-        """The same generators, for a network that is given the cells from ``start`` on."""
+        """The same generators, for an input that begins at cell ``start``."""
         return ContextGenerators(self.generators, self.n_cells, start)
 
     def draw(self, how: Callable[..., Tensor], shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """Values (B, N, C) by ``torch.rand`` or ``torch.randn``, 0 for padding."""
+        """Draw (B, N, C) with ``how``, ``torch.rand`` or ``torch.randn``; 0 for padding."""
         device = self.generators[0].device
         drawn = torch.zeros(*shape, dtype=dtype, device=device)
         for row, generator, n in zip(drawn, self.generators, self.n_cells, strict=True):
@@ -68,7 +68,7 @@ class ContextGenerators:
 
 @contextmanager
 def drawing_from(generators: ContextGenerators | None) -> Iterator[None]:
-    """Draw from these generators while the context is open."""
+    """Draw from ``generators`` while the context is open."""
     global _current
     before, _current = _current, generators
     try:
@@ -78,17 +78,17 @@ def drawing_from(generators: ContextGenerators | None) -> Iterator[None]:
 
 
 def drawing_again() -> AbstractContextManager[None]:
-    """A context that repeats the draws that follow this call, for blocks that are recomputed."""
+    """Context that repeats the draws that follow this call, for activation checkpointing."""
     return nullcontext() if _current is None else drawing_from(_current.copy())
 
 
 def drawing_for_cells(start: int) -> AbstractContextManager[None]:
-    """A context in which the network runs on the cells from ``start`` on, and other processes on the rest."""
+    """Context in which the input of the network begins at cell ``start``; other processes hold the other cells."""
     return nullcontext() if _current is None else drawing_from(_current.starting_at(start))
 
 
 def normal(shape: Sequence[int], real: Tensor | None, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Standard normal numbers (M, C) for the cells ``real`` (M,) among the B N of a batch, whose shape is (B, N, C); None: all."""
+    """Standard normal numbers (M, C) for the cells ``real`` (M,), by default all B N, of a batch of ``shape`` (B, N, C)."""
     if _current is None:
         n_cells = shape[0] * shape[1] if real is None else len(real)
         return torch.randn(n_cells, shape[2], dtype=dtype, device=device)
@@ -97,7 +97,7 @@ def normal(shape: Sequence[int], real: Tensor | None, dtype: torch.dtype, device
 
 
 class Dropout(nn.Module):
-    """In training, entries of (B, N, C) become 0 with probability ``rate``, and the others grow by 1 / (1 - rate)."""
+    """In training, set entries of (B, N, C) to 0 with probability ``rate`` and multiply the others by 1 / (1 - rate)."""
 
     def __init__(self, rate: float) -> None:
         super().__init__()
@@ -108,7 +108,7 @@ class Dropout(nn.Module):
         return f"rate={self.rate}"
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, N, C) to (B, N, C)."""
+        """Map (B, N, C) to (B, N, C)."""
         if not self.training or self.rate == 0:
             return x
         if _current is None:

@@ -1,4 +1,4 @@
-r"""Residual streams that are mixed by doubly stochastic matrices (mHC; Xie et al. 2025, arXiv:2512.24880).
+r"""Hyper-connections: residual streams mixed by doubly stochastic matrices (mHC; Xie et al. 2025, arXiv:2512.24880).
 
 .. math::
 
@@ -6,12 +6,12 @@ r"""Residual streams that are mixed by doubly stochastic matrices (mHC; Xie et a
     (z^{pre}, z^{post}, z^{res}) &= \alpha \odot \big(\operatorname{RMSNorm}(\operatorname{vec} x)\, \Phi\big) + b \\
     H^{pre} &= \sigma(z^{pre}), \qquad H^{post} = 2 \sigma(z^{post}), \qquad H^{res} = \operatorname{Sinkhorn}(z^{res})
 
-per cell, after Zhu et al. (ICLR 2025). F is a branch without a residual of its own. The rows of H^res sum to 1, so that
-mixing is a mean over streams, and its columns do, so that none is lost: the product over any number of layers neither
-grows nor vanishes. The n streams live through the whole depth, from :func:`expand` to :func:`reduce`.
+per cell, after Zhu et al. (ICLR 2025). F is a branch without a residual. The rows of H^res sum to 1, so that mixing is a mean
+over streams, and its columns sum to 1, so that no stream is lost: the product over any number of layers neither grows nor
+vanishes. :func:`expand` makes the n streams before the first layer, :func:`reduce` averages them after the last.
 
-To begin with Φ = 0, H^pre sums to 1, H^post = 1 and H^res is nearly I: equal streams stay equal, and the network is the
-plain residual one.
+At initialization Φ = 0, H^pre sums to 1, H^post = 1 and H^res is nearly I: equal streams stay equal, and the network is a
+plain residual network.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ if TYPE_CHECKING:
 
 Mixing = Literal["sinkhorn", "birkhoff", "identity"]
 
-ITERATIONS = 20  # of Sinkhorn, in training and afterwards
-START = 8.0  # logit of the identity in H^res
+ITERATIONS = 20  # of Sinkhorn, in training and inference
+START = 8.0  # initial logit of the identity in H^res
 MOST_PERMUTED = 4  # streams; 5 have 120 permutations
 
 
 def sinkhorn(logits: Tensor, *, iterations: int = ITERATIONS) -> Tensor:
     """Doubly stochastic matrices (..., n, n) near exp(``logits``) (..., n, n), in single precision at least.
 
-    Columns and rows are normalized in turn (Sinkhorn & Knopp 1967), in the logarithmic domain so that no logit is too
-    large, and rows last. Near a permutation that converges slowly: after 20 iterations columns may be off by hundredths,
-    and over 64 layers that adds up. So what columns lack is given to them in the end (Altschuler et al. 2017, algorithm
-    2): rows and columns sum to 1 whatever the number of iterations. For n = 2 the limit has a closed form. The iterations
-    are computed once more in the backward pass: kept, they would outweigh the streams.
+    Columns and rows are normalized in turn, rows last (Sinkhorn & Knopp 1967), in the logarithmic domain to prevent
+    overflow. Near a permutation this converges slowly: after 20 iterations sums of columns may be off by hundredths, which
+    accumulate over 64 layers. A final correction (Altschuler et al. 2017, algorithm 2) makes rows and columns sum to 1 after
+    any number of iterations. For n = 2 the limit has a closed form. The iterations are recomputed in the backward pass,
+    because storing them takes more memory than the streams.
     """
     with torch.autocast(logits.device.type, enabled=False):
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
@@ -58,7 +58,7 @@ def sinkhorn(logits: Tensor, *, iterations: int = ITERATIONS) -> Tensor:
 
 
 def _iterate(logits: Tensor, iterations: int) -> Tensor:
-    # With the cells last, all of them are normalized at once: five times faster.
+    # Normalizing all cells at once, on the last axis, is five times faster.
     log_h = logits.movedim((-2, -1), (0, 1)).contiguous()
     for _ in range(iterations):
         log_h = log_h.log_softmax(0).log_softmax(1)
@@ -66,42 +66,32 @@ def _iterate(logits: Tensor, iterations: int) -> Tensor:
 
 
 def _round(h: Tensor) -> Tensor:
-    """The matrices ``h`` (n, n, ...), whose rows sum to 1, with columns that do so too."""
+    """Correct matrices ``h`` (n, n, ...), whose rows sum to 1, so that columns sum to 1 as well."""
     h = h / h.sum(0, keepdim=True).clamp_min(1)
     row_gap, column_gap = ((1 - h.sum(axis, keepdim=True)).clamp_min(0) for axis in (1, 0))
     return h + row_gap * column_gap / row_gap.sum(0, keepdim=True).clamp_min(torch.finfo(h.dtype).eps)
 
 
 def expand(x: Tensor, n_streams: int) -> Tensor:
-    """``x`` (B, N, C) to equal streams (B, N, n, C), once, before the first layer."""
+    """Equal streams (B, N, n, C) from ``x`` (B, N, C), before the first layer."""
     return x.unsqueeze(-2).repeat_interleave(n_streams, dim=-2)
 
 
 def reduce(streams: Tensor) -> Tensor:
-    """Mean of ``streams`` (B, N, n, C), (B, N, C), once, after the last layer."""
+    """Mean (B, N, C) of ``streams`` (B, N, n, C), after the last layer."""
     return streams.mean(-2)
 
 
 class Residual(nn.Module):
-    """The plain residual connection, x + branch(x), called as a :class:`HyperConnection` is."""
+    """Plain residual connection, x + branch(x), with the interface of :class:`HyperConnection`."""
 
     def forward(self, x: Tensor, branch: Callable[[Tensor], Tensor], mask: Tensor | None = None) -> Tensor:
-        """``x`` (B, N, C) to (B, N, C)."""
+        """Map ``x`` (B, N, C) to (B, N, C)."""
         return x + branch(x)
 
 
 class Maps(NamedTuple):
-    """How one layer reads, writes and mixes the streams of each cell, in single precision at least.
-
-    Attributes
-    ----------
-    pre
-        Weights of the streams in what the branch reads, (B, N, n).
-    post
-        Weights with which its output is added to the streams, (B, N, n).
-    mix
-        H^res, (B, N, n, n), or None for the identity.
-    """
+    """H^pre and H^post, (B, N, n), and H^res, (B, N, n, n) or None for the identity, in single precision at least."""
 
     pre: Tensor
     post: Tensor
@@ -109,7 +99,7 @@ class Maps(NamedTuple):
 
 
 class HyperConnection(nn.Module):
-    """The residual connection of one branch: ``streams = connection(streams, branch)`` in the place of ``x + branch(x)``.
+    """Residual connection of one branch: ``streams = connection(streams, branch)`` instead of ``x + branch(x)``.
 
     Parameters
     ----------
@@ -119,12 +109,12 @@ class HyperConnection(nn.Module):
         n, 2 or more.
     mixing
         ``"sinkhorn"``; ``"birkhoff"``, a mean of the n! permutations with learned weights, which is exactly doubly
-        stochastic (mHC-lite, arXiv:2601.05732); or ``"identity"``: streams meet in the branches only.
+        stochastic (mHC-lite, arXiv:2601.05732); or ``"identity"``: no mixing outside of the branches.
 
     Raises
     ------
     ValueError
-        If there are fewer than two streams, or more than four and all permutations are to be mixed.
+        If the mixing is unknown, or there are fewer than two streams, or more than four with ``"birkhoff"``.
     """
 
     def __init__(self, d_model: int, *, n_streams: int = 4, mixing: Mixing = "sinkhorn") -> None:
@@ -148,11 +138,11 @@ class HyperConnection(nn.Module):
             self.register_buffer("permutations", _permutations(n_streams), persistent=False)
 
     def maps(self, streams: Tensor) -> Maps:
-        """How the ``streams`` (B, N, n, C) are to be read, written and mixed."""
+        """Compute H^pre, H^post and H^res from the ``streams`` (B, N, n, C)."""
         with torch.autocast(streams.device.type, enabled=False):
             x = streams.flatten(-2)
             x = x.to(torch.promote_types(x.dtype, torch.float32))
-            # The norm divides what Φ makes of x, not x: nothing as large as the streams is kept for it.
+            # Dividing x Φ, not x, by the norm saves memory of the size of the streams.
             mean_square = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square() / x.shape[-1]
             scores = x @ self.phi.to(x.dtype) * (mean_square + torch.finfo(torch.float32).eps).rsqrt()
             parts = zip(self.alpha, scores.split(self.sizes, dim=-1), self.bias.split(self.sizes), strict=True)
@@ -165,16 +155,16 @@ class HyperConnection(nn.Module):
         return sinkhorn(z.unflatten(-1, (self.n_streams, self.n_streams)))
 
     def forward(self, streams: Tensor, branch: Callable[[Tensor], Tensor], mask: Tensor | None = None) -> Tensor:
-        """Run the branch and connect it.
+        """Run the branch and add its output to the mixed streams.
 
         Parameters
         ----------
         streams
             (B, N, n, C).
         branch
-            From (B, N, C) to (B, N, C), with its norm and without a residual: the streams are the residual.
+            Map from (B, N, C) to (B, N, C), including its norm but no residual.
         mask
-            Real cells (B, N); the streams of others come out as 0.
+            Real cells (B, N); the streams of others are set to 0.
         """
         pre, post, mix = self.maps(streams)
         with torch.autocast(streams.device.type, enabled=False):  # rounded to half precision, rows do not sum to 1
@@ -187,7 +177,7 @@ class HyperConnection(nn.Module):
 
 
 def _read_logits(n: int) -> Tensor:
-    """Logits of weights that sum to 1, each about 1 / n: if they were equal, equal streams would never part."""
+    """Logits of weights that sum to 1, each about 1 / n; with equal weights, equal streams would stay equal in training."""
     weight = (0.1 * torch.randn(n)).softmax(0)
     return weight.logit()
 

@@ -1,4 +1,4 @@
-r"""Layers that share their weights along the depth (Dehghani et al. 2019; Lan et al. 2020).
+r"""Layers that share weights along the depth (Dehghani et al. 2019; Lan et al. 2020).
 
 .. math::
 
@@ -7,8 +7,8 @@ r"""Layers that share their weights along the depth (Dehghani et al. 2019; Lan e
         l & \text{none} \\ 0 & \text{universal} \\ l \bmod 2 & \text{alternating} \\ \lfloor l / b \rfloor & \text{block}
     \end{cases}
 
-θ are the weights that depths with the same s(l) share; ω are those that each depth keeps for itself. Norms and what they
-learn from the timesteps are cheap, and let layers with the same weights differ by depth.
+θ are weights that depths with the same s(l) share, ω weights that are separate for each depth: those of norms and their
+modulation by the timesteps are few, and let layers with the same θ differ by depth.
 """
 
 from __future__ import annotations
@@ -26,12 +26,9 @@ if TYPE_CHECKING:
 
 
 def layer_index(n_layers: int, sharing: Sharing, *, block_size: int = 4) -> list[int]:
-    """Which set of weights runs at each depth, s(l); the last block is smaller where the sizes do not divide.
+    """Set of weights at each depth, s(l); the last block is smaller if ``block_size`` does not divide ``n_layers``.
 
-    Raises
-    ------
-    ValueError
-        If the kind of sharing is unknown, or there is no layer or an empty block.
+    Raises ``ValueError`` if the kind of sharing is unknown, or there is no layer or an empty block.
     """
     if n_layers < 1 or block_size < 1:
         raise ValueError(f"n_layers={n_layers} and block_size={block_size} must be at least 1")
@@ -42,11 +39,11 @@ def layer_index(n_layers: int, sharing: Sharing, *, block_size: int = 4) -> list
 
 
 class LayerStack(nn.Module):
-    """Layers in order of depth, of which some share their weights.
+    """Layers in order of depth, of which some share weights.
 
-    Every depth has a layer, so that code that visits or recomputes layers does not depend on sharing. A layer
-    whose weights are shared holds the very parameters and submodules of the first layer with its number, except those
-    that are its ``own``. Each tensor is saved once, under the name that it has in the first of these layers.
+    Every depth has a layer, so that code that iterates over layers or recomputes them does not depend on sharing. Layers with
+    the same s(l) hold the same parameter and submodule objects, except those in ``own``. Each tensor is saved once, under its
+    name in the first of these layers.
 
     Parameters
     ----------
@@ -55,23 +52,23 @@ class LayerStack(nn.Module):
     n_layers
         Depth.
     sharing
-        ``"none"``, ``"universal"``: one set of weights, ``"alternating"``: two in turn, or ``"block"``: one for each
-        block of layers.
+        ``"none"``; ``"universal"``: one set of weights; ``"alternating"``: two in turn; or ``"block"``: one for each block of
+        layers.
     block_size
-        Layers in a block b, for ``"block"``.
+        b, layers in a block, for ``"block"``.
     own
-        Names of the parameters, buffers and submodules that each depth keeps for itself, ``"attention.axes"`` for a part of a
-        part: see ``OWN`` of :class:`~alphastomics.nn.block.Block`.
+        Names of the parameters, buffers and submodules that are separate for each depth, with dots for nested ones, such as
+        ``"attention.axes"``; see ``OWN`` of :class:`~alphastomics.nn.block.Block`.
 
     Attributes
     ----------
     index
-        Which set of weights runs at each depth.
+        Set of weights at each depth, s(l).
 
     Raises
     ------
     ValueError
-        As for :func:`layer_index`, or if a layer has nothing of the name of an ``own`` part.
+        As for :func:`layer_index`, or if a layer has no part of a name in ``own``.
     """
 
     def __init__(
@@ -113,13 +110,13 @@ class LayerStack(nn.Module):
 
     @property
     def compression_ratio(self) -> float:
-        """Parameters that run over parameters that exist."""
+        """Parameters summed over depths, divided by the number of distinct parameters."""
         run = sum(_count(layer) for layer in self)
         return run / _count(self)
 
 
 def _count(module: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in module.parameters())  # those of shared parts once
+    return sum(parameter.numel() for parameter in module.parameters())  # shared ones once
 
 
 def _parts(layer: nn.Module) -> set[str]:
@@ -143,7 +140,7 @@ def _tie(layer: nn.Module, first: nn.Module, own: Sequence[str]) -> None:
 
 
 def _repeated(stack: LayerStack, prefix: str) -> dict[str, str]:
-    """Names of parameters and buffers that another name came before, and that name."""
+    """Map later names of shared parameters and buffers to their first name."""
     first: dict[int, str] = {}
     repeated = {}
     everything = [*stack.named_parameters(remove_duplicate=False), *stack.named_buffers(remove_duplicate=False)]
@@ -155,7 +152,7 @@ def _repeated(stack: LayerStack, prefix: str) -> dict[str, str]:
 
 
 def _drop_repeated(stack: LayerStack, state: dict[str, Any], prefix: str, _: Any) -> None:
-    # Files of tensors refuse two names for the same memory.
+    # safetensors does not save two names for the same memory.
     for name in _repeated(stack, prefix):
         state.pop(name, None)
 
@@ -171,7 +168,7 @@ def _restore_repeated(
     _errors: list[str],
 ) -> None:
     for name, earlier in _repeated(stack, prefix).items():
-        if name in state:  # of a stack that shares less
+        if name in state:  # saved by a stack with less sharing
             unexpected.append(name)
         elif earlier in state:
             state[name] = state[earlier]
