@@ -1,4 +1,4 @@
-"""What a user holds: the model class."""
+"""The model class and the errors of its training."""
 
 from alphastomics.model._model import AlphaSTomics
 from alphastomics.train import DeadProcessError, NonFiniteLossError, NotEnoughMemoryError

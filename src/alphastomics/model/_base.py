@@ -1,4 +1,4 @@
-"""What the parts of the model class share: its attributes, its sampler, its state, and the check of a query."""
+"""Base of the model class: attributes, sampler, state, and check of a query."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ class ModelBase(BaseModelClass):
     module
         The network.
     schema
-        The tissue on which it is trained.
+        The schema of the reference.
     diffusion
-        The processes of both modalities.
+        Diffusion processes of expression and positions.
     fitted_
-        Statistics of the reference that are fitted after training.
+        Statistics of the reference, fitted after training.
     trainings_
         Records of :mod:`alphastomics._provenance`, one for each training.
     """
@@ -47,16 +47,16 @@ class ModelBase(BaseModelClass):
 
     @property
     def mode(self) -> Mode:
-        """What the model was made to sample."""
+        """What the model is trained to sample: ``"expr_to_pos"``, ``"pos_to_expr"``, ``"joint"`` or ``"any"``."""
         return self._arguments["mode"]
 
     @property
     def _arguments(self) -> dict[str, Any]:
-        """Arguments with which the model was made."""
+        """Arguments of the model class."""
         return self.init_params_["non_kwargs"]
 
     def _make_sampler(self) -> Sampler:
-        """The trained network with everything that sampling needs."""
+        """The sampler with the trained network; raises an error if the model is not trained."""
         self._check_if_trained(warn=False, message="The model is not trained; call train() first")
         return Sampler(
             module=self.module, diffusion=self.diffusion, schema=self.schema, mode=self.mode, fitted=self.fitted_

@@ -1,7 +1,7 @@
-"""Checkpoints of training (``.ckpt``): read as tensors and plain values only, so that no file can run code.
+"""Checkpoints of training (``.ckpt``), read as tensors and plain values only, so that no file can run code.
 
-A checkpoint of Lightning with an entry :data:`~alphastomics.train.checkpoint.KEY` about its model: ``config``, the JSON text
-of the ``config.json`` of a model folder, and, when training has ended, ``tensors``, those of its ``model.safetensors``.
+They are Lightning's, with an entry :data:`~alphastomics.train.checkpoint.KEY` for the model: ``config``, the JSON text of
+``config.json`` of a model folder, and, when training has ended, ``tensors``, those of ``model.safetensors``.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ FORMAT, FORMAT_VERSION = "alphastomics-checkpoint", 2
 
 
 def describe(state: ModelState, layout: BatchLayout) -> dict[str, Any]:
-    """The entry about the model in a checkpoint of its training."""
+    """The entry for the model in a checkpoint of its training."""
     config = json.dumps(state.to_json(), allow_nan=False)
     sizes = {"context_size": layout.context_size, "micro_batch_size": layout.micro_batch_size}
     return {"format": FORMAT, "format_version": FORMAT_VERSION, "config": config, "contexts": sizes}
@@ -42,12 +42,10 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
 
     Raises
     ------
-    FileNotFoundError
-        If the file does not exist.
-    PermissionError
-        If it may not be read.
+    FileNotFoundError, PermissionError
+        If the file does not exist or must not be read.
     ValueError
-        If it is damaged, of another program or version, or holds more than tensors and plain values.
+        If it is damaged, of another program or version, or contains other than tensors and plain values.
     """
     if not path.is_file():
         raise FileNotFoundError(f"{path} is missing; there is no training to resume")
@@ -91,13 +89,7 @@ def _read_config(path: Path, checkpoint: dict[str, Any]) -> dict[str, Any]:
 
 
 def read_model(path: Path) -> ModelState:
-    """Read the model from the checkpoint of a training that has ended.
-
-    Raises
-    ------
-    FileNotFoundError, ValueError
-        As :func:`read_checkpoint`; also if the training has not ended.
-    """
+    """Read the model from a checkpoint; raises the errors of :func:`read_checkpoint`, or if the training has not ended."""
     checkpoint = read_checkpoint(path)
     tensors = checkpoint[KEY].get("tensors")
     if tensors is None:
@@ -115,18 +107,10 @@ def read_model(path: Path) -> ModelState:
 
 
 class ResumeState(NamedTuple):
-    """The parts of a checkpoint that are needed before a training resumes; its tensors are not read.
+    """The parts of a checkpoint that are needed before a training resumes, without tensors.
 
-    Attributes
-    ----------
-    path
-        The file.
-    config
-        Configuration of its model.
-    contexts
-        Sizes of contexts and batches; empty if the checkpoint has none.
-    epoch, step
-        Where the training stopped.
+    ``contexts`` are the sizes of contexts and batches, empty if the checkpoint has none; ``epoch`` and ``step`` those at
+    which the training stopped.
     """
 
     path: Path
@@ -139,19 +123,14 @@ class ResumeState(NamedTuple):
 def find_resume_state(resume: str | PathLike[str] | None, checkpoint: str | PathLike[str] | None) -> ResumeState | None:
     """The checkpoint from which a training resumes; None for a new training.
 
-    Parameters
-    ----------
-    resume
-        Its path, or ``"last"`` for the newest complete one in ``checkpoint``.
-    checkpoint
-        Where the training keeps its own.
+    ``resume`` is its path, or ``"last"`` for the newest complete one in ``checkpoint``, where the training writes its own.
 
     Raises
     ------
     OSError
         If the file does not exist or cannot be read.
     ValueError
-        If ``resume="last"`` is given without ``checkpoint``, or the file is no checkpoint of this package.
+        If ``resume="last"`` is given without ``checkpoint``, or the file is not a checkpoint of this package.
     """
     if resume is None:
         return None
@@ -179,13 +158,7 @@ def _resume_state(path: Path, checkpoint: dict[str, Any]) -> ResumeState:
 
 
 def check_resumable(resume_state: ResumeState, state: ModelState, *, max_epochs: int) -> None:
-    """Compare a checkpoint with the model and the training that resumes from it.
-
-    Raises
-    ------
-    ValueError
-        If it is of another model, of other cells, or of a longer training.
-    """
+    """Raise ``ValueError`` if a checkpoint is of another model, of other cells, or beyond ``max_epochs``."""
     path, saved = resume_state.path, resume_state.config
     for name, value in to_plain(state.init).items():
         found = saved["init"].get(name)
@@ -207,7 +180,7 @@ def check_resumable(resume_state: ResumeState, state: ModelState, *, max_epochs:
 
 
 def finalize(path: Path, state: ModelState) -> None:
-    """Add the trained model to the checkpoint of its training, from which it can then be loaded."""
+    """Add the trained model to the checkpoint of its training, so that it can be loaded from there."""
     checkpoint = read_checkpoint(path)
     tensors = {name: tensor.clone() for name, tensor in state.to_tensors().items()}
     checkpoint[KEY] |= {"config": json.dumps(state.to_json(), allow_nan=False), "tensors": tensors}

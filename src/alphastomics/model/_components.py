@@ -1,8 +1,8 @@
-r"""Principal components of the reference, from which every embedding of expression starts.
+r"""Principal components of the reference, whose scores are added to every embedding of expression.
 
 .. math:: V = \arg\max_{V^\top V = I} \operatorname{tr} V^\top C V
 
-with C (G, G) the covariance of expression in network units, in which all genes vary alike.
+C (G, G) is the covariance of expression in network units, in which genes have similar variances.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
     from alphastomics.data import CellSource
 
-CELLS = 5_000  # sampled cells: more change the first components by less than another animal does
+CELLS = 5_000  # sampled cells; more change the components by less than the difference between animals
 
 
 def principal_components(source: CellSource, n_components: int) -> NDArray[np.float32]:
-    """The first components (G, K), K at most ``n_components`` and what cells and genes allow."""
+    """The first components (G, K), where K is ``n_components`` or the number of cells or genes, if smaller."""
     expression = source.expression(evenly_spaced_indices(source.n_cells, CELLS))
     k = min(n_components, *expression.shape)
     return PCA(k, random_state=0).fit(expression).components_.T.astype(np.float32)

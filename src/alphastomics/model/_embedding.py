@@ -1,4 +1,4 @@
-"""The part of the model class that embeds cells."""
+"""Mixin of the model class: embeddings of cells."""
 
 from __future__ import annotations
 
@@ -28,36 +28,38 @@ class EmbeddingMixin(ModelBase):
         layer: Literal["encoder", "transformer", "all"] = "transformer",
         use_positions: bool = False,
     ) -> NDArray[np.float32]:
-        """Embed cells by their expression, by the cells of their slice, and by their positions where these are used.
+        """Embed cells from their expression, the other cells of their slice, and optionally their positions.
 
         Parameters
         ----------
         adata
             Cells; the reference when None.
         indices
-            Rows to embed; all when None. Cells attend only to each other.
+            Rows to embed; all when None. Cells in other rows have no influence on the result.
         batch_size
             Largest number of cells that attend to each other.
         layer
-            ``"encoder"``: the embedding of the cell alone; ``"transformer"``: after the last block; ``"all"``: both side
-            by side.
+            ``"encoder"``: the embedding before the first block, which depends on the cell alone; ``"transformer"``: the
+            embedding after the last block; ``"all"``: both, concatenated.
         use_positions
-            Whether positions are used. If not, ``obsm[position_key]`` is never read, and cells are embedded like dissociated
-            ones. Positions in a free frame (``frame="slice"``) need no registration: the rotation of a slice follows
-            from the expression of its cells.
+            Whether positions are used. If not, ``obsm[position_key]`` is not read, and cells are embedded like dissociated
+            cells. With ``frame="slice"`` positions need not be registered: the rotation of a slice is estimated from the
+            expression of its cells.
 
         Returns
         -------
-        Shape (n_cells, d_model), twice as wide for ``"all"``; independent of the order of the rows. Embeddings with and
-        without positions are not comparable.
+        Embeddings of shape (n_cells, d_model), or (n_cells, 2 d_model) for ``"all"``; independent of the order of the rows.
+        Embeddings with and without positions are not comparable.
 
         Raises
         ------
+        RuntimeError
+            If the model is not trained.
         KeyError
             If ``use_positions=True`` and the query has no positions or slices.
         ValueError
-            If ``use_positions=True`` and a cell has no position, or the model was not trained with given positions, as
-            with ``mode="any"`` and ``mode="pos_to_expr"``.
+            If ``layer`` is unknown; if ``use_positions=True`` and a cell has no position, or the model was trained with a
+            mode other than ``"any"`` and ``"pos_to_expr"``.
         """
         sampler = self._make_sampler()
         if layer not in ("encoder", "transformer", "all"):

@@ -1,4 +1,4 @@
-"""Fields of the registry. Those of scvi-tools raise errors for new slices and for cells without coordinates."""
+"""Fields of the registry, which accept new slices and cells without coordinates, unlike those of scvi-tools."""
 
 from __future__ import annotations
 
@@ -24,15 +24,7 @@ SETUP = ("layer", "position_key", "slice_key", "cell_type_key", "frame", "sequen
 
 
 class SchemaField(BaseAnnDataField):
-    """The schema of a tissue and the number of cells of its largest slice; no data of an AnnData.
-
-    Parameters
-    ----------
-    schema
-        The schema.
-    largest_slice
-        Number of cells of the largest slice; counted in the registered AnnData when None.
-    """
+    """The schema of a tissue and the number of cells of its largest slice, counted in the AnnData when None."""
 
     registry_key = SCHEMA
     attr_name = attr_key = ""
@@ -42,7 +34,7 @@ class SchemaField(BaseAnnDataField):
         self.schema, self.largest_slice = schema, largest_slice
 
     def validate_field(self, adata: AnnData) -> None:
-        """Do nothing: the schema was fitted to the data, or belongs to a reference."""
+        """Do nothing, because the data were checked when the schema was fitted."""
 
     def register_field(self, adata: AnnData) -> dict[str, Any]:
         """The schema as plain values, and the number of cells of the largest slice."""
@@ -54,7 +46,7 @@ class SchemaField(BaseAnnDataField):
         return {"schema": self.schema.to_dict(), "largest_slice": largest}
 
     def transfer_field(self, state_registry: dict[str, Any], adata_target: AnnData, **kwargs: Any) -> dict[str, Any]:
-        """Keep the schema of the source."""
+        """Use the schema of the source registry."""
         return {**self.register_field(adata_target), "schema": state_registry["schema"]}
 
     def get_summary_stats(self, state_registry: dict[str, Any]) -> dict[str, int]:
@@ -62,10 +54,10 @@ class SchemaField(BaseAnnDataField):
         return {"largest_slice": state_registry["largest_slice"]}
 
     def view_state_registry(self, state_registry: dict[str, Any]) -> None:
-        """Nothing to show: the arguments of ``setup_anndata`` are shown already."""
+        """Show nothing, because the arguments of ``setup_anndata`` are shown already."""
 
     def get_data_registry(self) -> dict[str, Any]:
-        """Empty: the field refers to no data."""
+        """An empty registry, because the field has no data in the AnnData."""
         return {}
 
 
@@ -73,22 +65,22 @@ class PositionField(ObsmField):
     """Coordinates in ``obsm``; a query may lack them."""
 
     def transfer_field(self, state_registry: dict[str, Any], adata_target: AnnData, **kwargs: Any) -> dict[str, Any]:
-        """Register the coordinates of ``adata_target`` if it has some, else keep the state of the source."""
+        """Register the coordinates of ``adata_target`` if it has them, else use the source registry."""
         if self.attr_key in adata_target.obsm:
             return super().transfer_field(state_registry, adata_target, **kwargs)
         return state_registry
 
 
 class ColumnField(NumericalObsField):
-    """A column of ``obs`` with any values, which may be new in a query; a query may lack it."""
+    """A column of ``obs``; a query may have new values in it or lack it."""
 
     def transfer_field(self, state_registry: dict[str, Any], adata_target: AnnData, **kwargs: Any) -> dict[str, Any]:
-        """Keep the state of the source."""
+        """Use the source registry."""
         return state_registry
 
 
 def schema_fields(schema: TissueSchema, largest_slice: int | None = None) -> list[BaseAnnDataField]:
-    """The fields of a tissue."""
+    """The registry fields of a tissue."""
     columns = (("slice", schema.slice_key), ("cell_type", schema.cell_type_key), ("sequence", schema.sequence_key))
     return [
         SchemaField(schema, largest_slice),
@@ -128,7 +120,7 @@ def check_registry(registry: Mapping[str, Any], schema: TissueSchema) -> None:
 
 
 def dataset_registry(name: str, source: CellSource) -> dict[str, Any]:
-    """Registry of cells that are not in an AnnData, for the class ``name``: that of an empty one, with their number."""
+    """Registry for the class ``name`` and cells on disk: that of an AnnData of one cell, with the true number of cells."""
     schema = source.schema
     keys = [key for key in (schema.slice_key, schema.cell_type_key) if key is not None]
     header = ad.AnnData(

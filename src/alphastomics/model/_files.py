@@ -1,4 +1,4 @@
-"""A model on disk: ``model.safetensors`` (weights) and ``config.json`` (everything else). Nothing is ever unpickled."""
+"""Model folders: ``model.safetensors`` (tensors) and ``config.json`` (all other values). Nothing is unpickled."""
 
 from __future__ import annotations
 
@@ -26,14 +26,9 @@ PICKLED = (".bin", ".ckpt", ".joblib", ".pickle", ".pkl", ".pt", ".pth")  # suff
 
 
 def write_model(folder: Path, state: ModelState, *, overwrite: bool) -> None:
-    """Write a model folder; each file is written under a temporary name and renamed.
+    """Write a model folder; each file is replaced atomically.
 
-    Raises
-    ------
-    FileExistsError
-        If the folder exists, is not empty, and ``overwrite`` is false.
-    OSError
-        If it cannot be written.
+    Raises ``FileExistsError`` if the folder is not empty and ``overwrite`` is false, ``OSError`` if it cannot be written.
     """
     if folder.exists() and any(folder.iterdir()) and not overwrite:
         raise FileExistsError(f"{folder} exists and is not empty; pass overwrite=True to replace the model in it")
@@ -55,9 +50,9 @@ def read_model(folder: Path) -> ModelState:
     Raises
     ------
     FileNotFoundError
-        If the folder or one of its two files is missing.
+        If the folder or one of its files is missing.
     ValueError
-        If a file is damaged, of another program, or of another version.
+        If a file is damaged, or of another program or version.
     """
     for name in (CONFIG, WEIGHTS):
         if not (folder / name).is_file():
@@ -90,7 +85,7 @@ def _read_config(path: Path) -> dict[str, Any]:
 
 
 def _read_header(path: Path) -> dict[str, Kind]:
-    """Shapes and kinds of the tensors of a safetensors file, which are not read."""
+    """Shapes and kinds of the tensors of a safetensors file; their values are not read."""
     with safe_open(path, framework="pt") as file:
         parts = {name: file.get_slice(name) for name in file.keys()}
         return {name: Kind(tuple(part.get_shape()), part.get_dtype() in FLOATING) for name, part in parts.items()}
@@ -98,7 +93,7 @@ def _read_header(path: Path) -> dict[str, Kind]:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[None]:
-    """Name the file in the errors of safetensors."""
+    """Raise errors of safetensors again with the name of the file."""
     try:
         with path.open("rb"):  # safetensors reports a file without read permission as missing
             yield

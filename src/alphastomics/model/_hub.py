@@ -1,4 +1,4 @@
-"""Models on the Hugging Face Hub: the files of a model folder, and a card that describes them."""
+"""Models on the Hugging Face Hub: the files of a model folder, and a model card."""
 
 from __future__ import annotations
 
@@ -44,17 +44,7 @@ MODES = {
 
 
 def model_card(state: ModelState, repo_id: str, license: str | None = None) -> str:
-    """Text of ``README.md``.
-
-    Parameters
-    ----------
-    state
-        The model.
-    repo_id
-        Its repository.
-    license
-        As the Hub writes it, for example ``"cc-by-4.0"``; none when None.
-    """
+    """Text of the model card, ``README.md``; ``license`` as the Hub writes it, for example ``"cc-by-4.0"``."""
     named = {} if license is None else {"license": license}
     header = {**named, "library_name": LIBRARY, "tags": [*TAGS, "diffusion"]}
     text = yaml.safe_dump(header, sort_keys=False, allow_unicode=True)
@@ -119,14 +109,9 @@ def _table(values: dict[str, Any]) -> str:
 
 
 def find_folder(name_or_path: str | Path, *, revision: str | None, token: str | None) -> Path:
-    """The folder of a model: a local one, or else a download.
+    """The folder of a model: a local folder if it exists, else a download.
 
-    Raises
-    ------
-    FileNotFoundError
-        If there is no such folder or repository.
-    OSError, ValueError
-        If the Hub cannot be reached, or the repository holds no model.
+    Raises ``FileNotFoundError`` if there is no such folder or repository, and the errors of :func:`download`.
     """
     path = Path(name_or_path)
     if path.exists():
@@ -142,16 +127,14 @@ def find_folder(name_or_path: str | Path, *, revision: str | None, token: str | 
 
 
 def download(repo_id: str, *, revision: str | None = None, token: str | None = None) -> Path:
-    """The files of a model, and no others, in the cache of huggingface_hub.
-
-    Files in the cache are used even if the Hub cannot be reached.
+    """Download the files of a model to the cache of huggingface_hub; cached files are used if the Hub cannot be reached.
 
     Raises
     ------
     ImportError
         If huggingface_hub is not installed.
     OSError, ValueError
-        If the Hub cannot be reached, has no such repository, or no model in it.
+        If the Hub cannot be reached, the repository does not exist, or it contains no model.
     """
     require("huggingface_hub")
     from huggingface_hub import snapshot_download
@@ -175,7 +158,7 @@ def push(
     token: str | None,
     commit_message: str,
 ) -> str:
-    """Send a model; see :meth:`AlphaSTomics.push_to_hub`."""
+    """Upload a model, see :meth:`AlphaSTomics.push_to_hub`."""
     check_token(token)
     if not state.config["is_trained"]:
         raise ValueError("This model is not trained; train it before sharing it")
@@ -190,7 +173,7 @@ def push(
 
 
 def _make(state: ModelState, folder: Path, repo_id: str, license: str | None) -> list[CommitOperationAdd]:
-    """The files to upload, checked for paths of this machine."""
+    """The files to upload, after a check that they contain no paths of this machine."""
     from huggingface_hub import CommitOperationAdd
 
     write_model(folder, state, overwrite=False)
@@ -202,7 +185,7 @@ def _make(state: ModelState, folder: Path, repo_id: str, license: str | None) ->
 def _missing(
     files: list[CommitOperationAdd], repo_id: str, there: dict[str, object], *, overwrite: bool
 ) -> list[CommitOperationAdd]:
-    """The files that the repository lacks or holds in another version."""
+    """The files that the repository lacks or has in another version."""
     missing = [file for file in files if not is_same(file, there.get(file.path_in_repo))]
     others = [file.path_in_repo for file in missing if file.path_in_repo in there and file.path_in_repo != CARD]
     if others and not overwrite:

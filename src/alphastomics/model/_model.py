@@ -1,4 +1,4 @@
-"""The model class."""
+"""The model class: arguments, registration of a reference, and models of datasets on disk."""
 
 from __future__ import annotations
 
@@ -46,25 +46,28 @@ class AlphaSTomics(TrainingMixin, SamplingMixin, EmbeddingMixin, PersistenceMixi
     registry
         Registry of an earlier setup, for a model without data.
     mode
-        What the model learns to sample: ``"expr_to_pos"``, ``"pos_to_expr"``, ``"joint"``, or ``"any"`` of them.
+        What the model is trained to sample: ``"expr_to_pos"``, ``"pos_to_expr"``, ``"joint"``, or all of them with
+        ``"any"``; see :meth:`sample`.
     d_model, n_layers, n_heads
-        Width, number of blocks, attention heads.
+        Width, number of blocks, and number of attention heads.
     attention
-        ``"full"``; ``"linear"``, a baseline whose cost grows linearly with the number of cells; ``"geometric"``, full attention
-        that decays with distance; ``"neighbor"``, the nearest cells; or ``"axial"``, the rows and columns of a grid.
+        ``"full"``: all cells of a context; ``"linear"``: a baseline whose cost is linear in the number of cells;
+        ``"geometric"``: full attention that decays with distance; ``"neighbor"``: the nearest cells; ``"axial"``: the rows
+        and columns of a grid.
     pair_features
-        ``"factorized"``: low-rank features of pairs of cells, for geometric and neighbor attention.
+        ``"factorized"``: low-rank features of pairs of cells, for geometric and neighbor attention; None: no pair features.
     use_moe, num_experts
         Whether a mixture of experts replaces the feed-forward networks, and the number of experts; see
         :func:`~alphastomics.train.advised_experts`.
     dropout
-        Probability with which a branch of a block is dropped in training; None: by the size and kind of the reference.
+        Probability with which a branch of a block is dropped in training; None: chosen for the size and kind of the
+        reference.
     enable_masking
         Whether training masks some entries and reconstructs them, see :class:`~alphastomics.config.MaskingConfig`.
     context
-        ``"slice"``: contexts of :meth:`train` are whole slices by default, as far as memory allows. ``"auto"``: the same,
-        and ``attention`` and ``pair_features`` are chosen for the size of the largest slice, see
-        :func:`~alphastomics.train.advised_attention`.
+        ``"slice"``: contexts of :meth:`train` are whole slices by default, if memory allows. ``"auto"``: the same, and
+        ``attention`` and ``pair_features`` are chosen for the size of the largest slice, see
+        :func:`~alphastomics.train.advised_attention`. None: contexts have 512 cells by default.
     random_state
         Seed of the initial weights and of all draws of training; ``scvi.settings.seed``, or 0, when None.
     **kwargs
@@ -119,7 +122,7 @@ class AlphaSTomics(TrainingMixin, SamplingMixin, EmbeddingMixin, PersistenceMixi
             mask_tokens=enable_masking,
             **network,
         )
-        if context == "auto":  # a saved model keeps the choice
+        if context == "auto":  # resolved here, so that a loaded model has the same network
             config = self._advised(config, mode)
             context = "slice"
         if use_moe:
@@ -142,7 +145,7 @@ class AlphaSTomics(TrainingMixin, SamplingMixin, EmbeddingMixin, PersistenceMixi
         )
 
     def _advised(self, config: DenoiserConfig, mode: Mode) -> DenoiserConfig:
-        """The network with the attention advised for the largest slice and the memory of this machine."""
+        """The network with the attention recommended for the largest slice and the memory of this machine."""
         for name, usual in (("attention", "full"), ("pair_features", None)):
             if getattr(config, name) != usual:
                 raise ValueError(
@@ -155,7 +158,7 @@ class AlphaSTomics(TrainingMixin, SamplingMixin, EmbeddingMixin, PersistenceMixi
         return replace(config, **advice)
 
     def _advise_experts(self, num_experts: int, moe_top_k: int) -> None:
-        """Log the advice for the number of cells, if it differs."""
+        """Log the recommended experts for the number of cells if they differ from the arguments."""
         n_cells = self.summary_stats.n_cells
         advice = advised_experts(n_cells)
         if advice != {"num_experts": num_experts, "moe_top_k": moe_top_k}:
@@ -180,39 +183,40 @@ class AlphaSTomics(TrainingMixin, SamplingMixin, EmbeddingMixin, PersistenceMixi
     ) -> None:
         """Register a reference: cells with expression and positions.
 
-        All data are checked here, before training; ``adata`` is only marked as registered.
+        The data are checked. Expression, positions and annotations of ``adata`` are not changed; it is marked as registered in
+        ``uns``.
 
         Parameters
         ----------
         adata
-            The reference, in memory; sparse or dense, counts or not.
+            The reference, in memory, with sparse or dense expression.
         layer
-            Where expression is: a key of ``layers``, or ``X`` when None.
+            Key of expression in ``layers``; ``X`` when None.
         position_key
-            Where positions are in ``obsm``, shape (n_cells, 2) or (n_cells, 3), any units.
+            Key of positions in ``obsm``, of shape (n_cells, 2) or (n_cells, 3), in any units.
         slice_key
-            Where the slice of a cell is in ``obs``. None takes ``obs["slice_id"]`` if it is there, else all cells are
-            one slice; the log says which.
+            Column of ``obs`` with the slice of each cell. None: ``obs["slice_id"]`` if it exists, else all cells are one
+            slice; the choice is logged.
         cell_type_key
-            Where labels are in ``obs``, if anywhere. Training does not use them.
+            Column of ``obs`` with cell types, if there is one. Training does not use it.
         frame
-            ``"slice"``: every slice has its own frame, free up to rotation, reflection and shift. ``"shared"``: all
+            ``"slice"``: each slice has its own frame, arbitrary up to rotation, reflection and translation. ``"shared"``: all
             slices are registered to one frame.
         sequence_key
-            Where an order of the cells is in ``obs``, if anywhere: a number for each, such as that of a section or a residue.
-            Attention over neighbors and features of pairs read it; only differences count.
+            Column of ``obs`` with an index that orders the cells, if there is one, such as the number of a section or a
+            residue. Neighbor attention and pair features use differences of this index.
         transform
-            ``"log1p"`` (counts: library size to the median, logarithm), ``"none"``, or ``"auto"``: ``"log1p"`` if and
-            only if all values are non-negative integers.
+            ``"log1p"``, for counts: scaling of the library size to the median, then log1p; ``"none"``; or ``"auto"``:
+            ``"log1p"`` if and only if all values are non-negative integers.
         **kwargs
             Used by scvi-tools (``source_registry``).
 
         Raises
         ------
         KeyError
-            If a named key is missing.
+            If ``adata`` lacks one of the keys.
         ValueError
-            If values, positions or slices cannot be used; the message says which and what to do.
+            If values, positions or slices are invalid; the message names them.
         """
         setup_method_args = cls._get_setup_method_args(**locals())
         source_registry = kwargs.get("source_registry")
@@ -239,18 +243,22 @@ class AlphaSTomics(TrainingMixin, SamplingMixin, EmbeddingMixin, PersistenceMixi
     def from_parquet(
         cls, data_dir: str | PathLike[str], *, buffer_size: int = SourceConfig.buffer_size, **kwargs: Any
     ) -> Self:
-        """Make a model of a dataset on disk, which :meth:`train` reads in parts.
+        """Make a model for a dataset on disk, which :meth:`train` reads in parts.
 
         :meth:`train` validates on the validation set of the dataset, if there is one.
 
         Parameters
         ----------
         data_dir
-            Folder that ``alphastomics preprocess`` wrote.
+            Folder written by ``alphastomics preprocess``.
         buffer_size
-            Number of cells among which contexts are shuffled; expression is read from disk as it is needed.
+            Number of cells among which contexts are shuffled; expression is read from disk when it is needed.
         **kwargs
             Arguments of :class:`AlphaSTomics`.
+
+        Returns
+        -------
+        An untrained model without an AnnData.
 
         Raises
         ------

@@ -1,4 +1,4 @@
-"""The part of the model class that saves and loads, in folders and on the Hugging Face Hub."""
+"""Mixin of the model class: saving and loading, in folders and on the Hugging Face Hub."""
 
 from __future__ import annotations
 
@@ -37,23 +37,34 @@ class PersistenceMixin(ModelBase):
         save_anndata: bool = False,
         **anndata_write_kwargs: Any,
     ) -> None:
-        """Save to a folder as safetensors and JSON. If a script runs in several processes, the first writes and the others wait.
+        """Save the model to a folder, as safetensors and JSON.
+
+        In a script with several processes, rank 0 writes and the others wait.
 
         A model trained with ``mode="any"``, ``"pos_to_expr"`` or ``"joint"`` contains expression of up to 8,192 cells of its
-        reference, with which it completes cells. Share it under the conditions of these data.
+        reference, which it uses to complete cells. Share it only as the license of these data permits.
 
         Parameters
         ----------
         dir_path
-            Folder.
+            Folder, which gets ``model.safetensors`` and ``config.json``.
         prefix
-            Not supported: a model has a folder of its own.
+            Not supported, because each model has its own folder.
         overwrite
             Whether to replace an existing model.
         save_anndata
             Whether to save the reference in the same folder, as ``adata.h5ad``.
         **anndata_write_kwargs
             Passed to :meth:`anndata.AnnData.write_h5ad`.
+
+        Raises
+        ------
+        FileExistsError
+            If the folder is not empty and ``overwrite`` is false.
+        OSError
+            If the folder cannot be written.
+        ValueError
+            If ``prefix`` is given, or ``save_anndata=True`` and the model has no data.
         """
         if prefix:
             raise ValueError(PREFIX)
@@ -79,25 +90,29 @@ class PersistenceMixin(ModelBase):
         prefix: str | None = None,
         **kwargs: Any,
     ) -> Self:
-        """Load a model that :meth:`save` wrote, with or without its data.
+        """Load a model written by :meth:`save`, with or without its data.
 
         Parameters
         ----------
         dir_path
             Folder, or the ``.ckpt`` file of a training that has ended, see :meth:`train`.
         adata
-            Data to attach. None: the data that were saved with the model, if any. False: none.
+            Data to attach. None: the data saved with the model, if any. False: none.
         accelerator, device
             Device of the network.
         prefix
-            Not supported.
+            Not supported, because each model has its own folder.
         **kwargs
             Not used.
+
+        Returns
+        -------
+        The model.
 
         Raises
         ------
         FileNotFoundError, ValueError
-            If the folder or file does not hold a complete model of this package.
+            If the folder or file does not contain a complete model of this package.
         """
         if prefix:
             raise ValueError(PREFIX)
@@ -144,23 +159,27 @@ class PersistenceMixin(ModelBase):
         accelerator: str = "auto",
         device: int | str = "auto",
     ) -> Self:
-        """Load a model from a folder, or from the Hugging Face Hub.
+        """Load a model from a folder or from the Hugging Face Hub.
 
         The files cannot run code; see :doc:`/files`.
 
         Parameters
         ----------
         name_or_path
-            Folder that :meth:`save` wrote, which takes precedence, or ``"organization/name"`` on the Hub, of which only the
+            Folder written by :meth:`save`, which takes precedence, or ``"organization/name"`` on the Hub, from which only the
             files of a model are downloaded.
         adata
-            Data to attach. None: the data that were saved with the model in a folder, if any. False: none.
+            Data to attach. None: the data saved with the model in a folder, if any. False: none.
         revision
             Branch, tag or commit on the Hub; ``main`` when None.
         token
             Token for the Hub; that of ``hf auth login`` or of the environment variable ``HF_TOKEN`` when None.
         accelerator, device
             Device of the network.
+
+        Returns
+        -------
+        The model.
 
         Raises
         ------
@@ -171,7 +190,7 @@ class PersistenceMixin(ModelBase):
         OSError
             If the Hub cannot be reached.
         ValueError
-            If it is not a complete model of this package.
+            If the folder or repository does not contain a complete model of this package.
 
         Examples
         --------
@@ -193,17 +212,17 @@ class PersistenceMixin(ModelBase):
         """Upload the model to the Hugging Face Hub, with a model card.
 
         Uploads the files that :meth:`save` writes, without the reference. A model trained with ``mode="any"``,
-        ``"pos_to_expr"`` or ``"joint"`` contains expression of up to 8,192 cells of the reference. Share it under the
-        conditions of these data.
+        ``"pos_to_expr"`` or ``"joint"`` contains expression of up to 8,192 cells of its reference, which it uses to complete
+        cells. Share it only as the license of these data permits.
 
         Parameters
         ----------
         repo_id
             ``"organization/name"``; created if it does not exist.
         private
-            Whether only its organization sees the repository; the default of the organization applies if not.
+            Whether a new repository is visible to its organization only; if not, the default of the organization applies.
         license
-            License for the card, as the Hub writes it, for example ``"cc-by-4.0"``.
+            License in the card, as the Hub writes it, for example ``"cc-by-4.0"``.
         overwrite
             Whether to replace another model and its card in the repository.
         token
@@ -222,7 +241,8 @@ class PersistenceMixin(ModelBase):
         OSError
             If the token is missing or has no permission (:class:`PermissionError`), or the Hub cannot be reached.
         ValueError
-            If the model is not trained, or the repository holds another model or is public despite `private`.
+            If the model is not trained; if the repository contains another model and ``overwrite`` is false; or if it is
+            public and ``private`` is true.
 
         Examples
         --------

@@ -1,7 +1,7 @@
-"""The state of a model as tensors and plain values, from which it can be restored, and the checks of what a file holds.
+"""The state of a model as tensors and plain values, and checks of the content of a file.
 
-A file may be damaged or crafted: names, shapes and types of the tensors are compared with the network that the configuration
-describes before any memory is taken for them.
+A file may be damaged or crafted. Names, shapes and types of the tensors are therefore compared with the network that the
+configuration describes before memory is allocated for them.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
     from alphastomics.data import TissueSchema
 
-FITTED = "fitted."  # before the names of tensors that are not weights
-MOST_LAYERS = 1000  # building a network takes time for each, and a file can name any number
+FITTED = "fitted."  # prefix of the names of tensors that are not weights
+MOST_LAYERS = 1000  # limits the time to build the network of a crafted file
 REMEDY = "take another copy, or save it again"
 
 
@@ -81,7 +81,7 @@ class ModelState:
             return count_parameters(Denoiser(_network(self.config))).total
 
     def to_json(self) -> dict[str, Any]:
-        """Everything but the tensors."""
+        """All values except the tensors."""
         return {**self.config, **self.fitted.to_dict()}
 
     def to_tensors(self) -> dict[str, Tensor]:
@@ -93,10 +93,7 @@ class ModelState:
     def restore(cls, path: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> ModelState:
         """Rebuild from :meth:`to_json` and :meth:`to_tensors`, read from ``path``.
 
-        Raises
-        ------
-        ValueError
-            If a value is missing or damaged, or a weight is NaN or infinite.
+        Raises ``ValueError`` if a value is missing or invalid, or a weight is NaN or infinite.
         """
         with reading_model(path):
             schema = read_schema(config["registry"])
@@ -111,7 +108,7 @@ class ModelState:
 
 
 def incomplete_model(path: str | PathLike[str], why: BaseException | str) -> ValueError:
-    """The error of a folder or file that does not hold a complete model."""
+    """The error for a folder or file that does not contain a complete model."""
     if isinstance(why, BaseException):
         why = f"{describe_error(why)} is missing" if isinstance(why, KeyError) else describe_error(why)
     return ValueError(f"{path} does not hold a complete model: {why}; {REMEDY}")
@@ -119,7 +116,7 @@ def incomplete_model(path: str | PathLike[str], why: BaseException | str) -> Val
 
 @contextmanager
 def reading_model(path: Path) -> Iterator[None]:
-    """Raise any error that a damaged model causes as the ``ValueError`` of a damaged model."""
+    """Replace any error in the context by the ``ValueError`` of :func:`incomplete_model`."""
     try:
         yield
     except Exception as error:  # a crafted configuration can cause any error
@@ -127,21 +124,9 @@ def reading_model(path: Path) -> Iterator[None]:
 
 
 def check_tensors(path: Path, config: Mapping[str, Any], found: Mapping[str, Kind]) -> None:
-    """Compare tensors with those of the network that a configuration describes, which is made without memory.
+    """Compare the tensors of a file with the network that its configuration describes, built on the meta device.
 
-    Parameters
-    ----------
-    path
-        Folder or file of the model, for messages.
-    config
-        Its configuration.
-    found
-        Its tensors.
-
-    Raises
-    ------
-    ValueError
-        If one is missing, superfluous, of another shape, or no floating-point numbers.
+    Raises ``ValueError`` if one is missing, unknown, of another shape or not of a floating-point type.
     """
     with reading_model(path):
         network = _network(config)
@@ -164,7 +149,7 @@ def check_tensors(path: Path, config: Mapping[str, Any], found: Mapping[str, Kin
 
 
 def _network(config: Mapping[str, Any]) -> DenoiserConfig:
-    """The network that a configuration describes, as :class:`AlphaSTomics` makes it."""
+    """The configuration of the network that :class:`AlphaSTomics` makes from these values."""
     schema, init = read_schema(config["registry"]), config["init"]
     names = {field.name for field in fields(DenoiserConfig)} & set(init)
     return DenoiserConfig(

@@ -1,4 +1,4 @@
-"""The part of the model class that trains."""
+"""Mixin of the model class: training, and estimates of its memory."""
 
 from __future__ import annotations
 
@@ -74,56 +74,57 @@ class TrainingMixin(ModelBase):
         max_epochs
             Number of passes over the cells. None: until ``max_time``, or about 4,000 steps if that is None too.
         max_time
-            Longest time: seconds, ``"DD:HH:MM:SS"``, a timedelta or its arguments. The learning rate falls with it.
+            Longest time: seconds, ``"DD:HH:MM:SS"``, a timedelta or its arguments. The learning rate decreases with the
+            elapsed share of it.
         accelerator, devices
             As in :class:`lightning.pytorch.Trainer`.
         strategy
-            How training is distributed over devices: a name that :func:`~alphastomics.train.resolve_strategy` accepts, or an
-            object of Lightning's. Every process takes batches of ``batch_size`` cells.
+            How training is distributed over devices: a name that :func:`~alphastomics.train.resolve_strategy` accepts, or a
+            strategy object of Lightning. Each process trains on its own batches of ``batch_size`` cells.
         precision
-            ``"auto"``: bfloat16 for matrix products where the processor or GPU has it, else 32 bits; or any of
-            Lightning's.
+            ``"auto"``: bfloat16 for matrix products if the processor or GPU supports it, else 32 bits; or a precision of
+            :class:`lightning.pytorch.Trainer`.
         batch_size, context_size
-            Numbers of cells in a batch and in a context, the cells that the network sees at once; a context has no more
-            cells than a batch. ``context_size="auto"``: whole slices, or the longest contexts that fit into memory; a batch
-            is then one context if that has more cells. None: 512, or ``"auto"`` for a model that was made with
+            Number of cells in a batch and in a context, whose cells attend to each other; a context has no more cells than a
+            batch. ``context_size="auto"``: whole slices, or the longest contexts that fit into memory; if a context then has
+            more cells than ``batch_size``, a batch is one context. None: 512, or ``"auto"`` for a model that was made with
             ``context=``.
         train_size, validation_size
-            Shares of the slices; validation holds out whole slices, none by default. The validation set of a dataset
+            Shares of the slices. Whole slices are held out for validation, none by default. The validation set of a dataset
             on disk is used unless ``validation_size`` is given.
         early_stopping
-            Stop when ``validation_loss`` has not fallen for 45 epochs (``early_stopping_patience``), and keep the weights with
-            the lowest one; holds out a tenth of the slices by default.
+            Whether to stop when ``validation_loss`` has not decreased for 45 epochs (``early_stopping_patience``), and keep the
+            weights with the lowest loss; holds out a tenth of the slices by default.
         plan_kwargs
             Fields of :class:`~alphastomics.train.PlanConfig`.
         checkpoint
-            ``.ckpt`` file for the state of training, replaced atomically during training and at the end; or a folder,
-            for ``last.ckpt`` in it. When training has ended, :meth:`load` reads the file too, with the final
-            weights.
+            ``.ckpt`` file for the state of training, replaced atomically during training and at the end; or a folder, in which
+            ``last.ckpt`` is written. When training has ended, the file also contains the trained model for :meth:`load`.
         resume
             Checkpoint of a training with the same arguments, which is continued: weights, their average, optimizer, learning
-            rate, lengths of contexts, position in the epoch, and time. ``max_epochs`` and ``max_time`` count from the
+            rate, length of contexts, position in the epoch, and time. ``max_epochs`` and ``max_time`` count from the
             beginning of that training. ``"last"``: the newest complete checkpoint in ``checkpoint``, or a new training if
-            there is none, so that one script can be started repeatedly until it has finished.
+            there is none, so that a script can be restarted until training has finished.
         **kwargs
             Further fields of :class:`~alphastomics.config.TrainingConfig`: kind and growth of contexts, memory, recompute,
             parallel contexts, loaders, augmentation, masking, checkpoints. All others are passed to
-            :class:`lightning.pytorch.Trainer`. ``logger``: any of Lightning's; logged are the losses, the learning
-            rate (``lr``), ``cells_per_second`` and ``memory_gib``; none by default. ``deterministic=True``: only deterministic
-            algorithms in this training.
+            :class:`lightning.pytorch.Trainer`. ``logger``: a logger of Lightning, none by default, for the losses, the learning
+            rate (``lr``), ``cells_per_second`` and ``memory_gib``. ``deterministic=True``: only deterministic algorithms in
+            this training.
 
         Raises
         ------
         FileNotFoundError, ValueError
             If ``resume`` is not a complete checkpoint of this model on these cells.
         ValueError
-            If one context does not fit into memory; the message gives the number of cells that would.
+            If one context does not fit into memory, with the number of cells that would; or if an argument is invalid.
         OSError
             If a checkpoint cannot be written; the previous one is intact.
         NonFiniteLossError
-            If the loss becomes NaN or infinite; the model keeps its last good weights.
+            If the loss becomes NaN or infinite; the model keeps its last finite weights.
         NotEnoughMemoryError
-            If memory runs out nevertheless; a ``MemoryError`` and a ``torch.OutOfMemoryError``. The model keeps its weights.
+            If memory runs out although the estimate fits. It is a ``MemoryError`` and a ``torch.OutOfMemoryError``. The model
+            keeps its weights.
         DeadProcessError
             If another process of the training has died.
         SystemExit
@@ -164,7 +165,7 @@ class TrainingMixin(ModelBase):
             self._finish_training(session)
 
     def _finish_training(self, session: TrainingSession) -> None:
-        """Record a training, fit what is fitted after it, and complete its checkpoint."""
+        """Record a training, fit the statistics of the reference, and add the model to the checkpoint."""
         plan, source, checkpoint = session.plan, session.source, session.checkpoint
         if self.trainer.global_step > 0:
             record = training_record(
@@ -194,27 +195,27 @@ class TrainingMixin(ModelBase):
         context_parallel_size: int = TrainingConfig.context_parallel_size,
         plan_kwargs: dict[str, Any] | None = None,
     ) -> MemoryEstimate:
-        """Estimate the memory of a step of the training, or of a call of the network; nothing is run or allocated.
+        """Estimate the memory of a training step, or of a call of the network; nothing is computed or allocated.
 
         Parameters
         ----------
         n_cells
-            Cells of a context.
+            Number of cells of a context.
         batch_size
-            Cells that the device holds at once: ``batch_size // n_cells`` contexts, at least one.
+            Number of cells on the device at once: ``batch_size // n_cells`` contexts, at least one.
         training
-            Whether to estimate a step of :meth:`train`, or a call without gradient of one context.
+            Whether to estimate a step of :meth:`train`; if not, a call of the network for one context without gradients.
         precision, accelerator, plan_kwargs
             As in :meth:`train`.
         recompute
             ``"none"``, ``"all"``, or the number of blocks that are recomputed.
         context_parallel_size
-            Number of processes that share a context in training; the estimate is of one of them.
+            Number of processes that share a context in training; the estimate is for one of them.
 
         Returns
         -------
-        Bytes at the peak: ``peak``, and its parts ``parameters``, ``gradients``, ``optimizer`` and
-        ``activations``. Data, code and loaders are not included.
+        Memory in bytes: ``peak``, and its parts ``parameters``, ``gradients``, ``optimizer`` and ``activations``. Data, code
+        and loaders are not included.
 
         Raises
         ------
