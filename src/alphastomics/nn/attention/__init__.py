@@ -1,4 +1,4 @@
-"""Attention over the cells of a context: one file per kind, all ``forward(x, geometry, mask)``."""
+"""Attention over the cells of a context; every kind has the interface :class:`Attention`."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ __all__ = [
 
 
 class Attention(Protocol):
-    """The methods of every kind of attention; the rows of its attention matrix sum to 1."""
+    """Interface of every kind of attention; the rows of its attention matrix sum to 1."""
 
     n_heads: int
 
     def __call__(self, x: Tensor, geometry: Geometry | None = None, mask: Tensor | None = None) -> Tensor:
-        """``x`` (B, N, d) to (B, N, d); no cell attends to those where ``mask`` (B, N) is false."""
+        """Map ``x`` (B, N, d) to (B, N, d); no cell attends to cells where ``mask`` (B, N) is false."""
         ...
 
     def gates(self, x: Tensor) -> Tensor | None:
-        """Gates in (0, 1), (B, N, H) or (B, N, d); None where there is no gate."""
+        """Gates in (0, 1), (B, N, H) or (B, N, d); None without gates."""
         ...
 
     def weights(self, x: Tensor, rows: Tensor, geometry: Geometry | None = None, mask: Tensor | None = None) -> Tensor:
@@ -48,17 +48,17 @@ class Attention(Protocol):
         ...
 
     def received(self, x: Tensor, geometry: Geometry | None = None, mask: Tensor | None = None) -> Tensor:
-        """Mean attention that each cell receives from the real ones, (B, H, N), without the attention matrix."""
+        """Mean attention that each cell receives from real cells, (B, H, N), without forming the attention matrix."""
         ...
 
 
 def make_attention(config: DenoiserConfig, *, angle: float = 0.0) -> nn.Module:
-    """Make the attention of a network, an :class:`Attention`.
+    """Make the attention of a network, see :class:`Attention`.
 
     Parameters
     ----------
     config
-        The network: its ``attention`` is ``"full"``, ``"linear"``, ``"geometric"`` (scores fall with distance), ``"neighbor"``
+        Architecture; ``attention`` is ``"full"``, ``"linear"``, ``"geometric"`` (scores fall with distance), ``"neighbor"``
         (softmax attention to neighbors, linear attention to all cells) or ``"axial"`` (along the rows and columns of a grid).
     angle
         Angle in radians by which the grid of axial attention is turned.
@@ -73,7 +73,7 @@ def make_attention(config: DenoiserConfig, *, angle: float = 0.0) -> nn.Module:
     n_pair_channels = 0 if config.pair_features is None else N_CHANNELS
     match config.attention:
         case "linear":
-            if config.gate_type not in ("headwise", "none"):  # the default is not refused
+            if config.gate_type not in ("headwise", "none"):  # the default is permitted
                 raise ValueError(f"gate_type={config.gate_type!r} has no effect on attention='linear'; leave it out")
             return LinearAttention(*sizes)
         case "full":

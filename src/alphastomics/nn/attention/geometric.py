@@ -1,4 +1,4 @@
-r"""Attention that depends on the distance of cells: invariant point attention as one call of flash attention.
+r"""Attention whose scores fall with distance: invariant point attention in one call of flash attention.
 
 .. math::
 
@@ -6,19 +6,19 @@ r"""Attention that depends on the distance of cells: invariant point attention a
     - \frac{\tau}{2 P} \sum_{p=1}^{P} \Big\lVert \frac{x_i - x_j}{\lambda} + T_i a_{ip} - T_j b_{jp} \Big\rVert^2, \qquad
     o_i = \sum_j \operatorname*{softmax}_j(s_{ij})\, v_j
 
-per head (Jumper et al. 2021, Algorithm 22). :math:`\lambda` is the length of the head, which is learned and begins evenly
-spread in logarithm over the heads; :math:`\tau` is the trust in positions. Without frames P = 1 and there are no points:
-the last term is :math:`\tau \lVert x_i - x_j \rVert^2 / 2 \lambda^2`, the same after any motion or reflection. With frames T
-(rotations) each cell places points a, b, c in its own axes, in units of :math:`\lambda`. :math:`w_L = \sqrt{1/2}`, or
-:math:`\sqrt{1/3}` where there are features of pairs :math:`p_{ijc} = \sum_r L_{icr} R_{jcr}`, of which
+per head (Jumper et al. 2021, algorithm 22). :math:`\lambda` is the learned length of a head, initially log-spaced over the heads;
+:math:`\tau` is the trust in positions. Without frames there are no points and P = 1: the last term is
+:math:`\tau \lVert x_i - x_j \rVert^2 / 2 \lambda^2`, invariant to rigid motions and reflections. With frames T (rotations) each
+cell has points a, b, c in its local axes, in units of :math:`\lambda`. :math:`w_L = \sqrt{1/2}`, or :math:`\sqrt{1/3}` with pair
+features :math:`p_{ijc} = \sum_r L_{icr} R_{jcr}`, whose bias is
 
 .. math::
 
     b_{ij} = \sum_c w_c\, p_{ijc} \quad (\text{linear}), \qquad
     b_{ij} = \sum_r \Big(\sum_c w_c L_{icr}\Big) \Big(\sum_c w'_c R_{jcr}\Big) \quad (\text{factor}).
 
-Everything goes into further columns of q, k and v (Flash-IPA, Liu et al. 2025; FlashBias, Wu et al. 2025): with
-:math:`y_{ip} = \sqrt{\tau / P}\,(x_i / \lambda + T_i a_{ip})`, :math:`z_{jp}` the same of b, and u, u' the factors of the bias,
+All terms are further columns of q, k and v (Flash-IPA, Liu et al. 2025; FlashBias, Wu et al. 2025). With
+:math:`y_{ip} = \sqrt{\tau / P}\,(x_i / \lambda + T_i a_{ip})`, :math:`z_{jp}` likewise from b, and u, u' the factors of the bias,
 
 .. math::
 
@@ -26,8 +26,9 @@ Everything goes into further columns of q, k and v (Flash-IPA, Liu et al. 2025; 
     K_j = [\,k_j,\; z_j,\; -\tfrac12 \lVert z_j \rVert^2,\; u'_j\,], \quad
     V_j = [\,v_j,\; x_j / \lambda + T_j c_{jp},\; u'_j\,]
 
-give :math:`\operatorname{softmax}(Q K^\top) V`; :math:`\lVert y_i \rVert^2`, which all keys share, is left out. The columns of V
-return to a cell what it sees: the points in its own axes with their distances, and :math:`\sum_j A_{ij} p_{ijc}`.
+the output is :math:`\operatorname{softmax}(Q K^\top) V`; :math:`\lVert y_i \rVert^2`, the same for all keys, is left out. From the
+further columns of the output follow, for each cell, the mean points in its local axes with their distances, and
+:math:`\sum_j A_{ij} p_{ijc}`.
 """
 
 from __future__ import annotations
@@ -51,13 +52,13 @@ if TYPE_CHECKING:
 
 PairReadout = Literal["linear", "factor"]
 
-HIDDEN = -1e4  # score of padding: its weight is 0 in any precision
-UNIT = 2.0**8  # of squares in 16 bits: float16 ends at 65504
+HIDDEN = -1e4  # score of padding; its weight is 0 in any precision
+UNIT = 2.0**8  # unit of squares in 16 bits, since float16 overflows at 65504
 TINY = 1e-8  # added to squared distances under a root, whose slope is infinite at 0
 
 
 class PairColumns(nn.Module):
-    """Bias and readout of pair features from their factors.
+    """Bias from pair features, and their mean under attention, computed from their factors.
 
     Parameters
     ----------
@@ -66,8 +67,8 @@ class PairColumns(nn.Module):
     n_channels
         C.
     readout
-        ``"linear"`` takes M = C R columns and is linear in the features; ``"factor"`` takes M = R columns and mixes the
-        channels of the factors.
+        ``"linear"`` needs M = C R columns and is linear in the features; ``"factor"`` needs M = R columns and mixes the channels
+        of the factors.
     """
 
     def __init__(self, n_heads: int, n_channels: int, readout: PairReadout) -> None:
@@ -87,7 +88,7 @@ class PairColumns(nn.Module):
         return u, right.transpose(1, 2).flatten(-2)[:, None].expand_as(u)
 
     def read(self, pairs: Pairs, mixed: Tensor) -> Tensor:
-        """What each cell sees of the features, (B, N, H C), from the mean of u' under its attention (B, H, N, >= M)."""
+        """Mean of the features under attention, (B, N, H C), from the mean of u' in ``mixed`` (B, H, N, >= M)."""
         left = pairs.left.to(mixed.dtype)
         _, n_channels, _, rank = left.shape
         if self.right is not None:
@@ -106,17 +107,17 @@ class GeometricAttention(SoftmaxAttention):
     n_dims
         D.
     lengths
-        Lengths of the first and of the last head to begin with, in model units.
+        Initial lengths of the first and the last head, in model units.
     n_points
-        P, points per head and cell; 0 if there are no frames.
+        P, points per head and cell; 0 without frames.
     n_pair_channels
-        C, channels of the pair features; 0 if there are none.
+        C, channels of the pair features; 0 without them.
     pair_readout
-        How they are read, see :class:`PairColumns`.
+        Use of the pair features, see :class:`PairColumns`.
     split_precision
-        Whether columns of positions are split into parts that 16 bits hold exactly, where attention runs in 16 bits: one
-        number of 16 bits cannot tell near cells apart. Lengths and positions are constants there, without a gradient.
-        With points attention always runs in at least 32 bits.
+        Whether attention in 16 bits splits columns of positions into parts that 16 bits represent exactly; a single 16-bit
+        number cannot distinguish close cells. Lengths and positions then have no gradient. With points, attention always
+        runs in at least 32 bits.
 
     Raises
     ------
@@ -155,13 +156,13 @@ class GeometricAttention(SoftmaxAttention):
         x
             Features (B, N, d).
         geometry
-            Positions, frames where there are points, and features of pairs where they are read.
+            Positions, frames if there are points, and pair features if there are channels for them.
         mask
-            Real cells (B, N); no cell attends to the others, whose output is 0.
+            Real cells (B, N); no cell attends to padding, whose output is 0.
 
         Returns
         -------
-        (B, N, d).
+        Features (B, N, d).
 
         Raises
         ------
@@ -170,7 +171,7 @@ class GeometricAttention(SoftmaxAttention):
         """
         b, n, d = x.shape
         q, k, v = self.columns(x, geometry, mask)
-        with torch.autocast(x.device.type, enabled=False):  # the columns have the precision that they need
+        with torch.autocast(x.device.type, enabled=False):  # precision is chosen in columns()
             mixed = attend_to_all(q, k, v, geometry.parallel, scale=1.0)
             seen = None if self.seen is None else self._seen(mixed[..., self.d_head :], x, geometry, mask)
         o = mixed[..., : self.d_head].transpose(1, 2)  # (B, N, H, d_h)
@@ -185,9 +186,9 @@ class GeometricAttention(SoftmaxAttention):
     def columns(
         self, x: Tensor, geometry: Geometry, mask: Tensor | None, *, exact: bool = False
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Q, K and V, each (B, H, N, F), in the precision of v; in at least 32 bits if ``exact``, and where there are points.
+        """Q, K and V, each (B, H, N, F), in the precision of v; in at least 32 bits if ``exact`` or if there are points.
 
-        What attention brings back of points is a small difference of large numbers.
+        Mean points in local axes are small differences of large numbers.
         """
         q, k, v = self.heads(x)
         wide = at_least_32_bits(x.dtype)
@@ -195,7 +196,7 @@ class GeometricAttention(SoftmaxAttention):
         hidden = None if mask is None else ~mask[:, None, :, None]
         with torch.autocast(x.device.type, enabled=False):
             y, z, points = self._places(x, geometry, mask)
-            if dtype.itemsize == 2:  # gradients of these columns would be rounding errors; one of 0 is still a gradient
+            if dtype.itemsize == 2:  # the gradient would be rounding errors; 0.0 * y keeps a gradient of 0
                 y, z = y.detach() + 0.0 * y, z.detach() + 0.0 * z
             near = _distance_columns(y, z, hidden, dtype if self.split_precision else wide)
             k = k if hidden is None else k.masked_fill(hidden, 0.0)
@@ -206,12 +207,12 @@ class GeometricAttention(SoftmaxAttention):
                 right = right if hidden is None else right.masked_fill(hidden, 0.0)
                 queries, keys, values = [*queries, self.content * left], [*keys, right], [*values, right]
             width = sum(part.shape[-1] for part in keys)
-            width += -width % 8  # kernels like it
+            width += -width % 8  # for fast kernels
             q, k, v = (_joined(parts, width).to(dtype) for parts in (queries, keys, values))
         return q, k, v
 
     def _places(self, x: Tensor, geometry: Geometry, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
-        """y, z, and the points c in the axes of the slice, each (B, H, N, P D); None if there are no frames."""
+        """y, z, and the points c in the axes of the slice, each (B, H, N, P D); c is None without points."""
         root = geometry.trusted(x)[:, None, None, None].sqrt()
         place = self._in_lengths(x, geometry, mask)
         if self.points is None:
@@ -244,7 +245,7 @@ class GeometricAttention(SoftmaxAttention):
         return geometry.pairs
 
     def _seen(self, mixed: Tensor, x: Tensor, geometry: Geometry, mask: Tensor | None) -> Tensor:
-        """What attention brings back besides o, (B, N, H (P (D + 1) + C)), from the other columns (B, H, N, F - d_h)."""
+        """Points, distances and pair features, (B, N, H (P (D + 1) + C)), from the further columns (B, H, N, F - d_h)."""
         mixed, found = mixed.to(at_least_32_bits(x.dtype)), []
         if self.points is not None:
             trust = geometry.trusted(x)[:, None, None, None, None]
@@ -266,7 +267,7 @@ class GeometricAttention(SoftmaxAttention):
             return (q[:, :, rows] @ k.mT).softmax(dim=-1)
 
     def received(self, x: Tensor, geometry: Geometry, mask: Tensor | None = None) -> Tensor:  # type: ignore[override]
-        """Mean attention that each cell receives from the real ones, (B, H, N), by blocks of rows."""
+        """Mean attention that each cell receives from real cells, (B, H, N), computed in blocks of rows."""
         q, k, _ = self.columns(x, geometry, mask, exact=True)
         b, h, n, _ = q.shape
         real = torch.ones(b, n, dtype=q.dtype, device=q.device) if mask is None else mask.to(q.dtype)
@@ -278,11 +279,11 @@ class GeometricAttention(SoftmaxAttention):
 
 
 def _distance_columns(y: Tensor, z: Tensor, hidden: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    r"""Columns of Q and K, whose product is :math:`y_i \cdot z_j - |z_j|^2 / 2`, and -1e4 for padding, where z is 0.
+    r"""Columns of Q and K whose product is :math:`y_i \cdot z_j - |z_j|^2 / 2`, and -1e4 for padding, where z is 0.
 
-    For a ``dtype`` of 16 bits y and z are first rounded to the sum of two such numbers. All four products of the parts
-    are formed and the square is that of the rounded z, in three parts: so rounding moves points a little, by 2^-17 of
-    where they lie, and distances are exactly those between the moved points.
+    For a ``dtype`` of 16 bits, y and z are rounded to sums of two such numbers. All four products of the parts are computed, and
+    the square of the rounded z is split into three parts: rounding moves points by a fraction of 2^-17, and distances are
+    exactly those between the moved points.
     """
     queries, keys, unit = [y], [z], 1.0
     if dtype.itemsize == 2:
@@ -297,7 +298,7 @@ def _distance_columns(y: Tensor, z: Tensor, hidden: Tensor | None, dtype: torch.
 
 
 def _parts(x: Tensor, dtype: torch.dtype, n: int) -> list[Tensor]:
-    """Numbers that ``dtype`` holds exactly and that sum to ``x``, the larger first."""
+    """Split ``x`` into ``n`` parts that ``dtype`` represents exactly, the largest first."""
     parts = []
     for _ in range(n):
         parts.append(x.to(dtype).to(x.dtype))
@@ -308,7 +309,7 @@ def _parts(x: Tensor, dtype: torch.dtype, n: int) -> list[Tensor]:
 def _joined(parts: list[Tensor], width: int) -> Tensor:
     """Columns side by side, (B, H, N, width), with zeros at the end.
 
-    Q, K and V get one width: only then do CPUs take the kernel that never forms the N x N matrix.
+    Q, K and V need equal widths for the CPU kernel that does not form the N x N matrix.
     """
     joined = torch.cat(parts, dim=-1)
     return F.pad(joined, (0, width - joined.shape[-1]))

@@ -1,4 +1,4 @@
-r"""Axial attention over cells: along the rows and the columns of a grid that holds every cell once (Ho et al. 2019).
+r"""Axial attention over cells, along the rows and columns of a grid that contains every cell once (Ho et al. 2019).
 
 .. math::
 
@@ -6,13 +6,13 @@ r"""Axial attention over cells: along the rows and the columns of a grid that ho
     \text{column}_i = \Big\lfloor \frac{m}{n} \operatorname{rank}(a \cdot x_i) \Big\rfloor, \qquad
     \text{row}_i = \text{rank of } b \cdot x_i \text{ within the column}, \qquad m = \lceil \sqrt n\, \rceil
 
-R attends along rows and C along columns, both as :class:`~alphastomics.nn.SoftmaxAttention`. The n cells are dealt to the
-columns by quantiles: no column has more than one cell more than another, so that only the last row has gaps. Two steps
-lead from every cell to every other whose row is in its column. Time is O(n^1.5).
+R attends along rows and C along columns, both as :class:`~alphastomics.nn.SoftmaxAttention`. The n cells are assigned to columns
+by quantiles: sizes of columns differ by at most one, so that only the last row has gaps. Two steps connect every cell to every
+other cell whose row is occupied in its column. Time is O(n^1.5).
 
-A grid is not invariant to rotation, so a and b are axes turned by an angle, another one in each layer; in three dimensions
-they turn about the diagonal, so that each of the three has its turn. Where positions are absent, features take their
-place, in two fixed random directions: then cells that resemble each other share a column.
+A grid is not invariant to rotation, so a and b are axes turned by another angle in each layer; in three dimensions they turn
+about the diagonal, which treats all three axes alike. If positions are absent, cells are arranged by two fixed random
+projections of their features instead: similar cells share a column.
 """
 
 from __future__ import annotations
@@ -37,42 +37,35 @@ if TYPE_CHECKING:
 
 
 class Grid(NamedTuple):
-    """Where the cells of each context lie in a square of S x S slots.
+    """Arrangement of the cells of each context in a square of S x S slots.
 
     Attributes
     ----------
     slot
-        S column + row of every cell (B, N); S^2, outside of the square, for padding.
+        Slot of every cell (B, N), S * column + row; S^2, outside of the square, for padding.
     observed
-        Slots (B, S, S) that hold a cell, by column and row.
+        Whether a slot contains a cell, (B, S, S), by column and row.
     """
 
     slot: Tensor
     observed: Tensor
 
     def lay(self, x: Tensor) -> Tensor:
-        """Cells (B, N, d) in their slots (B, S, S, d); 0 where there is none."""
+        """Scatter cells (B, N, d) to slots (B, S, S, d); empty slots are 0."""
         slots = x.new_zeros(len(x), self.observed[0].numel() + 1, x.shape[-1])
         slots = slots.scatter_(1, self.slot[..., None].expand_as(x), x)
         return slots[:, :-1].unflatten(1, self.observed.shape[1:])
 
     def take(self, slots: Tensor) -> Tensor:
-        """What lies in the slots (B, S, S, d) of the cells, (B, N, d); 0 for padding."""
+        """Gather cells (B, N, d) from slots (B, S, S, d); padding is 0."""
         slots = F.pad(slots.flatten(1, 2), (0, 0, 0, 1))
         return slots.gather(1, self.slot[..., None].expand(-1, -1, slots.shape[-1]))
 
 
 def quantile_grid(a: Tensor, b: Tensor, mask: Tensor, *, multiple: int = 1) -> Grid:
-    """Deal cells with coordinates ``a`` and ``b`` (B, N) to columns by quantiles of a, and sort these by b.
+    """Assign real cells with coordinates ``a`` and ``b`` (B, N) to columns by quantiles of a, and sort these by b.
 
-    Parameters
-    ----------
-    a, b
-        Coordinates; ties in one are settled by the other.
-    mask
-        Real cells (B, N).
-    multiple
-        Of what S is to be a multiple; columns and rows that this adds are empty.
+    Ties in one coordinate are broken by the other. S is rounded up to a multiple of ``multiple`` by empty rows and columns.
     """
     side = math.isqrt(max(mask.shape[1] - 1, 0)) + 1
     side += -side % multiple
@@ -80,7 +73,7 @@ def quantile_grid(a: Tensor, b: Tensor, mask: Tensor, *, multiple: int = 1) -> G
     m = n.float().sqrt().ceil().long()
     column = _rank(b, a, (~mask).long()) * m // n
     column = torch.where(mask, column, side)
-    before = (column * n + m - 1) // m  # cells in the columns before
+    before = (column * n + m - 1) // m  # number of cells in previous columns
     row = _rank(a, b, column) - before
     slot = torch.where(mask, column * side + row, side**2)
     observed = torch.zeros(len(mask), side**2 + 1, dtype=torch.bool, device=mask.device).scatter(1, slot, True)
@@ -97,7 +90,7 @@ class GridAttention(nn.Module):
     n_dims
         D.
     angle
-        By which the axes are turned, in radians.
+        Angle in radians by which the axes are turned.
     """
 
     def __init__(
@@ -130,11 +123,11 @@ class GridAttention(nn.Module):
         geometry
             Positions.
         mask
-            Real cells (B, N); no cell attends to the others, whose output is 0.
+            Real cells (B, N); no cell attends to padding, whose output is 0.
 
         Returns
         -------
-        (B, N, d).
+        Features (B, N, d).
 
         Raises
         ------
@@ -148,9 +141,9 @@ class GridAttention(nn.Module):
         return own_cells.take(parallel.gather(along_rows + along_columns, dim=2))
 
     def grid(self, x: Tensor, geometry: Geometry, mask: Tensor | None = None) -> Grid:
-        """Lay the grid through the cells, those of all processes; the arguments are those of :meth:`forward`."""
+        """Arrange the cells of all processes in a grid; the arguments are those of :meth:`forward`."""
         mask = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device) if mask is None else mask
-        with torch.no_grad(), torch.autocast(x.device.type, enabled=False):  # rounding would tie cells
+        with torch.no_grad(), torch.autocast(x.device.type, enabled=False):  # rounding would create ties
             position = geometry.centered(x, mask, self.n_dims)
             located = (geometry.trusted(x) > 0)[:, None, None]
             resembling = x.to(position.dtype) @ self.feature_axes.to(position.dtype).T
@@ -160,7 +153,7 @@ class GridAttention(nn.Module):
             return quantile_grid(a, b, parallel.gather(mask), multiple=parallel.world_size)
 
     def _passes(self, x: Tensor, observed: Tensor, parallel: SequenceParallel = ALONE) -> tuple[Tensor, Tensor]:
-        """Both terms of y for cells in their slots (B, S, S, d), of which a process holds some rows."""
+        """Both terms of y for slots ``x`` (B, S, S, d), of which a process holds some rows."""
         rows, in_rows = _rows(x, parallel.split(observed, dim=2))
         shape = (x.shape[0], x.shape[2], x.shape[1], x.shape[3])
         along_rows = self.along_rows(rows, mask=in_rows).view(shape).transpose(1, 2)
@@ -170,11 +163,11 @@ class GridAttention(nn.Module):
         return along_rows, parallel.resplit(along_columns, whole=2, split=1)
 
     def gates(self, x: Tensor) -> Tensor | None:
-        """Gates in (0, 1) of the attention along rows; those along columns see what it returned."""
+        """Gates in (0, 1) of the attention along rows; those along columns depend on its output."""
         return self.along_rows.gates(x)
 
     def weights(self, x: Tensor, rows: Tensor, geometry: Geometry, mask: Tensor | None = None) -> Tensor:
-        """Rows (R,) of the product of both attention matrices, (B, H, R, N): along the column, then along the row."""
+        """Rows (R,) of the product of both attention matrices (columns, then rows), (B, H, R, N)."""
         grid = self.grid(x, geometry, mask)
         by_row, by_column = self._matrices(x, grid)
         side = grid.observed.shape[-1]
@@ -190,7 +183,7 @@ class GridAttention(nn.Module):
         return cells.permute(0, 3, 2, 1)
 
     def received(self, x: Tensor, geometry: Geometry, mask: Tensor | None = None) -> Tensor:
-        """Mean of the columns of that product over the real cells, (B, H, N)."""
+        """Mean attention that each cell receives from real cells in that product, (B, H, N)."""
         grid = self.grid(x, geometry, mask)
         by_row, by_column = self._matrices(x, grid)
         observed = grid.observed.to(by_row.dtype)
@@ -199,7 +192,7 @@ class GridAttention(nn.Module):
         return grid.take(slots).transpose(1, 2) / observed.sum(dim=(1, 2))[:, None, None].clamp_min(1)
 
     def _matrices(self, x: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
-        """Attention matrices (B, S, H, S, S) of every row, and of every column."""
+        """Attention matrices of all rows, and of all columns, (B, S, H, S, S) each."""
         x = grid.lay(x)
         along_rows, _ = self._passes(x, grid.observed)
         b, side, _, _ = x.shape
@@ -212,18 +205,20 @@ class GridAttention(nn.Module):
 
 
 def _columns(x: Tensor, observed: Tensor) -> tuple[Tensor, Tensor]:
-    """Columns (B S, S, d) of the square (B, S, S, d), and their slots that attention may look at (B S, S)."""
+    """Columns (B S, S, d) of slots (B, S, S, d), and the mask (B S, S) of slots to attend to."""
     observed = observed.flatten(0, 1)
-    return x.flatten(0, 1), observed | ~observed.any(dim=1, keepdim=True)  # an empty line looks at its zeros
+    return x.flatten(0, 1), observed | ~observed.any(
+        dim=1, keepdim=True
+    )  # an empty column attends to zeros, so that its softmax is finite
 
 
 def _rows(x: Tensor, observed: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows (B S, S, d), and their slots that attention may look at (B S, S)."""
+    """Rows (B S, S, d), and the mask (B S, S) of slots to attend to."""
     return _columns(x.transpose(1, 2), observed.transpose(1, 2))
 
 
 def _rank(*keys: Tensor) -> Tensor:
-    """Ranks (B, N) of cells in the order of ``keys`` (B, N), the last one first."""
+    """Ranks (B, N) of cells sorted by ``keys`` (B, N), of which the last is the primary key."""
     order = lexicographic_order(*keys)
     return torch.empty_like(order).scatter(1, order, torch.arange(order.shape[1], device=order.device).expand_as(order))
 

@@ -1,13 +1,13 @@
-r"""Linear attention (Shen et al., WACV 2021): the baseline without an N x N matrix, and without a gate.
+r"""Linear attention (Shen et al., WACV 2021): a baseline without gates whose time and memory are linear in N.
 
 .. math::
 
     o = W_o\, \phi(q)\, \big[\psi(k)^\top v\big], \qquad
     \phi(q)_{ic} = \operatorname*{softmax}_c q_{ic}, \quad \psi(k)_{jc} = \operatorname*{softmax}_j k_{jc}
 
-per head. Where cells are split over processes, a process holds its rows of :math:`\psi(k)`, and the sum over j is one over
-processes. :math:`A = \phi(q)\,\psi(k)^\top` is an attention matrix: not negative, and its rows sum to 1. Its rank is at
-most the number of channels of a head, and it is never formed: time and memory grow with N alone.
+per head. If cells are split over processes, each process holds some rows of :math:`\psi(k)`, and the sum over j includes a sum
+over processes. :math:`A = \phi(q)\,\psi(k)^\top` is an attention matrix: it is not negative, and its rows sum to 1. Its rank is at
+most the number of channels of a head, and it is never formed.
 """
 
 from __future__ import annotations
@@ -53,7 +53,9 @@ class LinearAttention(nn.Module):
         b, n, _ = x.shape
         q, k, v = self.qkv(x).view(b, n, 3, self.n_heads, self.d_head).permute(2, 0, 3, 1, 4)
         if mask is not None:
-            k = k.masked_fill(~mask[:, None, :, None], torch.finfo(k.dtype).min)  # finite, where a process has no other
+            k = k.masked_fill(
+                ~mask[:, None, :, None], torch.finfo(k.dtype).min
+            )  # finite, since a process may hold only padding
         psi = k.softmax(dim=-2)
         if parallel.world_size > 1:
             own = k.to(at_least_32_bits(k.dtype)).logsumexp(dim=2, keepdim=True)
@@ -61,14 +63,14 @@ class LinearAttention(nn.Module):
         return q.softmax(dim=-1), psi, v
 
     def forward(self, x: Tensor, geometry: Geometry | None = None, mask: Tensor | None = None) -> Tensor:
-        """``x`` (B, N, d) to (B, N, d); no cell attends to those where ``mask`` (B, N) is false."""
+        """Map ``x`` (B, N, d) to (B, N, d); no cell attends to cells where ``mask`` (B, N) is false."""
         parallel = processes_of(geometry)
         q, k, v = self.features(x, mask, parallel)
         o = q @ parallel.sum_over_cells(k.mT @ v.to(k.dtype))
         return self.out(o.transpose(1, 2).reshape(x.shape))
 
     def gates(self, x: Tensor) -> None:
-        """There is no gate."""
+        """None, because there are no gates."""
 
     def weights(self, x: Tensor, rows: Tensor, geometry: Geometry | None = None, mask: Tensor | None = None) -> Tensor:
         """Rows (R,) of the attention matrix, (B, H, R, N)."""
@@ -76,7 +78,7 @@ class LinearAttention(nn.Module):
         return q[:, :, rows] @ k.mT
 
     def received(self, x: Tensor, geometry: Geometry | None = None, mask: Tensor | None = None) -> Tensor:
-        """Mean attention that each cell receives from the real ones, (B, H, N)."""
+        """Mean attention that each cell receives from real cells, (B, H, N)."""
         q, k, _ = self.features(x, mask)
         if mask is None:
             mean = q.mean(dim=2, keepdim=True)

@@ -1,13 +1,13 @@
-r"""Attention to what is near, and to everything: neighbors one by one, the whole context in sum.
+r"""Sum of attention over neighbors and linear attention over all cells.
 
 .. math::
 
     y = \operatorname{Neighbor}(x) + \operatorname{Linear}(x), \qquad
     A = \tfrac12 \big(A^{\text{near}} + A^{\text{all}}\big)
 
-:class:`~alphastomics.nn.attention.neighbor.NeighborAttention` sees what low rank cannot carry, and
-:class:`~alphastomics.nn.LinearAttention` carries what is far. Where positions are absent no cell has neighbors in space:
-then the second term alone exchanges information between cells. Time and memory grow with the cells alone.
+:class:`~alphastomics.nn.attention.neighbor.NeighborAttention` represents local structure, which has high rank, and
+:class:`~alphastomics.nn.LinearAttention` long-range structure. If positions are absent, cells have no neighbors in space, and
+only the second term exchanges information between cells. Time and memory are linear in N.
 """
 
 from __future__ import annotations
@@ -67,13 +67,13 @@ class LocalGlobalAttention(nn.Module):
         x
             Features (B, N, d).
         geometry
-            Neighbors, positions, and whatever else attention over neighbors reads.
+            Neighbors, positions, and what else attention over neighbors uses.
         mask
-            Real cells (B, N); no cell attends to the others, whose output is 0.
+            Real cells (B, N); no cell attends to padding, whose output is 0.
 
         Returns
         -------
-        (B, N, d).
+        Features (B, N, d).
         """
         y = self.near(x, geometry, mask) + self.all(x, geometry, mask)
         return y if mask is None else y.masked_fill(~mask[..., None], 0.0)
@@ -88,6 +88,6 @@ class LocalGlobalAttention(nn.Module):
         return (near + everything) / 2
 
     def received(self, x: Tensor, geometry: Geometry, mask: Tensor | None = None) -> Tensor:
-        """Mean attention that each cell receives from the real ones, (B, H, N)."""
+        """Mean attention that each cell receives from real cells, (B, H, N)."""
         near, everything = (part.received(x, geometry, mask) for part in (self.near, self.all))
         return (near + everything) / 2

@@ -6,21 +6,20 @@ r"""Attention over the neighbors of a cell, with features of their distances in 
     A_{ij} = \operatorname*{softmax}_{j \in \mathcal N_i \cup \{i\}} s_{ij}, \qquad
     o_i = \sum_j A_{ij} v_j, \qquad \bar e_i = \sum_j A_{ij} e_{ij}
 
-per head. u and u' are factors of what features of pairs say, where there are some; they are further columns of q, k and v,
-see :class:`~alphastomics.nn.attention.geometric.PairColumns`. The features of an edge are bumps over the logarithm of its
-length, and over the signed difference in the order where there is one:
+per head. u and u' are factors of the bias from pair features, if there are any, and further columns of q, k and v
+(:class:`~alphastomics.nn.attention.geometric.PairColumns`). The features of an edge are radial functions (Schütt et al. 2017) of
+the logarithm of its length and, if the cells have an order, of the signed difference in the order:
 
 .. math::
 
     e_{ij} = \Big[\, \tau\, \phi\big(\tfrac12 \log(\lVert x_i - x_j \rVert^2 + \epsilon^2)\big),\;
     \phi\big(\operatorname{asinh}(r_j - r_i)\big) \Big], \qquad \phi_m(u) = e^{-(u - \mu_m)^2 / 2 \delta^2}
 
-with centers :math:`\mu` that lie :math:`\delta` apart (radial functions: Schütt et al. 2017). Neighbors are distinguished by
-the ratio of their distances, however dense the cells lie, and motions and reflections of the slice change nothing.
-:math:`\tau` is the trust in positions.
+with centers :math:`\mu` that are :math:`\delta` apart. Neighbors are distinguished by ratios of distances at any density of cells,
+and features are invariant to motions and reflections of the slice. :math:`\tau` is the trust in positions.
 
 Time is O(N K), memory O(N (d + H K)): keys and values are never gathered, see :mod:`alphastomics.nn.attention.edges`.
-Attention and the features of edges are computed for one block of cells at a time, and again on the way back.
+Attention and features of edges are computed for one block of cells at a time, and recomputed in the backward pass.
 """
 
 from __future__ import annotations
@@ -45,24 +44,25 @@ if TYPE_CHECKING:
     from alphastomics.config import GateType
     from alphastomics.nn.geometry import Geometry
 
-BLOCK = {"cpu": 2**20, "cuda": 2**26}  # entries of features of edges, and of scores, that are there at the same time
+BLOCK = {"cpu": 2**20, "cuda": 2**26}  # entries of edge features and scores in memory at a time
 
 
 class Graph(NamedTuple):
-    """The cells of a batch in one row of M = B N, and the edges from those of this process, S, which may be all of them.
+    """All cells of a batch, M = B N, and the edges from the S cells of this process.
 
     Attributes
     ----------
     other
-        Neighbors (S, K + 1) in 32 bits, last the cell itself, which also stands where there are fewer.
+        Ends (S, K + 1) of the edges, indices in 32 bits: K neighbors, replaced by the cell itself if there are fewer, and the
+        cell itself.
     valid
-        False (S, K + 1) where there is no neighbor.
+        Whether an edge exists, (S, K + 1).
     query
-        q, (H, S, F); F = d_h, and the rank of the features of pairs where there are some.
+        q, (H, S, F); F is d_h plus the rank of pair features, if any.
     own
-        Position, place in the order and trust, (S, D + 2), in at least 32 bits.
+        Position, place in the order and trust of the cells of this process, (S, D + 2), in at least 32 bits.
     place
-        The same of all cells, (M, D + 2).
+        The same for all cells, (M, D + 2).
     key, value
         k and v, (H, M, F).
     """
@@ -76,25 +76,25 @@ class Graph(NamedTuple):
     value: Tensor
 
     def wide(self) -> Graph:
-        """In the precision of the places, with rows that lie one after another."""
+        """Convert q, k and v to the precision of the places, with contiguous rows."""
         query, key, value = (part.to(self.place.dtype).contiguous() for part in (self.query, self.key, self.value))
         return self._replace(query=query, key=key, value=value)
 
     def blocks(self, w: Tensor) -> Iterator[slice]:
-        """Cells in blocks, whose edges have features for the weights ``w`` (H, n_features)."""
+        """Blocks of cells, sized for edge features with weights ``w`` (H, n_features)."""
         n, degree = self.other.shape
         size = max(1, BLOCK.get(self.other.device.type, BLOCK["cuda"]) // (degree * sum(w.shape)))
-        if isinstance(self.other, FakeTensor):  # for an estimate of memory one block is as good as all
+        if isinstance(self.other, FakeTensor):  # one block suffices for an estimate of memory
             n = min(n, size)
         return (slice(start, start + size) for start in range(0, n, size))
 
     def ends(self, rows: slice | Tensor) -> tuple[Tensor, Tensor]:
-        """Places of some cells (S, 1, D + 2), and of their neighbors (S, K + 1, D + 2)."""
+        """Places of the cells ``rows`` (S, 1, D + 2) and of the ends of their edges (S, K + 1, D + 2)."""
         other = self.other[rows]
         return self.own[rows][:, None], self.place.index_select(0, other.flatten()).unflatten(0, other.shape)
 
     def attention(self, rows: slice | Tensor, bias: Tensor, d_head: int) -> Tensor:
-        """Attention (H, S, K + 1) of some cells with the bias (S, K + 1, H)."""
+        """Attention (H, S, K + 1) of the cells ``rows`` with ``bias`` (S, K + 1, H)."""
         score = edge_products(self.query[:, rows], self.key, self.other[rows])
         score.div_(d_head**0.5).add_(bias.permute(2, 0, 1)).masked_fill_(~self.valid[rows], float("-inf"))
         return score.softmax(dim=-1)
@@ -110,13 +110,14 @@ class NeighborAttention(SoftmaxAttention):
     sequence
         Whether the cells have an order.
     n_bumps
-        M, at least 2, of distances; one more of places in the order, so that an even M puts one at 0.
+        M, number of radial functions of distance, at least 2; there is one more for the order, so that an even M has a center
+        at 0.
     distances
-        First and last center of distances, in model units; the first is also epsilon.
+        First and last center for distances, in model units; the first is also epsilon.
     longest
-        Last center of differences in the order.
+        Last center for differences in the order.
     n_pair_channels
-        C, channels of the pair features; 0 if there are none.
+        C, channels of the pair features; 0 without them.
     """
 
     def __init__(
@@ -147,18 +148,18 @@ class NeighborAttention(SoftmaxAttention):
         x
             Features (B, N, d).
         geometry
-            Neighbors, positions, an order of the cells where one is used, and features of pairs where they are read.
+            Neighbors, positions, and the order of the cells and pair features if these are used.
         mask
-            Real cells (B, N); no cell attends to the others, whose output is 0.
+            Real cells (B, N); no cell attends to padding, whose output is 0.
 
         Returns
         -------
-        (B, N, d).
+        Features (B, N, d).
 
         Raises
         ------
         ValueError
-            If there are no neighbors, or no order or features of pairs where they are used.
+            If neighbors, or an order or pair features that are used, are missing.
         """
         b, n, d = x.shape
         graph = self._graph(x, geometry, mask)
@@ -197,7 +198,7 @@ class NeighborAttention(SoftmaxAttention):
         return Graph(*_edges(x, geometry, mask), q, own.flatten(0, 1), place.flatten(0, 1), k, v)
 
     def _features(self, place: Tensor, other: Tensor) -> Tensor:
-        """Features (S, K + 1, E) of edges between cells at ``place`` (S, 1, D + 2) and ``other`` (S, K + 1, D + 2)."""
+        """Features (S, K + 1, E) of edges from cells at ``place`` (S, 1, D + 2) to cells at ``other`` (S, K + 1, D + 2)."""
         difference = other - place
         shortest, furthest = self.distances
         log_distance = 0.5 * (difference[..., :-2].square().sum(dim=-1) + shortest**2).log()
@@ -213,7 +214,7 @@ class NeighborAttention(SoftmaxAttention):
     def weights(  # type: ignore[override]
         self, x: Tensor, rows: Tensor, geometry: Geometry, mask: Tensor | None = None
     ) -> Tensor:
-        """Rows (R,) of the attention matrix, (B, H, R, N), 0 where cells are not neighbors; without a gradient."""
+        """Rows (R,) of the attention matrix, (B, H, R, N), without a gradient; 0 for cells that are not neighbors."""
         b, n, _ = x.shape
         graph = self._graph(x, geometry, mask).wide()
         rows = (torch.arange(b, device=x.device)[:, None] * n + rows).flatten()
@@ -224,7 +225,7 @@ class NeighborAttention(SoftmaxAttention):
 
     @torch.no_grad()
     def received(self, x: Tensor, geometry: Geometry, mask: Tensor | None = None) -> Tensor:  # type: ignore[override]
-        """Mean attention that each cell receives from the real ones, (B, H, N), without a gradient."""
+        """Mean attention that each cell receives from real cells, (B, H, N), without a gradient."""
         b, n, _ = x.shape
         graph = self._graph(x, geometry, mask).wide()
         real = torch.ones(b, n, dtype=torch.bool, device=x.device) if mask is None else mask
@@ -235,14 +236,14 @@ class NeighborAttention(SoftmaxAttention):
         return total.view(-1, b, n).transpose(0, 1) / real.sum(dim=1)[:, None, None].clamp_min(1)
 
     def _attention(self, graph: Graph, rows: slice | Tensor) -> Tensor:
-        """Attention (H, S, K + 1) of some cells."""
+        """Attention (H, S, K + 1) of the cells ``rows``."""
         with torch.autocast(graph.place.device.type, enabled=False):
             e = self._features(*graph.ends(rows))
             return graph.attention(rows, e @ self.edge.weight.to(e.dtype).T, self.d_head)
 
 
 class _AlongEdges(torch.autograd.Function):
-    """Means of v, (H, M, F), and of the features of edges, (M, H, n_features), block after block, and again on the way back."""
+    """Means of v, (H, S, F), and of edge features, (S, H, n_features), in blocks that the backward pass recomputes."""
 
     @staticmethod
     def forward(
@@ -293,7 +294,7 @@ class _AlongEdges(torch.autograd.Function):
 
 
 def _edges(x: Tensor, geometry: Geometry, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Rows of the neighbors in all cells of the batch, and which are valid, both (B N, K + 1)."""
+    """Ends of the edges among all cells of the batch, and whether they exist, both (B N, K + 1)."""
     (b, n, _), parallel = x.shape, geometry.parallel
     if geometry.neighbors is None:
         raise ValueError("attention over neighbors needs them; see alphastomics.nn.neighbors.neighbor_pairs")
@@ -309,7 +310,7 @@ def _edges(x: Tensor, geometry: Geometry, mask: Tensor | None) -> tuple[Tensor, 
 
 
 def _bumps(u: Tensor, low: float, high: float, n: int, height: Tensor) -> Tensor:
-    """Features phi (..., n) of numbers (...), with centers from ``low`` to ``high``, times a constant height (..., 1)."""
+    """Radial functions phi (..., n) of ``u`` (...), with centers from ``low`` to ``high``, times ``height`` (..., 1)."""
     scale = 0.5**0.5 * (n - 1) / (high - low)
     v = (scale * u)[..., None] - torch.linspace(scale * low, scale * high, n, dtype=u.dtype, device=u.device)
-    return v.square_().neg_().add_(height.log()).exp_()  # in place: this is most of the memory that is touched
+    return v.square_().neg_().add_(height.log()).exp_()  # in place, since this dominates memory traffic

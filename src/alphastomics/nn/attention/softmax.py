@@ -4,8 +4,8 @@ r"""Gated softmax attention (Qiu et al., NeurIPS 2025).
 
     o = W_o\big[\sigma(x W_g) \odot \operatorname{softmax}(q k^\top / \sqrt{d_h})\, v\big]
 
-with RMS-normalized q and k. The gate is one number per head (``headwise``), one per channel (``elementwise``), or
-absent. The N x N matrix is never formed: everything goes through ``scaled_dot_product_attention``.
+with RMS-normalized q and k. The gate is one number per head (``"headwise"``), one per channel (``"elementwise"``), or
+absent. ``scaled_dot_product_attention`` computes attention without forming the N x N matrix.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from alphastomics.nn.parallel import SequenceParallel
 
 
-BLOCK = 2**23  # entries of the attention matrix that `received` holds at the same time
+BLOCK = 2**23  # entries of the attention matrix in memory at a time, in `received`
 
 
 class HeadNorm(nn.Module):
@@ -38,7 +38,7 @@ class HeadNorm(nn.Module):
         self.scale = nn.Parameter(torch.ones(d_head))
 
     def forward(self, x: Tensor) -> Tensor:
-        """``x`` (..., d_h) to the same shape."""
+        """Normalize ``x`` (..., d_h)."""
         return F.rms_norm(x, x.shape[-1:]) * self.scale.to(x.dtype)
 
 
@@ -80,9 +80,9 @@ class SoftmaxAttention(nn.Module):
         return self.q_norm(q), self.k_norm(k), v
 
     def forward(self, x: Tensor, geometry: Geometry | None = None, mask: Tensor | None = None) -> Tensor:
-        """``x`` (B, N, d) to (B, N, d); no cell attends to those where ``mask`` (B, N) is false.
+        """Map ``x`` (B, N, d) to (B, N, d); no cell attends to cells where ``mask`` (B, N) is false.
 
-        Of geometry only the processes are used.
+        Only ``geometry.parallel`` is used.
         """
         b, n, d = x.shape
         o = _attend(*self.heads(x), mask, processes_of(geometry)).transpose(1, 2)  # (B, N, H, d_h)
@@ -101,7 +101,7 @@ class SoftmaxAttention(nn.Module):
         return self._softmax(q[:, :, rows], k, mask)
 
     def received(self, x: Tensor, geometry: Geometry | None = None, mask: Tensor | None = None) -> Tensor:
-        """Mean attention that each cell receives from the real ones, (B, H, N), by blocks of rows."""
+        """Mean attention that each cell receives from real cells, (B, H, N), computed in blocks of rows."""
         q, k, _ = self.heads(x)
         b, n, _ = x.shape
         total = x.new_zeros(b, self.n_heads, n)
@@ -121,7 +121,7 @@ class SoftmaxAttention(nn.Module):
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, parallel: SequenceParallel) -> Tensor:
-    """Attention (B, H, N, d_h) of q to k and v, which are of the same shape."""
+    """Attention (B, H, N, d_h) of q to k and v, all of this shape."""
     if parallel.world_size == 1:
         return F.scaled_dot_product_attention(q, k, v, attn_mask=None if mask is None else mask[:, None, None, :])
     mask = q.new_ones(q.shape[0], q.shape[2], dtype=torch.bool) if mask is None else mask

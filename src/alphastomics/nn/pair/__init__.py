@@ -1,4 +1,4 @@
-"""Features of pairs of cells as low-rank factors, and the networks on them."""
+"""Features of pairs of cells as low-rank factors, and networks on these factors."""
 
 from alphastomics.config import PairAttention, PairResidual
 from alphastomics.nn.pair.axial import AxialAttention, FactorCrossAttention

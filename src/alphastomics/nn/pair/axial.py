@@ -1,7 +1,7 @@
-r"""Attention along the cells of pair features, on factors: axial attention, and attention between the two sides.
+r"""Attention along the cells of pair features, on factors: axial attention, and cross attention between the factors.
 
 **Axial attention** (Ho et al. 2019) updates p along its rows, then along its columns. The weights are shared by all rows
-(columns) and the values are p itself, which makes it exact on factors: each side attends along its own cells,
+(columns) and the values are p itself, so that it is exact on factors: each side attends along its own cells,
 
 .. math::
 
@@ -10,10 +10,10 @@ r"""Attention along the cells of pair features, on factors: axial attention, and
     B_{jk} &= \operatorname*{softmax}_k (q_j \cdot k_k / \sqrt{d_h}), \qquad
     (q, k, \Gamma)_j = W\,[\hat p_{jj},\, \overline{\hat p_{j\cdot}},\, \overline{\hat p_{\cdot j}}] + b
 
-The hat is the RMS norm. A and its gain depend on p after the first step. The result is a function of p, whatever its
-factors. Time is O(N^2 R C), memory O(N R C).
+The hat is the RMS norm. A and its gain depend on p after the first step. The result depends on p only, not on its
+factorization. Time is O(N^2 R C), memory O(N R C).
 
-**Cross attention** lets the two sides of the factors attend to each other, rank by rank,
+**Cross attention** is attention of each side of the factors to the other, rank by rank,
 
 .. math::
 
@@ -23,9 +23,9 @@ factors. Time is O(N^2 R C), memory O(N R C).
     R'_{jr} = R_{jr} + \sigma(W_R [R_{jr}; z_{R,jr}]) \odot z_{R,jr} \\
     L'' &= L'\,(I + M_L), \qquad R'' = R'\,(I + M_R)
 
-Queries come from the first argument, keys and values from the second; a vector is the C channels of one cell and rank.
-All ranks share the weights, and M mixes them. Attention and mixing start at zero. This acts on the factors, not on p:
-other factors of the same p give another result. Time is O(N^2 R C), memory O(N R C).
+Queries are computed from the first argument, keys and values from the second; a vector is the C channels of one cell and
+rank. All ranks share the weights, and M mixes ranks. Attention and mixing are initialized to zero. This acts on the factors,
+not on p: other factors of the same p give another result. Time is O(N^2 R C), memory O(N R C).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from alphastomics.nn.pair.factors import PairFactors
 
 
 def key_mask(mask: Tensor | None) -> Tensor | None:
-    """Keys (B, 1, 1, N) that cells attend to: the real ones, or all in a context of padding alone."""
+    """Mask (B, 1, 1, N) of keys: real cells, or all cells in a context that is all padding."""
     if mask is None:
         return None
     return (mask | ~mask.any(dim=1, keepdim=True))[:, None, None]
@@ -60,7 +60,7 @@ class FactorAxis(nn.Module):
         b, c, n, _ = side.shape
         q, k = self.query_key(marginals).view(b, n, 2, self.n_heads, -1).permute(2, 0, 3, 1, 4)
         v = side.unflatten(1, (self.n_heads, -1)).transpose(2, 3).flatten(-2)  # (B, H, N, C X / H)
-        wider = v.shape[-1] - q.shape[-1]  # without equal widths the kernel would store the scores
+        wider = v.shape[-1] - q.shape[-1]  # with unequal widths the kernel stores the scores
         o = F.scaled_dot_product_attention(
             F.pad(q, (0, wider)),
             F.pad(k, (0, wider)),
@@ -73,7 +73,7 @@ class FactorAxis(nn.Module):
 
 
 class AxialAttention(nn.Module):
-    """Attention along the rows and columns of pair features; at first it changes nothing.
+    """Attention along the rows and columns of pair features; untrained, it is the identity.
 
     Parameters
     ----------
@@ -95,7 +95,7 @@ class AxialAttention(nn.Module):
         self.row, self.column = FactorAxis(n_channels, n_heads), FactorAxis(n_channels, n_heads)
 
     def forward(self, pair: PairFactors) -> PairFactors:
-        """Factors to factors of the same rank."""
+        """Map factors to factors of the same rank."""
         right = pair.right + self.row(pair.right, pair.rms_norm().marginals(), pair.mask)
         pair = PairFactors.masked(pair.left, right, pair.mask)
         left = pair.left + self.column(pair.left, pair.rms_norm().marginals(), pair.mask)
@@ -126,7 +126,7 @@ class SideAttention(nn.Module):
 
 
 class FactorCrossAttention(nn.Module):
-    """Each side of the factors attends to the other; at first this changes nothing.
+    """Attention of each side of the factors to the other; untrained, it is the identity.
 
     Parameters
     ----------
@@ -135,7 +135,7 @@ class FactorCrossAttention(nn.Module):
     n_heads
         H; C must be a multiple.
     max_rank
-        The largest rank. Fewer ranks use the first weights of the mix.
+        Largest rank; smaller ranks use the first weights of the mix.
 
     Raises
     ------
@@ -151,7 +151,7 @@ class FactorCrossAttention(nn.Module):
         self.mix = nn.Parameter(torch.zeros(2, max_rank, max_rank))
 
     def forward(self, pair: PairFactors) -> PairFactors:
-        """Factors to factors of the same rank."""
+        """Map factors to factors of the same rank."""
         b, r = len(pair.left), pair.rank
         left, right = (side.permute(0, 3, 2, 1).flatten(0, 1) for side in pair[:2])  # (B R, N, C)
         keys = key_mask(pair.mask)

@@ -1,43 +1,43 @@
-r"""Pair features as factors, one N x N matrix for every channel that is never formed, and how updates are added to them.
+r"""Pair features as factors, so that their N x N matrices are never formed, and residuals and dropout on factors.
 
 .. math::
 
     p_{ijc} = \sum_{r=1}^{R} L_{icr} R_{jcr}
 
-Left and right factors lie in memory as (B, C, N, R), so that every contraction is a batched matrix product. For any
-invertible M, :math:`L_c M` and :math:`R_c M^{-\top}` are factors of the same p. Its second moment over the n^2 pairs of real
-cells follows from R x R matrices, in O(N R^2) per channel:
+Left and right factors are stored as (B, C, N, R), so that every contraction is a batched matrix product. For any invertible M,
+:math:`L_c M` and :math:`R_c M^{-\top}` are factors of the same p. The second moment of p over the n^2 pairs of real cells is
+computed from R x R matrices, in O(N R^2) per channel:
 
 .. math:: \overline{p_c^2} = \operatorname{tr}\big[(L_c^\top L_c)(R_c^\top R_c)\big] / n^2
 
 Exact on factors are sums (ranks add up), products with a cell-wise gate :math:`g_{ic} h_{jc}`, maps :math:`A p_c B^\top`
-of either axis, contractions over a cell, and whatever is linear in p. **Not closed** are maps that mix the channels
-of p (the rank grows C-fold), products of two p entry by entry, and any other entry-wise function, among them layer norm
-and a gate that depends on the pair. The docstring of a module that does such a thing to the factors states it.
+of either axis, and contractions over a cell. **Not closed** are maps that mix the channels of p (the rank grows C-fold),
+entry-wise products of two p, and other entry-wise functions, such as layer norm or a gate that depends on the pair. Modules
+that apply such operations to the factors state this in their docstrings.
 
-**Residuals.** The sum of p and an update :math:`\Delta = \Delta_L \Delta_R^\top` has rank 2R. Three ways back to R:
+**Residuals.** The sum of p and an update :math:`\Delta = \Delta_L \Delta_R^\top` has rank 2R. Three residuals keep the rank R:
 
-``"mix"``: each side is a learned combination of its own ranks and those of the update, at first the identity and zero,
+``"mix"``: each side is a learned combination of its own ranks (initially the identity) and those of the update (initially zero),
 
 .. math:: L' = L\,(I + W_0) + \Delta_L W_1, \qquad R' = R\,(I + V_0) + \Delta_R V_1 .
 
-It acts on the factors and does not approximate p + Delta.
+It acts on the factors and does not approximate :math:`p + \Delta`.
 
-``"tangent"``: p takes a step along the matrices of rank R, on to which the update is projected (Koch & Lubich 2007),
+``"tangent"``: a step along the tangent space of the matrices of rank R, onto which the update is projected (Koch & Lubich 2007),
 
 .. math::
 
     L' = L + D R\,(R^\top R + \lambda)^{-1}, \qquad
     R' = R + (I - P_R)\, D^\top L\,(L^\top L + \lambda)^{-1}, \qquad D = \tau\,\Delta,
 
-with :math:`P_R = R (R^\top R + \lambda)^{-1} R^\top` and a learned step :math:`\tau_c` that starts at zero. To first
+with :math:`P_R = R (R^\top R + \lambda)^{-1} R^\top` and a learned step :math:`\tau_c`, initially zero. To first
 order in the step it is the best approximation of p + D of rank R; only R x R systems are solved.
 
-``"distribute"``: the update is summed over its ranks and both sides, and all ranks of both sides get the same share,
+``"distribute"``: the update is summed over its ranks and both sides, and an equal share is added to all ranks of both sides,
 
 .. math:: L'_r = L_r + \tfrac1R s, \qquad R'_r = R_r + \tfrac1R s, \qquad s = \sum_q \Delta_{L,q} + \Delta_{R,q} .
 
-It uses one rank of the update and makes both sides more alike; it serves as a comparison.
+It retains one rank of the update and makes both sides more similar; it is a baseline.
 
 **Dropout** of whole rows or columns (Jumper et al. 2021, section 1.11.6) is exact, a product with one side of the factors,
 
@@ -59,16 +59,16 @@ from alphastomics.nn.random import Dropout
 if TYPE_CHECKING:
     from alphastomics.config import PairResidual
 
-N_FREQUENCIES = 8  # M, of the differences of indices in an order
+N_FREQUENCIES = 8  # M, number of frequencies of differences in an order
 
 
 def upcast(x: Tensor) -> Tensor:
-    """``x`` in single precision if it has less."""
+    """Convert ``x`` to single precision if it has less."""
     return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
 
 
 def gram(x: Tensor, y: Tensor) -> Tensor:
-    """Sums over the cells x^T y, (..., R, S), of ``x`` (..., N, R) and ``y`` (..., N, S), never in half precision."""
+    """Sums x^T y over the cells, (..., R, S), of ``x`` (..., N, R) and ``y`` (..., N, S), in single precision at least."""
     with torch.autocast(x.device.type, enabled=False):
         return upcast(x).mT @ upcast(y)
 
@@ -83,7 +83,7 @@ def divide_by_gram(x: Tensor, basis: Tensor, *, ridge: float | None = None) -> T
     basis
         U, (..., N, R). A basis of zeros gives zeros if ``x`` is :math:`O U`.
     ridge
-        :math:`\lambda` over the mean eigenvalue of the Gram matrix. By default what rounding needs.
+        :math:`\lambda` over the mean eigenvalue of the Gram matrix; by default of the size of rounding errors.
     """
     with torch.autocast(x.device.type, enabled=False):
         matrix = gram(basis, basis)
@@ -92,7 +92,7 @@ def divide_by_gram(x: Tensor, basis: Tensor, *, ridge: float | None = None) -> T
         mean = matrix.diagonal(dim1=-2, dim2=-1).mean(dim=-1)[..., None, None]
         share = rank * limits.eps if ridge is None else ridge
         identity = torch.eye(rank, dtype=matrix.dtype, device=matrix.device)
-        floor = limits.tiny**0.5  # a basis of zeros must not divide by zero
+        floor = limits.tiny**0.5  # avoids a singular matrix for a basis of zeros
         return torch.linalg.solve(matrix + (share * mean + floor) * identity, upcast(x), left=False)
 
 
@@ -102,9 +102,9 @@ class PairFactors(NamedTuple):
     Attributes
     ----------
     left, right
-        L and R, (B, C, N, R), zero for padded cells; see :meth:`masked`.
+        L and R, (B, C, N, R), zero for padding; see :meth:`masked`.
     mask
-        Real cells (B, N), or None if all are.
+        Real cells (B, N); None if all are.
     """
 
     left: Tensor
@@ -113,7 +113,7 @@ class PairFactors(NamedTuple):
 
     @classmethod
     def masked(cls, left: Tensor, right: Tensor, mask: Tensor | None) -> PairFactors:
-        """Factors of the real cells: ``left`` and ``right`` (B, C, N, R), those of padded cells set to zero."""
+        """Factors ``left`` and ``right`` (B, C, N, R), set to zero for padding."""
         if mask is not None:
             real = mask[:, None, :, None]
             left, right = left.masked_fill(~real, 0), right.masked_fill(~real, 0)
@@ -133,7 +133,7 @@ class PairFactors(NamedTuple):
         return self.mask.sum(dim=1).clamp_min(1).to(real)[:, None, None]
 
     def dense(self) -> Tensor:
-        """The tensor p itself, (B, N, N, C): for tests and small N."""
+        """The tensor p, (B, N, N, C), for tests and small N."""
         return (self.left @ self.right.mT).permute(0, 2, 3, 1)
 
     def transposed(self) -> PairFactors:
@@ -141,12 +141,12 @@ class PairFactors(NamedTuple):
         return PairFactors(self.right, self.left, self.mask)
 
     def add(self, other: PairFactors) -> PairFactors:
-        """Factors of the sum with ``other``, which is of the same cells; its ranks come last."""
+        """Factors of the sum with ``other``, features of the same cells, whose ranks come last."""
         left, right = torch.cat([self.left, other.left], dim=-1), torch.cat([self.right, other.right], dim=-1)
         return PairFactors(left, right, self.mask)
 
     def roll_channels(self, shift: int) -> PairFactors:
-        """Factors with channel c - ``shift`` in the place of channel c."""
+        """Factors with channel c - ``shift`` at index c."""
         return PairFactors(self.left.roll(shift, dims=1), self.right.roll(shift, dims=1), self.mask)
 
     def gated(self, row: Tensor, column: Tensor) -> PairFactors:
@@ -155,18 +155,18 @@ class PairFactors(NamedTuple):
         return PairFactors(self.left * left, self.right * right, self.mask)
 
     def inverse_rms(self, eps: float = 1e-6) -> Tensor:
-        """One over the root mean square of p_c over the pairs of real cells, (B, 1, C)."""
+        """Inverse root mean square of p_c over the pairs of real cells, (B, 1, C)."""
         products = gram(self.left, self.left) * gram(self.right, self.right)
         mean_square = products.sum(dim=(-2, -1))[:, None] / self.n_real() ** 2
-        return (mean_square.clamp_min(0) + eps).rsqrt()  # a trace near zero may round to less
+        return (mean_square.clamp_min(0) + eps).rsqrt()  # rounding may make the trace negative
 
     def rms_norm(self) -> PairFactors:
-        """Factors of p_c over its root mean square; both sides are scaled by its root."""
+        """Factors of p_c divided by its root mean square; both sides are scaled equally."""
         root = self.inverse_rms().sqrt()
         return self.gated(root, root)
 
     def marginals(self) -> Tensor:
-        """Diagonal p_iic, row means and column means over the real cells, side by side, (B, N, 3C)."""
+        """Diagonal p_iic, row means and column means over real cells, concatenated, (B, N, 3C)."""
         with torch.autocast(self.left.device.type, enabled=False):
             left, right = upcast(self.left), upcast(self.right)
             n = self.n_real()
@@ -177,7 +177,7 @@ class PairFactors(NamedTuple):
 
 
 def n_fixed_ranks(n_dims: int, *, sequence: bool) -> int:
-    """Ranks of squared distances in D dimensions, and of the order where there is one; they are never cut off."""
+    """Ranks of squared distances in D dimensions and of the order, if any, which are never truncated."""
     return n_dims + 2 + 2 * N_FREQUENCIES * sequence
 
 
@@ -188,8 +188,7 @@ def adaptive_rank(
 
     .. math:: R = \operatorname{clamp}\big(\lfloor \text{budget} / (2 N C\, \text{bytes}) \rfloor, R_{min}, R_{max}\big)
 
-    Networks on factors have weights for :math:`R_{max}` ranks and use the first R, so that R may change from one
-    context to the next.
+    Networks on factors have weights for :math:`R_{max}` ranks and use the first R, so that R may differ between contexts.
 
     Parameters
     ----------
@@ -200,7 +199,7 @@ def adaptive_rank(
     bytes_per_number
         4 in single precision.
     lowest, highest
-        R_min, the rank where even that does not fit, and R_max.
+        R_min, also used if it does not fit, and R_max.
 
     Raises
     ------
@@ -214,7 +213,7 @@ def adaptive_rank(
 
 
 class RankMix(nn.Module):
-    """``"mix"``. Its weights are for ``max_rank`` ranks; fewer ranks use the first."""
+    """Residual ``"mix"``, with weights for ``max_rank`` ranks; smaller ranks use the first weights."""
 
     def __init__(self, max_rank: int) -> None:
         super().__init__()
@@ -230,7 +229,7 @@ class RankMix(nn.Module):
 
 
 class TangentStep(nn.Module):
-    """``"tangent"``, with one step per channel."""
+    """Residual ``"tangent"``, with one learned step per channel."""
 
     RIDGE = 1e-4  # lambda over the mean eigenvalue of a Gram matrix
 
@@ -245,14 +244,14 @@ class TangentStep(nn.Module):
             d_left = self.step[:, None, None] * d_left
             on_right = divide_by_gram(gram(d_right, right), right, ridge=self.RIDGE)  # D R (R^T R)^-1 = d_left on_right
             on_left = divide_by_gram(gram(d_left, left), left, ridge=self.RIDGE)
-            twice = on_right.mT @ on_left  # what both sides would add
+            twice = on_right.mT @ on_left  # contained in the steps of both sides
             new_left, new_right = left + d_left @ on_right, right + d_right @ on_left - right @ twice
         dtype = pair.left.dtype
         return PairFactors(new_left.to(dtype), new_right.to(dtype), pair.mask)
 
 
 class Distribute(nn.Module):
-    """``"distribute"``."""
+    """Residual ``"distribute"``."""
 
     def forward(self, pair: PairFactors, update: PairFactors) -> PairFactors:
         """Factors with the same vector of each cell added to all ranks."""
@@ -281,14 +280,14 @@ SharedOver = Literal["row", "column"]
 
 
 class PairDropout(nn.Module):
-    """Row-wise or column-wise dropout in training.
+    """Dropout of whole rows or columns in training.
 
     Parameters
     ----------
     rate
         Share of the entries that is dropped.
     shared_over
-        ``"row"`` or ``"column"``.
+        ``"row"``: one draw for all rows; ``"column"``: one draw for all columns.
 
     Raises
     ------
@@ -304,7 +303,7 @@ class PairDropout(nn.Module):
         self.dropout = Dropout(rate)
 
     def forward(self, pair: PairFactors) -> PairFactors:
-        """Factors to factors."""
+        """Map factors to factors."""
         if not self.training or self.rate == 0:
             return pair
         keep = self.dropout(torch.ones_like(pair.left[..., 0].mT)).mT.unsqueeze(-1)  # (B, C, N, 1)

@@ -1,29 +1,29 @@
-r"""Features of all pairs of cells in a context, in factors: from tokens, positions and the order of the cells.
+r"""Features of all pairs of cells in a context, as factors, from tokens, positions and the order of the cells.
 
 .. math::
 
     p = \operatorname{Stack}\big(p^{position} + p^{index} + p^{tokens}\big), \qquad
     p^{tokens}_{ijc} = \sum_{r} (W_{cr} \cdot \operatorname{LN} x_i)\,(V_{cr} \cdot \operatorname{LN} x_j)
 
-:math:`p^{position}`, times the trust :math:`\tau` of positions, is that of :class:`~alphastomics.nn.pair.Template`;
-:math:`p^{index}` is there where the cells have an order, and depends on differences of the index s alone:
+:math:`p^{position}` is the output of :class:`~alphastomics.nn.pair.Template` times the trust :math:`\tau` in positions.
+:math:`p^{index}`, if the cells have an order, depends on differences of the index s only:
 
 .. math::
 
     p^{index}_{ijc} = \sum_{m=1}^{M} a_{cm} \cos \omega_m (s_i - s_j) + b_{cm} \sin \omega_m (s_i - s_j) .
 
-The coefficients a make the even part of the function, b the odd one. The addition theorem gives factors of rank 2M,
+The coefficients a determine the even part of the function, b the odd part. By the addition theorem it has factors of rank 2M,
 
 .. math::
 
     L_{icm} = [\cos \omega_m s_i,\; \sin \omega_m s_i], \qquad
     R_{jcm} = [a_{cm} \cos \omega_m s_j - b_{cm} \sin \omega_m s_j,\; a_{cm} \sin \omega_m s_j + b_{cm} \cos \omega_m s_j] .
 
-Indices may be any real numbers: a serial section, a residue. There is no largest one, and a shift of all changes nothing.
+Indices are real numbers of any size, such as those of serial sections or residues, and a common shift has no effect.
 
-Each term has ranks of its own, so the sum is exact. Ranks of the tokens come last and can be cut off: no weight depends on
-the rank R, which may change from one pass to the next. The layers of the stack are recomputed in the backward pass, where
-their activations would need more memory than the blocks of the network. No N x N matrix is formed.
+Each term has its own ranks, so that the sum is exact. Ranks of the tokens come last and can be truncated: the rank R may
+change from one pass to the next. The layers of the stack are recomputed in the backward pass, because their activations would
+take more memory than those of the blocks of the network. No N x N matrix is formed.
 """
 
 from __future__ import annotations
@@ -55,15 +55,15 @@ BUDGET = 2**26  # bytes of the factors of a context with "auto": rank 16 up to 3
 
 
 class RelativePosition(nn.Module):
-    """Indices of the cells in an order to pair features that depend on their differences alone.
+    """Pair features that depend on differences of the indices of cells in an order.
 
     Parameters
     ----------
     n_channels
         C.
     n_frequencies
-        M. For differences clipped to 32 among 300 cells, the coefficient of determination is .97 with 8 and .998 with
-        16.
+        M. A function of differences clipped to 32 among 300 cells is represented with R^2 = 0.97 by 8 and 0.998 by 16
+        frequencies.
     longest, shortest
         Wavelengths in units of the index; the frequencies are geometrically spaced between them. The longest should
         exceed the range of the indices; at integers a wavelength under 2 equals a longer one.
@@ -91,7 +91,7 @@ class RelativePosition(nn.Module):
         self.odd = nn.Parameter(spread * torch.randn(n_channels, n_frequencies))
 
     def forward(self, index: Tensor, mask: Tensor | None = None) -> PairFactors:
-        """``index`` s (B, N), of any real type, to factors of rank 2M."""
+        """Factors of rank 2M from ``index`` s (B, N), of any real type."""
         with torch.autocast(index.device.type, enabled=False):  # phases are large
             s = _from_lowest(index, mask).to(self.even.dtype)
             phase = s[..., None] * self.frequencies.to(s.dtype)
@@ -103,7 +103,7 @@ class RelativePosition(nn.Module):
 
 
 def _from_lowest(index: Tensor, mask: Tensor | None) -> Tensor:
-    """Indices (B, N) counted from the lowest of the real cells, which keeps phases small; 0 for padded cells."""
+    """Indices (B, N) minus the lowest of the real cells, which keeps phases small; 0 for padding."""
     if mask is None:
         return index - index.amin(dim=1, keepdim=True)
     highest = torch.finfo(index.dtype).max if index.is_floating_point() else torch.iinfo(index.dtype).max
@@ -112,7 +112,7 @@ def _from_lowest(index: Tensor, mask: Tensor | None) -> Tensor:
 
 
 class PairEmbedding(nn.Module):
-    """Tokens, positions and indices to factors.
+    """Factors from tokens, positions and indices.
 
     Parameters
     ----------
@@ -121,11 +121,11 @@ class PairEmbedding(nn.Module):
     n_channels
         C.
     max_rank
-        The largest rank of the sum.
+        Largest rank of the sum.
     template
-        Adds features of positions, if given.
+        Features of positions, if any.
     relative_position
-        Adds features of indices, if given.
+        Features of indices, if any.
 
     Raises
     ------
@@ -171,18 +171,18 @@ class PairEmbedding(nn.Module):
         position
             (B, N, D) in model units, if there is a template.
         trust
-            How far positions count, (B,) in [0, 1]; 1 when None.
+            Trust in positions, (B,) in [0, 1]; 1 if None.
         index
             (B, N), if there is a relative position.
         mask
             Real cells (B, N).
         rank
-            R of the factors; by default the largest.
+            R of the factors; by default ``max_rank``.
 
         Raises
         ------
         ValueError
-            If the position or the index is missing, or the rank leaves none for the tokens or exceeds the largest.
+            If the position or the index is missing, or the rank leaves no rank for the tokens or exceeds ``max_rank``.
         """
         parts = []
         if self.template is not None:
@@ -211,13 +211,13 @@ class PairEmbedding(nn.Module):
 
 
 class PairFeatures(nn.Module):
-    """Factors of the pair features of a batch: the embedding of pairs and the layers on it.
+    """Pair features of a batch, as factors: the embedding of pairs and the stack of layers.
 
     Parameters
     ----------
     config
-        The network. ``rank="auto"`` is what :func:`~alphastomics.nn.pair.factors.adaptive_rank` gives for the longest
-        context of a batch.
+        Architecture. ``rank="auto"`` is :func:`~alphastomics.nn.pair.factors.adaptive_rank` of the largest context of a
+        batch.
     """
 
     def __init__(self, config: DenoiserConfig) -> None:
@@ -262,7 +262,7 @@ class PairFeatures(nn.Module):
         position
             Centered positions (B, N, D).
         trust
-            How far these count, (B,) in [0, 1].
+            Trust in positions, (B,) in [0, 1].
         sequence
             An index (B, N) that orders the cells, if they have an order.
         mask
@@ -271,7 +271,7 @@ class PairFeatures(nn.Module):
         Raises
         ------
         ValueError
-            If the order is missing.
+            If the network uses an order and ``sequence`` is None.
         """
         pairs: PairFactors = self.embedding(
             x,

@@ -1,4 +1,4 @@
-r"""A stack of layers on factors, the counterpart of the pair track of a folding network.
+r"""Stack of layers on factors of pair features, the counterpart of the pair track of a folding network.
 
 .. math::
 
@@ -6,10 +6,10 @@ r"""A stack of layers on factors, the counterpart of the pair track of a folding
     p \leftarrow p \oplus \operatorname{Dropout} \operatorname{TriangleMultiplication}_{in}(p), \quad
     p \leftarrow \operatorname{Transition}(p)
 
-:math:`\oplus` adds an update without a larger rank, see :mod:`alphastomics.nn.pair.factors`. Triangle attention, axial
-attention or cross attention comes between multiplication and transition on request; by default there is none, since
-multiplication alone did as well (Pairmixer, arXiv 2510.18870). At the start a layer changes nothing,
-unless its residual is ``"distribute"``. Time and memory of the default are linear in N.
+:math:`\oplus` adds an update without increasing the rank, see :mod:`alphastomics.nn.pair.factors`. Triangle attention, axial
+attention or cross attention can be added between multiplication and transition; the default is none, because multiplication
+alone performs as well (Pairmixer, arXiv 2510.18870). An untrained layer is the identity, unless its residual is
+``"distribute"``. Time and memory of the default are linear in N.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ class PairTransition(nn.Module):
 
     .. math:: L'_{ir} = L_{ir} + W_2 \operatorname{GELU}(W_1 \operatorname{LN}(L_{ir}) + b_1) + b_2
 
-    and the same, with weights of its own, for R. This mixes channels, which is not closed on p: it acts on the factors,
-    and other factors of the same p give another result.
+    and likewise for R, with separate weights. Mixing channels is not closed on p: it acts on the factors, and other factors
+    of the same p give another result.
 
     Parameters
     ----------
     n_channels
         C.
     expansion
-        Width of the hidden layer over C.
+        Width of the hidden layer divided by C.
     """
 
     def __init__(self, n_channels: int, *, expansion: int = 2) -> None:
@@ -45,7 +45,7 @@ class PairTransition(nn.Module):
         self.left, self.right = _mlp(n_channels, expansion), _mlp(n_channels, expansion)
 
     def forward(self, pair: PairFactors) -> PairFactors:
-        """Factors to factors."""
+        """Map factors to factors."""
         left, right = (
             side + mlp(side.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
             for side, mlp in zip(pair[:2], (self.left, self.right), strict=True)
@@ -62,14 +62,14 @@ def _mlp(n_channels: int, expansion: int) -> nn.Sequential:
 
 
 class Update(nn.Module):
-    """An operation that returns an update, its dropout, and the residual that adds it."""
+    """Operation that returns an update, its dropout, and the residual that adds it."""
 
     def __init__(self, operation: nn.Module, dropout: PairDropout, residual: nn.Module) -> None:
         super().__init__()
         self.operation, self.dropout, self.residual = operation, dropout, residual
 
     def forward(self, pair: PairFactors) -> PairFactors:
-        """Factors to factors."""
+        """Map factors to factors."""
         return self.residual(pair, self.dropout(self.operation(pair)))
 
 
@@ -108,7 +108,7 @@ class PairLayer(nn.Module):
         self.transition = PairTransition(n_channels, expansion=expansion)
 
     def forward(self, pair: PairFactors) -> PairFactors:
-        """Factors to factors."""
+        """Map factors to factors."""
         for part in (*self.updates, *self.attention, self.transition):
             pair = part(pair)
         return pair
@@ -122,7 +122,7 @@ class PairStack(nn.Module):
     n_channels
         C.
     max_rank
-        The largest rank; its parameters are used from the first rank on.
+        Largest rank; smaller ranks use the first parameters.
     n_layers
         Number of layers.
     attention
@@ -130,18 +130,18 @@ class PairStack(nn.Module):
     n_heads
         Heads of these; C must be a multiple.
     chunk
-        Rows of p that triangle attention makes at the same time.
+        Rows of p in memory at a time, for triangle attention.
     expansion
-        Width of the transition over C.
+        Width of the transition divided by C.
     dropout
-        Share of the entries of an update that are dropped, by column at ending nodes and by row elsewhere.
+        Share of the entries of an update that are dropped: by column for ending nodes, else by row.
     residual
-        How updates are added: ``"mix"``, ``"tangent"`` or ``"distribute"``.
+        Addition of updates: ``"mix"``, ``"tangent"`` or ``"distribute"``.
 
     Raises
     ------
     ValueError
-        If an option is unknown, or C is not a multiple of the heads of an attention.
+        If an option is unknown, or C is not a multiple of the number of heads.
     """
 
     def __init__(
@@ -174,12 +174,12 @@ class PairStack(nn.Module):
         )
 
     def forward(self, pair: PairFactors) -> PairFactors:
-        """Factors to factors of the same rank.
+        """Map factors to factors of the same rank.
 
         Raises
         ------
         ValueError
-            If the rank is more than the largest.
+            If the rank exceeds ``max_rank``.
         """
         if pair.rank > self.max_rank:
             raise ValueError(f"factors of rank {pair.rank} exceed max_rank={self.max_rank}")

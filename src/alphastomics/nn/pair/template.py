@@ -1,11 +1,11 @@
-r"""Pair features of the distance of two cells, from their positions, as exact factors.
+r"""Pair features that are functions of the distance between two cells, as factors computed from their positions.
 
 .. math::
 
     p_{ijc} = a_c\, |x_i - x_j|^2 / \rho^2 + b_c\, f(\omega_c |x_i - x_j|), \qquad
     f(z) = J_0(z) \;\; (D = 2), \qquad f(z) = \frac{\sin z}{z} \;\; (D = 3)
 
-with :math:`\rho` the largest distance. A squared distance has rank D + 2. f is a sum of plane waves of K directions
+with :math:`\rho` the largest distance. A squared distance has rank D + 2. f is a sum of plane waves in K directions
 :math:`u_k`, each of rank 2:
 
 .. math::
@@ -15,16 +15,16 @@ with :math:`\rho` the largest distance. A squared distance has rank D + 2. f is 
     \cos \omega\, u \cdot (x_i - x_j) &= \cos(\omega u \cdot x_i) \cos(\omega u \cdot x_j)
         + \sin(\omega u \cdot x_i) \sin(\omega u \cdot x_j)
 
-The cosine is even, so half of the directions are enough. In 2D they are equispaced on the half circle; with the order
-m = 2K the error is :math:`2 |J_m(z)|` and less. In 3D they are the product rule of n Gauss-Legendre heights and 2n
+The cosine is even, so that half of the directions suffice. In 2D they are equispaced on the half circle; with the order
+m = 2K the error is at most :math:`2 |J_m(z)|`. In 3D they are the product rule of n Gauss-Legendre heights and 2n
 equispaced angles, exact for polynomials of degree 2n - 1; half of them are :math:`K = n^2` directions, and with m = 2n the
 error is about :math:`(2m + 1) |j_m(z)|`. Both vanish faster than any power once m exceeds z. The order is the smallest even
 one whose error at the largest z is under :math:`\varepsilon = 10^{-5}`: z + 8 at z = 2, and z + 14 (2D) or z + 16 (3D) at
 z = 20.
 
-All channels share the directions, which suffice for the highest frequency; each has a frequency of its own. Low rank
-represents what is smooth over the whole field only: K grows like :math:`\omega \rho` in 2D and like its square in 3D. Short
-distances are features of the edges between neighbors.
+Channels have different frequencies and share the directions, which suffice for the highest frequency. Low rank represents only
+functions that are smooth over the whole slice: K grows like :math:`\omega \rho` in 2D and like its square in 3D. Edge features of
+neighbor attention represent short distances.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ TOLERANCE = 1e-5
 
 
 def wave_directions(n_dims: int, reach: float) -> tuple[Tensor, Tensor]:
-    """Directions u (K, D) and weights (K,), in double precision, that are isotropic up to z = ``reach``.
+    """Directions u (K, D) and weights (K,), in double precision, isotropic up to z = ``reach``.
 
     Raises
     ------
@@ -80,7 +80,7 @@ def _half_sphere(n: int) -> tuple[Tensor, Tensor]:
 
 
 class Template(nn.Module):
-    """Positions to pair features that no rotation, reflection or shift changes.
+    """Pair features of positions, invariant to rotations, reflections and shifts.
 
     Parameters
     ----------
@@ -89,11 +89,10 @@ class Template(nn.Module):
     n_dims
         D, 2 or 3.
     radius
-        The largest distance rho in model units. Beyond it, waves are no longer isotropic.
+        Largest distance rho in model units; beyond it, waves are not isotropic.
     highest
-        The highest frequency in radians per model unit; channel c has the share (c + 1) / C of it. None: squared
-        distances alone, of rank D + 2. Waves add 2K: with highest * radius = 2, 6 or 18 these are 10, 16 or 32 in 2D,
-        and 50, 128 or 578 in 3D.
+        Highest frequency in radians per model unit; that of channel c is (c + 1) / C of it. None: squared distances only, of
+        rank D + 2. Waves add 2K ranks: with highest * radius = 2, 6 or 18, 10, 16 or 32 in 2D and 50, 128 or 578 in 3D.
 
     Raises
     ------
@@ -122,7 +121,7 @@ class Template(nn.Module):
             self.register_buffer("weights", weights.float(), persistent=False)
 
     def forward(self, position: Tensor, mask: Tensor | None = None) -> PairFactors:
-        """``position`` x (B, N, D) to factors; squared distances come first in the rank."""
+        """Factors from ``position`` x (B, N, D); the ranks of squared distances come first."""
         with torch.autocast(position.device.type, enabled=False):
             x = _centered(upcast(position), mask)
             factors = self._squared_distance(x / self.radius)
@@ -144,7 +143,7 @@ class Template(nn.Module):
 
 
 def _centered(x: Tensor, mask: Tensor | None) -> Tensor:
-    """Positions about the mean of the real cells: nothing else depends on the shift, but rounding does."""
+    """Positions relative to the mean of the real cells, which reduces rounding errors."""
     if mask is None:
         return x - x.mean(dim=1, keepdim=True)
     real = mask[..., None]

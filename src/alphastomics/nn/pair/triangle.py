@@ -1,6 +1,6 @@
 r"""Triangle updates of pair features (Jumper et al. 2021, algorithms 11 to 14), on factors.
 
-The hat is the RMS norm over the pairs of a context, k runs over its n real cells.
+The hat is the RMS norm over the pairs of a context; k runs over its n real cells.
 
 **Triangle multiplication** is exact:
 
@@ -11,21 +11,21 @@ The hat is the RMS norm over the pairs of a context, k runs over its n real cell
     \Delta p_{ijc} &= g_{ic}\, h_{jc}\, \hat z_{ijc}, \qquad
     (g, w, h)_i = \sigma\big(W\,[\hat p_{ii},\, \overline{\hat p_{i\cdot}},\, \overline{\hat p_{\cdot i}}] + b\big)
 
-On factors the sum over k is one R x R matrix for each channel, and the rank stays R:
+On factors the sum over k is one R x R matrix per channel, and the rank remains R:
 
 .. math::
 
     G_{rs} = \tfrac1n \sum_k w_k R_{kr} R'_{ks}, \quad z = (L\,G)\, L'^\top \;\; \text{(outgoing)}, \qquad
     G_{rs} = \tfrac1n \sum_k w_k L_{kr} L'_{ks}, \quad z = (R\,G)\, R'^\top \;\; \text{(incoming)}
 
-with the factors of the next channel primed. Time is O(N R^2 C) and memory O(N R C), for N^3 C and N^2 C of a tensor.
+with primes for the factors of channel c - 1. Time is O(N R^2 C) and memory O(N R C), instead of N^3 C and N^2 C for a tensor.
 
-The source projects p to two sets of channels, a and b, and gates them pair by pair. Neither is closed on factors: a
-projection multiplies the rank by C, and the gate of a pair is not separable. Here a is p itself, b is p with its channels
-shifted by one, the gates of a, b and z are products of gates of cells, and channels are mixed elsewhere
-(:class:`~alphastomics.nn.pair.PairTransition`). The result is a function of p, whatever its factors.
+Jumper et al. project p to two sets of channels, a and b, and gate each pair. Neither is closed on factors: a projection
+multiplies the rank by C, and the gate of a pair is not separable. Here a is p, b is p with its channels shifted by one, the
+gates of a, b and z are products of gates of cells, and :class:`~alphastomics.nn.pair.PairTransition` mixes channels. The result
+depends on p only, not on its factorization.
 
-**Triangle attention** attends row by row and projects its output on to the factors:
+**Triangle attention** attends row by row and projects its output onto the factors:
 
 .. math::
 
@@ -33,14 +33,13 @@ shifted by one, the gates of a, b and z are products of gates of cells, and chan
         q_{ij} \cdot k_{ik} / \sqrt{d_h} + b_{jk}\big)\, v_{ik}, \qquad
     (q, k, v)_{ij} = W \hat p_{ij}, \quad b_{jk} = \sum_{c \in h} w_c\, \hat p_{jkc} \;\; \text{(starting)}
 
-for each head h of C/H channels; the ending node is the same for p_ji. The source has a layer norm in the place of the RMS
-norm, and a bias of all channels in the place of those of the head. Only S rows of p exist at a time, and they are
-recomputed in the backward pass. The bias is a product of factors, so it enters the scores as R C/H further columns of
-queries and keys, and is not stored:
+for each head h of C/H channels; the ending node is the same for p_ji. Jumper et al. use a layer norm instead of the RMS norm,
+and a bias from all channels instead of those of the head. Only S rows of p are in memory at a time; they are recomputed in the
+backward pass. The bias is a product of factors: it is not stored, but computed by R C/H further columns of queries and keys:
 
 .. math:: b_{jk} = \sum_{c \in h} \sum_r (w_c L_{jcr})\, R_{kcr} .
 
-The output has full rank. After W_o it is projected on to the right factors, channel by channel (a Galerkin projection):
+The output has full rank. After W_o it is projected onto the right factors, channel by channel (Galerkin projection):
 
 .. math:: \Delta_L = (W_o O)\, R\,(R^\top R)^{-1}, \qquad \Delta_R = R .
 
@@ -61,19 +60,19 @@ from alphastomics.nn.pair.factors import PairFactors, divide_by_gram, gram
 Direction = Literal["outgoing", "incoming"]
 Node = Literal["starting", "ending"]
 
-BLOCK = 2**21  # entries of the keys that a chunk of rows may hold
-NEVER = -1e4  # score of a padded cell, whose weight is then 0 in every precision
+BLOCK = 2**21  # entries of the keys of a chunk of rows
+NEVER = -1e4  # score of padding; its weight is 0 in any precision
 
 
 class TriangleMultiplication(nn.Module):
-    """The update of pair features by all triangles over a third cell.
+    """Update of pair features by multiplication over all triangles with a third cell.
 
     Parameters
     ----------
     n_channels
         C.
     direction
-        ``"outgoing"``: edges ik and jk make ij; ``"incoming"``: edges ki and kj do.
+        ``"outgoing"``: edge ij is updated by ik and jk; ``"incoming"``: by ki and kj.
 
     Raises
     ------
@@ -89,7 +88,7 @@ class TriangleMultiplication(nn.Module):
         self.gates = nn.Linear(3 * n_channels, 3 * n_channels)
 
     def forward(self, pair: PairFactors) -> PairFactors:
-        """Factors to the factors of the update."""
+        """Map factors to the factors of the update."""
         scale = pair.inverse_rms()
         g, w, h = self.gates(pair.marginals() * scale.repeat(1, 1, 3)).sigmoid().chunk(3, dim=-1)
         edges = pair if self.direction == "outgoing" else pair.transposed()
@@ -99,14 +98,14 @@ class TriangleMultiplication(nn.Module):
 
 
 def _contract(a: PairFactors, b: PairFactors, w: Tensor) -> PairFactors:
-    """z_ij, the mean over k of w_k a_ik b_jk, with ``w`` (B, N, C)."""
+    """Factors of z_ij, the mean over k of w_k a_ik b_jk, with ``w`` (B, N, C)."""
     core = gram(a.right * w.mT.unsqueeze(-1), b.right) / a.n_real()[..., None]
     left = a.left @ core.to(a.left.dtype)
     return PairFactors(left.to(a.left.dtype), b.left, a.mask)
 
 
 class TriangleAttention(nn.Module):
-    """The update of pair features by attention among the edges of one cell.
+    """Update of pair features by attention among the edges of each cell.
 
     Parameters
     ----------
@@ -117,7 +116,7 @@ class TriangleAttention(nn.Module):
     direction
         ``"starting"``: edges ij of the same i attend to each other; ``"ending"``: those of the same j.
     chunk
-        Number of rows S that exist at the same time; by default as many as hold 2^21 entries.
+        Number of rows S in memory at a time; by default as many as have 2^21 entries.
 
     Raises
     ------
@@ -143,7 +142,7 @@ class TriangleAttention(nn.Module):
         self.out = nn.Linear(n_channels, n_channels)
 
     def forward(self, pair: PairFactors) -> PairFactors:
-        """Factors to the factors of the update."""
+        """Map factors to the factors of the update."""
         factors = pair.rms_norm()
         if self.direction == "starting":
             return self._on_factors(factors)
@@ -164,7 +163,7 @@ class TriangleAttention(nn.Module):
         return max(1, BLOCK // (b * self.n_heads * n * (width + self.d_head)))
 
     def _columns(self, p: PairFactors) -> tuple[Tensor, Tensor]:
-        """Columns of the bias and of the mask, of queries and of keys, (B, H, N, E) each."""
+        """Columns of queries and of keys for bias and mask, (B, H, N, E) each."""
         query, key = (
             side.unflatten(1, (self.n_heads, -1)).transpose(2, 3).flatten(-2)
             for side in (p.left * self.bias.to(p.left.dtype)[:, None, None], p.right)
@@ -182,9 +181,7 @@ class TriangleAttention(nn.Module):
         query, key = (columns[:, None].expand(b, s, -1, n, -1).to(q.dtype) for columns in (query, key))
         q = torch.cat([q / self.d_head**0.5, query], dim=-1).flatten(0, 1)
         k = torch.cat([k, key], dim=-1).flatten(0, 1)
-        v = F.pad(v, (0, q.shape[-1] - self.d_head)).flatten(
-            0, 1
-        )  # without equal widths the kernel would store the scores
+        v = F.pad(v, (0, q.shape[-1] - self.d_head)).flatten(0, 1)  # with unequal widths the kernel stores the scores
         o = F.scaled_dot_product_attention(q, k, v, scale=1.0)[..., : self.d_head].unflatten(0, (b, s))
         return self._gated(o, z).permute(0, 3, 1, 2).to(right.dtype) @ right
 

@@ -1,18 +1,18 @@
-r"""One context over several processes: each holds some of its cells, and the whole network.
+r"""Sequence parallelism: a context is split over several processes, each with some of its cells and the whole network.
 
 .. math::
 
     x = [x_0; x_1; \dots; x_{W-1}], \qquad x_r \in \mathbb{R}^{n}, \quad n = \lceil N / W \rceil
 
-Operations on single cells need no communication. Those on several cells have three ways:
+Operations on single cells need no communication. Operations on several cells are:
 
 - attention: :func:`split_attention`, exact, by one of three exchanges;
-- sums over cells, of a loss, of a count, of any contraction: :meth:`SequenceParallel.sum_over_cells`;
-- what is small enough for every process, such as positions: :meth:`SequenceParallel.gather`.
+- sums over cells, such as losses and counts: :meth:`SequenceParallel.sum_over_cells`;
+- anything on tensors small enough for every process, such as positions: :meth:`SequenceParallel.gather`.
 
 **Gradients.** Let :math:`\ell` be the loss of the whole context, the same number on all processes: its numerator and
-its denominator each went through ``sum_over_cells``, or it was computed from the result of ``gather``. Process s calls
-``backward()`` on its copy :math:`\ell_s`, and every collective passes derivatives from all processes to all. So process r
+its denominator are each results of ``sum_over_cells``, or it is computed from the result of ``gather``. Process s calls
+``backward()`` on its copy :math:`\ell_s`, and every collective passes derivatives from all processes to all, so that process r
 obtains the derivative of *all* copies with respect to its copy of the weights,
 
 .. math::
@@ -20,12 +20,12 @@ obtains the derivative of *all* copies with respect to its copy of the weights,
     g_r = \sum_s \frac{\partial \ell_s}{\partial \theta_r}, \qquad
     \frac1W \sum_r g_r = \frac{\partial}{\partial\theta}\, \frac1W \sum_s \ell_s = \frac{\partial \ell}{\partial \theta}.
 
-Gradients of weights are therefore **averaged** over the processes, which is what ``DistributedDataParallel`` does, and
-no factor W appears anywhere. It does not matter whether a weight acts before ``split``, on the split cells, or after
-``gather``. Contexts may be spread over further processes at the same time: the mean is then over all of them.
+Gradients of weights are therefore **averaged** over the processes, as in ``DistributedDataParallel``, without a factor W,
+whether a weight acts before ``split``, on the split cells, or after ``gather``. If contexts are also distributed over further
+processes, the mean is over all processes.
 
-If the loss of each process is its part of the whole (the sum over its cells over the count of all), gradients must be
-summed, or the loss multiplied by W.
+If the loss of each process is only its part of the whole (the sum over its cells divided by the count of all), gradients must
+be summed, or the loss multiplied by W.
 
 All processes of a group must run the same steps on the same contexts; otherwise they wait for each other indefinitely.
 """

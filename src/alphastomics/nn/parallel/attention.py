@@ -2,10 +2,10 @@ r"""Exact attention over cells that are split over W processes.
 
 .. math:: o_i = \sum_j \operatorname{softmax}_j\big(\gamma\, q_i \cdot k_j - 10^4 (1 - m_j)\big)\, v_j
 
-i runs over the n cells of this process, j over the N of all. Three exchanges give the same result:
+i runs over the n cells of this process, j over the N cells of all. Three exchanges give the same result:
 
 ============== ================================================= ===================== ===================
-kind           what travels, forwards                             memory per process    needs
+kind           sent in the forward pass                           memory per process    needs
 ============== ================================================= ===================== ===================
 ``ulysses``    q, k, v, o: from cells of all heads to all cells   O(n)                  W divides H
                of some heads, and back (Jacobs et al., 2023)
@@ -13,8 +13,8 @@ kind           what travels, forwards                             memory per pro
 ``allgather``  k, v, to all processes at once                    O(N)                  nothing
 ============== ================================================= ===================== ===================
 
-The mask m is one more column of q and k: it needs neither a separate exchange nor a kernel with masks, and attention to
-padding alone is finite. Beside the score of any real cell, exp(-10^4) is 0.
+The mask m is a further column of q and k: it needs neither a separate exchange nor a kernel with masks, and attention to
+padding only is finite. Relative to the weight of a real cell, exp(-10^4) is 0.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SplitKind = Literal["ulysses", "ring", "allgather"]
 
 
 class SplitAttention(Protocol):
-    """Attention without a mask over cells that are split."""
+    """Interface of attention without a mask over cells that are split."""
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, parallel: SequenceParallel, scale: float) -> Tensor:
         """Attention (B, H, n, c) of the queries of this process to the keys of all; q, k and v are (B, H, n, c)."""
@@ -43,14 +43,14 @@ class SplitAttention(Protocol):
 
 
 def ulysses(q: Tensor, k: Tensor, v: Tensor, parallel: SequenceParallel, scale: float) -> Tensor:
-    """All cells of some heads, instead of some cells of all heads."""
+    """Exchange some cells of all heads for all cells of some heads, and back."""
     q, k, v = parallel.resplit(torch.stack([q, k, v]), whole=-3, split=-2)
     o = F.scaled_dot_product_attention(q, k, v, scale=scale)
     return parallel.resplit(o, whole=-2, split=-3)
 
 
 def allgather(q: Tensor, k: Tensor, v: Tensor, parallel: SequenceParallel, scale: float) -> Tensor:
-    """All keys and values on every process."""
+    """Gather all keys and values on every process."""
     k, v = parallel.gather(torch.stack([k, v]), dim=-2)
     return F.scaled_dot_product_attention(q, k, v, scale=scale)
 
@@ -59,12 +59,12 @@ ATTENTIONS: dict[SplitKind, SplitAttention] = {"ulysses": ulysses, "ring": ring,
 
 
 def choose(n_heads: int, world_size: int) -> SplitKind:
-    """``"ulysses"``, which sends least, where W divides H; else ``"ring"``."""
+    """Choose ``"ulysses"``, which sends least, if W divides H; else ``"ring"``."""
     return "ulysses" if n_heads % world_size == 0 else "ring"
 
 
 def attend_to_all(q: Tensor, k: Tensor, v: Tensor, parallel: SequenceParallel, *, scale: float) -> Tensor:
-    """As :func:`split_attention`, for q, k and v of equal width in which padding is already a column."""
+    """As :func:`split_attention`, for q, k and v of equal width that already contain a column for padding."""
     if parallel.world_size == 1:
         return F.scaled_dot_product_attention(q, k, v, scale=scale)
     return ATTENTIONS[choose(q.shape[1], parallel.world_size)](q, k, v, parallel, scale)
@@ -80,22 +80,22 @@ def split_attention(
     kind: SplitKind | None = None,
     scale: float | None = None,
 ) -> Tensor:
-    """Attention of the cells of this process to those of all.
+    """Attention of the cells of this process to the cells of all processes.
 
     Parameters
     ----------
     q, k
-        (B, H, n, d_h), n the same on all processes, as :meth:`SequenceParallel.split` makes it.
+        (B, H, n, d_h), with n the same on all processes, as from :meth:`SequenceParallel.split`.
     v
         (B, H, n, d_v).
     mask
-        Which of the n cells are real, (B, n).
+        Real cells (B, n).
     parallel
         The processes.
     kind
-        ``"ulysses"``, ``"ring"`` or ``"allgather"``; None lets :func:`choose` choose.
+        ``"ulysses"``, ``"ring"`` or ``"allgather"``; by default from :func:`choose`.
     scale
-        Factor of the scores; d_h^(-1/2) when None.
+        Factor of the scores; d_h^(-1/2) by default.
 
     Returns
     -------
@@ -104,7 +104,7 @@ def split_attention(
     Raises
     ------
     ValueError
-        If the kind is unknown, or it is Ulysses and W does not divide H.
+        If the kind is unknown, or it is ``"ulysses"`` and W does not divide H.
     """
     n_heads, world_size = q.shape[1], parallel.world_size
     kind = choose(n_heads, world_size) if kind is None else kind
@@ -119,9 +119,9 @@ def split_attention(
 
 
 def _with_mask(q: Tensor, k: Tensor, v: Tensor, padding: Tensor, scale: float) -> tuple[Tensor, Tensor, Tensor]:
-    """One more column of q and k for ``padding`` (B, 1, n, 1); all three as wide as the widest.
+    """Add a column for ``padding`` (B, 1, n, 1) to q and k, and pad q, k and v to equal widths, for fast kernels.
 
-    The fast kernels need equal widths. The factor 10^4 is shared among q and k, so that float16 can hold both.
+    The factor 10^4 is divided among q and k, so that float16 can represent both.
     """
     device = q.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else q.dtype

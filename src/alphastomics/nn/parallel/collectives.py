@@ -1,6 +1,6 @@
-r"""Collectives that gradients pass through.
+r"""Differentiable collectives.
 
-With :math:`x^r` what process r gives, :math:`y^r` what it gets, and bars for derivatives of the sum of all losses:
+With the input :math:`x^r` and the output :math:`y^r` of process r, and bars for derivatives of the sum of all losses:
 
 .. math::
 
@@ -8,8 +8,8 @@ With :math:`x^r` what process r gives, :math:`y^r` what it gets, and bars for de
     \text{gather} &: & y^r_s &= x^s & \bar x^r &= \textstyle\sum_s \bar y^s_r \\
     \text{total} &: & y^r &= \textstyle\sum_s x^s & \bar x^r &= \textstyle\sum_s \bar y^s
 
-``torch.distributed`` computes the left column and has no derivatives: a gradient that meets it ends there. All
-processes of the group must call the same collectives in the same order. Without a group there is one process.
+``torch.distributed`` computes the left column without derivatives. All processes of a group must call the same collectives in
+the same order. Without a group there is one process.
 """
 
 from __future__ import annotations
@@ -65,15 +65,15 @@ class _Total(torch.autograd.Function):
 
 
 def exchange(x: Tensor, group: ProcessGroup | None) -> Tensor:
-    """``x`` (W, ...), whose part s goes to process s, to (W, ...), whose part s came from process s."""
+    """Send part s of ``x`` (W, ...) to process s; part s of the result (W, ...) is from process s."""
     return x if group is None else cast("Tensor", _Exchange.apply(x, group))
 
 
 def gather(x: Tensor, group: ProcessGroup | None) -> Tensor:
-    """``x`` (n, ...), of the same shape on all processes, to (W, n, ...), the same on all."""
+    """Stack ``x`` (n, ...), of the same shape on all processes, to (W, n, ...), the same on all."""
     return x[None] if group is None else cast("Tensor", _Gather.apply(x, group))
 
 
 def total(x: Tensor, group: ProcessGroup | None) -> Tensor:
-    """Sum of the ``x`` of all processes, the same on all."""
+    """Sum ``x`` over all processes; the result is the same on all."""
     return x if group is None else cast("Tensor", _Total.apply(x, group))

@@ -1,18 +1,18 @@
-r"""Ring attention (Liu, Zaharia & Abbeel, ICLR 2024): queries stay, keys and values travel from process to process.
+r"""Ring attention (Liu, Zaharia & Abbeel, ICLR 2024): queries stay, keys and values are passed from process to process.
 
 .. math::
 
     s = \gamma\, q k^\top, \qquad \lambda_i = \log \sum_j e^{s_{ij}}, \qquad o_i = \sum_j e^{s_{ij} - \lambda_i} v_j
 
-is the attention to a part of the keys. The parts combine to
+is the attention to one part of the keys. The parts combine to
 
 .. math::
 
     \lambda = \log \sum_{s} e^{\lambda_s}, \qquad o = \sum_{s} e^{\lambda_s - \lambda}\, o_s
 
-with :math:`(o_s, \lambda_s)` the attention to the cells of process s alone. After W - 1 steps around the ring every query has
-attended to every key, and no process has stored more than two parts of them. For the gradient, :math:`\lambda` and o are
-those of *all* keys. Then the parts of the keys are independent of each other (Dao et al., NeurIPS 2022, algorithm 4):
+with :math:`(o_s, \lambda_s)` the attention to the cells of process s. After W - 1 steps around the ring every query has attended to
+every key, and no process has stored more than two parts of them. Given :math:`\lambda` and o of *all* keys, gradients of the
+parts are independent of each other (Dao et al., NeurIPS 2022, algorithm 4):
 
 .. math::
 
@@ -20,8 +20,8 @@ those of *all* keys. Then the parts of the keys are independent of each other (D
     \bar s = p \odot (\bar o v^\top - \langle \bar o, o \rangle), \quad
     \bar q = \gamma\, \bar s k, \quad \bar k = \gamma\, \bar s^\top q .
 
-The gradient of a part of the keys travels with it, and returns to its process after W steps. PyTorch's kernel for CPUs
-returns :math:`\lambda`. Elsewhere the scores are computed for some rows at a time.
+The gradient of a part of the keys is passed on with it and returns to its process after W steps. PyTorch's kernel for CPUs
+returns :math:`\lambda`; on other devices scores are computed in blocks of rows.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ if TYPE_CHECKING:
 
     from alphastomics.nn.parallel.sequence import SequenceParallel
 
-BLOCK = 2**24  # scores in memory at the same time
+BLOCK = 2**24  # scores in memory at a time
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    """Attend with queries (B, H, n, c) to keys and values (B, H, m, c): o (B, H, n, c) and lambda (B, H, n)."""
+    """Attention of queries (B, H, n, c) to keys and values (B, H, m, c): o (B, H, n, c) and lambda (B, H, n)."""
     if q.device.type == "cpu":
         return cast("tuple[Tensor, Tensor]", flash_attention_cpu(q, k, v, 0.0, False, scale=scale))
     return attend_by_rows(q, k, v, scale)
@@ -54,7 +54,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tenso
 def attend_backward(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of q, k and v; ``o`` and ``lse``, which is lambda, are those of all keys, ``grad`` is that of o."""
+    """Gradients of q, k and v from ``grad``, that of o; ``o`` and ``lse`` (lambda) are those of all keys."""
     if q.device.type == "cpu":
         grads = flash_attention_cpu_backward(grad, q, k, v, o, lse, 0.0, False, scale=scale)
         return cast("tuple[Tensor, Tensor, Tensor]", grads)
@@ -62,7 +62,7 @@ def attend_backward(
 
 
 def attend_by_rows(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    """As :func:`attend`, on any device; both in float32 at least."""
+    """As :func:`attend`, on any device, in float32 at least."""
     with torch.autocast(q.device.type, enabled=False):
         q, k, v = _at_least_float32(q * scale, k, v)
         o, lse = torch.empty_like(q), q.new_empty(q.shape[:-1])
@@ -76,7 +76,7 @@ def attend_by_rows(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tenso
 def attend_by_rows_backward(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """As :func:`attend_backward`, on any device; in float32 at least."""
+    """As :func:`attend_backward`, on any device, in float32 at least."""
     with torch.autocast(q.device.type, enabled=False):
         grad, q, k, v, o = _at_least_float32(grad, q, k, v, o)
         grad_q, grad_k, grad_v = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
@@ -139,7 +139,7 @@ class _Ring(torch.autograd.Function):
 
 
 def _pass_on(x: Tensor, parallel: SequenceParallel) -> Callable[[], Tensor]:
-    """Begin to send ``x`` to the next process; the function given back waits for what the one before has sent."""
+    """Start sending ``x`` to the next process; the returned function waits for the tensor of the previous one."""
     if parallel.group is None:
         return lambda: x
     received = torch.empty_like(x)

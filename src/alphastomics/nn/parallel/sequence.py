@@ -1,11 +1,11 @@
-r"""The cells of a context, split over the processes of a group.
+r"""Splitting and gathering the cells of a context over the processes of a group.
 
 .. math::
 
     \operatorname{split}(x)_r = [x;\, 0]_{rn \,:\, (r+1)n}, \qquad
     \operatorname{gather}(x_0, \dots, x_{W-1}) = [x_0; \dots; x_{W-1}]_{0 : N}, \qquad n = \lceil N / W \rceil
 
-Every process holds n cells. Where W does not divide N, or N < W, the last of them are padding.
+Every process holds n cells. If W does not divide N, the last cells are padding.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ if TYPE_CHECKING:
 
 
 class SequenceParallel:
-    """Split and gather cells, with gradients; see the head of :mod:`alphastomics.nn.parallel` for what these mean.
+    """Split and gather cells; :mod:`alphastomics.nn.parallel` describes the gradients.
 
     Parameters
     ----------
     group
-        The processes that share a context, ``torch.distributed.group.WORLD`` for all. None is one process: nothing is
-        split, and no process group is needed.
+        Processes that share a context, ``torch.distributed.group.WORLD`` for all. None is a single process: nothing is split,
+        and no process group is needed.
 
     Attributes
     ----------
     rank, world_size
-        Place r of this process in the group, and its size W.
+        Rank r of this process in the group, and number W of processes.
     """
 
     def __init__(self, group: ProcessGroup | None = None) -> None:
@@ -43,9 +43,9 @@ class SequenceParallel:
         self.world_size = 1 if group is None else dist.get_world_size(group)
 
     def split(self, x: Tensor, dim: int = 1) -> Tensor:
-        """Take the n cells of this process from ``x``, which all processes hold whole; N on axis ``dim`` becomes n.
+        """Take the n cells of this process from ``x``, which is whole on all processes; N on axis ``dim`` becomes n.
 
-        Padding is 0, and False in a mask: split the mask, or one of ones, together with what it is the mask of.
+        Padding is 0, or False: split the mask as well, or a mask of ones if there is none.
         """
         n = -(-x.shape[dim] // self.world_size)
         start = min(self.rank * n, x.shape[dim])
@@ -55,24 +55,24 @@ class SequenceParallel:
         return torch.cat([own, own.new_zeros(shape)], dim) if shape[dim] else own
 
     def gather(self, x: Tensor, n_cells: int | None = None, dim: int = 1) -> Tensor:
-        """Put the cells of all processes together; n on axis ``dim`` becomes N = ``n_cells``, or W n if it is None."""
+        """Concatenate the cells of all processes; n on axis ``dim`` becomes N = ``n_cells``, or W n if it is None."""
         whole = x if self.world_size == 1 else torch.cat(collectives.gather(x, self.group).unbind(), dim)
         return whole if n_cells is None else whole.narrow(dim, 0, n_cells)
 
     def first(self, x: Tensor, n_cells: int, dim: int = 1) -> Tensor:
-        """The first ``n_cells`` of all, at most N, on every process, from the n of each."""
+        """Gather the first ``n_cells`` cells of all, at most N, on every process."""
         return self.gather(x.narrow(dim, 0, min(n_cells, x.shape[dim])), n_cells, dim)
 
     def resplit(self, x: Tensor, *, whole: int, split: int) -> Tensor:
-        """Split the axis ``whole``, a multiple of W, over the processes, and make the axis ``split``, which was, whole."""
+        """Gather the axis ``split`` and split the axis ``whole``, a multiple of W, over the processes instead."""
         if self.world_size == 1:
             return x
         parts = collectives.exchange(torch.stack(x.chunk(self.world_size, whole)), self.group)
         return torch.cat(parts.unbind(), split)
 
     def sum_over_cells(self, x: Tensor) -> Tensor:
-        """Sum over the processes of ``x``, which this process has already summed over its own cells."""
+        """Sum ``x``, already summed over the cells of each process, over the processes."""
         return collectives.total(x, self.group)
 
 
-ALONE = SequenceParallel()  # one process, which holds all cells
+ALONE = SequenceParallel()  # a single process with all cells
