@@ -35,9 +35,7 @@ if TYPE_CHECKING:
     from alphastomics.config import DistanceKind
 
     Similarity = Callable[[Tensor, Tensor], Tensor]  # (B, n, K), (B, N, K) -> logits (B, n, N)
-    Loss = Callable[
-        [slice, torch.Generator | None], Tensor
-    ]  # of some contexts; of a sample, where there is a generator
+    Loss = Callable[[slice, torch.Generator | None], Tensor]  # loss of contexts; from a sample, if given a generator
 
 BLOCK = 1024  # rows of the pair matrix in memory at a time
 LARGEST_EXACT = 4096  # cells of a context in which all pairs take as long as the rest of a training step

@@ -6,7 +6,7 @@ r"""Gaussian process of one modality: forward process, parameterizations, and th
     q(z_s \mid z_t, x_0) &= \mathcal N\big(a\rho\, z_t + \alpha_s (1 - a^2\rho)\, x_0,\; \rho\,(\sigma_t^2 - a^2\sigma_s^2) I\big),
     \qquad \rho = \sigma_s^2/\sigma_t^2,\; a = \alpha_t/\alpha_s,\; s < t
 
-(Ho et al. 2020; Kingma et al. 2021, eq. 25-27.) Each modality (expression, position) has a process and a timestep of its own.
+(Ho et al. 2020; Kingma et al. 2021, eq. 25-27.) Expression and position have separate processes and timesteps.
 """
 
 from __future__ import annotations

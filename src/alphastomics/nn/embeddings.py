@@ -61,9 +61,7 @@ class FourierPosition(nn.Module):
 
     def forward(self, position: Tensor) -> Tensor:
         """Embed ``position`` (B, N, D)."""
-        with torch.autocast(
-            position.device.type, enabled=False
-        ):  # in bfloat16 phases of fast waves are off by much of a cycle
+        with torch.autocast(position.device.type, enabled=False):  # bfloat16 is too coarse for phases
             phase = position @ self.frequencies
         return self.mlp(torch.cat([position, phase.sin(), phase.cos()], dim=-1))
 

@@ -88,15 +88,13 @@ class Geometry(NamedTuple):
             position=own(self.position),
             sequence=own(self.sequence),
             frames=own(self.frames),
-            neighbors=None
-            if self.neighbors is None
-            else parallel.split(self.neighbors + 1) - 1,  # padding has no neighbors
+            neighbors=None if self.neighbors is None else parallel.split(self.neighbors + 1) - 1,  # -1 for padding
             pairs=None if self.pairs is None else Factors(*(parallel.split(s, 2) for s in _sides(self.pairs))),
             parallel=parallel,
         )
 
     def trusted(self, x: Tensor) -> Tensor:
-        """Trust (B,) of the contexts of ``x`` (B, N, d), in at least 32 bits; 0 where there are no positions."""
+        """Trust (B,) of the contexts of ``x`` (B, N, d), in at least 32 bits; 0 without positions."""
         dtype = at_least_32_bits(x.dtype)
         if self.position is None:
             return torch.zeros(len(x), dtype=dtype, device=x.device)

@@ -39,7 +39,7 @@ def layer_index(n_layers: int, sharing: Sharing, *, block_size: int = 4) -> list
 
 
 class LayerStack(nn.Module):
-    """Layers in order of depth, of which some share weights.
+    """Layers in order of depth, some of which share weights.
 
     Every depth has a layer, so that code that iterates over layers or recomputes them does not depend on sharing. Layers with
     the same s(l) hold the same parameter and submodule objects, except those in ``own``. Each tensor is saved once, under its

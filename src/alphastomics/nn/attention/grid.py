@@ -174,10 +174,8 @@ class GridAttention(nn.Module):
         slot = grid.slot[:, rows].clamp(max=side**2 - 1)
         context = torch.arange(len(x), device=x.device)[:, None]
         column, row = slot // side, slot % side
-        first, second = (
-            by_column[context, column, :, row],
-            by_row[context, :, :, column],
-        )  # (B, R, H, S), (B, R, S, H, S)
+        # (B, R, H, S) and (B, R, S, H, S)
+        first, second = by_column[context, column, :, row], by_row[context, :, :, column]
         slots = torch.einsum("brhs,brshc->bcsrh", first, second)
         cells = grid.take(slots.flatten(3)).unflatten(2, (len(rows), self.n_heads))
         return cells.permute(0, 3, 2, 1)
@@ -207,9 +205,7 @@ class GridAttention(nn.Module):
 def _columns(x: Tensor, observed: Tensor) -> tuple[Tensor, Tensor]:
     """Columns (B S, S, d) of slots (B, S, S, d), and the mask (B S, S) of slots to attend to."""
     observed = observed.flatten(0, 1)
-    return x.flatten(0, 1), observed | ~observed.any(
-        dim=1, keepdim=True
-    )  # an empty column attends to zeros, so that its softmax is finite
+    return x.flatten(0, 1), observed | ~observed.any(dim=1, keepdim=True)  # all slots of an empty column
 
 
 def _rows(x: Tensor, observed: Tensor) -> tuple[Tensor, Tensor]:

@@ -53,9 +53,8 @@ class LinearAttention(nn.Module):
         b, n, _ = x.shape
         q, k, v = self.qkv(x).view(b, n, 3, self.n_heads, self.d_head).permute(2, 0, 3, 1, 4)
         if mask is not None:
-            k = k.masked_fill(
-                ~mask[:, None, :, None], torch.finfo(k.dtype).min
-            )  # finite, since a process may hold only padding
+            # The minimum is finite, because a process may hold only padding.
+            k = k.masked_fill(~mask[:, None, :, None], torch.finfo(k.dtype).min)
         psi = k.softmax(dim=-2)
         if parallel.world_size > 1:
             own = k.to(at_least_32_bits(k.dtype)).logsumexp(dim=2, keepdim=True)

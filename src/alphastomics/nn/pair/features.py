@@ -62,8 +62,7 @@ class RelativePosition(nn.Module):
     n_channels
         C.
     n_frequencies
-        M. A function of differences clipped to 32 among 300 cells is represented with R^2 = 0.97 by 8 and 0.998 by 16
-        frequencies.
+        M. For differences clipped to 32 among 300 cells, the coefficient of determination is 0.97 with 8 and 0.998 with 16.
     longest, shortest
         Wavelengths in units of the index; the frequencies are geometrically spaced between them. The longest should
         exceed the range of the indices; at integers a wavelength under 2 equals a longer one.
