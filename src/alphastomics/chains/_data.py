@@ -45,8 +45,6 @@ if TYPE_CHECKING:
 
     Array = NDArray[np.float64]
 
-__all__ = ["STRUCTURES", "Backbone", "Kind", "Segment", "lay_backbone"]
-
 Kind = Literal["helix", "strand"]
 STRUCTURES = ("helix", "strand", "loop")
 BOND = 3.8  # between consecutive alpha carbons
@@ -121,8 +119,6 @@ def _loop(start: Array, end: Array, *, onward: Array) -> Array:
     steps = np.cos(heading)[:, None] * along - np.sin(heading)[:, None] * aside
     return start + BOND * steps.cumsum(0)
 
-
-__all__ = ["synthetic_chains"]
 
 RESIDUE, STRUCTURE = "residue", "structure"  # columns of obs
 LENGTHS = {"helix": (8, 16), "strand": (5, 8)}
