@@ -77,13 +77,7 @@ LEVELS = np.unique(np.concatenate([np.linspace(0, 1, 65), 1 - np.logspace(-3, -1
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Marginals:
-    """Quantiles of every gene in network units.
-
-    Parameters
-    ----------
-    sampled, true
-        (K, G), ascending along K.
-    """
+    """Quantiles of every gene, of samples and of cells: (K, G) in network units, ascending along K."""
 
     sampled: NDArray[np.float32]
     true: NDArray[np.float32]
@@ -95,7 +89,7 @@ class Marginals:
         return cls(**dict(zip(("sampled", "true"), (q.astype(np.float32) for q in quantiles), strict=True)))
 
     def fits(self, n_genes: int, n_dims: int) -> bool:
-        """Whether the shapes are those of a tissue of so many genes and axes."""
+        """Whether the shapes match the number of genes."""
         return self.sampled.shape == self.true.shape == (len(LEVELS), n_genes)
 
     def apply(self, x: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -106,18 +100,12 @@ class Marginals:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Dependence:
-    """Shares of the noise that neighbors have in common.
-
-    Parameters
-    ----------
-    share
-        a of every gene, (G,), in [0, 1].
-    """
+    """Share a of the noise of every gene, (G,) in [0, 1], that neighbors have in common."""
 
     share: NDArray[np.float32]
 
     def fits(self, n_genes: int, n_dims: int) -> bool:
-        """Whether the shape is that of a tissue of so many genes and axes."""
+        """Whether the shape matches the number of genes."""
         return self.share.shape == (n_genes,)
 
     def noise(self, neighborhood: Neighborhood, generator: torch.Generator) -> Tensor:
@@ -137,7 +125,7 @@ class Dependence:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Neighborhood:
-    """The cells of a slice as correlated noise needs them.
+    """Neighbors of the cells of a slice, and moments that correlated noise must match.
 
     Parameters
     ----------
@@ -166,7 +154,7 @@ class Neighborhood:
 
 
 def _balanced(own: Tensor, field: Tensor, share: Tensor, neighborhood: Neighborhood) -> tuple[Tensor, Tensor, Tensor]:
-    """Both parts of the noise (N, G) without sampling error, and the shares (G,) that give the Moran's I wanted.
+    """Both parts of the noise (N, G) without sampling error, and the shares (G,) that give the expected Moran's I.
 
     With parts that are uncorrelated, and uncorrelated with each other's neighbors, Moran's I is linear in the share.
     """
@@ -208,18 +196,10 @@ def _without(x: Tensor, given: Sequence[Tensor]) -> Tensor:
 def pooled_sd(
     draws: NDArray[np.float32], mean: NDArray[np.float32], drawn: NDArray[np.bool_] | None = None, *, counts: bool
 ) -> NDArray[np.float32]:
-    """Standard deviation (N, G) of expression in one slice.
+    """Standard deviation (N, G) of expression in one slice, from mirrored draws (K, N, G) and their mean (N, G).
 
-    Parameters
-    ----------
-    draws
-        Mirrored draws (K, N, G); a single one has no spread, and NaN is returned.
-    mean
-        The mean that is returned for them, (N, G).
-    drawn
-        Values that were drawn, (N, G); the standard deviation of the others is 0. All by default.
-    counts
-        Whether expression is of counts, and its variance a function of its mean.
+    It is NaN for a single draw, and 0 for values that are not ``drawn`` (N, G). With ``counts`` the variance depends on
+    the mean.
     """
     drawn = np.ones(mean.shape, dtype=bool) if drawn is None else drawn
     if len(draws) == 1:
@@ -242,7 +222,7 @@ def mirrored_variance(draws: NDArray[np.float32]) -> NDArray[np.float64]:
 
 
 def _trend(own: NDArray[np.float64], mean: NDArray[np.float64], *, counts: bool) -> NDArray[np.float64]:
-    """V (N,) of one gene: non-negative least squares, relative to the mean, by which counts scatter."""
+    """V (N,) of one gene by non-negative least squares, weighted by the inverse mean because counts scatter with it."""
     if not counts:
         return np.full_like(own, own.mean())
     basis = np.stack([np.ones_like(mean), mean, mean**2], axis=1)

@@ -1,4 +1,4 @@
-"""Cells as the network reads them: their order, their embedding, and the contexts that cover a large slice."""
+"""Input of the network: order and embedding of cells, and the contexts that cover a large slice."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ ANCHOR_SHARE = 0.25  # of a context
 
 
 def evenly_spaced_indices(n: int, most: int) -> NDArray[np.int64]:
-    """At most ``most`` of the numbers below n, evenly spaced."""
+    """At most ``most`` evenly spaced indices in [0, n)."""
     return np.linspace(0, n - 1, min(most, n)).astype(np.int64)
 
 
 def content_order(source: CellSource, rows: NDArray[np.int64]) -> NDArray[np.int64]:
     """``rows`` sorted by a hash of their expression.
 
-    Sums over cells and noise per cell then depend on which cells there are, not on the order of the rows: permuting
-    the rows permutes the result, to the bit.
+    Sums over cells and the noise of a cell then do not depend on the order of the rows: permuting the rows permutes the
+    result, to the bit.
     """
     weights = np.random.default_rng(0).integers(1, 2**63, size=source.schema.n_genes, dtype=np.uint64)
     hashes = [
@@ -47,8 +47,8 @@ def embed_cells(
 ) -> Tensor:
     """Embedding of clean expression (N, d), computed in blocks of rows.
 
-    Genes that the cells lack, or that ``genes`` (G,) leaves out, are treated as genes dropped in training: the others are
-    scaled up.
+    As in training with dropped genes, the other genes are scaled up for those that were not measured or that ``genes`` (G,)
+    excludes.
     """
     zero = torch.zeros(1, device=module.device)
     used = source.measured if genes is None else source.measured & genes
@@ -61,13 +61,7 @@ def embed_cells(
 
 
 def cell_order(module: Denoiser, source: CellSource, rows: NDArray[np.int64]) -> Tensor | None:
-    """Index (N,) of cells in their order, from 0; None if the network reads no order.
-
-    Raises
-    ------
-    KeyError
-        If the network reads an order and the cells have none.
-    """
+    """Index (N,) of cells in their order, from 0; None if the network reads no order."""
     if not module.config.reads_sequence:
         return None
     order = source.sequence(rows)
@@ -80,7 +74,7 @@ def cell_order(module: Denoiser, source: CellSource, rows: NDArray[np.int64]) ->
 
 
 def split_contexts(n_cells: int, max_context: int, device: torch.device) -> list[tuple[Tensor, int]]:
-    """Contexts that cover all cells: cell numbers, and how many of the first are anchors that all contexts share."""
+    """Contexts that cover all cells: indices of the cells, and the number of anchors, which come first and are shared."""
     every = torch.arange(n_cells, device=device)
     if n_cells <= max_context:
         return [(every, 0)]

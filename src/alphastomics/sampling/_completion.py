@@ -1,6 +1,6 @@
-r"""What known values predict of unknown expression beyond the estimate of the network: kriging over space, and exemplars.
+r"""Correction of the estimated expression by known values: kriging over space, and exemplars.
 
-**Regression kriging**, from cells that are known as a whole to the others:
+**Regression kriging**, from cells with known expression to the others:
 
 .. math::
 
@@ -11,7 +11,7 @@ r"""What known values predict of unknown expression beyond the estimate of the n
 over the nearest known cells; m is the mean of the network without cell j, :math:`d_i` the distance from i to its fifth known
 cell. The width h and the share a of the residual of a gene that its neighbors explain minimize the squared error with each
 known cell left out; with few known cells a is shrunken towards the share over all genes. In a slice like those of the
-reference the residuals are noise and a is 0; a specimen with a pattern of its own is followed.
+reference the residuals are noise and a is 0; a is positive where the expression of a specimen differs from the reference.
 
 **Exemplars**, for cells of which some genes are known:
 
@@ -20,11 +20,11 @@ reference the residuals are noise and a is 0; a specimen with a pattern of its o
     \delta_{ig} = a\, \Big(\frac1k \sum_{j \in N_i} x_{jg} - m_{ig}\Big), \qquad
     s_i = (W_i^\top W_i + \sigma^2 I)^{-1}\, W_i^\top x_i
 
-:math:`N_i` are the k exemplars, cells kept of the reference, whose principal components are nearest to those of cell i. The
+:math:`N_i` are the k exemplars (stored reference cells) whose principal components are nearest to those of cell i. The
 components s are estimated from its known genes: W are the scaled components, :math:`W_i` their rows of known genes,
 :math:`\sigma^2` the variance that the components leave (Tipping & Bishop 1999, J. R. Stat. Soc. B 61:611). The share a
-minimizes the squared error over known values that were left out. A network that was trained for minutes smooths over rare
-states, which its neighbors show; the errors of the two differ (Khandelwal et al. 2020, ICLR, for language).
+minimizes the squared error over known values that were left out. A network after a short training smooths over rare states,
+which exemplars preserve, so that the errors of the two differ (Khandelwal et al. 2020, ICLR, for language).
 """
 
 from __future__ import annotations
@@ -60,21 +60,7 @@ CHUNK = 2048  # cells whose components are solved for at once
 
 
 def krige(position: Tensor, known: Tensor, residual: Tensor) -> Tensor:
-    """Expected residual of every cell.
-
-    Parameters
-    ----------
-    position
-        Positions (N, D).
-    known
-        Numbers (n,) of the known cells.
-    residual
-        Their residuals (n, G).
-
-    Returns
-    -------
-    Tensor (N, G); 0 with fewer than 20 known cells.
-    """
+    """Expected residual (N, G) at positions (N, D), given that of the ``known`` cells (n,), (n, G); 0 with fewer than 20."""
     if len(known) < FEWEST:
         return residual.new_zeros(len(position), residual.shape[1])
     points = position.cpu().double().numpy()
@@ -94,7 +80,7 @@ def krige(position: Tensor, known: Tensor, residual: Tensor) -> Tensor:
 
 
 def _average(distance: np.ndarray, number: np.ndarray, width: float, value: Tensor) -> Tensor:
-    """Weighted mean (M, G) of ``value`` (n, G) over the cells ``number`` (M, k) at ``distance`` (M, k)."""
+    """Weighted mean (M, G) of ``value`` (n, G) over cells of index ``number`` (M, k) at ``distance`` (M, k)."""
     scale = np.maximum(distance[:, min(SCALE_RANK, distance.shape[1]) - 1 :][:, :1], np.finfo(float).tiny)
     weight = np.exp(-0.5 * (distance / (width * scale)) ** 2)
     weight = torch.from_numpy(weight / weight.sum(1, keepdims=True)).to(value)
@@ -124,24 +110,18 @@ class _Components(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Exemplars:
-    """Cells of the reference.
-
-    Parameters
-    ----------
-    expression
-        In network units, (M, G).
-    """
+    """Expression (M, G) of reference cells in network units."""
 
     expression: NDArray[np.float32]
 
     @classmethod
     def of(cls, source: CellSource) -> Exemplars:
-        """Cells from all over a reference: 8,192, or as many as make eight million values."""
+        """Evenly spaced cells of a reference: at most 8,192, and at most 2**23 values."""
         most = max(1, min(MOST_CELLS, MOST_VALUES // len(source.measured)))
         return cls(expression=source.expression(evenly_spaced_indices(source.n_cells, most)))
 
     def fits(self, n_genes: int, n_dims: int) -> bool:
-        """Whether the shape is that of a tissue of so many genes and axes."""
+        """Whether the shape matches the number of genes."""
         return 0 < len(self.expression) <= MOST_CELLS and self.expression.shape == (len(self.expression), n_genes)
 
     @cached_property
@@ -153,17 +133,9 @@ class Exemplars:
         return _Components((pca.components_ * scale[:, None]).T, scale, pca.mean_, noise)
 
     def alike(self, value: NDArray[np.float32], known: NDArray[np.bool_]) -> NDArray[np.float32]:
-        """Mean expression (N, G) of the exemplars nearest to cells of which some values are ``known``.
-
-        Parameters
-        ----------
-        value
-            Expression in network units, (N, G); only known values are read.
-        known
-            Which values are known, (N, G).
-        """
+        """Mean expression (N, G) of the exemplars nearest to cells with the ``known`` entries of ``value``, both (N, G)."""
         loadings, scale, mean, noise = self._components
-        # Without the genes that no cell has, so that both sides are shrunken alike.
+        # Exemplars use only genes that are known in some cell, so that both scores are shrunken alike.
         there = np.atleast_2d(known.any(axis=0))
         of_exemplars = _scores(self.expression - mean, there, loadings, noise) * scale
         of_cells = _scores(value - mean, known, loadings, noise) * scale

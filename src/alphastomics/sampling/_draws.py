@@ -1,4 +1,4 @@
-"""Draws of a query: which arguments exclude each other, the noise of each draw, and several draws in one AnnData."""
+"""Draws of a query: checks of their arguments, random generators, alignment, and several draws in one AnnData."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def draw_generator(*key: int) -> torch.Generator:
 
 
 def align_draws(draws: NDArray[np.float64], *, rigid: bool) -> tuple[NDArray[np.float64], int]:
-    """Align draws (K, N, D) to their medoid, the draw nearest to all others, and return them with its number.
+    """Align draws (K, N, D) to their medoid, the draw nearest to all others; return them and the index of the medoid.
 
     With ``rigid=False`` (a shared frame, or known cells) the draws are returned as they are.
     """

@@ -3,13 +3,13 @@ r"""Sampling of expression, given positions.
 The network sees all cells of a slice, up to ``max_context``; a larger slice is split into contexts that share anchors, and
 the estimates of an anchor are averaged over contexts at every step, as in :mod:`alphastomics.sampling._position`.
 
-Known values, of whole cells or of some genes, are given to the network clean and marked at every step. What they predict of
-the others beyond that, see :mod:`alphastomics.sampling._completion`, moves the mean by :math:`\delta`. In a Gaussian tissue
-of unit variance that is
+Known values, of whole cells or of some genes, are clean inputs of the network at every step, marked as observed. They also
+correct its conditional mean by :math:`\delta`, see :mod:`alphastomics.sampling._completion`. For Gaussian expression of unit
+variance the estimate is then
 
-.. math:: \hat x_0 = f(z_t, t) + \frac{\sigma_t^2}{\alpha_t^2 + \sigma_t^2}\, \delta:
+.. math:: \hat x_0 = f(z_t, t) + \frac{\sigma_t^2}{\alpha_t^2 + \sigma_t^2}\, \delta,
 
-all of it at pure noise, and nothing where the noisy value itself is informative.
+with the whole correction at pure noise, and none without noise.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ class ExpressionSampler:
                 predict=("expression",),
                 sequence=sequence,
             ).expression
-            assert output is not None  # it was asked for
+            assert output is not None  # in ``predict``
             total[:, cells] += self.process.x0(output.float(), z_cells, t)
             count[:, cells] += 1
         return total / count
@@ -169,7 +169,7 @@ class ExpressionSampler:
 
     @torch.no_grad()
     def left_out(self) -> tuple[Tensor, Tensor]:
-        """Numbers (n,) of the cells known as a whole, and their mean (n, G) given those of the other folds only."""
+        """Indices (n,) of the cells with all genes known, and their mean (n, G) given the other folds only."""
         assert self.known is not None
         assert self.value is not None
         whole = self.known[0].all(-1).nonzero()[:, 0]
@@ -184,7 +184,7 @@ class ExpressionSampler:
 
     @torch.no_grad()
     def _shift(self) -> Tensor | None:
-        """What known values predict beyond the network, (1, N, G)."""
+        """Correction of the conditional mean by known values, (1, N, G)."""
         if self.known is None or self.value is None:
             return None
         whole, mean = self.left_out()
@@ -193,7 +193,7 @@ class ExpressionSampler:
         return (krige(self.position[0], whole, residual) + self._retrieved())[None]
 
     def _retrieved(self) -> Tensor:
-        """What similar exemplars predict of cells that are known in part, (N, G)."""
+        """Correction (N, G) by similar exemplars, for cells of which some genes are known."""
         assert self.known is not None
         assert self.value is not None
         known, value = self.known[0], self.value[0]
@@ -325,7 +325,7 @@ def _slice_sampler(
 
 
 def _better_frame(candidates: list[ExpressionSampler]) -> ExpressionSampler:
-    """The first, unless another explains the known cells better by more than chance (two standard errors)."""
+    """The first candidate, unless another predicts the known cells better by more than two standard errors."""
     first, best, gain = candidates[0], candidates[0], 0.0
     for other in candidates[1:]:
         difference = first.error - other.error

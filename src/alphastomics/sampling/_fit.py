@@ -37,16 +37,10 @@ LEAST_EFFECT = 0.05  # of shared noise on Moran's I, for genes whose samples har
 
 
 def fit_statistics(sampler: Sampler, source: CellSource, *, deformation: float) -> FittedStatistics:
-    """Fit everything that sampling in the mode of a trained network needs.
+    """Fit the statistics that sampling in the mode of a trained network requires.
 
-    Parameters
-    ----------
-    sampler
-        The trained network; statistics that it has already are ignored.
-    source
-        Its reference, with positions.
-    deformation
-        Strength of the deformation of contexts in training.
+    Statistics that ``sampler`` already has are ignored. ``source`` is its reference, with positions; ``deformation`` is the
+    strength of the deformation of contexts in training.
     """
     fitted = FittedStatistics(frame=fit_frame(sampler, source), deformation=deformation)
     sampler = replace(sampler, fitted=fitted)
@@ -105,16 +99,9 @@ def reference_sampler(
 
 
 def fit_marginals(sampler: Sampler, source: CellSource, *, n_steps: int = 20) -> Marginals:
-    """Sample the expression of some cells of the reference at their positions, and compare.
+    """Sample the expression of reference cells at their positions, and compute the quantiles of samples and cells.
 
-    Parameters
-    ----------
-    sampler
-        A trained network that samples expression, without statistics of expression.
-    source
-        Its reference, with positions.
-    n_steps
-        Steps of the reverse process.
+    ``sampler`` has no statistics of expression yet; ``source`` is its reference, with positions.
     """
     generator = torch.Generator().manual_seed(0)
     sampled, true = [], []
@@ -128,16 +115,9 @@ def fit_marginals(sampler: Sampler, source: CellSource, *, n_steps: int = 20) ->
 
 
 def fit_dependence(sampler: Sampler, source: CellSource, *, n_steps: int = 10) -> Dependence:
-    """Sample the expression of patches of the reference at their positions, and compare how similar neighbors are.
+    """Fit the shares of the noise so that Moran's I of samples at reference positions is that of the reference.
 
-    Parameters
-    ----------
-    sampler
-        A trained network that samples expression, with its marginals.
-    source
-        Its reference, with positions.
-    n_steps
-        Steps of the reverse process.
+    ``sampler`` has its marginals; ``source`` is its reference, with positions.
     """
     marginals = sampler.fitted.marginals
     assert marginals is not None  # fitted before
@@ -181,7 +161,7 @@ def _moran(source: CellSource, cells: SliceCells) -> NDArray[np.float64]:
 
 
 def _patches(cells: SliceCells) -> NDArray[np.int64]:
-    """Numbers of cells in patches all over a slice, which keep their neighbors together."""
+    """Indices of the cells in random patches of neighboring cells of a slice."""
     assert cells.position is not None  # a training source reads them
     n_cells = len(cells.position)
     if n_cells <= PATCHES * PATCH_CELLS:

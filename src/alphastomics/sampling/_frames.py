@@ -1,4 +1,4 @@
-r"""Where the canonical frame, in which the model works, lies in a reference slice, and the outlines of the slices in it.
+r"""Transformation from the canonical frame of the model to the first reference slice, and the outlines of reference slices.
 
 .. math:: x_{user} = s\,(x_{model} R + \mu / s), \qquad R = \text{Kabsch}(\hat x, x_{ref})
 
@@ -101,7 +101,7 @@ class Outlines:
         return cls(quantiles=np.stack(quantiles).astype(np.float32))
 
     def fits(self, n_genes: int, n_dims: int) -> bool:
-        """Whether the shape is that of a tissue of so many genes and axes."""
+        """Whether the shape matches the number of dimensions."""
         return 0 < len(self.quantiles) and self.quantiles.shape == (
             len(self.quantiles),
             N_DIRECTIONS * (n_dims - 1),

@@ -1,9 +1,9 @@
 """Sampling of expression and positions together: new slices.
 
 Both timesteps run from 1 to 0 at the same time. Positions are in the canonical frame throughout, so that contexts of a slice
-larger than ``max_context`` need no alignment: their estimates are averaged for the cells that they share. The network is given
-no smaller timestep of the positions than it was trained for; the distances between neighbors are refined last, when the cells
-fill an outline.
+larger than ``max_context`` need no alignment: their estimates are averaged for the cells that they share. The timestep of
+positions is at least the smallest one of training. After the positions are transported to an outline, minimum-distance
+refinement corrects the distances between neighbors.
 """
 
 from __future__ import annotations
@@ -177,7 +177,7 @@ def _expression_at(
 ) -> Tensor:
     """Draw expression (N, G) for sampled positions (N, D) in the canonical frame.
 
-    The expression that was sampled with them fits each position, but not its neighbors, which were not determined yet.
+    Expression sampled together with positions depends on noisy positions of the neighbors, so it is sampled again.
     """
     expression = ExpressionSampler(
         sampler,

@@ -90,7 +90,7 @@ def _ordered(source: AnnDataSource, cells: SliceCells) -> tuple[NDArray[np.int64
             f"obsm[\"{source.schema.position_key}\"]; sample their positions first (mode='expr_to_pos'), remove them, or pass "
             "use_positions=False."
         )
-    # Cells of the same expression lie in different places: position decides between them.
+    # Cells with equal expression are sorted by position.
     rows = content_order(source, cells.rows[np.lexsort(cells.position.T)])
     return rows, cells.position[np.searchsorted(cells.rows, rows)]
 

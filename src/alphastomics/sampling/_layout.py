@@ -7,10 +7,10 @@ r"""Positions that agree with the conditional mean and with the neighborhood emb
     p_{ij} = \operatorname*{softmax}_{j \in \mathcal N_i} \frac{f_i \cdot f_j}{\tau}, \quad
     q_{ij} = \frac{(1 + \lVert y_i - y_j \rVert^2 / w^2)^{-1}}{\sum_{k \ne i} (1 + \lVert y_i - y_k \rVert^2 / w^2)^{-1}}
 
-In the conditional mean :math:`\hat x` a cell that could lie in two places lies between them, among strangers. The unit
-vectors :math:`f` of the neighborhood embedding have room to tell the places apart; :math:`\mathcal N_i` are the K cells
-nearest to i there. The first term is that of a stochastic neighbor embedding with a heavy tail (van der Maaten & Hinton
-2008), as in :func:`alphastomics.diffusion.losses.layout_error`; the second keeps the map of the tissue.
+In the conditional mean :math:`\hat x` a cell that may lie in two places lies between them, near unrelated cells. The unit
+vectors :math:`f` of the neighborhood embedding separate the two places; :math:`\mathcal N_i` are the K cells nearest to i in
+the embedding. The first term is the objective of t-SNE (van der Maaten & Hinton 2008), as in
+:func:`alphastomics.diffusion.losses.layout_error`; the second keeps cells near their conditional mean.
 """
 
 from __future__ import annotations
@@ -31,21 +31,12 @@ ROWS = 1024  # rows of the pair matrix that are in memory at once, and whose nor
 
 
 def refine_layout(mean: Tensor, feature: Tensor, generator: torch.Generator) -> Tensor:
-    """Move cells towards the cells that resemble them in the embedding.
+    """Minimize the objective from the conditional mean (N, D), given the embedding ``feature`` (N, K) in unit vectors.
 
-    Every iteration of Adam takes the normalizer of q over a random sample of the rows: memory is O(rows * N).
-
-    Parameters
-    ----------
-    mean
-        Conditional mean (N, D) in model units.
-    feature
-        Unit vectors (N, K) of the neighborhood embedding.
-    generator
-        Draws the sample of rows.
+    Every iteration of Adam computes the normalizer of q for a random sample of rows: memory is O(rows * N).
     """
     n = len(mean)
-    if n < 3:  # a neighbor and a stranger
+    if n < 3:  # attraction and repulsion need two other cells
         return mean
     neighbors, p = _embedding_neighbors(feature, min(N_NEIGHBORS, n - 1))
     squared_width = WIDTH**2 * mean.shape[1]

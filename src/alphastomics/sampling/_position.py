@@ -310,9 +310,9 @@ def sample_positions(
 class _SliceDraws:
     """Draws of the positions of one slice.
 
-    The mean and the uncertainty are of draws that each see a random half of the genes: bagging (Breiman 1996). Draws that
-    all see the same genes agree on what is peculiar to the genes of this specimen, and their spread is too small. The
-    medoid lies off the mean, which increases its uncertainty.
+    The mean and the uncertainty are computed from draws that each use a random half of the genes (bagging, Breiman 1996).
+    Draws from the same genes share the deviations of this specimen, and their spread is too small. The distance of the
+    medoid from the mean is added to its uncertainty.
     """
 
     def __init__(
@@ -332,7 +332,7 @@ class _SliceDraws:
         self.free = self.known is None and not sampler.shared_frame
 
     def write(self, placed: Placed) -> None:
-        """Write the rows of this slice."""
+        """Write the rows of this slice to ``placed``."""
         rows, n_samples, reduce = self.rows, self.draws.n_samples, self.draws.reduce
         averaged = reduce == "mean" and n_samples > 1
         if not averaged:
@@ -372,12 +372,12 @@ class _SliceDraws:
         return positions
 
     def _draw(self, positions: PositionSampler, k: int) -> NDArray[np.float64]:
-        # The draws of a slice depend on its cells and the seed, not on which other slices there are.
+        # The generator does not depend on the other slices.
         x = positions.sample(self.config, draw_generator(self.draws.random_state, k), self.on_step).cpu().numpy()
         return self.sampler.to_user(x, in_user_frame=self.known is not None)
 
     def _half_of_genes(self, k: int) -> NDArray[np.bool_] | None:
-        """The genes (G,) that draw ``k`` sees: two draws together see each measured gene once; None for a single gene."""
+        """The genes (G,) of draw ``k``: two draws together use each measured gene once; None for a single gene."""
         genes = np.flatnonzero(self.source.measured)
         if len(genes) < 2:
             return None

@@ -1,4 +1,4 @@
-r"""What the denoiser has estimated of each cell, kept as a Gaussian where the noise is as fine as the spacing of the cells.
+r"""Gaussian posterior of the position of each cell, used once the noise is smaller than about the spacing of cells.
 
 Let :math:`y = z_t/\alpha_t = x_0 + n \varepsilon` be the noisy positions and :math:`n = \sigma_t/\alpha_t` their noise. If
 the information that the denoiser has besides y is a Gaussian :math:`\mathcal N(m_i, 1/p)` for every cell i, its estimate and
@@ -61,19 +61,7 @@ class GaussianPosterior(NamedTuple):
 def estimate_posterior(
     denoise: Callable[[Tensor], Tensor], y: Tensor, n: Tensor, *, centered: bool
 ) -> GaussianPosterior:
-    """Estimate the Gaussian that a denoiser adds to the noisy positions.
-
-    Parameters
-    ----------
-    denoise
-        Estimate (1, N, D) of the clean positions from noisy ones of noise ``n``; called twice.
-    y
-        Noisy positions (1, N, D).
-    n
-        Their noise, ().
-    centered
-        Whether positions have zero mean.
-    """
+    """Estimate p and p m from two calls of ``denoise`` at positions ``y`` (1, N, D) of noise ``n`` ()."""
     direction = torch.randn(y.shape, generator=torch.Generator().manual_seed(0)).to(y)
     if centered:
         direction = center(direction)
