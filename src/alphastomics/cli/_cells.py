@@ -82,7 +82,7 @@ def sample_cells(model: AlphaSTomics, cells: AnnData, **arguments: Any) -> AnnDa
 
 
 def slice_sizes(cells: AnnData, schema: TissueSchema) -> list[int]:
-    """Numbers of cells of the slices, by name; all cells are one slice if there are no names."""
+    """Number of cells of each slice by name; all cells form one slice if there are no names."""
     from alphastomics.data._slices import slice_rows
 
     key = schema.slice_key or _keys.SLICE

@@ -1,4 +1,4 @@
-"""Commands that compare: the demo against a regression, and configurations side by side."""
+"""The commands ``demo``, which compares a model with a regression, and ``compare``, which compares configurations."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def run_demo(output_dir: Path, options: FitOptions, seed: int) -> pd.DataFrame |
 
 
 def score_demo(query: AnnData, reference: AnnData) -> pd.DataFrame:
-    """Score the reconstruction, the regression that it must beat, and the bounds chance and oracle."""
+    """Score the reconstruction, the regression, and the baselines chance and oracle."""
     import pandas as pd
 
     from alphastomics.cli._scores import knn_positions
@@ -97,13 +97,7 @@ def write_demo(query: AnnData, table: pd.DataFrame, output_dir: Path) -> None:
 
 
 def check_verdict(table: pd.DataFrame, output_dir: Path) -> None:
-    """Check that the model scores higher than the regression.
-
-    Raises
-    ------
-    RuntimeError
-        If its distance Spearman is not higher.
-    """
+    """Raise ``RuntimeError`` unless the distance Spearman of the model is higher than that of the regression."""
     ours, regression = (float(table.loc[name, "distance_spearman"]) for name in (OURS, REGRESSION))
     if not ours > regression:
         raise RuntimeError(
@@ -136,15 +130,7 @@ def run_comparison(
 
 
 def prepare_comparison(output_dir: Path) -> None:
-    """Make the folder, and check that it is empty or holds an earlier comparison.
-
-    Raises
-    ------
-    NotADirectoryError
-        If it is a file.
-    FileExistsError
-        If it holds other files only.
-    """
+    """Make the folder, and check that it is empty or contains an earlier comparison."""
     if output_dir.exists() and not output_dir.is_dir():
         raise NotADirectoryError(f"{output_dir} is a file; pass a folder")
     if output_dir.is_dir() and any(output_dir.iterdir()) and not (output_dir / f"{NAME}.json").is_file():

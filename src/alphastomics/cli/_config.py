@@ -52,7 +52,7 @@ def fill(app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> 
     config = Config.read(path)
     for key in config.without_effect() if is_first() else ():
         logger.info("%s: %s has no effect; see docs/configuration.md.", path, key)
-    if "config" not in flags:  # a resumed run stays in its folder, whatever its file says
+    if "config" not in flags:  # a resumed run stays in its folder
         flags = dict.fromkeys(("exp_name", "output_dir")) | flags
     for name, value in _effective(config.options(), flags).items():
         if name not in flags:
@@ -74,7 +74,7 @@ def _file(flags: Mapping[str, Any]) -> Path | None:
 
 
 def _effective(values: dict[str, Any], flags: Mapping[str, Any]) -> dict[str, Any]:
-    """Values of a file without those to which flags, or other values, leave no effect."""
+    """Values of a file, except those that have no effect because of flags or other values."""
     kept = {
         name: value
         for name, value in values.items()
@@ -95,7 +95,7 @@ def _effective(values: dict[str, Any], flags: Mapping[str, Any]) -> dict[str, An
 
 
 def resolved(fit: FitOptions, *groups: Any) -> Config:
-    """The configuration that all options make; what the data or the machine decide is None."""
+    """The configuration of all options; values that follow from the data or the machine are None."""
     values: dict[str, Any] = {}
     for group in (fit, *groups):
         values |= vars(group)

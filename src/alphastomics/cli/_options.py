@@ -1,7 +1,7 @@
 """Command-line options, derived from the declared settings.
 
 cyclopts turns every field of these dataclasses into a flag. Type, default, range, names and help come from
-:mod:`alphastomics.config`; what is declared here concerns the command line alone. Importing this module imports no PyTorch.
+:mod:`alphastomics.config`; this module only adds what is specific to the command line. Importing it imports no PyTorch.
 """
 
 from __future__ import annotations
@@ -150,12 +150,12 @@ class FitOptions(
 
     @property
     def kind_of_attention(self) -> AttentionKind:
-        """The attention that ``--attention`` or ``--use-gated-attention`` asks for."""
+        """The attention that ``--attention`` or ``--use-gated-attention`` sets."""
         return self.attention or ("linear" if self.use_gated_attention is False else "full")
 
     @property
     def devices_and_precision(self) -> dict[str, Any]:
-        """Accelerator, devices and precision with ``--gpus`` and ``--fp16`` in their words."""
+        """Accelerator, devices and precision, from their own flags or from ``--gpus`` and ``--fp16``."""
         where = {"accelerator": self.accelerator, "devices": self.devices}
         if self.gpus is not None:
             where = {"accelerator": "gpu", "devices": self.gpus}

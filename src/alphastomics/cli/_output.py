@@ -1,4 +1,4 @@
-"""What a command shows and writes: messages, errors in one line, files that are never half written."""
+"""Output of commands: messages, errors in one line, and files that are written as a whole or not at all."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from anndata import AnnData
 
-# Errors that a user can cause and fix; others are bugs and keep their traceback.
+# Errors that a user can fix; others are bugs and keep their traceback.
 # An ImportError names an optional package and how to install it.
 USER_ERRORS = (KeyError, ValueError, OSError, NotImplementedError, RuntimeError, ImportError)
 SPACE, ACCESS, NAME = "free some space there", "check the permissions there", "check the path"
@@ -75,20 +75,14 @@ def print_error(error: Exception) -> None:
 
 
 def prepare_file(path: Path) -> None:
-    """Check before hours of work that a file can be written, and make its folder."""
+    """Make the folder of a file, and check before a long computation that the file can be written."""
     if path.is_dir():
         raise IsADirectoryError(f"{path} is a folder; pass a file")
     prepare_folder(path.parent)
 
 
 def check_readable(folder: Path) -> None:
-    """Check that a folder can be listed; otherwise it looks empty.
-
-    Raises
-    ------
-    PermissionError
-        If it cannot be read.
-    """
+    """Raise ``PermissionError`` for a folder that cannot be listed, which would otherwise look empty."""
     try:
         next(folder.iterdir(), None)
     except PermissionError as error:
@@ -96,15 +90,7 @@ def check_readable(folder: Path) -> None:
 
 
 def check_folder(path: Path) -> None:
-    """Check that a folder can be made and written to, without making it.
-
-    Raises
-    ------
-    NotADirectoryError
-        If a part of its path is a file.
-    PermissionError
-        If it cannot be written to.
-    """
+    """Check that a folder can be made and written to, without making it."""
     existing = next(folder for folder in (path, *path.absolute().parents) if os.path.lexists(folder))
     if not existing.is_dir():
         raise NotADirectoryError(f"{path} cannot be written ({existing} is a file); {WRITE}")
@@ -113,13 +99,7 @@ def check_folder(path: Path) -> None:
 
 
 def prepare_folder(path: Path) -> None:
-    """Make a folder, and check before hours of work that it can be written to.
-
-    Raises
-    ------
-    OSError
-        If it cannot be made or written to.
-    """
+    """Make a folder, and check before a long computation that it can be written to."""
     with os_errors_for(path):
         path.mkdir(parents=True, exist_ok=True)
         with TemporaryFile(dir=path):

@@ -1,7 +1,4 @@
-"""Options of the commands that make datasets; like ``_options.py``, nothing here imports the library.
-
-Options of ``upload``; like ``_options.py``, nothing here imports the library.
-"""
+"""Options of the commands that make and upload datasets. Importing this module imports no PyTorch."""
 
 from __future__ import annotations
 
@@ -42,7 +39,7 @@ class ClusterOptions:
     workers: PositiveInt | None = None
 
     def run(self) -> AbstractContextManager[Run]:
-        """What applies a function to tasks, while it lasts."""
+        """Context manager whose value applies a function to tasks."""
         if self.scheduler is None and self.workers is None:
             return nullcontext(map)
         if self.scheduler is not None and self.workers is not None:
@@ -164,7 +161,7 @@ class DatasetOptions:
 
 
 def read_genes(path: Path) -> tuple[str, ...]:
-    """The genes of a list, one on every line; empty lines do not count."""
+    """The genes of a text file, one per line; empty lines are ignored."""
     try:
         lines = path.read_text(encoding="utf-8-sig").splitlines()
     except UnicodeDecodeError as error:

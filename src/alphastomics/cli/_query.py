@@ -1,4 +1,4 @@
-"""The model of a command and the cells that it is applied to: options, checks before hours of work, reading.
+"""The model of a command and the cells that it is applied to: options, checks and reading.
 
 Importing this module imports no PyTorch.
 """
@@ -100,7 +100,7 @@ class QueryOptions:
         return model
 
     def read(self, modes: Sequence[str] = (), flag: str = "", **reads: bool) -> tuple[AlphaSTomics, AnnData]:
-        """Load the model as :meth:`load` does, and read the cells, with ``positions`` and ``expression`` as flags say."""
+        """Load the model as :meth:`load` does, and read the cells, with ``positions`` and ``expression`` if these are True."""
         if self.data_dir is not None:
             model = self.load(modes, flag)
             return model, read_split(self.data_dir, self.split or "test", model.schema, **reads)
@@ -154,27 +154,9 @@ def check_mode(model: AlphaSTomics, wanted: Sequence[str], flag: str) -> None:
 
 
 def fit_query(cells: AnnData, path: Path, schema: TissueSchema, *, positions: bool, expression: bool = True) -> AnnData:
-    """Check that a model can read cells, and complete them.
+    """Check that a model can read ``cells``, and complete them in place; ``path`` is named in messages.
 
-    Parameters
-    ----------
-    cells
-        Cells under the keys of the model; changed in place.
-    path
-        File or folder of the cells, for messages.
-    schema
-        Schema of the model.
-    positions
-        Whether the model reads positions and slices.
-    expression
-        Whether the model reads expression.
-
-    Raises
-    ------
-    KeyError
-        If the positions or the layer are missing.
-    ValueError
-        If too many genes are missing, or the positions have too few coordinates.
+    ``positions`` and ``expression`` are whether the model reads them; positions include slices.
     """
     if expression:
         _check_genes(cells, path, schema)

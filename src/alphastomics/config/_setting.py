@@ -105,7 +105,7 @@ class Setting(NamedTuple):
 
     @property
     def choices(self) -> tuple[Any, ...]:
-        """Permitted words."""
+        """Permitted strings."""
         return tuple(word for kind in self.kinds if get_origin(kind) is Literal for word in get_args(kind))
 
     def problem(self, value: Any) -> str | None:
