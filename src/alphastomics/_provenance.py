@@ -1,6 +1,6 @@
 """Provenance: how a model was trained (kept in its files) and how a result was computed (kept in ``uns``).
 
-Records hold plain values and leave out names of users and machines and paths. Torch is imported on first use.
+Records have plain values, without paths and names of users and machines. Torch is imported on first use.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def serialize_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def plain(value: Any) -> Any:
-    """A value as JSON has it: dataclasses as mappings, durations in seconds, other objects as their class name."""
+    """A value for JSON: dataclasses as mappings, durations in seconds, other objects as their class name."""
     if isinstance(value, np.generic):
         return plain(value.item())
     if isinstance(value, Mapping):

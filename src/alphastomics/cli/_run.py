@@ -22,15 +22,7 @@ class SourceOptions(SourceConfig):
     """The cells to train on."""
 
     def check(self) -> None:
-        """Check that there are data of one kind.
-
-        Raises
-        ------
-        FileNotFoundError
-            If the data do not exist.
-        ValueError
-            If no data, or data of both kinds, are given, or ``--streaming`` without a dataset.
-        """
+        """Check that data of exactly one kind are given and exist, and that ``--streaming`` comes with a dataset."""
         if self.input_data is None and self.data_dir is None:
             raise ValueError("--data-dir or --input-data is required: a dataset, or an .h5ad or .parquet file")
         if self.input_data is not None and self.data_dir is not None:
@@ -129,7 +121,7 @@ class RunFolder:
 
     @property
     def is_begun(self) -> bool:
-        """Whether it holds only what a run leaves that ended before its first checkpoint."""
+        """Whether it only contains files of a run that ended before its first checkpoint."""
         known = {CONFIG, CHECKPOINTS, LOGS}
         return self.path.is_dir() and not self.model.exists() and {path.name for path in self.path.iterdir()} <= known
 
@@ -159,7 +151,7 @@ class RunFolder:
         return self.path / LOGS / "scores.json"
 
     def make(self, *, resumed: bool) -> None:
-        """Make the folder, and remove what an earlier run left in it unless that is resumed."""
+        """Make the folder, and remove the files of an earlier run unless it is resumed."""
         for name in (CHECKPOINTS, LOGS):
             (self.path / name).mkdir(parents=True, exist_ok=True)
         if not resumed:
@@ -168,7 +160,7 @@ class RunFolder:
             shutil.rmtree(self.model, ignore_errors=True)
 
     def discard(self) -> None:
-        """Remove what a run left that failed before its first checkpoint."""
+        """Remove the files of a run that failed before its first checkpoint."""
         for path in (self.config, self.metrics):
             with suppress(OSError):
                 path.unlink()

@@ -86,26 +86,10 @@ def knn_positions(
     n_neighbors: int = 25,
     n_components: int = 30,
 ) -> Array:
-    """Predict the positions of query cells by regression.
+    """Predict the positions (n_cells, n_dims) of query cells by regression.
 
-    Parameters
-    ----------
-    query
-        Counts of the cells to place.
-    reference
-        Counts and positions of cells with the same genes.
-    position_key
-        Key of ``obsm`` with the positions of the reference.
-    slice_key
-        Column of ``obs`` with the slices of the reference.
-    n_neighbors
-        k, at most the number of cells of a slice.
-    n_components
-        Number of principal components of the reference.
-
-    Returns
-    -------
-    Positions, (n_cells, n_dims), in the units of the reference and the frame of its first slice.
+    They are in the units of the reference, whose genes are those of the query, and in the frame of its first slice.
+    ``n_neighbors`` is at most the number of cells of a slice.
     """
     counts = [np.asarray(part.X.toarray(), dtype=np.float64) for part in (reference, query)]
     median = np.median(counts[0].sum(axis=1))

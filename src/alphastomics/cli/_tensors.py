@@ -1,4 +1,4 @@
-"""Cells in a torch file, of which tensors are read and nothing else.
+"""Reading of cells from a torch file of tensors.
 
 =================  =================================  ======================================================================
 tensor             shape                              what
@@ -32,24 +32,10 @@ KNOWN = (EXPRESSION, POSITION, "position", SLICES, MASK)
 
 
 def read_tensors(path: Path, genes: Sequence[str]) -> AnnData:
-    """Read a torch file; no code in it is run.
+    """Read a torch file without running code in it; ``genes`` are those of the model.
 
-    Parameters
-    ----------
-    path
-        The file.
-    genes
-        Those of the model.
-
-    Returns
-    -------
-    ``X`` as CSR, ``obsm["spatial"]`` and ``obs["slice_id"]`` where these are known. Cells are named by their number, or by
-    those of their context and in it.
-
-    Raises
-    ------
-    ValueError
-        If it holds anything but these tensors, or they do not fit each other.
+    The result has ``X`` as CSR, and ``obsm["spatial"]`` and ``obs["slice_id"]`` if these are known. Cells are named by
+    their index, or by the index of their context and that in the context.
     """
     try:
         return _to_anndata(_load(path), genes)

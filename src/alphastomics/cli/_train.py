@@ -37,13 +37,7 @@ logger = logging.getLogger(__name__)
 
 
 def check_device(options: FitOptions) -> None:
-    """Check that the devices are available and the strategy supports them, with errors that name flags.
-
-    Raises
-    ------
-    ImportError, RuntimeError, ValueError
-        If a device is missing or the strategy is not supported.
-    """
+    """Check that the devices are available and the strategy supports them, with errors that name flags."""
     *places, _ = where = options.devices_and_precision
     try:
         device_of(**{name: where[name] for name in places})
@@ -155,13 +149,7 @@ def _stamp(path: Path) -> tuple[int, int] | None:
 
 
 def make_model(source: SourceOptions, setup: SetupOptions, arguments: dict[str, Any]) -> AlphaSTomics:
-    """A model of the cells of a file or of a dataset.
-
-    Raises
-    ------
-    OSError, KeyError, ValueError
-        If the cells cannot be used.
-    """
+    """A model of the cells of a file or of a dataset."""
     if source.input_data is None:
         model = _model_of_dataset(source, setup, arguments)
     else:
@@ -187,7 +175,7 @@ def _model_of_dataset(source: SourceOptions, setup: SetupOptions, arguments: dic
 
 
 def save(model: AlphaSTomics, path: Path) -> None:
-    """Save a model whole, and replace one that exists."""
+    """Replace the model at a path; an existing one is kept if saving fails."""
     temporary = path.with_name(f".{path.name}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
     try:
@@ -234,17 +222,7 @@ def held_out(model: AlphaSTomics, source: SourceOptions) -> AnnData | None:
 
 
 class StartOfRun(pl.Callback):
-    """Makes the folder of a run and writes its configuration, in the first process and before the first step.
-
-    Parameters
-    ----------
-    folder
-        The folder.
-    config
-        The configuration.
-    resumed
-        Whether an earlier training in the folder is continued.
-    """
+    """Makes the folder of a run and writes its configuration, in the first process and before the first step."""
 
     def __init__(self, folder: RunFolder, config: Config, *, resumed: bool) -> None:
         self.folder, self.config, self.resumed = folder, config, resumed

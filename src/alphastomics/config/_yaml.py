@@ -1,4 +1,4 @@
-"""Configuration files: YAML in and out."""
+"""Reading and writing of configuration files in YAML."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ class Config:
             yield entry, reduce(getattr, key.split("."), self)
 
     def without_effect(self) -> list[str]:
-        """Keys of the earlier version, with their values, that ask for something else than what happens."""
+        """Keys of the earlier version, with their values, that differ from what this version does."""
         preprocessing = self.data.preprocessing
         found = {
             "diffusion.num_timesteps": self.diffusion.num_timesteps,
@@ -233,7 +233,7 @@ def _converted(value: Any, entry: Setting, where: str) -> Any:
 
 
 def _number(value: Any) -> float | None:
-    """A finite number, also one in text such as ``1e-4``, which other YAML readers take for text."""
+    """A finite number, also from text such as ``1e-4``, which YAML 1.1 reads as text."""
     try:
         number = float(value)
     except (TypeError, ValueError, OverflowError):

@@ -30,7 +30,7 @@ class ExtraScores:
     Parameters
     ----------
     pair
-        True and predicted expression, or None if no score needs them.
+        True and predicted expression, or None if no score uses them.
     expression
         Whether expression was predicted.
     autocorrelation

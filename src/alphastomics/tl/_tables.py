@@ -1,4 +1,4 @@
-"""Shared by the scores of ``tl``: cells of each slice, permutations of the baselines, tables."""
+"""Helpers of the scores of ``tl``: cells of each slice, permutations of the baselines, tables."""
 
 from __future__ import annotations
 
