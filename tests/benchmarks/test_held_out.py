@@ -60,9 +60,9 @@ def test_one_model_serves_all_and_finished_runs_are_kept(make_tissue, tmp_path, 
             assert not again or content == contents[name]
             contents[name] = content
         if not again:
-            assert "held, seed 0, " in capsys.readouterr().out
+            assert "observed, seed 0, " in capsys.readouterr().out
     assert sorted(trained) == ["any", "expr_to_pos", "pos_to_expr"]
-    assert "held, seed 0, " not in capsys.readouterr().out
+    assert "observed, seed 0, " not in capsys.readouterr().out
     of_any = {e["model"] for c in contents.values() for e in c["entries"] if e["parameters"].get("mode") == "any"}
     assert len(of_any) == 1
     assert set(contents["directions"]["compared"]) == set(directions.COMPARED)

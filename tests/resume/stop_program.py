@@ -31,7 +31,7 @@ class Trouble(pl.Callback):
             act(trainer.global_rank)
 
     def disk(self, rank: int) -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (5_000, 5_000))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))
 
     def memory(self, rank: int) -> None:
         if rank == 1:

@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 from contextlib import nullcontext
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -118,7 +119,7 @@ def results(contexts, make_plan, tmp_path) -> list[dict[str, dict[str, Tensor]]]
     first = contexts[0]
     nothing = empty_context(first.expression.shape[1], 2, first.local_density.shape[1], np.array([0, 0, 9]))
     batches = [[collate(contexts[i : i + 2])._asdict(), collate([contexts[i + 2], nothing])._asdict()] for i in (0, 3)]
-    config = {name: getattr(plan.module.config, name) for name in DenoiserConfig.__slots__}
+    config = {field.name: getattr(plan.module.config, field.name) for field in fields(DenoiserConfig)}
     problem = {
         "config": config,
         "weights": plan.module.state_dict(),
