@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from os import PathLike
 
-__all__ = ["BDTNP_SHA256", "DROSOPHILA", "MERFISH", "SEQFISH", "SLIDESEQ", "Atlas"]
-
 SQUIDPY_URL = "https://exampledata.scverse.org/squidpy/"
 BDTNP_URL = (
     "https://raw.githubusercontent.com/rajewsky-lab/novosparc/a3c9f3d76e59c7a601cfcd0e211630e2458d79a3"
