@@ -38,11 +38,11 @@ def command(stage: str, source: Path, target: Path) -> list[str]:
     return [*begin, "--input-dirs", str(source), "--output-dir", str(target), "--max-shard-size", "5000"]
 
 
-def run(arguments: Sequence[str], resume_state: Path, seconds: float | None) -> tuple[int, float]:
+def run(arguments: Sequence[str], started: Path, seconds: float | None) -> tuple[int, float]:
     """Run to the end, or kill after some seconds of writing; return the exit status and these seconds."""
     process = subprocess.Popen(arguments, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + LIMIT
-    while not resume_state.exists() and process.poll() is None and time.monotonic() < deadline:
+    while not started.exists() and process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.001)
     start = time.monotonic()
     try:

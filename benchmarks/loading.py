@@ -7,7 +7,7 @@ alternation:
 - ``first epoch``: our loader from the files, shuffled among a fifth of the cells, with verification of checksums;
 - ``later epochs``: the same, after every page was verified;
 - ``network units``: the same, transformed and scaled on the CPU;
-- ``observed``: later epochs, shuffled among all cells;
+- ``buffered``: later epochs, shuffled among all cells;
 - ``scvi``: ``AnnDataLoader`` over all cells in memory as CSR, shuffled;
 - ``backed``: random cells of one backed h5ad file with all cells, sorted, as an array.
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 RESULT = Path(__file__).parent / "results" / "loading.json"
 CONTEXT = 1024
-OURS, THEIRS = ("first epoch", "later epochs", "network units", "observed"), ("scvi", "backed")
+OURS, THEIRS = ("first epoch", "later epochs", "network units", "buffered"), ("scvi", "backed")
 BACKED_BATCHES = 5
 
 
@@ -100,9 +100,9 @@ def readers(folder: Path, n_cells: int) -> dict[str, Callable[[], int]]:
         source = ParquetSource(folder / "dataset", buffer_size=buffer_size)
         return ContextDataset(source, context_size=CONTEXT, seed=0, patches=False)
 
-    streamed, observed = contexts(n_cells // 5), contexts(n_cells)
+    streamed, buffered = contexts(n_cells // 5), contexts(n_cells)
     ours(streamed, 0)
-    ours(observed, 0)
+    ours(buffered, 0)
     epochs = iter(range(1, 1000))
     in_memory = ad.read_h5ad(folder / "all.h5ad")
     scvi.model.SCVI.setup_anndata(in_memory)
@@ -124,7 +124,7 @@ def readers(folder: Path, n_cells: int) -> dict[str, Callable[[], int]]:
         "first epoch": lambda: ours(contexts(n_cells // 5), 0),
         "later epochs": lambda: ours(streamed, next(epochs)),
         "network units": lambda: encoded(streamed, next(epochs)),
-        "observed": lambda: ours(observed, next(epochs)),
+        "buffered": lambda: ours(buffered, next(epochs)),
         "scvi": scvi_loader,
         "backed": backed,
     }

@@ -341,13 +341,13 @@ def test_two_that_write_the_same_file_do_not_meet(tmp_path):
     other.write_text("of somebody else")
 
     @contextmanager
-    def resume_state(text):
+    def started(text):
         with replacing(path, unique=True) as temporary:
             temporary.write_text(text)
             yield
 
-    with resume_state("whole"):
-        with resume_state("whole too"):
+    with started("whole"):
+        with started("whole too"):
             pass
         assert path.read_text() == "whole too"
     assert path.read_text() == "whole"

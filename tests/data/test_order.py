@@ -46,8 +46,8 @@ def test_a_window_draws_every_context_once_and_holds_no_more_than_the_buffer(siz
     first = {k: int(np.argmax(owner == k)) for k in range(len(sizes))}
     last = {k: len(order) - 1 - int(np.argmax(owner[::-1] == k)) for k in range(len(sizes))}
     for step in range(len(order)):
-        resume_state = [k for k in first if first[k] <= step <= last[k]]
-        assert 10 * len(resume_state) <= max(buffer_size, 10)
+        in_progress = [k for k in first if first[k] <= step <= last[k]]
+        assert 10 * len(in_progress) <= max(buffer_size, 10)
 
 
 def test_padding_comes_last_and_moves_no_draw():

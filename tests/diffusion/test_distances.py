@@ -325,7 +325,8 @@ def test_a_generator_decides_the_sample():
 def test_no_loss_of_distances_sees_a_mirror_image(kind, clamp):
     _, true, mask = cells(12, n_dims=3)
     mirrored = true * torch.tensor([-1.0, 1.0, 1.0])
-    assert float(distance_loss(mirrored, true, mask, kind=kind, clamp=clamp).max()) < 2e-6  # the root of 1e-12
+    largest = float(distance_loss(mirrored, true, mask, kind=kind, clamp=clamp).max())
+    assert largest < (2e-6 if kind == "drmsd" else 1e-12)  # one is the root of the other
 
 
 def test_huber_pulls_beyond_its_threshold_and_the_clamped_loss_does_not():

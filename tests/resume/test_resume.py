@@ -238,7 +238,7 @@ def test_batches_are_divided_as_they_were(small, make_model, train_briefly, tmp_
     assert parts == [(1, 100)] * 2
     assert "not to the same bytes" not in caplog.text
     train_briefly(make_model(small), max_epochs=3, micro_batch_size=200, **steps)
-    assert "micro_batch_size=100 and goes on with 200" in caplog.text
+    assert "micro_batch_size=100 and continues with 200" in caplog.text
 
 
 def test_while_gradients_accumulate_the_average_waits(small, make_model, train_briefly, tmp_path, often):

@@ -173,14 +173,14 @@ def test_finished_files_are_kept_if_the_parameters_are_the_same(raw, tmp_path, m
     stage1(raw, slices, LABELED)
     with pytest.raises(KeyboardInterrupt):
         stage2([slices], out, options, run=stop_after(3))
-    resume_state = sorted(path.name for path in (out / "data.tmp").glob("*.parquet"))
+    unfinished = sorted(path.name for path in (out / "data.tmp").glob("*.parquet"))
     written, write = [], _shards._write
     monkeypatch.setattr(_shards, "_write", lambda task, note: (written.append(task.target.name), write(task, note)))
     stage2([slices], out, options)
-    assert len(resume_state) == 3
-    assert not set(resume_state) & set(written)
+    assert len(unfinished) == 3
+    assert not set(unfinished) & set(written)
     names = sorted(path.name for path in (out / "data").iterdir())
-    assert names == sorted([*resume_state, *written])  # and no notes, no temporary files
+    assert names == sorted([*unfinished, *written])  # and no notes, no temporary files
     assert not (out / "data.tmp").exists()
 
 

@@ -174,14 +174,14 @@ def check_output(output_dir: Path, parameters: dict[str, Any]) -> None:
 def _begin(output_dir: Path, parameters: dict[str, Any]) -> Path:
     """Create the folder of unfinished files, or keep that of an earlier call with the same parameters."""
     unfinished = unfinished_folder(output_dir)
-    resume_state = unfinished / BEGUN
+    record = unfinished / BEGUN
     make_folder(output_dir)
     remove_temporary(output_dir)
     clear(output_dir / FOLDER)
-    if not resume_state.is_file() or read_json(resume_state) != parameters:
+    if not record.is_file() or read_json(record) != parameters:
         clear(unfinished)
         unfinished.mkdir(parents=True)
-        write_json(resume_state, parameters, unique=True)
+        write_json(record, parameters, unique=True)
     return unfinished
 
 

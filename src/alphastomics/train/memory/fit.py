@@ -271,7 +271,7 @@ def fit_batch_layout(
         at_once = fit.n_contexts * size
     if resumed.get("micro_batch_size", at_once) != at_once:
         logger.warning(
-            "The training was begun with micro_batch_size=%d and goes on with %d; results differ by rounding.",
+            "The training started with micro_batch_size=%d and continues with %d; results differ by rounding.",
             resumed["micro_batch_size"], at_once,
         )  # fmt: skip
     return BatchLayout(size, batch_size, at_once, fit.n_recomputed)
