@@ -12,24 +12,26 @@ from alphastomics.config._setting import check, setting
 class Augmentation:
     """Random changes to training contexts.
 
-    :meth:`~alphastomics.model.AlphaSTomics.train` chooses the values by the number and kind of the cells unless they are given.
+    By default, :meth:`~alphastomics.model.AlphaSTomics.train` derives the values from the number and kind of the cells.
 
     Parameters
     ----------
     gene_dropout
-        Largest fraction r of the measured genes that a context loses, drawn uniformly per context. Lost genes become 0 and
-        unmeasured; the others are divided by sqrt(1 - r), which keeps the variance of a sum over genes.
+        Largest fraction of the measured genes that are dropped from a context; the fraction r is drawn uniformly per context.
+        Dropped genes are set to 0 and marked as unmeasured. The others are divided by sqrt(1 - r), which preserves the variance
+        of a sum over genes.
     thinning
-        Largest fraction of the counts that a context loses, drawn uniformly per context.
+        Largest fraction of the counts that are removed from a context; the fraction is drawn uniformly per context.
     gene_noise
-        Standard deviation, in network units, of a gain and an offset that each gene receives per context, like those between
-        two specimens or two runs of an instrument.
+        Standard deviation, in network units, of a random gain and a random offset of each gene per context, which imitate
+        differences between specimens or between runs of an instrument.
     composition
-        How strongly the contexts of a slice differ in composition: largest strength with which a random smooth field over the
-        slice, of unit variance, gathers cells into contexts, drawn uniformly per slice and epoch. With 0 every context is a
-        fair sample of its slice. Only for contexts of kind ``subset``.
+        How strongly the contexts of a slice differ in composition. Cells are divided into contexts by a smooth random field of
+        unit variance plus unit noise; this is the largest factor of the field, which is drawn uniformly per slice and epoch.
+        With 0, every context is a uniform random sample of its slice. Only for contexts of kind ``subset``.
     rotate
-        Rotate or reflect positions at random, unless all slices share a frame.
+        Rotate and reflect positions at random, unless all slices share a frame.
+
 
     Raises
     ------

@@ -14,7 +14,7 @@ Transform = Literal["auto", "log1p", "none"]
 
 @dataclass(frozen=True, kw_only=True)
 class SetupConfig:
-    """Where an AnnData object holds what; arguments of :meth:`~alphastomics.model.AlphaSTomics.setup_anndata`.
+    """Keys of an AnnData object; arguments of :meth:`~alphastomics.model.AlphaSTomics.setup_anndata`.
 
     Parameters
     ----------
@@ -23,16 +23,17 @@ class SetupConfig:
     position_key
         Key of ``obsm`` with the positions, 2D or 3D, in any unit.
     slice_key
-        Column of ``obs`` with the slice of each cell. By default ``slice_id`` if there is such a column; otherwise all cells
-        form one slice.
+        Column of ``obs`` with the slice of each cell. By default ``slice_id`` if this column exists; otherwise all cells form
+        one slice.
     cell_type_key
-        Column of ``obs`` with labels, which are used for scores only.
+        Column of ``obs`` with cell types, which are used for scores only.
     sequence_key
-        Column of ``obs`` with an order of the cells.
+        Column of ``obs`` with the index of each cell in an order, such as that of residues in a chain.
     frame
         ``slice``: every slice has its own coordinate frame. ``shared``: all slices are registered to one frame.
     transform
-        ``log1p`` for counts, ``none`` for other values, or ``auto``, which decides by the values.
+        Transform of the expression. ``log1p``: logarithm of normalized counts. ``none``: no transform. ``auto``: ``log1p`` for
+        counts and ``none`` for other values.
     """
 
     SECTION: ClassVar[str] = "data.preprocessing"
@@ -51,18 +52,18 @@ class SetupConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class SourceConfig:
-    """The cells to train on.
+    """Source of the training cells.
 
     Parameters
     ----------
     data_dir
-        Dataset to train on: a folder that ``alphastomics preprocess`` wrote.
+        Folder of a dataset written by ``alphastomics preprocess``.
     input_data
-        File to train on, ``.h5ad`` or ``.parquet``, instead of a dataset.
+        ``.h5ad`` or ``.parquet`` file with the training cells, instead of a dataset.
     num_genes
-        Expected number of genes; training stops with an error if the data have another number.
+        Expected number of genes; another number in the data is an error.
     streaming
-        Read a dataset from disk as needed instead of loading it.
+        Read cells from the dataset during training instead of loading all of them first.
     buffer_size
         Number of cells among which contexts are shuffled when a dataset is streamed.
     """
@@ -78,7 +79,7 @@ class SourceConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
-    """The run and its folder.
+    """Name, folder and seed of a run.
 
     Parameters
     ----------
@@ -89,7 +90,8 @@ class RunConfig:
     output_dir
         Folder of all runs.
     test_after_train
-        Score the trained model on cells that were held out, if there are any.
+        Score the trained model on held-out cells, if there are any.
+
     """
 
     SECTION: ClassVar[str] = "run"

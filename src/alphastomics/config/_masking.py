@@ -18,18 +18,18 @@ class MaskingConfig:
     Parameters
     ----------
     mask_strategy
-        Which entries are masked. ``random``: any. ``block``: in every cell a run of consecutive genes (or axes), in the order
-        of the measured features. ``structured``: those with the largest absolute value, ties broken at random.
+        Which entries are masked. ``random``: uniformly at random. ``block``: a block of consecutive measured genes, or of axes,
+        in every cell. ``structured``: the entries with the largest absolute values; ties are broken at random.
     expression_mask_ratio
         Fraction of the expression entries of a context that is masked.
     position_mask_ratio
         Fraction of the coordinates of a context that is masked.
     masking_probability
-        Probability that a context is masked at all. The others show the network the input that it has in sampling.
+        Probability that a context is masked. The other contexts have the same kind of input as in sampling.
     initial_mask_share
         Fraction of both ratios that applies at the first step.
     mask_ramp_steps
-        Number of optimizer steps over which the ratios grow linearly to their full value.
+        Number of optimizer steps over which the ratios increase linearly to their full values.
 
     Raises
     ------
@@ -50,7 +50,7 @@ class MaskingConfig:
         check(self)
 
     def share(self, step: int) -> float:
-        """Share of the ratios that is masked at a step of the optimizer, counted from 0."""
+        """Fraction of the ratios that applies at an optimizer step, counted from 0."""
         if step >= self.mask_ramp_steps:
             return 1.0
         return self.initial_mask_share + (1 - self.initial_mask_share) * step / self.mask_ramp_steps

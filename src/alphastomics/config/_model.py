@@ -32,40 +32,40 @@ class NetworkConfig:
     d_model
         Width of the network.
     n_heads
-        Number of attention heads; divides ``d_model``.
+        Number of attention heads; must divide ``d_model``.
     n_layers
         Number of transformer blocks.
     dropout
-        Probability with which a branch of a block is dropped in training. By default it follows from the number and kind of
-        the cells.
+        Probability of dropping a branch of a block in training. By default it is derived from the number and kind of the cells.
     attention
-        Kind of attention. ``full``: softmax attention between all cells. ``linear``: a baseline whose cost grows linearly with
-        the number of cells. ``geometric``: full attention that decays with distance. ``neighbor``: softmax attention to the
-        nearest cells and linear attention to all. ``axial``: attention along the rows and columns of a grid.
+        Kind of attention. ``full``: softmax attention between all cells. ``linear``: linear attention, a baseline whose cost is
+        linear in the number of cells. ``geometric``: softmax attention between all cells that decays with distance.
+        ``neighbor``: softmax attention to the nearest cells and linear attention to all cells. ``axial``: attention along the
+        rows and columns of a grid.
     pair_features
-        ``factorized``: low-rank features of pairs of cells, which geometric and neighbor attention read.
+        ``factorized``: low-rank features of pairs of cells, for geometric and neighbor attention. By default none.
     rank
-        Rank of the pair features, at most 32. ``auto``: the largest rank that is affordable for the number of cells in the
-        context. The rank is not part of the weights.
+        Rank of the pair features, at most 32. ``auto``: the largest rank that fits in memory for the number of cells in the
+        context. The weights do not depend on the rank.
     pair_attention
-        Attention in the layers on the pair features. ``axial`` and ``cross``: time quadratic in the number of cells.
-        ``triangle``: time cubic in the number of cells. By default none.
+        Attention between pair features. ``axial`` and ``cross`` take time quadratic in the number of cells, ``triangle`` cubic.
+        By default none.
     pair_residual
-        How the layers on the pair features add their updates: by mixing ranks (``mix``), by a step in the tangent space
-        (``tangent``), or over both factors (``distribute``).
+        How a layer adds its update to the pair features without increasing their rank. ``mix``: a learned mixture of the ranks.
+        ``tangent``: a step in the tangent space of matrices of that rank. ``distribute``: equal shares for all ranks.
     pair_dropout
-        Fraction of the entries of an update of the pair features that is dropped in training.
+        Probability of dropping a row or a column of an update of the pair features in training.
     sparse_pairs
-        Where neighbor attention looks for neighbors: in space (``coordinate``), along the order of the cells (``sequence``), or
-        half of them each (``hybrid``).
+        How the neighbors of neighbor attention are selected: by position (``coordinate``), by the order of the cells
+        (``sequence``), or half of them by each (``hybrid``).
     n_neighbors
-        Number of neighbors in neighbor attention.
+        Number of neighbors of a cell in neighbor attention.
     gate_type
         Gate of softmax attention: one value per head, one per channel, or none.
     use_qk_norm
         Normalize queries and keys.
     use_moe
-        Use a mixture of experts instead of the feed-forward networks.
+        Replace the feed-forward networks by mixtures of experts.
     num_experts
         Number of experts. Recommended: 4 for fewer than 10,000 cells, 8 for up to 100,000, 16 for more.
     moe_top_k
@@ -73,16 +73,16 @@ class NetworkConfig:
     expert_width
         ``split``: the experts share the width of the feed-forward network. ``full``: each expert has the full width.
     residual
-        ``plain`` residual connections, or several residual streams that doubly stochastic matrices mix (``hyper``).
+        Residual connections. ``plain``: one stream. ``hyper``: several streams, mixed by doubly stochastic matrices.
     n_streams
         Number of residual streams.
     layer_sharing
-        Which blocks share weights: none, all (``universal``), every other block (``alternating``), or consecutive blocks
+        Which blocks share weights: ``none``, all (``universal``), every other block (``alternating``), or consecutive blocks
         (``block``).
     sharing_block
         Number of consecutive blocks that share weights.
     bottleneck
-        Factor by which the feed-forward networks are narrower. By default they have the full width.
+        Width of the network divided by the width of the feed-forward branches. By default both have the same width.
     """
 
     SECTION: ClassVar[str] = "model"
@@ -117,20 +117,20 @@ class NetworkConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """What a model learns, and from which contexts.
+    """Mode, masking and contexts of a model.
 
     Parameters
     ----------
     mode
-        What the model learns to sample: positions (``expr_to_pos``), expression (``pos_to_expr``), both at once (``joint``), or
-        ``any`` of these.
+        What the model samples. ``expr_to_pos``: positions given expression. ``pos_to_expr``: expression given positions.
+        ``joint``: both together. ``any``: each of these.
     enable_masking
-        Mask some entries in training and reconstruct them.
+        Mask entries of expression and positions in training and predict them.
     use_gated_attention
-        Same as ``attention`` ``full``; if false, same as ``attention`` ``linear``.
+        If true, same as ``attention`` ``full``; if false, same as ``attention`` ``linear``.
     context
-        ``slice``: train on whole slices, as far as memory allows. ``auto``: also choose ``attention`` and ``pair_features`` by
-        the size of the largest slice.
+        ``slice``: train on whole slices, or on the longest contexts that fit in memory. ``auto``: also choose ``attention`` and
+        ``pair_features`` by the size of the largest slice. By default neither.
     """
 
     SECTION: ClassVar[str] = "model"
@@ -146,7 +146,7 @@ class ModelConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class DiffusionSettings:
-    """The diffusion processes of positions and expression.
+    """Noise schedule and parameterization of the diffusion processes.
 
     Parameters
     ----------

@@ -1,7 +1,7 @@
 r"""Settings of the training plan: weights of the losses and the optimizer.
 
-With ``lr`` the rate :math:`\eta`, ``final_lr`` the fraction f and s the share of the training that is done, by steps or by time,
-whichever is further, the rate after the warmup is
+With :math:`\eta` = ``lr``, f = ``final_lr``, and s the completed fraction of the training, by steps or by time, whichever is larger,
+the learning rate after the warmup is
 
 .. math::
 
@@ -32,11 +32,11 @@ class PlanConfig:
     weight_decay
         Weight decay of AdamW.
     warmup_steps
-        Number of steps over which the learning rate rises to its full value.
+        Number of steps over which the learning rate increases to its full value.
     lr_schedule
-        How the learning rate falls after the warmup.
+        How the learning rate decreases after the warmup.
     final_lr
-        Fraction of the learning rate that remains at the end, unless it is constant.
+        Learning rate at the end of training, as a fraction of ``lr``; no effect if it is constant.
     min_distance_lr
         Learning rate of the minimum-distance network, which follows the same schedule.
     ema_decay
@@ -44,16 +44,17 @@ class PlanConfig:
     lambda_expression
         Weight of the expression loss.
     lambda_completion
-        Weight of the completion loss: expression given with genes missing and counts thinned, predicted in full.
+        Weight of the completion loss, which compares the expression predicted from thinned counts of some of the genes with the
+        complete measured expression.
     lambda_position
-        Weight of the position losses, aligned and diffusion alike.
+        Weight of the aligned loss and of the diffusion loss of positions.
     lambda_distance
         Weight of the distance loss.
     distance_loss
-        Error of the pairwise distances: their mean squared error (``mse``), its root (``drmsd``), whose time is quadratic in
-        the number of cells, or an error that limits the weight of large differences (``clamped``, ``huber``).
+        Error of the pairwise distances. ``mse``: mean squared error. ``drmsd``: its root, in time quadratic in the number of
+        cells. ``clamped``: absolute error up to a threshold. ``huber``: squared error up to a threshold, then linear.
     distance_clamp
-        Difference of two distances, in model units, above which ``clamped`` and ``huber`` limit its weight.
+        Threshold of ``clamped`` and ``huber``, in model units.
     lambda_neighbor
         Weight of the contrastive loss of neighborhoods.
     lambda_layout
@@ -63,19 +64,19 @@ class PlanConfig:
     lambda_fape
         Weight of the frame-aligned point error of ordered chains in three dimensions.
     moe_load_balance_loss_weight
-        Weight of the loss that balances the load of the experts; typically 0.01 to 0.1.
+        Weight of the balance loss of experts; typically 0.01 to 0.1.
     reconstruction_weight
         Weight of the loss of masked entries.
     max_loss_weight
         Upper bound of the weight 1 / sigma_t^2 of the diffusion loss.
     modality_dropout
-        Probability that the modality to be sampled is missing from a context altogether.
+        Probability of removing the modality to be sampled from a training context.
     neighbor_width
         Width of a neighborhood in the contrastive loss, in model units per square root of dimension.
     layout_width
         Width of a neighborhood in the layout loss, in model units per square root of dimension.
     deformation
-        Strength of the smooth deformation of training contexts. By default it follows from the number of cells.
+        Strength of the smooth deformation of training contexts. By default it is derived from the number of cells.
     """
 
     SECTION: ClassVar[str] = "losses"
@@ -110,5 +111,5 @@ class PlanConfig:
 
     @property
     def distance_threshold(self) -> float | None:
-        """``distance_clamp`` where the distance loss has a threshold, else None."""
+        """``distance_clamp`` if the distance loss has a threshold, otherwise None."""
         return self.distance_clamp if self.distance_loss in ("clamped", "huber") else None

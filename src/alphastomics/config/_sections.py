@@ -23,7 +23,7 @@ class EarlierKeys:
     num_timesteps
         No effect: time is continuous, and ``alphastomics sample --n-steps`` sets the number of steps.
     normalize_position
-        No effect: the network sees scaled positions, and files and results have the units of the input.
+        No effect: positions are always scaled for the network, and files and results have the units of the input.
     scale
         No effect: ``alphastomics preprocess --skip-scale`` leaves the genes of a dataset unscaled.
     """
@@ -79,7 +79,7 @@ TrainingSection = section("TrainingSection", "training", "Contexts, optimizer, d
 AugmentationSection = section("AugmentationSection", "augmentation", "Random changes to training contexts.")
 MaskingSection = section("MaskingSection", "masking", "Masked training.")
 LossSection = section("LossSection", "losses", "Weights and parameters of the losses.")
-PreprocessingSection = section("PreprocessingSection", "data.preprocessing", "Where an AnnData object holds what.")
-LoadingSection = section("LoadingSection", "data.loading", "How data are read.")
+PreprocessingSection = section("PreprocessingSection", "data.preprocessing", "Keys of an AnnData object.")
+LoadingSection = section("LoadingSection", "data.loading", "Reading of the data.")
 DataSection = section("DataSection", "data", "The data.", preprocessing=PreprocessingSection, loading=LoadingSection)
-RunSection = section("RunSection", "run", "The run and its folder.")
+RunSection = section("RunSection", "run", "Name and folder of a run.")

@@ -33,49 +33,49 @@ Strategy = Literal[
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingConfig:
-    """Arguments of :meth:`~alphastomics.model.AlphaSTomics.train` beside those of Lightning.
+    """Contexts, memory, validation and checkpoints; arguments of :meth:`~alphastomics.model.AlphaSTomics.train`.
 
     Parameters
     ----------
     batch_size
         Number of cells in a batch.
     context_size
-        Number of cells that the network sees at once. ``auto``: whole slices, or the longest contexts that fit into memory. By
-        default 512, or ``auto`` for a model with ``context``.
+        Number of cells per context. ``auto``: whole slices, or the longest contexts that fit in memory. By default 512, or
+        ``auto`` for a model with ``context``.
     context_kind
-        ``subset``: random cells of a slice, which show its global shape. ``patch``: neighboring cells.
+        Cells of a context. ``subset``: random cells of a slice, over its whole extent. ``patch``: neighboring cells.
     context_growth
-        How the length of contexts grows, epoch by epoch, up to ``context_size``. By default it is constant.
+        How the context size increases, epoch by epoch, up to ``context_size``. By default it is constant.
     shortest_context
-        Number of cells in the first contexts if contexts grow.
+        Number of cells in the first contexts if the context size increases.
     growth_warmup
-        Number of steps before contexts start to grow.
+        Number of steps before the context size starts to increase.
     growth_steps
-        Number of steps over which contexts grow. By default half of the training, less the warmup.
+        Number of steps over which the context size increases. By default half of the training, less ``growth_warmup``.
     micro_batch_size
         Largest number of cells on a device at once. Larger batches are processed in parts, whose gradients are accumulated. By
-        default as many as fit into memory.
+        default as many as fit in memory.
     memory_budget
         Memory that training may use, in GiB. By default all free memory.
     recompute
         Number of blocks whose activations are recomputed in the backward pass, which saves memory and costs up to a third more
         time. ``auto``: as few as possible; ``none``; ``all``.
     validation_size
-        Fraction of the slices held out for validation. By default none, or 0.1 with early stopping.
+        Fraction of the slices held out for validation. By default none, or 0.1 with ``early_stopping``.
     train_size
-        Fraction of the slices to train on; the rest is held out for validation.
+        Fraction of the slices used for training; the others are held out for validation.
     early_stopping
-        Stop when the validation loss has stopped falling, and keep the weights with the lowest one.
+        Stop training when the validation loss no longer decreases, and keep the weights with the lowest validation loss.
     checkpoint_every
         Number of optimizer steps between two checkpoints.
     num_workers
-        Number of processes that prepare contexts. 0 uses a thread.
+        Number of processes that prepare contexts; 0: a thread of the training process.
     context_parallel_size
-        Number of processes that share each context.
+        Number of processes over which the cells of each context are split.
     augmentation
-        Random changes to training contexts. By default they follow from the data.
+        Random changes to training contexts. By default they are derived from the data.
     masking
-        Which entries are masked, for a model with ``enable_masking``.
+        Masked entries, for a model with ``enable_masking``.
     """
 
     SECTION: ClassVar[str] = "training"
@@ -105,33 +105,35 @@ class TrainingConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainerConfig:
-    """Arguments of :meth:`~alphastomics.model.AlphaSTomics.train` that go to Lightning's trainer.
+    """Arguments of :meth:`~alphastomics.model.AlphaSTomics.train` that are passed to Lightning's trainer.
 
     Parameters
     ----------
     max_epochs
-        Number of passes over the cells. By default training ends after ``max_time``, or after about 4,000 steps without that.
+        Number of passes over the cells. By default training ends after ``max_time`` if it is given, otherwise after about 4,000
+        steps.
     max_time
-        Longest duration of training, in seconds or as ``DD:HH:MM:SS``.
+        Maximal duration of training, in seconds or as ``DD:HH:MM:SS``.
     accumulate_grad_batches
         Number of batches per optimizer step.
     gradient_clip_val
-        Largest norm of the gradient; 0 disables clipping.
+        Norm at which gradients are clipped; 0 disables clipping.
     accelerator
-        ``auto``, ``cpu``, ``gpu``, ``mps``, …
+        Kind of device: ``auto``, ``cpu``, ``gpu``, ``mps``, …
     devices
-        Number of devices, or which ones.
+        Number of devices, or their indices.
     gpus
-        Number of GPUs; short for ``accelerator`` and ``devices``.
+        Number of GPUs; shorthand for ``accelerator`` and ``devices``.
     num_nodes
-        Number of machines, each with that many devices.
+        Number of machines, each with ``devices`` devices.
     strategy
-        How training is distributed over devices. ``auto``: one process for one device, else ``ddp``.
+        How training is distributed over devices. ``auto``: one process for one device, otherwise ``ddp``.
     precision
-        Numerical precision: ``auto``, ``32-true``, ``bf16-mixed``, … ``auto`` uses bfloat16 for matrix products where the
-        hardware has it.
+        Numerical precision: ``auto``, ``32-true``, ``bf16-mixed``, … ``auto`` uses bfloat16 for matrix products if the hardware
+        supports it.
     fp16
-        Use half precision; short for ``precision`` with ``16-mixed``.
+        Use half precision; shorthand for ``precision`` ``16-mixed``.
+
     deterministic
         Use only deterministic algorithms, which may be slower.
     """
