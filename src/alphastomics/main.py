@@ -373,7 +373,6 @@ def compare(
     *,
     input_data: ExistingFile,
     output_dir: Annotated[Path, Parameter(alias="--output")],
-    seeds: Annotated[tuple[int, ...], SEVERAL] = (0, 1, 2),
     setup: SetupOptions = SetupOptions(),
     options: ComparisonOptions = ComparisonOptions(),
 ) -> None:
@@ -388,13 +387,11 @@ def compare(
         Cells with expression and positions: an ``.h5ad`` or ``.parquet`` file.
     output_dir
         Folder for the comparison: a new one, or that of an earlier comparison.
-    seeds
-        Seeds; every configuration is trained once per seed.
     """
     from alphastomics.cli._compare import run_comparison
     from alphastomics.cli._output import to_text
 
-    table = run_comparison(input_data, output_dir, seeds, setup, options)
+    table = run_comparison(input_data, output_dir, setup, options)
     sys.stdout.write(to_text(table.astype(float)))
 
 

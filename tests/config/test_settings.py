@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import re
 from dataclasses import fields
+from inspect import signature
 from pathlib import Path
 
 import pytest
 
-from alphastomics.cli._options import FitOptions, SetupOptions
+from alphastomics.cli._options import ComparisonOptions, FitOptions, SetupOptions
 from alphastomics.cli._run import RunOptions, SourceOptions
 from alphastomics.config import Augmentation, Config, MaskingConfig, NetworkConfig, PlanConfig, TrainingConfig
+from alphastomics.config._comparison import ComparisonConfig
 from alphastomics.config._sections import DECLARATIONS, SETTINGS, EarlierKeys
 from alphastomics.config._setting import Setting, check, descriptions, settings_of
 from alphastomics.main import app
+from alphastomics.tl import compare
 
 PAGE = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text()
+COMPARISON = settings_of(ComparisonConfig)
 EVERY = [pytest.param(entry, id=name) for name, entry in SETTINGS.items()]
 
 
@@ -30,21 +34,28 @@ def test_a_name_is_declared_once():
     assert sum(len(settings_of(cls)) for cls in DECLARATIONS) == len(SETTINGS)
 
 
-@pytest.mark.parametrize("entry", EVERY)
+@pytest.mark.parametrize("entry", [*EVERY, *COMPARISON.values()])
 def test_a_setting_has_a_sentence(entry: Setting):
     assert re.fullmatch(r"\S.*[.…]", entry.text), entry.name
 
 
-@pytest.mark.parametrize("entry", EVERY)
+@pytest.mark.parametrize("entry", [*EVERY, *COMPARISON.values()])
 def test_a_setting_accepts_its_default(entry: Setting):
     assert entry.problem(entry.default) is None
 
 
-@pytest.mark.parametrize("cls", DECLARATIONS)
+@pytest.mark.parametrize("cls", [*DECLARATIONS, ComparisonConfig])
 def test_the_sentences_are_those_of_the_settings_in_their_order(cls: type):
     assert list(descriptions(cls)) == [entry.name for entry in fields(cls)]
     if cls is not EarlierKeys:
         check(cls())
+
+
+def test_settings_of_a_comparison_are_arguments_and_options():
+    arguments, options = signature(compare).parameters, ComparisonOptions()
+    assert {name: arguments[name].default for name in COMPARISON} == vars(ComparisonConfig())
+    assert {name: getattr(options, name) for name in COMPARISON} == vars(ComparisonConfig())
+    assert all(f"    {name}\n        {entry.text}\n" in compare.__doc__ for name, entry in COMPARISON.items())
 
 
 @pytest.mark.parametrize("entry", EVERY)
@@ -98,6 +109,7 @@ def test_options_of_the_command_line_have_the_declared_defaults():
         (TrainingConfig, {"recompute": "some"}, "recompute"),
         (TrainingConfig, {"recompute": -1}, "recompute"),
         (TrainingConfig, {"context_size": 0}, "context_size"),
+        (ComparisonConfig, {"max_steps": 0}, "max_steps"),
     ],
 )
 def test_a_value_out_of_range_names_the_setting(cls: type, values: dict[str, object], name: str):

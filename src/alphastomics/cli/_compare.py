@@ -106,9 +106,7 @@ def check_verdict(table: pd.DataFrame, output_dir: Path) -> None:
         )
 
 
-def run_comparison(
-    input_data: Path, output_dir: Path, seeds: tuple[int, ...], setup: SetupOptions, options: ComparisonOptions
-) -> pd.DataFrame:
+def run_comparison(input_data: Path, output_dir: Path, setup: SetupOptions, options: ComparisonOptions) -> pd.DataFrame:
     """Train the runs that are missing, and write the table, the runs and the figure.
 
     Returns
@@ -123,7 +121,7 @@ def run_comparison(
     prepare_comparison(output_dir)
     adata = read_reference(input_data)
     runs = output_dir / f"{NAME}.json"
-    table = tl.compare(adata, seeds=seeds, results=runs, key_added=NAME, **vars(setup), **options.arguments())
+    table = tl.compare(adata, results=runs, key_added=NAME, **vars(setup), **vars(options))
     write_comparison(adata, table, output_dir)
     logger.info("The comparison is in %s.", output_dir)
     return table

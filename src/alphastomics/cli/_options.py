@@ -6,11 +6,10 @@ cyclopts turns every field of these dataclasses into a flag. Type, default, rang
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, dataclass_transform, get_type_hints
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, dataclass_transform, get_origin, get_type_hints
 
 from cyclopts import Group, Parameter
-from cyclopts.types import PositiveInt  # noqa: TC002  read at run time
 
 from alphastomics.config import (
     AttentionKind,
@@ -27,7 +26,8 @@ from alphastomics.config import (
     TrainerConfig,
     TrainingConfig,
 )
-from alphastomics.config._sections import SETTINGS
+from alphastomics.config._comparison import ComparisonConfig
+from alphastomics.config._sections import DECLARATIONS, SETTINGS
 from alphastomics.config._setting import flag, settings_of, unmet
 
 if TYPE_CHECKING:
@@ -36,12 +36,13 @@ if TYPE_CHECKING:
     from alphastomics.config._setting import Setting
 
 # Panels of the help, in this order below the options of the command itself.
-RUN, DATA, MODEL, TRAINING, LOSSES, GLOBAL = (
-    Group(name, sort_key=rank)
-    for rank, name in enumerate(("Run", "Data", "Model", "Training", "Losses and optimizer", "Global"), start=1)
+NAMES = ("Run", "Comparison", "Data", "Model", "Training", "Losses and optimizer", "Global")
+RUN, COMPARISON, DATA, MODEL, TRAINING, LOSSES, GLOBAL = (
+    Group(name, sort_key=k) for k, name in enumerate(NAMES, start=1)
 )
 PANELS = {
     RunConfig: RUN,
+    ComparisonConfig: COMPARISON,
     SourceConfig: DATA,
     SetupConfig: DATA,
     ModelConfig: MODEL,
@@ -53,6 +54,7 @@ PANELS = {
     MaskingConfig: TRAINING,
     PlanConfig: LOSSES,
 }
+DECLARED_BY = {name: cls for cls in DECLARATIONS for name in settings_of(cls)}
 SEVERAL = Parameter(consume_multiple=True, negative=())
 
 T = TypeVar("T")
@@ -62,17 +64,20 @@ T = TypeVar("T")
 def options(cls: type[T]) -> type[T]:
     """Make a subclass of declarations a group of options: a dataclass whose settings are flags with panels and checks.
 
-    A setting that follows from the data is None unless it is given.
+    A field with the name of a setting of another declaration is an option as well. A setting that follows from the data is
+    None unless it is given.
     """
     hints = get_type_hints(cls, include_extras=True)
-    annotations: dict[str, Any] = {}
-    for declaration in reversed([base for base in cls.__mro__ if base in PANELS]):
-        for name, entry in settings_of(declaration).items():
-            default = None if entry.details.from_data else getattr(cls, name)
-            hint = hints[name] | None if default is None else hints[name]
-            annotations[name] = Annotated[hint, _parameter(entry, PANELS[declaration])]
-            setattr(cls, name, field(default=default))
     own = {name: hint for name, hint in hints.items() if name in cls.__dict__.get("__annotations__", {})}
+    declared = {name: (SETTINGS[name], PANELS[DECLARED_BY[name]]) for name in own if name in SETTINGS}
+    for declaration in reversed([base for base in cls.__mro__ if base in PANELS]):
+        declared |= {name: (entry, PANELS[declaration]) for name, entry in settings_of(declaration).items()}
+    annotations: dict[str, Any] = {}
+    for name, (entry, panel) in declared.items():
+        default = None if entry.details.from_data else getattr(cls, name)
+        hint = hints[name] | None if default is None else hints[name]
+        annotations[name] = Annotated[hint, _parameter(entry, panel)]
+        setattr(cls, name, field(default=default))
     cls.__annotations__ = own | annotations
     if "__post_init__" not in cls.__dict__:
         cls.__post_init__ = lambda self: check_options(vars(self))  # type: ignore[attr-defined]
@@ -91,7 +96,11 @@ def _parameter(entry: Setting, panel: Group) -> Parameter:
     names: dict[str, Any] = {"alias": details.flags} if details.flags else {}
     if details.off is not None:
         names["negative"] = details.off
-    return Parameter(group=panel, validator=check, parse=None if not details.python_only else False, **names)
+    if any(get_origin(kind) is tuple for kind in (entry.hint, *entry.kinds)):
+        names |= {"consume_multiple": True, "negative": ()}
+    return Parameter(
+        group=panel, help=entry.text, validator=check, parse=None if not details.python_only else False, **names
+    )
 
 
 def check_options(values: Mapping[str, Any]) -> None:
@@ -107,11 +116,6 @@ def check_options(values: Mapping[str, Any]) -> None:
         switch, *needed = entry.details.requires or ()
         required = flag(switch) if needed == [True] else f"{flag(switch)} {' or '.join(map(str, needed))}"
         raise ValueError(f"{entry.flag} requires {required}; add that, or remove {entry.flag}")
-
-
-def given(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Values that are not None."""
-    return {name: value for name, value in values.items() if value is not None}
 
 
 @options
@@ -199,61 +203,14 @@ class DemoOptions(FitOptions):
     context_size: int | Literal["auto"] | None = 256
 
 
-@Parameter(name="*", group=TRAINING)
-@dataclass(frozen=True, kw_only=True)
-class ComparisonOptions:
-    """What is compared, and how; None leaves the default of :func:`alphastomics.tl.compare`.
+@options
+class ComparisonOptions(ComparisonConfig):
+    """What is compared, and settings that all configurations share."""
 
-    Parameters
-    ----------
-    configurations
-        Names of configurations that ``alphastomics.tl.compare`` lists. By default all of them.
-    held_out
-        Slices to score. By default the last by name.
-    max_time
-        Duration of each training, in seconds or as ``DD:HH:MM:SS``. By default 180 seconds, unless ``--max-steps`` is given.
-    max_steps
-        Number of steps of each training.
-    mode
-        ``any`` scores positions and expression, ``expr_to_pos`` positions alone.
-    d_model
-        Width of the network, unless the configurations differ in it.
-    n_layers
-        Number of transformer blocks.
-    n_heads
-        Number of attention heads.
-    batch_size
-        Number of cells in a batch.
-    context_size
-        Number of cells that the network sees at once. By default 512.
-    n_samples
-        Number of samples of expression; their mean is scored.
-    n_steps
-        Number of network evaluations per sample of expression.
-    max_cells
-        Largest number of cells of a slice whose expression is sampled.
-    accelerator
-        ``auto``, ``cpu``, ``gpu``, ``mps``, …
-    precision
-        ``auto``, ``32-true``, ``bf16-mixed``, …
-    """
-
-    configurations: Annotated[tuple[str, ...] | None, SEVERAL] = None
-    held_out: Annotated[tuple[str, ...] | None, SEVERAL] = None
-    max_time: float | str | None = None
-    max_steps: PositiveInt | None = None
-    mode: Literal["any", "expr_to_pos"] | None = None
-    d_model: PositiveInt = NetworkConfig.d_model
-    n_layers: PositiveInt = NetworkConfig.n_layers
-    n_heads: PositiveInt = NetworkConfig.n_heads
-    batch_size: PositiveInt = TrainingConfig.batch_size
-    context_size: PositiveInt | None = None
-    n_samples: PositiveInt | None = None
-    n_steps: PositiveInt | None = None
-    max_cells: PositiveInt | None = None
+    d_model: int = NetworkConfig.d_model
+    n_layers: int = NetworkConfig.n_layers
+    n_heads: int = NetworkConfig.n_heads
+    batch_size: int = TrainingConfig.batch_size
+    context_size: int | Literal["auto"] | None = TrainingConfig.context_size
     accelerator: str = TrainerConfig.accelerator
     precision: str = TrainerConfig.precision
-
-    def arguments(self) -> dict[str, Any]:
-        """Arguments of :func:`alphastomics.tl.compare`."""
-        return given({entry.name: getattr(self, entry.name) for entry in fields(self)})

@@ -14,12 +14,14 @@ from difflib import get_close_matches
 from functools import cache
 from inspect import cleandoc
 from numbers import Integral, Real
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
 from alphastomics._io._errors import LONGEST
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+
+F = TypeVar("F")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,6 +183,17 @@ def descriptions(cls: Any) -> dict[str, str]:
         for names, text in re.findall(r"^(\w[\w, ]*)\n((?:(?:    .*)?\n?)+)", section, flags=re.MULTILINE):
             found |= dict.fromkeys(names.split(", "), " ".join(text.split()))
     return found
+
+
+def documented(cls: Any) -> Callable[[F], F]:
+    """Replace ``{settings}`` in the docstring of a function by the settings of a dataclass."""
+
+    def decorate(function: F) -> F:
+        lines = [f"{name}\n        {text}" for name, text in descriptions(cls).items()]
+        function.__doc__ = (function.__doc__ or "").replace("{settings}", "\n    ".join(lines))
+        return function
+
+    return decorate
 
 
 def check(config: Any) -> None:

@@ -6,12 +6,14 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from alphastomics import _keys
-from alphastomics.data._checks import check_choice
+from alphastomics.config import PlanConfig, SetupConfig
+from alphastomics.config._comparison import ComparisonConfig, ComparisonMode
+from alphastomics.config._setting import documented
 from alphastomics.data._slices import resolve_slice_key, slice_rows
 from alphastomics.tl._compare_runs import Run, RunFile, Scoring, Split, as_json, baseline_runs, make_tables
 from alphastomics.tl._reconstruct import Arguments, sort_arguments
@@ -58,7 +60,6 @@ class Configuration:
 
 
 LINEAR = {"attention": "linear"}
-HIGH_LR = 3e-3  # three times the default
 
 
 def _experts(num_experts: int = 4, moe_top_k: int = 2, expert_width: str = "split") -> dict[str, Any]:
@@ -76,25 +77,26 @@ CONFIGURATIONS: dict[str, Configuration] = {
     "gated_moe_8_top_2": Configuration(model=_experts(num_experts=8)),
     "gated_moe_full": Configuration(model=_experts(expert_width="full")),
     "gated_matched": Configuration(match=_experts(expert_width="full")),
-    "linear_high_lr": Configuration(model=LINEAR, plan={"lr": HIGH_LR}),
+    "linear_high_lr": Configuration(model=LINEAR, plan={"lr": 3 * PlanConfig.lr}),
 }
 """The default configurations of :func:`compare`."""
 
 
+@documented(ComparisonConfig)
 def compare(
     adata: AnnData,
     query: AnnData | None = None,
     *,
     configurations: Mapping[str, Configuration] | Sequence[str] | None = None,
-    seeds: Sequence[int] = (0, 1, 2),
+    seeds: Sequence[int] = ComparisonConfig.seeds,
     held_out: str | Sequence[str] | Mapping[int, str | Sequence[str]] | None = None,
     max_time: str | timedelta | dict[str, float] | float | None = None,
     max_steps: int | None = None,
-    mode: Literal["any", "expr_to_pos"] = "any",
-    n_samples: int = 4,
-    n_steps: int = 10,
-    max_cells: int = 2000,
-    position_key: str = _keys.SPATIAL,
+    mode: ComparisonMode = ComparisonConfig.mode,
+    n_samples: int = ComparisonConfig.n_samples,
+    n_steps: int = ComparisonConfig.n_steps,
+    max_cells: int = ComparisonConfig.max_cells,
+    position_key: str = SetupConfig.position_key,
     slice_key: str | None = None,
     cell_type_key: str | None = None,
     results: str | PathLike[str] | None = None,
@@ -111,7 +113,9 @@ def compare(
     All configurations share width, depth, data, seeds, optimizer, and training time or number of steps. The numbers of
     parameters of the defaults agree within a few percent, because experts split the width of the dense network
     (``expert_width="split"``). The exceptions are ``gated_moe_full``, whose experts have the full width, and
-    ``gated_matched``, a dense model with as many parameters as ``gated_moe_full``.
+    ``gated_matched``, a dense model with as many parameters as ``gated_moe_full``. To compare other configurations, pass
+    `configurations` as a mapping from names to :class:`Configuration`. To hold out other slices for every seed, pass
+    `held_out` as a mapping from seeds to slices.
 
     Parameters
     ----------
@@ -119,28 +123,7 @@ def compare(
         Cells with expression and positions.
     query
         Held-out cells, if they are a separate object.
-    configurations
-        :class:`Configuration` by name, or names of default configurations: ``linear`` and ``gated`` (attention),
-        ``linear_moe`` and ``gated_moe`` (4 experts, 2 per cell), ``gated_elementwise``, ``gated_no_qk_norm``,
-        ``gated_moe_4_top_1``, ``gated_moe_8_top_2``, ``gated_moe_full``, ``gated_matched``, and ``linear_high_lr`` (three
-        times the learning rate). None compares all default configurations.
-    seeds
-        Seeds. All configurations of one seed run before those of the next.
-    held_out
-        Slices of `adata` to hold out, for all seeds or as a mapping by seed. None holds out the last slice by name; if
-        there is only one slice, a random fifth of its cells, with a warning.
-    max_time
-        Time of each training as in :meth:`~alphastomics.model.AlphaSTomics.train`. 180 seconds if neither this nor
-        `max_steps` is given. Validation takes a few percent of it.
-    max_steps
-        Optimizer steps of each training, instead of a time.
-    mode
-        ``"any"``, or ``"expr_to_pos"`` for models that only predict positions.
-    n_samples, n_steps
-        Number of samples of expression whose mean is scored, and steps per sample. `n_steps` also applies to the sampled
-        slices.
-    max_cells
-        Maximum number of cells of each slice whose expression is sampled, and of each sampled slice.
+    {settings}
     position_key, slice_key, cell_type_key
         As in :meth:`~alphastomics.model.AlphaSTomics.setup_anndata`. Cell types are used only by the oracle and the
         cluster scores.
@@ -187,6 +170,9 @@ def compare(
     >>> asx.pl.comparison(adata)
     """
     chosen = choose_configurations(configurations)
+    ComparisonConfig(
+        mode=mode, max_steps=max_steps, n_samples=n_samples, n_steps=n_steps, max_cells=max_cells
+    )  # checks
     arguments = _sort(kwargs, mode, seeds, max_time, max_steps)
     arguments["setup"] |= {"position_key": position_key, "slice_key": slice_key, "cell_type_key": cell_type_key}
     file = RunFile(None if results is None else Path(results))
@@ -231,7 +217,6 @@ def _sort(kwargs: dict[str, Any], mode: str, seeds: Sequence[int], max_time: Any
     """Check the shared arguments and sort them into those of setup, model and training."""
     from alphastomics.train import seconds_of
 
-    check_choice("mode", mode, ("any", "expr_to_pos"))
     if not len(seeds) or len(set(seeds)) < len(seeds):
         raise ValueError(f"seeds={list(seeds)} must have at least one seed and no duplicates")
     if max_time is not None and max_steps is not None:
@@ -315,14 +300,13 @@ def _plan_runs(
     scoring: Scoring,
 ) -> list[Run]:
     """All runs, seed by seed. Every model is made once here, so that invalid arguments raise before any training."""
-    from alphastomics.train import PlanConfig
     from alphastomics.train.defaults import default_deformation
     from alphastomics.train.distributed.devices import device_of
 
     common = dict(arguments["train"])
     plan = common.pop("plan_kwargs", None) or {}
     shared = {
-        "train": {name: value for name, value in common.items() if name not in IGNORED},
+        "train": {name: value for name, value in common.items() if name not in IGNORED and value is not None},
         "setup": arguments["setup"],
         "scoring": asdict(scoring),
         "device": str(device_of(common["accelerator"], common["devices"]).type),

@@ -16,6 +16,7 @@ from sklearn.cluster import KMeans
 from alphastomics import _keys
 from alphastomics._io._atomic import write_json
 from alphastomics._provenance import versions
+from alphastomics.config import TrainingConfig
 from alphastomics.data._checks import expression_matrix
 from alphastomics.data._slices import slice_rows
 from alphastomics.metrics import judge_cells, rigid_align
@@ -74,19 +75,7 @@ class Split:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Scoring:
-    """Which scores are computed, and from how many draws, steps and cells.
-
-    Parameters
-    ----------
-    expression
-        Whether expression and joint samples are scored.
-    n_samples, n_steps
-        Draws whose mean is scored, and steps of each draw.
-    max_cells
-        Maximum number of cells per slice whose expression is sampled.
-    cell_type_key
-        Column of ``obs`` with labels for the oracle and the clusters of embeddings, or None.
-    """
+    """Whether expression and joint samples are scored, the column of labels, and settings of :class:`ComparisonConfig`."""
 
     expression: bool
     n_samples: int
@@ -169,18 +158,19 @@ def train(model: AlphaSTomics, query: AnnData, **arguments: Any) -> tuple[Traini
 def _validation_batches(model: AlphaSTomics, query: AnnData, arguments: Mapping[str, Any]) -> list[Batch]:
     """A few contexts of the held-out slices, the same for every configuration and seed."""
     from alphastomics.data import AnnDataSource, ContextDataset, collate
+    from alphastomics.train.session import DEFAULT_CONTEXT
 
     source = AnnDataSource(query, model.schema, positions=True)
-    size = arguments.get("context_size", 512)
+    size = arguments.get("context_size") or DEFAULT_CONTEXT
     if size == "auto":
         size = max(len(cells.rows) for cells in source.slices)
-    kind = arguments.get("context_kind", "subset")
+    kind = arguments.get("context_kind", TrainingConfig.context_kind)
     dataset = ContextDataset(source, context_size=size, kind=kind, seed=0, targets=model.mode != "expr_to_pos")
     contexts: list[Context] = []
     for epoch in range(VALIDATION_CONTEXTS):
         dataset.set_epoch(epoch)
         contexts += [dataset[i] for i in range(min(len(dataset), VALIDATION_CONTEXTS - len(contexts)))]
-    per_batch = max(1, arguments.get("batch_size", 1024) // size)
+    per_batch = max(1, arguments.get("batch_size", TrainingConfig.batch_size) // size)
     return [collate(contexts[i : i + per_batch]) for i in range(0, len(contexts), per_batch)]
 
 
