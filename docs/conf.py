@@ -80,6 +80,8 @@ ALIASES = {
     "alphastomics.config.Augmentation": "alphastomics.data.Augmentation",
     "alphastomics.config.MaskingConfig": "alphastomics.diffusion.MaskingConfig",
     "alphastomics.config.PlanConfig": "alphastomics.train.PlanConfig",
+    "alphastomics.config.Stage1Options": "alphastomics.data.preprocess.Stage1Options",
+    "alphastomics.config.Stage2Options": "alphastomics.data.preprocess.Stage2Options",
 }
 
 intersphinx_mapping = {}

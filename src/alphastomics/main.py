@@ -72,7 +72,6 @@ def preprocess(
     *,
     input_dir: ExistingDirectory,
     output_dir: Path,
-    seed: int = RunConfig.seed,
     slices: SliceOptions = SliceOptions(),
     dataset: DatasetOptions = DatasetOptions(),
     cluster: ClusterOptions = ClusterOptions(),
@@ -87,14 +86,12 @@ def preprocess(
         Folder with ``.h5ad`` files.
     output_dir
         Folder for ``data`` and ``metadata.json``. The slices in ``_intermediate_slices`` may be deleted afterwards.
-    seed
-        Seed of the split.
     """
     from alphastomics.cli._output import check_readable
     from alphastomics.data.preprocess import preprocess as both
 
     check_readable(input_dir)
-    first, second = slices.options(), dataset.options(seed)
+    first, second = slices.stage1(), dataset.stage2()
     with cluster.run() as run:
         schema = both(input_dir, output_dir, first, second, run=run)
     logger.info("%s is in %s.", schema, output_dir)
@@ -121,7 +118,7 @@ def stage1(
     from alphastomics.data.preprocess import stage1 as first
 
     check_readable(input_dir)
-    options = slices.options()
+    options = slices.stage1()
     with cluster.run() as run:
         n_slices = first(input_dir, output_dir, options, run=run)
     logger.info("%d slices are in %s.", n_slices, output_dir)
@@ -132,7 +129,6 @@ def stage2(
     *,
     input_dirs: Annotated[list[ExistingDirectory], SEVERAL],
     output_dir: Path,
-    seed: int = RunConfig.seed,
     dataset: DatasetOptions = DatasetOptions(),
     cluster: ClusterOptions = ClusterOptions(),
 ) -> None:
@@ -144,15 +140,13 @@ def stage2(
         Folders of slices.
     output_dir
         Folder for ``data`` and ``metadata.json``.
-    seed
-        Seed of the split.
     """
     from alphastomics.cli._output import check_readable
     from alphastomics.data.preprocess import stage2 as second
 
     for folder in input_dirs:
         check_readable(folder)
-    options = dataset.options(seed)
+    options = dataset.stage2()
     with cluster.run() as run:
         schema = second(input_dirs, output_dir, options, run=run)
     logger.info("%s is in %s.", schema, output_dir)
@@ -410,7 +404,7 @@ def upload(*, data_dir: ExistingDirectory, repo_id: str, options: UploadOptions 
     """
     from alphastomics.data.hub import upload as run
 
-    done = run(data_dir, repo_id, private=options.private, license=options.license, overwrite=options.overwrite)
+    done = run(data_dir, repo_id, **vars(options))
     logger.info("%d files were sent; the dataset is at %s.", len(done.files), done.url)
 
 

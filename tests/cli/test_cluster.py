@@ -243,7 +243,7 @@ def test_nobody_listens(raw, tmp_path, capsys, monkeypatch):
 @pytest.mark.parametrize(
     ("tokens", "message"),
     [
-        (["--scheduler", "tcp://a:1", "--workers", "2"], "--scheduler and --workers exclude each other"),
+        (["--scheduler", "tcp://a:1", "--workers", "2"], "scheduler and workers"),
         (["--scheduler", "nonsense"], "no Dask scheduler answers at nonsense"),
     ],
 )

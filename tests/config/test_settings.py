@@ -10,8 +10,20 @@ from pathlib import Path
 import pytest
 
 from alphastomics.cli._options import ComparisonOptions, FitOptions, SetupOptions
+from alphastomics.cli._preprocess import ClusterOptions, DatasetOptions, SliceOptions, UploadOptions
 from alphastomics.cli._run import RunOptions, SourceOptions
-from alphastomics.config import Augmentation, Config, MaskingConfig, NetworkConfig, PlanConfig, TrainingConfig
+from alphastomics.config import (
+    Augmentation,
+    ClusterConfig,
+    Config,
+    MaskingConfig,
+    NetworkConfig,
+    PlanConfig,
+    Stage1Options,
+    Stage2Options,
+    TrainingConfig,
+    UploadConfig,
+)
 from alphastomics.config._comparison import ComparisonConfig
 from alphastomics.config._sections import DECLARATIONS, SETTINGS, EarlierKeys
 from alphastomics.config._setting import Setting, check, descriptions, settings_of
@@ -20,31 +32,52 @@ from alphastomics.tl import compare
 
 PAGE = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text()
 COMPARISON = settings_of(ComparisonConfig)
+OPTIONS = {  # declarations that are not in configuration files, with the commands that have their flags
+    SliceOptions: (Stage1Options, "preprocess", "stage1"),
+    DatasetOptions: (Stage2Options, "preprocess", "stage2"),
+    ClusterOptions: (ClusterConfig, "preprocess", "stage1", "stage2"),
+    UploadOptions: (UploadConfig, "upload"),
+}
+NOT_IN_FILES = [ComparisonConfig, *(cls for cls, *_ in OPTIONS.values())]
 EVERY = [pytest.param(entry, id=name) for name, entry in SETTINGS.items()]
+EVERYWHERE = EVERY + [
+    pytest.param(entry, id=f"{cls.__name__}.{name}") for cls in NOT_IN_FILES for name, entry in settings_of(cls).items()
+]
+
+
+def flags_of(command: str) -> dict[str, set[str]]:
+    """Flags of a command by the name of the setting."""
+    found = app[command].assemble_argument_collection(parse_docstring=True)
+    return {argument.field_info.name: set(argument.names) for argument in found if argument.parse}
 
 
 @pytest.fixture(scope="module")
 def arguments() -> dict[str, set[str]]:
-    """Flags of ``alphastomics train`` by the name of the setting."""
-    found = app["train"].assemble_argument_collection(parse_docstring=True)
-    return {argument.field_info.name: set(argument.names) for argument in found if argument.parse}
+    return flags_of("train")
+
+
+def has_flags(entry: Setting, arguments: dict[str, set[str]]) -> bool:
+    """Whether a command has the flags of a setting, and none of a setting without flags."""
+    if entry.details.file_only or entry.details.python_only:
+        return entry.flag not in set().union(*arguments.values())
+    return {entry.flag, *entry.details.flags, *(entry.details.off or ())} <= arguments[entry.name]
 
 
 def test_a_name_is_declared_once():
     assert sum(len(settings_of(cls)) for cls in DECLARATIONS) == len(SETTINGS)
 
 
-@pytest.mark.parametrize("entry", [*EVERY, *COMPARISON.values()])
+@pytest.mark.parametrize("entry", EVERYWHERE)
 def test_a_setting_has_a_sentence(entry: Setting):
     assert re.fullmatch(r"\S.*[.…]", entry.text), entry.name
 
 
-@pytest.mark.parametrize("entry", [*EVERY, *COMPARISON.values()])
+@pytest.mark.parametrize("entry", EVERYWHERE)
 def test_a_setting_accepts_its_default(entry: Setting):
     assert entry.problem(entry.default) is None
 
 
-@pytest.mark.parametrize("cls", [*DECLARATIONS, ComparisonConfig])
+@pytest.mark.parametrize("cls", [*DECLARATIONS, *NOT_IN_FILES])
 def test_the_sentences_are_those_of_the_settings_in_their_order(cls: type):
     assert list(descriptions(cls)) == [entry.name for entry in fields(cls)]
     if cls is not EarlierKeys:
@@ -60,10 +93,16 @@ def test_settings_of_a_comparison_are_arguments_and_options():
 
 @pytest.mark.parametrize("entry", EVERY)
 def test_a_setting_reaches_the_command_line(entry: Setting, arguments: dict[str, set[str]]):
-    if entry.details.file_only or entry.details.python_only:
-        assert entry.flag not in set().union(*arguments.values())
-    else:
-        assert {entry.flag, *entry.details.flags, *(entry.details.off or ())} <= arguments[entry.name]
+    assert has_flags(entry, arguments)
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+def test_settings_of_datasets_reach_the_command_line(options: type):
+    cls, *commands = OPTIONS[options]
+    for command in commands:
+        assert all(has_flags(entry, flags_of(command)) for entry in settings_of(cls).values())
+    values = vars(options())
+    assert {name: values[name] for name in settings_of(cls)} == vars(cls())
 
 
 @pytest.mark.parametrize("entry", EVERY)
@@ -110,6 +149,16 @@ def test_options_of_the_command_line_have_the_declared_defaults():
         (TrainingConfig, {"recompute": -1}, "recompute"),
         (TrainingConfig, {"context_size": 0}, "context_size"),
         (ComparisonConfig, {"max_steps": 0}, "max_steps"),
+        (Stage1Options, {"z_spacing": float("nan")}, "z_spacing"),
+        (Stage1Options, {"z_spacing": 3.0, "position_is_3d": True}, "position_is_3d"),
+        (Stage1Options, {"genes": ()}, "genes"),
+        (Stage2Options, {"split": "cells"}, "split"),
+        (Stage2Options, {"train_ratio": 0.0}, "train_ratio"),
+        (Stage2Options, {"train_ratio": 0.9, "val_ratio": 0.2}, "val_ratio"),
+        (Stage2Options, {"max_shard_size": 0}, "max_shard_size"),
+        (Stage2Options, {"scale_per_slice": True, "scale": False}, "scale=True"),
+        (ClusterConfig, {"workers": 0}, "workers"),
+        (ClusterConfig, {"scheduler": "tcp://10.0.0.1:8786", "workers": 2}, "scheduler"),
     ],
 )
 def test_a_value_out_of_range_names_the_setting(cls: type, values: dict[str, object], name: str):

@@ -6,13 +6,14 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from os import PathLike
 
 WRITE = "check free space and permissions, or name another folder, and repeat the command"
 READ = "check its permissions and those of its folder, and repeat the command"
 LONGEST_LINE = 300  # characters of a reason
 LONGEST = 60  # characters of a value
+N_NAMES = 5
 
 
 def describe_error(error: BaseException) -> str:
@@ -32,6 +33,11 @@ def format_value(value: Any) -> str:
         return f"a {type(value).__name__}"
     text = repr(value[: LONGEST + 1] if isinstance(value, str) else value)
     return text if len(text) <= LONGEST else f"{text[:LONGEST]}…"
+
+
+def format_names(names: Sequence[object]) -> str:
+    """The first names of a list, for a message."""
+    return ", ".join(map(repr, names[:N_NAMES])) + (", …" if len(names) > N_NAMES else "")
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from cyclopts import Group, Parameter
 from alphastomics.config import (
     AttentionKind,
     Augmentation,
+    ClusterConfig,
     DiffusionSettings,
     MaskingConfig,
     Mode,
@@ -23,8 +24,11 @@ from alphastomics.config import (
     RunConfig,
     SetupConfig,
     SourceConfig,
+    Stage1Options,
+    Stage2Options,
     TrainerConfig,
     TrainingConfig,
+    UploadConfig,
 )
 from alphastomics.config._comparison import ComparisonConfig
 from alphastomics.config._sections import DECLARATIONS, SETTINGS
@@ -45,6 +49,10 @@ PANELS = {
     ComparisonConfig: COMPARISON,
     SourceConfig: DATA,
     SetupConfig: DATA,
+    Stage1Options: DATA,
+    Stage2Options: DATA,
+    ClusterConfig: DATA,
+    UploadConfig: DATA,
     ModelConfig: MODEL,
     NetworkConfig: MODEL,
     DiffusionSettings: MODEL,
@@ -72,6 +80,7 @@ def options(cls: type[T]) -> type[T]:
     declared = {name: (SETTINGS[name], PANELS[DECLARED_BY[name]]) for name in own if name in SETTINGS}
     for declaration in reversed([base for base in cls.__mro__ if base in PANELS]):
         declared |= {name: (entry, PANELS[declaration]) for name, entry in settings_of(declaration).items()}
+    entries = {name: entry for name, (entry, _) in declared.items()}
     annotations: dict[str, Any] = {}
     for name, (entry, panel) in declared.items():
         default = None if entry.details.from_data else getattr(cls, name)
@@ -80,7 +89,7 @@ def options(cls: type[T]) -> type[T]:
         setattr(cls, name, field(default=default))
     cls.__annotations__ = own | annotations
     if "__post_init__" not in cls.__dict__:
-        cls.__post_init__ = lambda self: check_options(vars(self))  # type: ignore[attr-defined]
+        cls.__post_init__ = lambda self: check_options(vars(self), entries)  # type: ignore[attr-defined]
     return Parameter(name="*")(dataclass(frozen=True, kw_only=True)(cls))
 
 
@@ -103,7 +112,7 @@ def _parameter(entry: Setting, panel: Group) -> Parameter:
     )
 
 
-def check_options(values: Mapping[str, Any]) -> None:
+def check_options(values: Mapping[str, Any], settings: Mapping[str, Setting] = SETTINGS) -> None:
     """Check that no option is given that has no effect.
 
     Raises
@@ -111,7 +120,7 @@ def check_options(values: Mapping[str, Any]) -> None:
     ValueError
         If an option lacks the one that it requires.
     """
-    declared = {name: SETTINGS[name] for name in values if name in SETTINGS}
+    declared = {name: settings[name] for name in values if name in settings}
     for entry in unmet(declared, values):
         switch, *needed = entry.details.requires or ()
         required = flag(switch) if needed == [True] else f"{flag(switch)} {' or '.join(map(str, needed))}"

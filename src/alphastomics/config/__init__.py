@@ -36,6 +36,12 @@ from alphastomics.config._plan import (
     LearningRateSchedule as LearningRateSchedule,
     PlanConfig,
 )
+from alphastomics.config._preprocessing import (
+    ClusterConfig as ClusterConfig,
+    Stage1Options as Stage1Options,
+    Stage2Options as Stage2Options,
+    UploadConfig as UploadConfig,
+)
 from alphastomics.config._sections import (
     AugmentationSection,
     DataSection,

@@ -13,12 +13,12 @@ import pytest
 import scipy.sparse as sp
 from sklearn.preprocessing import StandardScaler
 
+from alphastomics.config import Stage1Options, Stage2Options
 from alphastomics.data import fit_schema
 from alphastomics.data._order import hilbert_order
 from alphastomics.data.parquet._columns import from_arrow
 from alphastomics.data.parquet._dataset import DatasetInfo
 from alphastomics.data.preprocess import _stage1
-from alphastomics.data.preprocess._options import Stage1Options, Stage2Options
 from alphastomics.data.preprocess._run import preprocess, stage1, stage2
 from alphastomics.datasets import synthetic_tissue
 
@@ -439,9 +439,10 @@ def test_a_gene_list_that_ends_before_the_other_is_refused(raw, tissue, tmp_path
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"z_spacing": float("nan")}, r"z_spacing=nan must be a finite"),
-        ({"z_spacing": float("inf")}, r"z_spacing=inf must be a finite"),
-        ({"z_spacing": 3.0, "position_is_3d": True}, "position_is_3d and z_spacing exclude each other"),
+        ({"z_spacing": float("nan")}, "z_spacing=nan"),
+        ({"z_spacing": -1.0}, "z_spacing=-1.0"),
+        ({"z_spacing": float("inf")}, "z_spacing=inf"),
+        ({"z_spacing": 3.0, "position_is_3d": True}, "z_spacing and position_is_3d"),
     ],
 )
 def test_heights_are_finite_and_of_one_kind(options, message):
@@ -474,7 +475,7 @@ def test_logarithms_that_are_taken_for_counts_are_told(raw, tmp_path, caplog, lo
     "ratios", [{"train_ratio": 0.9, "val_ratio": 0.2}, {"train_ratio": 0.0}, {"val_ratio": -0.1}, {"train_ratio": 1.1}]
 )
 def test_ratios_must_be_shares(ratios):
-    with pytest.raises(ValueError, match="sum to at most 1"):
+    with pytest.raises(ValueError, match="_ratio="):
         Stage2Options(**ratios)
 
 

@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 from tqdm.auto import tqdm
 
 from alphastomics._io._untrusted import check_inside
+from alphastomics.config import UploadConfig
 from alphastomics.data.hub._card import dataset_card
 from alphastomics.data.hub._repository import (
     CARD,
@@ -65,9 +66,9 @@ def upload(
     data_dir: str | PathLike[str],
     repo_id: str,
     *,
-    private: bool = False,
+    private: bool = UploadConfig.private,
     license: str | None = None,
-    overwrite: bool = False,
+    overwrite: bool = UploadConfig.overwrite,
     endpoint: str | None = None,
 ) -> Uploaded:
     """Upload a dataset to the Hugging Face Hub, or resume an interrupted upload.

@@ -11,6 +11,8 @@ from contextlib import contextmanager, suppress
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
+from alphastomics.config import ClusterConfig
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
@@ -60,8 +62,9 @@ def dask_cluster(scheduler: str | None = None, *, workers: int | None = None) ->
     ValueError
         Unless exactly one of `scheduler` and `workers` is given.
     """
-    if (scheduler is None) == (workers is None):
-        raise ValueError("a cluster is scheduler=… or workers=…, one of them")
+    ClusterConfig(scheduler=scheduler, workers=workers)  # checks the values
+    if scheduler is None and workers is None:
+        raise ValueError("scheduler and workers are both None; pass one of them")
     try:
         import dask
         from distributed import Client, LocalCluster

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from alphastomics.data.preprocess._options import Stage1Options
+    from alphastomics.config import Stage1Options
 
 CHUNK = 2**19  # stored values of a chunk
 N_NAMES = 5

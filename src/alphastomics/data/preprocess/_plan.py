@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from alphastomics.config import Stage2Options
     from alphastomics.data._fit_schema import Extent
     from alphastomics.data._matrix import Moments
     from alphastomics.data._schema import Transform
-    from alphastomics.data.preprocess._options import Stage2Options
     from alphastomics.data.preprocess._shards import Piece
     from alphastomics.data.preprocess._slice import StoredSlice
 

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from alphastomics.config import Stage1Options
     from alphastomics.data.preprocess._h5ad import RawSlice
-    from alphastomics.data.preprocess._options import Stage1Options
 
 logger = logging.getLogger(__name__)
 

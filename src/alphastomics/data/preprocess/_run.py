@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from os import PathLike
 
+    from alphastomics.config import Stage1Options, Stage2Options
     from alphastomics.data._schema import TissueSchema
-    from alphastomics.data.preprocess._options import Stage1Options, Stage2Options
     from alphastomics.data.preprocess._records import SliceTask
 
     Run = Callable[[Callable[[Any], Any], Sequence[Any]], Iterable[Any]]

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from alphastomics.data.preprocess._options import Stage1Options
+    from alphastomics.config import Stage1Options
 
 logger = logging.getLogger(__name__)
 

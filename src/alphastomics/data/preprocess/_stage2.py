@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
     from pathlib import Path
 
-    from alphastomics.data.preprocess._options import Stage2Options
+    from alphastomics.config import Stage2Options
 
 logger = logging.getLogger(__name__)
 
