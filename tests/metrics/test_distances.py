@@ -8,7 +8,7 @@ from scipy.spatial.distance import cdist, pdist
 from scipy.stats import spearmanr
 from sklearn.metrics import mean_squared_error, precision_score
 
-from alphastomics.metrics import _distances, contact_precision, distance_matrix_mse, distance_spearman, judge_cells
+from alphastomics.metrics import _distances, contact_precision, distance_matrix_mse, distance_spearman, subsample_cells
 
 
 def noisy_tissue(n: int = 150, n_dims: int = 2, noise: float = 0.3) -> tuple[np.ndarray, np.ndarray]:
@@ -38,7 +38,7 @@ def test_distance_spearman_equals_scipy_row_by_row(pair):
     rows = np.array([spearmanr(a[i], b[i]).statistic for i in range(len(true))])
     assert distance_spearman(true, predicted) == pytest.approx(rows.mean(), abs=1e-9)
     assert distance_spearman(true, predicted, reduce="median") == pytest.approx(np.median(rows), abs=1e-9)
-    chosen = judge_cells(len(true), 31, seed=5)
+    chosen = subsample_cells(len(true), 31, seed=5)
     expected = rows[chosen].mean()
     assert distance_spearman(true, predicted, n_rows=31, random_state=5) == pytest.approx(expected, abs=1e-9)
 
@@ -53,7 +53,7 @@ def test_contact_precision_equals_the_dense_one(pair, share):
 
 def test_contact_precision_of_many_cells_is_that_of_the_judged_ones(monkeypatch):
     true, predicted = noisy_tissue(300)
-    chosen = judge_cells(300, 200)
+    chosen = subsample_cells(300, 200)
     expected = contact_precision(true[chosen], predicted[chosen])
     assert expected != contact_precision(true, predicted)
     monkeypatch.setattr(_distances, "MAX_CONTACT_CELLS", 200)
@@ -91,8 +91,8 @@ def test_too_few_cells_have_no_score():
 
 def test_judge_cells_are_those_of_the_published_judge():
     expected = np.sort(np.random.default_rng(0).permutation(7661)[:4000])
-    np.testing.assert_array_equal(judge_cells(7661), expected)
-    np.testing.assert_array_equal(judge_cells(30), np.arange(30))
+    np.testing.assert_array_equal(subsample_cells(7661), expected)
+    np.testing.assert_array_equal(subsample_cells(30), np.arange(30))
 
 
 @pytest.mark.parametrize("function", [distance_matrix_mse, distance_spearman, contact_precision])

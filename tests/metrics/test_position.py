@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from alphastomics import metrics
-from alphastomics.metrics import chance_positions, judge_cells, oracle_positions, position_scores
+from alphastomics.metrics import chance_positions, oracle_positions, position_scores, subsample_cells
 
 KEYS = [
     "distance_spearman",
@@ -96,7 +96,7 @@ def test_noise_makes_every_score_worse():
 
 def test_max_cells_scores_the_judged_cells():
     true, predicted = noisy_tissue()
-    chosen = judge_cells(80, 50, seed=4)
+    chosen = subsample_cells(80, 50, seed=4)
     expected = position_scores(true[chosen], predicted[chosen], random_state=4)
     assert position_scores(true, predicted, max_cells=50, random_state=4) == pytest.approx(expected)
 

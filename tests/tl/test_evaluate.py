@@ -11,10 +11,10 @@ from alphastomics import tl
 from alphastomics.metrics import (
     chance_positions,
     cluster_scores,
-    judge_cells,
     morans_i,
     oracle_positions,
     position_scores,
+    subsample_cells,
 )
 from alphastomics.metrics._position import chance_order
 from alphastomics.tl._evaluate import evaluate
@@ -291,7 +291,7 @@ def test_max_cells_applies_to_all_scores(tissue):
     adata = with_expression(tissue)
     table = evaluate(adata, expression_layer="predicted", cluster_key="leiden", max_cells=50)
     cells = np.flatnonzero(adata.obs["slice_id"] == "slice_0")
-    chosen = cells[judge_cells(120, 50)]
+    chosen = cells[subsample_cells(120, 50)]
     labels, clusters = (adata.obs[key].to_numpy(dtype=object)[chosen] for key in ("cell_type", "leiden"))
     assert table.loc["slice_0", "adjusted_rand"] == pytest.approx(cluster_scores(labels, clusters)["adjusted_rand"])
     everything = evaluate(adata, expression_layer="predicted")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from alphastomics.metrics._agreement import modality_agreement
 from alphastomics.metrics._align import RigidTransform, aligned_rmsd, procrustes_disparity, rigid_align
 from alphastomics.metrics._clusters import cluster_scores, matched_accuracy
-from alphastomics.metrics._distances import contact_precision, distance_matrix_mse, distance_spearman, judge_cells
+from alphastomics.metrics._distances import contact_precision, distance_matrix_mse, distance_spearman, subsample_cells
 from alphastomics.metrics._expression import (
     cosine_per_cell,
     expression_mse,
@@ -30,7 +30,6 @@ __all__ = [
     "distance_spearman",
     "expression_mse",
     "expression_scores",
-    "judge_cells",
     "knn_preservation",
     "log1p_normalized",
     "matched_accuracy",
@@ -45,5 +44,6 @@ __all__ = [
     "position_scores",
     "procrustes_disparity",
     "rigid_align",
+    "subsample_cells",
     "variance_ratio_per_gene",
 ]

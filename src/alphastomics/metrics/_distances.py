@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import ArrayLike, NDArray
 
+N_ROWS = 2000  # cells whose distances to all others are ranked
+CONTACT_SHARE = 0.05
 CHUNK_ENTRIES = 4_000_000  # distances in memory at a time: 32 MB of float64
 MAX_CONTACT_CELLS = 8_000  # the distances of all pairs are 256 MB of float64
 
@@ -37,7 +39,7 @@ def row_chunks(n_rows: int, n_columns: int) -> Iterator[slice]:
         yield slice(start, min(start + step, n_rows))
 
 
-def judge_cells(n_cells: int, n: int = 4000, seed: int = 0) -> NDArray[np.int64]:
+def subsample_cells(n_cells: int, n: int = 4000, seed: int = 0) -> NDArray[np.int64]:
     """Choose the cells on which scores are computed, so that the scores of different programs can be compared.
 
     Parameters
@@ -96,7 +98,7 @@ def distance_spearman(
     true: ArrayLike,
     predicted: ArrayLike,
     *,
-    n_rows: int = 2000,
+    n_rows: int = N_ROWS,
     random_state: int = 0,
     reduce: Literal["mean", "median"] = "mean",
 ) -> float:
@@ -113,7 +115,7 @@ def distance_spearman(
     predicted
         Predicted positions of the same cells, in any unit, (n_cells, n_dims).
     n_rows
-        Number of cells whose rows are compared, chosen by :func:`judge_cells`; every row contains all cells.
+        Number of cells whose rows are compared, chosen by :func:`subsample_cells`; every row contains all cells.
     random_state
         Seed of that choice.
     reduce
@@ -140,7 +142,7 @@ def spearman_rows(true: ArrayLike, predicted: ArrayLike, *, n_rows: int, random_
     """Return the correlations that :func:`distance_spearman` reduces, (at most ``n_rows``,)."""
     y, x = check_pair(true, predicted)
     n = len(y)
-    cells = judge_cells(n, n_rows, random_state)
+    cells = subsample_cells(n, n_rows, random_state)
     correlations = []
     for rows in row_chunks(len(cells), n):
         # The mean of average ranks is always (n + 1) / 2.
@@ -164,12 +166,12 @@ def _row_ranks(values: NDArray[np.float64]) -> NDArray[np.float64]:
     return ranks
 
 
-def contact_precision(true: ArrayLike, predicted: ArrayLike, *, share: float = 0.05) -> float:
+def contact_precision(true: ArrayLike, predicted: ArrayLike, *, share: float = CONTACT_SHARE) -> float:
     """Precision of predicted contacts: share of the predicted closest pairs that are among the true closest pairs.
 
     A pair is a contact if its distance is at most ``numpy.quantile(distances, share, method="lower")``, ties included.
     Chance is about ``share``, and exactly ``share`` for a prediction that is a single point, if the truth has no ties. Up to
-    8,000 cells all pairs are used; beyond, all pairs of the cells ``judge_cells(n_cells, 8000)``.
+    8,000 cells all pairs are used; beyond, all pairs of the cells ``subsample_cells(n_cells, 8000)``.
 
     Parameters
     ----------
@@ -195,7 +197,7 @@ def contact_precision(true: ArrayLike, predicted: ArrayLike, *, share: float = 0
     if len(y) < 2:
         return float("nan")
     if len(y) > MAX_CONTACT_CELLS:
-        cells = judge_cells(len(y), MAX_CONTACT_CELLS)
+        cells = subsample_cells(len(y), MAX_CONTACT_CELLS)
         y, x = y[cells], x[cells]
     predicted_contacts = _contacts(x, share)
     return float(_contacts(y, share)[predicted_contacts].mean())

@@ -22,8 +22,10 @@ from alphastomics.metrics._neighbors import nearest_cells
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
+N_NEIGHBORS = 6
 
-def morans_i(expression: Any, positions: ArrayLike, *, n_neighbors: int = 6) -> NDArray[np.float64]:
+
+def morans_i(expression: Any, positions: ArrayLike, *, n_neighbors: int = N_NEIGHBORS) -> NDArray[np.float64]:
     """Moran's I of every gene on the graph of nearest neighbors, with rows that sum to 1.
 
     Equals :func:`squidpy.gr.spatial_autocorr` (``mode="moran"``) on :func:`squidpy.gr.spatial_neighbors` with the same
@@ -76,7 +78,12 @@ def _weights(positions: ArrayLike, n_cells: int, n_neighbors: int) -> sp.csr_arr
 
 
 def moran_correlation(
-    true: Any, true_positions: ArrayLike, predicted: Any, predicted_positions: ArrayLike, *, n_neighbors: int = 6
+    true: Any,
+    true_positions: ArrayLike,
+    predicted: Any,
+    predicted_positions: ArrayLike,
+    *,
+    n_neighbors: int = N_NEIGHBORS,
 ) -> float:
     """Pearson correlation over genes between Moran's I in the truth and in the prediction.
 

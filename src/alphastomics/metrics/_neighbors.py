@@ -14,10 +14,11 @@ from alphastomics.metrics._distances import check_pair, row_chunks
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
+N_NEIGHBORS = 20
 TIE_TOLERANCE = 1e-12  # relative; KDTree and cdist may round the same distance differently
 
 
-def knn_preservation(true: ArrayLike, predicted: ArrayLike, *, n_neighbors: int = 20) -> float:
+def knn_preservation(true: ArrayLike, predicted: ArrayLike, *, n_neighbors: int = N_NEIGHBORS) -> float:
     """Mean share of a cell's true nearest neighbors that are among its predicted nearest neighbors.
 
     A cell is never its own neighbor; it is excluded by its index, so that cells may share a position. Where several

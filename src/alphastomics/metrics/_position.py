@@ -9,18 +9,19 @@ import pandas as pd
 
 from alphastomics.metrics._align import aligned_rmsd, procrustes_disparity
 from alphastomics.metrics._distances import (
+    CONTACT_SHARE,
+    N_ROWS,
     check_pair,
     contact_precision,
     distance_matrix_mse,
-    judge_cells,
     spearman_rows,
+    subsample_cells,
 )
-from alphastomics.metrics._neighbors import knn_preservation, nearest_neighbor_ks
+from alphastomics.metrics._neighbors import N_NEIGHBORS, knn_preservation, nearest_neighbor_ks
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
-SPEARMAN_ROWS = 2000
 SCORES = (
     "distance_spearman",
     "distance_spearman_median",
@@ -37,8 +38,8 @@ def position_scores(
     true: ArrayLike,
     predicted: ArrayLike,
     *,
-    n_neighbors: int = 20,
-    contact_share: float = 0.05,
+    n_neighbors: int = N_NEIGHBORS,
+    contact_share: float = CONTACT_SHARE,
     max_cells: int | None = None,
     random_state: int = 0,
     align: bool = True,
@@ -60,7 +61,7 @@ def position_scores(
     contact_share
         Share of the pairs that are contacts, for :func:`contact_precision`.
     max_cells
-        If given, only the cells ``judge_cells(n_cells, max_cells, random_state)`` are scored.
+        If given, only the cells ``subsample_cells(n_cells, max_cells, random_state)`` are scored.
     random_state
         Seed of that choice and of the rows of :func:`distance_spearman`.
     align
@@ -78,11 +79,11 @@ def position_scores(
     """
     y, x = check_pair(true, predicted)
     if max_cells is not None:
-        cells = judge_cells(len(y), max_cells, random_state)
+        cells = subsample_cells(len(y), max_cells, random_state)
         y, x = y[cells], x[cells]
     if len(y) < 2:
         return dict.fromkeys(SCORES, float("nan"))
-    spearman = spearman_rows(y, x, n_rows=SPEARMAN_ROWS, random_state=random_state)
+    spearman = spearman_rows(y, x, n_rows=N_ROWS, random_state=random_state)
     values = (
         float(spearman.mean()) if len(spearman) else float("nan"),
         float(np.median(spearman)) if len(spearman) else float("nan"),

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from anndata import AnnData
     from matplotlib.axes import Axes
 
-USUAL = (0.3, 0.7)  # mean of the gates
+USUAL_GATES = (0.3, 0.7)  # mean of the gates
 
 
 def attention_gates(
@@ -59,7 +59,7 @@ def attention_gates(
     """
     table = _summary(adata, key, "attention_gates")
     axes = make_axes((1, 1), ax, figsize=(5.0, 3.4))
-    axes[0, 0].axhspan(*USUAL, color="0.9", label="usual range of the mean")
+    axes[0, 0].axhspan(*USUAL_GATES, color="0.9", label="usual range of the mean")
     for head, rows in table.groupby("head"):
         x = rows["layer"] + _offset(head, table["head"].nunique())
         style = {"fmt": "o", "capsize": 2, "label": f"head {head}"}
@@ -208,10 +208,10 @@ def attention_maps(
     axes = make_axes((1, maps.shape[1]), ax)
     for panel, cell in zip(axes[0], maps.columns, strict=True):
         weight = maps[cell].to_numpy()
-        seen = np.flatnonzero(np.isfinite(weight) & np.isfinite(positions).all(axis=1))
-        seen = seen[np.argsort(weight[seen])]  # largest weights on top
+        drawn = np.flatnonzero(np.isfinite(weight) & np.isfinite(positions).all(axis=1))
+        drawn = drawn[np.argsort(weight[drawn])]  # largest weights on top
         style = {"s": 8, "linewidths": 0, "cmap": "viridis", "rasterized": True}
-        points = panel.scatter(*positions[seen].T, c=weight[seen], **style | kwargs)
+        points = panel.scatter(*positions[drawn].T, c=weight[drawn], **style | kwargs)
         panel.scatter(*positions[adata.obs_names.get_loc(cell)], marker="x", color="r")
         panel.set(title=cell, xticks=[], yticks=[])
         panel.set_aspect("equal", adjustable="box")

@@ -148,13 +148,13 @@ def _choose(pieces: list[PlacedSlice], slices: str | Sequence[str] | None) -> li
     if slices is None:
         return pieces
     by_name = {piece.name: piece for piece in pieces}
-    wanted = [slices] if isinstance(slices, str) else list(slices)
-    for name in wanted:
+    names = [slices] if isinstance(slices, str) else list(slices)
+    for name in names:
         if name not in by_name:
             raise KeyError(f"unknown slice {name!r}; choose slices=… from {', '.join(map(repr, by_name))}")
-    if not wanted:
+    if not names:
         raise ValueError("slices=… is empty; pass at least one, or leave it out to plot all")
-    return [by_name[name] for name in wanted]
+    return [by_name[name] for name in names]
 
 
 def _titles(title: str | Sequence[str] | None, pieces: list[PlacedSlice], kinds: list[str]) -> list[list[str]]:

@@ -10,10 +10,10 @@ import numpy as np
 from alphastomics._keys import MODALITY_AGREEMENT, SPATIAL
 from alphastomics.data._checks import expression_matrix
 from alphastomics.metrics import log1p_normalized, median_library_size
-from alphastomics.metrics._agreement import PlaceOfExpression
+from alphastomics.metrics._agreement import N_COMPONENTS, N_NEIGHBORS, PositionRegressor
 from alphastomics.metrics._matrix import measured_genes
 from alphastomics.metrics._position import chance_order
-from alphastomics.tl._expression import Transform, scores_counts, shared_genes
+from alphastomics.tl._expression import needs_log1p, shared_genes
 from alphastomics.tl._tables import as_table, library_slices, read_coordinates, store
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from anndata import AnnData
     from numpy.typing import NDArray
 
+    from alphastomics.config import Transform
     from alphastomics.tl._tables import Rows
 
 
@@ -36,7 +37,7 @@ class AgreementScorer:
         Library size to which counts are scaled before log1p; None for untransformed values.
     names, expressions, positions
         Name, transformed expression (n_cells, n_genes) and positions (n_cells, n_dims) of each real slice.
-    places
+    regressors
         Regression of positions on expression for each real slice.
     random_state
         Seed of the cells whose distances are ranked.
@@ -47,7 +48,7 @@ class AgreementScorer:
     names: list[str]
     expressions: list[Any]
     positions: list[NDArray[np.float64]]
-    places: list[PlaceOfExpression]
+    regressors: list[PositionRegressor]
     random_state: int
 
     @classmethod
@@ -60,20 +61,20 @@ class AgreementScorer:
         layer: str | None,
         library_key: str | None,
         transform: str,
-        n_components: int,
-        n_neighbors: int,
+        n_components: int = N_COMPONENTS,
+        n_neighbors: int = N_NEIGHBORS,
         random_state: int,
     ) -> AgreementScorer:
         """Fit the regressions; see :func:`modality_agreement`."""
         columns, genes = shared_genes(sample, reference)
-        matrix, drawn = (expression_matrix(each, layer) for each in (reference, sample))
-        counts = scores_counts(matrix, transform)
+        matrix, sampled = (expression_matrix(each, layer) for each in (reference, sample))
+        counts = needs_log1p(matrix, transform)
         slices = slices_with_positions(reference, spatial_key, _key_in(reference, library_key))
         if not slices:
             raise ValueError(f'no cell of the reference has a position in obsm["{spatial_key}"]')
-        matrix, drawn = matrix[:, columns[1]], drawn[:, columns[0]]
+        matrix, sampled = matrix[:, columns[1]], sampled[:, columns[0]]
         pieces = [matrix[cells] for _, cells, _ in slices]
-        pieces += [drawn[cells] for _, cells in library_slices(sample, library_key)]
+        pieces += [sampled[cells] for _, cells in library_slices(sample, library_key)]
         measured: NDArray[np.bool_] = np.all([measured_genes(piece, genes) for piece in pieces], axis=0)
         pieces = [piece[:, measured] for piece in pieces[: len(slices)]]
         used = np.concatenate([cells for _, cells, _ in slices])
@@ -89,7 +90,7 @@ class AgreementScorer:
             names=[name for name, *_ in slices],
             expressions=expressions,
             positions=positions,
-            places=[PlaceOfExpression.fit(*pair, **options) for pair in zip(expressions, positions, strict=True)],
+            regressors=[PositionRegressor.fit(*pair, **options) for pair in zip(expressions, positions, strict=True)],
             random_state=random_state,
         )
 
@@ -100,13 +101,13 @@ class AgreementScorer:
 
     def score(self, expression: Any, positions: NDArray[np.float64], *, without: int | None = None) -> float:
         """Mean agreement of transformed expression and positions with the real slices, except slice ``without``."""
-        places = [place for number, place in enumerate(self.places) if number != without]
-        scores = [place.agreement(expression, positions, random_state=self.random_state) for place in places]
+        others = [regressor for number, regressor in enumerate(self.regressors) if number != without]
+        scores = [regressor.agreement(expression, positions, random_state=self.random_state) for regressor in others]
         return float(np.mean(scores)) if scores else float("nan")
 
     def ceilings(self) -> dict[str, dict[str, float]]:
         """Score of each real slice against the others; empty for a single slice."""
-        if len(self.places) < 2:
+        if len(self.regressors) < 2:
             return {}
         return {
             name: {
@@ -140,8 +141,8 @@ def modality_agreement(
     spatial_key: str = SPATIAL,
     layer: str | None = None,
     library_key: str | None = None,
-    n_components: int = 30,
-    n_neighbors: int = 25,
+    n_components: int = N_COMPONENTS,
+    n_neighbors: int = N_NEIGHBORS,
     transform: Transform = "auto",
     baselines: bool = False,
     key_added: str = MODALITY_AGREEMENT,

@@ -19,7 +19,7 @@ from alphastomics._provenance import versions
 from alphastomics.config import TrainingConfig
 from alphastomics.data._checks import expression_matrix
 from alphastomics.data._slices import slice_rows
-from alphastomics.metrics import judge_cells, rigid_align
+from alphastomics.metrics import rigid_align, subsample_cells
 from alphastomics.tl._agreement import modality_agreement
 from alphastomics.tl._evaluate import evaluate
 from alphastomics.tl._reconstruct import reconstruct
@@ -270,7 +270,7 @@ def baseline_runs(split: Split, scoring: Scoring, seed: int) -> list[dict[str, A
 def _subsample(query: AnnData, schema: TissueSchema, max_cells: int) -> AnnData:
     """At most ``max_cells`` of every slice, and the genes that the reference has too."""
     groups = slice_rows(query, schema.slice_key)
-    rows = np.sort(np.concatenate([rows[judge_cells(len(rows), max_cells, 0)] for _, rows in groups]))
+    rows = np.sort(np.concatenate([rows[subsample_cells(len(rows), max_cells, 0)] for _, rows in groups]))
     genes = query.var_names.intersection(pd.Index(schema.genes), sort=False)
     return query[rows, genes].copy()
 

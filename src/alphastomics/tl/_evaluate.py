@@ -13,7 +13,8 @@ import pandas as pd
 from alphastomics._keys import CELL_TYPE, PLACED_SUFFIX, RECONSTRUCTED, SPATIAL
 from alphastomics.data._checks import check_key
 from alphastomics.data._slices import resolve_slice_key, slice_rows
-from alphastomics.metrics import judge_cells, position_scores
+from alphastomics.metrics import position_scores, subsample_cells
+from alphastomics.metrics._neighbors import N_NEIGHBORS
 from alphastomics.tl._extras import ExtraScores
 from alphastomics.tl._tables import as_table, baseline_orders, read_coordinates
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from anndata import AnnData
     from numpy.typing import NDArray
 
-    from alphastomics.tl._expression import Transform
+    from alphastomics.config import Transform
     from alphastomics.tl._tables import Rows
 
 logger = logging.getLogger(__name__)
@@ -82,7 +83,7 @@ def evaluate(
     library_key: str | None = None,
     cell_type_key: str | None = None,
     baselines: bool = False,
-    n_neighbors: int = 20,
+    n_neighbors: int = N_NEIGHBORS,
     max_cells: int | None = None,
     random_state: int = 0,
     layer: str | None = None,
@@ -120,7 +121,7 @@ def evaluate(
     n_neighbors
         Number of neighbors for ``knn_preservation``, whose chance level is ``n_neighbors / (n_cells - 1)``.
     max_cells
-        Maximum number of cells of each slice to score; see :func:`alphastomics.metrics.judge_cells`.
+        Maximum number of cells of each slice to score; see :func:`alphastomics.metrics.subsample_cells`.
     random_state
         Seed of that selection, of the rows that ``distance_spearman`` samples, and of the baselines.
     layer
@@ -217,7 +218,7 @@ def score_slices(
             continue
         cells = _scored_cells(adata, piece, pair)
         true = pair.true[cells]
-        chosen = np.arange(len(cells)) if max_cells is None else judge_cells(len(cells), max_cells, random_state)
+        chosen = np.arange(len(cells)) if max_cells is None else subsample_cells(len(cells), max_cells, random_state)
         counts = {"n_cells": min(len(cells), max_cells or len(cells)), "n_skipped": len(piece.placed) - len(cells)}
         orders: dict[str, NDArray[np.int64] | None] = {"prediction": None}
         if baselines:

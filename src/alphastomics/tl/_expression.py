@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 import pandas as pd
 import scipy.sparse as sp
 
 from alphastomics._keys import EXPRESSION_SCORES
+from alphastomics.config import Transform
 from alphastomics.data._checks import check_choice, check_genes, expression_matrix
 from alphastomics.data._matrix import flat_blocks
 from alphastomics.metrics import expression_scores as score, log1p_normalized, median_library_size
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from alphastomics.tl._tables import Rows
-
-Transform = Literal["auto", "log1p", "none"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -147,7 +146,7 @@ def read_pair(
 ) -> ExpressionPair:
     """Read both, matched by names of cells and genes; without a prediction, both are the truth."""
     true = expression_matrix(adata, layer)
-    counts = scores_counts(true, transform)
+    counts = needs_log1p(true, transform)
     genes: tuple[str, ...] = tuple(map(str, adata.var_names))
     if prediction is None:
         return ExpressionPair(true=true, predicted=true, genes=genes, counts=counts)
@@ -170,9 +169,9 @@ def _layer(adata: AnnData, layer: str) -> Any:
     return expression_matrix(adata, layer)
 
 
-def scores_counts(matrix: Any, transform: str) -> bool:
+def needs_log1p(matrix: Any, transform: str) -> bool:
     """Whether to log-normalize: with ``"auto"``, if all values are non-negative integers or NaN."""
-    check_choice("transform", transform, ("auto", "log1p", "none"))
+    check_choice("transform", transform, get_args(Transform))
     if transform != "auto":
         return transform == "log1p"
     return all(
@@ -181,15 +180,15 @@ def scores_counts(matrix: Any, transform: str) -> bool:
     )
 
 
-def match_names(wanted: pd.Index, found: pd.Index) -> NDArray[np.int64]:
-    """Rows of ``found`` in the order of ``wanted``, (n_cells,); each name must occur exactly once."""
-    if not found.is_unique:
+def match_names(names: pd.Index, available: pd.Index) -> NDArray[np.int64]:
+    """Rows of ``available`` in the order of ``names``, (n_cells,); each name must occur exactly once."""
+    if not available.is_unique:
         raise ValueError("obs_names of prediction are not unique; call prediction.obs_names_make_unique()")
-    rows: NDArray[np.int64] = found.get_indexer(wanted).astype(np.int64)
-    missing = wanted[rows < 0]
+    rows: NDArray[np.int64] = available.get_indexer(names).astype(np.int64)
+    missing = names[rows < 0]
     if len(missing):
         listed = ", ".join(map(repr, missing[:5])) + (", …" if len(missing) > 5 else "")
-        raise KeyError(f"{len(missing)} of {len(wanted)} cells are missing in prediction: {listed}; subset adata")
+        raise KeyError(f"{len(missing)} of {len(names)} cells are missing in prediction: {listed}; subset adata")
     return rows
 
 

@@ -9,6 +9,7 @@ import pandas as pd
 
 from alphastomics._keys import MODALITY_AGREEMENT
 from alphastomics.metrics import cluster_scores, expression_scores, moran_correlation
+from alphastomics.metrics._moran import N_NEIGHBORS
 from alphastomics.tl._agreement import AgreementScorer
 from alphastomics.tl._expression import ExpressionPair, read_pair
 from alphastomics.tl._scores import read_clusters
@@ -19,8 +20,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Array = NDArray[np.float64]
-
-MORAN_NEIGHBORS = 6
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,15 +63,14 @@ class ExtraScores:
         random_state: int,
     ) -> ExtraScores:
         """Read what the arguments of :func:`alphastomics.tl.evaluate` require."""
-        wanted = expression_layer is not None or autocorrelation or reference is not None
         pair = None
-        if wanted:
+        if expression_layer is not None or autocorrelation or reference is not None:
             pair = read_pair(adata, expression_layer, layer=layer, prediction_layer=None, transform=transform)
         scorer = None
         if reference is not None:
             scorer = AgreementScorer.fit(
                 adata, reference, spatial_key=truth, layer=layer, library_key=library_key, transform=transform,
-                n_components=30, n_neighbors=25, random_state=random_state,
+                random_state=random_state,
             )  # fmt: skip
         return cls(
             pair=pair,
@@ -131,11 +129,9 @@ class ExtraScores:
             scores = {"n_genes": int(measured.sum()), **expression_scores(expression[chosen], other[chosen])}
         sampled = predicted if order is None else expression
         if self.autocorrelation:
-            enough = len(chosen) > MORAN_NEIGHBORS
+            enough = len(chosen) > N_NEIGHBORS
             sides = (expression[chosen], true[chosen], sampled[chosen], positions[chosen])
-            scores["moran_correlation"] = (
-                moran_correlation(*sides, n_neighbors=MORAN_NEIGHBORS) if enough else float("nan")
-            )
+            scores["moran_correlation"] = moran_correlation(*sides) if enough else float("nan")
         if self.scorer is not None:
             raw = pair.predicted if order is None else pair.true
             scores[MODALITY_AGREEMENT] = self.scorer.score(self.scorer.scaled(raw[cells[chosen]]), positions[chosen])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from alphastomics._keys import POSITION_SCORES, RECONSTRUCTED, SPATIAL
+from alphastomics.metrics._neighbors import N_NEIGHBORS
 from alphastomics.tl._evaluate import PositionPair, score_slices
 from alphastomics.tl._tables import store
 
@@ -21,7 +22,7 @@ def position_scores(
     library_key: str | None = None,
     cell_type_key: str | None = None,
     baselines: bool = False,
-    n_neighbors: int = 20,
+    n_neighbors: int = N_NEIGHBORS,
     max_cells: int | None = None,
     key_added: str = POSITION_SCORES,
     copy: bool = False,
@@ -50,7 +51,7 @@ def position_scores(
     n_neighbors
         Number of neighbors for ``knn_preservation``, whose chance level is ``n_neighbors / (n_cells - 1)``.
     max_cells
-        Maximum number of cells of each slice to score; see :func:`alphastomics.metrics.judge_cells`.
+        Maximum number of cells of each slice to score; see :func:`alphastomics.metrics.subsample_cells`.
     key_added
         Key of ``uns`` for the table.
     copy

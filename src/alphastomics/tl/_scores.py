@@ -10,13 +10,15 @@ import pandas as pd
 from alphastomics import metrics
 from alphastomics._keys import CELL_TYPE, CLUSTER_SCORES, MORAN, SPATIAL
 from alphastomics.data._checks import check_key
-from alphastomics.tl._expression import Transform, read_pair
+from alphastomics.metrics._moran import N_NEIGHBORS
+from alphastomics.tl._expression import read_pair
 from alphastomics.tl._tables import as_table, baseline_orders, library_slices, read_coordinates, store
 
 if TYPE_CHECKING:
     from anndata import AnnData
     from numpy.typing import NDArray
 
+    from alphastomics.config import Transform
     from alphastomics.tl._tables import Rows
 
 
@@ -90,7 +92,7 @@ def morans_i(
     spatial_key: str = SPATIAL,
     layer: str | None = None,
     library_key: str | None = None,
-    n_neighbors: int = 6,
+    n_neighbors: int = N_NEIGHBORS,
     transform: Transform = "auto",
     key_added: str = MORAN,
     copy: bool = False,
