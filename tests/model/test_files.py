@@ -122,7 +122,7 @@ def test_data_without_the_layer_are_no_damage_of_the_folder(make_model, referenc
     reference.layers["counts"] = reference.X.copy()
     make_model(reference, setup={"layer": "counts"}).save(tmp_path / "m")
     del reference.layers["counts"]
-    with pytest.raises(ValueError, match="counts is not a valid key"):
+    with pytest.raises(KeyError, match="counts.*is missing"):
         AlphaSTomics.load(tmp_path / "m", adata=reference)
 
 

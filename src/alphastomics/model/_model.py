@@ -13,6 +13,7 @@ from scvi.data import AnnDataManager
 from alphastomics.config import DiffusionSettings, ModelConfig, NetworkConfig, SetupConfig, SourceConfig
 from alphastomics.config._setting import check_names, settings_of, split_arguments
 from alphastomics.data import fit_schema
+from alphastomics.data._checks import check_key
 from alphastomics.data.parquet._source import ParquetSource
 from alphastomics.diffusion import DiffusionConfig
 from alphastomics.model._embedding import EmbeddingMixin
@@ -222,6 +223,8 @@ class AlphaSTomics(TrainingMixin, SamplingMixin, EmbeddingMixin, PersistenceMixi
         source_registry = kwargs.get("source_registry")
         if source_registry is not None:
             schema = read_schema(source_registry)
+            if schema.layer is not None:
+                check_key("layers", adata.layers, schema.layer, "layer")
         else:
             schema = fit_schema(
                 adata,
