@@ -16,9 +16,7 @@ plain residual network.
 
 from __future__ import annotations
 
-import math
-from itertools import permutations
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import nn
@@ -29,14 +27,11 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-Mixing = Literal["sinkhorn", "birkhoff", "identity"]
-
-ITERATIONS = 20  # of Sinkhorn, in training and inference
-START = 8.0  # initial logit of the identity in H^res
-MOST_PERMUTED = 4  # streams; 5 have 120 permutations
+N_ITERATIONS = 20  # of Sinkhorn, in training and inference
+IDENTITY_LOGIT = 8.0  # initial logit of the identity in H^res
 
 
-def sinkhorn(logits: Tensor, *, iterations: int = ITERATIONS) -> Tensor:
+def sinkhorn(logits: Tensor) -> Tensor:
     """Doubly stochastic matrices (..., n, n) near exp(``logits``) (..., n, n), in single precision at least.
 
     Columns and rows are normalized in turn, rows last (Sinkhorn & Knopp 1967), in the logarithmic domain to prevent
@@ -53,14 +48,14 @@ def sinkhorn(logits: Tensor, *, iterations: int = ITERATIONS) -> Tensor:
             ) / 2
             same, other = corner.sigmoid(), (-corner).sigmoid()
             return torch.stack([torch.stack([same, other], -1), torch.stack([other, same], -1)], -2)
-        result: Tensor = checkpoint(_iterate, logits, iterations, use_reentrant=False, preserve_rng_state=False)
+        result: Tensor = checkpoint(_iterate, logits, use_reentrant=False, preserve_rng_state=False)
         return result
 
 
-def _iterate(logits: Tensor, iterations: int) -> Tensor:
+def _iterate(logits: Tensor) -> Tensor:
     # Normalizing all cells at once, on the last axis, is five times faster.
     log_h = logits.movedim((-2, -1), (0, 1)).contiguous()
-    for _ in range(iterations):
+    for _ in range(N_ITERATIONS):
         log_h = log_h.log_softmax(0).log_softmax(1)
     return _round(log_h.exp()).movedim((0, 1), (-2, -1))
 
@@ -91,11 +86,11 @@ class Residual(nn.Module):
 
 
 class Maps(NamedTuple):
-    """H^pre and H^post, (B, N, n), and H^res, (B, N, n, n) or None for the identity, in single precision at least."""
+    """H^pre and H^post, (B, N, n), and H^res, (B, N, n, n), in single precision at least."""
 
     pre: Tensor
     post: Tensor
-    mix: Tensor | None
+    mix: Tensor
 
 
 class HyperConnection(nn.Module):
@@ -107,35 +102,23 @@ class HyperConnection(nn.Module):
         Channels C of a stream.
     n_streams
         n, 2 or more.
-    mixing
-        ``"sinkhorn"``; ``"birkhoff"``, a mean of the n! permutations with learned weights, which is exactly doubly
-        stochastic (mHC-lite, arXiv:2601.05732); or ``"identity"``: no mixing outside of the branches.
 
     Raises
     ------
     ValueError
-        If the mixing is unknown, or there are fewer than two streams, or more than four with ``"birkhoff"``.
+        If there are fewer than two streams.
     """
 
-    def __init__(self, d_model: int, *, n_streams: int = 4, mixing: Mixing = "sinkhorn") -> None:
+    def __init__(self, d_model: int, *, n_streams: int = 4) -> None:
         super().__init__()
         if n_streams < 2:
-            raise ValueError(f"n_streams={n_streams}: with one stream a plain residual does the same; take 2 or more")
-        if mixing not in ("sinkhorn", "birkhoff", "identity"):
-            raise ValueError(f"mixing={mixing!r} is unknown; choose 'sinkhorn', 'birkhoff' or 'identity'")
-        if mixing == "birkhoff" and n_streams > MOST_PERMUTED:
-            raise ValueError(f"n_streams={n_streams} have {math.factorial(n_streams)} permutations; take 'sinkhorn'")
-        self.n_streams, self.mixing = n_streams, mixing
-        starts = [_read_logits(n_streams), torch.zeros(n_streams)]
-        if mixing != "identity":
-            starts.append(_mix_logits(n_streams, mixing))
+            raise ValueError(f"n_streams={n_streams} must be at least 2; use residual='plain' for one stream")
+        self.n_streams = n_streams
+        starts = _read_logits(n_streams), torch.zeros(n_streams), IDENTITY_LOGIT * torch.eye(n_streams).flatten()
         self.sizes = [len(start) for start in starts]
         self.phi = nn.Parameter(torch.zeros(n_streams * d_model, sum(self.sizes)))
         self.alpha = nn.Parameter(torch.full((len(starts),), 0.01))
         self.bias = nn.Parameter(torch.cat(starts))
-        self.permutations: Tensor
-        if mixing == "birkhoff":
-            self.register_buffer("permutations", _permutations(n_streams), persistent=False)
 
     def maps(self, streams: Tensor) -> Maps:
         """Compute H^pre, H^post and H^res from the ``streams`` (B, N, n, C)."""
@@ -146,13 +129,9 @@ class HyperConnection(nn.Module):
             mean_square = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square() / x.shape[-1]
             scores = x @ self.phi.to(x.dtype) * (mean_square + torch.finfo(torch.float32).eps).rsqrt()
             parts = zip(self.alpha, scores.split(self.sizes, dim=-1), self.bias.split(self.sizes), strict=True)
-            z = [alpha * score + bias for alpha, score, bias in parts]
-            return Maps(z[0].sigmoid(), 2 * z[1].sigmoid(), self._mix(z[2]) if len(z) > 2 else None)
-
-    def _mix(self, z: Tensor) -> Tensor:
-        if self.mixing == "birkhoff":
-            return (z.softmax(-1) @ self.permutations.to(z.dtype)).unflatten(-1, (self.n_streams, self.n_streams))
-        return sinkhorn(z.unflatten(-1, (self.n_streams, self.n_streams)))
+            pre, post, mix = (alpha * score + bias for alpha, score, bias in parts)
+            mix = sinkhorn(mix.unflatten(-1, (self.n_streams, self.n_streams)))
+            return Maps(pre.sigmoid(), 2 * post.sigmoid(), mix)
 
     def forward(self, streams: Tensor, branch: Callable[[Tensor], Tensor], mask: Tensor | None = None) -> Tensor:
         """Run the branch and add its output to the mixed streams.
@@ -171,8 +150,7 @@ class HyperConnection(nn.Module):
             read = (pre.unsqueeze(-2) @ streams.to(pre.dtype)).squeeze(-2).to(streams.dtype)
         y = branch(read)
         with torch.autocast(streams.device.type, enabled=False):
-            kept = streams if mix is None else mix @ streams.to(mix.dtype)
-            result = (kept + post[..., None] * y.unsqueeze(-2)).to(streams.dtype)
+            result = (mix @ streams.to(mix.dtype) + post[..., None] * y.unsqueeze(-2)).to(streams.dtype)
         return result if mask is None else result.masked_fill(~mask[..., None, None], 0.0)
 
 
@@ -180,14 +158,3 @@ def _read_logits(n: int) -> Tensor:
     """Logits of weights that sum to 1, each about 1 / n; with equal weights, equal streams would stay equal in training."""
     weight = (0.1 * torch.randn(n)).softmax(0)
     return weight.logit()
-
-
-def _mix_logits(n: int, mixing: Mixing) -> Tensor:
-    if mixing == "birkhoff":
-        return START * (torch.arange(math.factorial(n)) == 0)  # the first permutation is the identity
-    return START * torch.eye(n).flatten()
-
-
-def _permutations(n: int) -> Tensor:
-    """All permutation matrices, (n!, n * n)."""
-    return torch.stack([torch.eye(n)[list(order)].flatten() for order in permutations(range(n))])
