@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from alphastomics._provenance import differing, plain, serialize_arguments, storable, system, versions
+from alphastomics._provenance import differing, serialize, serialize_arguments, storable, system, versions
 from alphastomics.data import Augmentation
 from alphastomics.tl import Provenance, provenance
 
@@ -71,7 +71,7 @@ def test_values_become_plain():
         "object": object(),
         "flag": np.bool_(True),
     }
-    found = plain(values)
+    found = serialize(values)
     assert found["augmentation"]["thinning"] == 0.5
     assert {name: value for name, value in found.items() if name != "augmentation"} == {
         "numpy": 0.5, "options": {"size": 3}, "time": 120.0, "several": [1, 2, None], "object": "object", "flag": True,

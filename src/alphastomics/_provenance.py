@@ -63,22 +63,22 @@ def _installed(name: str) -> str | None:
 def serialize_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Arguments as plain values, without None, paths, and the names in ``EXCLUDED``."""
     return {
-        name: plain(value)
+        name: serialize(value)
         for name, value in arguments.items()
         if value is not None and name not in EXCLUDED and not _is_path(value)
     }
 
 
-def plain(value: Any) -> Any:
+def serialize(value: Any) -> Any:
     """A value for JSON: dataclasses as mappings, durations in seconds, other objects as their class name."""
     if isinstance(value, np.generic):
-        return plain(value.item())
+        return serialize(value.item())
     if isinstance(value, Mapping):
         return serialize_arguments({str(name): each for name, each in value.items()})
     if is_dataclass(value) and not isinstance(value, type):
         return serialize_arguments(asdict(value))
     if isinstance(value, (list, tuple)):
-        return [plain(each) for each in value if not _is_path(each)]
+        return [serialize(each) for each in value if not _is_path(each)]
     if isinstance(value, timedelta):
         return value.total_seconds()
     return value if value is None or isinstance(value, (str, int, float, bool)) else type(value).__name__
@@ -131,7 +131,7 @@ def result_record(model: Any, function: str, parameters: Mapping[str, Any]) -> d
         {
             "function": function,
             "params": serialize_arguments(parameters),
-            "model": {**plain(model.init_params_["non_kwargs"]), "weights": digest(model)},
+            "model": {**serialize(model.init_params_["non_kwargs"]), "weights": digest(model)},
             "training": {name: value for name, value in trained.items() if name not in TIMES},
             "machine": {"device": device_name(model.module.device), "system": system()},
             "versions": versions(),

@@ -56,6 +56,9 @@ from alphastomics.config._sections import (
     TrainingSection,
 )
 from alphastomics.config._training import (
+    DEFAULT_CONTEXT_SIZE as DEFAULT_CONTEXT_SIZE,
+    DEFAULT_STEPS as DEFAULT_STEPS,
+    DEFAULT_VALIDATION_SIZE as DEFAULT_VALIDATION_SIZE,
     ContextKind as ContextKind,
     GrowthKind as GrowthKind,
     Recompute as Recompute,

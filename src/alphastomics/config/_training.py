@@ -11,6 +11,9 @@ from alphastomics.config._setting import check, setting
 
 ContextKind = Literal["subset", "patch"]
 GrowthKind = Literal["linear", "cosine", "exponential", "geometric"]
+DEFAULT_STEPS = 4000  # optimizer steps without max_epochs and max_time
+DEFAULT_CONTEXT_SIZE = 512
+DEFAULT_VALIDATION_SIZE = 0.1  # with early stopping
 _GROWING = ("context_growth", *get_args(GrowthKind))
 Recompute = int | Literal["auto", "none", "all"]
 Strategy = Literal[

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import asdict, dataclass, fields, is_dataclass
 from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
@@ -111,7 +111,7 @@ class Config:
 
     def to_dict(self) -> dict[str, Any]:
         """All keys, nested as in a file, as plain values; None where nothing is set."""
-        return _plain(self)
+        return asdict(self, dict_factory=lambda items: {k: str(v) if isinstance(v, Path) else v for k, v in items})
 
     def to_yaml(self) -> str:
         """The text of a file that :meth:`read` reads."""
@@ -261,12 +261,3 @@ def _shown(name: Any) -> str:
     """A key in a message, as in a file, in at most one line."""
     found = str(name)
     return found if found.isprintable() and len(found) <= LONGEST else format_value(found)
-
-
-def _plain(section: Any) -> dict[str, Any]:
-    """Nested values of YAML."""
-    found: dict[str, Any] = {}
-    for entry in fields(section):
-        value = getattr(section, entry.name)
-        found[entry.name] = _plain(value) if is_dataclass(value) else str(value) if isinstance(value, Path) else value
-    return found

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Literal
 
 from alphastomics._provenance import training_record
-from alphastomics.config import TrainerConfig, TrainingConfig
+from alphastomics.config import DEFAULT_CONTEXT_SIZE, TrainerConfig, TrainingConfig
 from alphastomics.config._setting import split_arguments
 from alphastomics.data import AnnDataSource
 from alphastomics.model import _checkpoint
@@ -185,13 +185,13 @@ class TrainingMixin(ModelBase):
 
     def estimate_memory(
         self,
-        n_cells: int = 512,
-        batch_size: int = 1024,
+        n_cells: int = DEFAULT_CONTEXT_SIZE,
+        batch_size: int = TrainingConfig.batch_size,
         *,
         training: bool = True,
-        precision: str | int = "auto",
+        precision: str | int = TrainerConfig.precision,
         recompute: int | Literal["none", "all"] = "none",
-        accelerator: str = "auto",
+        accelerator: str = TrainerConfig.accelerator,
         context_parallel_size: int = TrainingConfig.context_parallel_size,
         plan_kwargs: dict[str, Any] | None = None,
     ) -> MemoryEstimate:
@@ -235,9 +235,7 @@ class TrainingMixin(ModelBase):
             return estimate_inference(self.module.config, **common)
         k = recomputed_blocks(recompute, self.module.config.n_layers)
         if k is None:
-            raise ValueError(
-                "recompute='auto' is for train(), which knows the available memory; choose 'none', 'all' or a number"
-            )
+            raise ValueError("recompute='auto' is only supported by train(); choose 'none', 'all' or a number")
         return estimate_training(
             self.module.config,
             n_contexts=max(1, batch_size // n_cells),

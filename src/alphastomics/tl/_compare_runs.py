@@ -16,7 +16,7 @@ from sklearn.cluster import KMeans
 from alphastomics import _keys
 from alphastomics._io._atomic import write_json
 from alphastomics._provenance import versions
-from alphastomics.config import TrainingConfig
+from alphastomics.config import DEFAULT_CONTEXT_SIZE, TrainingConfig
 from alphastomics.data._checks import expression_matrix
 from alphastomics.data._slices import slice_rows
 from alphastomics.metrics import rigid_align, subsample_cells
@@ -158,10 +158,9 @@ def train(model: AlphaSTomics, query: AnnData, **arguments: Any) -> tuple[Traini
 def _validation_batches(model: AlphaSTomics, query: AnnData, arguments: Mapping[str, Any]) -> list[Batch]:
     """A few contexts of the held-out slices, the same for every configuration and seed."""
     from alphastomics.data import AnnDataSource, ContextDataset, collate
-    from alphastomics.train.session import DEFAULT_CONTEXT
 
     source = AnnDataSource(query, model.schema, positions=True)
-    size = arguments.get("context_size") or DEFAULT_CONTEXT
+    size = arguments.get("context_size") or DEFAULT_CONTEXT_SIZE
     if size == "auto":
         size = max(len(cells.rows) for cells in source.slices)
     kind = arguments.get("context_kind", TrainingConfig.context_kind)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import lightning.pytorch as pl
 
+from alphastomics.config import DEFAULT_CONTEXT_SIZE, TrainingConfig
 from alphastomics.data import Augmentation, ContextDataset
 from alphastomics.data._batch import RawBatch, encode_batch
 from alphastomics.data._encode import Encoder
@@ -60,8 +61,8 @@ class ContextDataModule(pl.LightningDataModule):
         source: CellSource,
         *,
         validation: CellSource | None = None,
-        batch_size: int = 1024,
-        context_size: int = 512,
+        batch_size: int = TrainingConfig.batch_size,
+        context_size: int = DEFAULT_CONTEXT_SIZE,
         micro_batch_size: int | None = None,
         kind: str = "subset",
         seed: int = 0,

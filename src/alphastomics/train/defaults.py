@@ -20,7 +20,6 @@ FEW_CELLS = 5000
 MANY_CELLS, MOST_CELLS = 10_000, 100_000  # thresholds for more experts
 FULL_CELLS = 16_384  # cells of a context above which full attention takes most of the time of a step
 COMPOSITION = 5.0
-GRADIENT_NORM = 1.0  # gradients are clipped to this norm
 
 
 def default_augmentation(schema: TissueSchema, n_cells: int) -> Augmentation:

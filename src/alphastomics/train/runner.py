@@ -15,9 +15,9 @@ from lightning.pytorch.callbacks import TQDMProgressBar
 from scvi import settings
 from scvi.train import TrainRunner
 
+from alphastomics.config import TrainerConfig
 from alphastomics.train._lightning_compat import replace_script_launcher
 from alphastomics.train.callbacks import EpochMeans, History, ThroughputMonitor
-from alphastomics.train.defaults import GRADIENT_NORM
 from alphastomics.train.distributed.launch import (
     REMEDY,
     DeadProcessError,
@@ -129,7 +129,7 @@ class ContextTrainer(pl.Trainer):
         if checkpoint is not None:
             callbacks.append(checkpoint)
         defaults: dict[str, Any] = {
-            "gradient_clip_val": GRADIENT_NORM,
+            "gradient_clip_val": TrainerConfig.gradient_clip_val,
             "logger": False,
             "enable_checkpointing": checkpoint is not None,
             "enable_model_summary": False,

@@ -5,14 +5,11 @@ from __future__ import annotations
 import logging
 import time
 from dataclasses import dataclass
-from datetime import timedelta  # noqa: TC003  read at run time
-from os import PathLike  # noqa: TC003
+from os import PathLike  # noqa: TC003  read at run time
 from typing import TYPE_CHECKING, Any
 
-from lightning.pytorch.strategies import Strategy  # noqa: TC002
-
 from alphastomics._rank import quiet_unless_first
-from alphastomics.config import TrainingConfig
+from alphastomics.config import DEFAULT_CONTEXT_SIZE, DEFAULT_STEPS, DEFAULT_VALIDATION_SIZE, TrainingConfig
 from alphastomics.diffusion import MaskingConfig
 from alphastomics.train.callbacks import History, MicroBatches
 from alphastomics.train.checkpoint import LastCheckpoint, checkpoint_path
@@ -55,21 +52,11 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-DEFAULT_STEPS = 4000  # optimizer steps without max_epochs and max_time
-DEFAULT_CONTEXT = 512
-DEFAULT_VALIDATION = 0.1  # of the slices, with early stopping
-
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingArguments(TrainingConfig):
-    """Arguments of :meth:`AlphaSTomics.train`, which describes those that are declared here."""
+    """Arguments of :meth:`AlphaSTomics.train`, which describes them, except for those of the trainer."""
 
-    max_epochs: int | None
-    max_time: str | timedelta | dict[str, float] | float | None
-    accelerator: str
-    devices: int | list[int] | str
-    strategy: str | Strategy
-    precision: str | int
     plan_kwargs: dict[str, Any] | None
     checkpoint: str | PathLike[str] | None
     resume: str | PathLike[str] | None
@@ -85,7 +72,8 @@ class TrainingSession:
     arguments
         Arguments of the training.
     trainer_kwargs
-        Further arguments of the trainer.
+        Arguments of the trainer: ``max_epochs``, ``max_time``, ``accelerator``, ``devices``, ``strategy``, ``precision``, and
+        optionally others.
     mode, diffusion
         What the network is trained to sample, and its diffusion processes.
     seed
@@ -109,24 +97,25 @@ class TrainingSession:
     ) -> None:
         self.module, self.arguments, self.mode, self.diffusion, self.seed = module, arguments, mode, diffusion, seed
         self.given = dict(trainer_kwargs)
-        self.trainer_kwargs = dict(trainer_kwargs)
-        self.strategy = resolve_strategy(
-            arguments.strategy,
-            accelerator=arguments.accelerator,
-            devices=arguments.devices,
+        accelerator, devices, precision = (trainer_kwargs[name] for name in ("accelerator", "devices", "precision"))
+        strategy = resolve_strategy(
+            trainer_kwargs["strategy"],
+            accelerator=accelerator,
+            devices=devices,
             num_nodes=trainer_kwargs.get("num_nodes", 1),
-            precision=arguments.precision,
+            precision=precision,
             group_size=arguments.context_parallel_size,
         )
         quiet_unless_first()
-        self.device = device_of(arguments.accelerator, arguments.devices)
+        self.device = device_of(accelerator, devices)
         # Processes cannot be forked after CUDA was initialized, so a subprocess queries the GPU.
-        self._ask = run_in_subprocess if is_forked(self.strategy) and self.device.type == "cuda" else run_inline
-        self.precision = self._ask(lambda: resolve_precision(arguments.precision))
+        self._ask = run_in_subprocess if is_forked(strategy) and self.device.type == "cuda" else run_inline
+        self.precision = self._ask(lambda: resolve_precision(precision))
+        self.trainer_kwargs = {**trainer_kwargs, "strategy": strategy, "precision": self.precision}
         check_cublas_workspace(trainer_kwargs.get("deterministic"), self.device)
         if arguments.masking is not None and not module.config.mask_tokens:
             raise ValueError("masking= needs a model with mask tokens; make it with enable_masking=True")
-        self.max_seconds = seconds_of(arguments.max_time)
+        self.max_seconds = seconds_of(self.trainer_kwargs.pop("max_time"))
         self.ended_together, self.seconds = True, 0.0
         self.checkpoint: Path | None = None
 
@@ -143,7 +132,7 @@ class TrainingSession:
             Sizes of contexts and batches of the training that is resumed; empty for a new one.
         """
         given, self.source = self.arguments, source
-        size = ("auto" if whole_slices else DEFAULT_CONTEXT) if given.context_size is None else given.context_size
+        size = ("auto" if whole_slices else DEFAULT_CONTEXT_SIZE) if given.context_size is None else given.context_size
         self.plan_arguments = plan_arguments(
             self.module, self.mode, self.diffusion, source.schema, source.n_cells, given.masking, given.plan_kwargs
         )
@@ -156,8 +145,8 @@ class TrainingSession:
                 micro_batch_size=given.micro_batch_size,
                 budget=given.memory_budget,
                 recompute=given.recompute,
-                accelerator=given.accelerator,
-                devices=given.devices,
+                accelerator=self.given["accelerator"],
+                devices=self.given["devices"],
                 accumulate=(self.trainer_kwargs.get("accumulate_grad_batches") or 1) > 1,
                 precision=self.precision,
                 resumed=resumed,
@@ -171,7 +160,7 @@ class TrainingSession:
         given, layout = self.arguments, self.layout
         share = given.validation_size
         if share is None and validation is None and (given.early_stopping or given.train_size is not None):
-            share = DEFAULT_VALIDATION if given.train_size is None else 1 - given.train_size
+            share = DEFAULT_VALIDATION_SIZE if given.train_size is None else 1 - given.train_size
         self.validation_size = share
         self.datamodule = kind(
             self.source,
@@ -210,10 +199,10 @@ class TrainingSession:
 
     def _make_curriculum(self) -> LengthCurriculum | None:
         given, per_epoch = self.arguments, self.datamodule.steps_per_epoch
-        max_epochs = given.max_epochs
+        max_epochs = self.given["max_epochs"]
         if max_epochs is None:
             max_epochs = -1 if self.max_seconds is not None else -(-DEFAULT_STEPS // per_epoch)
-        self.max_epochs = max_epochs
+        self.max_epochs = self.trainer_kwargs["max_epochs"] = max_epochs
         max_steps = self.trainer_kwargs.get("max_steps") or -1
         limits = [self.max_epochs * per_epoch] * (self.max_epochs >= 0) + [max_steps] * (max_steps >= 0)
         return make_curriculum(
@@ -247,11 +236,6 @@ class TrainingSession:
             model,
             training_plan=self.plan,
             data_splitter=self.datamodule,
-            max_epochs=self.max_epochs,
-            accelerator=self.arguments.accelerator,
-            devices=self.arguments.devices,
-            strategy=self.strategy,
-            precision=self.precision,
             ema=MovingAverage(self.plan.config.ema_decay),
             history=History(model.history_),
             max_seconds=self.max_seconds,
