@@ -331,7 +331,7 @@ def test_compare_reads_parquet(folder, comparison, tmp_path):
     ("tokens", "message"),
     [
         (["--output-dir", "text"], "text is a file"),
-        (["--output-dir", "full"], "full is not empty and holds no comparison.json"),
+        (["--output-dir", "full"], "full is not empty and has no comparison.json"),
         (["--configurations", "gates"], "'gates'; choose --configurations"),
         (["--held-out", "slice_7"], "'slice_7'; choose --held-out … from"),
         (["--max-time", "3"], "not both"),

@@ -15,7 +15,7 @@ from cyclopts import App, CycloptsError, Parameter
 from cyclopts.types import ExistingDirectory, ExistingFile, PositiveInt  # noqa: TC002
 
 from alphastomics import __version__
-from alphastomics.cli._config import NULLS, fill, resolved
+from alphastomics.cli._config import HEADER, fill, resolved
 from alphastomics.cli._options import GLOBAL, SEVERAL, ComparisonOptions, DemoOptions, FitOptions, SetupOptions
 from alphastomics.cli._output import USER_ERRORS, messages, print_error
 from alphastomics.cli._preprocess import ClusterOptions, DatasetOptions, SliceOptions, UploadOptions
@@ -36,8 +36,8 @@ app = App(
 )
 app.meta.group_parameters = GLOBAL
 INTERRUPTED = 130  # as shells return it
-# `main` handles errors and exit codes.
-PLAIN: dict[str, Any] = {"exit_on_error": False, "print_error": False, "result_action": "return_value"}
+# cyclopts passes errors and results on to `main`.
+PASS_ON: dict[str, Any] = {"exit_on_error": False, "print_error": False, "result_action": "return_value"}
 
 
 @app.command
@@ -49,7 +49,7 @@ def demo(
 ) -> None:
     """Simulate a tissue of three slices, train on two, place the cells of the third, and score the result.
 
-    Ends with an error if regression on the 25 nearest cells scores higher.
+    Exits with status 1 if regression on the 25 nearest cells scores higher.
 
     Parameters
     ----------
@@ -58,13 +58,13 @@ def demo(
     seed
         Seed of the tissue, the initial weights and every random draw.
     """
-    from alphastomics.cli._compare import check_verdict, run_demo
+    from alphastomics.cli._compare import check_scores, run_demo
     from alphastomics.cli._output import to_text
 
     table = run_demo(output_dir, options, seed)
     if table is not None:
         sys.stdout.write(to_text(table))
-        check_verdict(table, output_dir)
+        check_scores(table, output_dir)
 
 
 @app.command
@@ -176,11 +176,11 @@ def train(
     """
     if not print_config:
         if run.resume is not None:
-            run.checkpoint(claim=False)  # without a run there is no configuration that names its data
+            run.checkpoint(check_free=False)  # an error if there is no run, whose configuration names the data
         source.check()
     chosen = resolved(options, run, source, setup)
     if print_config:
-        sys.stdout.write(NULLS + chosen.to_yaml())
+        sys.stdout.write(HEADER + chosen.to_yaml())
         return
     from alphastomics.cli._train import run_training
 
@@ -422,7 +422,7 @@ def _launch(
     """
     try:
         with messages():
-            app(tokens, **PLAIN)
+            app(tokens, **PASS_ON)
     except KeyboardInterrupt:
         return INTERRUPTED
     except USER_ERRORS as error:
@@ -449,7 +449,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     # times slower; threads that sleep sooner cost less than a fifth otherwise. torch, which reads this, is not imported yet.
     os.environ.setdefault("GOMP_SPINCOUNT", "5000")
     try:
-        return app.meta(sys.argv[1:] if argv is None else list(argv), **PLAIN) or 0
+        return app.meta(sys.argv[1:] if argv is None else list(argv), **PASS_ON) or 0
     except CycloptsError as error:
         print_error(error)
         return 2

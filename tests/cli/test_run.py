@@ -117,7 +117,7 @@ def test_held_out_slices_are_scored_or_it_is_said_that_there_are_none(folder, he
     assert main([*tokens, "--exp-name", "without"]) == 0
     assert "no slice was held out; pass --validation-size to hold out slices." in capsys.readouterr().err
     assert main([*changed(tokens, mode="pos_to_expr"), "--exp-name", "other", "--validation-size", "0.3"]) == 0
-    assert "The model was not tested: scores need predicted positions" in capsys.readouterr().err
+    assert "a model with mode='pos_to_expr' does not predict positions" in capsys.readouterr().err
     assert sorted(path.name for path in Path("outputs").glob("*/logs/scores.json")) == ["scores.json"]
 
 

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-LONGEST = 300.0  # seconds of training in a demo
-OURS, REGRESSION = "AlphaSTomics", "25-NN regression"
-NAMES = {"prediction": OURS, "chance": "chance", "oracle": "oracle within type"}
+MAX_SECONDS = 300.0  # of training in a demo
+MODEL, REGRESSION = "AlphaSTomics", "25-NN regression"
+ROWS = {"prediction": MODEL, "chance": "chance", "oracle": "oracle within type"}
 NAME = "comparison"
 
 
@@ -32,8 +32,8 @@ def run_demo(output_dir: Path, options: FitOptions, seed: int) -> pd.DataFrame |
 
     Returns
     -------
-    Scores, one row each for the model, the regression, chance and the oracle; None in all but the first of several processes,
-    which only train.
+    Scores, one row each for the model, the regression, chance and the oracle. None in all processes but the first, which only
+    train.
 
     Raises
     ------
@@ -44,8 +44,8 @@ def run_demo(output_dir: Path, options: FitOptions, seed: int) -> pd.DataFrame |
     from alphastomics.cli._train import check_device, fit
     from alphastomics.train import seconds_of
 
-    if (seconds_of(options.max_time) or 0) > LONGEST:
-        raise ValueError(f"The demo trains for at most {LONGEST:.0f} s; lower max_time=…")
+    if (seconds_of(options.max_time) or 0) > MAX_SECONDS:
+        raise ValueError(f"The demo trains for at most {MAX_SECONDS:.0f} s; lower max_time=…")
     quiet_unless_first()
     check_device(options)
     prepare_folder(output_dir)
@@ -72,7 +72,7 @@ def score_demo(query: AnnData, reference: AnnData) -> pd.DataFrame:
     from alphastomics.cli._scores import knn_positions
     from alphastomics.tl import evaluate
 
-    table = evaluate(query, cell_type_key=_keys.CELL_TYPE, baselines=True).droplevel("slice").rename(index=NAMES)
+    table = evaluate(query, cell_type_key=_keys.CELL_TYPE, baselines=True).droplevel("slice").rename(index=ROWS)
     # A copy without expression: the regression is scored in the same way and not kept.
     other = query[:, :0].copy()
     other.obsm["knn"] = knn_positions(query, reference)
@@ -96,12 +96,12 @@ def write_demo(query: AnnData, table: pd.DataFrame, output_dir: Path) -> None:
     write_h5ad(output_dir / "reconstruction.h5ad", query)
 
 
-def check_verdict(table: pd.DataFrame, output_dir: Path) -> None:
+def check_scores(table: pd.DataFrame, output_dir: Path) -> None:
     """Raise ``RuntimeError`` unless the distance Spearman of the model is higher than that of the regression."""
-    ours, regression = (float(table.loc[name, "distance_spearman"]) for name in (OURS, REGRESSION))
-    if not ours > regression:
+    model, regression = (float(table.loc[name, "distance_spearman"]) for name in (MODEL, REGRESSION))
+    if not model > regression:
         raise RuntimeError(
-            f"The demo failed: distance Spearman is {ours:.3f}, not above the {regression:.3f} of {REGRESSION}. "
+            f"The demo failed: distance Spearman is {model:.3f} for {MODEL} and {regression:.3f} for {REGRESSION}. "
             f"Train longer (max_time=…) and inspect {output_dir / 'reconstruction.png'}"
         )
 
@@ -132,7 +132,7 @@ def prepare_comparison(output_dir: Path) -> None:
     if output_dir.exists() and not output_dir.is_dir():
         raise NotADirectoryError(f"{output_dir} is a file; pass a folder")
     if output_dir.is_dir() and any(output_dir.iterdir()) and not (output_dir / f"{NAME}.json").is_file():
-        raise FileExistsError(f"{output_dir} is not empty and holds no {NAME}.json to continue; pass another folder")
+        raise FileExistsError(f"{output_dir} is not empty and has no {NAME}.json to continue; pass another folder")
     prepare_folder(output_dir)
 
 

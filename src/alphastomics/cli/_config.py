@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Above a printed configuration.
-NULLS = "# null: not set, or chosen by the data when training starts; see docs/configuration.md\n"
+# First line of a printed configuration.
+HEADER = "# null: not set, or chosen by the data when training starts; see docs/configuration.md\n"
 # Options with the same meaning: one of them on the command line replaces the others in the file.
 SYNONYMS = (
     {"attention", "use_gated_attention"},

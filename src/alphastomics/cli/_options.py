@@ -129,11 +129,7 @@ def check_options(values: Mapping[str, Any], settings: Mapping[str, Setting] = S
 
 @options
 class SetupOptions(SetupConfig):
-    """Where an AnnData object holds what."""
-
-    def arguments(self) -> dict[str, Any]:
-        """Arguments of ``AlphaSTomics.setup_anndata``."""
-        return dict(vars(self))
+    """Arguments of ``AlphaSTomics.setup_anndata``."""
 
 
 @options
@@ -147,9 +143,9 @@ class FitOptions(
     NetworkConfig,
     ModelConfig,
 ):
-    """Everything that decides a model and its training, beside the data and the seed."""
+    """Settings of a model and its training."""
 
-    attention: AttentionKind | None = None  # type: ignore[assignment]  # or use_gated_attention
+    attention: AttentionKind | None = None  # type: ignore[assignment]  # None: as use_gated_attention
 
     def __post_init__(self) -> None:
         if self.attention is not None and self.use_gated_attention is (self.attention == "linear"):

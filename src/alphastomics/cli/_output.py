@@ -1,4 +1,4 @@
-"""Output of commands: messages, errors in one line, and files that are written as a whole or not at all."""
+"""Output of commands: messages, errors in one line, and files that are written atomically."""
 
 from __future__ import annotations
 
@@ -42,23 +42,23 @@ REMEDIES = {
     errno.ENAMETOOLONG: NAME,
     errno.EIO: "check the disk",
 }
-# Loggers of other packages with messages that do not concern users of the command line.
-CHATTER = ("lightning.pytorch.utilities.rank_zero", "scvi.data")
+# Loggers of other packages whose messages do not concern users of the command line.
+OTHER_LOGGERS = ("lightning.pytorch.utilities.rank_zero", "scvi.data")
 
 
 @contextmanager
 def messages() -> Iterator[None]:
     """Show messages of this package on stderr, and hide those of others."""
-    ours, handler = logging.getLogger("alphastomics"), logging.StreamHandler(sys.stderr)
-    levels = {logging.getLogger(name): logging.WARNING for name in CHATTER} | {ours: logging.INFO}
+    package, handler = logging.getLogger("alphastomics"), logging.StreamHandler(sys.stderr)
+    levels = {logging.getLogger(name): logging.WARNING for name in OTHER_LOGGERS} | {package: logging.INFO}
     before = {logger: logger.level for logger in levels}
     for logger, level in levels.items():
         logger.setLevel(level)
-    ours.addHandler(handler)
+    package.addHandler(handler)
     try:
         yield
     finally:
-        ours.removeHandler(handler)
+        package.removeHandler(handler)
         for logger, level in before.items():
             logger.setLevel(level)
 
@@ -114,7 +114,7 @@ def write_h5ad(path: Path, adata: AnnData) -> None:
     adata.strings_to_categoricals()
     with h5py.File(path.name, "w", driver="core", backing_store=False) as file:
         ad.io.write_elem(file, "/", adata)
-        if adata.raw is None:  # a null, which AnnData itself does not write in a file
+        if adata.raw is None:  # null, which AnnData.write_h5ad leaves out
             file.pop("raw", None)
         file.flush()
         image = file.id.get_file_image()

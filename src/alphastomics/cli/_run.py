@@ -14,7 +14,7 @@ from alphastomics.cli._options import RUN, options
 from alphastomics.config import RunConfig, SourceConfig
 
 CONFIG, CHECKPOINTS, LOGS = "config.yaml", "checkpoints", "logs"
-LAST = Path("last")  # in the place of a .ckpt file
+LAST = Path("last")  # value of --resume instead of a .ckpt file
 
 
 @options
@@ -22,19 +22,19 @@ class SourceOptions(SourceConfig):
     """The cells to train on."""
 
     def check(self) -> None:
-        """Check that data of exactly one kind are given and exist, and that ``--streaming`` comes with a dataset."""
+        """Check that there is either a file or a dataset, and that only a dataset is streamed."""
         if self.input_data is None and self.data_dir is None:
             raise ValueError("--data-dir or --input-data is required: a dataset, or an .h5ad or .parquet file")
         if self.input_data is not None and self.data_dir is not None:
             raise ValueError("--data-dir and --input-data exclude each other; pass one of them")
         if self.input_data is not None and not self.input_data.is_file():
             raise FileNotFoundError(
-                f'"{self.input_data}" does not exist or is not a file; correct --input-data, or data.input_data in the file'
+                f'"{self.input_data}" does not exist or is not a file; correct --input-data, or data.input_data in the configuration file'
             )
         if self.data_dir is not None and not self.data_dir.is_dir():
             raise FileNotFoundError(
                 f'"{self.data_dir}" does not exist or is not a folder; correct --data-dir, or data.processed_data_dir in '
-                "the file"
+                "the configuration file"
             )
         if self.streaming and self.data_dir is None:
             raise ValueError("--streaming requires --data-dir; a file is loaded whole")
@@ -76,8 +76,8 @@ class RunOptions(RunConfig):
         """The folder of the run."""
         return RunFolder(self.output_dir / self.exp_name)
 
-    def checkpoint(self, *, claim: bool = True) -> Path | None:
-        """The checkpoint to continue from, if any; with `claim`, check that the folder is free for this run.
+    def checkpoint(self, *, check_free: bool = True) -> Path | None:
+        """The checkpoint to continue from, if any; with `check_free`, also check that this run may use the folder.
 
         Raises
         ------
@@ -98,8 +98,8 @@ class RunOptions(RunConfig):
             remedy = "correct the file name" if self.resume else "check --exp-name and --output-dir"
             raise FileNotFoundError(f"{path} is missing, so there is no training to resume; {remedy}")
         own = path is not None and path.resolve().is_relative_to(folder.path.resolve())
-        taken = claim and folder.path.is_dir() and any(folder.path.iterdir())
-        if taken and not (self.overwrite or own or (self.from_last and folder.is_begun)):
+        taken = check_free and folder.path.is_dir() and any(folder.path.iterdir())
+        if taken and not (self.overwrite or own or (self.from_last and folder.is_unfinished)):
             raise FileExistsError(
                 f"{folder.path} is not empty; pass another --exp-name, --resume to continue the run in it, "
                 "or --overwrite to replace it"
@@ -120,8 +120,8 @@ class RunFolder:
     path: Path
 
     @property
-    def is_begun(self) -> bool:
-        """Whether it only contains files of a run that ended before its first checkpoint."""
+    def is_unfinished(self) -> bool:
+        """Whether it contains only files of a run that has no model yet."""
         known = {CONFIG, CHECKPOINTS, LOGS}
         return self.path.is_dir() and not self.model.exists() and {path.name for path in self.path.iterdir()} <= known
 

@@ -38,14 +38,14 @@ logger = logging.getLogger(__name__)
 
 def check_device(options: FitOptions) -> None:
     """Check that the devices are available and the strategy supports them, with errors that name flags."""
-    *places, _ = where = options.devices_and_precision
+    where = options.devices_and_precision
     try:
-        device_of(**{name: where[name] for name in places})
+        device_of(where["accelerator"], where["devices"])
     except ValueError as error:
         if options.gpus is None:
             raise
         raise ValueError(
-            f"--gpus {options.gpus} is more than the available GPUs; omit --gpus to use what is available"
+            f"--gpus {options.gpus} exceeds the number of available GPUs; omit --gpus to use all of them"
         ) from error
     try:
         resolve_strategy(
@@ -55,10 +55,10 @@ def check_device(options: FitOptions) -> None:
             **where,
         )
     except (ImportError, RuntimeError, ValueError) as error:
-        raise type(error)(_in_flags(str(error))) from error
+        raise type(error)(_flags_for_arguments(str(error))) from error
 
 
-def _in_flags(text: str) -> str:
+def _flags_for_arguments(text: str) -> str:
     """Replace ``strategy='ddp'`` by ``--strategy ddp`` and ``num_nodes=`` by ``--num-nodes``."""
     return re.sub(
         rf"\b({'|'.join(SETTINGS)})=(?:'?([\w-]+)'?)?",
@@ -106,7 +106,7 @@ def run_training(
     """Train a model and fill the folder of its run; nothing is written before the first step.
 
     If several processes run the command (``ddp`` starts one per additional device, torchrun and Slurm one per device), all of
-    them read and train, and the first one writes and prints.
+    them read and train; only the first one writes and prints.
 
     Raises
     ------
@@ -116,11 +116,11 @@ def run_training(
     quiet_unless_first()
     check_device(options)
     first = is_first()
-    folder, resumed = run.folder(), run.checkpoint(claim=first)
+    folder, resumed = run.folder(), run.checkpoint(check_free=first)
     if first:
         check_folder(folder.path)
     model = make_model(source, setup, options.model_arguments() | {"random_state": run.seed})
-    callbacks = [StartOfRun(folder, config, resumed=resumed is not None), MetricsFile(folder.metrics)]
+    callbacks = [MakeRunFolder(folder, config, resumed=resumed is not None), MetricsFile(folder.metrics)]
     before = _stamp(folder.config)
     try:
         resume = "last" if run.from_last else resumed
@@ -130,7 +130,9 @@ def run_training(
             logger.warning("The state of the training is in %s; --resume continues it.", folder.last)
         raise
     finally:
-        if first and not folder.last.is_file() and _stamp(folder.config) != before:  # written, maybe by a fork
+        if (
+            first and not folder.last.is_file() and _stamp(folder.config) != before
+        ):  # written by this run, maybe in a forked process
             folder.discard()
     if not first:
         return
@@ -188,13 +190,11 @@ def save(model: AlphaSTomics, path: Path) -> None:
 
 
 def test(model: AlphaSTomics, source: SourceOptions, folder: RunFolder, seed: int) -> None:
-    """Score the trained model on held-out cells; print and write the table, or log why there is none."""
+    """Score the trained model on held-out cells; print and write the table, or log why the model is not tested."""
     from alphastomics.cli._scores import score_model, write_scores
 
     if model.mode not in ("any", "expr_to_pos"):
-        logger.info(
-            "The model was not tested: scores need predicted positions, which mode=%r does not give.", model.mode
-        )
+        logger.info("The model was not tested: a model with mode=%r does not predict positions.", model.mode)
         return
     cells = held_out(model, source)
     if cells is None:
@@ -221,7 +221,7 @@ def held_out(model: AlphaSTomics, source: SourceOptions) -> AnnData | None:
     return model.adata[model.adata.obs[model.schema.slice_key].astype(str).isin(names)].copy()
 
 
-class StartOfRun(pl.Callback):
+class MakeRunFolder(pl.Callback):
     """Makes the folder of a run and writes its configuration, in the first process and before the first step."""
 
     def __init__(self, folder: RunFolder, config: Config, *, resumed: bool) -> None:
