@@ -38,10 +38,10 @@ def check_written(path: Path) -> None:
         )
 
 
-def open_parquet(path: Path) -> pq.ParquetFile:
+def open_parquet(path: Path, *, mapped: bool = False) -> pq.ParquetFile:
     """Open a Parquet file; raises PermissionError if it cannot be read, ValueError if it is incomplete or of another format."""
     try:
-        return pq.ParquetFile(path, page_checksum_verification=True)
+        return pq.ParquetFile(path, memory_map=mapped, page_checksum_verification=True)
     except PermissionError as error:
         raise permission_error(path, error) from error
     except Exception as error:  # a damaged file can raise anything

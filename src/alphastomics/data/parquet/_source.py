@@ -65,8 +65,8 @@ class Places(NamedTuple):
 class ParquetSource:
     """Cells of some splits of a dataset.
 
-    pyarrow decodes every row group once. Row groups that ``preprocess`` wrote are then read from mapped files, row by
-    row; of others, the most recently used are cached. Several threads can read a source. It can be pickled: other
+    Row groups that ``preprocess`` wrote are read from mapped files, row by row, after pyarrow has verified their checksums;
+    others are decoded by pyarrow, and the most recently used are cached. Several threads can read a source. It can be pickled: other
     processes open its files again. ``schema`` is that of the dataset when None; ``buffer_size`` is the number of cells
     among which contexts are shuffled.
 
@@ -237,10 +237,13 @@ class ParquetSource:
         return found
 
     def _load(self, group: Group) -> tuple[Values, bool]:
-        """Values of a row group, whose checksums pyarrow verifies, and whether they are in the mapped file."""
+        """Values of a row group, after verification of their checksums, and whether they are in the mapped file."""
         path, n_genes = self._paths[group.file], self.schema.n_genes
         try:
             file, content = self._open(group.file)
+            mapped = map_rows(content, file, group.number, n_genes)
+            if mapped is not None:
+                return mapped, True
             columns = [name for name in (EXPRESSION, INDICES, VALUES) if name in file.schema_arrow.names]
             found = read_expression(file.read_row_group(group.number, columns=columns, use_threads=False), n_genes)
             if found.shape[0] != group.n_cells:
@@ -248,12 +251,11 @@ class ParquetSource:
             if not isinstance(found, np.ndarray) and found.nnz:
                 if not 0 <= found.indices.min() <= found.indices.max() < n_genes:
                     raise ValueError(f"{INDICES} must lie in 0 … {n_genes - 1}")
-            mapped = map_rows(content, file.metadata.row_group(group.number), found)
+            return sp.csr_matrix(found), False
         except Exception as error:  # a damaged file can raise anything
             raise ValueError(
                 f"Row group {group.number} of {path} is damaged ({describe_error(error)}); make the dataset again"
             ) from error
-        return (sp.csr_matrix(found), False) if mapped is None else (mapped, True)
 
     def _open(self, number: int) -> tuple[pq.ParquetFile, mmap.mmap]:
         with self._reading:
@@ -261,7 +263,7 @@ class ParquetSource:
                 path = self._paths[number]
                 with path.open("rb") as file:
                     content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-                self._files[number] = open_parquet(path), content
+                self._files[number] = open_parquet(path, mapped=True), content
             return self._files[number]
 
 
