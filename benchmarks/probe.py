@@ -51,11 +51,11 @@ def probe(model: AlphaSTomics, cells: AnnData, truth: NDArray[np.float64], *, se
     """Errors at every ratio for one slice, relative to those of trivial predictions."""
     import torch
 
+    from alphastomics.config._sampling import MAX_CONTEXT
     from alphastomics.data import AnnDataSource
     from alphastomics.diffusion.geometry import align, center, kabsch
     from alphastomics.sampling import PositionSampler
     from alphastomics.sampling._cells import content_order, embed_cells
-    from alphastomics.sampling._sampler import MAX_CONTEXT
 
     cells = cells.copy()
     cells.obsm.clear()

@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import App, CycloptsError, Parameter
-from cyclopts.types import ExistingDirectory, ExistingFile, PositiveInt  # noqa: TC002
+from cyclopts.types import ExistingDirectory, ExistingFile  # noqa: TC002
 
 from alphastomics import __version__
 from alphastomics.cli._config import HEADER, fill, resolved
 from alphastomics.cli._options import GLOBAL, SEVERAL, ComparisonOptions, DemoOptions, FitOptions, SetupOptions
 from alphastomics.cli._output import USER_ERRORS, messages, print_error
 from alphastomics.cli._preprocess import ClusterOptions, DatasetOptions, SliceOptions, UploadOptions
-from alphastomics.cli._query import QueryOptions  # noqa: TC001  read at run time
+from alphastomics.cli._query import QueryOptions, SampleOptions, ScoreOptions
 from alphastomics.cli._run import RunOptions, SourceOptions
 from alphastomics.config import RunConfig
 
@@ -192,16 +192,7 @@ def sample(
     *,
     query: QueryOptions,
     output: Path = Path("sampled.h5ad"),
-    sample_mode: Literal["expr_to_pos", "pos_to_expr", "joint"] = "expr_to_pos",
-    n_steps: PositiveInt = 30,
-    n_samples: PositiveInt = 1,
-    reduce: Literal["medoid", "mean"] | None = None,
-    sampler: Literal["ddpm", "ddim", "dpm++2m"] | None = None,
-    n_views: PositiveInt = 1,
-    refine: bool = False,
-    inpaint: bool = False,
-    n_cells: PositiveInt | None = None,
-    seed: int = RunConfig.seed,
+    options: SampleOptions = SampleOptions(),
 ) -> None:
     """Sample positions of cells from their expression, expression from positions, or whole slices.
 
@@ -211,67 +202,35 @@ def sample(
     ----------
     output
         ``.h5ad`` or ``.parquet`` file to write. The default is not replaced if it exists.
-    sample_mode
-        ``expr_to_pos``: positions from expression. ``pos_to_expr``: expression from positions. ``joint``: new slices with
-        ``--n-cells`` cells, or with as many cells as those of the input.
-    n_steps
-        Number of network evaluations per sample; 1 gives the conditional mean.
-    n_samples
-        Number of samples.
-    reduce
-        ``medoid``: the sample nearest to all others. ``mean``: the mean. By default all samples.
-    sampler
-        Reverse step. By default ``dpm++2m``, or ``ddpm`` if positions are known.
-    n_views
-        Number of random subsets of genes and cells over which the conditional mean is averaged.
-    refine
-        Move the cells of the conditional mean towards similar cells in the neighborhood embedding.
-    inpaint
-        Keep known values of the modality that is sampled, and sample those that are NaN.
-    n_cells
-        Number of cells of a new slice, instead of an input.
-    seed
-        Seed of every random draw.
     """
     from alphastomics.cli._cells import draw_slices, sample_cells, slice_sizes, use_layer_as_x, write_tissue
     from alphastomics.cli._output import prepare_file
     from alphastomics.cli._query import PARQUET, TISSUES, check_sample, check_suffix
 
     check_suffix(output, TISSUES)
-    check_sample(query, output, sample_mode, n_cells)
+    check_sample(query, output, options.mode, options.n_cells)
     prepare_file(output)
-    drawn: dict[str, Any] = {
-        "mode": sample_mode,
-        "inpaint": inpaint,
-        "n_steps": n_steps,
-        "n_samples": n_samples,
-        "reduce": reduce,
-        "sampler": sampler,
-        "n_views": n_views,
-        "refine": refine,
-        "random_state": seed,
-    }
-    flag = f"--sample-mode {sample_mode}"
-    if sample_mode == "joint" and n_cells is not None:
-        model = query.load([sample_mode], flag)
-        tissue = model.sample(n_cells=n_cells, **drawn)
-    elif sample_mode == "joint":
-        model, cells = query.read([sample_mode], flag, positions=False, expression=False)
+    flag = f"--sample-mode {options.mode}"
+    if options.mode == "joint" and query.names_cells:
+        model, cells = query.read([options.mode], flag, positions=False, expression=False)
         sizes = slice_sizes(cells, model.schema)
         logger.info(
             "%s sets the number of cells, %d in %d slice%s; its values are not used.",
             query.origin, sum(sizes), len(sizes), "s" * (len(sizes) > 1),
         )  # fmt: skip
-        tissue = draw_slices(model, sizes, **drawn)
+        tissue = draw_slices(model, sizes, **vars(options))
+    elif options.mode == "joint":
+        model = query.load([options.mode], flag)
+        tissue = model.sample(**vars(options))
     else:
         reads = {
-            "positions": inpaint or sample_mode == "pos_to_expr",
-            "expression": inpaint or sample_mode == "expr_to_pos",
+            "positions": options.inpaint or options.mode == "pos_to_expr",
+            "expression": options.inpaint or options.mode == "expr_to_pos",
         }
-        model, cells = query.read([sample_mode], flag, **reads)
+        model, cells = query.read([options.mode], flag, **reads)
         if output.suffix == PARQUET:
             use_layer_as_x(cells, model.schema)
-        tissue = sample_cells(model, cells, **drawn)
+        tissue = sample_cells(model, cells, **vars(options))
     write_tissue(tissue, output, model.schema)
     logger.info("%d cells are in %s.", tissue.n_obs, output)
 
@@ -281,9 +240,7 @@ def score(
     *,
     query: QueryOptions,
     output: Path | None = None,
-    n_samples: PositiveInt = 1,
-    n_steps: PositiveInt | None = None,
-    seed: int = RunConfig.seed,
+    options: ScoreOptions = ScoreOptions(),
 ) -> None:
     """Place the cells of every slice without reading their positions, and score the result against the true positions.
 
@@ -291,21 +248,13 @@ def score(
     ----------
     output
         JSON file for the scores.
-    n_samples
-        Number of samples; their medoid is scored.
-    n_steps
-        Number of network evaluations per sample. By default 1 for one sample and 25 for several.
-    seed
-        Seed of every random draw and of the baselines.
     """
     from alphastomics.cli._output import prepare_file, to_text
     from alphastomics.cli._scores import score_model, write_scores
 
     if output is not None:
         prepare_file(output)
-    table = score_model(
-        *query.read(["expr_to_pos"], "test", positions=True), n_samples=n_samples, n_steps=n_steps, seed=seed
-    )
+    table = score_model(*query.read(["expr_to_pos"], "test", positions=True), **vars(options))
     sys.stdout.write(to_text(table))
     if output is not None:
         write_scores(output, table)

@@ -11,14 +11,17 @@ import pytest
 
 from alphastomics.cli._options import ComparisonOptions, FitOptions, SetupOptions
 from alphastomics.cli._preprocess import ClusterOptions, DatasetOptions, SliceOptions, UploadOptions
+from alphastomics.cli._query import SampleOptions, ScoreOptions
 from alphastomics.cli._run import RunOptions, SourceOptions
 from alphastomics.config import (
     Augmentation,
     ClusterConfig,
     Config,
+    DrawConfig,
     MaskingConfig,
     NetworkConfig,
     PlanConfig,
+    SamplingConfig,
     Stage1Options,
     Stage2Options,
     TrainingConfig,
@@ -28,6 +31,7 @@ from alphastomics.config._comparison import ComparisonConfig
 from alphastomics.config._sections import DECLARATIONS, SETTINGS, EarlierKeys
 from alphastomics.config._setting import Setting, check, descriptions, settings_of
 from alphastomics.main import app
+from alphastomics.model import AlphaSTomics
 from alphastomics.tl import compare
 
 PAGE = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text()
@@ -38,7 +42,7 @@ OPTIONS = {  # declarations that are not in configuration files, with the comman
     ClusterOptions: (ClusterConfig, "preprocess", "stage1", "stage2"),
     UploadOptions: (UploadConfig, "upload"),
 }
-NOT_IN_FILES = [ComparisonConfig, *(cls for cls, *_ in OPTIONS.values())]
+NOT_IN_FILES = [ComparisonConfig, SamplingConfig, *(cls for cls, *_ in OPTIONS.values())]
 EVERY = [pytest.param(entry, id=name) for name, entry in SETTINGS.items()]
 EVERYWHERE = EVERY + [
     pytest.param(entry, id=f"{cls.__name__}.{name}") for cls in NOT_IN_FILES for name, entry in settings_of(cls).items()
@@ -124,6 +128,18 @@ def test_options_of_the_command_line_have_the_declared_defaults():
     assert values == {name: None if SETTINGS[name].details.from_data else SETTINGS[name].default for name in values}
 
 
+@pytest.mark.parametrize("entry", settings_of(SamplingConfig).values(), ids=settings_of(SamplingConfig))
+def test_a_setting_of_sampling_is_an_argument_in_python_and_a_flag(entry: Setting):
+    declared = {entry.flag} if not entry.details.python_only else set()
+    assert {name for name in flags_of("sample").get(entry.name, ()) if not name.startswith("--no-")} == declared
+    assert signature(AlphaSTomics.sample).parameters[entry.name].default == entry.default
+
+
+def test_options_of_sampling_have_the_declared_defaults():
+    assert vars(SampleOptions()) == vars(SamplingConfig())
+    assert vars(ScoreOptions()) == vars(DrawConfig()) | {"n_steps": None}  # set by the number of samples
+
+
 @pytest.mark.parametrize(
     ("cls", "values", "name"),
     [
@@ -159,6 +175,13 @@ def test_options_of_the_command_line_have_the_declared_defaults():
         (Stage2Options, {"scale_per_slice": True, "scale": False}, "scale=True"),
         (ClusterConfig, {"workers": 0}, "workers"),
         (ClusterConfig, {"scheduler": "tcp://10.0.0.1:8786", "workers": 2}, "scheduler"),
+        (SamplingConfig, {"mode": "any"}, "mode='any'"),
+        (SamplingConfig, {"mode": "joint"}, "n_cells"),
+        (SamplingConfig, {"n_cells": 5}, "mode='joint'"),
+        (SamplingConfig, {"mode": "joint", "n_cells": 5, "inpaint": True}, "inpaint"),
+        (SamplingConfig, {"mode": "pos_to_expr", "refine": True}, "mode='expr_to_pos'"),
+        (SamplingConfig, {"eta": 0.5}, "sampler='ddim'"),
+        (SamplingConfig, {"n_steps": 0}, "n_steps"),
     ],
 )
 def test_a_value_out_of_range_names_the_setting(cls: type, values: dict[str, object], name: str):

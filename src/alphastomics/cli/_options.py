@@ -16,12 +16,14 @@ from alphastomics.config import (
     Augmentation,
     ClusterConfig,
     DiffusionSettings,
+    DrawConfig,
     MaskingConfig,
     Mode,
     ModelConfig,
     NetworkConfig,
     PlanConfig,
     RunConfig,
+    SamplingConfig,
     SetupConfig,
     SourceConfig,
     Stage1Options,
@@ -32,19 +34,19 @@ from alphastomics.config import (
 )
 from alphastomics.config._comparison import ComparisonConfig
 from alphastomics.config._sections import DECLARATIONS, SETTINGS
-from alphastomics.config._setting import flag, settings_of, unmet
+from alphastomics.config._setting import descriptions, settings_of, unmet
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from alphastomics.config._setting import Setting
 
-# Panels of the help, in this order below the options of the command itself.
+# Panels of the help, in this order below the options of the command itself, among which None is.
 NAMES = ("Run", "Comparison", "Data", "Model", "Training", "Losses and optimizer", "Global")
 RUN, COMPARISON, DATA, MODEL, TRAINING, LOSSES, GLOBAL = (
     Group(name, sort_key=k) for k, name in enumerate(NAMES, start=1)
 )
-PANELS = {
+PANELS: dict[type, Group | None] = {
     RunConfig: RUN,
     ComparisonConfig: COMPARISON,
     SourceConfig: DATA,
@@ -61,6 +63,8 @@ PANELS = {
     Augmentation: TRAINING,
     MaskingConfig: TRAINING,
     PlanConfig: LOSSES,
+    SamplingConfig: None,
+    DrawConfig: None,
 }
 DECLARED_BY = {name: cls for cls in DECLARATIONS for name in settings_of(cls)}
 SEVERAL = Parameter(consume_multiple=True, negative=())
@@ -76,6 +80,7 @@ def options(cls: type[T]) -> type[T]:
     None unless it is given.
     """
     hints = get_type_hints(cls, include_extras=True)
+    texts = descriptions(cls)  # type: ignore[arg-type]
     own = {name: hint for name, hint in hints.items() if name in cls.__dict__.get("__annotations__", {})}
     declared = {name: (SETTINGS[name], PANELS[DECLARED_BY[name]]) for name in own if name in SETTINGS}
     for declaration in reversed([base for base in cls.__mro__ if base in PANELS]):
@@ -85,7 +90,7 @@ def options(cls: type[T]) -> type[T]:
     for name, (entry, panel) in declared.items():
         default = None if entry.details.from_data else getattr(cls, name)
         hint = hints[name] | None if default is None else hints[name]
-        annotations[name] = Annotated[hint, _parameter(entry, panel)]
+        annotations[name] = Annotated[hint, _parameter(entry, panel, texts.get(name, entry.text))]
         setattr(cls, name, field(default=default))
     cls.__annotations__ = own | annotations
     if "__post_init__" not in cls.__dict__:
@@ -93,7 +98,7 @@ def options(cls: type[T]) -> type[T]:
     return Parameter(name="*")(dataclass(frozen=True, kw_only=True)(cls))
 
 
-def _parameter(entry: Setting, panel: Group) -> Parameter:
+def _parameter(entry: Setting, panel: Group | None, text: str) -> Parameter:
     """How cyclopts reads a setting."""
 
     def check(kind: Any, value: Any) -> None:
@@ -102,14 +107,16 @@ def _parameter(entry: Setting, panel: Group) -> Parameter:
             raise ValueError(f"It {problem}.")
 
     details = entry.details
-    names: dict[str, Any] = {"alias": details.flags} if details.flags else {}
-    if details.off is not None:
-        names["negative"] = details.off
+    names: dict[str, Any] = {
+        "alias": details.flags or None,
+        "name": details.flag,
+        "negative": details.off,
+        "group": panel,
+    }
+    names = {name: value for name, value in names.items() if value is not None}
     if any(get_origin(kind) is tuple for kind in (entry.hint, *entry.kinds)):
         names |= {"consume_multiple": True, "negative": ()}
-    return Parameter(
-        group=panel, help=entry.text, validator=check, parse=None if not details.python_only else False, **names
-    )
+    return Parameter(help=text, validator=check, parse=None if not details.python_only else False, **names)
 
 
 def check_options(values: Mapping[str, Any], settings: Mapping[str, Setting] = SETTINGS) -> None:
@@ -123,7 +130,8 @@ def check_options(values: Mapping[str, Any], settings: Mapping[str, Setting] = S
     declared = {name: settings[name] for name in values if name in settings}
     for entry in unmet(declared, values):
         switch, *needed = entry.details.requires or ()
-        required = flag(switch) if needed == [True] else f"{flag(switch)} {' or '.join(map(str, needed))}"
+        switch = declared[switch].flag
+        required = switch if needed == [True] else f"{switch} {' or '.join(map(str, needed))}"
         raise ValueError(f"{entry.flag} requires {required}; add that, or remove {entry.flag}")
 
 

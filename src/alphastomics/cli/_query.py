@@ -14,7 +14,8 @@ from cyclopts import Parameter
 from cyclopts.types import ExistingDirectory, ExistingFile  # noqa: TC002  read at run time
 
 from alphastomics import _keys
-from alphastomics.config import TrainerConfig
+from alphastomics.cli._options import options
+from alphastomics.config import DrawConfig, SamplingConfig, TrainerConfig
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -111,6 +112,28 @@ class QueryOptions:
         return model, read_file(self.input_data, model.schema, **reads)
 
 
+@options
+class SampleOptions(SamplingConfig):
+    """What is sampled, and how."""
+
+
+@options
+class ScoreOptions(DrawConfig):
+    """How cells are placed for their scores.
+
+    Parameters
+    ----------
+    n_steps
+        Number of network evaluations per sample. By default 1 for one sample and 25 for several.
+    n_samples
+        Number of samples; their medoid is scored.
+    random_state
+        Seed of every random draw and of the baselines.
+    """
+
+    n_steps: int | None = None  # type: ignore[assignment]
+
+
 def check_suffix(path: Path, suffixes: Sequence[str]) -> None:
     """Check that the name of a file ends in one of some suffixes."""
     if path.suffix not in suffixes:
@@ -126,16 +149,11 @@ def check_sample(query: QueryOptions, output: Path, sample_mode: str, n_cells: i
     FileExistsError
         If ``output`` is the default and exists.
     ValueError
-        If the number of cells is missing, given twice, or not used.
+        If the number of cells is missing or given twice.
     """
-    joint = sample_mode == "joint"
-    if n_cells is not None and not joint:
-        raise ValueError(
-            "--n-cells requires --sample-mode joint; in other modes the input determines the number of cells"
-        )
     if n_cells is not None and query.names_cells:
         raise ValueError("--n-cells and the input both set the number of cells; pass one of them")
-    if joint and n_cells is None and not query.names_cells:
+    if sample_mode == "joint" and n_cells is None and not query.names_cells:
         raise ValueError(
             "--sample-mode joint requires the number of cells of the new slices: pass --n-cells, or --input-data or "
             "--data-dir with slices of the same size"

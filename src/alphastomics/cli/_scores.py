@@ -33,8 +33,10 @@ if TYPE_CHECKING:
     Array = NDArray[np.float64]
 
 
-def score_model(model: AlphaSTomics, cells: AnnData, *, n_samples: int, n_steps: int | None, seed: int) -> pd.DataFrame:
+def score_model(model: AlphaSTomics, cells: AnnData, **draws: Any) -> pd.DataFrame:
     """Place the cells of every slice and score them; a table like that of :func:`alphastomics.tl.evaluate` with baselines.
+
+    ``draws`` are arguments of :func:`alphastomics.tl.reconstruct`.
 
     Raises
     ------
@@ -45,19 +47,18 @@ def score_model(model: AlphaSTomics, cells: AnnData, *, n_samples: int, n_steps:
 
     from alphastomics.cli._cells import panels
 
-    options: dict[str, Any] = {"n_samples": n_samples, "n_steps": n_steps, "seed": seed}
-    tables = [_score(model, part, **options) for _, part in panels(cells, model.schema.slice_key)]
+    tables = [_score(model, part, **draws) for _, part in panels(cells, model.schema.slice_key)]
     return tables[0] if len(tables) == 1 else pd.concat(tables).sort_index(level=0, sort_remaining=False, kind="stable")
 
 
-def _score(model: AlphaSTomics, cells: AnnData, *, n_samples: int, n_steps: int | None, seed: int) -> pd.DataFrame:
+def _score(model: AlphaSTomics, cells: AnnData, *, random_state: int, **draws: Any) -> pd.DataFrame:
     from alphastomics import tl
 
     schema = model.schema
     if schema.position_key not in cells.obsm:
         found = ", ".join(map(repr, cells.obsm.keys())) or "none"
         raise KeyError(f'obsm["{schema.position_key}"] is missing (found: {found}); store the true positions there')
-    tl.reconstruct(cells, model=model, n_samples=n_samples, n_steps=n_steps, random_state=seed)
+    tl.reconstruct(cells, model=model, random_state=random_state, **draws)
 
     def present(key: str | None) -> str | None:
         return key if key in cells.obs else None
@@ -68,7 +69,7 @@ def _score(model: AlphaSTomics, cells: AnnData, *, n_samples: int, n_steps: int 
         library_key=present(schema.slice_key),
         cell_type_key=present(schema.cell_type_key),
         baselines=True,
-        random_state=seed,
+        random_state=random_state,
     )
 
 

@@ -199,7 +199,7 @@ def test(model: AlphaSTomics, source: SourceOptions, folder: RunFolder, seed: in
     cells = held_out(model, source)
     if cells is None:
         return
-    table = score_model(model, cells, n_samples=1, n_steps=None, seed=seed)
+    table = score_model(model, cells, random_state=seed)
     sys.stdout.write(to_text(table))
     write_scores(folder.scores, table)
 

@@ -42,6 +42,15 @@ from alphastomics.config._preprocessing import (
     Stage2Options as Stage2Options,
     UploadConfig as UploadConfig,
 )
+from alphastomics.config._sampling import (
+    DrawConfig,
+    Reduction as Reduction,
+    ReverseConfig,
+    SampledMode as SampledMode,
+    SamplerName as SamplerName,
+    SamplingConfig,
+    TargetConfig,
+)
 from alphastomics.config._sections import (
     AugmentationSection,
     DataSection,
@@ -75,6 +84,7 @@ __all__ = [
     "DataSection",
     "DiffusionSection",
     "DiffusionSettings",
+    "DrawConfig",
     "LoadingSection",
     "LossSection",
     "MaskingConfig",
@@ -84,11 +94,14 @@ __all__ = [
     "NetworkConfig",
     "PlanConfig",
     "PreprocessingSection",
+    "ReverseConfig",
     "RunConfig",
     "RunSection",
+    "SamplingConfig",
     "SeedSection",
     "SetupConfig",
     "SourceConfig",
+    "TargetConfig",
     "TrainerConfig",
     "TrainingConfig",
     "TrainingSection",

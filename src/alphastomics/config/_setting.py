@@ -33,6 +33,7 @@ class Details:
     le: float | None = None
     lt: float | None = None
     key: str | None = None
+    flag: str | None = None
     flags: tuple[str, ...] = ()
     off: tuple[str, ...] | None = None
     requires: tuple[Any, ...] | None = None
@@ -55,6 +56,8 @@ def setting(default: Any, **details: Any) -> Any:
         Bounds of a number.
     key
         Section and key in a file, if they are not ``SECTION`` of the class and the name of the field.
+    flag
+        Name on the command line, if it is not that of the field with dashes.
     flags
         Further names on the command line.
     off
@@ -98,7 +101,7 @@ class Setting(NamedTuple):
     @property
     def flag(self) -> str:
         """Name on the command line."""
-        return flag(self.name)
+        return self.details.flag or flag(self.name)
 
     @property
     def kinds(self) -> tuple[Any, ...]:

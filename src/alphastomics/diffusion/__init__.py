@@ -1,8 +1,8 @@
 """Diffusion process, samplers, masking, rigid geometry and losses; independent of networks and data."""
 
-from alphastomics.config import MaskingConfig, MaskStrategy, Mode
+from alphastomics.config import MaskingConfig, MaskStrategy, Mode, SamplerName
 from alphastomics.diffusion.process import MODES, DiffusionConfig, Process
-from alphastomics.diffusion.samplers import SamplerName, make_step, run_joint_sampler, run_sampler, time_grid
+from alphastomics.diffusion.samplers import make_step, run_joint_sampler, run_sampler, time_grid
 from alphastomics.diffusion.schedule import SMALLEST, SWITCH, CosineSchedule, smallest_time
 
 __all__ = [

@@ -17,7 +17,7 @@ with :math:`h = \lambda_s - \lambda_t` and :math:`\lambda = \log(\alpha/\sigma)`
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from alphastomics.config import SamplerName
     from alphastomics.diffusion.process import Process
 
     Denoise = Callable[[Tensor, Tensor], Tensor]  # (z_t, t) -> estimate of x_0
@@ -35,8 +36,6 @@ if TYPE_CHECKING:
     Noise = Callable[[], Tensor]  # a fresh standard Gaussian shaped like z_t
 
 GRID_POWER = 1.5  # time is this power of the fraction of steps that remain
-
-SamplerName = Literal["ddpm", "ddim", "dpm++2m"]
 
 
 class Step(Protocol):

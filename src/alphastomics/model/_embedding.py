@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
+from alphastomics.config import SamplingConfig
 from alphastomics.data import AnnDataSource
 from alphastomics.model._base import ModelBase
 from alphastomics.sampling._latent import latent_representation
-from alphastomics.sampling._sampler import max_context
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,7 +24,7 @@ class EmbeddingMixin(ModelBase):
         self,
         adata: AnnData | None = None,
         indices: Sequence[int] | NDArray[np.int64] | None = None,
-        batch_size: int | None = None,
+        batch_size: int | None = SamplingConfig.batch_size,
         layer: Literal["encoder", "transformer", "all"] = "transformer",
         use_positions: bool = False,
     ) -> NDArray[np.float32]:
@@ -70,4 +70,6 @@ class EmbeddingMixin(ModelBase):
                 f"mode={self.mode!r}; pass use_positions=False, or train a model with mode='any'"
             )
         source = AnnDataSource(self._read_query(adata, indices), self.schema, positions=use_positions)
-        return latent_representation(sampler, source, layer=layer, max_context=max_context(batch_size))
+        return latent_representation(
+            sampler, source, layer=layer, max_context=SamplingConfig(batch_size=batch_size).max_context
+        )

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
 from alphastomics import _keys
 from alphastomics._provenance import result_record
+from alphastomics.config import SamplingConfig
+from alphastomics.config._setting import split_arguments
 from alphastomics.model._base import ModelBase
-from alphastomics.sampling._draws import DrawConfig, check_arguments, check_mode
+from alphastomics.sampling._draws import check_mode
 from alphastomics.sampling._expression import sample_expression
 from alphastomics.sampling._joint import sample_tissue
 from alphastomics.sampling._position import check_query, sample_positions
-from alphastomics.sampling._sampler import SamplerConfig, max_context
 from alphastomics.train.defaults import default_placement
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from anndata import AnnData
     from numpy.typing import NDArray
 
-    from alphastomics.diffusion import Mode
+    from alphastomics.config import Reduction, SampledMode, SamplerName
 
 
 class SamplingMixin(ModelBase):
@@ -36,19 +37,19 @@ class SamplingMixin(ModelBase):
     def sample(
         self,
         adata: AnnData | None = None,
-        mode: Mode = "expr_to_pos",
-        n_steps: int = 30,
-        n_samples: int = 1,
-        reduce: Literal["medoid", "mean"] | None = None,
-        inpaint: bool = False,
-        n_cells: int | None = None,
+        mode: SampledMode = SamplingConfig.mode,
+        n_steps: int = SamplingConfig.n_steps,
+        n_samples: int = SamplingConfig.n_samples,
+        reduce: Reduction | None = SamplingConfig.reduce,
+        inpaint: bool = SamplingConfig.inpaint,
+        n_cells: int | None = SamplingConfig.n_cells,
         indices: Sequence[int] | NDArray[np.int64] | None = None,
-        batch_size: int | None = None,
-        random_state: int = 0,
-        sampler: Literal["ddpm", "ddim", "dpm++2m"] | None = None,
-        eta: float = 0.0,
-        n_views: int = 1,
-        refine: bool = False,
+        batch_size: int | None = SamplingConfig.batch_size,
+        random_state: int = SamplingConfig.random_state,
+        sampler: SamplerName | None = SamplingConfig.sampler,
+        eta: float = SamplingConfig.eta,
+        n_views: int = SamplingConfig.n_views,
+        refine: bool = SamplingConfig.refine,
     ) -> AnnData:
         """Sample one modality given the other, or both.
 
@@ -149,44 +150,27 @@ class SamplingMixin(ModelBase):
         """
         parameters = {name: value for name, value in locals().items() if name not in ("self", "indices")}
         trained = self._make_sampler()
+        config = SamplingConfig(**split_arguments(parameters, SamplingConfig)[0][0])
         check_mode(mode, self.mode)
-        config = SamplerConfig(
-            n_steps=n_steps,
-            sampler=sampler,
-            eta=eta,
-            max_context=max_context(batch_size),
-            n_views=n_views,
-            refine=refine,
-        )
-        draws = DrawConfig(n_samples=n_samples, reduce=reduce, random_state=random_state)
-        check_arguments(
-            mode,
-            config,
-            draws,
-            inpaint=inpaint,
-            n_cells=n_cells,
-            queried=adata is not None,
-            selected=indices is not None,
-        )
         if mode == "joint":
-            assert n_cells is not None  # checked above
-            result = sample_tissue(trained, self._reference_genes(), n_cells, config, draws)
+            for name, value in {"adata": adata, "indices": indices}.items():
+                if value is not None:
+                    raise ValueError(f"mode='joint' samples new cells and reads no query; leave {name} out")
+            result = sample_tissue(trained, self._reference_genes(), config)
         else:
             query = self._read_query(adata, indices)
             if indices is not None:
                 parameters["indices"] = f"{query.n_obs} rows"
             if mode == "pos_to_expr":
-                genes = self._reference_genes()
-                result = sample_expression(trained, query, genes, config, draws, inpaint=inpaint)
+                result = sample_expression(trained, query, self._reference_genes(), config)
             else:
-                result = sample_positions(trained, query, config, draws, inpaint=inpaint)
+                result = sample_positions(trained, query, config)
         result.uns[_keys.PROVENANCE] = result_record(self, "sample", parameters)
         return result
 
-    def _check_query(self, query: AnnData, *, n_samples: int, n_steps: int, inpaint: bool, **sampler: Any) -> None:
-        """Raise the errors of :meth:`sample` with ``mode="expr_to_pos"`` before the model is trained."""
-        config = SamplerConfig(n_steps=n_steps, **sampler)
-        check_query(self.schema, self.mode, query, config, DrawConfig(n_samples=n_samples), inpaint=inpaint)
+    def _check_query(self, query: AnnData, config: SamplingConfig) -> None:
+        """Raise the errors of :meth:`sample` for a query before the model is trained."""
+        check_query(self.schema, self.mode, query, config)
 
     def _reference_genes(self) -> pd.DataFrame:
         """``var`` of the reference, or only its gene names for a model without data."""

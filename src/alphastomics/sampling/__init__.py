@@ -3,6 +3,6 @@
 from alphastomics.sampling._expression import ExpressionSampler
 from alphastomics.sampling._joint import JointSampler
 from alphastomics.sampling._position import PositionSampler
-from alphastomics.sampling._sampler import FittedStatistics, Sampler, SamplerConfig
+from alphastomics.sampling._sampler import FittedStatistics, Sampler
 
-__all__ = ["ExpressionSampler", "FittedStatistics", "JointSampler", "PositionSampler", "Sampler", "SamplerConfig"]
+__all__ = ["ExpressionSampler", "FittedStatistics", "JointSampler", "PositionSampler", "Sampler"]

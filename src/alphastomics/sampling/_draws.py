@@ -1,9 +1,8 @@
-"""Draws of a query: checks of their arguments, random generators, alignment, and several draws in one AnnData."""
+"""Draws of a query: check of the mode, random generators, alignment, and several draws in one AnnData."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import anndata as ad
 import numpy as np
@@ -11,7 +10,6 @@ import scipy.sparse as sp
 import torch
 
 from alphastomics import _keys
-from alphastomics.diffusion import MODES
 from alphastomics.diffusion.geometry import kabsch
 
 if TYPE_CHECKING:
@@ -21,86 +19,15 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from alphastomics.data import TissueSchema
-    from alphastomics.sampling._sampler import SamplerConfig
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class DrawConfig:
-    """How many draws are made, and how they are reduced.
-
-    Parameters
-    ----------
-    n_samples
-        Number of draws of each slice.
-    reduce
-        None for all draws, ``"medoid"`` for one of them, ``"mean"`` for their mean.
-    random_state
-        Seed of all draws.
-    """
-
-    n_samples: int = 1
-    reduce: Literal["medoid", "mean"] | None = None
-    random_state: int = 0
-
-    def __post_init__(self) -> None:
-        if self.n_samples < 1:
-            raise ValueError(f"n_samples must be at least 1, got {self.n_samples}")
-        if self.reduce not in (None, "medoid", "mean"):
-            raise ValueError(f"reduce={self.reduce!r} is unknown; choose None, 'medoid' or 'mean'")
 
 
 def check_mode(mode: str, trained: str) -> None:
     """Raise ``ValueError`` for a mode that a model trained with the mode ``trained`` cannot sample."""
-    if mode not in MODES:
-        raise ValueError(f"mode={mode!r} is unknown; choose from {', '.join(map(repr, MODES))}")
     if trained not in ("any", mode):
         raise ValueError(
             f"This model was trained with mode={trained!r} and cannot sample mode={mode!r}; train one with "
             f"mode={mode!r} or mode='any'"
         )
-    if mode == "any":
-        raise ValueError("mode='any' is for training; sample 'expr_to_pos', 'pos_to_expr' or 'joint'")
-
-
-def check_arguments(
-    mode: str,
-    config: SamplerConfig,
-    draws: DrawConfig,
-    *,
-    inpaint: bool = False,
-    n_cells: int | None = None,
-    queried: bool = False,
-    selected: bool = False,
-) -> None:
-    """Raise ``ValueError`` for arguments of :meth:`AlphaSTomics.sample` that are missing or have no effect.
-
-    Parameters
-    ----------
-    queried, selected
-        Whether ``adata`` and ``indices`` were given.
-    """
-    joint, placing = mode == "joint", mode == "expr_to_pos"
-    halves = draws.reduce == "mean" and draws.n_samples > 1  # draws from halves of the genes take the place of views
-    errors = {
-        "mode='joint' needs n_cells, the number of cells of a new slice": joint and n_cells is None,
-        f"n_cells must be at least 1, got {n_cells}": joint and n_cells is not None and n_cells < 1,
-        "n_cells is for mode='joint'; the query determines the number of cells": not joint and n_cells is not None,
-        "mode='joint' reads no query; leave adata out": joint and queried,
-        "mode='joint' reads no query; leave indices out": joint and selected,
-        "mode='joint' samples new cells, none of which is known; leave inpaint out": joint and inpaint,
-        f"reduce={draws.reduce!r} has no meaning for mode='joint': two draws have different cells; leave reduce out": (
-            joint and draws.reduce is not None
-        ),
-        f"eta={config.eta} is for sampler='ddim'; pass that sampler, or leave eta out": (
-            config.eta > 0 and config.sampler != "ddim"
-        ),
-        f"n_views is for mode='expr_to_pos'; leave it out of mode={mode!r}": not placing and config.n_views > 1,
-        f"refine is for mode='expr_to_pos'; leave it out of mode={mode!r}": not placing and config.refine,
-        "n_views has no effect on reduce='mean' of several draws; leave one out": halves and config.n_views > 1,
-    }
-    for message, applies in errors.items():
-        if applies:
-            raise ValueError(message)
 
 
 def draw_generator(*key: int) -> torch.Generator:

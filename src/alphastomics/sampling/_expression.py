@@ -44,9 +44,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
+    from alphastomics.config import SamplingConfig
     from alphastomics.data import PartialExpression, SliceCells, TissueSchema
-    from alphastomics.sampling._draws import DrawConfig
-    from alphastomics.sampling._sampler import Sampler, SamplerConfig
+    from alphastomics.sampling._sampler import Sampler
 
 logger = logging.getLogger(__name__)
 
@@ -222,7 +222,7 @@ class ExpressionSampler:
     @torch.no_grad()
     def sample(
         self,
-        config: SamplerConfig,
+        config: SamplingConfig,
         generator: torch.Generator,
         *,
         mirrored: bool = False,
@@ -254,14 +254,12 @@ class ExpressionSampler:
         return run_sampler(denoise, step, noise, n_steps=config.n_steps, on_step=on_step)[0]
 
 
-def sample_expression(
-    sampler: Sampler, query: AnnData, var: pd.DataFrame, config: SamplerConfig, draws: DrawConfig, *, inpaint: bool
-) -> AnnData:
+def sample_expression(sampler: Sampler, query: AnnData, var: pd.DataFrame, config: SamplingConfig) -> AnnData:
     """Predict the expression of cells at their positions; see :meth:`AlphaSTomics.sample`.
 
     ``var`` describes the genes of the result.
     """
-    schema, n_samples = sampler.schema, draws.n_samples
+    schema, n_samples = sampler.schema, config.n_samples
     source = AnnDataSource(query, schema, positions=True, expression=False)
     for cells in source.slices:
         if cells.position is None or not np.isfinite(cells.position).all():
@@ -269,14 +267,14 @@ def sample_expression(
                 f'Slice {cells.name!r} has cells without a position in obsm["{schema.position_key}"]; '
                 "sample their positions first (mode='expr_to_pos'), or remove them."
             )
-    known = read_partial(query, schema) if inpaint else None
+    known = read_partial(query, schema) if config.inpaint else None
     logger.info(
         "Predicting expression at %d positions in %d slices: %d draws of %d steps on %s.",
         source.n_cells, len(source.slices), n_samples, config.n_steps, sampler.device,
     )  # fmt: skip
     total = len(source.slices) * n_samples * config.n_steps
     found = np.empty((n_samples, source.n_cells, schema.n_genes), dtype=np.float32)
-    mean = np.empty(found.shape[1:], dtype=np.float32) if draws.reduce == "mean" else None
+    mean = np.empty(found.shape[1:], dtype=np.float32) if config.reduce == "mean" else None
     slices = []
     with tqdm(total=total, desc="Sampling expression", unit="step", disable=settings.verbosity > logging.INFO) as bar:
         for cells in source.slices:
@@ -284,14 +282,14 @@ def sample_expression(
             if mean is not None:
                 assert cells.position is not None  # checked above
                 position = cells.position[np.searchsorted(cells.rows, rows)]
-                mean[rows] = _mean_over_views(expression, position, draws, deformation=sampler.deformation)
+                mean[rows] = _mean_over_views(expression, position, config, deformation=sampler.deformation)
             for k in range(n_samples):
                 # Two draws share their noise up to its sign, which `pooled_sd` relies on.
-                generator = draw_generator(draws.random_state, k // 2)
+                generator = draw_generator(config.random_state, k // 2)
                 x = expression.sample(config, generator, mirrored=bool(k % 2), on_step=lambda: bar.update())
                 found[k, rows] = x.cpu().numpy()
             slices.append(rows)
-    return _to_anndata(sampler, query, var, found, known, reduce=draws.reduce, mean=mean, slices=slices)
+    return _to_anndata(sampler, query, var, found, known, reduce=config.reduce, mean=mean, slices=slices)
 
 
 def _slice_sampler(
@@ -299,7 +297,7 @@ def _slice_sampler(
     query: AnnData,
     source: AnnDataSource,
     cells: SliceCells,
-    config: SamplerConfig,
+    config: SamplingConfig,
     known: PartialExpression | None,
 ) -> tuple[ExpressionSampler, NDArray[np.int64]]:
     """The sampler of one slice, and the rows of the query in the order of its cells."""
@@ -369,7 +367,7 @@ def _rotation_of_known(sampler: Sampler, cells: AnnData, x: NDArray[np.float64])
 
 
 def _mean_over_views(
-    expression: ExpressionSampler, places: NDArray[np.float64], draws: DrawConfig, *, deformation: float
+    expression: ExpressionSampler, places: NDArray[np.float64], config: SamplingConfig, *, deformation: float
 ) -> NDArray[np.float32]:
     """Conditional mean (N, G) averaged over views, which deform the slice and thin the cells for the local density.
 
@@ -377,8 +375,8 @@ def _mean_over_views(
     conditional mean, and at the first step, before anything is drawn, it has no noise.
     """
     position, means = expression.position[0], []
-    for k in range(draws.n_samples):
-        rng = np.random.default_rng([draws.random_state, VIEWS, k])
+    for k in range(config.n_samples):
+        rng = np.random.default_rng([config.random_state, VIEWS, k])
         among = rng.random(len(places)) < rng.uniform(LOWEST_DENSITY, 1.0)
         density = torch.from_numpy(local_density(places, among=among)).to(position.device)
         means.append(expression.mean(density, deform(position, deformation, rng)).cpu().numpy())

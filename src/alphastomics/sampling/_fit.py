@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from scipy.spatial import KDTree
 
+from alphastomics.config import SamplingConfig
 from alphastomics.data import local_density
 from alphastomics.diffusion.geometry import center, kabsch
 from alphastomics.metrics import morans_i
@@ -18,7 +19,7 @@ from alphastomics.sampling._completion import Exemplars
 from alphastomics.sampling._expression import ExpressionSampler
 from alphastomics.sampling._frames import Outlines, ReferenceFrame
 from alphastomics.sampling._position import canonical_mean, rotation_of_cells
-from alphastomics.sampling._sampler import FittedStatistics, Sampler, SamplerConfig
+from alphastomics.sampling._sampler import FittedStatistics, Sampler
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -109,7 +110,7 @@ def fit_marginals(sampler: Sampler, source: CellSource, *, n_steps: int = 20) ->
     for cells in (source.slices[i] for i in chosen):
         few = evenly_spaced_indices(len(cells.rows), CELLS)
         expression = reference_sampler(sampler, source, cells, few)
-        sampled.append(expression.sample(SamplerConfig(n_steps=n_steps), generator).cpu().numpy())
+        sampled.append(expression.sample(SamplingConfig(n_steps=n_steps), generator).cpu().numpy())
         true.append(source.expression(cells.rows[few]))
     return Marginals.of(np.concatenate(sampled), np.concatenate(true))
 
@@ -138,7 +139,7 @@ def fit_dependence(sampler: Sampler, source: CellSource, *, n_steps: int = 10) -
         for expression, place in zip(samplers, places, strict=True):
             expression.dependence = Dependence(share=share)
             for _ in range(DRAWS):
-                x = marginals.apply(expression.sample(SamplerConfig(n_steps=n_steps), generator).cpu().numpy())
+                x = marginals.apply(expression.sample(SamplingConfig(n_steps=n_steps), generator).cpu().numpy())
                 found.append(np.nan_to_num(morans_i(x, place)))
         return np.mean(found, axis=0)
 

@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from anndata import AnnData
     from torch import Tensor
 
-    from alphastomics.sampling._draws import DrawConfig
-    from alphastomics.sampling._sampler import Sampler, SamplerConfig
+    from alphastomics.config import SamplingConfig
+    from alphastomics.sampling._sampler import Sampler
 
 logger = logging.getLogger(__name__)
 
@@ -109,7 +109,7 @@ class JointSampler:
 
     @torch.no_grad()
     def sample(
-        self, config: SamplerConfig, generator: torch.Generator, on_step: Callable[[], None] | None = None
+        self, config: SamplingConfig, generator: torch.Generator, on_step: Callable[[], None] | None = None
     ) -> tuple[Tensor, Tensor]:
         """Draw expression (N, G) in network units and positions (N, D) in the canonical frame."""
         n_genes, n_dims = self.module.config.n_genes, self.module.config.n_dims
@@ -136,19 +136,18 @@ class JointSampler:
         return x_expr[0], x_pos[0]
 
 
-def sample_tissue(
-    sampler: Sampler, var: pd.DataFrame, n_cells: int, config: SamplerConfig, draws: DrawConfig
-) -> AnnData:
+def sample_tissue(sampler: Sampler, var: pd.DataFrame, config: SamplingConfig) -> AnnData:
     """Sample whole slices; see :meth:`AlphaSTomics.sample`. ``var`` describes the genes of the result."""
-    schema, outlines, n_samples = sampler.schema, sampler.fitted.outlines, draws.n_samples
+    schema, outlines, n_cells, n_samples = sampler.schema, sampler.fitted.outlines, config.n_cells, config.n_samples
     assert outlines is not None  # fitted in every training for this mode
+    assert n_cells is not None  # required for this mode
     joint = JointSampler(sampler, n_cells, max_context=config.max_context)
     logger.info("Sampling %d slices of %d cells in %d steps on %s.", n_samples, n_cells, config.n_steps, sampler.device)
     tables, names, slice_key = [], [f"cell_{i}" for i in range(n_cells)], schema.slice_key or DEFAULT_SLICE_KEY
     total = 2 * n_samples * config.n_steps
     with tqdm(total=total, desc="Sampling tissue", unit="step", disable=settings.verbosity > logging.INFO) as bar:
         for k in range(n_samples):
-            generator = draw_generator(draws.random_state, k)
+            generator = draw_generator(config.random_state, k)
             _, position = joint.sample(config, generator, lambda: bar.update())
             number = int(torch.randint(len(outlines.quantiles), (), generator=generator))
             moved = torch.from_numpy(outlines.apply(position.cpu().numpy(), number))
@@ -169,7 +168,7 @@ def sample_tissue(
 def _expression_at(
     sampler: Sampler,
     position: Tensor,
-    config: SamplerConfig,
+    config: SamplingConfig,
     generator: torch.Generator,
     on_step: Callable[[], None],
     *,

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 
+from alphastomics.config._sampling import MAX_CONTEXT
 from alphastomics.data import AnnDataSource
 from alphastomics.nn.diagnostics import SeenLayer, watch_layers
 from alphastomics.sampling._cells import cell_order, content_order, embed_cells, split_contexts
-from alphastomics.sampling._sampler import MAX_CONTEXT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

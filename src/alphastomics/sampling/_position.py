@@ -33,7 +33,6 @@ from alphastomics.diffusion.geometry import align, center, kabsch
 from alphastomics.sampling._cells import cell_order, content_order, embed_cells, split_contexts
 from alphastomics.sampling._draws import (
     align_draws,
-    check_arguments,
     check_mode,
     draw_generator,
     mean_of,
@@ -50,10 +49,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
+    from alphastomics.config import SamplingConfig
     from alphastomics.data import CellSource, SliceCells, TissueSchema
     from alphastomics.nn import Prediction
-    from alphastomics.sampling._draws import DrawConfig
-    from alphastomics.sampling._sampler import Sampler, SamplerConfig
+    from alphastomics.sampling._sampler import Sampler
 
 logger = logging.getLogger(__name__)
 
@@ -207,7 +206,7 @@ class PositionSampler:
 
     @torch.no_grad()
     def sample(
-        self, config: SamplerConfig, generator: torch.Generator, on_step: Callable[[], None] | None = None
+        self, config: SamplingConfig, generator: torch.Generator, on_step: Callable[[], None] | None = None
     ) -> Tensor:
         """Draw positions (N, D) in the canonical frame, or in the frame of the known cells if there are some."""
         posterior: GaussianPosterior | None = None
@@ -274,25 +273,20 @@ class Placed(NamedTuple):
     uncertainty: NDArray[np.float64]
 
 
-def check_query(
-    schema: TissueSchema, trained: str, query: AnnData, config: SamplerConfig, draws: DrawConfig, *, inpaint: bool
-) -> None:
+def check_query(schema: TissueSchema, trained: str, query: AnnData, config: SamplingConfig) -> None:
     """Raise the errors of :meth:`AlphaSTomics.sample` for a query, before a model is trained for it."""
-    check_mode("expr_to_pos", trained)
-    check_arguments("expr_to_pos", config, draws, inpaint=inpaint)
+    check_mode(config.mode, trained)
     if query.n_obs == 0:
         raise ValueError("The query has no cells; pass some, or check indices")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # sample() warns
-        AnnDataSource(query, schema, positions=inpaint)
+        AnnDataSource(query, schema, positions=config.inpaint)
 
 
-def sample_positions(
-    sampler: Sampler, query: AnnData, config: SamplerConfig, draws: DrawConfig, *, inpaint: bool
-) -> AnnData:
+def sample_positions(sampler: Sampler, query: AnnData, config: SamplingConfig) -> AnnData:
     """Sample the positions of the cells of a query; see :meth:`AlphaSTomics.sample`."""
-    source = AnnDataSource(query, sampler.schema, positions=inpaint)
-    n_cells, n_samples = source.n_cells, draws.n_samples
+    source = AnnDataSource(query, sampler.schema, positions=config.inpaint)
+    n_cells, n_samples = source.n_cells, config.n_samples
     placed = Placed(
         np.empty((n_samples, n_cells, sampler.schema.n_dims)), np.zeros(n_cells, np.int64), np.full(n_cells, np.nan)
     )
@@ -300,11 +294,11 @@ def sample_positions(
         "Placing %d cells in %d slices: %d draws of %d steps on %s.",
         n_cells, len(source.slices), n_samples, config.n_steps, sampler.device,
     )  # fmt: skip
-    total = len(source.slices) * n_samples * config.n_steps * (2 if draws.reduce == "medoid" else 1)
+    total = len(source.slices) * n_samples * config.n_steps * (2 if config.reduce == "medoid" else 1)
     with tqdm(total=total, desc="Placing cells", unit="step", disable=settings.verbosity > logging.INFO) as bar:
         for cells in source.slices:
-            _SliceDraws(sampler, source, cells, config, draws, lambda: bar.update()).write(placed)
-    return _to_anndata(query, placed, sampler.schema, reduce=draws.reduce)
+            _SliceDraws(sampler, source, cells, config, lambda: bar.update()).write(placed)
+    return _to_anndata(query, placed, sampler.schema, reduce=config.reduce)
 
 
 class _SliceDraws:
@@ -320,11 +314,10 @@ class _SliceDraws:
         sampler: Sampler,
         source: CellSource,
         cells: SliceCells,
-        config: SamplerConfig,
-        draws: DrawConfig,
+        config: SamplingConfig,
         on_step: Callable[[], None],
     ) -> None:
-        self.sampler, self.source, self.config, self.draws, self.on_step = sampler, source, config, draws, on_step
+        self.sampler, self.source, self.config, self.on_step = sampler, source, config, on_step
         self.rows = content_order(source, cells.rows)
         self.known: NDArray[np.float64] | None = None  # user units, NaN where unknown
         if cells.position is not None and np.isfinite(cells.position).all(1).any():
@@ -333,7 +326,7 @@ class _SliceDraws:
 
     def write(self, placed: Placed) -> None:
         """Write the rows of this slice to ``placed``."""
-        rows, n_samples, reduce = self.rows, self.draws.n_samples, self.draws.reduce
+        rows, n_samples, reduce = self.rows, self.config.n_samples, self.config.reduce
         averaged = reduce == "mean" and n_samples > 1
         if not averaged:
             positions = self._positions(n_views=self.config.n_views)
@@ -356,7 +349,7 @@ class _SliceDraws:
             placed.uncertainty[rows[finite]] = 0.0
 
     def _positions(self, genes: NDArray[np.bool_] | None = None, n_views: int = 1) -> PositionSampler:
-        module, seed, known = self.sampler.module, self.draws.random_state, self.known
+        module, seed, known = self.sampler.module, self.config.random_state, self.known
         observed = None if known is None else torch.from_numpy(self.sampler.schema.encode_position(known))
         positions = PositionSampler(
             self.sampler,
@@ -373,7 +366,7 @@ class _SliceDraws:
 
     def _draw(self, positions: PositionSampler, k: int) -> NDArray[np.float64]:
         # The generator does not depend on the other slices.
-        x = positions.sample(self.config, draw_generator(self.draws.random_state, k), self.on_step).cpu().numpy()
+        x = positions.sample(self.config, draw_generator(self.config.random_state, k), self.on_step).cpu().numpy()
         return self.sampler.to_user(x, in_user_frame=self.known is not None)
 
     def _half_of_genes(self, k: int) -> NDArray[np.bool_] | None:
@@ -381,7 +374,7 @@ class _SliceDraws:
         genes = np.flatnonzero(self.source.measured)
         if len(genes) < 2:
             return None
-        shuffled = np.random.default_rng([self.draws.random_state, HALVES, k // 2]).permutation(genes)
+        shuffled = np.random.default_rng([self.config.random_state, HALVES, k // 2]).permutation(genes)
         seen = np.zeros(self.source.schema.n_genes, dtype=bool)
         seen[shuffled[k % 2 :: 2]] = True
         return seen

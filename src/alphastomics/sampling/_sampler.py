@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
-from alphastomics.diffusion import Process, make_step, smallest_time
+from alphastomics.diffusion import smallest_time
 from alphastomics.sampling._calibration import Dependence, Marginals
 from alphastomics.sampling._completion import Exemplars
 from alphastomics.sampling._frames import Outlines, ReferenceFrame
@@ -21,10 +21,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from alphastomics.data import TissueSchema
-    from alphastomics.diffusion import DiffusionConfig, Mode, SamplerName
+    from alphastomics.diffusion import DiffusionConfig, Mode
     from alphastomics.nn import Denoiser
 
-MAX_CONTEXT = 32_768  # cells that attend to each other
 LEAST_COUNT = 1e-3
 
 Statistic: TypeAlias = Marginals | Dependence | Outlines | Exemplars
@@ -34,54 +33,6 @@ _STATISTICS: dict[str, type[Statistic]] = {
     "outlines": Outlines,
     "exemplars": Exemplars,
 }
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SamplerConfig:
-    """Settings of the reverse process.
-
-    Parameters
-    ----------
-    n_steps
-        Number of calls of the denoiser; 1 gives the conditional mean.
-    sampler
-        ``"ddpm"``, ``"ddim"`` or ``"dpm++2m"``; None takes the last, and the first where positions are known.
-    eta
-        Noise of ``"ddim"``, between 0 (none) and 1 (that of ``"ddpm"``).
-    max_context
-        Largest number of cells that attend to each other.
-    n_views
-        Number of views over which the conditional mean is averaged, see :meth:`PositionSampler.average_views`; 1 uses
-        the whole slice as it is.
-    refine
-        Whether to move the conditional mean towards the neighborhood embedding, see :func:`refine_layout`.
-    """
-
-    n_steps: int = 30
-    sampler: SamplerName | None = None
-    eta: float = 0.0
-    max_context: int = MAX_CONTEXT
-    n_views: int = 1
-    refine: bool = False
-
-    def __post_init__(self) -> None:
-        if self.n_steps < 1:
-            raise ValueError(f"n_steps must be at least 1, got {self.n_steps}")
-        if not 0 <= self.eta <= 1:
-            raise ValueError(f"eta={self.eta} must lie between 0 and 1")
-        if self.n_views < 1:
-            raise ValueError(f"n_views must be at least 1, got {self.n_views}")
-        if self.sampler is not None:
-            make_step(self.sampler, Process())  # raises for an unknown name
-
-
-def max_context(batch_size: int | None) -> int:
-    """Largest number of cells that attend to each other, by the argument ``batch_size``."""
-    if batch_size is None:
-        return MAX_CONTEXT
-    if batch_size < 1:
-        raise ValueError(f"batch_size={batch_size} must be at least 1 cell, or None for {MAX_CONTEXT}")
-    return batch_size
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

@@ -10,9 +10,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from alphastomics import _keys
-from alphastomics.config import DiffusionSettings, ModelConfig, NetworkConfig, SetupConfig, TrainingConfig
+from alphastomics.config import (
+    DiffusionSettings,
+    ModelConfig,
+    NetworkConfig,
+    ReverseConfig,
+    SamplingConfig,
+    SetupConfig,
+    TrainingConfig,
+)
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from anndata import AnnData
     from numpy.typing import NDArray
 
@@ -24,7 +34,6 @@ logger = logging.getLogger(__name__)
 
 DEFAULT_STEPS = 25  # of each sample, for several samples or if some positions are observed
 TRAINING_FILES = {"checkpoint", "resume"}
-SAMPLER_ARGUMENTS = frozenset({"sampler", "eta", "n_views", "refine"})
 
 
 def reconstruct(
@@ -36,10 +45,10 @@ def reconstruct(
     slice_key: str | None = None,
     layer: str | None = None,
     key_added: str = _keys.RECONSTRUCTED,
-    n_samples: int = 1,
+    n_samples: int = SamplingConfig.n_samples,
     n_steps: int | None = None,
     copy: bool = False,
-    random_state: int = 0,
+    random_state: int = SamplingConfig.random_state,
     **kwargs: Any,
 ) -> AnnData | None:
     """Predict the positions of cells from their expression.
@@ -115,7 +124,7 @@ def reconstruct(
     """
     if reference is not None and model is not None:
         raise ValueError("pass reference=… to train a model or model=… to use a trained one, not both")
-    arguments = sort_arguments(kwargs, caller="reconstruct", sample=SAMPLER_ARGUMENTS)
+    arguments = sort_arguments(kwargs, caller="reconstruct", sample=_fields(ReverseConfig))
     position = position_key or _keys.SPATIAL
     setup = {"position_key": position, "slice_key": slice_key, "layer": layer} | arguments["setup"]
     unknown = None  # in the first form, cells without a position
@@ -134,13 +143,7 @@ def reconstruct(
         n_steps = 1 if n_samples == 1 and not inpaint else DEFAULT_STEPS
     if n_steps == 1:
         arguments["sample"] = trained.default_placement() | arguments["sample"]
-    if model is None:
-        trained._check_query(
-            sampled_cells, n_samples=n_samples, n_steps=n_steps, inpaint=inpaint, **arguments["sample"]
-        )
-        trained.train(**arguments["train"])
-    sampled = trained.sample(
-        sampled_cells,
+    config = SamplingConfig(
         mode="expr_to_pos",
         n_steps=n_steps,
         n_samples=n_samples,
@@ -149,6 +152,10 @@ def reconstruct(
         random_state=random_state,
         **arguments["sample"],
     )
+    if model is None:
+        trained._check_query(sampled_cells, config)  # training takes long
+        trained.train(**arguments["train"])
+    sampled = trained.sample(sampled_cells, **vars(config))
     result = query.copy() if copy else query
     _write(result, sampled, trained, key_added, cells, unknown)
     used = {"n_samples": n_samples, "n_steps": n_steps, "random_state": random_state} | kwargs | arguments["sample"]
@@ -156,7 +163,7 @@ def reconstruct(
     return result if copy else None
 
 
-def sort_arguments(kwargs: dict[str, Any], *, caller: str, sample: frozenset[str] = frozenset()) -> Arguments:
+def sort_arguments(kwargs: dict[str, Any], *, caller: str, sample: Iterable[str] = ()) -> Arguments:
     """Sort keyword arguments of ``caller`` into ``setup``, ``init``, ``train`` and ``sample``.
 
     The names are those of the declared settings, of the files of a training, and of Lightning's trainer.
@@ -175,7 +182,7 @@ def sort_arguments(kwargs: dict[str, Any], *, caller: str, sample: frozenset[str
         | TRAINING_FILES
         | {"plan_kwargs"}
         | set(inspect.signature(pl.Trainer).parameters),
-        "sample": sample,
+        "sample": set(sample),
     }
     result: Arguments = {part: {} for part in names}
     for key, value in kwargs.items():

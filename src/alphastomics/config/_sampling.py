@@ -1,0 +1,110 @@
+"""Settings of sampling: what is sampled, the number of draws, and the reverse process."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from alphastomics.config._setting import check, setting
+
+SampledMode = Literal["expr_to_pos", "pos_to_expr", "joint"]
+Reduction = Literal["medoid", "mean"]
+SamplerName = Literal["ddpm", "ddim", "dpm++2m"]
+_OF_A_QUERY = ("mode", "expr_to_pos", "pos_to_expr")
+_OF_POSITIONS = ("mode", "expr_to_pos")
+MAX_CONTEXT = 32_768  # cells; pairs of as many fit on a large GPU
+
+
+@dataclass(frozen=True, kw_only=True)
+class TargetConfig:
+    """What is sampled.
+
+    Parameters
+    ----------
+    mode
+        ``expr_to_pos``: positions from expression. ``pos_to_expr``: expression from positions. ``joint``: new slices with
+        ``--n-cells`` cells, or with as many cells as those of the input.
+    n_cells
+        Number of cells of a new slice, instead of an input.
+    inpaint
+        Keep observed values of the modality that is sampled, and sample those that are NaN.
+    reduce
+        ``medoid``: the sample nearest to all others. ``mean``: the mean. By default all samples.
+    """
+
+    SECTION: ClassVar[str] = "sampling"
+
+    mode: SampledMode = setting("expr_to_pos", flag="--sample-mode")
+    n_cells: int | None = setting(None, ge=1, requires=("mode", "joint"))
+    inpaint: bool = setting(False, requires=_OF_A_QUERY)
+    reduce: Reduction | None = setting(None, requires=_OF_A_QUERY)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DrawConfig:
+    """Number and length of the draws.
+
+    Parameters
+    ----------
+    n_steps
+        Number of network evaluations per sample; 1 gives the conditional mean.
+    n_samples
+        Number of samples.
+    random_state
+        Seed of every random draw.
+    """
+
+    SECTION: ClassVar[str] = "sampling"
+
+    n_steps: int = setting(30, ge=1)
+    n_samples: int = setting(1, ge=1)
+    random_state: int = setting(0, flag="--seed")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReverseConfig:
+    """The reverse process.
+
+    Parameters
+    ----------
+    sampler
+        Reverse step. By default ``dpm++2m``, or ``ddpm`` if positions are observed.
+    eta
+        Noise of ``ddim``, from 0 (none) to 1 (that of ``ddpm``).
+    n_views
+        Number of random subsets of genes and cells over which the conditional mean is averaged.
+    refine
+        Move the cells of the conditional mean towards similar cells in the neighborhood embedding.
+    """
+
+    SECTION: ClassVar[str] = "sampling"
+
+    sampler: SamplerName | None = None
+    eta: float = setting(0.0, ge=0, le=1, requires=("sampler", "ddim"), python_only=True)
+    n_views: int = setting(1, ge=1, requires=_OF_POSITIONS)
+    refine: bool = setting(False, requires=_OF_POSITIONS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingConfig(ReverseConfig, DrawConfig, TargetConfig):
+    """Arguments of :meth:`~alphastomics.model.AlphaSTomics.sample` beside its query.
+
+    Parameters
+    ----------
+    batch_size
+        Largest number of cells that attend to each other. By default 32,768.
+    """
+
+    batch_size: int | None = setting(None, ge=1, python_only=True)
+
+    def __post_init__(self) -> None:
+        check(self)
+        if self.mode == "joint" and self.n_cells is None:
+            raise ValueError("mode='joint' requires n_cells, the number of cells of a new slice")
+        if self.reduce == "mean" and self.n_samples > 1 and self.n_views > 1:
+            raise ValueError("n_views has no effect on reduce='mean' of several samples; leave one of them out")
+
+    @property
+    def max_context(self) -> int:
+        """Largest number of cells that attend to each other."""
+        return self.batch_size or MAX_CONTEXT
