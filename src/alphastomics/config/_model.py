@@ -45,8 +45,8 @@ class NetworkConfig:
     pair_features
         ``factorized``: low-rank features of pairs of cells, for geometric and neighbor attention. By default none.
     rank
-        Rank of the pair features, at most 32. ``auto``: the largest rank that fits in memory for the number of cells in the
-        context. The weights do not depend on the rank.
+        Rank of the pair features, at most 32. ``auto``: the largest rank whose factors take at most 64 MiB per context. The
+        weights do not depend on the rank.
     pair_attention
         Attention between pair features. ``axial`` and ``cross`` take time quadratic in the number of cells, ``triangle`` cubic.
         By default none.
