@@ -6,9 +6,8 @@ from alphastomics.tl._compare import Configuration, compare
 from alphastomics.tl._evaluate import evaluate
 from alphastomics.tl._expression import expression_scores
 from alphastomics.tl._layers import attention_gates, attention_maps, attention_sinks, expert_usage
-from alphastomics.tl._position import position_scores
 from alphastomics.tl._reconstruct import reconstruct
-from alphastomics.tl._scores import cluster_scores, morans_i
+from alphastomics.tl._scores import cluster_scores, morans_i, position_scores
 
 __all__ = [
     "Configuration",

@@ -15,7 +15,8 @@ from alphastomics.config import PlanConfig, SetupConfig
 from alphastomics.config._comparison import ComparisonConfig, ComparisonMode
 from alphastomics.config._setting import documented
 from alphastomics.data._slices import resolve_slice_key, slice_rows
-from alphastomics.tl._compare_runs import Run, RunFile, Scoring, Split, as_json, baseline_runs, make_tables
+from alphastomics.tl._compare_results import RunFile, as_json, make_tables
+from alphastomics.tl._compare_runs import Run, Scoring, Split, baseline_runs
 from alphastomics.tl._reconstruct import Arguments, sort_arguments
 
 if TYPE_CHECKING:
@@ -173,7 +174,7 @@ def compare(
     ComparisonConfig(
         mode=mode, max_steps=max_steps, n_samples=n_samples, n_steps=n_steps, max_cells=max_cells
     )  # checks
-    arguments = _sort(kwargs, mode, seeds, max_time, max_steps)
+    arguments = _shared_arguments(kwargs, mode, seeds, max_time, max_steps)
     arguments["setup"] |= {"position_key": position_key, "slice_key": slice_key, "cell_type_key": cell_type_key}
     file = RunFile(None if results is None else Path(results))
     scoring = Scoring(
@@ -213,7 +214,9 @@ def choose_configurations(chosen: Mapping[str, Configuration] | Sequence[str] | 
     return {name: known[name] for name in names}
 
 
-def _sort(kwargs: dict[str, Any], mode: str, seeds: Sequence[int], max_time: Any, max_steps: int | None) -> Arguments:
+def _shared_arguments(
+    kwargs: dict[str, Any], mode: str, seeds: Sequence[int], max_time: Any, max_steps: int | None
+) -> Arguments:
     """Check the shared arguments and sort them into those of setup, model and training."""
     from alphastomics.train import seconds_of
 

@@ -12,7 +12,7 @@ from alphastomics.metrics import cluster_scores, expression_scores, moran_correl
 from alphastomics.metrics._moran import N_NEIGHBORS
 from alphastomics.tl._agreement import AgreementScorer
 from alphastomics.tl._expression import ExpressionPair, read_pair
-from alphastomics.tl._scores import read_clusters
+from alphastomics.tl._tables import read_clusters
 
 if TYPE_CHECKING:
     import numpy as np

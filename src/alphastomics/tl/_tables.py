@@ -42,6 +42,13 @@ def obs_values(adata: AnnData, key: str | None, argument: str) -> NDArray[np.obj
     return adata.obs[key].to_numpy(dtype=object)
 
 
+def read_clusters(adata: AnnData, label_key: str, cluster_key: str) -> tuple[NDArray[np.object_], NDArray[np.object_]]:
+    """Labels and clusters of all cells, (n_cells,) each."""
+    for key, argument in ((label_key, "label_key"), (cluster_key, "cluster_key")):
+        check_key("obs", adata.obs, key, argument)
+    return adata.obs[label_key].to_numpy(dtype=object), adata.obs[cluster_key].to_numpy(dtype=object)
+
+
 def baseline_orders(n_cells: int, types: NDArray[np.object_] | None, random_state: int) -> dict[str, NDArray[np.int64]]:
     """Permutations (n_cells,) of :mod:`alphastomics.metrics` for ``chance`` and, if types are known, ``oracle``."""
     orders = {"chance": chance_order(n_cells, random_state)}
