@@ -147,7 +147,7 @@ def test_all_records_or_the_one_of_the_key():
     assert dict(provenance(adata, "b")) == {"b": adata.uns["b"]}
     with pytest.raises(KeyError, match=r"uns\[\"c\"\].*found: .*'a.*'b.*key="):
         provenance(adata, "c")
-    with pytest.raises(KeyError, match="uns has no provenance record"):
+    with pytest.raises(KeyError, match="uns"):
         provenance(cells(other={"params": 3}))
 
 
@@ -155,7 +155,7 @@ def test_all_records_or_the_one_of_the_key():
 def test_differing_versions_give_a_warning(where):
     old = versions() | {"torch": "2.0.0", "numpy": "1.0"}
     changed = record(versions=old) if where == "result" else record(training={"versions": old})
-    with pytest.warns(UserWarning, match=r"torch 2\.0\.0 \(installed: .*numpy 1\.0 \(installed: "):
+    with pytest.warns(UserWarning, match=r"torch 2\.0\.0.*numpy 1\.0"):
         found = provenance(cells(placed=changed))
     assert found.differing == {name: (old[name], versions()[name]) for name in ("torch", "numpy")}
     assert "differing" in repr(found)

@@ -190,7 +190,7 @@ def test_impossible_options_are_refused():
     predicted, true, mask = chains()
     frames = random_frames(0, mask, 3)
     for lengths in ({"clamp": 0.0, "scale": 1.0}, {"clamp": 1.0, "scale": -1.0}):
-        with pytest.raises(ValueError, match="must be positive"):
+        with pytest.raises(ValueError, match="clamp.*scale"):
             fape(predicted, true, mask, frames, frames, **lengths)
-    with pytest.raises(ValueError, match="3 dimensions"):
+    with pytest.raises(ValueError, match="3 dim"):
         chain_frames(predicted[..., :2], mask)

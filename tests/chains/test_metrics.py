@@ -88,12 +88,12 @@ def test_a_chain_without_frames_has_no_score():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"order": [0, 1]}, r"order must be of shape"),
-        ({"order": np.zeros(9)}, "one place to several"),
-        ({"order": np.arange(9) + 0.5}, "must be integers"),
-        ({"true": np.zeros((9, 2)), "predicted": np.zeros((9, 2))}, "3 dimensions, not in 2"),
+        ({"order": [0, 1]}, "order"),
+        ({"order": np.zeros(9)}, "place"),
+        ({"order": np.arange(9) + 0.5}, "integers"),
+        ({"true": np.zeros((9, 2)), "predicted": np.zeros((9, 2))}, "3 dim.* 2"),
         ({"clamp": 0}, "clamp=0"),
-        ({"predicted": np.full((9, 3), np.nan)}, "not finite"),
+        ({"predicted": np.full((9, 3), np.nan)}, "finite"),
     ],
 )
 def test_what_cannot_be_scored_is_refused(change, message):

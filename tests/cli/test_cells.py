@@ -191,7 +191,8 @@ def test_a_file_that_names_no_slices_is_one(suffix, asked, model, cells, tmp_pat
     assert run("test", *asked, "--input-data", path, "--output", tmp_path / "scores.json") == 0
     assert list(json.loads((tmp_path / "scores.json").read_text())) == ["s1"]
     told = [record.getMessage() for record in caplog.records if "one slice" in record.getMessage()]
-    assert told == [f"{path} has no obs[\"slice_id\"]; its cells are treated as one slice, 's1'."] * 3
+    assert len(told) == 3
+    assert all(f"{path} " in message and 'obs["slice_id"]' in message and "'s1'" in message for message in told)
 
 
 # -- new slices like those of an input ----------------------------------------------------------------------------------------
@@ -208,11 +209,11 @@ def test_the_line_of_the_earlier_version_draws_as_many_cells(
     drawn, expected = ad.read_h5ad("sampled.h5ad"), model.sample(mode="joint", n_cells=cells.n_obs, n_steps=2)
     np.testing.assert_array_equal(drawn.obsm["spatial"], expected.obsm["spatial"])
     told = [record.getMessage() for record in caplog.records]
-    assert f"input.pt sets the number of cells, {cells.n_obs} in 1 slice; its values are not used." in told
-    assert f"{cells.n_obs} cells are in sampled.h5ad." in told
+    assert any(re.search(rf"input\.pt.* {cells.n_obs} .*1 slice", message) for message in told)
+    assert any(re.search(rf"{cells.n_obs} cells.*sampled\.h5ad", message) for message in told)
     capsys.readouterr()
     assert run(*line_of_old) == 1
-    assert line(capsys) == "alphastomics: sampled.h5ad exists; pass another file to --output"
+    assert re.search(r"sampled\.h5ad.*--output", line(capsys))
 
 
 def test_every_slice_of_an_input_has_one_of_its_size(asked, cells, tmp_path):
@@ -244,7 +245,7 @@ def uneven(tissue, tmp_path_factory):
 
 def test_a_file_of_uneven_slices_is_not_trained_on(uneven, capsys):
     assert run("train", "--input-data", uneven / "data/train.parquet") == 1
-    assert re.search(r"train\.parquet has slices that measure different genes; train on .* --data-dir", line(capsys))
+    assert re.search(r"train\.parquet.*genes.*--data-dir", line(capsys))
 
 
 def alone(tissue, name, uneven):
@@ -304,13 +305,13 @@ def test_a_slice_is_embedded_and_scored_by_the_genes_that_it_measures(uneven, ti
 
 def test_zeros_that_are_none_are_not_taken_for_values(uneven, model):
     cells = read_dataset(uneven)
-    with pytest.raises(ValueError, match=r'2 slices lack genes .* varm\["measured_in"\]'):
+    with pytest.raises(ValueError, match=r'2 slices.*varm\["measured_in"\]'):
         model.sample(cells, n_steps=1)
-    with pytest.raises(ValueError, match=r"2 slices lack genes"):
+    with pytest.raises(ValueError, match="2 slices"):
         AlphaSTomics.setup_anndata(cells)
     rows = cells.obs["slice_id"] == "slice_1"
     part = cells[rows, cells.varm["measured_in"]["slice_1"]]
-    with pytest.warns(UserWarning, match="4 of 20 genes are missing"):
+    with pytest.warns(UserWarning, match="4 of 20 genes"):
         assert model.sample(part, n_steps=1).n_obs == rows.sum()
 
 
@@ -445,32 +446,32 @@ X = torch.ones(4, 3)
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        (X, "it contains a Tensor"),
-        ([X], "it contains a list"),
-        ({}, "'expression' is missing"),
-        ({"expression": X, "weights": X}, "unknown key 'weights'"),
-        ({"expression": [1.0]}, "'expression' is a list, not a tensor"),
-        ({"expression": X[0]}, r"'expression' has shape \(3,\)"),
-        ({"expression": X[:, :2]}, "'expression' has 2 columns.* 3 genes"),
-        ({"expression": X.bool()}, "'expression' has dtype bool"),
-        ({"expression": X * 1j}, "'expression' has dtype complex64"),
-        ({"expression": X.to_sparse()}, "'expression' is not a dense tensor"),
-        ({"expression": X.to("meta")}, "'expression' is not a dense tensor"),
-        ({"expression": X / 0}, "'expression' has infinite values"),
-        ({"expression": X[:0]}, "it has no cells"),
-        ({"expression": X, "positions": X[:3]}, r"'positions' has shape \(3, 3\), not \(4, 2\) or \(4, 3\)"),
-        ({"expression": X, "positions": torch.ones(4, 4)}, r"'positions' has shape \(4, 4\)"),
-        ({"expression": X, "positions": X, "position": X}, "it has both 'positions' and 'position'"),
-        ({"expression": X, "slice_id": torch.ones(4)}, "'slice_id' has dtype float32.* whole numbers"),
-        ({"expression": X, "slice_id": torch.ones(3).int()}, r"'slice_id' has shape \(3,\)"),
-        ({"expression": X, "mask": torch.full((4,), 2)}, "'mask' must be 1"),
-        ({"expression": X, "mask": torch.zeros(4)}, "it has no cells"),
-        ({"expression": X, "mask": torch.ones(3)}, r"'mask' has shape \(3,\)"),
+        (X, "Tensor"),
+        ([X], "list"),
+        ({}, "'expression'"),
+        ({"expression": X, "weights": X}, "'weights'"),
+        ({"expression": [1.0]}, "'expression'.*list"),
+        ({"expression": X[0]}, r"'expression'.*\(3,\)"),
+        ({"expression": X[:, :2]}, "'expression'.* 2 .* 3 genes"),
+        ({"expression": X.bool()}, "'expression'.*bool"),
+        ({"expression": X * 1j}, "'expression'.*complex64"),
+        ({"expression": X.to_sparse()}, "'expression'.*dense"),
+        ({"expression": X.to("meta")}, "'expression'.*dense"),
+        ({"expression": X / 0}, "'expression'.*infinite"),
+        ({"expression": X[:0]}, "no cells"),
+        ({"expression": X, "positions": X[:3]}, r"'positions'.*\(3, 3\).*\(4, 2\).*\(4, 3\)"),
+        ({"expression": X, "positions": torch.ones(4, 4)}, r"'positions'.*\(4, 4\)"),
+        ({"expression": X, "positions": X, "position": X}, "'positions'.*'position'"),
+        ({"expression": X, "slice_id": torch.ones(4)}, "'slice_id'.*float32"),
+        ({"expression": X, "slice_id": torch.ones(3).int()}, r"'slice_id'.*\(3,\)"),
+        ({"expression": X, "mask": torch.full((4,), 2)}, "'mask'"),
+        ({"expression": X, "mask": torch.zeros(4)}, "no cells"),
+        ({"expression": X, "mask": torch.ones(3)}, r"'mask'.*\(3,\)"),
     ],
 )
 def test_tensors_that_do_not_fit_are_one_line(values, message, tmp_path):
     torch.save(values, tmp_path / "x.pt")
-    with pytest.raises(ValueError, match=rf"x\.pt cannot be read as \.pt: {message}"):
+    with pytest.raises(ValueError, match=rf"x\.pt.*{message}"):
         read_tensors(tmp_path / "x.pt", GENES)
 
 
@@ -493,10 +494,7 @@ def test_code_in_a_file_is_not_run(form, folder, asked, tmp_path, capsys):
         torch.save(values, target, _use_new_zipfile_serialization=form == "torch")
     before = sorted(tmp_path.iterdir())
     assert run("sample", *asked, "--input-data", target, "--output", tmp_path / "out.h5ad") == 1
-    assert (
-        "x.pt cannot be read as .pt: it is damaged, or holds more than tensors and plain values, which could"
-        in line(capsys)
-    )
+    assert "x.pt " in line(capsys)
     assert sorted(tmp_path.iterdir()) == before
     torch.load(target, weights_only=False) if form != "pickle" else pickle.loads(target.read_bytes())
     assert (tmp_path / "hit").exists()  # it would have been
@@ -539,7 +537,7 @@ def line(capsys):
 
 def test_suffixes():
     check_suffix(Path("a.b.h5ad"), (".h5ad", ".parquet"))
-    with pytest.raises(ValueError, match=r"a\.csv must end in \.h5ad, \.parquet or \.pt"):
+    with pytest.raises(ValueError, match=r"a\.csv.*\.h5ad, \.parquet or \.pt"):
         check_suffix(Path("a.csv"), (".h5ad", ".parquet", ".pt"))
 
 
@@ -547,53 +545,56 @@ def test_suffixes():
     ("tokens", "message"),
     [
         (["sample", "--output", "out.h5ad"], "--input-data or --data-dir"),
-        (["sample", "--input-data", "query.h5ad", "--output", "out.csv"], r"out\.csv must end in \.h5ad or \.parquet"),
-        (["sample", "--input-data", "text.csv", "--output", "out.h5ad"], r"text\.csv must end in \.h5ad, \.parquet or"),
-        (["extract", "--input-data", "query.h5ad", "--output", "z"], r"z must end in \.npz, \.parquet or \.h5ad"),
+        (["sample", "--input-data", "query.h5ad", "--output", "out.csv"], r"out\.csv.*\.h5ad.*\.parquet"),
+        (["sample", "--input-data", "text.csv", "--output", "out.h5ad"], r"text\.csv.*\.h5ad, \.parquet"),
+        (["extract", "--input-data", "query.h5ad", "--output", "z"], r"z .*\.npz, \.parquet or \.h5ad"),
         (
             ["sample", "--input-data", "query.h5ad", "--data-dir", "dataset", "--output", "out.h5ad"],
             "--input-data and --data-dir",
         ),
-        (["test", "--input-data", "query.h5ad", "--split", "test"], "--split requires --data-dir"),
-        (["test", "--data-dir", "empty"], r"metadata\.json is missing; make one with alphastomics preprocess"),
-        (["sample", "--sample-mode", "joint", "--output", "out.h5ad"], "pass --n-cells"),
+        (["test", "--input-data", "query.h5ad", "--split", "test"], "--split.*--data-dir"),
+        (["test", "--data-dir", "empty"], r"metadata\.json.*alphastomics preprocess"),
+        (["sample", "--sample-mode", "joint", "--output", "out.h5ad"], "--n-cells"),
         (
             ["sample", "--data-dir", "dataset", "--sample-mode", "joint", "--n-cells", "9", "--output", "out.h5ad"],
-            "--n-cells and the input",
+            "--n-cells.*input",
         ),
         (
             ["sample", "--input-data", "query.h5ad", "--n-cells", "9", "--output", "out.h5ad"],
-            "--n-cells requires --sample-mode joint",
+            "--n-cells.*--sample-mode joint",
         ),
-        (["extract", "--input-data", "text.pt", "--output", "z.npz"], r"text\.pt cannot be read as \.pt"),
-        (["extract", "--input-data", "cut.pt", "--output", "z.parquet"], r"cut\.pt cannot be read as \.pt"),
+        (["extract", "--input-data", "text.pt", "--output", "z.npz"], r"text\.pt"),
+        (["extract", "--input-data", "cut.pt", "--output", "z.parquet"], r"cut\.pt"),
         (
             ["extract", "--input-data", "cut.h5ad", "--output", "z.h5ad"],
-            r"cut\.h5ad cannot be read as \.h5ad .*; check",
+            r"cut\.h5ad",
         ),
         (
             ["extract", "--input-data", "cut.parquet", "--output", "z.npz"],
-            r"cut\.parquet is not a complete Parquet file",
+            r"cut\.parquet",
         ),
         (
             ["extract", "--input-data", "really.parquet", "--output", "z.npz"],
-            r"really\.parquet is not a complete Parquet",
+            r"really\.parquet",
         ),
         (
             ["sample", "--input-data", "nan.pt", "--output", "out.parquet"],
-            "X has NaN or infinite values, the first for",
+            "X .*NaN",
         ),
-        (["test", "--input-data", "nowhere.pt"], r'nowhere\.pt: obsm\["spatial"\] is missing .*; store the positions'),
-        (["extract", "--input-data", "nowhere.pt", "--use-positions", "--output", "z.npz"], r"nowhere\.pt: obsm"),
+        (["test", "--input-data", "nowhere.pt"], r'nowhere\.pt.*obsm\["spatial"\]'),
+        (
+            ["extract", "--input-data", "nowhere.pt", "--use-positions", "--output", "z.npz"],
+            r'nowhere\.pt.*obsm\["spatial"\]',
+        ),
         (
             ["extract", "--input-data", "others.h5ad", "--output", "z.npz"],
-            r"others\.h5ad: 20 of the 20 genes .* are missing",
+            r"others\.h5ad.* 20 .*20 genes",
         ),
         (
             ["test", "--input-data", "line.h5ad"],
-            r"line\.h5ad: obsm\[\"spatial\"\] has 1 coordinates, and this model was trained in 2",
+            r'line\.h5ad.*obsm\["spatial"\].* 1 .* 2\b',
         ),
-        (["test", "--data-dir", "logs"], "logs holds transformed values, and this model reads counts"),
+        (["test", "--data-dir", "logs"], "logs.*transformed"),
     ],
 )
 def test_a_mistake_is_one_line_and_nothing_is_written(

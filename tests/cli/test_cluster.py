@@ -196,7 +196,7 @@ def test_work_that_kills_every_worker_is_one_line(raw, tmp_path):
     done = command("stage1", *tokens, **killer(tmp_path, always=("00001.arrow",)))
     assert done.returncode == 1
     (line,) = said(done.stderr)
-    assert "2 workers died while they wrote" in line
+    assert "2 workers" in line
     assert "00001" in line
     assert "--workers" in line
 
@@ -235,7 +235,7 @@ def test_nobody_listens(raw, tmp_path, capsys, monkeypatch):
     address = "tcp://127.0.0.1:9"
     assert main(["stage1", "--input-dir", str(raw), "--output-dir", str(tmp_path / "out"), "--scheduler", address]) == 1
     (line,) = said(capsys.readouterr().err)
-    assert f"no Dask scheduler answers at {address}" in line
+    assert address in line
     assert "--scheduler" in line
     assert not (tmp_path / "out").exists()
 
@@ -244,7 +244,7 @@ def test_nobody_listens(raw, tmp_path, capsys, monkeypatch):
     ("tokens", "message"),
     [
         (["--scheduler", "tcp://a:1", "--workers", "2"], "scheduler and workers"),
-        (["--scheduler", "nonsense"], "no Dask scheduler answers at nonsense"),
+        (["--scheduler", "nonsense"], "nonsense"),
     ],
 )
 def test_a_cluster_that_cannot_be_is_one_line(raw, tmp_path, capsys, tokens, message):
@@ -263,7 +263,7 @@ def test_without_dask_the_extra_is_named(raw, tmp_path, capsys, monkeypatch):
 
 @pytest.mark.parametrize("arguments", [{}, {"scheduler": "tcp://a:1", "workers": 2}])
 def test_one_cluster_is_meant(arguments):
-    with pytest.raises(ValueError, match="one of them"), dask_cluster(**arguments):
+    with pytest.raises(ValueError, match="scheduler.*workers"), dask_cluster(**arguments):
         pass
 
 
@@ -306,9 +306,9 @@ class Cluster:
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
-        (TimeoutError, "the cluster at tcp://s:1 has no worker"),
-        (ImportError, "cannot import alphastomics .*pip install"),
-        ({"pyarrow": "0.1"}, r"worker tcp://w:1 has other versions \(pyarrow 0.1, here"),
+        (TimeoutError, "tcp://s:1.*worker"),
+        (ImportError, "alphastomics.*pip install"),
+        ({"pyarrow": "0.1"}, r"tcp://w:1.*pyarrow 0\.1"),
     ],
 )
 def test_workers_that_cannot_do_the_work_are_refused(answer, message):
@@ -332,7 +332,7 @@ def test_work_without_workers_ends(monkeypatch):
         nthreads = staticmethod(dict)
 
     monkeypatch.setattr(distributed, "wait", wait)
-    with pytest.raises(RuntimeError, match="the cluster has no workers any more; start some and repeat the command"):
+    with pytest.raises(RuntimeError, match="workers"):
         list(run_on(Empty())(int, [1, 2]))
 
 

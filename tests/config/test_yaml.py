@@ -177,54 +177,52 @@ def test_nothing_is_said(tmp_path, text):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("traning: {}", "unknown key traning; did you mean training?"),
-        ("model: {d_modell: 3}", "unknown key model.d_modell; did you mean model.d_model?"),
-        ("training: {lr: 1e-4}", "unknown key training.lr; did you mean training.learning_rate?"),
-        ("model: {batch_size: 4}", "unknown key model.batch_size; did you mean training.batch_size?"),
-        ("data: {loading: {workers: 4}}", "unknown key data.loading.workers; did you mean data.loading.num_workers?"),
-        ("TransformerLayer_settings: {}", "unknown key TransformerLayer_settings; did you mean TransformerLayer_setting?"),
-        ("TransformerLayer_setting: {d_model: 4}", "unknown key TransformerLayer_setting.d_model; did you mean model.d_model?"),
-        ("TransformerLayer_setting: {num_layer: 4}", "unknown key TransformerLayer_setting.num_layer; did you mean TransformerLayer_setting.num_layers?"),
-        ("TransformerLayer_setting: {num_layers: 4}\nmodel: {n_layers: 4}", "TransformerLayer_setting.num_layers and model.n_layers are the same"),
-        ("1: {}", "unknown key 1;"),
-        ("model: {d_model: '3'}", "model.d_model must be a whole number, not '3'"),
-        ("model: {d_model: 3.5}", "model.d_model must be a whole number, not 3.5"),
-        ("model: {d_model: true}", "model.d_model must be a whole number, not true"),
-        ("model: {dropout: a lot}", "model.dropout must be a number, not 'a lot'"),
-        ("model: {dropout: .nan}", "model.dropout must be a number, not '.nan'"),
-        ("model: {dropout: [1]}", "model.dropout must be a number, not a list"),
-        ("model: {dropout: {a: 1}}", "model.dropout must be a number, not a section"),
-        ("model: {use_moe: yes}", "model.use_moe must be true or false, not 'yes'"),
-        ("model: {gate_type: soft}", "model.gate_type must be one of headwise, elementwise, none, not 'soft'"),
-        ("training: {precision: 16}", "training.precision must be text, not 16"),
-        ("data: {input_data: 3}", "data.input_data must be a path, not 3"),
-        ("model: 3", "model must be a section with keys, not the value 3"),
-        ("model: [d_model]", "model must be a section with keys, not a list"),
-        ("- model", "must be a section with keys, not a list"),
-        ("model: {d_model: 1, d_model: 2}", "line 1: the key 'd_model' occurs twice"),
-        ("a: &a 1\nb: *a", r"line 2: references \(\*name\) are not supported"),
+        ("traning: {}", r"traning\b.* training\b"),
+        ("model: {d_modell: 3}", r"model\.d_modell\b.* model\.d_model\b"),
+        ("training: {lr: 1e-4}", r"training\.lr\b.* training\.learning_rate\b"),
+        ("model: {batch_size: 4}", r"model\.batch_size\b.* training\.batch_size\b"),
+        ("data: {loading: {workers: 4}}", r"data\.loading\.workers\b.* data\.loading\.num_workers\b"),
+        ("TransformerLayer_settings: {}", r"TransformerLayer_settings\b.* TransformerLayer_setting\b"),
+        ("TransformerLayer_setting: {d_model: 4}", r"TransformerLayer_setting\.d_model\b.* model\.d_model\b"),
+        ("TransformerLayer_setting: {num_layer: 4}", r"TransformerLayer_setting\.num_layer\b.* TransformerLayer_setting\.num_layers\b"),
+        ("TransformerLayer_setting: {num_layers: 4}\nmodel: {n_layers: 4}", r"TransformerLayer_setting\.num_layers\b.* model\.n_layers\b"),
+        ("1: {}", r"key 1\b"),
+        ("model: {d_model: '3'}", r"model\.d_model .*whole number.*'3'"),
+        ("model: {d_model: 3.5}", r"model\.d_model .*whole number.*3.5"),
+        ("model: {d_model: true}", r"model\.d_model .*whole number.*true"),
+        ("model: {dropout: a lot}", r"model\.dropout .*number.*'a lot'"),
+        ("model: {dropout: .nan}", r"model\.dropout .*number.*'.nan'"),
+        ("model: {dropout: [1]}", r"model\.dropout .*number.*list"),
+        ("model: {dropout: {a: 1}}", r"model\.dropout .*number.*section"),
+        ("model: {use_moe: yes}", r"model\.use_moe .*true or false.*'yes'"),
+        ("model: {gate_type: soft}", r"model\.gate_type .*headwise, elementwise, none.*'soft'"),
+        ("training: {precision: 16}", r"training\.precision .*text.*16"),
+        ("data: {input_data: 3}", r"data\.input_data .*path.*3"),
+        ("model: 3", r"model .*section.*3"),
+        ("model: [d_model]", r"model .*section.*list"),
+        ("- model", "section.*list"),
+        ("model: {d_model: 1, d_model: 2}", "line 1: .*'d_model'"),
+        ("a: &a 1\nb: *a", "line 2: .*references"),
         ("model:\n\t- x", "line 2: "),
         ("{", "line 1: "),
-        ("? [1]\n: 2", "keys must be text"),
-        ("a\0b", "is not YAML"),
-        ("[" * 50_000, "is not YAML"),
-        (f"model: {{d_model: {'9' * 5000}}}", "is not YAML"),
-        ("a: !!python/object/apply:os.system ['true']", "line 1: could not determine a constructor"),
-        ("a: !!timestamp x", "is not YAML"),
-        ("#" * (2**16 + 1), "has more than 65,536 bytes"),
+        ("? [1]\n: 2", "keys"),
+        ("a\0b", "YAML"),
+        ("[" * 50_000, "YAML"),
+        (f"model: {{d_model: {'9' * 5000}}}", "YAML"),
+        ("a: !!python/object/apply:os.system ['true']", "line 1: .*constructor"),
+        ("a: !!timestamp x", "YAML"),
+        ("#" * (2**16 + 1), "65,536 bytes"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_said(tmp_path, text, message):
     path = written(tmp_path, text)
-    with pytest.raises(
-        ValueError, match=re.escape(str(path)) + r"[:, ].*" + message.replace("?", r"\?").replace("(?", "(")
-    ):
+    with pytest.raises(ValueError, match=re.escape(str(path)) + r"[:, ].*" + message):
         Config.read(path)
 
 
 def test_other_bytes_are_no_configuration(tmp_path):
     (tmp_path / "c.yaml").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(ValueError, match="is not YAML"):
+    with pytest.raises(ValueError, match="YAML"):
         Config.read(tmp_path / "c.yaml")
     with pytest.raises(OSError, match="none.yaml"):
         Config.read(tmp_path / "none.yaml")

@@ -173,7 +173,7 @@ def test_frame_and_scale(make_adata: Make) -> None:
 def test_differing_radii_draw_a_warning(make_adata: Make) -> None:
     adata = make_adata()
     adata.obsm["spatial"][adata.obs["slice_id"].to_numpy() == "s1"] *= 1000
-    with pytest.warns(UserWarning, match=r"fold, from .* \('s0'\) to .* \('s1'\)"):
+    with pytest.warns(UserWarning, match=r"\('s0'\).*\('s1'\)"):
         fit_schema(adata)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -258,9 +258,9 @@ def test_positions_of_a_query(make_adata: Make) -> None:
     source = AnnDataSource(adata, schema, positions=True)
     assert sum(np.isnan(cells.position).any(1).sum() for cells in source.slices) == 1
     adata.obsm["spatial"][4] = np.inf
-    with pytest.raises(ValueError, match="infinite values in 1 cells"):
+    with pytest.raises(ValueError, match="infinite.* 1 cells"):
         AnnDataSource(adata, schema, positions=True)
-    with pytest.raises(ValueError, match="2 columns; positions here have 3"):
+    with pytest.raises(ValueError, match="2 columns.* 3\\b"):
         AnnDataSource(adata, fit_schema(make_adata(n_dims=3)), positions=True)
 
 
@@ -268,7 +268,7 @@ def test_missing_genes(make_adata: Make) -> None:
     adata = make_adata()
     schema = fit_schema(adata)
     query = adata[:, 2:].copy()
-    with pytest.warns(UserWarning, match="2 of 12 genes are missing.*'g0', 'g1'"):
+    with pytest.warns(UserWarning, match="2 of 12 genes.*'g0', 'g1'"):
         source = AnnDataSource(query, schema, positions=False)
     np.testing.assert_array_equal(source.measured, np.arange(12) > 1)
     rows = np.arange(20)
@@ -281,11 +281,11 @@ def test_missing_genes(make_adata: Make) -> None:
         result[:, 2:], (normal - schema.gene_mean[2:]) / np.array(schema.gene_scale[2:]), atol=1e-5
     )
     np.testing.assert_array_equal(source.library_size(rows), counts.sum(1))
-    with pytest.raises(ValueError, match="7 of 12 genes are missing.*more than half"):
+    with pytest.raises(ValueError, match="7 of 12 genes"):
         AnnDataSource(adata[:, 7:], schema, positions=False)
     foreign = adata.copy()
     foreign.var_names = [f"ENSG{i}" for i in range(12)]
-    with pytest.raises(ValueError, match="None of the 12 genes.*'ENSG0'.*same gene identifiers"):
+    with pytest.raises(ValueError, match="12 genes.*'ENSG0'"):
         AnnDataSource(foreign, schema, positions=False)
 
 
@@ -304,7 +304,7 @@ def test_far_depth_draws_a_warning(make_adata: Make, factor: float) -> None:
     schema = fit_schema(adata, transform="log1p")
     query = adata.copy()
     query.X = query.X * np.float32(factor)
-    with pytest.warns(UserWarning, match="median library size of these cells is .* that of the reference"):
+    with pytest.warns(UserWarning, match="library size"):
         AnnDataSource(query, schema, positions=False)
     # Half of the genes at the same depth is no other depth.
     with pytest.warns(UserWarning, match="6 of 12 genes") as seen:
@@ -326,7 +326,7 @@ def test_thinning(make_adata: Make) -> None:
     with pytest.raises(ValueError, match="rng"):
         source.expression(rows, thinning=0.3)
     plain = AnnDataSource(adata, fit_schema(adata, transform="none"), positions=False)
-    with pytest.raises(ValueError, match="Only integer counts"):
+    with pytest.raises(ValueError, match="counts"):
         plain.expression(rows, thinning=0.3, rng=np.random.default_rng(0))
 
 

@@ -49,17 +49,17 @@ def spoil(make: Make, what: str) -> ad.AnnData:
 @pytest.mark.parametrize(
     ("what", "message"),
     [
-        ("position nan", r'obsm\["spatial"\] has NaN or infinite values in 1 cells.*reconstruct'),
-        ("position inf", r"NaN or infinite values in 1 cells"),
+        ("position nan", r'obsm\["spatial"\].*NaN.* 1 cells.*reconstruct'),
+        ("position inf", r'obsm\["spatial"\].*infinite.* 1 cells'),
         ("1 dimension", "1 columns"),
         ("4 dimensions", "4 columns"),
         ("not 2D", "3 dimensions"),
-        ("text", "not a numeric array"),
-        ("one point", "slice 's0' have the same position"),
-        ("small slice", "'s0' has 9 cells"),
-        ("no slice", r'obs\["slice_id"\] is missing for 60 cells'),
+        ("text", r'obsm\["spatial"\].*numeric'),
+        ("one point", "'s0'.*position"),
+        ("small slice", "'s0'.* 9 cells"),
+        ("no slice", r'obs\["slice_id"\].* 60 cells'),
         ("duplicate genes", "'g0'"),
-        ("empty", "zero; check layer"),
+        ("empty", "zero.*layer"),
     ],
 )
 @pytest.mark.filterwarnings("ignore:Variable names are not unique")
@@ -83,7 +83,7 @@ def test_bad_values_name_gene_and_cell(make_adata: Make, storage: Callable, valu
 
 @pytest.mark.parametrize("argument", ["position_key", "slice_key", "cell_type_key", "sequence_key", "layer"])
 def test_named_keys_must_exist(make_adata: Make, argument: str) -> None:
-    with pytest.raises(KeyError, match=f"nowhere.*pass {argument}="):
+    with pytest.raises(KeyError, match=f"nowhere.*{argument}="):
         fit_schema(make_adata(), **{argument: "nowhere"})
 
 
@@ -94,7 +94,7 @@ def test_missing_matrix_and_wrong_choices(make_adata: Make) -> None:
     with pytest.raises(ValueError, match="frame='free'"):
         fit_schema(adata, frame="free")
     del adata.X
-    with pytest.raises(KeyError, match="X is missing; pass layer="):
+    with pytest.raises(KeyError, match="X .*layer="):
         fit_schema(adata)
 
 
@@ -116,7 +116,7 @@ def test_missing_positions_are_not_reference(make_adata: Make) -> None:
     adata.obsm["spatial"][whole] = np.nan
     assert fit_schema(adata, missing_positions=True).slices == ("s0",)
     adata.obsm["spatial"][:] = np.nan
-    with pytest.raises(ValueError, match="no cell a position"):
+    with pytest.raises(ValueError, match="position"):
         fit_schema(adata, missing_positions=True)
 
 

@@ -207,9 +207,9 @@ def test_chosen_slices(make_adata: Make) -> None:
     rows = np.concatenate([dataset[i].rows for i in range(len(dataset))])
     np.testing.assert_array_equal(np.sort(rows), source.slices[1].rows)
     assert {dataset[i].slice_index for i in range(len(dataset))} == {1}
-    with pytest.raises(ValueError, match="no slice 's9'; there are 's0', 's1'"):
+    with pytest.raises(ValueError, match="'s9'.*'s0', 's1'"):
         ContextDataset(source, context_size=20, seed=0, slices=["s1", "s9"])
-    with pytest.raises(ValueError, match="No slice was chosen"):
+    with pytest.raises(ValueError, match="slice"):
         ContextDataset(source, context_size=20, seed=0, slices=[])
 
 
@@ -219,12 +219,12 @@ def test_without_positions(make_adata: Make) -> None:
     context = ContextDataset(source, context_size=20, seed=0)[0]
     assert context.position.shape == (len(context.rows), 2)
     assert np.isnan(context.position).all()
-    with pytest.raises(ValueError, match='kind="patch" needs positions'):
+    with pytest.raises(ValueError, match='kind="patch"'):
         ContextDataset(source, context_size=20, kind="patch", seed=0)
     schema = fit_schema(adata)
     adata.obsm["spatial"][np.flatnonzero(adata.obs["slice_id"] == "s1")[:2]] = np.nan
     partly = AnnDataSource(adata, schema, positions=True)
-    with pytest.raises(ValueError, match="'s1' has 2 cells without a position"):
+    with pytest.raises(ValueError, match="'s1'.* 2 cells"):
         ContextDataset(partly, context_size=20, seed=0)
     assert len(ContextDataset(partly, context_size=20, seed=0, slices=["s0"])) == 3
 
@@ -232,15 +232,15 @@ def test_without_positions(make_adata: Make) -> None:
 def test_bad_arguments(make_adata: Make) -> None:
     source = source_of(make_adata())
     for kwargs in ({"context_size": 0, "seed": 0}, {"context_size": 5, "seed": -1}):
-        with pytest.raises(ValueError, match="must be positive"):
+        with pytest.raises(ValueError, match="context_size|seed"):
             ContextDataset(source, **kwargs)
     with pytest.raises(ValueError, match="kind='graph'"):
         ContextDataset(source, context_size=5, seed=0, kind="graph")
     for kwargs in ({"gene_dropout": 1.0}, {"thinning": -0.1}):
-        with pytest.raises(ValueError, match=r"must lie in \[0, 1\)"):
+        with pytest.raises(ValueError, match=next(iter(kwargs))):
             Augmentation(**kwargs)
     plain = source_of(make_adata(), transform="none")
-    with pytest.raises(ValueError, match="Only integer counts"):
+    with pytest.raises(ValueError, match="counts"):
         ContextDataset(plain, context_size=5, seed=0, augmentation=Augmentation(thinning=0.1))
     dataset = ContextDataset(source, context_size=50, seed=0)
     with pytest.raises(IndexError):

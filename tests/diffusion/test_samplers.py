@@ -183,7 +183,7 @@ def test_steps_of_a_long_chain_in_single_precision_are_those_in_double(name, sch
 
 @pytest.mark.parametrize("n_steps", [0, -3])
 def test_no_steps_are_refused(n_steps):
-    with pytest.raises(ValueError, match=f"n_steps must be at least 1, got {n_steps}"):
+    with pytest.raises(ValueError, match="n_steps"):
         time_grid(n_steps)
 
 

@@ -83,7 +83,7 @@ def test_a_collapsed_sample_scores_nothing(slices):
 
 def test_bad_input_is_refused(slices):
     (x, y), (p, q) = slices["expression"], slices["positions"]
-    with pytest.raises(ValueError, match=r"sample: there are 500 cells and positions of shape \(499, 2\)"):
+    with pytest.raises(ValueError, match=r"sample.*500 cells.*\(499, 2\)"):
         modality_agreement(x, p[1:], y, q)
-    with pytest.raises(ValueError, match="10 cells and 100 genes"):
+    with pytest.raises(ValueError, match="10 cells.*100 genes"):
         modality_agreement(x, p, y[:10], q[:10])

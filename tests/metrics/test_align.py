@@ -124,10 +124,10 @@ def test_collapse_scores_one_and_a_point_has_no_score():
     ("change", "message"),
     [
         ({"source": np.zeros((3, 2))}, "shape"),
-        ({"source": np.full((4, 2), np.nan)}, "not finite"),
-        ({"weights": np.ones(3)}, "one per cell"),
-        ({"weights": [1, -1, 1, 1]}, "not negative"),
-        ({"weights": np.zeros(4)}, "not all zero"),
+        ({"source": np.full((4, 2), np.nan)}, "finite"),
+        ({"weights": np.ones(3)}, "weights"),
+        ({"weights": [1, -1, 1, 1]}, "weights.*negative"),
+        ({"weights": np.zeros(4)}, "weights.*zero"),
         ({"source": np.zeros((0, 2)), "target": np.zeros((0, 2))}, "no cell"),
     ],
 )

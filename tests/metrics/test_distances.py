@@ -98,10 +98,10 @@ def test_judge_cells_are_those_of_the_published_judge():
 @pytest.mark.parametrize("function", [distance_matrix_mse, distance_spearman, contact_precision])
 def test_bad_positions_are_refused(function):
     true, predicted = noisy_tissue()
-    with pytest.raises(ValueError, match=r"\(150, 2\) and \(149, 2\)"):
+    with pytest.raises(ValueError, match=r"\(150, 2\).*\(149, 2\)"):
         function(true, predicted[1:])
     predicted[[3, 4], 0] = np.nan
-    with pytest.raises(ValueError, match="2 predicted positions are not finite"):
+    with pytest.raises(ValueError, match="2 .*positions"):
         function(true, predicted)
 
 

@@ -126,12 +126,12 @@ def test_perfect_and_too_little():
 @pytest.mark.parametrize("store", [np.asarray, sparse.csr_matrix])
 def test_bad_input_is_refused(store):
     true, predicted = noisy_counts()
-    with pytest.raises(ValueError, match=r"\(60, 25\) and \(59, 25\)"):
+    with pytest.raises(ValueError, match=r"\(60, 25\).*\(59, 25\)"):
         expression_scores(store(true), store(predicted[1:]))
     for value in (np.nan, np.inf):
         broken = predicted.copy()
         broken[[3, 5], 4] = value
-        with pytest.raises(ValueError, match="gene 4 is not finite in 2 of 60 cells"):
+        with pytest.raises(ValueError, match="gene 4.* 2 of 60"):
             expression_scores(store(true), store(broken))
     with pytest.raises(ValueError, match="n_cells, n_genes"):
         expression_scores(true[0], predicted[0])

@@ -101,11 +101,11 @@ def test_floor_and_ceiling_on_a_tissue(tissue):
 
 def test_bad_input_is_refused():
     x, positions = patterned()
-    with pytest.raises(ValueError, match=r"\(120, n_dims\), one per cell, got \(119, 2\)"):
+    with pytest.raises(ValueError, match=r"\(120, n_dims\).*\(119, 2\)"):
         morans_i(x, positions[1:])
     with pytest.raises(ValueError, match="n_neighbors=120"):
         morans_i(x, positions, n_neighbors=120)
-    with pytest.raises(ValueError, match="9 and 8 genes"):
+    with pytest.raises(ValueError, match="9 .*8 genes"):
         moran_correlation(x, positions, x[:, 1:], positions)
     positions[0, 0] = np.nan
     with pytest.raises(ValueError, match="finite"):

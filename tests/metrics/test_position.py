@@ -136,7 +136,7 @@ def test_oracle_shuffles_within_types_only():
         cells = types == kind
         np.testing.assert_array_equal(np.sort(shuffled[cells], axis=0), np.sort(true[cells], axis=0))
     np.testing.assert_array_equal(oracle_positions(true, np.arange(60)), true)
-    with pytest.raises(ValueError, match="one type per cell, got 59 for 60"):
+    with pytest.raises(ValueError, match="type.*59.*60"):
         oracle_positions(true, types[1:])
 
 

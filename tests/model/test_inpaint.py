@@ -132,10 +132,10 @@ def test_positions_that_cannot_be_held_are_refused(trained, reference):
         with pytest.raises(ValueError, match=error):
             trained.sample(query, inpaint=True)
     del query.obsm["spatial"]
-    with pytest.raises(KeyError, match=r'obsm\["spatial"\] is missing.*position_key'):
+    with pytest.raises(KeyError, match=r'obsm\["spatial"\].*position_key'):
         trained.sample(query, inpaint=True)
     del reference.obs["slice_id"]
-    with pytest.raises(KeyError, match=r'obs\["slice_id"\] is missing'):
+    with pytest.raises(KeyError, match=r'obs\["slice_id"\]'):
         trained.sample(reference, inpaint=True)
 
 

@@ -37,26 +37,26 @@ def _nan_position(adata):
 
 
 BAD = {
-    "no positions": (lambda a: a.obsm.pop("spatial"), {}, KeyError, r'obsm\["spatial"\] is missing.*position_key='),
-    "other position key": (None, {"position_key": "X_tissue"}, KeyError, r'obsm\["X_tissue"\] is missing \(found: '),
-    "no slice key": (None, {"slice_key": "section"}, KeyError, r'obs\["section"\] is missing.*slice_key='),
-    "no cell type key": (None, {"cell_type_key": "label"}, KeyError, r'obs\["label"\] is missing.*cell_type_key='),
-    "no sequence key": (None, {"sequence_key": "order"}, KeyError, r'obs\["order"\] is missing.*sequence_key='),
-    "no layer": (None, {"layer": "counts"}, KeyError, r'layers\["counts"\] is missing.*layer='),
-    "slice without a name": (lambda a: _set(a, slice_id=a.obs["slice_id"].where(a.obs.index != a.obs.index[0])), {}, ValueError, "missing for 1 cells"),
-    "NaN value": (lambda a: _value(a, np.nan), {}, ValueError, "X has NaN or infinite values, the first for gene '"),
-    "infinite value": (lambda a: _value(a, np.inf), {}, ValueError, "X has NaN or infinite values, the first for gene '"),
-    "negative value": (lambda a: _value(a, -2), {"transform": "log1p"}, ValueError, "X has negative values, the first for gene '"),
-    "all zero": (lambda a: setattr(a, "X", sp.csr_matrix(a.shape, dtype=np.float32)), {}, ValueError, "are zero; check layer"),
-    "few cells": (_few, {}, ValueError, "Slice 'slice_0' has 9 cells with positions, fewer than 10"),
-    "one place": (lambda a: _position(a, np.ones((a.n_obs, 2))), {}, ValueError, "cells of slice 'slice_0' have the same position"),
+    "no positions": (lambda a: a.obsm.pop("spatial"), {}, KeyError, r'obsm\["spatial"\].*position_key='),
+    "other position key": (None, {"position_key": "X_tissue"}, KeyError, r'obsm\["X_tissue"\].*found: '),
+    "no slice key": (None, {"slice_key": "section"}, KeyError, r'obs\["section"\].*slice_key='),
+    "no cell type key": (None, {"cell_type_key": "label"}, KeyError, r'obs\["label"\].*cell_type_key='),
+    "no sequence key": (None, {"sequence_key": "order"}, KeyError, r'obs\["order"\].*sequence_key='),
+    "no layer": (None, {"layer": "counts"}, KeyError, r'layers\["counts"\].*layer='),
+    "slice without a name": (lambda a: _set(a, slice_id=a.obs["slice_id"].where(a.obs.index != a.obs.index[0])), {}, ValueError, "slice_id.* 1 cells"),
+    "NaN value": (lambda a: _value(a, np.nan), {}, ValueError, "X .*NaN.*gene '"),
+    "infinite value": (lambda a: _value(a, np.inf), {}, ValueError, "X .*NaN.*gene '"),
+    "negative value": (lambda a: _value(a, -2), {"transform": "log1p"}, ValueError, "X .*negative.*gene '"),
+    "all zero": (lambda a: setattr(a, "X", sp.csr_matrix(a.shape, dtype=np.float32)), {}, ValueError, "zero.*layer"),
+    "few cells": (_few, {}, ValueError, "'slice_0'.* 9 cells.* 10"),
+    "one place": (lambda a: _position(a, np.ones((a.n_obs, 2))), {}, ValueError, "'slice_0'.*position"),
     "NaN position": (_nan_position, {}, ValueError, r'obsm\["spatial"\] has NaN .*in 1 cells'),
-    "one coordinate": (lambda a: _position(a, a.obsm["spatial"][:, :1]), {}, ValueError, "has 1 columns; positions here have 2 or 3"),
-    "four coordinates": (lambda a: _position(a, np.tile(a.obsm["spatial"], 2)), {}, ValueError, "has 4 columns; positions here have 2 or 3"),
-    "duplicate genes": (lambda a: setattr(a, "var_names", ["g", "g", *map(str, range(a.n_vars - 2))]), {}, ValueError, r"1 gene names occur more than once \('g'\)"),
+    "one coordinate": (lambda a: _position(a, a.obsm["spatial"][:, :1]), {}, ValueError, "1 columns"),
+    "four coordinates": (lambda a: _position(a, np.tile(a.obsm["spatial"], 2)), {}, ValueError, "4 columns"),
+    "duplicate genes": (lambda a: setattr(a, "var_names", ["g", "g", *map(str, range(a.n_vars - 2))]), {}, ValueError, "1 gene names.*'g'"),
     "no genes": (None, {}, ValueError, "no genes"),
-    "unknown frame": (None, {"frame": "global"}, ValueError, "frame='global' is none of 'slice', 'shared'"),
-    "unknown transform": (None, {"transform": "sqrt"}, ValueError, "transform='sqrt' is none of"),
+    "unknown frame": (None, {"frame": "global"}, ValueError, "frame='global'.*'slice', 'shared'"),
+    "unknown transform": (None, {"transform": "sqrt"}, ValueError, "transform='sqrt'"),
 }  # fmt: skip
 
 
@@ -110,17 +110,17 @@ def test_backed_reference_is_refused(reference, tmp_path):
 
 
 def test_a_model_without_registered_data_says_so(reference):
-    with pytest.raises(ValueError, match="set up your AnnData"):
+    with pytest.raises(ValueError, match="set up"):
         AlphaSTomics(reference)
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"d_model": 30, "n_heads": 4}, "d_model=30 is not a multiple of n_heads=4"),
-        ({"gate_type": "wide"}, "gate_type='wide' is unknown"),
-        ({"schedule": "linear"}, "schedule='linear' is unknown"),
-        ({"prediction_type": "score"}, "prediction_type='score' is unknown"),
+        ({"d_model": 30, "n_heads": 4}, "d_model=30.*n_heads=4"),
+        ({"gate_type": "wide"}, "gate_type='wide'"),
+        ({"schedule": "linear"}, "schedule='linear'"),
+        ({"prediction_type": "score"}, "prediction_type='score'"),
         ({"position_nu": 0.0}, "position_nu"),
     ],
 )

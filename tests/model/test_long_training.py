@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -103,7 +104,7 @@ def test_contexts_grow_over_half_of_the_training_unless_told(small, make_model, 
     arguments = GROWING | {"growth_steps": None, "max_epochs": 10}
     with caplog.at_level(logging.INFO, "alphastomics"):
         train_briefly(make_model(small), **arguments)
-    assert "Contexts grow from 20 to 100 cells (linear) in 10 steps." in caplog.text
+    assert re.search("20 to 100 cells.*linear.*10 steps", caplog.text)
 
 
 def test_validation_keeps_its_contexts(small, make_model, train_briefly):
@@ -121,14 +122,14 @@ def test_validation_keeps_its_contexts(small, make_model, train_briefly):
     ("arguments", "message"),
     [
         ({"growth_steps": 5}, "context_growth="),
-        ({"context_growth": "linear", "shortest_context": 300}, "from 300 cells to context_size="),
+        ({"context_growth": "linear", "shortest_context": 300}, "300 cells.*context_size="),
         ({"context_growth": "linear", "max_epochs": None, "max_time": 10}, "growth_steps="),
-        ({"context_growth": "cubic"}, "'cubic' is unknown"),
+        ({"context_growth": "cubic"}, "'cubic'"),
         ({"micro_batch_size": 0}, "micro_batch_size=0"),
-        ({"micro_batch_size": 64}, "contexts of 64 cells would fit"),
+        ({"micro_batch_size": 64}, "64 cells"),
         ({"memory_budget": 0}, "memory_budget=0"),
         ({"recompute": "some"}, "recompute='some'"),
-        ({"recompute": 3}, "the numbers 0 to 2"),
+        ({"recompute": 3}, "recompute=3|0 to 2"),
         ({"recompute": True}, "recompute=True"),
     ],
 )
@@ -226,8 +227,8 @@ def test_recomputed_blocks_really_run_twice(small, make_model, train_briefly):
 def test_the_log_says_what_a_step_needs_and_what_may_be_used(small, make_model, train_briefly, caplog):
     with caplog.at_level(logging.INFO, "alphastomics"):
         train_briefly(make_model(small), memory_budget=3.5)
-    assert "Memory of a step: less than 0." in caplog.text
-    assert "GiB; 3.50 GiB may be used." in caplog.text
+    assert "less than 0." in caplog.text
+    assert "3.50 GiB" in caplog.text
 
 
 def peak(model, **arguments):
@@ -243,11 +244,11 @@ def test_fewer_contexts_at_once_and_recomputed_blocks_make_it_fit(small, make_mo
     accumulated = sum(p.numel() for p in model.module.parameters()) * 4 / 2**30
     with caplog.at_level(logging.INFO, "alphastomics"):
         train_briefly(model, memory_budget=peak(model, batch_size=50) + accumulated, **sizes)
-        assert "1 of 4 contexts at once" in caplog.text
+        assert "1 of 4 contexts" in caplog.text
         assert "recomputed" not in caplog.text
         assert model.trainer.accumulate_grad_batches == 4
         train_briefly(model, memory_budget=peak(model, batch_size=50, recompute=3) + accumulated, **sizes)
-    assert "3 of 4 blocks are recomputed" in caplog.text
+    assert "3 of 4 blocks" in caplog.text
     assert "(parameters " in caplog.text
 
 
@@ -255,14 +256,12 @@ def test_fewer_contexts_at_once_and_recomputed_blocks_make_it_fit(small, make_mo
 def test_too_much_is_refused_with_what_would_fit(small, make_model, train_briefly):
     model = make_model(small)
     budget = peak(model, batch_size=50, recompute="all")
-    with pytest.raises(
-        ValueError, match=r"A context of 100 cells needs .* all 2 blocks recomputed.*: \d\d cells would fit"
-    ) as error:
+    with pytest.raises(ValueError, match=r" 100 cells.* 2 blocks.* \d\d cells") as error:
         train_briefly(model, context_size=100, memory_budget=budget)
     assert "memory_budget=" in str(error.value)
     fitting = int(str(error.value).split("used: ")[1].split()[0])
     train_briefly(model, context_size=fitting, batch_size=fitting, memory_budget=budget)
-    with pytest.raises(ValueError, match="0 of 2 blocks recomputed, and .* cells would fit"):
+    with pytest.raises(ValueError, match="0 of 2 blocks"):
         train_briefly(model, context_size=100, memory_budget=budget, recompute="none")
 
 
@@ -271,7 +270,7 @@ def test_automatic_contexts_are_whole_slices_or_as_long_as_fits(small, make_mode
     model = make_model(small)
     with caplog.at_level(logging.INFO, "alphastomics"):
         train_briefly(model, context_size="auto", batch_size=64)
-        assert "Contexts of 100 cells (the largest slice has 100)." in caplog.text
+        assert "Contexts of 100 cells" in caplog.text
         assert model.trainer.datamodule.contexts_per_batch == 1
         budget = peak(model, batch_size=50, recompute="all")
         train_briefly(model, context_size="auto", batch_size=64, memory_budget=budget)
@@ -324,16 +323,16 @@ def test_little_memory_fits_little(small, make_model, monkeypatch):
 
 def test_what_automatic_contexts_choose_may_not_be_given(small, make_model):
     for given in ({"attention": "linear"}, {"attention": "neighbor", "pair_features": "factorized"}):
-        with pytest.raises(ValueError, match="context='auto' chooses attention; leave attention="):
+        with pytest.raises(ValueError, match="context='auto'.*attention="):
             make_model(small, context="auto", **given)
-    with pytest.raises(ValueError, match="context='whole' is unknown"):
+    with pytest.raises(ValueError, match="context='whole'"):
         make_model(small, context="whole")
     assert make_model(small, context="slice", attention="linear").module.config.attention == "linear"
 
 
 def test_a_context_longer_than_a_batch_is_cut_and_said_so(small, make_model, train_briefly, caplog):
     train_briefly(make_model(small), context_size=80, batch_size=40)
-    assert "context_size=80 is cut to batch_size=40." in caplog.text
+    assert re.search("context_size=80.*batch_size=40", caplog.text)
 
 
 def test_estimates_follow_the_arguments(small, make_model):

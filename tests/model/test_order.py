@@ -147,7 +147,7 @@ def test_the_order_reaches_the_network(kind, ordered, train_ordered, positions_o
     assert positions_of(model.sample(later, n_steps=2)) == expected
     assert positions_of(model.sample(other, n_steps=2)) != expected
     del other.obs["order"]
-    with pytest.raises(KeyError, match=r'obs\["order"\] is missing.*reads the order of the cells'):
+    with pytest.raises(KeyError, match=r'obs\["order"\]'):
         model.sample(other, n_steps=2)
     latent = model.get_latent_representation(ordered)
     np.testing.assert_array_equal(model.get_latent_representation(later), latent)
@@ -174,7 +174,7 @@ def test_a_place_for_expression_has_an_order_too(ordered, train_ordered):
 @pytest.mark.parametrize("values", [["a", "b"], [np.nan, 1.0], [np.inf, 1.0]])
 def test_an_order_without_numbers_is_refused(small, values):
     small.obs["order"] = [values[i % 2] for i in range(small.n_obs)]
-    with pytest.raises(ValueError, match=r'obs\["order"\] gives .* no finite number'):
+    with pytest.raises(ValueError, match=r'obs\["order"\]'):
         AlphaSTomics.setup_anndata(small, sequence_key="order")
 
 
@@ -186,7 +186,7 @@ def test_numbers_in_words_and_categories_are_an_order(small):
 
 
 def test_neighbors_in_an_order_that_there_is_not_are_refused(small, make_model):
-    with pytest.raises(ValueError, match="sparse_pairs='sequence' needs an order of the cells.*sequence_key="):
+    with pytest.raises(ValueError, match="sparse_pairs='sequence'.*sequence_key="):
         make_model(small, attention="neighbor", sparse_pairs="sequence")
 
 

@@ -106,15 +106,15 @@ def test_cells_without_counts_are_placed(trained, reference):
         ({"reduce": "median"}, "reduce='median'"),
         ({"sampler": "euler"}, "sampler='euler'"),
         ({"eta": 1.5}, "eta=1.5"),
-        ({"eta": 0.5}, "eta=0.5 .*sampler='ddim'"),
-        ({"eta": 0.5, "sampler": "dpm++2m"}, "eta=0.5 .*sampler='ddim'"),
+        ({"eta": 0.5}, "eta=0.5.*sampler='ddim'"),
+        ({"eta": 0.5, "sampler": "dpm++2m"}, "eta=0.5.*sampler='ddim'"),
         ({"n_views": 0}, "n_views"),
         ({"n_views": 2, "n_samples": 2, "reduce": "mean"}, "n_views.*reduce='mean'"),
         ({"batch_size": 0}, "batch_size"),
         ({"batch_size": -5}, "batch_size"),
         ({"mode": "positions"}, "mode='positions'"),
-        ({"mode": "pos_to_expr"}, "trained with mode='expr_to_pos'.*train one with mode='pos_to_expr'"),
-        ({"mode": "joint", "n_cells": 10}, "trained with mode='expr_to_pos'"),
+        ({"mode": "pos_to_expr"}, "mode='expr_to_pos'.*mode='pos_to_expr'"),
+        ({"mode": "joint", "n_cells": 10}, "mode='expr_to_pos'.*mode='joint'"),
         ({"n_cells": 10}, "n_cells.*mode='joint'"),
     ],
 )
@@ -125,25 +125,25 @@ def test_bad_arguments_are_refused(trained, reference, arguments, message):
 
 def test_an_untrained_model_refuses(make_model, reference):
     model = make_model(reference)
-    with pytest.raises(RuntimeError, match="not trained; call train"):
+    with pytest.raises(RuntimeError, match="not trained"):
         model.sample(reference)
-    with pytest.raises(RuntimeError, match="not trained; call train"):
+    with pytest.raises(RuntimeError, match="not trained"):
         model.get_latent_representation(reference)
 
 
 def test_bad_values_in_the_query_are_refused(trained, reference):
     reference.X.data[17] = np.nan
-    with pytest.raises(ValueError, match="NaN or infinite values, the first for gene 'gene"):
+    with pytest.raises(ValueError, match="NaN.*'gene"):
         trained.sample(reference, n_steps=1)
 
 
 def test_negative_values_in_the_query_are_refused(trained, reference):
     reference.X.data[17] = -1
-    with pytest.raises(ValueError, match="negative values, the first for gene"):
+    with pytest.raises(ValueError, match="negative.*gene"):
         trained.sample(reference, n_steps=1)
 
 
 def test_depth_far_from_the_reference_is_told(trained, reference):
     reference.X = reference.X * 100
-    with pytest.warns(UserWarning, match="median library size"):
+    with pytest.warns(UserWarning, match="library size"):
         trained.sample(reference, n_steps=1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import time
 from datetime import timedelta
 
@@ -141,8 +142,8 @@ def test_log_says_how_much_there_is(small, make_model, train_briefly, caplog):
     with caplog.at_level(logging.INFO, logger="alphastomics"):
         train_briefly(model)
         model.sample(n_steps=2, n_samples=2)
-    assert "Training on 200 cells, 60 genes, 2 slices" in caplog.text
-    assert "Placing 200 cells in 2 slices: 2 draws of 2 steps on cpu" in caplog.text
+    assert re.search("200 cells.*60 genes.*2 slices", caplog.text)
+    assert re.search("200 cells.*2 slices.*2 draws.*2 steps.*cpu", caplog.text)
 
 
 # -- modes -------------------------------------------------------------------------------------------------------------
@@ -158,14 +159,14 @@ def test_every_mode_trains_and_samples_only_what_it_learned(small, make_model, t
     assert ("train_expression" in model.history) == (mode != "expr_to_pos")
     for other in MODES:
         if mode not in ("any", other):
-            with pytest.raises(ValueError, match=f"trained with mode='{mode}'.*mode='{other}' or mode='any'"):
+            with pytest.raises(ValueError, match=f"mode='{mode}'.*mode='{other}'.*mode='any'"):
                 model.sample(mode=other)
     if mode in ("any", "expr_to_pos"):
         assert np.isfinite(model.sample(n_steps=2).obsm["spatial"]).all()
 
 
 def test_unknown_mode_is_refused(small, make_model):
-    with pytest.raises(ValueError, match="mode='positions' is unknown; choose from 'expr_to_pos'"):
+    with pytest.raises(ValueError, match="mode='positions'.*'expr_to_pos'"):
         make_model(small, mode="positions")
 
 
@@ -233,7 +234,7 @@ def test_early_stopping_holds_out_a_slice(small, make_model, train_briefly):
 
 def test_early_stopping_needs_two_slices(small, make_model, train_briefly):
     model = make_model(small[:100].copy())
-    with pytest.raises(ValueError, match="holds out whole slices, and there is only one"):
+    with pytest.raises(ValueError, match="slice"):
         train_briefly(model, early_stopping=True)
     assert not model.is_trained_
 
@@ -303,12 +304,12 @@ def test_linear_attention_with_experts_is_saved_and_loaded(small, make_model, tr
 def test_parameters_are_told_and_few_cells_advised(small, make_model, caplog):
     with caplog.at_level(logging.INFO, logger="alphastomics"):
         model = make_model(small, use_moe=True)
-    assert "num_experts=4 and moe_top_k=2; for 200 cells the advice is 4 and 1" in caplog.text
+    assert re.search("num_experts=4.*moe_top_k=2.*200 cells.*4 and 1", caplog.text)
     caplog.clear()
     with caplog.at_level(logging.INFO, logger="alphastomics"):
         assert "active" not in make_model(small)._model_summary_string
         make_model(small, **MOE)
-    assert "advice" not in caplog.text
+    assert "moe_top_k" not in caplog.text
     ffn = model.module.blocks[0].ffn
     idle = 2 * 2 * sum(p[0].numel() for p in (ffn.weight_1, ffn.bias_1, ffn.weight_2, ffn.bias_2))
     total = sum(p.numel() for p in model.module.parameters())
@@ -316,10 +317,10 @@ def test_parameters_are_told_and_few_cells_advised(small, make_model, caplog):
 
 
 def test_experts_that_cannot_be_are_refused(small, make_model):
-    with pytest.raises(ValueError, match="moe_top_k=5 must lie between 1 and num_experts=4"):
+    with pytest.raises(ValueError, match="moe_top_k=5.*num_experts=4"):
         make_model(small, use_moe=True, moe_top_k=5)
     for argument in ({"num_experts": 8}, {"moe_top_k": 1}, {"expert_width": "full"}):
-        with pytest.raises(ValueError, match=f"{next(iter(argument))}=.* requires use_moe=True"):
+        with pytest.raises(ValueError, match=f"{next(iter(argument))}=.*use_moe=True"):
             make_model(small, **argument)
     with pytest.raises(ValueError, match="gate_type='elementwise'.*attention='linear'"):
         make_model(small, attention="linear", gate_type="elementwise")

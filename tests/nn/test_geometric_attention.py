@@ -329,8 +329,8 @@ def test_every_parameter_learns(form):
     ("form", "missing", "message"),
     [
         ("frames", {"frames": None}, "n_points=2"),
-        ("linear pairs", {"pairs": None}, "reads features of pairs, and there are none"),
-        ("distance", {"position": torch.zeros(2, 7, 3)}, "positions have 3 dimensions, this attention is for 2"),
+        ("linear pairs", {"pairs": None}, "features of pairs"),
+        ("distance", {"position": torch.zeros(2, 7, 3)}, "positions.*3 dimensions"),
     ],
 )
 def test_missing_geometry_is_named(form, missing, message):

@@ -303,9 +303,9 @@ def test_every_parameter_learns(form):
 @pytest.mark.parametrize(
     ("missing", "message"),
     [
-        ({"neighbors": None}, "attention over neighbors needs them"),
+        ({"neighbors": None}, "neighbors"),
         ({"sequence": None}, "sequence=True"),
-        ({"pairs": None}, "reads features of pairs, and there are none"),
+        ({"pairs": None}, "features of pairs"),
     ],
 )
 def test_missing_geometry_is_named(missing, message):

@@ -316,7 +316,7 @@ def test_what_cannot_be_is_refused():
         split_attention(q, q, q, mask, SequenceParallel(), kind="rings")
     parallel = SequenceParallel()
     parallel.world_size = 2
-    with pytest.raises(ValueError, match="3 heads cannot be split over 2 processes; take kind='ring'"):
+    with pytest.raises(ValueError, match="3 heads.*2 processes.*kind='ring'"):
         split_attention(q, q, q, mask, parallel, kind="ulysses")
 
 

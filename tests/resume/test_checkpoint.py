@@ -14,43 +14,24 @@ import alphastomics.train.checkpoint as module
 from alphastomics.model import AlphaSTomics
 from alphastomics.train.checkpoint import KEY
 
-pytestmark = pytest.mark.usefixtures("empty_folder")
 
-
-class DieAt(pl.Callback):
-    """The end of everything before a step."""
-
-    def __init__(self, step):
-        self.step = step
-
-    def on_train_batch_start(self, trainer, *_):
-        if trainer.global_step == self.step:
-            raise OSError("dead")
-
-
-def die(model, train_briefly, path, *, step, **kwargs):
-    with pytest.raises(OSError, match="dead"):
-        train_briefly(model, checkpoint=path, callbacks=[DieAt(step)], **kwargs)
-
-
-def test_checkpoints_are_as_far_apart_as_is_asked(small, make_model, train_briefly, tmp_path):
-    path, seen = tmp_path / "last.ckpt", []
+def test_checkpoints_are_as_far_apart_as_is_asked(train, path):
+    seen = []
 
     class Look(pl.Callback):
         def on_train_batch_start(self, trainer, *_):
             seen.append(torch.load(path, weights_only=True)["global_step"] if path.exists() else 0)
 
     steps = {"context_size": 25, "batch_size": 25, "max_epochs": 1}  # eight
-    train_briefly(make_model(small), checkpoint=path, checkpoint_every=3, callbacks=[Look()], **steps)
+    train(checkpoint=path, checkpoint_every=3, callbacks=[Look()], **steps)
     assert seen == [0, 0, 0, 3, 3, 3, 6, 6]
     assert torch.load(path, weights_only=True)["global_step"] == 8
     with pytest.raises(ValueError, match="checkpoint_every"):
-        train_briefly(make_model(small), checkpoint=path, checkpoint_every=0)
+        train(checkpoint=path, checkpoint_every=0)
 
 
-def test_a_finished_checkpoint_is_the_model(small, make_model, train_briefly, tmp_path):
-    path = tmp_path / "last.ckpt"
-    model = train_briefly(make_model(small, mode="any"), checkpoint=path)
+def test_a_finished_checkpoint_is_the_model(train, path, small, make_model, tmp_path):
+    model = train(make_model(small, mode="any"), checkpoint=path)
     assert list(tmp_path.iterdir()) == [path]
     model.save(tmp_path / "model")
     of_folder, of_file = (AlphaSTomics.load(p, adata=False) for p in (tmp_path / "model", path))
@@ -62,71 +43,59 @@ def test_a_finished_checkpoint_is_the_model(small, make_model, train_briefly, tm
     assert of_file.history["train_loss"].equals(model.history["train_loss"])
     # And it is trained on, with data.
     more = AlphaSTomics.load(path, adata=small.copy())
-    train_briefly(more)
+    train(more)
     assert more.history["train_loss"].index.tolist() == [0, 1]
-
-
-def damaged(path, change):
-    state = torch.load(path, weights_only=True)
-    change(state)
-    torch.save(state, path)
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda state: state[KEY].pop("tensors"), "of a training that has not ended; continue it with resume=…"),
-        (lambda state: state.pop(KEY), "is no checkpoint of AlphaSTomics"),
-        (lambda state: state[KEY].update(format_version=9), "format version 9"),
-        (lambda state: state[KEY].update(config="{"), "does not describe its model"),
-        (lambda state: state[KEY].update(config="[]"), "does not describe its model"),
-        (lambda state: state[KEY].pop("config"), "does not describe its model"),
-        (lambda state: state[KEY].update(tensors=3), "does not hold a complete model"),
-        (lambda state: state[KEY]["tensors"].popitem(), "does not hold a complete model"),
+        (lambda state: state[KEY].pop("tensors"), "resume=…"),
+        (lambda state: state.pop(KEY), "checkpoint of AlphaSTomics"),
+        (lambda state: state[KEY].update(format_version=9), "version 9"),
+        (lambda state: state[KEY].update(config="{"), "model"),
+        (lambda state: state[KEY].update(config="[]"), "model"),
+        (lambda state: state[KEY].pop("config"), "model"),
+        (lambda state: state[KEY].update(tensors=3), "complete model"),
+        (lambda state: state[KEY]["tensors"].popitem(), "complete model"),
     ],
     ids=["unfinished", "foreign", "newer", "cut", "list", "silent", "number", "incomplete"],
 )
-def test_what_is_no_model_is_said(small, make_model, train_briefly, tmp_path, change, message):
-    path = tmp_path / "last.ckpt"
-    train_briefly(make_model(small), checkpoint=path)
-    damaged(path, change)
+def test_what_is_no_model_is_said(finished, change, message):
+    state = torch.load(finished, weights_only=True)
+    change(state)
+    torch.save(state, finished)
     with pytest.raises(ValueError, match=rf"last\.ckpt.*{message}"):
-        AlphaSTomics.load(path, adata=False)
+        AlphaSTomics.load(finished, adata=False)
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"d_model": 16}, "is of a model with d_model=32, and this one has d_model=16"),
-        ({"random_state": 3}, "is of a model with random_state=0, and this one has random_state=3"),
-        ({"mode": "any"}, "is of a model with mode='expr_to_pos', and this one has mode='any'"),
+        ({"d_model": 16}, "d_model=32.*d_model=16"),
+        ({"random_state": 3}, "random_state=0.*random_state=3"),
+        ({"mode": "any"}, "mode='expr_to_pos'.*mode='any'"),
     ],
 )
-def test_another_model_is_not_resumed(small, make_model, train_briefly, tmp_path, changes, message):
-    path = tmp_path / "last.ckpt"
-    train_briefly(make_model(small), checkpoint=path)
+def test_another_model_is_not_resumed(train, finished, small, make_model, changes, message):
     model = make_model(small, **changes)
     with pytest.raises(ValueError, match=message):
-        train_briefly(model, resume=path, max_epochs=2)
+        train(model, resume=finished, max_epochs=2)
     assert not model.is_trained
 
 
-def test_other_cells_are_not_trained_on_and_no_epochs_taken_back(reference, small, make_model, train_briefly, tmp_path):
-    path = tmp_path / "last.ckpt"
-    train_briefly(make_model(small), checkpoint=path, max_epochs=2)
-    with pytest.raises(ValueError, match="is of a training on other cells"):
-        train_briefly(make_model(reference), resume=path, max_epochs=2)
-    with pytest.raises(ValueError, match="is of epoch 2, beyond max_epochs=1"):
-        train_briefly(make_model(small), resume=path, max_epochs=1)
-    with pytest.raises(FileNotFoundError, match=r"none\.ckpt is missing"):
-        train_briefly(make_model(small), resume=tmp_path / "none.ckpt")
+def test_other_cells_are_not_trained_on_and_no_epochs_taken_back(train, path, reference, make_model, tmp_path):
+    train(checkpoint=path, max_epochs=2)
+    with pytest.raises(ValueError, match="cells"):
+        train(make_model(reference), resume=path, max_epochs=2)
+    with pytest.raises(ValueError, match="epoch 2.*max_epochs=1"):
+        train(resume=path, max_epochs=1)
+    with pytest.raises(FileNotFoundError, match=r"none\.ckpt"):
+        train(resume=tmp_path / "none.ckpt")
 
 
-def test_a_checkpoint_that_cannot_be_written_leaves_the_one_before(
-    small, make_model, train_briefly, tmp_path, monkeypatch, often
-):
-    path = tmp_path / "last.ckpt"
-    train_briefly(make_model(small), checkpoint=path, max_epochs=2)
+def test_a_checkpoint_that_cannot_be_written_leaves_the_one_before(train, path, tmp_path, monkeypatch, often):
+    train(checkpoint=path, max_epochs=2)
     before = path.read_bytes()
 
     def full(state, path):
@@ -135,8 +104,8 @@ def test_a_checkpoint_that_cannot_be_written_leaves_the_one_before(
 
     monkeypatch.setattr(module, "write", full)
     monkeypatch.setattr("alphastomics.model._checkpoint.finalize", lambda *_: None)
-    said = r"last\.ckpt cannot be written \(No space left on device\); .*resume='last'"
+    said = r"last\.ckpt.*No space left on device.*resume='last'"
     with pytest.raises(OSError, match=said):
-        train_briefly(make_model(small), checkpoint=path, max_epochs=2)
+        train(checkpoint=path, max_epochs=2)
     assert path.read_bytes() == before
     assert list(tmp_path.iterdir()) == [path]

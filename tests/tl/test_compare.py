@@ -324,7 +324,7 @@ def test_a_query_equals_a_held_out_slice(compared, cells):
 def test_cells_of_a_single_slice_are_held_out(cells, caplog):
     one = cells[cells.obs["slice_id"] == "slice_0"].copy()
     table = tl.compare(one, configurations=["linear"], seeds=[0], **PLACING)
-    assert "a random 20 % of its cells" in caplog.text
+    assert "20 %" in caplog.text
     assert np.isfinite(table.loc["linear", "distance_spearman"])
 
 

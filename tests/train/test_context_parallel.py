@@ -69,14 +69,14 @@ def test_processes_must_make_whole_groups():
         check_group_size(3, 4)
     with pytest.raises(ValueError, match="context_parallel_size=0"):
         check_group_size(0, 4)
-    with pytest.raises(ValueError, match="context_parallel_size=2 needs .* there are 3 processes"):
+    with pytest.raises(ValueError, match="context_parallel_size=2.* 3 processes"):
         join_group(SimpleNamespace(global_rank=0, world_size=3), 2)
 
 
 def test_that_is_known_before_any_work():
-    with pytest.raises(ValueError, match="context_parallel_size=2 needs .* there is 1 process: pass another devices="):
+    with pytest.raises(ValueError, match="context_parallel_size=2.* 1 process.*devices="):
         resolve_strategy("auto", accelerator="cpu", group_size=2)
-    with pytest.raises(ValueError, match="there are 3 processes"):
+    with pytest.raises(ValueError, match="3 processes"):
         resolve_strategy("ddp_fork", accelerator="cpu", devices=3, group_size=2)
     assert resolve_strategy("ddp_fork", accelerator="cpu", devices=1, num_nodes=2, group_size=2) is not None
 

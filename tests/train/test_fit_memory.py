@@ -49,7 +49,7 @@ def test_contexts_wait_before_blocks_are_recomputed(made: list[dict[str, Any]], 
     contexts = [c for c in range(1, most + 1) if formula(n, c, 0) <= budget]
     blocks = [k for k in range(DEPTH + 1) if formula(n, 1, k) <= budget]
     if not blocks:
-        with pytest.raises(ValueError, match=r"A context of 100 cells needs .* would fit; pass context_size="):
+        with pytest.raises(ValueError, match=r"100 cells.*context_size="):
             fitter(budget).fit(n, most)
         return
     found = fitter(budget).fit(n, most)
@@ -72,7 +72,7 @@ def test_what_is_asked_for_is_kept(made: list[dict[str, Any]], asked: Any) -> No
     k = recomputed_blocks(asked, DEPTH)
     assert k is not None
     assert fitter(formula(100, 2, k), recompute=asked).fit(100, 4)[:2] == (2, k)
-    with pytest.raises(ValueError, match=rf"with {k} of 6 blocks recomputed.*: 99 cells would fit"):
+    with pytest.raises(ValueError, match=rf"{k} of 6 blocks.* 99 cells"):
         fitter(formula(99, 1, k), recompute=asked).fit(100, 4)
 
 
@@ -80,7 +80,7 @@ def test_the_longest_context_is_found_to_a_part_in_64(made: list[dict[str, Any]]
     for n in (5000, 3217, 64):
         found = fitter(formula(n, 1, DEPTH)).longest(5000)
         assert n - 5000 // 64 <= found <= n
-    with pytest.raises(ValueError, match="not even one cell would fit"):
+    with pytest.raises(ValueError, match="one cell"):
         fitter(50).longest(5000)
 
 
@@ -103,7 +103,7 @@ def test_what_cannot_be_estimated_is_trained_with_a_warning(
     with caplog.at_level(logging.WARNING):
         assert fitter(10).fit(100, 4) == (4, 0, None)
         assert fitter(10).longest(100) == 100
-    assert f"not known: {error}" in caplog.text
+    assert str(error) in caplog.text
     with caplog.at_level(logging.WARNING):
         assert fitter(10, arguments={"precision": "64-true"}).fit(100, 4) == (4, 0, None)
     assert "precision=64-true" in caplog.text

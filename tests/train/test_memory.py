@@ -360,10 +360,10 @@ def test_a_shape_that_depends_on_values_is_refused() -> None:
         x = torch.zeros(10)
         return Step(nn.Identity(), [x], lambda: x.unique())
 
-    with pytest.raises(NotImplementedError, match=r"the shape of aten\._unique2\.default depends on values"):
+    with pytest.raises(NotImplementedError, match=r"aten\._unique2\.default"):
         estimate_step(make_step, training=False)
 
 
 def test_an_unknown_precision_is_refused() -> None:
-    with pytest.raises(ValueError, match="precision='64-true' cannot be estimated; choose from '32'"):
+    with pytest.raises(ValueError, match="precision='64-true'.*'32'"):
         estimate_training(CONFIG, n_cells=10, precision="64-true")

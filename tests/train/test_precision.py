@@ -120,7 +120,7 @@ def test_a_system_that_does_not_say_has_all_of_its_memory(
     monkeypatch.setattr(os, "sysconf", answers.__getitem__, raising=False)
     assert usable_memory("cpu") == 4_096_000
     monkeypatch.delattr(os, "sysconf")
-    with pytest.raises(ValueError, match="pass a limit in bytes"):
+    with pytest.raises(ValueError, match="bytes"):
         usable_memory("cpu")
 
 

@@ -182,18 +182,18 @@ def test_the_refusal_says_what_would_fit() -> None:
 
     assert policy.choose(peak, 2000) == 3
     asked.clear()
-    with pytest.raises(ValueError, match=r"^A context of 10,000 cells needs 9.77 GiB even with all 6 blocks") as error:
+    with pytest.raises(ValueError, match=r"10,000 cells.*9.77 GiB.*6 blocks") as error:
         policy.choose(peak, 10_000)
-    assert "2.93 GiB may be used" in str(error.value)
+    assert "2.93 GiB" in str(error.value)
     longest = policy.longest(peak, 10_000)
-    assert f"{longest:,} cells would fit" in str(error.value)
+    assert f"{longest:,} cells" in str(error.value)
     assert 3000 - 10_000 // 64 < longest <= 3000
     assert (longest, 6) in asked
-    with pytest.raises(ValueError, match="not even one cell would fit"):
+    with pytest.raises(ValueError, match="one cell"):
         policy.choose(lambda n, k: 2**40, 10_000)
 
 
 @pytest.mark.parametrize("wrong", [{"n_blocks": 0}, {"budget": 0}])
 def test_what_makes_no_sense_is_refused(wrong: dict[str, int]) -> None:
-    with pytest.raises(ValueError, match="must be at least 1"):
+    with pytest.raises(ValueError, match=next(iter(wrong))):
         RecomputePolicy(**({"n_blocks": 4, "budget": 100} | wrong))

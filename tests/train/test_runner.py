@@ -129,7 +129,7 @@ def poison(trainer, plan) -> None:
 
 def test_a_loss_that_is_not_finite_names_the_step_and_the_slices(make_plan, fit):
     plan = make_plan(modality_dropout=1.0)
-    with pytest.raises(NonFiniteLossError, match=r"nan at step 2 \(slices: slice_") as error:
+    with pytest.raises(NonFiniteLossError, match=r"nan at step 2.*slice_") as error:
         fit(plan, max_epochs=3, callbacks=[AtStep(2, poison)])
     assert "lr" in str(error.value)
 
@@ -140,7 +140,7 @@ def spoil(trainer, plan) -> None:
 
 def test_a_gradient_that_is_not_finite_does_not_reach_the_weights(make_plan, fit):
     plan = make_plan(modality_dropout=1.0, mode="expr_to_pos")
-    with pytest.raises(NonFiniteLossError, match=r"gradient norm is (inf|nan) at step 2 \(slices: slice_"):
+    with pytest.raises(NonFiniteLossError, match=r"norm is (inf|nan) at step 2.*slice_"):
         fit(plan, max_epochs=3, callbacks=[AtStep(2, spoil)])
     assert all(bool(weight.isfinite().all()) for weight in weights(plan))
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -96,7 +97,7 @@ def test_an_object_of_lightning_is_taken_as_it_is():
 
 
 def test_an_unknown_name_is_told_the_known_ones():
-    with pytest.raises(ValueError, match="strategy='dpp' is unknown; choose from 'auto', 'ddp'") as error:
+    with pytest.raises(ValueError, match="strategy='dpp'.*'auto', 'ddp'") as error:
         resolve_strategy("dpp")
     assert all(repr(name) in str(error.value) for name in STRATEGIES)
 
@@ -115,15 +116,15 @@ def refusal(kind: type[Exception], name: str, **arguments: Any) -> str:
 
 @pytest.mark.usefixtures("script")
 def test_what_needs_gpus_says_what_does_not():
-    assert "shards on GPUs alone: take strategy='fsdp2'" in refusal(ValueError, "fsdp")
-    assert "shards on GPUs alone" in refusal(ValueError, "deepspeed_stage_2_offload")
+    assert "strategy='fsdp2'" in refusal(ValueError, "fsdp")
+    assert "GPU" in refusal(ValueError, "deepspeed_stage_2_offload")
 
 
 @pytest.mark.usefixtures("script")
 def test_on_gpus_it_says_what_else_is_missing(on, monkeypatch):
     on("cuda")
-    assert "cannot clip gradients by their norm" in refusal(ValueError, "fsdp")
-    assert "leaves no weights to average" in refusal(ValueError, "deepspeed_stage_3")
+    assert "norm" in refusal(ValueError, "fsdp")
+    assert "average" in refusal(ValueError, "deepspeed_stage_3")
     monkeypatch.setattr(strategies, "find_spec", lambda _: None)
     assert "pip install deepspeed" in refusal(ImportError, "deepspeed_stage_1")
     monkeypatch.setattr(strategies, "find_spec", lambda _: object())
@@ -134,7 +135,7 @@ def test_on_gpus_it_says_what_else_is_missing(on, monkeypatch):
 @pytest.mark.parametrize("name", ["ddp", "fsdp2"])
 def test_mps_is_one_device(on, name):
     on("mps")
-    assert "MPS is one" in refusal(ValueError, name)
+    assert "MPS" in refusal(ValueError, name)
 
 
 @pytest.mark.usefixtures("script")
@@ -145,27 +146,27 @@ def test_fsdp2_scales_no_losses():
 def test_a_gpu_that_was_used_cannot_be_forked(on, monkeypatch):
     on("cuda")
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    assert "has already used CUDA: restart the kernel" in refusal(RuntimeError, "ddp_notebook")
+    assert "CUDA" in refusal(RuntimeError, "ddp_notebook")
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
     assert strategies.is_forked(resolve_strategy("ddp_notebook", accelerator="cpu", devices=2))
 
 
 def test_where_nothing_forks_processes_are_spawned(monkeypatch):
     monkeypatch.setattr(multiprocessing, "get_all_start_methods", lambda: ["spawn"])
-    assert "take strategy='ddp_spawn'" in refusal(RuntimeError, "ddp_fork")
+    assert "strategy='ddp_spawn'" in refusal(RuntimeError, "ddp_fork")
 
 
 @pytest.mark.usefixtures("notebook")
 @pytest.mark.parametrize("name", ["ddp", "fsdp2", "ddp_spawn"])
 def test_notebooks_can_only_fork(name):
-    assert "take strategy='ddp_notebook'" in refusal(RuntimeError, name)
+    assert "strategy='ddp_notebook'" in refusal(RuntimeError, name)
 
 
 def test_code_without_a_file_cannot_be_started_again(monkeypatch):
     monkeypatch.setattr(sys, "argv", ["-c"])
     monkeypatch.setitem(sys.modules, "__main__", SimpleNamespace(__spec__=None))
     monkeypatch.delenv("LOCAL_RANK", raising=False)
-    assert "there is none here" in refusal(RuntimeError, "ddp")
+    assert "script" in refusal(RuntimeError, "ddp")
     monkeypatch.setenv("LOCAL_RANK", "1")  # torchrun has started it
     assert type(resolve_strategy("ddp", accelerator="cpu", devices=2)) is DDPStrategy
 
@@ -196,7 +197,7 @@ def test_what_is_asked_apart_is_answered_or_raised():
     assert run_in_subprocess(lambda: (os.getpid() != here, 1 + 1)) == (True, 2)
     with pytest.raises(KeyError, match="gene"):
         run_in_subprocess(lambda: {}["gene"])
-    with pytest.raises(RuntimeError, match="has died"):
+    with pytest.raises(RuntimeError, match="died"):
         run_in_subprocess(lambda: os._exit(3))
 
 
@@ -220,7 +221,7 @@ def assert_same_trials(found: dict[str, Any], expected: dict[str, Any]) -> None:
     np.testing.assert_allclose(found["validation"], expected["validation"], rtol=1e-4)  # in 16 bits
     for name in ("grown", "resume_state"):
         assert found[name] == pytest.approx(expected[name], rel=1e-7)
-    assert "The loss is nan at step 2 (slices: slice_" in found["error"]
+    assert re.search("nan at step 2.*slice_", found["error"])
     for name in ("kept", "resumed"):
         assert found[name][:-1] == expected[name][:-1]
         assert found[name][-1] == pytest.approx(expected[name][-1], rel=1e-7)
@@ -290,7 +291,7 @@ def test_ctrl_c_ends_all_processes_after_the_same_step(tmp_path):
     finally:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-    assert b"Training was interrupted at step" in said
+    assert b"interrupted at step" in said
     _, step, trained, n_cells = told.splitlines()[-1].split()
     assert int(step) > 0
     assert (trained, n_cells) == (b"True", b"180")

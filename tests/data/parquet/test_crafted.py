@@ -41,7 +41,7 @@ def one_line(path, data):
 )
 def test_a_footer_of_another_length_is_an_error(path, change):
     assert one_line(path, change(path.read_bytes())) is None
-    with pytest.raises(ValueError, match=r"changed\.parquet is not a complete Parquet file"):
+    with pytest.raises(ValueError, match=r"changed\.parquet"):
         footer_checksum(path.with_name("changed.parquet"))
 
 

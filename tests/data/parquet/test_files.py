@@ -74,9 +74,9 @@ def test_a_split_without_cells_says_which_there_are(dataset, tissue, tmp_path):
     (tmp_path / "raw").mkdir()
     tissue.write_h5ad(tmp_path / "raw" / "a.h5ad")
     preprocess(tmp_path / "raw", tmp_path / "out", Stage1Options(), Stage2Options(train_ratio=0.8, val_ratio=0.2))
-    with pytest.raises(ValueError, match="no cells for test; it has cells for train, validation"):
+    with pytest.raises(ValueError, match="test.*train, validation"):
         read_dataset(tmp_path / "out", "test")
-    with pytest.raises(ValueError, match="split='all' is none of"):
+    with pytest.raises(ValueError, match="split='all'"):
         read_dataset(dataset, "all")
 
 
@@ -89,7 +89,7 @@ def test_genes_that_slices_lack_are_no_zeros(tissue, tmp_path, caplog):
     for name in tissue.obs["slice_id"].unique():
         lacks = name in ("slice_1", "slice_2")
         assert measured.index[~measured[name]].tolist() == (lacking.tolist() if lacks else [])
-    assert "Slice 'slice_1' lacks 5 genes, which count as unmeasured" in caplog.text
+    assert re.search("'slice_1'.* 5 genes", caplog.text)
     # A file says it too, alone.
     shutil.copy(folder / "data" / "train.parquet", tmp_path / "alone.parquet")
     pd.testing.assert_frame_equal(read_parquet(tmp_path / "alone.parquet").varm["measured_in"], measured)
@@ -145,7 +145,7 @@ def test_a_file_that_names_no_genes_needs_its_dataset(dataset, tissue, tmp_path)
     rewrite(path, lambda table: table, metadata=False)
     assert_as_they_were(read_parquet(path), tissue)
     shutil.copy(path, tmp_path / "alone.parquet")
-    with pytest.raises(ValueError, match=r"alone\.parquet does not name its genes.*metadata\.json is missing"):
+    with pytest.raises(ValueError, match=r"alone\.parquet.*genes.*metadata\.json"):
         read_parquet(tmp_path / "alone.parquet")
 
 
@@ -233,7 +233,7 @@ def test_what_was_not_measured_is_written_too(tissue, tmp_path):
 def test_values_without_a_type_are_refused(tissue, tmp_path):
     cells = tissue.copy()
     cells.obs["odd"] = np.arange(cells.n_obs) * 1j
-    with pytest.raises(ValueError, match=r'obs\["odd"\] cannot be written to Parquet'):
+    with pytest.raises(ValueError, match=r'obs\["odd"\]'):
         write_parquet(cells, tmp_path / "out.parquet")
     assert list(tmp_path.iterdir()) == []
 
@@ -249,18 +249,18 @@ def lists(table, name, value, kind):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda t: t.drop_columns(["cell_id"]), "it needs the columns cell_id and expression"),
-        (lambda t: t.drop_columns(["expression"]), "and expression, or cell_id, indices and values"),
-        (lambda t: lists(t, "cell_id", None, pa.string()), "cell_id is missing for 55 cells"),
+        (lambda t: t.drop_columns(["cell_id"]), "cell_id and expression"),
+        (lambda t: t.drop_columns(["expression"]), "expression.*cell_id, indices and values"),
+        (lambda t: lists(t, "cell_id", None, pa.string()), "cell_id.*55 cells"),
         (
             lambda t: lists(t, "expression", [1.0] * 3, pa.list_(pa.float32())),
-            "expression has 3 values, and .* 20 genes",
+            "expression.* 3 .* 20 genes",
         ),
-        (lambda t: lists(t, "expression", ["a"] * 20, pa.list_(pa.string())), "expression holds lists of string"),
-        (lambda t: lists(t, "expression", 1.0, pa.float32()), "expression is a column of float, not of lists"),
-        (lambda t: lists(t, "position", [1.0], pa.list_(pa.float64())), "position has 1 coordinates"),
-        (lambda t: lists(t, "position", None, pa.list_(pa.float64())), "position is missing for 55 cells"),
-        (lambda t: t.slice(0, 0), "there are no cells in it"),
+        (lambda t: lists(t, "expression", ["a"] * 20, pa.list_(pa.string())), "expression.*string"),
+        (lambda t: lists(t, "expression", 1.0, pa.float32()), "expression.*float.*lists"),
+        (lambda t: lists(t, "position", [1.0], pa.list_(pa.float64())), "position.* 1 coord"),
+        (lambda t: lists(t, "position", None, pa.list_(pa.float64())), "position.*55 cells"),
+        (lambda t: t.slice(0, 0), "no cells"),
     ],
 )
 def test_columns_that_do_not_fit_are_one_line(dataset, tmp_path, change, message):
@@ -273,11 +273,11 @@ def test_columns_that_do_not_fit_are_one_line(dataset, tmp_path, change, message
 @pytest.mark.parametrize(
     ("indices", "values", "message"),
     [
-        ([0, 20], [1.0, 1.0], "indices must lie in 0 … 19"),
-        ([-1], [1.0], "indices must lie in 0 … 19"),
-        ([0, 1], [1.0], "indices and values differ in length"),
-        ([3, 3], [1.0, 1.0], "names a gene of a cell twice"),
-        ([None], [1.0], "indices has missing values"),
+        ([0, 20], [1.0, 1.0], "indices.*0 … 19"),
+        ([-1], [1.0], "indices.*0 … 19"),
+        ([0, 1], [1.0], "indices.*values"),
+        ([3, 3], [1.0, 1.0], "gene.*twice"),
+        ([None], [1.0], "indices.*missing"),
     ],
 )
 def test_indices_that_do_not_fit_are_one_line(dataset, tmp_path, indices, values, message):
@@ -297,7 +297,7 @@ def test_indices_that_do_not_fit_are_one_line(dataset, tmp_path, indices, values
 def test_a_note_that_says_nothing_is_refused(dataset, tmp_path, said):
     path = shutil.copy(dataset / "data" / "test.parquet", tmp_path / "odd.parquet")
     pq.write_table(pq.read_table(path).replace_schema_metadata({NOTE: said}), path)
-    with pytest.raises(ValueError, match=r"odd\.parquet: its metadata do not describe genes"):
+    with pytest.raises(ValueError, match=r"odd\.parquet.*genes"):
         read_parquet(path)
 
 
@@ -305,16 +305,16 @@ def test_a_damaged_file_is_one_line(dataset, tmp_path):
     path = shutil.copy(dataset / "data" / "test.parquet", tmp_path / "x.parquet")
     data = path.read_bytes()
     path.write_bytes(data[: len(data) // 2])
-    with pytest.raises(ValueError, match=r"x\.parquet is not a complete Parquet file"):
+    with pytest.raises(ValueError, match=r"x\.parquet"):
         read_parquet(path)
     group = pq.ParquetFile(dataset / "data" / "test.parquet").metadata.row_group(0)
     chunk = group.column(group.num_columns - 1)
     flipped = bytearray(data)
     flipped[(chunk.dictionary_page_offset or chunk.data_page_offset) + chunk.total_compressed_size - 1] ^= 1
     path.write_bytes(bytes(flipped))
-    with pytest.raises(ValueError, match=r"Row group 0 of .*x\.parquet cannot be used"):
+    with pytest.raises(ValueError, match=r"[Rr]ow group 0.*x\.parquet"):
         read_parquet(path)
-    with pytest.raises(FileNotFoundError, match="is not a file"):
+    with pytest.raises(FileNotFoundError, match=r"none\.parquet"):
         read_parquet(tmp_path / "none.parquet")
 
 
@@ -325,12 +325,12 @@ def test_a_dataset_with_another_file_in_it_is_refused(dataset, tmp_path):
     with pq.ParquetFile(path) as file, pq.ParquetWriter(tmp_path / "less", file.schema_arrow) as less:
         less.write_table(file.read_row_group(0))
     shutil.move(tmp_path / "less", path)
-    with pytest.raises(ValueError, match="does not hold the cells that metadata.json lists; make the dataset again"):
+    with pytest.raises(ValueError, match=r"metadata\.json"):
         read_dataset(folder)
     path.write_bytes(whole)
     lose_a_cell(path)
     forget_footers(folder)
-    with pytest.raises(ValueError, match=r"Row group 0 of .* has 14 cells of 'slice_0', not 15 of 'slice_0'; make"):
+    with pytest.raises(ValueError, match="group 0 .* 14 .*'slice_0'.* 15 .*'slice_0'"):
         read_dataset(folder)
 
 

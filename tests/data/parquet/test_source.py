@@ -65,7 +65,7 @@ def test_counts_are_thinned(folder):
     again = source.expression(rows, thinning=0.5, rng=np.random.default_rng(0))
     np.testing.assert_array_equal(thinned, again)
     assert np.abs(thinned - source.expression(rows)).max() > 0
-    with pytest.raises(ValueError, match="needs rng"):
+    with pytest.raises(ValueError, match="rng"):
         source.expression(rows, thinning=0.5)
 
 
@@ -204,27 +204,27 @@ def change(folder, **values):
 
 
 def test_a_folder_without_a_dataset_is_refused(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"metadata.json is missing; make one with alphastomics preprocess"):
+    with pytest.raises(FileNotFoundError, match=r"metadata\.json.*alphastomics preprocess"):
         ParquetSource(tmp_path)
 
 
 def test_a_later_format_is_refused(copy):
     change(copy, format_version=99)
-    with pytest.raises(ValueError, match="format_version 99"):
+    with pytest.raises(ValueError, match="99"):
         ParquetSource(copy)
 
 
 @pytest.mark.parametrize("values", [{"schema": {}}, {"shards": [{"file": "../x", "split": "train"}]}, {"shards": 3}])
 def test_damaged_metadata_are_refused(copy, values):
     change(copy, **values)
-    with pytest.raises(ValueError, match="is damaged"):
+    with pytest.raises(ValueError, match=r"metadata\.json"):
         ParquetSource(copy)
 
 
 def test_a_file_cut_in_half_is_refused(copy):
     path = first_file(copy)
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-    with pytest.raises(ValueError, match="is not a complete Parquet file"):
+    with pytest.raises(ValueError, match=r"\.parquet"):
         ParquetSource(copy)
 
 
@@ -244,10 +244,10 @@ def test_a_flipped_byte_is_found_by_the_checksum_of_its_page(copy, column):
     data = bytearray(path.read_bytes())
     data[start + chunk.total_compressed_size - 1] ^= 1
     path.write_bytes(bytes(data))
-    with pytest.raises(ValueError, match=rf"{path.name} is damaged.*; make the dataset again"):
+    with pytest.raises(ValueError, match=path.name):
         read_all(copy)
 
 
 def test_splits_without_cells_are_refused(folder):
-    with pytest.raises(ValueError, match="has no cells for test"):
+    with pytest.raises(ValueError, match="cells for test"):
         ParquetSource(folder, ("test",))

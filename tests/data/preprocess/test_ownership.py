@@ -70,9 +70,7 @@ def test_files_of_others_stay(slices, tmp_path, name, make):
     out = tmp_path / "own"
     make(out / name)
     before = files_in(out)
-    with pytest.raises(
-        FileExistsError, match=r"own/data.* is there, and not of a dataset; move it away, or name another"
-    ):
+    with pytest.raises(FileExistsError, match="own/data"):
         stage2([slices], out, Stage2Options())
     assert files_in(out) == before
 
@@ -82,7 +80,7 @@ def test_files_of_others_beside_ours_stay(slices, tmp_path):
         stage2([slices], tmp_path, Stage2Options(seed=1), run=stop_after(2))
     (tmp_path / "data.tmp" / "important.txt").write_text("mine")
     before = files_in(tmp_path)
-    with pytest.raises(FileExistsError, match=r"data.tmp/important.txt is there"):
+    with pytest.raises(FileExistsError, match=r"data\.tmp/important\.txt"):
         stage2([slices], tmp_path, Stage2Options())
     assert files_in(tmp_path) == before
 
@@ -92,7 +90,7 @@ def test_a_damaged_dataset_keeps_its_description_when_files_of_others_are_beside
     (tmp_path / "data" / "train.parquet").write_bytes(b"damaged")
     (tmp_path / "data" / "important.txt").write_text("mine")
     before = files_in(tmp_path)
-    with pytest.raises(FileExistsError, match=r"data/important.txt is there"):
+    with pytest.raises(FileExistsError, match=r"data/important\.txt"):
         stage2([slices], tmp_path, Stage2Options())
     assert files_in(tmp_path) == before
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections import Counter
 
@@ -137,7 +138,7 @@ def test_an_animal_that_is_missing_is_none_called_nan(raw, tmp_path, kind):
         if path.stem in ("slice_1", "slice_2"):
             adata.obs.loc[adata.obs_names[:7], "mouse"] = np.nan
         adata.write_h5ad(path)
-    with pytest.raises(ValueError, match=r'slice_1.h5ad: obs\["mouse"\] is missing for 7 cells of slice'):
+    with pytest.raises(ValueError, match=r'slice_1\.h5ad.*obs\["mouse"\].* 7 cells'):
         preprocess(raw, tmp_path / "out", Stage1Options(animal_key="mouse"), Stage2Options(split="animal"))
     assert not (tmp_path / "out").exists()
 
@@ -162,7 +163,7 @@ def test_genes_are_matched_by_name_and_missing_ones_are_unmeasured(raw, tissue, 
     lacking = tuple(tissue.var_names[:5])
     assert info.schema.genes == tuple(tissue.var_names)
     assert info.unmeasured == {"slice_1": lacking}
-    assert "lacks 5 genes" in caplog.text
+    assert "5 genes" in caplog.text
     _, groups = read(tmp_path / "out")
     (cells,) = [cells for _, cells in groups if cells.slice_id == "slice_1"]
     truth = dense(tissue[cells.names.astype(str)].X)
@@ -266,9 +267,9 @@ def test_what_is_finished_is_kept(raw, tmp_path, monkeypatch):
 def test_other_parameters_are_named(raw, tmp_path):
     out = tmp_path / "out"
     preprocess(raw, out, LABELED, Stage2Options())
-    with pytest.raises(ValueError, match=r"cell_type_key was 'cell_type', is None"):
+    with pytest.raises(ValueError, match="cell_type_key.*'cell_type'.*None"):
         preprocess(raw, out, Stage1Options(), Stage2Options())
-    with pytest.raises(ValueError, match=r"other parameters \(train_ratio was 0.8, is 0.5; seed was 0, is 1\)"):
+    with pytest.raises(ValueError, match=r"train_ratio.* 0\.8.* 0\.5.*seed.* 0.* 1\b"):
         preprocess(raw, out, LABELED, Stage2Options(train_ratio=0.5, seed=1))
 
 
@@ -282,7 +283,7 @@ def test_slices_that_differ_are_named(raw, tissue, tmp_path):
     adata = ad.read_h5ad(raw / "slice_3.h5ad")
     adata[:30].copy().write_h5ad(raw / "slice_3.h5ad")
     (raw / "slice_2.h5ad").unlink()
-    lists = r"slices it lacks: 'slice_9'; slices that are not there now: 'slice_2'; slices that were made otherwise: 'slice_3'"
+    lists = r"'slice_9'.*'slice_2'.*'slice_3'"
     with pytest.raises(ValueError, match=lists):
         preprocess(raw, out, LABELED, Stage2Options())
     assert files_in(out) == before
@@ -308,10 +309,10 @@ def _somebodys_data(out):
 @pytest.mark.parametrize(
     ("prepare", "second", "message"),
     [
-        (None, {"split": "animal"}, r"split='animal' needs the animal of every slice.*; pass animal_key=…"),
-        (_somebodys, {}, r"metadata.json does not describe a dataset of AlphaSTomics; name another folder"),
-        (_other_dataset, {}, r"holds a dataset made with other parameters \(slices it lacks: 'slice_2'"),
-        (_somebodys_data, {}, r"data/train.parquet is there, and not of a dataset"),
+        (None, {"split": "animal"}, r"split='animal'.*animal_key="),
+        (_somebodys, {}, r"metadata\.json"),
+        (_other_dataset, {}, r"parameters.*'slice_2'"),
+        (_somebodys_data, {}, r"data/train\.parquet"),
     ],
 )
 def test_mistakes_of_the_second_stage_are_found_before_the_first(raw, tmp_path, monkeypatch, prepare, second, message):
@@ -406,11 +407,11 @@ def _twice(folder):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (_empty, "no .h5ad file"),
-        (_cut, r"slice_0.h5ad cannot be read as .h5ad"),
-        (_no_place, r'slice_0.h5ad: obsm\["spatial"\] is missing'),
-        (_negative, r"slice_0.h5ad: expression is negative, first for gene 'gene_4'"),
-        (_twice, r"slice 'slice_0' is in again.h5ad and in slice_0.h5ad"),
+        (_empty, r"\.h5ad file"),
+        (_cut, r"slice_0\.h5ad"),
+        (_no_place, r'slice_0\.h5ad.*obsm\["spatial"\]'),
+        (_negative, r"slice_0\.h5ad.*negative.*'gene_4'"),
+        (_twice, r"'slice_0'.*again\.h5ad.*slice_0\.h5ad"),
     ],
 )
 def test_bad_input_is_named_and_nothing_is_half_written(raw, tmp_path, change, message):
@@ -424,7 +425,7 @@ def test_bad_input_is_named_and_nothing_is_half_written(raw, tmp_path, change, m
 def test_other_gene_lists_are_refused(raw, tissue, tmp_path):
     stage1(raw, tmp_path / "a", Stage1Options(genes=tuple(tissue.var_names)))
     stage1(raw, tmp_path / "b", Stage1Options(genes=tuple(tissue.var_names[[1, 0, *range(2, 25)]])))
-    with pytest.raises(ValueError, match=r"different gene lists \(first difference: 'gene_0' and 'gene_1'\)"):
+    with pytest.raises(ValueError, match="'gene_0'.*'gene_1'"):
         stage2([tmp_path / "a", tmp_path / "b"], tmp_path / "out", Stage2Options())
 
 
@@ -432,7 +433,7 @@ def test_a_gene_list_that_ends_before_the_other_is_refused(raw, tissue, tmp_path
     stage1(raw, tmp_path / "a", Stage1Options(genes=tuple(tissue.var_names[:20])))
     stage1(raw, tmp_path / "b", Stage1Options(genes=tuple(tissue.var_names)))
     for folders in (["a", "b"], ["b", "a"]):
-        with pytest.raises(ValueError, match=r"first difference: 'gene_20', which only \S+/b has\)"):
+        with pytest.raises(ValueError, match=r"'gene_20'.*/b\b"):
             stage2([tmp_path / name for name in folders], tmp_path / "out", Stage2Options())
 
 
@@ -442,7 +443,7 @@ def test_a_gene_list_that_ends_before_the_other_is_refused(raw, tissue, tmp_path
         ({"z_spacing": float("nan")}, "z_spacing=nan"),
         ({"z_spacing": -1.0}, "z_spacing=-1.0"),
         ({"z_spacing": float("inf")}, "z_spacing=inf"),
-        ({"z_spacing": 3.0, "position_is_3d": True}, "z_spacing and position_is_3d"),
+        ({"z_spacing": 3.0, "position_is_3d": True}, "z_spacing.*position_is_3d"),
     ],
 )
 def test_heights_are_finite_and_of_one_kind(options, message):
@@ -457,7 +458,7 @@ def test_a_third_coordinate_that_is_not_used_is_told(raw, tmp_path, caplog, posi
         adata.obsm["spatial"] = np.c_[adata.obsm["spatial"], np.arange(adata.n_obs)]
         adata.write_h5ad(path)
     stage1(raw, tmp_path / "out", Stage1Options(position_is_3d=position_is_3d))
-    assert caplog.text.count("the third is not used; pass --position-is-3d") == (not position_is_3d)
+    assert caplog.text.count("--position-is-3d") == (not position_is_3d)
 
 
 @pytest.mark.parametrize(("log_normalize", "factor"), [(True, 0.5), (True, 1.0), (False, 0.5)])
@@ -467,7 +468,7 @@ def test_logarithms_that_are_taken_for_counts_are_told(raw, tmp_path, caplog, lo
         adata.X = adata.X.astype(np.float32) * factor
         adata.write_h5ad(path)
     stage1(raw, tmp_path / "out", Stage1Options(log_normalize=log_normalize))
-    told = caplog.text.count("Values of 5 slices, the first of them 'slice_0', are not whole numbers")
+    told = len(re.findall("5 slices.*'slice_0'", caplog.text))
     assert told == (log_normalize and factor != 1)
 
 

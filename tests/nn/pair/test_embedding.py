@@ -81,9 +81,9 @@ def test_factors_keep_the_precision_of_their_input_under_autocast():
 
 
 def test_what_is_missing_is_named(embedding, inputs):
-    with pytest.raises(ValueError, match="needs position="):
+    with pytest.raises(ValueError, match="position="):
         embedding(inputs["x"], index=inputs["index"])
-    with pytest.raises(ValueError, match="needs index="):
+    with pytest.raises(ValueError, match="index="):
         embedding(inputs["x"], position=inputs["position"])
     with pytest.raises(ValueError, match="rank=10"):
         embedding(**inputs, rank=10)

@@ -59,7 +59,7 @@ def test_the_rule_on_the_sphere_is_exact_for_polynomials():
                 np.testing.assert_allclose(weight @ np.prod(u**powers, axis=1), mean, atol=1e-14)
 
 
-@pytest.mark.parametrize(("arguments", "message"), [((4, 1.0), "n_dims=4 must be 2 or 3"), ((2, -1.0), "reach=-1.0")])
+@pytest.mark.parametrize(("arguments", "message"), [((4, 1.0), "n_dims=4"), ((2, -1.0), "reach=-1.0")])
 def test_impossible_arguments_are_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
         wave_directions(*arguments)

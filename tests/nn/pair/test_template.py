@@ -128,7 +128,7 @@ def test_a_dense_template_is_a_learned_sum_of_its_channels(mask):
 
 
 def test_impossible_templates_are_refused():
-    with pytest.raises(ValueError, match="a matrix of 2049 cells is too large"):
+    with pytest.raises(ValueError, match="2049 cells"):
         factorize(torch.zeros(1, 2049, 2049, 1), 3)
     with pytest.raises(ValueError, match="rank=4"):
         factorize(torch.zeros(1, 3, 3, 1), 4)
