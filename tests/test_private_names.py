@@ -34,8 +34,7 @@ KNOWN = {
 }
 NAMED_TUPLES = {"_asdict", "_replace", "_fields", "_field_defaults", "_make"}
 SUBCLASS_API = {"_check_if_trained", "_get_init_params", "_get_setup_method_args"}  # scvi-tools documents these
-REGISTRATION = {"_init_as_actual"}  # AnnData: a copy of a view in place, as scvi-tools makes one
-ALLOWED = NAMED_TUPLES | SUBCLASS_API | REGISTRATION | {"_exit"}
+ALLOWED = NAMED_TUPLES | SUBCLASS_API | {"_exit"}
 
 
 def is_private(name: str) -> bool:

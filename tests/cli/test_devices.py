@@ -33,12 +33,12 @@ def folder(tmp_path_factory):
         (["train", "--input-data", "CELLS", "--gpus", "1"], "--gpus 1 .*omit --gpus"),
         (
             ["train", "--input-data", "CELLS", "--accelerator", "cuda"],
-            r"no device for accelerator='cuda' \(.*leave --accelerator … out",
+            r"no device for accelerator='cuda' \(.*omit --accelerator …",
         ),
-        (["train", "--input-data", "CELLS", "--devices", "0"], r"no device for devices=0 \(.*leave --devices … out"),
+        (["train", "--input-data", "CELLS", "--devices", "0"], r"no device for devices=0 \(.*omit --devices …"),
         (
             ["train", "--input-data", "CELLS", "--accelerator", "cpu", "--devices", "foo"],
-            r"accelerator='cpu' and devices='foo' \(.*leave --accelerator … and --devices … out",
+            r"accelerator='cpu' and devices='foo' \(.*omit --accelerator … and --devices …",
         ),
         (
             [

@@ -196,7 +196,7 @@ def test_a_model_that_holds_cells_says_so(hub, everything):
     everything.push_to_hub(REPO)
     header, body = card(hub)
     assert "license" not in header
-    assert re.search(r"holds expression of \d+ cells of its reference", body)
+    assert re.search(r"contains the expression of \d+ cells of the reference", body)
 
 
 def test_the_three_lines_of_the_card_load_it(hub, trained):

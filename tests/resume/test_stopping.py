@@ -150,6 +150,6 @@ def test_who_is_told_of_a_death_may_end_in_its_own_way(monkeypatch):
 def test_only_those_who_were_started_for_a_training_have_a_parent(monkeypatch):
     monkeypatch.delenv(watch.LAUNCHER, raising=False)
     assert ProcessWatchdog().parent == 0
-    assert ProcessWatchdog()._dead() is None
-    assert ProcessWatchdog(os.getppid())._dead() is None
-    assert "Process 0" in ProcessWatchdog(os.getppid() + 1)._dead()
+    assert ProcessWatchdog()._find_dead() is None
+    assert ProcessWatchdog(os.getppid())._find_dead() is None
+    assert "Process 0" in ProcessWatchdog(os.getppid() + 1)._find_dead()

@@ -83,7 +83,7 @@ def test_that_is_known_before_any_work():
 
 def test_deepspeed_is_refused(monkeypatch):
     monkeypatch.setattr(strategies, "_can_start_again", lambda: True)
-    monkeypatch.setattr(strategies, "_refuse_for_device", lambda *_: None)
+    monkeypatch.setattr(strategies, "_check_device", lambda *_: None)
     with pytest.raises(ValueError, match="strategy='ddp'"):
         resolve_strategy("deepspeed_stage_1", accelerator="cpu", devices=2, group_size=2)
 

@@ -19,7 +19,7 @@ from alphastomics.train.curriculum import LengthCurriculum, LengthSchedule
 if TYPE_CHECKING:
     from pathlib import Path
 
-KINDS = ("linear", "cosine", "exponential", "geometric")
+KINDS = ("linear", "cosine", "quadratic", "geometric")
 
 schedules = st.builds(
     lambda shortest, more, **other: LengthSchedule(shortest=shortest, longest=shortest + more, **other),
@@ -41,7 +41,7 @@ def reference(schedule: LengthSchedule, step: int) -> int:
     low, high = schedule.shortest, schedule.longest
     if schedule.kind == "linear":
         return floor(low + p * (high - low))
-    if schedule.kind == "exponential":
+    if schedule.kind == "quadratic":
         return floor(low + p * p * (high - low))
     share = np.longdouble(p.numerator) / p.denominator
     if schedule.kind == "cosine":
@@ -71,8 +71,8 @@ def test_it_never_falls(schedule: LengthSchedule) -> None:
     assert all(a <= b for a, b in pairwise(map(schedule.length, steps)))
 
 
-def test_exponential_is_the_square_and_geometric_doubles() -> None:
-    square = LengthSchedule(shortest=128, longest=1024, warmup=10_000, growth=50_000, kind="exponential")
+def test_quadratic_is_the_square_and_geometric_doubles() -> None:
+    square = LengthSchedule(shortest=128, longest=1024, warmup=10_000, growth=50_000, kind="quadratic")
     assert square.length(10_000 + 25_000) == 128 + (1024 - 128) // 4
     doubling = LengthSchedule(shortest=128, longest=1024, growth=300, kind="geometric")
     assert [doubling.length(step) for step in (0, 100, 200, 300)] == [128, 256, 512, 1024]

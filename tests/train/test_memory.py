@@ -43,7 +43,7 @@ import torch
 from alphastomics.data import Batch
 from alphastomics.nn import Denoiser, DenoiserConfig
 from alphastomics.train import TrainingPlan
-from alphastomics.train.timesteps import Timesteps, draw_timesteps, keyed_rng, spread_kind
+from alphastomics.train.timesteps import Timesteps, draw_timesteps, keyed_rng, stratified_uniform
 from alphastomics.train.memory.recompute import recompute
 
 network, tiny, precision, steps = json.loads(sys.argv[1])
@@ -57,7 +57,7 @@ average = [weight.detach().clone() for weight in weights]
 
 def places(i):
     key = np.array([0, 0, i])
-    return draw_timesteps("joint", keyed_rng(key, 0), absent=1.0, kind=spread_kind(key, 0)) == Timesteps(0.0, 1.0)
+    return draw_timesteps("joint", keyed_rng(key, 0), modality_dropout=1.0, kind=stratified_uniform(key, 0)) == Timesteps(0.0, 1.0)
 
 key = torch.tensor([[0, 0, next(filter(places, range(1000)))]])
 

@@ -15,7 +15,7 @@ from alphastomics.train.timesteps import (
     Timesteps,
     draw_timesteps,
     keyed_rng,
-    spread_kind,
+    stratified_uniform,
 )
 
 N = 4000
@@ -24,7 +24,7 @@ SMALLEST_POSITION = 0.05
 
 def draws(mode: str, absent: float = 0.5) -> np.ndarray:
     rng = np.random.default_rng(0)
-    return np.array([draw_timesteps(mode, rng, absent=absent, smallest=SMALLEST_POSITION) for _ in range(N)])
+    return np.array([draw_timesteps(mode, rng, modality_dropout=absent, smallest=SMALLEST_POSITION) for _ in range(N)])
 
 
 def likely(share: np.ndarray, expected: float) -> bool:
@@ -97,7 +97,7 @@ def test_any_visits_the_states_of_every_question():
 @given(key=st.tuples(*[st.integers(0, 2**40)] * 3), mode=st.sampled_from(MODES), purpose=st.integers(0, 3))
 def test_clocks_depend_on_the_key_alone(key, mode, purpose):
     np.random.seed(key[0] % 1000)  # the stream of the process has no say
-    first, second = (draw_timesteps(mode, keyed_rng(np.array(key), purpose), absent=0.5) for _ in range(2))
+    first, second = (draw_timesteps(mode, keyed_rng(np.array(key), purpose), modality_dropout=0.5) for _ in range(2))
     assert first == second
     assert isinstance(first, Timesteps)
 
@@ -112,7 +112,7 @@ def test_every_part_of_the_key_matters():
 def test_a_given_kind_decides_which_clocks_run(mode):
     rng = np.random.default_rng(0)
     for kind in (0.05, 0.45, 0.65, 0.95):
-        both = [draw_timesteps(mode, rng, absent=0.5, kind=kind) for _ in range(50)]
+        both = [draw_timesteps(mode, rng, modality_dropout=0.5, kind=kind) for _ in range(50)]
         if mode != "any":  # there it decides about the question, and a fresh number about its timesteps
             assert (
                 len({(np.ceil(t_expr) + (t_expr == 1), np.ceil(t_pos) + (t_pos == 1)) for t_expr, t_pos in both}) == 1
@@ -122,7 +122,7 @@ def test_a_given_kind_decides_which_clocks_run(mode):
 
 def test_kinds_are_uniform_and_even_within_an_epoch():
     """Any few contexts that follow each other share out the kinds."""
-    kinds = np.array([[spread_kind(np.array([0, epoch, i]), 0) for i in range(40)] for epoch in range(100)])
+    kinds = np.array([[stratified_uniform(np.array([0, epoch, i]), 0) for i in range(40)] for epoch in range(100)])
     assert kstest(kinds[:, 0], "uniform").pvalue > 0.001
     for start in range(32):
         low = (kinds[:, start : start + 8] < 0.5).sum(1)
@@ -132,6 +132,6 @@ def test_kinds_are_uniform_and_even_within_an_epoch():
 
 def test_kinds_depend_on_every_part_of_the_key_and_nothing_else():
     keys = [(0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1)]
-    values = [[spread_kind(np.array(key), purpose) for key in keys for purpose in (0, 1)] for _ in range(2)]
+    values = [[stratified_uniform(np.array(key), purpose) for key in keys for purpose in (0, 1)] for _ in range(2)]
     assert values[0] == values[1]
     assert len(set(values[0])) == 8

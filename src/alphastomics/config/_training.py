@@ -10,7 +10,7 @@ from alphastomics.config._masking import MaskingConfig  # noqa: TC001
 from alphastomics.config._setting import check, setting
 
 ContextKind = Literal["subset", "patch"]
-GrowthKind = Literal["linear", "cosine", "exponential", "geometric"]
+GrowthKind = Literal["linear", "cosine", "quadratic", "geometric"]
 DEFAULT_STEPS = 4000  # optimizer steps without max_epochs and max_time
 DEFAULT_CONTEXT_SIZE = 512
 DEFAULT_VALIDATION_SIZE = 0.1  # with early stopping

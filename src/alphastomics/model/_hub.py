@@ -53,10 +53,10 @@ def model_card(state: ModelState, repo_id: str, license: str | None = None) -> s
         f"# {name}",
         f"A diffusion transformer over expression and positions of cells. It {MODES[state.init['mode']]}.",
         _loading(state.init["mode"], repo_id),
-        "## What it was trained on",
+        "## Training data",
         _table(_tissue(state)),
         "`config.json` lists the genes. " + _exemplars(state),
-        "## How it was made",
+        "## Model and training",
         _table(_making(state)),
     ]
     return f"---\n{text}---\n\n" + "\n\n".join(parts) + "\n"
@@ -77,7 +77,7 @@ sampled = model.sample({reads}, mode="{modes[0]}")
 
 def _tissue(state: ModelState) -> dict[str, Any]:
     schema = state.schema
-    values = "counts" if schema.transform == "log1p" else "values as they are"
+    values = "counts" if schema.transform == "log1p" else "untransformed values"
     return {
         "cells": f"{state.n_cells:,}",
         "slices": f"{len(schema.slices):,}",
@@ -91,10 +91,10 @@ def _tissue(state: ModelState) -> dict[str, Any]:
 def _exemplars(state: ModelState) -> str:
     exemplars = state.fitted.exemplars
     if exemplars is None:
-        return "The model holds no expression of single cells of its reference."
+        return "The model contains no expression of single cells of the reference."
     return (
-        f"The model holds expression of {len(exemplars.expression):,} cells of its reference, which it uses to complete "
-        "cells."
+        f"The model contains the expression of {len(exemplars.expression):,} cells of the reference, from which missing "
+        "genes are completed."
     )
 
 
@@ -117,9 +117,7 @@ def find_folder(name_or_path: str | Path, *, revision: str | None, token: str | 
     if path.exists():
         return path
     if not NAME.fullmatch(str(name_or_path)):
-        raise FileNotFoundError(
-            f"{name_or_path} is neither a folder nor the name of a repository; pass a folder, or organization/name on the Hub"
-        )
+        raise FileNotFoundError(f"{name_or_path} is neither a folder nor the name of a repository (organization/name)")
     try:
         return download(str(name_or_path), revision=revision, token=token)
     except FileNotFoundError as error:
@@ -144,7 +142,7 @@ def download(repo_id: str, *, revision: str | None = None, token: str | None = N
         folder = Path(snapshot_download(repo_id, revision=revision, token=token, allow_patterns=files))
     for name in (CONFIG, WEIGHTS):
         if not (folder / name).is_file():
-            raise FileNotFoundError(f"{repo_id} on the Hub holds no model of AlphaSTomics: {name} is missing")
+            raise FileNotFoundError(f"{repo_id} on the Hub contains no model of AlphaSTomics: {name} is missing")
     return folder
 
 
@@ -161,7 +159,7 @@ def push(
     """Upload a model, see :meth:`AlphaSTomics.push_to_hub`."""
     check_token(token)
     if not state.config["is_trained"]:
-        raise ValueError("This model is not trained; train it before sharing it")
+        raise ValueError("The model is not trained; call train() before push_to_hub()")
     with TemporaryDirectory() as name:
         files = _make(state, Path(name), repo_id, license)
         api, url = open_repository(repo_id, TYPE, private=private, token=token)
@@ -190,7 +188,7 @@ def _missing(
     others = [file.path_in_repo for file in missing if file.path_in_repo in there and file.path_in_repo != CARD]
     if others and not overwrite:
         raise ValueError(
-            f"{repo_id} holds another model ({others[0]} differs); name another repository, or pass overwrite=True to "
+            f"{repo_id} contains another model ({others[0]} differs); choose another repository, or pass overwrite=True to "
             "replace it"
         )
     if CARD in there and not overwrite and any(file.path_in_repo == CARD for file in missing):

@@ -237,7 +237,7 @@ class AlphaSTomics(TrainingMixin, SamplingMixin, EmbeddingMixin, PersistenceMixi
                 transform=transform,
             )
         if adata.is_view:
-            adata._init_as_actual(adata.copy())
+            adata.obs_names = adata.obs_names  # any assignment replaces the view by a copy, which can be registered
         manager = AnnDataManager(fields=schema_fields(schema), setup_method_args=setup_method_args)
         manager.register_fields(adata, **kwargs)
         cls.register_manager(manager)

@@ -130,8 +130,8 @@ class TrainingMixin(ModelBase):
         SystemExit
             If the training was ended by SIGTERM; its checkpoint is written.
         """
-        given = {name: value for name, value in locals().items() if name not in ("self", "kwargs")} | kwargs
-        (arguments,), trainer_kwargs = split_arguments(given, TrainingArguments)
+        passed = {name: value for name, value in locals().items() if name not in ("self", "kwargs")} | kwargs
+        (arguments,), trainer_kwargs = split_arguments(passed, TrainingArguments)
         if self.adata is None and self._dataset is None:
             raise ValueError("This model was loaded without data; load it with adata= to train it")
         session = TrainingSession(

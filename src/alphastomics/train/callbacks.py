@@ -94,7 +94,7 @@ class History(pl.Callback):
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Store the values that were logged in this epoch."""
         # Layer statistics are not computed in every epoch, and Lightning keeps the last ones.
-        stale = getattr(pl_module, "last_look", None) != trainer.current_epoch
+        stale = getattr(pl_module, "statistics_epoch", None) != trainer.current_epoch
         for name, value in trainer.callback_metrics.items():
             if name.startswith(("train_", "validation_")) and not (stale and name.startswith(LAYER)):
                 self.values.setdefault(name, {})[self.offset + trainer.current_epoch] = float(value)
@@ -172,7 +172,7 @@ class ThroughputMonitor(pl.Callback):
     def __init__(self) -> None:
         self._seconds, self._since = 0.0, 0.0
         self._cells: torch.Tensor | int = 0
-        self._told = False
+        self._has_logged = False
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Start measuring."""
@@ -182,7 +182,7 @@ class ThroughputMonitor(pl.Callback):
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Reset the counts; an epoch that is resumed does not call on_train_epoch_start."""
-        self._seconds, self._cells, self._told = 0.0, 0, False
+        self._seconds, self._cells, self._has_logged = 0.0, 0, False
         self._since = time.perf_counter()
 
     def on_train_batch_end(
@@ -194,13 +194,13 @@ class ThroughputMonitor(pl.Callback):
         now = time.perf_counter()
         self._seconds, self._since = self._seconds + now - self._since, now
         self._cells = self._cells + batch.mask.sum()  # stays on the device, without synchronization
-        if self._told and self._seconds < self.SECONDS:
+        if self._has_logged and self._seconds < self.SECONDS:
             return
         n_groups = trainer.world_size // pl_module.group_size  # type: ignore[operator]
         rate = float(self._cells) * n_groups / self._seconds
         found = {"cells_per_second": rate, "memory_gib": peak_memory(pl_module.device) / GIB}
         pl_module.log_dict(found, prog_bar=True, on_step=True, on_epoch=False)
-        self._seconds, self._cells, self._told = 0.0, 0, True
+        self._seconds, self._cells, self._has_logged = 0.0, 0, True
 
 
 def peak_memory(device: torch.device) -> float:
@@ -225,12 +225,12 @@ class MicroBatches(pl.Callback):
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Store the argument ``accumulate_grad_batches``."""
-        self._asked = trainer.accumulate_grad_batches
+        self._accumulation = trainer.accumulate_grad_batches
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Multiply it by the number of micro-batches."""
         datamodule: ContextDataModule = trainer.datamodule  # type: ignore[attr-defined]
-        trainer.accumulate_grad_batches = self._asked * datamodule.batches_per_step
+        trainer.accumulate_grad_batches = self._accumulation * datamodule.batches_per_step
 
     # An epoch that is resumed does not call on_train_epoch_start.
     on_train_start = on_train_epoch_start = on_fit_start

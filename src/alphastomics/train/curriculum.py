@@ -18,11 +18,10 @@ Length of contexts:
     p(t) &= \operatorname{clamp}\Big(\frac{t - t_{\text{warmup}}}{t_{\text{growth}}}, 0, 1\Big), \qquad
     n(t) = \lfloor n_{\min} + a(p)\,(n_{\max} - n_{\min}) \rfloor \\
     a(p) &= p \;\;\text{(linear)}, \qquad \tfrac12 (1 - \cos \pi p) \;\;\text{(cosine)}, \qquad
-    p^2 \;\;\text{(exponential)} \\
+    p^2 \;\;\text{(quadratic)} \\
     n(t) &= \lfloor n_{\min} (n_{\max} / n_{\min})^p \rfloor \;\;\text{(geometric)}
 
-t counts steps of the optimizer. ``"exponential"`` is the name of the quadratic schedule; only ``"geometric"`` grows
-exponentially.
+t counts steps of the optimizer.
 """
 
 from __future__ import annotations
@@ -136,7 +135,7 @@ class LengthSchedule:
     growth
         t_growth: number of steps over which the length grows to the longest.
     kind
-        How the length grows: ``"linear"``, ``"cosine"``, ``"exponential"`` or ``"geometric"``.
+        How the length grows: ``"linear"``, ``"cosine"``, ``"quadratic"`` or ``"geometric"``.
 
     Raises
     ------

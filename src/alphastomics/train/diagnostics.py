@@ -32,15 +32,15 @@ SINK_CELLS = 256  # cells among which sinks are computed
 
 
 @torch.no_grad()
-def layer_statistics(seen: Mapping[int, SeenLayer], mask: Tensor) -> dict[str, Tensor]:
+def layer_statistics(layers: Mapping[int, SeenLayer], mask: Tensor) -> dict[str, Tensor]:
     """Statistics of each layer by name, ``train_layer_0_gate_mean``, ``…_gate_sd``, ``…_sink``, ``…_expert_usage_0``, ….
 
-    ``seen`` holds the inputs of each layer, ``mask`` (B, N) the real cells.
+    ``layers`` holds the inputs of each layer, ``mask`` (B, N) the real cells.
     """
     values: dict[str, Tensor] = {}
     first = int(mask.any(dim=1).int().argmax())  # the first context that is not all padding
     few = mask[first : first + 1, :SINK_CELLS]
-    for i, layer in seen.items():
+    for i, layer in layers.items():
         name = f"{LAYER}{i}"
         parallel = processes_of(layer.geometry)
         gates = layer.attention.gates(layer.x)

@@ -36,7 +36,7 @@ from alphastomics.diffusion.masking import clean_value
 from alphastomics.nn import Routings, balance_losses, expert_counts
 from alphastomics.nn.parallel import ALONE
 from alphastomics.train.losses import ExpertLoad, min_distance_losses
-from alphastomics.train.timesteps import Masks, draw_masks, draw_observed, draw_timesteps, keyed_rng, spread_kind
+from alphastomics.train.timesteps import Masks, draw_masks, draw_observed, draw_timesteps, keyed_rng, stratified_uniform
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -154,9 +154,9 @@ class Objective:
             draw_timesteps(
                 self.mode,
                 rng,
-                absent=self.config.modality_dropout,
+                modality_dropout=self.config.modality_dropout,
                 smallest=self.smallest,
-                kind=spread_kind(key, purpose),
+                kind=stratified_uniform(key, purpose),
             )
             for rng, key in zip(rngs, keys, strict=True)
         ]
@@ -204,9 +204,9 @@ class Objective:
 
     def centered(self, batch: Batch, t_pos: Tensor) -> Tensor:
         """Positions relative to the center of the context, or to that of the slice where positions are observed."""
-        given = (t_pos <= 0)[:, None, None]
+        observed = (t_pos <= 0)[:, None, None]
         about_slice = (batch.position - batch.center[:, None]) * batch.mask[..., None]
-        return torch.where(given, about_slice, center(batch.position, batch.mask))
+        return torch.where(observed, about_slice, center(batch.position, batch.mask))
 
     def observed(self, batch: Batch, x_expr: Tensor, t_expr: Tensor, purpose: int) -> tuple[Tensor, Tensor]:
         """Mask (B, N, G) of the observed entries of expression while the others are sampled, and their values.
@@ -251,15 +251,15 @@ class Objective:
                 moved = self.deformed(self.canonical(batch, mask, x_pos), t_pos, batch, purpose)
                 # Where positions are absent they stay as they are, so that no loss depends on the rest of the batch.
                 x_pos = torch.where((t_pos < 1)[:, None, None], moved, x_pos)
-        x_expr, given, measured, observed = batch.expression, batch.expression, batch.measured, None
+        x_expr, values, measured, observed = batch.expression, batch.expression, batch.measured, None
         if self.mode != "expr_to_pos":
             sampled = (t_expr > 0)[:, None]
             x_expr = torch.where(sampled[..., None], batch.target, x_expr)
             measured = measured | (sampled & batch.present)
-            observed, given = self.observed(batch, x_expr, t_expr, purpose)
+            observed, values = self.observed(batch, x_expr, t_expr, purpose)
         z_expr = self.diffusion.expression.noise(x_expr, t_expr, noise_expr) * measured.unsqueeze(1)
         if observed is not None:
-            z_expr = torch.where(observed, given, z_expr)
+            z_expr = torch.where(observed, values, z_expr)
         z_pos = self.diffusion.position.noise(x_pos, t_pos, noise_pos)
         masks = Masks()
         if self.masking is not None and purpose != VALIDATION:
@@ -329,9 +329,9 @@ class Objective:
         if self.mode != "expr_to_pos":
             weight = self.diffusion.expression.loss_weight(t, maximum=self.config.max_loss_weight)
             assert noised.observed is not None
-            asked = ~noised.observed if masked is None else ~(noised.observed | masked)
+            sampled = ~noised.observed if masked is None else ~(noised.observed | masked)
             genes = noised.measured * self.module.gene_weight.square()
-            error = mean_squared_error(x_0, noised.x_expr, mask, weight, features=genes, entries=asked)
+            error = mean_squared_error(x_0, noised.x_expr, mask, weight, features=genes, entries=sampled)
             losses["expression"] = torch.where(t > 0, error, 0.0)
             # Clean inputs are thinned and lack genes; the completion loss compares with the full expression of the cell.
             one, every = torch.ones_like(t), batch.present * self.module.gene_weight.square()
@@ -362,12 +362,12 @@ class Objective:
         runs = (t_pos > 0) & (t_pos < 1)
         if bool(runs.any()):
             weight = self.diffusion.position.loss_weight(t_pos[runs], maximum=self.config.max_loss_weight)
-            seen = None if masked is None else ~masked[runs]
-            losses["diffusion"][runs] = mean_squared_error(x_0[runs], x_pos[runs], mask[runs], weight, entries=seen)
+            unmasked = None if masked is None else ~masked[runs]
+            losses["diffusion"][runs] = mean_squared_error(x_0[runs], x_pos[runs], mask[runs], weight, entries=unmasked)
         absent = t_pos >= 1
         if bool(absent.any()):
             predicted, true, real = x_0[absent], x_pos[absent], mask[absent]
-            rngs = [rng for rng, judged in zip(rngs, absent.tolist(), strict=True) if judged]
+            rngs = [rng for rng, is_absent in zip(rngs, absent.tolist(), strict=True) if is_absent]
             error = mean_squared_error if self.shared_frame else aligned_error
             losses["aligned"][absent] = error(predicted, true, real)
             kind, clamp = self.config.distance_loss, self.config.distance_threshold

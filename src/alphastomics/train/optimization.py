@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from alphastomics.config import LearningRateSchedule, PlanConfig
     from alphastomics.nn import Denoiser
 
-COURSES: dict[LearningRateSchedule, Callable[[float], float]] = {
+DECAYS: dict[LearningRateSchedule, Callable[[float], float]] = {
     "cosine": lambda s: 0.5 * (1 + math.cos(math.pi * s)),
     "linear": lambda s: 1 - s,
     "constant": lambda s: 1.0,
@@ -47,7 +47,7 @@ def make_optimizer(module: Denoiser, config: PlanConfig) -> torch.optim.AdamW:
 def learning_rate_factor(config: PlanConfig, step: int, progress: float) -> float:
     """Ratio of the learning rate at a step to the full rate, when the share ``progress`` of the training is done."""
     warm = min(1.0, (step + 1) / max(1, config.warmup_steps))
-    return warm * (config.final_lr + (1 - config.final_lr) * COURSES[config.lr_schedule](progress))
+    return warm * (config.final_lr + (1 - config.final_lr) * DECAYS[config.lr_schedule](progress))
 
 
 def override_rates(checkpoint: dict[str, Any], config: PlanConfig) -> None:

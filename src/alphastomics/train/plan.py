@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import lightning.pytorch as pl
@@ -105,7 +105,7 @@ class TrainingPlan(pl.LightningModule):
         )
         self.slice_names, self.max_seconds, self.curriculum = slice_names, max_seconds, curriculum
         self.n_recomputed, self.group_size = n_recomputed, group_size
-        self.last_look = -1  # epoch of the last layer statistics
+        self.statistics_epoch = -1  # epoch of the last layer statistics
         self._started = time.monotonic()
         self._elapsed = 0.0  # seconds of training up to the checkpoint that was resumed
         self._slice_index: Tensor | tuple[int, ...] = ()  # slices of the current batch
@@ -154,13 +154,13 @@ class TrainingPlan(pl.LightningModule):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Store the elapsed time, the epoch of the last layer statistics and the expert load."""
         checkpoint["elapsed_seconds"] = time.monotonic() - self._started
-        checkpoint["last_look"] = self.last_look
+        checkpoint["last_look"] = self.statistics_epoch
         checkpoint["expert_load"] = self.objective.load.last
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Restore these values, and set the learning rates to those of this plan."""
         self._elapsed = checkpoint["elapsed_seconds"]
-        self.last_look = checkpoint.get("last_look", -1)
+        self.statistics_epoch = checkpoint.get("last_look", -1)
         self.objective.load.last = checkpoint.get("expert_load")
         override_rates(checkpoint, self.config)
 
@@ -183,17 +183,17 @@ class TrainingPlan(pl.LightningModule):
         NonFiniteLossError
             If the loss is not finite; the weights have not been changed by it.
         """
-        look = self.global_step % EVERY == 0
-        self.last_look = self.current_epoch if look else self.last_look
-        watch = watch_layers(self.module) if look else nullcontext(dict[int, SeenLayer]())
-        with recompute(self.module.blocks, self.n_recomputed), drawing_from(self._generators(batch)), watch as seen:
+        watch: AbstractContextManager[dict[int, SeenLayer]] = nullcontext({})
+        if self.global_step % EVERY == 0:
+            self.statistics_epoch, watch = self.current_epoch, watch_layers(self.module)
+        with recompute(self.module.blocks, self.n_recomputed), drawing_from(self._generators(batch)), watch as layers:
             losses = self.objective.losses(batch, step=self.global_step)
         self._slice_index = batch.slice_index
         here, per_batch = self._count(batch_idx)
         loss = self.objective.total(losses, batch, per_batch)
         self.check_finite("loss", loss)
         mean = loss * (per_batch / here) if here else loss
-        values = self._means("train", mean, losses, batch, here, seen)
+        values = self._means("train", mean, losses, batch, here, layers)
         self.log("loss", mean.detach(), prog_bar=True)
         total = touch_all_params(loss, self.module.parameters())
         return {"loss": total, "values": values, "n_contexts": round(here * self.n_groups)}
@@ -275,15 +275,15 @@ class TrainingPlan(pl.LightningModule):
         losses: dict[str, Tensor],
         batch: Batch,
         count: float,
-        seen: Mapping[int, SeenLayer] | None = None,
+        layers: Mapping[int, SeenLayer] | None = None,
     ) -> dict[str, Tensor]:
         """Means by name over the contexts of a batch; ``count`` is their mean number in a group of processes."""
         real = batch.mask.any(1).float()
         values = {f"{stage}_loss": loss.detach()}
         share = 1 / count if count else 0.0  # a batch of padding has weight 0
         values |= {f"{stage}_{name}": (value.detach() * real).sum() * share for name, value in losses.items()}
-        if seen:
+        if layers:
             with full_weights(self.module.blocks):
-                statistics = layer_statistics(seen, batch.mask)
+                statistics = layer_statistics(layers, batch.mask)
                 values |= weighted_mean_over_processes(self.trainer, statistics, batch.mask.any())
         return values

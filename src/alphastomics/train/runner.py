@@ -40,7 +40,7 @@ logger = logging.getLogger(__name__)
 Found = TypeVar("Found", bound=pl.Callback)
 
 # Warnings that do not apply here.
-_ADVICE = (
+_IGNORED_WARNINGS = (
     ".*returned a view tensor.*",  # from FSDP2: the output of the network is never modified in place
     ".*does not have many workers.*",  # threads cut contexts while the network works
     "Total length of `list` across ranks is zero.*",
@@ -189,7 +189,7 @@ class ContextRunner(TrainRunner):
     def _fit(self) -> None:
         several = self.trainer.num_devices * self.trainer.num_nodes > 1
         with warnings.catch_warnings(), ProcessWatchdog() if several else nullcontext():
-            for message in _ADVICE:
+            for message in _IGNORED_WARNINGS:
                 warnings.filterwarnings("ignore", message)
             # weights_only=True: unpickling a checkpoint cannot run code.
             self.trainer.fit(self.training_plan, self.data_splitter, ckpt_path=self.ckpt_path, weights_only=True)

@@ -96,7 +96,7 @@ class TrainingSession:
         seed: int,
     ) -> None:
         self.module, self.arguments, self.mode, self.diffusion, self.seed = module, arguments, mode, diffusion, seed
-        self.given = dict(trainer_kwargs)
+        self.passed_kwargs = dict(trainer_kwargs)
         accelerator, devices, precision = (trainer_kwargs[name] for name in ("accelerator", "devices", "precision"))
         strategy = resolve_strategy(
             trainer_kwargs["strategy"],
@@ -109,8 +109,8 @@ class TrainingSession:
         quiet_unless_first()
         self.device = device_of(accelerator, devices)
         # Processes cannot be forked after CUDA was initialized, so a subprocess queries the GPU.
-        self._ask = run_in_subprocess if is_forked(strategy) and self.device.type == "cuda" else run_inline
-        self.precision = self._ask(lambda: resolve_precision(precision))
+        self._query_device = run_in_subprocess if is_forked(strategy) and self.device.type == "cuda" else run_inline
+        self.precision = self._query_device(lambda: resolve_precision(precision))
         self.trainer_kwargs = {**trainer_kwargs, "strategy": strategy, "precision": self.precision}
         check_cublas_workspace(trainer_kwargs.get("deterministic"), self.device)
         if arguments.masking is not None and not module.config.mask_tokens:
@@ -131,36 +131,46 @@ class TrainingSession:
         resumed
             Sizes of contexts and batches of the training that is resumed; empty for a new one.
         """
-        given, self.source = self.arguments, source
-        size = ("auto" if whole_slices else DEFAULT_CONTEXT_SIZE) if given.context_size is None else given.context_size
-        self.plan_arguments = plan_arguments(
-            self.module, self.mode, self.diffusion, source.schema, source.n_cells, given.masking, given.plan_kwargs
+        arguments, self.source = self.arguments, source
+        size = (
+            ("auto" if whole_slices else DEFAULT_CONTEXT_SIZE)
+            if arguments.context_size is None
+            else arguments.context_size
         )
-        self.layout: BatchLayout = self._ask(
+        self.plan_arguments = plan_arguments(
+            self.module,
+            self.mode,
+            self.diffusion,
+            source.schema,
+            source.n_cells,
+            arguments.masking,
+            arguments.plan_kwargs,
+        )
+        self.layout: BatchLayout = self._query_device(
             lambda: fit_batch_layout(
                 self.module,
                 source,
                 context_size=size,
-                batch_size=given.batch_size,
-                micro_batch_size=given.micro_batch_size,
-                budget=given.memory_budget,
-                recompute=given.recompute,
-                accelerator=self.given["accelerator"],
-                devices=self.given["devices"],
+                batch_size=arguments.batch_size,
+                micro_batch_size=arguments.micro_batch_size,
+                budget=arguments.memory_budget,
+                recompute=arguments.recompute,
+                accelerator=self.passed_kwargs["accelerator"],
+                devices=self.passed_kwargs["devices"],
                 accumulate=(self.trainer_kwargs.get("accumulate_grad_batches") or 1) > 1,
                 precision=self.precision,
                 resumed=resumed,
-                group_size=given.context_parallel_size,
+                group_size=arguments.context_parallel_size,
                 **self.plan_arguments,
             )
         )
 
     def make_datamodule(self, kind: type[ContextDataModule], validation: CellSource | None) -> None:
         """Make the loaders; ``validation`` is used unless a share of the slices is held out."""
-        given, layout = self.arguments, self.layout
-        share = given.validation_size
-        if share is None and validation is None and (given.early_stopping or given.train_size is not None):
-            share = DEFAULT_VALIDATION_SIZE if given.train_size is None else 1 - given.train_size
+        arguments, layout = self.arguments, self.layout
+        share = arguments.validation_size
+        if share is None and validation is None and (arguments.early_stopping or arguments.train_size is not None):
+            share = DEFAULT_VALIDATION_SIZE if arguments.train_size is None else 1 - arguments.train_size
         self.validation_size = share
         self.datamodule = kind(
             self.source,
@@ -168,13 +178,13 @@ class TrainingSession:
             batch_size=layout.batch_size,
             context_size=layout.context_size,
             micro_batch_size=layout.micro_batch_size,
-            kind=given.context_kind,
+            kind=arguments.context_kind,
             seed=self.seed,
-            augmentation=given.augmentation or default_augmentation(self.source.schema, self.source.n_cells),
+            augmentation=arguments.augmentation or default_augmentation(self.source.schema, self.source.n_cells),
             validation_size=share,
-            num_workers=given.num_workers,
+            num_workers=arguments.num_workers,
             targets=self.mode != "expr_to_pos",
-            group_size=given.context_parallel_size,
+            group_size=arguments.context_parallel_size,
         )
 
     def make_plan(self, kind: type[TrainingPlan]) -> None:
@@ -198,8 +208,8 @@ class TrainingSession:
             self.trainer_kwargs["callbacks"] = [*callbacks, MicroBatches()]
 
     def _make_curriculum(self) -> LengthCurriculum | None:
-        given, per_epoch = self.arguments, self.datamodule.steps_per_epoch
-        max_epochs = self.given["max_epochs"]
+        arguments, per_epoch = self.arguments, self.datamodule.steps_per_epoch
+        max_epochs = self.passed_kwargs["max_epochs"]
         if max_epochs is None:
             max_epochs = -1 if self.max_seconds is not None else -(-DEFAULT_STEPS // per_epoch)
         self.max_epochs = self.trainer_kwargs["max_epochs"] = max_epochs
@@ -208,10 +218,10 @@ class TrainingSession:
         return make_curriculum(
             self.datamodule.train_set,
             self.datamodule.set_context_size,
-            kind=given.context_growth,
-            shortest=given.shortest_context,
-            warmup=given.growth_warmup,
-            growth=given.growth_steps,
+            kind=arguments.context_growth,
+            shortest=arguments.shortest_context,
+            warmup=arguments.growth_warmup,
+            growth=arguments.growth_steps,
             n_steps=min(limits, default=None),
         )
 
@@ -287,10 +297,10 @@ class TrainingSession:
             return None
 
     def resolved_arguments(self) -> dict[str, Any]:
-        """All arguments, with the values chosen for those that were not given."""
+        """All arguments, with the values chosen for those that were not arguments."""
         return {
             **vars(self.arguments),
-            **self.given,
+            **self.passed_kwargs,
             **self.layout._asdict(),
             "max_epochs": self.max_epochs,
             "max_time": self.max_seconds,

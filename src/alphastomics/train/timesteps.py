@@ -54,7 +54,7 @@ def keyed_rng(key: NDArray[np.int64], purpose: int) -> np.random.Generator:
     return np.random.default_rng([*(int(k) for k in key), purpose])
 
 
-def spread_kind(key: NDArray[np.int64], purpose: int) -> float:
+def stratified_uniform(key: NDArray[np.int64], purpose: int) -> float:
     r"""A number in [0, 1) for the context ``key`` = (seed, epoch, index), from which its kind of timesteps is chosen.
 
     The additive recurrence of the golden ratio, :math:`(u + i (\sqrt 5 - 1) / 2) \bmod 1` with a random u for each epoch,
@@ -66,7 +66,12 @@ def spread_kind(key: NDArray[np.int64], purpose: int) -> float:
 
 
 def draw_timesteps(
-    mode: Mode, rng: np.random.Generator, *, absent: float, smallest: float = SMALLEST, kind: float | None = None
+    mode: Mode,
+    rng: np.random.Generator,
+    *,
+    modality_dropout: float,
+    smallest: float = SMALLEST,
+    kind: float | None = None,
 ) -> Timesteps:
     """Draw the timesteps of one context.
 
@@ -76,7 +81,7 @@ def draw_timesteps(
         What the model is trained to sample.
     rng
         Generator of this context.
-    absent
+    modality_dropout
         Probability that the sampled modality is absent (its timestep is 1).
     smallest
         Smallest timestep of noisy positions.
@@ -84,6 +89,7 @@ def draw_timesteps(
         Number in [0, 1) that chooses between clean, noisy and absent modalities; drawn uniformly when None.
     """
     drawn, u, v = rng.random(3)
+    absent = modality_dropout
     kind = float(drawn) if kind is None else kind
     t_1, t_2 = float(smallest + (1 - smallest) * u), float(SMALLEST + (1 - SMALLEST) * v)
     if mode == "expr_to_pos":
@@ -97,7 +103,7 @@ def draw_timesteps(
             return Timesteps(0.0, 1.0)
         return Timesteps(1.0, 1.0) if kind < absent * 0.6 else Timesteps(t_1 if kind < (1 + absent) / 2 else t_2, t_1)
     part: Mode = "expr_to_pos" if kind < EXPR_TO_POS else "pos_to_expr" if kind < POS_TO_EXPR else "joint"
-    return draw_timesteps(part, rng, absent=absent, smallest=smallest)
+    return draw_timesteps(part, rng, modality_dropout=absent, smallest=smallest)
 
 
 NOTHING, CELLS, GENES = 0.15, 0.25, 0.65  # cumulative shares of the contexts; in the rest single entries are observed

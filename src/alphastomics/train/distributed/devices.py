@@ -49,12 +49,12 @@ def _parsed(accelerator: str, devices: int | list[int] | str) -> tuple[torch.dev
         return parse_devices(accelerator, devices)
     except (MisconfigurationException, TypeError, ValueError, ImportError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".!")
-        asked = {"accelerator": accelerator, "devices": devices}
-        asked = {name: value for name, value in asked.items() if value != "auto"}
-        named = " and ".join(f"{name}={value!r}" for name, value in asked.items())
-        flags = " and ".join(f"{name}=…" for name in asked)
+        values = {"accelerator": accelerator, "devices": devices}
+        values = {name: value for name, value in values.items() if value != "auto"}
+        described = " and ".join(f"{name}={value!r}" for name, value in values.items())
+        flags = " and ".join(f"{name}=…" for name in values)
         raise ValueError(
-            f"there is no device for {named} ({reason}); leave {flags} out to use what is there"
+            f"there is no device for {described} ({reason}); omit {flags} to use the available devices"
         ) from error
 
 
@@ -202,9 +202,9 @@ def _algorithms() -> tuple[bool, bool]:
 
 def check_cublas_workspace(deterministic: bool | str | None, device: torch.device) -> None:
     """Warn if cuBLAS cannot be made deterministic any more: it reads its workspaces when CUDA is initialized."""
-    told = os.environ.get(WORKSPACE) in REPEATABLE
-    if deterministic and not told and device.type == "cuda" and torch.cuda.is_initialized():
+    is_set = os.environ.get(WORKSPACE) in REPEATABLE
+    if deterministic and not is_set and device.type == "cuda" and torch.cuda.is_initialized():
         logger.warning(
-            "CUDA was in use before deterministic=True was asked for, and cuBLAS keeps its workspaces; where every bit matters, "
+            "CUDA was initialized before this training with deterministic=True, so that cuBLAS may not be deterministic; "
             "set %s=%s before Python starts.", WORKSPACE, REPEATABLE[0],
         )  # fmt: skip

@@ -47,7 +47,7 @@ REMEDY = "its output is above; a training with a checkpoint continues with resum
 LAUNCHER = (
     "ALPHASTOMICS_LAUNCHER"  # environment variable with the id of the process that started this one for a training
 )
-LOST = ("gloo", "connection closed by peer", "connection reset by peer", "nccl")
+CONNECTION_WORDS = ("gloo", "connection closed by peer", "connection reset by peer", "nccl")
 
 _children: list[subprocess.Popen[bytes]] = []  # processes of rank 1, 2, … that this process has started
 
@@ -59,14 +59,16 @@ class DeadProcessError(RuntimeError):
 def is_connection_error(error: BaseException) -> bool:
     """Whether an error means that another process cannot be reached."""
     text = str(error).lower()
-    return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and any(word in text for word in LOST))
+    return isinstance(error, dist.DistError) or (
+        isinstance(error, RuntimeError) and any(word in text for word in CONNECTION_WORDS)
+    )
 
 
-def death_message(who: str, how: int | str) -> str:
+def death_message(process: str, end: int | str) -> str:
     """Message for a dead process, from its exit code (negative: a signal) or a phrase."""
-    if isinstance(how, int):
-        how = f"exit code {how}" if how >= 0 else signal.Signals(-how).name
-    return f"{who} of the training ended by {how}; {REMEDY}"
+    if isinstance(end, int):
+        end = f"exit code {end}" if end >= 0 else signal.Signals(-end).name
+    return f"{process} of the training ended by {end}; {REMEDY}"
 
 
 class WatchedScriptLauncher(ScriptLauncher):
@@ -97,16 +99,16 @@ class ProcessWatchdog:
 
     def __enter__(self) -> ProcessWatchdog:
         """Start polling."""
-        threading.Thread(target=self._look, name="watch", daemon=True).start()
+        threading.Thread(target=self._poll, name="watch", daemon=True).start()
         return self
 
     def __exit__(self, *_: object) -> None:
         """Stop polling."""
         self._over.set()
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         while not self._over.wait(SECONDS):
-            message = self._dead()
+            message = self._find_dead()
             if message and not self._over.wait(GRACE):
                 logger.error("%s", message)
                 for child in _children:
@@ -114,16 +116,16 @@ class ProcessWatchdog:
                 sys.stderr.flush()
                 os._exit(1)  # the main thread may be waiting for the dead process
 
-    def _dead(self) -> str | None:
+    def _find_dead(self) -> str | None:
         if self.parent and os.getppid() != self.parent:
-            return death_message("Process 0", "another way than by finishing")
+            return death_message("Process 0", "an error or a signal")
         for rank, child in enumerate(_children, 1):
             if child.poll():
                 return death_message(f"Process {rank}", child.returncode)
         return None
 
 
-Answer = TypeVar("Answer")
+Result = TypeVar("Result")
 
 STATES = "alphastomics"  # key in Lightning's results
 
@@ -215,12 +217,12 @@ class StateReturningLauncher(MultiProcessingLauncher):
         trainer.fit_loop.load_state_dict(states["loop"])
 
 
-def run_inline(function: Callable[[], Answer]) -> Answer:
+def run_inline(function: Callable[[], Result]) -> Result:
     """Call a function in this process."""
     return function()
 
 
-def run_in_subprocess(function: Callable[[], Answer]) -> Answer:
+def run_in_subprocess(function: Callable[[], Result]) -> Result:
     """Call a function in a forked process, which may use a GPU before this process does."""
     context = multiprocessing.get_context("fork")
     receive, send = context.Pipe(duplex=False)
@@ -228,21 +230,21 @@ def run_in_subprocess(function: Callable[[], Answer]) -> Answer:
     def reply() -> None:
         try:
             send.send((function(), None))
-        except Exception as error:  # noqa: BLE001  raised where it was asked
+        except Exception as error:  # noqa: BLE001  raised in the parent
             send.send((None, error))
 
     process = context.Process(target=reply)
     process.start()
     send.close()
     try:
-        answer, error = receive.recv()
+        result, error = receive.recv()
     except EOFError:
         raise RuntimeError("the process that queries the GPU has died") from None
     finally:
         process.join()
     if error is not None:
         raise error
-    return cast("Answer", answer)
+    return cast("Result", result)
 
 
 def _error_message(error: ProcessRaisedException) -> str:

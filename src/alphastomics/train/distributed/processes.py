@@ -85,23 +85,23 @@ def write_on_rank_zero(path: Path, write: Callable[[], None]) -> None:
     _written[str(path)] += 1
     key = f"alphastomics/{path}/{_written[str(path)]}"
     if dist.get_rank() == 0:
-        said = "it was interrupted"
+        problem = "the process was interrupted"
         try:
             write()
-            said = ""
+            problem = ""
         except Exception as error:
-            said = str(error)
+            problem = str(error)
             raise
         finally:
-            store.set(key, said)
+            store.set(key, problem)
         return
     try:
         store.wait([key], WAIT)
-        said = store.get(key).decode()
+        problem = store.get(key).decode()
     except RuntimeError as error:
-        said = "" if path.exists() else f"it does not answer ({error})"
-    if said:
-        raise OSError(f"{path} was not written by rank 0: {said}")
+        problem = "" if path.exists() else f"no response ({error})"
+    if problem:
+        raise OSError(f"{path} was not written by rank 0: {problem}")
 
 
 def check_group_size(size: int, n_processes: int) -> None:

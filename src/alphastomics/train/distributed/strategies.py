@@ -63,16 +63,16 @@ def resolve_strategy(
         return strategy
     if strategy not in STRATEGIES:
         known = ", ".join(map(repr, STRATEGIES))
-        raise ValueError(f"strategy={strategy!r} is unknown; choose from {known}, or pass a strategy of Lightning's")
+        raise ValueError(f"strategy={strategy!r} is unknown; choose from {known}, or pass a strategy of Lightning")
     if strategy == "auto":
         if num_nodes == 1 and count_devices(accelerator, devices) == 1:
             return "auto"
         strategy = "ddp" if _can_start_again() else "ddp_notebook"
     kind = device_of(accelerator, devices).type
-    _refuse_for_device(strategy, kind, str(precision))
+    _check_device(strategy, kind, str(precision))
     if group_size > 1 and strategy.startswith("deepspeed"):
-        raise ValueError(f"strategy={strategy!r} cannot split contexts over processes: take strategy='ddp'")
-    _refuse_for_start(strategy, kind)
+        raise ValueError(f"strategy={strategy!r} does not support context_parallel_size > 1; use strategy='ddp'")
+    _check_start(strategy, kind)
     if strategy == "fsdp2":
         # The weights are sharded over all processes; a checkpoint is one file, as with the other strategies.
         n_processes = num_nodes * count_devices(accelerator, devices)
@@ -89,46 +89,50 @@ def is_forked(strategy: str | Strategy) -> bool:
     return isinstance(strategy, LaunchedDDPStrategy) and strategy.start_method == "fork"
 
 
-def _refuse_for_device(strategy: str, kind: str, precision: str) -> None:
+def _check_device(strategy: str, kind: str, precision: str) -> None:
     if kind == "mps":
-        raise ValueError(f"strategy={strategy!r} needs several devices, and MPS is one: leave strategy= out")
+        raise ValueError(f"strategy={strategy!r} requires several devices, and MPS is a single one; omit strategy")
     if strategy == "fsdp":
-        why = "cannot clip gradients by their norm" if kind == "cuda" else "shards on GPUs alone"
-        raise ValueError(f"strategy='fsdp', the first FSDP, {why}: take strategy='fsdp2'")
+        why = "does not support clipping by the gradient norm" if kind == "cuda" else "requires GPUs"
+        raise ValueError(f"strategy='fsdp' {why}; use strategy='fsdp2'")
     if strategy.startswith("deepspeed_stage_3"):
-        raise ValueError(f"strategy={strategy!r} leaves no weights to average over steps: take strategy='fsdp2'")
+        raise ValueError(
+            f"strategy={strategy!r} does not support the moving average of the weights; use strategy='fsdp2'"
+        )
     if strategy.startswith("deepspeed"):
         if kind != "cuda":
-            raise ValueError(f"strategy={strategy!r} shards on GPUs alone: take strategy='fsdp2', or 'ddp'")
+            raise ValueError(f"strategy={strategy!r} requires GPUs; use strategy='fsdp2' or 'ddp'")
         if find_spec("deepspeed") is None:
             raise ImportError(
-                f"strategy={strategy!r} needs the package deepspeed: pip install deepspeed, or take strategy='fsdp2'"
+                f"strategy={strategy!r} requires the package deepspeed; pip install deepspeed, or use strategy='fsdp2'"
             )
     if strategy == "fsdp2" and precision in ("16", "16-mixed"):
-        raise ValueError(f"strategy='fsdp2' does not scale losses, as precision={precision!r} must: take 'bf16-mixed'")
+        raise ValueError(f"strategy='fsdp2' does not support precision={precision!r}; use precision='bf16-mixed'")
 
 
-def _refuse_for_start(strategy: str, kind: str) -> None:
+def _check_start(strategy: str, kind: str) -> None:
     """Raise ``RuntimeError`` if the strategy cannot start processes from this one."""
     if strategy in FORKED:
         if "fork" not in multiprocessing.get_all_start_methods():
-            raise RuntimeError(f"strategy={strategy!r} forks, which {sys.platform} cannot: take strategy='ddp_spawn'")
+            raise RuntimeError(
+                f"strategy={strategy!r} forks processes, which {sys.platform} does not support; use strategy='ddp_spawn'"
+            )
         if kind == "cuda" and torch.cuda.is_initialized():
             raise RuntimeError(
-                f"strategy={strategy!r} forks this process, which has already used CUDA: restart the kernel, and train "
-                "before anything else touches a GPU"
+                f"strategy={strategy!r} forks this process, in which CUDA is already initialized; restart the kernel and "
+                "train before other code uses a GPU"
             )
     elif strategy == "ddp_spawn":
         if getattr(multiprocessing.current_process(), "_inheriting", False):
             raise RuntimeError(
-                "strategy='ddp_spawn' runs the script again in every process: put its training under "
-                "if __name__ == '__main__':, or take strategy='ddp'"
+                "strategy='ddp_spawn' imports the script in every process; put the training under "
+                "if __name__ == '__main__':, or use strategy='ddp'"
             )
         if _is_interactive():
-            raise RuntimeError("strategy='ddp_spawn' cannot start from a notebook: take strategy='ddp_notebook'")
+            raise RuntimeError("strategy='ddp_spawn' does not work in a notebook; use strategy='ddp_notebook'")
     elif not _can_start_again():
         raise RuntimeError(
-            f"strategy={strategy!r} starts the script once for each device, and there is none here: write one, or take "
+            f"strategy={strategy!r} runs the script once for each device, and this is not a script; run one, or use "
             "strategy='ddp_notebook'"
         )
 

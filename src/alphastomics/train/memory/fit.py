@@ -146,7 +146,7 @@ class MemoryFitter:
 
         Raises ``ValueError`` if one context does not fit, with the number of cells that would.
         """
-        k = self._asked or 0
+        k = self._fixed or 0
         small = self.bound(n_cells * n_contexts) <= self.budget
         if (small and n_cells * n_contexts <= LARGE) or not self._can_estimate(n_cells, n_contexts, k):
             return StepFit(n_contexts, k, None)
@@ -156,7 +156,7 @@ class MemoryFitter:
 
         found = n_contexts if fits(n_contexts) else largest_fitting(fits, n_contexts - 1)
         if not found:
-            if self._asked is not None:
+            if self._fixed is not None:
                 raise ValueError(self._too_long(n_cells, k))
             found, in_parts = 1, n_contexts > 1
             try:
@@ -170,13 +170,13 @@ class MemoryFitter:
         return {}
 
     @property
-    def _asked(self) -> int | None:
+    def _fixed(self) -> int | None:
         """Number of blocks to recompute; None: as few as possible."""
         return recomputed_blocks(self.recompute, self.config.n_layers)
 
     @property
     def _max_recomputed(self) -> int:
-        return self.config.n_layers if self._asked is None else self._asked
+        return self.config.n_layers if self._fixed is None else self._fixed
 
     @property
     def _policy(self) -> RecomputePolicy:

@@ -105,7 +105,7 @@ class RecomputePolicy:
         if high == self.n_blocks:
             needed = peak(n_cells, high)
             if needed > self.budget:
-                raise ValueError(self._refusal(needed, n_cells, self.longest(peak, n_cells)))
+                raise ValueError(self._too_long(needed, n_cells, self.longest(peak, n_cells)))
         return high
 
     def longest(self, peak: Peak, n_cells: int) -> int:
@@ -114,7 +114,7 @@ class RecomputePolicy:
             lambda n: peak(n, self.n_blocks) <= self.budget, n_cells - 1, tolerance=max(1, n_cells // COARSE)
         )
 
-    def _refusal(self, needed: int, n_cells: int, longest: int) -> str:
+    def _too_long(self, needed: int, n_cells: int, longest: int) -> str:
         return (
             f"A context of {n_cells:,} cells needs {needed / 2**30:.2f} GiB even with all {self.n_blocks} blocks recomputed, "
             f"and {self.budget / 2**30:.2f} GiB may be used: "
