@@ -32,12 +32,12 @@ class Stage1Options:
         Distance between consecutive sections with 2D positions, in units of the positions. The z coordinate of a section is
         its number times this distance; sections are sorted by the numbers in their names (2 before 10).
     slice_key
-        Column of ``obs`` with the slice of each cell. By default ``slice_id`` if there is such a column; otherwise each file
+        Column of ``obs`` with the slice of each cell. By default ``slice_id`` if this column exists; otherwise each file
         is one slice.
     animal_key
         Column of ``obs`` with the animal of each cell, which a split by animal requires.
     cell_type_key
-        Column of ``obs`` with labels, which are used for scores only.
+        Column of ``obs`` with cell types, which are used for scores only.
     log_normalize
         Scale counts to a common library size and log-transform them when the dataset is read. Disable this for values that
         are already transformed.

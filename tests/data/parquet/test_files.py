@@ -15,7 +15,7 @@ import pytest
 import scipy.sparse as sp
 
 from alphastomics.data import read_dataset, read_parquet, write_parquet
-from alphastomics.data.parquet._dataset import NOTE
+from alphastomics.data.parquet._dataset import METADATA_KEY
 from alphastomics.data.preprocess import Stage1Options, Stage2Options, preprocess
 from alphastomics.datasets import synthetic_tissue
 
@@ -74,7 +74,7 @@ def test_a_split_without_cells_says_which_there_are(dataset, tissue, tmp_path):
     (tmp_path / "raw").mkdir()
     tissue.write_h5ad(tmp_path / "raw" / "a.h5ad")
     preprocess(tmp_path / "raw", tmp_path / "out", Stage1Options(), Stage2Options(train_ratio=0.8, val_ratio=0.2))
-    with pytest.raises(ValueError, match="test.*train, validation"):
+    with pytest.raises(ValueError, match="test.*train.*validation"):
         read_dataset(tmp_path / "out", "test")
     with pytest.raises(ValueError, match="split='all'"):
         read_dataset(dataset, "all")
@@ -151,7 +151,7 @@ def test_a_file_that_names_no_genes_needs_its_dataset(dataset, tissue, tmp_path)
 
 def test_what_others_write_is_read(tissue, tmp_path):
     """Lists of any length and type, as pandas writes them, and several slices in a row group."""
-    note = {NOTE: json.dumps({"genes": list(tissue.var_names), "n_dims": 2, "unmeasured": {}})}
+    note = {METADATA_KEY: json.dumps({"genes": list(tissue.var_names), "n_dims": 2, "unmeasured": {}})}
     order = np.random.default_rng(0).permutation(tissue.n_obs)
     cells = tissue[order]
     frame = pd.DataFrame(
@@ -296,7 +296,7 @@ def test_indices_that_do_not_fit_are_one_line(dataset, tmp_path, indices, values
 @pytest.mark.parametrize("said", [b"no", b"[]", b'{"genes": ["a", "a"], "n_dims": 2, "unmeasured": {}}'])
 def test_a_note_that_says_nothing_is_refused(dataset, tmp_path, said):
     path = shutil.copy(dataset / "data" / "test.parquet", tmp_path / "odd.parquet")
-    pq.write_table(pq.read_table(path).replace_schema_metadata({NOTE: said}), path)
+    pq.write_table(pq.read_table(path).replace_schema_metadata({METADATA_KEY: said}), path)
     with pytest.raises(ValueError, match=r"odd\.parquet.*genes"):
         read_parquet(path)
 

@@ -54,7 +54,7 @@ def test_values_and_places_are_those_of_the_anndata(folder, tissue, buffer_size)
         np.testing.assert_array_equal(cells.position, tissue.obsm["spatial"][rows[cells.rows]])
     assert source.has_counts
     assert source.measured.all()
-    observed = sum(source.groups[i].n_cells for i in source._kept)
+    observed = sum(source.groups[i].n_cells for i in source._cache)
     assert observed <= max(buffer_size, max(group.n_cells for group in source.groups))
 
 
@@ -73,7 +73,7 @@ def test_a_source_can_be_sent_to_another_process(folder):
     source = ParquetSource(folder)
     source.expression(np.arange(10))
     other = pickle.loads(pickle.dumps(source))
-    assert not other._kept
+    assert not other._cache
     np.testing.assert_array_equal(other.expression(np.arange(10)), source.expression(np.arange(10)))
 
 
@@ -122,8 +122,8 @@ def test_files_stored_in_another_way_are_read_by_pyarrow_alone(request, name, op
     rows = np.random.default_rng(0).permutation(source.n_cells)[:200]
     np.testing.assert_array_equal(read_twice(other, rows), read_twice(source, rows))
     assert source._mapped
-    assert not source._kept
-    assert other._kept
+    assert not source._cache
+    assert other._cache
     assert not other._mapped
 
 

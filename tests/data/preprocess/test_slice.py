@@ -56,7 +56,7 @@ def test_what_is_in_memory_at_once_does_not_matter(raw, tmp_path, monkeypatch, s
         adata.write_h5ad(source / path.name)
     batches_of(16, monkeypatch)
     preprocess(source, tmp_path / "whole", LABELED, Stage2Options(max_shard_size=60))
-    monkeypatch.setattr(_stage1, "AT_ONCE", 300)
+    monkeypatch.setattr(_stage1, "MAX_VALUES", 300)
     monkeypatch.setattr(_hdf5, "CHUNK", 100)
     preprocess(source, tmp_path / "pieces", LABELED, Stage2Options(max_shard_size=60))
     assert files_in(tmp_path / "whole") == files_in(tmp_path / "pieces")

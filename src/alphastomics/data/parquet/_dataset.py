@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 FORMAT, FORMAT_VERSION = "alphastomics-dataset", 2
 METADATA, FOLDER = "metadata.json", "data"
 SPLITS = ("train", "validation", "test")
-NOTE = b"alphastomics"  # key of the metadata of a Parquet schema
+METADATA_KEY = b"alphastomics"  # key of the metadata of a Parquet schema
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,7 +64,7 @@ class DatasetInfo:
     shards
         Its files.
     unmeasured
-        Slice -> genes that it does not measure, where there are any.
+        Genes that each slice lacks, by the name of the slice; complete slices are left out.
     counts
         Whether all values are counts, which can be thinned.
     parameters
@@ -109,7 +109,7 @@ class DatasetInfo:
             path = folder / FOLDER / shard.file
             check_inside(folder, path)
             if footer_checksum(path) != shard.footer and shard.footer:
-                raise ValueError(f"{path} does not hold the cells that {METADATA} lists; make the dataset again")
+                raise ValueError(f"{path} does not match {METADATA}; make the dataset again")
 
     @classmethod
     def read(cls, folder: str | PathLike[str], *, check: bool = True) -> DatasetInfo:
@@ -131,7 +131,7 @@ class DatasetInfo:
         check_inside(folder, path)
         values = read_json(path)
         if not isinstance(values, dict) or values.get("format") != FORMAT:
-            raise ValueError(f"{path} does not describe a dataset of AlphaSTomics; name another folder")
+            raise ValueError(f"{path} does not describe a dataset of AlphaSTomics; choose another folder")
         version = values.get("format_version")
         if version != FORMAT_VERSION:
             raise ValueError(
@@ -159,7 +159,7 @@ class DatasetInfo:
 def _shard(entry: dict[str, Any]) -> Shard:
     file, split = str(entry["file"]), str(entry["split"])
     if "/" in file or "\\" in file or "\0" in file or file.startswith(".") or split not in SPLITS:
-        raise ValueError(f"{format_value(file)} is no file of a split")
+        raise ValueError(f"{format_value(file)} is not the name of a file")
     groups = tuple((str(name), _count(n)) for name, n in entry["groups"])
     return Shard(
         file=file, split=split, groups=groups, sha256=str(entry["sha256"]), footer=str(entry.get("footer", ""))
@@ -169,11 +169,11 @@ def _shard(entry: dict[str, Any]) -> Shard:
 def _count(n: Any) -> int:
     """Number of cells of a row group."""
     if type(n) is not int or n < 0:
-        raise ValueError(f"{format_value(n)} is no number of cells")
+        raise ValueError(f"{format_value(n)} is not a number of cells")
     return n
 
 
-class Note(NamedTuple):
+class GeneMetadata(NamedTuple):
     """Genes of a file in the order of its columns, number of coordinates (2 or 3), and genes that slices do not measure."""
 
     genes: tuple[str, ...]
@@ -182,20 +182,20 @@ class Note(NamedTuple):
 
     def to_metadata(self) -> dict[bytes, bytes]:
         """Metadata of a Parquet schema."""
-        return {NOTE: json.dumps(self._asdict()).encode()}
+        return {METADATA_KEY: json.dumps(self._asdict()).encode()}
 
     @classmethod
-    def from_metadata(cls, metadata: dict[bytes, bytes] | None) -> Note | None:
+    def from_metadata(cls, metadata: dict[bytes, bytes] | None) -> GeneMetadata | None:
         """Invert :meth:`to_metadata`; None without an entry of this package, a ValueError if it is damaged."""
-        if NOTE not in (metadata or {}):
+        if METADATA_KEY not in (metadata or {}):
             return None
         assert metadata is not None
         try:
-            values = _json.parse(metadata[NOTE].decode())
+            values = _json.parse(metadata[METADATA_KEY].decode())
             genes, n_dims = tuple(map(str, values["genes"])), int(values["n_dims"])
             unmeasured = {str(name): tuple(map(str, lacking)) for name, lacking in values["unmeasured"].items()}
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise ValueError(f"its metadata do not describe genes ({describe_error(error)})") from error
+            raise ValueError(f"its metadata do not contain valid genes ({describe_error(error)})") from error
         if n_dims not in (2, 3) or not 0 < len(set(genes)) == len(genes):
-            raise ValueError("its metadata do not describe genes, each once, in 2 or 3 dimensions")
+            raise ValueError("its metadata list no genes, a gene twice, or n_dims other than 2 and 3")
         return cls(genes, n_dims, unmeasured)

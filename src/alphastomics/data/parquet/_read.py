@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 import scipy.sparse as sp
 
 from alphastomics import _keys
-from alphastomics._io._errors import describe_error
+from alphastomics._io._errors import describe_error, format_names
 from alphastomics.data._checks import check_choice
 from alphastomics.data.parquet._columns import (
     CELL,
@@ -31,7 +31,7 @@ from alphastomics.data.parquet._columns import (
     SLICE,
     VALUES,
 )
-from alphastomics.data.parquet._dataset import FOLDER, METADATA, SPLITS, DatasetInfo, Note
+from alphastomics.data.parquet._dataset import FOLDER, METADATA, SPLITS, DatasetInfo, GeneMetadata
 from alphastomics.data.parquet._files import open_parquet, read_group
 
 if TYPE_CHECKING:
@@ -45,8 +45,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-N_NAMES = 5
-OURS = frozenset({CELL, SLICE, LABEL, SIZE, POSITION, EXPRESSION, INDICES, VALUES, "n_genes"})
+UNMEASURED = "Slice %r lacks %d genes, which are treated as unmeasured: %s."
+RESERVED = frozenset({CELL, SLICE, LABEL, SIZE, POSITION, EXPRESSION, INDICES, VALUES, "n_genes"})
 
 
 class Part(NamedTuple):
@@ -68,7 +68,7 @@ def read_part(table: pa.Table, n_genes: int) -> Part:
     """Cells of a table; raises ValueError if columns are missing or of another type."""
     names = set(table.column_names)
     if CELL not in names or not (EXPRESSION in names or {INDICES, VALUES} <= names):
-        raise ValueError(f"it needs the columns {CELL} and {EXPRESSION}, or {CELL}, {INDICES} and {VALUES}")
+        raise ValueError(f"the columns {CELL} and {EXPRESSION}, or {CELL}, {INDICES} and {VALUES}, are required")
     if table.column(CELL).null_count:
         raise ValueError(f"{CELL} is missing for {table.column(CELL).null_count} cells")
 
@@ -84,7 +84,7 @@ def read_part(table: pa.Table, n_genes: int) -> Part:
     if position is not None and position.shape[1] not in (2, N_AXES):
         raise ValueError(f"{POSITION} has {position.shape[1]} coordinates, not 2 or 3")
     kinds = (pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean, pa.types.is_string)
-    others = [f.name for f in table.schema if f.name not in OURS and any(kind(f.type) for kind in kinds)]
+    others = [f.name for f in table.schema if f.name not in RESERVED and any(kind(f.type) for kind in kinds)]
     return Part(
         identifiers,
         strings(SLICE),
@@ -98,7 +98,7 @@ def read_part(table: pa.Table, n_genes: int) -> Part:
 def _dense(table: pa.Table, n_genes: int) -> sp.csr_matrix:
     values = _matrix(table.column(EXPRESSION), EXPRESSION, np.float32)
     if values.shape[1] != n_genes:
-        raise ValueError(f"{EXPRESSION} has {values.shape[1]} values, and there are {n_genes} genes")
+        raise ValueError(f"{EXPRESSION} has {values.shape[1]} values per cell, not one for each of {n_genes} genes")
     return sp.csr_matrix(values)
 
 
@@ -108,11 +108,11 @@ def _sparse(table: pa.Table, n_genes: int) -> sp.csr_matrix:
     if not np.array_equal(lengths, same):
         raise ValueError(f"{INDICES} and {VALUES} differ in length")
     if len(columns) and not 0 <= columns.min() <= columns.max() < n_genes:
-        raise ValueError(f"{INDICES} must lie in 0 … {n_genes - 1}, as there are {n_genes} genes")
+        raise ValueError(f"{INDICES} must lie in 0 … {n_genes - 1}")
     x = sp.csr_matrix((values, columns, np.concatenate([[0], np.cumsum(lengths)])), shape=(len(lengths), n_genes))
     x.sort_indices()
     if not x.has_canonical_format:
-        raise ValueError(f"{INDICES} names a gene of a cell twice")
+        raise ValueError(f"{INDICES} lists a gene twice for one cell")
     return x
 
 
@@ -154,7 +154,7 @@ def read_dataset(data_dir: str | PathLike[str], split: str = "test") -> ad.AnnDa
     Returns
     -------
     The cells in the order of the files: ``X``, CSR of float32, (n_cells, n_genes), untransformed; ``obs["slice_id"]``,
-    ``obs["cell_type"]`` where there are labels, and ``obsm["spatial"]``, (n_cells, 2) or (n_cells, 3). Genes that none of
+    ``obs["cell_type"]`` if the dataset has labels, and ``obsm["spatial"]``, (n_cells, 2) or (n_cells, 3). Genes that none of
     these slices measures are removed. If slices measure different genes, ``varm["measured_in"]``, (n_genes, n_slices),
     holds which slices measure a gene; for other slices its value is missing, and stored as 0. Select slices that measure
     the same genes, ``adata[slice, adata.varm["measured_in"][slice_id]]``, before you use the values.
@@ -169,15 +169,15 @@ def read_dataset(data_dir: str | PathLike[str], split: str = "test") -> ad.AnnDa
     check_choice("split", split, SPLITS)
     shards = [shard for shard in info.shards if shard.split == split]
     if not shards:
-        there = ", ".join(name for name in SPLITS if any(shard.split == name for shard in info.shards))
-        raise ValueError(f"{folder} has no cells for {split}; it has cells for {there or 'nothing'}")
+        found = ", ".join(repr(name) for name in SPLITS if any(shard.split == name for shard in info.shards))
+        raise ValueError(f"{folder} has no cells in split={split!r}; choose from {found or 'none'}")
     parts = [
         Part(cells.names, np.full(len(cells.names), cells.slice_id, dtype=object), *cells[2:3], *cells[4:], None)
         for shard in shards
         for cells in _read_shard(folder / FOLDER / shard.file, shard, info)
     ]
     try:
-        return to_anndata(parts, Note(info.schema.genes, info.schema.n_dims, info.unmeasured))
+        return to_anndata(parts, GeneMetadata(info.schema.genes, info.schema.n_dims, info.unmeasured))
     except Exception as error:  # a damaged dataset can raise anything
         raise ValueError(f"{folder}: {describe_error(error)}; make the dataset again") from error
 
@@ -226,57 +226,57 @@ def read_parquet(path: str | PathLike[str]) -> ad.AnnData:
         schema = file.schema_arrow
     except Exception as error:  # a damaged file can raise anything
         raise ValueError(
-            f"{path} is not a complete Parquet file ({describe_error(error)}); make it again, or name another"
+            f"{path} is not a complete Parquet file ({describe_error(error)}); make it again, or choose another"
         ) from error
     with file:
-        note = _find_note(path, schema)
+        metadata = _read_gene_metadata(path, schema)
         parts = []
         for number in range(file.num_row_groups):
             try:
                 table = file.read_row_group(number)
                 if len(table):
-                    parts.append(read_part(table, len(note.genes)))
+                    parts.append(read_part(table, len(metadata.genes)))
             except Exception as error:  # a damaged file can raise anything
                 raise ValueError(f"Row group {number} of {path} cannot be used: {describe_error(error)}") from error
     try:
-        return to_anndata(parts, note)
+        return to_anndata(parts, metadata)
     except Exception as error:  # a damaged file can raise anything
         raise ValueError(f"{path}: {describe_error(error)}") from error
 
 
-def _find_note(path: Path, schema: pa.Schema) -> Note:
+def _read_gene_metadata(path: Path, schema: pa.Schema) -> GeneMetadata:
     """Genes in the metadata of the file, else those of its dataset."""
     try:
-        note = Note.from_metadata(schema.metadata)
+        metadata = GeneMetadata.from_metadata(schema.metadata)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
-    if note is not None:
-        return note
+    if metadata is not None:
+        return metadata
     folder = path.absolute().parent.parent
     if not (folder / METADATA).is_file():
         raise ValueError(
-            f"{path} does not name its genes, and {folder / METADATA} is missing; leave it in its dataset, "
+            f"{path} does not list its genes, and {folder / METADATA} is missing; keep the file in its dataset, "
             "or write it with alphastomics.data.write_parquet"
         )
     info = DatasetInfo.read(folder, check=False)
-    return Note(info.schema.genes, info.schema.n_dims, info.unmeasured)
+    return GeneMetadata(info.schema.genes, info.schema.n_dims, info.unmeasured)
 
 
-def to_anndata(parts: Sequence[Part], note: Note) -> ad.AnnData:
+def to_anndata(parts: Sequence[Part], metadata: GeneMetadata) -> ad.AnnData:
     """Join the cells of row groups, see :func:`read_dataset`; raises ValueError if there are none, or positions differ in kind."""
     if not parts:
-        raise ValueError("there are no cells in it")
+        raise ValueError("the file has no cells")
     adata = ad.AnnData(
         sp.csr_matrix(sp.vstack([part.expression for part in parts], format="csr"), dtype=np.float32),
         obs=_obs(parts),
-        var=pd.DataFrame(index=list(note.genes)),
+        var=pd.DataFrame(index=list(metadata.genes)),
     )
     positions = [part.position for part in parts if part.position is not None]
     if positions:
         if len(positions) < len(parts) or len({position.shape[1] for position in positions}) > 1:
-            raise ValueError("its row groups differ in their positions")
-        adata.obsm[_keys.SPATIAL] = np.concatenate(positions)[:, : note.n_dims]
-    return _mark_unmeasured(adata, note.unmeasured)
+            raise ValueError("only some row groups have positions, or their numbers of coordinates differ")
+        adata.obsm[_keys.SPATIAL] = np.concatenate(positions)[:, : metadata.n_dims]
+    return _mark_unmeasured(adata, metadata.unmeasured)
 
 
 def _obs(parts: Sequence[Part]) -> pd.DataFrame:
@@ -296,7 +296,7 @@ def _obs(parts: Sequence[Part]) -> pd.DataFrame:
         more.index = names
         obs = pd.concat([obs, more], axis=1)
     if not names.is_unique and _keys.SLICE in obs:
-        logger.info("Names of cells occur more than once; the slice is put behind them.")
+        logger.info("Names of cells are not unique; the name of the slice is appended.")
         obs.index = names + "-" + obs[_keys.SLICE].astype(str).to_numpy()
     return obs
 
@@ -317,6 +317,5 @@ def _mark_unmeasured(adata: ad.AnnData, unmeasured: dict[str, tuple[str, ...]]) 
         for name in slices:
             lacking = list(measured.index[~measured[name]])
             if lacking:
-                listed = ", ".join(map(repr, lacking[:N_NAMES])) + (", …" if len(lacking) > N_NAMES else "")
-                logger.warning("Slice %r lacks %d genes, which count as unmeasured: %s.", name, len(lacking), listed)
+                logger.warning(UNMEASURED, name, len(lacking), format_names(lacking))
     return adata

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from alphastomics.data.parquet._dataset import Shard
 
 BUFFER = SourceConfig.buffer_size  # cells among which contexts are shuffled
-KEPT = 50_000  # largest number of cells in the cache of row groups that cannot be mapped
+MAX_CACHED = 50_000  # largest number of cells in the cache of row groups that cannot be mapped
 Values = Union[SparseRows, sp.csr_matrix, "NDArray[np.uint8]"]  # of a row group; dense rows as bytes
 
 
@@ -55,7 +55,7 @@ class Group(NamedTuple):
     slice_index: int
 
 
-class Places(NamedTuple):
+class CellMetadata(NamedTuple):
     """Library sizes (N,) and positions (N, 3), in units of the input, of the cells of a file."""
 
     library_size: NDArray[np.float64]
@@ -89,7 +89,7 @@ class ParquetSource:
         self.schema = self.info.schema if schema is None else schema
         if self.schema.genes != self.info.schema.genes:
             raise ValueError(
-                f"{folder} has other genes than the model; make the dataset with the gene list of the model"
+                f"{folder} and the model have different genes; make the dataset with the genes of the model (--gene-list-file)"
             )
         self.buffer_size = buffer_size
         self._shards = [shard for shard in self.info.shards if shard.split in splits]
@@ -98,11 +98,11 @@ class ParquetSource:
             raise ValueError(f"{folder} has no cells for {', '.join(splits)}")
         self.has_counts = self.info.counts
         self._index()
-        self._forget()
+        self._reset()
 
     def _index(self) -> None:
         """Read everything but expression."""
-        places = [_read_places(path, shard) for path, shard in zip(self._paths, self._shards, strict=True)]
+        cells = [_read_cell_metadata(path, shard) for path, shard in zip(self._paths, self._shards, strict=True)]
         listed = [
             (file, number, name, n)
             for file, shard in enumerate(self._shards)
@@ -117,19 +117,19 @@ class ParquetSource:
         self._starts, self.n_cells = starts[:-1], int(starts[-1])
         if not self.n_cells:
             raise ValueError(f"{self.folder} has no cells in the splits that are read; make the dataset again")
-        self._library_size: NDArray[np.float64] = np.concatenate([each.library_size for each in places])
-        self._arrange(names, np.concatenate([each.position for each in places])[:, : self.schema.n_dims])
+        self._library_size: NDArray[np.float64] = np.concatenate([each.library_size for each in cells])
+        self._arrange(names, np.concatenate([each.position for each in cells])[:, : self.schema.n_dims])
 
     def _arrange(self, names: Sequence[str], position: NDArray[np.float64]) -> None:
         """Group row groups by slice."""
-        of_slice: list[list[Group]] = [[] for _ in names]
+        by_slice: list[list[Group]] = [[] for _ in names]
         for group in self.groups:
-            of_slice[group.slice_index].append(group)
+            by_slice[group.slice_index].append(group)
         slices, self._pieces = [], []
-        for name, here in zip(names, of_slice, strict=True):
-            rows = np.concatenate([np.arange(group.start, group.start + group.n_cells) for group in here])
+        for name, groups in zip(names, by_slice, strict=True):
+            rows = np.concatenate([np.arange(group.start, group.start + group.n_cells) for group in groups])
             slices.append(SliceCells(name, rows, position[rows]))
-            self._pieces.append(np.split(np.arange(len(rows)), np.cumsum([group.n_cells for group in here])[:-1]))
+            self._pieces.append(np.split(np.arange(len(rows)), np.cumsum([group.n_cells for group in groups])[:-1]))
         self.slices: tuple[SliceCells, ...] = tuple(slices)
         genes = np.asarray(self.schema.genes, dtype=object)
         self._measured = np.stack([~np.isin(genes, self.info.unmeasured.get(name, ())) for name in names])
@@ -140,23 +140,21 @@ class ParquetSource:
             self._factor[cells.rows] = encoder.factor(self._library_size[cells.rows])
         self.measured: NDArray[np.bool_] = np.any(self._measured, axis=0)
 
-    def _forget(self) -> None:
+    def _reset(self) -> None:
         self._files: dict[int, tuple[pq.ParquetFile, mmap.mmap]] = {}
-        self._kept: OrderedDict[int, Values] = OrderedDict()
+        self._cache: OrderedDict[int, Values] = OrderedDict()
         self._mapped: dict[int, Values] = {}
-        self._reading = threading.Lock()
+        self._lock = threading.Lock()
 
     def __getstate__(self) -> dict[str, Any]:
         """The state without open files and row groups."""
         return {
-            name: value
-            for name, value in self.__dict__.items()
-            if name not in ("_files", "_kept", "_mapped", "_reading")
+            name: value for name, value in self.__dict__.items() if name not in ("_files", "_cache", "_mapped", "_lock")
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__ |= state
-        self._forget()
+        self._reset()
 
     def measured_in(self, slice_index: int) -> NDArray[np.bool_]:
         """Which genes of the schema the cells of a slice have, (G,)."""
@@ -193,13 +191,13 @@ class ParquetSource:
         as_bytes = found.view(np.uint8)
         factor = self._factor.take(rows)
         for group, start, end in self._runs(rows):
-            here, kept, out = rows[start:end] - self._starts[group], self._read(group), found[start:end]
-            if isinstance(kept, np.ndarray):
-                kept.take(here, axis=0, out=as_bytes[start:end], mode="clip")  # "raise" makes another copy
+            local, stored, out = rows[start:end] - self._starts[group], self._read(group), found[start:end]
+            if isinstance(stored, np.ndarray):
+                stored.take(local, axis=0, out=as_bytes[start:end], mode="clip")  # "raise" makes another copy
                 if thinning:
                     thin_rows(out, thinning, rng)
             else:
-                cells = kept.take(here, self.schema.n_genes) if isinstance(kept, SparseRows) else kept[here]
+                cells = stored.take(local, self.schema.n_genes) if isinstance(stored, SparseRows) else stored[local]
                 out[:] = dense_rows(cells, self.schema.n_genes, thinning=thinning, rng=rng)
             if thinning:
                 size = out.sum(axis=1, dtype=np.float64)
@@ -222,18 +220,20 @@ class ParquetSource:
         """Values of a row group."""
         if number in self._mapped:
             return self._mapped[number]
-        with self._reading:
-            if number in self._kept:
-                self._kept.move_to_end(number)
-                return self._kept[number]
+        with self._lock:
+            if number in self._cache:
+                self._cache.move_to_end(number)
+                return self._cache[number]
         found, is_mapped = self._load(self.groups[number])
         if is_mapped:  # the operating system frees this memory when needed
             self._mapped[number] = found
             return found
-        with self._reading:
-            self._kept[number] = found
-            while len(self._kept) > 1 and sum(self.groups[i].n_cells for i in self._kept) > min(self.buffer_size, KEPT):
-                self._kept.popitem(last=False)
+        with self._lock:
+            self._cache[number] = found
+            while len(self._cache) > 1 and sum(self.groups[i].n_cells for i in self._cache) > min(
+                self.buffer_size, MAX_CACHED
+            ):
+                self._cache.popitem(last=False)
         return found
 
     def _load(self, group: Group) -> tuple[Values, bool]:
@@ -258,7 +258,7 @@ class ParquetSource:
             ) from error
 
     def _open(self, number: int) -> tuple[pq.ParquetFile, mmap.mmap]:
-        with self._reading:
+        with self._lock:
             if number not in self._files:
                 path = self._paths[number]
                 with path.open("rb") as file:
@@ -267,19 +267,19 @@ class ParquetSource:
             return self._files[number]
 
 
-def _read_places(path: Path, shard: Shard) -> Places:
+def _read_cell_metadata(path: Path, shard: Shard) -> CellMetadata:
     """Library sizes and positions of a file; raises ValueError unless it holds the cells that are listed."""
     with open_parquet(path) as file:
         try:
             rows = [file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)]
             if rows != [n for _, n in shard.groups]:
                 raise ValueError(f"its row groups are not those that {METADATA} lists")
-            return _to_places(file.read(columns=[SLICE, SIZE, POSITION]), shard)
+            return _to_cell_metadata(file.read(columns=[SLICE, SIZE, POSITION]), shard)
         except Exception as error:  # a damaged file can raise anything
             raise ValueError(f"{path} is damaged ({describe_error(error)}); make the dataset again") from error
 
 
-def _to_places(table: pa.Table, shard: Shard) -> Places:
+def _to_cell_metadata(table: pa.Table, shard: Shard) -> CellMetadata:
     if any(column.null_count for column in table.columns):
         raise ValueError("a value is missing")
     labels, start = table.column(SLICE), 0
@@ -287,9 +287,9 @@ def _to_places(table: pa.Table, shard: Shard) -> Places:
         if n and str(labels[start]) != name:
             raise ValueError(f"its row groups are not of the slices that {METADATA} lists")
         start += n
-    places = Places(table.column(SIZE).to_numpy().astype(np.float64), read_position(table))
-    if not (np.isfinite(places.library_size).all() and np.isfinite(places.position).all()):
+    cells = CellMetadata(table.column(SIZE).to_numpy().astype(np.float64), read_position(table))
+    if not (np.isfinite(cells.library_size).all() and np.isfinite(cells.position).all()):
         raise ValueError("a position or a library size is not a finite number")
-    if len(places.position) != len(table):
+    if len(cells.position) != len(table):
         raise ValueError("its columns differ in length")
-    return places
+    return cells

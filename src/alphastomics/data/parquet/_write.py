@@ -30,9 +30,9 @@ from alphastomics.data.parquet._columns import (
     arrow_schema,
     to_arrow,
 )
-from alphastomics.data.parquet._dataset import Note
+from alphastomics.data.parquet._dataset import GeneMetadata
 from alphastomics.data.parquet._files import ROW_GROUP
-from alphastomics.data.parquet._read import OURS
+from alphastomics.data.parquet._read import RESERVED
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -119,9 +119,9 @@ def write_parquet(
     slices[pd.isna(slices)] = NO_SLICE
     position = _position(adata, position_key)
     extra = _further_columns(adata, {slice_key, cell_type_key, _keys.LIBRARY_SIZE})
-    note = Note(genes, _n_dims(adata, position_key), _unmeasured(adata))
+    metadata = GeneMetadata(genes, _n_dims(adata, position_key), _unmeasured(adata))
     dense = x.nnz > DENSE * x.shape[0] * x.shape[1]
-    schema = arrow_schema(len(genes), dense=dense).with_metadata(note.to_metadata())
+    schema = arrow_schema(len(genes), dense=dense).with_metadata(metadata.to_metadata())
     whole = pa.schema([*schema, *(pa.field(name, column.type) for name, column in extra.items())], schema.metadata)
     names, sizes = adata.obs_names.to_numpy(dtype=object), _library_size(adata, x)
     with replacing(path) as temporary, pq.ParquetWriter(temporary, whole, **OPTIONS) as file:
@@ -199,7 +199,7 @@ def _further_columns(adata: AnnData, written: set[str | None]) -> dict[str, pa.A
             column = pa.array(values.to_numpy(), from_pandas=True)
         except (pa.ArrowException, TypeError) as error:
             raise ValueError(f'obs["{key}"] cannot be written to Parquet ({error}); remove it') from error
-        columns[f"obs_{key}" if key in OURS else str(key)] = column
+        columns[f"obs_{key}" if key in RESERVED else str(key)] = column
     if _keys.SD in adata.layers:
         sd = adata.layers[_keys.SD]
         flat = np.asarray(sd.toarray() if sp.issparse(sd) else sd, dtype=np.float32)

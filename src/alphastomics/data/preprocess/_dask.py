@@ -69,7 +69,7 @@ def dask_cluster(scheduler: str | None = None, *, workers: int | None = None) ->
         import dask
         from distributed import Client, LocalCluster
     except ImportError as error:
-        raise ImportError('A cluster needs a package more: pip install "alphastomics[dask]"') from error
+        raise ImportError('Dask is not installed; run pip install "alphastomics[dask]"') from error
     quiet = {"distributed.admin.large-graph-warning-threshold": "1GB"}  # a task holds the names of all genes
     with dask.config.set(quiet), _silence():
         if scheduler is not None:
@@ -112,7 +112,9 @@ def run_on(client: Client) -> Run:
                         done[i] = _result(future, task)
                 yield done.pop(number)
         except (CancelledError, CommClosedError) as error:
-            raise RuntimeError("the cluster is gone; repeat the command once there is one again") from error
+            raise RuntimeError(
+                "the connection to the cluster is lost; restart the cluster and repeat the command"
+            ) from error
         except Exception:
             _await_end(client, running)
             raise
@@ -153,7 +155,7 @@ def _check_workers(client: Client, address: str) -> None:
     try:
         client.wait_for_workers(1, timeout=WORKERS)
     except TimeoutError as error:
-        raise RuntimeError(f"the cluster at {address} has no worker; start some with dask worker {address}") from error
+        raise RuntimeError(f"the cluster at {address} has no worker; start one with dask worker {address}") from error
     ours = _versions()
     try:
         theirs: dict[str, dict[str, str]] = client.run(_versions)
@@ -164,7 +166,7 @@ def _check_workers(client: Client, address: str) -> None:
     for worker, found in theirs.items():
         if differ := [f"{name} {found[name]}, here {ours[name]}" for name in PACKAGES if found[name] != ours[name]]:
             raise RuntimeError(
-                f"worker {worker} has other versions ({'; '.join(differ)}), and may write other bytes; install the same there"
+                f"worker {worker} has other versions ({'; '.join(differ)}), and may write different files; install the same versions"
             )
 
 
@@ -183,7 +185,7 @@ def _finished(client: Client, running: dict[Future, Any]) -> set[Future]:
         except TimeoutError as error:  # no task has ended, which is an error only without workers
             idle = 0 if client.nthreads() else idle + 1
             if idle == 2:
-                raise RuntimeError("the cluster has no workers any more; start some and repeat the command") from error
+                raise RuntimeError("the cluster has lost its workers; start workers and repeat the command") from error
 
 
 def _result(future: Future, task: Any) -> Any:
@@ -194,7 +196,7 @@ def _result(future: Future, task: Any) -> Any:
     except KilledWorker as error:
         raise RuntimeError(
             f"{error.allowed_failures + 1} workers died while they wrote {task.target}, the last one at "
-            f"{error.last_worker.address}, likely for lack of memory; give workers more of it, or pass fewer with workers=…"
+            f"{error.last_worker.address}, probably for lack of memory; give workers more memory, or reduce workers"
         ) from error
 
 

@@ -16,6 +16,7 @@ import pandas as pd
 import scipy.sparse as sp
 from anndata.io import read_elem, sparse_dataset
 
+from alphastomics._io._errors import format_names
 from alphastomics.data._checks import check_genes
 from alphastomics.data._h5ad import check_h5ad, reading_h5ad
 from alphastomics.data._matrix import canonical
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from alphastomics.config import Stage1Options
 
 CHUNK = 2**19  # stored values of a chunk
-N_NAMES = 5
 REMEDY = "remove it from the folder"
 
 
@@ -123,13 +123,13 @@ class RawTissue:
             raise ValueError(f"{path}: {error}") from error
         self.n_axes, self.position = _positions(file, path, options, len(self._names))
         self._columns: dict[str, pd.Series] = {}
-        where = "X" if options.layer is None else f"layers/{options.layer}"
-        if where not in file:
-            raise KeyError(f"{path}: {where} is missing; pass layer=…")
-        self._expression = Expression(file[where])
+        key = "X" if options.layer is None else f"layers/{options.layer}"
+        if key not in file:
+            raise KeyError(f"{path}: {key} is missing; pass layer=…")
+        self._expression = Expression(file[key])
         if self._expression.shape != (len(self._names), len(self.genes)):
             raise ValueError(
-                f"{path}: expression is of shape {self._expression.shape}, with {len(self._names)} cells and "
+                f"{path}: expression has shape {self._expression.shape}, but the file has {len(self._names)} cells and "
                 f"{len(self.genes)} genes; write the file again"
             )
 
@@ -156,7 +156,7 @@ class RawTissue:
         """A column of ``obs``, cached; ``argument`` is the option that contains its name."""
         if key not in self._columns:
             if key not in self.columns:
-                found = ", ".join(map(repr, self.columns[:N_NAMES])) or "nothing"
+                found = format_names(self.columns) or "nothing"
                 raise KeyError(f'{self.path}: obs["{key}"] is missing (found: {found}); pass {argument}=…')
             obs = self._file["obs"]
             self._columns |= (
@@ -201,7 +201,9 @@ class RawTissue:
             )
         found = [names[code] for code in np.unique(codes)]
         if len(found) > 1:
-            raise ValueError(f"{self.path}: slice {name!r} is of {len(found)} animals ({', '.join(found[:N_NAMES])})")
+            raise ValueError(
+                f"{self.path}: slice {name!r} has cells of {len(found)} animals ({format_names(found)}); correct animal_key or slice_key"
+            )
         return found[0]
 
     def labels(self, key: str | None, rows: NDArray[np.int64]) -> NDArray[np.object_]:
@@ -221,10 +223,10 @@ class RawTissue:
         with reading_h5ad(self.path, REMEDY):
             return int(self._expression.n_values[rows].sum())
 
-    def passes(self, rows: NDArray[np.int64], *, at_once: int, multiple: int) -> Iterator[NDArray[np.int64]]:
-        """Cut rows after about ``at_once`` values into passes whose number of cells is a multiple of ``multiple``."""
+    def passes(self, rows: NDArray[np.int64], *, max_values: int, multiple: int) -> Iterator[NDArray[np.int64]]:
+        """Cut rows after about ``max_values`` values into passes whose number of cells is a multiple of ``multiple``."""
         per_cell = max(1.0, self.n_values(rows) / len(rows))
-        size = multiple * max(1, int(at_once / per_cell) // multiple)
+        size = multiple * max(1, int(max_values / per_cell) // multiple)
         for start in range(0, len(rows), size):
             yield rows[start : start + size]
 
@@ -275,7 +277,7 @@ def _positions(file: h5py.File, path: Path, options: Stage1Options, n_cells: int
     n_dims = 3 if options.position_is_3d else 2
     if position.ndim != 2 or position.shape[0] != n_cells or position.shape[1] < n_dims:
         raise ValueError(
-            f'{path}: obsm["{key}"] is of shape {position.shape}, where ({n_cells}, {n_dims}) is needed; '
+            f'{path}: obsm["{key}"] has shape {position.shape}, but ({n_cells}, {n_dims}) is required; '
             "check position_key and position_is_3d"
         )
     n_axes, position = position.shape[1], position[:, :n_dims]

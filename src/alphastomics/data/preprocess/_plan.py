@@ -53,7 +53,7 @@ def check_animals(names: Sequence[str], animals: Sequence[str | None], options: 
     unknown = [name for name, animal in zip(names, animals, strict=True) if animal is None]
     if options.split == "animal" and unknown:
         raise ValueError(
-            f"split='animal' needs the animal of every slice, and that of {unknown[0]!r} is not known; pass animal_key=…"
+            f"split='animal' requires the animal of every slice, and {unknown[0]!r} has none; pass animal_key=…"
         )
 
 
@@ -95,10 +95,10 @@ class Plan:
             options,
         )
         counts = [each.is_counts for each in slices]
-        as_they_are = all(counts) and not options.scale_per_slice
-        self.transform: Transform = "log1p" if as_they_are else "none"
-        self.logarithms = any(counts) and not as_they_are
-        self.counts = as_they_are and all(each.record["counts"] for each in slices)
+        stores_counts = all(counts) and not options.scale_per_slice
+        self.transform: Transform = "log1p" if stores_counts else "none"
+        self.log_transform = any(counts) and not stores_counts
+        self.counts = stores_counts and all(each.record["counts"] for each in slices)
         n_values = sum(each.record["n_values"] for each in slices)
         n_cells = sum(each.n_cells for each in slices)
         self.dense = options.scale_per_slice or n_values > DENSE * n_cells * len(slices[0].genes)
@@ -116,7 +116,7 @@ class Plan:
             cells += each.n_cells * each.measured
         rate = np.divide(totals, cells, out=np.zeros_like(totals), where=cells > 0)
         if not rate.any():
-            raise ValueError("all expression values are zero; check --layer")
+            raise ValueError("all expression values are zero; check layer")
         share = rate / rate.sum()
         sizes, end = np.empty(sum(int((code == 0).sum()) for code in self.codes)), 0
         for each, code in zip(self.slices, self.codes, strict=True):
@@ -133,7 +133,7 @@ class Plan:
             "dense": self.dense,
             "library_size": self.library_size,
             "share": self.share,
-            "logarithms": self.logarithms,
+            "log_transform": self.log_transform,
             "per_slice": self.options.scale_per_slice,
         }
         tasks = []
@@ -146,8 +146,8 @@ class Plan:
 
     def _shards(self, number: int) -> list[tuple[Piece, ...]]:
         """Pieces of the files of a split."""
-        most = max(1, GROUP_VALUES // len(self.slices[0].genes))
-        group_size = min(ROW_GROUP, most, self.options.max_shard_size)
+        max_cells = max(1, GROUP_VALUES // len(self.slices[0].genes))
+        group_size = min(ROW_GROUP, max_cells, self.options.max_shard_size)
         shards: list[list[tuple[StoredSlice, list[NDArray[np.integer]]]]] = []
         room = 0
         for stored, code in zip(self.slices, self.codes, strict=True):
@@ -178,8 +178,8 @@ class Plan:
         if not self.options.normalize_position:
             scale, center = 1.0, (0.0,) * first.n_dims
         log1p = self.transform == "log1p"
-        whole = all(each.measured.all() for each in self.slices)
-        share = totals / totals.sum() if whole and log1p else self.share
+        complete = all(each.measured.all() for each in self.slices)
+        share = totals / totals.sum() if complete and log1p else self.share
         scaled = self.options.scale and not self.options.scale_per_slice
         labels = sorted({label for each in self.slices for label in each.record["labels"]})
         return TissueSchema(

@@ -1,4 +1,4 @@
-"""Records of stage 1: a note for each slice, and an overview of the folder, ``stage1.json``."""
+"""Records of stage 1: a file for each slice, and an overview of the folder, ``stage1.json``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from alphastomics._io._atomic import remove_temporary, write_json
+from alphastomics._io._errors import format_names
 from alphastomics.data.parquet._files import check_written, make_folder, read_json
+from alphastomics.data.parquet._read import UNMEASURED
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,8 +24,7 @@ logger = logging.getLogger(__name__)
 
 FORMAT, FORMAT_VERSION = "alphastomics-slices", 2
 OVERVIEW = "stage1.json"
-N_NAMES = 5
-_NOTE = {
+_RECORD = {
     "slice": str,
     "parameters": dict,
     "n_cells": int,
@@ -75,12 +76,12 @@ def read_overview(folder: Path, *, finished: bool = True) -> dict[str, Any]:
     if it is damaged, or of another version or program.
     """
     path = folder / OVERVIEW
-    missing = f"{folder} holds no finished slices; run alphastomics stage1 --output-dir {folder}"
+    missing = f"{folder} has no finished slices; run alphastomics stage1 --output-dir {folder}"
     if not path.is_file():
         raise FileNotFoundError(missing)
     values = read_json(path)
     if not isinstance(values, dict) or values.get("format") != FORMAT:
-        raise ValueError(f"{path} does not describe slices of AlphaSTomics; move it away, or name another folder")
+        raise ValueError(f"{path} does not describe slices of AlphaSTomics; move it, or choose another folder")
     if values.get("format_version") != FORMAT_VERSION:
         raise ValueError(f"{path} was written by another version of alphastomics; delete {folder} and run stage1 again")
     if finished and "slices" not in values:
@@ -93,12 +94,12 @@ def read_overview(folder: Path, *, finished: bool = True) -> dict[str, Any]:
     return values
 
 
-def read_note(path: Path) -> dict[str, Any]:
-    """Read the note of a slice; raises FileNotFoundError if it is missing, ValueError if it is damaged."""
+def read_record(path: Path) -> dict[str, Any]:
+    """Read the record of a slice; raises FileNotFoundError if it is missing, ValueError if it is damaged."""
     if not path.is_file():
         raise FileNotFoundError(f"{path} is missing; run stage1 again")
     record = read_json(path)
-    if not _has(record, _NOTE) or "animal" not in record:
+    if not _has(record, _RECORD) or "animal" not in record:
         raise ValueError(f"{path} is damaged; delete it and run the same command again")
     values: dict[str, Any] = record
     return values
@@ -108,7 +109,7 @@ def _has(values: Any, kinds: dict[str, type]) -> bool:
     return isinstance(values, dict) and all(isinstance(values.get(name), kind) for name, kind in kinds.items())
 
 
-def check_begun(output_dir: Path, options: Stage1Options) -> None:
+def check_slice_folder(output_dir: Path, options: Stage1Options) -> None:
     """Check that a folder can hold slices of these parameters.
 
     Raises ``FileExistsError`` for other files with the names of slices, and ``ValueError``, which lists the
@@ -116,26 +117,28 @@ def check_begun(output_dir: Path, options: Stage1Options) -> None:
     """
     if not (output_dir / OVERVIEW).is_file():
         if foreign := sorted(output_dir.glob("[0-9]" * 5 + ".*")):
-            raise FileExistsError(f"{foreign[0]} is there, and not of stage1; move it away, or name another folder")
+            raise FileExistsError(f"{foreign[0]} was not written by stage1; move it, or choose another folder")
         return
     earlier, now = read_overview(output_dir, finished=False)["options"], options.to_dict()
     differ = [name for name in now if earlier.get(name) != now[name]]
     if differ:
-        listed = "; ".join(f"{name} was {short(earlier.get(name))}, is {short(now[name])}" for name in differ)
+        listed = "; ".join(
+            f"{name} was {truncate(repr(earlier.get(name)))}, is {truncate(repr(now[name]))}" for name in differ
+        )
         raise ValueError(
-            f"{output_dir} holds slices made with other parameters ({listed}); name another folder, or delete it"
+            f"{output_dir} holds slices made with other parameters ({listed}); choose another folder, or delete it"
         )
 
 
-def begin(output_dir: Path, options: Stage1Options) -> None:
-    """Start stage 1 in a folder: check it with :func:`check_begun`, and write the overview."""
-    check_begun(output_dir, options)
+def start_stage1(output_dir: Path, options: Stage1Options) -> None:
+    """Start stage 1 in a folder: check it with :func:`check_slice_folder`, and write the overview."""
+    check_slice_folder(output_dir, options)
     make_folder(output_dir)
     remove_temporary(output_dir)
     write_json(output_dir / OVERVIEW, _overview(options), unique=True)
 
 
-def end(
+def finish_stage1(
     output_dir: Path, options: Stage1Options, tasks: Sequence[SliceTask], records: Sequence[dict[str, Any]]
 ) -> None:
     """Finish stage 1: write the overview with all slices."""
@@ -148,14 +151,11 @@ def end(
     write_json(output_dir / OVERVIEW, _overview(options) | {"genes": list(genes), "slices": files}, unique=True)
     for record in records:
         if names := record["unmeasured"]:
-            listed = ", ".join(map(repr, names[:N_NAMES])) + (", …" if len(names) > N_NAMES else "")
-            logger.warning(
-                "Slice %r lacks %d genes, which count as unmeasured: %s.", record["slice"], len(names), listed
-            )
+            logger.warning(UNMEASURED, record["slice"], len(names), format_names(names))
     if options.log_normalize and (others := [record["slice"] for record in records if not record["counts"]]):
         logger.warning(
-            "Values of %d slices, the first of them %r, are not whole numbers, and are log-transformed as counts; "
-            "pass --skip-log-normalize if they are transformed already.",
+            "Values of %d slices, the first of them %r, are not integers but are log-transformed as counts; "
+            "pass --skip-log-normalize if they are already transformed.",
             len(others),
             others[0],
         )
@@ -166,11 +166,6 @@ def _overview(options: Stage1Options) -> dict[str, Any]:
     return {"format": FORMAT, "format_version": FORMAT_VERSION, "options": options.to_dict(), "n_dims": n_dims}
 
 
-def short(value: Any) -> str:
-    """A value as text of limited length."""
-    return cut(repr(value))
-
-
-def cut(text: str) -> str:
+def truncate(text: str) -> str:
     """Text of limited length."""
     return text if len(text) <= 60 else text[:57] + "…"

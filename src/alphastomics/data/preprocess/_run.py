@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from tqdm.auto import tqdm
 
 from alphastomics.data.preprocess._plan import check_animals
-from alphastomics.data.preprocess._records import begin, check_begun, end
+from alphastomics.data.preprocess._records import check_slice_folder, finish_stage1, start_stage1
 from alphastomics.data.preprocess._stage1 import plan_slices, write_slice
 from alphastomics.data.preprocess._stage2 import all_parameters, check_output, write_dataset
 
@@ -58,9 +58,9 @@ def stage1(
 
 
 def _write_slices(tasks: Sequence[SliceTask], target: Path, options: Stage1Options, run: Run) -> int:
-    begin(target, options)
+    start_stage1(target, options)
     records = list(tqdm(run(write_slice, tasks), total=len(tasks), desc="Reading slices", unit="slice"))
-    end(target, options, tasks, records)
+    finish_stage1(target, options, tasks, records)
     return len(tasks)
 
 
@@ -133,7 +133,7 @@ def preprocess(
     slices = target / INTERMEDIATE
     tasks = plan_slices(Path(input_dir).absolute(), slices, first)
     # Errors of stage 2 are raised before stage 1 begins, which may take hours.
-    check_begun(slices, first)
+    check_slice_folder(slices, first)
     check_animals([task.raw.name for task in tasks], [task.raw.animal for task in tasks], second)
     check_output(target, all_parameters(second, {task.raw.name: task.parameters for task in tasks}))
     _write_slices(tasks, slices, first, run)

@@ -12,7 +12,7 @@ import scipy.sparse as sp
 from alphastomics._io._atomic import replacing
 from alphastomics.data._matrix import Moments, column_sums, row_blocks
 from alphastomics.data.parquet._columns import arrow_schema
-from alphastomics.data.parquet._dataset import SPLITS, Note, Shard
+from alphastomics.data.parquet._dataset import SPLITS, GeneMetadata, Shard
 from alphastomics.data.parquet._files import checksum
 from alphastomics.data.parquet._write import writing
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from alphastomics.data.parquet._columns import Cells
     from alphastomics.data.preprocess._slice import StoredSlice
 
-NOTE = ".npz"
+STATISTICS = ".npz"  # suffix of the file of statistics beside a shard
 
 Piece: TypeAlias = "tuple[StoredSlice, tuple[NDArray[np.integer], ...]]"
 
@@ -35,7 +35,7 @@ class ShardTask:
 
     ``pieces`` are slices and their rows in the file, by row groups; ``dense`` is whether zeros are stored.
     ``library_size`` is the median at which moments of counts are taken, None without counts, and ``share`` (G,) the
-    share of every gene in the counts, empty without counts. With ``logarithms``, slices of counts are stored as
+    share of every gene in the counts, empty without counts. With ``log_transform``, slices of counts are stored as
     logarithms at that size, because other slices already are, or because they are scaled. With ``per_slice``, genes are
     stored with mean 0 and variance 1 among all cells of their slice.
     """
@@ -46,11 +46,11 @@ class ShardTask:
     dense: bool
     library_size: float | None
     share: NDArray[np.float64]
-    logarithms: bool
+    log_transform: bool
     per_slice: bool = False
 
 
-class Written(NamedTuple):
+class WrittenShard(NamedTuple):
     """A written file.
 
     ``shard`` is its entry in ``metadata.json``; ``moments`` and ``totals`` (G,), the sums of counts, are over its
@@ -62,37 +62,37 @@ class Written(NamedTuple):
     totals: NDArray[np.float64]
 
 
-def write_shard(task: ShardTask) -> Written:
-    """Write a shard and a note of its statistics, unless both exist; return the note."""
-    note = task.target.with_suffix(NOTE)
-    if not (note.is_file() and task.target.is_file()):
-        _write(task, note)
+def write_shard(task: ShardTask) -> WrittenShard:
+    """Write a shard and a file of its statistics, unless both exist; return both."""
+    statistics = task.target.with_suffix(STATISTICS)
+    if not (statistics.is_file() and task.target.is_file()):
+        _write(task, statistics)
     groups = tuple((stored.name, len(rows)) for stored, rows_of_groups in task.pieces for rows in rows_of_groups)
-    with np.load(note) as found:
+    with np.load(statistics) as found:
         shard = Shard(file=task.target.name, split=task.split, groups=groups, sha256=str(found["sha256"]))
         moments = Moments(len(found["totals"]))
         moments.n_cells, moments.mean, moments.squares = found["n_cells"], found["mean"], found["squares"]
-        return Written(shard, moments, found["totals"])
+        return WrittenShard(shard, moments, found["totals"])
 
 
-def _write(task: ShardTask, note: Path) -> None:
-    note.unlink(missing_ok=True)  # the note marks a finished file
+def _write(task: ShardTask, statistics: Path) -> None:
+    statistics.unlink(missing_ok=True)  # this file marks a finished shard
     n_genes = len(task.pieces[0][0].genes)
     moments, totals = Moments(n_genes), np.zeros(n_genes)
     schema = arrow_schema(n_genes, dense=task.dense).with_metadata(_describe(task).to_metadata())
     with writing(task.target, schema, mapped=True) as file:
         for stored, rows_of_groups in task.pieces:
-            of_slice = _moments(stored, task) if task.per_slice else None
+            slice_moments = _moments(stored, task) if task.per_slice else None
             for rows in rows_of_groups:
                 parts = []
                 for part in stored.cells(rows):
                     if task.split == SPLITS[0] and not task.per_slice:  # these are standardized already
-                        _learn(part, stored, task, moments, totals)
-                    part = _as_logarithms(part, stored, task) if task.logarithms else part
-                    parts.append(part if of_slice is None else _standardized(part, stored, of_slice))
+                        _add_to_moments(part, stored, task, moments, totals)
+                    part = _log_transform(part, stored, task) if task.log_transform else part
+                    parts.append(part if slice_moments is None else _standardize(part, stored, slice_moments))
                 pa.default_memory_pool().release_unused()  # else memory of reading and of writing would add up
                 file.write(*parts)
-    with replacing(note, unique=True) as temporary, temporary.open("wb") as file:
+    with replacing(statistics, unique=True) as temporary, temporary.open("wb") as file:
         np.savez(
             file,
             sha256=checksum(task.target),
@@ -103,32 +103,34 @@ def _write(task: ShardTask, note: Path) -> None:
         )
 
 
-def _describe(task: ShardTask) -> Note:
+def _describe(task: ShardTask) -> GeneMetadata:
     """Metadata of the Parquet schema."""
     first = task.pieces[0][0]
     lacking = {each.name: tuple(each.record["unmeasured"]) for each, _ in task.pieces if each.record["unmeasured"]}
-    return Note(first.genes, first.n_dims, lacking)
+    return GeneMetadata(first.genes, first.n_dims, lacking)
 
 
-def _learn(cells: Cells, stored: StoredSlice, task: ShardTask, moments: Moments, totals: NDArray[np.float64]) -> None:
+def _add_to_moments(
+    cells: Cells, stored: StoredSlice, task: ShardTask, moments: Moments, totals: NDArray[np.float64]
+) -> None:
     """Add cells to moments and totals, in place."""
     for rows in row_blocks(np.arange(len(cells.names)), len(stored.genes)):
         block = cells.expression[rows[0] : rows[-1] + 1]
         if stored.is_counts:
             totals += column_sums(block)
-            block = _logarithms(block, cells.library_size[rows], stored, task)
+            block = _log_counts(block, cells.library_size[rows], stored, task)
         moments.add(block, stored.measured)
 
 
 def _moments(stored: StoredSlice, task: ShardTask) -> Moments:
-    """Moments of all cells of a slice, as logarithms."""
+    """Moments of all cells of a slice, of the logarithms of counts."""
     moments = Moments(len(stored.genes))
     for part in stored.cells(np.arange(stored.n_cells, dtype=np.int32)):
-        _learn(part, stored, task, moments, np.zeros(len(stored.genes)))
+        _add_to_moments(part, stored, task, moments, np.zeros(len(stored.genes)))
     return moments
 
 
-def _standardized(cells: Cells, stored: StoredSlice, moments: Moments) -> Cells:
+def _standardize(cells: Cells, stored: StoredSlice, moments: Moments) -> Cells:
     """Scale genes to mean 0 and variance 1 in their slice; genes that it lacks, or that do not vary there, are 0."""
     varies = stored.measured & (moments.sd > 0)
     inverse = np.divide(1.0, moments.sd, out=np.zeros(len(varies)), where=varies)
@@ -136,14 +138,14 @@ def _standardized(cells: Cells, stored: StoredSlice, moments: Moments) -> Cells:
     return cells._replace(expression=sp.csr_matrix(values.astype(np.float32)))
 
 
-def _as_logarithms(cells: Cells, stored: StoredSlice, task: ShardTask) -> Cells:
+def _log_transform(cells: Cells, stored: StoredSlice, task: ShardTask) -> Cells:
     if not stored.is_counts:
         return cells
-    logs = _logarithms(cells.expression, cells.library_size, stored, task)
+    logs = _log_counts(cells.expression, cells.library_size, stored, task)
     return cells._replace(expression=logs.astype(np.float32))
 
 
-def _logarithms(block: sp.csr_matrix, size: NDArray[np.float64], stored: StoredSlice, task: ShardTask) -> sp.csr_matrix:
+def _log_counts(block: sp.csr_matrix, size: NDArray[np.float64], stored: StoredSlice, task: ShardTask) -> sp.csr_matrix:
     """log1p of counts at the common library size, float64."""
     assert task.library_size is not None  # there are counts
     target = task.library_size

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from alphastomics._io._atomic import replacing
 from alphastomics.data.parquet._columns import Cells, arrow_schema, from_arrow, to_arrow
-from alphastomics.data.preprocess._records import read_note, read_overview
+from alphastomics.data.preprocess._records import read_overview, read_record
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -62,14 +62,14 @@ def read_cells(path: Path, rows: NDArray[np.integer], n_genes: int, checksums: S
         for number, (start, end) in enumerate(zip(ends, ends[1:], strict=False)):
             if start == end:
                 continue
-            batch, here = pa.Table.from_batches([file.get_batch(number)]), rows[start:end] - number * BATCH
-            if here[0] > 0 and 2 * len(here) < len(batch):
-                yield from_arrow(batch.take(here), n_genes)
+            batch, local = pa.Table.from_batches([file.get_batch(number)]), rows[start:end] - number * BATCH
+            if local[0] > 0 and 2 * len(local) < len(batch):
+                yield from_arrow(batch.take(local), n_genes)
                 continue
             cells = from_arrow(batch, n_genes)
-            if here[0] == 0 and _checksum(cells) != checksums[number]:  # once, with its first cell
+            if local[0] == 0 and _checksum(cells) != checksums[number]:  # once, with its first cell
                 raise OSError(f"checksum of batch {number}")
-            yield cells if len(here) == len(cells.names) else cells.take(here)
+            yield cells if len(local) == len(cells.names) else cells.take(local)
 
 
 def read_column(path: Path, name: str) -> pa.Table:
@@ -98,7 +98,7 @@ def _checksum(cells: Cells) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class StoredSlice:
-    """A slice that stage 1 wrote: file, note, and options, genes and number of coordinates (2 or 3) of its folder."""
+    """A slice that stage 1 wrote: file, record, and options, genes and number of coordinates (2 or 3) of its folder."""
 
     path: Path
     record: dict[str, Any]
@@ -148,7 +148,7 @@ def read_slices(input_dirs: Sequence[Path]) -> list[StoredSlice]:
         common = {"options": overview["options"], "genes": tuple(overview["genes"]), "n_dims": int(overview["n_dims"])}
         for entry in overview["slices"]:
             path = folder / f"{entry['file']}{SUFFIX}"
-            record = read_note(path.with_suffix(".json"))
+            record = read_record(path.with_suffix(".json"))
             record["totals"] = np.asarray(record["totals"])  # a list takes four times the memory
             found.append(StoredSlice(path=path, record=record, **common))
     _check_agreement(found)
@@ -163,9 +163,9 @@ def _check_agreement(slices: Sequence[StoredSlice]) -> None:
             differ = [
                 f"{one!r} and {other!r}" for one, other in zip(first.genes, each.genes, strict=False) if one != other
             ]
-            what = differ[0] if differ else _only_one_has(first, each)
+            difference = differ[0] if differ else _extra_gene(first, each)
             raise ValueError(
-                f"{first.path.parent} and {each.path.parent} have different gene lists (first difference: {what}); run stage1 "
+                f"{first.path.parent} and {each.path.parent} have different gene lists (first difference: {difference}); run stage1 "
                 "on both with the same --gene-list-file"
             )
         if each.n_dims != first.n_dims:
@@ -174,11 +174,13 @@ def _check_agreement(slices: Sequence[StoredSlice]) -> None:
                 "both with the same --position-is-3d and --z-spacing"
             )
         if each.name in seen:
-            raise ValueError(f"slice {each.name!r} is in {seen[each.name].path.parent} and in {each.path.parent}")
+            raise ValueError(
+                f"slice {each.name!r} is in both {seen[each.name].path.parent} and {each.path.parent}; rename one"
+            )
         seen[each.name] = each
 
 
-def _only_one_has(first: StoredSlice, other: StoredSlice) -> str:
+def _extra_gene(first: StoredSlice, other: StoredSlice) -> str:
     """The first gene that only the longer of two gene lists has, where one begins with the other."""
     longer, shorter = (first, other) if len(first.genes) > len(other.genes) else (other, first)
     return f"{longer.genes[len(shorter.genes)]!r}, which only {longer.path.parent} has"

@@ -21,7 +21,7 @@ from alphastomics.data._matrix import column_sums, row_sums
 from alphastomics.data._order import hilbert_order
 from alphastomics.data.parquet._columns import N_AXES, Cells
 from alphastomics.data.preprocess._h5ad import RawTissue
-from alphastomics.data.preprocess._records import SliceTask, cut, read_note
+from alphastomics.data.preprocess._records import SliceTask, read_record, truncate
 from alphastomics.data.preprocess._slice import BATCH, SUFFIX, writing_slice
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-AT_ONCE = 2**25  # values of a slice in memory; a larger slice is read in several passes
+MAX_VALUES = 2**25  # values of a slice in memory; a larger slice is read in several passes
 DIGITS = re.compile("([0-9]+)")
 
 
@@ -41,7 +41,7 @@ def find_tissues(input_dir: Path) -> list[Path]:
     """The ``.h5ad`` files of a folder, sorted by name; raises FileNotFoundError if there are none."""
     found = sorted(input_dir.glob("*.h5ad")) if input_dir.is_dir() else []
     if not found:
-        raise FileNotFoundError(f"{input_dir} has no .h5ad file; name the folder that has with --input-dir")
+        raise FileNotFoundError(f"{input_dir} has no .h5ad file; correct input_dir")
     return found
 
 
@@ -58,23 +58,25 @@ def plan_slices(input_dir: Path, output_dir: Path, options: Stage1Options) -> li
             if options.genes is None:
                 genes.update(dict.fromkeys(tissue.genes))
             elif not set(tissue.genes) & set(genes):
-                raise ValueError(f"{path} has none of the genes of the gene list; use the same gene identifiers")
+                raise ValueError(f"{path} has no gene of the list of genes; use the same gene identifiers")
     _check_axes(n_axes, options)
     if unknown:
         listed = ", ".join(repr(gene) for gene in genes if gene in unknown)
-        raise ValueError(f"no file in {input_dir} has these genes of the gene list: {cut(listed)}; correct the list")
+        raise ValueError(
+            f"no file in {input_dir} has these genes of the list: {truncate(listed)}; correct the list of genes"
+        )
     raw.sort(key=lambda each: natural_order(each.name))
     for one, other in zip(raw, raw[1:], strict=False):
         if one.name == other.name:
             raise ValueError(
-                f"slice {one.name!r} is in {one.path.name} and in {other.path.name}; name slices apart, or pass slice_key=…"
+                f"slice {one.name!r} is in {one.path.name} and in {other.path.name}; rename one, or pass slice_key=…"
             )
     if options.z_spacing:
         heights = ", ".join(f"{each.name} at {i * options.z_spacing:g}" for i, each in enumerate(raw))
-        logger.info("Sections in the order of the numbers in their names, with their heights: %s.", heights)
-    settled = replace(options, genes=tuple(genes))
+        logger.info("Sections are sorted by the numbers in their names; their z coordinates: %s.", heights)
+    resolved = replace(options, genes=tuple(genes))
     return [
-        SliceTask(number=i, raw=each, target=output_dir / f"{i:05d}", options=settled) for i, each in enumerate(raw)
+        SliceTask(number=i, raw=each, target=output_dir / f"{i:05d}", options=resolved) for i, each in enumerate(raw)
     ]
 
 
@@ -91,26 +93,26 @@ def _check_axes(n_axes: dict[int, Path], options: Stage1Options) -> None:
     if len(n_axes) > 1:
         (one, path), (other, differing), *_ = n_axes.items()
         raise ValueError(
-            f'obsm["{options.position_key}"] has {one} coordinates in {path} and {other} in {differing}; give all files the same'
+            f'obsm["{options.position_key}"] has {one} coordinates in {path} and {other} in {differing}; use the same number in all files'
         )
     if set(n_axes) == {3} and not options.position_is_3d:
         logger.warning(
-            'obsm["%s"] has three coordinates, of which the third is not used; pass --position-is-3d if it is a height.',
+            'obsm["%s"] has three coordinates, and the third is ignored; pass --position-is-3d to use it.',
             options.position_key,
         )
 
 
 def write_slice(task: SliceTask) -> dict[str, Any]:
-    """Write a slice and its note, unless both exist; return the note."""
-    note, parameters = task.target.with_suffix(".json"), task.parameters
-    if note.is_file() and task.target.with_suffix(SUFFIX).is_file():
-        record = read_note(note)
+    """Write a slice and its record, unless both exist; return the record."""
+    path, parameters = task.target.with_suffix(".json"), task.parameters
+    if path.is_file() and task.target.with_suffix(SUFFIX).is_file():
+        record = read_record(path)
         if record["parameters"] == parameters:
             return record
-    note.unlink(missing_ok=True)  # the note marks a finished slice
+    path.unlink(missing_ok=True)  # this file marks a finished slice
     with RawTissue.open(task.raw.path, task.options) as tissue:
         record = {"slice": task.raw.name, "animal": task.raw.animal, "parameters": parameters} | _write(task, tissue)
-    write_json(note, record, unique=True)
+    write_json(path, record, unique=True)
     return record
 
 
@@ -125,24 +127,24 @@ def _write(task: SliceTask, tissue: RawTissue) -> dict[str, Any]:
     measured = np.zeros(n_genes, dtype=bool)
     measured[column[column >= 0]] = True
     order = rows[hilbert_order(tissue.position[rows])]
-    totals, counts, n_values, seen = np.zeros(n_genes), True, 0, set[str]()
+    totals, counts, n_values, cell_types = np.zeros(n_genes), True, 0, set[str]()
     with writing_slice(task.target.with_suffix(SUFFIX), n_genes) as file:
-        for some in tissue.passes(order, at_once=AT_ONCE, multiple=BATCH):
-            x, place = _read(task, tissue, some, column)
+        for chosen in tissue.passes(order, max_values=MAX_VALUES, multiple=BATCH):
+            x, row = _read(task, tissue, chosen, column)
             counts = counts and bool((np.trunc(x.data) == x.data).all())
             n_values += x.nnz
-            for start in range(0, len(some), BATCH):
-                cells = _cells(task, tissue, some[start : start + BATCH], x[place[start : start + BATCH]])
+            for start in range(0, len(chosen), BATCH):
+                cells = _cells(task, tissue, chosen[start : start + BATCH], x[row[start : start + BATCH]])
                 totals += column_sums(cells.expression)
-                seen.update(label for label in cells.labels if label is not None)
+                cell_types.update(label for label in cells.labels if label is not None)
                 file.write(cells)
     return {
         "n_cells": len(rows),
         "n_values": n_values,
         "counts": counts,
         "totals": totals.tolist(),
-        "labels": sorted(seen),
-        "unmeasured": [gene for gene, there in zip(task.options.genes, measured, strict=True) if not there],
+        "labels": sorted(cell_types),
+        "unmeasured": [gene for gene, is_measured in zip(task.options.genes, measured, strict=True) if not is_measured],
         "checksums": file.checksums,
     }
 
@@ -178,9 +180,9 @@ def _aligned(block: sp.csr_matrix, column: NDArray[np.integer], n_genes: int) ->
     """Reorder the genes of a block to the common order; other genes are removed."""
     if len(column) == n_genes and np.array_equal(column, np.arange(n_genes)):
         return block
-    there = column[block.indices] >= 0
-    ends = np.concatenate([[0], np.cumsum(there)])[block.indptr]
-    parts = (block.data[there], column[block.indices[there]].astype(np.int32), ends)
+    known = column[block.indices] >= 0
+    ends = np.concatenate([[0], np.cumsum(known)])[block.indptr]
+    parts = (block.data[known], column[block.indices[known]].astype(np.int32), ends)
     result = sp.csr_matrix(parts, shape=(block.shape[0], n_genes), copy=False)
     result.sort_indices()
     return result
@@ -194,8 +196,8 @@ def _check(block: sp.csr_matrix, task: SliceTask, tissue: RawTissue, rows: NDArr
         bad = block.data < 0
         what, remedy = "negative", "pass the layer of raw counts, or --skip-log-normalize"
     if bad.any():
-        place = int(np.argmax(bad))
-        cell = tissue.names(rows)[int(np.searchsorted(block.indptr, place, side="right")) - 1]
+        first = int(np.argmax(bad))
+        cell = tissue.names(rows)[int(np.searchsorted(block.indptr, first, side="right")) - 1]
         assert task.options.genes is not None
-        gene = task.options.genes[block.indices[place]]
+        gene = task.options.genes[block.indices[first]]
         raise ValueError(f"{task.raw.path}: expression is {what}, first for gene {gene!r} in cell {cell!r}; {remedy}")

@@ -20,8 +20,9 @@ import pyarrow.parquet as pq
 from tqdm.auto import tqdm
 
 from alphastomics._io._atomic import TEMPORARY, remove_temporary, write_json
+from alphastomics._io._errors import format_names
 from alphastomics.data._matrix import Moments
-from alphastomics.data.parquet._dataset import FOLDER, METADATA, NOTE as FOOTER, SPLITS, DatasetInfo
+from alphastomics.data.parquet._dataset import FOLDER, METADATA, METADATA_KEY, SPLITS, DatasetInfo
 from alphastomics.data.parquet._files import (
     check_written,
     checksum,
@@ -31,7 +32,7 @@ from alphastomics.data.parquet._files import (
 )
 from alphastomics.data.preprocess._plan import Plan
 from alphastomics.data.preprocess._records import fingerprint
-from alphastomics.data.preprocess._shards import NOTE, write_shard
+from alphastomics.data.preprocess._shards import STATISTICS, write_shard
 from alphastomics.data.preprocess._slice import read_slices
 
 if TYPE_CHECKING:
@@ -42,10 +43,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-N_NAMES = 5
-BEGUN = "parameters.json"
+PARAMETERS = "parameters.json"
 _STEM = rf"({'|'.join(SPLITS)})(-\d+)?"
-SHARD, SHARD_NOTE = re.compile(rf"{_STEM}\.parquet"), re.compile(rf"{_STEM}{re.escape(NOTE)}")
+SHARD, STATISTICS_NAME = re.compile(rf"{_STEM}\.parquet"), re.compile(rf"{_STEM}{re.escape(STATISTICS)}")
 
 
 def unfinished_folder(output_dir: Path) -> Path:
@@ -54,35 +54,35 @@ def unfinished_folder(output_dir: Path) -> Path:
 
 
 def check_ownership(output_dir: Path, listed: Collection[str] = ()) -> None:
-    """Raise a FileExistsError, which names the file, for files in the way that stage 2 did not write.
+    """Raise a FileExistsError, which names the file, for files that stage 2 did not write.
 
     ``listed`` are the names of the files in ``data`` that ``metadata.json`` lists.
     """
-    _check(output_dir / FOLDER, lambda path: path.is_file() and (path.name in listed or _is_shard(path)))
+    _check_files(output_dir / FOLDER, lambda path: path.is_file() and (path.name in listed or _is_shard(path)))
     unfinished = unfinished_folder(output_dir)
-    if _is_begun(unfinished / BEGUN):
-        _check(unfinished, lambda path: path.name == BEGUN or _is_named(path))
+    if _is_parameters(unfinished / PARAMETERS):
+        _check_files(unfinished, lambda path: path.name == PARAMETERS or _is_named(path))
     else:  # interrupted before the first file, or after the last
-        _check(unfinished, lambda path: bool(TEMPORARY.fullmatch(path.name)) or _is_shard(path))
+        _check_files(unfinished, lambda path: bool(TEMPORARY.fullmatch(path.name)) or _is_shard(path))
 
 
 def clear(folder: Path) -> None:
     """Remove a folder after :func:`check_ownership`; ``parameters.json``, which marks a folder of stage 2, is removed last."""
     if folder.is_dir():
-        for path in sorted(folder.iterdir(), key=lambda path: path.name == BEGUN):
+        for path in sorted(folder.iterdir(), key=lambda path: path.name == PARAMETERS):
             path.unlink(missing_ok=True)
         folder.rmdir()
 
 
-def _check(folder: Path, is_ours: Callable[[Path], bool]) -> None:
+def _check_files(folder: Path, is_ours: Callable[[Path], bool]) -> None:
     found = [folder] if folder.is_symlink() or folder.exists() else []
     if folder.is_dir() and not folder.is_symlink():
         found = [path for path in sorted(folder.iterdir()) if path.is_symlink() or not is_ours(path)]
     if found:
-        raise FileExistsError(f"{found[0]} is there, and not of a dataset; move it away, or name another folder")
+        raise FileExistsError(f"{found[0]} is not a file of a dataset; move it, or choose another folder")
 
 
-def _is_begun(path: Path) -> bool:
+def _is_parameters(path: Path) -> bool:
     try:
         values = read_json(path) if path.is_file() else None
     except ValueError:
@@ -91,7 +91,7 @@ def _is_begun(path: Path) -> bool:
 
 
 def _is_named(path: Path) -> bool:
-    return path.is_file() and any(kind.fullmatch(path.name) for kind in (SHARD, SHARD_NOTE, TEMPORARY))
+    return path.is_file() and any(kind.fullmatch(path.name) for kind in (SHARD, STATISTICS_NAME, TEMPORARY))
 
 
 def _is_shard(path: Path) -> bool:
@@ -99,7 +99,7 @@ def _is_shard(path: Path) -> bool:
     if not (SHARD.fullmatch(path.name) and path.is_file()):
         return False
     try:
-        return FOOTER in (pq.read_schema(path).metadata or {})
+        return METADATA_KEY in (pq.read_schema(path).metadata or {})
     except (pa.ArrowException, OSError):
         return False
 
@@ -118,15 +118,15 @@ def write_dataset(input_dirs: Sequence[Path], output_dir: Path, options: Stage2O
     parameters = all_parameters(options, {each.name: each.record["parameters"] for each in slices})
     earlier = read_earlier(output_dir, parameters)
     if earlier is not None:
-        if _is_whole(output_dir, earlier):
+        if _is_intact(output_dir, earlier):
             return earlier
         check_ownership(output_dir, [shard.file for shard in earlier.shards])
-        logger.warning("The dataset in %s is damaged, and is made again.", output_dir)
+        logger.warning("The dataset in %s is damaged and is written again.", output_dir)
         clear(output_dir / FOLDER)
         (output_dir / METADATA).unlink()
     plan = Plan(slices, options)
     check_ownership(output_dir)
-    unfinished = _begin(output_dir, parameters)
+    unfinished = _start(output_dir, parameters)
     moments, totals, shards = Moments(len(slices[0].genes)), np.zeros(len(slices[0].genes)), []
     tasks = plan.tasks(unfinished)
     for written in tqdm(run(write_shard, tasks), total=len(tasks), desc="Writing files", unit="file"):
@@ -142,7 +142,7 @@ def write_dataset(input_dirs: Sequence[Path], output_dir: Path, options: Stage2O
         counts=plan.counts,
         parameters=parameters,
     )
-    _end(output_dir, unfinished)
+    _finish(output_dir, unfinished)
     info.write(output_dir)
     return info
 
@@ -165,16 +165,16 @@ def read_earlier(output_dir: Path, parameters: dict[str, Any]) -> DatasetInfo | 
 def check_output(output_dir: Path, parameters: dict[str, Any]) -> None:
     """Check, before slices are read, that a folder can hold a dataset of these parameters.
 
-    Raises ``FileExistsError`` for other files in the way, and ``ValueError`` for another dataset.
+    Raises ``FileExistsError`` for files of other programs, and ``ValueError`` for another dataset.
     """
     if read_earlier(output_dir, parameters) is None:
         check_ownership(output_dir)
 
 
-def _begin(output_dir: Path, parameters: dict[str, Any]) -> Path:
+def _start(output_dir: Path, parameters: dict[str, Any]) -> Path:
     """Create the folder of unfinished files, or keep that of an earlier call with the same parameters."""
     unfinished = unfinished_folder(output_dir)
-    record = unfinished / BEGUN
+    record = unfinished / PARAMETERS
     make_folder(output_dir)
     remove_temporary(output_dir)
     clear(output_dir / FOLDER)
@@ -185,15 +185,15 @@ def _begin(output_dir: Path, parameters: dict[str, Any]) -> Path:
     return unfinished
 
 
-def _is_whole(folder: Path, info: DatasetInfo) -> bool:
+def _is_intact(folder: Path, info: DatasetInfo) -> bool:
     files = [(folder / FOLDER / shard.file, shard.sha256) for shard in info.shards]
     return all(path.is_file() and checksum(path) == sha256 for path, sha256 in files)
 
 
-def _end(output_dir: Path, unfinished: Path) -> None:
+def _finish(output_dir: Path, unfinished: Path) -> None:
     remove_temporary(unfinished)
-    for note in (*unfinished.glob(f"*{NOTE}"), unfinished / BEGUN):
-        note.unlink()
+    for path in (*unfinished.glob(f"*{STATISTICS}"), unfinished / PARAMETERS):
+        path.unlink()
     unfinished.rename(output_dir / FOLDER)
 
 
@@ -203,19 +203,13 @@ def _differences(folder: Path, earlier: dict[str, Any], now: dict[str, Any]) -> 
         f"{name} was {before.get(name)!r}, is {after[name]!r}" for name in after if before.get(name) != after[name]
     ]
     differ += _differing_slices(earlier.get("slices", {}), now["slices"])
-    return (
-        f"{folder} holds a dataset made with other parameters ({'; '.join(differ)}); name another folder, or delete it"
-    )
+    return f"{folder} holds a dataset made with other parameters ({'; '.join(differ)}); choose another folder, or delete it"
 
 
 def _differing_slices(before: dict[str, str], after: dict[str, str]) -> list[str]:
     kinds = {
-        "slices it lacks": [name for name in after if name not in before],
-        "slices that are not there now": [name for name in before if name not in after],
-        "slices that were made otherwise": [name for name in after if name in before and before[name] != after[name]],
+        "new slices": [name for name in after if name not in before],
+        "missing slices": [name for name in before if name not in after],
+        "slices made with other parameters": [name for name in after if name in before and before[name] != after[name]],
     }
-    return [
-        f"{what}: {', '.join(map(repr, names[:N_NAMES]))}{', …' if len(names) > N_NAMES else ''}"
-        for what, names in kinds.items()
-        if names
-    ]
+    return [f"{kind}: {format_names(names)}" for kind, names in kinds.items() if names]
