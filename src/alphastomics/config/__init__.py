@@ -11,9 +11,7 @@ Examples
 >>> Config(model=ModelSection(d_model=256), training=TrainingSection(mode="joint")).write("mine.yaml")
 """
 
-from alphastomics.config._augmentation import Augmentation
 from alphastomics.config._data import Frame as Frame, RunConfig, SetupConfig, SourceConfig, Transform as Transform
-from alphastomics.config._masking import MaskingConfig, MaskStrategy as MaskStrategy
 from alphastomics.config._model import (
     AttentionKind as AttentionKind,
     DiffusionSettings,
@@ -68,8 +66,11 @@ from alphastomics.config._training import (
     DEFAULT_CONTEXT_SIZE as DEFAULT_CONTEXT_SIZE,
     DEFAULT_STEPS as DEFAULT_STEPS,
     DEFAULT_VALIDATION_SIZE as DEFAULT_VALIDATION_SIZE,
+    Augmentation,
     ContextKind as ContextKind,
     GrowthKind as GrowthKind,
+    MaskingConfig,
+    MaskStrategy as MaskStrategy,
     Recompute as Recompute,
     Strategy as Strategy,
     TrainerConfig,

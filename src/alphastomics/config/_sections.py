@@ -5,13 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field, make_dataclass
 from typing import Any, ClassVar
 
-from alphastomics.config._augmentation import Augmentation
 from alphastomics.config._data import RunConfig, SetupConfig, SourceConfig
-from alphastomics.config._masking import MaskingConfig
 from alphastomics.config._model import DiffusionSettings, ModelConfig, NetworkConfig
 from alphastomics.config._plan import PlanConfig
 from alphastomics.config._setting import Setting, setting, settings_of
-from alphastomics.config._training import TrainerConfig, TrainingConfig
+from alphastomics.config._training import Augmentation, MaskingConfig, TrainerConfig, TrainingConfig
 
 
 @dataclass(frozen=True, kw_only=True)

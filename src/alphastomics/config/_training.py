@@ -1,20 +1,15 @@
-"""Settings of a training: contexts, memory, validation, checkpoints, and what is passed to Lightning."""
+"""Settings of a training: augmentation, masking, contexts, memory, validation, checkpoints, and Lightning's trainer."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import ClassVar, Literal, get_args
 
-from alphastomics.config._augmentation import Augmentation  # noqa: TC001  read at run time
-from alphastomics.config._masking import MaskingConfig  # noqa: TC001
 from alphastomics.config._setting import check, setting
 
+MaskStrategy = Literal["random", "block", "structured"]
 ContextKind = Literal["subset", "patch"]
 GrowthKind = Literal["linear", "cosine", "quadratic", "geometric"]
-DEFAULT_STEPS = 4000  # optimizer steps without max_epochs and max_time
-DEFAULT_CONTEXT_SIZE = 512
-DEFAULT_VALIDATION_SIZE = 0.1  # with early stopping
-_GROWING = ("context_growth", *get_args(GrowthKind))
 Recompute = int | Literal["auto", "none", "all"]
 Strategy = Literal[
     "auto",
@@ -32,6 +27,98 @@ Strategy = Literal[
     "ddp_fork",
     "ddp_notebook",
 ]
+DEFAULT_STEPS = 4000  # optimizer steps without max_epochs and max_time
+DEFAULT_CONTEXT_SIZE = 512
+DEFAULT_VALIDATION_SIZE = 0.1  # with early stopping
+_GROWING = ("context_growth", *get_args(GrowthKind))
+_MASKED = ("enable_masking", True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Augmentation:
+    """Random changes to training contexts.
+
+    By default, :meth:`~alphastomics.model.AlphaSTomics.train` derives the values from the number and kind of the cells.
+
+    Parameters
+    ----------
+    gene_dropout
+        Largest fraction of the measured genes that are dropped from a context; the fraction r is drawn uniformly per context.
+        Dropped genes are set to 0 and marked as unmeasured. The others are divided by sqrt(1 - r), which preserves the variance
+        of a sum over genes.
+    thinning
+        Largest fraction of the counts that are removed from a context; the fraction is drawn uniformly per context.
+    gene_noise
+        Standard deviation, in network units, of a random gain and a random offset of each gene per context, which imitate
+        differences between specimens or between runs of an instrument.
+    composition
+        How strongly the contexts of a slice differ in composition. Cells are divided into contexts by a smooth random field of
+        unit variance plus unit noise; this is the largest factor of the field, which is drawn uniformly per slice and epoch.
+        With 0, every context is a uniform random sample of its slice. Only for contexts of kind ``subset``.
+    rotate
+        Rotate and reflect positions at random, unless all slices share a frame.
+
+    Raises
+    ------
+    ValueError
+        If a value is out of range.
+    """
+
+    SECTION: ClassVar[str] = "augmentation"
+
+    gene_dropout: float = setting(0.5, ge=0, lt=1, from_data=True)
+    thinning: float = setting(0.0, ge=0, lt=1, from_data=True)
+    gene_noise: float = setting(0.0, ge=0, from_data=True)
+    composition: float = setting(0.0, ge=0, from_data=True)
+    rotate: bool = True
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MaskingConfig:
+    """Which entries are masked in training, for a model with ``enable_masking``.
+
+    Parameters
+    ----------
+    mask_strategy
+        Which entries are masked. ``random``: uniformly at random. ``block``: a block of consecutive measured genes, or of axes,
+        in every cell. ``structured``: the entries with the largest absolute values; ties are broken at random.
+    expression_mask_ratio
+        Fraction of the expression entries of a context that is masked.
+    position_mask_ratio
+        Fraction of the coordinates of a context that is masked.
+    masking_probability
+        Probability that a context is masked. The other contexts have the same kind of input as in sampling.
+    initial_mask_share
+        Fraction of both ratios that applies at the first step.
+    mask_ramp_steps
+        Number of optimizer steps over which the ratios increase linearly to their full values.
+
+    Raises
+    ------
+    ValueError
+        If a value is out of range or the strategy is unknown.
+    """
+
+    SECTION: ClassVar[str] = "masking"
+
+    mask_strategy: MaskStrategy = setting("random", requires=_MASKED)
+    expression_mask_ratio: float = setting(0.3, ge=0, le=1, requires=_MASKED)
+    position_mask_ratio: float = setting(0.33, ge=0, le=1, requires=_MASKED)
+    masking_probability: float = setting(0.5, ge=0, le=1, requires=_MASKED)
+    initial_mask_share: float = setting(0.0, ge=0, le=1, requires=_MASKED)
+    mask_ramp_steps: int = setting(0, ge=0, requires=_MASKED)
+
+    def __post_init__(self) -> None:
+        check(self)
+
+    def share(self, step: int) -> float:
+        """Fraction of the ratios that applies at an optimizer step, counted from 0."""
+        if step >= self.mask_ramp_steps:
+            return 1.0
+        return self.initial_mask_share + (1 - self.initial_mask_share) * step / self.mask_ramp_steps
 
 
 @dataclass(frozen=True, kw_only=True)

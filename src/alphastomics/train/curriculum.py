@@ -1,17 +1,4 @@
-r"""Batch sizes for contexts of any length, and a curriculum over the length of contexts.
-
-Contexts per batch on a device, and batches over which gradients are accumulated:
-
-.. math::
-
-    B_{\max} = \lfloor T / N \rfloor, \qquad A = \lceil B_{\text{eff}} / (W B_{\max}) \rceil, \qquad
-    B = \lceil B_{\text{eff}} / (W A) \rceil
-
-T is the number of cells that fit on one device, N the number of cells of a context, :math:`B_{\text{eff}}` the number of
-contexts in a step of the optimizer, W the number of devices. T is constant for networks whose memory is linear in the number
-of cells. For others :math:`B_{\max}` is found by bisection.
-
-Length of contexts:
+r"""A curriculum over the length of contexts.
 
 .. math::
 
@@ -28,96 +15,20 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import lightning.pytorch as pl
 
 from alphastomics.config import GrowthKind
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from alphastomics.data import ContextDataset
 
 logger = logging.getLogger(__name__)
-
-Fits = Callable[[int, int], bool]  # (contexts on a device, cells of each) -> whether they fit into memory
-
-
-class BatchPlan(NamedTuple):
-    """Contexts per batch on a device, B, and batches per step of the optimizer, A."""
-
-    contexts: int
-    accumulation: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TokenBudget:
-    """Batch sizes for contexts of any length, from either ``cells`` or ``fits``.
-
-    Parameters
-    ----------
-    contexts_per_step
-        B_eff.
-    cells
-        T, for networks whose memory is linear in the number of cells.
-    fits
-        For other networks: whether a number of contexts, each of a number of cells, fits on a device.
-    n_devices
-        W.
-
-    Raises
-    ------
-    ValueError
-        If a number is not positive, or not exactly one of ``cells`` and ``fits`` is given.
-    """
-
-    contexts_per_step: int
-    cells: int | None = None
-    fits: Fits | None = None
-    n_devices: int = 1
-
-    def __post_init__(self) -> None:
-        if (self.cells is None) == (self.fits is None):
-            raise ValueError("give cells, for a network that is linear in memory, or fits, for another")
-        for name in ("contexts_per_step", "cells", "n_devices"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name}={value} must be at least 1")
-
-    def plan(self, n_cells: int) -> BatchPlan:
-        """B and A for contexts of ``n_cells`` cells; raises ``ValueError`` if one context does not fit.
-
-        A step has at least B_eff contexts; the surplus is less than one context per batch and device.
-        """
-        share = -(-self.contexts_per_step // self.n_devices)
-        largest = self._largest(n_cells, share)
-        if not largest:
-            remedy = f"contexts of {self.cells:,} cells would fit" if self.cells else "take shorter contexts"
-            raise ValueError(f"One context of {n_cells:,} cells is too much for a device: {remedy}")
-        accumulation = -(-share // largest)
-        return BatchPlan(-(-share // accumulation), accumulation)
-
-    def _largest(self, n_cells: int, share: int) -> int:
-        if self.cells is not None:
-            return min(share, self.cells // n_cells)
-        assert self.fits is not None
-        fits = self.fits
-        return share if fits(share, n_cells) else largest_fitting(lambda b: fits(b, n_cells), share - 1)
-
-
-def largest_fitting(fits: Callable[[int], bool], highest: int, *, tolerance: int = 1) -> int:
-    """The largest of 1, ..., ``highest`` that fits, by bisection; 0 if none does.
-
-    If a number fits, all smaller ones must fit. The result is less than ``tolerance`` below the largest number that fits.
-    """
-    low, high = 0, highest + 1  # low fits, high does not
-    while high - low > tolerance or (low == 0 and high > 1):
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    return low
-
 
 ROUNDING = 1e-9  # tolerance below a whole number, for cos and powers
 

@@ -1,4 +1,9 @@
-"""Data module: loaders of training and validation contexts."""
+r"""Data module: loaders of training and validation contexts.
+
+A batch of B contexts of N cells is divided into A micro-batches of b contexts, with at most T cells on a device at once:
+
+.. math:: A = \lceil B / \lfloor T / N \rfloor \rceil, \qquad b = \lceil B / A \rceil
+"""
 
 from __future__ import annotations
 
@@ -11,7 +16,6 @@ from alphastomics.data import Augmentation, ContextDataset
 from alphastomics.data._batch import RawBatch, encode_batch
 from alphastomics.data._encode import Encoder
 from alphastomics.data._loaders import ContextLoader
-from alphastomics.train.curriculum import TokenBudget
 from alphastomics.train.distributed.processes import group_index
 
 if TYPE_CHECKING:
@@ -108,8 +112,7 @@ class ContextDataModule(pl.LightningDataModule):
 
     def _parts(self, context_size: int) -> tuple[int, int]:
         """Contexts in a batch of the loader, and batches in a step of the optimizer."""
-        contexts = max(1, self.batch_size // context_size)
-        return TokenBudget(contexts_per_step=contexts, cells=self.micro_batch_size).plan(context_size)
+        return split_batch(max(1, self.batch_size // context_size), context_size, self.micro_batch_size)
 
     def train_dataloader(self) -> ContextLoader:
         """Loader of the training contexts of the epoch set by :meth:`set_epoch`."""
@@ -161,12 +164,27 @@ class ContextDataModule(pl.LightningDataModule):
         return ContextLoader(dataset, contexts_per_batch, num_workers=self.num_workers, rank=group, world_size=n_groups)
 
 
+def split_batch(n_contexts: int, n_cells: int, micro_batch_size: int) -> tuple[int, int]:
+    """Contexts of a micro-batch, b, and micro-batches of a batch, A, for a batch of ``n_contexts`` contexts.
+
+    The micro-batches have at least ``n_contexts`` contexts together; the surplus is less than one context each.
+    """
+    largest = min(n_contexts, micro_batch_size // n_cells)
+    if not largest:
+        raise ValueError(
+            f"micro_batch_size={micro_batch_size} is less than a context of {n_cells:,} cells; contexts of "
+            f"{micro_batch_size:,} cells would fit"
+        )
+    parts = -(-n_contexts // largest)
+    return -(-n_contexts // parts), parts
+
+
 def check_sizes(context_size: int, batch_size: int, micro_batch_size: int | None) -> None:
     """Raise ``ValueError`` if a number of cells is not positive."""
     if batch_size < 1 or context_size < 1:
-        raise ValueError(f"batch_size={batch_size} and context_size={context_size} count cells: both at least 1.")
+        raise ValueError(f"batch_size={batch_size} and context_size={context_size} must be at least 1 cell")
     if micro_batch_size is not None and micro_batch_size < 1:
-        raise ValueError(f"micro_batch_size={micro_batch_size} counts cells: at least 1.")
+        raise ValueError(f"micro_batch_size={micro_batch_size} must be at least 1 cell")
 
 
 def _held_out(names: list[str], validation_size: float | None) -> list[str]:

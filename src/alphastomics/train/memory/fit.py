@@ -27,11 +27,10 @@ import torch
 
 from alphastomics._io._errors import describe_error
 from alphastomics.nn import Denoiser, count_parameters
-from alphastomics.train.curriculum import largest_fitting
 from alphastomics.train.datamodule import check_sizes
 from alphastomics.train.distributed.devices import count_devices, device_of, resolve_precision, usable_memory
 from alphastomics.train.memory.estimate import AUTOCAST, MemoryEstimate, estimate_training
-from alphastomics.train.memory.recompute import RecomputePolicy
+from alphastomics.train.memory.recompute import RecomputePolicy, largest_fitting
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -201,13 +200,7 @@ class MemoryFitter:
         return True
 
     def _too_long(self, n_cells: int, k: int) -> str:
-        longest = self._longest_with(k, n_cells)
-        return (
-            f"A context of {n_cells:,} cells needs {self._peak(n_cells, k) / GIB:.2f} GiB with {k} of "
-            f"{self.config.n_layers} blocks recomputed, and {self.budget / GIB:.2f} GiB may be used: "
-            + (f"{longest:,} cells would fit" if longest else "not even one cell would fit")
-            + REMEDY
-        )
+        return self._policy.too_long(n_cells, self._peak(n_cells, k), k, self._longest_with(k, n_cells)) + REMEDY
 
 
 def fit_batch_layout(

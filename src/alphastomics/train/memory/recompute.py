@@ -26,7 +26,6 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from alphastomics.nn.random import drawing_again
-from alphastomics.train.curriculum import largest_fitting
 
 Peak = Callable[[int, int], int]  # cells of a context and recomputed blocks -> bytes
 
@@ -79,6 +78,18 @@ def _replay_draws(lists: list[list[Any] | UserList[Any]], draws: AbstractContext
             del values[length:]
 
 
+def largest_fitting(fits: Callable[[int], bool], highest: int, *, tolerance: int = 1) -> int:
+    """The largest of 1, ..., ``highest`` that fits, by bisection; 0 if none does.
+
+    If a number fits, all smaller ones must fit. The result is less than ``tolerance`` below the largest number that fits.
+    """
+    low, high = 0, highest + 1  # low fits, high does not
+    while high - low > tolerance or (low == 0 and high > 1):
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RecomputePolicy:
     """Recomputes as few of ``n_blocks`` blocks as a ``budget`` in bytes allows; both must be positive."""
@@ -105,7 +116,7 @@ class RecomputePolicy:
         if high == self.n_blocks:
             needed = peak(n_cells, high)
             if needed > self.budget:
-                raise ValueError(self._too_long(needed, n_cells, self.longest(peak, n_cells)))
+                raise ValueError(self.too_long(n_cells, needed, high, self.longest(peak, n_cells)))
         return high
 
     def longest(self, peak: Peak, n_cells: int) -> int:
@@ -114,9 +125,10 @@ class RecomputePolicy:
             lambda n: peak(n, self.n_blocks) <= self.budget, n_cells - 1, tolerance=max(1, n_cells // COARSE)
         )
 
-    def _too_long(self, needed: int, n_cells: int, longest: int) -> str:
+    def too_long(self, n_cells: int, needed: int, k: int, longest: int) -> str:
+        """Message for a context that needs ``needed`` bytes with ``k`` recomputed blocks, if ``longest`` cells would fit."""
         return (
-            f"A context of {n_cells:,} cells needs {needed / 2**30:.2f} GiB even with all {self.n_blocks} blocks recomputed, "
-            f"and {self.budget / 2**30:.2f} GiB may be used: "
+            f"A context of {n_cells:,} cells needs {needed / 2**30:.2f} GiB with {k} of {self.n_blocks} blocks recomputed, and "
+            f"{self.budget / 2**30:.2f} GiB may be used: "
             + (f"{longest:,} cells would fit" if longest else "not even one cell would fit")
         )
