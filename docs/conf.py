@@ -61,7 +61,6 @@ _others = [
 ]  # fmt: skip
 # Attributes of a class keep the names under which an annotation imports PyTorch's tensor and NumPy's arrays.
 nitpick_ignore_regex = [
-    ("py:class", r"alphastomics\.data\._contexts\.ContextDataset"),  # internal to the loader
     (
         "py:class",
         r"alphastomics\.train\.(curriculum\.LengthCurriculum|objective\.Objective|optimization\.Optimization)",
