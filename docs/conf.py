@@ -61,6 +61,7 @@ _others = [
 ]  # fmt: skip
 # Attributes of a class keep the names under which an annotation imports PyTorch's tensor and NumPy's arrays.
 nitpick_ignore_regex = [
+    ("py:class", r"alphastomics\.data\._batch\.RawContext"),  # internal to the loader
     (
         "py:class",
         r"alphastomics\.train\.(curriculum\.LengthCurriculum|objective\.Objective|optimization\.Optimization)",

@@ -214,7 +214,7 @@ class Provenance(Mapping[str, dict[str, Any]]):
 
 
 def provenance(adata: AnnData, key: str | None = None) -> Provenance:
-    """Show which model, parameters, seeds and versions made the results in an AnnData.
+    """Show how the results in an AnnData were made: model, parameters, seeds and versions.
 
     :func:`reconstruct` and :meth:`~alphastomics.model.AlphaSTomics.sample` write the records to ``uns``, which files
     preserve. A warning lists packages whose installed version differs: the same seed may then give slightly different

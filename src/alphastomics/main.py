@@ -56,7 +56,7 @@ def demo(
     output_dir
         Folder for ``reconstruction.png``, ``scores.json`` and ``reconstruction.h5ad``.
     seed
-        Seed of the tissue, the initial weights and every random draw.
+        Seed of the tissue, the initial weights and all random numbers of training.
     """
     from alphastomics.cli._compare import check_scores, run_demo
     from alphastomics.cli._output import to_text
@@ -78,7 +78,7 @@ def preprocess(
 ) -> None:
     """Convert a folder of .h5ad files to a dataset: stage1, then stage2.
 
-    Repeating an interrupted command continues it.
+    Run the same command again to resume after an interruption.
 
     Parameters
     ----------
@@ -132,7 +132,7 @@ def stage2(
     dataset: DatasetOptions = DatasetOptions(),
     cluster: ClusterOptions = ClusterOptions(),
 ) -> None:
-    """Merge slices that stage1 wrote into one dataset.
+    """Merge the slices written by stage1 into one dataset.
 
     Parameters
     ----------
@@ -201,7 +201,7 @@ def sample(
     Parameters
     ----------
     output
-        ``.h5ad`` or ``.parquet`` file to write. The default is not replaced if it exists.
+        ``.h5ad`` or ``.parquet`` file to write. An existing file of the default name is not replaced.
     """
     from alphastomics.cli._cells import draw_slices, sample_cells, slice_sizes, use_layer_as_x, write_tissue
     from alphastomics.cli._output import prepare_file
@@ -276,7 +276,8 @@ def extract(
         File to write. ``.npz``: arrays ``latent`` (cells, width) and ``obs_names``. ``.parquet``: columns ``cell_id``,
         ``slice_id`` and ``embedding``. ``.h5ad``: ``obs``, ``obsm["X_alphastomics"]`` and its provenance.
     layer
-        ``encoder``: the cell alone. ``transformer``: after the last block. ``all``: both, concatenated.
+        ``encoder``: the embedding before the first block, of each cell alone. ``transformer``: the embedding after the last
+        block. ``all``: both, concatenated.
     use_positions
         Use the positions of the cells. Otherwise positions are never read.
     """
@@ -322,7 +323,7 @@ def compare(
     """Train several architectures with several seeds, and score each on held-out slices.
 
     Writes ``comparison.csv`` and ``comparison.md`` (the table), ``comparison.png`` (curves and scores) and
-    ``comparison.json`` (every run). Repeating an interrupted command continues it.
+    ``comparison.json`` (every run). Run the same command again to resume after an interruption.
 
     Parameters
     ----------
@@ -340,7 +341,7 @@ def compare(
 
 @app.command
 def upload(*, data_dir: ExistingDirectory, repo_id: str, options: UploadOptions = UploadOptions()) -> None:
-    """Upload a dataset to the Hugging Face Hub. Repeating an interrupted command continues it.
+    """Upload a dataset to the Hugging Face Hub, or resume an interrupted upload.
 
     The token is taken from ``hf auth login`` or from the environment variable ``HF_TOKEN``.
 

@@ -114,7 +114,7 @@ class QueryOptions:
 
 @options
 class SampleOptions(SamplingConfig):
-    """What is sampled, and how."""
+    """Modality, number of samples and reverse process."""
 
 
 @options
@@ -128,7 +128,7 @@ class ScoreOptions(DrawConfig):
     n_samples
         Number of samples; their medoid is scored.
     random_state
-        Seed of every random draw and of the baselines.
+        Seed of the samples and of the baselines.
     """
 
     n_steps: int | None = None  # type: ignore[assignment]

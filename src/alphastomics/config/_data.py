@@ -84,7 +84,7 @@ class RunConfig:
     Parameters
     ----------
     seed
-        Seed of the initial weights and of every random draw.
+        Seed of the initial weights and of all random numbers of training.
     exp_name
         Name of the run and of its folder in ``output_dir``.
     output_dir

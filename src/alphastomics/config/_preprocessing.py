@@ -21,7 +21,7 @@ class Stage1Options:
     ----------
     genes
         Names of the genes, in order. By default all genes of all files, in the order of first occurrence. Genes that a file
-        lacks are unmeasured in its slices.
+        does not contain are unmeasured in its slices.
     layer
         Key of ``layers`` with the expression. By default ``X``.
     position_key
@@ -91,11 +91,12 @@ class Stage2Options:
     scale
         Standardize each gene to mean 0 and variance 1 when it is read.
     normalize_position
-        Fit the center and scale of the positions that the network sees. Otherwise the center is 0 and the scale 1, for
-        positions that already have about unit variance. Files and results have the units of the input in either case.
+        Center and scale the positions for the network, with values fitted to the training set. Otherwise the center is 0 and
+        the scale 1, for positions that already have about unit variance. Files and results have the units of the input in
+        either case.
     scale_per_slice
-        Standardize each gene within each slice instead, after the log transform. The dataset holds these values, and a model
-        is trained on them and samples them.
+        Standardize each gene within each slice instead, after the log transform. The dataset then contains standardized values,
+        and a model reads and samples these.
     seed
         Seed of the split.
     """
@@ -124,7 +125,7 @@ class Stage2Options:
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterConfig:
-    """Where both stages run: on a Dask cluster, on processes of this machine, or by default in this process.
+    """Processes of both stages: a Dask cluster, processes of this machine, or by default this process.
 
     Parameters
     ----------
@@ -146,16 +147,16 @@ class ClusterConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class UploadConfig:
-    """How a dataset appears on the Hugging Face Hub.
+    """Upload of a dataset to the Hugging Face Hub.
 
     Parameters
     ----------
     private
         Create a private repository. Otherwise the default of the organization applies.
     license
-        License in the card, as an identifier of the Hub: ``cc-by-4.0``, ``mit``, …
+        License in the dataset card, as an identifier of the Hub: ``cc-by-4.0``, ``mit``, …
     overwrite
-        Replace another dataset and an edited card in the repository.
+        Replace another dataset and an edited dataset card in the repository.
     """
 
     private: bool = setting(False, off=())

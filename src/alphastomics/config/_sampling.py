@@ -22,14 +22,15 @@ class TargetConfig:
     Parameters
     ----------
     mode
-        ``expr_to_pos``: positions from expression. ``pos_to_expr``: expression from positions. ``joint``: new slices with
-        ``--n-cells`` cells, or with as many cells as those of the input.
+        ``expr_to_pos``: positions given expression. ``pos_to_expr``: expression given positions. ``joint``: new slices, with
+        ``n_cells`` cells each or with as many cells as the slices of the input.
     n_cells
-        Number of cells of a new slice, instead of an input.
+        Number of cells of a new slice, if there is no input.
     inpaint
         Keep observed values of the modality that is sampled, and sample those that are NaN.
     reduce
-        ``medoid``: the sample nearest to all others. ``mean``: the mean. By default all samples.
+        How several samples are reduced. ``medoid``: the sample nearest to all others. ``mean``: their mean. By default all
+        samples are returned.
     """
 
     SECTION: ClassVar[str] = "sampling"
@@ -47,11 +48,11 @@ class DrawConfig:
     Parameters
     ----------
     n_steps
-        Number of network evaluations per sample; 1 gives the conditional mean.
+        Number of network evaluations per sample; 1 returns the conditional mean.
     n_samples
         Number of samples.
     random_state
-        Seed of every random draw.
+        Seed of all samples.
     """
 
     SECTION: ClassVar[str] = "sampling"
@@ -68,13 +69,13 @@ class ReverseConfig:
     Parameters
     ----------
     sampler
-        Reverse step. By default ``dpm++2m``, or ``ddpm`` if positions are observed.
+        Reverse step. By default ``dpm++2m``; ``ddpm`` if positions are observed.
     eta
         Noise of ``ddim``, from 0 (none) to 1 (that of ``ddpm``).
     n_views
         Number of random subsets of genes and cells over which the conditional mean is averaged.
     refine
-        Move the cells of the conditional mean towards similar cells in the neighborhood embedding.
+        Move the conditional mean of each cell towards the cells with similar neighborhood embeddings.
     """
 
     SECTION: ClassVar[str] = "sampling"

@@ -48,7 +48,7 @@ def fit_schema(
     transform: str = "auto",
     missing_positions: bool = False,
 ) -> TissueSchema:
-    """Describe a tissue by its reference cells.
+    """Fit the schema of a tissue to its reference cells.
 
     The matrix is read in blocks of rows; moments are float64 and have the same bits for CSR, CSC, dense, integer and
     float storage. `adata` is not modified.
@@ -85,7 +85,7 @@ def fit_schema(
     KeyError
         If a named key is missing.
     ValueError
-        If values, positions or slices cannot be used; the message names them and the remedy.
+        If values, positions or slices are invalid; the message names them and a remedy.
 
     Warns
     -----

@@ -175,7 +175,7 @@ def create_dataloaders(
     Parameters
     ----------
     data_dir
-        Folder that ``alphastomics preprocess`` wrote.
+        Folder written by ``alphastomics preprocess``.
     batch_size
         Number of cells in a batch.
     context_size

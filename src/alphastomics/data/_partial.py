@@ -37,14 +37,14 @@ class PartialExpression(NamedTuple):
 
 
 def read_partial(adata: AnnData, schema: TissueSchema) -> PartialExpression:
-    """Read expression that is NaN where it was not observed.
+    """Read partly observed expression, with NaN for unobserved values.
 
     Parameters
     ----------
     adata
         The cells, in memory. Genes that it lacks are not observed; genes that the schema lacks are ignored.
     schema
-        The tissue to read them for.
+        The schema of the model.
 
     Raises
     ------

@@ -112,7 +112,7 @@ class AnnDataSource:
     adata
         The cells, in memory.
     schema
-        The tissue to read them for.
+        The schema of the model.
     positions
         Whether to read ``obsm[schema.position_key]``. NaN (a cell without a position) is kept.
     expression
@@ -123,7 +123,7 @@ class AnnDataSource:
     KeyError
         If the layer, the positions or, for cells with positions, the slices are missing.
     ValueError
-        If fewer than half of the genes are present, or values cannot be used.
+        If fewer than half of the genes are present, or values are invalid.
 
     Warns
     -----

@@ -93,7 +93,7 @@ def modality_agreement(
     n_neighbors: int = N_NEIGHBORS,
     random_state: int = 0,
 ) -> float:
-    """Agreement of expression and position in a sampled tissue, judged by one real slice.
+    """Agreement of expression and position in a sampled tissue, computed from one real slice.
 
     The reference predicts a position for each sampled cell: the mean position of the ``n_neighbors`` reference cells with the
     most similar expression. The agreement is the mean over cells of the Spearman correlation between their distances to the

@@ -31,7 +31,7 @@ class RigidTransform:
     Parameters
     ----------
     rotation
-        Orthogonal matrix, (n_dims, n_dims); its determinant is −1 where the map reflects.
+        Orthogonal matrix, (n_dims, n_dims); its determinant is −1 if the map reflects.
     translation
         Shift applied last, (n_dims,), in the units of the target.
     scale
@@ -66,7 +66,7 @@ def rigid_align(
     weights
         Non-negative weight of each cell, (n_cells,); equal by default. A cell of weight 0 is moved but not fitted.
     scale
-        Whether to fit a common scale factor, too.
+        Whether to fit a common scale factor as well.
     reflection
         Whether to allow a reflection.
 
@@ -109,7 +109,7 @@ def _normalized_weights(weights: ArrayLike | None, n_cells: int) -> NDArray[np.f
 
 
 def aligned_rmsd(true: ArrayLike, predicted: ArrayLike, *, align: bool = True) -> float:
-    """Root mean square distance between true and predicted positions, over the RMS radius of the truth.
+    """Root-mean-square distance between true and predicted positions, relative to the RMS radius of the truth.
 
     0 is a perfect prediction; a prediction with every cell at the center scores 1.
 

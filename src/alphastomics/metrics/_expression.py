@@ -225,7 +225,7 @@ def cosine_per_cell(true: Any, predicted: Any) -> NDArray[np.float64]:
 def variance_ratio_per_gene(true: Any, predicted: Any) -> NDArray[np.float64]:
     """Variance of each gene over the predicted cells, divided by its variance over the true cells.
 
-    The ratio is 1 for samples with the variance of data, and below 1 for a mean over samples, although that correlates
+    The ratio is 1 for samples with the variance of data. It is below 1 for a mean over samples, although the mean correlates
     better with the truth than any sample.
 
     Parameters

@@ -47,7 +47,7 @@ class ModelBase(BaseModelClass):
 
     @property
     def mode(self) -> Mode:
-        """What the model is trained to sample: ``"expr_to_pos"``, ``"pos_to_expr"``, ``"joint"`` or ``"any"``."""
+        """Mode in which the model is trained, ``"expr_to_pos"``, ``"pos_to_expr"``, ``"joint"`` or ``"any"``."""
         return self._arguments["mode"]
 
     @property

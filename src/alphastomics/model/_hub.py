@@ -44,7 +44,7 @@ MODES = {
 
 
 def model_card(state: ModelState, repo_id: str, license: str | None = None) -> str:
-    """Text of the model card, ``README.md``; ``license`` as the Hub writes it, for example ``"cc-by-4.0"``."""
+    """Text of the model card, ``README.md``; ``license`` is an identifier of the Hub, for example ``"cc-by-4.0"``."""
     named = {} if license is None else {"license": license}
     header = {**named, "library_name": LIBRARY, "tags": [*TAGS, "diffusion"]}
     text = yaml.safe_dump(header, sort_keys=False, allow_unicode=True)
@@ -56,7 +56,7 @@ def model_card(state: ModelState, repo_id: str, license: str | None = None) -> s
         "## Training data",
         _table(_tissue(state)),
         "`config.json` lists the genes. " + _exemplars(state),
-        "## Model and training",
+        "## Model parameters and training",
         _table(_making(state)),
     ]
     return f"---\n{text}---\n\n" + "\n\n".join(parts) + "\n"
@@ -93,8 +93,8 @@ def _exemplars(state: ModelState) -> str:
     if exemplars is None:
         return "The model contains no expression of single cells of the reference."
     return (
-        f"The model contains the expression of {len(exemplars.expression):,} cells of the reference, from which missing "
-        "genes are completed."
+        f"The model contains the expression of {len(exemplars.expression):,} cells of the reference, which are used to complete "
+        "partly observed cells."
     )
 
 

@@ -61,16 +61,16 @@ class AlphaSTomics(TrainingMixin, SamplingMixin, EmbeddingMixin, PersistenceMixi
         Whether a mixture of experts replaces the feed-forward networks, and the number of experts; see
         :func:`~alphastomics.train.advised_experts`.
     dropout
-        Probability with which a branch of a block is dropped in training; None: chosen for the size and kind of the
-        reference.
+        Probability of dropping a branch of a block in training; None: derived from the number and kind of the reference
+        cells.
     enable_masking
-        Whether training masks some entries and reconstructs them, see :class:`~alphastomics.config.MaskingConfig`.
+        Whether training masks some entries and predicts them, see :class:`~alphastomics.config.MaskingConfig`.
     context
         ``"slice"``: contexts of :meth:`train` are whole slices by default, if memory allows. ``"auto"``: the same, and
         ``attention`` and ``pair_features`` are chosen for the size of the largest slice, see
         :func:`~alphastomics.train.advised_attention`. None: contexts have 512 cells by default.
     random_state
-        Seed of the initial weights and of all draws of training; ``scvi.settings.seed``, or 0, when None.
+        Seed of the initial weights and of all random numbers of training; None: ``scvi.settings.seed``, or 0 without it.
     **kwargs
         Further fields of :class:`~alphastomics.config.NetworkConfig` and :class:`~alphastomics.config.DiffusionSettings`.
 

@@ -220,9 +220,9 @@ class PersistenceMixin(ModelBase):
         repo_id
             ``"organization/name"``; created if it does not exist.
         private
-            Whether a new repository is visible to its organization only; if not, the default of the organization applies.
+            Whether a new repository is private; if not, the default of the organization applies.
         license
-            License in the card, as the Hub writes it, for example ``"cc-by-4.0"``.
+            License in the card, as an identifier of the Hub, for example ``"cc-by-4.0"``.
         overwrite
             Whether to replace another model and its card in the repository.
         token

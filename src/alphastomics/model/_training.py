@@ -74,8 +74,8 @@ class TrainingMixin(ModelBase):
         max_epochs
             Number of passes over the cells. None: until ``max_time``, or about 4,000 steps if that is None too.
         max_time
-            Longest time: seconds, ``"DD:HH:MM:SS"``, a timedelta or its arguments. The learning rate decreases with the
-            elapsed share of it.
+            Maximal duration: seconds, ``"DD:HH:MM:SS"``, a timedelta or its arguments. The learning rate decreases with the
+            elapsed fraction of it.
         accelerator, devices
             As in :class:`lightning.pytorch.Trainer`.
         strategy
@@ -90,7 +90,7 @@ class TrainingMixin(ModelBase):
             more cells than ``batch_size``, a batch is one context. None: 512, or ``"auto"`` for a model that was made with
             ``context=``.
         train_size, validation_size
-            Shares of the slices. Whole slices are held out for validation, none by default. The validation set of a dataset
+            Fractions of the slices. Whole slices are held out for validation, none by default. The validation set of a dataset
             on disk is used unless ``validation_size`` is given.
         early_stopping
             Whether to stop when ``validation_loss`` has not decreased for 45 epochs (``early_stopping_patience``), and keep the
@@ -101,13 +101,13 @@ class TrainingMixin(ModelBase):
             ``.ckpt`` file for the state of training, replaced atomically during training and at the end; or a folder, in which
             ``last.ckpt`` is written. When training has ended, the file also contains the trained model for :meth:`load`.
         resume
-            Checkpoint of a training with the same arguments, which is continued: weights, their average, optimizer, learning
-            rate, length of contexts, position in the epoch, and time. ``max_epochs`` and ``max_time`` count from the
-            beginning of that training. ``"last"``: the newest complete checkpoint in ``checkpoint``, or a new training if
-            there is none, so that a script can be restarted until training has finished.
+            Checkpoint of a training run with the same arguments, from which training continues: weights, their average,
+            optimizer, learning rate, context size, position in the epoch, and time. ``max_epochs`` and ``max_time`` count from
+            the beginning of that run. ``"last"``: the newest complete checkpoint in ``checkpoint``, or a new run if there is
+            none, so that a script can be restarted until training has finished.
         **kwargs
             Further fields of :class:`~alphastomics.config.TrainingConfig`: kind and growth of contexts, memory, recompute,
-            parallel contexts, loaders, augmentation, masking, checkpoints. All others are passed to
+            context parallelism, loaders, augmentation, masking, checkpoints. All others are passed to
             :class:`lightning.pytorch.Trainer`. ``logger``: a logger of Lightning, none by default, for the losses, the learning
             rate (``lr``), ``cells_per_second`` and ``memory_gib``. ``deterministic=True``: only deterministic algorithms in
             this training.
@@ -117,7 +117,8 @@ class TrainingMixin(ModelBase):
         FileNotFoundError, ValueError
             If ``resume`` is not a complete checkpoint of this model on these cells.
         ValueError
-            If one context does not fit into memory, with the number of cells that would; or if an argument is invalid.
+            If one context does not fit in memory; the message contains the number of cells that would fit. Or if an argument is
+            invalid.
         OSError
             If a checkpoint cannot be written; the previous one is intact.
         NonFiniteLossError
@@ -128,7 +129,7 @@ class TrainingMixin(ModelBase):
         DeadProcessError
             If another process of the training has died.
         SystemExit
-            If the training was ended by SIGTERM; its checkpoint is written.
+            If training was stopped by SIGTERM, after the checkpoint was written.
         """
         passed = {name: value for name, value in locals().items() if name not in ("self", "kwargs")} | kwargs
         (arguments,), trainer_kwargs = split_arguments(passed, TrainingArguments)

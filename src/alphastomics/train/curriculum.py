@@ -35,7 +35,7 @@ ROUNDING = 1e-9  # tolerance below a whole number, for cos and powers
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LengthSchedule:
-    """Number of cells of a context at a step of the optimizer, see :mod:`alphastomics.train.curriculum`.
+    """Number of cells of a context at each step of the optimizer: n(t) in the equations of ``alphastomics.train.curriculum``.
 
     Parameters
     ----------

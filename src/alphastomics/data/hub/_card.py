@@ -20,13 +20,13 @@ LARGEST = "n>1B"
 
 COLUMNS = {
     "cell_id": "name of the cell",
-    "slice_id": "its slice",
-    "cell_type": "its label, or null",
-    "library_size": "sum of its values, over the genes that its slice measures",
+    "slice_id": "name of the slice",
+    "cell_type": "cell type; null if unknown",
+    "library_size": "sum of the values of the measured genes",
     "position": "three coordinates in the units of the input",
     "expression": "values of all genes, untransformed, in the order of `schema.genes` in `metadata.json`",
-    "indices": "numbers of the genes, in the order of `schema.genes` in `metadata.json`, whose values are not 0",
-    "values": "these values, untransformed",
+    "indices": "genes with nonzero values, as indices of `schema.genes` in `metadata.json`",
+    "values": "values of these genes, untransformed",
 }
 
 
@@ -77,7 +77,7 @@ def _contents(info: DatasetInfo) -> str:
         f"{schema.n_dims}D, in {len(slices):,} slices.",
         "Values are counts." if info.counts else "",
         f"{len(schema.cell_types):,} cell types are labeled." if schema.cell_types else "",
-        f"{len(info.unmeasured):,} slices do not measure every gene; `unmeasured` in `metadata.json` lists the others."
+        f"{len(info.unmeasured):,} slices have unmeasured genes, which `unmeasured` in `metadata.json` lists."
         if info.unmeasured
         else "",
     ]
@@ -99,7 +99,7 @@ def _columns(columns: Sequence[str]) -> str:
         [
             "## Columns",
             "",
-            "| column | what |",
+            "| column | content |",
             "| --- | --- |",
             *rows,
             "",
@@ -151,7 +151,7 @@ def _making(info: DatasetInfo) -> str:
     rows = [f"| {name} | {value} |" for name, value in made.items()]
     return "\n".join(
         [
-            "## How it was made",
+            "## Preprocessing",
             "",
             "With `alphastomics preprocess`:",
             "",

@@ -79,7 +79,7 @@ def upload(
     Parameters
     ----------
     data_dir
-        Folder that ``alphastomics preprocess`` wrote.
+        Folder written by ``alphastomics preprocess``.
     repo_id
         ``"organization/name"``.
     private

@@ -64,7 +64,7 @@ class DatasetInfo:
     shards
         Its files.
     unmeasured
-        Genes that each slice lacks, by the name of the slice; complete slices are left out.
+        Unmeasured genes of each slice, by the name of the slice; slices without any are left out.
     counts
         Whether all values are counts, which can be thinned.
     parameters
@@ -120,7 +120,7 @@ class DatasetInfo:
         FileNotFoundError
             If it is missing.
         ValueError
-            If it is of another program or version, or does not match the files.
+            If the file was written by another program or version, or does not match the files of the dataset.
         """
         folder = Path(folder)
         path = folder / METADATA

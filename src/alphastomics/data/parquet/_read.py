@@ -147,7 +147,7 @@ def read_dataset(data_dir: str | PathLike[str], split: str = "test") -> ad.AnnDa
     Parameters
     ----------
     data_dir
-        Folder that ``alphastomics preprocess`` wrote.
+        Folder written by ``alphastomics preprocess``.
     split
         ``"train"``, ``"validation"`` or ``"test"``.
 

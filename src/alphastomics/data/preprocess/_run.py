@@ -28,7 +28,7 @@ INTERMEDIATE = "_intermediate_slices"
 def stage1(
     input_dir: str | PathLike[str], output_dir: str | PathLike[str], options: Stage1Options, *, run: Run = map
 ) -> int:
-    """Write every slice of the ``.h5ad`` files of a folder to a file of its own.
+    """Write every slice of the ``.h5ad`` files of a folder to a separate file.
 
     Slices that an earlier call with the same parameters finished are kept.
 
@@ -41,7 +41,7 @@ def stage1(
     options
         Genes and keys of the input.
     run
-        Applies a function to tasks and returns the results in order: ``map``, or what :func:`dask_cluster` yields.
+        Applies a function to tasks and returns the results in order: ``map``, or the object that :func:`dask_cluster` yields.
 
     Returns
     -------
@@ -50,7 +50,7 @@ def stage1(
     Raises
     ------
     FileNotFoundError, KeyError, ValueError
-        If the input cannot be used, or the folder holds slices made with other parameters.
+        If the input is invalid, or the folder contains slices made with other parameters.
     """
     target = Path(output_dir).absolute()  # workers of a cluster have other working directories
     tasks = plan_slices(Path(input_dir).absolute(), target, options)
@@ -76,13 +76,13 @@ def stage2(
     Parameters
     ----------
     input_dirs
-        Folders that :func:`stage1` has finished.
+        Folders written by :func:`stage1`.
     output_dir
         Folder for ``data`` and ``metadata.json``.
     options
         How the dataset is split and scaled.
     run
-        Applies a function to tasks and returns the results in order: ``map``, or what :func:`dask_cluster` yields.
+        Applies a function to tasks and returns the results in order: ``map``, or the object that :func:`dask_cluster` yields.
 
     Returns
     -------
@@ -91,7 +91,7 @@ def stage2(
     Raises
     ------
     FileNotFoundError, ValueError
-        If the slices cannot be merged, or the folder holds another dataset.
+        If the slices cannot be merged, or the folder contains another dataset.
     """
     folders = [Path(folder).absolute() for folder in input_dirs]
     return write_dataset(folders, Path(output_dir).absolute(), options, run).schema
@@ -105,7 +105,7 @@ def preprocess(
     *,
     run: Run = map,
 ) -> TissueSchema:
-    """Make a dataset of the ``.h5ad`` files of a folder: :func:`stage1`, then :func:`stage2`.
+    """Convert the ``.h5ad`` files of a folder to a dataset: :func:`stage1`, then :func:`stage2`.
 
     Slices are written to ``output_dir/_intermediate_slices``, which may be deleted afterwards.
 
@@ -118,7 +118,7 @@ def preprocess(
     first, second
         Options of the stages.
     run
-        Applies a function to tasks and returns the results in order: ``map``, or what :func:`dask_cluster` yields.
+        Applies a function to tasks and returns the results in order: ``map``, or the object that :func:`dask_cluster` yields.
 
     Returns
     -------
