@@ -10,7 +10,7 @@ import socket
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any, NamedTuple
-from urllib.parse import parse_qs, unquote, urlsplit
+from urllib.parse import unquote, urlsplit
 
 import pytest
 
@@ -22,11 +22,10 @@ LARGE = (".parquet", ".safetensors")  # what .gitattributes gives to LFS
 
 
 class Request(NamedTuple):
-    """What arrived: method, path, length of the body, and the token."""
+    """Method, path and token of a request."""
 
     method: str
     path: str
-    size: int
     token: str | None
 
 
@@ -72,7 +71,7 @@ class Hub:
 
     # Each of these gives a status and what is sent back as JSON, or as bytes; and headers, if need be.
 
-    def answer(self, method: str, path: str, query: dict[str, list[str]], body: bytes) -> tuple[Any, ...]:
+    def answer(self, method: str, path: str, body: bytes) -> tuple[Any, ...]:
         with self._lock:
             if (method, path) == ("POST", "/api/repos/create"):
                 return self._create(json.loads(body))
@@ -168,13 +167,12 @@ class Handler(BaseHTTPRequestHandler):
     def log_message(self, format: str, *args: Any) -> None: ...
 
     def _serve(self) -> None:
-        parts = urlsplit(self.path)
-        path, query = unquote(parts.path), parse_qs(parts.query)
+        path = unquote(urlsplit(self.path).path)
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         if self.headers.get("Transfer-Encoding") == "chunked":
             body = self._chunks()
         token = (self.headers.get("Authorization") or "").removeprefix("Bearer ") or None
-        self.hub.requests.append(Request(self.command, path, len(body), token))
+        self.hub.requests.append(Request(self.command, path, token))
         trouble = self.hub.misbehave(self.command, path)
         if trouble == "drop":
             self.close_connection = True
@@ -182,7 +180,7 @@ class Handler(BaseHTTPRequestHandler):
             return
         status, headers, content = trouble or (None, {}, None)
         if status is None:
-            status, content, *more = self.hub.answer(self.command, path, query, body)
+            status, content, *more = self.hub.answer(self.command, path, body)
             headers = more[0] if more else {}
         data = content if isinstance(content, bytes) else json.dumps(content).encode()
         self.send_response(status)

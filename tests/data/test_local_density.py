@@ -8,7 +8,7 @@ from hypothesis import given, settings, strategies as st
 from scipy.spatial.distance import cdist
 
 from alphastomics.data import local_density
-from alphastomics.data._local_density import LARGEST, RANKS
+from alphastomics.data._local_density import BOUND, RANKS
 
 
 def dense(position: np.ndarray, cells: np.ndarray, among: np.ndarray) -> np.ndarray:
@@ -16,7 +16,7 @@ def dense(position: np.ndarray, cells: np.ndarray, among: np.ndarray) -> np.ndar
     distance[:, ~among] = np.inf
     distance[np.arange(len(cells)), cells] = np.inf
     nearest = np.sort(distance, axis=1)[:, np.minimum(RANKS, among.sum() - 1) - 1]
-    return np.clip(np.log(nearest / np.median(nearest, axis=0)), -LARGEST, LARGEST)
+    return np.clip(np.log(nearest / np.median(nearest, axis=0)), -BOUND, BOUND)
 
 
 @pytest.mark.parametrize("n_dims", [2, 3])
@@ -59,4 +59,4 @@ def test_without_neighbors_it_is_0(n_cells):
 def test_cells_that_lie_on_one_another_are_finite():
     found = local_density(np.repeat(np.random.default_rng(0).standard_normal((30, 2)), [1] * 25 + [4] * 5, axis=0))
     assert np.isfinite(found).all()
-    assert found.min() == -LARGEST
+    assert found.min() == -BOUND

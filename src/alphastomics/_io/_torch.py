@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 MAGIC = b"PK"  # the first bytes of a zip archive
-UNSAFE = "it is damaged, or holds more than tensors and plain values, which could run code and is never opened"
+UNSAFE = "it is damaged, or contains other objects than tensors and plain values; these could run code and are not read"
 
 
 def read(path: Path) -> Any:
@@ -30,7 +30,7 @@ def read(path: Path) -> Any:
         except Exception as error:  # a crafted file can raise anything
             raise ValueError("it is truncated" if start == MAGIC else UNSAFE) from error
     if content > n_bytes:  # compressed, or parts that overlap
-        raise ValueError("it unpacks to more than its own size, which files of torch.save do not")
+        raise ValueError("it unpacks to more than its own size; files of torch.save are not compressed")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch warns of objects before it rejects them

@@ -10,14 +10,14 @@ if TYPE_CHECKING:
 
 
 def check_inside(folder: Path, path: Path) -> None:
-    """Raise a ValueError if a file is a link that leads out of its folder.
+    """Raise a ValueError if a file is a link to a file outside of its folder.
 
     Links from ``snapshots/<version>`` to ``blobs``, of which the cache of huggingface_hub consists, are accepted.
     """
-    root, there = folder.resolve(), path.resolve()
+    root, target = folder.resolve(), path.resolve()
     roots = [root, root.parents[1] / "blobs"] if root.parent.name == "snapshots" else [root]
-    if not any(there.is_relative_to(each) for each in roots):
-        raise ValueError(f"{path} is a link that leads out of its folder; copy the file itself there")
+    if not any(target.is_relative_to(each) for each in roots):
+        raise ValueError(f"{path} is a link to a file outside of its folder; replace it by a copy of the file")
 
 
 def check_memory(n_bytes: int) -> None:
@@ -28,5 +28,5 @@ def check_memory(n_bytes: int) -> None:
         return
     if n_bytes > memory:
         raise ValueError(
-            f"it claims to hold {n_bytes / 2**30:,.0f} GiB, more than the {memory / 2**30:,.0f} GiB of this machine"
+            f"it declares {n_bytes / 2**30:,.0f} GiB of data, more than the {memory / 2**30:,.0f} GiB of memory of this machine"
         )

@@ -9,6 +9,7 @@ import pandas as pd
 import scipy.sparse as sp
 
 from alphastomics import _keys
+from alphastomics._io._errors import format_names
 from alphastomics.data._matrix import Matrix, as_matrix, flat_blocks, flat_index
 
 if TYPE_CHECKING:
@@ -55,8 +56,8 @@ def read_sequence(adata: AnnData, key: str) -> NDArray[np.float64]:
     absent = int((~np.isfinite(values)).sum())
     if absent:
         raise ValueError(
-            f'obs["{key}"] gives {absent} of {len(values)} cells no finite number, and an order of the cells needs one for '
-            "each; fill it, or leave sequence_key out."
+            f'obs["{key}"] is not a finite number for {absent} of {len(values)} cells; fill in the values, or leave out '
+            "sequence_key."
         )
     return values
 
@@ -64,7 +65,7 @@ def read_sequence(adata: AnnData, key: str) -> NDArray[np.float64]:
 def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
     """Raise an error for a value that is not one of the choices."""
     if value not in choices:
-        raise ValueError(f"{name}={value!r} is none of {', '.join(map(repr, choices))}.")
+        raise ValueError(f"{name}={value!r} is unknown; choose from {', '.join(map(repr, choices))}")
 
 
 def check_genes(names: Iterable[object]) -> tuple[str, ...]:
@@ -72,13 +73,12 @@ def check_genes(names: Iterable[object]) -> tuple[str, ...]:
     index = pd.Index([str(name) for name in names])
     repeated = index[index.duplicated()].unique()
     if len(repeated):
-        listed = ", ".join(map(repr, repeated[:5]))
         raise ValueError(
-            f"{len(repeated)} gene names occur more than once ({listed}); genes are matched by name: "
-            "call adata.var_names_make_unique() or merge them."
+            f"{len(repeated)} gene names are not unique ({format_names(repeated)}); genes are matched by name: call "
+            "adata.var_names_make_unique(), or merge them."
         )
     if not len(index):
-        raise ValueError("There are no genes; pass an AnnData with variables.")
+        raise ValueError("there are no genes; pass an AnnData with variables")
     return tuple(index)
 
 
@@ -114,12 +114,12 @@ def check_measured(adata: AnnData) -> None:
     measured = adata.varm.get(_keys.MEASURED_IN)
     if not isinstance(measured, pd.DataFrame):
         return
-    there = set(adata.obs[_keys.SLICE].astype(str)) if _keys.SLICE in adata.obs else set(measured)
-    lacking = [name for name in measured if name in there and not measured[name].all()]
+    present = set(adata.obs[_keys.SLICE].astype(str)) if _keys.SLICE in adata.obs else set(measured)
+    lacking = [name for name in measured if name in present and not measured[name].all()]
     if lacking:
         raise ValueError(
             f'{len(lacking)} slices lack genes that others measure, see varm["{_keys.MEASURED_IN}"], and their zeros '
-            "are not values; read slices that measure the same genes together: "
+            "are not values; use slices that measure the same genes: "
             f'adata[adata.obs["{_keys.SLICE}"] == {lacking[0]!r}, adata.varm["{_keys.MEASURED_IN}"][{lacking[0]!r}]].'
         )
 
@@ -191,8 +191,8 @@ def read_position(adata: AnnData, key: str, *, missing: bool, n_dims: int | None
         raise ValueError(f"{where} has {position.ndim} dimensions, not 2 (cells × coordinates).")
     allowed = (2, 3) if n_dims is None else (n_dims,)
     if position.shape[1] not in allowed:
-        wanted = " or ".join(map(str, allowed))
-        raise ValueError(f"{where} has {position.shape[1]} columns; positions here have {wanted} coordinates.")
+        expected = " or ".join(map(str, allowed))
+        raise ValueError(f"{where} has {position.shape[1]} columns, not {expected}.")
     bad = ~np.isfinite(position) if not missing else np.isinf(position)
     if bad.any():
         cells = np.flatnonzero(bad.any(axis=1))
@@ -209,7 +209,7 @@ def check_slice(name: str, position: NDArray[np.float64]) -> None:
     if len(position) < MIN_CELLS:
         raise ValueError(
             f"Slice {name!r} has {len(position)} cells with positions, fewer than {MIN_CELLS}; "
-            "remove the slice, or check slice_key."
+            "remove the slice, or correct slice_key."
         )
     if (position == position[0]).all():
         raise ValueError(f"All {len(position)} cells of slice {name!r} have the same position; check position_key.")

@@ -13,6 +13,7 @@ import torch
 from scipy.spatial import KDTree
 from torch.utils.data import Dataset
 
+from alphastomics._io._errors import format_names
 from alphastomics.config import Augmentation, ContextKind
 from alphastomics.data._augment import change_genes, random_rotation
 from alphastomics.data._batch import Context, RawContext, empty_context
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 Kind = ContextKind
 
 PATCH_SIZE = 256  # cells in the patch of a context
-LOWEST_DENSITY = 0.25  # smallest share of cells that is kept in a patch, or as neighbors in local density
+MIN_DENSITY = 0.25  # smallest share of cells that is kept in a patch, or as neighbors in local density
 
 
 class ContextDataset(Dataset[Context]):
@@ -201,7 +202,7 @@ class ContextDataset(Dataset[Context]):
         if not self.targets or position is None:
             return np.zeros((len(cells), len(RANKS) if self.targets else 0), dtype=np.float32)
         rng = make_generator(THIN, self.seed, epoch, index)
-        density = rng.uniform(LOWEST_DENSITY, 1.0) if self.augmentation else 1.0
+        density = rng.uniform(MIN_DENSITY, 1.0) if self.augmentation else 1.0
         return local_density(position, cells, among=rng.random(len(position)) < density)
 
     def _sequence(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
@@ -217,11 +218,11 @@ class ContextDataset(Dataset[Context]):
         if rng is None or slice_index not in self._trees or not self.patches:
             return np.empty((0, schema.n_dims), dtype=np.float32)
         points = self._trees[slice_index].data
-        density = rng.uniform(LOWEST_DENSITY, 1.0)
+        density = rng.uniform(MIN_DENSITY, 1.0)
         center = points[rng.integers(len(points))]
-        n_near = min(round(PATCH_SIZE / density), len(points))
-        near = np.atleast_1d(self._trees[slice_index].query(center, n_near)[1])
-        cells = rng.permutation(near)[: max(2, round(density * n_near))]
+        n_nearest = min(round(PATCH_SIZE / density), len(points))
+        nearest = np.atleast_1d(self._trees[slice_index].query(center, n_nearest)[1])
+        cells = rng.permutation(nearest)[: max(2, round(density * n_nearest))]
         return ((points[cells] - center) / schema.scale).astype(np.float32)
 
     def _padding(self, epoch: int, index: int) -> RawContext:
@@ -254,17 +255,17 @@ def _choose_slices(source: CellSource, names: Sequence[str] | None, kind: str) -
     """Numbers of the slices, whose positions must be complete."""
     known = [cells.name for cells in source.slices]
     if unknown := [name for name in names or () if name not in known]:
-        raise ValueError(f"There is no slice {', '.join(map(repr, unknown))}; there are {', '.join(map(repr, known))}.")
+        raise ValueError(f"unknown slices {format_names(unknown)}; choose from {format_names(known)}")
     chosen = [i for i, name in enumerate(known) if names is None or name in names]
     for cells in (source.slices[i] for i in chosen):
         if cells.position is None:
             if kind == "patch":
-                raise ValueError('kind="patch" needs positions; read them (positions=True) or use kind="subset".')
+                raise ValueError('kind="patch" requires positions; pass positions=True, or use kind="subset"')
         elif absent := int(np.isnan(cells.position).any(axis=1).sum()):
             raise ValueError(
                 f"Slice {cells.name!r} has {absent} cells without a position; remove them before training, "
-                "or read no positions."
+                "or pass positions=False."
             )
     if not chosen:
-        raise ValueError("No slice was chosen; pass slices=None for all of them.")
+        raise ValueError("slices is empty; pass at least one, or None for all")
     return chosen

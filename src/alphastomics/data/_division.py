@@ -73,7 +73,7 @@ class Divider:
 
     def cells(self, epoch: int, index: int) -> tuple[int, NDArray[np.int64]]:
         """Slice of a context, and the numbers of its cells within the slice; no cells for padding."""
-        division = self._settled(epoch)
+        division = self._division_of(epoch)
         number = int(division.sequence[index])
         if number == PADDING:
             return 0, np.empty(0, dtype=np.int64)
@@ -83,7 +83,7 @@ class Divider:
         slice_index, center = int(slice_index), int(cells)
         return slice_index, _nearest(self.trees[slice_index], center, self.context_size)
 
-    def _settled(self, epoch: int) -> Division:
+    def _division_of(self, epoch: int) -> Division:
         """The division of an epoch, computed once."""
         division = self._division  # read once: another thread may replace it with that of another epoch
         if division is None or division.epoch != epoch:
@@ -99,13 +99,13 @@ class Divider:
             in_order = [chunk.contexts for shard in shards for chunk in shard]
             return Division(epoch, parts, np.concatenate(in_order))
         if self.n_streams == 1:
-            shards = cut_shards(chunks if self._holds(chunks) else _shuffled(chunks, rng), 1, self.multiple)
+            shards = cut_shards(chunks if self._fits_in_buffer(chunks) else _shuffled(chunks, rng), 1, self.multiple)
         else:
             shards = cut_shards(_shuffled(chunks, rng), self.n_streams, self.multiple)
         buffer_size = None if self.source.buffer_size is None else max(1, self.source.buffer_size // self.n_streams)
         return Division(epoch, parts, np.concatenate([window_order(shard, buffer_size, rng) for shard in shards]))
 
-    def _holds(self, chunks: list[Chunk]) -> bool:
+    def _fits_in_buffer(self, chunks: list[Chunk]) -> bool:
         return self.source.buffer_size is None or sum(chunk.n_cells for chunk in chunks) <= self.source.buffer_size
 
     def _subsets(self, rng: np.random.Generator) -> tuple[list[tuple[int, NDArray[np.int64]]], list[Chunk]]:

@@ -102,7 +102,7 @@ def fit_schema(
         read_sequence(adata, sequence_key)
     placed: NDArray[np.bool_] = np.all(np.isfinite(position), axis=1)
     if not placed.any():
-        raise ValueError(f'obsm["{position_key}"] gives no cell a position; the reference needs some.')
+        raise ValueError(f'obsm["{position_key}"] has no finite position; the reference needs cells with positions.')
     groups = [(name, position[rows[placed[rows]]]) for name, rows in slice_rows(adata, slice_key)]
     extents = {name: measure_extent(name, points) for name, points in groups if len(points)}
     scale, center = fit_frame(extents, frame)
@@ -166,8 +166,8 @@ def fit_frame(extents: Mapping[str, Extent], frame: str) -> tuple[float, tuple[f
     if radii[large] > _RADIUS_RATIO * radii[small]:
         warnings.warn(
             f"The RMS radii of the slices differ {radii[large] / radii[small]:.3g}-fold, from {radii[small]:.4g} "
-            f"({small!r}) to {radii[large]:.4g} ({large!r}), and one scale serves all; check that all positions are "
-            "in the same units.",
+            f"({small!r}) to {radii[large]:.4g} ({large!r}), but all share one scale; check that all positions have "
+            "the same units.",
             UserWarning,
             stacklevel=3,
         )

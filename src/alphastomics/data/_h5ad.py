@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
     from anndata import AnnData
 
-POINTER = 64  # smallest number of bytes of an object in memory
-SMALL = 2**26  # bytes of a dataset whose compression is not checked
-RATIO = 2000  # largest number of bytes in memory per byte in the file; gzip reaches 1000
+OBJECT_BYTES = 64  # smallest size of an object in memory
+UNCHECKED_BYTES = 2**26  # size up to which the compression of a dataset is not checked
+MAX_RATIO = 2000  # of bytes in memory to bytes in the file; gzip reaches 1000
 
 
 def read_h5ad(path: Path) -> AnnData:
@@ -47,7 +47,7 @@ def read_uns(path: Path) -> dict[str, Any]:
 
 
 @contextmanager
-def reading_h5ad(path: Path, remedy: str = "name another file") -> Iterator[None]:
+def reading_h5ad(path: Path, remedy: str = "choose another file") -> Iterator[None]:
     """Turn errors of h5py and anndata into a ValueError that names the file and the remedy."""
     try:
         yield
@@ -95,7 +95,7 @@ def _datasets(file: h5py.File) -> Iterator[h5py.Dataset]:
 
 def _size(dataset: h5py.Dataset) -> int:
     """Bytes of a dataset in memory; a ValueError if nearly all of them would be fill values."""
-    size = (dataset.size or 0) * (POINTER if dataset.dtype.hasobject else dataset.dtype.itemsize)
-    if size > SMALL and size > RATIO * dataset.id.get_storage_size():
-        raise ValueError(f"{dataset.name} claims to hold {size / 2**30:,.1f} GiB, and next to nothing is stored")
+    size = (dataset.size or 0) * (OBJECT_BYTES if dataset.dtype.hasobject else dataset.dtype.itemsize)
+    if size > UNCHECKED_BYTES and size > MAX_RATIO * dataset.id.get_storage_size():
+        raise ValueError(f"{dataset.name} declares {size / 2**30:,.1f} GiB but stores hardly any values")
     return int(size)

@@ -13,7 +13,7 @@ from alphastomics.data._contexts import ContextDataset
 from alphastomics.data._encode import Encoder
 from alphastomics.data._order import RoundRobinSampler, WindowSampler
 from alphastomics.data.parquet._dataset import SPLITS, DatasetInfo
-from alphastomics.data.parquet._source import BUFFER, ParquetSource
+from alphastomics.data.parquet._source import BUFFER_SIZE, ParquetSource
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -155,7 +155,7 @@ def create_dataloaders(
     *,
     context_size: int = 512,
     streaming: bool = True,
-    buffer_size: int = BUFFER,
+    buffer_size: int = BUFFER_SIZE,
     num_workers: int = 0,
     prefetch: bool = True,
     kind: Kind = "subset",

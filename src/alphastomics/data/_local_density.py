@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 RANKS = (1, 2, 3, 5, 8, 12, 20, 32, 64)
-LARGEST = 3.0  # bounds the logarithm, also for coincident cells, whose distance is 0
+BOUND = 3.0  # of the logarithm, also for coincident cells, whose distance is 0
 
 
 def local_density(
@@ -41,14 +41,14 @@ def local_density(
     Array (n, K), float32, between -3 and 3, for the neighbors of rank 1, 2, 3, 5, 8, 12, 20, 32 and 64. With fewer
     neighbors than a rank the farthest one is used; 0 without neighbors.
     """
-    asked = np.arange(len(position)) if cells is None else np.asarray(cells)
+    rows = np.arange(len(position)) if cells is None else np.asarray(cells)
     among = np.ones(len(position), dtype=bool) if among is None else among
     n_neighbors = min(RANKS[-1], int(among.sum()) - 1)
-    if n_neighbors < 1 or not len(asked):
-        return np.zeros((len(asked), len(RANKS)), dtype=np.float32)
-    near = KDTree(position[among]).query(position[asked], n_neighbors + 1)[0]
-    rank = np.minimum(RANKS, n_neighbors) - np.where(among[asked], 0, 1)[:, None]  # a cell is not its own neighbor
+    if n_neighbors < 1 or not len(rows):
+        return np.zeros((len(rows), len(RANKS)), dtype=np.float32)
+    near = KDTree(position[among]).query(position[rows], n_neighbors + 1)[0]
+    rank = np.minimum(RANKS, n_neighbors) - np.where(among[rows], 0, 1)[:, None]  # a cell is not its own neighbor
     distance = np.take_along_axis(near, rank, axis=1)
     smallest = np.finfo(np.float64).tiny
     ratio = np.log(np.maximum(distance, smallest)) - np.log(np.maximum(np.median(distance, axis=0), smallest))
-    return np.clip(ratio, -LARGEST, LARGEST).astype(np.float32)
+    return np.clip(ratio, -BOUND, BOUND).astype(np.float32)

@@ -53,10 +53,10 @@ def read_partial(adata: AnnData, schema: TissueSchema) -> PartialExpression:
     """
     check_in_memory(adata)
     columns = pd.Index(check_genes(adata.var_names)).get_indexer(pd.Index(schema.genes))
-    there = np.flatnonzero(columns >= 0)
-    matrix = expression_matrix(adata, schema.layer)[:, columns[there]]
+    present = np.flatnonzero(columns >= 0)
+    matrix = expression_matrix(adata, schema.layer)[:, columns[present]]
     values = np.full((adata.n_obs, schema.n_genes), np.nan)
-    values[:, there] = matrix if isinstance(matrix, np.ndarray) else matrix.toarray()
+    values[:, present] = matrix if isinstance(matrix, np.ndarray) else matrix.toarray()
     if np.isinf(values).any():
         raise ValueError("Expression has infinite values; unknown values are NaN.")
     known = np.isfinite(values)

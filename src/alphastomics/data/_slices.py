@@ -29,7 +29,7 @@ def resolve_slice_key(adata: AnnData, slice_key: str | None) -> str | None:
     if DEFAULT_SLICE_KEY in adata.obs:
         logger.info('Slices are read from obs["%s"].', DEFAULT_SLICE_KEY)
         return DEFAULT_SLICE_KEY
-    logger.info('obs["%s"] is missing and no slice_key was given: all cells are one slice.', DEFAULT_SLICE_KEY)
+    logger.info('obs["%s"] is missing and slice_key is None: all cells form one slice.', DEFAULT_SLICE_KEY)
     return None
 
 
@@ -40,7 +40,7 @@ def resolve_query_slice_key(adata: AnnData, slice_key: str | None, *, positions:
     slices are not defined.
     """
     if slice_key is not None and slice_key not in adata.obs and not positions:
-        logger.info('obs["%s"] is missing: all cells are one set without a slice.', slice_key)
+        logger.info('obs["%s"] is missing: all cells form one set without a slice.', slice_key)
         return None
     return resolve_slice_key(adata, slice_key)
 
@@ -57,7 +57,7 @@ def slice_rows(adata: AnnData, slice_key: str | None, *, missing: bool = False) 
     absent = names.isna().to_numpy()
     if absent.any() and not missing:
         raise ValueError(
-            f'obs["{slice_key}"] is missing for {int(absent.sum())} cells; name their slice or remove them.'
+            f'obs["{slice_key}"] is missing for {int(absent.sum())} cells; fill in their slice, or remove them.'
         )
     known = everything[~absent]
     codes, unique = pd.factorize(np.array([str(name) for name in names[~absent]], dtype=object), sort=True)

@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 import scipy.sparse as sp
 
+from alphastomics._io._errors import format_names
 from alphastomics.data._checks import (
     check_genes,
     check_in_memory,
@@ -53,7 +54,7 @@ class CellSource(Protocol):
 
     @property
     def schema(self) -> TissueSchema:
-        """The tissue the cells are read for."""
+        """The schema for which the cells are read."""
 
     @property
     def slices(self) -> tuple[SliceCells, ...]:
@@ -175,7 +176,7 @@ class AnnDataSource:
             warnings.warn(
                 f"The median library size of these cells is {median:.4g}, that of the reference {target:.4g} on the "
                 f"same {int(self.measured.sum())} genes: more than {DEPTH_RATIO:g}-fold apart. Check that the values "
-                "are raw counts, as in the reference, and expect poorer results.",
+                "are raw counts, as in the reference.",
                 UserWarning,
                 stacklevel=3,
             )
@@ -263,11 +264,11 @@ def _match_genes(names: tuple[str, ...], genes: tuple[str, ...]) -> NDArray[np.i
     missing = [gene for gene, column in zip(genes, columns, strict=True) if column < 0]
     if not missing:
         return columns
-    listed = ", ".join(map(repr, missing[:5])) + (", …" if len(missing) > 5 else "")
+    listed = format_names(missing)
     if len(missing) == len(genes):
         raise ValueError(
-            f"None of the {len(genes)} genes is among var_names (the reference has {listed}; these cells have "
-            f"{', '.join(map(repr, names[:5]))}, …); use the same gene identifiers as the reference."
+            f"var_names contains none of the {len(genes)} genes (reference: {listed}; these cells: {format_names(names)}); use "
+            "the gene identifiers of the reference."
         )
     if len(missing) > len(genes) / 2:
         raise ValueError(
@@ -275,7 +276,7 @@ def _match_genes(names: tuple[str, ...], genes: tuple[str, ...]) -> NDArray[np.i
             "fit a new reference on the genes that are shared."
         )
     warnings.warn(
-        f"{len(missing)} of {len(genes)} genes are missing and count as unmeasured: {listed}.",
+        f"{len(missing)} of {len(genes)} genes are missing and treated as unmeasured: {listed}.",
         UserWarning,
         stacklevel=4,
     )

@@ -15,10 +15,10 @@ from alphastomics.data.hub._card import TAGS
 from alphastomics.data.hub._repository import (
     CARD,
     Kind,
-    check_places,
+    check_no_local_paths,
     check_token,
-    explained,
     files_of,
+    hub_errors,
     is_same,
     open_repository,
     require,
@@ -138,7 +138,7 @@ def download(repo_id: str, *, revision: str | None = None, token: str | None = N
     from huggingface_hub import snapshot_download
 
     files = [WEIGHTS, CONFIG, CARD]
-    with explained(repo_id, "read"):
+    with hub_errors(repo_id, "read"):
         folder = Path(snapshot_download(repo_id, revision=revision, token=token, allow_patterns=files))
     for name in (CONFIG, WEIGHTS):
         if not (folder / name).is_file():
@@ -165,7 +165,7 @@ def push(
         api, url = open_repository(repo_id, TYPE, private=private, token=token)
         missing = _missing(files, repo_id, files_of(api, repo_id, TYPE), overwrite=overwrite)
         if missing:
-            with explained(repo_id):
+            with hub_errors(repo_id):
                 api.create_commit(repo_id, missing, commit_message=commit_message, repo_type=TYPE)
     return url
 
@@ -175,7 +175,7 @@ def _make(state: ModelState, folder: Path, repo_id: str, license: str | None) ->
     from huggingface_hub import CommitOperationAdd
 
     write_model(folder, state, overwrite=False)
-    check_places(CONFIG, (folder / CONFIG).read_text(encoding="utf-8"), Path.cwd())
+    check_no_local_paths(CONFIG, (folder / CONFIG).read_text(encoding="utf-8"), Path.cwd())
     card = CommitOperationAdd(CARD, model_card(state, repo_id, license).encode())
     return [CommitOperationAdd(name, str(folder / name)) for name in (WEIGHTS, CONFIG)] + [card]
 

@@ -114,16 +114,16 @@ def _choose_slices(
     groups = dict(slice_rows(adata, key, missing=True))
     if slices is None:
         return list(groups.values())
-    wanted = {slices} if isinstance(slices, str) else {str(name) for name in slices}
-    if unknown := sorted(wanted - groups.keys()):
+    names = {slices} if isinstance(slices, str) else {str(name) for name in slices}
+    if unknown := sorted(names - groups.keys()):
         where = "all cells form one slice" if key is None else f'obs["{key}"]'
         raise KeyError(
             f"unknown slice {', '.join(map(repr, unknown))} "
             f"({where}; found: {', '.join(map(repr, groups))}); pass slices=… or slice_key=…"
         )
-    if not wanted:
+    if not names:
         raise ValueError("slices=… is empty; pass at least one, or leave it out to hide a fraction of all")
-    return [rows for name, rows in groups.items() if name in wanted]
+    return [rows for name, rows in groups.items() if name in names]
 
 
 def _draw(rows: NDArray[np.int64], fraction: float | None, rng: np.random.Generator) -> NDArray[np.int64]:

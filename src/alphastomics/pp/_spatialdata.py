@@ -82,18 +82,18 @@ def from_spatialdata(
         )
     region_key, instance_key = (adata.uns[ATTRS][name] for name in ("region_key", "instance_key"))
     cells = adata.obs.groupby(region_key, observed=True).indices
-    places = {
-        region: _places(sdata, region, adata.obs[instance_key].iloc[rows], coordinate_system)
+    centroids = {
+        region: _read_centroids(sdata, region, adata.obs[instance_key].iloc[rows], coordinate_system)
         for region, rows in cells.items()
     }
-    dims = {points.shape[1] for points in places.values()}
+    dims = {points.shape[1] for points in centroids.values()}
     if len(dims) != 1:
         raise ValueError(
             f"regions of table=… have {sorted(dims)} dimensions; convert tables with regions of equal dimension"
         )
     position = np.empty((adata.n_obs, dims.pop()))
     for region, rows in cells.items():
-        position[rows] = places[region]
+        position[rows] = centroids[region]
     adata.obsm[position_key] = position
     if slice_key not in adata.obs:
         adata.obs[slice_key] = adata.obs[region_key].cat.remove_unused_categories()
@@ -208,7 +208,9 @@ def _table_name(sdata: SpatialData, table: str | None) -> str:
     return names[0]
 
 
-def _places(sdata: SpatialData, region: str, instances: pd.Series, coordinate_system: str) -> NDArray[np.float64]:
+def _read_centroids(
+    sdata: SpatialData, region: str, instances: pd.Series, coordinate_system: str
+) -> NDArray[np.float64]:
     """Centroids of instances, (n, 2 or 3), NaN for instances that are not in the region."""
     from spatialdata import get_centroids
     from spatialdata.transformations import get_transformation
@@ -237,9 +239,9 @@ def _places(sdata: SpatialData, region: str, instances: pd.Series, coordinate_sy
         logger.info(
             "%d of %d cells have no instance in region %r; their position is NaN.", (rows < 0).sum(), len(rows), region
         )
-    places: NDArray[np.float64] = centroids[axes].to_numpy(dtype=np.float64)[rows]
-    places[rows < 0] = np.nan
-    return places
+    position: NDArray[np.float64] = centroids[axes].to_numpy(dtype=np.float64)[rows]
+    position[rows < 0] = np.nan
+    return position
 
 
 def _element(position: NDArray[np.float64], index: pd.Index, coordinate_system: str, radius: float | None) -> Any:

@@ -26,7 +26,7 @@ from tqdm.auto import tqdm
 
 from alphastomics import _keys
 from alphastomics.data import AnnDataSource, local_density, read_partial
-from alphastomics.data._contexts import LOWEST_DENSITY
+from alphastomics.data._contexts import MIN_DENSITY
 from alphastomics.diffusion import make_step, run_sampler
 from alphastomics.diffusion.deformation import deform
 from alphastomics.nn import nearest_neighbors
@@ -377,7 +377,7 @@ def _mean_over_views(
     position, means = expression.position[0], []
     for k in range(config.n_samples):
         rng = np.random.default_rng([config.random_state, VIEWS, k])
-        among = rng.random(len(places)) < rng.uniform(LOWEST_DENSITY, 1.0)
+        among = rng.random(len(places)) < rng.uniform(MIN_DENSITY, 1.0)
         density = torch.from_numpy(local_density(places, among=among)).to(position.device)
         means.append(expression.mean(density, deform(position, deformation, rng)).cpu().numpy())
     return np.stack(means).mean(axis=0, dtype=np.float64).astype(np.float32)

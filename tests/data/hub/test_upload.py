@@ -196,7 +196,7 @@ def test_a_card_that_somebody_wrote_stays(hub, folder):
 @pytest.mark.parametrize("at_once", [1, 50])
 @pytest.mark.parametrize("after", [0, 2])
 def test_an_upload_that_was_interrupted_goes_on(hub, folder, monkeypatch, after, at_once):
-    monkeypatch.setattr(_transfer, "AT_ONCE", at_once)
+    monkeypatch.setattr(_transfer, "FILES_PER_COMMIT", at_once)
     whole = []
 
     def drop(method, path):
@@ -225,7 +225,7 @@ def test_an_upload_that_was_interrupted_goes_on(hub, folder, monkeypatch, after,
 
 
 def test_files_come_before_metadata(hub, folder, monkeypatch):
-    monkeypatch.setattr(_transfer, "AT_ONCE", 2)
+    monkeypatch.setattr(_transfer, "FILES_PER_COMMIT", 2)
     seen = []
 
     def watch(method, path):
@@ -258,7 +258,7 @@ def test_a_passing_trouble_is_waited_for(hub, folder):
 
 @pytest.mark.parametrize("at_once", [1, 50])
 def test_another_dataset_is_replaced_on_request_alone(hub, folder, made, tmp_path, monkeypatch, at_once):
-    monkeypatch.setattr(_transfer, "AT_ONCE", at_once)
+    monkeypatch.setattr(_transfer, "FILES_PER_COMMIT", at_once)
     other = tmp_path / "other"
     shutil.copytree(made / "_intermediate_slices", other / "_intermediate_slices")
     from alphastomics.data.preprocess import stage2

@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from huggingface_hub import CommitOperationAdd, HfApi
 
 CARD = "README.md"
-LOGIN = "run hf auth login, or set HF_TOKEN to a token of https://huggingface.co/settings/tokens that may {doing}"
-LATER = {"write": "repeat the command later; it resumes the upload", "read": "try again later"}
+LOGIN = "run hf auth login, or set HF_TOKEN to a token of https://huggingface.co/settings/tokens with permission to {access}"
+RETRY = {"write": "repeat the command later; it resumes the upload", "read": "try again later"}
 MAX_CHARACTERS = 300
 
 Kind = Literal["dataset", "model"]
-Doing = Literal["read", "write"]
+Access = Literal["read", "write"]
 
 
 def require(package: str) -> None:
@@ -34,7 +34,7 @@ def require(package: str) -> None:
 
 
 @contextmanager
-def explained(repo_id: str, doing: Doing = "write") -> Iterator[None]:
+def hub_errors(repo_id: str, access: Access = "write") -> Iterator[None]:
     """Turn errors of huggingface_hub into one line with a remedy.
 
     Raises ``PermissionError`` for a missing or insufficient token, ``ValueError`` for a name or content that the Hub
@@ -51,9 +51,9 @@ def explained(repo_id: str, doing: Doing = "write") -> Iterator[None]:
     try:
         yield
     except HFValidationError as error:
-        raise ValueError(f"{repo_id!r} is not the name of a repository; write organization/name") from error
+        raise ValueError(f"{repo_id!r} is not the name of a repository; use organization/name") from error
     except LocalTokenNotFoundError as error:
-        raise PermissionError(f"there is no token for the Hub; {LOGIN.format(doing=doing)}") from error
+        raise PermissionError(f"no token for the Hub is set; {LOGIN.format(access=access)}") from error
     except (network, OSError, RuntimeError, ValueError) as error:
         chain: list[BaseException] = [error]  # uploads in threads wrap their errors
         while (cause := chain[-1].__cause__) is not None:
@@ -61,35 +61,35 @@ def explained(repo_id: str, doing: Doing = "write") -> Iterator[None]:
         for each in chain:
             if isinstance(each, RevisionNotFoundError):
                 raise FileNotFoundError(
-                    f"the Hub has no such revision of {repo_id} ({_message(each)}); name a branch, a tag or a commit"
+                    f"the Hub has no such revision of {repo_id} ({_message(each)}); use a branch, a tag or a commit"
                 ) from error
             if isinstance(each, HfHubHTTPError) and each.response is not None:
-                raise _of_status(repo_id, doing, each.response.status_code, _message(each)) from error
+                raise _of_status(repo_id, access, each.response.status_code, _message(each)) from error
             if isinstance(each, OSError) and each.filename is not None:  # a local file
                 raise type(each)(each.errno, each.strerror, each.filename) from error
         if isinstance(error, ValueError):
             raise ValueError(f"the Hub rejects {repo_id}: {_one_line(str(error))}") from error
         what = " ".join(str(each) for each in chain[: 1 + isinstance(error, RuntimeError)])
-        raise ConnectionError(f"the Hub cannot be reached ({_one_line(what)}); {LATER[doing]}") from error
+        raise ConnectionError(f"the Hub cannot be reached ({_one_line(what)}); {RETRY[access]}") from error
 
 
-def _of_status(repo_id: str, doing: Doing, status: int, message: str) -> OSError:
+def _of_status(repo_id: str, access: Access, status: int, message: str) -> OSError:
     """The error for an HTTP status."""
     answer = f"{status}: {message}" if message else str(status)
-    login = LOGIN.format(doing=doing)
+    login = LOGIN.format(access=access)
     if status in (402, 413, 507) or (status == 403 and re.search(r"storage|quota|limit", message, re.IGNORECASE)):
-        return OSError(f"the Hub has no space for {repo_id} ({answer}); free some there, or ask for more")
+        return OSError(f"the Hub has no space for {repo_id} ({answer}); free space, or request more")
     if status == 401:
         return PermissionError(f"the Hub does not accept the token for {repo_id} ({answer}); {login}")
     if status == 403:
-        return PermissionError(f"the token may not {doing} {repo_id} ({answer}); {login}")
+        return PermissionError(f"the token has no permission to {access} {repo_id} ({answer}); {login}")
     if status == 404:
         return FileNotFoundError(
-            f"the Hub has no such file of {repo_id}, or the token may not see it ({answer}); check the name, and that the "
-            f"token may {doing} it"
+            f"{repo_id} or the file does not exist on the Hub, or the token has no access ({answer}); check the name, and that "
+            f"the token has permission to {access}"
         )
     if status == 429 or status >= 500:
-        return ConnectionError(f"the Hub cannot serve {repo_id} now ({answer}); {LATER[doing]}")
+        return ConnectionError(f"the Hub is not available for {repo_id} ({answer}); {RETRY[access]}")
     return OSError(f"the Hub rejects {repo_id} ({answer})")
 
 
@@ -113,12 +113,12 @@ def open_repository(
     """
     from huggingface_hub import HfApi
 
-    with explained(repo_id):
+    with hub_errors(repo_id):
         api = HfApi(endpoint=endpoint, token=token)
         url = str(api.create_repo(repo_id, repo_type=kind, private=private or None, exist_ok=True))
         public = not api.repo_info(repo_id, repo_type=kind).private
     if private and public:
-        raise ValueError(f"{repo_id} exists and is public; make it private in its settings, or name another one")
+        raise ValueError(f"{repo_id} exists and is public; make it private in its settings, or use another name")
     return api, url
 
 
@@ -128,21 +128,21 @@ def check_token(token: str | None = None) -> None:
     from huggingface_hub import get_token
 
     if token is None and get_token() is None:
-        raise PermissionError(f"there is no token for the Hub; {LOGIN.format(doing='write')}")
+        raise PermissionError(f"no token for the Hub is set; {LOGIN.format(access='write')}")
 
 
-def check_places(name: str | PathLike[str], text: str, *folders: Path) -> None:
+def check_no_local_paths(name: str | PathLike[str], text: str, *folders: Path) -> None:
     """Raise a ValueError if a text contains the path of the home directory or of one of the folders."""
-    for place in {str(Path.home()), *map(str, folders)}:
-        if len(place) > 1 and re.search(rf"{re.escape(place)}\b", text):
+    for folder in {str(Path.home()), *map(str, folders)}:
+        if len(folder) > 1 and re.search(rf"{re.escape(folder)}\b", text):
             raise ValueError(
-                f"{name} names the folder {place} of this computer, which must not be published; remove it"
+                f"{name} contains the path of a folder of this computer, {folder}, which must not be published; remove it"
             )
 
 
 def files_of(api: HfApi, repo_id: str, kind: Kind) -> dict[str, Any]:
     """Files of a repository, by path."""
-    with explained(repo_id):
+    with hub_errors(repo_id):
         return {entry.path: entry for entry in api.list_repo_tree(repo_id, repo_type=kind, recursive=True)}
 
 

@@ -22,10 +22,10 @@ from alphastomics.data.hub._card import dataset_card
 from alphastomics.data.hub._repository import (
     CARD,
     Kind,
-    check_places,
+    check_no_local_paths,
     check_token,
-    explained,
     files_of,
+    hub_errors,
     is_same,
     open_repository,
     require,
@@ -43,8 +43,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 TYPE: Kind = "dataset"
-AT_ONCE = 50  # files of a commit; the Hub advises against more than 100
-OURS = re.compile(rf"{FOLDER}/({'|'.join(SPLITS)})(-\d{{5}})?\.parquet")
+FILES_PER_COMMIT = 50  # the Hub advises against more than 100
+SHARD_NAME = re.compile(rf"{FOLDER}/({'|'.join(SPLITS)})(-\d{{5}})?\.parquet")
 
 
 class Uploaded(NamedTuple):
@@ -142,7 +142,7 @@ def download(repo_id: str, *, revision: str | None = None, endpoint: str | None 
     from huggingface_hub import snapshot_download
 
     patterns = [METADATA, f"{FOLDER}/*.parquet"]
-    with explained(repo_id, "read"):
+    with hub_errors(repo_id, "read"):
         folder = snapshot_download(
             repo_id, repo_type=TYPE, revision=revision, endpoint=endpoint, allow_patterns=patterns
         )
@@ -162,52 +162,53 @@ def _shards(folder: Path, info: DatasetInfo) -> list[CommitOperationAdd]:
     ]
 
 
-def _checked(path: Path, shard: Shard) -> CommitOperationAdd:
+def _addition(name: str, content: str | bytes) -> CommitOperationAdd:
+    """A file to upload, from its path or content."""
     from huggingface_hub import CommitOperationAdd
 
+    return CommitOperationAdd(name, content)
+
+
+def _checked(path: Path, shard: Shard) -> CommitOperationAdd:
     if not path.is_file():
         raise FileNotFoundError(f"{path} is missing; make the dataset again")
     check_inside(path.parents[1], path)
-    addition = CommitOperationAdd(f"{FOLDER}/{shard.file}", str(path))
+    addition = _addition(f"{FOLDER}/{shard.file}", str(path))
     if addition.upload_info.sha256.hex() != shard.sha256:
-        raise ValueError(f"{path} is damaged: its checksum is not that of {METADATA}; make the dataset again")
+        raise ValueError(f"{path} is damaged: its checksum differs from that in {METADATA}; make the dataset again")
     return addition
 
 
 def _metadata(folder: Path) -> CommitOperationAdd:
     """``metadata.json`` unchanged; a ValueError if it contains the path of a folder of this computer."""
-    from huggingface_hub import CommitOperationAdd
-
     path = folder / METADATA
     text = path.read_text(encoding="utf-8")
-    check_places(path, text, folder.absolute(), folder.resolve())
-    return CommitOperationAdd(METADATA, text.encode())
+    check_no_local_paths(path, text, folder.absolute(), folder.resolve())
+    return _addition(METADATA, text.encode())
 
 
 def _card(folder: Path, info: DatasetInfo, repo_id: str, license: str | None) -> CommitOperationAdd:
-    from huggingface_hub import CommitOperationAdd
-
     columns = pq.read_schema(folder / FOLDER / info.shards[0].file).names
-    return CommitOperationAdd(CARD, dataset_card(info, repo_id, columns, license).encode())
+    return _addition(CARD, dataset_card(info, repo_id, columns, license).encode())
 
 
 def _send(api: HfApi, repo_id: str, files: list[CommitOperationAdd], *, overwrite: bool) -> tuple[str, ...]:
     """Upload what the repository lacks; return the names of these files."""
-    there = files_of(api, repo_id, TYPE)
-    missing = {file.path_in_repo: file for file in files if not is_same(file, there.get(file.path_in_repo))}
+    stored = files_of(api, repo_id, TYPE)
+    missing = {file.path_in_repo: file for file in files if not is_same(file, stored.get(file.path_in_repo))}
     listed = {file.path_in_repo for file in files}
-    superfluous = [path for path in there if OURS.fullmatch(path) and path not in listed]
-    if (others := [path for path in missing if path in there and path != CARD] + superfluous) and not overwrite:
+    superfluous = [path for path in stored if SHARD_NAME.fullmatch(path) and path not in listed]
+    if (others := [path for path in missing if path in stored and path != CARD] + superfluous) and not overwrite:
         raise ValueError(
-            f"{repo_id} holds another dataset ({others[0]} differs); name another repository, or pass overwrite (--overwrite) "
-            "to replace it"
+            f"{repo_id} holds another dataset ({others[0]} differs); use another repository, or replace it with "
+            "overwrite=True (--overwrite)"
         )
-    if CARD in there and CARD in missing and not overwrite:
-        logger.info("The card of %s remains unchanged; overwrite replaces it.", repo_id)
+    if CARD in stored and CARD in missing and not overwrite:
+        logger.info("The card of %s is kept; pass overwrite=True (--overwrite) to replace it.", repo_id)
         del missing[CARD]
-    commits = _commits(missing, superfluous, next(file for file in files if file.path_in_repo == METADATA), there)
+    commits = _commits(missing, superfluous, next(file for file in files if file.path_in_repo == METADATA), stored)
     n_operations = sum(map(len, commits))
-    with explained(repo_id), tqdm(total=n_operations, desc="Sending", unit="file", disable=None) as bar:
+    with hub_errors(repo_id), tqdm(total=n_operations, desc="Sending", unit="file", disable=None) as bar:
         for number, operations in enumerate(commits, 1):
             message = f"Upload dataset with alphastomics ({number} of {len(commits)})"
             api.create_commit(repo_id, operations, commit_message=message, repo_type=TYPE)
@@ -216,15 +217,16 @@ def _send(api: HfApi, repo_id: str, files: list[CommitOperationAdd], *, overwrit
 
 
 def _commits(
-    missing: dict[str, CommitOperationAdd], superfluous: list[str], metadata: CommitOperationAdd, there: Container[str]
+    missing: dict[str, CommitOperationAdd], superfluous: list[str], metadata: CommitOperationAdd, stored: Container[str]
 ) -> list[list[Any]]:
     """Divide the operations into commits: a few files each, ``metadata.json`` and the card in the last."""
     from huggingface_hub import CommitOperationDelete
 
     shards = [file for path, file in missing.items() if path.startswith(FOLDER)]
     last = {path: file for path, file in missing.items() if not path.startswith(FOLDER)}
-    commits: list[list[Any]] = [shards[i : i + AT_ONCE] for i in range(0, len(shards), AT_ONCE)] or [[]]
-    if len(commits) > 1 and METADATA in there:
+    starts = range(0, max(1, len(shards)), FILES_PER_COMMIT)
+    commits: list[list[Any]] = [shards[start : start + FILES_PER_COMMIT] for start in starts]
+    if len(commits) > 1 and METADATA in stored:
         # Between these commits the repository holds neither the old dataset nor the new one.
         commits[0].append(CommitOperationDelete(METADATA))
         last[METADATA] = metadata

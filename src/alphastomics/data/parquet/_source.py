@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from alphastomics.data._schema import TissueSchema
     from alphastomics.data.parquet._dataset import Shard
 
-BUFFER = SourceConfig.buffer_size  # cells among which contexts are shuffled
+BUFFER_SIZE = SourceConfig.buffer_size  # cells among which contexts are shuffled
 MAX_CACHED = 50_000  # largest number of cells in the cache of row groups that cannot be mapped
 Values = Union[SparseRows, sp.csr_matrix, "NDArray[np.uint8]"]  # of a row group; dense rows as bytes
 
@@ -81,7 +81,7 @@ class ParquetSource:
         folder: str | PathLike[str],
         splits: Sequence[str] = ("train",),
         *,
-        buffer_size: int = BUFFER,
+        buffer_size: int = BUFFER_SIZE,
         schema: TissueSchema | None = None,
     ) -> None:
         self.folder = Path(folder)
