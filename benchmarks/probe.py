@@ -55,15 +55,15 @@ def probe(model: AlphaSTomics, cells: AnnData, truth: NDArray[np.float64], *, se
     from alphastomics.data import AnnDataSource
     from alphastomics.diffusion.geometry import align, center, kabsch
     from alphastomics.sampling import PositionSampler
-    from alphastomics.sampling._cells import content_order, embed_cells
+    from alphastomics.sampling._cells import content_order, encode_cells
 
     cells = cells.copy()
     cells.obsm.clear()
     source = AnnDataSource(cells, model.schema, positions=False)
     rows = content_order(source, np.arange(cells.n_obs))
     device = model.module.device
-    embedding = embed_cells(model.module, source, rows)
-    positions = PositionSampler(model._make_sampler(), embedding, max_context=MAX_CONTEXT)
+    encoded = encode_cells(model.module, source, rows, max_context=MAX_CONTEXT)
+    positions = PositionSampler(model._make_sampler(), encoded)
     mean, process = positions.mean, model.diffusion.position
     x = center(torch.from_numpy(truth[rows] / model.schema.scale).float()[None].to(device))
     x = x @ kabsch(x, mean)

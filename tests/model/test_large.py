@@ -17,7 +17,7 @@ from alphastomics.diffusion import DiffusionConfig, Process
 from alphastomics.metrics import aligned_rmsd, distance_spearman, rigid_align
 from alphastomics.nn import Prediction
 from alphastomics.sampling import PositionSampler, Sampler
-from alphastomics.sampling._cells import content_order, split_contexts
+from alphastomics.sampling._cells import EncodedCells, content_order, split_contexts
 from rotations import random_rotation
 
 # -- contexts -----------------------------------------------------------------------------------------------------------
@@ -66,12 +66,16 @@ def sampler_of(oracle: Oracle, frame: str = "slice") -> Sampler:
     return Sampler(module=oracle, diffusion=diffusion, schema=schema, mode="expr_to_pos")
 
 
+def contexts_of_64(embedding: torch.Tensor) -> EncodedCells:
+    return EncodedCells(embedding, split_contexts(len(embedding), 64, embedding.device))
+
+
 @pytest.mark.parametrize("n_dims", [2, 3])
 @pytest.mark.parametrize("n_steps", [1, 3])
 def test_contexts_are_fused_without_seams(n_dims, n_steps):
     true = torch.randn(230, n_dims, generator=torch.Generator().manual_seed(1))
     oracle = Oracle(n_dims, rigid=True)
-    positions = PositionSampler(sampler_of(oracle), true, max_context=64)
+    positions = PositionSampler(sampler_of(oracle), contexts_of_64(true))
     assert oracle.n_calls == 5  # 16 anchors and 48 others in each
     x = positions.sample(SamplingConfig(n_steps=n_steps), torch.Generator().manual_seed(2))
     assert aligned_rmsd(true.numpy(), x.numpy()) < 1e-5
@@ -80,7 +84,7 @@ def test_contexts_are_fused_without_seams(n_dims, n_steps):
 
 def test_contexts_of_a_shared_frame_are_not_moved():
     true = 3 + torch.randn(230, 2, generator=torch.Generator().manual_seed(1))
-    positions = PositionSampler(sampler_of(Oracle(2, rigid=False), frame="shared"), true, max_context=64)
+    positions = PositionSampler(sampler_of(Oracle(2, rigid=False), frame="shared"), contexts_of_64(true))
     x = positions.sample(SamplingConfig(n_steps=2), torch.Generator())
     np.testing.assert_allclose(x, true, rtol=1e-5)
 
@@ -90,7 +94,8 @@ def test_known_cells_fix_the_frame_of_fused_contexts():
     observed = (true @ random_rotation(2, torch.Generator().manual_seed(5)) + 7).clone()
     expected = observed.clone()
     observed[::2] = torch.nan
-    positions = PositionSampler(sampler_of(Oracle(2, rigid=False)), true, max_context=64, observed=observed)
+    positions = PositionSampler(sampler_of(Oracle(2, rigid=False)), contexts_of_64(true))
+    positions.observe(observed)
     x = positions.sample(SamplingConfig(n_steps=3), torch.Generator())
     np.testing.assert_allclose(x, expected, atol=1e-4)
 

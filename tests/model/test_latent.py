@@ -122,13 +122,12 @@ def test_a_registered_slice_is_taken_where_it_lies(reference, make_model, train_
 @pytest.mark.parametrize("use_positions", [False, True])
 def test_one_context_equals_the_forward_pass_of_the_network(everything, reference, use_positions):
     from alphastomics.data import AnnDataSource, local_density
-    from alphastomics.sampling._position import rotation_of_cells
+    from alphastomics.sampling._canonical import canonical_positions
 
     cells = reference[reference.obs["slice_id"] == "slice_1"].copy()
     source, rows = AnnDataSource(cells, everything.schema, positions=True), np.arange(300)
-    x = (cells.obsm["spatial"] - cells.obsm["spatial"].mean(axis=0)) / everything.schema.scale
-    x = x @ rotation_of_cells(everything._make_sampler(), source, rows, x, max_context=300)
-    tensors = (source.expression(rows), x.astype(np.float32), local_density(cells.obsm["spatial"]))
+    x = canonical_positions(everything._make_sampler(), source, rows, cells.obsm["spatial"], max_context=300)
+    tensors = (source.expression(rows), x, local_density(cells.obsm["spatial"]))
     expression, position, crowded = (torch.from_numpy(array)[None] for array in tensors)
     with torch.no_grad():
         t_pos = torch.full((1,), float(not use_positions))

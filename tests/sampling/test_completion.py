@@ -54,7 +54,7 @@ def test_with_everything_known_neighbors_are_those_of_principal_components(exemp
     weight = (pca.explained_variance_ - noise) / pca.explained_variance_
     a, b = (pca.transform(x) * weight for x in (exemplars.expression, query))
     near = np.argsort(((b[:, None] - a) ** 2).sum(2), axis=1)[:, :7]
-    found = exemplars.alike(query, np.ones(query.shape, dtype=bool))
+    found = exemplars.nearest_mean(query, np.ones(query.shape, dtype=bool))
     np.testing.assert_allclose(found, exemplars.expression[near].mean(1), atol=1e-5)
 
 
@@ -62,24 +62,26 @@ def test_with_everything_known_neighbors_are_those_of_principal_components(exemp
 def test_hidden_values_follow_the_known_ones_and_are_never_read(exemplars, panel):
     query, rng = cells(60, 1), np.random.default_rng(2)
     known = np.broadcast_to(rng.random(N_GENES) < 0.6, query.shape) if panel else rng.random(query.shape) < 0.6
-    found = exemplars.alike(query, known)
+    found = exemplars.nearest_mean(query, known)
     assert np.abs(found - query)[~known].mean() < 0.25
-    np.testing.assert_array_equal(exemplars.alike(np.where(known, query, np.nan), known), found)
+    np.testing.assert_array_equal(exemplars.nearest_mean(np.where(known, query, np.nan), known), found)
     order = rng.permutation(60)
-    np.testing.assert_allclose(exemplars.alike(query[order], known[order]), found[order], atol=1e-6)
+    np.testing.assert_allclose(exemplars.nearest_mean(query[order], known[order]), found[order], atol=1e-6)
 
 
 def test_chunks_change_nothing(exemplars, monkeypatch):
     query, known = cells(60, 1), np.random.default_rng(2).random((60, N_GENES)) < 0.6
-    expected = exemplars.alike(query, known)
+    expected = exemplars.nearest_mean(query, known)
     monkeypatch.setattr(_completion, "CHUNK", 7)
-    np.testing.assert_array_equal(exemplars.alike(query, known), expected)
+    np.testing.assert_array_equal(exemplars.nearest_mean(query, known), expected)
 
 
 def test_a_small_reference_is_enough():
     few = Exemplars(expression=cells(3, 0))
     known = np.random.default_rng(0).random((4, N_GENES)) < 0.5
-    assert few.alike(cells(4, 1), known) == pytest.approx(np.repeat(few.expression.mean(0)[None], 4, 0), abs=1e-5)
+    assert few.nearest_mean(cells(4, 1), known) == pytest.approx(
+        np.repeat(few.expression.mean(0)[None], 4, 0), abs=1e-5
+    )
 
 
 def sampler(known: np.ndarray, exemplars: Exemplars | None) -> ExpressionSampler:
@@ -95,7 +97,7 @@ def sampler(known: np.ndarray, exemplars: Exemplars | None) -> ExpressionSampler
         mode="pos_to_expr",
         fitted=FittedStatistics(exemplars=exemplars),
     )
-    return ExpressionSampler(trained, position, max_context=1000, known=torch.from_numpy(known))
+    return ExpressionSampler(trained, position, max_context=1000, observed=torch.from_numpy(known))
 
 
 def test_exemplars_take_over_where_the_network_knows_nothing(exemplars):

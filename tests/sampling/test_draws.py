@@ -9,8 +9,8 @@ from scipy.linalg import orthogonal_procrustes
 
 from alphastomics.data import AnnDataSource
 from alphastomics.metrics import aligned_rmsd, distance_spearman
-from alphastomics.sampling import _position
-from alphastomics.sampling._cells import content_order, embed_cells
+from alphastomics.sampling import _position_draws
+from alphastomics.sampling._cells import content_order, encode_cells
 from alphastomics.sampling._draws import spread
 
 STEPS = 4
@@ -55,13 +55,13 @@ def test_draws_are_aligned_to_their_medoid(trained, reference):
 def test_mean_and_uncertainty_are_those_of_draws_from_halves_of_the_genes(trained, reference, monkeypatch):
     seen = []
 
-    def embed(module, source, rows, genes=None):
+    def encode(module, source, rows, *, max_context, genes):
         seen.append(genes)
-        return embed_cells(module, source, rows, genes)
+        return encode_cells(module, source, rows, max_context=max_context, genes=genes)
 
-    monkeypatch.setattr(_position, "embed_cells", embed)
+    monkeypatch.setattr(_position_draws, "encode_cells", encode)
     aligned = []
-    monkeypatch.setattr(_position, "spread", lambda draws: aligned.append(draws) or spread(draws))
+    monkeypatch.setattr(_position_draws, "spread", lambda draws: aligned.append(draws) or spread(draws))
     one = reference[reference.obs["slice_id"] == "slice_0"].copy()
     mean = trained.sample(one, n_steps=STEPS, n_samples=4, reduce="mean")
     assert [int(genes.sum()) for genes in seen] == [reference.n_vars // 2] * 4

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from alphastomics.sampling._completion import FEWEST, _average, krige
+from alphastomics.sampling._completion import MIN_CELLS, _average, krige
 
 N_CELLS, N_KNOWN, N_GENES = 400, 80, 12
 
@@ -63,5 +63,5 @@ def test_frame_and_order_do_not_matter(tissue):
 
 def test_few_known_cells_say_nothing(tissue):
     position, field, known = tissue
-    assert not bool(krige(position, known[: FEWEST - 1], field[known[: FEWEST - 1]]).any())
-    assert bool(krige(position, known[:FEWEST], field[known[:FEWEST]]).any())
+    assert not bool(krige(position, known[: MIN_CELLS - 1], field[known[: MIN_CELLS - 1]]).any())
+    assert bool(krige(position, known[:MIN_CELLS], field[known[:MIN_CELLS]]).any())

@@ -12,9 +12,9 @@ from alphastomics.config import SamplingConfig
 from alphastomics.config._setting import split_arguments
 from alphastomics.model._base import ModelBase
 from alphastomics.sampling._draws import check_mode
-from alphastomics.sampling._expression import sample_expression
+from alphastomics.sampling._expression_draws import sample_expression
 from alphastomics.sampling._joint import sample_tissue
-from alphastomics.sampling._position import check_query, sample_positions
+from alphastomics.sampling._position_draws import check_query, sample_positions
 from alphastomics.train.defaults import default_placement
 
 if TYPE_CHECKING:

@@ -2,20 +2,40 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-    from torch import Tensor
 
     from alphastomics.data import CellSource
     from alphastomics.nn import Denoiser
 
 ROWS = 4096  # cells whose expression is dense at the same time
 ANCHOR_SHARE = 0.25  # of a context
+
+Contexts = list[tuple[Tensor, int]]  # indices of cells, and the number of anchors among them
+
+
+class EncodedCells(NamedTuple):
+    """Cells of one slice as input of the network.
+
+    Attributes
+    ----------
+    embedding
+        Embedding of clean expression, (N, d).
+    contexts
+        Contexts that cover the cells, see :func:`split_contexts`.
+    sequence
+        Index of the cells in their order, (N,); None if the network reads none.
+    """
+
+    embedding: Tensor
+    contexts: Contexts
+    sequence: Tensor | None = None
 
 
 def evenly_spaced_indices(n: int, most: int) -> NDArray[np.int64]:
@@ -39,6 +59,22 @@ def content_order(source: CellSource, rows: NDArray[np.int64]) -> NDArray[np.int
 
 def _blocks(rows: NDArray[np.int64]) -> list[NDArray[np.int64]]:
     return [rows[start : start + ROWS] for start in range(0, len(rows), ROWS)]
+
+
+def encode_cells(
+    module: Denoiser,
+    source: CellSource,
+    rows: NDArray[np.int64],
+    *,
+    max_context: int,
+    genes: NDArray[np.bool_] | None = None,
+) -> EncodedCells:
+    """Read cells; ``genes`` (G,) are those that are used."""
+    return EncodedCells(
+        embedding=embed_cells(module, source, rows, genes),
+        contexts=split_contexts(len(rows), max_context, module.device),
+        sequence=cell_order(module, source, rows),
+    )
 
 
 @torch.no_grad()
@@ -73,7 +109,7 @@ def cell_order(module: Denoiser, source: CellSource, rows: NDArray[np.int64]) ->
     return torch.from_numpy((order - order.min()).astype(np.float32)).to(module.device)
 
 
-def split_contexts(n_cells: int, max_context: int, device: torch.device) -> list[tuple[Tensor, int]]:
+def split_contexts(n_cells: int, max_context: int, device: torch.device) -> Contexts:
     """Contexts that cover all cells: indices of the cells, and the number of anchors, which come first and are shared."""
     every = torch.arange(n_cells, device=device)
     if n_cells <= max_context:

@@ -14,11 +14,11 @@ from alphastomics.data import local_density
 from alphastomics.diffusion.geometry import center, kabsch
 from alphastomics.metrics import morans_i
 from alphastomics.sampling._calibration import Dependence, Marginals
-from alphastomics.sampling._cells import cell_order, content_order, evenly_spaced_indices
+from alphastomics.sampling._canonical import FRAME_CELLS, canonical_mean, canonical_rotation
+from alphastomics.sampling._cells import cell_order, content_order, encode_cells, evenly_spaced_indices
 from alphastomics.sampling._completion import Exemplars
 from alphastomics.sampling._expression import ExpressionSampler
 from alphastomics.sampling._frames import Outlines, ReferenceFrame
-from alphastomics.sampling._position import canonical_mean, rotation_of_cells
 from alphastomics.sampling._sampler import FittedStatistics, Sampler
 
 if TYPE_CHECKING:
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
     from alphastomics.data import CellSource, SliceCells
 
-FRAME_CELLS = 2048  # enough to fix a rotation
 CELLS = 1024  # of a slice that are sampled
 PATCHES, PATCH_CELLS = 8, 256  # that are sampled to compare neighbors
 MOST_CELLS = 16_384  # of a slice that are read at once
@@ -63,7 +62,7 @@ def fit_frame(sampler: Sampler, source: CellSource) -> ReferenceFrame | None:
     few = evenly_spaced_indices(len(cells.rows), FRAME_CELLS)
     position = dict(zip(cells.rows[few].tolist(), cells.position[few], strict=True))
     rows = content_order(source, cells.rows[few])
-    mean = canonical_mean(sampler, source, rows, max_context=FRAME_CELLS)
+    mean = canonical_mean(sampler, encode_cells(sampler.module, source, rows, max_context=FRAME_CELLS))
     true = torch.from_numpy(np.stack([position[row] for row in rows.tolist()]))[None]
     rotation = kabsch(center(mean), center(true))[0]
     return ReferenceFrame(
@@ -82,7 +81,8 @@ def to_canonical(
     if sampler.shared_frame:
         return schema.encode_position(cells.position[few])
     x = (cells.position[few] - cells.position.mean(axis=0)) / schema.scale
-    return (x @ rotation_of_cells(sampler, source, cells.rows[few], x, max_context=len(few))).astype(np.float32)
+    encoded = encode_cells(sampler.module, source, cells.rows[few], max_context=len(few))
+    return (x @ canonical_rotation(sampler, encoded, x)).astype(np.float32)
 
 
 def reference_sampler(

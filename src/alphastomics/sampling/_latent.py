@@ -20,23 +20,14 @@ from scvi import settings
 from tqdm.auto import tqdm
 
 from alphastomics.data import local_density
-from alphastomics.sampling._cells import (
-    cell_order,
-    content_order,
-    embed_cells,
-    evenly_spaced_indices,
-    split_contexts,
-)
-from alphastomics.sampling._position import rotation_of_cells
+from alphastomics.sampling._canonical import canonical_positions
+from alphastomics.sampling._cells import content_order, encode_cells
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-    from torch import Tensor
 
     from alphastomics.data import AnnDataSource, SliceCells
     from alphastomics.sampling._sampler import Sampler
-
-FRAME_CELLS = 2048  # enough to fix a rotation
 
 
 @torch.no_grad()
@@ -54,26 +45,27 @@ def latent_representation(
     bar = tqdm(total=source.n_cells, desc="Embedding", unit="cell", disable=settings.verbosity > logging.INFO)
     for cells in source.slices:
         rows, position = _ordered(source, cells)
-        encoded, order = embed_cells(module, source, rows), cell_order(module, source, rows)
+        encoded, contexts, order = encode_cells(module, source, rows, max_context=max_context)
         x = None
         if position is not None:
-            x = _canonical(sampler, source, rows, position, max_context).to(device)
+            canonical = canonical_positions(sampler, source, rows, position, max_context=max_context)
+            x = torch.from_numpy(canonical).to(device)
             density = torch.from_numpy(local_density(position)).to(device)
             encoded = encoded + module.embed_position(x[None], zero, local_density=density[None])[0]
         t_pos = zero + float(x is None)
         parts = {"encoder": encoded}
         if layer != "encoder":
             out = torch.zeros_like(encoded)
-            for index, _ in split_contexts(len(rows), max_context, device):
+            for index, _ in contexts:
                 h, sequence = encoded[index][None], None if order is None else order[index][None]
                 if x is None:
                     h = h + module.position_missing
-                places = None if x is None else x[index][None]
-                latent = module.trunk(h, zero, t_pos, None, (), position=places, sequence=sequence).latent
+                x_context = None if x is None else x[index][None]
+                latent = module.trunk(h, zero, t_pos, None, (), position=x_context, sequence=sequence).latent
                 out[index] = latent[0].float()
             parts["transformer"] = out
-        wanted = ("encoder", "transformer") if layer == "all" else (layer,)
-        result[rows] = torch.cat([parts[name] for name in wanted], dim=1).cpu().numpy()
+        names = ("encoder", "transformer") if layer == "all" else (layer,)
+        result[rows] = torch.cat([parts[name] for name in names], dim=1).cpu().numpy()
         bar.update(len(rows))
     bar.close()
     return result
@@ -93,20 +85,3 @@ def _ordered(source: AnnDataSource, cells: SliceCells) -> tuple[NDArray[np.int64
     # Cells with equal expression are sorted by position.
     rows = content_order(source, cells.rows[np.lexsort(cells.position.T)])
     return rows, cells.position[np.searchsorted(cells.rows, rows)]
-
-
-def _canonical(
-    sampler: Sampler,
-    source: AnnDataSource,
-    rows: NDArray[np.int64],
-    position: NDArray[np.float64],
-    max_context: int,
-) -> Tensor:
-    """Positions (N, D) of one slice in the canonical frame, model units."""
-    schema = sampler.schema
-    if sampler.shared_frame:
-        return torch.from_numpy(schema.encode_position(position))
-    free = (position - position.mean(axis=0)) / schema.scale
-    few = evenly_spaced_indices(len(rows), FRAME_CELLS)
-    rotation = rotation_of_cells(sampler, source, rows[few], free[few], max_context=max_context)
-    return torch.from_numpy((free @ rotation).astype(np.float32))

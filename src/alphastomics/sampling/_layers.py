@@ -14,7 +14,7 @@ import torch
 from alphastomics.config._sampling import MAX_CONTEXT
 from alphastomics.data import AnnDataSource
 from alphastomics.nn.diagnostics import SeenLayer, watch_layers
-from alphastomics.sampling._cells import cell_order, content_order, embed_cells, split_contexts
+from alphastomics.sampling._cells import content_order, encode_cells
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -101,8 +101,8 @@ def seen_contexts(sampler: Sampler, source: AnnDataSource, max_context: int = MA
     zero, one = torch.zeros(1, device=device), torch.ones(1, device=device)
     for cells in source.slices:
         rows = content_order(source, cells.rows)
-        encoded, order = embed_cells(module, source, rows), cell_order(module, source, rows)
-        for index, _ in split_contexts(len(rows), max_context, device):
+        encoded, contexts, order = encode_cells(module, source, rows, max_context=max_context)
+        for index, _ in contexts:
             with watch_layers(module) as seen:
                 h, sequence = encoded[index][None], None if order is None else order[index][None]
                 module.trunk(h + module.position_missing, zero, one, None, (), sequence=sequence)
