@@ -320,7 +320,7 @@ def compare(
     setup: SetupOptions = SetupOptions(),
     options: ComparisonOptions = ComparisonOptions(),
 ) -> None:
-    """Train several architectures with several seeds, and score each on held-out slices.
+    """Train several configurations with several seeds, and score each on held-out slices.
 
     Writes ``comparison.csv`` and ``comparison.md`` (the table), ``comparison.png`` (curves and scores) and
     ``comparison.json`` (every run). Run the same command again to resume after an interruption.
@@ -348,7 +348,7 @@ def upload(*, data_dir: ExistingDirectory, repo_id: str, options: UploadOptions 
     Parameters
     ----------
     data_dir
-        Folder that ``preprocess`` wrote.
+        Folder of a dataset, written by ``preprocess``.
     repo_id
         ``organization/name``.
     """

@@ -58,7 +58,7 @@ class QueryOptions:
     split
         Split of the dataset. By default ``test``.
     accelerator
-        ``auto``, ``cpu``, ``gpu``, ``mps``, …
+        Kind of device: ``auto``, ``cpu``, ``gpu``, ``mps``, …
     """
 
     checkpoint: Annotated[str, Parameter(validator=_check_checkpoint)]

@@ -21,7 +21,7 @@ class ComparisonConfig:
         ``gated_elementwise``, ``gated_no_qk_norm``, ``gated_moe_4_top_1``, ``gated_moe_8_top_2``, ``gated_moe_full``,
         ``gated_matched``, and ``linear_high_lr`` (three times the learning rate). By default all of these.
     seeds
-        Every configuration is trained once per seed. All configurations of one seed are trained before those of the next.
+        Seeds. Every configuration is trained once per seed, and all configurations of one seed before those of the next.
     held_out
         Names of slices to hold out of training and to score. By default the last by name, or a random fifth of the cells if
         there is only one slice.
@@ -31,7 +31,7 @@ class ComparisonConfig:
     max_steps
         Number of optimizer steps of each training, instead of a duration.
     mode
-        ``any`` scores positions, expression and sampled slices; ``expr_to_pos`` scores positions only.
+        Mode of the models. ``any``: positions, expression and sampled slices are scored. ``expr_to_pos``: only positions are.
     n_samples
         Number of samples of expression, whose mean is scored.
     n_steps

@@ -89,7 +89,7 @@ class Stage2Options:
     frame
         ``slice``: every slice has its own coordinate frame. ``shared``: all slices are registered to one frame.
     scale
-        Standardize each gene to mean 0 and variance 1 when it is read.
+        Standardize each gene to mean 0 and variance 1 when the dataset is read.
     normalize_position
         Center and scale the positions for the network, with values fitted to the training set. Otherwise the center is 0 and
         the scale 1, for positions that already have about unit variance. Files and results have the units of the input in
