@@ -41,15 +41,15 @@ class Outcome(NamedTuple):
     Attributes
     ----------
     number
-        Which input.
+        Number of the input.
     verdict
         ``"accepted"``, ``"refused"`` with one line, ``"unclear"``, ``"code"`` that ran, ``"hang"`` or ``"crash"``.
     message
-        What was said.
+        Error message.
     seconds
-        How long it took.
+        Duration.
     mebibytes
-        How much memory it took at most.
+        Peak memory beyond that before reading.
     """
 
     number: int
@@ -115,14 +115,14 @@ def _work(inputs: Inputs, numbers: Sequence[int], seed: Sequence[int], folder: P
             ran.clear()
             os.write(writing, b"begin\n")
             before, start = _memory(reset=True), time.monotonic()
-            verdict, message = _judge(inputs, place)
+            verdict, message = _outcome(inputs, place)
             seconds = time.monotonic() - start
             if ran or (place / "sprung").exists():
                 verdict, message = "code", f"{ran} {message}"
             outcome = Outcome(number, verdict, message, seconds, max(0.0, _memory() - before))
             os.write(writing, json.dumps(outcome).encode() + b"\n")
         status = 0
-    except BaseException as error:  # noqa: BLE001  nothing of a child may go on in its parent's name
+    except BaseException as error:  # noqa: BLE001  a child never returns to the code of its parent
         sys.__stderr__.write(f"{type(error).__name__}: {error}\n")
     finally:
         os._exit(status)
@@ -138,11 +138,11 @@ def _prepare() -> list[str]:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     ran: list[str] = []
 
-    def notice(event: str, arguments: tuple[Any, ...]) -> None:
+    def record(event: str, arguments: tuple[Any, ...]) -> None:
         if event in CODE:
             ran.append(f"{event}{arguments!r:.200}")
 
-    sys.addaudithook(notice)
+    sys.addaudithook(record)
     return ran
 
 
@@ -154,11 +154,11 @@ def _memory(*, reset: bool = False) -> float:
     return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmHWM:"))
 
 
-def _judge(inputs: Inputs, place: Path) -> tuple[str, str]:
+def _outcome(inputs: Inputs, place: Path) -> tuple[str, str]:
     """Read an input and return the result."""
     try:
         inputs.read(place)
-    except BaseException as error:  # noqa: BLE001  whatever it is, it is an outcome
+    except BaseException as error:  # noqa: BLE001  every error is an outcome
         text = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
         return ("refused" if _is_clear(error, text, place) else "unclear"), f"{type(error).__name__}: {text[:600]}"
     return "accepted", ""
@@ -166,5 +166,7 @@ def _judge(inputs: Inputs, place: Path) -> tuple[str, str]:
 
 def _is_clear(error: BaseException, text: str, place: Path) -> bool:
     """Whether an error is of a documented type and one line that names the file or a remedy."""
-    says: Any = str(place) in text or any(mark in text for mark in ("; ", "check ", "remove ", "choose ", "pass "))
-    return type(error) in CLEAR and "\n" not in text and bool(says)
+    names_cause: Any = str(place) in text or any(
+        mark in text for mark in ("; ", "check ", "remove ", "choose ", "pass ")
+    )
+    return type(error) in CLEAR and "\n" not in text and bool(names_cause)

@@ -25,7 +25,7 @@ SPLIT_SEED = 0
 class Fold:
     """One fold: positions of the cells of ``query`` are predicted from ``reference``.
 
-    The rows of ``query`` are shuffled and renamed, because names and order of the source tell the field of view.
+    The rows of ``query`` are shuffled and renamed, because names and order of the source depend on the field of view.
     """
 
     name: str

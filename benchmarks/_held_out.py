@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks import _ours
+from benchmarks import _models
 from benchmarks._data import DEFAULT_MINUTES, find_data, labeled_folds
 from benchmarks._report import Results, summarize
 from benchmarks._runner import RESULTS
@@ -61,8 +61,8 @@ def trained(
     reference: AnnData, fold: str, *, mode: str, seed: int, options: argparse.Namespace
 ) -> tuple[AlphaSTomics, float]:
     """Model of this fold, mode and seed, loaded from ``--model-dir`` if saved there, and its training time in seconds."""
-    path = _ours.model_path(options.model_dir, options.benchmark, fold, mode=mode, seed=seed)
-    return _ours.train_or_load(reference, seed=seed, minutes=options.minutes, mode=mode, path=path)
+    path = _models.model_path(options.model_dir, options.benchmark, fold, mode=mode, seed=seed)
+    return _models.train_or_load(reference, seed=seed, minutes=options.minutes, mode=mode, path=path)
 
 
 def keep(

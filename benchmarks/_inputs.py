@@ -212,12 +212,12 @@ class ParquetDatasets:
 
     def make(self, folder: Path, rng: np.random.Generator) -> None:
         shutil.copytree(self.bases[int(rng.integers(2))], folder, dirs_exist_ok=True)
-        note = folder / "metadata.json"
-        values = json.loads(note.read_text())
+        metadata = folder / "metadata.json"
+        values = json.loads(metadata.read_text())
         kind = rng.random()
         if kind < 0.35:
             values["schema"] = mutate_values(values["schema"], rng) if rng.random() < 0.4 else values["schema"]
-            note.write_bytes(mutate_document(values, as_json, rng))
+            metadata.write_bytes(mutate_document(values, as_json, rng))
             return
         path = folder / "data" / str(rng.choice([shard["file"] for shard in values["shards"]]))
         if kind < 0.65:
@@ -226,11 +226,11 @@ class ParquetDatasets:
             path.write_bytes(trap(folder, rng))
         else:
             mutate_table(path, rng)
-        if rng.random() < 0.8:  # whoever changes a file can change its checksum
+        if rng.random() < 0.8:  # an attacker can change the checksum as well
             for shard in values["shards"]:
                 if shard["file"] == path.name:
                     shard["footer"] = _checksum(path)
-            note.write_text(json.dumps(values))
+            metadata.write_text(json.dumps(values))
 
     def read(self, folder: Path) -> None:
         read_all(folder)
@@ -250,15 +250,15 @@ def read_all(folder: Path) -> None:
         *(lambda split=split: read_dataset(folder, split) for split in ("train", "validation", "test")),
         lambda: [list(loader) for loader in create_dataloaders(folder, 32, context_size=16) if loader is not None],
     ]
-    complaints = []
+    errors = []
     for way in ways:
         try:
             way()
         except (ValueError, OSError) as error:
-            complaints.append(error)
-    if complaints:  # that which a user could understand least
+            errors.append(error)
+    if errors:  # raise the least clear one
         raise max(
-            complaints,
+            errors,
             key=lambda error: (type(error) is not ValueError, "\n" in str(error), str(folder) not in str(error)),
         )
 
@@ -328,17 +328,17 @@ class AnnDataFiles:
             mutate_hdf5(path, rng)
 
     def read(self, folder: Path) -> None:
-        complaint = None
+        failure = None
         try:
             stage1(folder, folder / "out", Stage1Options(cell_type_key="cell_type"))
         except (ValueError, KeyError) as error:
             if str(folder) not in str(error) or "\n" in str(error):
                 raise
-            complaint = error
+            failure = error
         cells = read_h5ad(folder / "x.h5ad")
         AlphaSTomics.setup_anndata(cells)
-        if complaint is not None:
-            raise complaint
+        if failure is not None:
+            raise failure
 
 
 def mutate_hdf5(path: Path, rng: np.random.Generator) -> None:
@@ -386,5 +386,5 @@ def mutate_hdf5(path: Path, rng: np.random.Generator) -> None:
 
 
 def _fits(value: Any) -> bool:
-    """Whether HDF5 can store it."""
+    """Whether HDF5 can store a value."""
     return (not isinstance(value, str) or value.isprintable()) and (not isinstance(value, int) or abs(value) < 2**63)

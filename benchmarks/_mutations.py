@@ -102,10 +102,11 @@ def mutate_values(values: Any, rng: np.random.Generator) -> Any:
         places = list(_places(values))
         if not places:
             break
-        # Few values lie near the root and decide much: every depth is as likely as the others.
+        # Few values lie near the root, and they matter most, so depths are chosen with equal probability.
         depth = rng.choice(sorted({depth for depth, *_ in places}))
-        few = [place for place in places if place[0] == depth]
-        _change(*few[int(rng.integers(len(few)))][1:], rng)
+        candidates = [place for place in places if place[0] == depth]
+        _, container, key = candidates[int(rng.integers(len(candidates)))]
+        _change(container, key, rng)
     return values
 
 

@@ -73,9 +73,9 @@ class Results:
     Parameters
     ----------
     path
-        The file; runs that it already holds are known.
+        The file; its runs are read.
     header
-        What stands above the entries, such as the name of the benchmark.
+        Values above the entries, such as the name of the benchmark.
     """
 
     def __init__(self, path: Path, header: Mapping[str, Any]) -> None:
@@ -84,9 +84,9 @@ class Results:
 
     def find(self, parameters: Mapping[str, Any], **identity: Any) -> dict[str, Any] | None:
         """The finished run of this method, fold and seed with these parameters, if any."""
-        wanted = json.loads(json.dumps(parameters))
+        parameters = json.loads(json.dumps(parameters))
         for entry in self.entries:
-            if all(entry[key] == value for key, value in identity.items()) and entry["parameters"] == wanted:
+            if all(entry[key] == value for key, value in identity.items()) and entry["parameters"] == parameters:
                 return entry
         return None
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from benchmarks import _judge, _ours
+from benchmarks import _models, _placement
 from benchmarks._data import BENCHMARKS, DEFAULT_MINUTES, Fold, find_data
 from benchmarks._report import Results, summarize, table
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 RESULTS = Path(__file__).parent / "results"
 FLOOR_AND_CEILING = ("chance", "oracle")
 BASELINE_NAMES = ("knn_25", "knn_30", "knn_30_unscaled", "contrastive", "distance_mlp", "optimal_transport")
-METHODS = (*FLOOR_AND_CEILING, *BASELINE_NAMES, _ours.DEFAULT, *_ours.VARIANTS)
+METHODS = (*FLOOR_AND_CEILING, *BASELINE_NAMES, _models.DEFAULT, *_models.VARIANTS)
 
 
 def main(benchmark: str, argv: Sequence[str] | None = None) -> None:
@@ -45,9 +45,9 @@ def parse(benchmark: str, argv: Sequence[str] | None = None) -> argparse.Namespa
     parser.add_argument("--model-dir", type=Path, help="folder in which trained models are saved and reused")
     parser.add_argument("--data-dir", help="folder of the .h5ad files; default $ALPHASTOMICS_DATA or ../shared/data")
     options = parser.parse_args(argv)
-    options.methods = options.methods or [name for name in METHODS if name != _ours.LONG_CHAIN]
-    if options.long_chain and _ours.LONG_CHAIN not in options.methods:
-        options.methods.append(_ours.LONG_CHAIN)
+    options.methods = options.methods or [name for name in METHODS if name != _models.LONG_CHAIN]
+    if options.long_chain and _models.LONG_CHAIN not in options.methods:
+        options.methods.append(_models.LONG_CHAIN)
     return options
 
 
@@ -55,23 +55,23 @@ def run(benchmark: str, folds: Sequence[Fold], options: argparse.Namespace) -> N
     """Run unfinished methods, fast ones first, and print the table."""
     header = {
         "benchmark": benchmark,
-        "chance_knn_20": float(np.mean([_judge.chance_knn(len(fold.truth)) for fold in folds])),
+        "chance_knn_20": float(np.mean([_placement.chance_knn(len(fold.truth)) for fold in folds])),
     }
     results = Results(options.output, header)
-    ours = [name for name in options.methods if name == _ours.DEFAULT or name in _ours.VARIANTS]
+    variants = [name for name in options.methods if name == _models.DEFAULT or name in _models.VARIANTS]
     for seed in options.seeds:
         for fold in folds:
             for method in options.methods:
-                if method not in ours:
+                if method not in variants:
                     _run_plain(results, fold, method, seed)
-    for seed in options.seeds if ours else ():
+    for seed in options.seeds if variants else ():
         for fold in folds:
-            path = _ours.model_path(options.model_dir, benchmark, fold.name, mode=_ours.MODE, seed=seed)
-            _run_ours(results, fold, ours, seed, options.minutes, path)
+            path = _models.model_path(options.model_dir, benchmark, fold.name, mode=_models.MODE, seed=seed)
+            _run_variants(results, fold, variants, seed, options.minutes, path)
     summary = summarize(results.entries, options.methods, [fold.name for fold in folds], options.seeds)
     results.write(summary=summary)
     print(f"\n{benchmark}: chance knn_20 {header['chance_knn_20']:.4f}, mean ± sd over seeds")
-    print(table(summary, _judge.METRICS), flush=True)
+    print(table(summary, _placement.METRICS), flush=True)
 
 
 def _run_plain(results: Results, fold: Fold, method: str, seed: int) -> None:
@@ -89,21 +89,21 @@ def _run_plain(results: Results, fold: Fold, method: str, seed: int) -> None:
     _keep(results, fold, method, seed, parameters, place)
 
 
-def _run_ours(
+def _run_variants(
     results: Results, fold: Fold, methods: Sequence[str], seed: int, minutes: float, path: Path | None
 ) -> None:
-    training = _ours.training_parameters(minutes)
-    parameters = {method: training | _ours.VARIANTS.get(method, {}) for method in methods}
+    training = _models.training_parameters(minutes)
+    parameters = {method: training | _models.VARIANTS.get(method, {}) for method in methods}
     done = [results.find(parameters[method], method=method, fold=fold.name, seed=seed) for method in methods]
     if all(entry is not None for entry in done) and len({entry["model"] for entry in done if entry}) == 1:
         return
     print(f"{fold.name}, seed {seed}: training for {minutes:g} minutes, or loading a saved model", flush=True)
-    model, train_seconds = _ours.obtain_model(fold, seed=seed, minutes=minutes, path=path)
-    name = _ours.fingerprint(model)
+    model, train_seconds = _models.obtain_model(fold, seed=seed, minutes=minutes, path=path)
+    name = _models.fingerprint(model)
     for method, entry in zip(methods, done, strict=True):
-        # The variants of a row are compared with each other, so they must be of one and the same model.
+        # Variants are compared with each other, so all of them must be those of one model.
         if entry is None or entry["model"] != name:
-            place = lambda method=method: fold.in_source_order(_ours.place(model, fold.query, method, seed=seed))
+            place = lambda method=method: fold.in_source_order(_models.place(model, fold.query, method, seed=seed))
             _keep(
                 results,
                 fold,
@@ -128,7 +128,7 @@ def _keep(
     start = time.perf_counter()
     predicted = place()
     seconds = round(time.perf_counter() - start, 2)
-    scores = _judge.judge(fold.truth, predicted)
+    scores = _placement.score(fold.truth, predicted)
     results.add(
         method=method, fold=fold.name, seed=seed, parameters=parameters, scores=scores, seconds=seconds, **fields
     )

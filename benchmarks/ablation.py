@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from benchmarks import _judge, _ours
+from benchmarks import _models, _placement
 from benchmarks._data import BENCHMARKS, find_data
 from benchmarks._report import Results, summarize, table
 from benchmarks._runner import RESULTS
@@ -30,7 +30,7 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     "no contrastive loss": {"plan": {"lambda_neighbor": 0.0}},
     "no layout loss": {"plan": {"lambda_layout": 0.0}},
     "no deformation": {"plan": {"deformation": 0.0}},
-    "no packing": {"plan": {"lambda_min_distance": 0.0}},
+    "no minimum-distance loss": {"plan": {"lambda_min_distance": 0.0}},
     "fair contexts": {"augmentation": {"composition": 0.0}},
     "no gene dropout": {"augmentation": {"gene_dropout": 0.0}},
     "no thinning": {"augmentation": {"thinning": 0.0}},
@@ -96,7 +96,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     rows = [f"{name}, {read_out}" for name in options.variants for read_out in READ_OUT]
     summary = summarize(results.entries, rows, [fold.name for fold in folds], options.seeds)
     results.write(summary=summary)
-    print(table(summary, _judge.METRICS))
+    print(table(summary, _placement.METRICS))
 
 
 def run(results: Results, fold: Fold, name: str, *, seed: int, steps: int) -> None:
@@ -109,8 +109,8 @@ def run(results: Results, fold: Fold, name: str, *, seed: int, steps: int) -> No
     model = train(fold, VARIANTS[name], seed=seed, steps=steps)
     seconds = round(time.perf_counter() - start, 1)
     for method, arguments in methods.items():
-        predicted = fold.in_source_order(_ours.sample(model, fold.query, seed=seed, **arguments))
-        scores = _judge.judge(fold.truth, predicted)
+        predicted = fold.in_source_order(_models.sample(model, fold.query, seed=seed, **arguments))
+        scores = _placement.score(fold.truth, predicted)
         results.add(
             method=method, fold=fold.name, seed=seed, parameters=parameters, scores=scores, seconds=0.0,
             train_seconds=seconds,

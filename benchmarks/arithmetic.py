@@ -25,12 +25,16 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 RESULT = RESULTS / "arithmetic.json"
-FREQUENCIES, RANKS, CLOCK, LATENT, PACKING = 48, 9, 128, 64, 12066  # of the network, whatever its size
-HELD = ("weights, GiB", "gradients", "moments, average", "activations", "total", "activations, KiB per cell")
-BATCH, CONTEXT, CANONICAL = 1024, 512, 256  # cells of a batch and of a context; those by which a frame is found
-PEAK, UTILIZATION = 312e12, 0.1  # an A100's, bfloat16, by its data sheet; a share that is assumed
+FREQUENCIES, RANKS, LATENT, MIN_DISTANCE = 48, 9, 64, 12066  # of the network, for any width
+MEMORY = ("weights, GiB", "gradients", "moments, average", "activations", "total", "activations, KiB per cell")
+BATCH, CONTEXT, CANONICAL = (
+    1024,
+    512,
+    256,
+)  # cells of a batch, of a context, and of those that determine the canonical frame
+PEAK, UTILIZATION = 312e12, 0.1  # FLOP/s of an A100 in bfloat16 by its data sheet; assumed utilization
 HOUR, DAY = 3600, 86400
-SHARED_CELLS, SHARED_BY = 8192, (1, 2, 4)  # a context, and numbers of processes that share it
+SHARED_CELLS, SHARED_BY = 8192, (1, 2, 4)  # cells of a context, and numbers of processes that share it
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,12 +58,12 @@ class Size:
         """Number of weights."""
         d, g, n_dims, h = self.width, self.genes, self.dims, self.heads
         block = 18 * d**2 + (15 + h) * d + 2 * d // h
-        return 4 * d * g + g + 8 * d**2 + (311 + 2 * n_dims) * d + 64 + PACKING + n_dims + self.layers * block
+        return 4 * d * g + g + 8 * d**2 + (311 + 2 * n_dims) * d + 64 + MIN_DISTANCE + n_dims + self.layers * block
 
     def flops(self, n_cells: int = CONTEXT) -> float:
         """Floating-point operations for a cell of a step of training, forward and backward, in contexts of so many cells."""
         d, g, n_dims = self.width, self.genes, self.dims
-        entry = 3 * d * g + (2 * FREQUENCIES + n_dims + RANKS) * d  # weights to which no gradient goes on
+        entry = 3 * d * g + (2 * FREQUENCIES + n_dims + RANKS) * d  # inputs, which need no gradient
         encoder = entry + 4 * d**2
         blocks = self.layers * (12 * d**2 + d * self.heads)
         ends = d * g + d * n_dims + d**2 + LATENT * d
@@ -71,7 +75,7 @@ class Size:
         return step + canonical * cells / n_cells
 
 
-# Cells of a dataset, a network that is wide enough for them, and how often they are seen. What one tries first, not a law.
+# Cells of a dataset, a network and a number of epochs: values to try first.
 TRAININGS = (
     (10_000, Size(), 400),
     (100_000, Size(), 40),
@@ -110,7 +114,7 @@ def parameters_table() -> str:
     from alphastomics.nn import DenoiserConfig
     from alphastomics.train.memory.estimate import estimate_training
 
-    lines = [["d", "L", "G", "weights", "MFLOP per cell", *HELD]]
+    lines = [["d", "L", "G", "weights", "MFLOP per cell", *MEMORY]]
     for size in dict.fromkeys(size for _, size, _ in TRAININGS):
         config = DenoiserConfig(
             n_genes=size.genes, n_dims=size.dims, d_model=size.width, n_layers=size.layers, n_heads=size.heads

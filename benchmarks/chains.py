@@ -43,8 +43,8 @@ MODELS = {
 }
 PLANS = {FRAMES: {"lambda_fape": 1.0}}  # beside the losses of every plan
 TRAINING = {"batch_size": 640, "context_size": 80}
-CHAIN = {"n_segments": (2, 4)}  # 33 residues in the mean, and fewer than a context holds
-N_STEPS = 30  # of a chain of samples
+CHAIN = {"n_segments": (2, 4)}  # 33 residues on average, fewer than the size of a context
+N_STEPS = 30  # per sample
 HELD_OUT_SEED = 10_000
 
 
@@ -86,7 +86,7 @@ def score(truth: AnnData, predicted: NDArray[np.float64]) -> dict[str, float]:
 
 
 def run(method: str, parameters: Mapping[str, Any], seed: int) -> dict[str, float]:
-    """Scores of one method on chains that it has not seen."""
+    """Scores of one method on held-out chains."""
     from alphastomics.chains import synthetic_chains
     from alphastomics.metrics import chance_positions
 

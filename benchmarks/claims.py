@@ -34,9 +34,12 @@ if TYPE_CHECKING:
     Call = Callable[[], object]
 
 RESULT = Path(__file__).parent / "results" / "claims.json"
-EXACT = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_ARENA_MAX": "1"}  # freed memory goes back, or peaks mean little
+EXACT = {
+    "MALLOC_MMAP_THRESHOLD_": "65536",
+    "MALLOC_ARENA_MAX": "1",
+}  # freed memory is returned to the system, so that peaks are comparable
 
-# claim -> (what it is of, what the specification says, what arithmetic says)
+# claim -> (quantity, ratio by the specification, ratio by arithmetic)
 CLAIMS: dict[str, tuple[str, float, float]] = {
     "factors": ("memory", 537, 1024 / 2 / 2),
     "chunked loss": ("memory", 16, 1024 / 64),
@@ -182,14 +185,16 @@ def memory(claim: str, *, reference: bool) -> dict[str, Any]:
     torch.manual_seed(0)
     torch.set_num_threads(1)
     call = CALLS[claim](reference=reference)
-    torch.randn(64, 64, requires_grad=True).square().sum().backward()  # what PyTorch itself needs for a gradient
+    torch.randn(
+        64, 64, requires_grad=True
+    ).square().sum().backward()  # memory that PyTorch allocates for a first gradient
     before = peak_bytes()
     call()
     return {"value": peak_bytes() - before}
 
 
 def seconds(claim: str, repeats: int) -> dict[str, Any]:
-    """Seconds of the reference and of ours, measured alternately."""
+    """Seconds of the reference and of its replacement, measured alternately."""
     import torch
 
     torch.manual_seed(0)
@@ -202,7 +207,7 @@ def seconds(claim: str, repeats: int) -> dict[str, Any]:
             if repeat:  # the first round warms up
                 taken[reference].append(time.perf_counter() - start)
     ratio = statistics.median(a / b for a, b in zip(taken[True], taken[False], strict=True))
-    return {"ratio": ratio, "reference": taken[True], "ours": taken[False], "machine": machine()}
+    return {"ratio": ratio, "reference": taken[True], "replacement": taken[False], "machine": machine()}
 
 
 def operations(claim: str, *, reference: bool) -> dict[str, Any]:
@@ -234,17 +239,17 @@ def sharing() -> dict[str, dict[str, float]]:
 
 
 def measure(claim: str, repeats: int) -> dict[str, Any]:
-    """One claim, each side in a process of its own."""
-    kind, said, expected = CLAIMS[claim]
+    """Measure one claim, reference and replacement in separate processes."""
+    kind, specification, arithmetic = CLAIMS[claim]
     if kind == "time":
         found = in_fresh_process("benchmarks.claims", "--measure", claim, "--repeats", repeats)
     else:
         sides = {
             side: in_fresh_process("benchmarks.claims", "--measure", claim, "--side", side, environment=EXACT)["value"]
-            for side in ("reference", "ours")
+            for side in ("reference", "replacement")
         }
-        found = {"ratio": sides["reference"] / sides["ours"], **sides}
-    return {"of": kind, "said": said, "arithmetic": expected, **found}
+        found = {"ratio": sides["reference"] / sides["replacement"], **sides}
+    return {"of": kind, "specification": specification, "arithmetic": arithmetic, **found}
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -256,12 +261,12 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--output", type=Path, default=RESULT)
     parser.add_argument("--measure", choices=CLAIMS, help=argparse.SUPPRESS)
-    parser.add_argument("--side", choices=("reference", "ours"), help=argparse.SUPPRESS)
+    parser.add_argument("--side", choices=("reference", "replacement"), help=argparse.SUPPRESS)
     return parser.parse_args(argv)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Measure the claims, write and print claim and measurement."""
+    """Measure the claims; write and print them."""
     options = parse(argv)
     if options.measure is not None:
         claim, reference = options.measure, options.side == "reference"
@@ -273,16 +278,21 @@ def main(argv: Sequence[str] | None = None) -> None:
         return
     claims = {claim: measure(claim, options.repeats) for claim in options.claims}
     shared = sharing()
-    content = {"benchmark": "claims", "claims": claims, "sharing": {"said": SHARING, "measured": shared}}
+    content = {"benchmark": "claims", "claims": claims, "sharing": {"specification": SHARING, "measured": shared}}
     write_json(options.output, {**content, "versions": versions(), "machine": machine()})
-    lines = [["claim", "of", "said", "arithmetic", "measured"]]
+    lines = [["claim", "of", "specification", "arithmetic", "measured"]]
     for claim, found in claims.items():
         lines.append(
-            [claim, found["of"], *(f"{found[key]:.0f}" for key in ("said", "arithmetic")), f"{found['ratio']:.1f}"]
+            [
+                claim,
+                found["of"],
+                *(f"{found[key]:.0f}" for key in ("specification", "arithmetic")),
+                f"{found['ratio']:.1f}",
+            ]
         )
-    for kind, said in SHARING.items():
+    for kind, ratio in SHARING.items():
         lines.append(
-            [f"sharing {kind}", "weights", str(said), f"{shared[kind]['shared']:.0f}", f"{shared[kind]['all']:.1f}"]
+            [f"sharing {kind}", "weights", str(ratio), f"{shared[kind]['shared']:.0f}", f"{shared[kind]['all']:.1f}"]
         )
     print(markdown(lines))
 

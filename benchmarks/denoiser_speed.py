@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from torch import nn
 
 RESULT = Path(__file__).parent / "results" / "denoiser_speed.json"
-OURS = "denoiser"
-NETWORKS = (OURS, "encoder", "encoder, no fast path")
+DENOISER = "denoiser"
+NETWORKS = (DENOISER, "encoder", "encoder, no fast path")
 SIZES = {"cells": 7661, "genes": 351, "dims": 2, "width": 128, "layers": 4, "heads": 4}
 
 
@@ -53,7 +53,7 @@ def build_call(network: str, size: argparse.Namespace) -> Callable[[], object]:
     """A function that calls a network on random input."""
     import torch
 
-    if network == OURS:
+    if network == DENOISER:
         model = build_denoiser(size.width, size.layers, size.heads, size.genes, size.dims).eval()
         expression, position = torch.randn(1, size.cells, size.genes), torch.randn(1, size.cells, size.dims)
         call = partial(model, expression, position, torch.zeros(1), torch.full((1,), 0.5), predict=("position",))
@@ -72,7 +72,7 @@ def build_call(network: str, size: argparse.Namespace) -> Callable[[], object]:
 
 
 def measure_time(size: argparse.Namespace) -> dict[str, Any]:
-    """Seconds of every call, networks alternating, so that other programs affect all alike."""
+    """Seconds of every call, networks alternating, so that other programs affect all networks equally."""
     import torch
 
     torch.manual_seed(0)
@@ -91,7 +91,7 @@ def measure_memory(network: str, size: argparse.Namespace) -> dict[str, Any]:
     """Bytes that one network and one call of it add to the peak after imports."""
     import torch  # noqa: F401
 
-    if network == OURS:
+    if network == DENOISER:
         import alphastomics.nn  # noqa: F401
     before = peak_bytes()
     build_call(network, size)()
@@ -102,11 +102,11 @@ def compare(seconds: dict[str, list[float]], memory: dict[str, int]) -> dict[str
     """Median over repeats of the ratio of times, and the ratio of memory, of the denoiser to each encoder."""
     return {
         network: {
-            "time_ratio": statistics.median(a / b for a, b in zip(seconds[OURS], seconds[network], strict=True)),
-            "memory_ratio": memory[OURS] / memory[network],
+            "time_ratio": statistics.median(a / b for a, b in zip(seconds[DENOISER], seconds[network], strict=True)),
+            "memory_ratio": memory[DENOISER] / memory[network],
         }
         for network in NETWORKS
-        if network != OURS
+        if network != DENOISER
     }
 
 

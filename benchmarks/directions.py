@@ -3,7 +3,7 @@
 Three models for every fold and seed: ``any``, ``expr_to_pos`` and ``pos_to_expr``, scored in the modes that they support:
 
 - placement: the held-out slice is placed by the default call, ``tl.reconstruct(query, model=model)``, and scored as in the
-  placement benchmarks (``_judge.py``): ``distance_spearman``, ``knn_20``, ``contact_5``;
+  placement benchmarks (``_placement.py``): ``distance_spearman``, ``knn_20``, ``contact_5``;
 - expression: it is predicted at the registered positions of the held-out slice, task (a) of ``pos_to_expr.py`` with
   its scores: ``pearson`` of the mean of 16 samples, ``moran`` of a single one.
 
@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from benchmarks import _held_out, _judge, _ours, pos_to_expr
+from benchmarks import _held_out, _models, _placement, pos_to_expr
 from benchmarks._data import make_fold
 from benchmarks._report import markdown, mean_sd
 
@@ -61,12 +61,12 @@ def answers(
     if "placed" in KINDS[mode]:
         question = make_fold(fold, reference, held_out)
         start = time.perf_counter()
-        placed = question.in_source_order(_ours.place(model, question.query, _ours.DEFAULT, seed=seed))
-        found["placed"] = _judge.judge(question.truth, placed), time.perf_counter() - start
+        placed = question.in_source_order(_models.place(model, question.query, _models.DEFAULT, seed=seed))
+        found["placed"] = _placement.score(question.truth, placed), time.perf_counter() - start
     if "mean" in KINDS[mode]:
         task, depth = pos_to_expr.make_task(reference, held_out, seed=seed), model.schema.library_size
         start = time.perf_counter()
-        written = pos_to_expr.ours(model, task, depth, inpaint=False, seed=seed)
+        written = pos_to_expr.score_model(model, task, depth, inpaint=False, seed=seed)
         seconds = time.perf_counter() - start
         found |= {kind: (scores, seconds) for kind, scores in written.items()}
     return found
@@ -79,19 +79,19 @@ def compare(
     scores = {(e["method"], e["fold"], e["seed"]): e["scores"] for e in entries if e["seed"] in seeds}
     compared = {}
     for score, (mode, kind) in COMPARED.items():
-        ours, other = row("any", kind), row(mode, kind)
-        if ours not in summary or other not in summary:
+        shared, other = row("any", kind), row(mode, kind)
+        if shared not in summary or other not in summary:
             continue
         pairs = [
             (values[score], scores[other, fold, seed][score])
             for (method, fold, seed), values in scores.items()
-            if method == ours and (other, fold, seed) in scores
+            if method == shared and (other, fold, seed) in scores
         ]
         delta = np.array([a - b for a, b in pairs])
         se = float(delta.std(ddof=1) / np.sqrt(len(delta))) if len(delta) > 1 else None
         specialized = float(np.mean([b for _, b in pairs]))
         compared[score] = {
-            "any": summary[ours][score],
+            "any": summary[shared][score],
             "specialized": summary[other][score],
             "ratio": float(np.mean([a for a, _ in pairs])) / specialized,
             "difference": float(delta.mean()),
@@ -129,15 +129,15 @@ def run(
 ) -> None:
     """Score the three models of one fold and seed."""
     for mode, kinds in KINDS.items():
-        training = _ours.training_parameters(options.minutes, mode=mode)
-        asked = {kind: pos_to_expr.row_parameters(training, kind) for kind in kinds}
-        if all(results.find(asked[kind], method=row(mode, kind), fold=name, seed=seed) for kind in kinds):
+        training = _models.training_parameters(options.minutes, mode=mode)
+        parameters = {kind: pos_to_expr.row_parameters(training, kind) for kind in kinds}
+        if all(results.find(parameters[kind], method=row(mode, kind), fold=name, seed=seed) for kind in kinds):
             continue
         model, train_seconds = _held_out.trained(reference, name, mode=mode, seed=seed, options=options)
         for kind, (scores, seconds) in answers(model, name, reference, held_out, mode=mode, seed=seed).items():
             _held_out.keep(
-                results, row(mode, kind), name, seed, parameters=asked[kind], scores=scores, seconds=seconds,
-                train_seconds=round(train_seconds, 1), model=_ours.fingerprint(model),
+                results, row(mode, kind), name, seed, parameters=parameters[kind], scores=scores, seconds=seconds,
+                train_seconds=round(train_seconds, 1), model=_models.fingerprint(model),
                 epochs=len(model.history["train_loss"]),
             )  # fmt: skip
 

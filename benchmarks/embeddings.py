@@ -29,7 +29,7 @@ from scipy.spatial import KDTree
 from sklearn.cluster import KMeans
 from sklearn.metrics import adjusted_rand_score, normalized_mutual_info_score
 
-from benchmarks import _held_out, _ours
+from benchmarks import _held_out, _models
 from benchmarks._report import table
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 LABELS = {"type": "cell_type", "layer": "layer"}
 LAYERS = ("encoder", "transformer", "all")
 PCS, AVERAGED = "PCs", "PCs, averaged"
-OURS = {f"{layer}{', positions' * used}": (layer, used) for used in (False, True) for layer in LAYERS}
+EMBEDDINGS = {f"{layer}{', positions' * used}": (layer, used) for used in (False, True) for layer in LAYERS}
 N_COMPONENTS = 50
 N_AVERAGED = 20  # neighbors in space
 N_RUNS = 5
@@ -102,7 +102,7 @@ def louvain(values: Array, *, seed: int) -> NDArray[np.intp]:
     return found
 
 
-def judge(values: Array, obs: pd.DataFrame, *, seed: int) -> dict[str, float]:
+def score(values: Array, obs: pd.DataFrame, *, seed: int) -> dict[str, float]:
     """Scores of all clusterings of ``values`` (N, K) against the available labels."""
     scores: dict[str, float] = {}
     communities = louvain(values, seed=seed)
@@ -129,29 +129,29 @@ def run(
     results: Results, name: str, reference: AnnData, held_out: AnnData, *, seed: int, options: argparse.Namespace
 ) -> None:
     """All rows of one fold."""
-    training = _ours.training_parameters(options.minutes, mode="any")
+    training = _models.training_parameters(options.minutes, mode="any")
     held_out = held_out.copy()
     found: dict[str, Callable[[], Array]] = {
         PCS: lambda: components(held_out, seed=seed),
         AVERAGED: lambda: averaged(components(held_out, seed=seed), held_out.obsm["spatial"]),
     }
-    parameters = {row: PARAMETERS | (training if row in OURS else {}) for row in (*found, *OURS)}
+    parameters = {row: PARAMETERS | (training if row in EMBEDDINGS else {}) for row in (*found, *EMBEDDINGS)}
     left = [row for row in parameters if not results.find(parameters[row], method=row, fold=name, seed=seed)]
     fields = {}
-    if set(left) & set(OURS):
+    if set(left) & set(EMBEDDINGS):
         model, train_seconds = _held_out.trained(reference, name, mode="any", seed=seed, options=options)
-        fields = {"train_seconds": round(train_seconds, 1), "model": _ours.fingerprint(model)}
+        fields = {"train_seconds": round(train_seconds, 1), "model": _models.fingerprint(model)}
     for row in left:
         start = time.perf_counter()
-        if row in OURS:
-            layer, used = OURS[row]
+        if row in EMBEDDINGS:
+            layer, used = EMBEDDINGS[row]
             values = embed(model, held_out, layer, use_positions=used)
         else:
             values = found[row]()
         seconds = time.perf_counter() - start
         _held_out.keep(
-            results, row, name, seed, parameters=parameters[row], scores=judge(values, held_out.obs, seed=seed),
-            seconds=seconds, **(fields if row in OURS else {}),
+            results, row, name, seed, parameters=parameters[row], scores=score(values, held_out.obs, seed=seed),
+            seconds=seconds, **(fields if row in EMBEDDINGS else {}),
         )  # fmt: skip
 
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from alphastomics.nn import Experts
 
 RESULT = Path(__file__).parent / "results" / "experts.json"
-OURS = "batched"
+BATCHED = "batched"
 SIZES = {"cells": 1024, "width": 128, "experts": 8, "top_k": 2}
 # glibc keeps freed memory, as other allocators do, instead of asking the kernel for new pages in every pass.
 KEEP_MEMORY = {"MALLOC_TRIM_THRESHOLD_": str(2**30), "MALLOC_MMAP_THRESHOLD_": str(2**30)}
@@ -97,7 +97,7 @@ def batched(module: Experts, x: Tensor) -> Tensor:
 def methods_of(module: Experts) -> dict[str, Callable[[Tensor], Tensor]]:
     """Output of the experts for cells, by method."""
     return {
-        OURS: partial(batched, module),
+        BATCHED: partial(batched, module),
         "loop over experts": partial(loop_over_experts, module),
         "loop over choices and experts": partial(loop_over_choices, module),
         "loop over separate experts": partial(loop_over_separate, module, separate(module)),
@@ -114,7 +114,9 @@ def measure(size: argparse.Namespace) -> dict[str, Any]:
     seconds: dict[str, dict[str, list[float]]] = {}
     for width, threads in product(EXPERT_WIDTHS, sorted({1, torch.get_num_threads()})):
         torch.set_num_threads(threads)
-        clock = time.process_time if threads == 1 else time.perf_counter  # other jobs take no processor time of ours
+        clock = (
+            time.process_time if threads == 1 else time.perf_counter
+        )  # processor time does not depend on other programs
         module = Experts(size.width, 4 * size.width, num_experts=size.experts, top_k=size.top_k, width=width).eval()
         x = torch.randn(size.cells, size.width, requires_grad=True)
         methods = methods_of(module)
@@ -132,11 +134,11 @@ def measure(size: argparse.Namespace) -> dict[str, Any]:
 
 
 def compare(seconds: dict[str, list[float]]) -> dict[str, float]:
-    """Median over repeats of the time of each loop over that of ours."""
+    """Median over repeats of the time of each loop over that of the batched experts."""
     return {
-        name: statistics.median(a / b for a, b in zip(values, seconds[OURS], strict=True))
+        name: statistics.median(a / b for a, b in zip(values, seconds[BATCHED], strict=True))
         for name, values in seconds.items()
-        if name != OURS
+        if name != BATCHED
     }
 
 
@@ -176,7 +178,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         for name, values in seconds.items():
             print(f"{setting}, {name}: {1000 * statistics.median(values):.1f} ms")
         for name, ratio in ratios[setting].items():
-            print(f"{setting}, {name} / {OURS}: time {ratio:.2f}")
+            print(f"{setting}, {name} / {BATCHED}: time {ratio:.2f}")
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported: children of a process with threads may wait for them
+os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported, because forks of a process with threads may deadlock
 
 from benchmarks import _children, _inputs
 from benchmarks._report import machine, versions, write_json
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 RESULT = Path(__file__).parent / "results" / "fuzz.json"
-KINDS = {  # the order counts: the model of the first is used by others
+KINDS = {  # in this order, because others use the model of the first
     "model folders": _inputs.ModelFolders,
     "config.yaml": _inputs.Configurations,
     ".pt and .ckpt": _inputs.TensorFiles,
@@ -37,7 +37,7 @@ KINDS = {  # the order counts: the model of the first is used by others
 NUMBERS = {name: 500 if name == ".h5ad" else 2500 for name in KINDS}
 LIMIT = 10.0  # seconds
 GOOD = ("accepted", "refused")
-OF_LIBRARY = {".h5ad": ("hang", "crash")}  # about one damaged file in a hundred keeps HDF5 busy for ever
+OF_LIBRARY = {".h5ad": ("hang", "crash")}  # about one damaged file in a hundred hangs HDF5
 SHOWN = 20  # bad outcomes that are kept
 
 
@@ -84,8 +84,8 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
 def main(argv: Sequence[str] | None = None) -> None:
     """Read all files and print the results."""
     options = parse(argv)
-    asked = options.kinds or KINDS
-    numbers = {kind: round(options.share * n) if kind in asked else 0 for kind, n in NUMBERS.items()}
+    kinds = options.kinds or KINDS
+    numbers = {kind: round(options.share * n) if kind in kinds else 0 for kind, n in NUMBERS.items()}
     with tempfile.TemporaryDirectory() as name:
         found = fuzz(numbers, Path(name), options.seed, options.limit)
     content = {

@@ -39,7 +39,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from benchmarks import _held_out, _ours
+from benchmarks import _held_out, _models
 from benchmarks._report import markdown, table
 from benchmarks.baselines._features import CLIP, nearest
 from benchmarks.pos_to_expr import (
@@ -70,7 +70,7 @@ N_COMPONENTS = 50
 SPATIAL_SHARE = 0.2
 QUESTIONS = ("genes", "entries")
 BASELINES = ("space", "expression")
-OURS = "any"
+MODEL = "any"
 SCORES = ("pearson", "pearson_spatial", "mse")
 
 
@@ -145,11 +145,11 @@ def neighbors(reference: Cells, query: Cells, hidden: NDArray[np.bool_], depth: 
     }
 
 
-def best_k(near: NDArray[np.intp], values: Array, true: Array, asked: NDArray[np.bool_]) -> dict[int, float]:
+def best_k(near: NDArray[np.intp], values: Array, true: Array, scored: NDArray[np.bool_]) -> dict[int, float]:
     """Mean correlation of the hidden entries for every k."""
-    genes = asked.any(0)
+    genes = scored.any(0)
     return {
-        k: float(gene_correlation(neighbor_mean(values, near[:, :k]), true, asked)[genes].mean())
+        k: float(gene_correlation(neighbor_mean(values, near[:, :k]), true, scored)[genes].mean())
         for k in NEIGHBORS
         if k <= near.shape[1]
     }
@@ -175,10 +175,10 @@ def choose_k(
     return {way: max(shared, key=lambda k: sum(scores[way][k] for scores in found)) for way in BASELINES}
 
 
-def type_means(values: Array, labels: NDArray[np.str_], wanted: NDArray[np.str_]) -> Array:
+def type_means(values: Array, labels: NDArray[np.str_], query_labels: NDArray[np.str_]) -> Array:
     """Mean of ``values`` (M, G) over the cells of each label; over all cells for a label without cells."""
     means = {label: values[labels == label].mean(0) for label in np.unique(labels)}
-    return np.stack([means.get(label, values.mean(0)) for label in wanted])
+    return np.stack([means.get(label, values.mean(0)) for label in query_labels])
 
 
 def predicted_type_means(values: Array, labels: NDArray[np.str_], of_reference: Array, of_query: Array) -> Array:
@@ -187,14 +187,14 @@ def predicted_type_means(values: Array, labels: NDArray[np.str_], of_reference: 
     return model.predict_proba(of_query) @ np.stack([values[labels == label].mean(0) for label in model.classes_])
 
 
-def judge(predicted: Array, true: Array, asked: NDArray[np.bool_], moran: Array) -> dict[str, float]:
+def score(predicted: Array, true: Array, scored: NDArray[np.bool_], moran: Array) -> dict[str, float]:
     """Scores of the hidden entries (N, G); ``moran`` (G,) is Moran's I of the truth."""
-    genes = np.flatnonzero(asked.any(0))
+    genes = np.flatnonzero(scored.any(0))
     spatial = genes[np.argsort(-moran[genes])[: max(1, round(SPATIAL_SHARE * len(genes)))]]
-    correlation = gene_correlation(predicted, true, asked)
-    n = asked[:, genes].sum(0)
-    centered = np.where(asked, true - np.where(asked, true, 0.0).sum(0) / np.maximum(asked.sum(0), 1), 0.0)[:, genes]
-    error = np.where(asked, predicted - true, 0.0)[:, genes]
+    correlation = gene_correlation(predicted, true, scored)
+    n = scored[:, genes].sum(0)
+    centered = np.where(scored, true - np.where(scored, true, 0.0).sum(0) / np.maximum(scored.sum(0), 1), 0.0)[:, genes]
+    error = np.where(scored, predicted - true, 0.0)[:, genes]
     return {
         "pearson": float(correlation[genes].mean()),
         "pearson_spatial": float(correlation[spatial].mean()),
@@ -209,38 +209,38 @@ def baselines(
     reference = Cells(dense(task.reference.X), task.places)
     query = Cells(dense(task.query.X), np.asarray(task.query.obsm["spatial"]))
     values, true = normalized(reference.counts, depth), normalized(query.counts, depth)
-    asked = asked_entries(task, hidden)
+    scored = scored_entries(task, hidden)
     slices = task.reference.obs["slice_id"].astype(str).to_numpy()
     chosen = choose_k(reference, slices, question, hidden, depth, seed=seed)
     near = neighbors(reference, query, hidden, depth)
     found: dict[str, tuple[Array, dict[str, Any]]] = {}
     for way in BASELINES:
-        on_truth = best_k(near[way], values, true, asked)
+        on_truth = best_k(near[way], values, true, scored)
         for name, k in ((way, chosen[way]), (f"{way}, best k", max(on_truth, key=on_truth.__getitem__))):
             found[name] = neighbor_mean(values, near[way][:, :k]), {"k": k}
-    labels, wanted = (a.obs["cell_type"].astype(str).to_numpy() for a in (task.reference, task.query))
-    found["cell type"] = type_means(values, labels, wanted), {}
+    labels, query_labels = (a.obs["cell_type"].astype(str).to_numpy() for a in (task.reference, task.query))
+    found["cell type"] = type_means(values, labels, query_labels), {}
     embedded = embed(reference, query, hidden, depth)
     found["cell type, predicted"] = predicted_type_means(values, labels, *embedded), {}
     return found
 
 
-def asked_entries(task: Task, hidden: NDArray[np.bool_]) -> NDArray[np.bool_]:
+def scored_entries(task: Task, hidden: NDArray[np.bool_]) -> NDArray[np.bool_]:
     """Hidden entries of the cells that did not register the slice."""
-    asked = hidden.copy()
-    asked[task.known] = False
-    return asked
+    scored = hidden.copy()
+    scored[task.known] = False
+    return scored
 
 
 def ratios(summary: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, dict[str, float]]]:
-    """Question -> other row -> score -> mean of ours over that row's."""
+    """Question -> other row -> score -> mean of the model over that of the row."""
     found: dict[str, dict[str, dict[str, float]]] = {}
     for question in QUESTIONS:
-        ours = summary.get(f"{question}, {OURS}")
-        others = [m for m in summary if m.startswith(f"{question}, ") and m != f"{question}, {OURS}"]
-        if ours is not None:
+        model = summary.get(f"{question}, {MODEL}")
+        others = [m for m in summary if m.startswith(f"{question}, ") and m != f"{question}, {MODEL}"]
+        if model is not None:
             found[question] = {
-                m.removeprefix(f"{question}, "): {s: ours[s][0] / summary[m][s][0] for s in SCORES} for m in others
+                m.removeprefix(f"{question}, "): {s: model[s][0] / summary[m][s][0] for s in SCORES} for m in others
             }
     return found
 
@@ -252,7 +252,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     found = ratios(summary)
     results.write(summary=summary, ratios=found)
     print(table(summary, SCORES))
-    lines = [["ours over", *SCORES]]
+    lines = [["AlphaSTomics over", *SCORES]]
     for question, others in found.items():
         lines += [[f"{question}, {name}", *(f"{line[s]:.2f}" for s in SCORES)] for name, line in others.items()]
     print("\n" + markdown(lines))
@@ -262,8 +262,8 @@ def run(
     results: Results, name: str, reference: AnnData, held_out: AnnData, *, seed: int, options: argparse.Namespace
 ) -> None:
     """Both tasks of one fold."""
-    training = _ours.training_parameters(options.minutes, mode="any")
-    left = [q for q in QUESTIONS if not results.find(training, method=f"{q}, {OURS}", fold=name, seed=seed)]
+    training = _models.training_parameters(options.minutes, mode="any")
+    left = [q for q in QUESTIONS if not results.find(training, method=f"{q}, {MODEL}", fold=name, seed=seed)]
     if not left:
         return
     task = make_task(reference, held_out, seed=seed)
@@ -273,17 +273,17 @@ def run(
     moran = morans_i(true, task.query.obsm["spatial"])
     for question in left:
         hidden = hide(true.shape, question, np.random.default_rng(seed))
-        asked = asked_entries(task, hidden)
+        scored = scored_entries(task, hidden)
         for method, (values, used) in baselines(task, hidden, question, depth, seed=seed).items():
-            scores = judge(values, true, asked, moran)
+            scores = score(values, true, scored, moran)
             _held_out.keep(results, f"{question}, {method}", name, seed, parameters={}, scores=scores, **used)
         start = time.perf_counter()
         known = np.where(hidden, np.nan, dense(task.query.X))
         drawn = mean_expression(model, task.query, known, depth, seed=seed)
         _held_out.keep(
-            results, f"{question}, {OURS}", name, seed, parameters=training, scores=judge(drawn, true, asked, moran),
+            results, f"{question}, {MODEL}", name, seed, parameters=training, scores=score(drawn, true, scored, moran),
             seconds=time.perf_counter() - start, train_seconds=round(train_seconds, 1),
-            model=_ours.fingerprint(model),
+            model=_models.fingerprint(model),
         )  # fmt: skip
 
 

@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks import _judge, _ours
+from benchmarks import _models, _placement
 from benchmarks._data import BENCHMARKS, find_data
 from benchmarks._process import in_fresh_process, peak_bytes
 from benchmarks._report import Results, summarize, table
@@ -29,11 +29,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 SHORT = 1024
-GROWTH, WHOLE = 0.8, 0.2  # of the steps after those of the shortest contexts: from there to whole slices, and these
+GROWTH, WHOLE = 0.8, 0.2  # fractions of the steps after the warmup: growth, whole slices
 PAIRS = {"pair_features": "factorized"}
-VARIANTS: dict[
-    str, dict[str, Any]
-] = {  # arguments of the model; and, for what does not grow, the cells of its contexts
+VARIANTS: dict[str, dict[str, Any]] = {  # arguments of the model and, for contexts that do not grow, their size
     "contexts of 512": {"context_size": 512},
     "contexts of 1,024": {"context_size": SHORT},
     "full": {},
@@ -93,8 +91,8 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     training = peak_bytes()
     scores = {}
     for name, read_out in READ_OUT.items():
-        predicted = fold.in_source_order(_ours.sample(model, fold.query, seed=options.seed, **read_out))
-        scores[name] = _judge.judge(fold.truth, predicted)
+        predicted = fold.in_source_order(_models.sample(model, fold.query, seed=options.seed, **read_out))
+        scores[name] = _placement.score(fold.truth, predicted)
     taken = [b - a for a, b in zip(ends, ends[1:], strict=False)]
     whole = max(1, round(WHOLE * (1 - options.warmup) * len(taken)))
     costs = {
@@ -134,7 +132,7 @@ def run(results: Results, options: argparse.Namespace, variant: str, seed: int) 
     if "context_size" not in VARIANTS[variant]:
         parameters |= {"shortest": options.shortest, "warmup": options.warmup}
     elif options.minutes:
-        parameters["steps"] = None  # which only say when contexts grow
+        parameters["steps"] = None  # steps only determine when contexts grow
     methods = {read_out: f"{variant}, {read_out}" for read_out in READ_OUT}
     fold = "first"
     if all(results.find(parameters, method=method, fold=fold, seed=seed) for method in methods.values()):
@@ -165,7 +163,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     rows = [f"{variant}, {read_out}" for variant in options.variants for read_out in READ_OUT]
     summary = summarize(results.entries, rows, ["first"], options.seeds)
     results.write(summary=summary)
-    print(table(summary, [*_judge.METRICS, *COSTS]))
+    print(table(summary, [*_placement.METRICS, *COSTS]))
 
 
 if __name__ == "__main__":

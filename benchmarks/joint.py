@@ -50,8 +50,8 @@ from sklearn.ensemble import HistGradientBoostingClassifier
 from sklearn.metrics import roc_auc_score
 from sklearn.model_selection import StratifiedGroupKFold
 
-from benchmarks import _held_out, _ours
-from benchmarks._judge import nearest_neighbors
+from benchmarks import _held_out, _models
+from benchmarks._placement import nearest_neighbors
 from benchmarks._report import mean_sd, table
 from benchmarks.baselines._features import CLIP
 from benchmarks.pos_to_expr import normalized
@@ -201,7 +201,7 @@ def run(
     results: Results, name: str, reference: AnnData, held_out: AnnData, *, seed: int, options: argparse.Namespace
 ) -> None:
     """All comparisons of one fold."""
-    training = _ours.training_parameters(options.minutes, mode="any")
+    training = _models.training_parameters(options.minutes, mode="any")
     if results.find(training, method=SAMPLE, fold=name, seed=seed):
         return
     model, train_seconds = _held_out.trained(reference, name, mode="any", seed=seed, options=options)
@@ -211,7 +211,7 @@ def run(
     areas, each = compare(reference, held_out, drawn, model.schema.library_size, seed=seed)
     for method, scores in areas.items():
         if method == SAMPLE:
-            fields = {"seconds": seconds, "train_seconds": round(train_seconds, 1), "model": _ours.fingerprint(model)}
+            fields = {"seconds": seconds, "train_seconds": round(train_seconds, 1), "model": _models.fingerprint(model)}
             _held_out.keep(results, method, name, seed, parameters=training, scores=scores, **fields)
         else:
             _held_out.keep(results, method, name, seed, parameters={}, scores=scores, slices=each)

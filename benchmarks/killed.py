@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 RESULT = Path(__file__).parent / "results" / "killed.json"
-BEGUN = {"stage1": "stage1.json", "stage2": "data.tmp"}  # what a stage makes before it begins to write cells
+FIRST_OUTPUT = {"stage1": "stage1.json", "stage2": "data.tmp"}  # made before a stage writes cells
 KILLED = -9
 LIMIT = 600.0
 
@@ -62,14 +62,16 @@ def digests(folder: Path) -> dict[str, str]:
 def compare(stage: str, source: Path, folder: Path, moments: Sequence[float]) -> dict[str, Any]:
     """An uninterrupted run, and one killed at each moment, a fraction of its duration."""
     straight = folder / f"{stage}_straight"
-    status, seconds = run(command(stage, source, straight), straight / BEGUN[stage], None)
+    status, seconds = run(command(stage, source, straight), straight / FIRST_OUTPUT[stage], None)
     if status != 0:
         raise RuntimeError(f"{stage} ended with status {status}")
     truth, runs = digests(straight), []
     for share in moments:
         moment, target = share, folder / f"{stage}_killed"
         arguments = command(stage, source, target)
-        while run(arguments, target / BEGUN[stage], moment * seconds)[0] != KILLED:  # it was faster: sooner, then
+        while (
+            run(arguments, target / FIRST_OUTPUT[stage], moment * seconds)[0] != KILLED
+        ):  # it finished first; kill earlier
             shutil.rmtree(target)
             moment /= 2
         before = digests(target)

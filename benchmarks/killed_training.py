@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 RESULT = Path(__file__).parent / "results" / "killed_training.json"
 MODULE = "benchmarks._training_to_kill"
 LIMIT = 300.0  # seconds of a training
-BOUND = 60.0  # in which the others must have ended after one was killed
+BOUND = 60.0  # seconds after a kill by which all other processes must have ended
 SEED = 0
 THREADS = 1  # of each process
 
@@ -44,11 +44,11 @@ class Kill(NamedTuple):
     Attributes
     ----------
     devices
-        Its processes.
+        Number of processes.
     step
-        After this step has begun.
+        Step during which a process is killed.
     delay
-        So many seconds after it has.
+        Seconds after the start of that step.
     victim
         Which process is killed; None for all of them.
     """
@@ -69,7 +69,7 @@ def start(folder: Path, devices: int) -> subprocess.Popen[bytes]:
         return subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
 
 
-def said(folder: Path) -> str:
+def read_log(folder: Path) -> str:
     """Output of a training."""
     return folder.with_suffix(".log").read_text()
 
@@ -82,7 +82,7 @@ def finish(folder: Path, devices: int) -> dict[str, str]:
     finally:
         end(process.pid)
     if status:
-        raise RuntimeError(f"a training ended with status {status}: {said(folder)[-2000:]}")
+        raise RuntimeError(f"a training ended with status {status}: {read_log(folder)[-2000:]}")
     config = json.loads((folder / "model" / "config.json").read_text())
     contents = {
         "model.safetensors": (folder / "model" / "model.safetensors").read_bytes(),
@@ -116,7 +116,7 @@ def kill(folder: Path, how: Kill) -> dict[str, Any]:
     try:
         number = victim(watched, how.step, process)
         if number is None:
-            raise RuntimeError(f"a training ended before step {how.step}: {said(folder)[-2000:]}")
+            raise RuntimeError(f"a training ended before step {how.step}: {read_log(folder)[-2000:]}")
         time.sleep(how.delay)
         began = time.monotonic()
         if how.victim is None:
@@ -129,9 +129,8 @@ def kill(folder: Path, how: Kill) -> dict[str, Any]:
         left, status = len(members(process.pid)), process.wait(BOUND)
     finally:
         end(process.pid)
-    touch_all_params = int(watched.read_text().split()[1])
     return {
-        "step": touch_all_params,
+        "step": int(watched.read_text().split()[1]),
         "seconds_to_end": round(time.monotonic() - began, 2),
         "left_over": left,
         "status": status,
@@ -143,8 +142,8 @@ def victim(path: Path, step: int, process: subprocess.Popen[bytes]) -> int | Non
     deadline = time.monotonic() + LIMIT
     while process.poll() is None and time.monotonic() < deadline:
         if path.exists():
-            number, touch_all_params = path.read_text().split()
-            if int(touch_all_params) >= step:
+            number, reached = path.read_text().split()
+            if int(reached) >= step:
                 return int(number)
         time.sleep(0.002)
     return None
@@ -161,7 +160,7 @@ def compare(how: Kill, truth: dict[str, str], folder: Path) -> dict[str, Any]:
         **how._asdict(),
         "killed": ended,
         "had_checkpoint": checkpoint,
-        "told_what_to_do": "goes on where it was with resume='last'" in said(folder) if others else None,
+        "names_remedy": "continues with resume='last'" in read_log(folder) if others else None,
         "sha256": found,
         "identical": found == truth,
     }

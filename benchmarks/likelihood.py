@@ -28,17 +28,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 from scipy.spatial import KDTree
 
-from benchmarks import _held_out, _ours, pos_to_expr
-from benchmarks._judge import nearest_neighbors
+from benchmarks import _held_out, _models, pos_to_expr
+from benchmarks._placement import nearest_neighbors
 from benchmarks._report import table
 from benchmarks.pos_to_expr import (
     REFERENCE_NEIGHBORS,
     dense,
     draw_expression,
-    judge,
     make_task,
     neighbor_mean,
     normalized,
+    score,
 )
 
 if TYPE_CHECKING:
@@ -89,8 +89,11 @@ def likeness(drawn: Array, true: Array) -> dict[str, float]:
     """``genes`` and ``zeros`` of a sample, both (N, G) on the scale of the scores."""
     varies = (drawn.std(0) > 0) & (true.std(0) > 0)
     above = np.triu_indices(int(varies.sum()), 1)
-    ours, theirs = (np.corrcoef(values[:, varies].T)[above] for values in (drawn, true))
-    return {"genes": float(np.corrcoef(ours, theirs)[0, 1]), "zeros": float((drawn == 0).mean() / (true == 0).mean())}
+    sampled, measured = (np.corrcoef(values[:, varies].T)[above] for values in (drawn, true))
+    return {
+        "genes": float(np.corrcoef(sampled, measured)[0, 1]),
+        "zeros": float((drawn == 0).mean() / (true == 0).mean()),
+    }
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -104,12 +107,12 @@ def run(
     results: Results, name: str, reference: AnnData, held_out: AnnData, *, seed: int, options: argparse.Namespace
 ) -> None:
     """Score means and samples of one fold."""
-    training = _ours.training_parameters(options.minutes)
+    training = _models.training_parameters(options.minutes)
     if results.find(training, method="sample, counts", fold=name, seed=seed):
         return
     start = time.perf_counter()
     task = make_task(reference, held_out, seed=seed)
-    model, _ = _held_out.trained(reference, name, mode=_ours.MODE, seed=seed, options=options)
+    model, _ = _held_out.trained(reference, name, mode=_models.MODE, seed=seed, options=options)
     depth = model.schema.library_size
     true = normalized(task.query.X, depth)
     counts = dense(task.reference.X)
@@ -123,14 +126,14 @@ def run(
         "mean, counts": np.log1p(depth * rates(counts, size, near, theta)),
     }
     for method, values in means.items():
-        _held_out.keep(results, method, name, seed, parameters={}, scores=judge(values, true, task))
+        _held_out.keep(results, method, name, seed, parameters={}, scores=score(values, true, task))
     draws = draw_expression(model, task.query, None, seed=seed, n_samples=DRAWS)
     drawn = negative_binomial(draws.mean(0), theta, np.random.default_rng(seed))
     for method, sample in (("sample, model", draws[0]), ("sample, counts", drawn)):
         values = normalized(sample, depth)
         _held_out.keep(
-            results, method, name, seed, parameters=training, scores=judge(values, true, task) | likeness(values, true),
-            seconds=time.perf_counter() - start, model=_ours.fingerprint(model),
+            results, method, name, seed, parameters=training, scores=score(values, true, task) | likeness(values, true),
+            seconds=time.perf_counter() - start, model=_models.fingerprint(model),
         )  # fmt: skip
 
 

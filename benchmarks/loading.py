@@ -4,17 +4,17 @@ Simulated counts of several slices, with 500 genes and the share of nonzero valu
 file per slice, converted to a dataset by ``alphastomics.data.preprocess``, and read in batches of one context of 1,024 cells, in
 alternation:
 
-- ``first epoch``: our loader from the files, shuffled among a fifth of the cells, with verification of checksums;
+- ``first epoch``: the loader of this package from the files, shuffled among a fifth of the cells, with verification of checksums;
 - ``later epochs``: the same, after every page was verified;
 - ``network units``: the same, transformed and scaled on the CPU;
 - ``buffered``: later epochs, shuffled among all cells;
 - ``scvi``: ``AnnDataLoader`` over all cells in memory as CSR, shuffled;
 - ``backed``: random cells of one backed h5ad file with all cells, sorted, as an array.
 
-Our loader returns contexts of one slice, counts with their scaling factors, and positions; the others return counts. None uses
+The loader of this package returns contexts of one slice, counts with their scaling factors, and positions; the others return counts. None uses
 worker processes or threads: each uses one core.
 
-Ratios are medians over the repetitions of our speed over that of the others. Run as ``python -m benchmarks.loading``.
+Ratios are medians over the repetitions of its speed over that of the others. Run as ``python -m benchmarks.loading``.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 RESULT = Path(__file__).parent / "results" / "loading.json"
 CONTEXT = 1024
-OURS, THEIRS = ("first epoch", "later epochs", "network units", "buffered"), ("scvi", "backed")
+DATASET_LOADERS, OTHER_LOADERS = ("first epoch", "later epochs", "network units", "buffered"), ("scvi", "backed")
 BACKED_BATCHES = 5
 
 
@@ -88,7 +88,7 @@ def readers(folder: Path, n_cells: int) -> dict[str, Callable[[], int]]:
     from alphastomics.data._loaders import ContextLoader
     from alphastomics.data.parquet._source import ParquetSource
 
-    def ours(dataset: ContextDataset, epoch: int) -> int:
+    def counts(dataset: ContextDataset, epoch: int) -> int:
         dataset.set_epoch(epoch)
         return sum(int(np.count_nonzero(raw.batch.mask)) for raw in ContextLoader(dataset, 1, prefetch=False))
 
@@ -101,8 +101,8 @@ def readers(folder: Path, n_cells: int) -> dict[str, Callable[[], int]]:
         return ContextDataset(source, context_size=CONTEXT, seed=0, patches=False)
 
     streamed, buffered = contexts(n_cells // 5), contexts(n_cells)
-    ours(streamed, 0)
-    ours(buffered, 0)
+    counts(streamed, 0)
+    counts(buffered, 0)
     epochs = iter(range(1, 1000))
     in_memory = ad.read_h5ad(folder / "all.h5ad")
     scvi.model.SCVI.setup_anndata(in_memory)
@@ -121,10 +121,10 @@ def readers(folder: Path, n_cells: int) -> dict[str, Callable[[], int]]:
         return BACKED_BATCHES * CONTEXT
 
     return {
-        "first epoch": lambda: ours(contexts(n_cells // 5), 0),
-        "later epochs": lambda: ours(streamed, next(epochs)),
+        "first epoch": lambda: counts(contexts(n_cells // 5), 0),
+        "later epochs": lambda: counts(streamed, next(epochs)),
         "network units": lambda: encoded(streamed, next(epochs)),
-        "buffered": lambda: ours(buffered, next(epochs)),
+        "buffered": lambda: counts(buffered, next(epochs)),
         "scvi": scvi_loader,
         "backed": backed,
     }
@@ -152,7 +152,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         read = readers(folder, n_cells)
         turns = [{name: speed(each) for name, each in read.items()} for _ in range(options.turns)]
     ratios: dict[str, dict[str, float]] = {
-        one: {other: statistics.median(turn[one] / turn[other] for turn in turns) for other in THEIRS} for one in OURS
+        one: {other: statistics.median(turn[one] / turn[other] for turn in turns) for other in OTHER_LOADERS}
+        for one in DATASET_LOADERS
     }
     content: dict[str, Any] = {
         "benchmark": "loading",
@@ -169,8 +170,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     print(
         markdown(
             [
-                ["cells per second, ours over", *THEIRS],
-                *([one, *(f"{ratios[one][o]:.1f}" for o in THEIRS)] for one in OURS),
+                ["cells per second over those of", *OTHER_LOADERS],
+                *([one, *(f"{ratios[one][o]:.1f}" for o in OTHER_LOADERS)] for one in DATASET_LOADERS),
             ]
         )
     )

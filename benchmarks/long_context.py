@@ -36,7 +36,10 @@ if TYPE_CHECKING:
     from anndata import AnnData
 
 RESULT = Path(__file__).parent / "results" / "long_context.json"
-EXACT = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_ARENA_MAX": "1"}  # freed memory goes back, or peaks mean little
+EXACT = {
+    "MALLOC_MMAP_THRESHOLD_": "65536",
+    "MALLOC_ARENA_MAX": "1",
+}  # freed memory is returned to the system, so that peaks are comparable
 GENES = 200
 LONG = {"attention": "neighbor", "pair_features": "factorized"}
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -102,8 +105,8 @@ def estimate(options: argparse.Namespace) -> dict[str, Any]:
     arguments, n_cells, recompute = ESTIMATED[options.setting]
     adata = ad.read_h5ad(options.file)
     done = train(adata, arguments, n_steps=2, recompute=recompute)
-    said = done["model"].estimate_memory(n_cells, n_cells, precision="32", recompute=recompute, accelerator="cpu")
-    return {"estimate": said.peak, "peak": done["peak"], "ratio": said.peak / done["peak"]}
+    estimated = done["model"].estimate_memory(n_cells, n_cells, precision="32", recompute=recompute, accelerator="cpu")
+    return {"estimate": estimated.peak, "peak": done["peak"], "ratio": estimated.peak / done["peak"]}
 
 
 def operation(options: argparse.Namespace) -> dict[str, Any]:
@@ -190,7 +193,7 @@ def measure(part: str, setting: str, n_cells: int, options: argparse.Namespace, 
         if not file.exists():
             make_slice(n_cells, GENES).write_h5ad(file)
         arguments += ["--file", file]
-    environment = None if part == "operations" else EXACT  # it costs time, most where much is allocated
+    environment = None if part == "operations" else EXACT  # EXACT slows down allocations
     return in_fresh_process("benchmarks.long_context", *arguments, environment=environment)
 
 

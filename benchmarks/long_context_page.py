@@ -61,11 +61,11 @@ def claims_table(folder: Path = RESULTS) -> str:
     lines = [["claim", "specification", "arithmetic", "measured"]]
     for name, title in CLAIMS.items():
         claim = found["claims"][name]
-        lines.append([title, *(times(claim[key]) for key in ("said", "arithmetic", "ratio"))])
+        lines.append([title, *(times(claim[key]) for key in ("specification", "arithmetic", "ratio"))])
     for name, measured in found["sharing"]["measured"].items():
-        said = times(found["sharing"]["said"][name])
+        ratio = times(found["sharing"]["specification"][name])
         text = f"{times(measured['shared'])}; all weights {times(measured['all'])}"
-        lines.append([f'`layer_sharing="{name}"`, weights', said, said, text])
+        lines.append([f'`layer_sharing="{name}"`, weights', ratio, ratio, text])
     return rows(lines)
 
 

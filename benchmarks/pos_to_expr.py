@@ -28,7 +28,7 @@ import numpy as np
 import scipy.sparse as sp
 from scipy.spatial import KDTree
 
-from benchmarks import _held_out, _ours
+from benchmarks import _held_out, _models
 from benchmarks._report import table
 
 if TYPE_CHECKING:
@@ -48,8 +48,8 @@ MORAN_NEIGHBORS = 8
 OTHER_NEIGHBORS = (4, 8, 16, 32, 64, 128)
 LAYER_NEIGHBORS = 100
 SCORES = ("pearson", "mse", "moran", "variance")
-SAMPLES = 16  # whose mean is judged
-SINGLES = 4  # that are judged one by one
+SAMPLES = 16  # samples whose mean is scored
+SINGLES = 4  # samples that are scored one by one
 
 
 class Task(NamedTuple):
@@ -132,13 +132,13 @@ def gene_correlation(
     return np.divide((z_x * z_y).sum(0), norm, out=np.zeros(len(norm)), where=norm > 0)
 
 
-def judge(predicted: NDArray[np.float64], true: NDArray[np.float64], task: Task) -> dict[str, float]:
-    """Scores of a prediction; see the head of this file."""
+def score(predicted: NDArray[np.float64], true: NDArray[np.float64], task: Task) -> dict[str, float]:
+    """Scores of a prediction; see the docstring of this file."""
     position = task.query.obsm["spatial"]
     moran = morans_i(true, position)
     top = np.argsort(-moran)[: max(1, round(0.2 * len(moran)))]
-    asked = np.setdiff1d(np.arange(len(true)), task.known)
-    p, t = predicted[asked], true[asked]
+    scored = np.setdiff1d(np.arange(len(true)), task.known)
+    p, t = predicted[scored], true[scored]
     varies = t.var(0) > 0
     return {
         "pearson": float(gene_correlation(p, t)[top].mean()),
@@ -174,7 +174,7 @@ def all_other_cells(task: Task, depth: float) -> tuple[dict[str, float], int]:
     """Scores of the mean of the nearest other cells of the slice, and their number, which has the highest correlation."""
     x, true = task.query.obsm["spatial"], normalized(task.query.X, depth)
     near = KDTree(x).query(x, OTHER_NEIGHBORS[-1] + 1)[1][:, 1:]
-    found = {k: judge(neighbor_mean(true, near[:, :k]), true, task) for k in OTHER_NEIGHBORS}
+    found = {k: score(neighbor_mean(true, near[:, :k]), true, task) for k in OTHER_NEIGHBORS}
     best = max(found, key=lambda k: found[k]["pearson"])
     return found[best], best
 
@@ -190,9 +190,9 @@ def true_layers(task: Task, held_out: AnnData, depth: float) -> NDArray[np.float
     values = normalized(task.reference.X, depth)
     guess = np.broadcast_to(values.mean(0), (len(x), values.shape[1])).copy()
     for layer in np.intersect1d(layers, known_layers):
-        asked, there = layers == layer, known_layers == layer
-        near = KDTree(task.places[there]).query(x[asked], min(LAYER_NEIGHBORS, there.sum()))[1]
-        guess[asked] = neighbor_mean(values[there], near)
+        cells, reference = layers == layer, known_layers == layer
+        near = KDTree(task.places[reference]).query(x[cells], min(LAYER_NEIGHBORS, reference.sum()))[1]
+        guess[cells] = neighbor_mean(values[reference], near)
     return guess
 
 
@@ -208,7 +208,9 @@ def reference_slices(task: Task, depth: float) -> dict[str, float]:
     }
 
 
-def ours(model: AlphaSTomics, task: Task, depth: float, *, inpaint: bool, seed: int) -> dict[str, dict[str, float]]:
+def score_model(
+    model: AlphaSTomics, task: Task, depth: float, *, inpaint: bool, seed: int
+) -> dict[str, dict[str, float]]:
     """Scores of the mean of sixteen samples (``reduce="mean"``), and mean scores of single samples."""
     known = None
     if inpaint:
@@ -216,15 +218,15 @@ def ours(model: AlphaSTomics, task: Task, depth: float, *, inpaint: bool, seed: 
         known[task.known] = dense(task.query.X)[task.known]
     true = normalized(task.query.X, depth)
     draws = draw_expression(model, task.query, known, seed=seed, n_samples=SINGLES)
-    singles = [judge(normalized(draw, depth), true, task) for draw in draws]
+    singles = [score(normalized(draw, depth), true, task) for draw in draws]
     return {
-        "mean": judge(mean_expression(model, task.query, known, depth, seed=seed), true, task),
+        "mean": score(mean_expression(model, task.query, known, depth, seed=seed), true, task),
         "sample": {name: float(np.mean([scores[name] for scores in singles])) for name in SCORES},
     }
 
 
 def row_parameters(training: dict[str, Any], kind: str) -> dict[str, Any]:
-    """Settings that determine a row of :func:`ours`."""
+    """Settings that determine a row of :func:`score_model`."""
     return training | ({"singles": SINGLES} if kind == "sample" else {})
 
 
@@ -248,9 +250,9 @@ def mean_expression(
 
 
 def _sample(model: AlphaSTomics, query: AnnData, known: NDArray[np.float64] | None, **arguments: Any) -> AnnData:
-    asked = query.copy()
-    asked.X = None if known is None else known.astype(np.float32)
-    return model.sample(asked, mode="pos_to_expr", inpaint=known is not None, **arguments)
+    query = query.copy()
+    query.X = None if known is None else known.astype(np.float32)
+    return model.sample(query, mode="pos_to_expr", inpaint=known is not None, **arguments)
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -270,7 +272,7 @@ def run(
     results: Results, name: str, reference: AnnData, held_out: AnnData, *, seed: int, options: argparse.Namespace
 ) -> None:
     """Score the baselines and one model on one fold."""
-    training = _ours.training_parameters(options.minutes, mode=options.mode)
+    training = _models.training_parameters(options.minutes, mode=options.mode)
     if results.find(row_parameters(training, "sample"), method=f"{options.mode}, known, sample", fold=name, seed=seed):
         return
     task = make_task(reference, held_out, seed=seed)
@@ -278,20 +280,20 @@ def run(
     depth = model.schema.library_size
     true = normalized(task.query.X, depth)
     for method, values in baselines(task, depth).items():
-        _held_out.keep(results, method, name, seed, parameters={}, scores=judge(values, true, task))
+        _held_out.keep(results, method, name, seed, parameters={}, scores=score(values, true, task))
     scores, k = all_other_cells(task, depth)
     _held_out.keep(results, "all other cells", name, seed, parameters={}, scores=scores, k=k)
     layered = true_layers(task, held_out, depth)
     if layered is not None:
-        _held_out.keep(results, "true layers", name, seed, parameters={}, scores=judge(layered, true, task))
+        _held_out.keep(results, "true layers", name, seed, parameters={}, scores=score(layered, true, task))
     _held_out.keep(results, "reference slices", name, seed, parameters={}, scores=reference_slices(task, depth))
     for question, inpaint in (("registered", False), ("known", True)):
         start = time.perf_counter()
-        for kind, scores in ours(model, task, depth, inpaint=inpaint, seed=seed).items():
+        for kind, scores in score_model(model, task, depth, inpaint=inpaint, seed=seed).items():
             _held_out.keep(
                 results, f"{options.mode}, {question}, {kind}", name, seed, parameters=row_parameters(training, kind),
                 scores=scores, seconds=time.perf_counter() - start, train_seconds=round(seconds, 1),
-                model=_ours.fingerprint(model),
+                model=_models.fingerprint(model),
             )  # fmt: skip
 
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 RESULT = Path(__file__).parent / "results" / "preprocess_speed.json"
-OURS, THEIRS = "preprocess", ("in memory", "in memory, scaled")
+PREPROCESS, IN_MEMORY = "preprocess", ("in memory", "in memory, scaled")
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "NUMBA_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
 CLOCKS = ("seconds", "processor_seconds")
 FEW = 1000
@@ -66,7 +66,7 @@ def in_memory(source: Path, target: Path, *, scale: bool) -> None:
     pq.write_table(pa.table(columns), target / "train.parquet")
 
 
-def ours(source: Path, target: Path) -> None:
+def stages(source: Path, target: Path) -> None:
     """The stages, with their defaults."""
     from alphastomics.data.preprocess import Stage1Options, Stage2Options, preprocess
 
@@ -80,7 +80,7 @@ def measure(way: str, source: Path, few: Path) -> dict[str, float]:
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     pa.set_cpu_count(1)
-    run = ours if way == OURS else lambda *paths: in_memory(*paths, scale=way == THEIRS[1])
+    run = stages if way == PREPROCESS else lambda *paths: in_memory(*paths, scale=way == IN_MEMORY[1])
     with tempfile.TemporaryDirectory(dir=source.parent) as name:
         run(few, Path(name) / "few")
         clock, processor = time.perf_counter(), time.process_time()
@@ -99,7 +99,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--slices", type=int, default=50)
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--output", type=Path, default=RESULT)
-    parser.add_argument("--measure", choices=[OURS, *THEIRS], help=argparse.SUPPRESS)
+    parser.add_argument("--measure", choices=[PREPROCESS, *IN_MEMORY], help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     return parser.parse_args(argv)
 
@@ -116,15 +116,17 @@ def main(argv: Sequence[str] | None = None) -> None:
         write_slices(Path(name) / "raw", n_cells=options.cells, **sizes)
         write_slices(Path(name) / "few", n_cells=FEW, **(sizes | {"n_slices": 2}))
         for turn in range(options.turns):
-            ways = [OURS, *THEIRS] if turn % 2 == 0 else [*reversed(THEIRS), OURS]
+            ways = [PREPROCESS, *IN_MEMORY] if turn % 2 == 0 else [*reversed(IN_MEMORY), PREPROCESS]
             arguments = [("--measure", way, "--folder", name) for way in ways]
             found = [
                 in_fresh_process("benchmarks.preprocess_speed", *each, environment=ONE_THREAD) for each in arguments
             ]
             turns.append(dict(zip(ways, found, strict=True)))
     ratios = {
-        other: {clock: statistics.median(turn[other][clock] / turn[OURS][clock] for turn in turns) for clock in CLOCKS}
-        for other in THEIRS
+        other: {
+            clock: statistics.median(turn[other][clock] / turn[PREPROCESS][clock] for turn in turns) for clock in CLOCKS
+        }
+        for other in IN_MEMORY
     }
     content: dict[str, Any] = {
         "benchmark": "preprocess_speed",

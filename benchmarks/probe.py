@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from benchmarks import _ours
+from benchmarks import _models
 from benchmarks._data import BENCHMARKS, DEFAULT_MINUTES, find_data
 from benchmarks._report import machine, versions, write_json
 from benchmarks._runner import RESULTS
@@ -112,8 +112,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Probe the reference slices and the held-out one."""
     options = parse(argv)
     fold = BENCHMARKS[options.benchmark](find_data(options.data_dir))[0]
-    path = _ours.model_path(options.model_dir, options.benchmark, fold.name, mode=_ours.MODE, seed=options.seed)
-    model, _ = _ours.obtain_model(fold, seed=options.seed, minutes=options.minutes, path=path)
+    path = _models.model_path(options.model_dir, options.benchmark, fold.name, mode=_models.MODE, seed=options.seed)
+    model, _ = _models.obtain_model(fold, seed=options.seed, minutes=options.minutes, path=path)
     slices = {"held out": (fold.query, fold.truth[fold.order])}
     for name in model.schema.slices:
         cells = fold.reference[fold.reference.obs["slice_id"].astype(str) == name]
@@ -123,8 +123,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     report = {name: probe(model, cells, truth, seed=options.seed) for name, (cells, truth) in slices.items()}
     write_json(
         options.output,
-        {"benchmark": "probe", "tissue": options.benchmark, "seed": options.seed, "model": _ours.fingerprint(model),
-         "training": _ours.training_parameters(options.minutes), "probe": report, "versions": versions(),
+        {"benchmark": "probe", "tissue": options.benchmark, "seed": options.seed, "model": _models.fingerprint(model),
+         "training": _models.training_parameters(options.minutes), "probe": report, "versions": versions(),
          "machine": machine()},
     )  # fmt: skip
     for name, levels in report.items():

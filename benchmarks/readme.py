@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from benchmarks import _ours
+from benchmarks import _models
 from benchmarks._report import mean_sd
 from benchmarks._runner import RESULTS
 from benchmarks.compare import printed
@@ -103,7 +103,7 @@ def tables(folder: Path = RESULTS) -> str:
     parts = []
     for name, title in TISSUES.items():
         results = json.loads((folder / f"{name}.json").read_text())
-        minutes = {e["parameters"]["minutes"] for e in results["entries"] if e["method"] == _ours.DEFAULT}
+        minutes = {e["parameters"]["minutes"] for e in results["entries"] if e["method"] == _models.DEFAULT}
         heading = title.format(minutes=max(minutes, default=0))
         parts.append(f"{heading}:\n\n{tissue_table(results['summary'])}")
     return "\n\n".join(parts)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from benchmarks import _judge, _ours
+from benchmarks import _models, _placement
 from benchmarks._data import BENCHMARKS, DEFAULT_MINUTES, find_data
 from benchmarks._report import Results, mean_sd, summarize, table
 from benchmarks._runner import RESULTS
@@ -59,12 +59,12 @@ def differences(
     scores = {(e["method"], e["seed"]): e["scores"] for e in entries}
     found = []
     for sampler in samplers:
-        for few, many in COMPARISONS:
-            pairs = [(scores.get((row(sampler, few), s)), scores.get((row(sampler, many), s))) for s in seeds]
+        for fewer, more in COMPARISONS:
+            pairs = [(scores.get((row(sampler, fewer), s)), scores.get((row(sampler, more), s))) for s in seeds]
             both = [(a, b) for a, b in pairs if a is not None and b is not None]
             if both:
-                line: dict[str, Any] = {"method": f"{row(sampler, few)} - {row(sampler, many)}", "n_seeds": len(both)}
-                for metric in _judge.METRICS:
+                line: dict[str, Any] = {"method": f"{row(sampler, fewer)} - {row(sampler, more)}", "n_seeds": len(both)}
+                for metric in _placement.METRICS:
                     delta = [a[metric] - b[metric] for a, b in both]
                     line[metric] = [float(np.mean(delta)), float(np.std(delta, ddof=1)) if len(delta) > 1 else None]
                 found.append(line)
@@ -80,10 +80,12 @@ def main(argv: Sequence[str] | None = None) -> None:
 def run(fold: Fold, options: argparse.Namespace) -> None:
     """Score one fold."""
     results = Results(options.output, {"benchmark": "sampler", "tissue": options.benchmark})
-    path = _ours.model_path(options.model_dir, options.benchmark, fold.name, mode=_ours.MODE, seed=options.model_seed)
-    model, train_seconds = _ours.obtain_model(fold, seed=options.model_seed, minutes=options.minutes, path=path)
-    training = _ours.training_parameters(options.minutes) | {"model_seed": options.model_seed}
-    name, methods = _ours.fingerprint(model), []
+    path = _models.model_path(
+        options.model_dir, options.benchmark, fold.name, mode=_models.MODE, seed=options.model_seed
+    )
+    model, train_seconds = _models.obtain_model(fold, seed=options.model_seed, minutes=options.minutes, path=path)
+    training = _models.training_parameters(options.minutes) | {"model_seed": options.model_seed}
+    name, methods = _models.fingerprint(model), []
     for sampler in options.samplers:
         for n_steps in options.steps:
             methods.append(row(sampler, n_steps))
@@ -93,9 +95,9 @@ def run(fold: Fold, options: argparse.Namespace) -> None:
                 if entry is not None and entry["model"] == name:
                     continue
                 start = time.perf_counter()
-                placed = _ours.sample(model, fold.query, seed=seed, sampler=sampler, n_steps=n_steps)
+                placed = _models.sample(model, fold.query, seed=seed, sampler=sampler, n_steps=n_steps)
                 seconds = round(time.perf_counter() - start, 2)
-                scores = _judge.judge(fold.truth, fold.in_source_order(placed))
+                scores = _placement.score(fold.truth, fold.in_source_order(placed))
                 results.add(
                     method=methods[-1], fold=fold.name, seed=seed, parameters=parameters, scores=scores,
                     seconds=seconds, model=name, train_seconds=round(train_seconds, 1),
@@ -105,10 +107,10 @@ def run(fold: Fold, options: argparse.Namespace) -> None:
     paired = differences(current, options.samplers, options.seeds)
     results.write(summary=summary, differences=paired)
     print(f"\n{options.benchmark}, one model, mean ± sd over seeds of the draws")
-    print(table(summary, _judge.METRICS))
+    print(table(summary, _placement.METRICS))
     print("\npaired differences")
     for line in paired:
-        print(line["method"] + ": " + ", ".join(f"{m} {mean_sd(*line[m], '+.4f')}" for m in _judge.METRICS))
+        print(line["method"] + ": " + ", ".join(f"{m} {mean_sd(*line[m], '+.4f')}" for m in _placement.METRICS))
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 ``alphastomics preprocess`` converts both planes of embryo 1 to a dataset; ``train --streaming`` trains on
 it, shuffling among fewer cells than it has; ``sample`` places the cells of embryo2_z2 from a file without positions, and ``test`` the
-same cells from a file with them. The result of ``sample`` is scored by ``_judge.py``, which shares no code with the
+same cells from a file with them. The result of ``sample`` is scored by ``_placement.py``, which shares no code with the
 package. Run as ``python -m benchmarks.shell``; ``--help`` lists the options.
 """
 
@@ -16,7 +16,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks import _judge
+from benchmarks import _placement
 from benchmarks._data import BENCHMARKS, Fold, find_data
 from benchmarks._report import machine, markdown, versions, write_json
 
@@ -49,7 +49,7 @@ def run(fold: Fold, folder: Path, options: argparse.Namespace) -> dict[str, Any]
 
     write_files(fold, folder)
     run_folder = folder / "outputs" / "alphastomics"
-    asked: list[str | Path] = ["--checkpoint", run_folder, "--seed", str(options.seed)]
+    shared: list[str | Path] = ["--checkpoint", run_folder, "--seed", str(options.seed)]
     training = [
         "--mode",
         "expr_to_pos",
@@ -67,13 +67,13 @@ def run(fold: Fold, folder: Path, options: argparse.Namespace) -> dict[str, Any]
             "--seed", str(options.seed), *training,
         ),
         alphastomics(
-            "sample", *asked, "--input-data", folder / "query.h5ad", "--output", folder / "placed.h5ad", "--n-steps", "1", "--refine",
+            "sample", *shared, "--input-data", folder / "query.h5ad", "--output", folder / "placed.h5ad", "--n-steps", "1", "--refine",
         ),
-        alphastomics("test", *asked, "--input-data", folder / "known.h5ad", "--output", folder / "scores.json"),
+        alphastomics("test", *shared, "--input-data", folder / "known.h5ad", "--output", folder / "scores.json"),
     ]  # fmt: skip
     placed = fold.in_source_order(ad.read_h5ad(folder / "placed.h5ad").obsm["spatial"])
     tested = json.loads((folder / "scores.json").read_text())
-    return {"commands": commands, "sample": _judge.judge(fold.truth, placed), "test": tested}
+    return {"commands": commands, "sample": _placement.score(fold.truth, placed), "test": tested}
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -98,7 +98,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parameters = {name: getattr(options, name) for name in ("minutes", "buffer_size", "seed")}
     content = {"benchmark": "shell", "fold": fold.name, "parameters": parameters, **found}
     write_json(options.output, content | {"versions": versions(), "machine": machine()})
-    print(markdown([list(_judge.METRICS), [f"{found['sample'][name]:.3f}" for name in _judge.METRICS]]))
+    print(markdown([list(_placement.METRICS), [f"{found['sample'][name]:.3f}" for name in _placement.METRICS]]))
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ The results of ``model.sample`` are scored: a prediction and its standard deviat
 **Position.** The held-out slice is placed from its expression alone by 8 samples of 10 steps, with ``reduce="mean"`` and
 with ``reduce="medoid"``; s is ``obs["position_uncertainty"]``, the root mean square distance of samples with half of the
 genes to the prediction. The prediction is aligned to the truth by the transform of
-``aligned_rmsd`` in ``_judge.py`` (rotation, reflection, shift and scale, which expression does not contain), and s is scaled with it;
+``aligned_rmsd`` in ``_placement.py`` (rotation, reflection, shift and scale, which expression does not contain), and s is scaled with it;
 the error e is the remaining distance, in the units of the truth.
 
 **Expression.** It is predicted at the registered positions of the held-out slice, task (a) of ``pos_to_expr.py``, by 8
@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from scipy.stats import chi2, rankdata
 
-from benchmarks import _held_out, _judge, _ours
+from benchmarks import _held_out, _models, _placement
 from benchmarks._data import make_fold
 from benchmarks._report import table
 from benchmarks.pos_to_expr import dense, gene_correlation, make_task, normalized
@@ -67,21 +67,21 @@ SCORES = ("spearman", "coverage", "error_over_spread")
 
 def align(predicted: Array, truth: Array) -> tuple[Array, float]:
     """The prediction (N, D) after the best similarity transform to the truth, and the scale of that transform."""
-    rotation, _ = _judge.rigid_fit(predicted, truth)
+    rotation, _ = _placement.rigid_fit(predicted, truth)
     goal = truth.mean(0)
     turned = (predicted - predicted.mean(0)) @ rotation
     scale = float((turned * (truth - goal)).sum() / (turned**2).sum())
     return turned * scale + goal, scale
 
 
-def judge_positions(predicted: Array, s: Array, truth: Array) -> dict[str, float]:
+def score_positions(predicted: Array, s: Array, truth: Array) -> dict[str, float]:
     """Scores of positions (N, D) with standard deviations (N,) in any frame and scale."""
     aligned, scale = align(predicted, truth)
     error = np.linalg.norm(aligned - truth, axis=1)
-    return judge(error[:, None], scale * s[:, None], n_dims=truth.shape[1])
+    return score(error[:, None], scale * s[:, None], n_dims=truth.shape[1])
 
 
-def judge(error: Array, s: Array, *, n_dims: int = 1) -> dict[str, float]:
+def score(error: Array, s: Array, *, n_dims: int = 1) -> dict[str, float]:
     """Scores of standard deviations (N, M) by the errors (N, M) of N cells in M quantities of ``n_dims`` dimensions."""
     return {
         "spearman": float(gene_correlation(rankdata(s, axis=0), rankdata(error, axis=0)).mean()),
@@ -97,18 +97,18 @@ def place(model: AlphaSTomics, fold: Fold, row: str, *, seed: int) -> tuple[Arra
     return fold.in_source_order(placed.obsm["spatial"]), fold.in_source_order(uncertainty)
 
 
-def write(model: AlphaSTomics, task: Task, row: str, *, seed: int) -> tuple[Array, Array, Array]:
+def predict_expression(model: AlphaSTomics, task: Task, row: str, *, seed: int) -> tuple[Array, Array, Array]:
     """Expression, its standard deviations and the truth, all (N, G), of the cells that did not register the slice."""
-    depth, asked = model.schema.library_size, np.setdiff1d(np.arange(task.query.n_obs), task.known)
+    depth, scored = model.schema.library_size, np.setdiff1d(np.arange(task.query.n_obs), task.known)
     places = task.query.copy()
     places.X = None
     arguments = EXPRESSION_ROWS[row]
-    written = model.sample(places, mode="pos_to_expr", random_state=seed, **arguments)
-    true = normalized(task.query.X, depth)[asked]
+    predicted = model.sample(places, mode="pos_to_expr", random_state=seed, **arguments)
+    true = normalized(task.query.X, depth)[scored]
     if arguments["reduce"] is None:
-        draws = normalized(written.X, depth).reshape(arguments["n_samples"], task.query.n_obs, -1)[:, asked]
+        draws = normalized(predicted.X, depth).reshape(arguments["n_samples"], task.query.n_obs, -1)[:, scored]
         return draws.mean(0), draws.std(0), true
-    return dense(written.X)[asked], dense(written.layers["sd"])[asked], np.expm1(true)
+    return dense(predicted.X)[scored], dense(predicted.layers["sd"])[scored], np.expm1(true)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -122,7 +122,7 @@ def run(
     results: Results, name: str, reference: AnnData, held_out: AnnData, *, seed: int, options: argparse.Namespace
 ) -> None:
     """Score positions and expression of one fold."""
-    training = _ours.training_parameters(options.minutes, mode="any")
+    training = _models.training_parameters(options.minutes, mode="any")
     parameters = {row: training | arguments for row, arguments in (POSITION_ROWS | EXPRESSION_ROWS).items()}
     left = [row for row in parameters if not results.find(parameters[row], method=row, fold=name, seed=seed)]
     if not left:
@@ -132,13 +132,13 @@ def run(
     for row in left:
         start = time.perf_counter()
         if row in POSITION_ROWS:
-            scores = judge_positions(*place(model, fold, row, seed=seed), fold.truth)
+            scores = score_positions(*place(model, fold, row, seed=seed), fold.truth)
         else:
-            written, s, true = write(model, task, row, seed=seed)
-            scores = judge(np.abs(written - true), s)
+            predicted, s, true = predict_expression(model, task, row, seed=seed)
+            scores = score(np.abs(predicted - true), s)
         _held_out.keep(
             results, row, name, seed, parameters=parameters[row], scores=scores, seconds=time.perf_counter() - start,
-            train_seconds=round(train_seconds, 1), model=_ours.fingerprint(model),
+            train_seconds=round(train_seconds, 1), model=_models.fingerprint(model),
         )  # fmt: skip
 
 

@@ -10,7 +10,7 @@ from scipy.spatial import cKDTree
 from sklearn.decomposition import PCA
 from sklearn.neighbors import NearestNeighbors
 
-from benchmarks._judge import rigid_fit
+from benchmarks._placement import rigid_fit
 
 if TYPE_CHECKING:
     from anndata import AnnData

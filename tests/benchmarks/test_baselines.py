@@ -9,7 +9,7 @@ from benchmarks.baselines import BASELINES, contrastive, distance_mlp, knn_regre
 from benchmarks.baselines._features import common_frame, expression_features, principal_components
 from scipy import sparse
 
-from benchmarks import _judge
+from benchmarks import _placement
 
 SHORT = {"n_epochs": 0, "min_steps": 40, "context_size": 128, "n_hidden": 32}
 QUICK = {
@@ -28,7 +28,7 @@ def test_baseline_places_cells(name, make_tissue):
     reference, query = make_tissue(0, turn=2.0), make_tissue(1, n_slices=1)
     truth = query.obsm.pop("spatial")
     predicted = QUICK[name](reference, query, seed=0)
-    scores = _judge.judge(truth, predicted)
+    scores = _placement.score(truth, predicted)
     assert scores["distance_spearman"] > 0.75
     assert scores["aligned_rmsd"] < 0.5
     np.testing.assert_array_equal(predicted, QUICK[name](reference, query, seed=0))

@@ -19,19 +19,19 @@ def labeled():
 
 def test_separate_groups_are_found_and_noise_is_not(labeled):
     values, obs = labeled
-    scores = embeddings.judge(values, obs, seed=0)
+    scores = embeddings.score(values, obs, seed=0)
     assert set(scores) == {"type_ari", "type_nmi", "type_ari_louvain", "type_nmi_louvain"}
     assert scores["type_ari"] == scores["type_nmi"] == 1
     assert scores["type_nmi_louvain"] > 0.6
     shuffled = obs.sample(frac=1, random_state=0).reset_index(drop=True)
-    assert abs(embeddings.judge(values, shuffled, seed=0)["type_ari"]) < 0.1
+    assert abs(embeddings.score(values, shuffled, seed=0)["type_ari"]) < 0.1
 
 
-def test_layers_are_judged_where_there_are_some_and_cells_without_a_label_are_left_out(labeled):
+def test_layers_are_scored_where_there_are_some_and_cells_without_a_label_are_left_out(labeled):
     values, obs = labeled
     obs["layer"] = np.where(obs["cell_type"] == "a", "1", "2")
     obs.loc[:60, "cell_type"] = np.nan
-    scores = embeddings.judge(values, obs, seed=0)
+    scores = embeddings.score(values, obs, seed=0)
     assert scores["type_ari"] == 1
     assert scores["layer_ari"] < 1
     assert len(scores) == 8
@@ -71,7 +71,7 @@ def test_without_positions_none_are_shown():
     import anndata as ad
 
     cells = ad.AnnData(np.ones((3, 2)), obsm={"spatial": np.zeros((3, 2))})
-    for row, (layer, used) in embeddings.OURS.items():
+    for row, (layer, used) in embeddings.EMBEDDINGS.items():
         assert row == (f"{layer}, positions" if used else layer)
         assert embeddings.embed(Model(), cells, layer, use_positions=used) == layer
     assert "spatial" in cells.obsm

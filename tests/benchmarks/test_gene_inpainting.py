@@ -16,7 +16,7 @@ def task(make_tissue):
     return pos_to_expr.make_task(*pair, seed=0)
 
 
-def test_exactly_what_was_asked_is_hidden():
+def test_exactly_what_is_scored_is_hidden():
     rng = np.random.default_rng(0)
     genes = inpainting.hide((50, 40), "genes", rng)
     assert genes.sum() == 12 * 50
@@ -49,28 +49,28 @@ def test_neighbors_predict_a_gradient_and_the_best_k_is_best(task, question):
     depth = float(np.median(task.reference.X.sum(1)))
     true = pos_to_expr.normalized(task.query.X, depth)
     hidden = inpainting.hide(true.shape, question, np.random.default_rng(0))
-    asked = inpainting.asked_entries(task, hidden)
+    scored = inpainting.scored_entries(task, hidden)
     moran = pos_to_expr.morans_i(true, task.query.obsm["spatial"])
     found = inpainting.baselines(task, hidden, question, depth, seed=0)
-    scores = {name: inpainting.judge(values, true, asked, moran) for name, (values, _) in found.items()}
+    scores = {name: inpainting.score(values, true, scored, moran) for name, (values, _) in found.items()}
     for way in inpainting.BASELINES:
         assert scores[f"{way}, best k"]["pearson"] >= scores[way]["pearson"] > 0.3
         assert found[way][1]["k"] in inpainting.NEIGHBORS
-    perfect = inpainting.judge(true, true, asked, moran)
+    perfect = inpainting.score(true, true, scored, moran)
     assert perfect == pytest.approx({"pearson": 1, "pearson_spatial": 1, "mse": 0})
 
 
-def test_only_asked_entries_are_judged():
+def test_only_hidden_entries_are_scored():
     rng = np.random.default_rng(0)
-    true, asked = rng.normal(size=(60, 10)), rng.random((60, 10)) < 0.5
-    asked[:, 7:] = False
-    predicted = np.where(asked, rng.normal(size=true.shape) + true, 1e6)
-    scores = inpainting.judge(predicted, true, asked, np.arange(10.0))
-    each = [np.corrcoef(predicted[asked[:, g], g], true[asked[:, g], g])[0, 1] for g in range(7)]
+    true, scored = rng.normal(size=(60, 10)), rng.random((60, 10)) < 0.5
+    scored[:, 7:] = False
+    predicted = np.where(scored, rng.normal(size=true.shape) + true, 1e6)
+    scores = inpainting.score(predicted, true, scored, np.arange(10.0))
+    each = [np.corrcoef(predicted[scored[:, g], g], true[scored[:, g], g])[0, 1] for g in range(7)]
     assert scores["pearson"] == pytest.approx(np.mean(each))
     assert scores["pearson_spatial"] == pytest.approx(each[6])
-    errors = [((predicted - true)[asked[:, g], g] ** 2).mean() for g in range(7)]
-    assert scores["mse"] == pytest.approx(np.mean(errors) / np.mean([true[asked[:, g], g].var() for g in range(7)]))
+    errors = [((predicted - true)[scored[:, g], g] ** 2).mean() for g in range(7)]
+    assert scores["mse"] == pytest.approx(np.mean(errors) / np.mean([true[scored[:, g], g].var() for g in range(7)]))
 
 
 def test_known_genes_give_the_library_size():

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from benchmarks._data import DEFAULT_MINUTES
 
-from benchmarks import _held_out, _ours, directions, embeddings, gene_inpainting, joint, pos_to_expr, uncertainty
+from benchmarks import _held_out, _models, directions, embeddings, gene_inpainting, joint, pos_to_expr, uncertainty
 
 SCRIPTS = {
     "directions": directions,
@@ -20,9 +20,9 @@ SCRIPTS = {
 
 
 def test_one_place_for_the_model_of_a_tissue_fold_mode_and_seed():
-    assert _ours.model_path(None, "t", "f", mode="any", seed=0) is None
+    assert _models.model_path(None, "t", "f", mode="any", seed=0) is None
     keys = [(t, f, m, s) for t in ("t", "u") for f in ("f", "g") for m in ("any", "joint") for s in (0, 1)]
-    paths = {_ours.model_path(Path("m"), t, f, mode=m, seed=s) for t, f, m, s in keys}
+    paths = {_models.model_path(Path("m"), t, f, mode=m, seed=s) for t, f, m, s in keys}
     assert len(paths) == len(keys)
     assert Path("m/t/f_any_seed0") in paths
 
@@ -41,14 +41,14 @@ def test_one_model_serves_all_and_finished_runs_are_kept(make_tissue, tmp_path, 
     folds = {"observed": (make_tissue(0), make_tissue(1, n_slices=1))}
     monkeypatch.setattr(_held_out, "labeled_folds", lambda *_: folds)
     monkeypatch.setattr(_held_out, "find_data", lambda _: tmp_path)
-    trained, train = [], _ours.train_or_load
+    trained, train = [], _models.train_or_load
 
     def counted(reference, *, mode, path, **arguments):
         if not path.is_dir():
             trained.append(mode)
         return train(reference, mode=mode, path=path, **arguments)
 
-    monkeypatch.setattr(_ours, "train_or_load", counted)
+    monkeypatch.setattr(_models, "train_or_load", counted)
     contents = {}
     for again in (False, True):
         for name, script in SCRIPTS.items():
@@ -68,5 +68,5 @@ def test_one_model_serves_all_and_finished_runs_are_kept(make_tissue, tmp_path, 
     assert set(contents["directions"]["compared"]) == set(directions.COMPARED)
     assert set(contents["gene_inpainting"]["ratios"]) == set(gene_inpainting.QUESTIONS)
     assert set(contents["joint"]["excess"]) == set(joint.MOMENTS)
-    assert set(contents["embeddings"]["summary"]) == {embeddings.PCS, embeddings.AVERAGED, *embeddings.OURS}
+    assert set(contents["embeddings"]["summary"]) == {embeddings.PCS, embeddings.AVERAGED, *embeddings.EMBEDDINGS}
     assert set(contents["uncertainty"]["summary"]) == {*uncertainty.POSITION_ROWS, *uncertainty.EXPRESSION_ROWS}

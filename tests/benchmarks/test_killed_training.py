@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from benchmarks.killed_training import Kill, finish, kill, plan, said
+from benchmarks.killed_training import Kill, finish, kill, plan, read_log
 
 from benchmarks import killed_training
 
@@ -40,6 +40,6 @@ def test_it_ends_as_if_it_had_not_been_killed(tmp_path, kills):
         assert ended["seconds_to_end"] < killed_training.BOUND
         assert (folder / "last.ckpt").is_file()
     if devices == 2:  # the other process says what to do
-        assert "Another process of the training cannot be reached" in said(folder)
-        assert "resume='last'" in said(folder)
+        assert "Another process of the training cannot be reached" in read_log(folder)
+        assert "resume='last'" in read_log(folder)
     assert finish(folder, devices) == truth

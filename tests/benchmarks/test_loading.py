@@ -11,7 +11,7 @@ def test_every_reader_reads_and_ratios_are_of_ours_over_theirs(tmp_path, monkeyp
     loading.main(["--cells", "400", "--genes", "20", "--slices", "2", "--turns", "2", "--output", str(out)])
     found = json.loads(out.read_text())
     assert len(found["cells_per_second"]) == 2
-    assert all(set(turn) == {*loading.OURS, *loading.THEIRS} for turn in found["cells_per_second"])
+    assert all(set(turn) == {*loading.DATASET_LOADERS, *loading.OTHER_LOADERS} for turn in found["cells_per_second"])
     turns = [turn["later epochs"] / turn["scvi"] for turn in found["cells_per_second"]]
     assert min(turns) <= found["ratios"]["later epochs"]["scvi"] <= max(turns)
 
@@ -20,4 +20,6 @@ def test_each_way_of_ours_reads_every_cell(tmp_path):
     n_cells, density = loading.make_files(tmp_path, n_slices=2, n_cells=400, n_genes=20)
     read = loading.readers(tmp_path, n_cells)
     assert 0 < density < 1
-    assert {name: read[name]() for name in (*loading.OURS, "scvi")} == dict.fromkeys((*loading.OURS, "scvi"), 400)
+    assert {name: read[name]() for name in (*loading.DATASET_LOADERS, "scvi")} == dict.fromkeys(
+        (*loading.DATASET_LOADERS, "scvi"), 400
+    )

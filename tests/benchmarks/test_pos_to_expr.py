@@ -33,22 +33,22 @@ def test_the_truth_has_perfect_scores_and_a_constant_none():
     position = rng.uniform(size=(300, 2))
     true = np.column_stack([position, rng.normal(size=(300, 8))])
     task = task_of(position, true, true, np.arange(15))
-    perfect = pos_to_expr.judge(true, true, task)
+    perfect = pos_to_expr.score(true, true, task)
     assert perfect == pytest.approx({"pearson": 1, "mse": 0, "moran": 1, "variance": 1})
-    constant = pos_to_expr.judge(np.broadcast_to(true.mean(0), true.shape), true, task)
+    constant = pos_to_expr.score(np.broadcast_to(true.mean(0), true.shape), true, task)
     assert constant["pearson"] == pytest.approx(0)
     assert constant["mse"] == pytest.approx(1, abs=0.05)
     assert constant["variance"] == pytest.approx(0)
 
 
-def test_only_unknown_cells_and_spatial_genes_are_judged():
+def test_only_unknown_cells_and_spatial_genes_are_scored():
     rng = np.random.default_rng(0)
     position = rng.uniform(size=(300, 2))
     true = np.column_stack([position, rng.normal(size=(300, 8))])
     predicted = true.copy()
     predicted[:15] = 50.0
     predicted[:, 2:] = 0.0
-    scores = pos_to_expr.judge(predicted, true, task_of(position, true, true, np.arange(15)))
+    scores = pos_to_expr.score(predicted, true, task_of(position, true, true, np.arange(15)))
     assert scores["pearson"] == pytest.approx(1)
     assert scores["mse"] == pytest.approx(0)
 

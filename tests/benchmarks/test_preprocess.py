@@ -34,11 +34,11 @@ def test_peaks_of_both_sizes_are_measured(tmp_path):
 
 def test_what_is_done_in_memory_holds_the_same_cells(tmp_path):
     write_slices(tmp_path / "raw", n_slices=2, n_cells=200, n_genes=30, n_reads=20)
-    preprocess_speed.ours(tmp_path / "raw", tmp_path / "ours")
+    preprocess_speed.stages(tmp_path / "raw", tmp_path / "dataset")
     preprocess_speed.in_memory(tmp_path / "raw", tmp_path / "theirs", scale=False)
     theirs = pq.read_table(tmp_path / "theirs" / "train.parquet")
-    shards = DatasetInfo.read(tmp_path / "ours").shards
-    tables = [pq.read_table(tmp_path / "ours" / "data" / shard.file) for shard in shards]
+    shards = DatasetInfo.read(tmp_path / "dataset").shards
+    tables = [pq.read_table(tmp_path / "dataset" / "data" / shard.file) for shard in shards]
     assert sorted(theirs["cell_id"].to_pylist()) == sorted(name for t in tables for name in t["cell_id"].to_pylist())
     assert set(theirs.column_names) == set(tables[0].column_names) - {"library_size", "n_genes"}
 
@@ -48,9 +48,9 @@ def test_speeds_are_those_of_ours_over_theirs(tmp_path):
     out = tmp_path / "speed.json"
     preprocess_speed.main(["--cells", "200", *SMALL, "--turns", "2", "--output", str(out)])
     found = json.loads(out.read_text())
-    for other in preprocess_speed.THEIRS:
+    for other in preprocess_speed.IN_MEMORY:
         for clock in preprocess_speed.CLOCKS:
-            turns = [turn[other][clock] / turn[preprocess_speed.OURS][clock] for turn in found["turns"]]
+            turns = [turn[other][clock] / turn[preprocess_speed.PREPROCESS][clock] for turn in found["turns"]]
             assert min(turns) <= found["ratios"][other][clock] <= max(turns)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from benchmarks.baselines import BASELINES, PARAMETERS
 
-from benchmarks import _data, _judge, _ours, _report, _runner, denoiser_speed, memory, sampler
+from benchmarks import _data, _models, _placement, _report, _runner, denoiser_speed, memory, sampler
 
 ROOT = Path(__file__).parents[2]
 
@@ -48,7 +48,7 @@ def test_controls(fold):
         np.testing.assert_array_equal(np.sort(permuted, axis=0), np.sort(fold.truth, axis=0))
     left = fold.labels == "a"
     np.testing.assert_array_equal(np.sort(oracle[left], axis=0), np.sort(fold.truth[left], axis=0))
-    assert _judge.judge(fold.truth, oracle)["knn_20"] > _judge.judge(fold.truth, chance)["knn_20"]
+    assert _placement.score(fold.truth, oracle)["knn_20"] > _placement.score(fold.truth, chance)["knn_20"]
 
 
 def test_names_agree():
@@ -113,9 +113,9 @@ def test_variants_are_of_one_model(fold, tmp_path, monkeypatch):
         trained.append(seed)
         return len(trained), 1.0
 
-    monkeypatch.setattr(_ours, "obtain_model", obtain)
-    monkeypatch.setattr(_ours, "fingerprint", str)
-    monkeypatch.setattr(_ours, "place", lambda model, query, method, seed: np.eye(query.n_obs, 2))
+    monkeypatch.setattr(_models, "obtain_model", obtain)
+    monkeypatch.setattr(_models, "fingerprint", str)
+    monkeypatch.setattr(_models, "place", lambda model, query, method, seed: np.eye(query.n_obs, 2))
     _runner.run("seqfish", [fold], options(tmp_path, "--methods", "alphastomics", "--seeds", "0"))
     both = options(tmp_path, "--methods", "alphastomics", "chain_10", "--seeds", "0")
     _runner.run("seqfish", [fold], both)
@@ -130,17 +130,17 @@ def test_variants_are_of_one_model(fold, tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_alphastomics_is_trained_saved_and_found_again(fold, tmp_path):
     path = tmp_path / "seqfish" / "held_seed0"
-    model, seconds = _ours.obtain_model(fold, seed=0, minutes=0.02, path=path)
-    again, recorded = _ours.obtain_model(fold, seed=0, minutes=0.02, path=path)
-    assert (_ours.fingerprint(again), recorded) == (_ours.fingerprint(model), seconds)
-    for method in (_ours.DEFAULT, "one_step"):
-        placed = _ours.place(again, fold.query, method, seed=0)
+    model, seconds = _models.obtain_model(fold, seed=0, minutes=0.02, path=path)
+    again, recorded = _models.obtain_model(fold, seed=0, minutes=0.02, path=path)
+    assert (_models.fingerprint(again), recorded) == (_models.fingerprint(model), seconds)
+    for method in (_models.DEFAULT, "one_step"):
+        placed = _models.place(again, fold.query, method, seed=0)
         assert placed.shape == fold.truth.shape
         assert np.isfinite(placed).all()
 
 
 def test_sampler_differences_are_paired():
-    scores = dict.fromkeys(_judge.METRICS, 0.0)
+    scores = dict.fromkeys(_placement.METRICS, 0.0)
     entries = [
         {"method": sampler.row("ddpm", n), "seed": s, "scores": scores | {"knn_20": s + delta}}
         for s in (0, 1)

@@ -7,7 +7,7 @@ import pytest
 from benchmarks._data import make_fold
 
 from alphastomics.datasets import synthetic_tissue
-from benchmarks import _judge, shell
+from benchmarks import _placement, shell
 
 
 @pytest.mark.slow
@@ -22,7 +22,7 @@ def test_all_commands_run_and_what_they_wrote_is_scored(tmp_path, monkeypatch):
     found = json.loads(out.read_text())
     assert [command[0] for command in found["commands"]] == ["preprocess", "train", "sample", "test"]
     assert "--streaming" in found["commands"][1]
-    assert set(found["sample"]) == set(_judge.METRICS)
+    assert set(found["sample"]) == set(_placement.METRICS)
     assert set(found["test"]) == {"slice_2"}
     assert np.isfinite(list(found["sample"].values())).all()
     assert not any(str(tmp_path) in argument for command in found["commands"] for argument in command)

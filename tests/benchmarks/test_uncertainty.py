@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.stats import ortho_group
 
-from benchmarks import _data, _ours, pos_to_expr, uncertainty
+from benchmarks import _data, _models, pos_to_expr, uncertainty
 
 
 def calibrated(n_draws: int, shape: tuple[int, int], *, seed: int = 0):
@@ -24,19 +24,19 @@ def placement(n_draws: int, shape: tuple[int, int]):
 @pytest.mark.parametrize("n_dims", [2, 3])
 def test_calibrated_positions_are_covered(n_dims):
     predicted, s, truth = placement(200, (4000, n_dims))
-    scores = uncertainty.judge_positions(predicted, s, truth)
+    scores = uncertainty.score_positions(predicted, s, truth)
     assert scores["spearman"] > 0.5
     assert scores["coverage"] == pytest.approx(0.8, abs=0.02)
     assert scores["error_over_spread"] == pytest.approx(1, abs=0.05)
-    unrelated = uncertainty.judge_positions(predicted, np.random.default_rng(0).permutation(s), truth)
+    unrelated = uncertainty.score_positions(predicted, np.random.default_rng(0).permutation(s), truth)
     assert abs(unrelated["spearman"]) < 0.05
-    assert uncertainty.judge_positions(predicted, np.full_like(s, s.mean()), truth)["spearman"] == 0
+    assert uncertainty.score_positions(predicted, np.full_like(s, s.mean()), truth)["spearman"] == 0
 
 
-def test_few_calibrated_draws_come_to_what_is_said():
+def test_few_calibrated_draws_have_the_expected_scores():
     draws, truth = calibrated(8, (4000, 2))
     s = np.sqrt(draws.var(0, ddof=1).sum(1))
-    mean, single = (uncertainty.judge_positions(x, s, truth) for x in (draws.mean(0), draws[0]))
+    mean, single = (uncertainty.score_positions(x, s, truth) for x in (draws.mean(0), draws[0]))
     assert mean["error_over_spread"] == pytest.approx(np.sqrt(9 / 8), abs=0.05)
     assert single["error_over_spread"] == pytest.approx(np.sqrt(2), abs=0.07)
     assert single["coverage"] < mean["coverage"] < 0.8
@@ -45,8 +45,8 @@ def test_few_calibrated_draws_come_to_what_is_said():
 def test_frame_and_scale_of_a_placement_do_not_matter():
     predicted, s, truth = placement(6, (200, 2))
     moved = 3 * predicted @ ortho_group.rvs(2, random_state=0) + [5, -2]
-    expected = uncertainty.judge_positions(predicted, s, truth)
-    assert uncertainty.judge_positions(moved, 3 * s, truth) == pytest.approx(expected)
+    expected = uncertainty.score_positions(predicted, s, truth)
+    assert uncertainty.score_positions(moved, 3 * s, truth) == pytest.approx(expected)
     aligned, scale = uncertainty.align(moved, predicted)
     np.testing.assert_allclose(aligned, predicted)
     assert scale == pytest.approx(1 / 3)
@@ -54,10 +54,10 @@ def test_frame_and_scale_of_a_placement_do_not_matter():
 
 def test_wrong_spread_is_found_out():
     predicted, s, truth = placement(16, (1000, 2))
-    timid = uncertainty.judge_positions(predicted, 0.2 * s, truth)
+    timid = uncertainty.score_positions(predicted, 0.2 * s, truth)
     assert timid["coverage"] < 0.2
     assert timid["error_over_spread"] > 4
-    shy = uncertainty.judge_positions(predicted, 5 * s, truth)
+    shy = uncertainty.score_positions(predicted, 5 * s, truth)
     assert shy["coverage"] > 0.99
     assert shy["error_over_spread"] < 0.3
 
@@ -66,20 +66,20 @@ def test_calibrated_expression_is_covered():
     rng = np.random.default_rng(0)
     s = np.exp(rng.normal(size=(3000, 4)))
     error = np.abs(s * rng.normal(size=(3000, 4)))
-    scores = uncertainty.judge(error, s)
+    scores = uncertainty.score(error, s)
     assert scores["spearman"] > 0.4
     assert scores["coverage"] == pytest.approx(0.8, abs=0.02)
     assert scores["error_over_spread"] == pytest.approx(1, abs=0.05)
-    assert uncertainty.judge(error, 0.2 * s)["coverage"] < 0.25
-    assert abs(uncertainty.judge(error[rng.permutation(3000)], s)["spearman"]) < 0.05
-    assert uncertainty.judge(error, np.zeros_like(s))["spearman"] == 0
-    assert uncertainty.judge(error, np.zeros_like(s))["coverage"] == 0
+    assert uncertainty.score(error, 0.2 * s)["coverage"] < 0.25
+    assert abs(uncertainty.score(error[rng.permutation(3000)], s)["spearman"]) < 0.05
+    assert uncertainty.score(error, np.zeros_like(s))["spearman"] == 0
+    assert uncertainty.score(error, np.zeros_like(s))["coverage"] == 0
 
 
 @pytest.mark.slow
-def test_judged_is_what_the_package_returns(make_tissue):
+def test_scored_is_what_the_package_returns(make_tissue):
     reference, held_out = make_tissue(0), make_tissue(1, n_slices=1)
-    model, _ = _ours.train_or_load(reference, seed=0, minutes=0.02, mode="any", path=None)
+    model, _ = _models.train_or_load(reference, seed=0, minutes=0.02, mode="any", path=None)
     fold = _data.make_fold("observed", reference, held_out)
     for reduce in ("mean", "medoid"):
         predicted, s = uncertainty.place(model, fold, f"position, {reduce}", seed=3)
@@ -93,14 +93,14 @@ def test_judged_is_what_the_package_returns(make_tissue):
     places.X = None
     arguments = {"mode": "pos_to_expr", "n_samples": 8, "n_steps": 10, "random_state": 3}
     given = model.sample(places, reduce="mean", **arguments)
-    written, s, true = uncertainty.write(model, task, 'expression, layers["sd"]', seed=3)
+    written, s, true = uncertainty.predict_expression(model, task, 'expression, layers["sd"]', seed=3)
     np.testing.assert_allclose(written, given.X.toarray()[asked])
     np.testing.assert_allclose(s, given.layers["sd"][asked])
     np.testing.assert_allclose(true.sum(1), given.obs["library_size"].to_numpy()[asked])
     drawn = model.sample(places, **arguments)
     counts = np.stack([drawn[drawn.obs["draw"] == k].X.toarray()[asked] for k in range(8)])
     draws = np.log1p(counts / counts.sum(-1, keepdims=True) * model.schema.library_size)
-    written, s, of_log = uncertainty.write(model, task, "expression, log1p", seed=3)
+    written, s, of_log = uncertainty.predict_expression(model, task, "expression, log1p", seed=3)
     np.testing.assert_allclose(written, draws.mean(0), rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(s, draws.std(0), rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(of_log, np.log1p(true))

@@ -94,7 +94,7 @@ def test_noise_makes_every_score_worse():
         assert abs(near[key] - perfect) < abs(far[key] - perfect), key
 
 
-def test_max_cells_scores_the_judged_cells():
+def test_max_cells_scores_the_subsampled_cells():
     true, predicted = noisy_tissue()
     chosen = subsample_cells(80, 50, seed=4)
     expected = position_scores(true[chosen], predicted[chosen], random_state=4)

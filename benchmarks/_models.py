@@ -1,4 +1,4 @@
-"""AlphaSTomics, called through its public interface."""
+"""Models of this package: training, saving and sampling through the public interface."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from benchmarks._data import Fold
 
 DEFAULT = "alphastomics"
-MODE = "any"  # the package's default: one model for every question, and for all benchmarks of a tissue
+MODE = "any"  # the default of the package: one model for all benchmarks of a tissue
 LONG_CHAIN = "chain_500"
 VARIANTS: dict[str, dict[str, Any]] = {
     "one_step": {"n_steps": 1},
@@ -60,9 +60,9 @@ def train_or_load(
     import alphastomics as asx
 
     parameters = training_parameters(minutes, mode=mode) | {"seed": seed, "n_cells": reference.n_obs}
-    note = None if path is None else path.with_suffix(".json")
-    if path is not None and note is not None and note.is_file():
-        saved = json.loads(note.read_text())
+    record = None if path is None else path.with_suffix(".json")
+    if path is not None and record is not None and record.is_file():
+        saved = json.loads(record.read_text())
         if saved["parameters"] == parameters:
             return asx.model.AlphaSTomics.load(path, adata=False), saved["seconds"]
     reference = reference.copy()
@@ -71,12 +71,12 @@ def train_or_load(
     model = asx.model.AlphaSTomics(reference, mode=mode, random_state=seed)
     model.train(max_time=60 * minutes, enable_progress_bar=False)
     seconds = time.perf_counter() - start
-    if path is not None and note is not None:
-        # The note goes first and comes back last: a model that was half written is never taken for a finished one.
-        note.unlink(missing_ok=True)
+    if path is not None and record is not None:
+        # The record is removed first and written last, so that an incomplete model is never loaded.
+        record.unlink(missing_ok=True)
         path.parent.mkdir(parents=True, exist_ok=True)
         model.save(path, overwrite=True)
-        write_json(note, {"parameters": parameters, "seconds": seconds})
+        write_json(record, {"parameters": parameters, "seconds": seconds})
     return model, seconds
 
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     Array = NDArray[np.float64]
 
-N_JUDGED = 4000
+N_SCORED = 4000
 N_ROWS = 2000
 K = 20
 CONTACT_SHARE = 0.05
@@ -37,7 +37,7 @@ METRICS = ("knn_20", "distance_spearman", "aligned_rmsd", "contact_5", "nn_ks")
 """Names of the scores, in the order of the tables. ``aligned_rmsd`` and ``nn_ks`` are better when smaller."""
 
 
-def judge(truth: ArrayLike, predicted: ArrayLike) -> dict[str, float]:
+def score(truth: ArrayLike, predicted: ArrayLike) -> dict[str, float]:
     """Score predicted positions against true ones, cell by cell.
 
     Parameters
@@ -61,7 +61,7 @@ def judge(truth: ArrayLike, predicted: ArrayLike) -> dict[str, float]:
         raise ValueError(f"truth has shape {true.shape}, the prediction {pred.shape}")
     if not (np.isfinite(true).all() and np.isfinite(pred).all()):
         raise ValueError("positions contain NaN or infinite values")
-    idx = np.sort(np.random.default_rng(0).permutation(len(true))[:N_JUDGED])
+    idx = np.sort(np.random.default_rng(0).permutation(len(true))[:N_SCORED])
     rows = np.sort(np.random.default_rng(0).permutation(len(idx))[:N_ROWS])
     return {
         "knn_20": knn_preservation(true[idx], pred[idx], K),
@@ -74,7 +74,7 @@ def judge(truth: ArrayLike, predicted: ArrayLike) -> dict[str, float]:
 
 def chance_knn(n_cells: int) -> float:
     """Expected ``knn_20`` of a random arrangement of a slice of ``n_cells`` cells."""
-    return K / (min(n_cells, N_JUDGED) - 1)
+    return K / (min(n_cells, N_SCORED) - 1)
 
 
 def nearest_neighbors(positions: Array, k: int) -> NDArray[np.intp]:
