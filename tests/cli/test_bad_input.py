@@ -301,7 +301,7 @@ def read_only(folder):
 @pytest.mark.parametrize("place", [a_file, below_a_file, read_only])
 def test_a_folder_that_cannot_be_is_named(raw, tmp_path, capsys, place):
     out = place(tmp_path / "there")
-    message = rf"the folder {out}\S* cannot be created \(.*name another folder, and repeat the command"
+    message = rf"the folder {out}\S* cannot be created \(.*and repeat the command"
     assert main(["preprocess", "--input-dir", str(raw), "--output-dir", str(out)]) == 1
     assert re.search(message, complaint(capsys))
     with pytest.raises(OSError, match=message):

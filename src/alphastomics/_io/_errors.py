@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from os import PathLike
 
-WRITE = "check free space and permissions, or name another folder, and repeat the command"
+WRITE = "check free space and permissions, or choose another folder, and repeat the command"
 READ = "check its permissions and those of its folder, and repeat the command"
 LONGEST_LINE = 300  # characters of a reason
 LONGEST = 60  # characters of a value

@@ -214,7 +214,7 @@ def collate(contexts: Sequence[Context]) -> Batch:
     n_contexts, longest = len(contexts), max(1, *(len(context.rows) for context in contexts))
 
     def stack(name: str, length: int, padding: float = 0) -> torch.Tensor:
-        """Pad and stack one field, with numpy: torch would start threads of its own in the threads of a loader."""
+        """Pad and stack one field, with numpy: torch would start additional threads in the threads of a loader."""
         parts = [getattr(context, name) for context in contexts]
         stacked = np.full((n_contexts, length, *parts[0].shape[1:]), padding, dtype=parts[0].dtype)
         for row, part in zip(stacked, parts, strict=True):

@@ -1,4 +1,4 @@
-"""Contexts: cells of one slice that the network processes together.
+"""Contexts: cells of one slice that the network processes together, and their random changes (augmentation).
 
 Random draws come from generators keyed by (seed, epoch) for the division of slices into contexts and by (seed, epoch,
 index) for the augmentation of one context. They do not depend on the process, the worker, or the order of access.
@@ -6,7 +6,7 @@ index) for the augmentation of one context. They do not depend on the process, t
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -15,7 +15,6 @@ from torch.utils.data import Dataset
 
 from alphastomics._io._errors import format_names
 from alphastomics.config import Augmentation, ContextKind
-from alphastomics.data._augment import change_genes, random_rotation
 from alphastomics.data._batch import Context, RawContext, empty_context
 from alphastomics.data._checks import check_choice
 from alphastomics.data._division import DRAW, THIN, Divider, make_generator
@@ -269,3 +268,44 @@ def _choose_slices(source: CellSource, names: Sequence[str] | None, kind: str) -
     if not chosen:
         raise ValueError("slices is empty; pass at least one, or None for all")
     return chosen
+
+
+class GeneChange(NamedTuple):
+    """A random change of the expression of a context.
+
+    ``measured`` (G,) are the genes that are left, ``dropout`` is the share of measured genes that is dropped,
+    ``thinning`` the share of counts to remove. ``gain`` and ``shift`` (G,) are the same for all cells.
+    """
+
+    measured: NDArray[np.bool_]
+    dropout: float
+    thinning: float
+    gain: NDArray[np.float32]
+    shift: NDArray[np.float32]
+
+
+def change_genes(
+    present: NDArray[np.bool_], augmentation: Augmentation | None, rng: np.random.Generator | None
+) -> GeneChange:
+    """Draw a change of the genes of a context; gain and shift contain the factor 1 / sqrt(1 - dropout)."""
+    if augmentation is None or rng is None:
+        return GeneChange(present, 0.0, 0.0, present.astype(np.float32), np.zeros(len(present), dtype=np.float32))
+    measured, genes = present.copy(), np.flatnonzero(present)
+    n_dropped = int(rng.uniform(0.0, augmentation.gene_dropout) * len(genes))
+    if n_dropped:
+        measured[rng.choice(genes, n_dropped, replace=False)] = False
+    dropout = n_dropped / len(genes) if n_dropped else 0.0
+    thinning = rng.uniform(0.0, augmentation.thinning)
+    kept = (measured / np.float32(np.sqrt(1 - dropout))).astype(np.float32)
+    gain, shift = kept, np.zeros(len(present), dtype=np.float32)
+    if strength := np.float32(augmentation.gene_noise):
+        noise = rng.standard_normal((2, len(present)), dtype=np.float32) * strength
+        gain, shift = (1 + noise[0]) * kept, noise[1] * kept
+    return GeneChange(measured, dropout, thinning, gain, shift)
+
+
+def random_rotation(n_dims: int, rng: np.random.Generator) -> NDArray[np.float64]:
+    """Draw uniformly from the orthogonal group: QR of a Gaussian matrix, the signs of R moved to Q (Mezzadri 2007)."""
+    q, r = np.linalg.qr(rng.standard_normal((n_dims, n_dims)))
+    rotation: NDArray[np.float64] = q * np.sign(np.diagonal(r))
+    return rotation

@@ -111,7 +111,7 @@ def thin(counts: NDArray[np.float32], thinning: float, rng: np.random.Generator 
     Each unit of a small count draws 16 bits, which takes less time than ``rng.binomial``.
     """
     if rng is None or not 0 < thinning < 1:
-        raise ValueError(f"thinning={thinning} must lie in [0, 1) and needs rng.")
+        raise ValueError(f"thinning={thinning} must lie in [0, 1) and requires rng.")
     bound = round((1 - thinning) * 2**16)
     small = counts <= SMALL_COUNT
     kept = np.empty_like(counts)

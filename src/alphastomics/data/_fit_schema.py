@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_SCALE_FLOOR = 0.1
-_RADIUS_RATIO = 5.0
+_SCALE_FLOOR = 0.1  # of standard deviations, relative to their median
+_RADIUS_RATIO = 5.0  # of the largest slice to the smallest, above which a warning is issued
 
 
 def fit_schema(
@@ -102,7 +102,7 @@ def fit_schema(
         read_sequence(adata, sequence_key)
     placed: NDArray[np.bool_] = np.all(np.isfinite(position), axis=1)
     if not placed.any():
-        raise ValueError(f'obsm["{position_key}"] has no finite position; the reference needs cells with positions.')
+        raise ValueError(f'obsm["{position_key}"] has no finite position; the reference requires cells with positions.')
     groups = [(name, position[rows[placed[rows]]]) for name, rows in slice_rows(adata, slice_key)]
     extents = {name: measure_extent(name, points) for name, points in groups if len(points)}
     scale, center = fit_frame(extents, frame)

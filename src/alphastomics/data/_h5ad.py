@@ -1,7 +1,7 @@
 """Reading ``.h5ad`` files of unknown origin, after a check for links to other files and of the size.
 
-HDF5 follows links to other files, reads the values of a dataset from any file of the computer, and returns fill values
-that are not stored, as many as a header claims. Each of these is an error before anything is read.
+HDF5 follows links to other files, reads the values of a dataset from any file of the computer, and fills in values that are
+declared in a header but not stored. Each of these raises an error before values are read.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def reading_h5ad(path: Path, remedy: str = "choose another file") -> Iterator[No
 def check_h5ad(path: Path, is_read: Callable[[str], bool] = lambda name: True) -> None:
     """Raise a ValueError for a file that refers to other files, or that exceeds the memory of this machine.
 
-    ``is_read`` is whether a dataset of this name (``"/obs/cell_type"``) is read in one piece; the size of others is not
+    ``is_read`` is whether a dataset of this name (``"/obs/cell_type"``) is read at once; the size of others is not
     limited. The message does not name the file.
     """
     with h5py.File(path, "r") as file:
@@ -70,7 +70,7 @@ def check_h5ad(path: Path, is_read: Callable[[str], bool] = lambda name: True) -
 
 
 def _datasets(file: h5py.File) -> Iterator[h5py.Dataset]:
-    """Every dataset of a file, once; a ValueError if values are in another file."""
+    """Every dataset of a file, once; raises ValueError if values are in another file."""
     waiting, seen = [file["/"]], set()
     while waiting:
         group = waiting.pop()
@@ -89,12 +89,12 @@ def _datasets(file: h5py.File) -> Iterator[h5py.Dataset]:
                 waiting.append(entry)
             elif isinstance(entry, h5py.Dataset):
                 if entry.external or entry.is_virtual:
-                    raise ValueError(f"{entry.name} takes its values from another file")
+                    raise ValueError(f"{entry.name} stores its values in another file")
                 yield entry
 
 
 def _size(dataset: h5py.Dataset) -> int:
-    """Bytes of a dataset in memory; a ValueError if nearly all of them would be fill values."""
+    """Bytes of a dataset in memory; raises ValueError if nearly all of them would be fill values."""
     size = (dataset.size or 0) * (OBJECT_BYTES if dataset.dtype.hasobject else dataset.dtype.itemsize)
     if size > UNCHECKED_BYTES and size > MAX_RATIO * dataset.id.get_storage_size():
         raise ValueError(f"{dataset.name} declares {size / 2**30:,.1f} GiB but stores hardly any values")

@@ -44,11 +44,10 @@ class ContextLoader:
     rank, world_size
         Rank of this process, and number of processes that train together; all have the same number of batches.
     prefetch
-        Without worker processes, whether a thread loads batches ahead while the network computes. If nothing is computed
-        meanwhile, passing batches between threads only takes time.
+        Without worker processes, whether a thread loads batches ahead, which is faster if the network computes meanwhile.
     raw
-        Whether batches hold expression in user units (:class:`RawBatch`), which :meth:`encode` transforms to network units,
-        fastest on the training device; network units when False.
+        Whether batches are :class:`RawBatch`, with expression in user units, which :meth:`encode` transforms to network
+        units on the training device; otherwise they are :class:`Batch`.
     """
 
     def __init__(
@@ -204,7 +203,7 @@ def create_dataloaders(
         cell goes to one process.
     raw
         Whether loaders yield :class:`~alphastomics.data.RawBatch`, with expression in user units, which is fastest:
-        ``loader.encode(batch)`` transforms a batch to network units, on a GPU once the batch is there.
+        ``loader.encode(batch)`` transforms a batch to network units, on the device of the batch.
 
     Returns
     -------

@@ -5,7 +5,7 @@ together, a slice or a part of a large one, are a *chunk*. Chunks are in random 
 most ``buffer_size`` cells is open at a time; the next context is drawn from those left in the window, and a chunk whose
 contexts are all drawn makes room for the next one. With a buffer for all cells, every order has the same probability.
 
-Each process has a *shard*, an equal part of the sequence of chunks, with a window of its own, so that a slice is read
+Each process has a *shard*, an equal part of the sequence of chunks, with its own window, so that a slice is read
 by one process, or by two at the end of a shard. Padding contexts make all shards equally long: all ranks take as many
 steps.
 

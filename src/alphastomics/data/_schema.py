@@ -123,7 +123,7 @@ class TissueSchema:
             == len(self.gene_scale)
             == n_genes,
             "gene_scale must be positive": all(value > 0 for value in self.gene_scale),
-            "gene_share needs one value per gene under 'log1p', none under 'none'": len(self.gene_share)
+            "gene_share must have one value per gene under 'log1p' and be empty under 'none'": len(self.gene_share)
             == n_genes * log1p,
             "library_size must be positive under 'log1p' and None under 'none'": self.library_size > 0
             if log1p and self.library_size is not None
@@ -135,7 +135,7 @@ class TissueSchema:
         }
         broken = [rule for rule, holds in rules.items() if not holds]
         if broken:
-            raise ValueError(f"TissueSchema: {'; '.join(broken)}.")
+            raise ValueError(f"TissueSchema: {'; '.join(broken)}")
 
     def __repr__(self) -> str:
         return (
@@ -175,9 +175,9 @@ class TissueSchema:
         problems = {"missing": names - set(values), "unknown": set(values) - names}
         if any(problems.values()):
             listed = "; ".join(f"{word}: {', '.join(sorted(keys))}" for word, keys in problems.items() if keys)
-            raise ValueError(f"Not a TissueSchema of this version ({listed}).")
+            raise ValueError(f"not a TissueSchema of this version ({listed})")
         if wrong := next((name for name, value in values.items() if not _is_of_type(name, value)), None):
-            raise ValueError(f"TissueSchema: {wrong} is of another type, or not finite.")
+            raise ValueError(f"TissueSchema: {wrong} has the wrong type or is not finite")
         fields: dict[str, Any] = {name: tuple(value) if name in _TUPLES else value for name, value in values.items()}
         return cls(**fields)
 
@@ -199,13 +199,13 @@ class TissueSchema:
             Under ``transform="none"``, or if the measured genes have no counts in the reference.
         """
         if self.library_size is None:
-            raise ValueError('A library size has no meaning under transform="none".')
+            raise ValueError('the library size is undefined under transform="none"')
         if measured is None:
             return self.library_size
         mask = np.asarray(measured, dtype=bool)
         target = self.library_size if mask.all() else self.library_size * float(self._share[mask].sum())
         if target <= 0:
-            raise ValueError("The measured genes have no counts in the reference; measure some that have.")
+            raise ValueError("the measured genes have no counts in the reference; use other genes")
         return target
 
     def encode_expression(
@@ -240,7 +240,7 @@ class TissueSchema:
         block = canonical(as_matrix(values))
         genes = np.arange(self.n_genes) if columns is None else np.asarray(columns, dtype=np.int64)
         if len(genes) != block.shape[1]:
-            raise ValueError(f"values has {block.shape[1]} columns, the schema expects {len(genes)}.")
+            raise ValueError(f"values has {block.shape[1]} columns, not {len(genes)}")
         rows = np.repeat(np.arange(block.shape[0]), np.diff(block.indptr))
         column, data = genes[block.indices], block.data
         if (genes < 0).any():

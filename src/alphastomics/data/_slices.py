@@ -46,7 +46,7 @@ def resolve_query_slice_key(adata: AnnData, slice_key: str | None, *, positions:
 
 
 def slice_rows(adata: AnnData, slice_key: str | None, *, missing: bool = False) -> list[tuple[str, NDArray[np.int64]]]:
-    """Name and ascending row numbers of every slice, sorted by name, whatever the type of the column.
+    """Name and ascending row numbers of every slice, sorted by name, for any type of the column.
 
     ``missing`` is whether cells may have no slice; they form one set, named ``"unassigned"``, which comes last.
     """

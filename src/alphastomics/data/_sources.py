@@ -68,7 +68,7 @@ class CellSource(Protocol):
         """Which genes of the schema the cells of a slice have, shape (G,)."""
 
     def pieces(self, slice_index: int) -> list[NDArray[np.int64]]:
-        """Numbers, within a slice, of the cells of each piece that is read at once; a piece is contiguous in the tissue."""
+        """Numbers, within a slice, of the cells of each piece; a piece is read at once and is contiguous in the tissue."""
 
     @property
     def n_cells(self) -> int:
@@ -174,7 +174,7 @@ class AnnDataSource:
         target = self.schema.target_library_size(self.measured)
         if not target / DEPTH_RATIO <= median <= target * DEPTH_RATIO:
             warnings.warn(
-                f"The median library size of these cells is {median:.4g}, that of the reference {target:.4g} on the "
+                f"The median library size of these cells is {median:.4g}, but {target:.4g} in the reference on the "
                 f"same {int(self.measured.sum())} genes: more than {DEPTH_RATIO:g}-fold apart. Check that the values "
                 "are raw counts, as in the reference.",
                 UserWarning,
@@ -259,7 +259,7 @@ def _read_slices(adata: AnnData, schema: TissueSchema, *, positions: bool) -> tu
 
 
 def _match_genes(names: tuple[str, ...], genes: tuple[str, ...]) -> NDArray[np.int64]:
-    """Column of each gene of the schema, -1 where there is none."""
+    """Column of each gene of the schema, -1 for a missing gene."""
     columns: NDArray[np.int64] = pd.Index(names).get_indexer(pd.Index(genes)).astype(np.int64)
     missing = [gene for gene, column in zip(genes, columns, strict=True) if column < 0]
     if not missing:

@@ -1,4 +1,4 @@
-"""Access to repositories of the Hub, and errors of huggingface_hub as one line with a remedy."""
+"""Access to repositories of the Hub, and translation of the errors of huggingface_hub."""
 
 from __future__ import annotations
 
@@ -28,9 +28,7 @@ def require(package: str) -> None:
     try:
         __import__(package)
     except ImportError as error:
-        raise ImportError(
-            f'the Hub needs {package}, which is not installed: pip install "alphastomics[hub]"'
-        ) from error
+        raise ImportError(f'{package} is not installed; run pip install "alphastomics[hub]"') from error
 
 
 @contextmanager

@@ -165,7 +165,7 @@ class RawTissue:
         return self._columns[key]
 
     def slices(self, options: Stage1Options) -> list[RawSlice]:
-        """Slices of the file, sorted by name; the file is one slice without a key of slices."""
+        """Slices of the file, sorted by name; without a slice key, the file is one slice."""
         with reading_h5ad(self.path, REMEDY):
             return self._slices(options)
 
@@ -176,7 +176,7 @@ class RawTissue:
         if key is None and DEFAULT_SLICE_KEY in self.columns:
             key = DEFAULT_SLICE_KEY
         if options.cell_type_key is not None:
-            self.column(options.cell_type_key, "cell_type_key")  # an error here comes before files are written
+            self.column(options.cell_type_key, "cell_type_key")  # raises an error before files are written
         animals = None if options.animal_key is None else self.column(options.animal_key, "animal_key")
         if key is None:
             codes: NDArray[np.integer] = np.zeros(len(self._names), dtype=np.int8)
@@ -237,7 +237,7 @@ class RawTissue:
 
 
 def _is_in_memory(name: str, options: Stage1Options) -> bool:
-    """Whether a dataset is read in one piece; others are read in chunks."""
+    """Whether a dataset is read at once; others are read in chunks."""
     return name.startswith(("/obs/", "/var/", f"/obsm/{options.position_key}")) or name.endswith("/indptr")
 
 
@@ -268,7 +268,7 @@ def _text(value: object) -> str:
 
 
 def _positions(file: h5py.File, path: Path, options: Stage1Options, n_cells: int) -> tuple[int, NDArray[np.float64]]:
-    """Number of stored coordinates, and positions (n, 2 or 3); no other key is tried, since an embedding is not a position."""
+    """Number of stored coordinates, and positions (n, 2 or 3)."""
     key, found = options.position_key, list(file.get("obsm", {}))
     if key not in found:
         listed = ", ".join(map(repr, found)) or "nothing"

@@ -30,7 +30,7 @@ def stage1(
 ) -> int:
     """Write every slice of the ``.h5ad`` files of a folder to a separate file.
 
-    Slices that an earlier call with the same parameters finished are kept.
+    Slices that an earlier call with the same parameters wrote are kept.
 
     Parameters
     ----------
@@ -86,7 +86,7 @@ def stage2(
 
     Returns
     -------
-    The tissue, fitted to the cells of the training set.
+    The schema, fitted to the cells of the training set.
 
     Raises
     ------
@@ -122,7 +122,7 @@ def preprocess(
 
     Returns
     -------
-    The tissue, fitted to the cells of the training set.
+    The schema, fitted to the cells of the training set.
 
     Raises
     ------

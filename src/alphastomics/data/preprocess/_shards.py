@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from alphastomics.data.parquet._columns import Cells
     from alphastomics.data.preprocess._slice import StoredSlice
 
-STATISTICS = ".npz"  # suffix of the file of statistics beside a shard
+STATISTICS = ".npz"  # suffix of the file with the statistics of a shard
 
 Piece: TypeAlias = "tuple[StoredSlice, tuple[NDArray[np.integer], ...]]"
 

@@ -1,4 +1,4 @@
-"""Stage 1: every slice in a file of its own, cells along a Hilbert curve, genes in the common order.
+"""Stage 1: each slice is written to a separate file, cells along a Hilbert curve, genes in the common order.
 
 A slice of an earlier run with the same source and parameters is kept. Values are stored untransformed; library size and
 moments, which depend on all slices, are computed by stage 2.
@@ -152,7 +152,7 @@ def _write(task: SliceTask, tissue: RawTissue) -> dict[str, Any]:
 def _read(
     task: SliceTask, tissue: RawTissue, rows: NDArray[np.int64], column: NDArray[np.integer]
 ) -> tuple[sp.csr_matrix, NDArray[np.int64]]:
-    """Expression of cells in the order of the file, and the row of each of ``rows`` in it."""
+    """Expression of cells in the order of the file, and the number of the row of each of ``rows`` in it."""
     assert task.options.genes is not None
     ascending, n_genes = np.sort(rows), len(task.options.genes)
     # Chunks are written into the arrays of the result to save a second copy.

@@ -1,10 +1,10 @@
-"""Stage 2: slices of one or several folders become one dataset, split, scaled and described by a schema.
+"""Stage 2: slices of one or several folders are merged into one dataset, split, scaled and described by a schema.
 
 Row groups hold cells of one slice along its Hilbert curve. Contexts, which also hold cells of one slice, are shuffled
 when they are drawn; shuffling all cells on disk would scatter every slice over all files.
 
 Only files of stage 2 are removed: those that ``metadata.json`` lists, Parquet files with the metadata of this package,
-and files with the names of shards beside ``parameters.json``.
+and files with the names of shards in a folder with ``parameters.json``.
 """
 
 from __future__ import annotations
