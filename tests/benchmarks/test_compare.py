@@ -11,14 +11,7 @@ from benchmarks import compare
 if TYPE_CHECKING:
     import anndata as ad
 
-TINY = {
-    "d_model": 16,
-    "n_layers": 1,
-    "n_heads": 2,
-    "context_size": 64,
-    "accelerator": "cpu",
-    "mode": "expr_to_pos",
-}
+TINY = {"d_model": 16, "n_layers": 1, "n_heads": 2, "context_size": 64, "accelerator": "cpu", "mode": "expr_to_pos"}
 
 
 @pytest.fixture

@@ -192,18 +192,9 @@ BAD = [
     (damaged_values, r"slice_1\.h5ad"),
     (genes_out_of_range, r"slice_1\.h5ad"),
     (fewer_values, r"slice_1\.h5ad"),
-    (
-        fewer_positions,
-        r'slice_1\.h5ad.*obsm\["spatial"\].*\(55, 2\).*\(60, 2\).*position.key',
-    ),
-    (
-        other_expression,
-        r"slice_1\.h5ad.*\(60, 19\).*60 cells.*20 genes",
-    ),
-    (
-        other_axes,
-        r'obsm\["spatial"\].* 2 .*slice_0\.h5ad.* 3 .*slice_1\.h5ad',
-    ),
+    (fewer_positions, r'slice_1\.h5ad.*obsm\["spatial"\].*\(55, 2\).*\(60, 2\).*position.key'),
+    (other_expression, r"slice_1\.h5ad.*\(60, 19\).*60 cells.*20 genes"),
+    (other_axes, r'obsm\["spatial"\].* 2 .*slice_0\.h5ad.* 3 .*slice_1\.h5ad'),
     (no_positions, r'slice_1\.h5ad.*obsm\["spatial"\].*X_umap.*position.key'),
     (positions_missing, r'slice_1\.h5ad.*obsm\["spatial"\].* 1 cells.* 7\b'),
     (positions_of_text, r"slice_1\.h5ad.*could not convert"),

@@ -565,35 +565,17 @@ def test_suffixes():
         ),
         (["extract", "--input-data", "text.pt", "--output", "z.npz"], r"text\.pt"),
         (["extract", "--input-data", "cut.pt", "--output", "z.parquet"], r"cut\.pt"),
-        (
-            ["extract", "--input-data", "cut.h5ad", "--output", "z.h5ad"],
-            r"cut\.h5ad",
-        ),
-        (
-            ["extract", "--input-data", "cut.parquet", "--output", "z.npz"],
-            r"cut\.parquet",
-        ),
-        (
-            ["extract", "--input-data", "really.parquet", "--output", "z.npz"],
-            r"really\.parquet",
-        ),
-        (
-            ["sample", "--input-data", "nan.pt", "--output", "out.parquet"],
-            "X .*NaN",
-        ),
+        (["extract", "--input-data", "cut.h5ad", "--output", "z.h5ad"], r"cut\.h5ad"),
+        (["extract", "--input-data", "cut.parquet", "--output", "z.npz"], r"cut\.parquet"),
+        (["extract", "--input-data", "really.parquet", "--output", "z.npz"], r"really\.parquet"),
+        (["sample", "--input-data", "nan.pt", "--output", "out.parquet"], "X .*NaN"),
         (["test", "--input-data", "nowhere.pt"], r'nowhere\.pt.*obsm\["spatial"\]'),
         (
             ["extract", "--input-data", "nowhere.pt", "--use-positions", "--output", "z.npz"],
             r'nowhere\.pt.*obsm\["spatial"\]',
         ),
-        (
-            ["extract", "--input-data", "others.h5ad", "--output", "z.npz"],
-            r"others\.h5ad.* 20 .*20 genes",
-        ),
-        (
-            ["test", "--input-data", "line.h5ad"],
-            r'line\.h5ad.*obsm\["spatial"\].* 1 .* 2\b',
-        ),
+        (["extract", "--input-data", "others.h5ad", "--output", "z.npz"], r"others\.h5ad.* 20 .*20 genes"),
+        (["test", "--input-data", "line.h5ad"], r'line\.h5ad.*obsm\["spatial"\].* 1 .* 2\b'),
         (["test", "--data-dir", "logs"], "logs.*transformed"),
     ],
 )

@@ -55,10 +55,7 @@ def folder(tmp_path_factory):
             "accelerator='gpu'",
         ),
         (["demo", "--output-dir", "out", "--gpus", "1"], "--gpus"),
-        (
-            ["compare", "--input-data", "CELLS", "--output-dir", "out", "--accelerator", "gpu"],
-            "accelerator='gpu'",
-        ),
+        (["compare", "--input-data", "CELLS", "--output-dir", "out", "--accelerator", "gpu"], "accelerator='gpu'"),
     ],
 )
 def test_a_device_that_is_not_here_is_one_line(folder, tmp_path, tokens, message, capsys, monkeypatch):

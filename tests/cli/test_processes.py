@@ -91,16 +91,8 @@ def test_only_the_first_process_tells(monkeypatch):
         (["--strategy", "dpp"], 2, '"dpp".*--strategy.*"auto", "ddp"'),
         (["--strategy", "fsdp"], 1, "--strategy fsdp,.*--strategy fsdp2"),
         (["--strategy", "deepspeed_stage_3"], 1, "average.*--strategy fsdp2"),
-        (
-            ["--strategy", "fsdp2", "--fp16"],
-            1,
-            "--strategy fsdp2.*--precision 16-mixed.*'bf16-mixed'",
-        ),
-        (
-            ["--context-parallel-size", "3"],
-            1,
-            "--context-parallel-size 3.* 2 processes.*--devices",
-        ),
+        (["--strategy", "fsdp2", "--fp16"], 1, "--strategy fsdp2.*--precision 16-mixed.*'bf16-mixed'"),
+        (["--context-parallel-size", "3"], 1, "--context-parallel-size 3.* 2 processes.*--devices"),
         (["--strategy", "ddp"], 1, "--strategy ddp .*script"),
     ],
 )

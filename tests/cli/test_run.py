@@ -280,10 +280,7 @@ def test_other_flags_reach_the_trainer(folder, here, monkeypatch):
     ("tokens", "message"),
     [
         (["--resume", "--exp-name", "nonex"], r"outputs/nonex\S*last\.ckpt.*--exp-name"),
-        (
-            ["--resume", "outputs/alphastomics"],
-            r"outputs/alphastomics .*\.ckpt.*--resume",
-        ),
+        (["--resume", "outputs/alphastomics"], r"outputs/alphastomics .*\.ckpt.*--resume"),
     ],
 )
 def test_what_cannot_be_resumed_is_told_before_data_are_asked_for(trained_run, tokens, message, capsys):

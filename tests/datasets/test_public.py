@@ -19,11 +19,7 @@ LABELS = {
     "merfish_hypothalamus": "Cell_class",
     "slideseqv2_hippocampus": "cluster",
 }
-SQUIDPY_NAMES = {
-    "seqfish_embryo": "seqfish",
-    "merfish_hypothalamus": "merfish",
-    "slideseqv2_hippocampus": "slideseqv2",
-}
+SQUIDPY_NAMES = {"seqfish_embryo": "seqfish", "merfish_hypothalamus": "merfish", "slideseqv2_hippocampus": "slideseqv2"}
 
 
 def distributed(name: str) -> ad.AnnData:

@@ -302,11 +302,7 @@ def test_every_parameter_learns(form):
 
 @pytest.mark.parametrize(
     ("missing", "message"),
-    [
-        ({"neighbors": None}, "neighbors"),
-        ({"sequence": None}, "sequence=True"),
-        ({"pairs": None}, "features of pairs"),
-    ],
+    [({"neighbors": None}, "neighbors"), ({"sequence": None}, "sequence=True"), ({"pairs": None}, "features of pairs")],
 )
 def test_missing_geometry_is_named(missing, message):
     x, geometry, mask = cells()

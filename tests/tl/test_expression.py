@@ -102,9 +102,7 @@ def test_unmeasured_genes_are_left_out(adata, store):
 def test_another_object_is_matched_by_name(adata):
     cells, genes = np.random.default_rng(0).permutation(360), np.random.default_rng(1).permutation(30)[:20]
     other = ad.AnnData(
-        adata.layers["predicted"][cells][:, genes],
-        obs=adata.obs[[]].iloc[cells],
-        var=adata.var[[]].iloc[genes],
+        adata.layers["predicted"][cells][:, genes], obs=adata.obs[[]].iloc[cells], var=adata.var[[]].iloc[genes]
     )
     table = tl.expression_scores(adata, other, copy=True)
     assert table["n_genes"].tolist() == [20] * 3

@@ -14,11 +14,7 @@ from alphastomics.sampling._layers import query_source, seen_contexts
 from alphastomics.tl import attention_gates, attention_maps, attention_sinks, expert_usage
 
 N = 70  # cells of a slice
-KINDS = {
-    "moe": {"use_moe": True, "gate_type": "elementwise"},
-    "linear": {"attention": "linear"},
-    "headwise": {},
-}
+KINDS = {"moe": {"use_moe": True, "gate_type": "elementwise"}, "linear": {"attention": "linear"}, "headwise": {}}
 
 
 @pytest.fixture(scope="module")

@@ -69,8 +69,7 @@ def test_nothing_is_watched_afterwards(run):
 
 
 @pytest.mark.parametrize(
-    ("n_cells", "num_experts", "moe_top_k"),
-    [(9_999, 4, 1), (10_000, 8, 2), (100_000, 8, 2), (100_001, 16, 2)],
+    ("n_cells", "num_experts", "moe_top_k"), [(9_999, 4, 1), (10_000, 8, 2), (100_000, 8, 2), (100_001, 16, 2)]
 )
 def test_advice_by_the_number_of_cells(n_cells, num_experts, moe_top_k):
     assert advised_experts(n_cells) == {"num_experts": num_experts, "moe_top_k": moe_top_k}

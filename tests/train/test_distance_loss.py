@@ -50,8 +50,7 @@ def test_the_loss_is_that_of_the_name(kind, make_plan, make_batch, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "options",
-    [{"distance_loss": "fape"}, {"distance_clamp": 0.0, "distance_loss": "huber"}, {"distance_clamp": 2.0}],
+    "options", [{"distance_loss": "fape"}, {"distance_clamp": 0.0, "distance_loss": "huber"}, {"distance_clamp": 2.0}]
 )
 def test_impossible_options_are_refused(options):
     with pytest.raises(ValueError, match=next(iter(options))):

@@ -332,18 +332,8 @@ def test_a_name_that_is_none(hub, folder, capsys):
 @pytest.mark.parametrize(
     ("where", "status", "said", "message"),
     [
-        (
-            "repos/create",
-            401,
-            "Invalid credentials in Authorization header",
-            "token.*hf auth login",
-        ),
-        (
-            "repos/create",
-            403,
-            "You don't have the rights",
-            "token.*lab/tissue.*You don't have the rights",
-        ),
+        ("repos/create", 401, "Invalid credentials in Authorization header", "token.*hf auth login"),
+        ("repos/create", 403, "You don't have the rights", "token.*lab/tissue.*You don't have the rights"),
         ("preupload", 403, "Private storage limit reached", "space.*lab/tissue.*limit reached"),
         ("preupload", 404, "Repository not found", "lab/tissue.*name"),
         ("/lfs/", 500, f"oops {TOKEN}", "lab/tissue.*resumes"),

@@ -252,10 +252,7 @@ def lists(table, name, value, kind):
         (lambda t: t.drop_columns(["cell_id"]), "cell_id and expression"),
         (lambda t: t.drop_columns(["expression"]), "expression.*cell_id, indices and values"),
         (lambda t: lists(t, "cell_id", None, pa.string()), "cell_id.*55 cells"),
-        (
-            lambda t: lists(t, "expression", [1.0] * 3, pa.list_(pa.float32())),
-            "expression.* 3 .* 20 genes",
-        ),
+        (lambda t: lists(t, "expression", [1.0] * 3, pa.list_(pa.float32())), "expression.* 3 .* 20 genes"),
         (lambda t: lists(t, "expression", ["a"] * 20, pa.list_(pa.string())), "expression.*string"),
         (lambda t: lists(t, "expression", 1.0, pa.float32()), "expression.*float.*lists"),
         (lambda t: lists(t, "position", [1.0], pa.list_(pa.float64())), "position.* 1 coord"),

@@ -87,8 +87,7 @@ def test_clipped_differences_are_within_reach(n_frequencies, least):
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
-    [({"n_frequencies": 0}, "n_frequencies=0"), ({"longest": 1.0}, "shortest=2.0")],
+    ("options", "message"), [({"n_frequencies": 0}, "n_frequencies=0"), ({"longest": 1.0}, "shortest=2.0")]
 )
 def test_impossible_arguments_are_refused(options, message):
     with pytest.raises(ValueError, match=message):

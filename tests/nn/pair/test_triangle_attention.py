@@ -132,11 +132,7 @@ def test_rows_are_made_again_and_not_saved(make_factors):
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [
-        ({"n_heads": 3}, "n_channels=8"),
-        ({"direction": "outgoing"}, "direction='outgoing'"),
-        ({"chunk": 0}, "chunk=0"),
-    ],
+    [({"n_heads": 3}, "n_channels=8"), ({"direction": "outgoing"}, "direction='outgoing'"), ({"chunk": 0}, "chunk=0")],
 )
 def test_impossible_arguments_are_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
