@@ -200,3 +200,11 @@ def empty_folder(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.M
 def places(reference: AnnData) -> AnnData:
     """The second slice of 300 cells; the test may change it."""
     return reference[reference.obs["slice_id"] == "slice_1"].copy()
+
+
+@pytest.fixture
+def no_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fail if anything is trained."""
+    from alphastomics.train import ContextRunner
+
+    monkeypatch.setattr(ContextRunner, "__call__", lambda _: pytest.fail("training was started"))

@@ -12,6 +12,7 @@ import torch
 from hypothesis import given, strategies as st
 
 from alphastomics._io import _atomic, _json, _torch as _torch_file
+from files import Trap
 
 # -- JSON -----------------------------------------------------------------------------------------------------------------
 
@@ -68,16 +69,6 @@ def test_json_of_other_bytes_is_an_error(tmp_path):
 
 
 # -- torch ----------------------------------------------------------------------------------------------------------------
-
-
-class Trap:
-    """An object that creates a file when it is unpickled."""
-
-    def __init__(self, path):
-        self.path = str(path)
-
-    def __reduce__(self):
-        return open, (self.path, "w")
 
 
 @pytest.fixture

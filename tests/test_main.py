@@ -18,6 +18,7 @@ import pytest
 
 from alphastomics.datasets import synthetic_tissue
 from alphastomics.main import main
+from files import complaint
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -58,15 +59,6 @@ def query(folder: Path) -> list[str]:
 
 def files_in(path: Path) -> list[str]:
     return sorted(str(file.relative_to(path)) for file in path.rglob("*") if file.is_file())
-
-
-def complaint(capsys: pytest.CaptureFixture[str]) -> str:
-    """The one line that an error leaves on stderr."""
-    text = capsys.readouterr().err
-    assert "Traceback" not in text
-    (line,) = [line for line in text.splitlines() if line.startswith("alphastomics: ")]
-    assert text.endswith(line + "\n")
-    return line
 
 
 # -- help ------------------------------------------------------------------------------------------------------------
@@ -458,54 +450,32 @@ def test_demo(tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("tokens", "code", "message"),
     [
-        (["frob"], 2, 'Unknown command "frob"'),
-        (["train", "--output-dir", "m"], 1, "--data-dir or --input-data"),
-        (["train", "--input-data", "none.h5ad", "--output-dir", "m"], 1, '"none.h5ad" does not exist'),
-        (["train", "--input-data", "REF", "--output-dir", "m", "--dmodel", "3"], 2, "Did you mean --d-model"),
-        (["train", "--input-data", "REF", "--output-dir", "m", "--mode", "both"], 2, "--mode. Choose from"),
-        (["train", "--input-data", "text", "--output-dir", "m"], 1, "text "),
-        (["train", "--input-data", "REF", "--output-dir", ".", "--exp-name", "text"], 1, "text "),
-        (["train", "--input-data", "REF", "--exp-name", "a/b"], 1, "--exp-name 'a/b'"),
-        (["train", "--input-data", "REF", "--output-dir", "m", "--slice-key", "a"], 1, r'obs\["a"\] .* --slice-key …'),
-        (["train", "--input-data", "REF", "--output-dir", "m", "--layer", "a"], 1, r'layers\["a"\] .* --layer …'),
-        (["train", "--input-data", "REF", "--output-dir", "m", "--gene-dropout", "1"], 2, "--gene-dropout"),
-        (["train", "--input-data", "REF", "--output-dir", "m", "--max-time", "soon"], 1, "max_time='soon'"),
-        (["train", "--input-data", "REF", "--output-dir", "m", "--num-experts", "8"], 1, "--num-experts.*--use-moe"),
+        ("frob", 2, 'Unknown command "frob"'),
+        ("train --output-dir m", 1, "--data-dir or --input-data"),
+        ("train --input-data none.h5ad --output-dir m", 1, '"none.h5ad" does not exist'),
+        ("train --input-data REF --output-dir m --dmodel 3", 2, "Did you mean --d-model"),
+        ("train --input-data REF --output-dir m --mode both", 2, "--mode. Choose from"),
+        ("train --input-data text --output-dir m", 1, "text "),
+        ("train --input-data REF --output-dir . --exp-name text", 1, "text "),
+        ("train --input-data REF --exp-name a/b", 1, "--exp-name 'a/b'"),
+        ("train --input-data REF --output-dir m --slice-key a", 1, r'obs\["a"\] .* --slice-key …'),
+        ("train --input-data REF --output-dir m --layer a", 1, r'layers\["a"\] .* --layer …'),
+        ("train --input-data REF --output-dir m --gene-dropout 1", 2, "--gene-dropout"),
+        ("train --input-data REF --output-dir m --max-time soon", 1, "max_time='soon'"),
+        ("train --input-data REF --output-dir m --num-experts 8", 1, "^alphastomics: --num-experts.*--use-moe"),
         (
-            ["train", "--input-data", "REF", "--output-dir", "m", "--mask-strategy", "block"],
-            1,
-            "^alphastomics: --mask-strategy.*--enable-masking",
-        ),
-        (
-            [
-                "sample",
-                "--checkpoint",
-                "MODEL",
-                "--input-data",
-                "REF",
-                "--output",
-                "o.h5ad",
-                "--sample-mode",
-                "pos_to_expr",
-            ],
+            "sample --checkpoint MODEL --input-data REF --output o.h5ad --sample-mode pos_to_expr",
             1,
             "--sample-mode pos_to_expr.* --mode pos_to_expr.* --mode expr_to_pos",
         ),
         (
-            ["extract", "--checkpoint", "MODEL", "--input-data", "REF", "--output", "z.npz", "--use-positions"],
+            "extract --checkpoint MODEL --input-data REF --output z.npz --use-positions",
             1,
             "--use-positions.*--mode pos_to_expr",
         ),
-        (
-            ["train", "--input-data", "REF", "--output-dir", "m", "--gpus", "1", "--devices", "1"],
-            1,
-            "--gpus.*--devices",
-        ),
-        (["sample", "--checkpoint", "MODEL", "--output", "o.h5ad"], 1, "--input-data or --data-dir"),
-        (["sample", "--checkpoint", "empty", "--input-data", "REF", "--output", "o.h5ad"], 1, r"config\.json"),
-        (["sample", "--checkpoint", "MODEL", "--input-data", "REF", "--output", "empty.h5ad"], 1, r"empty\.h5ad"),
-        (["sample", "--checkpoint", "MODEL", "--output", "o.h5ad", "--sample-mode", "joint"], 1, "--n-cells"),
-        (["test", "--checkpoint", "MODEL", "--input-data", "BARE"], 1, r'obsm\["spatial"\]'),
+        ("sample --checkpoint empty --input-data REF --output o.h5ad", 1, r"config\.json"),
+        ("sample --checkpoint MODEL --input-data REF --output empty.h5ad", 1, r"empty\.h5ad"),
+        ("test --checkpoint MODEL --input-data BARE", 1, r'obsm\["spatial"\]'),
     ],
 )
 def test_bad_input_is_one_clear_line(tokens, code, message, folder, tmp_path, monkeypatch, capsys):
@@ -519,7 +489,7 @@ def test_bad_input_is_one_clear_line(tokens, code, message, folder, tmp_path, mo
     before = files_in(tmp_path)
     model = str(folder / "run/checkpoints/model")
     stand_ins = {"REF": str(folder / "ref.h5ad"), "MODEL": model, "BARE": "bare.h5ad"}
-    assert main([stand_ins.get(token, token) for token in tokens]) == code
+    assert main([stand_ins.get(token, token) for token in tokens.split()]) == code
     assert re.search(message, complaint(capsys))
     assert files_in(tmp_path) == before
 

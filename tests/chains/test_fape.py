@@ -7,11 +7,10 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 from scipy.spatial.transform import Rotation
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from alphastomics.chains import fape as module
 from alphastomics.chains.fape import chain_frames, fape
+from largest_tensor import LargestTensor
 
 SIZES = (9, 6, 1)
 seeds = st.integers(0, 10_000)
@@ -146,18 +145,6 @@ def test_a_chain_has_no_frames_beside_a_gap_and_where_it_is_straight():
     assert chain_frames(x, mask).mask[0].tolist() == [False, True, True, True, False, True, True, False]
     index = torch.tensor([[0, 1, 2, 3, 5, 6, 7, 8]])
     assert chain_frames(helix(8), mask, index=index).mask[0].tolist() == [False, True, True, False, False, True, True, False]  # fmt: skip
-
-
-class LargestTensor(TorchDispatchMode):
-    """Number of entries of the largest tensor that any operation returns."""
-
-    entries = 0
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        result = function(*args, **(kwargs or {}))
-        sizes = [x.numel() for x in tree_leaves(result) if isinstance(x, torch.Tensor)]
-        self.entries = max(self.entries, *sizes, 0)
-        return result
 
 
 def test_blocks_change_nothing_and_the_pairs_are_never_all_in_memory(monkeypatch):

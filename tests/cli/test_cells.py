@@ -23,6 +23,7 @@ from alphastomics.data.preprocess import Stage1Options, Stage2Options, preproces
 from alphastomics.datasets import synthetic_tissue
 from alphastomics.main import main
 from alphastomics.model import AlphaSTomics
+from files import complaint, write_slices
 
 STEPS = ["--n-steps", "2"]
 PANEL = 4  # genes that one of the slices lacks
@@ -38,11 +39,7 @@ def tissue():
 
 
 def make_dataset(tissue, folder, *, lacking=(), split="slice"):
-    raw = folder / "raw"
-    raw.mkdir()
-    for name, rows in tissue.obs.groupby("slice_id", observed=True).indices.items():
-        cells = tissue[rows]
-        (cells[:, PANEL:] if name in lacking else cells).copy().write_h5ad(raw / f"{name}.h5ad")
+    raw = write_slices(tissue, folder / "raw", lacking=lacking, n_genes=PANEL)
     options = Stage2Options(split=split, train_ratio=0.5, val_ratio=0.25)
     preprocess(raw, folder / "dataset", Stage1Options(cell_type_key="cell_type"), options)
     return folder / "dataset"
@@ -213,7 +210,7 @@ def test_the_line_of_the_earlier_version_draws_as_many_cells(
     assert any(re.search(rf"{cells.n_obs} cells.*sampled\.h5ad", message) for message in told)
     capsys.readouterr()
     assert run(*line_of_old) == 1
-    assert re.search(r"sampled\.h5ad.*--output", line(capsys))
+    assert re.search(r"sampled\.h5ad.*--output", complaint(capsys))
 
 
 def test_every_slice_of_an_input_has_one_of_its_size(asked, cells, tmp_path):
@@ -245,7 +242,7 @@ def uneven(tissue, tmp_path_factory):
 
 def test_a_file_of_uneven_slices_is_not_trained_on(uneven, capsys):
     assert run("train", "--input-data", uneven / "data/train.parquet") == 1
-    assert re.search(r"train\.parquet.*genes.*--data-dir", line(capsys))
+    assert re.search(r"train\.parquet.*genes.*--data-dir", complaint(capsys))
 
 
 def alone(tissue, name, uneven):
@@ -494,7 +491,7 @@ def test_code_in_a_file_is_not_run(form, folder, asked, tmp_path, capsys):
         torch.save(values, target, _use_new_zipfile_serialization=form == "torch")
     before = sorted(tmp_path.iterdir())
     assert run("sample", *asked, "--input-data", target, "--output", tmp_path / "out.h5ad") == 1
-    assert "x.pt " in line(capsys)
+    assert "x.pt " in complaint(capsys)
     assert sorted(tmp_path.iterdir()) == before
     torch.load(target, weights_only=False) if form != "pickle" else pickle.loads(target.read_bytes())
     assert (tmp_path / "hit").exists()  # it would have been
@@ -516,7 +513,7 @@ def test_a_crafted_pickle_is_refused_wherever_it_is_given(form, name, folder, as
         path = tmp_path / "run" if name.startswith("run") else target
         given = ["--checkpoint", path, "--input-data", folder / "query.h5ad", "--accelerator", "cpu"]
     assert run("sample", *given, "--output", tmp_path / "out.h5ad") == 1
-    assert re.search(rf"{file}|{target} ", line(capsys))
+    assert re.search(rf"{file}|{target} ", complaint(capsys))
     assert not (tmp_path / "hit").exists()
     with file.open("rb") as opened:
         torch.load(opened, weights_only=False) if form == "torch" else pickle.load(opened)
@@ -524,15 +521,6 @@ def test_a_crafted_pickle_is_refused_wherever_it_is_given(form, name, folder, as
 
 
 # -- bad input ----------------------------------------------------------------------------------------------------------------
-
-
-def line(capsys):
-    """The one line that an error leaves on stderr."""
-    text = capsys.readouterr().err
-    assert "Traceback" not in text
-    (complaint,) = [line for line in text.splitlines() if line.startswith("alphastomics: ")]
-    assert text.endswith(complaint + "\n")
-    return complaint
 
 
 def test_suffixes():
@@ -608,7 +596,7 @@ def test_a_mistake_is_one_line_and_nothing_is_written(
         Path("logs/metadata.json").write_text(json.dumps(note))
     before = sorted(tmp_path.rglob("*"))
     assert run(*tokens[:1], *asked, *tokens[1:]) == 1
-    assert re.search(message, line(capsys))
+    assert re.search(message, complaint(capsys))
     assert sorted(tmp_path.rglob("*")) == before
 
 
@@ -620,6 +608,6 @@ def test_a_disk_that_is_full_leaves_nothing(folder, asked, tmp_path, capsys, mon
     monkeypatch.setattr(pq.ParquetWriter, "write_table", full)
     tokens = ["--input-data", folder / "query.h5ad", *STEPS, "--output", tmp_path / "out.parquet"]
     assert run("sample", *asked, *tokens) == 1
-    assert "No space left on device" in line(capsys)
+    assert "No space left on device" in complaint(capsys)
     assert (tmp_path / "out.parquet").read_text() == "old"
     assert [path.name for path in tmp_path.iterdir()] == ["out.parquet"]

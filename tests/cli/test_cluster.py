@@ -23,6 +23,7 @@ from alphastomics.data.preprocess import (
 from alphastomics.data.preprocess._dask import _check_workers, _versions
 from alphastomics.datasets import synthetic_tissue
 from alphastomics.main import main
+from files import files_in, write_slices
 
 pytest.importorskip("distributed")
 
@@ -113,11 +114,8 @@ if __name__ == "__main__":
 
 @pytest.fixture(scope="module")
 def raw(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("raw")
     tissue = synthetic_tissue(n_slices=4, n_cells=(90, 70, 40, 60), n_genes=25, random_state=0)
-    for name, rows in tissue.obs.groupby("slice_id", observed=True).indices.items():
-        tissue[rows].copy().write_h5ad(folder / f"{name}.h5ad")
-    return folder
+    return write_slices(tissue, tmp_path_factory.mktemp("raw"))
 
 
 @pytest.fixture(scope="module")
@@ -142,10 +140,6 @@ def scheduler(tmp_path_factory):
         yield process.stdout.readline().strip()
         process.stdin.close()
         process.wait(LIMIT)
-
-
-def files_in(folder):
-    return {path.relative_to(folder): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
 def command(*tokens, **environment):

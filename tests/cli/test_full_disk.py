@@ -21,6 +21,7 @@ from alphastomics.cli._output import print_error, write_h5ad
 from alphastomics.datasets import synthetic_tissue
 from alphastomics.main import main
 from alphastomics.train.checkpoint import LastCheckpoint
+from files import complaint, files_in
 
 TINY = ["--d-model", "16", "--n-layers", "1", "--n-heads", "2", "--context-size", "32", "--batch-size", "64"]
 TRAIN = ["train", *TINY, "--mode", "expr_to_pos", "--epochs", "1", "--accelerator", "cpu"]
@@ -50,19 +51,6 @@ def folder(place, monkeypatch):
     before = files_in(place)
     yield place
     assert files_in(place) == before
-
-
-def files_in(folder):
-    return {path.relative_to(folder): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
-
-
-def complaint(capsys):
-    text = capsys.readouterr().err
-    assert "Traceback" not in text
-    assert "Exception ignored" not in text
-    (line,) = [line for line in text.splitlines() if line.startswith("alphastomics: ")]
-    assert text.endswith(line + "\n")
-    return line
 
 
 MODEL = ["--checkpoint", "outputs/alphastomics/checkpoints/model", "--input-data", "cells.h5ad", "--accelerator", "cpu"]

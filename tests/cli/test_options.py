@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from cyclopts import App, CycloptsError
 
-from alphastomics.cli._options import ComparisonOptions, DemoOptions, FitOptions, SetupOptions
+from alphastomics.cli._options import ComparisonOptions, DemoOptions, FitOptions
 from alphastomics.config import Augmentation, MaskingConfig
 from alphastomics.main import app
 
@@ -57,92 +57,27 @@ def test_demo_differs_in_few_defaults():
 
 
 @pytest.mark.parametrize(
-    ("tokens", "group", "expected"),
+    ("tokens", "expected"),
     [
-        (["--mode", "joint"], "options", FitOptions(mode="joint")),
-        (["--training-mode", "joint"], "options", FitOptions(mode="joint")),
-        (
-            ["--d-model", "32", "--n-layers=2", "--n-heads", "1"],
-            "options",
-            FitOptions(d_model=32, n_layers=2, n_heads=1),
-        ),
-        (["--no-use-qk-norm"], "options", FitOptions(use_qk_norm=False)),
-        (["--no-gated-attention"], "options", FitOptions(use_gated_attention=False)),
-        (["--no-use-gated-attention"], "options", FitOptions(use_gated_attention=False)),
-        (["--use-gated-attention"], "options", FitOptions(use_gated_attention=True)),
-        (["--gate-type", "elementwise"], "options", FitOptions(gate_type="elementwise")),
-        (["--attention", "linear"], "options", FitOptions(attention="linear")),
-        (
-            "--attention neighbor --sparse-pairs hybrid --n-neighbors 16 --pair-features factorized --rank 8".split(),
-            "options",
-            FitOptions(attention="neighbor", sparse_pairs="hybrid", n_neighbors=16, pair_features="factorized", rank=8),
-        ),
-        (
-            "--residual hyper --n-streams 2 --layer-sharing block --sharing-block 2 --bottleneck 4 --rank auto".split(),
-            "options",
-            FitOptions(residual="hyper", n_streams=2, layer_sharing="block", sharing_block=2, bottleneck=4),
-        ),
-        (
-            ["--use-moe", "--num-experts", "8", "--moe-top-k=1", "--expert-width", "full"],
-            "options",
-            FitOptions(use_moe=True, num_experts=8, moe_top_k=1, expert_width="full"),
-        ),
-        (["--no-moe"], "options", FitOptions(use_moe=False)),
-        (["--moe-load-balance-loss-weight", "0.1"], "options", FitOptions(moe_load_balance_loss_weight=0.1)),
-        (
-            ["--prediction-type", "x0", "--position-nu", "2"],
-            "options",
-            FitOptions(prediction_type="x0", position_nu=2.0),
-        ),
-        (["--epochs", "3"], "options", FitOptions(max_epochs=3)),
-        (["--max-epochs", "3"], "options", FitOptions(max_epochs=3)),
-        (["--max-time", "90"], "options", FitOptions(max_time=90.0)),
-        (["--max-time", "00:01:00:00"], "options", FitOptions(max_time="00:01:00:00")),
-        (["--num-workers", "2"], "options", FitOptions(num_workers=2)),
-        (["--devices", "2"], "options", FitOptions(devices=2)),
-        (["--devices", "0,1"], "options", FitOptions(devices="0,1")),
-        (["--gpus", "2"], "options", FitOptions(gpus=2)),
-        (
-            "--strategy fsdp2 --devices 4 --num-nodes 2 --context-parallel-size 4".split(),
-            "options",
-            FitOptions(strategy="fsdp2", devices=4, num_nodes=2, context_parallel_size=4),
-        ),
-        (["--gene-dropout", ".2", "--thinning", ".1"], "options", FitOptions(gene_dropout=0.2, thinning=0.1)),
-        (["--lambda-neighbor", "0", "--lr", "1e-4"], "options", FitOptions(lambda_neighbor=0.0, lr=1e-4)),
-        (["--enable-masking"], "options", FitOptions(enable_masking=True)),
-        (["--disable-masking"], "options", FitOptions(enable_masking=False)),
-        (
-            [
-                "--enable-masking",
-                "--expression-mask-ratio",
-                ".4",
-                "--position-mask-ratio",
-                "0.3",
-                "--mask-strategy",
-                "block",
-            ],
-            "options",
-            FitOptions(enable_masking=True, expression_mask_ratio=0.4, position_mask_ratio=0.3, mask_strategy="block"),
-        ),
-        (
-            [
-                "--enable-masking",
-                "--masking-probability",
-                "1",
-                "--initial-mask-share",
-                ".1",
-                "--mask-ramp-steps",
-                "500",
-            ],
-            "options",
-            FitOptions(enable_masking=True, masking_probability=1.0, initial_mask_share=0.1, mask_ramp_steps=500),
-        ),
-        (["--reconstruction-weight", "2"], "options", FitOptions(reconstruction_weight=2.0)),
-        (["--slice-key", "animal", "--frame", "shared"], "setup", SetupOptions(slice_key="animal", frame="shared")),
+        ("--training-mode joint", FitOptions(mode="joint")),
+        ("--n-layers=2 --epochs 3", FitOptions(n_layers=2, max_epochs=3)),
+        ("--no-use-qk-norm --no-rotate", FitOptions(use_qk_norm=False, rotate=False)),
+        ("--no-gated-attention", FitOptions(use_gated_attention=False)),
+        ("--use-gated-attention", FitOptions(use_gated_attention=True)),
+        ("--attention neighbor --sparse-pairs hybrid", FitOptions(attention="neighbor", sparse_pairs="hybrid")),
+        ("--pair-features factorized --rank auto --attention geometric", FitOptions(pair_features="factorized", attention="geometric")),
+        ("--use-moe --moe-top-k=1 --expert-width full", FitOptions(use_moe=True, moe_top_k=1, expert_width="full")),
+        ("--no-moe --disable-masking", FitOptions(use_moe=False, enable_masking=False)),
+        ("--enable-masking --expression-mask-ratio .4", FitOptions(enable_masking=True, expression_mask_ratio=0.4)),
+        ("--position-nu 2 --lr 1e-4", FitOptions(position_nu=2.0, lr=1e-4)),
+        ("--max-time 90", FitOptions(max_time=90.0)),
+        ("--max-time 00:01:00:00", FitOptions(max_time="00:01:00:00")),
+        ("--devices 0,1", FitOptions(devices="0,1")),
+        ("--strategy fsdp2 --devices 4 --num-nodes 2", FitOptions(strategy="fsdp2", devices=4, num_nodes=2)),
     ],
-)
-def test_flags(train_tokens, tokens, group, expected):
-    assert parse(*train_tokens, *tokens)[group] == expected
+)  # fmt: skip
+def test_flags(train_tokens, tokens, expected):
+    assert parse(*train_tokens, *tokens.split())["options"] == expected
 
 
 def test_flags_of_the_earlier_version_mean_the_same(train_tokens):
@@ -223,16 +158,5 @@ def test_values_that_make_no_sense_are_refused_at_once(train_tokens, tokens):
 
 def test_commands():
     assert isinstance(app, App)
-    assert [name for name in app if not name.startswith("-")] == [
-        "demo",
-        "preprocess",
-        "stage1",
-        "stage2",
-        "train",
-        "sample",
-        "test",
-        "extract",
-        "provenance",
-        "compare",
-        "upload",
-    ]
+    names = "demo preprocess stage1 stage2 train sample test extract provenance compare upload"
+    assert [name for name in app if not name.startswith("-")] == names.split()

@@ -25,6 +25,7 @@ from alphastomics.datasets import synthetic_tissue
 from alphastomics.main import main
 from alphastomics.model import AlphaSTomics
 from alphastomics.train import TrainingPlan
+from files import complaint, write_slices
 
 TINY = ["--d-model", "16", "--n-layers", "1", "--n-heads", "2", "--context-size", "32", "--batch-size", "64"]
 SHORT = [*TINY, "--mode", "expr_to_pos", "--epochs", "2", "--accelerator", "cpu"]
@@ -45,9 +46,7 @@ def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("run")
     tissue = synthetic_tissue(n_cells=90, n_genes=20, random_state=0)
     tissue.write_h5ad(folder / "all.h5ad")
-    (folder / "raw").mkdir()
-    for name, rows in tissue.obs.groupby("slice_id", observed=True).indices.items():
-        tissue[rows].copy().write_h5ad(folder / "raw" / f"{name}.h5ad")
+    write_slices(tissue, folder / "raw")
     options = ["--train-ratio", "0.6", "--val-ratio", "0.1"]
     assert (
         main(["preprocess", "--input-dir", str(folder / "raw"), "--output-dir", str(folder / "dataset"), *options]) == 0
@@ -59,11 +58,6 @@ def folder(tmp_path_factory):
 def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     return tmp_path
-
-
-def complaint(capsys):
-    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("alphastomics: ")]
-    return line
 
 
 def state(path: Path = RUN / "checkpoints/last.ckpt") -> dict:

@@ -10,8 +10,6 @@ import torch
 from scipy.linalg import orthogonal_procrustes
 from scipy.spatial.distance import cdist, pdist
 from scipy.special import log_softmax, softmax
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from alphastomics.diffusion import distances, losses
 from alphastomics.diffusion.losses import (
@@ -21,6 +19,7 @@ from alphastomics.diffusion.losses import (
     mean_squared_error,
     neighbor_error,
 )
+from largest_tensor import LargestTensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -215,18 +214,6 @@ def test_blocks_change_nothing(monkeypatch, name, block):
     expected = run()
     visit_in_blocks(monkeypatch, block, mask)
     torch.testing.assert_close(run(), expected, rtol=1e-5, atol=1e-6)
-
-
-class LargestTensor(TorchDispatchMode):
-    """Number of entries of the largest tensor that any operation returns."""
-
-    entries = 0
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        result = function(*args, **(kwargs or {}))
-        sizes = [x.untyped_storage().nbytes() // x.itemsize for x in tree_leaves(result) if isinstance(x, torch.Tensor)]
-        self.entries = max(self.entries, *sizes, 0)
-        return result
 
 
 @pytest.mark.parametrize("name", PAIRWISE)

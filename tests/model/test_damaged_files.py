@@ -11,20 +11,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from alphastomics.model import AlphaSTomics
-
-
-def contents(folder):
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
-
-
-class Trap:
-    """Unpickling it leaves a file behind."""
-
-    def __init__(self, path):
-        self.path = str(path)
-
-    def __reduce__(self):
-        return open, (self.path, "w")
+from files import Trap, files_in
 
 
 def test_a_pickled_model_is_named_and_not_opened(tmp_path):
@@ -155,11 +142,11 @@ def test_weights_that_are_missing_are_named(folder):
 
 
 def test_failed_save_leaves_the_model_that_was_there(trained, folder, monkeypatch):
-    before = contents(folder)
+    before = files_in(folder)
     monkeypatch.setitem(trained.init_params_["non_kwargs"], "mode", object())
     with pytest.raises(TypeError):
         trained.save(folder, overwrite=True)
-    assert contents(folder) == before
+    assert files_in(folder) == before
 
 
 @pytest.mark.parametrize("name", ["marginals.true", "dependence.share", "outlines.quantiles", "exemplars.expression"])

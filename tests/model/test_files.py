@@ -12,10 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from alphastomics.model import AlphaSTomics
-
-
-def contents(folder):
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
+from files import files_in
 
 
 def test_saved_and_loaded_without_data_it_samples_the_same_bytes(trained, folder, reference, positions_of, weights_of):
@@ -51,7 +48,7 @@ def test_history_comes_back(trained, folder):
 
 
 def test_two_files_are_written_and_nothing_else(folder):
-    assert sorted(contents(folder)) == ["config.json", "model.safetensors"]
+    assert sorted(files_in(folder)) == ["config.json", "model.safetensors"]
     config = json.loads((folder / "config.json").read_text())
     assert config["format"] == "alphastomics-model"
     assert config["versions"].keys() >= {"alphastomics", "torch", "scvi-tools"}
@@ -60,7 +57,7 @@ def test_two_files_are_written_and_nothing_else(folder):
 
 def test_saving_what_was_loaded_gives_the_same_files(folder, tmp_path):
     AlphaSTomics.load(folder, adata=False).save(tmp_path / "again")
-    assert contents(tmp_path / "again") == contents(folder)
+    assert files_in(tmp_path / "again") == files_in(folder)
 
 
 def test_loaded_with_data_it_trains_on(folder, reference, train_briefly, positions_of):
@@ -142,9 +139,9 @@ def test_a_folder_with_something_in_it_is_not_overwritten_unasked(trained, tmp_p
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(FileExistsError, match="overwrite=True"):
         trained.save(tmp_path)
-    assert contents(tmp_path) == {"notes.txt": b"mine"}
+    assert files_in(tmp_path) == {"notes.txt": b"mine"}
     trained.save(tmp_path, overwrite=True)
-    assert sorted(contents(tmp_path)) == ["config.json", "model.safetensors", "notes.txt"]
+    assert sorted(files_in(tmp_path)) == ["config.json", "model.safetensors", "notes.txt"]
     assert AlphaSTomics.load(tmp_path, adata=False).is_trained_
 
 

@@ -15,6 +15,7 @@ import yaml
 
 from alphastomics.main import main
 from alphastomics.model import AlphaSTomics
+from files import files_in
 
 # huggingface_hub sends files in a way that httpx advises against.
 pytestmark = [
@@ -25,10 +26,6 @@ pytestmark = [
 TOKEN = "hf_secretsecretsecret"
 REPO = "lab/tissue"
 FILES = {"model.safetensors", "config.json", "README.md"}
-
-
-def contents(folder):
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
 def sent(hub):
@@ -58,7 +55,7 @@ def test_what_was_pushed_comes_back_to_the_byte(hub, trained, folder, reference,
     url = trained.push_to_hub(REPO)
     assert url == f"{hub.url}/{REPO}"
     assert set(hub.repositories[REPO].files) == FILES | {".gitattributes"}
-    assert {name: sent(hub)[name] for name in contents(folder)} == contents(folder)
+    assert {name: sent(hub)[name] for name in files_in(folder)} == files_in(folder)
     assert {each.token for each in hub.requests if not each.path.startswith("/lfs/")} == {TOKEN}
     loaded = AlphaSTomics.from_pretrained(REPO)
     assert loaded.adata is None

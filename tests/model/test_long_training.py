@@ -18,6 +18,7 @@ import torch
 from alphastomics.data import Augmentation
 from alphastomics.model import AlphaSTomics
 from alphastomics.train.memory.fit import fits_in_memory
+from callbacks import Watch
 
 TRIED = [("full", None), ("neighbor", "factorized"), ("neighbor", None), ("linear", None)]
 PLAIN = {"augmentation": Augmentation(gene_dropout=0.0, rotate=False), "plan_kwargs": {"lambda_min_distance": 0.0}}
@@ -29,25 +30,6 @@ GROWING = {
     "growth_warmup": 2,
     "growth_steps": 8,
 }
-
-
-class Watch(pl.Callback):
-    """Records every batch, and how far the training has come."""
-
-    def __init__(self):
-        self.seen, self.counts = [], {}
-
-    def on_train_batch_start(self, trainer, plan, batch, batch_idx):
-        cells = frozenset(batch.rows[batch.mask].tolist())
-        longest = int(batch.mask.sum(1).max())
-        self.counts[trainer.global_step] = int(batch.mask.sum())
-        self.seen.append((trainer.global_step, trainer.current_epoch, longest, cells, plan.progress()))
-
-    def of_epochs(self):
-        epochs = {}
-        for step, epoch, longest, cells, progress in self.seen:
-            epochs.setdefault(epoch, []).append((step, longest, cells, progress))
-        return epochs
 
 
 # -- contexts that grow ------------------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from alphastomics.data.parquet._source import ParquetSource
 from alphastomics.data.preprocess import Stage1Options, Stage2Options, preprocess
 from alphastomics.datasets import synthetic_tissue
 from alphastomics.model import AlphaSTomics
+from files import write_slices
 
 TINY = {"d_model": 16, "n_layers": 1, "n_heads": 2, "random_state": 0}
 SHORT = {"max_steps": 3, "context_size": 40, "batch_size": 80, "accelerator": "cpu"}
@@ -27,8 +28,7 @@ def folder(tmp_path_factory):
     """A dataset of three slices, of eight contexts: no batch is padded."""
     raw, out = tmp_path_factory.mktemp("raw"), tmp_path_factory.mktemp("dataset")
     tissue = synthetic_tissue(n_slices=3, n_cells=(90, 70, 90), n_genes=25, random_state=0)
-    for name, rows in tissue.obs.groupby("slice_id", observed=True).indices.items():
-        tissue[rows].copy().write_h5ad(raw / f"{name}.h5ad")
+    write_slices(tissue, raw)
     preprocess(raw, out, Stage1Options(), Stage2Options(train_ratio=1.0, val_ratio=0.0))
     return out
 

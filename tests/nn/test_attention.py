@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 import torch
 from scipy.special import expit, softmax
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from alphastomics.nn import SoftmaxAttention
+from largest_tensor import LargestTensor
 
 GATES = ["headwise", "elementwise", "none"]
 
@@ -102,18 +101,6 @@ def test_norms_bound_the_scores():
         module.qkv.weight[: 2 * 16] *= 100
         module.qkv.bias[: 2 * 16] *= 100
     torch.testing.assert_close(module(x), expected, atol=1e-6, rtol=1e-6)
-
-
-class LargestTensor(TorchDispatchMode):
-    """Number of entries of the largest tensor that any operation returns."""
-
-    entries = 0
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        result = function(*args, **(kwargs or {}))
-        sizes = [x.untyped_storage().nbytes() // x.itemsize for x in tree_leaves(result) if isinstance(x, torch.Tensor)]
-        self.entries = max(self.entries, *sizes, 0)
-        return result
 
 
 @pytest.mark.parametrize("masked", [False, True])

@@ -27,8 +27,6 @@ from alphastomics.nn.parallel import SequenceParallel, choose, split_attention
 from alphastomics.nn.parallel.ring import attend, attend_backward, attend_by_rows, attend_by_rows_backward, ring
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from torch import Tensor
 
 TOLERANCE = {"float32": 1e-5, "float64": 1e-10, "bfloat16": 3e-2}
@@ -322,7 +320,6 @@ def test_what_cannot_be_is_refused():
 
 # -- parts of the keys -------------------------------------------------------------------------------------------------
 
-Kernel = tuple["Callable[..., tuple[Tensor, Tensor]]", "Callable[..., tuple[Tensor, Tensor, Tensor]]"]
 KERNELS = {"kernel": (attend, attend_backward), "rows": (attend_by_rows, attend_by_rows_backward)}
 
 

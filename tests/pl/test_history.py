@@ -16,12 +16,6 @@ import pytest
 from alphastomics.pl import history
 
 
-@pytest.fixture(autouse=True)
-def _close_figures():
-    yield
-    plt.close("all")
-
-
 def table(name: str, values: list[float], clock: str = "epoch") -> pd.DataFrame:
     return pd.DataFrame({name: values}, index=pd.RangeIndex(len(values), name=clock))
 

@@ -23,12 +23,6 @@ from alphastomics.pl._color import MISSING
 TURN = np.array([[0.0, 1.0], [1.0, 0.0]])  # a mirror image
 
 
-@pytest.fixture(autouse=True)
-def _close_figures():
-    yield
-    plt.close("all")
-
-
 @pytest.fixture
 def adata() -> AnnData:
     """Two slices; the prediction is the truth in another frame."""

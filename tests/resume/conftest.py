@@ -5,12 +5,12 @@ from __future__ import annotations
 import shutil
 from typing import TYPE_CHECKING, Any
 
-import lightning.pytorch as pl
 import numpy as np
 import pytest
 import torch
 
 from alphastomics.train.checkpoint import LastCheckpoint
+from callbacks import AtStep
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -59,27 +59,16 @@ def train(small: AnnData, make_model: Callable, train_briefly: Callable) -> Call
     return run
 
 
-class At(pl.Callback):
-    """Something that happens before the step of a training."""
-
-    def __init__(self, step: int, act: Callable[[], None]) -> None:
-        self.step, self.act = step, act
-
-    def on_train_batch_start(self, trainer: pl.Trainer, *_: Any) -> None:
-        if trainer.global_step == self.step:
-            self.act()
-
-
 @pytest.fixture
 def die(train: Callable) -> Callable[..., None]:
     """Train a model that fails before a step, with a checkpoint."""
 
-    def fail() -> None:
+    def fail(*_: Any) -> None:
         raise OSError("dead")
 
     def run(path: Path, model: AlphaSTomics | None = None, *, step: int, **arguments: Any) -> None:
         with pytest.raises(OSError, match="dead"):
-            train(model, checkpoint=path, callbacks=[At(step, fail)], **arguments)
+            train(model, checkpoint=path, callbacks=[AtStep(step, fail)], **arguments)
 
     return run
 

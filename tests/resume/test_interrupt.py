@@ -14,6 +14,7 @@ import torch
 
 from alphastomics.model import NonFiniteLossError
 from alphastomics.train.objective import Objective
+from callbacks import Stop
 
 FOUR = {"context_size": 50, "batch_size": 50}  # steps an epoch
 
@@ -27,16 +28,6 @@ class At(pl.Callback):
     def on_train_batch_start(self, trainer, plan, batch, batch_idx):
         if trainer.fit_loop.total_batch_idx == self.batch:
             self.act()
-
-
-class Stop(pl.Callback):
-    """An orderly end after some steps of a training that was meant to be longer."""
-
-    def __init__(self, step):
-        self.step = step
-
-    def on_train_batch_end(self, trainer, *_):
-        trainer.should_stop = trainer.global_step >= self.step
 
 
 def finite(model):

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from alphastomics.model import AlphaSTomics
+from callbacks import Watch
 
 
 def watched(path):
@@ -229,14 +230,11 @@ def test_time_counts_from_the_beginning(model, train, path):
     assert 0 < state["elapsed_seconds"] < 100
     state["elapsed_seconds"] = 90.0
     torch.save(state, path)
-    seen = []
 
-    class Watch(pl.Callback):
-        def on_train_batch_start(self, trainer, plan, *_):
-            seen.append(plan.progress())
-
-    train(model, max_epochs=-1, max_steps=3, max_time=100, resume=path, callbacks=[Watch()])
-    assert all(0.9 <= progress < 1 for progress in seen)
+    watch = Watch()
+    train(model, max_epochs=-1, max_steps=3, max_time=100, resume=path, callbacks=[watch])
+    assert len(watch.seen) == 2
+    assert all(0.9 <= progress < 1 for *_, progress in watch.seen)
 
 
 # -- contexts that grow ------------------------------------------------------------------------------------------------
@@ -252,21 +250,6 @@ LENGTHS = {
 }
 
 
-class Watch(pl.Callback):
-    """What comes with every batch, and how far the training has come; dies before a step on request."""
-
-    def __init__(self, die_at=-1):
-        self.die_at, self.seen, self.counts = die_at, [], {}
-
-    def on_train_batch_start(self, trainer, plan, batch, batch_idx):
-        if trainer.global_step == self.die_at:
-            raise OSError("dead")
-        cells = frozenset(batch.rows[batch.mask].tolist())
-        longest = int(batch.mask.sum(1).max())
-        self.counts[trainer.global_step] = int(batch.mask.sum())
-        self.seen.append((trainer.global_step, trainer.current_epoch, longest, cells, plan.progress()))
-
-
 def state_of(path):
     state = torch.load(path, weights_only=True)
     return state["state_dict"], state["callbacks"]["MovingAverage"]["average"], state["lr_schedulers"][0]["_last_lr"]
@@ -279,14 +262,13 @@ def assert_equal_states(one, other):
 
 
 @pytest.mark.parametrize("die_at", [1, 5, 6], ids=lambda step: f"step{step}")
-def test_a_resumed_training_goes_on_with_the_same_lengths(train, tmp_path, often, die_at):
+def test_a_resumed_training_goes_on_with_the_same_lengths(train, die, tmp_path, often, die_at):
     """Weights, average and learning rate to the bit; epochs begin with even steps."""
     whole, parts = tmp_path / "whole.ckpt", tmp_path / "parts.ckpt"
     arguments = LENGTHS | {"max_epochs": 6}
     undisturbed, resumed = Watch(), Watch()
     train(checkpoint=whole, callbacks=[undisturbed], **arguments)
-    with pytest.raises(OSError, match="dead"):
-        train(checkpoint=parts, callbacks=[Watch(die_at)], **arguments)
+    die(parts, step=die_at, **arguments)
     train(checkpoint=parts, resume=parts, callbacks=[resumed], **arguments)
     assert resumed.seen == undisturbed.seen[die_at:]
     assert len({longest for _, _, longest, _, _ in resumed.seen}) > 1

@@ -32,14 +32,7 @@ WELL = BRIEF | {
 }
 KEY = "spatial_reconstructed"
 
-
-@pytest.fixture(autouse=True)
-def _empty_folder(tmp_path_factory, monkeypatch):
-    """Nothing is left in the working directory."""
-    folder = tmp_path_factory.mktemp("cwd")
-    monkeypatch.chdir(folder)
-    yield
-    assert list(folder.iterdir()) == []
+pytestmark = pytest.mark.usefixtures("empty_folder")
 
 
 @pytest.fixture(scope="module")
@@ -74,13 +67,6 @@ def model(_cells):
     model = AlphaSTomics(adata, mode="expr_to_pos", **SMALL)
     model.train(**WELL)
     return model
-
-
-@pytest.fixture
-def no_training(monkeypatch):
-    from alphastomics.train import ContextRunner
-
-    monkeypatch.setattr(ContextRunner, "__call__", lambda _: pytest.fail("training was started"))
 
 
 def same(a, b):

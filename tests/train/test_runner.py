@@ -12,6 +12,7 @@ import torch
 
 from alphastomics.data import Augmentation
 from alphastomics.train import MODES, History, MovingAverage, NonFiniteLossError, seconds_of
+from callbacks import AtStep
 
 
 def weights(plan) -> list[torch.Tensor]:
@@ -20,17 +21,6 @@ def weights(plan) -> list[torch.Tensor]:
 
 def equal(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
     return all(torch.equal(*pair) for pair in zip(one, other, strict=True))
-
-
-class AtStep(pl.Callback):
-    """Does something before a step."""
-
-    def __init__(self, step: int, what) -> None:
-        self.step, self.what = step, what
-
-    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
-        if trainer.global_step == self.step:
-            self.what(trainer, pl_module)
 
 
 @pytest.mark.parametrize(

@@ -156,6 +156,8 @@ def incomplete(text):
 NO_JSON = r"metadata\.json.*JSON"
 METADATA = {
     "newer": (newer, r"metadata\.json.* 9\b"),
+    "schema": (lambda text: json.dumps(json.loads(text) | {"schema": {}}), r"metadata\.json"),
+    "shards": (lambda text: json.dumps(json.loads(text) | {"shards": 3}), r"metadata\.json"),
     "cut": (lambda text: text[: len(text) // 2], NO_JSON),
     "empty": (lambda _: "", NO_JSON),
     "bytes": (lambda _: "\x00\x01", NO_JSON),

@@ -18,6 +18,7 @@ from alphastomics.data import read_dataset, read_parquet, write_parquet
 from alphastomics.data.parquet._dataset import METADATA_KEY
 from alphastomics.data.preprocess import Stage1Options, Stage2Options, preprocess
 from alphastomics.datasets import synthetic_tissue
+from files import write_slices
 
 SPLITS = ("train", "validation", "test")
 PANEL = 5  # genes that one of the slices lacks
@@ -29,12 +30,7 @@ def tissue():
 
 
 def make_dataset(tissue, folder, **options):
-    raw = folder / "raw"
-    raw.mkdir()
-    for name, rows in tissue.obs.groupby("slice_id", observed=True).indices.items():
-        cells = tissue[rows]
-        cells = cells[:, PANEL:] if options.get("panels") and name in options["panels"] else cells
-        cells.copy().write_h5ad(raw / f"{name}.h5ad")
+    raw = write_slices(tissue, folder / "raw", lacking=options.get("panels", ()), n_genes=PANEL)
     split = Stage2Options(split=options.get("split", "cell"), train_ratio=0.5, val_ratio=0.25)
     preprocess(raw, folder / "dataset", Stage1Options(cell_type_key="cell_type"), split)
     return folder / "dataset"

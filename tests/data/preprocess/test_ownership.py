@@ -11,15 +11,13 @@ import pytest
 from alphastomics.data.preprocess import Stage1Options, Stage2Options
 from alphastomics.data.preprocess._run import preprocess, stage1, stage2
 from alphastomics.datasets import synthetic_tissue
+from files import files_in, stop_after, write_slices
 
 
 @pytest.fixture(scope="module")
 def raw(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("raw")
     tissue = synthetic_tissue(n_slices=3, n_cells=40, n_genes=10, random_state=0)
-    for name, rows in tissue.obs.groupby("slice_id", observed=True).indices.items():
-        tissue[rows].copy().write_h5ad(folder / f"{name}.h5ad")
-    return folder
+    return write_slices(tissue, tmp_path_factory.mktemp("raw"))
 
 
 @pytest.fixture(scope="module")
@@ -27,20 +25,6 @@ def slices(raw, tmp_path_factory):
     folder = tmp_path_factory.mktemp("slices")
     stage1(raw, folder, Stage1Options())
     return folder
-
-
-def files_in(folder):
-    return {path.relative_to(folder): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
-
-
-def stop_after(n):
-    def run(function, tasks):
-        for i, task in enumerate(tasks):
-            if i == n:
-                raise KeyboardInterrupt
-            yield function(task)
-
-    return run
 
 
 def table(path):
