@@ -279,7 +279,7 @@ def extract(
         ``encoder``: the embedding before the first block, of each cell alone. ``transformer``: the embedding after the last
         block. ``all``: both, concatenated.
     use_positions
-        Use the positions of the cells. Otherwise positions are never read.
+        Use the positions of the cells, which are not read otherwise.
     """
     from alphastomics.cli._cells import embed_cells, write_latent
     from alphastomics.cli._output import prepare_file

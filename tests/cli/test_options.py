@@ -51,11 +51,6 @@ def test_several_values_follow_one_flag(tmp_path):
     assert found["options"] == ComparisonOptions(seeds=(0, 4), configurations=("linear", "gated"), held_out=("a",))
 
 
-def test_demo_differs_in_few_defaults():
-    changed = {name: value for name, value in vars(DemoOptions()).items() if value != getattr(FitOptions(), name)}
-    assert changed == {"mode": "expr_to_pos", "max_time": 240.0, "batch_size": 256, "context_size": 256}
-
-
 @pytest.mark.parametrize(
     ("tokens", "expected"),
     [
