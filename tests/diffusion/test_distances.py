@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
-from scipy.spatial import KDTree
 
 from alphastomics.diffusion import distances
 from alphastomics.diffusion.distances import distance_loss, draw_pairs, pairwise_distances
@@ -36,18 +35,6 @@ def cells(seed: int = 0, sizes: tuple[int, ...] = (13, 8, 2), n_dims: int = 2) -
     predicted, true = torch.randn(2, len(sizes), n, n_dims, generator=generator, dtype=torch.float64)
     ranks = torch.rand(len(sizes), n, generator=generator).argsort(dim=1)
     return predicted, true, ranks < torch.tensor(sizes)[:, None]
-
-
-def nearest(true: Tensor, mask: Tensor, k: int) -> Tensor:
-    """Numbers of the k nearest other real cells, (B, N, K), -1 for none."""
-    neighbors = torch.full((*mask.shape, k), -1)
-    for b, real in enumerate(mask):
-        number = real.nonzero()[:, 0]
-        distance = torch.linalg.norm(true[b, number][:, None] - true[b, number][None], dim=-1)
-        distance.fill_diagonal_(float("inf"))
-        found = number[distance.argsort(dim=1)[:, : min(k, len(number) - 1)]]
-        neighbors[b, number, : found.shape[1]] = found
-    return neighbors
 
 
 def dense(predicted: Tensor, true: Tensor, kind: str, clamp: float | None) -> Tensor:
@@ -90,15 +77,12 @@ def test_gradients_are_those_of_finite_differences(kind, clamp):
 
 
 @every_sampled_kind
-@pytest.mark.parametrize("stratified", [False, True])
-def test_gradients_of_samples_are_those_of_finite_differences(kind, clamp, stratified):
+def test_gradients_of_samples_are_those_of_finite_differences(kind, clamp):
     predicted, true, mask = cells(2)
-    neighbors = nearest(true, mask, 3) if stratified else None
 
     def loss(x: Tensor) -> Tensor:
         generator = torch.Generator().manual_seed(0)
-        options = {"n_pairs": 40, "neighbors": neighbors, "generator": generator}
-        return distance_loss(x, true, mask, kind=kind, clamp=clamp, pairs="sampled", **options)
+        return distance_loss(x, true, mask, kind=kind, clamp=clamp, n_pairs=40, generator=generator)
 
     assert torch.autograd.gradcheck(loss, predicted.requires_grad_())
 
@@ -130,14 +114,13 @@ def test_a_perfect_prediction_in_single_precision_has_no_gradient(n_dims):
 
 
 @every_kind
-@pytest.mark.parametrize("chunk", [1, 3, 100])
-def test_chunks_change_nothing(kind, clamp, chunk):
+@pytest.mark.parametrize("entries", [1, 100, 10_000])
+def test_blocks_of_rows_change_nothing(kind, clamp, entries, monkeypatch):
     predicted, true, mask = cells(3)
-    auto, chunked = (
-        value_and_gradient(lambda x, s=s: distance_loss(x, true, mask, kind=kind, clamp=clamp, chunk=s), predicted)
-        for s in ("auto", chunk)
-    )
-    torch.testing.assert_close(chunked, auto, rtol=1e-12, atol=1e-12)
+    loss = lambda x: distance_loss(x, true, mask, kind=kind, clamp=clamp)
+    expected = value_and_gradient(loss, predicted)
+    monkeypatch.setattr(distances, "ENTRIES", entries)
+    torch.testing.assert_close(value_and_gradient(loss, predicted), expected, rtol=1e-12, atol=1e-12)
 
 
 @given(seed=seeds, kind=st.sampled_from(list(KINDS)), n_dims=st.sampled_from([2, 3]))
@@ -166,12 +149,12 @@ def test_autocast_and_half_precision_lose_no_digits():
     assert value_and_gradient(lambda x: distance_loss(x, true, mask), rounded)[1].dtype == torch.bfloat16
 
 
-@pytest.mark.parametrize("pairs", ["all", "sampled"])
-def test_nothing_is_kept_but_the_gradient(pairs):
+@pytest.mark.parametrize("n_pairs", [None, 5000])
+def test_nothing_is_kept_but_the_gradient(n_pairs):
     predicted, true, mask = torch.randn(1, 300, 2, requires_grad=True), torch.randn(1, 300, 2), torch.ones(1, 300) > 0
     sizes: list[int] = []
     with torch.autograd.graph.saved_tensors_hooks(lambda x: sizes.append(x.numel()) or x, lambda x: x):
-        distance_loss(predicted, true, mask, pairs=pairs, n_pairs=5000)
+        distance_loss(predicted, true, mask, n_pairs=n_pairs)
     assert max(sizes) == predicted.numel()
 
 
@@ -213,19 +196,13 @@ def test_memory_is_flat():
 DRAWS = 2000
 
 
-def repeated_losses(kind: str, clamp: float | None, *, stratified: bool, n_pairs: int) -> tuple[Tensor, Tensor]:
+def repeated_losses(kind: str, clamp: float | None, *, n_pairs: int) -> tuple[Tensor, Tensor]:
     """Losses of as many samples of one context, (2000,), with their gradients (2000, N, D) joined to them; and the exact ones."""
     predicted, true, mask = (x[:1] for x in cells(5, sizes=(20,)))
-    neighbors = nearest(true, mask, 3) if stratified else None
     exact = value_and_gradient(lambda x: distance_loss(x, true, mask, kind=kind, clamp=clamp), predicted)
     many = predicted.expand(DRAWS, -1, -1).clone().requires_grad_()
-    options = {
-        "pairs": "sampled",
-        "n_pairs": n_pairs,
-        "neighbors": None if neighbors is None else neighbors.expand(DRAWS, -1, -1),
-        "generator": torch.Generator().manual_seed(1),
-    }
     arguments = (true.expand(DRAWS, -1, -1), mask.expand(DRAWS, -1))
+    options = {"n_pairs": n_pairs, "generator": torch.Generator().manual_seed(1)}
     value = distance_loss(many, *arguments, kind=kind, clamp=clamp, **options)
     (gradient,) = torch.autograd.grad(value.sum(), many)
     sampled = torch.cat([value.detach()[:, None], gradient.flatten(1)], dim=1)
@@ -233,9 +210,8 @@ def repeated_losses(kind: str, clamp: float | None, *, stratified: bool, n_pairs
 
 
 @every_sampled_kind
-@pytest.mark.parametrize("stratified", [False, True])
-def test_samples_are_unbiased(kind, clamp, stratified):
-    sampled, exact = repeated_losses(kind, clamp, stratified=stratified, n_pairs=30)
+def test_samples_are_unbiased(kind, clamp):
+    sampled, exact = repeated_losses(kind, clamp, n_pairs=30)
     error = sampled.std(dim=0) / DRAWS**0.5
     z = (sampled.mean(dim=0) - exact) / error.clamp_min(1e-12)
     assert float(error[0]) > 0
@@ -243,12 +219,10 @@ def test_samples_are_unbiased(kind, clamp, stratified):
     assert float(z[1:].square().mean()) < 2  # of the gradient; its entries hang together
 
 
-@pytest.mark.parametrize("stratified", [False, True])
-def test_samples_are_of_different_real_cells_drawn_in_proportion_to_their_weight(stratified):
-    _, true, mask = cells(6, sizes=(6, 4, 1))
-    neighbors = nearest(true, mask, 2) if stratified else None
+def test_samples_are_of_different_real_cells_drawn_uniformly():
+    _, _, mask = cells(6, sizes=(6, 4, 1))
     n_pairs = 100_000
-    i, j, weight = draw_pairs(mask, n_pairs, neighbors, generator=torch.Generator().manual_seed(0))
+    i, j, weight = draw_pairs(mask, n_pairs, generator=torch.Generator().manual_seed(0))
     assert i.shape == j.shape == weight.shape == (3, n_pairs)
     assert not bool(weight[2].any())
     for b, n in enumerate((6, 4)):
@@ -260,61 +234,10 @@ def test_samples_are_of_different_real_cells_drawn_in_proportion_to_their_weight
         np.testing.assert_allclose(share[real], 1 / (n * (n - 1)), rtol=0.1)
 
 
-def test_half_of_a_stratified_sample_are_edges():
-    _, true, mask = cells(7, sizes=(400,))
-    neighbors = nearest(true, mask, 4)
-    i, j, _ = draw_pairs(mask, 4000, neighbors, generator=torch.Generator().manual_seed(0))
-    near = (neighbors[0, i[0]] == j[0, :, None]).any(-1).double()
-    assert float(near[2000:].mean()) == 1
-    assert float(near[:2000].mean()) == pytest.approx(4 / 399, abs=0.01)
-
-
-def test_edges_of_padding_and_of_a_cell_to_itself_are_never_drawn():
-    _, _, mask = cells(8, sizes=(5,))
-    n = mask.shape[1]
-    neighbors = torch.arange(n).expand(1, n, n)
-    i, j, weight = draw_pairs(mask, 2000, neighbors, generator=torch.Generator().manual_seed(0))
-    assert bool((mask[0, i] & mask[0, j] & (i != j)).all())
-    np.testing.assert_allclose(weight, 1 / 2000)  # every pair is an edge: both halves are uniform
-
-
-def test_without_edges_the_uniform_half_decides():
-    predicted, true, mask = cells(9, sizes=(12, 5))
-    none = torch.full((*mask.shape, 3), -1)
-    generator = torch.Generator().manual_seed(0)
-    value = distance_loss(predicted, true, mask, pairs="sampled", n_pairs=200_000, neighbors=none, generator=generator)
-    np.testing.assert_allclose(value, distance_loss(predicted, true, mask), rtol=0.02)
-
-
-def test_edges_tell_more_of_what_is_near():
-    """The mean of a function that is 1 for neighbors and 0 for other pairs, as estimated by 300 samples of each kind."""
-    true = np.random.default_rng(0).normal(size=(500, 2))
-    neighbors = torch.from_numpy(KDTree(true).query(true, 7)[1][:, 1:])
-    mask, spread = torch.ones(300, 500) > 0, []
-    for edges in (None, neighbors.expand(300, -1, -1)):
-        i, j, weight = draw_pairs(mask, 2000, edges, generator=torch.Generator().manual_seed(0))
-        estimate = (weight * (neighbors[i] == j[..., None]).any(-1)).sum(1)
-        assert float(estimate.mean()) == pytest.approx(6 / 499, rel=0.05)
-        spread.append(float(estimate.std()))
-    assert spread[1] < 0.2 * spread[0]
-
-
-def test_auto_draws_pairs_in_large_contexts_only(monkeypatch):
-    predicted, true, mask = cells(10)
-    monkeypatch.setattr(distances, "LARGEST_ALL", mask.shape[1])
-    options = {"n_pairs": 7, "generator": torch.Generator().manual_seed(0)}
-    exact = distance_loss(predicted, true, mask)
-    torch.testing.assert_close(distance_loss(predicted, true, mask, pairs="auto", **options), exact)
-    monkeypatch.setattr(distances, "LARGEST_ALL", mask.shape[1] - 1)
-    assert not torch.allclose(distance_loss(predicted, true, mask, pairs="auto", **options), exact)
-    root = distance_loss(predicted, true, mask, kind="drmsd", pairs="auto", **options)
-    torch.testing.assert_close(root, exact.sqrt())
-
-
 def test_a_generator_decides_the_sample():
     predicted, true, mask = cells(11)
     first, same, other = (
-        distance_loss(predicted, true, mask, pairs="sampled", n_pairs=9, generator=torch.Generator().manual_seed(seed))
+        distance_loss(predicted, true, mask, n_pairs=9, generator=torch.Generator().manual_seed(seed))
         for seed in (0, 0, 1)
     )
     assert torch.equal(first, same)
@@ -345,11 +268,10 @@ def test_pairwise_distances_of_near_points_far_from_the_origin():
     ("options", "message"),
     [
         ({"kind": "fape"}, "kind='fape'"),
-        ({"pairs": "some"}, "pairs='some'"),
         ({"kind": "clamped"}, "clamp"),
         ({"kind": "huber", "clamp": 0.0}, "clamp"),
         ({"clamp": 1.0}, "clamp=1.0"),
-        ({"kind": "drmsd", "pairs": "sampled"}, "kind"),
+        ({"kind": "drmsd", "n_pairs": 9}, "n_pairs=9"),
     ],
 )
 def test_impossible_options_are_refused(options, message):

@@ -97,9 +97,10 @@ def test_losses_are_those_of_the_formulas(n_dims):
             assert float(LOSSES[name](predicted, true, mask)[i]) == pytest.approx(value, rel=tolerance, abs=1e-6)
 
 
-def test_temperature_and_width_are_those_of_the_formula():
+def test_temperature_and_width_are_those_of_the_formula(monkeypatch):
+    monkeypatch.setattr("alphastomics.diffusion.losses.TEMPERATURE", 0.5)
     predicted, true, mask = positions(3)
-    actual = neighbor_error(predicted, true, mask, width=1.5, temperature=0.5)[0]
+    actual = neighbor_error(predicted, true, mask, width=1.5)[0]
     assert float(actual) == pytest.approx(dense_neighbor(real(predicted, 0), real(true, 0), 1.5, 0.5), rel=1e-5)
 
 

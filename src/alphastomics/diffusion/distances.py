@@ -14,15 +14,13 @@ with :math:`f(r) = r^2` (``"mse"``), :math:`\min(|r|, \tau)` (``"clamped"``), or
     \frac{\partial L}{\partial \hat x_i} = \frac{2}{n(n-1)} \Big( \hat x_i \sum_j c_{ij} - \sum_j c_{ij} \hat x_j \Big),
     \qquad c_{ij} = \frac{f'(r_{ij})}{\hat d_{ij}},
 
-which the forward pass computes in blocks of rows; only these (N, D) numbers are stored. A sample of M ordered pairs,
-drawn with replacement, estimates L and its gradient without bias (Horvitz & Thompson 1952):
-
-.. math:: \hat L = \frac{1}{n(n-1)} \sum_{(i, j)} \frac{f(r_{ij})}{\pi_{ij}}, \qquad \pi_{ij} = \mathbb E[\text{draws of } (i, j)].
+which the forward pass computes in blocks of rows; only these (N, D) numbers are stored. The mean over a sample of M ordered
+pairs, drawn uniformly with replacement, estimates L and its gradient without bias, except for ``"drmsd"``.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch.autograd.function import once_differentiable
@@ -39,10 +37,7 @@ if TYPE_CHECKING:
     Penalty = Callable[[Tensor], tuple[Tensor, Tensor]]  # r to f(r) and f'(r)
     Evaluate = Callable[[Tensor], tuple[Tensor, Tensor]]  # positions (B, N, D) to losses (B,) and their gradient
 
-Pairs = Literal["all", "sampled", "auto"]
-
 ENTRIES = 2**20  # entries of the pair matrices in memory at a time
-LARGEST_ALL = 10_000  # cells; "auto" samples pairs of larger contexts
 EPSILON = 1e-12  # keeps the slope of the root finite where the prediction is perfect
 
 
@@ -54,7 +49,7 @@ class PairSample(NamedTuple):
     i, j
         Indices of the cells, (B, M).
     weight
-        1 / (n(n - 1) π), (B, M): the expectation of a weighted sum is the mean over all pairs. 0 in contexts without pairs.
+        1 / M, (B, M); 0 in contexts without pairs.
     """
 
     i: Tensor
@@ -68,11 +63,8 @@ def distance_loss(
     mask: Tensor,
     *,
     kind: DistanceKind = "mse",
-    pairs: Pairs = "all",
-    chunk: int | Literal["auto"] = "auto",
     clamp: float | None = None,
-    n_pairs: int = 2**18,
-    neighbors: Tensor | None = None,
+    n_pairs: int | None = None,
     generator: torch.Generator | None = None,
 ) -> Tensor:
     """Loss of the pairwise distances of each context, (B,); 0 for fewer than two cells.
@@ -87,33 +79,22 @@ def distance_loss(
         Real cells (B, N).
     kind
         ``"mse"``, ``"drmsd"``, ``"clamped"`` or ``"huber"``; see the equations of the module.
-    pairs
-        ``"all"``, ``"sampled"``, or ``"auto"``: sampled for more than ``LARGEST_ALL`` cells, except for ``"drmsd"``, because
-        the root of an estimate is biased.
-    chunk
-        Rows of the pair matrix in memory at a time; ``"auto"`` bounds the number of entries.
     clamp
         τ of ``"clamped"`` and ``"huber"``, in model units.
     n_pairs
-        M, number of pairs drawn in each context.
-    neighbors
-        Indices of the distinct neighbors of each cell, (B, N, K), -1 for none. Half of the drawn pairs are then edges to
-        neighbors: few of all pairs are close, and these determine the fine structure.
+        M, number of pairs drawn in each context; None for all pairs.
     generator
-        Draws the pairs.
+        Generator of the pairs, on any device.
 
     Raises
     ------
     ValueError
-        If an option is unknown, ``clamp`` is missing, not positive or not applicable, or ``"drmsd"`` is to be sampled.
+        If the kind is unknown, ``clamp`` is missing, not positive or not applicable, or ``n_pairs`` is given for ``"drmsd"``,
+        because the root of a sampled mean is biased.
     """
     penalty = _penalty(kind, clamp)
-    n_cells = predicted.shape[1]
-    if pairs not in ("all", "sampled", "auto"):
-        raise ValueError(f"pairs={pairs!r} is unknown; choose 'all', 'sampled' or 'auto'")
-    if pairs == "sampled" and kind == "drmsd":
-        raise ValueError("the root of a sampled mean is biased; take kind='mse' or pairs='all'")
-    sampled = pairs == "sampled" or (pairs == "auto" and kind != "drmsd" and n_cells > LARGEST_ALL)
+    if n_pairs is not None and kind == "drmsd":
+        raise ValueError(f"n_pairs={n_pairs}: the root of a sampled mean is biased; pass kind='mse' or n_pairs=None")
     with torch.autocast(predicted.device.type, enabled=False):
         predicted = predicted.to(torch.promote_types(predicted.dtype, torch.float32))
         true = center(true.to(predicted.dtype).masked_fill(~mask[..., None], 0.0), mask)
@@ -121,10 +102,9 @@ def distance_loss(
         def evaluate(x: Tensor) -> tuple[Tensor, Tensor]:
             # Rounding errors of sums and differences are smallest around the origin.
             x = center(x.masked_fill(~mask[..., None], 0.0), mask)
-            if sampled:
-                return _over_sample(x, true, draw_pairs(mask, n_pairs, neighbors, generator=generator), penalty)
-            rows = max(1, ENTRIES // max(1, mask.numel())) if chunk == "auto" else chunk
-            return _over_all(x, true, mask, penalty, rows)
+            if n_pairs is None:
+                return _over_all(x, true, mask, penalty)
+            return _over_sample(x, true, draw_pairs(mask, n_pairs, generator=generator), penalty)
 
         loss: Tensor = _ClosedForm.apply(predicted, evaluate)
         return (loss + EPSILON).sqrt() * (mask.sum(1) > 1) if kind == "drmsd" else loss
@@ -179,7 +159,8 @@ def pairwise_distances(rows: Tensor, cells: Tensor) -> Tensor:
     return squared.sqrt_()
 
 
-def _over_all(x_hat: Tensor, x: Tensor, mask: Tensor, penalty: Penalty, chunk: int) -> tuple[Tensor, Tensor]:
+def _over_all(x_hat: Tensor, x: Tensor, mask: Tensor, penalty: Penalty) -> tuple[Tensor, Tensor]:
+    chunk = max(1, ENTRIES // max(1, mask.numel()))
     m = mask.to(x_hat.dtype)
     weighted = torch.cat([x_hat, torch.ones_like(x_hat[..., :1])], dim=-1) * m[..., None]
     value, gradient = torch.empty_like(m), torch.empty_like(x_hat)
@@ -214,54 +195,14 @@ def _over_distance(slope: Tensor, distance: Tensor) -> Tensor:
     return (slope / distance).nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
 
 
-def draw_pairs(
-    mask: Tensor, n_pairs: int, neighbors: Tensor | None = None, *, generator: torch.Generator | None = None
-) -> PairSample:
-    """Draw M = ``n_pairs`` ordered pairs of different real cells: uniformly, or half of them among edges to ``neighbors``.
-
-    A pair that both halves can draw is weighted by its expected number of draws in both. The arguments are those of
-    :func:`distance_loss`; ``generator`` may be on any device.
-    """
-    n_edge = 0 if neighbors is None else n_pairs // 2
-    n_uniform = n_pairs - n_edge
-    number = _random_numbers((2, len(mask), n_uniform), mask, generator)
+def draw_pairs(mask: Tensor, n_pairs: int, *, generator: torch.Generator | None = None) -> PairSample:
+    """Draw M = ``n_pairs`` ordered pairs of different real cells of each context, uniformly."""
+    # Integers, because floats in [0, 1) are too coarse to index many cells.
+    device = mask.device if generator is None else generator.device
+    number = torch.randint(2**62, (2, len(mask), n_pairs), generator=generator, device=device).to(mask.device)
     n = mask.sum(1, keepdim=True)
     i = number[0] % n.clamp_min(1)
     j = number[1] % (n - 1).clamp_min(1)
     j = (j + (j >= i)).clamp_max(mask.shape[1] - 1)
     real = mask.int().argsort(dim=1, descending=True, stable=True)
-    i, j = real.gather(1, i), real.gather(1, j)
-    possible = n > 1
-    if neighbors is None:
-        return PairSample(i, j, possible / torch.full_like(i, n_uniform))
-    edges = _real_edges(neighbors, mask)
-    n_edges = (edges >= 0).flatten(1).sum(1, keepdim=True)
-    near = (edges.gather(1, i[..., None].expand(-1, -1, edges.shape[2])) == j[..., None]).any(-1)
-    edge_i, edge_j = _draw_edges(edges, n_edges, _random_numbers((len(mask), n_edge), mask, generator))
-    near = torch.cat([near, (n_edges > 0).expand_as(edge_i)], dim=1)
-    draws = n_uniform + near * n_edge * (n * (n - 1) / n_edges.clamp_min(1))  # n(n - 1) π
-    weight = possible / draws
-    weight[:, n_uniform:] *= n_edges > 0
-    return PairSample(torch.cat([i, edge_i], dim=1), torch.cat([j, edge_j], dim=1), weight)
-
-
-def _random_numbers(shape: tuple[int, ...], mask: Tensor, generator: torch.Generator | None) -> Tensor:
-    """Integers whose remainders are nearly uniform; floats in [0, 1) are too coarse to index many cells."""
-    device = mask.device if generator is None else generator.device
-    return torch.randint(2**62, shape, generator=generator, device=device).to(mask.device)
-
-
-def _real_edges(neighbors: Tensor, mask: Tensor) -> Tensor:
-    """``neighbors`` (B, N, K) with -1 for edges from or to padding and for edges to the cell itself."""
-    at = neighbors.clamp_min(0)
-    real = mask.gather(1, at.flatten(1)).view_as(at) & mask[..., None]
-    itself = neighbors == torch.arange(mask.shape[1], device=mask.device)[:, None]
-    return neighbors.masked_fill(~real | itself, -1)
-
-
-def _draw_edges(edges: Tensor, n_edges: Tensor, number: Tensor) -> tuple[Tensor, Tensor]:
-    """Both ends, (B, M), of the edges that random numbers ``number`` (B, M) select from ``edges`` (B, N, K)."""
-    flat = edges.flatten(1)
-    rank = number % n_edges.clamp_min(1) + 1
-    place = torch.searchsorted((flat >= 0).cumsum(1), rank).clamp_max(flat.shape[1] - 1)
-    return place // edges.shape[2], flat.gather(1, place).clamp_min(0)
+    return PairSample(real.gather(1, i), real.gather(1, j), (n > 1) / torch.full_like(i, n_pairs))

@@ -39,7 +39,8 @@ if TYPE_CHECKING:
 
 BLOCK = 1024  # rows of the pair matrix in memory at a time
 LARGEST_EXACT = 4096  # cells of a context in which all pairs take as long as the rest of a training step
-PAIRS, ANCHORS = 2**20, 2048  # size of a sample of pairs, and of cells i
+N_PAIRS, N_ANCHORS = 2**20, 2048  # size of a sample of pairs, and of cells i
+TEMPERATURE = 0.1  # of the similarity of features, tau in L_neighbor
 
 
 def mean_squared_error(
@@ -92,8 +93,7 @@ def distance_error(
             mask[rows],
             kind=kind,
             clamp=clamp,
-            pairs="sampled" if generator and kind != "drmsd" else "all",
-            n_pairs=PAIRS,
+            n_pairs=N_PAIRS if generator and kind != "drmsd" else None,
             generator=generator,
         )
 
@@ -141,7 +141,7 @@ def _neighbor_cross_entropy(
             anchors, count = torch.arange(n, device=value.device), real.sum(1).clamp_min(1)
         else:  # the chosen cells do not depend on the amount of padding
             order = torch.rand(n, generator=generator).to(value.device).masked_fill(~real[0], -1.0)
-            anchors, count = order.topk(ANCHORS).indices, real.new_full((1,), ANCHORS, dtype=torch.int64)
+            anchors, count = order.topk(N_ANCHORS).indices, real.new_full((1,), N_ANCHORS, dtype=torch.int64)
         blocks = anchors.split(n_rows)
         total = x.new_zeros(len(x))
         for rows in blocks:
@@ -162,7 +162,6 @@ def neighbor_error(
     mask: Tensor,
     *,
     width: float,
-    temperature: float = 0.1,
     rngs: Sequence[np.random.Generator] | None = None,
 ) -> Tensor:
     """Cross-entropy per context, (B,), between nearness in the tissue and similarity of ``feature`` (B, N, K).
@@ -177,15 +176,13 @@ def neighbor_error(
         Real cells (B, N).
     width
         Standard deviation of the neighborhood, in model units.
-    temperature
-        Temperature of the similarity.
     rngs
         A generator for each context. The loss of contexts of more than ``LARGEST_EXACT`` cells is estimated from a sample of
         their cells.
     """
 
     def similarity(rows: Tensor, cells: Tensor) -> Tensor:
-        return rows @ cells.transpose(1, 2) / temperature
+        return rows @ cells.transpose(1, 2) / TEMPERATURE
 
     with torch.autocast(feature.device.type, enabled=False):
         return _neighbor_cross_entropy(
