@@ -1,4 +1,4 @@
-"""Geometric attention against invariant point attention with all its N x N matrices, in float64."""
+"""Geometric attention against dense attention with all its N x N matrices, in float64."""
 
 from __future__ import annotations
 
@@ -18,10 +18,8 @@ from alphastomics.nn.geometry import Geometry
 D_MODEL, H, C, R = 16, 4, 3, 2
 FORMS = {
     "distance": {},
-    "frames": {"n_points": 2},
-    "linear pairs": {"n_pair_channels": C, "pair_readout": "linear"},
-    "factor pairs": {"n_pair_channels": C, "pair_readout": "factor"},
-    "everything": {"n_points": 3, "n_pair_channels": C, "pair_readout": "linear", "gate_type": "elementwise"},
+    "pairs": {"n_pair_channels": C},
+    "channel gates": {"n_pair_channels": C, "gate_type": "elementwise"},
     "plain": {"gate_type": "none", "use_qk_norm": False},
 }
 forms = pytest.mark.parametrize("form", FORMS)
@@ -33,9 +31,9 @@ class Factors(NamedTuple):
     right: torch.Tensor
 
 
-def attention(form: str, n_dims: int = 2, *, dtype: torch.dtype = torch.float64, **more) -> GeometricAttention:
+def attention(form: str, n_dims: int = 2, *, dtype: torch.dtype = torch.float64) -> GeometricAttention:
     torch.manual_seed(0)
-    module = GeometricAttention(D_MODEL, H, n_dims=n_dims, **FORMS[form], **more)
+    module = GeometricAttention(D_MODEL, H, n_dims=n_dims, **FORMS[form])
     with torch.no_grad():
         module.qkv.weight *= 2  # attention that is far from uniform
     return module.to(dtype)
@@ -53,7 +51,7 @@ def cells(b: int = 2, n: int = 7, n_dims: int = 2) -> tuple[torch.Tensor, Geomet
     pairs = Factors(*torch.randn(2, b, C, n, R, dtype=torch.float64))
     trust = torch.linspace(1, 0.3, b, dtype=torch.float64)
     position = torch.randn(b, n, n_dims, dtype=torch.float64) + 5
-    return x, Geometry(position, trust, frames=rotation(n_dims, b, n), pairs=pairs)
+    return x, Geometry(position, trust, pairs=pairs)
 
 
 def some(b: int = 2, n: int = 7) -> torch.Tensor:
@@ -81,59 +79,42 @@ def dense(module: GeometricAttention, x: torch.Tensor, geometry: Geometry, mask:
     """Output (n, d) and attention matrices (H, n, n) of the real cells of context b, pair by pair."""
     keep = mask[b]
     x, position, trust = x[b, keep], geometry.position[b, keep], geometry.trust[b]
-    frames, (left, right) = geometry.frames[b, keep], (f[b][:, keep] for f in geometry.pairs)
-    n, n_dims = position.shape
-    p = torch.einsum("cir,cjr->ijc", left, right)
-    n_points = module.n_points
-    points = affine(module.points, x).view(n, 3, H, n_points, n_dims) if n_points else None
+    left, right = (f[b][:, keep] for f in geometry.pairs)
     w_l = (1 / 3 if module.pair_columns else 1 / 2) ** 0.5
     d_h = D_MODEL // H
-    heads, matrices, seen, features = [], [], [], []
+    heads, matrices, features = [], [], []
     for h in range(H):
         q, k, v = (part[:, h * d_h : (h + 1) * d_h] for part in affine(module.qkv, x).split(D_MODEL, dim=1))
         score = w_l * rms(q, module.q_norm) @ rms(k, module.k_norm).T / d_h**0.5
         length = module.log_length[h].exp()
-        if n_points:
-            a, b_, c = (
-                torch.einsum("nij,npj->npi", frames, points[:, s, h]) + position[:, None] / length for s in range(3)
-            )
-            squared = (a[:, None] - b_[None]).square().sum((-1, -2)) / n_points
-        else:
-            squared = (position[:, None] - position[None]).square().sum(-1) / length**2
+        squared = (position[:, None] - position[None]).square().sum(-1) / length**2
         score = score - trust / 2 * squared
-        if module.pair_columns and module.pair_columns.right is None:
-            score = score + w_l * p @ module.pair_columns.left[h]
-        elif module.pair_columns:
+        if module.pair_columns:
             u = torch.einsum("c,cnr->nr", module.pair_columns.left[h], left)
             u_ = torch.einsum("c,cnr->nr", module.pair_columns.right[h], right)
             score = score + w_l * u @ u_.T
         matrix = score.softmax(1)
         matrices.append(matrix)
         heads.append(matrix @ v)
-        if n_points:
-            local = torch.einsum("ij,jpx->ipx", matrix, c) - position[:, None] / length
-            local = torch.einsum("nji,npj->npi", frames, local)
-            seen.append(trust * torch.cat([local, (local.square().sum(-1, keepdim=True) + 1e-8).sqrt()], -1).flatten(1))
         if module.pair_columns:
-            pair = p if module.pair_columns.right is None else torch.einsum("cir,jr->ijc", left, u_)
-            features.append(torch.einsum("ij,ijc->ic", matrix, pair))
+            features.append(torch.einsum("ij,ijc->ic", matrix, torch.einsum("cir,jr->ijc", left, u_)))
     o = torch.cat(heads, 1)
     if module.gate is not None:
         gate = affine(module.gate, x).sigmoid()
         o = o * (gate.repeat_interleave(d_h, 1) if gate.shape[1] == H else gate)
     y = affine(module.out, o)
     if module.seen is not None:
-        y = y + affine(module.seen, torch.cat(seen + features, 1))
+        y = y + affine(module.seen, torch.cat(features, 1))
     return y, torch.stack(matrices)
 
 
 @forms
 @dims
 def test_attention_is_that_of_the_formula(form, n_dims):
-    """Bar 3: values to 1e-12 and gradients to 1e-10 of dense invariant point attention."""
+    """Bar 3: values to 1e-12 and gradients to 1e-10 of dense attention."""
     module, mask = attention(form, n_dims), some()
     x, geometry = cells(n_dims=n_dims)
-    inputs = [x, geometry.position, geometry.frames, *geometry.pairs, *module.parameters()]
+    inputs = [x, geometry.position, *geometry.pairs, *module.parameters()]
     for tensor in inputs:
         tensor.requires_grad_()
     y, weights = module(x, geometry, mask), module.weights(x, torch.arange(7), geometry, mask)
@@ -160,7 +141,7 @@ def test_single_precision_is_enough(form):
     x, geometry = cells(n=50)
     expected = attention(form)(x, geometry)
     pairs = Factors(*(factor.float() for factor in geometry.pairs))
-    single = Geometry(*(None if t is None else t.float() for t in geometry[:4]), pairs=pairs)
+    single = Geometry(*(None if t is None else t.float() for t in geometry[:3]), pairs=pairs)
     actual = attention(form, dtype=torch.float32)(x.float(), single)
     assert relative(actual, expected) < 1e-5
 
@@ -173,16 +154,16 @@ def test_single_precision_is_enough(form):
 @settings(max_examples=8)
 @given(seed=st.integers(0, 2**31))
 def test_motions_of_the_slice_change_nothing(form, n_dims, seed):
-    """Bar 6: 1e-10, frames moved too."""
+    """Bar 6: 1e-10."""
     module, (x, geometry) = attention(form, n_dims), cells(n_dims=n_dims)
     expected = module(x, geometry)
     torch.manual_seed(seed)
     turn, shift = rotation(n_dims), 10 * torch.randn(n_dims, dtype=torch.float64)
-    moved = geometry._replace(position=geometry.position @ turn.T + shift, frames=turn @ geometry.frames)
+    moved = geometry._replace(position=geometry.position @ turn.T + shift)
     torch.testing.assert_close(module(x, moved), expected, atol=1e-10, rtol=0)
 
 
-def test_reflections_change_nothing_without_frames():
+def test_reflections_change_nothing():
     module, (x, geometry) = attention("distance"), cells()
     mirrored = geometry._replace(position=geometry.position * torch.tensor([-1.0, 1.0], dtype=torch.float64))
     torch.testing.assert_close(module(x, mirrored), module(x, geometry), atol=1e-10, rtol=0)
@@ -203,7 +184,7 @@ def test_order_of_the_cells_carries_no_meaning(form, seed):
     module, (x, geometry), mask = attention(form), cells(), some()
     order = torch.randperm(7, generator=torch.Generator().manual_seed(seed))
     pairs = Factors(*(factor[:, :, order] for factor in geometry.pairs))
-    turned = geometry._replace(position=geometry.position[:, order], frames=geometry.frames[:, order], pairs=pairs)
+    turned = geometry._replace(position=geometry.position[:, order], pairs=pairs)
     torch.testing.assert_close(module(x[:, order], turned, mask[:, order]), module(x, geometry, mask)[:, order])
 
 
@@ -223,7 +204,6 @@ def test_padding_changes_nothing(form, more, value):
     long = Geometry(
         padded(geometry.position, more, float("nan")),
         geometry.trust,
-        frames=padded(geometry.frames, more, value),
         pairs=pairs,
     )
     mask = (torch.arange(7 + more) < 7).expand(2, -1)
@@ -240,7 +220,7 @@ def test_absent_positions_have_no_effect(form):
     module, (x, geometry) = attention(form), cells()
     absent = geometry._replace(trust=torch.zeros(2, dtype=torch.float64))
     expected = module(x, absent)
-    nowhere = absent._replace(position=torch.full_like(geometry.position, float("nan")), frames=geometry.frames * 9)
+    nowhere = absent._replace(position=torch.full_like(geometry.position, float("nan")))
     torch.testing.assert_close(module(x, nowhere), expected, atol=0, rtol=0)
     torch.testing.assert_close(module(x, geometry._replace(position=None)), expected, atol=0, rtol=0)
     assert not torch.allclose(module(x, geometry), expected, atol=1e-3)
@@ -254,7 +234,7 @@ def test_trust_scales_the_squared_distance():
 
 
 def test_heads_look_at_different_distances():
-    module = attention("distance", lengths=(0.05, 2.0))
+    module = attention("distance")
     steps = module.log_length.diff()
     torch.testing.assert_close(steps, steps[:1].expand(3))
     assert module.log_length.exp()[[0, -1]].tolist() == pytest.approx([0.05, 2.0])
@@ -288,10 +268,9 @@ def test_received_attention_is_the_mean_over_real_cells(form, masked, monkeypatc
 
 
 def test_rank_of_the_pairs_may_change():
-    for form in ("linear pairs", "factor pairs"):
-        module, (x, geometry) = attention(form), cells()
-        more = Factors(*(torch.cat([factor, torch.zeros_like(factor)], -1) for factor in geometry.pairs))
-        torch.testing.assert_close(module(x, geometry._replace(pairs=more)), module(x, geometry))
+    module, (x, geometry) = attention("pairs"), cells()
+    more = Factors(*(torch.cat([factor, torch.zeros_like(factor)], -1) for factor in geometry.pairs))
+    torch.testing.assert_close(module(x, geometry._replace(pairs=more)), module(x, geometry))
 
 
 # -- edge cases --------------------------------------------------------------------------------------------------------
@@ -328,20 +307,14 @@ def test_every_parameter_learns(form):
 @pytest.mark.parametrize(
     ("form", "missing", "message"),
     [
-        ("frames", {"frames": None}, "n_points=2"),
-        ("linear pairs", {"pairs": None}, "features of pairs"),
-        ("distance", {"position": torch.zeros(2, 7, 3)}, "positions.*3 dimensions"),
+        ("pairs", {"pairs": None}, "n_pair_channels"),
+        ("distance", {"position": torch.zeros(2, 7, 3)}, "positions have 3 dimensions, this attention is for 2"),
     ],
 )
 def test_missing_geometry_is_named(form, missing, message):
     module, (x, geometry) = attention(form), cells()
     with pytest.raises(ValueError, match=message):
         module(x, geometry._replace(**missing))
-
-
-def test_impossible_arguments_are_refused():
-    with pytest.raises(ValueError, match="pair_readout='both'"):
-        GeometricAttention(16, 4, n_dims=2, n_pair_channels=2, pair_readout="both")
 
 
 # -- 16 bits -----------------------------------------------------------------------------------------------------------
@@ -351,12 +324,12 @@ def tissue(n: int = 1500) -> tuple[torch.Tensor, Geometry]:
     torch.manual_seed(5)
     x, position = torch.randn(1, n, D_MODEL, dtype=torch.float64), torch.randn(1, n, 2, dtype=torch.float64)
     pairs = Factors(*torch.randn(2, 1, C, n, R, dtype=torch.float64))
-    return x, Geometry(position, frames=rotation(2, 1, n), pairs=pairs)
+    return x, Geometry(position, pairs=pairs)
 
 
-def in_16_bits(form: str, dtype: torch.dtype, **more) -> tuple[torch.Tensor, GeometricAttention]:
+def in_16_bits(form: str, dtype: torch.dtype) -> tuple[torch.Tensor, GeometricAttention]:
     x, geometry = tissue()
-    module = attention(form, dtype=torch.float32, **more)
+    module = attention(form, dtype=torch.float32)
     with torch.autocast("cpu", dtype=dtype):
         return module(x.float(), geometry._replace(position=geometry.position.float())), module
 
@@ -380,8 +353,12 @@ def test_weights_are_those_of_32_bits():
     assert relative(received, expected.mean(2)) < 1e-2
 
 
-def test_without_the_split_distances_are_lost():
-    y, _ = in_16_bits("distance", torch.bfloat16, split_precision=False)
+def test_without_the_split_distances_are_lost(monkeypatch):
+    def rounded(y, z, padding, dtype):
+        return _distance_columns(y, z, padding, torch.float32)
+
+    monkeypatch.setattr("alphastomics.nn.attention.geometric._distance_columns", rounded)
+    y, _ = in_16_bits("distance", torch.bfloat16)
     assert relative(y, attention("distance")(*tissue())) > 0.1
 
 
@@ -412,7 +389,7 @@ def test_split_columns_are_distances_between_points_that_moved_a_little(magnitud
 
 def test_kernel_is_the_one_without_a_matrix():
     """Bar 4: for queries, keys and values of one width, masks and gradients included."""
-    module, (x, geometry), mask = attention("everything"), cells(), some()
+    module, (x, geometry), mask = attention("channel gates"), cells(), some()
     with profile(activities=[ProfilerActivity.CPU]) as record:
         module(x.requires_grad_(), geometry, mask).sum().backward()
     names = {event.key for event in record.key_averages()}
@@ -436,18 +413,16 @@ class Factors(NamedTuple):
 def dense(module, x, geometry):
     n, d = x.shape[1:]
     q, k, v = module.heads(x)
-    y, z, c = module._places(x, geometry, None)
+    y = module._in_lengths(x, geometry, None)
     u, w = module.pair_columns.columns(geometry.pairs, x.dtype)
-    y, z, c = (part.unflatten(-1, (module.n_points, module.n_dims)) for part in (y, z, c))
-    squared = (y[:, :, :, None] - z[:, :, None]).square().sum((-1, -2))
+    squared = (y[:, :, :, None] - y[:, :, None]).square().sum(-1)
     a = (module.content * (q @ k.mT / module.d_head**0.5 + u @ w.mT) - squared / 2).softmax(-1)
-    return torch.cat([a @ v, a @ c.flatten(-2), a @ w], -1)
+    return torch.cat([a @ v, a @ w], -1)
 
 kind, n = sys.argv[1], int(sys.argv[2])
-module = GeometricAttention(128, 4, n_dims=3, n_points=4, n_pair_channels=8)
+module = GeometricAttention(128, 4, n_dims=3, n_pair_channels=8)
 x = torch.randn(1, n, 128)
-frames = torch.eye(3).expand(1, n, 3, 3)
-geometry = Geometry(torch.randn(1, n, 3), frames=frames, pairs=Factors(*torch.randn(2, 1, 8, n, 4)))
+geometry = Geometry(torch.randn(1, n, 3), pairs=Factors(*torch.randn(2, 1, 8, n, 4)))
 y = module(x, geometry, torch.ones(1, n, dtype=torch.bool)) if kind == "flash" else dense(module, x, geometry)
 y.square().sum().backward()
 peak = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))

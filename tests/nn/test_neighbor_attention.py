@@ -302,7 +302,11 @@ def test_every_parameter_learns(form):
 
 @pytest.mark.parametrize(
     ("missing", "message"),
-    [({"neighbors": None}, "neighbors"), ({"sequence": None}, "sequence=True"), ({"pairs": None}, "features of pairs")],
+    [
+        ({"neighbors": None}, "neighbors"),
+        ({"sequence": None}, "sequence=True"),
+        ({"pairs": None}, "n_pair_channels"),
+    ],
 )
 def test_missing_geometry_is_named(missing, message):
     x, geometry, mask = cells()

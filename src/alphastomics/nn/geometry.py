@@ -55,12 +55,10 @@ class Geometry(NamedTuple):
     position
         (B, N, D) in model units.
     trust
-        Trust in ``position`` and ``frames``, (B,) in [0, 1]: 1 clean, 0 absent; None is 1. Terms of distance are multiplied
+        Trust in ``position``, (B,) in [0, 1]: 1 clean, 0 absent; None is 1. Terms of distance are multiplied
         by it, and where it is 0 positions are not used.
     sequence
         A real index (B, N) that orders the cells; only its differences are used.
-    frames
-        Rotations (B, N, D, D) from the axes of a cell to those of the slice.
     neighbors
         Cells (B, N, K) to which a cell attends, -1 for none, see :func:`alphastomics.nn.neighbors.neighbor_pairs`.
     pairs
@@ -73,7 +71,6 @@ class Geometry(NamedTuple):
     position: Tensor | None = None
     trust: Tensor | None = None
     sequence: Tensor | None = None
-    frames: Tensor | None = None
     neighbors: Tensor | None = None
     pairs: Pairs | None = None
     parallel: SequenceParallel = ALONE
@@ -87,7 +84,6 @@ class Geometry(NamedTuple):
         return self._replace(
             position=own(self.position),
             sequence=own(self.sequence),
-            frames=own(self.frames),
             neighbors=None if self.neighbors is None else parallel.split(self.neighbors + 1) - 1,  # -1 for padding
             pairs=None if self.pairs is None else Factors(*(parallel.split(s, 2) for s in _sides(self.pairs))),
             parallel=parallel,
@@ -142,7 +138,6 @@ class Geometry(NamedTuple):
             position=first(self.position),
             trust=None if self.trust is None else self.trust[one],
             sequence=first(self.sequence),
-            frames=first(self.frames),
             neighbors=neighbors,
             pairs=pairs,
         )

@@ -137,7 +137,7 @@ class NeighborAttention(SoftmaxAttention):
         self.sequence, self.n_bumps, self.distances, self.longest = sequence, n_bumps, distances, longest
         n_features = 2 * n_bumps + 1 if sequence else n_bumps
         self.edge = nn.Linear(n_features, n_heads, bias=False)  # w
-        self.pair_columns = PairColumns(n_heads, n_pair_channels, "factor") if n_pair_channels else None
+        self.pair_columns = PairColumns(n_heads, n_pair_channels) if n_pair_channels else None
         self.seen = nn.Linear(n_heads * (n_features + n_pair_channels), d_model, bias=False)
 
     def forward(self, x: Tensor, geometry: Geometry, mask: Tensor | None = None) -> Tensor:  # type: ignore[override]
@@ -180,7 +180,9 @@ class NeighborAttention(SoftmaxAttention):
         q, k, v = self.heads(x)
         if self.pair_columns is not None:
             if geometry.pairs is None:
-                raise ValueError("this attention reads features of pairs, and there are none; take n_pair_channels=0")
+                raise ValueError(
+                    "this attention reads pair features, and geometry.pairs is None; take n_pair_channels=0"
+                )
             left, right = self.pair_columns.columns(geometry.pairs, q.dtype)
             q, k, v = torch.cat([q, self.d_head**0.5 * left], -1), torch.cat([k, right], -1), torch.cat([v, right], -1)
         k, v = (geometry.parallel.gather(part, dim=2) for part in (k, v))

@@ -11,9 +11,9 @@ from alphastomics.nn.pair.factors import (
     adaptive_rank,
     make_residual,
 )
-from alphastomics.nn.pair.features import PairEmbedding, PairFeatures, RelativePosition
+from alphastomics.nn.pair.features import PairEmbedding, PairFeatures
+from alphastomics.nn.pair.relative import RelativePosition, Template
 from alphastomics.nn.pair.stack import PairLayer, PairStack, PairTransition
-from alphastomics.nn.pair.template import Template, wave_directions
 from alphastomics.nn.pair.triangle import TriangleAttention, TriangleMultiplication
 
 __all__ = [
@@ -37,5 +37,4 @@ __all__ = [
     "TriangleMultiplication",
     "adaptive_rank",
     "make_residual",
-    "wave_directions",
 ]
