@@ -129,7 +129,7 @@ def axial_pairs(*, reference: bool) -> Call:
     from alphastomics.nn.pair import AxialAttention, PairFactors, TriangleAttention
 
     n, c, r = 2048, 32, 4
-    module = TriangleAttention(c, 4) if reference else AxialAttention(c, 4)
+    module = TriangleAttention(c, 4, "starting") if reference else AxialAttention(c, 4)
     return lambda: module(PairFactors(torch.randn(1, c, n, r), torch.randn(1, c, n, r), None))
 
 

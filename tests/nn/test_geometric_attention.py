@@ -308,7 +308,7 @@ def test_every_parameter_learns(form):
     ("form", "missing", "message"),
     [
         ("pairs", {"pairs": None}, "n_pair_channels"),
-        ("distance", {"position": torch.zeros(2, 7, 3)}, "positions have 3 dimensions, this attention is for 2"),
+        ("distance", {"position": torch.zeros(2, 7, 3)}, "positions.*3 dimensions"),
     ],
 )
 def test_missing_geometry_is_named(form, missing, message):

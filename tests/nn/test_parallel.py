@@ -11,7 +11,7 @@ import itertools
 import sys
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import hypothesis.strategies as st
 import pytest
@@ -23,13 +23,22 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from alphastomics.nn.attention import SoftmaxAttention
-from alphastomics.nn.parallel import SequenceParallel, choose, split_attention
+from alphastomics.nn.parallel import SequenceParallel, attention, split_attention
 from alphastomics.nn.parallel.ring import attend, attend_backward, attend_by_rows, attend_by_rows_backward, ring
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+EXCHANGES = {"ulysses": attention.ulysses, "ring": ring}
+every_kind = pytest.mark.parametrize("kind", EXCHANGES)
 TOLERANCE = {"float32": 1e-5, "float64": 1e-10, "bfloat16": 3e-2}
+
+
+def attend_by(kind: str, *arguments: Any) -> Tensor:
+    """Attention by one of the exchanges, whatever the number of heads."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(attention, "choose_exchange", lambda *_: EXCHANGES[kind])
+        return split_attention(*arguments)
 
 
 class Case(NamedTuple):
@@ -44,8 +53,8 @@ class Case(NamedTuple):
 
 
 def cases(world_size: int) -> list[Case]:
-    """Ulysses with H = 2 W, the others with an H that W does not divide too; N even, odd, and smaller than W."""
-    heads = {"ulysses": (2 * world_size,), "ring": (2 * world_size, world_size + 1), "allgather": (world_size + 1,)}
+    """Ulysses with H = 2 W, the ring with an H that W does not divide too; N even, odd, and smaller than W."""
+    heads = {"ulysses": (2 * world_size,), "ring": (2 * world_size, world_size + 1)}
     sizes = (1, 7, 8) if world_size == 2 else (2, 7)
     found = [
         Case(kind, h, n, masked, dtype)
@@ -83,7 +92,7 @@ def on_processes(case: Case, parallel: SequenceParallel) -> list[Tensor]:
     qkv, w, mask = problem(case)
     dtype = getattr(torch, case.dtype)
     local = [parallel.split(x, 2).to(dtype).requires_grad_() for x in qkv]
-    o = split_attention(*local, parallel.split(mask), parallel, kind=case.kind)
+    o = attend_by(case.kind, *local, parallel.split(mask), parallel)
     assert o.dtype == dtype
     (o * parallel.split(w, 2).to(dtype)).sum().backward()
     return [x.detach().double() for x in (o, *(x.grad for x in local))]
@@ -168,11 +177,11 @@ def collectives_on_processes(parallel: SequenceParallel) -> dict[str, list[Tenso
 def empty_context_on_processes(parallel: SequenceParallel) -> dict[str, list[Tensor]]:
     """One context of padding that holds no numbers, beside one of cells."""
     found = {}
-    for kind in ("ulysses", "ring", "allgather"):
+    for kind in EXCHANGES:
         q, k, v = (torch.ones(2, 2, 3, 4).requires_grad_() for _ in range(3))
         mask = torch.tensor([[False] * 3, [True] * 3])
         rubbish = torch.where(mask, 1.0, torch.nan)[:, None, :, None]
-        o = split_attention(q * rubbish, k * rubbish, v, mask, parallel, kind=kind)
+        o = attend_by(kind, q * rubbish, k * rubbish, v, mask, parallel)
         found[f"empty-{kind}"] = [o.detach(), *torch.autograd.grad(o.sum(), (q, k, v))]
     return found
 
@@ -253,14 +262,14 @@ def test_a_ring_of_some_of_the_processes_attends_as_one(three):
     check(SUBGROUP, [found["subgroup"] for found in three[1:]])
 
 
-@pytest.mark.parametrize("kind", ["ulysses", "ring", "allgather"])
+@every_kind
 @pytest.mark.parametrize("n_cells", [1, 7])
 def test_one_process_needs_no_group(kind, n_cells):
     case = Case(kind, 3, n_cells, n_cells > 1, "float64")
     check(case, [on_processes(case, SequenceParallel())])
 
 
-@pytest.mark.parametrize("kind", ["ulysses", "ring", "allgather"])
+@every_kind
 def test_a_context_of_padding_is_zero_and_has_no_gradient(two, kind):
     for found in two:
         o, *grads = found[f"empty-{kind}"]
@@ -272,32 +281,24 @@ def test_a_context_of_padding_is_zero_and_has_no_gradient(two, kind):
 
 
 @settings(deadline=None, max_examples=25)
-@given(st.integers(0, 1000), st.integers(1, 12), st.sampled_from(["ulysses", "ring", "allgather"]))
+@given(st.integers(0, 1000), st.integers(1, 12), st.sampled_from(list(EXCHANGES)))
 def test_neither_order_nor_what_padding_holds_matters(seed, n_cells, kind):
     g = torch.Generator().manual_seed(seed)
     q, k, v = (torch.randn(2, 2, n_cells, 3, generator=g, dtype=torch.float64) for _ in range(3))
     mask = torch.rand(2, n_cells, generator=g) < 0.6
     order = torch.randperm(n_cells, generator=g)
-    o = split_attention(q, k, v, mask, SequenceParallel(), kind=kind)
+    o = attend_by(kind, q, k, v, mask, SequenceParallel())
     rubbish = [torch.where(mask[:, None, :, None], x, torch.nan)[:, :, order] for x in (q, k, v)]
-    again = split_attention(*rubbish, mask[:, order], SequenceParallel(), kind=kind)
+    again = attend_by(kind, *rubbish, mask[:, order], SequenceParallel())
     torch.testing.assert_close(again, o[:, :, order], atol=1e-12, rtol=0)
 
 
-def test_scale_is_that_of_the_scores():
-    q, k, v = (torch.randn(1, 2, 5, 4, dtype=torch.float64) for _ in range(3))
-    for kind in ("ulysses", "ring", "allgather"):
-        mask = torch.tensor([[True] * 4 + [False]])
-        o = split_attention(q, k, v, mask, SequenceParallel(), kind=kind, scale=1.0)
-        torch.testing.assert_close(o, dense(2 * q, k, v, mask), atol=1e-12, rtol=0)  # d_h^(1/2) = 2
-
-
-@pytest.mark.parametrize("kind", ["ulysses", "ring", "allgather"])
+@every_kind
 def test_autocast_reaches_what_travels(kind):
     q, k, v = (torch.randn(1, 2, 9, 4).requires_grad_() for _ in range(3))
     mask = torch.arange(9)[None] < 7
     with torch.autocast("cpu", torch.bfloat16):
-        o = split_attention(q, k, v, mask, SequenceParallel(), kind=kind)
+        o = attend_by(kind, q, k, v, mask, SequenceParallel())
     assert o.dtype == torch.bfloat16
     torch.testing.assert_close(o.float(), dense(q, k, v, mask), atol=3e-2, rtol=0)
     o.float().sum().backward()
@@ -305,17 +306,8 @@ def test_autocast_reaches_what_travels(kind):
 
 
 def test_ulysses_is_chosen_where_heads_can_be_split():
-    assert [choose(8, w) for w in (1, 2, 3, 4, 16)] == ["ulysses", "ulysses", "ring", "ulysses", "ring"]
-
-
-def test_what_cannot_be_is_refused():
-    q, mask = torch.zeros(1, 3, 2, 4), torch.ones(1, 2, dtype=torch.bool)
-    with pytest.raises(ValueError, match="kind='rings'"):
-        split_attention(q, q, q, mask, SequenceParallel(), kind="rings")
-    parallel = SequenceParallel()
-    parallel.world_size = 2
-    with pytest.raises(ValueError, match="3 heads.*2 processes.*kind='ring'"):
-        split_attention(q, q, q, mask, parallel, kind="ulysses")
+    chosen = [attention.choose_exchange(8, w) for w in (1, 2, 3, 4, 16)]
+    assert chosen == [EXCHANGES[kind] for kind in ("ulysses", "ulysses", "ring", "ulysses", "ring")]
 
 
 # -- parts of the keys -------------------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from alphastomics.nn.pair import (
     AxialAttention,
     FactorCrossAttention,
     PairFactors,
+    PairLayer,
     PairStack,
     PairTransition,
     TriangleAttention,
@@ -31,16 +32,22 @@ ATTENTIONS = (None, "triangle", "axial", "cross")
 NETWORKS: dict[str, Callable[[], nn.Module]] = {
     "outgoing": lambda: TriangleMultiplication(8, "outgoing"),
     "incoming": lambda: TriangleMultiplication(8, "incoming"),
-    "starting": lambda: TriangleAttention(8, 2, "starting", chunk=4),
-    "ending": lambda: TriangleAttention(8, 2, "ending", chunk=4),
+    "starting": lambda: TriangleAttention(8, 2, "starting"),
+    "ending": lambda: TriangleAttention(8, 2, "ending"),
     "axial": lambda: AxialAttention(8, 2),
     "cross": lambda: FactorCrossAttention(8, 2, 6),
     "transition": lambda: PairTransition(8),
-    "mix": lambda: PairStack(8, 6, n_layers=1, n_heads=2, attention="cross"),
-    "tangent": lambda: PairStack(8, 6, n_layers=1, n_heads=2, attention="triangle", chunk=4, residual="tangent"),
-    "distribute": lambda: PairStack(8, 6, n_layers=1, n_heads=2, attention="axial", residual="distribute"),
+    "mix": lambda: PairLayer(8, 6, attention="cross"),
+    "tangent": lambda: PairLayer(8, 6, attention="triangle", residual="tangent"),
+    "distribute": lambda: PairLayer(8, 6, attention="axial", residual="distribute"),
 }
 networks = pytest.mark.parametrize("name", NETWORKS)
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch):
+    """Triangle attention over some rows at a time."""
+    monkeypatch.setattr("alphastomics.nn.pair.triangle.BLOCK", 5000)
 
 
 def make(name: str, *, trained: bool = True) -> nn.Module:
@@ -144,7 +151,7 @@ def test_what_padding_holds_does_not_matter(name, seed, real):
 @pytest.mark.parametrize("residual", ["mix", "tangent"])
 def test_at_first_a_stack_changes_nothing(residual, attention, make_factors):
     factors = make_factors()
-    network = PairStack(8, 3, n_heads=2, attention=attention, residual=residual).double()
+    network = PairStack(8, 3, attention=attention, residual=residual).double()
     close(network(factors), factors)
 
 
@@ -163,10 +170,11 @@ def same_ranks(x: Tensor) -> bool:
 
 
 @pytest.mark.parametrize("residual", ["mix", "tangent", "distribute"])
-def test_all_ranks_are_used(residual, make_factors):
+def test_all_ranks_are_used(residual, make_factors, monkeypatch):
     """Bar: effective rank of the update over 1.5, no two ranks equal after four layers; distribution fails both."""
+    monkeypatch.setattr("alphastomics.nn.pair.stack.N_LAYERS", 4)
     torch.manual_seed(0)
-    network, factors = PairStack(8, 6, n_layers=4, residual=residual).double(), make_factors(rank=6)
+    network, factors = PairStack(8, 6, residual=residual).double(), make_factors(rank=6)
     with torch.no_grad():
         for layer in network.layers:
             for part in layer.updates:  # the transition would hide what triangles do
@@ -189,7 +197,7 @@ def test_transition_is_a_network_over_channels(make_factors):
 
 
 def test_dropout_falls_on_rows_except_at_ending_nodes():
-    layer = PairStack(8, 4, n_layers=1, n_heads=2, attention="triangle", dropout=0.25).layers[0]
+    layer = PairLayer(8, 4, attention="triangle", dropout=0.25)
     assert [(update.dropout.rate, update.dropout.shared_over) for update in layer.updates] == [
         (0.25, "row"),
         (0.25, "row"),
@@ -199,7 +207,7 @@ def test_dropout_falls_on_rows_except_at_ending_nodes():
 
 
 def test_dropout_is_drawn_in_training_only(make_factors):
-    network, factors = PairStack(8, 3, n_layers=1, dropout=0.5).double(), make_factors()
+    network, factors = PairLayer(8, 3, dropout=0.5).double(), make_factors()
     for parameter in network.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
     assert not torch.equal(network(factors).left, network(factors).left)
@@ -217,10 +225,10 @@ def test_impossible_uses_are_refused(make_factors):
 PEAK = """
 import json, sys
 import torch
-from alphastomics.nn.pair import PairFactors, PairStack, TriangleMultiplication
+from alphastomics.nn.pair import PairFactors, PairLayer, TriangleMultiplication
 name, n = sys.argv[1], int(sys.argv[2])
 torch.manual_seed(0)
-network = TriangleMultiplication(32) if name == "triangle" else PairStack(32, 8, n_layers=1)
+network = TriangleMultiplication(32, "outgoing") if name == "triangle" else PairLayer(32, 8)
 factors = PairFactors(torch.randn(1, 32, n, 8, requires_grad=True), torch.randn(1, 32, n, 8, requires_grad=True))
 after = network(factors)
 (after.left.square().mean() + after.right.square().mean()).backward()

@@ -1,4 +1,4 @@
-"""Triangle attention by chunks against the algorithm, and what it keeps in memory."""
+"""Triangle attention by blocks of rows against the algorithm, and what it keeps in memory."""
 
 from __future__ import annotations
 
@@ -11,9 +11,15 @@ from alphastomics.nn.pair import PairFactors, TriangleAttention
 directions = pytest.mark.parametrize("direction", ["starting", "ending"])
 
 
-def make(direction: str, chunk: int | None = 4) -> TriangleAttention:
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch):
+    """A few rows at a time."""
+    monkeypatch.setattr("alphastomics.nn.pair.triangle.BLOCK", 5000)
+
+
+def make(direction: str) -> TriangleAttention:
     torch.manual_seed(0)
-    module = TriangleAttention(8, 2, direction, chunk=chunk).double()
+    module = TriangleAttention(8, 2, direction).double()
     with torch.no_grad():
         module.qkv.weight *= 3  # attention that is far from uniform
         module.bias *= 3
@@ -50,10 +56,11 @@ def projected(update: torch.Tensor, factors: PairFactors, direction: str) -> tor
 
 
 @directions
-@pytest.mark.parametrize("chunk", [1, 4, 100, None])
-def test_update_is_the_projection_of_the_algorithm(direction, chunk, make_factors, difference):
+@pytest.mark.parametrize("block", [1, 3000, 2**21])
+def test_update_is_the_projection_of_the_algorithm(direction, block, make_factors, difference, monkeypatch):
     """Bar: 1e-10, value and gradient."""
-    module, factors = make(direction, chunk), make_factors(b=1)
+    monkeypatch.setattr("alphastomics.nn.pair.triangle.BLOCK", block)
+    module, factors = make(direction), make_factors(b=1)
     left, right = (x.requires_grad_() for x in factors[:2])
     expected = projected(algorithm(module, factors.dense()[0]), factors, direction)
     actual = module(factors).dense()[0].permute(2, 0, 1)
@@ -103,7 +110,7 @@ def test_no_matrix_of_all_cells_is_saved_or_made(direction, padded, make_factors
     n, saved = 37, []
     mask = (torch.arange(n) < 30).expand(2, n) if padded else None
     factors = PairFactors(*(x.float().requires_grad_() for x in make_factors(n=n)[:2]), mask)
-    module = make(direction, chunk=5).float()
+    module = make(direction).float()
     with Shapes() as shapes:
         with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(tuple(t.shape)) or t, lambda t: t):
             loss = module(factors).left.square().sum() + module(factors).right.square().sum()
@@ -120,7 +127,7 @@ def test_rows_are_made_again_and_not_saved(make_factors):
     """What is saved once doubles with the cells; rows of p would fourfold."""
     totals = []
     for n in (32, 64):
-        saved: dict[int, torch.Tensor] = {}  # by place in memory: all chunks share the right factors
+        saved: dict[int, torch.Tensor] = {}  # by place in memory: all blocks share the right factors
         factors = PairFactors(*(x.requires_grad_() for x in make_factors(b=1, n=n)[:2]))
         with torch.autograd.graph.saved_tensors_hooks(
             lambda t, saved=saved: saved.setdefault(t.data_ptr(), t), lambda t: t
@@ -132,8 +139,11 @@ def test_rows_are_made_again_and_not_saved(make_factors):
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [({"n_heads": 3}, "n_channels=8"), ({"direction": "outgoing"}, "direction='outgoing'"), ({"chunk": 0}, "chunk=0")],
+    [
+        ({"n_heads": 3}, "n_channels=8"),
+        ({"direction": "outgoing"}, "direction='outgoing'"),
+    ],
 )
 def test_impossible_arguments_are_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
-        TriangleAttention(**({"n_channels": 8, "n_heads": 2} | arguments))
+        TriangleAttention(**({"n_channels": 8, "n_heads": 2, "direction": "starting"} | arguments))

@@ -60,6 +60,8 @@ if TYPE_CHECKING:
     from alphastomics.config import PairResidual
 
 N_FREQUENCIES = 8  # M, number of frequencies of differences in an order
+BYTES = 4  # of a number in single precision
+EPSILON = 1e-6  # added to mean squares under a root
 
 
 def upcast(x: Tensor) -> Tensor:
@@ -154,11 +156,11 @@ class PairFactors(NamedTuple):
         left, right = (gate.mT.unsqueeze(-1).to(self.left.dtype) for gate in (row, column))
         return PairFactors(self.left * left, self.right * right, self.mask)
 
-    def inverse_rms(self, eps: float = 1e-6) -> Tensor:
+    def inverse_rms(self) -> Tensor:
         """Inverse root mean square of p_c over the pairs of real cells, (B, 1, C)."""
         products = gram(self.left, self.left) * gram(self.right, self.right)
         mean_square = products.sum(dim=(-2, -1))[:, None] / self.n_real() ** 2
-        return (mean_square.clamp_min(0) + eps).rsqrt()  # rounding may make the trace negative
+        return (mean_square.clamp_min(0) + EPSILON).rsqrt()  # rounding may make the trace negative
 
     def rms_norm(self) -> PairFactors:
         """Factors of p_c divided by its root mean square; both sides are scaled equally."""
@@ -181,9 +183,7 @@ def n_fixed_ranks(n_dims: int, *, sequence: bool) -> int:
     return n_dims + 2 + 2 * N_FREQUENCIES * sequence
 
 
-def adaptive_rank(
-    n_cells: int, n_channels: int, *, budget_bytes: int, bytes_per_number: int = 4, lowest: int = 4, highest: int = 32
-) -> int:
+def adaptive_rank(n_cells: int, n_channels: int, *, budget_bytes: int, lowest: int, highest: int) -> int:
     r"""Largest rank whose factors fit into a budget.
 
     .. math:: R = \operatorname{clamp}\big(\lfloor \text{budget} / (2 N C\, \text{bytes}) \rfloor, R_{min}, R_{max}\big)
@@ -196,8 +196,6 @@ def adaptive_rank(
         N, of all contexts of a batch together, and C.
     budget_bytes
         Memory for one pair of factors. Training keeps several.
-    bytes_per_number
-        4 in single precision.
     lowest, highest
         R_min, also used if it does not fit, and R_max.
 
@@ -208,7 +206,7 @@ def adaptive_rank(
     """
     if not 1 <= lowest <= highest:
         raise ValueError(f"lowest={lowest} must lie between 1 and highest={highest}")
-    fitting = budget_bytes // (2 * n_cells * n_channels * bytes_per_number)
+    fitting = budget_bytes // (2 * n_cells * n_channels * BYTES)
     return max(lowest, min(fitting, highest))
 
 

@@ -23,6 +23,8 @@ from alphastomics.nn.pair.axial import AxialAttention, FactorCrossAttention
 from alphastomics.nn.pair.factors import PairDropout, PairFactors, make_residual
 from alphastomics.nn.pair.triangle import TriangleAttention, TriangleMultiplication
 
+N_LAYERS, N_HEADS, EXPANSION = 2, 4, 2  # of a stack; the last is the width of a transition over C
+
 
 class PairTransition(nn.Module):
     r"""Two layers over the channels of every cell and rank, added to the factors.
@@ -36,13 +38,11 @@ class PairTransition(nn.Module):
     ----------
     n_channels
         C.
-    expansion
-        Width of the hidden layer divided by C.
     """
 
-    def __init__(self, n_channels: int, *, expansion: int = 2) -> None:
+    def __init__(self, n_channels: int) -> None:
         super().__init__()
-        self.left, self.right = _mlp(n_channels, expansion), _mlp(n_channels, expansion)
+        self.left, self.right = _mlp(n_channels), _mlp(n_channels)
 
     def forward(self, pair: PairFactors) -> PairFactors:
         """Map factors to factors."""
@@ -53,8 +53,8 @@ class PairTransition(nn.Module):
         return PairFactors.masked(left, right, pair.mask)
 
 
-def _mlp(n_channels: int, expansion: int) -> nn.Sequential:
-    hidden = expansion * n_channels
+def _mlp(n_channels: int) -> nn.Sequential:
+    hidden = EXPANSION * n_channels
     last = nn.Linear(hidden, n_channels)
     nn.init.zeros_(last.weight)
     nn.init.zeros_(last.bias)
@@ -82,9 +82,6 @@ class PairLayer(nn.Module):
         max_rank: int,
         *,
         attention: PairAttention | None = None,
-        n_heads: int = 4,
-        chunk: int | None = None,
-        expansion: int = 2,
         dropout: float = 0.0,
         residual: PairResidual = "mix",
     ) -> None:
@@ -94,7 +91,7 @@ class PairLayer(nn.Module):
             raise ValueError(f"pair_attention={attention!r} is unknown; choose {choices} or None")
         operations: list[nn.Module] = [TriangleMultiplication(n_channels, d) for d in ("outgoing", "incoming")]
         if attention == "triangle":
-            operations += [TriangleAttention(n_channels, n_heads, d, chunk=chunk) for d in ("starting", "ending")]
+            operations += [TriangleAttention(n_channels, N_HEADS, d) for d in ("starting", "ending")]
         self.updates = nn.ModuleList()
         for operation in operations:
             ending = isinstance(operation, TriangleAttention) and operation.direction == "ending"
@@ -102,10 +99,10 @@ class PairLayer(nn.Module):
             self.updates.append(Update(operation, drop, make_residual(residual, n_channels, max_rank)))
         self.attention = nn.ModuleList()
         if attention == "axial":
-            self.attention.append(AxialAttention(n_channels, n_heads))
+            self.attention.append(AxialAttention(n_channels, N_HEADS))
         if attention == "cross":
-            self.attention.append(FactorCrossAttention(n_channels, n_heads, max_rank))
-        self.transition = PairTransition(n_channels, expansion=expansion)
+            self.attention.append(FactorCrossAttention(n_channels, N_HEADS, max_rank))
+        self.transition = PairTransition(n_channels)
 
     def forward(self, pair: PairFactors) -> PairFactors:
         """Map factors to factors."""
@@ -123,16 +120,8 @@ class PairStack(nn.Module):
         C.
     max_rank
         Largest rank; smaller ranks use the first parameters.
-    n_layers
-        Number of layers.
     attention
         ``"axial"`` or ``"cross"``, O(N^2) in time, ``"triangle"``, O(N^3), or None.
-    n_heads
-        Heads of these; C must be a multiple.
-    chunk
-        Rows of p in memory at a time, for triangle attention.
-    expansion
-        Width of the transition divided by C.
     dropout
         Share of the entries of an update that are dropped: by column for ending nodes, else by row.
     residual
@@ -149,11 +138,7 @@ class PairStack(nn.Module):
         n_channels: int,
         max_rank: int,
         *,
-        n_layers: int = 2,
         attention: PairAttention | None = None,
-        n_heads: int = 4,
-        chunk: int | None = None,
-        expansion: int = 2,
         dropout: float = 0.0,
         residual: PairResidual = "mix",
     ) -> None:
@@ -164,13 +149,10 @@ class PairStack(nn.Module):
                 n_channels,
                 max_rank,
                 attention=attention,
-                n_heads=n_heads,
-                chunk=chunk,
-                expansion=expansion,
                 dropout=dropout,
                 residual=residual,
             )
-            for _ in range(n_layers)
+            for _ in range(N_LAYERS)
         )
 
     def forward(self, pair: PairFactors) -> PairFactors:

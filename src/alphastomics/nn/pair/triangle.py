@@ -60,8 +60,8 @@ from alphastomics.nn.pair.factors import PairFactors, divide_by_gram, gram
 Direction = Literal["outgoing", "incoming"]
 Node = Literal["starting", "ending"]
 
-BLOCK = 2**21  # entries of the keys of a chunk of rows
-NEVER = -1e4  # score of padding; its weight is 0 in any precision
+BLOCK = 2**21  # entries of the keys of a block of rows
+MASKED_SCORE = -1e4  # score of padding; its weight is 0 in any precision
 
 
 class TriangleMultiplication(nn.Module):
@@ -80,7 +80,7 @@ class TriangleMultiplication(nn.Module):
         If the direction is unknown.
     """
 
-    def __init__(self, n_channels: int, direction: Direction = "outgoing") -> None:
+    def __init__(self, n_channels: int, direction: Direction) -> None:
         super().__init__()
         if direction not in ("outgoing", "incoming"):
             raise ValueError(f"direction={direction!r} is unknown; choose 'outgoing' or 'incoming'")
@@ -115,26 +115,20 @@ class TriangleAttention(nn.Module):
         H; C must be a multiple.
     direction
         ``"starting"``: edges ij of the same i attend to each other; ``"ending"``: those of the same j.
-    chunk
-        Number of rows S in memory at a time; by default as many as have 2^21 entries.
 
     Raises
     ------
     ValueError
-        If the direction is unknown, C is not a multiple of H, or the chunk is empty.
+        If the direction is unknown, or C is not a multiple of H.
     """
 
-    def __init__(
-        self, n_channels: int, n_heads: int, direction: Node = "starting", *, chunk: int | None = None
-    ) -> None:
+    def __init__(self, n_channels: int, n_heads: int, direction: Node) -> None:
         super().__init__()
         if direction not in ("starting", "ending"):
             raise ValueError(f"direction={direction!r} is unknown; choose 'starting' or 'ending'")
         if n_channels % n_heads:
             raise ValueError(f"n_channels={n_channels} is not a multiple of n_heads={n_heads}")
-        if chunk is not None and chunk < 1:
-            raise ValueError(f"chunk={chunk} must be at least 1")
-        self.direction, self.chunk = direction, chunk
+        self.direction = direction
         self.n_heads, self.d_head = n_heads, n_channels // n_heads
         self.qkv = nn.Linear(n_channels, 3 * n_channels, bias=False)
         self.bias = nn.Parameter(self.d_head**-0.5 * torch.randn(n_channels))
@@ -150,17 +144,14 @@ class TriangleAttention(nn.Module):
 
     def _on_factors(self, p: PairFactors) -> PairFactors:
         columns = self._columns(p)
-        size = self.chunk or self._chunk_of(columns[1])
+        b, _, n, width = columns[1].shape
+        size = max(1, BLOCK // (b * self.n_heads * n * (width + self.d_head)))
         parts = [
             checkpoint(self._project_rows, rows, p.right, *columns, use_reentrant=False, preserve_rng_state=False)
             for rows in p.left.split(size, dim=2)
         ]
         left = divide_by_gram(torch.cat(parts, dim=2), p.right).to(p.left.dtype)
         return PairFactors.masked(left, p.right, p.mask)
-
-    def _chunk_of(self, key: Tensor) -> int:
-        b, _, n, width = key.shape
-        return max(1, BLOCK // (b * self.n_heads * n * (width + self.d_head)))
 
     def _columns(self, p: PairFactors) -> tuple[Tensor, Tensor]:
         """Columns of queries and of keys for bias and mask, (B, H, N, E) each."""
@@ -170,7 +161,7 @@ class TriangleAttention(nn.Module):
         )
         if p.mask is None:
             return query, key
-        padded = ((~p.mask).to(key.dtype) * NEVER)[:, None, :, None].expand_as(key[..., :1])
+        padded = ((~p.mask).to(key.dtype) * MASKED_SCORE)[:, None, :, None].expand_as(key[..., :1])
         return torch.cat([query, torch.ones_like(padded)], dim=-1), torch.cat([key, padded], dim=-1)
 
     def _project_rows(self, left: Tensor, right: Tensor, query: Tensor, key: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ r"""Sequence parallelism: a context is split over several processes, each with s
 
 Operations on single cells need no communication. Operations on several cells are:
 
-- attention: :func:`split_attention`, exact, by one of three exchanges;
+- attention: :func:`split_attention`, exact, by one of two exchanges;
 - sums over cells, such as losses and counts: :meth:`SequenceParallel.sum_over_cells`;
 - anything on tensors small enough for every process, such as positions: :meth:`SequenceParallel.gather`.
 
@@ -32,7 +32,7 @@ All processes of a group must run the same steps on the same contexts; otherwise
 
 from __future__ import annotations
 
-from alphastomics.nn.parallel.attention import SplitKind, attend_to_all, choose, split_attention
+from alphastomics.nn.parallel.attention import attend_to_all, split_attention
 from alphastomics.nn.parallel.sequence import ALONE, SequenceParallel
 
-__all__ = ["ALONE", "SequenceParallel", "SplitKind", "attend_to_all", "choose", "split_attention"]
+__all__ = ["ALONE", "SequenceParallel", "attend_to_all", "split_attention"]

@@ -2,24 +2,19 @@ r"""Exact attention over cells that are split over W processes.
 
 .. math:: o_i = \sum_j \operatorname{softmax}_j\big(\gamma\, q_i \cdot k_j - 10^4 (1 - m_j)\big)\, v_j
 
-i runs over the n cells of this process, j over the N cells of all. Three exchanges give the same result:
+i runs over the n cells of this process, j over the N cells of all. Two exchanges give the same result:
 
-============== ================================================= ===================== ===================
-kind           sent in the forward pass                           memory per process    needs
-============== ================================================= ===================== ===================
-``ulysses``    q, k, v, o: from cells of all heads to all cells   O(n)                  W divides H
-               of some heads, and back (Jacobs et al., 2023)
-``ring``       k, v, in W - 1 steps, while attention is computed  O(n)                  nothing
-``allgather``  k, v, to all processes at once                    O(N)                  nothing
-============== ================================================= ===================== ===================
+- :func:`ulysses` sends q, k, v and o from cells of all heads to all cells of some heads, and back (Jacobs et al., 2023). It
+  sends least, but needs W to divide H.
+- :func:`~alphastomics.nn.parallel.ring.ring` sends k and v in W - 1 steps, while attention is computed.
 
-The mask m is a further column of q and k: it needs neither a separate exchange nor a kernel with masks, and attention to
+The memory of a process is O(n). The mask m is a further column of q and k: it needs neither a separate exchange nor a kernel with masks, and attention to
 padding only is finite. Relative to the weight of a real cell, exp(-10^4) is 0.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -27,59 +22,35 @@ import torch.nn.functional as F
 from alphastomics.nn.parallel.ring import ring
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch import Tensor
 
     from alphastomics.nn.parallel.sequence import SequenceParallel
 
-SplitKind = Literal["ulysses", "ring", "allgather"]
-
-
-class SplitAttention(Protocol):
-    """Interface of attention without a mask over cells that are split."""
-
-    def __call__(self, q: Tensor, k: Tensor, v: Tensor, parallel: SequenceParallel, scale: float) -> Tensor:
-        """Attention (B, H, n, c) of the queries of this process to the keys of all; q, k and v are (B, H, n, c)."""
-        ...
+    Exchange = Callable[[Tensor, Tensor, Tensor, SequenceParallel, float], Tensor]
 
 
 def ulysses(q: Tensor, k: Tensor, v: Tensor, parallel: SequenceParallel, scale: float) -> Tensor:
-    """Exchange some cells of all heads for all cells of some heads, and back."""
+    """Attention (B, H, n, c) of the queries of this process to the keys of all; q, k and v are (B, H, n, c)."""
     q, k, v = parallel.resplit(torch.stack([q, k, v]), whole=-3, split=-2)
     o = F.scaled_dot_product_attention(q, k, v, scale=scale)
     return parallel.resplit(o, whole=-2, split=-3)
 
 
-def allgather(q: Tensor, k: Tensor, v: Tensor, parallel: SequenceParallel, scale: float) -> Tensor:
-    """Gather all keys and values on every process."""
-    k, v = parallel.gather(torch.stack([k, v]), dim=-2)
-    return F.scaled_dot_product_attention(q, k, v, scale=scale)
-
-
-ATTENTIONS: dict[SplitKind, SplitAttention] = {"ulysses": ulysses, "ring": ring, "allgather": allgather}
-
-
-def choose(n_heads: int, world_size: int) -> SplitKind:
-    """Choose ``"ulysses"``, which sends least, if W divides H; else ``"ring"``."""
-    return "ulysses" if n_heads % world_size == 0 else "ring"
+def choose_exchange(n_heads: int, world_size: int) -> Exchange:
+    """Choose :func:`ulysses` if W divides H, else the ring."""
+    return ulysses if n_heads % world_size == 0 else ring
 
 
 def attend_to_all(q: Tensor, k: Tensor, v: Tensor, parallel: SequenceParallel, *, scale: float) -> Tensor:
     """As :func:`split_attention`, for q, k and v of equal width that already contain a column for padding."""
     if parallel.world_size == 1:
         return F.scaled_dot_product_attention(q, k, v, scale=scale)
-    return ATTENTIONS[choose(q.shape[1], parallel.world_size)](q, k, v, parallel, scale)
+    return choose_exchange(q.shape[1], parallel.world_size)(q, k, v, parallel, scale)
 
 
-def split_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Tensor,
-    parallel: SequenceParallel,
-    *,
-    kind: SplitKind | None = None,
-    scale: float | None = None,
-) -> Tensor:
+def split_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, parallel: SequenceParallel) -> Tensor:
     """Attention of the cells of this process to the cells of all processes.
 
     Parameters
@@ -92,29 +63,15 @@ def split_attention(
         Real cells (B, n).
     parallel
         The processes.
-    kind
-        ``"ulysses"``, ``"ring"`` or ``"allgather"``; by default from :func:`choose`.
-    scale
-        Factor of the scores; d_h^(-1/2) by default.
 
     Returns
     -------
     (B, H, n, d_v), 0 where ``mask`` is false.
-
-    Raises
-    ------
-    ValueError
-        If the kind is unknown, or it is ``"ulysses"`` and W does not divide H.
     """
-    n_heads, world_size = q.shape[1], parallel.world_size
-    kind = choose(n_heads, world_size) if kind is None else kind
-    if kind not in ATTENTIONS:
-        raise ValueError(f"kind={kind!r} is unknown; choose from {sorted(ATTENTIONS)}")
-    if kind == "ulysses" and n_heads % world_size:
-        raise ValueError(f"{n_heads} heads cannot be split over {world_size} processes; take kind='ring'")
-    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    scale = q.shape[-1] ** -0.5
     padding = ~mask[:, None, :, None]
-    o = ATTENTIONS[kind](*_with_mask(q, k, v, padding, scale), parallel, scale)
+    exchange = choose_exchange(q.shape[1], parallel.world_size)
+    o = exchange(*_with_mask(q, k, v, padding, scale), parallel, scale)
     return o[..., : v.shape[-1]].masked_fill(padding, 0.0)
 
 
