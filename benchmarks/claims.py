@@ -103,7 +103,7 @@ def sparse_pairs(*, reference: bool) -> Call:
     from alphastomics.nn.neighbors import neighbor_pairs
 
     n, d, n_heads, bumps = 4096, 128, 4, 16
-    attention = NeighborAttention(d, n_heads, n_bumps=bumps)
+    attention = NeighborAttention(d, n_heads)
     position = torch.rand(1, n, 2)
     centers = torch.linspace(-5, 1, bumps)
 

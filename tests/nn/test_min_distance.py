@@ -12,9 +12,9 @@ from alphastomics.nn import MinDistanceNetwork, nearest_neighbors
 from rotations import random_rotation
 
 
-def network(**kwargs) -> MinDistanceNetwork:
+def network() -> MinDistanceNetwork:
     torch.manual_seed(0)
-    return MinDistanceNetwork(width=8, **kwargs)
+    return MinDistanceNetwork()
 
 
 def cells(seed: int = 0, n: int = 40, n_dims: int = 2) -> torch.Tensor:

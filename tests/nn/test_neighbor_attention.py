@@ -23,7 +23,7 @@ D_MODEL, H = 16, 4
 FORMS = {
     "distance": {},
     "order": {"sequence": True, "gate_type": "elementwise"},
-    "plain": {"gate_type": "none", "use_qk_norm": False, "n_bumps": 5},
+    "plain": {"gate_type": "none", "use_qk_norm": False},
     "pairs": {"n_pair_channels": 3},
 }
 forms = pytest.mark.parametrize("form", FORMS)
@@ -86,8 +86,7 @@ def dense(module: NeighborAttention, x: torch.Tensor, geometry: Geometry, mask: 
         for j in row:
             edge[i, j] |= j >= 0 and bool(mask[j])
     squared = (position[:, None] - position[None]).square().sum(-1)
-    n_bumps = min(module.edge.in_features, 16)
-    e = geometry.trust[b] * bumps((squared + 0.004**2).sqrt().log(), math.log(0.004), math.log(4), n_bumps)
+    e = geometry.trust[b] * bumps((squared + 0.004**2).sqrt().log(), math.log(0.004), math.log(4), 16)
     if module.edge.in_features > 16:
         last = math.asinh(100)
         e = torch.cat([e, bumps((order[None] - order[:, None]).asinh(), -last, last, 17)], -1)

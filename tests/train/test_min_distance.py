@@ -76,7 +76,7 @@ def test_without_enough_cells_there_is_no_loss(grids):
 
 def test_it_depends_on_the_key_and_not_on_the_batch(grids):
     torch.manual_seed(0)
-    network = MinDistanceNetwork(width=8)
+    network = MinDistanceNetwork()
     together = min_distance_losses(network, grids, 0.1, 0).detach()
     for i, n in enumerate((441, 400, 0)):
         alone = grids._replace(patch=grids.patch[i : i + 1, :n], key=grids.key[i : i + 1])

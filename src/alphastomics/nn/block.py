@@ -28,12 +28,15 @@ if TYPE_CHECKING:
     from alphastomics.nn.config import DenoiserConfig
     from alphastomics.nn.geometry import Geometry
 
+EXPANSION = 4  # hidden width of the feed-forward network over d
+
 
 class FeedForward(nn.Sequential):
-    """Two-layer network for each cell, with a hidden width of ``expansion`` times d."""
+    """Two-layer network for each cell, with a hidden width of 4 d."""
 
-    def __init__(self, d_model: int, expansion: int) -> None:
-        super().__init__(nn.Linear(d_model, expansion * d_model), nn.GELU(), nn.Linear(expansion * d_model, d_model))
+    def __init__(self, d_model: int) -> None:
+        hidden = EXPANSION * d_model
+        super().__init__(nn.Linear(d_model, hidden), nn.GELU(), nn.Linear(hidden, d_model))
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """``x`` (B, N, d) to (B, N, d)."""
@@ -112,13 +115,11 @@ class Block(nn.Module):
         The network.
     angle
         Angle in radians by which the grid of axial attention is turned.
-    expansion
-        Width of the feed-forward network over d.
     """
 
     OWN = ("norm_1", "norm_2", "connect_1", "connect_2")  # not shared between layers
 
-    def __init__(self, config: DenoiserConfig, *, angle: float = 0.0, expansion: int = 4) -> None:
+    def __init__(self, config: DenoiserConfig, *, angle: float = 0.0) -> None:
         super().__init__()
         d = config.d_model
         self.norm_1 = AdaptiveNorm(d, n_extra=1)
@@ -128,16 +129,16 @@ class Block(nn.Module):
         if config.use_moe:
             self.ffn = Experts(
                 d,
-                expansion * d,
+                EXPANSION * d,
                 num_experts=config.num_experts,
                 top_k=config.moe_top_k,
                 width=config.expert_width,
             )
         elif config.bottleneck is not None:
-            narrow = FeedForward(d // config.bottleneck, expansion)
+            narrow = FeedForward(d // config.bottleneck)
             self.ffn = Bottleneck(d, ratio=config.bottleneck, operation=narrow)
         else:
-            self.ffn = FeedForward(d, expansion)
+            self.ffn = FeedForward(d)
         self.connect_1, self.connect_2 = (
             HyperConnection(d, n_streams=config.n_streams) if config.residual == "hyper" else Residual()
             for _ in range(2)

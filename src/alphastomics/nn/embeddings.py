@@ -16,6 +16,15 @@ import math
 import torch
 from torch import Tensor, nn
 
+# Number of frequencies, lowest and highest: of positions in cycles per model unit (a slice spans about four units), and of time.
+POSITION_WAVES = 48, 0.05, 1.5
+TIMESTEP_WAVES = 32, 0.25, 32.0
+
+
+def _frequencies(n: int, lowest: float, highest: float) -> Tensor:
+    """Geometrically spaced frequencies (n,) in double precision."""
+    return torch.logspace(math.log10(lowest), math.log10(highest), n, dtype=torch.float64)
+
 
 def directions(n: int, n_dims: int) -> Tensor:
     """Unit vectors (n, D) of which any consecutive ones are evenly spread: golden angles, or the R2 sequence (Roberts 2018).
@@ -43,18 +52,13 @@ class FourierPosition(nn.Module):
         D, 2 or 3.
     d_model
         Width d.
-    n_frequencies
-        Number of columns of F.
-    lowest, highest
-        Range of frequencies in cycles per model unit (a slice spans about four units).
     """
 
-    def __init__(
-        self, n_dims: int, d_model: int, *, n_frequencies: int = 48, lowest: float = 0.05, highest: float = 1.5
-    ) -> None:
+    def __init__(self, n_dims: int, d_model: int) -> None:
         super().__init__()
         self.frequencies: Tensor
-        scale = torch.logspace(math.log10(lowest), math.log10(highest), n_frequencies, dtype=torch.float64)
+        scale = _frequencies(*POSITION_WAVES)
+        n_frequencies = len(scale)
         waves = scale[:, None] * directions(n_frequencies, n_dims)
         self.register_buffer("frequencies", (2 * math.pi * waves).T.float(), persistent=False)
         self.mlp = nn.Sequential(nn.Linear(2 * n_frequencies + n_dims, d_model), nn.GELU(), nn.Linear(d_model, d_model))
@@ -83,14 +87,12 @@ class LocalDensityEmbedding(nn.Module):
 class TimestepEmbedding(nn.Module):
     """One conditioning vector (B, d) from the timesteps of both modalities, each (B,), in [0, 1]."""
 
-    def __init__(self, d_model: int, *, n_frequencies: int = 32, lowest: float = 0.25, highest: float = 32.0) -> None:
+    def __init__(self, d_model: int) -> None:
         super().__init__()
         self.frequencies: Tensor
-        scale = torch.logspace(math.log10(lowest), math.log10(highest), n_frequencies, dtype=torch.float64)
+        scale = _frequencies(*TIMESTEP_WAVES)
         self.register_buffer("frequencies", (2 * math.pi * scale).float(), persistent=False)
-        self.mlp = nn.Sequential(
-            nn.Linear(4 * n_frequencies, d_model), nn.SiLU(), nn.Linear(d_model, d_model), nn.SiLU()
-        )
+        self.mlp = nn.Sequential(nn.Linear(4 * len(scale), d_model), nn.SiLU(), nn.Linear(d_model, d_model), nn.SiLU())
 
     def forward(self, t_expr: Tensor, t_pos: Tensor) -> Tensor:
         """Embed both timesteps, each (B,)."""

@@ -1,8 +1,8 @@
 r"""Minimum-distance refinement: an E(D)-equivariant denoiser of positions at the scale of a cell.
 
 Cells do not overlap, so that distances to nearest neighbors vary far less than those of independent points. This holds at full
-density only, not in a random subset of a slice, and in any frame: a separate network learns it. With positions :math:`y` and their noise :math:`r` in units of the cell spacing, and the k nearest neighbors
-:math:`\mathcal N(i)`,
+density only, not in a random subset of a slice, and in any frame: a separate network learns it. With positions :math:`y` and
+their noise :math:`r` in units of the cell spacing, and the k nearest neighbors :math:`\mathcal N(i)`,
 
 .. math::
 
@@ -20,43 +20,34 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+WIDTH, N_LAYERS = 32, 2  # channels of h and of the messages, and rounds of messages
+N_BASIS, BASIS_RANGE, BASIS_WIDTH = 16, 2.5, 0.35  # of the radial functions rho of a logarithm
 SOFTENING = 0.3  # delta: at less than a third of the spacing, directions are mostly noise
 
 
 class MinDistanceNetwork(nn.Module):
-    """Estimate of clean positions from noisy ones; see the equations of the module.
+    """Estimate of clean positions from noisy ones; see the equations of the module."""
 
-    Parameters
-    ----------
-    width
-        Channels of h and of the messages.
-    n_layers
-        Rounds of messages.
-    n_neighbors
-        k.
-    n_basis
-        Number of radial functions rho.
-    """
+    n_neighbors = 12  # k
 
-    def __init__(self, *, width: int = 32, n_layers: int = 2, n_neighbors: int = 12, n_basis: int = 16) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.n_neighbors = n_neighbors
         self.centers: Tensor
-        self.register_buffer("centers", torch.linspace(-2.5, 2.5, n_basis), persistent=False)
-        self.start = nn.Linear(n_basis, width)
+        self.register_buffer("centers", torch.linspace(-BASIS_RANGE, BASIS_RANGE, N_BASIS), persistent=False)
+        self.start = nn.Linear(N_BASIS, WIDTH)
         self.message = nn.ModuleList(
-            nn.Sequential(nn.Linear(2 * width + 2 * n_basis, width), nn.SiLU(), nn.Linear(width, width), nn.SiLU())
-            for _ in range(n_layers)
+            nn.Sequential(nn.Linear(2 * WIDTH + 2 * N_BASIS, WIDTH), nn.SiLU(), nn.Linear(WIDTH, WIDTH), nn.SiLU())
+            for _ in range(N_LAYERS)
         )
         self.update = nn.ModuleList(
-            nn.Sequential(nn.Linear(2 * width, width), nn.SiLU(), nn.Linear(width, width))
-            for _ in range(n_layers - 1)  # h is not used after the last round
+            nn.Sequential(nn.Linear(2 * WIDTH, WIDTH), nn.SiLU(), nn.Linear(WIDTH, WIDTH))
+            for _ in range(N_LAYERS - 1)  # h is not used after the last round
         )
-        self.push = nn.ModuleList(nn.Linear(width, 1) for _ in range(n_layers))
+        self.push = nn.ModuleList(nn.Linear(WIDTH, 1) for _ in range(N_LAYERS))
 
     def basis(self, value: Tensor) -> Tensor:
         """Radial functions (..., n_basis) of a logarithm (...)."""
-        return torch.exp(-(((value[..., None] - self.centers) / 0.35) ** 2))
+        return torch.exp(-(((value[..., None] - self.centers) / BASIS_WIDTH) ** 2))
 
     def forward(self, y: Tensor, r: Tensor, neighbors: Tensor) -> Tensor:
         """Clean positions (N, D) from ``y`` (N, D) and ``r`` (), both in units of the spacing, and ``neighbors`` (N, k)."""

@@ -44,6 +44,10 @@ if TYPE_CHECKING:
     from alphastomics.config import GateType
     from alphastomics.nn.geometry import Geometry
 
+# Radial functions of distance; there is one more for the order, so that one center is 0.
+N_BASIS = 16
+DISTANCES = 0.004, 4.0  # first and last center for distances, in model units; the first is also epsilon
+MAX_STEPS = 100.0  # last center for differences in the order
 BLOCK = {"cpu": 2**20, "cuda": 2**26}  # entries of edge features and scores in memory at a time
 
 
@@ -109,13 +113,6 @@ class NeighborAttention(SoftmaxAttention):
         As in :class:`~alphastomics.nn.SoftmaxAttention`; gates act on o alone.
     sequence
         Whether the cells have an order.
-    n_bumps
-        M, number of radial functions of distance, at least 2; there is one more for the order, so that an even M has a center
-        at 0.
-    distances
-        First and last center for distances, in model units; the first is also epsilon.
-    longest
-        Last center for differences in the order.
     n_pair_channels
         C, channels of the pair features; 0 without them.
     """
@@ -128,14 +125,11 @@ class NeighborAttention(SoftmaxAttention):
         gate_type: GateType = "headwise",
         use_qk_norm: bool = True,
         sequence: bool = False,
-        n_bumps: int = 16,
-        distances: tuple[float, float] = (0.004, 4.0),
-        longest: float = 100.0,
         n_pair_channels: int = 0,
     ) -> None:
         super().__init__(d_model, n_heads, gate_type=gate_type, use_qk_norm=use_qk_norm)
-        self.sequence, self.n_bumps, self.distances, self.longest = sequence, n_bumps, distances, longest
-        n_features = 2 * n_bumps + 1 if sequence else n_bumps
+        self.sequence = sequence
+        n_features = 2 * N_BASIS + 1 if sequence else N_BASIS
         self.edge = nn.Linear(n_features, n_heads, bias=False)  # w
         self.pair_columns = PairColumns(n_heads, n_pair_channels) if n_pair_channels else None
         self.seen = nn.Linear(n_heads * (n_features + n_pair_channels), d_model, bias=False)
@@ -202,15 +196,15 @@ class NeighborAttention(SoftmaxAttention):
     def _features(self, place: Tensor, other: Tensor) -> Tensor:
         """Features (S, K + 1, E) of edges from cells at ``place`` (S, 1, D + 2) to cells at ``other`` (S, K + 1, D + 2)."""
         difference = other - place
-        shortest, furthest = self.distances
+        shortest, longest = DISTANCES
         log_distance = 0.5 * (difference[..., :-2].square().sum(dim=-1) + shortest**2).log()
         trust = place[..., -1:].detach()
-        e = _bumps(log_distance, math.log(shortest), math.log(furthest), self.n_bumps, trust)
+        e = _radial_basis(log_distance, math.log(shortest), math.log(longest), N_BASIS, trust)
         if not self.sequence:
             return e
-        last = math.asinh(self.longest)
+        last = math.asinh(MAX_STEPS)
         steps = difference[..., -2].asinh()
-        return torch.cat([e, _bumps(steps, -last, last, self.n_bumps + 1, torch.ones_like(trust))], dim=-1)
+        return torch.cat([e, _radial_basis(steps, -last, last, N_BASIS + 1, torch.ones_like(trust))], dim=-1)
 
     @torch.no_grad()
     def weights(  # type: ignore[override]
@@ -311,7 +305,7 @@ def _edges(x: Tensor, geometry: Geometry, mask: Tensor | None) -> tuple[Tensor, 
     return other.flatten(0, 1).int(), valid.flatten(0, 1)
 
 
-def _bumps(u: Tensor, low: float, high: float, n: int, height: Tensor) -> Tensor:
+def _radial_basis(u: Tensor, low: float, high: float, n: int, height: Tensor) -> Tensor:
     """Radial functions phi (..., n) of ``u`` (...), with centers from ``low`` to ``high``, times ``height`` (..., 1)."""
     scale = 0.5**0.5 * (n - 1) / (high - low)
     v = (scale * u)[..., None] - torch.linspace(scale * low, scale * high, n, dtype=u.dtype, device=u.device)
