@@ -211,7 +211,7 @@ def sample(
     check_sample(query, output, options.mode, options.n_cells)
     prepare_file(output)
     flag = f"--sample-mode {options.mode}"
-    if options.mode == "joint" and query.names_cells:
+    if options.mode == "joint" and query.has_cells:
         model, cells = query.read([options.mode], flag, positions=False, expression=False)
         sizes = slice_sizes(cells, model.schema)
         logger.info(

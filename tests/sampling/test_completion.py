@@ -128,5 +128,5 @@ def test_training_keeps_them_and_so_does_a_file(everything, trained, tmp_path):
 
 def test_a_large_panel_keeps_fewer_cells(everything, monkeypatch):
     source = AnnDataSource(everything.adata, everything.schema, positions=True)
-    monkeypatch.setattr(_completion, "MOST_VALUES", 5 * everything.schema.n_genes)
-    assert len(Exemplars.of(source).expression) == 5
+    monkeypatch.setattr(_completion, "MAX_VALUES", 5 * everything.schema.n_genes)
+    assert len(Exemplars.select(source).expression) == 5

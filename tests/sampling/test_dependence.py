@@ -24,7 +24,7 @@ def nearest(position):
 
 
 def draw(share, position, seed=0, mean=None):
-    around = Neighborhood.of(nearest(position), None if mean is None else torch.from_numpy(mean))
+    around = Neighborhood.from_neighbors(nearest(position), None if mean is None else torch.from_numpy(mean))
     dependence = Dependence(share=np.asarray(share, dtype=np.float32))
     return dependence.noise(around, torch.Generator().manual_seed(seed)).numpy()
 

@@ -21,7 +21,7 @@ def samples():
 
 def test_what_is_mapped_has_the_marginals_of_the_reference(samples):
     sampled, true = samples
-    mapped = Marginals.of(sampled, true).apply(sampled)
+    mapped = Marginals.fit(sampled, true).apply(sampled)
     for g in (0, 1, 3):
         levels = np.linspace(0.01, 0.99, 50)
         np.testing.assert_allclose(np.quantile(mapped[:, g], levels), np.quantile(true[:, g], levels), atol=0.12)
@@ -31,11 +31,11 @@ def test_what_is_mapped_has_the_marginals_of_the_reference(samples):
 
 def test_no_cell_is_moved_past_another_and_what_fits_stays(samples):
     sampled, true = samples
-    mapped = Marginals.of(sampled, true).apply(sampled)
+    mapped = Marginals.fit(sampled, true).apply(sampled)
     for g in range(4):
         assert (np.diff(mapped[np.argsort(sampled[:, g]), g]) >= 0).all()
-    np.testing.assert_allclose(Marginals.of(true, true).apply(true), true, atol=1e-6)
-    shifted = Marginals.of(sampled, true).apply(sampled + 0.2)
+    np.testing.assert_allclose(Marginals.fit(true, true).apply(true), true, atol=1e-6)
+    shifted = Marginals.fit(sampled, true).apply(sampled + 0.2)
     assert (shifted[:, [0, 3]].mean(0) > mapped[:, [0, 3]].mean(0) + 0.2).all()  # a query may differ from the reference
 
 

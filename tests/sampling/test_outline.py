@@ -23,7 +23,7 @@ def clouds(request):
 
 def test_a_draw_takes_the_outline_of_the_slice_that_is_named(clouds):
     box, draw = clouds
-    outlines = Outlines.of([box, 3 * box])
+    outlines = Outlines.fit([box, 3 * box])
     moved = outlines.apply(draw, 0)
     direction = np.random.default_rng(1).standard_normal(box.shape[1])
     assert ks_2samp(moved @ direction, box @ direction).statistic < 0.04
@@ -36,7 +36,7 @@ def test_a_draw_takes_the_outline_of_the_slice_that_is_named(clouds):
 
 def test_what_lies_side_by_side_stays_so_and_what_fits_stays(clouds):
     box, draw = clouds
-    outlines = Outlines.of([box])
+    outlines = Outlines.fit([box])
     moved = outlines.apply(draw, 0)
     near = KDTree(draw).query(draw, 2)[1][:, 1]
     far = np.random.default_rng(0).permutation(len(draw))
@@ -60,7 +60,7 @@ def test_drawn_tissue_has_the_outline_of_a_slice(everything, monkeypatch):
     canonical = everything.fitted_.frame.rotation
     x = (drawn - drawn.mean(0)) / everything.schema.scale @ np.asarray(canonical).T
     targets = everything.fitted_.outlines.quantiles
-    found = Outlines.of([x.astype(np.float32)]).quantiles[0]
+    found = Outlines.fit([x.astype(np.float32)]).quantiles[0]
     centered = targets - targets.mean(axis=2, keepdims=True)
     assert min(np.abs(found - target).max() for target in centered) < 0.5
     assert torch.isfinite(torch.from_numpy(drawn)).all()

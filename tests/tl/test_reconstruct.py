@@ -440,7 +440,7 @@ def test_invalid_arguments_raise(query, reference, no_training, arguments, messa
 def test_invalid_query_raises(query, reference, no_training, tmp_path):
     strange = query.copy()
     strange.var_names = [f"ENSG{i}" for i in range(strange.n_vars)]
-    raises_unchanged(ValueError, "None of the 60 genes", strange, reference, **QUICK)
+    raises_unchanged(ValueError, "none of the 60 genes", strange, reference, **QUICK)
     broken = query.copy()
     broken.X.data[3] = np.nan
     with pytest.raises(ValueError, match="NaN"):

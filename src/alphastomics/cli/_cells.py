@@ -48,19 +48,19 @@ def panels(cells: AnnData, slice_key: str | None) -> list[Panel]:
     names = cells.obs[key].astype(str).to_numpy() if key in cells.obs else None
     if not isinstance(measured, pd.DataFrame) or names is None or not set(names) <= set(measured):
         return [Panel(np.arange(cells.n_obs), cells)]
-    kinds: dict[bytes, list[str]] = {}
+    slices_by_genes: dict[bytes, list[str]] = {}
     for name in measured:
-        kinds.setdefault(measured[name].to_numpy(dtype=bool).tobytes(), []).append(name)
-    divided = []
-    for slices in kinds.values():
+        slices_by_genes.setdefault(measured[name].to_numpy(dtype=bool).tobytes(), []).append(name)
+    groups = []
+    for slices in slices_by_genes.values():
         rows = np.flatnonzero(np.isin(names, slices))
         if not len(rows):
             continue
         genes = measured[slices[0]].to_numpy(dtype=bool)
         part = cells[rows, genes].copy()
         del part.varm[_keys.MEASURED_IN]
-        divided.append(Panel(rows, part))
-    return divided
+        groups.append(Panel(rows, part))
+    return groups
 
 
 def sample_cells(model: AlphaSTomics, cells: AnnData, **arguments: Any) -> AnnData:
@@ -70,11 +70,11 @@ def sample_cells(model: AlphaSTomics, cells: AnnData, **arguments: Any) -> AnnDa
     """
     if arguments["mode"] == "pos_to_expr" and not arguments["inpaint"]:  # no gene is read
         return model.sample(cells, **arguments)
-    divided = panels(cells, model.schema.slice_key)
-    parts = [model.sample(part, **arguments) for _, part in divided]
+    groups = panels(cells, model.schema.slice_key)
+    parts = [model.sample(part, **arguments) for _, part in groups]
     if len(parts) == 1:
         return parts[0]
-    tissue = _in_order(parts, [rows for rows, _ in divided])
+    tissue = _in_order(parts, [rows for rows, _ in groups])
     if arguments["mode"] == "expr_to_pos":
         tissue = tissue[:, cells.var_names].copy()
         tissue.varm[_keys.MEASURED_IN] = cells.varm[_keys.MEASURED_IN]
@@ -120,16 +120,16 @@ def _in_order(parts: Sequence[AnnData], rows: Sequence[NDArray[np.int64]]) -> An
     n_draws = [part.n_obs // len(here) for part, here in zip(parts, rows, strict=True)]
     cell = np.concatenate([np.tile(here, n) for here, n in zip(rows, n_draws, strict=True)])
     draw = np.concatenate([np.repeat(np.arange(n), len(here)) for here, n in zip(rows, n_draws, strict=True)])
-    whole = ad.concat(list(parts), join="outer", merge="unique", uns_merge="same", fill_value=0)
-    return whole[np.lexsort((cell, draw))].copy()
+    combined = ad.concat(list(parts), join="outer", merge="unique", uns_merge="same", fill_value=0)
+    return combined[np.lexsort((cell, draw))].copy()
 
 
 def embed_cells(model: AlphaSTomics, cells: AnnData, **arguments: Any) -> NDArray[np.float32]:
     """Embed with :meth:`~alphastomics.model.AlphaSTomics.get_latent_representation`, in the same groups."""
-    divided = panels(cells, model.schema.slice_key)
-    parts = [model.get_latent_representation(part, **arguments) for _, part in divided]
+    groups = panels(cells, model.schema.slice_key)
+    parts = [model.get_latent_representation(part, **arguments) for _, part in groups]
     latent = np.empty((cells.n_obs, parts[0].shape[1]), dtype=np.float32)
-    for (rows, _), part in zip(divided, parts, strict=True):
+    for (rows, _), part in zip(groups, parts, strict=True):
         latent[rows] = part
     return latent
 

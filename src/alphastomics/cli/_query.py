@@ -74,8 +74,8 @@ class QueryOptions:
             raise ValueError("--split requires --data-dir; add that, or remove --split")
 
     @property
-    def names_cells(self) -> bool:
-        """Whether cells were given."""
+    def has_cells(self) -> bool:
+        """Whether the options name cells."""
         return self.input_data is not None or self.data_dir is not None
 
     @property
@@ -151,9 +151,9 @@ def check_sample(query: QueryOptions, output: Path, sample_mode: str, n_cells: i
     ValueError
         If the number of cells is missing or given twice.
     """
-    if n_cells is not None and query.names_cells:
+    if n_cells is not None and query.has_cells:
         raise ValueError("--n-cells and the input both set the number of cells; pass one of them")
-    if sample_mode == "joint" and n_cells is None and not query.names_cells:
+    if sample_mode == "joint" and n_cells is None and not query.has_cells:
         raise ValueError(
             "--sample-mode joint requires the number of cells of the new slices: pass --n-cells, or --input-data or "
             "--data-dir with slices of the same size"
@@ -162,11 +162,11 @@ def check_sample(query: QueryOptions, output: Path, sample_mode: str, n_cells: i
         raise FileExistsError(f"{output} exists; pass another file to --output")
 
 
-def check_mode(model: AlphaSTomics, wanted: Sequence[str], flag: str) -> None:
+def check_mode(model: AlphaSTomics, modes: Sequence[str], flag: str) -> None:
     """Check that a model was trained for what a flag requires."""
-    if model.mode not in ("any", *wanted):
+    if model.mode not in ("any", *modes):
         raise ValueError(
-            f"{flag} requires a model trained with --mode {wanted[0]} or --mode any; this one was trained with --mode "
+            f"{flag} requires a model trained with --mode {modes[0]} or --mode any; this one was trained with --mode "
             f"{model.mode}"
         )
 

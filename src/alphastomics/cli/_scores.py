@@ -96,11 +96,11 @@ def knn_positions(
     median = np.median(counts[0].sum(axis=1))
     expression = [np.log1p(x / np.maximum(x.sum(axis=1, keepdims=True), 1) * median) for x in counts]
     pca = PCA(min(n_components, *expression[0].shape), svd_solver="covariance_eigh").fit(expression[0])
-    known, wanted = (pca.transform(x) for x in expression)
+    features, query_features = (pca.transform(x) for x in expression)
     positions = np.array(reference.obsm[position_key], dtype=np.float64)
     names = reference.obs[slice_key].to_numpy(dtype=str)
     first, *others = (np.flatnonzero(names == name) for name in np.unique(names))
-    anchor = KNeighborsRegressor(min(n_neighbors, len(first))).fit(known[first], positions[first])
+    anchor = KNeighborsRegressor(min(n_neighbors, len(first))).fit(features[first], positions[first])
     for rows in others:
-        positions[rows] = rigid_align(positions[rows], anchor.predict(known[rows]))[0]
-    return KNeighborsRegressor(min(n_neighbors, len(positions))).fit(known, positions).predict(wanted)
+        positions[rows] = rigid_align(positions[rows], anchor.predict(features[rows]))[0]
+    return KNeighborsRegressor(min(n_neighbors, len(positions))).fit(features, positions).predict(query_features)

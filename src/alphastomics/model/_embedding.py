@@ -66,8 +66,8 @@ class EmbeddingMixin(ModelBase):
             raise ValueError(f"layer={layer!r} is unknown; choose 'encoder', 'transformer' or 'all'")
         if use_positions and self.mode not in ("any", "pos_to_expr"):
             raise ValueError(
-                f"use_positions=True needs a model that was trained with given positions, and this one was trained with "
-                f"mode={self.mode!r}; pass use_positions=False, or train a model with mode='any'"
+                f"use_positions=True requires a model trained with mode='any' or 'pos_to_expr', and this one was trained with "
+                f"mode={self.mode!r}; pass use_positions=False, or train another model"
             )
         source = AnnDataSource(self._read_query(adata, indices), self.schema, positions=use_positions)
         return latent_representation(

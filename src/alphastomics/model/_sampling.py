@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
@@ -10,11 +11,12 @@ from alphastomics import _keys
 from alphastomics._provenance import result_record
 from alphastomics.config import SamplingConfig
 from alphastomics.config._setting import split_arguments
+from alphastomics.data import AnnDataSource
 from alphastomics.model._base import ModelBase
 from alphastomics.sampling._draws import check_mode
 from alphastomics.sampling._expression_draws import sample_expression
 from alphastomics.sampling._joint import sample_tissue
-from alphastomics.sampling._position_draws import check_query, sample_positions
+from alphastomics.sampling._position_draws import sample_positions
 from alphastomics.train.defaults import default_placement
 
 if TYPE_CHECKING:
@@ -169,8 +171,11 @@ class SamplingMixin(ModelBase):
         return result
 
     def _check_query(self, query: AnnData, config: SamplingConfig) -> None:
-        """Raise the errors of :meth:`sample` for a query before the model is trained."""
-        check_query(self.schema, self.mode, query, config)
+        """Raise the errors of :meth:`sample` for positions of a query, before the model is trained."""
+        check_mode(config.mode, self.mode)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # sample() warns
+            AnnDataSource(self._read_query(query), self.schema, positions=config.inpaint)
 
     def _reference_genes(self) -> pd.DataFrame:
         """``var`` of the reference, or only its gene names for a model without data."""

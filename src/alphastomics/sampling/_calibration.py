@@ -69,8 +69,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 N_NEIGHBORS = 10  # k
-FEWEST = 100  # cells below which noise is not balanced: too much of it would be removed
-TINY, LEAST_GAIN = 1e-12, 0.05
+MIN_CELLS = 100  # cells below which noise is not balanced: too much of it would be removed
+EPSILON = 1e-12  # against division by 0
+MIN_GAIN = 0.05  # of Moran's I from shared noise, below which a share has almost no effect
 LEVELS = np.unique(np.concatenate([np.linspace(0, 1, 65), 1 - np.logspace(-3, -1.5, 12)]))
 """Levels of the quantiles, finer at the top, where the cells are that express a gene."""
 
@@ -83,12 +84,12 @@ class Marginals:
     true: NDArray[np.float32]
 
     @classmethod
-    def of(cls, sampled: ArrayLike, true: ArrayLike) -> Marginals:
+    def fit(cls, sampled: ArrayLike, true: ArrayLike) -> Marginals:
         """Quantiles of samples (M, G) and of cells (N, G)."""
         quantiles = (np.quantile(np.asarray(x, dtype=np.float64), LEVELS, axis=0) for x in (sampled, true))
         return cls(**dict(zip(("sampled", "true"), (q.astype(np.float32) for q in quantiles), strict=True)))
 
-    def fits(self, n_genes: int, n_dims: int) -> bool:
+    def has_shape(self, n_genes: int, n_dims: int) -> bool:
         """Whether the shapes match the number of genes."""
         return self.sampled.shape == self.true.shape == (len(LEVELS), n_genes)
 
@@ -104,23 +105,23 @@ class Dependence:
 
     share: NDArray[np.float32]
 
-    def fits(self, n_genes: int, n_dims: int) -> bool:
+    def has_shape(self, n_genes: int, n_dims: int) -> bool:
         """Whether the shape matches the number of genes."""
         return self.share.shape == (n_genes,)
 
     def noise(self, neighborhood: Neighborhood, generator: torch.Generator) -> Tensor:
         """Draw noise (N, G) of the cells of a slice."""
-        near = neighborhood.near
-        shape = len(near), len(self.share)
-        own, seeds = torch.randn(shape, generator=generator), torch.randn(shape, generator=generator)
+        neighbors = neighborhood.neighbors
+        shape = len(neighbors), len(self.share)
+        independent, seeds = torch.randn(shape, generator=generator), torch.randn(shape, generator=generator)
         field = seeds.clone()
-        for rank in near.unbind(1):  # one at a time: (N, k, G) is too much for a large slice
+        for rank in neighbors.unbind(1):  # one at a time: (N, k, G) is too much for a large slice
             field += seeds[rank]
-        field /= (near.shape[1] + 1) ** 0.5
+        field /= (neighbors.shape[1] + 1) ** 0.5
         share = torch.from_numpy(self.share)
-        if len(near) >= FEWEST:
-            own, field, share = _balanced(own, field, share, neighborhood)
-        return (1 - share).sqrt() * own + share.sqrt() * field
+        if len(neighbors) >= MIN_CELLS:
+            independent, field, share = _balance(independent, field, share, neighborhood)
+        return (1 - share).sqrt() * independent + share.sqrt() * field
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -129,89 +130,91 @@ class Neighborhood:
 
     Parameters
     ----------
-    near
+    neighbors
         The nearest other cells of every cell, (N, k).
-    given
+    basis
         Columns (N, G) of mean 0, orthogonal to each other, with which the noise is not to be correlated.
     expected
         Moran's I that the shared part of the noise has on average; not computed for fewer than 100 cells.
     """
 
-    near: Tensor
-    given: tuple[Tensor, ...]
+    neighbors: Tensor
+    basis: tuple[Tensor, ...]
     expected: float
 
     @classmethod
-    def of(cls, near: Tensor, mean: Tensor | None = None) -> Neighborhood:
-        """From the neighbors ``near`` (N, k) of the cells and their mean expression ``mean`` (N, G), if there is one."""
-        given: tuple[Tensor, ...] = ()
-        if len(near) < FEWEST:
-            return cls(near=near, given=given, expected=0.0)
+    def from_neighbors(cls, neighbors: Tensor, mean: Tensor | None = None) -> Neighborhood:
+        """From ``neighbors`` (N, k) of the cells and their mean expression ``mean`` (N, G), if there is one."""
+        basis: tuple[Tensor, ...] = ()
+        if len(neighbors) < MIN_CELLS:
+            return cls(neighbors=neighbors, basis=basis, expected=0.0)
         if mean is not None:
             centered = mean - mean.mean(0)
-            given = (centered, _without(_lag(centered, near), [centered]))
-        return cls(near=near, given=given, expected=_expected(near))
+            basis = (centered, _project_out(_spatial_lag(centered, neighbors), [centered]))
+        return cls(neighbors=neighbors, basis=basis, expected=_expected_moran(neighbors))
 
 
-def _balanced(own: Tensor, field: Tensor, share: Tensor, neighborhood: Neighborhood) -> tuple[Tensor, Tensor, Tensor]:
+def _balance(
+    independent: Tensor, field: Tensor, share: Tensor, neighborhood: Neighborhood
+) -> tuple[Tensor, Tensor, Tensor]:
     """Both parts of the noise (N, G) without sampling error, and the shares (G,) that give the expected Moran's I.
 
     With parts that are uncorrelated, and uncorrelated with each other's neighbors, Moran's I is linear in the share.
     """
-    near, given = neighborhood.near, neighborhood.given
-    own = _without(own, given)
-    own_lag = _without(_lag(own, near), [*given, own])
-    field = _without(field, [*given, own, own_lag])
-    own, field = (x / x.square().mean(0).clamp_min(TINY).sqrt() for x in (own, field))
-    low, high = ((x * _lag(x, near)).mean(0) for x in (own, field))
-    wanted = share * neighborhood.expected
-    return own, field, ((wanted - low) / (high - low).clamp_min(LEAST_GAIN)).clamp(0, 1)
+    neighbors, basis = neighborhood.neighbors, neighborhood.basis
+    independent = _project_out(independent, basis)
+    independent_lag = _project_out(_spatial_lag(independent, neighbors), [*basis, independent])
+    field = _project_out(field, [*basis, independent, independent_lag])
+    independent, field = (x / x.square().mean(0).clamp_min(EPSILON).sqrt() for x in (independent, field))
+    low, high = ((x * _spatial_lag(x, neighbors)).mean(0) for x in (independent, field))
+    target = share * neighborhood.expected
+    return independent, field, ((target - low) / (high - low).clamp_min(MIN_GAIN)).clamp(0, 1)
 
 
-def _expected(near: Tensor) -> float:
+def _expected_moran(neighbors: Tensor) -> float:
     """Expected Moran's I of the shared part: the share of the k + 1 seeds that a cell and a neighbor have in common."""
-    n, k = near.shape
-    neighbors = sp.csr_array((np.ones(n * k), near.numpy().ravel(), np.arange(0, n * k + 1, k)), shape=(n, n))
-    seeds = neighbors + sp.eye_array(n, format="csr")
-    return float((seeds @ seeds.T).multiply(neighbors).sum() / (n * k * (k + 1)))
+    n, k = neighbors.shape
+    adjacency = sp.csr_array((np.ones(n * k), neighbors.numpy().ravel(), np.arange(0, n * k + 1, k)), shape=(n, n))
+    seeds = adjacency + sp.eye_array(n, format="csr")
+    return float((seeds @ seeds.T).multiply(adjacency).sum() / (n * k * (k + 1)))
 
 
-def _lag(x: Tensor, near: Tensor) -> Tensor:
+def _spatial_lag(x: Tensor, neighbors: Tensor) -> Tensor:
     """Mean of x (N, G) over neighbors, each pair counted from both sides: the gradient of Moran's I up to a factor."""
     total = torch.zeros_like(x)
-    for rank in near.unbind(1):
+    for rank in neighbors.unbind(1):
         total += x[rank]
         total.index_add_(0, rank, x)
-    return total / (2 * near.shape[1])
+    return total / (2 * neighbors.shape[1])
 
 
-def _without(x: Tensor, given: Sequence[Tensor]) -> Tensor:
-    """Remove from x (N, G) its mean and its components along ``given``, orthogonal columns of mean 0 of the same shape."""
+def _project_out(x: Tensor, basis: Sequence[Tensor]) -> Tensor:
+    """Remove from x (N, G) its mean and its components along ``basis``, orthogonal columns of mean 0 of the same shape."""
     x = x - x.mean(0)
-    for other in given:
-        x = x - other * ((x * other).sum(0) / other.square().sum(0).clamp_min(TINY))
+    for other in basis:
+        x = x - other * ((x * other).sum(0) / other.square().sum(0).clamp_min(EPSILON))
     return x
 
 
 def pooled_sd(
-    draws: NDArray[np.float32], mean: NDArray[np.float32], drawn: NDArray[np.bool_] | None = None, *, counts: bool
+    draws: NDArray[np.float32], mean: NDArray[np.float32], sampled: NDArray[np.bool_] | None = None, *, counts: bool
 ) -> NDArray[np.float32]:
     """Standard deviation (N, G) of expression in one slice, from mirrored draws (K, N, G) and their mean (N, G).
 
-    It is NaN for a single draw, and 0 for values that are not ``drawn`` (N, G). With ``counts`` the variance depends on
+    It is NaN for a single draw, and 0 for values that are not ``sampled`` (N, G). With ``counts`` the variance depends on
     the mean.
     """
-    drawn = np.ones(mean.shape, dtype=bool) if drawn is None else drawn
+    sampled = np.ones(mean.shape, dtype=bool) if sampled is None else sampled
     if len(draws) == 1:
-        return np.where(drawn, np.float32(np.nan), np.float32(0))
-    own = mirrored_variance(draws)
-    trend = np.zeros_like(own)
+        return np.where(sampled, np.float32(np.nan), np.float32(0))
+    variance = mirrored_variance(draws)
+    trend = np.zeros_like(variance)
     for gene in range(mean.shape[1]):
-        rows = drawn[:, gene]
+        rows = sampled[:, gene]
         if rows.any():
-            trend[rows, gene] = _trend(own[rows, gene], mean[rows, gene].astype(np.float64), counts=counts)
-    w = _reliability(draws, trend, drawn)
-    return np.where(drawn, np.sqrt((1 - w) * trend + w * own), 0).astype(np.float32)
+            trend[rows, gene] = _trend(variance[rows, gene], mean[rows, gene].astype(np.float64), counts=counts)
+    w = _reliability(draws, trend, sampled)
+    return np.where(sampled, np.sqrt((1 - w) * trend + w * variance), 0).astype(np.float32)
 
 
 def mirrored_variance(draws: NDArray[np.float32]) -> NDArray[np.float64]:
@@ -221,25 +224,25 @@ def mirrored_variance(draws: NDArray[np.float32]) -> NDArray[np.float64]:
     return np.var(draws, axis=0, dtype=np.float64, ddof=(n % 2) / n)
 
 
-def _trend(own: NDArray[np.float64], mean: NDArray[np.float64], *, counts: bool) -> NDArray[np.float64]:
+def _trend(variance: NDArray[np.float64], mean: NDArray[np.float64], *, counts: bool) -> NDArray[np.float64]:
     """V (N,) of one gene by non-negative least squares, weighted by the inverse mean because counts scatter with it."""
     if not counts:
-        return np.full_like(own, own.mean())
+        return np.full_like(variance, variance.mean())
     basis = np.stack([np.ones_like(mean), mean, mean**2], axis=1)
-    weight = 1 / (mean + max(mean.mean(), TINY))
-    return basis @ nnls(weight[:, None] * basis, weight * own)[0]
+    weight = 1 / (mean + max(mean.mean(), EPSILON))
+    return basis @ nnls(weight[:, None] * basis, weight * variance)[0]
 
 
-def _reliability(draws: NDArray[np.float32], trend: NDArray[np.float64], drawn: NDArray[np.bool_]) -> float:
-    """w, the share of own - trend that other draws would reproduce; 0 without two pairs of draws."""
+def _reliability(draws: NDArray[np.float32], trend: NDArray[np.float64], sampled: NDArray[np.bool_]) -> float:
+    """w, the share of variance - trend that other draws would reproduce; 0 without two pairs of draws."""
     half = len(draws) // 4 * 2  # of whole pairs
     if half == 0:
         return 0.0
     first, second = (
-        np.where(drawn, mirrored_variance(part) - trend, 0) for part in (draws[:half], draws[half : 2 * half])
+        np.where(sampled, mirrored_variance(part) - trend, 0) for part in (draws[:half], draws[half : 2 * half])
     )
-    n_cells = np.maximum(drawn.sum(0), 1)
-    first, second = (np.where(drawn, x - x.sum(0) / n_cells, 0) for x in (first, second))
+    n_cells = np.maximum(sampled.sum(0), 1)
+    first, second = (np.where(sampled, x - x.sum(0) / n_cells, 0) for x in (first, second))
     norm = np.sqrt((first**2).sum(0) * (second**2).sum(0))
     varies = norm > 0
     if not varies.any():

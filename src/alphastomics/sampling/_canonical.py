@@ -73,9 +73,9 @@ def candidate_positions(
     if sampler.shared_frame:
         return [schema.encode_position(position)]
     frame = sampler.reference_frame
-    rotation, middle = np.asarray(frame.rotation).T, position.mean(axis=0)
-    x = (position - middle) / schema.scale
-    shift = (middle - np.asarray(frame.centroid)) / schema.scale
+    rotation, centroid = np.asarray(frame.rotation).T, position.mean(axis=0)
+    x = (position - centroid) / schema.scale
+    shift = (centroid - np.asarray(frame.centroid)) / schema.scale
     frames = [(x + shift if np.linalg.norm(shift) < OVERLAP else x) @ rotation]
     if complete is not None:
         index, cells = complete

@@ -38,9 +38,9 @@ class EncodedCells(NamedTuple):
     sequence: Tensor | None = None
 
 
-def evenly_spaced_indices(n: int, most: int) -> NDArray[np.int64]:
-    """At most ``most`` evenly spaced indices in [0, n)."""
-    return np.linspace(0, n - 1, min(most, n)).astype(np.int64)
+def evenly_spaced_indices(n: int, n_max: int) -> NDArray[np.int64]:
+    """At most ``n_max`` evenly spaced indices in [0, n)."""
+    return np.linspace(0, n - 1, min(n_max, n)).astype(np.int64)
 
 
 def content_order(source: CellSource, rows: NDArray[np.int64]) -> NDArray[np.int64]:

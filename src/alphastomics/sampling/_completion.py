@@ -53,7 +53,7 @@ KRIGING_NEIGHBORS = 24
 SCALE_RANK = 5
 PRIOR_CELLS = 100  # observed cells that count as much as the share over all genes
 MIN_CELLS = 20  # observed cells below which nothing is estimated
-MOST_CELLS, MOST_VALUES = 8192, 2**23  # of the reference that are kept
+MAX_CELLS, MAX_VALUES = 8192, 2**23  # of the reference that are kept
 N_COMPONENTS = 32
 N_NEIGHBORS = 50
 CHUNK = 2048  # cells whose components are solved for at once
@@ -115,14 +115,14 @@ class Exemplars:
     expression: NDArray[np.float32]
 
     @classmethod
-    def of(cls, source: CellSource) -> Exemplars:
+    def select(cls, source: CellSource) -> Exemplars:
         """Evenly spaced cells of a reference: at most 8,192, and at most 2**23 values."""
-        most = max(1, min(MOST_CELLS, MOST_VALUES // len(source.measured)))
-        return cls(expression=source.expression(evenly_spaced_indices(source.n_cells, most)))
+        n_cells = max(1, min(MAX_CELLS, MAX_VALUES // len(source.measured)))
+        return cls(expression=source.expression(evenly_spaced_indices(source.n_cells, n_cells)))
 
-    def fits(self, n_genes: int, n_dims: int) -> bool:
+    def has_shape(self, n_genes: int, n_dims: int) -> bool:
         """Whether the shape matches the number of genes."""
-        return 0 < len(self.expression) <= MOST_CELLS and self.expression.shape == (len(self.expression), n_genes)
+        return 0 < len(self.expression) <= MAX_CELLS and self.expression.shape == (len(self.expression), n_genes)
 
     @cached_property
     def _components(self) -> _Components:

@@ -38,7 +38,7 @@ def draw_generator(*key: int) -> torch.Generator:
 def align_draws(draws: NDArray[np.float64], *, rigid: bool) -> tuple[NDArray[np.float64], int]:
     """Align draws (K, N, D) to their medoid, the draw nearest to all others; return them and the index of the medoid.
 
-    With ``rigid=False`` (a shared frame, or known cells) the draws are returned as they are.
+    With ``rigid=False`` (a shared frame, or observed cells) the draws are returned as they are.
     """
     moved = torch.from_numpy(draws)
     n = len(moved)
@@ -54,14 +54,14 @@ def align_draws(draws: NDArray[np.float64], *, rigid: bool) -> tuple[NDArray[np.
     return aligned[medoid], medoid
 
 
-def mean_of(draws: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Mean of draws (K, n, D), exact to the bit for cells on which all draws agree, such as known cells."""
+def mean_draw(draws: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Mean of draws (K, n, D), exact to the bit for cells on which all draws agree, such as observed cells."""
     return draws[0] + (draws - draws[0]).mean(0)
 
 
 def spread(draws: NDArray[np.float64]) -> NDArray[np.float64]:
     """Standard deviation of aligned draws (K, n, D) over all dimensions together, per cell (n,), in their units."""
-    return np.sqrt(((draws - mean_of(draws)) ** 2).sum(-1).sum(0) / (len(draws) - 1))
+    return np.sqrt(((draws - mean_draw(draws)) ** 2).sum(-1).sum(0) / (len(draws) - 1))
 
 
 def store_expression(table: AnnData, values: NDArray[np.float32], schema: TissueSchema) -> None:

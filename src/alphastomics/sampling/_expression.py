@@ -75,7 +75,7 @@ class ExpressionSampler:
     ) -> None:
         self.module, self.process = sampler.module, sampler.diffusion.expression
         self.dependence, self.exemplars = sampler.fitted.dependence, sampler.fitted.exemplars
-        self.position, self.t_pos = position[None], sampler.given_time
+        self.position, self.t_pos = position[None], sampler.condition_time
         self.local_density = None if local_density is None else local_density[None]
         self.sequence = None if sequence is None else sequence[None]
         self.contexts = split_contexts(len(position), max_context, position.device)
@@ -133,8 +133,8 @@ class ExpressionSampler:
     @cached_property
     def neighborhood(self) -> Neighborhood:
         """Neighbors of the cells, and the conditional mean of their expression in the slice as it is."""
-        near = nearest_neighbors(self.position[0].cpu(), N_NEIGHBORS)
-        return Neighborhood.of(near, self._first_estimate().cpu())
+        neighbors = nearest_neighbors(self.position[0].cpu(), N_NEIGHBORS)
+        return Neighborhood.from_neighbors(neighbors, self._first_estimate().cpu())
 
     @torch.no_grad()
     def _first_estimate(self) -> Tensor:

@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 
 CELLS = 1024  # of a slice that are sampled
 PATCHES, PATCH_CELLS = 8, 256  # that are sampled to compare neighbors
-MOST_CELLS = 16_384  # of a slice that are read at once
+MAX_CELLS = 16_384  # of a slice that are read at once
 MARGINAL_SLICES, DEPENDENCE_SLICES = 4, 2
 OUTLINE_SLICES, OUTLINE_CELLS = 16, 8192
 DRAWS, ROUNDS = 4, 2  # over which Moran's I of samples is averaged; of corrections
-FEWEST = 50  # cells of a slice below which Moran's I is mostly chance
-LEAST_EFFECT = 0.05  # of shared noise on Moran's I, for genes whose samples hardly follow their noise
+MIN_CELLS = 50  # cells of a slice below which Moran's I is mostly chance
+MIN_EFFECT = 0.05  # of shared noise on Moran's I, for genes whose samples hardly follow their noise
 
 
 def fit_statistics(sampler: Sampler, source: CellSource, *, deformation: float) -> FittedStatistics:
@@ -47,7 +47,7 @@ def fit_statistics(sampler: Sampler, source: CellSource, *, deformation: float) 
     if sampler.mode != "expr_to_pos":
         fitted = replace(fitted, marginals=fit_marginals(sampler, source))
         dependence = fit_dependence(replace(sampler, fitted=fitted), source)
-        fitted = replace(fitted, dependence=dependence, exemplars=Exemplars.of(source))
+        fitted = replace(fitted, dependence=dependence, exemplars=Exemplars.select(source))
     if sampler.mode in ("any", "joint"):
         fitted = replace(fitted, outlines=fit_outlines(sampler, source))
     return fitted
@@ -59,9 +59,9 @@ def fit_frame(sampler: Sampler, source: CellSource) -> ReferenceFrame | None:
         return None
     cells = source.slices[0]
     assert cells.position is not None  # a training source reads them
-    few = evenly_spaced_indices(len(cells.rows), FRAME_CELLS)
-    position = dict(zip(cells.rows[few].tolist(), cells.position[few], strict=True))
-    rows = content_order(source, cells.rows[few])
+    index = evenly_spaced_indices(len(cells.rows), FRAME_CELLS)
+    position = dict(zip(cells.rows[index].tolist(), cells.position[index], strict=True))
+    rows = content_order(source, cells.rows[index])
     mean = canonical_mean(sampler, encode_cells(sampler.module, source, rows, max_context=FRAME_CELLS))
     true = torch.from_numpy(np.stack([position[row] for row in rows.tolist()]))[None]
     rotation = kabsch(center(mean), center(true))[0]
@@ -73,29 +73,29 @@ def fit_frame(sampler: Sampler, source: CellSource) -> ReferenceFrame | None:
 
 
 def to_canonical(
-    sampler: Sampler, source: CellSource, cells: SliceCells, few: NDArray[np.int64]
+    sampler: Sampler, source: CellSource, cells: SliceCells, index: NDArray[np.int64]
 ) -> NDArray[np.float32]:
-    """Positions (n, D), in the canonical frame and model units, of the cells ``few`` of a slice of the reference."""
+    """Positions (n, D), in the canonical frame and model units, of the cells ``index`` of a reference slice."""
     schema = sampler.schema
     assert cells.position is not None  # a training source reads them
     if sampler.shared_frame:
-        return schema.encode_position(cells.position[few])
-    x = (cells.position[few] - cells.position.mean(axis=0)) / schema.scale
-    encoded = encode_cells(sampler.module, source, cells.rows[few], max_context=len(few))
+        return schema.encode_position(cells.position[index])
+    x = (cells.position[index] - cells.position.mean(axis=0)) / schema.scale
+    encoded = encode_cells(sampler.module, source, cells.rows[index], max_context=len(index))
     return (x @ canonical_rotation(sampler, encoded, x)).astype(np.float32)
 
 
 def reference_sampler(
-    sampler: Sampler, source: CellSource, cells: SliceCells, few: NDArray[np.int64]
+    sampler: Sampler, source: CellSource, cells: SliceCells, index: NDArray[np.int64]
 ) -> ExpressionSampler:
-    """The sampler of the expression of the cells ``few`` of a slice of the reference, all of them in one context."""
+    """The sampler of the expression of the cells ``index`` of a reference slice, in one context."""
     assert cells.position is not None  # a training source reads them
     return ExpressionSampler(
         sampler,
-        torch.from_numpy(to_canonical(sampler, source, cells, few)).to(sampler.device),
-        max_context=len(few),
-        local_density=torch.from_numpy(local_density(cells.position, few)).to(sampler.device),
-        sequence=cell_order(sampler.module, source, cells.rows[few]),
+        torch.from_numpy(to_canonical(sampler, source, cells, index)).to(sampler.device),
+        max_context=len(index),
+        local_density=torch.from_numpy(local_density(cells.position, index)).to(sampler.device),
+        sequence=cell_order(sampler.module, source, cells.rows[index]),
     )
 
 
@@ -108,11 +108,11 @@ def fit_marginals(sampler: Sampler, source: CellSource, *, n_steps: int = 20) ->
     sampled, true = [], []
     chosen = evenly_spaced_indices(len(source.slices), MARGINAL_SLICES)
     for cells in (source.slices[i] for i in chosen):
-        few = evenly_spaced_indices(len(cells.rows), CELLS)
-        expression = reference_sampler(sampler, source, cells, few)
+        index = evenly_spaced_indices(len(cells.rows), CELLS)
+        expression = reference_sampler(sampler, source, cells, index)
         sampled.append(expression.sample(SamplingConfig(n_steps=n_steps), generator).cpu().numpy())
-        true.append(source.expression(cells.rows[few]))
-    return Marginals.of(np.concatenate(sampled), np.concatenate(true))
+        true.append(source.expression(cells.rows[index]))
+    return Marginals.fit(np.concatenate(sampled), np.concatenate(true))
 
 
 def fit_dependence(sampler: Sampler, source: CellSource, *, n_steps: int = 10) -> Dependence:
@@ -122,31 +122,31 @@ def fit_dependence(sampler: Sampler, source: CellSource, *, n_steps: int = 10) -
     """
     marginals = sampler.fitted.marginals
     assert marginals is not None  # fitted before
-    slices = [cells for cells in source.slices if len(cells.rows) >= FEWEST]
+    slices = [cells for cells in source.slices if len(cells.rows) >= MIN_CELLS]
     patches = (
         [(slices[i], _patches(slices[i])) for i in evenly_spaced_indices(len(slices), DEPENDENCE_SLICES)]
         if slices
         else []
     )
-    nothing = np.zeros(sampler.schema.n_genes, dtype=np.float32)
+    zero = np.zeros(sampler.schema.n_genes, dtype=np.float32)
     if not patches:
-        return Dependence(share=nothing)
-    samplers = [reference_sampler(sampler, source, cells, few) for cells, few in patches]
-    places = [cells.position[few] for cells, few in patches if cells.position is not None]
+        return Dependence(share=zero)
+    samplers = [reference_sampler(sampler, source, cells, index) for cells, index in patches]
+    positions = [cells.position[index] for cells, index in patches if cells.position is not None]
 
     def moran(share: NDArray[np.float32]) -> NDArray[np.float64]:
-        generator, found = torch.Generator().manual_seed(0), []
-        for expression, place in zip(samplers, places, strict=True):
+        generator, values = torch.Generator().manual_seed(0), []
+        for expression, position in zip(samplers, positions, strict=True):
             expression.dependence = Dependence(share=share)
             for _ in range(DRAWS):
                 x = marginals.apply(expression.sample(SamplingConfig(n_steps=n_steps), generator).cpu().numpy())
-                found.append(np.nan_to_num(morans_i(x, place)))
-        return np.mean(found, axis=0)
+                values.append(np.nan_to_num(morans_i(x, position)))
+        return np.mean(values, axis=0)
 
     # Of whole slices: patches are too small for patterns of the size of an organ.
     true = np.mean([_moran(source, cells) for cells, _ in patches], axis=0)
-    low, high = moran(nothing), moran(nothing + 1)
-    effect = np.maximum(high - low, LEAST_EFFECT)
+    low, high = moran(zero), moran(zero + 1)
+    effect = np.maximum(high - low, MIN_EFFECT)
     share = np.clip((true - low) / effect, 0, 1)
     for _ in range(ROUNDS):
         share = np.clip(share + (true - moran(share.astype(np.float32))) / effect, 0, 1)
@@ -154,11 +154,11 @@ def fit_dependence(sampler: Sampler, source: CellSource, *, n_steps: int = 10) -
 
 
 def _moran(source: CellSource, cells: SliceCells) -> NDArray[np.float64]:
-    """Moran's I (G,) of a slice, or of the MOST_CELLS nearest to its center; 0 for a constant gene."""
+    """Moran's I (G,) of a slice, or of the MAX_CELLS nearest to its center; 0 for a constant gene."""
     assert cells.position is not None  # a training source reads them
-    away = np.linalg.norm(cells.position - np.median(cells.position, axis=0), axis=1)
-    few = np.sort(np.argsort(away, kind="stable")[:MOST_CELLS])
-    return np.nan_to_num(morans_i(source.expression(cells.rows[few]), cells.position[few]))
+    distance = np.linalg.norm(cells.position - np.median(cells.position, axis=0), axis=1)
+    index = np.sort(np.argsort(distance, kind="stable")[:MAX_CELLS])
+    return np.nan_to_num(morans_i(source.expression(cells.rows[index]), cells.position[index]))
 
 
 def _patches(cells: SliceCells) -> NDArray[np.int64]:
@@ -167,15 +167,14 @@ def _patches(cells: SliceCells) -> NDArray[np.int64]:
     n_cells = len(cells.position)
     if n_cells <= PATCHES * PATCH_CELLS:
         return np.arange(n_cells)
-    middles = np.random.default_rng(0).choice(n_cells, PATCHES, replace=False)
-    near = KDTree(cells.position).query(cells.position[middles], PATCH_CELLS)[1]
-    return np.unique(near)
+    centers = np.random.default_rng(0).choice(n_cells, PATCHES, replace=False)
+    return np.unique(KDTree(cells.position).query(cells.position[centers], PATCH_CELLS)[1])
 
 
 def fit_outlines(sampler: Sampler, source: CellSource) -> Outlines:
     """Outlines of the slices of the reference."""
     chosen = [source.slices[i] for i in evenly_spaced_indices(len(source.slices), OUTLINE_SLICES)]
-    return Outlines.of(
+    return Outlines.fit(
         [
             to_canonical(sampler, source, cells, evenly_spaced_indices(len(cells.rows), OUTLINE_CELLS))
             for cells in chosen

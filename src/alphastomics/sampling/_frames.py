@@ -93,14 +93,14 @@ class Outlines:
     quantiles: NDArray[np.float32]
 
     @classmethod
-    def of(cls, slices: Sequence[NDArray[np.float32]]) -> Outlines:
+    def fit(cls, slices: Sequence[NDArray[np.float32]]) -> Outlines:
         """Outlines of slices of positions (n, D)."""
         n_dims = slices[0].shape[1]
         axes = directions(N_DIRECTIONS * (n_dims - 1), n_dims).numpy()
         quantiles = [np.quantile(x.astype(np.float64) @ axes.T, LEVELS, axis=0).T for x in slices]
         return cls(quantiles=np.stack(quantiles).astype(np.float32))
 
-    def fits(self, n_genes: int, n_dims: int) -> bool:
+    def has_shape(self, n_genes: int, n_dims: int) -> bool:
         """Whether the shape matches the number of dimensions."""
         return 0 < len(self.quantiles) and self.quantiles.shape == (
             len(self.quantiles),

@@ -40,11 +40,12 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-LOOSEST, FINEST, REFINEMENT_STEPS = 2.0, 0.05, 12  # noise in spacings
+FIRST_NOISE, LAST_NOISE = 2.0, 0.05  # noise of the refinement, in spacings of the cells
+REFINEMENT_STEPS = 12
 
 
 class JointSampler:
-    """Samples a slice of which only the number of cells is given.
+    """Samples a slice, given its number of cells.
 
     Parameters
     ----------
@@ -96,12 +97,12 @@ class JointSampler:
         if not self.spacing or self.n_cells < 2:
             return position
         z = position / self.spacing
-        levels = torch.logspace(math.log10(LOOSEST), math.log10(FINEST), REFINEMENT_STEPS).to(z)
+        levels = torch.logspace(math.log10(FIRST_NOISE), math.log10(LAST_NOISE), REFINEMENT_STEPS).to(z)
 
         def noise() -> Tensor:
             return torch.randn(z.shape, generator=generator).to(z)
 
-        z = z + LOOSEST * noise()
+        z = z + FIRST_NOISE * noise()
         for r, s in zip(levels[:-1], levels[1:], strict=True):
             x = min_distance(z, r, nearest_neighbors(z, min_distance.n_neighbors))
             z = x + (s / r) ** 2 * (z - x) + s * (1 - (s / r) ** 2).sqrt() * noise()

@@ -75,10 +75,10 @@ def _ordered(source: AnnDataSource, cells: SliceCells) -> tuple[NDArray[np.int64
     """Rows of a slice in an order that does not depend on that of the rows, and the positions (N, D) in that order."""
     if cells.position is None:
         return content_order(source, cells.rows), None
-    absent = int((~np.isfinite(cells.position).all(axis=1)).sum())
-    if absent:
+    n_missing = int((~np.isfinite(cells.position).all(axis=1)).sum())
+    if n_missing:
         raise ValueError(
-            f"Slice {cells.name!r} has {absent} cells without a position in "
+            f"Slice {cells.name!r} has {n_missing} cells without a position in "
             f"obsm[\"{source.schema.position_key}\"]; sample their positions first (mode='expr_to_pos'), remove them, or pass "
             "use_positions=False."
         )

@@ -126,9 +126,9 @@ def gate_values(sampler: Sampler, source: AnnDataSource) -> GateValues:
             heads = gates[0].cpu().double().view(len(context.rows), config.n_heads, -1)
             mean[context.rows, i] = heads.mean(-1)
             square[context.rows, i] = heads.square().mean(-1)
-    middle = mean.mean(0)
-    sd = np.sqrt(np.maximum(square.mean(0) - middle**2, 0))
-    return GateValues(mean.astype(np.float32), np.stack([middle, sd], axis=-1))
+    average = mean.mean(0)
+    sd = np.sqrt(np.maximum(square.mean(0) - average**2, 0))
+    return GateValues(mean.astype(np.float32), np.stack([average, sd], axis=-1))
 
 
 @torch.no_grad()
@@ -154,15 +154,15 @@ def attention_rows(
     """Attention weights of ``cells`` (M,), (n_cells, M); NaN for cells of other contexts."""
     result = np.full((source.n_cells, len(cells)), np.nan, dtype=np.float32)
     for context in seen_contexts(sampler, source):
-        wanted = np.flatnonzero(np.isin(cells, context.rows))
-        if not len(wanted):
+        selected = np.flatnonzero(np.isin(cells, context.rows))
+        if not len(selected):
             continue
-        place = {row: i for i, row in enumerate(context.rows.tolist())}
+        number = {row: i for i, row in enumerate(context.rows.tolist())}
         seen = context.layers[layer]
-        rows = torch.tensor([place[int(cells[i])] for i in wanted], device=seen.x.device)
+        rows = torch.tensor([number[int(cells[i])] for i in selected], device=seen.x.device)
         weights = seen.attention.weights(seen.x, rows, seen.geometry)[0]  # (H, R, N)
         weights = weights.mean(0) if head is None else weights[head]
-        result[np.ix_(context.rows, wanted)] = weights.T.cpu()
+        result[np.ix_(context.rows, selected)] = weights.T.cpu()
     return result
 
 

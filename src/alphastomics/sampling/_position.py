@@ -94,10 +94,10 @@ class PositionSampler:
         """Replace the conditional mean by its average over views, as a network trained with dropout is averaged.
 
         A view leaves out a random fifth of the genes and divides the slice at random into contexts; each context is
-        placed on its own and turned onto the mean of the whole slice.
+        placed on its own and rotated onto the mean of the slice.
         """
-        n, whole = len(rows), self.mean
-        total = torch.zeros_like(whole)
+        n, slice_mean = len(rows), self.mean
+        total = torch.zeros_like(slice_mean)
         one = self.embedding.new_ones(1)
         n_contexts = max(1, round(n / VIEW_CONTEXT), -(-n // config.max_context))
         for _ in range(config.n_views):
@@ -106,12 +106,12 @@ class PositionSampler:
                 genes = source.measured
             embedding = embed_cells(self.module, source, rows, genes)
             for cells in torch.from_numpy(rng.permutation(n)).tensor_split(n_contexts):
-                absent = whole.new_zeros(1, len(cells), self.n_dims)
+                start = slice_mean.new_zeros(1, len(cells), self.n_dims)
                 h = embedding[cells][None] + self.module.position_missing
                 output = self._trunk(h, one, cells, ("position",)).position
                 assert output is not None  # in ``predict``
-                x_0 = self.process.x0(output.float(), absent, one)
-                total[:, cells] += x_0 if self.shared_frame else align(x_0, whole[:, cells])
+                x_0 = self.process.x0(output.float(), start, one)
+                total[:, cells] += x_0 if self.shared_frame else align(x_0, slice_mean[:, cells])
         self.mean = total / config.n_views
 
     @torch.no_grad()

@@ -14,7 +14,6 @@ deviations of the specimen, and their spread is too small.
 from __future__ import annotations
 
 import logging
-import warnings
 from typing import TYPE_CHECKING, NamedTuple
 
 import anndata as ad
@@ -27,7 +26,7 @@ from alphastomics import _keys
 from alphastomics.data import AnnDataSource
 from alphastomics.diffusion.geometry import align
 from alphastomics.sampling._cells import content_order, encode_cells
-from alphastomics.sampling._draws import align_draws, check_mode, draw_generator, mean_of, spread, stack_draws
+from alphastomics.sampling._draws import align_draws, draw_generator, mean_draw, spread, stack_draws
 from alphastomics.sampling._position import PositionSampler
 
 if TYPE_CHECKING:
@@ -62,16 +61,6 @@ class Placed(NamedTuple):
     draws: NDArray[np.float64]
     medoid: NDArray[np.int64]
     uncertainty: NDArray[np.float64]
-
-
-def check_query(schema: TissueSchema, trained: str, query: AnnData, config: SamplingConfig) -> None:
-    """Raise the errors of :meth:`AlphaSTomics.sample` for a query, before a model is trained for it."""
-    check_mode(config.mode, trained)
-    if query.n_obs == 0:
-        raise ValueError("The query has no cells; pass some, or check indices")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # sample() warns
-        AnnDataSource(query, schema, positions=config.inpaint)
 
 
 def sample_positions(sampler: Sampler, query: AnnData, config: SamplingConfig) -> AnnData:
@@ -126,7 +115,7 @@ class _SliceDraws:
             if averaged:
                 draws = halves
             else:
-                distance = self._distance(mean_of(halves), draws[placed.medoid[rows[0]]])
+                distance = self._distance(mean_draw(halves), draws[placed.medoid[rows[0]]])
                 placed.uncertainty[rows] = np.hypot(placed.uncertainty[rows], distance)
         placed.draws[:, rows] = draws
         if self.observed is not None:
@@ -185,6 +174,6 @@ def _to_anndata(query: AnnData, placed: Placed, schema: TissueSchema, *, reduce:
     if reduce == "medoid":
         bare.obsm[key] = placed.draws[placed.medoid, np.arange(query.n_obs)]
     else:
-        bare.obsm[key] = mean_of(placed.draws)
+        bare.obsm[key] = mean_draw(placed.draws)
     bare.obs[_keys.POSITION_UNCERTAINTY] = placed.uncertainty
     return stack_draws([bare], slice_key)

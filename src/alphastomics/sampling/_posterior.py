@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 
     from alphastomics.nn import MinDistanceNetwork
 
-PROBE = 0.3  # step of the finite difference, in units of the noise
-LOWEST = 0.01  # of J
+STEP = 0.3  # step of the finite difference, in units of the noise
+MIN_DERIVATIVE = 0.01  # of J, which a finite difference may find to be 0 or less
 
 
 class GaussianPosterior(NamedTuple):
@@ -66,9 +66,9 @@ def estimate_posterior(
     if centered:
         direction = center(direction)
     x = denoise(y)
-    change = denoise(y + PROBE * n * direction) - x
+    change = denoise(y + STEP * n * direction) - x
     length = direction.square().sum().clamp_min(torch.finfo(y.dtype).eps)  # a single centered cell has no direction
-    derivative = ((change * direction).sum() / (PROBE * n * length)).clamp(LOWEST, 1.0)
+    derivative = ((change * direction).sum() / (STEP * n * length)).clamp(MIN_DERIVATIVE, 1.0)
     return GaussianPosterior(
         precision=(1 - derivative) / (derivative * n**2),
         weighted_mean=(x / derivative - y) / n**2,

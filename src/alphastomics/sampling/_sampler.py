@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from alphastomics.diffusion import DiffusionConfig, Mode
     from alphastomics.nn import Denoiser
 
-LEAST_COUNT = 1e-3
+MIN_COUNT = 1e-3  # smaller counts are rounding errors of the inverse transform
 
 Statistic: TypeAlias = Marginals | Dependence | Outlines | Exemplars
 _STATISTICS: dict[str, type[Statistic]] = {
@@ -64,10 +64,10 @@ class FittedStatistics:
 
     def to_tensors(self) -> dict[str, Tensor]:
         """The parts that are stored as tensors, by ``statistic.array``."""
-        found: dict[str, Statistic | None] = {name: getattr(self, name) for name in _STATISTICS}
+        statistics: dict[str, Statistic | None] = {name: getattr(self, name) for name in _STATISTICS}
         return {
             f"{name}.{part.name}": torch.from_numpy(getattr(statistic, part.name))
-            for name, statistic in found.items()
+            for name, statistic in statistics.items()
             if statistic is not None
             for part in fields(statistic)
         }
@@ -89,7 +89,7 @@ class FittedStatistics:
         if frame is not None:
             frame = ReferenceFrame.from_dict(frame)
             if len(frame.centroid) != n_dims:
-                raise ValueError(f"its frame has {len(frame.centroid)} dimensions instead of {n_dims}")
+                raise ValueError(f"the frame has {len(frame.centroid)} dimensions instead of {n_dims}")
         if deformation is not None and not (isinstance(deformation, float) and math.isfinite(deformation)):
             raise ValueError(f"deformation={deformation!r} is not a finite number")
         arrays: dict[str, dict[str, NDArray[np.float32]]] = {}
@@ -98,8 +98,8 @@ class FittedStatistics:
             arrays.setdefault(statistic, {})[part] = tensor.float().numpy().copy()
         statistics: dict[str, Any] = {name: _STATISTICS[name](**parts) for name, parts in arrays.items()}
         for name, each in statistics.items():
-            if not each.fits(n_genes, n_dims):
-                raise ValueError(f"{name} do not fit {n_genes} genes in {n_dims} dimensions")
+            if not each.has_shape(n_genes, n_dims):
+                raise ValueError(f"{name} have a shape for other than {n_genes} genes and {n_dims} dimensions")
         return cls(frame=frame, deformation=deformation, **statistics)
 
 
@@ -148,8 +148,8 @@ class Sampler:
         return smallest_time(self.diffusion.position.schedule, self.spacing)
 
     @property
-    def given_time(self) -> float:
-        """Time of positions that are given: 0, or the smallest one for a network that was trained for ``"joint"`` alone."""
+    def condition_time(self) -> float:
+        """Time of positions that are a condition: 0, or the smallest one for a network trained with ``mode="joint"``."""
         return self.smallest_time if self.mode == "joint" else 0.0
 
     @property
@@ -176,6 +176,6 @@ class Sampler:
         """Expression (N, G) in user units from a draw in network units, with the marginals of the reference."""
         x = x if self.fitted.marginals is None else self.fitted.marginals.apply(x)
         values = self.schema.decode_expression(x, library_size)
-        if self.schema.transform == "log1p":  # the inverse transform of a zero count is not exactly 0
-            values[values < LEAST_COUNT] = 0.0
+        if self.schema.transform == "log1p":
+            values[values < MIN_COUNT] = 0.0
         return values

@@ -153,7 +153,7 @@ def reconstruct(
         **arguments["sample"],
     )
     if model is None:
-        trained._check_query(sampled_cells, config)  # training takes long
+        trained._check_query(sampled_cells, config)  # an invalid query must not cost a training
         trained.train(**arguments["train"])
     sampled = trained.sample(sampled_cells, **vars(config))
     result = query.copy() if copy else query
@@ -186,7 +186,7 @@ def sort_arguments(kwargs: dict[str, Any], *, caller: str, sample: Iterable[str]
     }
     result: Arguments = {part: {} for part in names}
     for key, value in kwargs.items():
-        part = next((part for part, known in names.items() if key in known), None)
+        part = next((part for part, accepted in names.items() if key in accepted), None)
         if part is None:
             raise TypeError(f"{caller}() got an unexpected argument {key!r}")
         result[part][key] = value
@@ -213,7 +213,7 @@ def _without_position(adata: AnnData, position_key: str) -> NDArray[np.bool_]:
 
 
 def _training_cells(adata: AnnData, unknown: NDArray[np.bool_], slice_key: str | None) -> NDArray[np.bool_]:
-    """Cells with a position, (n_cells,), except those of slices that have too few of them."""
+    """Cells with a position, (n_cells,), except those of slices that have too too_few of them."""
     from alphastomics.data._checks import MIN_CELLS
 
     key = slice_key or _keys.SLICE
@@ -221,11 +221,11 @@ def _training_cells(adata: AnnData, unknown: NDArray[np.bool_], slice_key: str |
         return ~unknown
     names, slices = np.unique(adata.obs[key].astype(str).to_numpy(), return_inverse=True)
     n_known = np.bincount(slices[~unknown], minlength=len(names))
-    few = (n_known > 0) & (n_known < MIN_CELLS)
-    if not few.any() or n_known.max() < MIN_CELLS:
+    too_few = (n_known > 0) & (n_known < MIN_CELLS)
+    if not too_few.any() or n_known.max() < MIN_CELLS:
         return ~unknown
-    logger.info("Slices with fewer than %d known positions are left out: %s.", MIN_CELLS, ", ".join(names[few]))
-    return ~unknown & ~few[slices]
+    logger.info("Slices with fewer than %d known positions are left out: %s.", MIN_CELLS, ", ".join(names[too_few]))
+    return ~unknown & ~too_few[slices]
 
 
 def _check_unused(model: AlphaSTomics, arguments: Arguments, **keys: str | None) -> None:
