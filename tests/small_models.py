@@ -142,6 +142,8 @@ def assert_same() -> Callable[[AnnData, AnnData], None]:
     """Compare everything that two AnnData hold, to the bit."""
 
     def same_array(a: Any, b: Any) -> bool:
+        if a is None:
+            return b is None
         if sp.issparse(a):
             parts = ("data", "indices", "indptr")
             return a.format == b.format and all(same_array(getattr(a, part), getattr(b, part)) for part in parts)

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import anndata as ad
 import numpy as np
 import pytest
 import scipy.sparse as sp
@@ -12,60 +11,10 @@ from alphastomics.data._checks import check_genes, resolve_transform, summarize_
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
+
+    import anndata as ad
 
     Make = Callable[..., ad.AnnData]
-
-
-def spoil(make: Make, what: str) -> ad.AnnData:
-    adata = make()
-    position = adata.obsm["spatial"]
-    first = adata.obs["slice_id"].to_numpy() == "s0"
-    if what == "position nan":
-        position[3, 1] = np.nan
-    elif what == "position inf":
-        position[3, 1] = np.inf
-    elif what == "1 dimension":
-        adata.obsm["spatial"] = position[:, :1]
-    elif what == "4 dimensions":
-        adata.obsm["spatial"] = np.hstack([position, position])
-    elif what == "not 2D":
-        adata.obsm["spatial"] = position[:, :, None]
-    elif what == "text":
-        adata.obsm["spatial"] = position.astype(str).astype(object) + "x"
-    elif what == "one point":
-        position[first] = 1.0
-    elif what == "small slice":
-        adata = adata[np.r_[np.flatnonzero(first)[:9], np.flatnonzero(~first)]].copy()
-    elif what == "no slice":
-        adata.obs["slice_id"] = adata.obs["slice_id"].astype(object).where(~first, None)
-    elif what == "duplicate genes":
-        adata.var_names = ["g0", *adata.var_names[:-1]]
-    elif what == "empty":
-        adata.X = adata.X * 0
-    return adata
-
-
-@pytest.mark.parametrize(
-    ("what", "message"),
-    [
-        ("position nan", r'obsm\["spatial"\].*NaN.* 1 cells.*reconstruct'),
-        ("position inf", r'obsm\["spatial"\].*infinite.* 1 cells'),
-        ("1 dimension", "1 columns"),
-        ("4 dimensions", "4 columns"),
-        ("not 2D", "3 dimensions"),
-        ("text", r'obsm\["spatial"\].*numeric'),
-        ("one point", "'s0'.*position"),
-        ("small slice", "'s0'.* 9 cells"),
-        ("no slice", r'obs\["slice_id"\].* 60 cells'),
-        ("duplicate genes", "'g0'"),
-        ("empty", "zero.*layer"),
-    ],
-)
-@pytest.mark.filterwarnings("ignore:Variable names are not unique")
-def test_bad_input_is_named(make_adata: Make, what: str, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        fit_schema(spoil(make_adata, what))
 
 
 @pytest.mark.parametrize("storage", [sp.csr_matrix, sp.csc_matrix, np.asarray])
@@ -85,25 +34,6 @@ def test_bad_values_name_gene_and_cell(make_adata: Make, storage: Callable, valu
 def test_named_keys_must_exist(make_adata: Make, argument: str) -> None:
     with pytest.raises(KeyError, match=f"nowhere.*{argument}="):
         fit_schema(make_adata(), **{argument: "nowhere"})
-
-
-def test_missing_matrix_and_wrong_choices(make_adata: Make) -> None:
-    adata = make_adata()
-    with pytest.raises(ValueError, match="transform='sqrt'"):
-        fit_schema(adata, transform="sqrt")
-    with pytest.raises(ValueError, match="frame='free'"):
-        fit_schema(adata, frame="free")
-    del adata.X
-    with pytest.raises(KeyError, match="X .*layer="):
-        fit_schema(adata)
-
-
-def test_backed_is_refused(make_adata: Make, tmp_path: Path) -> None:
-    make_adata().write_h5ad(tmp_path / "a.h5ad")
-    backed = ad.read_h5ad(tmp_path / "a.h5ad", backed="r")
-    with pytest.raises(ValueError, match=r"adata\.to_memory\(\)"):
-        fit_schema(backed)
-    backed.file.close()
 
 
 def test_missing_positions_are_not_reference(make_adata: Make) -> None:

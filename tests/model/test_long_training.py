@@ -241,7 +241,7 @@ def test_too_much_is_refused_with_what_would_fit(small, make_model, train_briefl
     with pytest.raises(ValueError, match=r" 100 cells.* 2 blocks.* \d\d cells") as error:
         train_briefly(model, context_size=100, memory_budget=budget)
     assert "memory_budget=" in str(error.value)
-    fitting = int(str(error.value).split("used: ")[1].split()[0])
+    fitting = int(re.findall(r"(\d+) cells", str(error.value))[-1])
     train_briefly(model, context_size=fitting, batch_size=fitting, memory_budget=budget)
     with pytest.raises(ValueError, match="0 of 2 blocks"):
         train_briefly(model, context_size=100, memory_budget=budget, recompute="none")

@@ -131,15 +131,10 @@ def test_an_untrained_model_refuses(make_model, reference):
         model.get_latent_representation(reference)
 
 
-def test_bad_values_in_the_query_are_refused(trained, reference):
-    reference.X.data[17] = np.nan
-    with pytest.raises(ValueError, match="NaN.*'gene"):
-        trained.sample(reference, n_steps=1)
-
-
-def test_negative_values_in_the_query_are_refused(trained, reference):
-    reference.X.data[17] = -1
-    with pytest.raises(ValueError, match="negative.*gene"):
+@pytest.mark.parametrize(("value", "message"), [(np.nan, "NaN.*'gene"), (-1, "negative.*gene")])
+def test_bad_values_in_the_query_are_refused(trained, reference, value, message):
+    reference.X.data[17] = value
+    with pytest.raises(ValueError, match=message):
         trained.sample(reference, n_steps=1)
 
 
