@@ -176,6 +176,58 @@ def test_every_method_is_called_somewhere():
     assert sorted(method for method in methods if method[2] not in used | CALLED_BY_OTHERS) == []
 
 
+OPTIONAL_CHECKED = ("nn", "diffusion", "sampling")  # their functions are not called by users
+
+
+def optional_arguments(function: ast.FunctionDef, *, method: bool) -> Iterator[tuple[str, int | None]]:
+    """Arguments with a default, and their place if they can be passed by position."""
+    arguments = function.args
+    positional = [*arguments.posonlyargs, *arguments.args][method:]
+    for place in range(len(positional) - len(arguments.defaults), len(positional)):
+        yield positional[place].arg, place
+    for argument, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True):
+        if default is not None:
+            yield argument.arg, None
+
+
+def calls() -> dict[str, list[ast.Call]]:
+    """All calls by the last part of the name that is called."""
+    found: dict[str, list[ast.Call]] = {}
+    for path in SOURCE.rglob("*.py"):
+        for call in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(call, ast.Call):
+                name = getattr(call.func, "attr", getattr(call.func, "id", ""))
+                found.setdefault(name, []).append(call)
+    return found
+
+
+def passes(call: ast.Call, argument: str, place: int | None) -> bool:
+    """Whether a call may pass an argument; unpacked arguments may be any."""
+    unpacked = any(isinstance(value, ast.Starred) for value in call.args)
+    by_place = place is not None and len(call.args) > place
+    return unpacked or by_place or any(keyword.arg in (None, argument) for keyword in call.keywords)
+
+
+def test_every_optional_argument_is_passed_somewhere():
+    """Otherwise it is a constant."""
+    called = calls()
+    checked, never = 0, []
+    for (module, symbol), node in definitions():
+        if module.split(".")[1] not in OPTIONAL_CHECKED:
+            continue
+        functions = [node] if isinstance(node, ast.FunctionDef) else node.body
+        for function in functions:
+            if not isinstance(function, ast.FunctionDef) or function.name in ("__call__", "forward"):
+                continue  # called under the name of the object
+            name = symbol if function.name == "__init__" else function.name
+            for argument, place in optional_arguments(function, method=function is not node):
+                checked += 1
+                if not any(passes(call, argument, place) for call in called.get(name, [])):
+                    never.append((module, symbol, function.name, argument))
+    assert checked > 50
+    assert never == []
+
+
 def test_the_walk_sees_what_nothing_reaches():
     tree = parse(ast.parse("import torch.nn.functional as F\nfrom a import b as c\ndef f():\n    return c(F.x)\nf()\n"))
     assert list(tree.defined) == ["f"]

@@ -30,6 +30,7 @@ CELLS = 1024  # of a slice that are sampled
 PATCHES, PATCH_CELLS = 8, 256  # that are sampled to compare neighbors
 MAX_CELLS = 16_384  # of a slice that are read at once
 MARGINAL_SLICES, DEPENDENCE_SLICES = 4, 2
+MARGINAL_STEPS, DEPENDENCE_STEPS = 20, 10  # of the sampler
 OUTLINE_SLICES, OUTLINE_CELLS = 16, 8192
 DRAWS, ROUNDS = 4, 2  # over which Moran's I of samples is averaged; of corrections
 MIN_CELLS = 50  # cells of a slice below which Moran's I is mostly chance
@@ -99,7 +100,7 @@ def reference_sampler(
     )
 
 
-def fit_marginals(sampler: Sampler, source: CellSource, *, n_steps: int = 20) -> Marginals:
+def fit_marginals(sampler: Sampler, source: CellSource) -> Marginals:
     """Sample the expression of reference cells at their positions, and compute the quantiles of samples and cells.
 
     ``sampler`` has no statistics of expression yet; ``source`` is its reference, with positions.
@@ -110,12 +111,12 @@ def fit_marginals(sampler: Sampler, source: CellSource, *, n_steps: int = 20) ->
     for cells in (source.slices[i] for i in chosen):
         index = evenly_spaced_indices(len(cells.rows), CELLS)
         expression = reference_sampler(sampler, source, cells, index)
-        sampled.append(expression.sample(SamplingConfig(n_steps=n_steps), generator).cpu().numpy())
+        sampled.append(expression.sample(SamplingConfig(n_steps=MARGINAL_STEPS), generator).cpu().numpy())
         true.append(source.expression(cells.rows[index]))
     return Marginals.fit(np.concatenate(sampled), np.concatenate(true))
 
 
-def fit_dependence(sampler: Sampler, source: CellSource, *, n_steps: int = 10) -> Dependence:
+def fit_dependence(sampler: Sampler, source: CellSource) -> Dependence:
     """Fit the shares of the noise so that Moran's I of samples at reference positions is that of the reference.
 
     ``sampler`` has its marginals; ``source`` is its reference, with positions.
@@ -139,7 +140,9 @@ def fit_dependence(sampler: Sampler, source: CellSource, *, n_steps: int = 10) -
         for expression, position in zip(samplers, positions, strict=True):
             expression.dependence = Dependence(share=share)
             for _ in range(DRAWS):
-                x = marginals.apply(expression.sample(SamplingConfig(n_steps=n_steps), generator).cpu().numpy())
+                x = marginals.apply(
+                    expression.sample(SamplingConfig(n_steps=DEPENDENCE_STEPS), generator).cpu().numpy()
+                )
                 values.append(np.nan_to_num(morans_i(x, position)))
         return np.mean(values, axis=0)
 

@@ -95,13 +95,13 @@ def query_source(sampler: Sampler, adata: AnnData) -> AnnDataSource:
 
 
 @torch.no_grad()
-def seen_contexts(sampler: Sampler, source: AnnDataSource, max_context: int = MAX_CONTEXT) -> Iterator[SeenContext]:
+def seen_contexts(sampler: Sampler, source: AnnDataSource) -> Iterator[SeenContext]:
     """Run the network on each context and yield the inputs of its layers; a cell may be in several contexts."""
     module, device = sampler.module, sampler.device
     zero, one = torch.zeros(1, device=device), torch.ones(1, device=device)
     for cells in source.slices:
         rows = content_order(source, cells.rows)
-        encoded, contexts, order = encode_cells(module, source, rows, max_context=max_context)
+        encoded, contexts, order = encode_cells(module, source, rows, max_context=MAX_CONTEXT)
         for index, _ in contexts:
             with watch_layers(module) as seen:
                 h, sequence = encoded[index][None], None if order is None else order[index][None]
