@@ -87,18 +87,18 @@ def test_both_stages_with_a_gene_list_and_no_transform(raw, tmp_path):
 
 
 @pytest.mark.parametrize("frame", ["slice", "shared"])
-def test_positions_are_normalized_unless_told_otherwise(raw, tmp_path, frame):
-    flags = {"default": [], "asked": ["--normalize_position"], "not": ["--no-normalize-position"]}
+def test_positions_are_normalized_by_default(raw, tmp_path, frame):
+    flags = {"default": [], "flag": ["--normalize_position"], "disabled": ["--no-normalize-position"]}
     for name, tokens in flags.items():
         out = ["--output-dir", tmp_path / name, "--frame", frame]
         assert run("preprocess", "--input-dir", raw, *out, *KEYS, *tokens) == 0
-    default, asked, plain = (DatasetInfo.read(tmp_path / name).schema for name in flags)
-    assert asked.scale == default.scale != 1.0
-    assert asked.center == default.center
+    default, flag, plain = (DatasetInfo.read(tmp_path / name).schema for name in flags)
+    assert flag.scale == default.scale != 1.0
+    assert flag.center == default.center
     assert (plain.scale, plain.center) == (1.0, (0.0, 0.0))
     assert plain.spacing == default.spacing
     for split in ("train", "validation", "test"):  # in the units of the input either way
-        assert read(tmp_path / "not", split) == read(tmp_path / "default", split)
+        assert read(tmp_path / "disabled", split) == read(tmp_path / "default", split)
 
 
 def test_a_gene_list_of_another_editor_is_read(raw, tmp_path):
@@ -109,13 +109,13 @@ def test_a_gene_list_of_another_editor_is_read(raw, tmp_path):
     assert list(DatasetInfo.read(tmp_path / "out").schema.genes) == genes
 
 
-def test_a_height_that_is_none_is_refused_before_anything_is_made(raw, tmp_path, capsys):
+def test_an_invalid_z_spacing_is_an_error_before_files_are_written(raw, tmp_path, capsys):
     assert run("stage1", "--input-dir", raw, "--output-dir", tmp_path / "out", *KEYS, "--z-spacing", "nan") != 0
     assert re.search("z.spacing", complaint(capsys))
     assert not (tmp_path / "out").exists()
 
 
-def test_three_coordinates_are_asked_for(raw, tmp_path, capsys):
+def test_position_is_3d_requires_three_coordinates(raw, tmp_path, capsys):
     assert run("preprocess", "--input-dir", raw, "--output-dir", tmp_path, *KEYS, "--position-is-3d") != 0
     assert complaint(capsys)
 

@@ -120,7 +120,7 @@ def test_moments_equal_dense_ones(make_adata: Make, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("transform", ["log1p", "none"])
 def test_a_difference_between_slices_reaches_the_network_and_comes_back(make_adata: Make, transform: str) -> None:
-    """Standardized slice by slice, both slices would look alike; here half of the genes are thrice as high in one."""
+    """Standardized slice by slice, both slices would look the same; here half of the genes are thrice as high in one."""
     low = make_adata((80,)).X.toarray().astype(np.float64)
     values = np.concatenate([low, low * np.where(np.arange(12) < 6, 3, 1)])
     position = np.random.default_rng(0).normal(size=(160, 2))
@@ -233,10 +233,10 @@ class Poison(dict):
         raise AssertionError(f"{key} was read")
 
     def __contains__(self, key: object) -> bool:
-        raise AssertionError(f"{key} was asked for")
+        raise AssertionError(f"{key} was read")
 
 
-def test_what_is_not_asked_for_is_not_read(make_adata: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_requested_data_are_read(make_adata: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     adata = make_adata()
     schema = fit_schema(adata)
     with monkeypatch.context() as patch:

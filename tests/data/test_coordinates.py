@@ -76,7 +76,7 @@ def test_scores_take_no_embedding_for_the_truth(embedded: AnnData) -> None:
             score(embedded)
 
 
-def test_beside_positions_an_embedding_changes_nothing(tissue: AnnData) -> None:
+def test_other_keys_of_obsm_have_no_effect(tissue: AnnData) -> None:
     schema = fit_schema(tissue)
     expected = AnnDataSource(tissue, schema, positions=True).slices
     tissue.obsm["X_umap"] = np.random.default_rng(0).normal(size=(tissue.n_obs, 2))

@@ -80,6 +80,6 @@ def test_neighbors_in_memory_are_thinned_independently():
 @pytest.mark.parametrize(
     ("thinning", "rng"), [(0.5, None), (1.0, np.random.default_rng(0)), (-0.1, np.random.default_rng(0))]
 )
-def test_impossible_shares_are_refused(thinning, rng):
+def test_thinning_out_of_range_is_an_error(thinning, rng):
     with pytest.raises(ValueError, match="thinning"):
         thin(np.ones(3, dtype=np.float32), thinning, rng)

@@ -82,7 +82,7 @@ def _little_memory(monkeypatch):
 
 
 @pytest.mark.parametrize(("change", "message"), CRAFTED.items(), ids=[change.__name__ for change in CRAFTED])
-def test_what_leads_out_of_the_file_or_fits_no_memory_is_refused(path, tmp_path, change, message):
+def test_links_to_other_files_and_excessive_sizes_are_errors(path, tmp_path, change, message):
     with h5py.File(path, "r+") as file:
         change(file, tmp_path / "other.h5")
     with pytest.raises(ValueError, match=rf"cells\.h5ad.*{message}"):
@@ -112,7 +112,7 @@ def test_what_is_read_a_few_cells_at_a_time_may_be_larger_than_memory(path, tmp_
     assert stage1(path.parent, tmp_path / "out", Stage1Options()) == 3
 
 
-def test_a_matrix_whose_parts_do_not_fit_is_refused(path):
+def test_an_inconsistent_sparse_matrix_is_an_error(path):
     with h5py.File(path, "r+") as file:
         file["X/indices"][5] = 10**6
     with pytest.raises(ValueError, match=r"cells\.h5ad.*ind"):
@@ -120,7 +120,7 @@ def test_a_matrix_whose_parts_do_not_fit_is_refused(path):
 
 
 @pytest.mark.parametrize("content", [b"", b"no", b"\x89HDF\r\n\x1a\n" + bytes(100)])
-def test_what_is_no_h5ad_is_said(path, content):
+def test_other_formats_are_an_error(path, content):
     path.write_bytes(content)
     with pytest.raises(ValueError, match=re.escape(str(path))):
         read_h5ad(path)

@@ -44,7 +44,7 @@ def assert_same(one, other):
         assert torch.equal(torch.nan_to_num(x), torch.nan_to_num(y))
 
 
-def test_what_is_cut_ahead_is_what_is_cut_when_asked_for(tissue):
+def test_batches_loaded_ahead_are_the_same(tissue):
     dataset = contexts_of(tissue)
     loader = ContextLoader(dataset, 3)
     plain = list(ContextLoader(dataset, 3, prefetch=False))
@@ -77,7 +77,7 @@ def test_batches_in_network_units_are_the_contexts(tissue, transform, targets, t
         assert bool((found.target[..., 15:] == 0).all())
 
 
-def test_a_context_that_lost_no_counts_keeps_its_target_beside_others_that_did(tissue):
+def test_targets_of_a_batch_with_and_without_thinning(tissue):
     dataset = contexts_of(tissue)
     thinned, whole = dataset.raw(0), dataset.raw(1)
     assert thinned.target_factor is not None
@@ -100,7 +100,7 @@ def test_epochs_differ_and_come_again(tissue):
 
 
 @pytest.mark.parametrize("n_done", [0, 1, 4])
-def test_an_epoch_goes_on_where_it_was_left(folder, n_done):
+def test_an_epoch_continues_from_its_state(folder, n_done):
     def loader():
         return create_dataloaders(folder, 32, context_size=16, buffer_size=40, seed=3)[0]
 
@@ -178,7 +178,7 @@ def slices_in_order(folder, **kwargs):
     return [int(each.batch.slice_index) for each in train]
 
 
-def test_slices_of_a_dataset_follow_each_other_as_often_as_chance_says(sections):
+def test_slices_of_a_dataset_are_in_random_order(sections):
     n, n_here = 12 * 6, 6
     same = sum(int((np.diff(slices_in_order(sections, seed=seed)) == 0).sum()) for seed in range(20))
     steps = 20 * (n - 1)
@@ -214,6 +214,6 @@ def test_without_shuffling_contexts_are_the_same_in_every_epoch_and_hold_every_c
         assert sum(order, []) == sorted(sum(order, []))
 
 
-def test_a_batch_holds_no_more_cells_than_were_asked_for(sections):
+def test_batches_have_at_most_batch_size_cells(sections):
     train, *_ = create_dataloaders(sections, 16, context_size=512)
     assert {tuple(batch.mask.shape) for batch in train} == {(1, 16)}

@@ -65,7 +65,7 @@ def test_what_is_held_at_once_is_shuffled_as_a_whole():
     assert len(window_order([], 10, rng)) == 0
 
 
-def test_slices_follow_each_other_as_often_as_chance_says():
+def test_slices_are_in_random_order():
     sizes, statistic, freedom = [8, 8, 12, 20], 0.0, 0
     owner = np.repeat(np.arange(4), sizes)
     n = len(owner)

@@ -14,7 +14,7 @@ def adata():
 
 
 @pytest.mark.parametrize("transform", ["log1p", "none"])
-def test_what_is_known_altogether_is_read_as_by_the_source(adata, transform):
+def test_fully_observed_expression_equals_that_of_the_source(adata, transform):
     schema = fit_schema(adata, transform=transform)
     partial = read_partial(adata, schema)
     expected = AnnDataSource(adata, schema, positions=False).expression(np.arange(adata.n_obs))
@@ -26,7 +26,7 @@ def test_what_is_known_altogether_is_read_as_by_the_source(adata, transform):
         assert np.isnan(partial.library_size).all()
 
 
-def test_unknown_values_and_missing_genes_are_unknown(adata):
+def test_nan_and_missing_genes_are_unobserved(adata):
     schema = fit_schema(adata)
     values = adata.X.toarray().astype(float)
     values[:7] = np.nan
@@ -41,7 +41,7 @@ def test_unknown_values_and_missing_genes_are_unknown(adata):
     np.testing.assert_allclose(partial.library_size[7:], np.nansum(values[7:], axis=1) / share)
 
 
-def test_the_known_genes_are_brought_to_the_depth_they_have_in_the_reference(adata):
+def test_observed_genes_are_scaled_to_their_depth_in_the_reference(adata):
     """A cell of which half of the genes are known reads as the same cell of which that half was measured."""
     schema = fit_schema(adata)
     half = adata[:, :13].copy()
@@ -51,7 +51,7 @@ def test_the_known_genes_are_brought_to_the_depth_they_have_in_the_reference(ada
     np.testing.assert_allclose(read_partial(half, schema).network[:, :13], expected, atol=1e-5)
 
 
-def test_impossible_values_are_refused(adata):
+def test_invalid_values_are_an_error(adata):
     schema = fit_schema(adata)
     values = adata.X.toarray().astype(float)
     for bad, message in ((np.inf, "infinite"), (-1.0, "negative")):

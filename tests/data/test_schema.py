@@ -80,7 +80,7 @@ def test_from_dict_names_missing_and_unknown_keys() -> None:
         ({"scale": 0.0}, "scale"),
     ],
 )
-def test_contradictory_fields_are_refused(changes: dict[str, object], message: str) -> None:
+def test_inconsistent_fields_are_an_error(changes: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         schema(**changes)
 

@@ -67,7 +67,7 @@ def check(adata: ad.AnnData, name: str) -> None:
 
 def test_a_local_file_is_harmonized(name, tmp_path, monkeypatch):
     def refuse(*args):
-        raise AssertionError("path was given, nothing may be fetched")
+        raise AssertionError("nothing may be downloaded for a local path")
 
     monkeypatch.setattr(_public, "_from_squidpy", refuse)
     monkeypatch.setattr(_public, "_from_novosparc", refuse)
@@ -86,11 +86,11 @@ def test_squidpy_downloads_the_file(name, monkeypatch, caplog):
     monkeypatch.setitem(sys.modules, "squidpy", SimpleNamespace(datasets=loaders))
     with caplog.at_level(logging.INFO, logger="alphastomics"):
         check(load(name), name)
-    said = caplog.messages[0]
-    assert f"https://exampledata.scverse.org/squidpy/{SQUIDPY_NAMES[name]}.h5ad" in said
-    assert "size" in said
-    assert "doi:10." in said
-    assert "license" in said
+    message = caplog.messages[0]
+    assert f"https://exampledata.scverse.org/squidpy/{SQUIDPY_NAMES[name]}.h5ad" in message
+    assert "size" in message
+    assert "doi:10." in message
+    assert "license" in message
 
 
 @pytest.mark.slow
@@ -106,10 +106,10 @@ def test_the_urls_are_those_of_squidpy():
 def test_the_drosophila_embryo_is_read_from_two_files(tmp_path, monkeypatch, caplog):
     (tmp_path / "dge.txt").write_text("aay\tAma\n0.5\t0\n0.25\t1\n0\t2\n")
     (tmp_path / "geometry.txt").write_text("xcoord ycoord zcoord\n-1.5 0.25 3\n4 5 6\n7 8 9\n0 0 0\n")
-    asked = {}
+    hashes = {}
 
     def retrieve(url, *, known_hash, fname, path):
-        asked[url] = known_hash
+        hashes[url] = known_hash
         assert Path(path).name == "bdtnp"
         return str(tmp_path / fname)
 
@@ -121,8 +121,8 @@ def test_the_drosophila_embryo_is_read_from_two_files(tmp_path, monkeypatch, cap
     assert list(adata.var_names) == ["aay", "Ama"]
     assert list(adata.obs_names) == ["cell_0", "cell_1", "cell_2"]
     assert adata.obs["slice_id"].tolist() == ["drosophila_embryo"] * 3
-    assert len(asked) == 2
-    assert all(sha256.startswith("sha256:") and len(sha256) == 71 for sha256 in asked.values())
+    assert len(hashes) == 2
+    assert all(sha256.startswith("sha256:") and len(sha256) == 71 for sha256 in hashes.values())
     assert "2.4 MB" in caplog.messages[0]
 
 

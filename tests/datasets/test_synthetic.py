@@ -141,8 +141,8 @@ def test_batch_effect_multiplies_genes():
     means = np.array([np.asarray(in_slice(adata, name).X.mean(0)).ravel() for name in ("slice_0", "slice_1")])
     factor = np.log(means[1] / means[0])
     assert factor.std() == pytest.approx(0.3 * np.sqrt(2), rel=0.3)
-    alike = synthetic_tissue(n_slices=2, n_cells=3000, n_genes=60, n_cell_types=1, depth=3000, batch_effect=0)
-    means = np.array([np.asarray(in_slice(alike, name).X.mean(0)).ravel() for name in ("slice_0", "slice_1")])
+    same = synthetic_tissue(n_slices=2, n_cells=3000, n_genes=60, n_cell_types=1, depth=3000, batch_effect=0)
+    means = np.array([np.asarray(in_slice(same, name).X.mean(0)).ravel() for name in ("slice_0", "slice_1")])
     assert np.log(means[1] / means[0]).std() < 0.07
 
 
@@ -174,10 +174,10 @@ def test_cell_types_have_regions_that_overlap(tissue):
     part = in_slice(tissue, "slice_0")
     codes, points = part.obs["cell_type"].cat.codes.to_numpy(), part.obsm["spatial_anatomy"]
     neighbors = KDTree(points).query(points, k=11)[1][:, 1:]
-    alike = (codes[neighbors] == codes[:, None]).mean(1)
+    same = (codes[neighbors] == codes[:, None]).mean(1)
     shares = np.bincount(codes) / len(codes)
     for code, name in enumerate(part.obs["cell_type"].cat.categories):
-        lift = alike[codes == code].mean() / shares[code]
+        lift = same[codes == code].mean() / shares[code]
         assert lift < 1.6 if name.startswith("scattered") else 1.4 < lift < 0.9 / shares[code]
 
 

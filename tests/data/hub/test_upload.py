@@ -100,7 +100,7 @@ def test_sending_shows_how_far_it_is(hub, folder, capsys, monkeypatch):
     assert f"Sending: 100%|██████████| {n_files}/{n_files} " in capsys.readouterr().err
 
 
-def test_a_second_call_sends_nothing(hub, folder):
+def test_a_second_upload_sends_no_files(hub, folder):
     upload(folder, REPO)
     commits = list(hub.repositories[REPO].commits)
     del hub.requests[:]
@@ -110,7 +110,7 @@ def test_a_second_call_sends_nothing(hub, folder):
     assert hub.repositories[REPO].commits == commits
 
 
-def test_nothing_of_this_computer_leaves(hub, tmp_path, monkeypatch):
+def test_uploads_contain_no_local_names_or_paths(hub, tmp_path, monkeypatch):
     home = tmp_path / "home_of_somebody"
     for name, value in {"HOME": str(home), "LOGNAME": "somebody", "USER": "somebody", "SECRET": "s3cr3t"}.items():
         monkeypatch.setenv(name, value)
@@ -129,7 +129,7 @@ def test_nothing_of_this_computer_leaves(hub, tmp_path, monkeypatch):
             assert not re.search(r"(?m)(^|[\s\"'=])(/[a-z]+/|[A-Z]:\\)", content.decode())
 
 
-def test_metadata_that_name_a_folder_of_this_computer_stay_here(hub, folder):
+def test_metadata_with_a_local_path_are_not_uploaded(hub, folder):
     path = folder / "metadata.json"
     values = json.loads(path.read_text())
     values["parameters"]["input"] = f"{Path.home()}/raw"
@@ -147,7 +147,7 @@ def header(hub):
     return yaml.safe_load(text.split("---\n")[1])
 
 
-def test_the_card_says_what_the_dataset_is(hub, folder):
+def test_the_card_describes_the_dataset(hub, folder):
     upload(folder, REPO)
     values = header(hub)
     assert "license" not in values
@@ -180,7 +180,7 @@ def test_datasets_finds_the_splits_by_the_card(hub, folder, tmp_path, monkeypatc
     assert not hub.requests
 
 
-def test_a_card_that_somebody_wrote_stays(hub, folder):
+def test_an_edited_card_is_kept(hub, folder):
     upload(folder, REPO)
     repository = hub.repositories[REPO]
     repository.files["README.md"] = b"by hand"
@@ -195,7 +195,7 @@ def test_a_card_that_somebody_wrote_stays(hub, folder):
 
 @pytest.mark.parametrize("at_once", [1, 50])
 @pytest.mark.parametrize("after", [0, 2])
-def test_an_upload_that_was_interrupted_goes_on(hub, folder, monkeypatch, after, at_once):
+def test_an_interrupted_upload_is_resumed(hub, folder, monkeypatch, after, at_once):
     monkeypatch.setattr(_transfer, "FILES_PER_COMMIT", at_once)
     whole = []
 
@@ -277,7 +277,7 @@ def test_another_dataset_is_replaced_on_request_alone(hub, folder, made, tmp_pat
 
 
 @pytest.mark.parametrize("name", ["data/train-00000.parquet", "data/test-00000.parquet"])
-def test_files_of_somebody_else_are_replaced_on_request_alone(hub, folder, name):
+def test_files_of_another_dataset_are_replaced_only_with_overwrite(hub, folder, name):
     """A repository that holds files of these names, the second of which this dataset lacks, and no metadata.json."""
     upload(folder, REPO)
     hub.repositories[REPO].files = {name: b"by hand"}
@@ -299,7 +299,7 @@ def test_a_private_dataset_is_not_sent_to_a_public_repository(hub, folder, capsy
 # -- errors ---------------------------------------------------------------------------------------------------------------
 
 
-def test_a_damaged_file_is_named_and_nothing_sent(hub, folder, capsys):
+def test_a_damaged_file_is_an_error_before_the_upload(hub, folder, capsys):
     path = folder / "data" / "test.parquet"
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
@@ -323,14 +323,14 @@ def test_without_a_token(hub, folder, monkeypatch, capsys):
     assert not hub.requests
 
 
-def test_a_name_that_is_none(hub, folder, capsys):
+def test_an_invalid_name_of_a_repository(hub, folder, capsys):
     assert run("--data-dir", folder, "--repo-id", "no such/name/at all") == 1
     assert "organization/name" in complaint(capsys)
     assert not hub.requests
 
 
 @pytest.mark.parametrize(
-    ("where", "status", "said", "message"),
+    ("where", "status", "answer", "message"),
     [
         ("repos/create", 401, "Invalid credentials in Authorization header", "token.*hf auth login"),
         ("repos/create", 403, "You don't have the rights", "token.*lab/tissue.*You don't have the rights"),
@@ -342,9 +342,9 @@ def test_a_name_that_is_none(hub, folder, capsys):
         ("/commit/", 502, "<html>\nBad\nGateway</html>", "lab/tissue.*502"),
     ],
 )
-def test_an_error_of_the_hub_is_one_line(hub, folder, capsys, where, status, said, message):
-    headers = {"X-Error-Message": " ".join(said.split())}
-    hub.misbehave = lambda method, path: (status, headers, {"error": said}) if where in path else None
+def test_an_error_of_the_hub_is_one_line(hub, folder, capsys, where, status, answer, message):
+    headers = {"X-Error-Message": " ".join(answer.split())}
+    hub.misbehave = lambda method, path: (status, headers, {"error": answer}) if where in path else None
     assert run("--data-dir", folder, "--repo-id", REPO) == 1
     assert re.search(message, complaint(capsys))
     assert not hub.repositories or "metadata.json" not in hub.repositories[REPO].files

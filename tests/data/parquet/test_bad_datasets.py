@@ -219,21 +219,21 @@ def described(folder, change):
 @pytest.mark.parametrize(
     "name", ["../../secret.parquet", "/etc/passwd", "..", ".hidden", "a/b.parquet", "a\\b", "x\0y", "x" * 5000]
 )
-def test_a_name_that_leads_out_of_the_folder_is_refused(dataset, tmp_path, name):
+def test_a_file_name_outside_of_the_folder_is_an_error(dataset, tmp_path, name):
     shutil.copy(dataset / "data" / "test.parquet", tmp_path / "secret.parquet")
     described(dataset, lambda values: values["shards"][0].update(file=name))
     refused(dataset, re.escape(str(dataset)))
 
 
 @pytest.mark.parametrize("name", ["metadata.json", "data/test.parquet", "data"])
-def test_a_link_that_leads_out_of_the_folder_is_refused(dataset, tmp_path, name):
+def test_a_link_to_a_file_outside_of_the_folder_is_an_error(dataset, tmp_path, name):
     (dataset / name).rename(tmp_path / "elsewhere")
     (dataset / name).symlink_to(tmp_path / "elsewhere")
     refused(dataset, "link")
 
 
 @pytest.mark.parametrize("n", [-1, 2**63, 1.5, "7", True, None, []])
-def test_a_number_of_cells_that_is_none_is_refused(dataset, n):
+def test_an_invalid_number_of_cells_is_an_error(dataset, n):
     described(dataset, lambda values: values["shards"][0]["groups"][0].__setitem__(1, n))
     refused(dataset, r"metadata\.json.*damaged")
 
@@ -248,12 +248,12 @@ def test_a_number_of_cells_that_is_none_is_refused(dataset, n):
         *(("position_key", value) for value in (None, 3)),
     ],
 )
-def test_a_schema_of_other_types_is_refused(dataset, key, value):
+def test_a_schema_with_wrong_types_is_an_error(dataset, key, value):
     described(dataset, lambda values: values["schema"].update({key: value}))
     refused(dataset, rf"metadata\.json.*({key}|JSON)")
 
 
 @pytest.mark.parametrize("text", ['{"a": 1, "a": 1}', "[" * 100_000, "[1e999]", "[NaN]", "9" * 5000])
-def test_metadata_that_are_a_bomb_are_refused(dataset, text):
+def test_metadata_of_excessive_size_are_an_error(dataset, text):
     (dataset / "metadata.json").write_text(text)
     refused(dataset, NO_JSON)

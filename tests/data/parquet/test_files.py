@@ -66,7 +66,7 @@ def test_a_dataset_comes_back_as_it_was(dataset, tissue):
     assert sorted(names) == sorted(tissue.obs_names)
 
 
-def test_a_split_without_cells_says_which_there_are(dataset, tissue, tmp_path):
+def test_a_split_without_cells_is_an_error_that_lists_the_others(dataset, tissue, tmp_path):
     (tmp_path / "raw").mkdir()
     tissue.write_h5ad(tmp_path / "raw" / "a.h5ad")
     preprocess(tmp_path / "raw", tmp_path / "out", Stage1Options(), Stage2Options(train_ratio=0.8, val_ratio=0.2))
@@ -104,7 +104,7 @@ def test_genes_that_no_slice_measures_are_left_out(tissue, tmp_path):
     assert seen == set(tissue.obs["slice_id"])
 
 
-def test_names_that_two_slices_share_are_told_apart(tissue, tmp_path):
+def test_names_of_cells_in_two_slices_get_the_slice_appended(tissue, tmp_path):
     cells = tissue.copy()
     cells.obs_names = [f"c{i % 60}" for i in range(cells.n_obs - 70)] + [f"d{i}" for i in range(70)]
     raw = tmp_path / "raw"
@@ -131,8 +131,8 @@ def test_a_file_of_a_dataset_can_be_read_alone(dataset, tissue, tmp_path):
 def rewrite(path, change, *, metadata=True):
     """Another table in the place of a file, with or without what it says of its genes."""
     table = pq.read_table(path)
-    said = table.schema.metadata
-    pq.write_table(change(table).replace_schema_metadata(said if metadata else None), path)
+    stored = table.schema.metadata
+    pq.write_table(change(table).replace_schema_metadata(stored if metadata else None), path)
 
 
 def test_a_file_that_names_no_genes_needs_its_dataset(dataset, tissue, tmp_path):
@@ -145,7 +145,7 @@ def test_a_file_that_names_no_genes_needs_its_dataset(dataset, tissue, tmp_path)
         read_parquet(tmp_path / "alone.parquet")
 
 
-def test_what_others_write_is_read(tissue, tmp_path):
+def test_files_of_other_programs_are_read(tissue, tmp_path):
     """Lists of any length and type, as pandas writes them, and several slices in a row group."""
     note = {METADATA_KEY: json.dumps({"genes": list(tissue.var_names), "n_dims": 2, "unmeasured": {}})}
     order = np.random.default_rng(0).permutation(tissue.n_obs)
@@ -167,7 +167,7 @@ def test_what_others_write_is_read(tissue, tmp_path):
     assert found.obs["age"].tolist() == list(range(cells.n_obs))
 
 
-def test_cells_without_places_and_slices_are_cells(dataset, tmp_path):
+def test_cells_without_positions_and_slices_are_read(dataset, tmp_path):
     path = shutil.copy(dataset / "data" / "test.parquet", tmp_path / "bare.parquet")
     rewrite(path, lambda table: table.drop_columns(["slice_id", "cell_type", "position", "library_size"]))
     cells = read_parquet(path)
@@ -226,7 +226,7 @@ def test_what_was_not_measured_is_written_too(tissue, tmp_path):
     pd.testing.assert_frame_equal(again.varm["measured_in"], cells.varm["measured_in"])
 
 
-def test_values_without_a_type_are_refused(tissue, tmp_path):
+def test_values_without_a_parquet_type_are_an_error(tissue, tmp_path):
     cells = tissue.copy()
     cells.obs["odd"] = np.arange(cells.n_obs) * 1j
     with pytest.raises(ValueError, match=r'obs\["odd"\]'):
@@ -286,10 +286,10 @@ def test_indices_that_do_not_fit_are_one_line(dataset, tmp_path, indices, values
         read_parquet(path)
 
 
-@pytest.mark.parametrize("said", [b"no", b"[]", b'{"genes": ["a", "a"], "n_dims": 2, "unmeasured": {}}'])
-def test_a_note_that_says_nothing_is_refused(dataset, tmp_path, said):
+@pytest.mark.parametrize("stored", [b"no", b"[]", b'{"genes": ["a", "a"], "n_dims": 2, "unmeasured": {}}'])
+def test_invalid_metadata_of_a_file_are_an_error(dataset, tmp_path, stored):
     path = shutil.copy(dataset / "data" / "test.parquet", tmp_path / "odd.parquet")
-    pq.write_table(pq.read_table(path).replace_schema_metadata({METADATA_KEY: said}), path)
+    pq.write_table(pq.read_table(path).replace_schema_metadata({METADATA_KEY: stored}), path)
     with pytest.raises(ValueError, match=r"odd\.parquet.*genes"):
         read_parquet(path)
 
@@ -311,7 +311,7 @@ def test_a_damaged_file_is_one_line(dataset, tmp_path):
         read_parquet(tmp_path / "none.parquet")
 
 
-def test_a_dataset_with_another_file_in_it_is_refused(dataset, tmp_path):
+def test_a_dataset_with_a_replaced_file_is_an_error(dataset, tmp_path):
     folder = shutil.copytree(dataset, tmp_path / "copy")
     path = folder / "data" / "test.parquet"
     whole = path.read_bytes()

@@ -41,7 +41,7 @@ def order_of(source, tissue):
 
 
 @pytest.mark.parametrize("buffer_size", [1, 100, 10_000])
-def test_values_and_places_are_those_of_the_anndata(folder, tissue, buffer_size):
+def test_values_and_positions_are_those_of_the_anndata(folder, tissue, buffer_size):
     source = ParquetSource(folder, buffer_size=buffer_size)
     memory = AnnDataSource(tissue, source.schema, positions=True)
     rows = order_of(source, tissue)
@@ -198,7 +198,7 @@ def first_file(folder):
     return min((folder / "data").iterdir())
 
 
-def test_a_folder_without_a_dataset_is_refused(tmp_path):
+def test_a_folder_without_a_dataset_is_an_error(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"metadata\.json.*alphastomics preprocess"):
         ParquetSource(tmp_path)
 
@@ -223,6 +223,6 @@ def test_a_flipped_byte_is_found_by_the_checksum_of_its_page(copy, column):
         read_all(copy)
 
 
-def test_splits_without_cells_are_refused(folder):
+def test_splits_without_cells_are_an_error(folder):
     with pytest.raises(ValueError, match="cells for test"):
         ParquetSource(folder, ("test",))

@@ -50,7 +50,7 @@ def text(path):
         ("data", text),
     ],
 )
-def test_files_of_others_stay(slices, tmp_path, name, make):
+def test_files_of_other_programs_are_kept(slices, tmp_path, name, make):
     out = tmp_path / "own"
     make(out / name)
     before = files_in(out)
@@ -59,7 +59,7 @@ def test_files_of_others_stay(slices, tmp_path, name, make):
     assert files_in(out) == before
 
 
-def test_files_of_others_beside_ours_stay(slices, tmp_path):
+def test_files_of_other_programs_in_an_unfinished_folder_are_kept(slices, tmp_path):
     with pytest.raises(KeyboardInterrupt):
         stage2([slices], tmp_path, Stage2Options(seed=1), run=stop_after(2))
     (tmp_path / "data.tmp" / "important.txt").write_text("mine")
@@ -69,7 +69,7 @@ def test_files_of_others_beside_ours_stay(slices, tmp_path):
     assert files_in(tmp_path) == before
 
 
-def test_a_damaged_dataset_keeps_its_description_when_files_of_others_are_beside(slices, tmp_path):
+def test_a_damaged_dataset_with_files_of_other_programs_keeps_its_metadata(slices, tmp_path):
     stage2([slices], tmp_path, Stage2Options())
     (tmp_path / "data" / "train.parquet").write_bytes(b"damaged")
     (tmp_path / "data" / "important.txt").write_text("mine")

@@ -115,7 +115,7 @@ def test_damage_between_the_stages_is_named(raw, tmp_path, damage):
         ("00001.json", "{", r"00001\.json.*JSON"),
     ],
 )
-def test_notes_that_are_none_are_named(raw, tmp_path, name, content, message):
+def test_invalid_records_are_an_error(raw, tmp_path, name, content, message):
     stage1(raw, tmp_path / "slices", LABELED)
     (tmp_path / "slices" / name).write_text(content)
     with pytest.raises(ValueError, match=message):
@@ -126,14 +126,14 @@ def test_notes_that_are_none_are_named(raw, tmp_path, name, content, message):
 
 
 @pytest.mark.parametrize("name", ["00001.json", "00000.arrow"])
-def test_files_of_others_that_are_named_as_slices_stay(raw, tmp_path, name):
+def test_files_of_other_programs_with_names_of_slices_are_kept(raw, tmp_path, name):
     (tmp_path / name).write_text("mine")
     with pytest.raises(FileExistsError, match=name):
         stage1(raw, tmp_path, LABELED)
     assert files_in(tmp_path) == {name: b"mine"}
 
 
-def test_cell_types_are_null_where_nobody_knows_them(raw, tmp_path):
+def test_unknown_cell_types_are_null(raw, tmp_path):
     preprocess(raw, tmp_path, Stage1Options(), Stage2Options())
     for path in (tmp_path / "data").iterdir():
         column = pq.read_table(path)["cell_type"]

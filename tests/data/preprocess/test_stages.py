@@ -110,7 +110,7 @@ def test_shares_of_cells_are_exact_over_all_slices(raw, tissue, tmp_path):
         assert share == pytest.approx(0.7 * (tissue.obs["slice_id"] == name).sum(), abs=1)
 
 
-def test_animals_stay_together(raw, tissue, tmp_path):
+def test_animals_are_not_split(raw, tissue, tmp_path):
     for path in raw.iterdir():
         adata = ad.read_h5ad(path)
         adata.obs["mouse"] = "a" if path.stem in ("slice_0", "slice_3") else path.stem
@@ -124,7 +124,7 @@ def test_animals_stay_together(raw, tissue, tmp_path):
 
 
 @pytest.mark.parametrize("kind", [str, float])
-def test_an_animal_that_is_missing_is_none_called_nan(raw, tmp_path, kind):
+def test_a_missing_animal_is_an_error(raw, tmp_path, kind):
     for path in raw.iterdir():
         adata = ad.read_h5ad(path)
         adata.obs["mouse"] = kind(path.stem[-1])
@@ -213,7 +213,7 @@ def test_numbers_in_names_sort_as_numbers(names):
     assert sorted(sorted(names), key=_stage1.natural_order) == names
 
 
-def test_values_that_are_transformed_stay_as_they_are(raw, tissue, tmp_path):
+def test_transformed_values_are_stored_unchanged(raw, tissue, tmp_path):
     preprocess(raw, tmp_path / "out", Stage1Options(log_normalize=False), Stage2Options())
     info = DatasetInfo.read(tmp_path / "out")
     assert info.schema.transform == "none"
@@ -380,7 +380,7 @@ def _twice(folder):
         (_twice, r"'slice_0'.*again\.h5ad.*slice_0\.h5ad"),
     ],
 )
-def test_bad_input_is_named_and_nothing_is_half_written(raw, tmp_path, change, message):
+def test_invalid_input_is_an_error_without_partial_files(raw, tmp_path, change, message):
     change(raw)
     with pytest.raises((ValueError, KeyError, FileNotFoundError), match=message):
         preprocess(raw, tmp_path / "out", LABELED, Stage2Options())
@@ -388,14 +388,14 @@ def test_bad_input_is_named_and_nothing_is_half_written(raw, tmp_path, change, m
     assert not (tmp_path / "out" / "metadata.json").exists()
 
 
-def test_other_gene_lists_are_refused(raw, tissue, tmp_path):
+def test_different_gene_lists_are_an_error(raw, tissue, tmp_path):
     stage1(raw, tmp_path / "a", Stage1Options(genes=tuple(tissue.var_names)))
     stage1(raw, tmp_path / "b", Stage1Options(genes=tuple(tissue.var_names[[1, 0, *range(2, 25)]])))
     with pytest.raises(ValueError, match="'gene_0'.*'gene_1'"):
         stage2([tmp_path / "a", tmp_path / "b"], tmp_path / "out", Stage2Options())
 
 
-def test_a_gene_list_that_ends_before_the_other_is_refused(raw, tissue, tmp_path):
+def test_a_shorter_gene_list_is_an_error(raw, tissue, tmp_path):
     stage1(raw, tmp_path / "a", Stage1Options(genes=tuple(tissue.var_names[:20])))
     stage1(raw, tmp_path / "b", Stage1Options(genes=tuple(tissue.var_names)))
     for folders in (["a", "b"], ["b", "a"]):
@@ -404,7 +404,7 @@ def test_a_gene_list_that_ends_before_the_other_is_refused(raw, tissue, tmp_path
 
 
 @pytest.mark.parametrize("position_is_3d", [False, True])
-def test_a_third_coordinate_that_is_not_used_is_told(raw, tmp_path, caplog, position_is_3d):
+def test_an_unused_third_coordinate_is_logged(raw, tmp_path, caplog, position_is_3d):
     for path in raw.iterdir():
         adata = ad.read_h5ad(path)
         adata.obsm["spatial"] = np.c_[adata.obsm["spatial"], np.arange(adata.n_obs)]
@@ -414,18 +414,18 @@ def test_a_third_coordinate_that_is_not_used_is_told(raw, tmp_path, caplog, posi
 
 
 @pytest.mark.parametrize(("log_normalize", "factor"), [(True, 0.5), (True, 1.0), (False, 0.5)])
-def test_logarithms_that_are_taken_for_counts_are_told(raw, tmp_path, caplog, log_normalize, factor):
+def test_fractional_counts_are_logged(raw, tmp_path, caplog, log_normalize, factor):
     for path in raw.iterdir():
         adata = ad.read_h5ad(path)
         adata.X = adata.X.astype(np.float32) * factor
         adata.write_h5ad(path)
     stage1(raw, tmp_path / "out", Stage1Options(log_normalize=log_normalize))
-    told = len(re.findall("5 slices.*'slice_0'", caplog.text))
-    assert told == (log_normalize and factor != 1)
+    n_warnings = len(re.findall("5 slices.*'slice_0'", caplog.text))
+    assert n_warnings == (log_normalize and factor != 1)
 
 
 @pytest.mark.parametrize("split", ["cell", "slice"])
-def test_genes_of_every_slice_are_scaled_by_its_own_cells_if_asked(raw, tissue, tmp_path, split):
+def test_scale_per_slice_standardizes_genes_within_slices(raw, tissue, tmp_path, split):
     options = Stage2Options(split=split, scale_per_slice=True, max_shard_size=100)
     preprocess(raw, tmp_path / "out", LABELED, options)
     info, groups = read(tmp_path / "out")
@@ -446,8 +446,3 @@ def test_genes_of_every_slice_are_scaled_by_its_own_cells_if_asked(raw, tissue, 
         found, places = cells[here], position[here]
         order, expected_order = np.lexsort(places.T), np.lexsort(tissue.obsm["spatial"][rows].T)
         np.testing.assert_allclose(found[order], expected[expected_order], atol=1e-4)
-
-
-def test_scaling_cannot_be_both_by_slice_and_left_out():
-    with pytest.raises(ValueError, match="scale_per_slice=True"):
-        Stage2Options(scale=False, scale_per_slice=True)
