@@ -9,7 +9,7 @@ import logging
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App, CycloptsError, Parameter
 from cyclopts.types import ExistingDirectory, ExistingFile  # noqa: TC002
@@ -19,7 +19,7 @@ from alphastomics.cli._config import HEADER, fill, resolved
 from alphastomics.cli._options import GLOBAL, SEVERAL, ComparisonOptions, DemoOptions, FitOptions, SetupOptions
 from alphastomics.cli._output import USER_ERRORS, messages, print_error
 from alphastomics.cli._preprocess import ClusterOptions, DatasetOptions, SliceOptions, UploadOptions
-from alphastomics.cli._query import QueryOptions, SampleOptions, ScoreOptions
+from alphastomics.cli._query import EmbeddingOptions, QueryOptions, SampleOptions, ScoreOptions
 from alphastomics.cli._run import RunOptions, SourceOptions
 from alphastomics.config import RunConfig
 
@@ -265,8 +265,7 @@ def extract(
     *,
     query: QueryOptions,
     output: Path,
-    layer: Literal["encoder", "transformer", "all"] = "transformer",
-    use_positions: bool = False,
+    options: EmbeddingOptions = EmbeddingOptions(),
 ) -> None:
     """Embed cells from their expression, the cells of their slice, and optionally their positions.
 
@@ -275,11 +274,6 @@ def extract(
     output
         File to write. ``.npz``: arrays ``latent`` (cells, width) and ``obs_names``. ``.parquet``: columns ``cell_id``,
         ``slice_id`` and ``embedding``. ``.h5ad``: ``obs``, ``obsm["X_alphastomics"]`` and its provenance.
-    layer
-        ``encoder``: the embedding before the first block, of each cell alone. ``transformer``: the embedding after the last
-        block. ``all``: both, concatenated.
-    use_positions
-        Use the positions of the cells, which are not read otherwise.
     """
     from alphastomics.cli._cells import embed_cells, write_latent
     from alphastomics.cli._output import prepare_file
@@ -287,9 +281,9 @@ def extract(
 
     check_suffix(output, EMBEDDINGS)
     prepare_file(output)
-    model, cells = query.read(["pos_to_expr"] if use_positions else [], "--use-positions", positions=use_positions)
-    how: dict[str, Any] = {"layer": layer, "use_positions": use_positions}
-    write_latent(cells, embed_cells(model, cells, **how), output, model, **how)
+    modes = ["pos_to_expr"] if options.use_positions else []
+    model, cells = query.read(modes, "--use-positions", positions=options.use_positions)
+    write_latent(cells, embed_cells(model, cells, **options.arguments()), output, model, **options.arguments())
     logger.info("Embeddings of %d cells are in %s.", cells.n_obs, output)
 
 

@@ -11,13 +11,14 @@ import pytest
 
 from alphastomics.cli._options import ComparisonOptions, FitOptions, SetupOptions
 from alphastomics.cli._preprocess import ClusterOptions, DatasetOptions, SliceOptions, UploadOptions
-from alphastomics.cli._query import SampleOptions, ScoreOptions
+from alphastomics.cli._query import EmbeddingOptions, SampleOptions, ScoreOptions
 from alphastomics.cli._run import RunOptions, SourceOptions
 from alphastomics.config import (
     Augmentation,
     ClusterConfig,
     Config,
     DrawConfig,
+    EmbeddingConfig,
     MaskingConfig,
     NetworkConfig,
     PlanConfig,
@@ -42,7 +43,7 @@ OPTIONS = {  # declarations that are not in configuration files, with the comman
     ClusterOptions: (ClusterConfig, "preprocess", "stage1", "stage2"),
     UploadOptions: (UploadConfig, "upload"),
 }
-NOT_IN_FILES = [ComparisonConfig, SamplingConfig, *(cls for cls, *_ in OPTIONS.values())]
+NOT_IN_FILES = [ComparisonConfig, EmbeddingConfig, SamplingConfig, *(cls for cls, *_ in OPTIONS.values())]
 EVERY = [pytest.param(entry, id=name) for name, entry in SETTINGS.items()]
 EVERYWHERE = EVERY + [
     pytest.param(entry, id=f"{cls.__name__}.{name}") for cls in NOT_IN_FILES for name, entry in settings_of(cls).items()
@@ -128,14 +129,25 @@ def test_options_of_the_command_line_have_the_declared_defaults():
     assert values == {name: None if SETTINGS[name].details.from_data else SETTINGS[name].default for name in values}
 
 
-@pytest.mark.parametrize("entry", settings_of(SamplingConfig).values(), ids=settings_of(SamplingConfig))
-def test_a_setting_of_sampling_is_an_argument_in_python_and_a_flag(entry: Setting):
+@pytest.mark.parametrize(
+    ("command", "method", "entry"),
+    [
+        pytest.param(command, method, entry, id=f"{command}-{name}")
+        for command, method, cls in (
+            ("sample", AlphaSTomics.sample, SamplingConfig),
+            ("extract", AlphaSTomics.get_latent_representation, EmbeddingConfig),
+        )
+        for name, entry in settings_of(cls).items()
+    ],
+)
+def test_a_setting_of_a_trained_model_is_an_argument_in_python_and_a_flag(command, method, entry: Setting):
     declared = {entry.flag} if not entry.details.python_only else set()
-    assert {name for name in flags_of("sample").get(entry.name, ()) if not name.startswith("--no-")} == declared
-    assert signature(AlphaSTomics.sample).parameters[entry.name].default == entry.default
+    assert {name for name in flags_of(command).get(entry.name, ()) if not name.startswith("--no-")} == declared
+    assert signature(method).parameters[entry.name].default == entry.default
 
 
 def test_options_of_sampling_have_the_declared_defaults():
+    assert vars(EmbeddingOptions()) == vars(EmbeddingConfig())
     assert vars(SampleOptions()) == vars(SamplingConfig())
     assert vars(ScoreOptions()) == vars(DrawConfig()) | {"n_steps": None}  # set by the number of samples
 

@@ -17,6 +17,7 @@ from alphastomics.config import (
     ClusterConfig,
     DiffusionSettings,
     DrawConfig,
+    EmbeddingConfig,
     MaskingConfig,
     Mode,
     ModelConfig,
@@ -64,6 +65,7 @@ PANELS: dict[type, Group | None] = {
     MaskingConfig: TRAINING,
     PlanConfig: LOSSES,
     SamplingConfig: None,
+    EmbeddingConfig: None,
     DrawConfig: None,
 }
 DECLARED_BY = {name: cls for cls in DECLARATIONS for name in settings_of(cls)}

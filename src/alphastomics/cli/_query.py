@@ -15,7 +15,7 @@ from cyclopts.types import ExistingDirectory, ExistingFile  # noqa: TC002  read 
 
 from alphastomics import _keys
 from alphastomics.cli._options import options
-from alphastomics.config import DrawConfig, SamplingConfig, TrainerConfig
+from alphastomics.config import DrawConfig, EmbeddingConfig, SamplingConfig, TrainerConfig
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -115,6 +115,15 @@ class QueryOptions:
 @options
 class SampleOptions(SamplingConfig):
     """Modality, number of samples and reverse process."""
+
+
+@options
+class EmbeddingOptions(EmbeddingConfig):
+    """Layer and positions."""
+
+    def arguments(self) -> dict[str, Any]:
+        """Arguments of ``AlphaSTomics.get_latent_representation``."""
+        return {"layer": self.layer, "use_positions": self.use_positions}
 
 
 @options

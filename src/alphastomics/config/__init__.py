@@ -42,6 +42,8 @@ from alphastomics.config._preprocessing import (
 )
 from alphastomics.config._sampling import (
     DrawConfig,
+    EmbeddingConfig,
+    EmbeddingLayer as EmbeddingLayer,
     Reduction as Reduction,
     ReverseConfig,
     SampledMode as SampledMode,
@@ -86,6 +88,7 @@ __all__ = [
     "DiffusionSection",
     "DiffusionSettings",
     "DrawConfig",
+    "EmbeddingConfig",
     "LoadingSection",
     "LossSection",
     "MaskingConfig",

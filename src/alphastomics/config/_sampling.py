@@ -10,6 +10,7 @@ from alphastomics.config._setting import check, setting
 SampledMode = Literal["expr_to_pos", "pos_to_expr", "joint"]
 Reduction = Literal["medoid", "mean"]
 SamplerName = Literal["ddpm", "ddim", "dpm++2m"]
+EmbeddingLayer = Literal["encoder", "transformer", "all"]
 _OF_A_QUERY = ("mode", "expr_to_pos", "pos_to_expr")
 _OF_POSITIONS = ("mode", "expr_to_pos")
 MAX_CONTEXT = 32_768  # cells; pairs of as many fit on a large GPU
@@ -87,8 +88,8 @@ class ReverseConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SamplingConfig(ReverseConfig, DrawConfig, TargetConfig):
-    """Arguments of :meth:`~alphastomics.model.AlphaSTomics.sample` beside its query.
+class InferenceConfig:
+    """Size of the contexts of a trained network.
 
     Parameters
     ----------
@@ -96,7 +97,19 @@ class SamplingConfig(ReverseConfig, DrawConfig, TargetConfig):
         Largest number of cells that attend to each other. By default 32,768.
     """
 
+    SECTION: ClassVar[str] = "sampling"
+
     batch_size: int | None = setting(None, ge=1, python_only=True)
+
+    @property
+    def max_context(self) -> int:
+        """Largest number of cells that attend to each other."""
+        return self.batch_size or MAX_CONTEXT
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingConfig(InferenceConfig, ReverseConfig, DrawConfig, TargetConfig):
+    """Arguments of :meth:`~alphastomics.model.AlphaSTomics.sample` beside its query."""
 
     def __post_init__(self) -> None:
         check(self)
@@ -105,7 +118,22 @@ class SamplingConfig(ReverseConfig, DrawConfig, TargetConfig):
         if self.reduce == "mean" and self.n_samples > 1 and self.n_views > 1:
             raise ValueError("n_views has no effect on reduce='mean' of several samples; leave one of them out")
 
-    @property
-    def max_context(self) -> int:
-        """Largest number of cells that attend to each other."""
-        return self.batch_size or MAX_CONTEXT
+
+@dataclass(frozen=True, kw_only=True)
+class EmbeddingConfig(InferenceConfig):
+    """Arguments of :meth:`~alphastomics.model.AlphaSTomics.get_latent_representation` beside its query.
+
+    Parameters
+    ----------
+    layer
+        ``encoder``: the embedding before the first block, of each cell alone. ``transformer``: the embedding after the last
+        block. ``all``: both, concatenated.
+    use_positions
+        Use the positions of the cells, which are not read otherwise.
+    """
+
+    layer: EmbeddingLayer = "transformer"
+    use_positions: bool = False
+
+    def __post_init__(self) -> None:
+        check(self)

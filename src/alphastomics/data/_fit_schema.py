@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from scipy.spatial import KDTree
 
+from alphastomics.config import SetupConfig
 from alphastomics.data._checks import (
     check_choice,
     check_genes,
@@ -40,12 +41,12 @@ def fit_schema(
     adata: AnnData,
     *,
     layer: str | None = None,
-    position_key: str = "spatial",
+    position_key: str = SetupConfig.position_key,
     slice_key: str | None = None,
     cell_type_key: str | None = None,
-    frame: Frame = "slice",
+    frame: Frame = SetupConfig.frame,
     sequence_key: str | None = None,
-    transform: str = "auto",
+    transform: str = SetupConfig.transform,
     missing_positions: bool = False,
 ) -> TissueSchema:
     """Fit the schema of a tissue to its reference cells.

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import DataLoader, Dataset
 
+from alphastomics.config import DEFAULT_CONTEXT_SIZE, RunConfig, TrainingConfig
 from alphastomics.data._batch import collate_raw, encode_batch
 from alphastomics.data._contexts import ContextDataset
 from alphastomics.data._encode import Encoder
@@ -150,18 +151,18 @@ class _Raw(Dataset["RawContext"]):
 
 def create_dataloaders(
     data_dir: str | PathLike[str],
-    batch_size: int = 1024,
+    batch_size: int = TrainingConfig.batch_size,
     *,
-    context_size: int = 512,
+    context_size: int = DEFAULT_CONTEXT_SIZE,
     streaming: bool = True,
     buffer_size: int = BUFFER_SIZE,
-    num_workers: int = 0,
+    num_workers: int = TrainingConfig.num_workers,
     prefetch: bool = True,
     kind: Kind = "subset",
     shuffle: bool = True,
     augmentation: Augmentation | None = None,
     targets: bool = False,
-    seed: int = 0,
+    seed: int = RunConfig.seed,
     rank: int = 0,
     world_size: int = 1,
     raw: bool = False,

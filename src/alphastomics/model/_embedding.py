@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
-from alphastomics.config import SamplingConfig
+from alphastomics.config import EmbeddingConfig
 from alphastomics.data import AnnDataSource
 from alphastomics.model._base import ModelBase
 from alphastomics.sampling._latent import latent_representation
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from anndata import AnnData
     from numpy.typing import NDArray
 
+    from alphastomics.config import EmbeddingLayer
+
 
 class EmbeddingMixin(ModelBase):
     """Embeds cells."""
@@ -24,9 +26,9 @@ class EmbeddingMixin(ModelBase):
         self,
         adata: AnnData | None = None,
         indices: Sequence[int] | NDArray[np.int64] | None = None,
-        batch_size: int | None = SamplingConfig.batch_size,
-        layer: Literal["encoder", "transformer", "all"] = "transformer",
-        use_positions: bool = False,
+        batch_size: int | None = EmbeddingConfig.batch_size,
+        layer: EmbeddingLayer = EmbeddingConfig.layer,
+        use_positions: bool = EmbeddingConfig.use_positions,
     ) -> NDArray[np.float32]:
         """Embed cells from their expression, the other cells of their slice, and optionally their positions.
 
@@ -62,14 +64,11 @@ class EmbeddingMixin(ModelBase):
             mode other than ``"any"`` and ``"pos_to_expr"``.
         """
         sampler = self._make_sampler()
-        if layer not in ("encoder", "transformer", "all"):
-            raise ValueError(f"layer={layer!r} is unknown; choose 'encoder', 'transformer' or 'all'")
+        config = EmbeddingConfig(batch_size=batch_size, layer=layer, use_positions=use_positions)
         if use_positions and self.mode not in ("any", "pos_to_expr"):
             raise ValueError(
                 f"use_positions=True requires a model trained with mode='any' or 'pos_to_expr', and this one was trained with "
                 f"mode={self.mode!r}; pass use_positions=False, or train another model"
             )
         source = AnnDataSource(self._read_query(adata, indices), self.schema, positions=use_positions)
-        return latent_representation(
-            sampler, source, layer=layer, max_context=SamplingConfig(batch_size=batch_size).max_context
-        )
+        return latent_representation(sampler, source, layer=layer, max_context=config.max_context)

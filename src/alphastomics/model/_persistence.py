@@ -11,6 +11,7 @@ import pandas as pd
 from alphastomics._io._errors import format_value
 from alphastomics._io._untrusted import check_inside
 from alphastomics._provenance import trainings_of
+from alphastomics.config import TrainerConfig
 from alphastomics.data._h5ad import read_h5ad
 from alphastomics.model import _checkpoint, _files, _hub
 from alphastomics.model._base import ModelBase
@@ -85,7 +86,7 @@ class PersistenceMixin(ModelBase):
         cls,
         dir_path: str | Path,
         adata: AnnData | Literal[False] | None = None,
-        accelerator: str = "auto",
+        accelerator: str = TrainerConfig.accelerator,
         device: int | str = "auto",
         prefix: str | None = None,
         **kwargs: Any,
@@ -156,7 +157,7 @@ class PersistenceMixin(ModelBase):
         *,
         revision: str | None = None,
         token: str | None = None,
-        accelerator: str = "auto",
+        accelerator: str = TrainerConfig.accelerator,
         device: int | str = "auto",
     ) -> Self:
         """Load a model from a folder or from the Hugging Face Hub.

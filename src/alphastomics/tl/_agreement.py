@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from alphastomics._keys import MODALITY_AGREEMENT, SPATIAL
+from alphastomics.config import SetupConfig
 from alphastomics.data._checks import expression_matrix
 from alphastomics.metrics import log1p_normalized, median_library_size
 from alphastomics.metrics._agreement import N_COMPONENTS, N_NEIGHBORS, PositionRegressor
@@ -143,7 +144,7 @@ def modality_agreement(
     library_key: str | None = None,
     n_components: int = N_COMPONENTS,
     n_neighbors: int = N_NEIGHBORS,
-    transform: Transform = "auto",
+    transform: Transform = SetupConfig.transform,
     baselines: bool = False,
     key_added: str = MODALITY_AGREEMENT,
     copy: bool = False,

@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 
 from alphastomics._keys import CELL_TYPE, PLACED_SUFFIX, RECONSTRUCTED, SPATIAL
+from alphastomics.config import SetupConfig
 from alphastomics.data._checks import check_key
 from alphastomics.data._slices import resolve_slice_key, slice_rows
 from alphastomics.metrics import position_scores, subsample_cells
@@ -88,7 +89,7 @@ def evaluate(
     random_state: int = 0,
     layer: str | None = None,
     expression_layer: str | None = None,
-    transform: Transform = "auto",
+    transform: Transform = SetupConfig.transform,
     autocorrelation: bool = False,
     reference: AnnData | None = None,
     cluster_key: str | None = None,

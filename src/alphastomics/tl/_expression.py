@@ -10,7 +10,7 @@ import pandas as pd
 import scipy.sparse as sp
 
 from alphastomics._keys import EXPRESSION_SCORES
-from alphastomics.config import Transform
+from alphastomics.config import SetupConfig, Transform
 from alphastomics.data._checks import check_choice, check_genes, expression_matrix
 from alphastomics.data._matrix import flat_blocks
 from alphastomics.metrics import expression_scores as score, log1p_normalized, median_library_size
@@ -71,7 +71,7 @@ def expression_scores(
     library_key: str | None = None,
     cell_type_key: str | None = None,
     baselines: bool = False,
-    transform: Transform = "auto",
+    transform: Transform = SetupConfig.transform,
     key_added: str = EXPRESSION_SCORES,
     copy: bool = False,
     random_state: int = 0,

@@ -9,6 +9,7 @@ import pandas as pd
 
 from alphastomics import metrics
 from alphastomics._keys import CELL_TYPE, CLUSTER_SCORES, MORAN, POSITION_SCORES, RECONSTRUCTED, SPATIAL
+from alphastomics.config import SetupConfig
 from alphastomics.metrics._moran import N_NEIGHBORS as MORAN_NEIGHBORS
 from alphastomics.metrics._neighbors import N_NEIGHBORS
 from alphastomics.tl._evaluate import PositionPair, score_slices
@@ -86,7 +87,7 @@ def morans_i(
     layer: str | None = None,
     library_key: str | None = None,
     n_neighbors: int = MORAN_NEIGHBORS,
-    transform: Transform = "auto",
+    transform: Transform = SetupConfig.transform,
     key_added: str = MORAN,
     copy: bool = False,
 ) -> pd.DataFrame | None:

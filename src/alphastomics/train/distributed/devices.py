@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 
+from alphastomics.config import TrainerConfig
 from alphastomics.nn._torch_compat import has_amx
 from alphastomics.train._lightning_compat import parse_devices
 
@@ -28,7 +29,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 
-def device_of(accelerator: str = "auto", devices: int | list[int] | str = "auto") -> torch.device:
+def device_of(
+    accelerator: str = TrainerConfig.accelerator, devices: int | list[int] | str = TrainerConfig.devices
+) -> torch.device:
     """The first device that :class:`lightning.pytorch.Trainer` would use.
 
     Raises
@@ -39,7 +42,9 @@ def device_of(accelerator: str = "auto", devices: int | list[int] | str = "auto"
     return _parsed(accelerator, devices)[0]
 
 
-def count_devices(accelerator: str = "auto", devices: int | list[int] | str = "auto") -> int:
+def count_devices(
+    accelerator: str = TrainerConfig.accelerator, devices: int | list[int] | str = TrainerConfig.devices
+) -> int:
     """Number of devices on this machine that the trainer would use; raises the errors of :func:`device_of`."""
     return _parsed(accelerator, devices)[1]
 

@@ -14,7 +14,7 @@ from lightning.fabric.plugins.environments.mpi import MPIEnvironment
 from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy, Strategy
 
-from alphastomics.config import Strategy as Name
+from alphastomics.config import Strategy as Name, TrainerConfig
 from alphastomics.train.distributed.devices import count_devices, device_of
 from alphastomics.train.distributed.launch import LaunchedDDPStrategy
 from alphastomics.train.distributed.processes import check_group_size
@@ -24,10 +24,10 @@ STRATEGIES: tuple[str, ...] = get_args(Name)
 
 
 def resolve_strategy(
-    strategy: str | Strategy = "auto",
+    strategy: str | Strategy = TrainerConfig.strategy,
     *,
-    accelerator: str = "auto",
-    devices: int | list[int] | str = "auto",
+    accelerator: str = TrainerConfig.accelerator,
+    devices: int | list[int] | str = TrainerConfig.devices,
     num_nodes: int = 1,
     precision: str | int = "32",
     group_size: int = 1,
