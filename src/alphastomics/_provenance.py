@@ -176,30 +176,13 @@ def _is_shallow(value: Any, depth: int = MAX_DEPTH) -> bool:
     return depth > 0 and all(_is_shallow(each, depth - 1) for each in parts)
 
 
-class Provenance(Mapping[str, dict[str, Any]]):
+class Provenance(dict[str, dict[str, Any]]):
     """Provenance records of results, by their key in ``uns``.
 
     A record has ``function`` and its ``params``; ``model`` (its arguments and, as ``weights``, the first 16 digits of the
     SHA-256 of the weights); ``training``; ``machine``; and ``versions``. It is displayed as a table in a notebook and as
     text elsewhere.
-
-    Parameters
-    ----------
-    records
-        Records by key.
     """
-
-    def __init__(self, records: Mapping[str, Mapping[str, Any]]) -> None:
-        self._records = {key: dict(record) for key, record in records.items()}
-
-    def __getitem__(self, key: str) -> dict[str, Any]:
-        return self._records[key]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._records)
-
-    def __len__(self) -> int:
-        return len(self._records)
 
     @property
     def differing(self) -> dict[str, tuple[str, str | None]]:
@@ -248,7 +231,7 @@ def provenance(adata: AnnData, key: str | None = None) -> Provenance:
         raise KeyError(f'uns["{key}"] is not a provenance record (found: {found}); pass another key=…')
     if not records:
         raise KeyError("uns has no provenance record; tl.reconstruct and AlphaSTomics.sample write one")
-    result = Provenance(records if key is None else {key: records[key]})
+    result = Provenance({name: dict(record) for name, record in records.items() if key in (None, name)})
     if result.differing:
         warnings.warn(
             f"Computed with {_format_differing(result.differing)}: the same seed may give other results.",

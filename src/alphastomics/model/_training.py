@@ -5,15 +5,18 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
+from sklearn.decomposition import PCA
+
 from alphastomics._provenance import training_record
 from alphastomics.config import DEFAULT_CONTEXT_SIZE, TrainerConfig, TrainingConfig
 from alphastomics.config._setting import split_arguments
 from alphastomics.data import AnnDataSource
 from alphastomics.model import _checkpoint
 from alphastomics.model._base import ModelBase
-from alphastomics.model._components import principal_components
 from alphastomics.nn import Denoiser
 from alphastomics.sampling import Sampler
+from alphastomics.sampling._cells import evenly_spaced_indices
 from alphastomics.sampling._fit import fit_statistics
 from alphastomics.train import ContextDataModule, ContextRunner, TrainingPlan
 from alphastomics.train.defaults import default_augmentation
@@ -28,10 +31,13 @@ if TYPE_CHECKING:
     from os import PathLike
 
     from lightning.pytorch.strategies import Strategy
+    from numpy.typing import NDArray
 
-    from alphastomics.data import Augmentation
+    from alphastomics.data import Augmentation, CellSource
     from alphastomics.data.parquet._source import ParquetSource
     from alphastomics.train.memory.estimate import MemoryEstimate
+
+COMPONENT_CELLS = 5_000  # sampled cells; more change the components by less than the difference between animals
 
 
 class TrainingMixin(ModelBase):
@@ -247,3 +253,16 @@ class TrainingMixin(ModelBase):
                 self.module, self.mode, self.diffusion, self.schema, self.summary_stats.n_cells, None, plan_kwargs
             ),
         )
+
+
+def principal_components(source: CellSource, n_components: int) -> NDArray[np.float32]:
+    r"""The first principal components (G, K), whose scores are added to every embedding of expression.
+
+    .. math:: V = \arg\max_{V^\top V = I} \operatorname{tr} V^\top C V
+
+    C (G, G) is the covariance of expression in network units, in which genes have similar variances. K is ``n_components`` or
+    the number of cells or genes, if smaller.
+    """
+    expression = source.expression(evenly_spaced_indices(source.n_cells, COMPONENT_CELLS))
+    k = min(n_components, *expression.shape)
+    return PCA(k, random_state=0).fit(expression).components_.T.astype(np.float32)

@@ -1,4 +1,4 @@
-"""Callbacks: means over an epoch, history, metrics file, throughput and memory, and micro-batches."""
+"""Callbacks: actions after an optimizer step, means over an epoch, history, metrics file, throughput and memory, and micro-batches."""
 
 from __future__ import annotations
 
@@ -24,6 +24,27 @@ if TYPE_CHECKING:
 
 GIB = 2**30
 STATUS = Path("/proc/self/status")
+
+
+class OptimizerStepCallback(pl.Callback):
+    """Calls :meth:`on_optimizer_step` after each step of the optimizer, which may need several batches."""
+
+    _step = 0
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Count from the step of the checkpoint."""
+        super().on_train_start(trainer, pl_module)
+        self._step = trainer.global_step
+
+    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *args: Any, **kwargs: Any) -> None:
+        """Do nothing while gradients are still being accumulated."""
+        if trainer.global_step != self._step:
+            self._step = trainer.global_step
+            self.on_optimizer_step(trainer, pl_module)
+
+    def on_optimizer_step(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Act after a step."""
+        raise NotImplementedError
 
 
 class EpochMeans(pl.Callback):

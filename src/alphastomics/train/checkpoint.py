@@ -13,6 +13,7 @@ from lightning.pytorch.plugins import TorchCheckpointIO
 
 from alphastomics._io._atomic import replacing
 from alphastomics._io._errors import describe_error
+from alphastomics.train.callbacks import OptimizerStepCallback
 from alphastomics.train.distributed.processes import gather_objects
 from alphastomics.train.interrupt import SignalLatch
 
@@ -65,7 +66,7 @@ class DeferredErrorIO(TorchCheckpointIO):
             self.error = error
 
 
-class LastCheckpoint(Checkpoint):
+class LastCheckpoint(OptimizerStepCallback, Checkpoint):
     """Writes the newest state of a training to one file, which is replaced atomically.
 
     Lightning calls checkpoint callbacks after all others, so the file holds the state of those after the step. A checkpoint
@@ -85,29 +86,25 @@ class LastCheckpoint(Checkpoint):
 
     def __init__(self, path: str | PathLike[str], description: Mapping[str, Any], every: int) -> None:
         self.path, self.description, self.every = Path(path), dict(description), every
-        self._saved_at = self._step = 0
+        self._saved_at = 0
         self._latch = SignalLatch()
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Count steps from that of the checkpoint; raises ``ValueError`` if processes have read different checkpoints."""
+        super().on_train_start(trainer, pl_module)
         steps = gather_objects(trainer, trainer.global_step)
         if len(set(steps)) > 1:
             found = ", ".join(f"{step} in process {i}" for i, step in enumerate(steps))
             raise ValueError(
                 f"The processes have read different checkpoints (step {found}); checkpoint= must name a file on a shared disk"
             )
-        self._saved_at = self._step = trainer.global_step
+        self._saved_at = trainer.global_step
         # Several processes may be interrupted at different steps, and could not save together.
         if trainer.world_size == 1:
             self._latch.arm(signal.SIGINT)  # the runner restores the handler
 
-    def on_train_batch_end(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        """Save after an optimizer step if a checkpoint is due; at the last batch, leave that to the end of the epoch."""
-        if trainer.global_step == self._step:  # gradients are still being accumulated
-            return
-        self._step = trainer.global_step
+    def on_optimizer_step(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Save if a checkpoint is due; at the last batch, leave that to the end of the epoch."""
         if not trainer.is_last_batch:
             self._save_if_due(trainer)
 

@@ -14,13 +14,17 @@ import lightning.pytorch as pl
 import torch
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
+from alphastomics.train.callbacks import OptimizerStepCallback
 from alphastomics.train.distributed.sharding import distribute_like, full_tensor, local_params, to_local
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-class MovingAverage(pl.Callback):
+logger = logging.getLogger(__name__)
+
+
+class MovingAverage(OptimizerStepCallback):
     """Updates the average, validates with it, and copies it into the module when training ends, fails or is interrupted.
 
     Parameters
@@ -33,7 +37,6 @@ class MovingAverage(pl.Callback):
         self.decay = decay
         self.n_updates = 0
         self.average: list[Tensor] = []
-        self._last_step = 0
         self._swapped = False
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -43,19 +46,15 @@ class MovingAverage(pl.Callback):
             self.average = [weight.clone() for weight in weights]
         else:
             self.average = [distribute_like(old, new) for old, new in zip(self.average, weights, strict=True)]
-        self._last_step = trainer.global_step
 
-    # The step of a checkpoint, and with some strategies its average, is restored after on_fit_start.
-    on_train_start = on_fit_start
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Start again, because some strategies restore the average after on_fit_start."""
+        super().on_train_start(trainer, pl_module)
+        self.on_fit_start(trainer, pl_module)
 
     @torch.no_grad()
-    def on_train_batch_end(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        """Update the average after each step of the optimizer."""
-        if trainer.global_step == self._last_step:  # gradients are still being accumulated
-            return
-        self._last_step = trainer.global_step
+    def on_optimizer_step(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Update the average."""
         decay = min(self.decay, (1 + self.n_updates) / (10 + self.n_updates))
         update = get_ema_multi_avg_fn(decay)
         update(to_local(self.average), to_local(local_params(pl_module)), self.n_updates)
@@ -95,9 +94,6 @@ class MovingAverage(pl.Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the average of a checkpoint."""
         self.average, self.n_updates = state_dict["average"], state_dict["n_updates"]
-
-
-logger = logging.getLogger(__name__)
 
 
 class BestAverage(pl.Callback):

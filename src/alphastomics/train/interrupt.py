@@ -8,13 +8,15 @@ import threading
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-import lightning.pytorch as pl
 from lightning.pytorch.callbacks import EarlyStopping, Timer
 
+from alphastomics.train.callbacks import OptimizerStepCallback
 from alphastomics.train.distributed.processes import gather_objects
 
 if TYPE_CHECKING:
     from types import FrameType
+
+    import lightning.pytorch as pl
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +38,7 @@ class SignalLatch:
         self.received = number
 
 
-class SynchronizedStop(pl.Callback):
+class SynchronizedStop(OptimizerStepCallback):
     """Stops all processes after the step in which one of them received Ctrl-C or SIGTERM.
 
     Slurm and Kubernetes send SIGTERM before they kill a job. Lightning's own handler communicates within a step, where it can
@@ -46,20 +48,15 @@ class SynchronizedStop(pl.Callback):
 
     def __init__(self) -> None:
         self._latch = SignalLatch()
-        self._step = self.ended_by = 0
+        self.ended_by = 0
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Record signals from now on."""
-        self._step = trainer.global_step
+        super().on_train_start(trainer, pl_module)
         self._latch.arm(signal.SIGTERM, *([signal.SIGINT] if trainer.world_size > 1 else []))
 
-    def on_train_batch_end(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        """Stop after a step of the optimizer if any process received a signal."""
-        if trainer.global_step == self._step:
-            return
-        self._step = trainer.global_step
+    def on_optimizer_step(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Stop if any process received a signal."""
         if not trainer.strategy.reduce_boolean_decision(bool(self._latch.received), all=False):
             return
         self.ended_by, trainer.should_stop = max(gather_objects(trainer, self._latch.received)), True
@@ -68,7 +65,7 @@ class SynchronizedStop(pl.Callback):
             logger.warning("Training was %s at step %d; the model keeps its weights.", how, self._step)
 
 
-class TimeLimit(Timer):
+class TimeLimit(OptimizerStepCallback, Timer):
     """Stops the training after ``seconds``, which include the time before it was resumed.
 
     It stops after a step of the optimizer, because accumulated gradients would be lost.
@@ -76,18 +73,11 @@ class TimeLimit(Timer):
 
     def __init__(self, seconds: float) -> None:
         super().__init__(duration=timedelta(seconds=seconds), interval="step", verbose=False)
-        self.seconds, self._step = seconds, 0
+        self.seconds = seconds
 
-    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Start measuring time."""
-        super().on_train_start(trainer, pl_module)
-        self._step = trainer.global_step
-
-    def on_train_batch_end(self, trainer: pl.Trainer, *args: Any, **kwargs: Any) -> None:
-        """Check the time after a step of the optimizer."""
-        if trainer.global_step != self._step:
-            self._step = trainer.global_step
-            super().on_train_batch_end(trainer, *args, **kwargs)
+    def on_optimizer_step(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Check the time."""
+        Timer.on_train_batch_end(self, trainer)
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Log that the time ended the training, and how to continue."""

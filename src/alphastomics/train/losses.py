@@ -34,6 +34,10 @@ if TYPE_CHECKING:
     from alphastomics.data import Batch
     from alphastomics.nn import DenoiserConfig, MinDistanceNetwork
 
+LOWEST, HIGHEST = 0.03, 6.0  # noise levels of training, in spacings
+RIM = 2.5  # width of the excluded rim, in spacings
+PURPOSE = 10  # of the generators
+
 
 class ExpertLoad:
     """Number of cells (L, E) assigned to each expert in each layer.
@@ -63,11 +67,6 @@ class ExpertLoad:
         """Store the counts of this step, summed over all processes by ``total``."""
         if self._now is not None:
             self.last, self._now = total(self._now), None
-
-
-LOWEST, HIGHEST = 0.03, 6.0  # noise levels of training, in spacings
-RIM = 2.5  # width of the excluded rim, in spacings
-PURPOSE = 10
 
 
 def min_distance_losses(network: MinDistanceNetwork, batch: Batch, spacing: float, purpose: int) -> Tensor:

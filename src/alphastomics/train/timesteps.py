@@ -37,9 +37,12 @@ if TYPE_CHECKING:
     from alphastomics.data import Batch
     from alphastomics.diffusion import MaskingConfig, Mode
 
-_KIND = 20
+KIND, MASKING = 20, 30  # purposes of generators
 FRAME_SHARE = 0.2  # share of the contexts of pos_to_expr that train the canonical frame
 EXPR_TO_POS, POS_TO_EXPR = 0.25, 0.85  # cumulative shares of the parts of "any"; the rest is joint
+NOTHING, CELLS, GENES = 0.15, 0.25, 0.65  # cumulative shares of the contexts; in the rest single entries are observed
+CELL_SHARE = 0.02, 0.5  # range of the observed share of cells, log-uniform
+GENE_SHARE = 0.3, 0.95  # range of the observed share of genes or entries, uniform
 
 
 class Timesteps(NamedTuple):
@@ -61,7 +64,7 @@ def stratified_uniform(key: NDArray[np.int64], purpose: int) -> float:
     spreads successive contexts evenly over the kinds, so that even a small batch contains each in proportion.
     """
     seed, epoch, index = (int(k) for k in key)
-    start = np.random.default_rng([seed, epoch, purpose, _KIND]).random()
+    start = np.random.default_rng([seed, epoch, purpose, KIND]).random()
     return float((start + index * (np.sqrt(5) - 1) / 2) % 1)
 
 
@@ -106,11 +109,6 @@ def draw_timesteps(
     return draw_timesteps(part, rng, modality_dropout=absent, smallest=smallest)
 
 
-NOTHING, CELLS, GENES = 0.15, 0.25, 0.65  # cumulative shares of the contexts; in the rest single entries are observed
-CELL_SHARE = 0.02, 0.5  # range of the observed share of cells, log-uniform
-GENE_SHARE = 0.3, 0.95  # range of the observed share of genes or entries, uniform
-
-
 def draw_observed(n_cells: int, n_genes: int, rng: np.random.Generator) -> NDArray[np.bool_]:
     """Draw the observed entries (N, G) of one context."""
     kind = rng.random()
@@ -125,9 +123,6 @@ def draw_observed(n_cells: int, n_genes: int, rng: np.random.Generator) -> NDArr
         observed[:, rng.permutation(n_genes)[: int(share * n_genes)]] = True
         return observed
     return rng.random((n_cells, n_genes)) < share
-
-
-PURPOSE = 30
 
 
 class Masks(NamedTuple):
@@ -173,7 +168,7 @@ def draw_masks(
     share
         Factor of the ratios, see :meth:`~alphastomics.diffusion.MaskingConfig.share`.
     """
-    rngs = [keyed_rng(key, PURPOSE) for key in batch.key.cpu().numpy()]
+    rngs = [keyed_rng(key, MASKING) for key in batch.key.cpu().numpy()]
     chosen = [rng.random() < config.masking_probability for rng in rngs]
     axes = torch.ones_like(x_pos[:, 0], dtype=torch.bool)
 

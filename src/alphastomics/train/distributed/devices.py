@@ -28,6 +28,16 @@ from alphastomics.train._lightning_compat import parse_devices
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+logger = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
+
+MARGIN = 0.05  # share of a GPU's free memory reserved for fragmentation and the driver
+SHARE = 0.8  # usable share of the total memory with several processes
+MEMINFO = Path("/proc/meminfo")
+WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
+REPEATABLE = (":4096:8", ":16:8")  # workspaces with which cuBLAS is deterministic
+
 
 def device_of(
     accelerator: str = TrainerConfig.accelerator, devices: int | list[int] | str = TrainerConfig.devices
@@ -61,13 +71,6 @@ def _parsed(accelerator: str, devices: int | list[int] | str) -> tuple[torch.dev
         raise ValueError(
             f"there is no device for {described} ({reason}); omit {flags} to use the available devices"
         ) from error
-
-
-Result = TypeVar("Result")
-
-MARGIN = 0.05  # share of a GPU's free memory reserved for fragmentation and the driver
-SHARE = 0.8  # usable share of the total memory with several processes
-MEMINFO = Path("/proc/meminfo")
 
 
 class full_precision(torch.autocast):
@@ -164,12 +167,6 @@ def _all_memory() -> int:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, ValueError, OSError):
         raise ValueError("the system does not report its memory; pass a limit in bytes") from None
-
-
-logger = logging.getLogger(__name__)
-
-WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
-REPEATABLE = (":4096:8", ":16:8")  # workspaces with which cuBLAS is deterministic
 
 
 @contextmanager

@@ -41,12 +41,14 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+Result = TypeVar("Result")
 SECONDS = 1.0  # between two polls
 GRACE = 20.0  # seconds in which a process can end by its own error
 REMEDY = "its output is above; a training with a checkpoint continues with resume='last'"
 LAUNCHER = (
     "ALPHASTOMICS_LAUNCHER"  # environment variable with the id of the process that started this one for a training
 )
+STATES = "alphastomics"  # key in Lightning's results
 CONNECTION_WORDS = ("gloo", "connection closed by peer", "connection reset by peer", "nccl")
 
 _children: list[subprocess.Popen[bytes]] = []  # processes of rank 1, 2, … that this process has started
@@ -123,11 +125,6 @@ class ProcessWatchdog:
             if child.poll():
                 return death_message(f"Process {rank}", child.returncode)
         return None
-
-
-Result = TypeVar("Result")
-
-STATES = "alphastomics"  # key in Lightning's results
 
 
 class _Fit:

@@ -51,6 +51,16 @@ if TYPE_CHECKING:
 
 aten = torch.ops.aten
 
+AUTOCAST = {
+    "32": None,
+    "32-true": None,
+    "bf16": torch.bfloat16,
+    "bf16-mixed": torch.bfloat16,
+    "16": torch.float16,
+    "16-mixed": torch.float16,
+}
+MOMENTS, AVERAGE = 2, 1  # copies of the weights in AdamW and in the moving average
+
 
 class StorageCounter(TorchDispatchMode):
     """Counts the bytes of all storages that operations return, and replaces results that depend on the missing values."""
@@ -111,17 +121,6 @@ def fake_tensors() -> Iterator[None]:
         raise NotImplementedError(
             f"the memory of this network cannot be estimated: the shape of {error.func} depends on values"
         ) from error
-
-
-AUTOCAST = {
-    "32": None,
-    "32-true": None,
-    "bf16": torch.bfloat16,
-    "bf16-mixed": torch.bfloat16,
-    "16": torch.float16,
-    "16-mixed": torch.float16,
-}
-MOMENTS, AVERAGE = 2, 1  # copies of the weights in AdamW and in the moving average
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
