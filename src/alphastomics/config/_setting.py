@@ -218,7 +218,7 @@ def check(config: Any) -> None:
         switch, *needed = entry.details.requires or ()
         raise ValueError(
             f"{entry.name}={getattr(config, entry.name)!r} requires {switch}={' or '.join(map(repr, needed))}; "
-            f"pass that, or leave {entry.name} out"
+            f"pass it, or omit {entry.name}"
         )
 
 

@@ -48,14 +48,14 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
         If it is damaged, of another program or version, or contains other than tensors and plain values.
     """
     if not path.is_file():
-        raise FileNotFoundError(f"{path} is missing; there is no training to resume")
+        raise FileNotFoundError(f"{path} does not exist; pass the path of a checkpoint as resume=")
     try:
         checkpoint = _read(path)
     except PermissionError:
         raise
     except (ValueError, OSError) as error:
         raise ValueError(
-            f"{path} is no checkpoint of AlphaSTomics: {describe_error(error)}; name another file"
+            f"{path} is not a checkpoint of AlphaSTomics ({describe_error(error)}); pass another file"
         ) from error
     return _check_format(path, checkpoint)
 
@@ -70,7 +70,7 @@ def _read(path: Path) -> Any:
 def _check_format(path: Path, checkpoint: Any) -> dict[str, Any]:
     about = checkpoint.get(KEY) if isinstance(checkpoint, dict) else None
     if not isinstance(about, dict) or about.get("format") != FORMAT:
-        raise ValueError(f"{path} is no checkpoint of AlphaSTomics")
+        raise ValueError(f"{path} is not a checkpoint of AlphaSTomics")
     if about.get("format_version") != FORMAT_VERSION:
         version = format_value(about.get("format_version"))
         raise ValueError(f"{path} has format version {version}; this package reads {FORMAT_VERSION}")
@@ -94,13 +94,13 @@ def read_model(path: Path) -> ModelState:
     tensors = checkpoint[KEY].get("tensors")
     if tensors is None:
         raise ValueError(
-            f"{path} is of a training that has not ended; continue it with resume=… before using the model"
+            f"{path} belongs to a training that has not ended; resume it with resume=… before loading the model"
         )
     if not isinstance(tensors, dict) or not all(
         isinstance(name, str) and isinstance(value, torch.Tensor) and _torch_file.is_plain(value)
         for name, value in tensors.items()
     ):
-        raise ValueError(f"{path} does not hold a complete model; take another copy, or train it again")
+        raise ValueError(f"{path} does not contain a complete model; use another copy, or train the model again")
     config = _read_config(path, checkpoint)
     check_tensors(path, config, {name: Kind(tuple(t.shape), t.is_floating_point()) for name, t in tensors.items()})
     return ModelState.restore(path, config, tensors)
@@ -164,18 +164,20 @@ def check_resumable(resume_state: ResumeState, state: ModelState, *, max_epochs:
         found = saved["init"].get(name)
         if found != value:
             raise ValueError(
-                f"{path} is of a model with {name}={format_value(found)}, and this one has {name}={value!r}; resume with the arguments "
-                "of the training that was interrupted"
+                f"{path} belongs to a model with {name}={format_value(found)}, but this model has {name}={value!r}; resume with "
+                "the arguments of the interrupted training"
             )
     try:
         same = schema_values(saved["registry"]) == to_plain(schema_values(state.config["registry"]))
     except (KeyError, TypeError):
         same = False
     if not same:
-        raise ValueError(f"{path} is of a training on other cells; resume with the data of that training")
+        raise ValueError(f"{path} belongs to a training on other cells; resume with the data of that training")
     epoch, step = resume_state.epoch, resume_state.step
     if not isinstance(epoch, int) or not isinstance(step, int) or 0 <= max_epochs < epoch:
-        raise ValueError(f"{path} is of epoch {format_value(epoch)}, beyond max_epochs={max_epochs}; give more epochs")
+        raise ValueError(
+            f"{path} was written in epoch {format_value(epoch)}, beyond max_epochs={max_epochs}; increase max_epochs"
+        )
     logger.info("Resuming from step %d, in epoch %d.", step, epoch)
 
 

@@ -110,13 +110,13 @@ def check_registry(registry: Mapping[str, Any], schema: TissueSchema) -> None:
         if described and isinstance(field, PositionField):
             described = isinstance(parts[1].get("column_names"), list)
         if not described:
-            raise ValueError(f"its registry does not describe {field.registry_key}")
+            raise ValueError(f"the registry does not describe {field.registry_key}")
     stats = entries["X"]["summary_stats"]
     if stats["n_vars"] != schema.n_genes or entries["X"]["state_registry"]["n_vars"] != schema.n_genes:
-        raise ValueError(f"its registry and its schema differ in the number of genes, {schema.n_genes}")
+        raise ValueError(f"the registry and the schema ({schema.n_genes} genes) have different numbers of genes")
     counts = (stats["n_cells"], entries[SCHEMA]["summary_stats"]["largest_slice"])
     if any(type(count) is not int or count < 0 for count in counts):
-        raise ValueError("its registry has no number of cells")
+        raise ValueError("the registry has no valid number of cells")
 
 
 def dataset_registry(name: str, source: CellSource) -> dict[str, Any]:

@@ -80,7 +80,7 @@ def _read_config(path: Path) -> dict[str, Any]:
     except (ValueError, OSError) as error:
         raise ValueError(f"{path} is truncated or not JSON: {describe_error(error)}; {REMEDY}") from error
     if not isinstance(config, dict) or config.get("format") != FORMAT:
-        raise ValueError(f"{path} does not describe a model of AlphaSTomics; name another folder")
+        raise ValueError(f"{path} does not describe a model of AlphaSTomics; pass another folder")
     return config
 
 
@@ -106,4 +106,4 @@ def _opened(path: Path) -> Iterator[None]:
 
 def _pickle_hint(folder: Path) -> str:
     found = sorted(path.name for path in folder.iterdir() if path.suffix in PICKLED) if folder.is_dir() else []
-    return f" ({', '.join(found)} is there: pickled models can run code and are never opened)" if found else ""
+    return f" (found {', '.join(found)}; pickled models can run code and are never opened)" if found else ""

@@ -150,7 +150,7 @@ class AlphaSTomics(TrainingMixin, SamplingMixin, EmbeddingMixin, PersistenceMixi
         for name, usual in (("attention", "full"), ("pair_features", None)):
             if getattr(config, name) != usual:
                 raise ValueError(
-                    f"context='auto' chooses {name}; leave {name}={getattr(config, name)!r} out, or pass context='slice'"
+                    f"context='auto' chooses {name}; omit {name}={getattr(config, name)!r}, or pass context='slice'"
                 )
         n_cells = self.summary_stats.largest_slice
         arguments = {"mode": mode, "diffusion": self.diffusion, "shared_frame": self.schema.frame == "shared"}
@@ -164,7 +164,7 @@ class AlphaSTomics(TrainingMixin, SamplingMixin, EmbeddingMixin, PersistenceMixi
         advice = advised_experts(n_cells)
         if advice != {"num_experts": num_experts, "moe_top_k": moe_top_k}:
             logger.info(
-                "num_experts=%d and moe_top_k=%d; for %d cells the advice is %d and %d.",
+                "num_experts=%d and moe_top_k=%d; recommended for %d cells: %d and %d.",
                 num_experts, moe_top_k, n_cells, advice["num_experts"], advice["moe_top_k"],
             )  # fmt: skip
 

@@ -70,7 +70,7 @@ class PersistenceMixin(ModelBase):
         if prefix:
             raise ValueError(PREFIX)
         if save_anndata and self.adata is None:
-            raise ValueError("save_anndata=True, but this model has no data")
+            raise ValueError("save_anndata=True requires a model with data")
         folder = Path(dir_path)
 
         def write() -> None:
@@ -128,7 +128,9 @@ class PersistenceMixin(ModelBase):
         """Rebuild a model from its state, read from ``path``."""
         config = state.config
         if config.get("class") != cls.__name__:
-            raise ValueError(f"{path} holds a model of {format_value(config.get('class'))}, not of {cls.__name__}")
+            raise ValueError(
+                f"{path} contains a model of class {format_value(config.get('class'))}, not {cls.__name__}"
+            )
         if adata is None and (path / _files.DATA).is_file():
             check_inside(path, path / _files.DATA)
             adata = read_h5ad(path / _files.DATA)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 FITTED = "fitted."  # prefix of the names of tensors that are not weights
 MOST_LAYERS = 1000  # limits the time to build the network of a crafted file
-REMEDY = "take another copy, or save it again"
+REMEDY = "use another copy, or save the model again"
 
 
 class Kind(NamedTuple):
@@ -111,7 +111,7 @@ def incomplete_model(path: str | PathLike[str], why: BaseException | str) -> Val
     """The error for a folder or file that does not contain a complete model."""
     if isinstance(why, BaseException):
         why = f"{describe_error(why)} is missing" if isinstance(why, KeyError) else describe_error(why)
-    return ValueError(f"{path} does not hold a complete model: {why}; {REMEDY}")
+    return ValueError(f"{path} does not contain a complete model: {why}; {REMEDY}")
 
 
 @contextmanager
@@ -131,21 +131,21 @@ def check_tensors(path: Path, config: Mapping[str, Any], found: Mapping[str, Kin
     with reading_model(path):
         network = _network(config)
         if not 0 <= network.n_layers <= min(MOST_LAYERS, len(found)):
-            raise ValueError(f"there are no weights of n_layers={format_value(network.n_layers)}")
+            raise ValueError(f"the file has no weights for n_layers={format_value(network.n_layers)}")
         with torch.device("meta"):
             expected = {name: tuple(tensor.shape) for name, tensor in Denoiser(network).state_dict().items()}
     weights = {name: kind for name, kind in found.items() if not name.startswith(FITTED)}
     for name in sorted(expected.keys() - weights.keys()):
         raise incomplete_model(path, f"the weight {name} is missing")
     for name in sorted(weights.keys() - expected.keys()):
-        raise incomplete_model(path, f"no weight of this network is called {format_value(name)}")
+        raise incomplete_model(path, f"the network has no weight {format_value(name)}")
     for name, (shape, is_floating) in found.items():
         if shape != expected.get(name, shape):
             raise incomplete_model(
-                path, f"size mismatch for {name}: {shape} instead of {expected[name]}, which the network has"
+                path, f"size mismatch for {name}: {shape} in the file, {expected[name]} in the network"
             )
         if not is_floating:
-            raise incomplete_model(path, f"{format_value(name)} does not hold floating-point numbers")
+            raise incomplete_model(path, f"{format_value(name)} does not contain floating-point numbers")
 
 
 def _network(config: Mapping[str, Any]) -> DenoiserConfig:

@@ -65,7 +65,7 @@ class LengthSchedule:
             raise ValueError(f"shortest={self.shortest} and longest={self.longest} must be 1 <= shortest <= longest")
         for name in ("warmup", "growth"):
             if getattr(self, name) < 0:
-                raise ValueError(f"{name}={getattr(self, name)} counts steps and must not be negative")
+                raise ValueError(f"{name}={getattr(self, name)} must not be negative")
         if self.kind not in get_args(GrowthKind):
             known = ", ".join(map(repr, get_args(GrowthKind)))
             raise ValueError(f"kind={self.kind!r} is unknown; choose from {known}")
@@ -172,11 +172,11 @@ def make_curriculum(
         return None
     if shortest > dataset.context_size:
         raise ValueError(
-            f"contexts cannot grow from {shortest} cells to context_size={dataset.context_size}; start with shorter contexts"
+            f"shortest_context={shortest} exceeds context_size={dataset.context_size}; pass a smaller shortest_context="
         )
     if growth is None:
         if n_steps is None:
-            raise ValueError("growth_steps= is needed, because max_time= does not determine the number of steps")
+            raise ValueError("growth_steps= is required, because max_time= does not determine the number of steps")
         growth = max(0, n_steps // 2 - warmup)
     longest = min(dataset.context_size, dataset.largest_slice)
     schedule = LengthSchedule(shortest=min(shortest, longest), longest=longest, warmup=warmup, growth=growth, kind=kind)

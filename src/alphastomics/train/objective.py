@@ -133,9 +133,11 @@ class Objective:
         masking: MaskingConfig | None = None,
     ) -> None:
         if masking is not None and not module.config.mask_tokens:
-            raise ValueError("masking needs a denoiser with mask_tokens=True; pass masking=None")
+            raise ValueError("masking requires a denoiser with mask_tokens=True; pass masking=None")
         if config.lambda_fape and not (module.config.sequence and module.config.n_dims == 3):
-            raise ValueError("lambda_fape needs ordered cells in three dimensions; pass sequence_key= or lambda_fape=0")
+            raise ValueError(
+                "lambda_fape requires ordered cells in three dimensions; pass sequence_key= or lambda_fape=0"
+            )
         self.module, self.config = module, config
         self.mode: Mode = mode
         self.diffusion = diffusion or DiffusionConfig()

@@ -227,7 +227,7 @@ class TrainingPlan(pl.LightningModule):
         slices = ", ".join(sorted(set().union(*gather_objects(self.trainer, broken)))) or "unknown"
         raise NonFiniteLossError(
             f"The {name} is {mean.item():g} at step {self.global_step} (slices: {slices}). The model keeps its last finite "
-            "weights. Lower plan_kwargs['lr'], or look for extreme values in these slices."
+            "weights. Lower plan_kwargs['lr'], or check these slices for extreme values."
         )
 
     def progress(self) -> float:

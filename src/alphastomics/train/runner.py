@@ -67,7 +67,7 @@ def seconds_of(max_time: str | timedelta | dict[str, float] | float | None) -> f
     if isinstance(max_time, str):
         parts = max_time.split(":")
         if len(parts) != 4 or not all(part.strip().isdigit() for part in parts):
-            raise ValueError(f'max_time={max_time!r} is not "DD:HH:MM:SS"; pass seconds as a number')
+            raise ValueError(f'max_time={max_time!r} does not have the format "DD:HH:MM:SS"; pass seconds as a number')
         max_time = timedelta(**dict(zip(("days", "hours", "minutes", "seconds"), map(int, parts), strict=True)))
     if isinstance(max_time, dict):
         max_time = timedelta(**max_time)

@@ -114,7 +114,7 @@ class TrainingSession:
         self.trainer_kwargs = {**trainer_kwargs, "strategy": strategy, "precision": self.precision}
         check_cublas_workspace(trainer_kwargs.get("deterministic"), self.device)
         if arguments.masking is not None and not module.config.mask_tokens:
-            raise ValueError("masking= needs a model with mask tokens; make it with enable_masking=True")
+            raise ValueError("masking= requires a model with enable_masking=True")
         self.max_seconds = seconds_of(self.trainer_kwargs.pop("max_time"))
         self.ended_together, self.seconds = True, 0.0
         self.checkpoint: Path | None = None

@@ -111,8 +111,8 @@ def check_group_size(size: int, n_processes: int) -> None:
     if n_processes % size:
         there = "there is 1 process" if n_processes == 1 else f"there are {n_processes} processes"
         raise ValueError(
-            f"context_parallel_size={size} needs a multiple of {size} processes, and {there}: pass another devices= or "
-            "num_nodes=, or a size that divides them"
+            f"context_parallel_size={size} needs a multiple of {size} processes, but {there}; pass another devices=, "
+            "num_nodes= or context_parallel_size="
         )
 
 

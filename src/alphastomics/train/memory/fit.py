@@ -74,7 +74,9 @@ def recomputed_blocks(recompute: Recompute, n_blocks: int) -> int | None:
     if isinstance(recompute, str) and recompute in ("auto", "none", "all"):
         return {"auto": None, "none": 0, "all": n_blocks}[recompute]
     if isinstance(recompute, bool) or not isinstance(recompute, int) or not 0 <= recompute <= n_blocks:
-        raise ValueError(f"recompute={recompute!r} is none of 'auto', 'none', 'all' and the numbers 0 to {n_blocks}")
+        raise ValueError(
+            f"recompute={recompute!r} is invalid; choose 'auto', 'none', 'all' or a number from 0 to {n_blocks}"
+        )
     return recompute
 
 
@@ -190,12 +192,12 @@ class MemoryFitter:
     def _can_estimate(self, n_cells: int, n_contexts: int, k: int) -> bool:
         """Whether the memory of such a step can be estimated; logs a warning if not."""
         if str(self.arguments.get("precision", "32")) not in AUTOCAST:
-            logger.warning("The memory of a step in precision=%s is not known.", self.arguments["precision"])
+            logger.warning("The memory of a step cannot be estimated for precision=%s.", self.arguments["precision"])
             return False
         try:
             self.estimate(n_cells, n_contexts, k)
         except (ImportError, NotImplementedError) as error:
-            logger.warning("The memory of a step is not known: %s.", error)
+            logger.warning("The memory of a step is not checked: %s.", error)
             return False
         return True
 
@@ -255,7 +257,7 @@ def fit_batch_layout(
         check_sizes(context_size, batch_size, micro_batch_size)
         size = min(context_size, batch_size)
         if min(context_size, largest) > batch_size:
-            logger.warning("context_size=%d is cut to batch_size=%d.", context_size, batch_size)
+            logger.warning("context_size=%d is reduced to batch_size=%d.", context_size, batch_size)
     at_once = max(batch_size, size) if micro_batch_size is None else micro_batch_size
     n_contexts, n_cells = max(1, at_once // size), min(size, largest)
     fit = fitter.fit(n_cells, n_contexts)
