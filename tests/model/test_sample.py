@@ -136,9 +136,3 @@ def test_bad_values_in_the_query_are_refused(trained, reference, value, message)
     reference.X.data[17] = value
     with pytest.raises(ValueError, match=message):
         trained.sample(reference, n_steps=1)
-
-
-def test_depth_far_from_the_reference_is_told(trained, reference):
-    reference.X = reference.X * 100
-    with pytest.warns(UserWarning, match="library size"):
-        trained.sample(reference, n_steps=1)

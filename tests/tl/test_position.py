@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from alphastomics import tl
-from alphastomics.metrics import chance_positions, oracle_positions, position_scores
+from alphastomics.metrics import position_scores
 
 SCORES = list(position_scores(np.zeros((1, 2)), np.zeros((1, 2))))
 
@@ -44,11 +44,18 @@ def test_one_row_per_slice_of_the_scores_of_metrics(adata):
     assert list(adata.obsm) == list(before.obsm)
 
 
-def test_options_reach_the_scores(adata):
-    options = {"n_neighbors": 5, "max_cells": 50, "random_state": 2}
-    table = tl.position_scores(adata, copy=True, **options)
-    assert table["n_cells"].tolist() == [50] * 3
-    assert table.loc["slice_1", SCORES].to_dict() == expected_scores(adata, cells_of(adata, "slice_1"), **options)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"n_neighbors": 5, "max_cells": 50, "random_state": 2},
+        {"library_key": "half"},
+        {"baselines": True, "cell_type_key": "cell_type", "random_state": 3},
+    ],
+)
+def test_options_are_those_of_evaluate(adata, options):
+    adata.obs["half"] = np.where(np.arange(360) % 2 == 0, "even", "odd")
+    adata.obs["spatial_reconstructed_placed"] = ~cells_of(adata, "slice_0")
+    pd.testing.assert_frame_equal(tl.position_scores(adata, copy=True, **options), tl.evaluate(adata, **options))
 
 
 def test_other_keys(adata):
@@ -56,47 +63,6 @@ def test_other_keys(adata):
     for name, key in (("true", "spatial"), ("placed", "spatial_reconstructed")):
         adata.obsm[name] = adata.obsm.pop(key)
     pd.testing.assert_frame_equal(tl.position_scores(adata, "placed", spatial_key="true", copy=True), expected)
-
-
-def test_library_key(adata):
-    halves = np.arange(360) % 2 == 0
-    adata.obs["half"] = np.where(halves, "even", "odd")
-    table = tl.position_scores(adata, library_key="half", copy=True)
-    assert table.index.tolist() == ["even", "odd"]
-    assert table.loc["even", SCORES].to_dict() == expected_scores(adata, halves)
-    # What tl.reconstruct wrote down comes before the default, and the argument before both.
-    adata.uns["spatial_reconstructed"] = {"params": {"slice_key": "half"}}
-    pd.testing.assert_frame_equal(tl.position_scores(adata, copy=True), table)
-    assert len(tl.position_scores(adata, library_key="slice_id", copy=True)) == 3
-
-
-def test_unplaced_cells_and_cells_without_a_truth_are_left_out(adata):
-    first, second = cells_of(adata, "slice_0"), cells_of(adata, "slice_1")
-    placed = ~first & ~(second & (np.arange(360) % 3 == 0))
-    unknown = np.flatnonzero(second & placed)[:7]
-    adata.obsm["spatial"][unknown, 1] = np.nan
-    adata.obsm["spatial_reconstructed"][unknown[:3]] = np.nan
-    adata.obs["spatial_reconstructed_placed"] = placed
-    table = tl.position_scores(adata, copy=True)
-    assert table[["n_cells", "n_skipped"]].T.to_dict("list") == {"slice_1": [73, 7], "slice_2": [120, 0]}
-    scored = second & placed
-    scored[unknown] = False
-    # Known cells fix the frame of the second slice; the third has none and is realigned.
-    assert table.loc["slice_1", SCORES].to_dict() == expected_scores(adata, scored, align=False)
-    assert table.loc["slice_2", SCORES].to_dict() == expected_scores(adata, cells_of(adata, "slice_2"))
-    pd.testing.assert_frame_equal(table, tl.evaluate(adata))
-
-
-def test_baselines(adata):
-    table = tl.position_scores(adata, baselines=True, cell_type_key="cell_type", random_state=3, copy=True)
-    assert table.index.names == ["slice", "positions"]
-    assert table.xs("slice_2").index.tolist() == ["prediction", "chance", "oracle"]
-    cells = cells_of(adata, "slice_2")
-    true, types = adata.obsm["spatial"][cells], adata.obs["cell_type"][cells]
-    for kind, positions in (("chance", chance_positions(true, 3)), ("oracle", oracle_positions(true, types, 3))):
-        assert table.loc[("slice_2", kind), SCORES].to_dict() == position_scores(true, positions, random_state=3)
-    again = tl.evaluate(adata, baselines=True, cell_type_key="cell_type", random_state=3)
-    pd.testing.assert_frame_equal(table, again)
 
 
 @pytest.mark.parametrize("baselines", [False, True])
@@ -117,8 +83,6 @@ def test_table_in_uns_survives_a_file(adata, baselines, tmp_path):
     [
         ({"prediction": "x"}, r'obsm\["x"\].*tl\.reconstruct.*prediction='),
         ({"spatial_key": "x"}, r'obsm\["x"\].*spatial_key='),
-        ({"library_key": "x"}, r'obs\["x"\].*library_key='),
-        ({"cell_type_key": "x", "baselines": True}, r'obs\["x"\].*cell_type_key='),
     ],
 )
 def test_missing_keys_raise(adata, arguments, message):
