@@ -12,7 +12,7 @@ ComparisonMode = Literal["any", "expr_to_pos"]
 
 @dataclass(frozen=True, kw_only=True)
 class ComparisonConfig:
-    """Arguments of :func:`~alphastomics.tl.compare` beside the data, the models and their training.
+    """Arguments of :func:`~alphastomics.tl.compare`, except for the data, the models and their training.
 
     Parameters
     ----------

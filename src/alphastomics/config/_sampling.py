@@ -18,7 +18,7 @@ MAX_CONTEXT = 32_768  # cells; pairs of as many fit on a large GPU
 
 @dataclass(frozen=True, kw_only=True)
 class TargetConfig:
-    """What is sampled.
+    """Modality that is sampled, and the values that are returned.
 
     Parameters
     ----------
@@ -44,7 +44,7 @@ class TargetConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class DrawConfig:
-    """Number and length of the draws.
+    """Number of samples, number of steps, and seed.
 
     Parameters
     ----------
@@ -109,7 +109,7 @@ class InferenceConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingConfig(InferenceConfig, ReverseConfig, DrawConfig, TargetConfig):
-    """Arguments of :meth:`~alphastomics.model.AlphaSTomics.sample` beside its query."""
+    """Arguments of :meth:`~alphastomics.model.AlphaSTomics.sample`, except for its query."""
 
     def __post_init__(self) -> None:
         check(self)
@@ -121,7 +121,7 @@ class SamplingConfig(InferenceConfig, ReverseConfig, DrawConfig, TargetConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class EmbeddingConfig(InferenceConfig):
-    """Arguments of :meth:`~alphastomics.model.AlphaSTomics.get_latent_representation` beside its query.
+    """Arguments of :meth:`~alphastomics.model.AlphaSTomics.get_latent_representation`, except for its query.
 
     Parameters
     ----------

@@ -78,7 +78,7 @@ class Augmentation:
 
 @dataclass(frozen=True, kw_only=True)
 class MaskingConfig:
-    """Which entries are masked in training, for a model with ``enable_masking``.
+    """Masked entries in training, for a model with ``enable_masking``.
 
     Parameters
     ----------

@@ -50,7 +50,7 @@ LAYER_KEYS = {"num_layers": "n_layers", "num_heads": "n_heads"} | {
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """A configuration.
+    """The configuration of a run of ``alphastomics train``.
 
     Its sections are dataclasses with a field for every key; None leaves the default.
 
