@@ -17,7 +17,7 @@ CLUSTER_SCORES = ("adjusted_rand", "normalized_mutual_information", "matched_acc
 
 
 def matched_accuracy(labels: ArrayLike, clusters: ArrayLike) -> float:
-    r"""Share of cells whose cluster is matched to their label, under the best one-to-one matching.
+    r"""Fraction of the cells whose cluster is matched to their label, under the best one-to-one matching.
 
     .. math::
 
@@ -36,7 +36,7 @@ def matched_accuracy(labels: ArrayLike, clusters: ArrayLike) -> float:
 
     Returns
     -------
-    The share, in (0, 1]; NaN if there are no cells.
+    The fraction, in (0, 1]; NaN if there are no cells.
 
     Raises
     ------

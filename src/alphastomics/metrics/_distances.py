@@ -167,7 +167,7 @@ def _row_ranks(values: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def contact_precision(true: ArrayLike, predicted: ArrayLike, *, share: float = CONTACT_SHARE) -> float:
-    """Precision of predicted contacts: share of the predicted closest pairs that are among the true closest pairs.
+    """Precision of predicted contacts: fraction of the predicted closest pairs that are among the true closest pairs.
 
     A pair is a contact if its distance is at most ``numpy.quantile(distances, share, method="lower")``, ties included.
     Chance is about ``share``, and exactly ``share`` for a prediction that is a single point, if the truth has no ties. Up to
@@ -180,7 +180,7 @@ def contact_precision(true: ArrayLike, predicted: ArrayLike, *, share: float = C
     predicted
         Predicted positions of the same cells, in any unit, (n_cells, n_dims).
     share
-        Share of the pairs that are contacts, in (0, 1].
+        Fraction of the pairs that are contacts, in (0, 1].
 
     Returns
     -------

@@ -19,7 +19,7 @@ TIE_TOLERANCE = 1e-12  # relative; KDTree and cdist may round the same distance 
 
 
 def knn_preservation(true: ArrayLike, predicted: ArrayLike, *, n_neighbors: int = N_NEIGHBORS) -> float:
-    """Mean share of a cell's true nearest neighbors that are among its predicted nearest neighbors.
+    """Mean fraction of the true nearest neighbors of a cell that are among its predicted nearest neighbors.
 
     A cell is never its own neighbor; it is excluded by its index, so that cells may share a position. Where several
     cells are tied for the last places, the score is its expectation over random tie-breaking. So a prediction that is a
@@ -37,7 +37,7 @@ def knn_preservation(true: ArrayLike, predicted: ArrayLike, *, n_neighbors: int 
 
     Returns
     -------
-    The share, in [0, 1].
+    The fraction, in [0, 1].
 
     Raises
     ------

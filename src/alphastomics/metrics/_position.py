@@ -59,7 +59,7 @@ def position_scores(
         Neighbors of :func:`knn_preservation`. Its chance level is ``n_neighbors / (n_cells - 1)``: compare it only between
         slices with equal numbers of cells.
     contact_share
-        Share of the pairs that are contacts, for :func:`contact_precision`.
+        Fraction of the pairs that are contacts, for :func:`contact_precision`.
     max_cells
         If given, only the cells ``subsample_cells(n_cells, max_cells, random_state)`` are scored.
     random_state
