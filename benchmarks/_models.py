@@ -30,6 +30,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "medoid_8": {"n_steps": 25, "n_samples": 8, "reduce": "medoid"},
 }
 """Arguments of ``model.sample`` for variants of the sampler of one trained model."""
+READ_OUT: dict[str, dict[str, Any]] = {"one step": {"n_steps": 1}, "chain": {"n_steps": 25}}
+"""The conditional mean, and one sample."""
 
 
 def training_parameters(minutes: float, *, mode: str = MODE) -> dict[str, Any]:

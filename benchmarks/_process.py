@@ -15,6 +15,10 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[1]
 STATUS = Path("/proc/self/status")
+# Environment variables for new processes.
+ONE_THREAD = {f"{name}_NUM_THREADS": "1" for name in ("OMP", "MKL", "NUMBA", "OPENBLAS")}
+# The allocator returns freed memory to the system at once, so that peaks are comparable.
+RETURN_MEMORY = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_ARENA_MAX": "1"}
 
 
 def peak_bytes() -> int:

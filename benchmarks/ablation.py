@@ -45,7 +45,6 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     "contexts of 256": {"train": {"context_size": 256}},
     "patches": {"train": {"context_kind": "patch"}},
 }
-READ_OUT: dict[str, dict[str, Any]] = {"one step": {"n_steps": 1}, "chain": {"n_steps": 25}}
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -93,7 +92,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         for fold in folds:
             for seed in options.seeds:
                 run(results, fold, name, seed=seed, steps=options.steps)
-    rows = [f"{name}, {read_out}" for name in options.variants for read_out in READ_OUT]
+    rows = [f"{name}, {read_out}" for name in options.variants for read_out in _models.READ_OUT]
     summary = summarize(results.entries, rows, [fold.name for fold in folds], options.seeds)
     results.write(summary=summary)
     print(table(summary, _placement.METRICS))
@@ -102,7 +101,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 def run(results: Results, fold: Fold, name: str, *, seed: int, steps: int) -> None:
     """Train one variant on one fold and score the conditional mean and a sample."""
     parameters = {"steps": steps, "variant": VARIANTS[name]}
-    methods = {f"{name}, {read_out}": arguments for read_out, arguments in READ_OUT.items()}
+    methods = {f"{name}, {read_out}": arguments for read_out, arguments in _models.READ_OUT.items()}
     if all(results.find(parameters, method=method, fold=fold.name, seed=seed) for method in methods):
         return
     start = time.perf_counter()

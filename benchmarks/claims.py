@@ -25,7 +25,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks._process import in_fresh_process, peak_bytes
+from benchmarks._process import RETURN_MEMORY, in_fresh_process, peak_bytes
 from benchmarks._report import machine, markdown, versions, write_json
 
 if TYPE_CHECKING:
@@ -34,10 +34,6 @@ if TYPE_CHECKING:
     Call = Callable[[], object]
 
 RESULT = Path(__file__).parent / "results" / "claims.json"
-EXACT = {
-    "MALLOC_MMAP_THRESHOLD_": "65536",
-    "MALLOC_ARENA_MAX": "1",
-}  # freed memory is returned to the system, so that peaks are comparable
 
 # claim -> (quantity, ratio by the specification, ratio by arithmetic)
 CLAIMS: dict[str, tuple[str, float, float]] = {
@@ -186,9 +182,7 @@ def memory(claim: str, *, reference: bool) -> dict[str, Any]:
     torch.manual_seed(0)
     torch.set_num_threads(1)
     call = CALLS[claim](reference=reference)
-    torch.randn(
-        64, 64, requires_grad=True
-    ).square().sum().backward()  # memory that PyTorch allocates for a first gradient
+    torch.randn(64, 64, requires_grad=True).square().sum().backward()  # allocates what every first gradient needs
     before = peak_bytes()
     call()
     return {"value": peak_bytes() - before}
@@ -246,7 +240,9 @@ def measure(claim: str, repeats: int) -> dict[str, Any]:
         found = in_fresh_process("benchmarks.claims", "--measure", claim, "--repeats", repeats)
     else:
         sides = {
-            side: in_fresh_process("benchmarks.claims", "--measure", claim, "--side", side, environment=EXACT)["value"]
+            side: in_fresh_process("benchmarks.claims", "--measure", claim, "--side", side, environment=RETURN_MEMORY)[
+                "value"
+            ]
             for side in ("reference", "replacement")
         }
         found = {"ratio": sides["reference"] / sides["replacement"], **sides}

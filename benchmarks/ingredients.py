@@ -46,7 +46,6 @@ VARIANTS: dict[str, dict[str, Any]] = {  # arguments of the model and, for conte
     "bottleneck": {"bottleneck": 4},
 }
 COSTS = ("n_steps", "step", "peak")
-READ_OUT: dict[str, dict[str, Any]] = {"one step": {"n_steps": 1}, "chain": {"n_steps": 25}}
 
 
 def lengths(options: argparse.Namespace, length: int | None) -> dict[str, Any]:
@@ -90,7 +89,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     seconds = time.perf_counter() - start
     training = peak_bytes()
     scores = {}
-    for name, read_out in READ_OUT.items():
+    for name, read_out in _models.READ_OUT.items():
         predicted = fold.in_source_order(_models.sample(model, fold.query, seed=options.seed, **read_out))
         scores[name] = _placement.score(fold.truth, predicted)
     taken = [b - a for a, b in zip(ends, ends[1:], strict=False)]
@@ -133,7 +132,7 @@ def run(results: Results, options: argparse.Namespace, variant: str, seed: int) 
         parameters |= {"shortest": options.shortest, "warmup": options.warmup}
     elif options.minutes:
         parameters["steps"] = None  # steps only determine when contexts grow
-    methods = {read_out: f"{variant}, {read_out}" for read_out in READ_OUT}
+    methods = {read_out: f"{variant}, {read_out}" for read_out in _models.READ_OUT}
     fold = "first"
     if all(results.find(parameters, method=method, fold=fold, seed=seed) for method in methods.values()):
         return
@@ -160,7 +159,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     for seed in options.seeds:
         for variant in options.variants:
             run(results, options, variant, seed)
-    rows = [f"{variant}, {read_out}" for variant in options.variants for read_out in READ_OUT]
+    rows = [f"{variant}, {read_out}" for variant in options.variants for read_out in _models.READ_OUT]
     summary = summarize(results.entries, rows, ["first"], options.seeds)
     results.write(summary=summary)
     print(table(summary, [*_placement.METRICS, *COSTS]))

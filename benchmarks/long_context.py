@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks._data import find_data
-from benchmarks._process import in_fresh_process, peak_bytes
+from benchmarks._process import RETURN_MEMORY, in_fresh_process, peak_bytes
 from benchmarks._report import Results, machine, markdown
 from benchmarks.memory import make_slice
 
@@ -36,10 +36,6 @@ if TYPE_CHECKING:
     from anndata import AnnData
 
 RESULT = Path(__file__).parent / "results" / "long_context.json"
-EXACT = {
-    "MALLOC_MMAP_THRESHOLD_": "65536",
-    "MALLOC_ARENA_MAX": "1",
-}  # freed memory is returned to the system, so that peaks are comparable
 GENES = 200
 LONG = {"attention": "neighbor", "pair_features": "factorized"}
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -193,7 +189,7 @@ def measure(part: str, setting: str, n_cells: int, options: argparse.Namespace, 
         if not file.exists():
             make_slice(n_cells, GENES).write_h5ad(file)
         arguments += ["--file", file]
-    environment = None if part == "operations" else EXACT  # EXACT slows down allocations
+    environment = None if part == "operations" else RETURN_MEMORY  # which slows down allocations
     return in_fresh_process("benchmarks.long_context", *arguments, environment=environment)
 
 

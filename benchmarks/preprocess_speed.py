@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks._process import in_fresh_process
+from benchmarks._process import ONE_THREAD, in_fresh_process
 from benchmarks._report import machine, versions, write_json
 from benchmarks._slices import write_slices
 
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 RESULT = Path(__file__).parent / "results" / "preprocess_speed.json"
 PREPROCESS, IN_MEMORY = "preprocess", ("in memory", "in memory, scaled")
-ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "NUMBA_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
 CLOCKS = ("seconds", "processor_seconds")
 FEW = 1000
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import lightning.pytorch as pl
 
-from benchmarks._process import in_fresh_process
+from benchmarks._process import ONE_THREAD, in_fresh_process
 from benchmarks._report import machine, versions, write_json
 
 if TYPE_CHECKING:
@@ -30,7 +30,6 @@ SIZES = {
     "genes": 351,
     "steps": 20,
 }
-ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
 
 
 class Pace(pl.Callback):
