@@ -35,9 +35,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """``ref.h5ad`` (two slices), ``query.h5ad`` (the third, with its positions), and the run ``run/``, trained on the first."""
     folder = tmp_path_factory.mktemp("tissue")
     tissue = synthetic_tissue(n_cells=90, n_genes=20, random_state=0)
-    asked = (tissue.obs["slice_id"] == "slice_2").to_numpy()
-    tissue[~asked].write_h5ad(folder / "ref.h5ad")
-    tissue[asked].write_h5ad(folder / "query.h5ad")
+    is_query = (tissue.obs["slice_id"] == "slice_2").to_numpy()
+    tissue[~is_query].write_h5ad(folder / "ref.h5ad")
+    tissue[is_query].write_h5ad(folder / "query.h5ad")
     tokens = [
         "train",
         "--input-data",
@@ -438,10 +438,10 @@ def test_demo(tmp_path, monkeypatch, capsys):
     code = main(["demo", "--output-dir", "demo", "--max-epochs", "40", "--max-time", "300"])
     captured = capsys.readouterr()
     scores = check_demo(tmp_path, table_in(captured.out))
-    ours, regression, chance, _ = (values["distance_spearman"] for values in scores.values())
+    model, regression, chance, _ = (values["distance_spearman"] for values in scores.values())
     # So short a training need not suffice to win, but the exit code must say who won.
-    assert code == (0 if ours > regression else 1)
-    assert ours > chance + 0.2
+    assert code == (0 if model > regression else 1)
+    assert model > chance + 0.2
 
 
 # -- bad input -------------------------------------------------------------------------------------------------------

@@ -87,7 +87,7 @@ def test_scores_do_not_depend_on_the_frame(seed, scale):
     predicted = truth + rng.normal(scale=0.3, size=truth.shape)
     before, after = _placement.score(truth, predicted), _placement.score(truth, similarity(predicted, seed, scale))
     spacing = before.pop("nn_ks")
-    del after["nn_ks"]  # the only score that knows the scale
+    del after["nn_ks"]  # the only score that depends on the scale
     assert after == pytest.approx(before, abs=1e-9)
     # Two cells that are each other's nearest share one distance, and rounding may order it either way.
     assert _placement.score(truth, similarity(predicted, seed, 1.0))["nn_ks"] == pytest.approx(spacing, abs=0.04)

@@ -15,7 +15,7 @@ def test_centroids_fix_the_rigid_map():
     turn = ortho_group.rvs(2, random_state=1)
     y = x @ turn + [10, -3]
     np.testing.assert_allclose(pos_to_expr.rigid_map(x, labels, y, labels)(x), y)
-    extra = np.concatenate([labels, ["e"]])  # a type that only one side has says nothing
+    extra = np.concatenate([labels, ["e"]])  # a type of one side only is ignored
     np.testing.assert_allclose(pos_to_expr.rigid_map(x, labels, np.vstack([y, [99, 99]]), extra)(x), y)
 
 
@@ -23,9 +23,9 @@ def task_of(position, reference, query, known):
     cells = type("Cells", (), {})
     of = cells()
     of.X = reference
-    asked = cells()
-    asked.X, asked.obsm, asked.n_obs = query, {"spatial": position}, len(query)
-    return pos_to_expr.Task(of, asked, position, known)
+    target = cells()
+    target.X, target.obsm, target.n_obs = query, {"spatial": position}, len(query)
+    return pos_to_expr.Task(of, target, position, known)
 
 
 def test_the_truth_has_perfect_scores_and_a_constant_none():

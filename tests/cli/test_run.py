@@ -77,7 +77,7 @@ def test_a_dataset_is_trained_on_and_its_test_set_scored(folder, here, capsys):
     assert sum(values["prediction"]["n_cells"] for values in scores.values()) == 81
     printed = capsys.readouterr().out
     assert all(f"{values['prediction']['aligned_rmsd']:.4g}" in printed for values in scores.values())
-    # The configuration says all of it, and is used again.
+    # The configuration has all options and is used again.
     config = Config.read(run / "config.yaml")
     assert config.data.processed_data_dir == folder / "dataset"
     assert (config.data.loading.streaming, config.data.loading.buffer_size, config.run.exp_name) == (True, 40, "mine")
@@ -290,10 +290,10 @@ def test_an_interrupted_run_says_so_and_goes_on(folder, here):
     while not (RUN / "config.yaml").exists() and process.poll() is None and time.monotonic() < end:
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
-    said = process.communicate(timeout=300)[1]
+    output = process.communicate(timeout=300)[1]
     assert process.returncode == 130
-    assert "Traceback" not in said
-    assert re.search(r"last\.ckpt.*--resume", said)
+    assert "Traceback" not in output
+    assert re.search(r"last\.ckpt.*--resume", output)
     before = state()
     assert before["global_step"] >= 1
     assert main(["train", "--resume", "--epochs", str(before["epoch"] + 2)]) == 0
@@ -336,9 +336,9 @@ def test_one_command_is_repeated_until_the_run_has_finished(folder, here, monkey
         with pytest.raises(SystemExit) as ended:
             main(tokens)
     assert ended.value.code == 143
-    said = capsys.readouterr().err
-    assert "outputs/alphastomics/checkpoints/last.ckpt" in said
-    assert re.search(r"last\.ckpt.*--resume", said)
+    output = capsys.readouterr().err
+    assert "outputs/alphastomics/checkpoints/last.ckpt" in output
+    assert re.search(r"last\.ckpt.*--resume", output)
     assert state()["global_step"] == 4
     weights = []
     for _ in range(2):

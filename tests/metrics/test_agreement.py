@@ -55,7 +55,7 @@ def test_independent_modalities_are_at_the_floor_though_both_are_real(slices):
 
 
 def test_smooth_expression_in_the_wrong_place_does_not_agree(slices):
-    """Two halves exchanged: neighbors stay alike, the tissue does not."""
+    """Two halves exchanged: neighborhoods stay the same, the tissue changes."""
     x, p = slices["expression"][0], slices["positions"][0]
     axis = np.linalg.svd(p - p.mean(axis=0), full_matrices=False)[2][0]
     along = (p - p.mean(axis=0)) @ axis

@@ -21,9 +21,9 @@ def reference(tissue) -> ad.AnnData:
     return tissue[tissue.obs["slice_id"] != "slice_0"].copy()
 
 
-def direct(sample: ad.AnnData, reference: ad.AnnData, judge: str, order=slice(None)) -> float:
+def direct(sample: ad.AnnData, reference: ad.AnnData, name: str, order=slice(None)) -> float:
     size = median_library_size(reference.X)
-    part = reference[reference.obs["slice_id"] == judge]
+    part = reference[reference.obs["slice_id"] == name]
     x, y = (log1p_normalized(each.X, size) for each in (sample, part))
     return modality_agreement(x, sample.obsm["spatial"][order], y, part.obsm["spatial"])
 

@@ -109,10 +109,10 @@ def test_the_table_is_mean_and_deviation_of_the_runs(compared):
             assert table.loc[name, f"{score}_sd"] == pytest.approx(np.std(values, ddof=1))
         for measure in ("train_loss", "validation_loss", "step_seconds", "step_processor_seconds", "n_steps"):
             assert table.loc[name, measure] == pytest.approx(np.mean([run[measure] for run in runs]))
-    wanted = {"distance_spearman", "knn_preservation", "pearson_gene", "moran_correlation", "validation_loss_sd"}
-    wanted |= {"adjusted_rand", "normalized_mutual_information", "modality_agreement"}
-    wanted |= {"expression_mse", "distance_matrix_mse", "train_seconds"}
-    assert wanted < set(table)
+    expected = {"distance_spearman", "knn_preservation", "pearson_gene", "moran_correlation", "validation_loss_sd"}
+    expected |= {"adjusted_rand", "normalized_mutual_information", "modality_agreement"}
+    expected |= {"expression_mse", "distance_matrix_mse", "train_seconds"}
+    assert expected < set(table)
     assert np.isfinite(table.loc[CHOSEN].astype(float).to_numpy()).all()
     pd.testing.assert_frame_equal(adata.uns["comparison"]["summary"], table)
 
@@ -143,12 +143,12 @@ def test_curves_end_where_the_runs_end(compared):
 
 def test_a_run_equals_the_same_steps_by_hand(compared, cells):
     _, _, path = compared
-    asked = (cells.obs["slice_id"] == "slice_2").to_numpy()
-    query, reference = cells[asked].copy(), cells[~asked].copy()
+    is_query = (cells.obs["slice_id"] == "slice_2").to_numpy()
+    query, reference = cells[is_query].copy(), cells[~is_query].copy()
     AlphaSTomics.setup_anndata(reference)
     model = AlphaSTomics(reference, attention="linear", d_model=16, n_layers=1, n_heads=2, random_state=1)
-    brief = {name: SHORT[name] for name in ("context_size", "batch_size", "accelerator", "precision", "max_steps")}
-    model.train(max_epochs=-1, devices=1, enable_progress_bar=False, **brief)
+    training = {name: SHORT[name] for name in ("context_size", "batch_size", "accelerator", "precision", "max_steps")}
+    model.train(max_epochs=-1, devices=1, enable_progress_bar=False, **training)
     tl.reconstruct(query, model=model, random_state=1)
     expected = tl.evaluate(query).loc["slice_2"].to_dict()
     (run,) = [run for run in runs_in(path) if (run["configuration"], run["seed"]) == ("linear", 1)]
@@ -315,8 +315,10 @@ def test_held_out_cells_do_not_influence_training(cells):
 
 def test_a_query_equals_a_held_out_slice(compared, cells):
     _, table, _ = compared
-    asked = (cells.obs["slice_id"] == "slice_2").to_numpy()
-    other = tl.compare(cells[~asked].copy(), cells[asked].copy(), configurations=["linear"], seeds=[0, 1], **SHORT)
+    is_query = (cells.obs["slice_id"] == "slice_2").to_numpy()
+    other = tl.compare(
+        cells[~is_query].copy(), cells[is_query].copy(), configurations=["linear"], seeds=[0, 1], **SHORT
+    )
     scores = ["distance_spearman", "pearson_gene", "validation_loss"]
     assert other.loc["linear", scores].tolist() == pytest.approx(table.loc["linear", scores].tolist())
 
@@ -329,14 +331,14 @@ def test_cells_of_a_single_slice_are_held_out(cells, caplog):
 
 
 def test_the_frame_of_the_held_out_slice_does_not_matter(cells, compared):
-    asked = (cells.obs["slice_id"] == "slice_2").to_numpy()
-    reference, query = cells[~asked].copy(), cells[asked].copy()
+    is_query = (cells.obs["slice_id"] == "slice_2").to_numpy()
+    reference, query = cells[~is_query].copy(), cells[is_query].copy()
     turned = query.copy()
     turned.obsm["spatial"] = query.obsm["spatial"] @ ortho_group.rvs(2, random_state=0) + [50, -80]
     AlphaSTomics.setup_anndata(reference)
     model = AlphaSTomics(reference, d_model=16, n_layers=1, n_heads=2, random_state=0)
-    brief = {name: SHORT[name] for name in ("context_size", "batch_size", "accelerator", "precision", "max_steps")}
-    model.train(max_epochs=-1, enable_progress_bar=False, **brief)
+    training = {name: SHORT[name] for name in ("context_size", "batch_size", "accelerator", "precision", "max_steps")}
+    model.train(max_epochs=-1, enable_progress_bar=False, **training)
     scoring = Scoring(expression=True, n_samples=2, n_steps=2, max_cells=1000, cell_type_key=None)
     layers = []
     for each in (query, turned):

@@ -264,9 +264,9 @@ def test_modality_agreement_with_a_reference(tissue):
     adata, real = (tissue[tissue.obs["slice_id"].isin(names)].copy() for names in (["slice_0"], ["slice_1", "slice_2"]))
     table = evaluate(adata, reference=real, baselines=True)["modality_agreement"].xs("slice_0")
     for key, kind in (("spatial_reconstructed", "prediction"), ("spatial", "chance")):
-        judged = adata.copy()
-        judged.obsm["spatial"] = adata.obsm[key][chance_order(120, 0)] if kind == "chance" else adata.obsm[key]
-        expected = tl.modality_agreement(judged, real, copy=True)["modality_agreement"].item()
+        scored = adata.copy()
+        scored.obsm["spatial"] = adata.obsm[key][chance_order(120, 0)] if kind == "chance" else adata.obsm[key]
+        expected = tl.modality_agreement(scored, real, copy=True)["modality_agreement"].item()
         assert table[kind] == pytest.approx(expected, abs=1e-9)
     joint = evaluate(adata, prediction=None, reference=real)
     assert list(joint.columns) == ["n_cells", "n_skipped", "modality_agreement"]
