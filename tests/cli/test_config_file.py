@@ -194,7 +194,7 @@ def test_missing_data_are_an_error_before_training(section, option, tmp_path, mo
     Path("c.yaml").write_text(f"data: {{{section}: nowhere}}")
     assert main(["train", "--config", "c.yaml"]) == 1
     error = capsys.readouterr().err
-    assert re.fullmatch(rf'alphastomics: "nowhere" does not exist.*{option}, or data\.{section} in the file\n', error)
+    assert re.fullmatch(rf'alphastomics: "nowhere" does not exist.*{option}, or data\.{section} .*file\n', error)
     assert list(tmp_path.iterdir()) == [tmp_path / "c.yaml"]
 
 
