@@ -127,6 +127,22 @@ def test_files_stored_in_another_way_are_read_by_pyarrow_alone(request, name, op
     assert not other._mapped
 
 
+def test_empty_cells_are_not_mistaken_for_other_bytes(tissue, tmp_path):
+    """With the first cells empty, decoded values cannot show that a column has one page."""
+    empty = tissue.copy()
+    empty.X = empty.X.toarray()
+    empty.X[np.arange(empty.n_obs) % 20 != 19] = 0
+    (tmp_path / "raw").mkdir()
+    empty.write_h5ad(tmp_path / "raw" / "all.h5ad")
+    preprocess(tmp_path / "raw", tmp_path / "out", Stage1Options(), Stage2Options(train_ratio=1.0, val_ratio=0.0))
+    other = rewritten(tmp_path / "out", tmp_path / "other", compression="none", data_page_size=64, use_dictionary=False)
+    for folder in (tmp_path / "out", other):
+        source = ParquetSource(folder)
+        memory = AnnDataSource(empty, source.schema, positions=True)
+        found = source.values(np.arange(source.n_cells))[0]
+        np.testing.assert_array_equal(found, memory.values(order_of(source, empty))[0])
+
+
 @pytest.mark.parametrize("name", ["folder", "dense_folder"])
 def test_files_of_preprocess_are_mapped(request, name):
     source = ParquetSource(request.getfixturevalue(name))

@@ -91,7 +91,8 @@ def _map_values(
         return None
     stored = np.frombuffer(content, np.uint8, 4 * n_values, start)
     decoded = np.ascontiguousarray(head).reshape(-1).view(np.uint8)
-    return stored if np.array_equal(stored[: len(decoded)], decoded) else None
+    # Zeros could also equal other bytes of a column that consists of several pages.
+    return stored if decoded.any() and np.array_equal(stored[: len(decoded)], decoded) else None
 
 
 def _chunk(row_group: pq.RowGroupMetaData, name: str) -> pq.ColumnChunkMetaData:
