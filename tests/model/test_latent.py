@@ -43,17 +43,18 @@ def test_transformer_sees_the_slice_and_the_encoder_the_cell(trained, reference)
         assert np.corrcoef(whole.ravel(), part.ravel())[0, 1] > 0.95
 
 
-def test_many_cells_are_embedded_in_contexts(trained, reference, monkeypatch):
+@pytest.mark.parametrize("use_positions", [False, True])
+def test_many_cells_are_embedded_in_contexts(everything, reference, monkeypatch, use_positions):
     sizes = []
-    trunk = trained.module.trunk
+    trunk = everything.module.trunk
 
     def watch(h, *args, **kwargs):
         sizes.append(h.shape[1])
         return trunk(h, *args, **kwargs)
 
-    whole = trained.get_latent_representation(reference)
-    monkeypatch.setattr(trained.module, "trunk", watch)
-    part = trained.get_latent_representation(reference, batch_size=100)
+    whole = everything.get_latent_representation(reference, use_positions=use_positions)
+    monkeypatch.setattr(everything.module, "trunk", watch)
+    part = everything.get_latent_representation(reference, use_positions=use_positions, batch_size=100)
     assert max(sizes) <= 100
     assert np.corrcoef(whole.ravel(), part.ravel())[0, 1] > 0.9
 
@@ -134,21 +135,6 @@ def test_one_context_equals_the_forward_pass_of_the_network(everything, referenc
         output = everything.module(expression, position, torch.zeros(1), t_pos, local_density=crowded)
     result = everything.get_latent_representation(cells, use_positions=use_positions)
     np.testing.assert_allclose(result, output.latent[0].numpy(), rtol=0, atol=1e-3)
-
-
-def test_large_slices_with_positions_are_embedded_in_contexts(everything, embed, reference, monkeypatch):
-    sizes = []
-    trunk = everything.module.trunk
-
-    def watch(h, *args, **kwargs):
-        sizes.append(h.shape[1])
-        return trunk(h, *args, **kwargs)
-
-    whole = embed(reference)
-    monkeypatch.setattr(everything.module, "trunk", watch)
-    part = embed(reference, batch_size=100)
-    assert max(sizes) <= 100
-    assert correlation(whole, part) > 0.9
 
 
 @pytest.mark.parametrize("n_cells", [1, 2])

@@ -116,16 +116,10 @@ def test_ctrl_c_ends_training_with_a_usable_model(model, train, caplog, handler)
     assert model.history["train_loss"].index.tolist() == [0, 1, 2, 3]
 
 
-def test_ctrl_c_keeps_the_average_of_the_weights(train, weights_of):
-    whole = train(max_epochs=50, callbacks=[Stop(2)])
-    stopped = train(max_epochs=50, callbacks=[Interrupt("on_train_batch_start", 2)])
-    assert weights_of(stopped) == weights_of(whole)
-
-
-def test_ctrl_c_during_validation_keeps_the_average_too(train, weights_of):
+@pytest.mark.parametrize("hook", ["on_train_batch_start", "on_validation_batch_start"])
+def test_ctrl_c_keeps_the_average_of_the_weights(train, weights_of, hook):
     whole = train(max_epochs=50, validation_size=0.5, callbacks=[Stop(2)])
-    interrupt = Interrupt("on_validation_batch_start", 2)
-    stopped = train(max_epochs=50, validation_size=0.5, callbacks=[interrupt])
+    stopped = train(max_epochs=50, validation_size=0.5, callbacks=[Interrupt(hook, 2)])
     assert weights_of(stopped) == weights_of(whole)
 
 
