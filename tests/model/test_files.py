@@ -123,9 +123,10 @@ def test_data_without_the_layer_are_no_damage_of_the_folder(make_model, referenc
         AlphaSTomics.load(tmp_path / "m", adata=reference)
 
 
-def test_a_model_from_before_there_were_experts_loads(folder, reference, positions_of, trained):
+def test_a_model_from_before_these_options_loads(folder, reference, positions_of, trained):
     config = json.loads((folder / "config.json").read_text())
-    for name in ("attention", "use_moe", "num_experts", "moe_top_k", "expert_width"):
+    names = "attention use_moe num_experts moe_top_k expert_width pair_features rank sparse_pairs n_neighbors residual"
+    for name in f"{names} n_streams layer_sharing sharing_block bottleneck".split():
         del config["init"][name]
     (folder / "config.json").write_text(json.dumps(config))
     loaded = AlphaSTomics.load(folder, adata=False)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -188,17 +187,3 @@ def test_numbers_in_words_and_categories_are_an_order(small):
 def test_neighbors_in_an_order_that_there_is_not_are_refused(small, make_model):
     with pytest.raises(ValueError, match="sparse_pairs='sequence'.*sequence_key="):
         make_model(small, attention="neighbor", sparse_pairs="sequence")
-
-
-# -- models of before --------------------------------------------------------------------------------------------------
-
-SINCE = ("pair_features", "rank", "sparse_pairs", "n_neighbors", "residual", "n_streams", "layer_sharing")
-
-
-def test_a_model_from_before_these_options_loads(folder, reference, positions_of, trained):
-    config = json.loads((folder / "config.json").read_text())
-    for name in (*SINCE, "sharing_block", "bottleneck"):
-        del config["init"][name]
-    (folder / "config.json").write_text(json.dumps(config))
-    loaded = AlphaSTomics.load(folder, adata=False)
-    assert positions_of(loaded.sample(reference, n_steps=2)) == positions_of(trained.sample(reference, n_steps=2))
