@@ -29,7 +29,7 @@ class Inputs(Protocol):
     """A kind of files."""
 
     def make(self, folder: Path, rng: np.random.Generator) -> None:
-        """Write one into an empty folder, with a pickle, if any, that makes ``folder / "sprung"``."""
+        """Write one into an empty folder, with a pickle, if any, that makes ``folder / "executed"``."""
 
     def read(self, folder: Path) -> None:
         """Read it as a user would."""
@@ -117,7 +117,7 @@ def _work(inputs: Inputs, numbers: Sequence[int], seed: Sequence[int], folder: P
             before, start = _memory(reset=True), time.monotonic()
             verdict, message = _outcome(inputs, place)
             seconds = time.monotonic() - start
-            if ran or (place / "sprung").exists():
+            if ran or (place / "executed").exists():
                 verdict, message = "code", f"{ran} {message}"
             outcome = Outcome(number, verdict, message, seconds, max(0.0, _memory() - before))
             os.write(writing, json.dumps(outcome).encode() + b"\n")

@@ -55,7 +55,7 @@ def make_tissue() -> AnnData:
 
 def trap(folder: Path, rng: np.random.Generator) -> bytes:
     """A pickle, plain or in a torch archive, that creates a file."""
-    attack: Any = Trap(folder / "sprung")
+    attack: Any = Trap(folder / "executed")
     values = [attack, {"expression": torch.ones(3, 12), "positions": attack}, {"state_dict": attack}][
         int(rng.integers(3))
     ]

@@ -82,7 +82,7 @@ def nearest_neighbors(positions: Array, k: int) -> NDArray[np.intp]:
     n = len(positions)
     found = cKDTree(positions).query(positions, k=k + 1)[1]
     itself = found == np.arange(n)[:, None]
-    # Among coinciding cells the tree may leave the cell itself out: then the farthest hit goes instead.
+    # Among coinciding cells the tree may omit the cell itself; then the farthest one is dropped.
     itself[~itself.any(axis=1), -1] = True
     return found[~itself].reshape(n, k)
 
@@ -106,7 +106,7 @@ def distance_spearman(true: Array, pred: Array) -> float:
         ranks.append(rank - rank.mean(axis=1, keepdims=True))
     norm = np.sqrt((ranks[0] ** 2).sum(1) * (ranks[1] ** 2).sum(1))
     covariance = (ranks[0] * ranks[1]).sum(1)
-    # All distances of a row equal: nothing is ordered, the row scores 0.
+    # A row with equal distances scores 0.
     return float(np.divide(covariance, norm, out=np.zeros(n), where=norm > 0).mean())
 
 

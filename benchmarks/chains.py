@@ -59,7 +59,7 @@ def place(method: str, train: AnnData, query: AnnData, *, frame: str, steps: int
     model.train(
         max_epochs=-1,
         max_steps=steps,
-        augmentation=asx.data.Augmentation(gene_dropout=0.0),  # chains are many: nothing is learned by heart
+        augmentation=asx.data.Augmentation(gene_dropout=0.0),  # there are too many chains to memorize
         plan_kwargs={"deformation": 0.0, **PLANS.get(method, {})},  # bonds have one length
         enable_progress_bar=False,
         **TRAINING,

@@ -11,7 +11,7 @@ The table has the mean over folds, then mean ± standard deviation over seeds, o
 difference over all pairs of the same fold and seed, any - specialized, with its standard error (standard deviation of
 the pairs over the root of their number); and whether the difference is no worse than 5 % of the specialized score or two
 standard errors, whichever is more. All five scores are better when larger. The models have the same training time and not the
-same number of steps, so nothing else should run meanwhile; every entry has the number of epochs. Run as
+same number of steps, so run no other program meanwhile; every entry has the number of epochs. Run as
 ``python -m benchmarks.directions --benchmark starmap_mpfc``.
 """
 

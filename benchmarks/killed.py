@@ -69,10 +69,8 @@ def compare(stage: str, source: Path, folder: Path, moments: Sequence[float]) ->
     for share in moments:
         moment, target = share, folder / f"{stage}_killed"
         arguments = command(stage, source, target)
-        while (
-            run(arguments, target / FIRST_OUTPUT[stage], moment * seconds)[0] != KILLED
-        ):  # it finished first; kill earlier
-            shutil.rmtree(target)
+        while run(arguments, target / FIRST_OUTPUT[stage], moment * seconds)[0] != KILLED:
+            shutil.rmtree(target)  # it finished first; kill earlier
             moment /= 2
         before = digests(target)
         subprocess.run(arguments, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=LIMIT)
