@@ -248,7 +248,7 @@ def test_the_count_is_that_of_pytorchs_tracker(n: int, k: int) -> None:
 
 def test_only_the_device_of_the_step_is_counted() -> None:
     counter = StorageCounter("cuda")
-    counter.hold(torch.zeros(5))
+    counter.track(torch.zeros(5))
     assert counter.peak == 0
 
 

@@ -61,7 +61,7 @@ def test_training_loss_is_the_mean_of_the_epochs_without_balance(make_plan, fit)
 
 def test_every_step_is_timed(make_plan, fit, monkeypatch):
     ticks = iter(range(10_000))
-    monkeypatch.setattr("alphastomics.train.recorder._clocks", lambda: (tick := float(next(ticks)), tick / 4))
+    monkeypatch.setattr("alphastomics.train.recorder._read_clocks", lambda: (tick := float(next(ticks)), tick / 4))
     recorder = TrainingRecorder()
     runner = fit(make_plan(), max_epochs=2, callbacks=[recorder])
     assert len(recorder._steps) == runner.trainer.global_step

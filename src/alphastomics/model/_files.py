@@ -100,8 +100,8 @@ def _opened(path: Path) -> Iterator[None]:
     except PermissionError as error:
         raise permission_error(path, error) from error
     except (SafetensorError, OSError, ValueError, RuntimeError, MemoryError) as error:
-        why = f"truncated or not a safetensors file: {describe_error(error)}"
-        raise ValueError(f"{path} is {why}; {REMEDY}") from error
+        reason = f"truncated or not a safetensors file: {describe_error(error)}"
+        raise ValueError(f"{path} is {reason}; {REMEDY}") from error
 
 
 def _pickle_hint(folder: Path) -> str:

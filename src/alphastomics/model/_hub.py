@@ -181,17 +181,17 @@ def _make(state: ModelState, folder: Path, repo_id: str, license: str | None) ->
 
 
 def _missing(
-    files: list[CommitOperationAdd], repo_id: str, there: dict[str, object], *, overwrite: bool
+    files: list[CommitOperationAdd], repo_id: str, existing: dict[str, object], *, overwrite: bool
 ) -> list[CommitOperationAdd]:
     """The files that the repository lacks or has in another version."""
-    missing = [file for file in files if not is_same(file, there.get(file.path_in_repo))]
-    others = [file.path_in_repo for file in missing if file.path_in_repo in there and file.path_in_repo != CARD]
-    if others and not overwrite:
+    missing = [file for file in files if not is_same(file, existing.get(file.path_in_repo))]
+    changed = [file.path_in_repo for file in missing if file.path_in_repo in existing and file.path_in_repo != CARD]
+    if changed and not overwrite:
         raise ValueError(
-            f"{repo_id} contains another model ({others[0]} differs); choose another repository, or pass overwrite=True to "
+            f"{repo_id} contains another model ({changed[0]} differs); choose another repository, or pass overwrite=True to "
             "replace it"
         )
-    if CARD in there and not overwrite and any(file.path_in_repo == CARD for file in missing):
+    if CARD in existing and not overwrite and any(file.path_in_repo == CARD for file in missing):
         logger.info("The card of %s is kept; overwrite=True replaces it.", repo_id)
         missing = [file for file in missing if file.path_in_repo != CARD]
     return missing

@@ -107,11 +107,11 @@ class ModelState:
         return cls(weights=weights, config=config, fitted=statistics)
 
 
-def incomplete_model(path: str | PathLike[str], why: BaseException | str) -> ValueError:
+def incomplete_model(path: str | PathLike[str], reason: BaseException | str) -> ValueError:
     """The error for a folder or file that does not contain a complete model."""
-    if isinstance(why, BaseException):
-        why = f"{describe_error(why)} is missing" if isinstance(why, KeyError) else describe_error(why)
-    return ValueError(f"{path} does not contain a complete model: {why}; {REMEDY}")
+    if isinstance(reason, BaseException):
+        reason = f"{describe_error(reason)} is missing" if isinstance(reason, KeyError) else describe_error(reason)
+    return ValueError(f"{path} does not contain a complete model: {reason}; {REMEDY}")
 
 
 @contextmanager

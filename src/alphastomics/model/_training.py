@@ -183,7 +183,7 @@ class TrainingMixin(ModelBase):
                 seconds=session.seconds,
             )
             self.trainings_ = (*self.trainings_, record)
-        if not self.is_trained_ or not session.ended_together:
+        if not self.is_trained_ or not session.all_processes_returned:
             return
         sampler = Sampler(module=self.module, diffusion=self.diffusion, schema=self.schema, mode=self.mode)
         self.fitted_ = fit_statistics(sampler, source, deformation=float(plan.config.deformation))

@@ -85,17 +85,17 @@ class EpochMeans(pl.Callback):
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
         """Store the sums of every process."""
-        own = {name: [float(value), float(self._counts[name])] for name, value in self._sums.items()}
-        checkpoint["epoch_sums"] = gather_objects(trainer, own)
+        local = {name: [float(value), float(self._counts[name])] for name, value in self._sums.items()}
+        checkpoint["epoch_sums"] = gather_objects(trainer, local)
 
     def on_load_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
         """Restore the sums of this process, unless the number of processes has changed."""
         stored = checkpoint.get("epoch_sums", [])
-        own = stored[trainer.global_rank] if len(stored) == trainer.world_size else {}
-        self._sums = {name: torch.tensor(value) for name, (value, _) in own.items()}
-        self._counts = {name: int(count) for name, (_, count) in own.items()}
+        local = stored[trainer.global_rank] if len(stored) == trainer.world_size else {}
+        self._sums = {name: torch.tensor(value) for name, (value, _) in local.items()}
+        self._counts = {name: int(count) for name, (_, count) in local.items()}
 
 
 class History(pl.Callback):

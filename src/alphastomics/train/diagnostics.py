@@ -39,7 +39,7 @@ def layer_statistics(layers: Mapping[int, SeenLayer], mask: Tensor) -> dict[str,
     """
     values: dict[str, Tensor] = {}
     first = int(mask.any(dim=1).int().argmax())  # the first context that is not all padding
-    few = mask[first : first + 1, :SINK_CELLS]
+    subset = mask[first : first + 1, :SINK_CELLS]
     for i, layer in layers.items():
         name = f"{LAYER}{i}"
         parallel = processes_of(layer.geometry)
@@ -47,7 +47,7 @@ def layer_statistics(layers: Mapping[int, SeenLayer], mask: Tensor) -> dict[str,
         if gates is not None:
             gates = parallel.gather(gates.float(), mask.shape[1])
             values[f"{name}_gate_mean"], values[f"{name}_gate_sd"] = _mean_sd(gates, mask)
-        values[f"{name}_sink"] = _sink(layer, first, few)
+        values[f"{name}_sink"] = _sink(layer, first, subset)
         if layer.routing is not None:
             routing = Routing(*(parallel.gather(part, mask.shape[1]) for part in layer.routing))
             usage = expert_usage(routing, mask)
@@ -55,13 +55,13 @@ def layer_statistics(layers: Mapping[int, SeenLayer], mask: Tensor) -> dict[str,
     return values
 
 
-def _sink(layer: SeenLayer, context: int, few: Tensor) -> Tensor:
+def _sink(layer: SeenLayer, context: int, subset: Tensor) -> Tensor:
     """Sink among some cells of a context; 0 if all are padding."""
-    x = processes_of(layer.geometry).first(layer.x[context : context + 1], few.shape[1])
-    if not bool(few.any()):
+    x = processes_of(layer.geometry).first(layer.x[context : context + 1], subset.shape[1])
+    if not bool(subset.any()):
         return x.new_zeros((), dtype=torch.float32)
     geometry = layer.geometry.part(context, x.shape[1]) if layer.geometry else None
-    return layer.attention.received(x, geometry, few).max().float()
+    return layer.attention.received(x, geometry, subset).max().float()
 
 
 def _mean_sd(gates: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:

@@ -64,9 +64,9 @@ class MovingAverage(OptimizerStepCallback):
     def swap(self, plan: pl.LightningModule) -> None:
         """Exchange the weights of the module and the average."""
         for weight, average in zip(to_local(local_params(plan)), to_local(self.average), strict=True):
-            kept = weight.clone()
+            old = weight.clone()
             weight.copy_(average)
-            average.copy_(kept)
+            average.copy_(old)
         self._swapped = not self._swapped
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:

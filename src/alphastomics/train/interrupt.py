@@ -61,8 +61,8 @@ class SynchronizedStop(OptimizerStepCallback):
             return
         self.ended_by, trainer.should_stop = max(gather_objects(trainer, self._latch.received)), True
         if trainer.is_global_zero:
-            how = "ended by SIGTERM" if self.ended_by == signal.SIGTERM else "interrupted"
-            logger.warning("Training was %s at step %d; the model keeps its weights.", how, self._step)
+            event = "ended by SIGTERM" if self.ended_by == signal.SIGTERM else "interrupted"
+            logger.warning("Training was %s at step %d; the model keeps its weights.", event, self._step)
 
 
 class TimeLimit(OptimizerStepCallback, Timer):

@@ -180,15 +180,15 @@ class Objective:
         # The cells are spread evenly over the real cells of a context, which come first, whatever the padding.
         n_cells = mask.sum(1, keepdim=True)
         number = torch.arange(min(cells, mask.shape[1]), device=mask.device) * (-(-n_cells // cells))
-        few, few_mask = number.clamp_max(mask.shape[1] - 1)[..., None], number < n_cells
+        subset, subset_mask = number.clamp_max(mask.shape[1] - 1)[..., None], number < n_cells
         training = self.module.training
         self.module.eval()
         with torch.no_grad():
-            few_sequence = sequence_of(batch.sequence.take_along_dim(few, 1))
-            mean = self.conditional_mean(batch.expression.take_along_dim(few, 1), few_mask, few_sequence)
+            subset_sequence = sequence_of(batch.sequence.take_along_dim(subset, 1))
+            mean = self.conditional_mean(batch.expression.take_along_dim(subset, 1), subset_mask, subset_sequence)
         self.module.train(training)
-        few_position = center(batch.position.take_along_dim(few, 1), few_mask)
-        rotation = kabsch(few_position, mean, few_mask.to(mean.dtype))
+        subset_position = center(batch.position.take_along_dim(subset, 1), subset_mask)
+        rotation = kabsch(subset_position, mean, subset_mask.to(mean.dtype))
         return rotate(center(batch.position, mask) if x_pos is None else x_pos, rotation)
 
     def deformed(self, x_pos: Tensor, t_pos: Tensor, batch: Batch, purpose: int) -> Tensor:

@@ -136,17 +136,17 @@ class TrainingPlan(pl.LightningModule):
         """Restore the unsharded network."""
         self.unshard()
 
-    def unshard(self, *, together: bool = True) -> None:
+    def unshard(self, *, collective: bool = True) -> None:
         """Restore the unsharded network, for use in a single process.
 
         Parameters
         ----------
-        together
+        collective
             Whether all processes call this; the trained weights are copied only then.
         """
         self.objective.parallel = ALONE
         for module in self._unsharded:
-            if together:
+            if collective:
                 copy_full_params(self.module, module)
             self.module, self._unsharded = module, ()
             self.objective.module, self.objective.weights_sharded = module, False

@@ -62,8 +62,8 @@ class TrainingRecorder(pl.Callback):
         self.points: list[CurvePoint] = []
         self._steps: list[tuple[float, float]] = []
         self._epochs: list[tuple[int, float]] = []  # steps and loss of the epochs since the last point
-        self._now = self._began = (0.0, 0.0)
-        self._epoch_began_at = 0
+        self._step_start = self._start = (0.0, 0.0)
+        self._epoch_start = 0
 
     @property
     def step_seconds(self) -> float:
@@ -77,22 +77,22 @@ class TrainingRecorder(pl.Callback):
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Start measuring time."""
-        self._began = _clocks()
+        self._start = _read_clocks()
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Store the first step of the epoch."""
-        self._epoch_began_at = trainer.global_step
+        self._epoch_start = trainer.global_step
 
     def on_train_batch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, _: int) -> None:
         """Read the clocks before a step."""
-        self._now = _clocks()
+        self._step_start = _read_clocks()
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, _: int
     ) -> None:
         """Add the time of the step."""
-        wall, processor = _clocks()
-        self._steps.append((wall - self._now[0], processor - self._now[1]))
+        wall, processor = _read_clocks()
+        self._steps.append((wall - self._step_start[0], processor - self._step_start[1]))
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Store the loss of the epoch, and add a point if one is due."""
@@ -101,7 +101,7 @@ class TrainingRecorder(pl.Callback):
         loss = float(values["train_loss"])
         if "train_balance" in values:
             loss -= plan.config.moe_load_balance_loss_weight * float(values["train_balance"])
-        self._epochs.append((trainer.global_step - self._epoch_began_at, loss))
+        self._epochs.append((trainer.global_step - self._epoch_start, loss))
         if plan.progress() * self.n_points >= len(self.points) + 1:
             self._add(trainer, plan)
 
@@ -115,7 +115,7 @@ class TrainingRecorder(pl.Callback):
         train_loss = sum(steps * loss for steps, loss in self._epochs) / max(1, n_steps)
         self._epochs = []
         validation_loss = self._validate(trainer, plan)
-        seconds = _clocks()[0] - self._began[0]
+        seconds = _read_clocks()[0] - self._start[0]
         self.points.append(CurvePoint(trainer.global_step, seconds, train_loss, validation_loss))
 
     @torch.no_grad()
@@ -142,6 +142,6 @@ class TrainingRecorder(pl.Callback):
         return float(plan.objective.total(losses, batch, count))
 
 
-def _clocks() -> tuple[float, float]:
+def _read_clocks() -> tuple[float, float]:
     """Wall time, and processor time of this process, in seconds."""
     return time.perf_counter(), time.process_time()

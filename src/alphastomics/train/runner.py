@@ -165,24 +165,24 @@ class ContextRunner(TrainRunner):
         SystemExit
             If the training was ended by SIGTERM; the status is 128 plus the number of the signal, as in shells.
         """
-        together = True  # whether all processes reach _finish
+        collective = True  # whether all processes reach _finish
         try:
             with _restored_signals():
                 self._fit()
         except SystemExit:  # raised by Lightning after Ctrl-C
-            together = False
+            collective = False
             logger.warning(
                 "Training was interrupted at step %d; the model keeps its weights.", self.trainer.global_step
             )
         except NonFiniteLossError:  # raised in all processes
             raise
         except BaseException as error:
-            together = False
+            collective = False
             if isinstance(error, DeadProcessError) or self.trainer.world_size == 1 or not is_connection_error(error):
                 raise
             raise DeadProcessError(f"Another process of the training cannot be reached; {REMEDY}") from error
         finally:
-            self._finish(together=together)
+            self._finish(collective=collective)
         if self._callback(SynchronizedStop).ended_by == signal.SIGTERM:
             raise SystemExit(128 + signal.SIGTERM)
 
@@ -194,14 +194,14 @@ class ContextRunner(TrainRunner):
             # weights_only=True: unpickling a checkpoint cannot run code.
             self.trainer.fit(self.training_plan, self.data_splitter, ckpt_path=self.ckpt_path, weights_only=True)
 
-    def _finish(self, *, together: bool) -> None:
+    def _finish(self, *, collective: bool) -> None:
         """Store the best or averaged weights, the history and the trainer in the model."""
         plan: TrainingPlan = self.training_plan
         self._callback(MovingAverage).finish(plan)
         for best in self.trainer.callbacks:
             if isinstance(best, BestAverage):
                 best.finish(plan)
-        plan.unshard(together=together)
+        plan.unshard(collective=collective)
         self.model.history_ = self._callback(History).tables()
         self.model.module.eval()
         self.model.is_trained_ = self.model.is_trained_ or self.trainer.global_step > 0

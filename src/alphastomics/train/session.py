@@ -81,7 +81,7 @@ class TrainingSession:
 
     Attributes
     ----------
-    ended_together
+    all_processes_returned
         Whether all processes return from :meth:`run`.
     """
 
@@ -116,7 +116,7 @@ class TrainingSession:
         if arguments.masking is not None and not module.config.mask_tokens:
             raise ValueError("masking= requires a model with enable_masking=True")
         self.max_seconds = seconds_of(self.trainer_kwargs.pop("max_time"))
-        self.ended_together, self.seconds = True, 0.0
+        self.all_processes_returned, self.seconds = True, 0.0
         self.checkpoint: Path | None = None
 
     def fit_layout(self, source: CellSource, *, whole_slices: bool, resumed: Mapping[str, int]) -> None:
@@ -264,12 +264,12 @@ class TrainingSession:
             If the training cannot continue in all processes.
         """
         self.module.train()  # Lightning does not change the mode, which is eval() after an earlier training
-        began = time.monotonic()
+        start = time.monotonic()
         try:
             with seeded_generators(self.seed):
                 self.runner()
         except (DeadProcessError, SystemExit):
-            self.ended_together = False
+            self.all_processes_returned = False
             raise
         except Exception as error:
             if not is_out_of_memory(error):
@@ -277,16 +277,16 @@ class TrainingSession:
             free_traceback_frames(error)
             raise out_of_memory_error(self.layout, self._estimate(), error) from error
         finally:
-            self.seconds = time.monotonic() - began
+            self.seconds = time.monotonic() - start
 
     def _estimate(self) -> MemoryEstimate | None:
         """Memory of a step; None if it cannot be estimated."""
-        n_cells, at_once = self.layout.context_size, self.layout.micro_batch_size
+        n_cells, micro_batch_size = self.layout.context_size, self.layout.micro_batch_size
         try:
             return estimate_training(
                 self.module.config,
                 n_cells=n_cells,
-                n_contexts=max(1, at_once // n_cells),
+                n_contexts=max(1, micro_batch_size // n_cells),
                 n_recomputed=self.layout.n_recomputed,
                 group_size=self.arguments.context_parallel_size,
                 precision=self.precision,

@@ -53,8 +53,8 @@ def weighted_mean_over_processes(
     if trainer.world_size == 1 or not values:
         return dict(values)
     weight = counts.float()
-    own = torch.stack([value.float() for value in values.values()]) * weight
-    *means, total = mean_over_processes(trainer, torch.cat([own, weight[None]])).unbind()
+    local = torch.stack([value.float() for value in values.values()]) * weight
+    *means, total = mean_over_processes(trainer, torch.cat([local, weight[None]])).unbind()
     return {name: mean / total.clamp_min(1e-9) for name, mean in zip(values, means, strict=True)}
 
 
@@ -109,9 +109,9 @@ def check_group_size(size: int, n_processes: int) -> None:
     if size < 1:
         raise ValueError(f"context_parallel_size={size} must be at least 1")
     if n_processes % size:
-        there = "there is 1 process" if n_processes == 1 else f"there are {n_processes} processes"
+        found = "there is 1 process" if n_processes == 1 else f"there are {n_processes} processes"
         raise ValueError(
-            f"context_parallel_size={size} needs a multiple of {size} processes, but {there}; pass another devices=, "
+            f"context_parallel_size={size} needs a multiple of {size} processes, but {found}; pass another devices=, "
             "num_nodes= or context_parallel_size="
         )
 

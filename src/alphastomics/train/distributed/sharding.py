@@ -51,13 +51,13 @@ def shard(module: Denoiser, mesh: DeviceMesh) -> Denoiser:
     copy = deepcopy(module)
     blocks = list(copy.blocks) if copy.config.layer_sharing == "none" else []
     for unit in blocks:
-        unit.register_forward_pre_hook(_reach)
+        unit.register_forward_pre_hook(_touch_block_params)
         fully_shard(unit, mesh=mesh)
     fully_shard(copy, mesh=mesh)
     return copy
 
 
-def _reach(unit: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+def _touch_block_params(unit: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
     """Add a gradient of 0 for all weights of a block while they are gathered."""
     if not torch.is_grad_enabled():
         return inputs
@@ -107,7 +107,7 @@ def distribute_like(value: Tensor, model: Tensor) -> Tensor:
 def copy_full_params(sharded: nn.Module, module: nn.Module) -> None:
     """Copy sharded weights into the network from which they were sharded; all processes must call."""
     local_params(sharded)
-    for mine, part in zip(module.parameters(), sharded.parameters(), strict=True):
-        mine.copy_(full_tensor(part.data))
-    for kept, buffer in zip(module.buffers(), sharded.buffers(), strict=True):
-        kept.copy_(buffer)
+    for parameter, shards in zip(module.parameters(), sharded.parameters(), strict=True):
+        parameter.copy_(full_tensor(shards.data))
+    for buffer, sharded_buffer in zip(module.buffers(), sharded.buffers(), strict=True):
+        buffer.copy_(sharded_buffer)

@@ -73,7 +73,7 @@ class StorageCounter(TorchDispatchMode):
         self._born: dict[int, int] = {}  # key -> number of storages counted before this one
         self._n_born = self._born_at_peak = 0
 
-    def hold(self, *tensors: Tensor) -> None:
+    def track(self, *tensors: Tensor) -> None:
         """Count the storages of tensors on the device until they are freed."""
         for tensor in tensors:
             if tensor.device.type != self.device_type:
@@ -107,7 +107,7 @@ class StorageCounter(TorchDispatchMode):
             func, args = aten.new_empty.default, (args[0], [args[0].numel(), args[0].ndim])
             kwargs = {"dtype": torch.int64}
         result = func(*args, **(kwargs or {}))
-        self.hold(*(value for value in tree_iter(result) if isinstance(value, Tensor)))
+        self.track(*(value for value in tree_iter(result) if isinstance(value, Tensor)))
         return result
 
 
@@ -203,9 +203,9 @@ def estimate_step(
             weights = [p for p in step.module.parameters() if p.requires_grad] if training else []
             for weight in weights if accumulate else []:
                 weight.grad = torch.zeros_like(weight)
-        counter.hold(*step.module.parameters(), *step.module.buffers())
+        counter.track(*step.module.parameters(), *step.module.buffers())
         parameters = counter.now
-        counter.hold(*step.inputs, *(weight.grad for weight in weights if weight.grad is not None))
+        counter.track(*step.inputs, *(weight.grad for weight in weights if weight.grad is not None))
         with counter:
             with torch.set_grad_enabled(training), autocast:
                 result = step.run()

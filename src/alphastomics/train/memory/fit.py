@@ -258,18 +258,18 @@ def fit_batch_layout(
         size = min(context_size, batch_size)
         if min(context_size, largest) > batch_size:
             logger.warning("context_size=%d is reduced to batch_size=%d.", context_size, batch_size)
-    at_once = max(batch_size, size) if micro_batch_size is None else micro_batch_size
-    n_contexts, n_cells = max(1, at_once // size), min(size, largest)
+    micro_batch = max(batch_size, size) if micro_batch_size is None else micro_batch_size
+    n_contexts, n_cells = max(1, micro_batch // size), min(size, largest)
     fit = fitter.fit(n_cells, n_contexts)
     _log_fit(fit, fitter, n_cells, n_contexts)
     if fit.n_contexts < n_contexts:
-        at_once = fit.n_contexts * size
-    if resumed.get("micro_batch_size", at_once) != at_once:
+        micro_batch = fit.n_contexts * size
+    if resumed.get("micro_batch_size", micro_batch) != micro_batch:
         logger.warning(
             "The training started with micro_batch_size=%d and continues with %d; results differ by rounding.",
-            resumed["micro_batch_size"], at_once,
+            resumed["micro_batch_size"], micro_batch,
         )  # fmt: skip
-    return BatchLayout(size, batch_size, at_once, fit.n_recomputed)
+    return BatchLayout(size, batch_size, micro_batch, fit.n_recomputed)
 
 
 def fits_in_memory(config: DenoiserConfig, n_cells: int, **arguments: Any) -> bool:
@@ -337,10 +337,10 @@ def out_of_memory_error(
     layout: BatchLayout, estimate: MemoryEstimate | None, error: BaseException
 ) -> NotEnoughMemoryError:
     """The error for a step that ran out of memory, from its sizes, its estimate if there is one, and the error of PyTorch."""
-    size, at_once = layout.context_size, layout.micro_batch_size
+    size, micro_batch = layout.context_size, layout.micro_batch_size
     estimated = "" if estimate is None else f", estimated to take {estimate}"
     return NotEnoughMemoryError(
-        f"Memory ran out in a step with contexts of {size:,} cells and {at_once:,} cells at once{estimated} "
+        f"Memory ran out in a step with contexts of {size:,} cells and {micro_batch:,} cells at once{estimated} "
         f"({describe_error(error)}). Pass recompute='all', a smaller micro_batch_size= or context_size=, or a smaller "
         "memory_budget=; estimate_memory() estimates each. A training with a checkpoint continues with resume='last'."
     )
