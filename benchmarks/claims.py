@@ -228,9 +228,9 @@ def sharing() -> dict[str, dict[str, float]]:
 
     def ratio(kind: Any, own: tuple[str, ...]) -> float:
         make = lambda: Block(DenoiserConfig(n_genes=1, n_dims=2))
-        return LayerStack(make, 12, sharing=kind, block_size=4, own=own).compression_ratio
+        return LayerStack(make, 12, sharing=kind, block_size=4, unshared=own).compression_ratio
 
-    return {kind: {"all": ratio(kind, Block.OWN), "shared": ratio(kind, ())} for kind in SHARING}
+    return {kind: {"all": ratio(kind, Block.UNSHARED), "shared": ratio(kind, ())} for kind in SHARING}
 
 
 def measure(claim: str, repeats: int) -> dict[str, Any]:

@@ -152,7 +152,7 @@ def test_the_same_seed_gives_the_same_chains_however_many_there_are():
     [
         ({"n_chains": 0}, "n_chains=0"),
         ({"depth": 0}, "depth=0"),
-        ({"n_segments": (0, 3)}, "n_segments=0"),
+        ({"n_segments": (0, 3)}, r"n_segments\[0\]=0"),
         ({"n_segments": (4, 3)}, "n_segments"),
         ({"noise": -1}, "noise=-1"),
         ({"random_state": -1}, "random_state=-1"),

@@ -30,7 +30,7 @@ each = pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES)
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     """A context of more than 40 cells is large."""
-    for name, value in {"LARGEST_EXACT": 40, "N_ANCHORS": 16, "N_PAIRS": 120, "BLOCK": 10}.items():
+    for name, value in {"MAX_EXACT_CELLS": 40, "N_ANCHORS": 16, "N_PAIRS": 120, "BLOCK": 10}.items():
         monkeypatch.setattr(losses, name, value)
 
 

@@ -39,7 +39,7 @@ def cells(b: int = 2, n: int = 9, *, seed: int = 3) -> torch.Tensor:
 @pytest.fixture(params=["even", "as counted"])
 def layout(request, monkeypatch):
     """Both ways to run the experts, whatever their sizes."""
-    monkeypatch.setattr(grouped, "START_OF_THREAD", 10**12 if request.param == "even" else 0)
+    monkeypatch.setattr(grouped, "CPU_LAUNCH_COST", 10**12 if request.param == "even" else 0)
 
 
 def gelu(x: np.ndarray) -> np.ndarray:

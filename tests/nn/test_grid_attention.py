@@ -73,12 +73,12 @@ def test_grid_covers_each_cell_once(n, padding, copies, seed):
     mask[1] = True
     grid = quantile_grid(a, b, mask)
     for i in range(3):
-        count, side = int(mask[i].sum()), grid.observed.shape[1]
+        count, side = int(mask[i].sum()), grid.occupied.shape[1]
         slots = grid.slot[i][mask[i]].tolist()
         assert len(set(slots)) == count
         assert all(slot < side**2 for slot in slots)
         assert bool((grid.slot[i][~mask[i]] == side**2).all())
-        assert sorted(slots) == grid.observed[i].flatten().nonzero()[:, 0].tolist()
+        assert sorted(slots) == grid.occupied[i].flatten().nonzero()[:, 0].tolist()
         if count:
             m = math.ceil(math.sqrt(count))
             sizes = Counter(slot // side for slot in slots)

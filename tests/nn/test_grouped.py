@@ -9,7 +9,7 @@ from hypothesis import given, strategies as st
 from scipy.special import erf
 
 from alphastomics.nn import experts as grouped
-from alphastomics.nn.experts import even_counts, grouped_networks
+from alphastomics.nn.experts import grouped_networks, padded_counts
 
 D, H, D_OUT = 3, 5, 4
 UNEVEN, EVEN = [2, 0, 5, 1], [2, 2, 2, 2]
@@ -73,10 +73,10 @@ def test_the_same_again_is_equal_bit_by_bit():
 
 
 def test_groups_are_made_even_where_that_is_cheap(monkeypatch):
-    monkeypatch.setattr(grouped, "START_OF_THREAD", 10)
+    monkeypatch.setattr(grouped, "CPU_LAUNCH_COST", 10)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
     added = 4 * 5 - sum(UNEVEN)  # 12 rows
-    assert even_counts(UNEVEN, 4 * 3 * 10 // added, CPU) == [5, 5, 5, 5]
-    assert even_counts(UNEVEN, 4 * 3 * 10 // added + 1, CPU) == UNEVEN
-    assert even_counts(UNEVEN, 4 * grouped.START_OF_GPU // added + 1, torch.device("cuda")) == UNEVEN
-    assert even_counts(UNEVEN, 4 * grouped.START_OF_GPU // added, torch.device("cuda")) == [5, 5, 5, 5]
+    assert padded_counts(UNEVEN, 4 * 3 * 10 // added, CPU) == [5, 5, 5, 5]
+    assert padded_counts(UNEVEN, 4 * 3 * 10 // added + 1, CPU) == UNEVEN
+    assert padded_counts(UNEVEN, 4 * grouped.GPU_LAUNCH_COST // added + 1, torch.device("cuda")) == UNEVEN
+    assert padded_counts(UNEVEN, 4 * grouped.GPU_LAUNCH_COST // added, torch.device("cuda")) == [5, 5, 5, 5]

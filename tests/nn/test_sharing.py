@@ -36,14 +36,14 @@ class Layer(nn.Module):
         return x + self.gain * self.linear(x).tanh() + shift
 
 
-def blocks(sharing: str, n_layers: int = 5, own: tuple[str, ...] = NORMS) -> LayerStack:
+def blocks(sharing: str, n_layers: int = 5, unshared: tuple[str, ...] = NORMS) -> LayerStack:
     def make() -> Block:
         block = Block(DenoiserConfig(n_genes=1, n_dims=2, d_model=16, n_heads=2))
         for norm in (block.norm_1, block.norm_2):
             nn.init.normal_(norm.modulation.weight, std=0.3)
         return block
 
-    return LayerStack(make, n_layers, sharing=sharing, block_size=2, own=own)
+    return LayerStack(make, n_layers, sharing=sharing, block_size=2, unshared=unshared)
 
 
 @pytest.mark.parametrize(
@@ -193,13 +193,13 @@ def test_copies_share_as_the_original_does(sharing, how):
 
 
 def test_a_part_of_a_part_can_be_kept():
-    stack = blocks("universal", own=(*NORMS, "attention.gate"))
+    stack = blocks("universal", unshared=(*NORMS, "attention.gate"))
     first, other = stack[0].attention, stack[3].attention
     assert first.gate is not other.gate
     assert first.gate.weight is not other.gate.weight
     assert first.qkv is other.qkv
     assert stack[0].ffn is stack[3].ffn
-    copy = blocks("universal", own=(*NORMS, "attention.gate"))
+    copy = blocks("universal", unshared=(*NORMS, "attention.gate"))
     copy.load_state_dict(stack.state_dict())
     assert torch.equal(copy[3].attention.gate.weight, other.gate.weight)
 
@@ -217,9 +217,9 @@ def test_layers_are_numbered_from_either_end():
         ({"n_layers": 0}, "n_layers=0"),
         ({"n_layers": 2, "block_size": 0}, "block_size=0"),
         ({"n_layers": 2, "sharing": "some"}, "sharing='some'"),
-        ({"n_layers": 2, "own": ("norm_3",)}, "norm_3"),
-        ({"n_layers": 2, "own": ("linear.scale",)}, "linear.scale"),
-        ({"n_layers": 2, "own": ("attention.axes",)}, "attention.axes"),
+        ({"n_layers": 2, "unshared": ("norm_3",)}, "norm_3"),
+        ({"n_layers": 2, "unshared": ("linear.scale",)}, "linear.scale"),
+        ({"n_layers": 2, "unshared": ("attention.axes",)}, "attention.axes"),
     ],
 )
 def test_impossible_options_are_refused(arguments, message):

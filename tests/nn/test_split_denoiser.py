@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from alphastomics.nn import Denoiser, DenoiserConfig, Routings, balance_losses
 from alphastomics.nn.diagnostics import watch_layers
-from alphastomics.nn.parallel import ALONE, SequenceParallel
+from alphastomics.nn.parallel import SINGLE_PROCESS, SequenceParallel
 from alphastomics.nn.random import ContextGenerators, drawing_from
 from alphastomics.train import diagnostics
 from alphastomics.train.memory.recompute import recompute
@@ -156,7 +156,7 @@ def three(run_ranks, tmp_path_factory) -> list[dict[str, dict[str, Tensor]]]:
 
 
 def check(case: Case, ranks: list[dict[str, Tensor]]) -> None:
-    expected = found(case, ALONE)
+    expected = found(case, SINGLE_PROCESS)
     for told in ranks:
         assert told.keys() == expected.keys()
         for key, value in told.items():
@@ -181,7 +181,7 @@ def test_three_processes_predict_and_learn_what_one_does(three, case):
 @pytest.mark.parametrize("kind", KINDS)
 def test_in_16_bits_they_agree_to_what_these_hold(two, kind):
     for told in two:
-        for key, expected in in_16_bits(kind, ALONE).items():
+        for key, expected in in_16_bits(kind, SINGLE_PROCESS).items():
             found = told[f"half-{kind}"][key]
             assert bool(found.isfinite().all())
             if key != "3":  # of the gradient each process has a share

@@ -10,7 +10,7 @@ import torch
 
 from alphastomics.datasets import synthetic_tissue
 from alphastomics.model import AlphaSTomics
-from alphastomics.sampling._layers import query_source, seen_contexts
+from alphastomics.sampling._layers import query_source, record_contexts
 from alphastomics.tl import attention_gates, attention_maps, attention_sinks, expert_usage
 
 N = 70  # cells of a slice
@@ -46,7 +46,7 @@ def layers(tissue, models):
     def look(kind: str) -> list[tuple[np.ndarray, list]]:
         result = []
         sampler = models[kind]._make_sampler()
-        for context in seen_contexts(sampler, query_source(sampler, tissue)):
+        for context in record_contexts(sampler, query_source(sampler, tissue)):
             seen = [context.layers[i] for i in range(2)]
             with torch.no_grad():
                 dense = [

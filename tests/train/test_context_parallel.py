@@ -14,7 +14,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from alphastomics.nn import DenoiserConfig
-from alphastomics.nn.parallel import ALONE
+from alphastomics.nn.parallel import SINGLE_PROCESS
 from alphastomics.train import ContextDataModule, resolve_strategy
 from alphastomics.train.distributed import strategies
 from alphastomics.train.distributed.processes import check_group_size, group_index, join_group
@@ -46,7 +46,7 @@ def test_consecutive_processes_share_contexts(rank, expected):
 
 
 def test_a_group_of_one_is_alone():
-    assert join_group(SimpleNamespace(global_rank=1, world_size=3), 1) is ALONE
+    assert join_group(SimpleNamespace(global_rank=1, world_size=3), 1) is SINGLE_PROCESS
 
 
 def test_groups_read_contexts_as_processes_would(source):

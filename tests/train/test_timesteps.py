@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, strategies as st
 from scipy.stats import binomtest, kstest
 
-from alphastomics.diffusion import MODES, SMALLEST
+from alphastomics.diffusion import MIN_TIME, MODES
 from alphastomics.train.timesteps import (
     EXPR_TO_POS,
     FRAME_SHARE,
@@ -38,7 +38,7 @@ def running(t: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("mode", MODES)
 def test_clocks_that_run_keep_away_from_zero(mode):
     t_expr, t_pos = draws(mode).T
-    assert ((t_expr == 0) | (t_expr >= SMALLEST)).all()
+    assert ((t_expr == 0) | (t_expr >= MIN_TIME)).all()
     assert ((t_pos == 0) | (t_pos >= SMALLEST_POSITION)).all()
     assert max(t_expr.max(), t_pos.max()) <= 1
 
@@ -63,7 +63,7 @@ def test_expression_from_positions(absent):
     t_expr = t_expr[~frame]
     assert likely(t_expr == 1, absent)
     if absent < 1:
-        assert kstest((t_expr[t_expr < 1] - SMALLEST) / (1 - SMALLEST), "uniform").pvalue > 0.001
+        assert kstest((t_expr[t_expr < 1] - MIN_TIME) / (1 - MIN_TIME), "uniform").pvalue > 0.001
 
 
 def test_joint_runs_both_together_or_apart_and_knows_the_start_of_the_chain():

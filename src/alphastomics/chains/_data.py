@@ -53,7 +53,7 @@ STRAND_RISE = 3.3
 PLEAT = np.sqrt(BOND**2 - STRAND_RISE**2) / 2  # 0.94
 HALF_WIDTH = {"helix": 5.0, "strand": 2.4}  # helices are 10 apart, strands of a sheet 4.8
 TWIST = np.deg2rad(20)
-SLACK, FEWEST_CHORDS = 1.5, 3
+SLACK, MIN_CHORDS = 1.5, 3
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,12 +81,12 @@ def lay_backbone(segments: Sequence[Segment]) -> Backbone:
         if k:
             middle += HALF_WIDTH[segments[k - 1].kind] + HALF_WIDTH[segment.kind]
         direction = (-1) ** k * np.array([0.0, np.sin(k * TWIST), np.cos(k * TWIST)])
-        laid = _segment(segment, direction) + [middle, 0.0, 0.0]
+        points_of_segment = _segment(segment, direction) + [middle, 0.0, 0.0]
         if k:
-            loop = _loop(points[-1][-1], laid[0], onward=-direction)
+            loop = _loop(points[-1][-1], points_of_segment[0], onward=-direction)
             points.append(loop)
             structure += [STRUCTURES.index("loop")] * len(loop)
-        points.append(laid)
+        points.append(points_of_segment)
         structure += [STRUCTURES.index(segment.kind)] * segment.length
     return Backbone(points=np.concatenate(points), structure=np.array(structure))
 
@@ -107,16 +107,16 @@ def _loop(start: Array, end: Array, *, onward: Array) -> Array:
     """Points strictly between two ends, on an arc that leaves the line between them in direction ``onward``."""
     gap = float(np.linalg.norm(end - start))
     along = (end - start) / gap
-    aside = onward - (onward @ along) * along
-    aside /= np.linalg.norm(aside)
-    n_chords = max(FEWEST_CHORDS, ceil(SLACK * gap / BOND))
+    normal = onward - (onward @ along) * along
+    normal /= np.linalg.norm(normal)
+    n_chords = max(MIN_CHORDS, ceil(SLACK * gap / BOND))
 
     def excess(angle: float) -> float:
         return np.sin(n_chords * angle / 2) / np.sin(angle / 2) - gap / BOND
 
     angle = brentq(excess, 1e-6, 2 * np.pi / n_chords)
     heading = angle * (np.arange(n_chords - 1) - (n_chords - 1) / 2)  # angle of each chord but the last to ``along``
-    steps = np.cos(heading)[:, None] * along - np.sin(heading)[:, None] * aside
+    steps = np.cos(heading)[:, None] * along - np.sin(heading)[:, None] * normal
     return start + BOND * steps.cumsum(0)
 
 
@@ -200,9 +200,9 @@ def synthetic_chains(
     """
     _check(n_chains=n_chains, depth=depth)
     fewest, most = n_segments
-    _check(**{"the least of n_segments": fewest})
+    _check(**{"n_segments[0]": fewest})
     if most < fewest:
-        raise ValueError(f"n_segments={n_segments} must be the fewest and the most of a chain")
+        raise ValueError(f"n_segments={n_segments} must be (minimum, maximum)")
     if not 0 <= noise < np.inf:
         raise ValueError(f"noise={noise} must be finite and not negative")
     if not isinstance(random_state, Integral) or random_state < 0:

@@ -80,10 +80,10 @@ def chain_fape(
     total = 0.0
     for rows in row_chunks(len(inner), 3 * len(y)):
         i = inner[rows]
-        seen_true = (y - y[i, None]) @ axes_true[i - 1]
-        seen_predicted = (x - x[i, None]) @ axes_predicted[i - 1]
+        local_true = (y - y[i, None]) @ axes_true[i - 1]
+        local_predicted = (x - x[i, None]) @ axes_predicted[i - 1]
         # The error of the cell itself, j = i, is 0.
-        total += np.minimum(np.linalg.norm(seen_predicted - seen_true, axis=-1), clamp).sum()
+        total += np.minimum(np.linalg.norm(local_predicted - local_true, axis=-1), clamp).sum()
     return float(total / (scale * len(inner) * (len(y) - 1)))
 
 

@@ -91,28 +91,28 @@ def fape(
     """
     if clamp <= 0 or scale <= 0:
         raise ValueError(f"clamp={clamp} and scale={scale} must be positive lengths in model units")
-    seen = mask if frame_mask is None else mask & frame_mask
+    has_frame = mask if frame_mask is None else mask & frame_mask
     with torch.autocast(predicted.device.type, enabled=False):
         dtype = torch.promote_types(predicted.dtype, torch.float32)
         x_hat, x, r_hat, r = (z.to(dtype) for z in (predicted, true, frames_predicted, frames_true))
         x_hat, x = (z.masked_fill(~mask[..., None], 0.0) for z in (x_hat, x))
-        r_hat, r = (z.masked_fill(~seen[..., None, None], 0.0) for z in (r_hat, r))
+        r_hat, r = (z.masked_fill(~has_frame[..., None, None], 0.0) for z in (r_hat, r))
         total = x_hat.new_zeros(len(x_hat))
         step = max(1, ENTRIES // max(1, x_hat.numel()))
         for start in range(0, x_hat.shape[1], step):
-            arguments = (x_hat, x, r_hat, r, mask, seen, slice(start, start + step), clamp)
+            arguments = (x_hat, x, r_hat, r, mask, has_frame, slice(start, start + step), clamp)
             total = total + checkpoint(_block, *arguments, use_reentrant=False, preserve_rng_state=False)
-        pairs = (seen.sum(1) * (mask.sum(1) - 1)).clamp_min(1)
+        pairs = (has_frame.sum(1) * (mask.sum(1) - 1)).clamp_min(1)
         return total / (scale * pairs.to(dtype))
 
 
 def _block(
-    x_hat: Tensor, x: Tensor, r_hat: Tensor, r: Tensor, mask: Tensor, seen: Tensor, rows: slice, clamp: float
+    x_hat: Tensor, x: Tensor, r_hat: Tensor, r: Tensor, mask: Tensor, has_frame: Tensor, rows: slice, clamp: float
 ) -> Tensor:
     """Sum of the clamped errors (B,) in the frames of ``rows``."""
     error = _local(x_hat, r_hat, rows) - _local(x, r, rows)
     number = torch.arange(mask.shape[1], device=mask.device)
-    pair = seen[:, rows, None] & mask[:, None, :] & (number[rows, None] != number)
+    pair = has_frame[:, rows, None] & mask[:, None, :] & (number[rows, None] != number)
     clamped = (error.square().sum(2) + EPSILON).sqrt().clamp_max(clamp)
     return (clamped * pair).sum((1, 2))
 
@@ -186,13 +186,13 @@ def chain_losses(predicted: Tensor, true: Tensor, t: Tensor, mask: Tensor, seque
     spacing
         r, distance of consecutive points in model units.
     """
-    losses, runs = predicted.new_zeros(len(predicted)), (t > 0) & (t < 1)
-    if bool(runs.any()):
-        x_hat, x, real = predicted[runs], true[runs], mask[runs]
-        place = sequence[runs].round().long()
-        found, given = chain_frames(x_hat, real, index=place), chain_frames(x, real, index=place)
+    losses, noisy = predicted.new_zeros(len(predicted)), (t > 0) & (t < 1)
+    if bool(noisy.any()):
+        x_hat, x, real = predicted[noisy], true[noisy], mask[noisy]
+        place = sequence[noisy].round().long()
+        frames_hat, frames = chain_frames(x_hat, real, index=place), chain_frames(x, real, index=place)
         clamp = CLAMP * spacing
         # Frames are selected by the truth, so that a straight prediction does not lower the loss.
-        error = fape(x_hat, x, real, found.axes, given.axes, clamp=clamp, scale=clamp, frame_mask=given.mask)
-        losses[runs] = (1 - t[runs]) * error
+        error = fape(x_hat, x, real, frames_hat.axes, frames.axes, clamp=clamp, scale=clamp, frame_mask=frames.mask)
+        losses[noisy] = (1 - t[noisy]) * error
     return losses

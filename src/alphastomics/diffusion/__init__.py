@@ -3,12 +3,12 @@
 from alphastomics.config import MaskingConfig, MaskStrategy, Mode, SamplerName
 from alphastomics.diffusion.process import MODES, DiffusionConfig, Process
 from alphastomics.diffusion.samplers import make_step, run_joint_sampler, run_sampler, time_grid
-from alphastomics.diffusion.schedule import SMALLEST, SWITCH, CosineSchedule, smallest_time
+from alphastomics.diffusion.schedule import MIN_TIME, REFINEMENT_NOISE, CosineSchedule, smallest_time
 
 __all__ = [
     "MODES",
-    "SMALLEST",
-    "SWITCH",
+    "MIN_TIME",
+    "REFINEMENT_NOISE",
     "CosineSchedule",
     "DiffusionConfig",
     "MaskStrategy",

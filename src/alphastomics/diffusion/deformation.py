@@ -35,8 +35,8 @@ def deform(x: Tensor, strength: float, rng: np.random.Generator) -> Tensor:
     length = np.maximum(np.linalg.norm(omega, axis=0), 0.5)[:, None]
     amplitude = WAVE_SHARE * strength * rng.standard_normal((N_WAVES, n_dims)) / length
 
-    def like_x(value: np.ndarray) -> Tensor:
+    def to_tensor(value: np.ndarray) -> Tensor:
         return torch.from_numpy(value).to(device=x.device, dtype=x.dtype)
 
     with torch.autocast(x.device.type, enabled=False):
-        return x @ like_x(linear) + torch.sin(x @ like_x(omega) + like_x(phase)) @ like_x(amplitude)
+        return x @ to_tensor(linear) + torch.sin(x @ to_tensor(omega) + to_tensor(phase)) @ to_tensor(amplitude)

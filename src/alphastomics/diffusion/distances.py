@@ -185,8 +185,8 @@ def _over_sample(x_hat: Tensor, x: Tensor, sample: PairSample, penalty: Penalty)
     offset = x_hat[i] - x_hat[j]
     d_hat = offset.norm(dim=-1)
     f, slope = penalty(d_hat - (x[i] - x[j]).norm(dim=-1))
-    push = (weight.flatten() * _over_distance(slope, d_hat))[:, None] * offset
-    gradient = torch.zeros_like(x_hat).index_add_(0, i, push).index_add_(0, j, push, alpha=-1)
+    force = (weight.flatten() * _over_distance(slope, d_hat))[:, None] * offset
+    gradient = torch.zeros_like(x_hat).index_add_(0, i, force).index_add_(0, j, force, alpha=-1)
     return (weight * f.view(b, -1)).sum(1), gradient.view(b, n, n_dims)
 
 

@@ -10,7 +10,7 @@ r"""Training losses of the two modalities, each averaged over real cells and mea
     L_\text{layout} &= \text{the same with } q_{ij} \propto (1 + \hat D_{ij}^2 / w^2)^{-1}
 
 Pairwise losses are computed in blocks of rows: memory is O(block * N), not O(N^2). In contexts of more than
-``LARGEST_EXACT`` cells that have a generator, they are estimated without bias from a random sample of the pairs (distance) or
+``MAX_EXACT_CELLS`` cells that have a generator, they are estimated without bias from a random sample of the pairs (distance) or
 of the cells i (neighbor, layout), in time linear in N. Other losses of distances, and their gradients, are in
 :mod:`alphastomics.diffusion.distances`.
 """
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     Loss = Callable[[slice, torch.Generator | None], Tensor]  # loss of contexts; from a sample, if given a generator
 
 BLOCK = 1024  # rows of the pair matrix in memory at a time
-LARGEST_EXACT = 4096  # cells of a context in which all pairs take as long as the rest of a training step
+MAX_EXACT_CELLS = 4096  # cells of a context in which all pairs take as long as the rest of a training step
 N_PAIRS, N_ANCHORS = 2**20, 2048  # size of a sample of pairs, and of cells i
 TEMPERATURE = 0.1  # of the similarity of features, tau in L_neighbor
 
@@ -82,7 +82,7 @@ def distance_error(
 ) -> Tensor:
     """Error of all pairwise distances per context, (B,), see :func:`~alphastomics.diffusion.distances.distance_loss`.
 
-    With a generator for each context (``rngs``), the error of contexts of more than ``LARGEST_EXACT`` cells is estimated from
+    With a generator for each context (``rngs``), the error of contexts of more than ``MAX_EXACT_CELLS`` cells is estimated from
     a sample of their pairs, except for ``"drmsd"``: the root of a sampled mean is biased.
     """
 
@@ -97,29 +97,29 @@ def distance_error(
             generator=generator,
         )
 
-    return _by_size(loss, mask, rngs)
+    return _exact_or_sampled(loss, mask, rngs)
 
 
-def _by_size(loss: Loss, mask: Tensor, rngs: Sequence[np.random.Generator] | None) -> Tensor:
+def _exact_or_sampled(loss: Loss, mask: Tensor, rngs: Sequence[np.random.Generator] | None) -> Tensor:
     """Loss of every context, (B,): exact, or from a sample if the context has many real cells."""
-    if rngs is None or mask.shape[1] <= LARGEST_EXACT:
+    if rngs is None or mask.shape[1] <= MAX_EXACT_CELLS:
         return loss(slice(None), None)
     parts = []
     for i, rng in enumerate(rngs):
         generator = torch.Generator().manual_seed(int(rng.integers(2**63)))
-        parts.append(loss(slice(i, i + 1), generator if bool(mask[i].sum() > LARGEST_EXACT) else None))
+        parts.append(loss(slice(i, i + 1), generator if bool(mask[i].sum() > MAX_EXACT_CELLS) else None))
     return torch.cat(parts)
 
 
 def _neighbor_block(
     value: Tensor, true: Tensor, mask: Tensor, rows: Tensor, width: float, similarity: Similarity
 ) -> Tensor:
-    hidden = (torch.arange(value.shape[1], device=value.device) == rows[:, None]) | ~mask[:, None, :]
+    excluded = (torch.arange(value.shape[1], device=value.device) == rows[:, None]) | ~mask[:, None, :]
     floor = torch.finfo(torch.float32).min / 4
-    log_q = similarity(value.index_select(1, rows), value).masked_fill(hidden, floor).log_softmax(-1)
+    log_q = similarity(value.index_select(1, rows), value).masked_fill(excluded, floor).log_softmax(-1)
     squared = pairwise_distances(true.index_select(1, rows), true) ** 2
-    closeness = (-squared / (2 * width**2)).masked_fill(hidden, floor)
-    cross_entropy = -(closeness.softmax(-1) * log_q.masked_fill(hidden, 0.0)).sum(-1)
+    closeness = (-squared / (2 * width**2)).masked_fill(excluded, floor)
+    cross_entropy = -(closeness.softmax(-1) * log_q.masked_fill(excluded, 0.0)).sum(-1)
     return (cross_entropy * mask.index_select(1, rows)).sum(1)
 
 
@@ -133,7 +133,7 @@ def _neighbor_cross_entropy(
     rngs: Sequence[np.random.Generator] | None,
 ) -> Tensor:
     n = mask.shape[1]
-    n_rows = min(BLOCK, max(1, BLOCK * LARGEST_EXACT // max(1, n)))
+    n_rows = min(BLOCK, max(1, BLOCK * MAX_EXACT_CELLS // max(1, n)))
 
     def loss(contexts: slice, generator: torch.Generator | None) -> Tensor:
         x, y, real = value[contexts], true[contexts], mask[contexts]
@@ -153,7 +153,7 @@ def _neighbor_cross_entropy(
             )
         return total / count
 
-    return _by_size(loss, mask, rngs)
+    return _exact_or_sampled(loss, mask, rngs)
 
 
 def neighbor_error(
@@ -177,7 +177,7 @@ def neighbor_error(
     width
         Standard deviation of the neighborhood, in model units.
     rngs
-        A generator for each context. The loss of contexts of more than ``LARGEST_EXACT`` cells is estimated from a sample of
+        A generator for each context. The loss of contexts of more than ``MAX_EXACT_CELLS`` cells is estimated from a sample of
         their cells.
     """
 

@@ -39,10 +39,10 @@ GRID_POWER = 1.5  # time is this power of the fraction of steps that remain
 
 
 class Step(Protocol):
-    """One reverse step; ``before`` is (time, estimate of x_0) of the previous step, None at the first."""
+    """One reverse step; ``previous`` is (time, estimate of x_0) of the previous step, None at the first."""
 
     def __call__(
-        self, z_t: Tensor, x_0: Tensor, t: Tensor, s: Tensor, before: tuple[Tensor, Tensor] | None, noise: Noise
+        self, z_t: Tensor, x_0: Tensor, t: Tensor, s: Tensor, previous: tuple[Tensor, Tensor] | None, noise: Noise
     ) -> Tensor:
         """From z_t to z_s."""
 
@@ -55,7 +55,7 @@ class DDIM:
     eta: float = 0.0
 
     def __call__(
-        self, z_t: Tensor, x_0: Tensor, t: Tensor, s: Tensor, before: tuple[Tensor, Tensor] | None, noise: Noise
+        self, z_t: Tensor, x_0: Tensor, t: Tensor, s: Tensor, previous: tuple[Tensor, Tensor] | None, noise: Noise
     ) -> Tensor:
         """From z_t to z_s."""
         alpha_s, sigma_s = self.process.coefficients(s, z_t)
@@ -72,7 +72,7 @@ class DDPM:
     process: Process
 
     def __call__(
-        self, z_t: Tensor, x_0: Tensor, t: Tensor, s: Tensor, before: tuple[Tensor, Tensor] | None, noise: Noise
+        self, z_t: Tensor, x_0: Tensor, t: Tensor, s: Tensor, previous: tuple[Tensor, Tensor] | None, noise: Noise
     ) -> Tensor:
         """From z_t to a draw of z_s."""
         mean, variance = self.process.posterior(z_t, x_0, t, s)
@@ -86,17 +86,17 @@ class DPMSolver2M:
     process: Process
 
     def __call__(
-        self, z_t: Tensor, x_0: Tensor, t: Tensor, s: Tensor, before: tuple[Tensor, Tensor] | None, noise: Noise
+        self, z_t: Tensor, x_0: Tensor, t: Tensor, s: Tensor, previous: tuple[Tensor, Tensor] | None, noise: Noise
     ) -> Tensor:
         """From z_t to z_s."""
         alpha_t, sigma_t = self.process.coefficients(t, z_t)
         alpha_s, sigma_s = self.process.coefficients(s, z_t)
-        if before is not None:
-            t_before, x_0_before = before
-            log_before, log_t, log_s = (self.process.schedule.log_snr(u) for u in (t_before, t, s))
+        if previous is not None:
+            t_previous, x_0_previous = previous
+            log_previous, log_t, log_s = (self.process.schedule.log_snr(u) for u in (t_previous, t, s))
             # Extrapolation is undefined where the clamped log SNR is constant.
-            gain = torch.where(log_t > log_before, (log_s - log_t) / (2 * (log_t - log_before)), 0.0)
-            x_0 = x_0 + per_cell(gain, x_0) * (x_0 - x_0_before)
+            gain = torch.where(log_t > log_previous, (log_s - log_t) / (2 * (log_t - log_previous)), 0.0)
+            x_0 = x_0 + per_cell(gain, x_0) * (x_0 - x_0_previous)
         # alpha_s e^{-h} = sigma_s alpha_t / sigma_t, finite at both ends.
         return sigma_s / sigma_t * (z_t - alpha_t * x_0) + alpha_s * x_0
 
@@ -116,8 +116,8 @@ def time_grid(n_steps: int, *, device: torch.device | str = "cpu") -> Tensor:
     """Times 1 = t_0 > t_1 > ... > t_{n_steps} = 0, denser towards 0; computed in float64, so that no two coincide."""
     if n_steps < 1:
         raise ValueError(f"n_steps must be at least 1, got {n_steps}")
-    share_left = torch.linspace(1.0, 0.0, n_steps + 1, dtype=torch.float64)
-    return (share_left**GRID_POWER).to(device=device, dtype=torch.float32)
+    remaining = torch.linspace(1.0, 0.0, n_steps + 1, dtype=torch.float64)
+    return (remaining**GRID_POWER).to(device=device, dtype=torch.float32)
 
 
 @torch.no_grad()
@@ -166,16 +166,16 @@ def run_joint_sampler(
     """
     z = tuple(noise() for noise in noises)
     times = time_grid(n_steps, device=z[0].device)
-    before: tuple[tuple[Tensor, Tensor] | None, ...] = (None,) * len(z)
+    previous: tuple[tuple[Tensor, Tensor] | None, ...] = (None,) * len(z)
     for t, s in zip(times[:-1], times[1:], strict=True):
         t, s = t.expand(len(z[0])), s.expand(len(z[0]))
         x_0 = denoise(z, t)
         if bool((s == 0).all()):
             z = x_0
         else:
-            parts = zip(z, x_0, steps, before, noises, strict=True)
-            z = tuple(step(z_m, x_m, t, s, before_m, noise) for z_m, x_m, step, before_m, noise in parts)
-        before = tuple((t, x_m) for x_m in x_0)
+            parts = zip(z, x_0, steps, previous, noises, strict=True)
+            z = tuple(step(z_m, x_m, t, s, previous_m, noise) for z_m, x_m, step, previous_m, noise in parts)
+        previous = tuple((t, x_m) for x_m in x_0)
         if on_step is not None:
             on_step()
     return z

@@ -22,8 +22,8 @@ import torch
 if TYPE_CHECKING:
     from torch import Tensor
 
-SMALLEST = 0.01  # time below which the noise is finer than the spacing of cells
-SWITCH = 3.0  # noise, in spacings, below which the minimum-distance network refines positions
+MIN_TIME = 0.01  # time below which the noise is finer than the spacing of cells
+REFINEMENT_NOISE = 3.0  # noise, in spacings, below which the minimum-distance network refines positions
 MAX_LOG_SNR = 10.0  # log(alpha / sigma) is infinite at t = 0 and t = 1
 
 
@@ -87,4 +87,4 @@ def smallest_time(schedule: CosineSchedule, spacing: float) -> float:
 
     Below it the minimum-distance network refines positions.
     """
-    return max(SMALLEST, schedule.time_of_ratio(SWITCH * spacing / 2)) if spacing else SMALLEST
+    return max(MIN_TIME, schedule.time_of_ratio(REFINEMENT_NOISE * spacing / 2)) if spacing else MIN_TIME

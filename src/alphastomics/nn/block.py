@@ -117,7 +117,7 @@ class Block(nn.Module):
         Angle in radians by which the grid of axial attention is turned.
     """
 
-    OWN = ("norm_1", "norm_2", "connect_1", "connect_2")  # not shared between layers
+    UNSHARED = ("norm_1", "norm_2", "connect_1", "connect_2")  # not shared between layers
 
     def __init__(self, config: DenoiserConfig, *, angle: float = 0.0) -> None:
         super().__init__()

@@ -9,11 +9,7 @@ from alphastomics.config._model import MAX_RANK
 from alphastomics.config._setting import check, setting
 from alphastomics.nn.pair.factors import n_fixed_ranks
 
-WITHOUT_PAIRS = {
-    "full": "has no columns for them",
-    "linear": "has no scores of pairs to which they could be added",
-    "axial": "sees pairs of one row or column only",
-}
+READS_PAIRS = ("geometric", "neighbor")  # kinds of attention
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,10 +68,10 @@ class DenoiserConfig(NetworkConfig):
         return self.sequence and (self.attention == "neighbor" or self.pair_features is not None)
 
     def _check_pair_features(self) -> None:
-        if self.attention in WITHOUT_PAIRS:
+        if self.attention not in READS_PAIRS:
             raise ValueError(
-                f"attention={self.attention!r} does not read pair features: it {WITHOUT_PAIRS[self.attention]}; pass "
-                "attention='geometric' or 'neighbor', or pair_features=None"
+                f"attention={self.attention!r} does not use pair features; pass attention='geometric' or 'neighbor', or "
+                "pair_features=None"
             )
         fixed = n_fixed_ranks(self.n_dims, sequence=self.sequence)
         if self.rank != "auto" and not fixed < self.rank <= MAX_RANK:

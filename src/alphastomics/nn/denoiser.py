@@ -3,7 +3,7 @@ r"""Denoiser: clean expression and positions of N cells from noisy ones and the 
 .. math::
 
     h^0_i &= E(w \odot z^{expr}_i) + V^\top z^{expr}_i + P(z^{pos}_i), \qquad c = \psi(t_{expr}, t_{pos}), \qquad
-    g = \operatorname{Surroundings}(h^0, z^{pos}, t_{pos}) \\
+    g = \operatorname{GeometryEncoder}(h^0, z^{pos}, t_{pos}) \\
     h^{l+1} &= \operatorname{Block}(h^l, c, g, \text{mask}), \qquad
     F^{pos}_i = W_p \operatorname{AdaNorm}(h^L_i, c), \quad F^{expr}_i = W_e \operatorname{AdaNorm}(h^L_i, c)
 
@@ -28,9 +28,9 @@ from alphastomics.nn.block import AdaptiveNorm, Block
 from alphastomics.nn.config import DenoiserConfig
 from alphastomics.nn.embeddings import FourierPosition, LocalDensityEmbedding, TimestepEmbedding
 from alphastomics.nn.experts import Routing, Routings
-from alphastomics.nn.geometry import Geometry, Surroundings
+from alphastomics.nn.geometry import Geometry, GeometryEncoder
 from alphastomics.nn.minimum_distance import MinDistanceNetwork
-from alphastomics.nn.parallel import ALONE
+from alphastomics.nn.parallel import SINGLE_PROCESS
 from alphastomics.nn.random import drawing_for_cells
 from alphastomics.nn.residual import expand, reduce
 from alphastomics.nn.sharing import LayerStack
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Denoiser", "DenoiserConfig", "Prediction"]
 
-GOLDEN = math.pi * (3 - 5**0.5)  # angle between the grids of successive blocks, so that no direction repeats
+GOLDEN_ANGLE = math.pi * (3 - 5**0.5)  # angle between the grids of successive blocks, so that no direction repeats
 
 
 class Prediction(NamedTuple):
@@ -87,14 +87,14 @@ class Denoiser(nn.Module):
             self.expression_mask = nn.Parameter(torch.zeros(config.n_genes))
             self.position_mask = nn.Parameter(torch.zeros(config.n_dims, d))
         self.timestep = TimestepEmbedding(d)
-        self.surroundings = Surroundings(config)
+        self.surroundings = GeometryEncoder(config)
         depth = count()  # blocks are made in order
         self.blocks = LayerStack(
-            lambda: Block(config, angle=GOLDEN * next(depth)),
+            lambda: Block(config, angle=GOLDEN_ANGLE * next(depth)),
             config.n_layers,
             sharing=config.layer_sharing,
             block_size=config.sharing_block,
-            own=(*Block.OWN, "attention.axes") if config.attention == "axial" else Block.OWN,
+            unshared=(*Block.UNSHARED, "attention.axes") if config.attention == "axial" else Block.UNSHARED,
         )
         self.norm_out = AdaptiveNorm(d)
         self.expression_out = nn.Linear(d, config.n_genes)
@@ -165,8 +165,8 @@ class Denoiser(nn.Module):
         if masked is None:
             embedding = self.position_in(position)
         else:
-            known = position.masked_fill(masked, 0.0)
-            embedding = self.position_in(known) + masked.to(position.dtype) @ self.position_mask
+            visible = position.masked_fill(masked, 0.0)
+            embedding = self.position_in(visible) + masked.to(position.dtype) @ self.position_mask
         if local_density is not None:
             embedding = embedding + (t_pos <= 0)[:, None, None] * self.local_density_in(local_density)
         return torch.where((t_pos >= 1)[:, None, None], self.position_missing, embedding)
@@ -183,7 +183,7 @@ class Denoiser(nn.Module):
         position: Tensor | None = None,
         masked: Tensor | None = None,
         sequence: Tensor | None = None,
-        parallel: SequenceParallel = ALONE,
+        parallel: SequenceParallel = SINGLE_PROCESS,
     ) -> Prediction:
         """Run blocks and heads on the summed embeddings ``h`` (B, N, d).
 
@@ -195,10 +195,10 @@ class Denoiser(nn.Module):
         if mask is not None:  # a context that is all padding attends to itself, which keeps gradients finite
             mask = mask | ~mask.any(dim=1, keepdim=True)
         if parallel.world_size > 1:
-            return self._in_parts(h, timestep, geometry or Geometry(), mask, predict, routings, parallel)
+            return self._predict_split(h, timestep, geometry or Geometry(), mask, predict, routings, parallel)
         return self._predict(h, timestep, geometry, mask, predict, routings)
 
-    def _in_parts(
+    def _predict_split(
         self,
         h: Tensor,
         timestep: Tensor,
@@ -209,14 +209,14 @@ class Denoiser(nn.Module):
         parallel: SequenceParallel,
     ) -> Prediction:
         """Run :meth:`_predict` on the cells of this process and gather the result of all cells."""
-        n_cells, own_routings = h.shape[1], Routings()
+        n_cells, local_routings = h.shape[1], Routings()
         mask = parallel.split(torch.ones_like(h[..., 0], dtype=torch.bool) if mask is None else mask)
         h, geometry = parallel.split(h), geometry.split(parallel)
         with drawing_for_cells(parallel.rank * h.shape[1]):
-            prediction = self._predict(h, timestep, geometry, mask, predict, own_routings)
+            prediction = self._predict(h, timestep, geometry, mask, predict, local_routings)
         if routings is not None:
-            for own in own_routings:
-                routings.append(Routing(*(parallel.gather(part, n_cells) for part in own)))
+            for local in local_routings:
+                routings.append(Routing(*(parallel.gather(part, n_cells) for part in local)))
         expression, position = (None if x is None else parallel.gather(x, n_cells) for x in prediction[:2])
         return Prediction(expression, position, parallel.gather(prediction.latent, n_cells))
 
@@ -257,7 +257,7 @@ class Denoiser(nn.Module):
         masked: tuple[Tensor | None, Tensor | None] = (None, None),
         local_density: Tensor | None = None,
         sequence: Tensor | None = None,
-        parallel: SequenceParallel = ALONE,
+        parallel: SequenceParallel = SINGLE_PROCESS,
     ) -> Prediction:
         """Run the network.
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from alphastomics.nn.geometry import Geometry
 
 
-WIDEST = 2**20  # in steps of the width
+MAX_STEPS = 2**20  # in steps of the width
 
 
 class ParameterCount(NamedTuple):
@@ -61,7 +61,7 @@ def matched_width(config: DenoiserConfig, n_parameters: int) -> int:
             return count_parameters(Denoiser(replace(config, d_model=step * k))).total
 
     high = 1
-    while total(high) < n_parameters and high < WIDEST:
+    while total(high) < n_parameters and high < MAX_STEPS:
         high *= 2
     low = high // 2
     while high - low > 1:
@@ -72,7 +72,7 @@ def matched_width(config: DenoiserConfig, n_parameters: int) -> int:
 
 
 @dataclass(kw_only=True, slots=True)
-class SeenLayer:
+class LayerInputs:
     """Last inputs of one layer.
 
     Attributes
@@ -97,9 +97,9 @@ class SeenLayer:
 
 
 @contextmanager
-def watch_layers(denoiser: Denoiser) -> Iterator[dict[int, SeenLayer]]:
+def watch_layers(denoiser: Denoiser) -> Iterator[dict[int, LayerInputs]]:
     """Record the last inputs of each layer, by its number, while the context is open."""
-    seen: dict[int, SeenLayer] = {}
+    inputs: dict[int, LayerInputs] = {}
     current = 0  # layers may share modules, so that a module does not determine its layer
 
     def before_layer(layer: int) -> None:
@@ -108,10 +108,10 @@ def watch_layers(denoiser: Denoiser) -> Iterator[dict[int, SeenLayer]]:
 
     def before_attention(module: nn.Module, arguments: tuple[Any, ...]) -> None:
         x, geometry, mask = arguments
-        seen[current] = SeenLayer(attention=cast("Attention", module), x=x.detach(), geometry=geometry, mask=mask)
+        inputs[current] = LayerInputs(attention=cast("Attention", module), x=x.detach(), geometry=geometry, mask=mask)
 
     def after_experts(_: nn.Module, __: tuple[Any, ...], result: tuple[Tensor, Routing]) -> None:
-        seen[current].routing = Routing(*(part.detach() for part in result[1]))
+        inputs[current].routing = Routing(*(part.detach() for part in result[1]))
 
     blocks = cast("list[Block]", list(denoiser.blocks))
     with ExitStack() as hooks:
@@ -123,4 +123,4 @@ def watch_layers(denoiser: Denoiser) -> Iterator[dict[int, SeenLayer]]:
         handles += [part.register_forward_hook(after_experts) for part in experts]
         for handle in handles:
             hooks.callback(handle.remove)
-        yield seen
+        yield inputs

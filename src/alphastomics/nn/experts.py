@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 
     from alphastomics.config import ExpertWidth
 
-# Multiplications in the time of starting one matrix product: about 10 us per thread of a CPU, 5 us on a GPU (estimated).
-START_OF_THREAD, START_OF_GPU = 750_000, 100_000_000
+# Multiplications in the time of launching one matrix product: about 10 us per thread of a CPU, 5 us on a GPU (estimated).
+CPU_LAUNCH_COST, GPU_LAUNCH_COST = 750_000, 100_000_000
 
 
 def grouped_networks(
@@ -75,12 +75,12 @@ def grouped_networks(
     return y
 
 
-def even_counts(counts: Sequence[int], per_row: int, device: torch.device) -> list[int]:
+def padded_counts(counts: Sequence[int], per_row: int, device: torch.device) -> list[int]:
     """Rows of each group after padding: equal if running the added rows costs less than starting a product per group.
 
     ``per_row`` is the number of multiplications of one layer for a row.
     """
-    start = START_OF_THREAD * torch.get_num_threads() if device.type == "cpu" else START_OF_GPU
+    start = CPU_LAUNCH_COST * torch.get_num_threads() if device.type == "cpu" else GPU_LAUNCH_COST
     even = [max(counts)] * len(counts)
     return even if (sum(even) - sum(counts)) * per_row <= len(counts) * start else list(counts)
 
@@ -91,33 +91,36 @@ class _GroupedNetworks(torch.autograd.Function):
         ctx: Any, rows: Tensor, weight_1: Tensor, bias_1: Tensor, weight_2: Tensor, bias_2: Tensor, counts: list[int]
     ) -> Tensor:
         y = rows.new_empty(len(rows), weight_2.shape[2])
-        kept = []
+        saved = []
         groups = zip(rows.split(counts), weight_1, bias_1, weight_2, bias_2, y.split(counts), strict=True)
         for x, w_1, b_1, w_2, b_2, y_e in groups:
             before = torch.addmm(b_1, x, w_1)
             after = F.gelu(before)
             torch.addmm(b_2, after, w_2, out=y_e)
-            kept += [before, after]
-        ctx.save_for_backward(rows, weight_1, weight_2, *kept)
+            saved += [before, after]
+        ctx.save_for_backward(rows, weight_1, weight_2, *saved)
         ctx.counts = counts
         return y
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        rows, weight_1, weight_2, *kept = ctx.saved_tensors
-        of_rows, of_1, of_2 = (torch.empty_like(value) for value in (rows, weight_1, weight_2))
-        of_b_1, of_b_2 = (value.new_empty(len(value), value.shape[2]) for value in (weight_1, weight_2))
-        cut = (value.split(ctx.counts) for value in (grad.contiguous(), rows, of_rows))
-        groups = zip(*cut, kept[::2], kept[1::2], weight_1, of_1, of_b_1, weight_2, of_2, of_b_2, strict=True)
-        for g, x, of_x, before, after, w_1, of_w_1, b_1, w_2, of_w_2, b_2 in groups:
-            torch.mm(after.T, g, out=of_w_2)
-            torch.sum(g, dim=0, out=b_2)
+        rows, weight_1, weight_2, *saved = ctx.saved_tensors
+        grad_rows, grad_weight_1, grad_weight_2 = (torch.empty_like(value) for value in (rows, weight_1, weight_2))
+        grad_bias_1, grad_bias_2 = (value.new_empty(len(value), value.shape[2]) for value in (weight_1, weight_2))
+        split = (value.split(ctx.counts) for value in (grad.contiguous(), rows, grad_rows))
+        first = zip(saved[::2], weight_1, grad_weight_1, grad_bias_1, strict=True)
+        second = zip(saved[1::2], weight_2, grad_weight_2, grad_bias_2, strict=True)
+        for g, x, grad_x, (before, w_1, grad_w_1, grad_b_1), (after, w_2, grad_w_2, grad_b_2) in zip(
+            *split, first, second, strict=True
+        ):
+            torch.mm(after.T, g, out=grad_w_2)
+            torch.sum(g, dim=0, out=grad_b_2)
             g_hidden = torch.ops.aten.gelu_backward(g @ w_2.T, before)
-            torch.mm(x.T, g_hidden, out=of_w_1)
-            torch.sum(g_hidden, dim=0, out=b_1)
-            torch.mm(g_hidden, w_1.T, out=of_x)
-        return of_rows, of_1, of_b_1, of_2, of_b_2, None
+            torch.mm(x.T, g_hidden, out=grad_w_1)
+            torch.sum(g_hidden, dim=0, out=grad_b_1)
+            torch.mm(g_hidden, w_1.T, out=grad_x)
+        return grad_rows, grad_weight_1, grad_bias_1, grad_weight_2, grad_bias_2, None
 
 
 class Routing(NamedTuple):
@@ -187,7 +190,7 @@ class Experts(nn.Module):
         real = None if mask is None else mask.flatten().nonzero()[:, 0]
         if real is not None:
             cells = cells.index_select(0, real)
-        noise = normal((b, n, self.num_experts), real, _exact(x), x.device) if self.training else None
+        noise = normal((b, n, self.num_experts), real, _routing_precision(x), x.device) if self.training else None
         probability, expert, weight = self.route(cells, noise)
         assigned = F.one_hot(expert, self.num_experts).sum(dim=1).to(probability.dtype)
         parts = [self.mix(cells, expert, weight), probability, assigned]
@@ -202,7 +205,7 @@ class Experts(nn.Module):
         ``noise`` (M, E) is standard normal; None adds none.
         """
         with torch.autocast(cells.device.type, enabled=False):  # in low precision, rounding would break near ties
-            cells = cells.to(_exact(cells))
+            cells = cells.to(_routing_precision(cells))
             score = F.linear(cells, self.router.weight.to(cells.dtype))
             if noise is not None:
                 score = score + noise * F.softplus(F.linear(cells, self.noise.weight.to(cells.dtype)))
@@ -225,20 +228,20 @@ class Experts(nn.Module):
         Rows that pad the groups repeat cell 0; their results are not used.
         """
         count = slot.bincount(minlength=self.num_experts)
-        counts = even_counts(count.tolist(), self.weight_1[0].numel(), slot.device)
-        shift = _starts(torch.tensor(counts, device=slot.device)) - _starts(count)
+        counts = padded_counts(count.tolist(), self.weight_1[0].numel(), slot.device)
+        shift = _offsets(torch.tensor(counts, device=slot.device)) - _offsets(count)
         order, index = slot.argsort(stable=True), torch.arange(len(slot), device=slot.device)
         place = torch.empty_like(slot).index_copy_(0, order, index + shift[slot[order]])
         rows = slot.new_zeros(sum(counts)).index_copy_(0, place, index // self.top_k)
         return rows, place, counts
 
 
-def _exact(x: Tensor) -> torch.dtype:
+def _routing_precision(x: Tensor) -> torch.dtype:
     """Precision in which routing is computed."""
     return torch.float32 if x.dtype in (torch.bfloat16, torch.float16) else x.dtype
 
 
-def _starts(count: Tensor) -> Tensor:
+def _offsets(count: Tensor) -> Tensor:
     return count.cumsum(0) - count
 
 

@@ -18,7 +18,7 @@ from torch import nn
 
 from alphastomics.nn.neighbors import noisy_neighbors
 from alphastomics.nn.pair.features import PairFeatures
-from alphastomics.nn.parallel import ALONE, SequenceParallel
+from alphastomics.nn.parallel import SINGLE_PROCESS, SequenceParallel
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -73,17 +73,17 @@ class Geometry(NamedTuple):
     sequence: Tensor | None = None
     neighbors: Tensor | None = None
     pairs: Pairs | None = None
-    parallel: SequenceParallel = ALONE
+    parallel: SequenceParallel = SINGLE_PROCESS
 
     def split(self, parallel: SequenceParallel) -> Geometry:
         """Geometry of the cells of this process."""
 
-        def own(x: Tensor | None) -> Tensor | None:
+        def local(x: Tensor | None) -> Tensor | None:
             return None if x is None else parallel.split(x)
 
         return self._replace(
-            position=own(self.position),
-            sequence=own(self.sequence),
+            position=local(self.position),
+            sequence=local(self.sequence),
             neighbors=None if self.neighbors is None else parallel.split(self.neighbors + 1) - 1,  # -1 for padding
             pairs=None if self.pairs is None else Factors(*(parallel.split(s, 2) for s in _sides(self.pairs))),
             parallel=parallel,
@@ -145,7 +145,7 @@ class Geometry(NamedTuple):
 
 def processes_of(geometry: Geometry | None) -> SequenceParallel:
     """Processes over which cells are split; a single process without a geometry."""
-    return ALONE if geometry is None else geometry.parallel
+    return SINGLE_PROCESS if geometry is None else geometry.parallel
 
 
 def _sides(pairs: Pairs) -> tuple[Tensor, Tensor]:
@@ -157,7 +157,7 @@ def at_least_32_bits(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
 
 
-class Surroundings(nn.Module):
+class GeometryEncoder(nn.Module):
     r"""The :class:`Geometry` of a batch, computed from noisy positions only.
 
     .. math::
@@ -217,7 +217,7 @@ class Surroundings(nn.Module):
         if config.attention in ("full", "linear"):
             return None
         if config.reads_sequence and sequence is None:
-            raise ValueError("this network reads an order of the cells; pass sequence=")
+            raise ValueError("this network uses an order of the cells; pass sequence=")
         real = torch.ones(h.shape[:2], dtype=torch.bool, device=h.device) if mask is None else mask
         located = real.any(dim=1) & (t_pos < 1) & (position is not None)
         known = real & located[:, None]
@@ -232,10 +232,10 @@ class Surroundings(nn.Module):
             sequence=None if sequence is None else sequence.masked_fill(~real, 0),
         )
         if config.attention == "neighbor":
-            near = noisy_neighbors(
+            neighbors = noisy_neighbors(
                 position.detach(), known, geometry.sequence, real, config.n_neighbors, config.sparse_pairs
             )
-            geometry = geometry._replace(neighbors=near)
+            geometry = geometry._replace(neighbors=neighbors)
         if self.pairs is None:
             return geometry
         position, trust = geometry.centered(h, mask, config.n_dims), geometry.trusted(h)

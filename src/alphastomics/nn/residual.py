@@ -114,11 +114,11 @@ class HyperConnection(nn.Module):
         if n_streams < 2:
             raise ValueError(f"n_streams={n_streams} must be at least 2; use residual='plain' for one stream")
         self.n_streams = n_streams
-        starts = _read_logits(n_streams), torch.zeros(n_streams), IDENTITY_LOGIT * torch.eye(n_streams).flatten()
-        self.sizes = [len(start) for start in starts]
+        initial = _read_logits(n_streams), torch.zeros(n_streams), IDENTITY_LOGIT * torch.eye(n_streams).flatten()
+        self.sizes = [len(logits) for logits in initial]
         self.phi = nn.Parameter(torch.zeros(n_streams * d_model, sum(self.sizes)))
-        self.alpha = nn.Parameter(torch.full((len(starts),), 0.01))
-        self.bias = nn.Parameter(torch.cat(starts))
+        self.alpha = nn.Parameter(torch.full((len(initial),), 0.01))
+        self.bias = nn.Parameter(torch.cat(initial))
 
     def maps(self, streams: Tensor) -> Maps:
         """Compute H^pre, H^post and H^res from the ``streams`` (B, N, n, C)."""

@@ -42,7 +42,7 @@ class LayerStack(nn.Module):
     """Layers in order of depth, some of which share weights.
 
     Every depth has a layer, so that code that iterates over layers or recomputes them does not depend on sharing. Layers with
-    the same s(l) hold the same parameter and submodule objects, except those in ``own``. Each tensor is saved once, under its
+    the same s(l) hold the same parameter and submodule objects, except those in ``unshared``. Each tensor is saved once, under its
     name in the first of these layers.
 
     Parameters
@@ -56,9 +56,9 @@ class LayerStack(nn.Module):
         layers.
     block_size
         b, layers in a block, for ``"block"``.
-    own
+    unshared
         Names of the parameters, buffers and submodules that are separate for each depth, with dots for nested ones, such as
-        ``"attention.axes"``; see ``OWN`` of :class:`~alphastomics.nn.block.Block`.
+        ``"attention.axes"``; see ``UNSHARED`` of :class:`~alphastomics.nn.block.Block`.
 
     Attributes
     ----------
@@ -68,7 +68,7 @@ class LayerStack(nn.Module):
     Raises
     ------
     ValueError
-        As for :func:`layer_index`, or if a layer has no part of a name in ``own``.
+        As for :func:`layer_index`, or if a layer has no part of a name in ``unshared``.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class LayerStack(nn.Module):
         *,
         sharing: Sharing = "none",
         block_size: int = 4,
-        own: Sequence[str] = (),
+        unshared: Sequence[str] = (),
     ) -> None:
         super().__init__()
         self.index = layer_index(n_layers, sharing, block_size=block_size)
@@ -86,9 +86,9 @@ class LayerStack(nn.Module):
             layer = make_layer()
             first = self.index.index(number)
             if first < depth:
-                _tie(layer, self[first], own)
-            elif missing := {name for name in own if not _has(layer, name)}:
-                raise ValueError(f"{type(layer).__name__} has no {', '.join(sorted(missing))} of its own to keep")
+                _tie(layer, self[first], unshared)
+            elif missing := {name for name in unshared if not _has(layer, name)}:
+                raise ValueError(f"{type(layer).__name__} has no part {', '.join(sorted(missing))}; check unshared=")
             self.add_module(str(depth), layer)
         self.register_state_dict_post_hook(_drop_repeated)
         self.register_load_state_dict_pre_hook(_restore_repeated)
@@ -130,9 +130,9 @@ def _has(layer: nn.Module, name: str) -> bool:
     return part in _parts(layer) | {buffer for buffer, _ in layer.named_buffers(recurse=False)}
 
 
-def _tie(layer: nn.Module, first: nn.Module, own: Sequence[str]) -> None:
-    for name in _parts(layer) - set(own):
-        within = [each.removeprefix(f"{name}.") for each in own if each.startswith(f"{name}.")]
+def _tie(layer: nn.Module, first: nn.Module, unshared: Sequence[str]) -> None:
+    for name in _parts(layer) - set(unshared):
+        within = [each.removeprefix(f"{name}.") for each in unshared if each.startswith(f"{name}.")]
         if within:
             _tie(layer.get_submodule(name), first.get_submodule(name), within)
         else:

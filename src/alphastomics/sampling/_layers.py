@@ -13,7 +13,7 @@ import torch
 
 from alphastomics.config._sampling import MAX_CONTEXT
 from alphastomics.data import AnnDataSource
-from alphastomics.nn.diagnostics import SeenLayer, watch_layers
+from alphastomics.nn.diagnostics import LayerInputs, watch_layers
 from alphastomics.sampling._cells import content_order, encode_cells
 
 if TYPE_CHECKING:
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     from alphastomics.sampling._sampler import Sampler
 
 
-class SeenContext(NamedTuple):
+class RecordedContext(NamedTuple):
     """One context after a forward pass: name of its slice, rows of its cells (n,), inputs of each layer by index."""
 
     slice_name: str
     rows: NDArray[np.int64]
-    layers: dict[int, SeenLayer]
+    layers: dict[int, LayerInputs]
 
 
 class GateValues(NamedTuple):
@@ -95,7 +95,7 @@ def query_source(sampler: Sampler, adata: AnnData) -> AnnDataSource:
 
 
 @torch.no_grad()
-def seen_contexts(sampler: Sampler, source: AnnDataSource) -> Iterator[SeenContext]:
+def record_contexts(sampler: Sampler, source: AnnDataSource) -> Iterator[RecordedContext]:
     """Run the network on each context and yield the inputs of its layers; a cell may be in several contexts."""
     module, device = sampler.module, sampler.device
     zero, one = torch.zeros(1, device=device), torch.ones(1, device=device)
@@ -103,10 +103,10 @@ def seen_contexts(sampler: Sampler, source: AnnDataSource) -> Iterator[SeenConte
         rows = content_order(source, cells.rows)
         encoded, contexts, order = encode_cells(module, source, rows, max_context=MAX_CONTEXT)
         for index, _ in contexts:
-            with watch_layers(module) as seen:
+            with watch_layers(module) as layers:
                 h, sequence = encoded[index][None], None if order is None else order[index][None]
                 module.trunk(h + module.position_missing, zero, one, None, (), sequence=sequence)
-            yield SeenContext(cells.name, rows[index.cpu().numpy()], seen)
+            yield RecordedContext(cells.name, rows[index.cpu().numpy()], layers)
 
 
 @torch.no_grad()
@@ -119,7 +119,7 @@ def gate_values(sampler: Sampler, source: AnnDataSource) -> GateValues:
         )
     shape = (source.n_cells, config.n_layers, config.n_heads)
     mean, square = np.zeros(shape), np.zeros(shape)
-    for context in seen_contexts(sampler, source):
+    for context in record_contexts(sampler, source):
         for i, layer in context.layers.items():
             gates = layer.attention.gates(layer.x)
             assert gates is not None  # checked above
@@ -137,7 +137,7 @@ def sink_values(sampler: Sampler, source: AnnDataSource) -> SinkValues:
     config = sampler.module.config
     received = np.zeros((source.n_cells, config.n_layers), dtype=np.float32)
     slices, sizes, shares = [], [], []
-    for context in seen_contexts(sampler, source):
+    for context in record_contexts(sampler, source):
         by_layer = [layer.attention.received(layer.x, layer.geometry)[0] for _, layer in sorted(context.layers.items())]
         for i, values in enumerate(by_layer):
             received[context.rows, i] = values.mean(0).cpu()
@@ -153,7 +153,7 @@ def attention_rows(
 ) -> NDArray[np.float32]:
     """Attention weights of ``cells`` (M,), (n_cells, M); NaN for cells of other contexts."""
     result = np.full((source.n_cells, len(cells)), np.nan, dtype=np.float32)
-    for context in seen_contexts(sampler, source):
+    for context in record_contexts(sampler, source):
         selected = np.flatnonzero(np.isin(cells, context.rows))
         if not len(selected):
             continue
@@ -175,7 +175,7 @@ def expert_values(sampler: Sampler, source: AnnDataSource) -> ExpertValues:
     first = np.zeros((source.n_cells, config.n_layers), dtype=np.int64)
     shape = (source.n_cells, config.n_layers, config.num_experts)
     assigned, probability = np.zeros(shape, dtype=np.float32), np.zeros(shape, dtype=np.float32)
-    for context in seen_contexts(sampler, source):
+    for context in record_contexts(sampler, source):
         for i, layer in context.layers.items():
             routing: Any = layer.routing
             first[context.rows, i] = routing.probability[0].argmax(dim=1).cpu()

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import torch
 import torch.nn.functional as F
 
-from alphastomics.diffusion import SWITCH, make_step, run_sampler
+from alphastomics.diffusion import REFINEMENT_NOISE, make_step, run_sampler
 from alphastomics.diffusion.geometry import align, center, kabsch
 from alphastomics.sampling._cells import embed_cells
 from alphastomics.sampling._layout import refine_layout
@@ -160,7 +160,7 @@ class PositionSampler:
         """The posterior of each cell, once the noise is as fine as the spacing of cells; None before, and for a single cell."""
         alpha, sigma = self.process.coefficients(t, z)
         n = (sigma / alpha).reshape(())
-        if z.shape[1] < 2 or float(n) > SWITCH * self.spacing:
+        if z.shape[1] < 2 or float(n) > REFINEMENT_NOISE * self.spacing:
             return None
         return estimate_posterior(lambda y: self._estimate(alpha * y, t), z / alpha, n, centered=not self.shared_frame)
 

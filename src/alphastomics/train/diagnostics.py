@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from alphastomics.nn.diagnostics import SeenLayer
+    from alphastomics.nn.diagnostics import LayerInputs
 
 LAYER = "train_layer_"  # prefix of the names of all statistics
 EVERY = 10  # steps between two measurements
@@ -32,7 +32,7 @@ SINK_CELLS = 256  # cells among which sinks are computed
 
 
 @torch.no_grad()
-def layer_statistics(layers: Mapping[int, SeenLayer], mask: Tensor) -> dict[str, Tensor]:
+def layer_statistics(layers: Mapping[int, LayerInputs], mask: Tensor) -> dict[str, Tensor]:
     """Statistics of each layer by name, ``train_layer_0_gate_mean``, ``…_gate_sd``, ``…_sink``, ``…_expert_usage_0``, ….
 
     ``layers`` holds the inputs of each layer, ``mask`` (B, N) the real cells.
@@ -55,7 +55,7 @@ def layer_statistics(layers: Mapping[int, SeenLayer], mask: Tensor) -> dict[str,
     return values
 
 
-def _sink(layer: SeenLayer, context: int, subset: Tensor) -> Tensor:
+def _sink(layer: LayerInputs, context: int, subset: Tensor) -> Tensor:
     """Sink among some cells of a context; 0 if all are padding."""
     x = processes_of(layer.geometry).first(layer.x[context : context + 1], subset.shape[1])
     if not bool(subset.any()):

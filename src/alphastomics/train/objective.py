@@ -34,7 +34,7 @@ from alphastomics.diffusion.losses import (
 )
 from alphastomics.diffusion.masking import clean_value
 from alphastomics.nn import Routings, balance_losses, expert_counts
-from alphastomics.nn.parallel import ALONE
+from alphastomics.nn.parallel import SINGLE_PROCESS
 from alphastomics.train.losses import ExpertLoad, min_distance_losses
 from alphastomics.train.timesteps import Masks, draw_masks, draw_observed, draw_timesteps, keyed_rng, stratified_uniform
 
@@ -143,7 +143,7 @@ class Objective:
         self.diffusion = diffusion or DiffusionConfig()
         self.shared_frame, self.spacing, self.masking = shared_frame, spacing, masking
         self.smallest = smallest_time(self.diffusion.position.schedule, spacing)
-        self.parallel: SequenceParallel = ALONE
+        self.parallel: SequenceParallel = SINGLE_PROCESS
         self.weights_sharded = False
         self.load = ExpertLoad()
 

@@ -10,8 +10,8 @@ import lightning.pytorch as pl
 import torch
 
 from alphastomics.config import PlanConfig
-from alphastomics.nn.diagnostics import SeenLayer, watch_layers
-from alphastomics.nn.parallel import ALONE
+from alphastomics.nn.diagnostics import LayerInputs, watch_layers
+from alphastomics.nn.parallel import SINGLE_PROCESS
 from alphastomics.nn.random import ContextGenerators, drawing_from
 from alphastomics.train.diagnostics import EVERY, layer_statistics
 from alphastomics.train.distributed.processes import (
@@ -144,7 +144,7 @@ class TrainingPlan(pl.LightningModule):
         collective
             Whether all processes call this; the trained weights are copied only then.
         """
-        self.objective.parallel = ALONE
+        self.objective.parallel = SINGLE_PROCESS
         for module in self._unsharded:
             if collective:
                 copy_full_params(self.module, module)
@@ -183,7 +183,7 @@ class TrainingPlan(pl.LightningModule):
         NonFiniteLossError
             If the loss is not finite; the weights have not been changed by it.
         """
-        watch: AbstractContextManager[dict[int, SeenLayer]] = nullcontext({})
+        watch: AbstractContextManager[dict[int, LayerInputs]] = nullcontext({})
         if self.global_step % EVERY == 0:
             self.statistics_epoch, watch = self.current_epoch, watch_layers(self.module)
         with recompute(self.module.blocks, self.n_recomputed), drawing_from(self._generators(batch)), watch as layers:
@@ -275,7 +275,7 @@ class TrainingPlan(pl.LightningModule):
         losses: dict[str, Tensor],
         batch: Batch,
         count: float,
-        layers: Mapping[int, SeenLayer] | None = None,
+        layers: Mapping[int, LayerInputs] | None = None,
     ) -> dict[str, Tensor]:
         """Means by name over the contexts of a batch; ``count`` is their mean number in a group of processes."""
         real = batch.mask.any(1).float()

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import torch
 
-from alphastomics.diffusion import SMALLEST
+from alphastomics.diffusion import MIN_TIME
 from alphastomics.diffusion.masking import draw_mask
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def draw_timesteps(
     rng: np.random.Generator,
     *,
     modality_dropout: float,
-    smallest: float = SMALLEST,
+    smallest: float = MIN_TIME,
     kind: float | None = None,
 ) -> Timesteps:
     """Draw the timesteps of one context.
@@ -94,7 +94,7 @@ def draw_timesteps(
     drawn, u, v = rng.random(3)
     absent = modality_dropout
     kind = float(drawn) if kind is None else kind
-    t_1, t_2 = float(smallest + (1 - smallest) * u), float(SMALLEST + (1 - SMALLEST) * v)
+    t_1, t_2 = float(smallest + (1 - smallest) * u), float(MIN_TIME + (1 - MIN_TIME) * v)
     if mode == "expr_to_pos":
         return Timesteps(0.0, 1.0 if kind < absent else t_1)
     if mode == "pos_to_expr":

@@ -27,39 +27,39 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-def edge_products(query: Tensor, key: Tensor, other: Tensor) -> Tensor:
+def edge_products(query: Tensor, key: Tensor, target: Tensor) -> Tensor:
     """Products s (H, S, E) of q (H, S, F) and k (H, M, F) at the ends n (S, E) of the edges, without a gradient.
 
     q and k must have 32 or 64 bits, the ends 32 bits.
     """
-    n, degree = other.shape
-    ends = other.flatten()
+    n, degree = target.shape
+    ends = target.flatten()
     if key.device.type != "cpu":  # a GPU gathers fast, and the rows of one head fit in memory
         gathered = (k.index_select(0, ends).view(n, degree, -1) for k in key)
         return torch.stack([(rows @ q[..., None])[..., 0] for q, rows in zip(query, gathered, strict=True)])
-    if isinstance(other, FakeTensor):  # sparse tensors cannot be fake
+    if isinstance(target, FakeTensor):  # sparse tensors cannot be fake
         return query.new_empty(len(query), n, degree)
     if degree > key.shape[1]:  # a row of a sparse matrix may not have more entries than columns
         key = F.pad(key, (0, 0, 0, degree - key.shape[1]))
-    _accept_sparse_tensors()
-    first = torch.arange(0, n * degree + 1, degree, dtype=other.dtype)
+    _suppress_beta_warning()
+    first = torch.arange(0, n * degree + 1, degree, dtype=target.dtype)
     products = []
     for q, k in zip(query, key, strict=True):
-        place = torch.sparse_csr_tensor(first, ends, q.new_zeros(n * degree), (n, len(k)), check_invariants=False)
-        products.append(torch.sparse.sampled_addmm(place, q, k.T, beta=0.0, out=place).values())
+        edges = torch.sparse_csr_tensor(first, ends, q.new_zeros(n * degree), (n, len(k)), check_invariants=False)
+        products.append(torch.sparse.sampled_addmm(edges, q, k.T, beta=0.0, out=edges).values())
     return torch.stack(products).view(-1, n, degree)
 
 
-def edge_sums(weight: Tensor, value: Tensor, other: Tensor) -> Tensor:
+def edge_sums(weight: Tensor, value: Tensor, target: Tensor) -> Tensor:
     """Sums o (H, S, F) of the rows of v (H, M, F) at the ends n (S, E) of the edges, with weights a (H, S, E)."""
     pairs = zip(weight, value, strict=True)
-    return torch.stack([F.embedding_bag(other, v, mode="sum", per_sample_weights=a) for a, v in pairs])
+    return torch.stack([F.embedding_bag(target, v, mode="sum", per_sample_weights=a) for a, v in pairs])
 
 
-def returned_sums(weight: Tensor, query: Iterable[Tensor], other: Tensor, n: int) -> Tensor:
+def returned_sums(weight: Tensor, query: Iterable[Tensor], target: Tensor, n: int) -> Tensor:
     """Sums g (H, M, F) of the rows of q, H times (S, F), over the edges to each of M = ``n`` cells, with weights a (H, S, E)."""
-    degree = other.shape[1]
-    ends, edge = other.flatten().sort()
+    degree = target.shape[1]
+    ends, edge = target.flatten().sort()
     first = torch.searchsorted(ends, torch.arange(n, dtype=ends.dtype, device=ends.device), out_int32=True)
     origin = (edge // degree).int()
     sums = []
@@ -69,7 +69,7 @@ def returned_sums(weight: Tensor, query: Iterable[Tensor], other: Tensor, n: int
 
 
 @cache
-def _accept_sparse_tensors() -> None:
+def _suppress_beta_warning() -> None:
     """Suppress the warning, issued once, that sparse tensors are in beta state."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Sparse")

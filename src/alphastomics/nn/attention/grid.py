@@ -26,7 +26,7 @@ from torch import nn
 
 from alphastomics.nn.attention.softmax import SoftmaxAttention
 from alphastomics.nn.neighbors import lexicographic_order
-from alphastomics.nn.parallel import ALONE
+from alphastomics.nn.parallel import SINGLE_PROCESS
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -43,18 +43,18 @@ class Grid(NamedTuple):
     ----------
     slot
         Slot of every cell (B, N), S * column + row; S^2, outside of the square, for padding.
-    observed
+    occupied
         Whether a slot contains a cell, (B, S, S), by column and row.
     """
 
     slot: Tensor
-    observed: Tensor
+    occupied: Tensor
 
     def lay(self, x: Tensor) -> Tensor:
         """Scatter cells (B, N, d) to slots (B, S, S, d); empty slots are 0."""
-        slots = x.new_zeros(len(x), self.observed[0].numel() + 1, x.shape[-1])
+        slots = x.new_zeros(len(x), self.occupied[0].numel() + 1, x.shape[-1])
         slots = slots.scatter_(1, self.slot[..., None].expand_as(x), x)
-        return slots[:, :-1].unflatten(1, self.observed.shape[1:])
+        return slots[:, :-1].unflatten(1, self.occupied.shape[1:])
 
     def take(self, slots: Tensor) -> Tensor:
         """Gather cells (B, N, d) from slots (B, S, S, d); padding is 0."""
@@ -76,8 +76,8 @@ def quantile_grid(a: Tensor, b: Tensor, mask: Tensor, *, multiple: int = 1) -> G
     before = (column * n + m - 1) // m  # number of cells in previous columns
     row = _rank(a, b, column) - before
     slot = torch.where(mask, column * side + row, side**2)
-    observed = torch.zeros(len(mask), side**2 + 1, dtype=torch.bool, device=mask.device).scatter(1, slot, True)
-    return Grid(slot, observed[:, :-1].unflatten(1, (side, side)))
+    occupied = torch.zeros(len(mask), side**2 + 1, dtype=torch.bool, device=mask.device).scatter(1, slot, True)
+    return Grid(slot, occupied[:, :-1].unflatten(1, (side, side)))
 
 
 class GridAttention(nn.Module):
@@ -135,10 +135,10 @@ class GridAttention(nn.Module):
             If positions have another number of dimensions.
         """
         grid, parallel = self.grid(x, geometry, mask), geometry.parallel
-        own_rows = parallel.split(grid.lay(parallel.gather(x)), dim=2)
-        along_rows, along_columns = self._passes(own_rows, grid.observed, parallel)
-        own_cells = grid._replace(slot=parallel.split(grid.slot))
-        return own_cells.take(parallel.gather(along_rows + along_columns, dim=2))
+        local_rows = parallel.split(grid.lay(parallel.gather(x)), dim=2)
+        along_rows, along_columns = self._passes(local_rows, grid.occupied, parallel)
+        local_cells = grid._replace(slot=parallel.split(grid.slot))
+        return local_cells.take(parallel.gather(along_rows + along_columns, dim=2))
 
     def grid(self, x: Tensor, geometry: Geometry, mask: Tensor | None = None) -> Grid:
         """Arrange the cells of all processes in a grid; the arguments are those of :meth:`forward`."""
@@ -146,20 +146,22 @@ class GridAttention(nn.Module):
         with torch.no_grad(), torch.autocast(x.device.type, enabled=False):  # rounding would create ties
             position = geometry.centered(x, mask, self.n_dims)
             located = (geometry.trusted(x) > 0)[:, None, None]
-            resembling = x.to(position.dtype) @ self.feature_axes.to(position.dtype).T
-            where = torch.where(located, position @ self.axes.to(position.dtype).T, resembling)
+            by_features = x.to(position.dtype) @ self.feature_axes.to(position.dtype).T
+            along_axes = torch.where(located, position @ self.axes.to(position.dtype).T, by_features)
             parallel = geometry.parallel
-            a, b = parallel.gather(where).unbind(dim=-1)
+            a, b = parallel.gather(along_axes).unbind(dim=-1)
             return quantile_grid(a, b, parallel.gather(mask), multiple=parallel.world_size)
 
-    def _passes(self, x: Tensor, observed: Tensor, parallel: SequenceParallel = ALONE) -> tuple[Tensor, Tensor]:
+    def _passes(
+        self, x: Tensor, occupied: Tensor, parallel: SequenceParallel = SINGLE_PROCESS
+    ) -> tuple[Tensor, Tensor]:
         """Both terms of y for slots ``x`` (B, S, S, d), of which a process holds some rows."""
-        rows, in_rows = _rows(x, parallel.split(observed, dim=2))
+        rows, in_rows = _rows(x, parallel.split(occupied, dim=2))
         shape = (x.shape[0], x.shape[2], x.shape[1], x.shape[3])
         along_rows = self.along_rows(rows, mask=in_rows).view(shape).transpose(1, 2)
-        own_columns = parallel.resplit(x + along_rows, whole=1, split=2)
-        columns, in_columns = _columns(own_columns, parallel.split(observed))
-        along_columns = self.along_columns(columns, mask=in_columns).view_as(own_columns)
+        local_columns = parallel.resplit(x + along_rows, whole=1, split=2)
+        columns, in_columns = _columns(local_columns, parallel.split(occupied))
+        along_columns = self.along_columns(columns, mask=in_columns).view_as(local_columns)
         return along_rows, parallel.resplit(along_columns, whole=2, split=1)
 
     def gates(self, x: Tensor) -> Tensor | None:
@@ -170,7 +172,7 @@ class GridAttention(nn.Module):
         """Rows (R,) of the product of both attention matrices (columns, then rows), (B, H, R, N)."""
         grid = self.grid(x, geometry, mask)
         by_row, by_column = self._matrices(x, grid)
-        side = grid.observed.shape[-1]
+        side = grid.occupied.shape[-1]
         slot = grid.slot[:, rows].clamp(max=side**2 - 1)
         context = torch.arange(len(x), device=x.device)[:, None]
         column, row = slot // side, slot % side
@@ -184,33 +186,33 @@ class GridAttention(nn.Module):
         """Mean attention that each cell receives from real cells in that product, (B, H, N)."""
         grid = self.grid(x, geometry, mask)
         by_row, by_column = self._matrices(x, grid)
-        observed = grid.observed.to(by_row.dtype)
-        by_column = torch.einsum("bcr,bchrs->bchs", observed, by_column)
+        occupied = grid.occupied.to(by_row.dtype)
+        by_column = torch.einsum("bcr,bchrs->bchs", occupied, by_column)
         slots = torch.einsum("bchs,bshcd->bdsh", by_column, by_row)
-        return grid.take(slots).transpose(1, 2) / observed.sum(dim=(1, 2))[:, None, None].clamp_min(1)
+        return grid.take(slots).transpose(1, 2) / occupied.sum(dim=(1, 2))[:, None, None].clamp_min(1)
 
     def _matrices(self, x: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
         """Attention matrices of all rows, and of all columns, (B, S, H, S, S) each."""
         x = grid.lay(x)
-        along_rows, _ = self._passes(x, grid.observed)
+        along_rows, _ = self._passes(x, grid.occupied)
         b, side, _, _ = x.shape
         every = torch.arange(side, device=x.device)
-        rows, in_rows = _rows(x, grid.observed)
-        columns, in_columns = _columns(x + along_rows, grid.observed)
+        rows, in_rows = _rows(x, grid.occupied)
+        columns, in_columns = _columns(x + along_rows, grid.occupied)
         by_row = self.along_rows.weights(rows, every, mask=in_rows)
         by_column = self.along_columns.weights(columns, every, mask=in_columns)
         return by_row.view(b, side, -1, side, side), by_column.view(b, side, -1, side, side)
 
 
-def _columns(x: Tensor, observed: Tensor) -> tuple[Tensor, Tensor]:
+def _columns(x: Tensor, occupied: Tensor) -> tuple[Tensor, Tensor]:
     """Columns (B S, S, d) of slots (B, S, S, d), and the mask (B S, S) of slots to attend to."""
-    observed = observed.flatten(0, 1)
-    return x.flatten(0, 1), observed | ~observed.any(dim=1, keepdim=True)  # all slots of an empty column
+    occupied = occupied.flatten(0, 1)
+    return x.flatten(0, 1), occupied | ~occupied.any(dim=1, keepdim=True)  # all slots of an empty column
 
 
-def _rows(x: Tensor, observed: Tensor) -> tuple[Tensor, Tensor]:
+def _rows(x: Tensor, occupied: Tensor) -> tuple[Tensor, Tensor]:
     """Rows (B S, S, d), and the mask (B S, S) of slots to attend to."""
-    return _columns(x.transpose(1, 2), observed.transpose(1, 2))
+    return _columns(x.transpose(1, 2), occupied.transpose(1, 2))
 
 
 def _rank(*keys: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from alphastomics.nn.geometry import at_least_32_bits, processes_of
-from alphastomics.nn.parallel import ALONE
+from alphastomics.nn.parallel import SINGLE_PROCESS
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -47,7 +47,7 @@ class LinearAttention(nn.Module):
         self.out = nn.Linear(d_model, d_model)
 
     def features(
-        self, x: Tensor, mask: Tensor | None, parallel: SequenceParallel = ALONE
+        self, x: Tensor, mask: Tensor | None, parallel: SequenceParallel = SINGLE_PROCESS
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Features of q and k, and v, each (B, H, N, d_h)."""
         b, n, _ = x.shape
@@ -57,8 +57,8 @@ class LinearAttention(nn.Module):
             k = k.masked_fill(~mask[:, None, :, None], torch.finfo(k.dtype).min)
         psi = k.softmax(dim=-2)
         if parallel.world_size > 1:
-            own = k.to(at_least_32_bits(k.dtype)).logsumexp(dim=2, keepdim=True)
-            psi = psi * (own - parallel.gather(own, dim=2).logsumexp(dim=2, keepdim=True)).exp()
+            local = k.to(at_least_32_bits(k.dtype)).logsumexp(dim=2, keepdim=True)
+            psi = psi * (local - parallel.gather(local, dim=2).logsumexp(dim=2, keepdim=True)).exp()
         return q.softmax(dim=-1), psi, v
 
     def forward(self, x: Tensor, geometry: Geometry | None = None, mask: Tensor | None = None) -> Tensor:

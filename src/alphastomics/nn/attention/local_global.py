@@ -84,10 +84,10 @@ class LocalGlobalAttention(nn.Module):
 
     def weights(self, x: Tensor, rows: Tensor, geometry: Geometry, mask: Tensor | None = None) -> Tensor:
         """Rows (R,) of the mean of both attention matrices, (B, H, R, N)."""
-        near, everything = (part.weights(x, rows, geometry, mask) for part in (self.near, self.all))
-        return (near + everything) / 2
+        neighbor, linear = (part.weights(x, rows, geometry, mask) for part in (self.near, self.all))
+        return (neighbor + linear) / 2
 
     def received(self, x: Tensor, geometry: Geometry, mask: Tensor | None = None) -> Tensor:
         """Mean attention that each cell receives from real cells, (B, H, N)."""
-        near, everything = (part.received(x, geometry, mask) for part in (self.near, self.all))
-        return (near + everything) / 2
+        neighbor, linear = (part.received(x, geometry, mask) for part in (self.near, self.all))
+        return (neighbor + linear) / 2

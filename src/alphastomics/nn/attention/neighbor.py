@@ -56,50 +56,52 @@ class Graph(NamedTuple):
 
     Attributes
     ----------
-    other
+    target
         Ends (S, K + 1) of the edges, indices in 32 bits: K neighbors, replaced by the cell itself if there are fewer, and the
         cell itself.
     valid
         Whether an edge exists, (S, K + 1).
     query
         q, (H, S, F); F is d_h plus the rank of pair features, if any.
-    own
-        Position, place in the order and trust of the cells of this process, (S, D + 2), in at least 32 bits.
-    place
+    local
+        Position, index in the order and trust of the cells of this process, (S, D + 2), in at least 32 bits.
+    coordinates
         The same for all cells, (M, D + 2).
     key, value
         k and v, (H, M, F).
     """
 
-    other: Tensor
+    target: Tensor
     valid: Tensor
     query: Tensor
-    own: Tensor
-    place: Tensor
+    local: Tensor
+    coordinates: Tensor
     key: Tensor
     value: Tensor
 
     def wide(self) -> Graph:
-        """Convert q, k and v to the precision of the places, with contiguous rows."""
-        query, key, value = (part.to(self.place.dtype).contiguous() for part in (self.query, self.key, self.value))
+        """Convert q, k and v to the precision of the coordinates, with contiguous rows."""
+        query, key, value = (
+            part.to(self.coordinates.dtype).contiguous() for part in (self.query, self.key, self.value)
+        )
         return self._replace(query=query, key=key, value=value)
 
     def blocks(self, w: Tensor) -> Iterator[slice]:
         """Blocks of cells, sized for edge features with weights ``w`` (H, n_features)."""
-        n, degree = self.other.shape
-        size = max(1, BLOCK.get(self.other.device.type, BLOCK["cuda"]) // (degree * sum(w.shape)))
-        if isinstance(self.other, FakeTensor):  # one block suffices for an estimate of memory
+        n, degree = self.target.shape
+        size = max(1, BLOCK.get(self.target.device.type, BLOCK["cuda"]) // (degree * sum(w.shape)))
+        if isinstance(self.target, FakeTensor):  # one block suffices for an estimate of memory
             n = min(n, size)
         return (slice(start, start + size) for start in range(0, n, size))
 
     def ends(self, rows: slice | Tensor) -> tuple[Tensor, Tensor]:
-        """Places of the cells ``rows`` (S, 1, D + 2) and of the ends of their edges (S, K + 1, D + 2)."""
-        other = self.other[rows]
-        return self.own[rows][:, None], self.place.index_select(0, other.flatten()).unflatten(0, other.shape)
+        """Coordinates of the cells ``rows`` (S, 1, D + 2) and of the ends of their edges (S, K + 1, D + 2)."""
+        target = self.target[rows]
+        return self.local[rows][:, None], self.coordinates.index_select(0, target.flatten()).unflatten(0, target.shape)
 
     def attention(self, rows: slice | Tensor, bias: Tensor, d_head: int) -> Tensor:
         """Attention (H, S, K + 1) of the cells ``rows`` with ``bias`` (S, K + 1, H)."""
-        score = edge_products(self.query[:, rows], self.key, self.other[rows])
+        score = edge_products(self.query[:, rows], self.key, self.target[rows])
         score.div_(d_head**0.5).add_(bias.permute(2, 0, 1)).masked_fill_(~self.valid[rows], float("-inf"))
         return score.softmax(dim=-1)
 
@@ -158,16 +160,16 @@ class NeighborAttention(SoftmaxAttention):
         b, n, d = x.shape
         graph = self._graph(x, geometry, mask)
         with torch.autocast(x.device.type, enabled=False):
-            o, seen = _AlongEdges.apply(self._features, self.d_head, self.edge.weight, *graph)
-        o, seen = o.transpose(0, 1).unflatten(0, (b, n)), seen.reshape(b, n, -1)
+            o, edges = _AlongEdges.apply(self._features, self.d_head, self.edge.weight, *graph)
+        o, edges = o.transpose(0, 1).unflatten(0, (b, n)), edges.reshape(b, n, -1)
         if self.pair_columns is not None and geometry.pairs is not None:
             mixed = o[..., self.d_head :].transpose(1, 2)
-            seen = torch.cat([seen, self.pair_columns.read(geometry.pairs, mixed)], dim=-1)
+            edges = torch.cat([edges, self.pair_columns.read(geometry.pairs, mixed)], dim=-1)
         o = o[..., : self.d_head].to(graph.value.dtype)
         gates = self.gates(x)
         if gates is not None:
             o = o * gates.view(b, n, self.n_heads, -1)
-        y = self.out(o.reshape(b, n, d)) + self.seen(seen.to(x.dtype))
+        y = self.out(o.reshape(b, n, d)) + self.seen(edges.to(x.dtype))
         return y if mask is None else y.masked_fill(~mask[..., None], 0.0)
 
     def _graph(self, x: Tensor, geometry: Geometry, mask: Tensor | None) -> Graph:
@@ -189,16 +191,16 @@ class NeighborAttention(SoftmaxAttention):
             order = geometry.sequence[..., None].to(position.dtype)
             order = order if mask is None else order.masked_fill(~mask[..., None], 0.0)
         trust = geometry.trusted(x)[:, None, None].expand_as(order)
-        own = torch.cat([position, order, trust], dim=-1)
-        place = geometry.parallel.gather(own)
-        return Graph(*_edges(x, geometry, mask), q, own.flatten(0, 1), place.flatten(0, 1), k, v)
+        local = torch.cat([position, order, trust], dim=-1)
+        coordinates = geometry.parallel.gather(local)
+        return Graph(*_edges(x, geometry, mask), q, local.flatten(0, 1), coordinates.flatten(0, 1), k, v)
 
-    def _features(self, place: Tensor, other: Tensor) -> Tensor:
-        """Features (S, K + 1, E) of edges from cells at ``place`` (S, 1, D + 2) to cells at ``other`` (S, K + 1, D + 2)."""
-        difference = other - place
+    def _features(self, source: Tensor, target: Tensor) -> Tensor:
+        """Features (S, K + 1, E) of edges from cells at ``source`` (S, 1, D + 2) to cells at ``target`` (S, K + 1, D + 2)."""
+        difference = target - source
         shortest, longest = DISTANCES
         log_distance = 0.5 * (difference[..., :-2].square().sum(dim=-1) + shortest**2).log()
-        trust = place[..., -1:].detach()
+        trust = source[..., -1:].detach()
         e = _radial_basis(log_distance, math.log(shortest), math.log(longest), N_BASIS, trust)
         if not self.sequence:
             return e
@@ -216,7 +218,7 @@ class NeighborAttention(SoftmaxAttention):
         rows = (torch.arange(b, device=x.device)[:, None] * n + rows).flatten()
         a = self._attention(graph, rows)
         dense = a.new_zeros(self.n_heads, len(rows), n)
-        dense = dense.scatter_add(2, (graph.other[rows] % n).long().expand_as(a), a)
+        dense = dense.scatter_add(2, (graph.target[rows] % n).long().expand_as(a), a)
         return dense.view(self.n_heads, b, -1, n).transpose(0, 1)
 
     @torch.no_grad()
@@ -225,15 +227,15 @@ class NeighborAttention(SoftmaxAttention):
         b, n, _ = x.shape
         graph = self._graph(x, geometry, mask).wide()
         real = torch.ones(b, n, dtype=torch.bool, device=x.device) if mask is None else mask
-        total = graph.place.new_zeros(self.n_heads, b * n)
+        total = graph.coordinates.new_zeros(self.n_heads, b * n)
         for rows in graph.blocks(self.edge.weight):
             a = self._attention(graph, rows) * real.flatten()[rows, None]
-            total = total.index_add(1, graph.other[rows].flatten(), a.flatten(1))
+            total = total.index_add(1, graph.target[rows].flatten(), a.flatten(1))
         return total.view(-1, b, n).transpose(0, 1) / real.sum(dim=1)[:, None, None].clamp_min(1)
 
     def _attention(self, graph: Graph, rows: slice | Tensor) -> Tensor:
         """Attention (H, S, K + 1) of the cells ``rows``."""
-        with torch.autocast(graph.place.device.type, enabled=False):
+        with torch.autocast(graph.coordinates.device.type, enabled=False):
             e = self._features(*graph.ends(rows))
             return graph.attention(rows, e @ self.edge.weight.to(e.dtype).T, self.d_head)
 
@@ -248,45 +250,47 @@ class _AlongEdges(torch.autograd.Function):
         ctx.features, ctx.d_head = features, d_head
         ctx.save_for_backward(w, *tensors)
         graph = Graph(*tensors).wide()
-        w = w.to(graph.place.dtype)
-        o, seen = torch.empty_like(graph.query), w.new_empty(len(graph.other), *w.shape)
+        w = w.to(graph.coordinates.dtype)
+        o, edges = torch.empty_like(graph.query), w.new_empty(len(graph.target), *w.shape)
         for rows in graph.blocks(w):
             e = features(*graph.ends(rows))
             a = graph.attention(rows, e @ w.T, d_head)
-            o[:, rows] = edge_sums(a, graph.value, graph.other[rows])
-            seen[rows] = a.transpose(0, 1) @ e
-        return o, seen
+            o[:, rows] = edge_sums(a, graph.value, graph.target[rows])
+            edges[rows] = a.transpose(0, 1) @ e
+        return o, edges
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, of_o: Tensor, of_seen: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad_o: Tensor, grad_edges: Tensor) -> tuple[Tensor | None, ...]:
         weight, *tensors = ctx.saved_tensors
-        graph, of_o = Graph(*tensors).wide(), of_o.contiguous()
-        places, w = ctx.needs_input_grad[7], weight.to(graph.place.dtype)
-        weights = w.new_empty(2, len(w), *graph.other.shape)  # attention, and the gradient of the scores
-        of_w, of_query = torch.zeros_like(w), torch.empty_like(graph.query)
-        of_own, of_place = torch.zeros_like(graph.own), torch.zeros_like(graph.place)
+        graph, grad_o = Graph(*tensors).wide(), grad_o.contiguous()
+        needs_coordinates, w = ctx.needs_input_grad[7], weight.to(graph.coordinates.dtype)
+        weights = w.new_empty(2, len(w), *graph.target.shape)  # attention, and the gradient of the scores
+        grad_w, grad_query = torch.zeros_like(w), torch.empty_like(graph.query)
+        grad_local, grad_coordinates = torch.zeros_like(graph.local), torch.zeros_like(graph.coordinates)
         for rows in graph.blocks(w):
-            other, ends = graph.other[rows], [end.detach().requires_grad_(places) for end in graph.ends(rows)]
-            with torch.set_grad_enabled(places):
+            target = graph.target[rows]
+            ends = [end.detach().requires_grad_(needs_coordinates) for end in graph.ends(rows)]
+            with torch.set_grad_enabled(needs_coordinates):
                 features = ctx.features(*ends)
             e = features.detach()
             a = graph.attention(rows, e @ w.T, ctx.d_head)
-            of_a = edge_products(of_o[:, rows], graph.value, other).add_((of_seen[rows] @ e.mT).transpose(0, 1))
-            of_s = of_a.sub_((a * of_a).sum(dim=-1, keepdim=True)).mul_(a)
-            weights[0, :, rows], weights[1, :, rows] = a, of_s
-            of_query[:, rows] = edge_sums(of_s, graph.key, other)
-            of_w += of_s.flatten(1) @ e.flatten(0, 1)
-            if places:
-                of_e = a.permute(1, 2, 0) @ of_seen[rows] + of_s.permute(1, 2, 0) @ w
-                of_cell, of_others = torch.autograd.grad(features, ends, of_e)
-                of_own[rows] = of_cell[:, 0]
-                of_place.index_add_(0, other.flatten(), of_others.flatten(0, 1))
-        returned = returned_sums(weights.flatten(0, 1), (*of_o, *graph.query), graph.other, len(graph.place))
-        of_value, of_key = returned.unflatten(0, (2, -1))
-        sums = (of_w, of_query / ctx.d_head**0.5, of_own, of_place, of_key / ctx.d_head**0.5, of_value)
-        of_w, *rest = (total.to(tensor.dtype) for total, tensor in zip(sums, (weight, *tensors[2:]), strict=True))
-        return None, None, of_w, None, None, *rest
+            grad_a = edge_products(grad_o[:, rows], graph.value, target).add_((grad_edges[rows] @ e.mT).transpose(0, 1))
+            grad_s = grad_a.sub_((a * grad_a).sum(dim=-1, keepdim=True)).mul_(a)
+            weights[0, :, rows], weights[1, :, rows] = a, grad_s
+            grad_query[:, rows] = edge_sums(grad_s, graph.key, target)
+            grad_w += grad_s.flatten(1) @ e.flatten(0, 1)
+            if needs_coordinates:
+                grad_e = a.permute(1, 2, 0) @ grad_edges[rows] + grad_s.permute(1, 2, 0) @ w
+                grad_source, grad_targets = torch.autograd.grad(features, ends, grad_e)
+                grad_local[rows] = grad_source[:, 0]
+                grad_coordinates.index_add_(0, target.flatten(), grad_targets.flatten(0, 1))
+        returned = returned_sums(weights.flatten(0, 1), (*grad_o, *graph.query), graph.target, len(graph.coordinates))
+        grad_value, grad_key = returned.unflatten(0, (2, -1))
+        grad_query, grad_key = grad_query / ctx.d_head**0.5, grad_key / ctx.d_head**0.5
+        sums = (grad_w, grad_query, grad_local, grad_coordinates, grad_key, grad_value)
+        grad_w, *rest = (total.to(tensor.dtype) for total, tensor in zip(sums, (weight, *tensors[2:]), strict=True))
+        return None, None, grad_w, None, None, *rest
 
 
 def _edges(x: Tensor, geometry: Geometry, mask: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -296,13 +300,13 @@ def _edges(x: Tensor, geometry: Geometry, mask: Tensor | None) -> tuple[Tensor, 
         raise ValueError("attention over neighbors needs them; see alphastomics.nn.neighbors.neighbor_pairs")
     itself = (parallel.rank * n + torch.arange(n, device=x.device)).expand(b, n)[..., None]
     valid = (geometry.neighbors >= 0) & (geometry.neighbors != itself)
-    other = torch.where(valid, geometry.neighbors, itself)
+    target = torch.where(valid, geometry.neighbors, itself)
     if mask is not None:
-        valid = valid & parallel.gather(mask).gather(1, other.flatten(1)).view_as(other)
+        valid = valid & parallel.gather(mask).gather(1, target.flatten(1)).view_as(target)
     start = parallel.world_size * n * torch.arange(b, device=x.device)
-    other = torch.cat([other, itself], dim=-1) + start[:, None, None]
+    target = torch.cat([target, itself], dim=-1) + start[:, None, None]
     valid = torch.cat([valid, torch.ones_like(itself, dtype=torch.bool)], dim=-1)
-    return other.flatten(0, 1).int(), valid.flatten(0, 1)
+    return target.flatten(0, 1).int(), valid.flatten(0, 1)
 
 
 def _radial_basis(u: Tensor, low: float, high: float, n: int, height: Tensor) -> Tensor:

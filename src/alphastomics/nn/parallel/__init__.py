@@ -33,6 +33,6 @@ All processes of a group must run the same steps on the same contexts; otherwise
 from __future__ import annotations
 
 from alphastomics.nn.parallel.attention import attend_to_all, split_attention
-from alphastomics.nn.parallel.sequence import ALONE, SequenceParallel
+from alphastomics.nn.parallel.sequence import SINGLE_PROCESS, SequenceParallel
 
-__all__ = ["ALONE", "SequenceParallel", "attend_to_all", "split_attention"]
+__all__ = ["SINGLE_PROCESS", "SequenceParallel", "attend_to_all", "split_attention"]

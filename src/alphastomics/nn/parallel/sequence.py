@@ -49,10 +49,10 @@ class SequenceParallel:
         """
         n = -(-x.shape[dim] // self.world_size)
         start = min(self.rank * n, x.shape[dim])
-        own = x.narrow(dim, start, min(n, x.shape[dim] - start))
-        shape = list(own.shape)
-        shape[dim] = n - own.shape[dim]
-        return torch.cat([own, own.new_zeros(shape)], dim) if shape[dim] else own
+        local = x.narrow(dim, start, min(n, x.shape[dim] - start))
+        shape = list(local.shape)
+        shape[dim] = n - local.shape[dim]
+        return torch.cat([local, local.new_zeros(shape)], dim) if shape[dim] else local
 
     def gather(self, x: Tensor, n_cells: int | None = None, dim: int = 1) -> Tensor:
         """Concatenate the cells of all processes; n on axis ``dim`` becomes N = ``n_cells``, or W n if it is None."""
@@ -75,4 +75,4 @@ class SequenceParallel:
         return collectives.total(x, self.group)
 
 
-ALONE = SequenceParallel()  # a single process with all cells
+SINGLE_PROCESS = SequenceParallel()  # a single process with all cells

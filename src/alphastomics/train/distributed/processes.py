@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 from alphastomics.nn._torch_compat import default_store
-from alphastomics.nn.parallel import ALONE, SequenceParallel
+from alphastomics.nn.parallel import SINGLE_PROCESS, SequenceParallel
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -125,6 +125,6 @@ def join_group(trainer: pl.Trainer, size: int) -> SequenceParallel:
     """The group of this process; all processes must call. Raises the error of :func:`check_group_size`."""
     check_group_size(size, trainer.world_size)
     if size == 1:
-        return ALONE
+        return SINGLE_PROCESS
     groups = [dist.new_group(list(range(i, i + size))) for i in range(0, trainer.world_size, size)]
     return SequenceParallel(groups[group_index(trainer, size)[0]])
