@@ -27,6 +27,14 @@ BRIEF = {
     "accelerator": "cpu",
     "enable_progress_bar": False,
 }
+GROWING = {
+    "context_size": 100,
+    "batch_size": 100,
+    "context_growth": "linear",
+    "shortest_context": 20,
+    "growth_warmup": 2,
+    "growth_steps": 8,
+}
 
 
 @pytest.fixture(scope="session")

@@ -19,19 +19,10 @@ from alphastomics.data import Augmentation
 from alphastomics.model import AlphaSTomics
 from alphastomics.train.memory.fit import fits_in_memory
 from callbacks import Watch
+from small_models import GROWING
 
 TRIED = [("full", None), ("neighbor", "factorized"), ("neighbor", None), ("linear", None)]
 PLAIN = {"augmentation": Augmentation(gene_dropout=0.0, rotate=False), "plan_kwargs": {"lambda_min_distance": 0.0}}
-GROWING = {
-    "context_size": 100,
-    "batch_size": 100,
-    "context_growth": "linear",
-    "shortest_context": 20,
-    "growth_warmup": 2,
-    "growth_steps": 8,
-}
-
-
 # -- contexts that grow ------------------------------------------------------------------------------------------------
 
 

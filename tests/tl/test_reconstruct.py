@@ -14,17 +14,9 @@ from alphastomics.data import Augmentation
 from alphastomics.datasets import synthetic_tissue
 from alphastomics.tl import evaluate, reconstruct
 from alphastomics.tl._reconstruct import sort_arguments
+from small_models import BRIEF, SMALL
 
-SMALL = {"d_model": 32, "n_layers": 2, "n_heads": 2, "dropout": 0.0}
-BRIEF = {
-    "max_epochs": 1,
-    "context_size": 128,
-    "batch_size": 384,
-    "precision": "32-true",
-    "accelerator": "cpu",
-    "enable_progress_bar": False,
-}
-QUICK = SMALL | BRIEF
+QUICK = SMALL | BRIEF | {"max_epochs": 1}
 WELL = BRIEF | {
     "max_epochs": 20,
     "augmentation": Augmentation(),

@@ -90,7 +90,7 @@ def test_the_command_and_its_flags(hub, folder, capsys):
     assert run(*tokens) == 0
     assert hub.repositories[REPO].private
     assert header(hub)["license"] == "cc-by-4.0"
-    assert f"the dataset is at {hub.url}/datasets/{REPO}" in capsys.readouterr().err
+    assert f"{hub.url}/datasets/{REPO}" in capsys.readouterr().err
 
 
 def test_sending_shows_how_far_it_is(hub, folder, capsys, monkeypatch):
