@@ -31,7 +31,6 @@ EXCLUDED = frozenset(
     "adata callbacks checkpoint checkpoint_every ckpt_path default_root_dir logger model resume".split()
 )
 TIMES = ("finished", "seconds")  # only in the files of a model, so that equal seeds give equal ``uns``
-MAX_DEPTH = 6  # nested mappings and lists in a record
 WIDTH, INDENT = 100, 14  # characters
 COUNTS = {"n_steps": "steps", "n_epochs": "epochs", "n_cells": "cells", "n_genes": "genes", "n_slices": "slices"}
 CONDITIONS = ("seed", "precision", "device", "system")
@@ -158,22 +157,6 @@ def device_name(device: torch.device) -> str:
     if device.type == "cuda" and torch.cuda.is_initialized():
         return f"cuda ({torch.cuda.get_device_name(device)})"
     return device.type
-
-
-def trainings_of(config: Mapping[str, Any]) -> tuple[dict[str, Any], ...]:
-    """Training records in the configuration of a model; empty without provenance, RuntimeError if malformed."""
-    provenance = config.get("provenance", {"trainings": []})
-    trainings = provenance.get("trainings") if isinstance(provenance, dict) else None
-    if not isinstance(trainings, list) or not all(isinstance(each, dict) and _is_shallow(each) for each in trainings):
-        raise RuntimeError('"provenance" is not a list of training records')
-    return tuple(trainings)
-
-
-def _is_shallow(value: Any, depth: int = MAX_DEPTH) -> bool:
-    if not isinstance(value, (dict, list)):
-        return True
-    parts = value.values() if isinstance(value, dict) else value
-    return depth > 0 and all(_is_shallow(each, depth - 1) for each in parts)
 
 
 class Provenance(dict[str, dict[str, Any]]):

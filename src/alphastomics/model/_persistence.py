@@ -10,12 +10,11 @@ import pandas as pd
 
 from alphastomics._io._errors import format_value
 from alphastomics._io._untrusted import check_inside
-from alphastomics._provenance import trainings_of
 from alphastomics.config import TrainerConfig
 from alphastomics.data._h5ad import read_h5ad
 from alphastomics.model import _checkpoint, _files, _hub
 from alphastomics.model._base import ModelBase
-from alphastomics.model._state import reading_model
+from alphastomics.model._state import reading_model, trainings_of
 from alphastomics.train.distributed.devices import device_of
 from alphastomics.train.distributed.processes import write_on_rank_zero
 

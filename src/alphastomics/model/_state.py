@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from alphastomics.data import TissueSchema
 
 FITTED = "fitted."  # prefix of the names of tensors that are not weights
+MAX_DEPTH = 6  # nested mappings and lists in a training record
 MOST_LAYERS = 1000  # limits the time to build the network of a crafted file
 REMEDY = "use another copy, or save the model again"
 
@@ -146,6 +147,22 @@ def check_tensors(path: Path, config: Mapping[str, Any], found: Mapping[str, Kin
             )
         if not is_floating:
             raise incomplete_model(path, f"{format_value(name)} does not contain floating-point numbers")
+
+
+def trainings_of(config: Mapping[str, Any]) -> tuple[dict[str, Any], ...]:
+    """Training records in the configuration of a model; empty without provenance, ``ValueError`` if malformed."""
+    provenance = config.get("provenance", {"trainings": []})
+    trainings = provenance.get("trainings") if isinstance(provenance, dict) else None
+    if not isinstance(trainings, list) or not all(isinstance(each, dict) and _is_shallow(each) for each in trainings):
+        raise ValueError('"provenance" is not a list of training records')
+    return tuple(trainings)
+
+
+def _is_shallow(value: Any, depth: int = MAX_DEPTH) -> bool:
+    if not isinstance(value, (dict, list)):
+        return True
+    parts = value.values() if isinstance(value, dict) else value
+    return depth > 0 and all(_is_shallow(each, depth - 1) for each in parts)
 
 
 def _network(config: Mapping[str, Any]) -> DenoiserConfig:
