@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from pathlib import Path
+from pathlib import Path  # noqa: TC003  read at run time
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App, CycloptsError, Parameter
@@ -19,7 +19,7 @@ from alphastomics.cli._config import HEADER, fill, resolved
 from alphastomics.cli._options import GLOBAL, SEVERAL, ComparisonOptions, DemoOptions, FitOptions, SetupOptions
 from alphastomics.cli._output import USER_ERRORS, messages, print_error
 from alphastomics.cli._preprocess import ClusterOptions, DatasetOptions, SliceOptions, UploadOptions
-from alphastomics.cli._query import EmbeddingOptions, QueryOptions, SampleOptions, ScoreOptions
+from alphastomics.cli._query import SAMPLED, EmbeddingOptions, QueryOptions, SampleOptions, ScoreOptions
 from alphastomics.cli._run import RunOptions, SourceOptions
 from alphastomics.config import RunConfig
 
@@ -191,7 +191,7 @@ def train(
 def sample(
     *,
     query: QueryOptions,
-    output: Path = Path("sampled.h5ad"),
+    output: Path = SAMPLED,
     options: SampleOptions = SampleOptions(),
 ) -> None:
     """Sample positions of cells from their expression, expression from positions, or whole slices.

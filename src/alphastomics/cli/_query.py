@@ -30,8 +30,6 @@ logger = logging.getLogger(__name__)
 HUB = "hf://"  # prefix of repository names, which could be folder names otherwise
 H5AD, PARQUET, TENSORS, ARRAYS = ".h5ad", ".parquet", ".pt", ".npz"
 INPUTS, TISSUES, EMBEDDINGS = (H5AD, PARQUET, TENSORS), (H5AD, PARQUET), (ARRAYS, PARQUET, H5AD)
-
-
 SAMPLED = Path("sampled.h5ad")
 
 
@@ -106,7 +104,9 @@ class QueryOptions:
             model = self.load(modes, flag)
             return model, read_split(self.data_dir, self.split or "test", model.schema, **reads)
         if self.input_data is None:
-            raise ValueError("--input-data or --data-dir is required: the cells that the model is applied to")
+            raise ValueError(
+                "--input-data or --data-dir is required, which name the cells that the model is applied to"
+            )
         check_suffix(self.input_data, INPUTS)
         model = self.load(modes, flag)
         return model, read_file(self.input_data, model.schema, **reads)
@@ -164,8 +164,8 @@ def check_sample(query: QueryOptions, output: Path, sample_mode: str, n_cells: i
         raise ValueError("--n-cells and the input both set the number of cells; pass one of them")
     if sample_mode == "joint" and n_cells is None and not query.has_cells:
         raise ValueError(
-            "--sample-mode joint requires the number of cells of the new slices: pass --n-cells, or --input-data or "
-            "--data-dir with slices of the same size"
+            "--sample-mode joint requires the number of cells of the new slices; pass --n-cells, or pass slices of the same "
+            "size to --input-data or --data-dir"
         )
     if output == SAMPLED and output.is_file():
         raise FileExistsError(f"{output} exists; pass another file to --output")

@@ -103,8 +103,8 @@ def cell_order(module: Denoiser, source: CellSource, rows: NDArray[np.int64]) ->
     order = source.sequence(rows)
     if order is None:
         raise KeyError(
-            f'obs["{source.schema.sequence_key}"] is missing: this model was made with '
-            f'sequence_key="{source.schema.sequence_key}", and its network reads the order of the cells; add the column'
+            f'obs["{source.schema.sequence_key}"] is missing; add this column, because the model was set up with '
+            f'sequence_key="{source.schema.sequence_key}"'
         )
     return torch.from_numpy((order - order.min()).astype(np.float32)).to(module.device)
 

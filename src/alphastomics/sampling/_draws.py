@@ -1,13 +1,16 @@
-"""Draws of a query: check of the mode, random generators, alignment, and several draws in one AnnData."""
+"""Draws of a query: check of the mode, progress, random generators, alignment, and several draws in one AnnData."""
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
 import anndata as ad
 import numpy as np
 import scipy.sparse as sp
 import torch
+from scvi import settings
+from tqdm.auto import tqdm
 
 from alphastomics import _keys
 from alphastomics.diffusion.geometry import kabsch
@@ -25,9 +28,14 @@ def check_mode(mode: str, trained: str) -> None:
     """Raise ``ValueError`` for a mode that a model trained with the mode ``trained`` cannot sample."""
     if trained not in ("any", mode):
         raise ValueError(
-            f"This model was trained with mode={trained!r} and cannot sample mode={mode!r}; train one with "
+            f"This model was trained with mode={trained!r} and cannot sample with mode={mode!r}; train a model with "
             f"mode={mode!r} or mode='any'"
         )
+
+
+def progress_bar(total: int, description: str, unit: str = "step") -> tqdm:
+    """A progress bar, which is hidden if ``scvi.settings.verbosity`` hides messages."""
+    return tqdm(total=total, desc=description, unit=unit, disable=settings.verbosity > logging.INFO)
 
 
 def draw_generator(*key: int) -> torch.Generator:

@@ -17,8 +17,6 @@ from typing import TYPE_CHECKING, NamedTuple
 import anndata as ad
 import numpy as np
 import torch
-from scvi import settings
-from tqdm.auto import tqdm
 
 from alphastomics import _keys
 from alphastomics.data import AnnDataSource, local_density, read_partial
@@ -27,7 +25,7 @@ from alphastomics.diffusion.deformation import deform
 from alphastomics.sampling._calibration import pooled_sd
 from alphastomics.sampling._canonical import candidate_positions
 from alphastomics.sampling._cells import cell_order, content_order, encode_cells
-from alphastomics.sampling._draws import draw_generator, stack_draws, store_expression
+from alphastomics.sampling._draws import draw_generator, progress_bar, stack_draws, store_expression
 from alphastomics.sampling._expression import ExpressionSampler
 
 if TYPE_CHECKING:
@@ -43,7 +41,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-FRAME_CELLS = 20  # complete cells that fix a frame
+MIN_FRAME_CELLS = 20  # complete cells from which the rotation of a slice is estimated
 VIEWS = 4  # key of the generators of views
 
 
@@ -98,8 +96,8 @@ def sample_expression(sampler: Sampler, query: AnnData, var: pd.DataFrame, confi
         )
         sd = np.zeros_like(average)
         for rows in (cells.rows for cells in slices):
-            draws = np.stack([x[rows] for x in values])
-            sd[rows] = pooled_sd(draws, average[rows], free[rows], counts=schema.transform == "log1p")
+            samples = np.stack([x[rows] for x in values])
+            sd[rows] = pooled_sd(samples, average[rows], free[rows], counts=schema.transform == "log1p")
         bare.layers[_keys.SD] = sd
         values = [average]
     elif config.reduce == "medoid":
@@ -133,13 +131,13 @@ def _read_query(
         if position is None or not np.isfinite(position).all():
             raise ValueError(
                 f'Slice {name!r} has cells without a position in obsm["{schema.position_key}"]; '
-                "sample their positions first (mode='expr_to_pos'), or remove them."
+                "sample their positions first (mode='expr_to_pos'), or remove them"
             )
         order = np.lexsort(position.T)
         rows = rows[order]
         network = None if observed is None else torch.from_numpy(observed.network[rows]).to(sampler.device)
         index, encoded = np.flatnonzero(complete[rows]), None
-        if len(index) >= FRAME_CELLS and not sampler.shared_frame:
+        if len(index) >= MIN_FRAME_CELLS and not sampler.shared_frame:
             part = AnnDataSource(query[rows[index]].copy(), schema, positions=False)
             within = content_order(part, np.arange(len(index)))
             encoded = index[within], encode_cells(module, part, within, max_context=len(index))
@@ -162,7 +160,7 @@ def _draw(
     draws = np.empty((config.n_samples, n_cells, sampler.schema.n_genes), dtype=np.float32)
     mean = np.empty(draws.shape[1:], dtype=np.float32) if config.reduce == "mean" else None
     total = len(slices) * config.n_samples * config.n_steps
-    with tqdm(total=total, desc="Sampling expression", unit="step", disable=settings.verbosity > logging.INFO) as bar:
+    with progress_bar(total, "Sampling expression") as bar:
         for cells in slices:
             expression = _slice_sampler(sampler, cells, config)
             if mean is not None:

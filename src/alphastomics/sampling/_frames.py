@@ -74,9 +74,9 @@ class ReferenceFrame:
         centroid = tuple(float(value) for value in values["centroid"])
         n_dims = len(centroid)
         if n_dims not in (2, 3) or [len(row) for row in rotation] != [n_dims] * n_dims:
-            raise ValueError("the rotation and the centroid of its frame do not fit each other")
+            raise ValueError("the rotation and the centroid of the frame differ in dimension")
         if not np.isfinite([*rotation, centroid]).all():
-            raise ValueError("its frame is NaN or infinite")
+            raise ValueError("the frame has values that are not finite")
         return cls(slice_name=str(values["slice_name"]), rotation=rotation, centroid=centroid)
 
 

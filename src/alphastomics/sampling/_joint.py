@@ -16,8 +16,6 @@ import anndata as ad
 import numpy as np
 import pandas as pd
 import torch
-from scvi import settings
-from tqdm.auto import tqdm
 
 from alphastomics import _keys
 from alphastomics.data import local_density
@@ -26,7 +24,7 @@ from alphastomics.diffusion import make_step, run_joint_sampler
 from alphastomics.diffusion.geometry import center
 from alphastomics.nn import nearest_neighbors
 from alphastomics.sampling._cells import split_contexts
-from alphastomics.sampling._draws import draw_generator, stack_draws, store_expression
+from alphastomics.sampling._draws import draw_generator, progress_bar, stack_draws, store_expression
 from alphastomics.sampling._expression import ExpressionSampler
 
 if TYPE_CHECKING:
@@ -146,7 +144,7 @@ def sample_tissue(sampler: Sampler, var: pd.DataFrame, config: SamplingConfig) -
     logger.info("Sampling %d slices of %d cells in %d steps on %s.", n_samples, n_cells, config.n_steps, sampler.device)
     tables, names, slice_key = [], [f"cell_{i}" for i in range(n_cells)], schema.slice_key or DEFAULT_SLICE_KEY
     total = 2 * n_samples * config.n_steps
-    with tqdm(total=total, desc="Sampling tissue", unit="step", disable=settings.verbosity > logging.INFO) as bar:
+    with progress_bar(total, "Sampling tissue") as bar:
         for k in range(n_samples):
             generator = draw_generator(config.random_state, k)
             _, position = joint.sample(config, generator, lambda: bar.update())

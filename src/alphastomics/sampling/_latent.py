@@ -11,17 +11,15 @@ moving, turning or mirroring a slice changes nothing.
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from scvi import settings
-from tqdm.auto import tqdm
 
 from alphastomics.data import local_density
 from alphastomics.sampling._canonical import canonical_positions
 from alphastomics.sampling._cells import content_order, encode_cells
+from alphastomics.sampling._draws import progress_bar
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -42,7 +40,7 @@ def latent_representation(
     width = module.config.d_model * (2 if layer == "all" else 1)
     result = np.empty((source.n_cells, width), dtype=np.float32)
     zero = torch.zeros(1, device=device)
-    bar = tqdm(total=source.n_cells, desc="Embedding", unit="cell", disable=settings.verbosity > logging.INFO)
+    bar = progress_bar(source.n_cells, "Embedding", unit="cell")
     for cells in source.slices:
         rows, position = _ordered(source, cells)
         encoded, contexts, order = encode_cells(module, source, rows, max_context=max_context)

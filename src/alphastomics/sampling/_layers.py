@@ -89,7 +89,7 @@ def query_source(sampler: Sampler, adata: AnnData) -> AnnDataSource:
     """The cells as input of the network; raises if it never received cells without positions."""
     if sampler.mode == "pos_to_expr":
         raise ValueError(
-            "this model was trained with mode='pos_to_expr', which never leaves out positions; train one with another mode"
+            "this model was trained with mode='pos_to_expr', which requires positions; train a model with another mode"
         )
     return AnnDataSource(adata, sampler.schema, positions=False)
 
@@ -171,7 +171,7 @@ def expert_values(sampler: Sampler, source: AnnDataSource) -> ExpertValues:
     """Expert routing of all cells."""
     config = sampler.module.config
     if not config.use_moe:
-        raise ValueError("this model has no experts; make one with use_moe=True")
+        raise ValueError("this model has no experts; train a model with use_moe=True")
     first = np.zeros((source.n_cells, config.n_layers), dtype=np.int64)
     shape = (source.n_cells, config.n_layers, config.num_experts)
     assigned, probability = np.zeros(shape, dtype=np.float32), np.zeros(shape, dtype=np.float32)

@@ -19,14 +19,12 @@ from typing import TYPE_CHECKING, NamedTuple
 import anndata as ad
 import numpy as np
 import torch
-from scvi import settings
-from tqdm.auto import tqdm
 
 from alphastomics import _keys
 from alphastomics.data import AnnDataSource
 from alphastomics.diffusion.geometry import align
 from alphastomics.sampling._cells import content_order, encode_cells
-from alphastomics.sampling._draws import align_draws, draw_generator, mean_draw, spread, stack_draws
+from alphastomics.sampling._draws import align_draws, draw_generator, mean_draw, progress_bar, spread, stack_draws
 from alphastomics.sampling._position import PositionSampler
 
 if TYPE_CHECKING:
@@ -75,7 +73,7 @@ def sample_positions(sampler: Sampler, query: AnnData, config: SamplingConfig) -
         n_cells, len(source.slices), n_samples, config.n_steps, sampler.device,
     )  # fmt: skip
     total = len(source.slices) * n_samples * config.n_steps * (2 if config.reduce == "medoid" else 1)
-    with tqdm(total=total, desc="Placing cells", unit="step", disable=settings.verbosity > logging.INFO) as bar:
+    with progress_bar(total, "Placing cells") as bar:
         for cells in source.slices:
             _SliceDraws(sampler, source, cells, config, lambda: bar.update()).write(placed)
     return _to_anndata(query, placed, sampler.schema, reduce=config.reduce)

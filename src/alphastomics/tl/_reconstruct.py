@@ -234,7 +234,7 @@ def _check_unused(model: AlphaSTomics, arguments: Arguments, **keys: str | None)
     unused += [name for name, key in keys.items() if key not in (None, getattr(model.schema, name))]
     if unused:
         raise TypeError(
-            f"{', '.join(unused)} cannot change a trained model; drop it, or pass reference=… in place of model=…"
+            f"{', '.join(unused)} cannot change a trained model; leave it out, or pass reference=… instead of model=…"
         )
 
 
