@@ -112,20 +112,9 @@ class GeometricAttention(SoftmaxAttention):
         self.seen = nn.Linear(n_heads * n_pair_channels, d_model, bias=False) if n_pair_channels else None
 
     def forward(self, x: Tensor, geometry: Geometry, mask: Tensor | None = None) -> Tensor:  # type: ignore[override]
-        """Attend.
+        """Map ``x`` (B, N, d) to (B, N, d), 0 for padding; see :class:`~alphastomics.nn.Attention`.
 
-        Parameters
-        ----------
-        x
-            Features (B, N, d).
-        geometry
-            Positions, and pair features if there are channels for them.
-        mask
-            Real cells (B, N); no cell attends to padding, whose output is 0.
-
-        Returns
-        -------
-        Features (B, N, d).
+        ``geometry`` has positions, and pair features if there are channels for them.
 
         Raises
         ------

@@ -114,20 +114,9 @@ class GridAttention(nn.Module):
         self.register_buffer("feature_axes", torch.randn(2, d_model, generator=torch.Generator().manual_seed(0)))
 
     def forward(self, x: Tensor, geometry: Geometry, mask: Tensor | None = None) -> Tensor:
-        """Attend.
+        """Map ``x`` (B, N, d) to (B, N, d), 0 for padding; see :class:`~alphastomics.nn.Attention`.
 
-        Parameters
-        ----------
-        x
-            Features (B, N, d).
-        geometry
-            Positions.
-        mask
-            Real cells (B, N); no cell attends to padding, whose output is 0.
-
-        Returns
-        -------
-        Features (B, N, d).
+        ``geometry`` has positions.
 
         Raises
         ------

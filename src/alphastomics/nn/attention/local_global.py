@@ -60,20 +60,9 @@ class LocalGlobalAttention(nn.Module):
         self.all = LinearAttention(d_model, n_heads)
 
     def forward(self, x: Tensor, geometry: Geometry, mask: Tensor | None = None) -> Tensor:
-        """Attend.
+        """Map ``x`` (B, N, d) to (B, N, d), 0 for padding; see :class:`~alphastomics.nn.Attention`.
 
-        Parameters
-        ----------
-        x
-            Features (B, N, d).
-        geometry
-            Neighbors, positions, and what else attention over neighbors uses.
-        mask
-            Real cells (B, N); no cell attends to padding, whose output is 0.
-
-        Returns
-        -------
-        Features (B, N, d).
+        ``geometry`` is that of attention over neighbors.
         """
         y = self.near(x, geometry, mask) + self.all(x, geometry, mask)
         return y if mask is None else y.masked_fill(~mask[..., None], 0.0)

@@ -137,20 +137,9 @@ class NeighborAttention(SoftmaxAttention):
         self.seen = nn.Linear(n_heads * (n_features + n_pair_channels), d_model, bias=False)
 
     def forward(self, x: Tensor, geometry: Geometry, mask: Tensor | None = None) -> Tensor:  # type: ignore[override]
-        """Attend.
+        """Map ``x`` (B, N, d) to (B, N, d), 0 for padding; see :class:`~alphastomics.nn.Attention`.
 
-        Parameters
-        ----------
-        x
-            Features (B, N, d).
-        geometry
-            Neighbors, positions, and the order of the cells and pair features if these are used.
-        mask
-            Real cells (B, N); no cell attends to padding, whose output is 0.
-
-        Returns
-        -------
-        Features (B, N, d).
+        ``geometry`` has neighbors, positions, and an order and pair features if these are used.
 
         Raises
         ------

@@ -2,19 +2,12 @@
 
 from alphastomics.config import PairAttention, PairResidual
 from alphastomics.nn.pair.axial import AxialAttention, FactorCrossAttention
-from alphastomics.nn.pair.factors import (
-    Distribute,
-    PairDropout,
-    PairFactors,
-    RankMix,
-    TangentStep,
-    adaptive_rank,
-    make_residual,
-)
+from alphastomics.nn.pair.factors import PairFactors, adaptive_rank
 from alphastomics.nn.pair.features import PairEmbedding, PairFeatures
 from alphastomics.nn.pair.relative import RelativePosition, Template
 from alphastomics.nn.pair.stack import PairLayer, PairStack, PairTransition
 from alphastomics.nn.pair.triangle import TriangleAttention, TriangleMultiplication
+from alphastomics.nn.pair.updates import Distribute, PairDropout, RankMix, TangentStep, make_residual
 
 __all__ = [
     "AxialAttention",

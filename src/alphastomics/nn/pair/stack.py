@@ -6,7 +6,7 @@ r"""Stack of layers on factors of pair features, the counterpart of the pair tra
     p \leftarrow p \oplus \operatorname{Dropout} \operatorname{TriangleMultiplication}_{in}(p), \quad
     p \leftarrow \operatorname{Transition}(p)
 
-:math:`\oplus` adds an update without increasing the rank, see :mod:`alphastomics.nn.pair.factors`. Triangle attention, axial
+:math:`\oplus` adds an update without increasing the rank, see :mod:`alphastomics.nn.pair.updates`. Triangle attention, axial
 attention or cross attention can be added between multiplication and transition; the default is none, because multiplication
 alone performs as well (Pairmixer, arXiv 2510.18870). An untrained layer is the identity, unless its residual is
 ``"distribute"``. Time and memory of the default are linear in N.
@@ -20,8 +20,9 @@ from torch import nn
 
 from alphastomics.config import PairAttention, PairResidual
 from alphastomics.nn.pair.axial import AxialAttention, FactorCrossAttention
-from alphastomics.nn.pair.factors import PairDropout, PairFactors, make_residual
+from alphastomics.nn.pair.factors import PairFactors
 from alphastomics.nn.pair.triangle import TriangleAttention, TriangleMultiplication
+from alphastomics.nn.pair.updates import PairDropout, make_residual
 
 N_LAYERS, N_HEADS, EXPANSION = 2, 4, 2  # of a stack; the last is the width of a transition over C
 
