@@ -6,9 +6,9 @@ import logging
 from typing import TYPE_CHECKING
 
 from alphastomics import _keys
-from alphastomics._io._atomic import replacing
+from alphastomics._io._atomic import replacing, write_text
 from alphastomics._rank import is_first, quiet_unless_first
-from alphastomics.cli._output import number, prepare_folder, write_h5ad, write_json
+from alphastomics.cli._output import number, prepare_folder, write_figure, write_h5ad, write_json
 from alphastomics.config import SetupConfig
 
 if TYPE_CHECKING:
@@ -82,16 +82,9 @@ def score_demo(query: AnnData, reference: AnnData) -> pd.DataFrame:
 
 def write_demo(query: AnnData, table: pd.DataFrame, output_dir: Path) -> None:
     """Write the figure, the scores and the cells."""
-    from matplotlib import pyplot as plt
-
     from alphastomics.pl import reconstruction
 
-    axes = reconstruction(query, show=False)
-    assert axes is not None  # as nothing is shown
-    figure = axes.flat[0].figure
-    with replacing(output_dir / "reconstruction.png") as temporary:
-        figure.savefig(temporary, dpi=150, bbox_inches="tight")
-    plt.close(figure)
+    write_figure(output_dir / "reconstruction.png", reconstruction(query, show=False))
     write_json(output_dir / "scores.json", table.to_dict(orient="index"))
     write_h5ad(output_dir / "reconstruction.h5ad", query)
 
@@ -138,20 +131,12 @@ def prepare_comparison(output_dir: Path) -> None:
 
 def write_comparison(adata: AnnData, table: pd.DataFrame, output_dir: Path) -> None:
     """Write the table and the figure."""
-    from matplotlib import pyplot as plt
-
     from alphastomics.pl import comparison
 
     with replacing(output_dir / f"{NAME}.csv") as temporary:
         table.to_csv(temporary)
-    with replacing(output_dir / f"{NAME}.md") as temporary:
-        temporary.write_text(to_markdown(table), encoding="utf-8")
-    axes = comparison(adata, key=NAME, show=False)
-    assert axes is not None  # as nothing is shown
-    figure = axes.flat[0].figure
-    with replacing(output_dir / f"{NAME}.png") as temporary:
-        figure.savefig(temporary, dpi=150, bbox_inches="tight")
-    plt.close(figure)
+    write_text(output_dir / f"{NAME}.md", to_markdown(table))
+    write_figure(output_dir / f"{NAME}.png", comparison(adata, key=NAME, show=False))
 
 
 def to_markdown(table: pd.DataFrame) -> str:

@@ -210,7 +210,7 @@ class FitOptions(
 
 @options
 class DemoOptions(FitOptions):
-    """As :class:`FitOptions`, for a few minutes: a model that only places cells, and small contexts."""
+    """Options of a training of a few minutes: a model that only places cells, with small contexts."""
 
     mode: Mode = "expr_to_pos"
     max_time: float | str | None = 240.0

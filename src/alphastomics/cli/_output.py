@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any
 
-from alphastomics._io._atomic import replacing
+from alphastomics._io._atomic import replacing, write_text
 from alphastomics._io._errors import WRITE, os_errors_for, permission_error
 
 if TYPE_CHECKING:
@@ -122,10 +122,19 @@ def write_h5ad(path: Path, adata: AnnData) -> None:
         temporary.write_bytes(image)
 
 
+def write_figure(path: Path, axes: Any) -> None:
+    """Write the figure of the axes that a function of ``pl`` returns, and close it."""
+    from matplotlib import pyplot as plt
+
+    figure = axes.flat[0].figure
+    with replacing(path) as temporary:
+        figure.savefig(temporary, dpi=150, bbox_inches="tight")
+    plt.close(figure)
+
+
 def write_json(path: Path, values: Any) -> None:
     """Write strict JSON, with null for undefined scores."""
-    with replacing(path) as temporary:
-        temporary.write_text(json.dumps(_defined(values), indent=2, allow_nan=False) + "\n", encoding="utf-8")
+    write_text(path, json.dumps(_defined(values), indent=2, allow_nan=False) + "\n")
 
 
 def _defined(values: Any) -> Any:
