@@ -122,7 +122,7 @@ def test_permuted_rows_permute_the_result(trained, partly):
     assert result.tobytes() == expected[order].tobytes()
 
 
-def test_positions_that_cannot_be_held_are_refused(trained, reference):
+def test_invalid_observed_positions_raise(trained, reference):
     for position, error in ((np.inf, "infinite values in 1 cells"), (None, "3 columns")):
         query = reference.copy()
         if position is None:

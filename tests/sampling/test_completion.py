@@ -100,7 +100,7 @@ def sampler(known: np.ndarray, exemplars: Exemplars | None) -> ExpressionSampler
     return ExpressionSampler(trained, position, max_context=1000, observed=torch.from_numpy(known))
 
 
-def test_exemplars_take_over_where_the_network_knows_nothing(exemplars):
+def test_exemplars_replace_a_network_without_information(exemplars):
     true = cells(80, 1)
     hidden = np.random.default_rng(1).random(true.shape) < 0.3
     known = np.where(hidden, np.nan, true)

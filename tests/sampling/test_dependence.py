@@ -38,7 +38,7 @@ def test_each_cell_alone_is_drawn_as_without_it(position):
     np.testing.assert_allclose(np.quantile(draws, [0.1, 0.9], axis=(0, 1)), [[-1.2816] * 3, [1.2816] * 3], atol=0.02)
 
 
-def test_neighbors_share_as_much_as_is_asked(position):
+def test_morans_i_is_proportional_to_the_share(position):
     x = draw([0.0, 0.25, 0.5, 1.0], position)
     found = morans_i(x, position)
     assert found[0] == pytest.approx(0, abs=0.03)

@@ -33,7 +33,7 @@ def test_gaussian_knowledge_is_found_from_one_estimate(sd):
     assert float(error) == pytest.approx((sd**-2 + finer**-2) ** -0.5)
 
 
-def test_a_denoiser_that_knows_nothing_leaves_the_noisy_positions():
+def test_a_denoiser_without_information_returns_the_noisy_positions():
     y, n = draw(1, 30, 3, seed=0), torch.tensor(0.2, dtype=torch.float64)
     posterior = estimate_posterior(lambda y: y, y, n, centered=False)
     assert float(posterior.precision) == pytest.approx(0, abs=1e-9)

@@ -22,7 +22,7 @@ def counts(rng, n_draws, mean, theta=2.0):
 
 
 @pytest.mark.parametrize("n_draws", [2, 3, 4, 5, 16])
-def test_the_spread_of_mirrored_draws_is_that_of_a_linear_chain(rng, n_draws):
+def test_the_spread_of_mirrored_draws_is_that_of_a_linear_sampler(rng, n_draws):
     noise = rng.normal(size=(n_draws, 400, 100)) * 2
     noise[1::2] = -noise[: n_draws - 1 : 2]
     assert mirrored_variance(noise + rng.normal(size=(400, 100))).mean() == pytest.approx(4, rel=0.03)
@@ -69,7 +69,7 @@ def test_values_that_are_held_count_for_nothing(rng):
     np.testing.assert_allclose(sd[1::2, 1:], alone, rtol=1e-6)
 
 
-def test_one_draw_says_nothing(rng):
+def test_one_draw_has_no_standard_deviation(rng):
     drawn = rng.random((N, G)) < 0.5
     sd = pooled_sd(np.ones((1, N, G), dtype=np.float32), np.ones((N, G), dtype=np.float32), drawn, counts=True)
     assert np.isnan(sd[drawn]).all()

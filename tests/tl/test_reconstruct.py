@@ -295,7 +295,7 @@ def test_duplicate_names_are_accepted(partly):
 # -- bookkeeping --------------------------------------------------------------------------------------------------------
 
 
-def test_one_draw_is_the_mean_over_the_views_asked_for(model, query):
+def test_one_draw_is_the_mean_over_n_views(model, query):
     reconstruct(query, model=model, n_views=3, random_state=4)
     expected = model.sample(query, n_steps=1, n_views=3, refine=True, random_state=4)
     assert query.obsm[KEY].tobytes() == expected.obsm["spatial"].tobytes()
