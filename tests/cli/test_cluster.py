@@ -237,7 +237,7 @@ def test_nobody_listens(raw, tmp_path, capsys, monkeypatch):
 @pytest.mark.parametrize(
     ("tokens", "message"),
     [
-        (["--scheduler", "tcp://a:1", "--workers", "2"], "scheduler and workers"),
+        (["--scheduler", "tcp://a:1", "--workers", "2"], "--scheduler … and --workers …"),
         (["--scheduler", "nonsense"], "nonsense"),
     ],
 )
@@ -278,7 +278,7 @@ def test_a_cluster_that_is_gone_is_not_waited_for(tmp_path):
     (tmp_path / "lost.py").write_text(LOST)
     command = [sys.executable, "lost.py"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT, check=False)
-    assert done.stdout.strip() == "the cluster is gone; repeat the command once there is one again", done.stderr
+    assert "cluster is lost" in done.stdout, done.stderr
 
 
 class Cluster:

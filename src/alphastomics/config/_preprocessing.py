@@ -63,7 +63,7 @@ class Stage1Options:
             )
         if self.z_spacing and self.position_is_3d:
             raise ValueError(
-                "z_spacing and position_is_3d=True exclude each other; z is the third coordinate or that of the section"
+                "z_spacing=… and position_is_3d=… exclude each other; z is the third coordinate or that of the section"
             )
 
     def to_dict(self) -> dict[str, Any]:
@@ -142,7 +142,7 @@ class ClusterConfig:
     def __post_init__(self) -> None:
         check(self)
         if self.scheduler is not None and self.workers is not None:
-            raise ValueError("scheduler and workers exclude each other; pass one of them")
+            raise ValueError("scheduler=… and workers=… exclude each other; pass one of them")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -57,7 +57,7 @@ def read_sequence(adata: AnnData, key: str) -> NDArray[np.float64]:
     if absent:
         raise ValueError(
             f'obs["{key}"] is not a finite number for {absent} of {len(values)} cells; fill in the values, or leave out '
-            "sequence_key."
+            "sequence_key=…"
         )
     return values
 

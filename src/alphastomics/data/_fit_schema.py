@@ -220,7 +220,7 @@ def _depth(matrix: Matrix, reference: NDArray[np.int64]) -> tuple[NDArray[np.flo
         sizes.append(row_sums(block))
         totals += np.bincount(block.indices, weights=block.data, minlength=matrix.shape[1])
     if not totals.any():
-        raise ValueError("All expression values of the reference are zero; check layer.")
+        raise ValueError("all expression values of the reference are zero; check layer=…")
     return np.concatenate(sizes), totals
 
 

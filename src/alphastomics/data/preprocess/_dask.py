@@ -196,7 +196,7 @@ def _result(future: Future, task: Any) -> Any:
     except KilledWorker as error:
         raise RuntimeError(
             f"{error.allowed_failures + 1} workers died while they wrote {task.target}, the last one at "
-            f"{error.last_worker.address}, probably for lack of memory; give workers more memory, or reduce workers"
+            f"{error.last_worker.address}, probably for lack of memory; give workers more memory, or pass fewer with workers=…"
         ) from error
 
 

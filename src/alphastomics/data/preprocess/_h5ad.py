@@ -202,7 +202,7 @@ class RawTissue:
         found = [names[code] for code in np.unique(codes)]
         if len(found) > 1:
             raise ValueError(
-                f"{self.path}: slice {name!r} has cells of {len(found)} animals ({format_names(found)}); correct animal_key or slice_key"
+                f"{self.path}: slice {name!r} has cells of {len(found)} animals ({format_names(found)}); correct animal_key=… or slice_key=…"
             )
         return found[0]
 
@@ -278,7 +278,7 @@ def _positions(file: h5py.File, path: Path, options: Stage1Options, n_cells: int
     if position.ndim != 2 or position.shape[0] != n_cells or position.shape[1] < n_dims:
         raise ValueError(
             f'{path}: obsm["{key}"] has shape {position.shape}, but ({n_cells}, {n_dims}) is required; '
-            "check position_key and position_is_3d"
+            "check position_key=… and position_is_3d=…"
         )
     n_axes, position = position.shape[1], position[:, :n_dims]
     bad = np.flatnonzero(~np.isfinite(position).all(axis=1))

@@ -116,7 +116,7 @@ class Plan:
             cells += each.n_cells * each.measured
         rate = np.divide(totals, cells, out=np.zeros_like(totals), where=cells > 0)
         if not rate.any():
-            raise ValueError("all expression values are zero; check layer")
+            raise ValueError("all expression values are zero; check layer=…")
         share = rate / rate.sum()
         sizes, end = np.empty(sum(int((code == 0).sum()) for code in self.codes)), 0
         for each, code in zip(self.slices, self.codes, strict=True):
