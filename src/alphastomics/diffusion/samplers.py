@@ -102,7 +102,22 @@ class DPMSolver2M:
 
 
 def make_step(name: SamplerName, process: Process, *, eta: float = 0.0) -> Step:
-    """Make the step of sampler ``name``; only ``"ddim"`` uses ``eta``."""
+    r"""Make the reverse step of a sampler.
+
+    Parameters
+    ----------
+    name
+        ``"ddpm"``, ``"ddim"`` or ``"dpm++2m"``; see the equations of the module.
+    process
+        Process of the modality.
+    eta
+        :math:`\eta` of ``"ddim"``, share of the noise of ``"ddpm"``; others do not use it.
+
+    Raises
+    ------
+    ValueError
+        If the name is unknown.
+    """
     if name == "ddpm":
         return DDPM(process=process)
     if name == "ddim":

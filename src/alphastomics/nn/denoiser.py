@@ -67,7 +67,13 @@ class Prediction(NamedTuple):
 
 
 class Denoiser(nn.Module):
-    """Diffusion transformer over the cells of a context; see the equations of the module."""
+    """Diffusion transformer over the cells of a context; see the equations of the module.
+
+    Parameters
+    ----------
+    config
+        Architecture.
+    """
 
     def __init__(self, config: DenoiserConfig) -> None:
         super().__init__()

@@ -168,9 +168,9 @@ def _nearest_others(x: Tensor, k: int) -> Tensor:
     found = min(k, n - 1)
     if found > 0:
         candidates = _nearest(x, x, found + 1)
-        own = candidates == torch.arange(n, device=x.device)[:, None]
-        own[:, -1] |= ~own.any(dim=1)  # the cell is missing from k + 1 duplicates
-        rows[:, :found] = candidates[~own].view(n, found)
+        itself = candidates == torch.arange(n, device=x.device)[:, None]
+        itself[:, -1] |= ~itself.any(dim=1)  # the cell is missing from k + 1 duplicates
+        rows[:, :found] = candidates[~itself].view(n, found)
     return rows
 
 

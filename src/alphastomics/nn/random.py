@@ -61,8 +61,8 @@ class ContextGenerators:
         drawn = torch.zeros(*shape, dtype=dtype, device=device)
         for row, generator, n in zip(drawn, self.generators, self.n_cells, strict=True):
             values = how(n, shape[2], generator=generator, dtype=dtype, device=device)
-            own = values[self.start : self.start + shape[1]]
-            row[: len(own)] = own
+            local = values[self.start : self.start + shape[1]]
+            row[: len(local)] = local
         return drawn
 
 

@@ -176,7 +176,7 @@ class NeighborAttention(SoftmaxAttention):
         order = torch.zeros_like(position[..., :1])
         if self.sequence:
             if geometry.sequence is None:
-                raise ValueError("sequence=True needs the order of the cells, and there is none")
+                raise ValueError("sequence=True needs the order of the cells, and geometry.sequence is None")
             order = geometry.sequence[..., None].to(position.dtype)
             order = order if mask is None else order.masked_fill(~mask[..., None], 0.0)
         trust = geometry.trusted(x)[:, None, None].expand_as(order)
@@ -286,7 +286,7 @@ def _edges(x: Tensor, geometry: Geometry, mask: Tensor | None) -> tuple[Tensor, 
     """Ends of the edges among all cells of the batch, and whether they exist, both (B N, K + 1)."""
     (b, n, _), parallel = x.shape, geometry.parallel
     if geometry.neighbors is None:
-        raise ValueError("attention over neighbors needs them; see alphastomics.nn.neighbors.neighbor_pairs")
+        raise ValueError("geometry.neighbors is None; compute them by alphastomics.nn.neighbors.neighbor_pairs")
     itself = (parallel.rank * n + torch.arange(n, device=x.device)).expand(b, n)[..., None]
     valid = (geometry.neighbors >= 0) & (geometry.neighbors != itself)
     target = torch.where(valid, geometry.neighbors, itself)
