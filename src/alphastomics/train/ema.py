@@ -141,3 +141,10 @@ class BestAverage(pl.Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the best average of a checkpoint."""
         self.lowest, self.epoch, self.weights = (state_dict[name] for name in ("lowest", "epoch", "weights"))
+
+
+def finish_averages(trainer: pl.Trainer, plan: pl.LightningModule) -> None:
+    """Copy the moving average, or the best one, into the module."""
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        if isinstance(callback, (MovingAverage, BestAverage)):
+            callback.finish(plan)

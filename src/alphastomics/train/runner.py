@@ -25,7 +25,7 @@ from alphastomics.train.distributed.launch import (
     WatchedScriptLauncher,
     is_connection_error,
 )
-from alphastomics.train.ema import BestAverage, MovingAverage
+from alphastomics.train.ema import BestAverage, MovingAverage, finish_averages
 from alphastomics.train.interrupt import LatchedEarlyStopping, SynchronizedStop, TimeLimit
 from alphastomics.train.optimization import NonFiniteLossError
 
@@ -197,10 +197,7 @@ class ContextRunner(TrainRunner):
     def _finish(self, *, collective: bool) -> None:
         """Store the best or averaged weights, the history and the trainer in the model."""
         plan: TrainingPlan = self.training_plan
-        self._callback(MovingAverage).finish(plan)
-        for best in self.trainer.callbacks:
-            if isinstance(best, BestAverage):
-                best.finish(plan)
+        finish_averages(self.trainer, plan)
         plan.unshard(collective=collective)
         self.model.history_ = self._callback(History).tables()
         self.model.module.eval()

@@ -28,7 +28,7 @@ from alphastomics.train._lightning_compat import (
     MultiProcessingLauncher,
     ScriptLauncher,
 )
-from alphastomics.train.ema import BestAverage, MovingAverage
+from alphastomics.train.ema import finish_averages
 from alphastomics.train.interrupt import SignalLatch
 from alphastomics.train.optimization import NonFiniteLossError
 
@@ -45,9 +45,7 @@ Result = TypeVar("Result")
 SECONDS = 1.0  # between two polls
 GRACE = 20.0  # seconds in which a process can end by its own error
 REMEDY = "its output is above; a training with a checkpoint continues with resume='last'"
-LAUNCHER = (
-    "ALPHASTOMICS_LAUNCHER"  # environment variable with the id of the process that started this one for a training
-)
+LAUNCHER = "ALPHASTOMICS_LAUNCHER"  # environment variable: id of the process that started this one for a training
 STATES = "alphastomics"  # key in Lightning's results
 CONNECTION_WORDS = ("gloo", "connection closed by peer", "connection reset by peer", "nccl")
 
@@ -148,9 +146,7 @@ class _Fit:
             trainer: pl.Trainer = self.function.__self__  # type: ignore[attr-defined]
             for callback in trainer.callbacks:  # type: ignore[attr-defined]
                 callback.on_exception(trainer, trainer.lightning_module, error)
-            for callback in trainer.callbacks:  # type: ignore[attr-defined]
-                if isinstance(callback, (MovingAverage, BestAverage)):
-                    callback.finish(trainer.lightning_module)
+            finish_averages(trainer, trainer.lightning_module)
             return error
 
 
