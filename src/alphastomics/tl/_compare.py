@@ -63,8 +63,8 @@ class Configuration:
 LINEAR = {"attention": "linear"}
 
 
-def _experts(num_experts: int = 4, moe_top_k: int = 2, expert_width: str = "split") -> dict[str, Any]:
-    return {"use_moe": True, "num_experts": num_experts, "moe_top_k": moe_top_k, "expert_width": expert_width}
+def _experts(**changed: Any) -> dict[str, Any]:
+    return {"use_moe": True, **changed}
 
 
 CONFIGURATIONS: dict[str, Configuration] = {

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from alphastomics.chains.fape import chain_losses
+from alphastomics.config import ModelConfig
 from alphastomics.diffusion import DiffusionConfig, smallest_time
 from alphastomics.diffusion.deformation import deform
 from alphastomics.diffusion.geometry import center, kabsch, rotate
@@ -126,7 +127,7 @@ class Objective:
         module: Denoiser,
         config: PlanConfig,
         *,
-        mode: Mode = "any",
+        mode: Mode = ModelConfig.mode,
         diffusion: DiffusionConfig | None = None,
         shared_frame: bool = False,
         spacing: float = 0.0,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import lightning.pytorch as pl
 import torch
 
-from alphastomics.config import PlanConfig
+from alphastomics.config import ModelConfig, PlanConfig
 from alphastomics.nn.diagnostics import LayerInputs, watch_layers
 from alphastomics.nn.parallel import SINGLE_PROCESS
 from alphastomics.nn.random import ContextGenerators, drawing_from
@@ -80,7 +80,7 @@ class TrainingPlan(pl.LightningModule):
         self,
         module: Denoiser,
         *,
-        mode: Mode = "any",
+        mode: Mode = ModelConfig.mode,
         diffusion: DiffusionConfig | None = None,
         shared_frame: bool = False,
         slice_names: tuple[str, ...] = (),

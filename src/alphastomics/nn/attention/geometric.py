@@ -34,6 +34,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from alphastomics.config import NetworkConfig
 from alphastomics.nn.attention.softmax import BLOCK, SoftmaxAttention
 from alphastomics.nn.geometry import at_least_32_bits
 from alphastomics.nn.parallel import attend_to_all
@@ -100,8 +101,8 @@ class GeometricAttention(SoftmaxAttention):
         n_heads: int,
         *,
         n_dims: int,
-        gate_type: GateType = "headwise",
-        use_qk_norm: bool = True,
+        gate_type: GateType = NetworkConfig.gate_type,
+        use_qk_norm: bool = NetworkConfig.use_qk_norm,
         n_pair_channels: int = 0,
     ) -> None:
         super().__init__(d_model, n_heads, gate_type=gate_type, use_qk_norm=use_qk_norm)

@@ -24,6 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from alphastomics.config import NetworkConfig
 from alphastomics.nn.attention.softmax import SoftmaxAttention
 from alphastomics.nn.neighbors import lexicographic_order
 from alphastomics.nn.parallel import SINGLE_PROCESS
@@ -100,8 +101,8 @@ class GridAttention(nn.Module):
         *,
         n_dims: int,
         angle: float = 0.0,
-        gate_type: GateType = "headwise",
-        use_qk_norm: bool = True,
+        gate_type: GateType = NetworkConfig.gate_type,
+        use_qk_norm: bool = NetworkConfig.use_qk_norm,
     ) -> None:
         super().__init__()
         self.n_heads, self.n_dims = n_heads, n_dims

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
+from alphastomics.config import NetworkConfig
 from alphastomics.nn.attention.linear import LinearAttention
 from alphastomics.nn.attention.neighbor import NeighborAttention
 
@@ -42,8 +43,8 @@ class LocalGlobalAttention(nn.Module):
         d_model: int,
         n_heads: int,
         *,
-        gate_type: GateType = "headwise",
-        use_qk_norm: bool = True,
+        gate_type: GateType = NetworkConfig.gate_type,
+        use_qk_norm: bool = NetworkConfig.use_qk_norm,
         sequence: bool = False,
         n_pair_channels: int = 0,
     ) -> None:

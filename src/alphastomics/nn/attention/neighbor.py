@@ -31,6 +31,7 @@ import torch
 from torch import nn
 from torch.autograd.function import once_differentiable
 
+from alphastomics.config import NetworkConfig
 from alphastomics.nn._torch_compat import FakeTensor
 from alphastomics.nn.attention.edges import edge_products, edge_sums, returned_sums
 from alphastomics.nn.attention.geometric import PairColumns
@@ -124,8 +125,8 @@ class NeighborAttention(SoftmaxAttention):
         d_model: int,
         n_heads: int,
         *,
-        gate_type: GateType = "headwise",
-        use_qk_norm: bool = True,
+        gate_type: GateType = NetworkConfig.gate_type,
+        use_qk_norm: bool = NetworkConfig.use_qk_norm,
         sequence: bool = False,
         n_pair_channels: int = 0,
     ) -> None:

@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from alphastomics.config import NetworkConfig
 from alphastomics.nn.geometry import processes_of
 from alphastomics.nn.parallel import split_attention
 
@@ -58,7 +59,12 @@ class SoftmaxAttention(nn.Module):
     """
 
     def __init__(
-        self, d_model: int, n_heads: int, *, gate_type: GateType = "headwise", use_qk_norm: bool = True
+        self,
+        d_model: int,
+        n_heads: int,
+        *,
+        gate_type: GateType = NetworkConfig.gate_type,
+        use_qk_norm: bool = NetworkConfig.use_qk_norm,
     ) -> None:
         super().__init__()
         if d_model % n_heads:

@@ -18,7 +18,7 @@ from typing import get_args
 
 from torch import nn
 
-from alphastomics.config import PairAttention, PairResidual
+from alphastomics.config import NetworkConfig, PairAttention, PairResidual
 from alphastomics.nn.pair.axial import AxialAttention, FactorCrossAttention
 from alphastomics.nn.pair.factors import PairFactors
 from alphastomics.nn.pair.triangle import TriangleAttention, TriangleMultiplication
@@ -83,8 +83,8 @@ class PairLayer(nn.Module):
         max_rank: int,
         *,
         attention: PairAttention | None = None,
-        dropout: float = 0.0,
-        residual: PairResidual = "mix",
+        dropout: float = NetworkConfig.pair_dropout,
+        residual: PairResidual = NetworkConfig.pair_residual,
     ) -> None:
         super().__init__()
         if attention is not None and attention not in get_args(PairAttention):
@@ -140,8 +140,8 @@ class PairStack(nn.Module):
         max_rank: int,
         *,
         attention: PairAttention | None = None,
-        dropout: float = 0.0,
-        residual: PairResidual = "mix",
+        dropout: float = NetworkConfig.pair_dropout,
+        residual: PairResidual = NetworkConfig.pair_residual,
     ) -> None:
         super().__init__()
         self.max_rank = max_rank

@@ -14,9 +14,8 @@ from __future__ import annotations
 import logging
 import os
 from contextlib import contextmanager
-from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING
 
 import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
@@ -26,11 +25,10 @@ from alphastomics.nn._torch_compat import has_amx
 from alphastomics.train._lightning_compat import parse_devices
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
 logger = logging.getLogger(__name__)
 
-Result = TypeVar("Result")
 
 MARGIN = 0.05  # share of a GPU's free memory reserved for fragmentation and the driver
 SHARE = 0.8  # usable share of the total memory with several processes
@@ -71,39 +69,6 @@ def _parsed(accelerator: str, devices: int | list[int] | str) -> tuple[torch.dev
         raise ValueError(
             f"there is no device for {described} ({reason}); omit {flags} to use the available devices"
         ) from error
-
-
-class full_precision(torch.autocast):
-    """Disables autocast: a context manager, and a decorator that also converts 16-bit tensors among the arguments to 32 bits.
-
-    Parameters
-    ----------
-    device_type
-        ``"cpu"``, ``"cuda"``, ….
-
-    Examples
-    --------
-    >>> with full_precision(x.device.type):
-    ...     gram = x.float().mT @ x.float()
-    """
-
-    def __init__(self, device_type: str) -> None:
-        super().__init__(device_type, enabled=False)
-
-    def __call__(self, func: Callable[..., Result]) -> Callable[..., Result]:
-        """``func`` without autocast, with arguments of at least 32 bits."""
-
-        @wraps(func)
-        def widened(*args: Any, **kwargs: Any) -> Result:
-            with full_precision(self.device):
-                return func(*map(_widen, args), **{name: _widen(value) for name, value in kwargs.items()})
-
-        return widened
-
-
-def _widen(value: Any) -> Any:
-    small = isinstance(value, torch.Tensor) and value.dtype in (torch.bfloat16, torch.float16)
-    return value.float() if small else value
 
 
 def resolve_precision(precision: str | int) -> str | int:
