@@ -42,7 +42,7 @@ TRAINING = {
     "enable_progress_bar": False,
 }
 MODES = ("expr_to_pos", "pos_to_expr", "joint")
-VOLATILE = ("finished", "seconds", "versions", "system", "machine", "cells_per_second", "memory_gib")
+VOLATILE = ("_scvi_uuid", "finished", "seconds", "versions", "system", "machine", "cells_per_second", "memory_gib")
 
 
 def covering_array() -> tuple[list[dict[str, Any]], list[str]]:

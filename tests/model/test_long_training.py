@@ -95,7 +95,7 @@ def test_validation_keeps_its_contexts(small, make_model, train_briefly):
     ("arguments", "message"),
     [
         ({"growth_steps": 5}, "context_growth="),
-        ({"context_growth": "linear", "shortest_context": 300}, "300 cells.*context_size="),
+        ({"context_growth": "linear", "shortest_context": 300}, "shortest_context=300.*context_size="),
         ({"context_growth": "linear", "max_epochs": None, "max_time": 10}, "growth_steps="),
         ({"context_growth": "cubic"}, "'cubic'"),
         ({"micro_batch_size": 0}, "micro_batch_size=0"),

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from anndata import AnnData
     from numpy.typing import NDArray
 
-    from alphastomics.data._schema import Transform
+    from alphastomics.data._schema import ResolvedTransform
 
 MIN_CELLS = 10
 
@@ -99,7 +99,7 @@ def expression_matrix(adata: AnnData, layer: str | None) -> Matrix:
     return check_matrix(as_matrix(values), where)
 
 
-def read_expression(adata: AnnData, layer: str | None, transform: str) -> tuple[Matrix, Transform, bool]:
+def read_expression(adata: AnnData, layer: str | None, transform: str) -> tuple[Matrix, ResolvedTransform, bool]:
     """Read and check expression; return the matrix, the resolved transform, and whether the values are counts."""
     check_measured(adata)
     matrix = expression_matrix(adata, layer)
@@ -148,7 +148,7 @@ def summarize_values(matrix: Matrix) -> ValueSummary:
     return ValueSummary(integer, nonfinite, negative)
 
 
-def resolve_transform(transform: str, summary: ValueSummary) -> Transform:
+def resolve_transform(transform: str, summary: ValueSummary) -> ResolvedTransform:
     """Resolve ``"auto"``: ``"log1p"`` if and only if all values are non-negative integers."""
     check_choice("transform", transform, ("auto", "log1p", "none"))
     if transform == "auto":

@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from anndata import AnnData
     from numpy.typing import NDArray
 
-    from alphastomics.data._schema import Frame, Transform
+    from alphastomics.config import Frame
+    from alphastomics.data._schema import ResolvedTransform
 
 logger = logging.getLogger(__name__)
 
@@ -190,7 +191,7 @@ def fit_spacing(extents: Mapping[str, Extent]) -> float:
 
 
 def _fit_expression(
-    matrix: Matrix, reference: NDArray[np.int64], transform: Transform
+    matrix: Matrix, reference: NDArray[np.int64], transform: ResolvedTransform
 ) -> tuple[float | None, NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
     """Median library size, share, mean and floored standard deviation of the genes over the reference cells."""
     n_genes = matrix.shape[1]

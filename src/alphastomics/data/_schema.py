@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import scipy.sparse as sp
 
+from alphastomics.config import Frame  # noqa: TC001  read at run time
 from alphastomics.data._matrix import as_matrix, canonical
 
 if TYPE_CHECKING:
@@ -19,8 +20,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import ArrayLike, NDArray
 
-Transform = Literal["log1p", "none"]
-Frame = Literal["slice", "shared"]
+ResolvedTransform = Literal["log1p", "none"]  # of the settings, after "auto"
 
 CLIP = 10.0
 """Network units of expression stay within ± this many standard deviations."""
@@ -85,7 +85,7 @@ class TissueSchema:
     """
 
     genes: tuple[str, ...]
-    transform: Transform
+    transform: ResolvedTransform
     library_size: float | None
     gene_mean: tuple[float, ...]
     gene_scale: tuple[float, ...]

@@ -16,13 +16,11 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import torch
 
-from alphastomics.config import Mode, PredictionType
+from alphastomics.config import DiffusionSettings, Mode, PredictionType
 from alphastomics.diffusion.schedule import CosineSchedule
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from alphastomics.config import DiffusionSettings
 
 MODES: tuple[Mode, ...] = get_args(Mode)
 MAX_RATIO = 2.2e4  # exp(10): sigma / alpha where epsilon-prediction is inverted near pure noise
@@ -48,11 +46,13 @@ class Process:
     """
 
     schedule: CosineSchedule = field(default_factory=CosineSchedule)
-    prediction_type: PredictionType = "v"
+    prediction_type: PredictionType = DiffusionSettings.prediction_type
 
     def __post_init__(self) -> None:
-        if self.prediction_type not in ("x0", "epsilon", "v"):
-            raise ValueError(f"prediction_type={self.prediction_type!r} is unknown; choose 'x0', 'epsilon' or 'v'")
+        if self.prediction_type not in get_args(PredictionType):
+            raise ValueError(
+                f"prediction_type={self.prediction_type!r} is unknown; choose from {get_args(PredictionType)}"
+            )
 
     def coefficients(self, t: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
         """alpha_t and sigma_t of timesteps ``t`` (B,), shaped to multiply ``like`` (B, N, ...)."""

@@ -15,9 +15,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, get_args
 
 import torch
+
+from alphastomics.config import DiffusionSettings, ScheduleName
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -41,13 +43,13 @@ class CosineSchedule:
         Offset that keeps the first steps from being vanishingly small.
     """
 
-    name: Literal["cosine", "cosine_nd"] = "cosine_nd"
+    name: ScheduleName = DiffusionSettings.schedule
     nu: float = 1.0
     s: float = 0.008
 
     def __post_init__(self) -> None:
-        if self.name not in ("cosine", "cosine_nd"):
-            raise ValueError(f"schedule={self.name!r} is unknown; choose 'cosine' or 'cosine_nd'")
+        if self.name not in get_args(ScheduleName):
+            raise ValueError(f"schedule={self.name!r} is unknown; choose from {get_args(ScheduleName)}")
         if self.nu <= 0 or self.s < 0:
             raise ValueError(f"nu must be positive and s non-negative, got nu={self.nu}, s={self.s}")
 

@@ -32,7 +32,7 @@ Arguments = dict[str, dict[str, Any]]  # keyword arguments by the function that 
 
 logger = logging.getLogger(__name__)
 
-DEFAULT_STEPS = 25  # of each sample, for several samples or if some positions are observed
+SAMPLE_STEPS = 25  # of each sample, for several samples or if some positions are observed
 TRAINING_FILES = {"checkpoint", "resume"}
 
 
@@ -140,7 +140,7 @@ def reconstruct(
     cells = _cells_to_sample(query, unknown, trained)
     sampled_cells = query[cells] if inpaint else query
     if n_steps is None:
-        n_steps = 1 if n_samples == 1 and not inpaint else DEFAULT_STEPS
+        n_steps = 1 if n_samples == 1 and not inpaint else SAMPLE_STEPS
     if n_steps == 1:
         arguments["sample"] = trained.default_placement() | arguments["sample"]
     config = SamplingConfig(

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from alphastomics.config import Stage2Options
     from alphastomics.data._fit_schema import Extent
     from alphastomics.data._matrix import Moments
-    from alphastomics.data._schema import Transform
+    from alphastomics.data._schema import ResolvedTransform
     from alphastomics.data.preprocess._shards import Piece
     from alphastomics.data.preprocess._slice import StoredSlice
 
@@ -96,7 +96,7 @@ class Plan:
         )
         counts = [each.is_counts for each in slices]
         stores_counts = all(counts) and not options.scale_per_slice
-        self.transform: Transform = "log1p" if stores_counts else "none"
+        self.transform: ResolvedTransform = "log1p" if stores_counts else "none"
         self.log_transform = any(counts) and not stores_counts
         self.counts = stores_counts and all(each.record["counts"] for each in slices)
         n_values = sum(each.record["n_values"] for each in slices)
