@@ -26,8 +26,8 @@ def files_in(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
-def complaint(capsys: pytest.CaptureFixture[str]) -> str:
-    """The one line that an error leaves at the end of stderr."""
+def error_line(capsys: pytest.CaptureFixture[str]) -> str:
+    """The last line on stderr, with the error."""
     text = capsys.readouterr().err
     assert "Traceback" not in text
     assert "Exception ignored" not in text

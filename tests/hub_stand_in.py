@@ -71,7 +71,7 @@ class Hub:
 
     # Each of these gives a status and what is sent back as JSON, or as bytes; and headers, if need be.
 
-    def answer(self, method: str, path: str, body: bytes) -> tuple[Any, ...]:
+    def respond(self, method: str, path: str, body: bytes) -> tuple[Any, ...]:
         with self._lock:
             if (method, path) == ("POST", "/api/repos/create"):
                 return self._create(json.loads(body))
@@ -180,7 +180,7 @@ class Handler(BaseHTTPRequestHandler):
             return
         status, headers, content = trouble or (None, {}, None)
         if status is None:
-            status, content, *more = self.hub.answer(self.command, path, body)
+            status, content, *more = self.hub.respond(self.command, path, body)
             headers = more[0] if more else {}
         data = content if isinstance(content, bytes) else json.dumps(content).encode()
         self.send_response(status)

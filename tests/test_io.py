@@ -1,4 +1,4 @@
-"""Files of unknown origin: plain values come back, anything else is an error of one line; files are complete or absent."""
+"""Files of unknown origin: plain values come back, anything else is a short error; files are complete or absent."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ import pytest
 
 from alphastomics.datasets import synthetic_tissue
 from alphastomics.main import main
-from files import complaint
+from files import error_line
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -65,7 +65,7 @@ def files_in(path: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("module", ["alphastomics", "alphastomics.main"])
-def test_it_runs_as_a_module(module):
+def test_package_runs_as_a_module(module):
     run = subprocess.run(
         [sys.executable, "-m", module, "--help"], capture_output=True, text=True, check=True, timeout=60
     )
@@ -92,7 +92,7 @@ def test_help_takes_less_than_a_second() -> None:
 
 
 @pytest.mark.parametrize("tokens", [["--help"], ["train", "--help"], ["compare", "--help"], ["--version"], ["train"]])
-def test_torch_waits_for_work(tokens):
+def test_torch_is_imported_on_demand(tokens):
     code = f"import sys; from alphastomics.main import main; main({tokens}); print(*sys.modules)"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert {"torch", "scvi", "lightning", "scanpy", "pandas", "matplotlib"}.isdisjoint(run.stdout.split())
@@ -158,7 +158,7 @@ def sampled(query: list[str], path: Path, *tokens: str) -> AnnData:
     return ad.read_h5ad(path)
 
 
-def test_sample_is_that_of_the_model(folder, query, tmp_path, monkeypatch):
+def test_sample_matches_the_model(folder, query, tmp_path, monkeypatch):
     from alphastomics.model import AlphaSTomics
 
     monkeypatch.chdir(tmp_path)
@@ -259,7 +259,7 @@ def test_extract_writes_plain_arrays(folder, query, tmp_path):
     assert files_in(tmp_path) == ["z.npz"]
 
 
-def test_extract_shows_how_far_it_is(folder, tmp_path, capsys):
+def test_extract_shows_progress(folder, tmp_path, capsys):
     tokens = ["--checkpoint", str(folder / "run"), "--input-data", str(folder / "query.h5ad")]
     assert main(["extract", *tokens, "--output", str(tmp_path / "z.npz")]) == 0
     assert re.search(r"Embedding: 100%\|.*\| 90/90 ", capsys.readouterr().err)
@@ -276,7 +276,7 @@ def comparison(folder, tmp_path, monkeypatch) -> list[str]:
     return [*tokens, "--n-samples", "2", "--n-steps", "2", "--max-cells", "40", "--cell-type-key", "cell_type"]
 
 
-def test_compare_writes_what_the_tool_returns(folder, comparison, tmp_path, capsys):
+def test_compare_writes_the_tables_of_the_function(folder, comparison, tmp_path, capsys):
     from alphastomics import tl
 
     assert main(comparison) == 0
@@ -331,13 +331,13 @@ def test_compare_reads_parquet(folder, comparison, tmp_path):
         (["--mode", "joint"], "joint"),
     ],
 )
-def test_a_comparison_that_makes_no_sense_is_one_clear_line(comparison, tokens, message, tmp_path, capsys):
+def test_an_invalid_comparison_gives_a_short_error(comparison, tokens, message, tmp_path, capsys):
     (tmp_path / "text").write_text("no")
     (tmp_path / "full").mkdir()
     (tmp_path / "full/a").touch()
     before = files_in(tmp_path)
     assert main(replaced(comparison, tokens)) in (1, 2)
-    assert re.search(message, complaint(capsys))
+    assert re.search(message, error_line(capsys))
     assert files_in(tmp_path) == before
 
 
@@ -427,7 +427,7 @@ def test_other_processes_of_a_demo_only_train(tiny_demo, tmp_path, capsys, monke
 @pytest.mark.parametrize("time", ["301", "00:00:05:01"])
 def test_demo_is_short(tiny_demo, time, capsys, tmp_path):
     assert main([*tiny_demo, "--max-time", time]) == 1
-    assert re.search(r"300 s\b.*--max-time", complaint(capsys))
+    assert re.search(r"300 s\b.*--max-time", error_line(capsys))
     assert files_in(tmp_path) == []
 
 
@@ -439,7 +439,7 @@ def test_demo(tmp_path, monkeypatch, capsys):
     captured = capsys.readouterr()
     scores = check_demo(tmp_path, table_in(captured.out))
     model, regression, chance, _ = (values["distance_spearman"] for values in scores.values())
-    # So short a training need not suffice to win, but the exit code must say who won.
+    # So short a training need not suffice to win, but the exit code must agree with the scores.
     assert code == (0 if model > regression else 1)
     assert model > chance + 0.2
 
@@ -478,7 +478,7 @@ def test_demo(tmp_path, monkeypatch, capsys):
         ("test --checkpoint MODEL --input-data BARE", 1, r'obsm\["spatial"\]'),
     ],
 )
-def test_bad_input_is_one_clear_line(tokens, code, message, folder, tmp_path, monkeypatch, capsys):
+def test_invalid_input_gives_a_short_error(tokens, code, message, folder, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "text").write_text("no")
     for name in ("empty", "empty.h5ad"):
@@ -490,7 +490,7 @@ def test_bad_input_is_one_clear_line(tokens, code, message, folder, tmp_path, mo
     model = str(folder / "run/checkpoints/model")
     stand_ins = {"REF": str(folder / "ref.h5ad"), "MODEL": model, "BARE": "bare.h5ad"}
     assert main([stand_ins.get(token, token) for token in tokens.split()]) == code
-    assert re.search(message, complaint(capsys))
+    assert re.search(message, error_line(capsys))
     assert files_in(tmp_path) == before
 
 

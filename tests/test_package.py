@@ -62,7 +62,7 @@ def test_public_names_exist_and_are_documented(submodule: str) -> None:
         assert getattr(module, name).__doc__, f"{submodule}.{name} has no docstring"
 
 
-def test_version_is_that_of_the_project_and_of_its_changelog() -> None:
+def test_version_matches_the_project_and_its_changelog() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert alphastomics.__version__ == version("alphastomics") == project["version"]
     assert f"## [{project['version']}]" in (ROOT / "CHANGELOG.md").read_text()

@@ -23,7 +23,7 @@ from alphastomics.tl import Provenance, provenance
 PATHS = ["/home/me/x.ckpt", "~/x", "C:\\Users\\me", "\\\\server\\me", Path("x"), Path("/home/me")]
 
 
-def test_versions_are_those_of_the_installed_packages():
+def test_versions_match_the_installed_packages():
     found = versions()
     assert found.pop("python") == platform.python_version()
     assert found == {
@@ -31,7 +31,7 @@ def test_versions_are_those_of_the_installed_packages():
     }
 
 
-def test_the_system_does_not_name_the_machine():
+def test_the_system_does_not_include_the_host_name():
     assert system() == f"{platform.system()} {platform.machine()}"
     assert platform.node() not in system()
 
@@ -47,7 +47,7 @@ def test_differing_versions_are_found():
 
 
 @pytest.mark.parametrize("path", PATHS, ids=str)
-def test_paths_are_left_out(path):
+def test_paths_are_omitted(path):
     assert serialize_arguments({"a": path, "b": [path, 1], "c": {"d": path, "e": 2}}) == {"b": [1], "c": {"e": 2}}
 
 

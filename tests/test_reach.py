@@ -222,7 +222,7 @@ def test_every_optional_argument_is_passed_somewhere():
     assert never == []
 
 
-def test_the_walk_sees_what_nothing_reaches():
+def test_unreachable_code_is_detected():
     tree = parse(ast.parse("import torch.nn.functional as F\nfrom a import b as c\ndef f():\n    return c(F.x)\nf()\n"))
     assert list(tree.defined) == ["f"]
     assert tree.imported == {"F": {("torch.nn.functional", "")}, "c": {("a", "b")}}

@@ -152,7 +152,7 @@ def find(name: str) -> None:
         "frob",
     ],
 )
-def test_what_does_not_exist_is_not_found(name: str) -> None:
+def test_missing_symbols_are_not_found(name: str) -> None:
     with pytest.raises((AssertionError, AttributeError, ImportError)):
         find(name)
 
@@ -169,12 +169,12 @@ def test_every_row_is_complete() -> None:
 
 
 @pytest.mark.parametrize("name", names("here", ""))
-def test_what_is_here_is_found(name: str) -> None:
+def test_existing_symbols_are_found(name: str) -> None:
     find(name)
 
 
 @pytest.mark.parametrize("name", names("here", PLANNED))
-def test_what_is_planned_is_not_here_yet(name: str) -> None:
+def test_planned_symbols_do_not_exist_yet(name: str) -> None:
     """When this fails, the row has come true: put the test that shows it in the place of `planned`."""
     with pytest.raises((AssertionError, AttributeError, ImportError)):
         find(name)
@@ -186,7 +186,7 @@ def defined_in(path: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("node", names("shown_by", ""))
-def test_named_test_is_there(node: str) -> None:
+def test_listed_test_exists(node: str) -> None:
     file, _, name = node.partition("::")
     assert TESTS / file != Path(__file__), "this file would run itself"
     assert name.startswith("test_")
@@ -217,7 +217,7 @@ def run_tests(names: list[str], folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_named_tests_pass(tmp_path: Path) -> None:
+def test_listed_tests_pass(tmp_path: Path) -> None:
     run_tests(names("shown_by", ""), tmp_path)
 
 
@@ -251,7 +251,7 @@ def names_in(text: str) -> set[str]:
 
 
 @pytest.mark.real
-def test_no_name_of_the_earlier_version_is_forgotten(real_data: Path) -> None:
+def test_every_name_of_the_earlier_version_is_listed(real_data: Path) -> None:
     documents = sorted((real_data.parent / "seeds").glob("00[0-3]_*.md"))
     if not documents:
         pytest.skip(f"no documents of the earlier version at {real_data.parent / 'seeds'}")

@@ -30,7 +30,7 @@ def network(size: Size) -> Denoiser:
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_weights_are_those_of_the_network(size):
+def test_weights_match_the_network(size):
     module = network(size)
     if size.dims == 2:
         assert sum(p.numel() for p in module.min_distance.parameters()) == MIN_DISTANCE
@@ -38,7 +38,7 @@ def test_weights_are_those_of_the_network(size):
 
 
 @pytest.mark.parametrize(("size", "n_cells"), [(SIZES[1], 128), (SIZES[2], 128), (SIZES[2], 512)])
-def test_operations_are_those_of_a_step(size, n_cells, monkeypatch):
+def test_operations_match_a_step(size, n_cells, monkeypatch):
     """Attention by plain products: PyTorch counts no others on processors. Half of the noise, for which the
     frame is needed; where that takes more than 128 cells they are taken in parts, of which PyTorch counts little.
     """
@@ -52,14 +52,14 @@ def test_operations_are_those_of_a_step(size, n_cells, monkeypatch):
     assert counter.get_total_flops() / n_cells == pytest.approx(size.flops(n_cells), rel=0.05)
 
 
-def test_the_figures_of_the_page_are_those_of_the_command():
+def test_the_figures_of_the_page_match_the_command():
     page = (ROOT / "docs" / "arithmetic.md").read_text()
     for table in tables():
         assert table in page
 
 
 @pytest.mark.slow
-def test_the_memory_of_shared_contexts_is_that_of_the_command():
+def test_the_memory_of_shared_contexts_matches_the_command():
     assert split_table() in (ROOT / "docs" / "scaling.md").read_text()
 
 

@@ -53,7 +53,7 @@ def test_common_frame_undoes_rotation_and_shift(make_tissue):
 
 
 @pytest.mark.parametrize("scale", [True, False])
-def test_features_know_counts_names_and_sparsity(scale, make_tissue):
+def test_features_hold_counts_names_and_sparsity(scale, make_tissue):
     reference, query = make_tissue(0), make_tissue(1, n_slices=1)
     ref, new = expression_features(reference, query, scale=scale)
     assert ref.mean(0) == pytest.approx(np.zeros(40), abs=1e-9)
@@ -61,13 +61,13 @@ def test_features_know_counts_names_and_sparsity(scale, make_tissue):
     assert spread == pytest.approx(np.ones_like(spread))
     deeper = query.copy()
     deeper.X = sparse.csr_matrix(3 * deeper.X)
-    shuffled = deeper[:, ::-1].copy()  # depth, sparsity and the order of genes say nothing
+    shuffled = deeper[:, ::-1].copy()  # depth, sparsity and the order of genes are not informative
     np.testing.assert_allclose(expression_features(reference, shuffled, scale=scale)[1], new, atol=1e-6)
     reference.X = reference.X + 0.5
     assert not np.allclose(expression_features(reference, query, scale=scale)[0], ref)
 
 
-def test_no_common_gene_is_refused(make_tissue):
+def test_no_common_gene_raises(make_tissue):
     reference, query = make_tissue(0), make_tissue(1)
     query.var_names = "x" + query.var_names
     with pytest.raises(ValueError, match="no gene"):

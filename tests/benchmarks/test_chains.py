@@ -8,7 +8,7 @@ from alphastomics.chains import synthetic_chains
 from benchmarks import chains
 
 
-def test_the_truth_in_any_frame_scores_best_and_its_mirror_image_does_not():
+def test_truth_in_any_frame_scores_best_and_its_reflection_does_not():
     truth = synthetic_chains(n_chains=4, noise=0)
     moved = Rotation.random(random_state=0).apply(truth.obsm["spatial"]) + 30
     scores = chains.score(truth, moved)
@@ -22,7 +22,7 @@ def test_the_truth_in_any_frame_scores_best_and_its_mirror_image_does_not():
     assert mirrored["rmsd"] > 1
 
 
-def test_chance_knows_neither_the_fold_nor_the_bonds():
+def test_chance_has_neither_fold_nor_bonds():
     scores = chains.run(chains.CHANCE, {"held_out": 8, "frame": "slice"}, seed=0)
     assert scores["fape"] > 0.8
     assert abs(scores["distance_spearman"]) < 0.15

@@ -60,6 +60,6 @@ def test_defaults_depend_on_the_tissue():
     assert seqfish.output.name == "compare_seqfish.json"
 
 
-def test_differences_need_what_they_are_to():
+def test_differences_need_a_reference_run():
     runs = pd.DataFrame({"configuration": ["a"], "seed": [0], "held_out": ["x"], "failed": [False], "score": [1.0]})
     assert compare.paired_differences(runs) == {}

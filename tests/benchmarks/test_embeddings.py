@@ -17,7 +17,7 @@ def labeled():
     return 10 * np.eye(3)[group] + rng.normal(size=(120, 3)), obs
 
 
-def test_separate_groups_are_found_and_noise_is_not(labeled):
+def test_separate_groups_are_detected_and_noise_is_not(labeled):
     values, obs = labeled
     scores = embeddings.score(values, obs, seed=0)
     assert set(scores) == {"type_ari", "type_nmi", "type_ari_louvain", "type_nmi_louvain"}
@@ -37,7 +37,7 @@ def test_layers_are_scored_where_there_are_some_and_cells_without_a_label_are_le
     assert len(scores) == 8
 
 
-def test_components_are_those_of_a_plain_decomposition(make_tissue):
+def test_components_match_a_plain_decomposition(make_tissue):
     tissue = make_tissue(0, n_slices=1)
     found = embeddings.components(tissue, seed=0)
     counts = np.asarray(tissue.X, dtype=np.float64)

@@ -16,7 +16,7 @@ def task(make_tissue):
     return pos_to_expr.make_task(*pair, seed=0)
 
 
-def test_exactly_what_is_scored_is_hidden():
+def test_hidden_entries_equal_scored_entries():
     rng = np.random.default_rng(0)
     genes = inpainting.hide((50, 40), "genes", rng)
     assert genes.sum() == 12 * 50
@@ -115,7 +115,7 @@ def test_type_means_fall_back_to_all_cells():
     np.testing.assert_array_equal(means, [[5, 6], [1, 2], [3, 4]])
 
 
-def test_predicted_types_are_those_that_components_tell():
+def test_predicted_types_follow_from_components():
     labels = np.repeat(["a", "b"], 100)
     components = np.where(labels == "a", -5.0, 5.0)[:, None] + np.random.default_rng(0).normal(size=(200, 3))
     values = np.where(labels == "a", 1.0, 3.0)[:, None]

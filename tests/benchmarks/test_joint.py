@@ -25,21 +25,21 @@ def area(a, b, n_cells: int = 800) -> float:
 
 
 @pytest.mark.parametrize("packed", [False, True])
-def test_two_tissues_of_one_kind_cannot_be_told_apart(packed):
+def test_classifier_cannot_separate_two_tissues_of_one_kind(packed):
     # One pair is off by some .04; with regions held out of one tissue alone the mean would be below .4.
     areas = [area(tissue(s, packed=packed), tissue(s + 10, packed=packed)) for s in range(3)]
     assert np.mean(areas) == pytest.approx(0.5, abs=0.06)
 
 
-def test_neighborhoods_without_relation_can():
+def test_classifier_separates_unrelated_neighborhoods():
     assert area(tissue(0, related=False), tissue(1)) > 0.8
 
 
-def test_packing_is_seen():
+def test_classifier_detects_minimum_spacing():
     assert area(tissue(0, packed=True), tissue(1)) > 0.8
 
 
-def test_density_is_not_free():
+def test_features_contain_absolute_density():
     """Two dense halves far apart: ratios between the distances to neighbors would not show it."""
     components, position = tissue(0)
     half = position.copy()
@@ -49,7 +49,7 @@ def test_density_is_not_free():
     assert np.median(gap) < 0.8 * np.median(whole)
 
 
-def test_frame_and_unit_cannot_be_seen():
+def test_classifier_ignores_frame_and_unit():
     components, position = tissue(0)
     expected = joint.describe(components, position)
     moved = joint.describe(components, 7 * position @ ortho_group.rvs(2, random_state=0) + [3, -1])
@@ -82,7 +82,7 @@ def test_no_neighbor_of_a_test_cell_is_trained_on(monkeypatch):
     n = len(a.block)
     near = np.vstack([a.near, b.near + n])
     for described, offset in ((a, 0), (b, n)):
-        described.features[:, 0] = np.arange(n) + offset  # every cell is told by its number
+        described.features[:, 0] = np.arange(n) + offset  # the first feature is the number of the cell
     seen = []
 
     class Recorder:
@@ -107,7 +107,7 @@ def test_no_neighbor_of_a_test_cell_is_trained_on(monkeypatch):
         assert not np.isin(near[train], test).any()
 
 
-def test_components_are_those_of_the_reference():
+def test_components_match_the_reference():
     rng = np.random.default_rng(0)
     values = rng.normal(size=(200, 30)) * np.arange(1, 31)
     components = joint.fit_components(values)
@@ -132,7 +132,7 @@ def test_excess_is_the_mean_over_folds_then_over_seeds():
 
 
 @pytest.mark.slow
-def test_depth_of_a_specimen_is_seen_by_the_raw_score_alone(make_tissue):
+def test_library_size_changes_the_raw_score_only(make_tissue):
     reference, held_out = make_tissue(0, n_cells=400), make_tissue(1, n_slices=1, n_cells=400)
     drawn = make_tissue(2, n_slices=1, n_cells=400)
     rng = np.random.default_rng(0)

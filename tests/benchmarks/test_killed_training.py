@@ -27,7 +27,7 @@ def test_all_kinds_of_kills_are_planned_and_always_the_same():
         pytest.param((Kill(2, 8, 0.0, None), Kill(2, 20, 0.01, 1)), id="two processes"),
     ],
 )
-def test_it_ends_as_if_it_had_not_been_killed(tmp_path, kills):
+def test_killed_training_ends_as_an_uninterrupted_one(tmp_path, kills):
     devices = kills[0].devices
     for name in ("undisturbed", "killed"):
         (tmp_path / name).mkdir()

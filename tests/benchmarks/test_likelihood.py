@@ -20,7 +20,7 @@ def test_the_rate_is_where_the_likelihood_is_greatest():
         assert (log_likelihood(rate) > log_likelihood(factor * rate)).all()
 
 
-def test_without_dispersion_the_rate_is_that_of_the_sums():
+def test_without_dispersion_the_rate_matches_the_sums():
     rng = np.random.default_rng(1)
     size, counts = rng.uniform(50, 500, 30), rng.poisson(3.0, (30, 4)).astype(float)
     near = np.stack([rng.permutation(30)[:10] for _ in range(6)])
@@ -36,7 +36,7 @@ def test_dispersion_is_found_again():
     np.testing.assert_allclose(likelihood.dispersion(drawn, mean), theta, rtol=0.15)
 
 
-def test_a_copy_of_the_truth_is_its_like():
+def test_a_copy_of_the_truth_has_likeness_one():
     x = np.random.default_rng(3).poisson(1.0, (200, 6)).astype(float)
     assert likelihood.likeness(x, x) == pytest.approx({"genes": 1, "zeros": 1})
     assert likelihood.likeness(x + 1, x)["zeros"] == 0

@@ -5,7 +5,7 @@ import json
 from benchmarks import loading
 
 
-def test_every_reader_reads_and_ratios_are_of_ours_over_theirs(tmp_path, monkeypatch):
+def test_every_loader_is_timed_and_ratios_are_ours_over_theirs(tmp_path, monkeypatch):
     monkeypatch.setattr(loading, "CONTEXT", 50)
     out = tmp_path / "loading.json"
     loading.main(["--cells", "400", "--genes", "20", "--slices", "2", "--turns", "2", "--output", str(out)])
@@ -16,7 +16,7 @@ def test_every_reader_reads_and_ratios_are_of_ours_over_theirs(tmp_path, monkeyp
     assert min(turns) <= found["ratios"]["later epochs"]["scvi"] <= max(turns)
 
 
-def test_each_way_of_ours_reads_every_cell(tmp_path):
+def test_each_of_our_loaders_reads_every_cell(tmp_path):
     n_cells, density = loading.make_files(tmp_path, n_slices=2, n_cells=400, n_genes=20)
     read = loading.readers(tmp_path, n_cells)
     assert 0 < density < 1

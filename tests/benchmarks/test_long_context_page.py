@@ -8,5 +8,5 @@ TABLES = list(tables())
 
 
 @pytest.mark.parametrize("number", range(len(TABLES)))
-def test_the_figures_of_the_page_are_those_of_the_results(number):
+def test_the_figures_of_the_page_match_the_results(number):
     assert TABLES[number] in (ROOT / "docs" / "long-context.md").read_text()

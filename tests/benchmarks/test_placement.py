@@ -101,7 +101,7 @@ def test_truth_is_perfect(pair):
     )
 
 
-def test_bad_predictions_are_refused(pair):
+def test_invalid_predictions_raise(pair):
     truth, predicted = pair
     with pytest.raises(ValueError, match="shape"):
         _placement.score(truth, predicted[:-1])

@@ -53,7 +53,7 @@ def test_only_unknown_cells_and_spatial_genes_are_scored():
     assert scores["mse"] == pytest.approx(0)
 
 
-def test_baselines_read_only_what_is_known():
+def test_baselines_read_known_values_only():
     rng = np.random.default_rng(0)
     position, reference = rng.uniform(size=(300, 2)), rng.poisson(3, size=(300, 5))
     query, known = rng.poisson(3, size=(300, 5)), np.arange(0, 300, 20)
@@ -64,8 +64,8 @@ def test_baselines_read_only_what_is_known():
         np.testing.assert_array_equal(values, expected[name])
 
 
-def test_true_layers_tell_what_layers_tell():
-    """Two layers that places do not tell, because they lie in each other."""
+def test_baseline_of_true_layers_uses_the_layers():
+    """Two intermixed layers, which positions do not predict."""
     rng = np.random.default_rng(0)
     x = rng.uniform(size=(400, 2))
     layer = rng.choice(["L1", "L2"], 400)
@@ -82,8 +82,8 @@ def test_true_layers_tell_what_layers_tell():
     assert pos_to_expr.true_layers(task, cells, 150.0) is None
 
 
-def test_other_cells_tell_nothing_of_noise_and_much_of_a_gradient():
-    """A cell is not among its own neighbors: of a gene without pattern they know nothing."""
+def test_other_cells_predict_a_gradient_but_not_noise():
+    """A cell is not among its own neighbors: they do not predict a gene without a spatial pattern."""
     rng = np.random.default_rng(0)
     position = rng.uniform(size=(400, 2))
     gradient = rng.poisson(50 * position[:, :1] * np.ones((1, 5)) + 1)

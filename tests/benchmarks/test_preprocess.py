@@ -32,7 +32,7 @@ def test_peaks_of_both_sizes_are_measured(tmp_path):
     assert found["ratio"] == found["runs"][1]["peak"] / found["runs"][0]["peak"]
 
 
-def test_what_is_done_in_memory_holds_the_same_cells(tmp_path):
+def test_processing_in_memory_gives_the_same_cells(tmp_path):
     write_slices(tmp_path / "raw", n_slices=2, n_cells=200, n_genes=30, n_reads=20)
     preprocess_speed.stages(tmp_path / "raw", tmp_path / "dataset")
     preprocess_speed.in_memory(tmp_path / "raw", tmp_path / "theirs", scale=False)
@@ -44,7 +44,7 @@ def test_what_is_done_in_memory_holds_the_same_cells(tmp_path):
 
 
 @pytest.mark.slow
-def test_speeds_are_those_of_ours_over_theirs(tmp_path):
+def test_speeds_are_ratios_of_ours_over_theirs(tmp_path):
     out = tmp_path / "speed.json"
     preprocess_speed.main(["--cells", "200", *SMALL, "--turns", "2", "--output", str(out)])
     found = json.loads(out.read_text())

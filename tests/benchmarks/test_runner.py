@@ -23,7 +23,7 @@ def options(tmp_path: Path, *arguments: str):
     return _runner.parse("seqfish", ["--output", str(tmp_path / "r.json"), *arguments])
 
 
-def test_query_gives_nothing_away(fold, make_tissue):
+def test_query_contains_no_truth(fold, make_tissue):
     assert list(fold.query.obs) == ["slice_id"]
     assert not fold.query.obsm
     assert not fold.query.uns

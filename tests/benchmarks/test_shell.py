@@ -11,7 +11,7 @@ from benchmarks import _placement, shell
 
 
 @pytest.mark.slow
-def test_all_commands_run_and_what_they_wrote_is_scored(tmp_path, monkeypatch):
+def test_all_commands_run_and_their_output_is_scored(tmp_path, monkeypatch):
     tissue = synthetic_tissue(n_slices=3, n_cells=(120, 110, 100), n_genes=20, random_state=0)
     name = tissue.obs["slice_id"].astype(str).to_numpy()
     fold = make_fold("slice_2", tissue[name != "slice_2"], tissue[name == "slice_2"])

@@ -52,7 +52,7 @@ def test_frame_and_scale_of_a_placement_do_not_matter():
     assert scale == pytest.approx(1 / 3)
 
 
-def test_wrong_spread_is_found_out():
+def test_wrong_spread_is_detected():
     predicted, s, truth = placement(16, (1000, 2))
     timid = uncertainty.score_positions(predicted, 0.2 * s, truth)
     assert timid["coverage"] < 0.2
@@ -77,7 +77,7 @@ def test_calibrated_expression_is_covered():
 
 
 @pytest.mark.slow
-def test_scored_is_what_the_package_returns(make_tissue):
+def test_scores_are_of_the_output_of_the_package(make_tissue):
     reference, held_out = make_tissue(0), make_tissue(1, n_slices=1)
     model, _ = _models.train_or_load(reference, seed=0, minutes=0.02, mode="any", path=None)
     fold = _data.make_fold("observed", reference, held_out)

@@ -6,7 +6,7 @@ import time
 from benchmarks import waiting
 
 
-def test_waiting_is_what_the_iterator_takes():
+def test_waiting_time_is_that_of_the_iterator():
     def slow(loader):
         for each in loader:
             time.sleep(0.02)

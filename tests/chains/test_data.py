@@ -49,7 +49,7 @@ def test_layout(chains):
         np.testing.assert_array_equal(in_order(chains, k).obs["residue"], np.arange(len(in_order(chains, k))))
 
 
-def test_rows_say_nothing_of_the_order(chains):
+def test_rows_do_not_reveal_the_order(chains):
     for k in range(40):
         chain = chains[(chains.obs["slice_id"] == f"chain_{k}").to_numpy()]
         assert abs(np.corrcoef(chain.obs["residue"], np.arange(chain.n_obs))[0, 1]) < 5 / np.sqrt(chain.n_obs)
@@ -62,7 +62,7 @@ def test_consecutive_residues_are_one_bond_apart_and_no_others_as_close(chains):
         assert squareform(pdist(points))[np.triu_indices(len(points), 2)].min() > 4.2
 
 
-def test_helices_are_right_handed_and_rise_as_they_should(chains):
+def test_helices_are_right_handed_with_the_expected_rise(chains):
     for k in range(40):
         chain = in_order(chains, k)
         points, structure = chain.obsm["spatial"], chain.obs["structure"].to_numpy()
@@ -158,6 +158,6 @@ def test_the_same_seed_gives_the_same_chains_however_many_there_are():
         ({"random_state": -1}, "random_state=-1"),
     ],
 )
-def test_arguments_out_of_range_are_named(argument, message):
+def test_arguments_out_of_range_raise(argument, message):
     with pytest.raises(ValueError, match=message):
         synthetic_chains(**argument)

@@ -53,7 +53,7 @@ def chain_fape(predicted, true, mask, *, clamp: float = 1.0) -> torch.Tensor:
 
 @pytest.mark.parametrize("n_dims", [2, 3])
 @pytest.mark.parametrize("all_seen", [True, False])
-def test_values_are_those_of_double_loops(n_dims, all_seen):
+def test_values_match_double_loops(n_dims, all_seen):
     predicted, true, mask = chains(n_dims=n_dims)
     frames = random_frames(1, mask, n_dims), random_frames(2, mask, n_dims)
     some = torch.rand(mask.shape, generator=torch.Generator().manual_seed(3)) < 0.7
@@ -64,7 +64,7 @@ def test_values_are_those_of_double_loops(n_dims, all_seen):
         assert float(actual[b]) == pytest.approx(double_loop(*arrays, 1.2, 0.8), abs=1e-9)
 
 
-def test_gradients_are_those_of_finite_differences_also_through_the_frames():
+def test_gradients_match_finite_differences_also_through_the_frames():
     predicted, true, mask = chains(4, sizes=(6, 4))
     x = predicted.masked_fill(~mask[..., None], 0.0).requires_grad_()
     assert torch.autograd.gradcheck(lambda x: chain_fape(x, true, mask), x)
@@ -124,7 +124,7 @@ def test_gradients_are_finite_where_formulas_divide_by_zero(case):
     assert (float(value.detach()) == pytest.approx(0, abs=1e-5)) == (case != "one place")
 
 
-def test_frames_are_those_of_the_formula():
+def test_frames_match_the_formula():
     _, x, mask = chains(6)
     axes, found = chain_frames(x, mask)
     for b, n in enumerate(SIZES):
@@ -173,7 +173,7 @@ def test_autocast_changes_nothing():
     torch.testing.assert_close(actual, chain_fape(predicted, true, mask))
 
 
-def test_impossible_options_are_refused():
+def test_invalid_options_raise():
     predicted, true, mask = chains()
     frames = random_frames(0, mask, 3)
     for lengths in ({"clamp": 0.0, "scale": 1.0}, {"clamp": 1.0, "scale": -1.0}):

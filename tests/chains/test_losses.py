@@ -35,22 +35,22 @@ def test_loss_is_the_score_that_fades_with_the_timestep(chain):
     assert CLAMP * 3.8 == pytest.approx(10)
 
 
-def test_clean_and_absent_positions_are_not_judged(chain):
+def test_clean_and_absent_positions_have_no_loss(chain):
     x, predicted, mask, place = chain
     assert chain_losses(predicted, x, torch.tensor([0.0, 1.0]), mask, place, 3.8).tolist() == [0, 0]
 
 
-def test_a_straight_prediction_is_judged_like_any_other(chain):
+def test_a_straight_prediction_has_a_loss(chain):
     x, _, mask, place = chain
     straight = place[..., None] * torch.tensor([3.8, 0.0, 0.0])
     assert bool((chain_losses(straight, x, torch.full((2,), 0.5), mask, place, 3.8) > 0.2).all())
 
 
-def test_gradient_leads_to_the_right_hand(chain):
+def test_gradient_leads_to_right_handed_helices(chain):
     x, predicted, mask, place = chain
     mirrored = (x * torch.tensor([1.0, 1.0, -1.0])).requires_grad_()
     t = torch.full((2,), 0.5)
-    assert bool((chain_losses(mirrored, x, t, mask, place, 3.8) > 0.025).all())  # distances alone would not tell
+    assert bool((chain_losses(mirrored, x, t, mask, place, 3.8) > 0.025).all())  # distances alone are equal for both
     chain_losses(predicted.requires_grad_(), x, t, mask, place, 3.8).sum().backward()
     assert bool(predicted.grad[mask].isfinite().all())
     assert bool((predicted.grad[mask].abs().sum(1) > 0).any())
@@ -63,7 +63,7 @@ def make(sequence_key):
     return AlphaSTomics(adata, mode="expr_to_pos", attention="neighbor", sparse_pairs="coordinate", **small)
 
 
-def test_training_adds_it_on_request():
+def test_training_adds_the_loss_on_request():
     model = make("residue")
     brief = {
         "max_epochs": 1,

@@ -31,7 +31,7 @@ def loss(true: np.ndarray, predicted: np.ndarray, order: np.ndarray, clamp: floa
 
 @given(seed=seeds, clamp=st.floats(1, 30), gaps=st.booleans())
 @settings(max_examples=25, deadline=None)
-def test_it_is_the_loss_of_the_same_name(seed, clamp, gaps):
+def test_metric_equals_the_loss_of_the_same_name(seed, clamp, gaps):
     true, order = folded(seed)
     rng = np.random.default_rng(seed)
     if gaps:
@@ -96,7 +96,7 @@ def test_a_chain_without_frames_has_no_score():
         ({"predicted": np.full((9, 3), np.nan)}, "finite"),
     ],
 )
-def test_what_cannot_be_scored_is_refused(change, message):
+def test_invalid_input_raises(change, message):
     good = {"true": np.ones((9, 3)), "predicted": np.ones((9, 3)), "order": np.arange(9)}
     with pytest.raises(ValueError, match=message):
         chain_fape(**{**good, **change})

@@ -1,4 +1,4 @@
-"""Input that cannot be used: one line that names it and says what to do, from Python and from the shell; nothing half written."""
+"""Invalid input, in Python and on the command line: a short error with the name of the file and a remedy, and no partial output."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ def _tissue():
 
 @pytest.fixture
 def raw(_tissue, tmp_path):
-    """A folder with a file for each of two slices, and one that is none of ours."""
+    """A folder with a file for each of two slices, and one of another program."""
     folder = write_slices(_tissue, tmp_path / "raw")
     (folder / "notes.txt").write_text("mine")
     return folder
 
 
-def complaint(capsys):
-    """The one line on stderr besides progress."""
+def error_line(capsys):
+    """The only line on stderr besides progress."""
     lines = capsys.readouterr().err.replace("\r", "\n").splitlines()
     (line,) = [line for line in lines if line.strip() and not line.startswith(("Reading slices", "Writing files"))]
     assert line.startswith("alphastomics: ")
@@ -200,7 +200,7 @@ BAD = [
 
 
 @pytest.mark.parametrize(("change", "message"), BAD, ids=[change.__name__ for change, _ in BAD])
-def test_bad_files_are_named(raw, tmp_path, capsys, change, message):
+def test_invalid_files_are_errors(raw, tmp_path, capsys, change, message):
     change(raw)
     before, out = files_in(raw), tmp_path / "out"
     out.mkdir()
@@ -209,7 +209,7 @@ def test_bad_files_are_named(raw, tmp_path, capsys, change, message):
         preprocess(raw, out, Stage1Options(), Stage2Options())
     capsys.readouterr()
     assert main(["preprocess", "--input-dir", str(raw), "--output-dir", str(out)]) == 1
-    assert re.search(message, complaint(capsys))
+    assert re.search(message, error_line(capsys))
     assert files_in(raw) == before
     left = {path.name for path in out.rglob("*") if path.is_file()}
     assert left <= {"mine.tmp", "stage1.json", "00000.arrow", "00000.json"}  # slices that are whole
@@ -224,16 +224,16 @@ def test_bad_files_are_named(raw, tmp_path, capsys, change, message):
         (b"\xff\xfe\x00\x80", r"genes\.txt.*--gene-list-file"),
     ],
 )
-def test_bad_gene_lists_are_named(raw, tmp_path, capsys, text, message):
+def test_invalid_gene_lists_are_errors(raw, tmp_path, capsys, text, message):
     path = tmp_path / "genes.txt"
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
     tokens = ["preprocess", "--input-dir", str(raw), "--output-dir", str(tmp_path / "out")]
     assert main([*tokens, "--gene-list-file", str(path)]) == 1
-    assert re.search(message, complaint(capsys))
+    assert re.search(message, error_line(capsys))
     assert not (tmp_path / "out").exists()
 
 
-def test_bad_gene_lists_are_named_in_python(raw, tmp_path):
+def test_invalid_gene_lists_raise_in_python(raw, tmp_path):
     with pytest.raises(ValueError, match="genes .*'gene_0'"):
         Stage1Options(genes=("gene_0", "gene_0"))
     with pytest.raises(ValueError, match="'one', 'two'"):
@@ -242,11 +242,11 @@ def test_bad_gene_lists_are_named_in_python(raw, tmp_path):
 
 
 @pytest.mark.parametrize("ratios", [(0.8, 0.3), (-0.1, 0.1), (1.2, 0.0), (0.5, -0.2), (0.0, 0.5), ("nan", 0.1)])
-def test_bad_ratios_are_named(raw, tmp_path, capsys, ratios):
+def test_invalid_ratios_are_errors(raw, tmp_path, capsys, ratios):
     train, validation = map(str, ratios)
     tokens = ["preprocess", "--input-dir", str(raw), "--output-dir", str(tmp_path / "out")]
     assert main([*tokens, f"--train-ratio={train}", f"--val-ratio={validation}"]) in (1, 2)
-    assert re.search("(train|val).ratio", complaint(capsys))
+    assert re.search("(train|val).ratio", error_line(capsys))
     with pytest.raises(ValueError, match="_ratio="):
         Stage2Options(train_ratio=float(train), val_ratio=float(validation))
     assert not (tmp_path / "out").exists()
@@ -284,11 +284,11 @@ def read_only(folder):
 
 
 @pytest.mark.parametrize("place", [a_file, below_a_file, read_only])
-def test_a_folder_that_cannot_be_is_named(raw, tmp_path, capsys, place):
+def test_an_invalid_folder_is_an_error(raw, tmp_path, capsys, place):
     out = place(tmp_path / "there")
     message = rf"the folder {out}\S* cannot be created \(.*and repeat the command"
     assert main(["preprocess", "--input-dir", str(raw), "--output-dir", str(out)]) == 1
-    assert re.search(message, complaint(capsys))
+    assert re.search(message, error_line(capsys))
     with pytest.raises(OSError, match=message):
         stage1(raw, out, Stage1Options())
     stage1(raw, tmp_path / "slices", Stage1Options())
@@ -297,21 +297,21 @@ def test_a_folder_that_cannot_be_is_named(raw, tmp_path, capsys, place):
     assert (tmp_path / "there").is_dir() or (tmp_path / "there").read_text() == "mine"
 
 
-def test_a_file_that_may_not_be_read_is_named(raw, tmp_path, capsys):
+def test_an_unreadable_file_is_an_error(raw, tmp_path, capsys):
     path = raw / "slice_1.h5ad"
     path.chmod(0)
     if os.access(path, os.R_OK):
         pytest.skip("permissions do not bind this user")
     assert main(["stage1", "--input-dir", str(raw), "--output-dir", str(tmp_path / "out")]) == 1
-    assert re.search(r"slice_1\.h5ad.*denied", complaint(capsys))
+    assert re.search(r"slice_1\.h5ad.*denied", error_line(capsys))
 
 
-def test_a_folder_data_of_somebody_else_is_left_alone(raw, tmp_path, capsys):
+def test_existing_folders_named_data_are_kept(raw, tmp_path, capsys):
     out = tmp_path / "out"
     (out / "data").mkdir(parents=True)
     (out / "data" / "mine.csv").write_text("mine")
     assert main(["preprocess", "--input-dir", str(raw), "--output-dir", str(out)]) == 1
-    assert re.search(r"out/data/\S+", complaint(capsys))
+    assert re.search(r"out/data/\S+", error_line(capsys))
     assert (out / "data" / "mine.csv").read_text() == "mine"
     assert not (out / "metadata.json").exists()
 
@@ -320,7 +320,7 @@ def test_a_folder_data_of_somebody_else_is_left_alone(raw, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("stage", ["stage1", "stage2"])
-def test_a_full_disk_is_named_and_what_is_done_is_kept(raw, tmp_path, capsys, stage, files_of_at_most):
+def test_a_full_disk_is_an_error_and_finished_files_are_kept(raw, tmp_path, capsys, stage, files_of_at_most):
     straight, out = tmp_path / "straight", tmp_path / "out"
     tokens = ["preprocess", "--input-dir", str(raw), "--output-dir"]
     assert main([*tokens, str(straight)]) == 0
@@ -334,7 +334,7 @@ def test_a_full_disk_is_named_and_what_is_done_is_kept(raw, tmp_path, capsys, st
     with files_of_at_most(limit):
         assert main([*tokens, str(out)]) == 1
     message = r"0000\d.arrow|train.parquet"
-    assert re.search(rf"({message}) .*File too large", complaint(capsys))
+    assert re.search(rf"({message}) .*File too large", error_line(capsys))
     left = files_in(out)
     assert before.items() <= left.items()
     assert not (out / "metadata.json").exists()

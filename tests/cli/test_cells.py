@@ -23,7 +23,7 @@ from alphastomics.data.preprocess import Stage1Options, Stage2Options, preproces
 from alphastomics.datasets import synthetic_tissue
 from alphastomics.main import main
 from alphastomics.model import AlphaSTomics
-from files import complaint, write_slices
+from files import error_line, write_slices
 
 STEPS = ["--n-steps", "2"]
 PANEL = 4  # genes that one of the slices lacks
@@ -76,7 +76,7 @@ def cells(folder):
 
 
 @pytest.fixture
-def asked(folder):
+def model_flags(folder):
     return ["--checkpoint", folder / "model", "--accelerator", "cpu"]
 
 
@@ -105,60 +105,60 @@ def given(request, folder, cells, tmp_path):
     return ["--input_data", save_tensors(tmp_path / "input.pt", cells, **changes)]
 
 
-def test_the_same_cells_have_the_same_places(given, folder, asked, model, cells, tmp_path):
-    assert run("sample", *asked, *given, *STEPS, "--output", tmp_path / "out.h5ad") == 0
+def test_the_same_cells_have_the_same_places(given, folder, model_flags, model, cells, tmp_path):
+    assert run("sample", *model_flags, *given, *STEPS, "--output", tmp_path / "out.h5ad") == 0
     placed = ad.read_h5ad(tmp_path / "out.h5ad")
     expected = model.sample(cells, mode="expr_to_pos", n_steps=2).obsm["spatial"]
     np.testing.assert_array_equal(placed.obsm["spatial"], expected)
     np.testing.assert_array_equal(placed.X.toarray(), cells.X.toarray())
 
 
-def test_the_same_cells_have_the_same_scores(given, folder, asked, tmp_path):
-    assert run("test", *asked, *given, "--output", tmp_path / "a.json") == 0
-    assert run("test", *asked, "--input-data", folder / "query.h5ad", "--output", tmp_path / "b.json") == 0
+def test_the_same_cells_have_the_same_scores(given, folder, model_flags, tmp_path):
+    assert run("test", *model_flags, *given, "--output", tmp_path / "a.json") == 0
+    assert run("test", *model_flags, "--input-data", folder / "query.h5ad", "--output", tmp_path / "b.json") == 0
     (found,), (expected,) = (list(json.loads((tmp_path / name).read_text()).values()) for name in ("a.json", "b.json"))
     assert found["prediction"] == expected["prediction"]
     assert found["chance"] == expected["chance"]
 
 
-def test_the_same_cells_have_the_same_embedding(given, asked, model, cells, tmp_path):
-    assert run("extract", *asked, *given, "--use-positions", "--output", tmp_path / "z.npz") == 0
+def test_the_same_cells_have_the_same_embedding(given, model_flags, model, cells, tmp_path):
+    assert run("extract", *model_flags, *given, "--use-positions", "--output", tmp_path / "z.npz") == 0
     with np.load(tmp_path / "z.npz", allow_pickle=False) as arrays:
         np.testing.assert_array_equal(arrays["latent"], model.get_latent_representation(cells, use_positions=True))
 
 
 def test_a_model_finds_them_under_its_own_keys(given, folder, cells, tmp_path):
-    asked = ["--checkpoint", folder / "named", "--accelerator", "cpu"]
+    model_flags = ["--checkpoint", folder / "named", "--accelerator", "cpu"]
     model = AlphaSTomics.load(folder / "named", adata=False, accelerator="cpu")
     cells.obsm["place"], cells.obs["section"], cells.layers["counts"] = cells.obsm["spatial"], "a", cells.X.copy()
     expected = model.sample(cells, mode="expr_to_pos", n_steps=2)
-    assert run("sample", *asked, *given, *STEPS, "--output", tmp_path / "out.h5ad") == 0
+    assert run("sample", *model_flags, *given, *STEPS, "--output", tmp_path / "out.h5ad") == 0
     placed = ad.read_h5ad(tmp_path / "out.h5ad")
     np.testing.assert_array_equal(placed.obsm["place"], expected.obsm["place"])
     assert "section" in placed.obs
-    assert run("test", *asked, *given) == 0
+    assert run("test", *model_flags, *given) == 0
     # From an AnnData whose X is something else, Parquet takes what the model reads.
     cells.X = cells.X * 0.5
     cells.write_h5ad(tmp_path / "layered.h5ad")
     tokens = ["--input-data", tmp_path / "layered.h5ad", *STEPS, "--output", tmp_path / "out.parquet"]
-    assert run("sample", *asked, *tokens) == 0
+    assert run("sample", *model_flags, *tokens) == 0
     np.testing.assert_array_equal(read_parquet(tmp_path / "out.parquet").X.toarray(), cells.layers["counts"].toarray())
 
 
-def test_any_split_is_read(folder, asked, tissue, tmp_path):
+def test_any_split_is_read(folder, model_flags, tissue, tmp_path):
     for split in ("train", "validation"):
         tokens = ["--data_dir", folder / "dataset", "--split", split, "--output", tmp_path / "z.parquet"]
-        assert run("extract", *asked, *tokens) == 0
+        assert run("extract", *model_flags, *tokens) == 0
         names = pq.read_table(tmp_path / "z.parquet").column("cell_id").to_pylist()
         assert names == read_dataset(folder / "dataset", split).obs_names.tolist()
 
 
-def test_a_model_in_the_plane_reads_x_and_y(folder, asked, cells, tmp_path):
+def test_a_model_in_the_plane_reads_x_and_y(folder, model_flags, cells, tmp_path):
     deep = np.column_stack([cells.obsm["spatial"], np.full(cells.n_obs, 7.0)])
     path = save_tensors(tmp_path / "deep.pt", cells, positions=torch.from_numpy(deep))
-    assert run("extract", *asked, "--input-data", path, "--use-positions", "--output", tmp_path / "a.npz") == 0
+    assert run("extract", *model_flags, "--input-data", path, "--use-positions", "--output", tmp_path / "a.npz") == 0
     tokens = ["--input-data", folder / "query.h5ad", "--use-positions", "--output", tmp_path / "b.npz"]
-    assert run("extract", *asked, *tokens) == 0
+    assert run("extract", *model_flags, *tokens) == 0
     with np.load(tmp_path / "a.npz") as a, np.load(tmp_path / "b.npz") as b:
         np.testing.assert_array_equal(a["latent"], b["latent"])
 
@@ -167,7 +167,7 @@ def test_a_model_in_the_plane_reads_x_and_y(folder, asked, cells, tmp_path):
 
 
 @pytest.mark.parametrize("suffix", [".pt", ".h5ad"])
-def test_a_file_that_names_no_slices_is_one(suffix, asked, model, cells, tmp_path, caplog):
+def test_a_file_without_slice_ids_is_one_slice(suffix, model_flags, model, cells, tmp_path, caplog):
     path = tmp_path / f"s1{suffix}"
     if suffix == ".pt":
         save_tensors(path, cells, slice_id=None)
@@ -177,15 +177,15 @@ def test_a_file_that_names_no_slices_is_one(suffix, asked, model, cells, tmp_pat
         bare.write_h5ad(path)
     caplog.set_level("INFO", logger="alphastomics")
     tokens = ["--input-data", path, "--sample-mode", "pos_to_expr", *STEPS, "--output", tmp_path / "out.h5ad"]
-    assert run("sample", *asked, *tokens) == 0
+    assert run("sample", *model_flags, *tokens) == 0
     written = ad.read_h5ad(tmp_path / "out.h5ad")
     assert written.obs["slice_id"].unique().tolist() == ["s1"]
     expected = model.sample(cells, mode="pos_to_expr", n_steps=2)
     np.testing.assert_array_equal(written.X.toarray(), expected.X.toarray())
-    assert run("extract", *asked, "--input-data", path, "--use-positions", "--output", tmp_path / "z.npz") == 0
+    assert run("extract", *model_flags, "--input-data", path, "--use-positions", "--output", tmp_path / "z.npz") == 0
     with np.load(tmp_path / "z.npz") as arrays:
         np.testing.assert_array_equal(arrays["latent"], model.get_latent_representation(cells, use_positions=True))
-    assert run("test", *asked, "--input-data", path, "--output", tmp_path / "scores.json") == 0
+    assert run("test", *model_flags, "--input-data", path, "--output", tmp_path / "scores.json") == 0
     assert list(json.loads((tmp_path / "scores.json").read_text())) == ["s1"]
     told = [record.getMessage() for record in caplog.records if "one slice" in record.getMessage()]
     assert len(told) == 3
@@ -195,13 +195,13 @@ def test_a_file_that_names_no_slices_is_one(suffix, asked, model, cells, tmp_pat
 # -- new slices like those of an input ----------------------------------------------------------------------------------------
 
 
-def test_the_line_of_the_earlier_version_draws_as_many_cells(
-    asked, model, cells, tmp_path, caplog, monkeypatch, capsys
+def test_the_command_of_the_earlier_version_draws_as_many_cells(
+    model_flags, model, cells, tmp_path, caplog, monkeypatch, capsys
 ):
     monkeypatch.chdir(tmp_path)
     save_tensors("input.pt", cells, expression=torch.zeros(cells.n_obs, 20), positions=None)
     caplog.set_level("INFO", logger="alphastomics")
-    line_of_old = ["sample", *asked, "--input_data", "input.pt", "--sample_mode", "joint", *STEPS]
+    line_of_old = ["sample", *model_flags, "--input_data", "input.pt", "--sample_mode", "joint", *STEPS]
     assert run(*line_of_old) == 0
     drawn, expected = ad.read_h5ad("sampled.h5ad"), model.sample(mode="joint", n_cells=cells.n_obs, n_steps=2)
     np.testing.assert_array_equal(drawn.obsm["spatial"], expected.obsm["spatial"])
@@ -210,14 +210,14 @@ def test_the_line_of_the_earlier_version_draws_as_many_cells(
     assert any(re.search(rf"{cells.n_obs} cells.*sampled\.h5ad", message) for message in told)
     capsys.readouterr()
     assert run(*line_of_old) == 1
-    assert re.search(r"sampled\.h5ad.*--output", complaint(capsys))
+    assert re.search(r"sampled\.h5ad.*--output", error_line(capsys))
 
 
-def test_every_slice_of_an_input_has_one_of_its_size(asked, cells, tmp_path):
+def test_every_slice_of_an_input_has_one_of_its_size(model_flags, cells, tmp_path):
     slices = torch.cat([torch.full((20,), 7), torch.full((cells.n_obs - 20,), 3)])
     path = save_tensors(tmp_path / "input.pt", cells, slice_id=slices)
     tokens = ["--input-data", path, "--sample-mode", "joint", "--n-samples", "2", *STEPS]
-    assert run("sample", *asked, *tokens, "--output", tmp_path / "out.h5ad") == 0
+    assert run("sample", *model_flags, *tokens, "--output", tmp_path / "out.h5ad") == 0
     drawn = ad.read_h5ad(tmp_path / "out.h5ad")
     large = cells.n_obs - 20
     assert drawn.obs["slice_id"].value_counts().to_dict() == {
@@ -242,7 +242,7 @@ def uneven(tissue, tmp_path_factory):
 
 def test_a_file_of_uneven_slices_is_not_trained_on(uneven, capsys):
     assert run("train", "--input-data", uneven / "data/train.parquet") == 1
-    assert re.search(r"train\.parquet.*genes.*--data-dir", complaint(capsys))
+    assert re.search(r"train\.parquet.*genes.*--data-dir", error_line(capsys))
 
 
 def alone(tissue, name, uneven):
@@ -252,7 +252,7 @@ def alone(tissue, name, uneven):
     return part.copy()
 
 
-def test_slices_are_divided_by_what_they_measure(uneven, tissue):
+def test_slices_are_grouped_by_their_measured_genes(uneven, tissue):
     cells = read_dataset(uneven)
     divided = panels(cells, None)
     assert sorted(np.concatenate([rows for rows, _ in divided])) == list(range(cells.n_obs))
@@ -261,14 +261,14 @@ def test_slices_are_divided_by_what_they_measure(uneven, tissue):
         lacks = set(part.obs["slice_id"]) <= {"slice_1", "slice_2"}
         assert part.var_names.tolist() == tissue.var_names[PANEL * lacks :].tolist()
     assert len(divided) == 2
-    assert len(panels(cells, "section")) == 1  # nobody knows which slices these are
+    assert len(panels(cells, "section")) == 1  # their slices are unknown
     assert len(panels(cells[cells.obs["slice_id"] == "slice_1"].copy(), None)) == 1
 
 
 @pytest.mark.filterwarnings("ignore:4 of 20 genes are missing")
-def test_a_slice_is_placed_by_the_genes_that_it_measures(uneven, tissue, asked, model, tmp_path):
+def test_a_slice_is_placed_by_the_genes_that_it_measures(uneven, tissue, model_flags, model, tmp_path):
     tokens = ["--data-dir", uneven, *STEPS, "--n-samples", "2"]
-    assert run("sample", *asked, *tokens, "--output", tmp_path / "out.h5ad") == 0
+    assert run("sample", *model_flags, *tokens, "--output", tmp_path / "out.h5ad") == 0
     placed = ad.read_h5ad(tmp_path / "out.h5ad")
     order = read_dataset(uneven).obs_names
     assert placed.obs_names.tolist() == [f"{name}-{k}" for k in (0, 1) for name in order]
@@ -285,10 +285,10 @@ def test_a_slice_is_placed_by_the_genes_that_it_measures(uneven, tissue, asked, 
 
 
 @pytest.mark.filterwarnings("ignore:4 of 20 genes are missing")
-def test_a_slice_is_embedded_and_scored_by_the_genes_that_it_measures(uneven, tissue, asked, model, tmp_path):
-    assert run("extract", *asked, "--data-dir", uneven, "--output", tmp_path / "z.h5ad") == 0
+def test_a_slice_is_embedded_and_scored_by_the_genes_that_it_measures(uneven, tissue, model_flags, model, tmp_path):
+    assert run("extract", *model_flags, "--data-dir", uneven, "--output", tmp_path / "z.h5ad") == 0
     latent = ad.read_h5ad(tmp_path / "z.h5ad")
-    assert run("test", *asked, "--data-dir", uneven, "--output", tmp_path / "all.json") == 0
+    assert run("test", *model_flags, "--data-dir", uneven, "--output", tmp_path / "all.json") == 0
     scores = json.loads((tmp_path / "all.json").read_text())
     assert list(scores) == ["slice_0", "slice_1", "slice_2", "slice_3"]
     for name in ("slice_1", "slice_3"):
@@ -296,11 +296,11 @@ def test_a_slice_is_embedded_and_scored_by_the_genes_that_it_measures(uneven, ti
         found = latent[part.obs_names].obsm["X_alphastomics"]
         np.testing.assert_array_equal(found, model.get_latent_representation(part))
         part.write_h5ad(tmp_path / "part.h5ad")
-        assert run("test", *asked, "--input-data", tmp_path / "part.h5ad", "--output", tmp_path / "one.json") == 0
+        assert run("test", *model_flags, "--input-data", tmp_path / "part.h5ad", "--output", tmp_path / "one.json") == 0
         assert json.loads((tmp_path / "one.json").read_text())[name]["prediction"] == scores[name]["prediction"]
 
 
-def test_zeros_that_are_none_are_not_taken_for_values(uneven, model):
+def test_unmeasured_genes_are_not_read_as_zeros(uneven, model):
     cells = read_dataset(uneven)
     with pytest.raises(ValueError, match=r'2 slices.*varm\["measured_in"\]'):
         model.sample(cells, n_steps=1)
@@ -312,7 +312,7 @@ def test_zeros_that_are_none_are_not_taken_for_values(uneven, model):
         assert model.sample(part, n_steps=1).n_obs == rows.sum()
 
 
-def test_what_reads_no_genes_is_not_divided(uneven, model):
+def test_sampling_without_genes_ignores_measured_genes(uneven, model):
     cells = read_dataset(uneven)
     options = {"mode": "pos_to_expr", "n_steps": 1, "n_samples": 3, "reduce": "medoid", "inpaint": False}
     found, expected = sample_cells(model, cells, **options), model.sample(cells, **options)
@@ -331,8 +331,8 @@ def test_what_reads_no_genes_is_not_divided(uneven, model):
         ["--sample-mode", "pos_to_expr", "--n-samples", "2", "--reduce", "mean"],
     ],
 )
-def test_parquet_holds_what_h5ad_does(folder, asked, tokens, tmp_path):
-    tokens = ["sample", *asked, "--input-data", folder / "query.h5ad", *STEPS, *tokens, "--output"]
+def test_parquet_and_h5ad_hold_the_same_cells(folder, model_flags, tokens, tmp_path):
+    tokens = ["sample", *model_flags, "--input-data", folder / "query.h5ad", *STEPS, *tokens, "--output"]
     assert run(*tokens, tmp_path / "out.h5ad") == run(*tokens, tmp_path / "out.parquet") == 0
     expected, found = ad.read_h5ad(tmp_path / "out.h5ad"), read_parquet(tmp_path / "out.parquet")
     assert sorted(found.obs_names) == sorted(expected.obs_names)
@@ -349,21 +349,21 @@ def test_parquet_holds_what_h5ad_does(folder, asked, tokens, tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out.h5ad", "out.parquet"]
 
 
-def test_a_drawn_tissue_is_written_as_parquet(folder, asked, tmp_path):
+def test_a_drawn_tissue_is_written_as_parquet(folder, model_flags, tmp_path):
     tokens = ["--sample-mode", "joint", "--n-cells", "30", "--n-samples", "2", *STEPS]
-    assert run("sample", *asked, *tokens, "--output", tmp_path / "out.parquet") == 0
+    assert run("sample", *model_flags, *tokens, "--output", tmp_path / "out.parquet") == 0
     drawn = read_parquet(tmp_path / "out.parquet")
     assert drawn.obs["slice_id"].value_counts().to_dict() == {"sample_0": 30, "sample_1": 30}
-    # It can be asked about.
+    # Its latent representation can be extracted.
     tokens = ["--input-data", tmp_path / "out.parquet", "--output", tmp_path / "z.npz"]
-    assert run("extract", *asked, *tokens) == 0
+    assert run("extract", *model_flags, *tokens) == 0
 
 
-def test_embeddings_in_every_form(folder, asked, model, cells, tmp_path):
+def test_embeddings_in_every_form(folder, model_flags, model, cells, tmp_path):
     expected = model.get_latent_representation(cells)
     for suffix in ("npz", "parquet", "h5ad"):
         tokens = ["--input-data", folder / "query.h5ad", "--output", tmp_path / f"z.{suffix}"]
-        assert run("extract", *asked, *tokens) == 0
+        assert run("extract", *model_flags, *tokens) == 0
     table = pq.read_table(tmp_path / "z.parquet")
     assert table.column_names == ["cell_id", "slice_id", "embedding"]
     assert str(table.schema.field("embedding").type) == "fixed_size_list<element: float>[16]"
@@ -382,20 +382,20 @@ def test_embeddings_in_every_form(folder, asked, model, cells, tmp_path):
 
 
 @pytest.mark.slow  # scanpy compiles
-def test_scanpy_takes_the_embedding_as_it_is(folder, asked, tmp_path):
+def test_scanpy_takes_the_embedding_as_it_is(folder, model_flags, tmp_path):
     sc = pytest.importorskip("scanpy")
     tokens = ["--input-data", folder / "query.h5ad", "--output", tmp_path / "z.h5ad"]
-    assert run("extract", *asked, *tokens) == 0
+    assert run("extract", *model_flags, *tokens) == 0
     latent = ad.read_h5ad(tmp_path / "z.h5ad")
     sc.pp.neighbors(latent, n_neighbors=5, use_rep="X_alphastomics")
     assert latent.obsp["connectivities"].nnz > 0
 
 
-def test_cells_without_slices_have_none(folder, asked, cells, tmp_path):
+def test_cells_without_slices_have_none(folder, model_flags, cells, tmp_path):
     del cells.obs["slice_id"]
     cells.write_h5ad(tmp_path / "bare.h5ad")
     tokens = ["--input-data", tmp_path / "bare.h5ad", "--output", tmp_path / "z.parquet"]
-    assert run("extract", *asked, *tokens) == 0
+    assert run("extract", *model_flags, *tokens) == 0
     assert pq.read_table(tmp_path / "z.parquet").column_names == ["cell_id", "embedding"]
 
 
@@ -422,7 +422,7 @@ def test_padded_contexts_are_slices_without_padding(tmp_path):
     ("slices", "expected"),
     [([7, 3], ["7", "7", "3", "3"]), ([[1, 1], [1, 2]], ["1", "1", "1", "2"]), (None, ["0", "0", "1", "1"])],
 )
-def test_slices_of_contexts_may_be_named(slices, expected, tmp_path):
+def test_slice_ids_of_contexts_can_be_given(slices, expected, tmp_path):
     tensors = {"expression": torch.ones(2, 2, 3)}
     torch.save(tensors if slices is None else tensors | {"slice_id": torch.tensor(slices)}, tmp_path / "x.pt")
     assert read_tensors(tmp_path / "x.pt", GENES).obs["slice_id"].tolist() == expected
@@ -466,7 +466,7 @@ X = torch.ones(4, 3)
         ({"expression": X, "mask": torch.ones(3)}, r"'mask'.*\(3,\)"),
     ],
 )
-def test_tensors_that_do_not_fit_are_one_line(values, message, tmp_path):
+def test_tensors_of_wrong_shape_give_a_short_error(values, message, tmp_path):
     torch.save(values, tmp_path / "x.pt")
     with pytest.raises(ValueError, match=rf"x\.pt.*{message}"):
         read_tensors(tmp_path / "x.pt", GENES)
@@ -483,15 +483,15 @@ class Attack:
 
 
 @pytest.mark.parametrize("form", ["torch", "torch, old", "pickle"])
-def test_code_in_a_file_is_not_run(form, folder, asked, tmp_path, capsys):
+def test_code_in_a_file_is_not_run(form, folder, model_flags, tmp_path, capsys):
     values, target = {"expression": torch.ones(4, 20), "positions": Attack(tmp_path / "hit")}, tmp_path / "x.pt"
     if form == "pickle":
         target.write_bytes(pickle.dumps(values))
     else:
         torch.save(values, target, _use_new_zipfile_serialization=form == "torch")
     before = sorted(tmp_path.iterdir())
-    assert run("sample", *asked, "--input-data", target, "--output", tmp_path / "out.h5ad") == 1
-    assert "x.pt " in complaint(capsys)
+    assert run("sample", *model_flags, "--input-data", target, "--output", tmp_path / "out.h5ad") == 1
+    assert "x.pt " in error_line(capsys)
     assert sorted(tmp_path.iterdir()) == before
     torch.load(target, weights_only=False) if form != "pickle" else pickle.loads(target.read_bytes())
     assert (tmp_path / "hit").exists()  # it would have been
@@ -499,7 +499,7 @@ def test_code_in_a_file_is_not_run(form, folder, asked, tmp_path, capsys):
 
 @pytest.mark.parametrize("form", ["torch", "pickle"])
 @pytest.mark.parametrize("name", ["x.h5ad", "x.parquet", "x.pt", "x.ckpt", "model", "run/checkpoints/last.ckpt"])
-def test_a_crafted_pickle_is_refused_wherever_it_is_given(form, name, folder, asked, tmp_path, capsys):
+def test_a_crafted_pickle_is_an_error_in_every_command(form, name, folder, model_flags, tmp_path, capsys):
     """As cells, as a checkpoint, as a model, and in the folder of a run."""
     target = tmp_path / name
     file = target / "model.safetensors" if name == "model" else target
@@ -508,12 +508,12 @@ def test_a_crafted_pickle_is_refused_wherever_it_is_given(form, name, folder, as
     torch.save(attack, file) if form == "torch" else file.write_bytes(pickle.dumps(attack))
     if name == "model":
         shutil.copy(folder / "model" / "config.json", target)
-    given = [*asked, "--input-data", target]
+    given = [*model_flags, "--input-data", target]
     if name.endswith(("ckpt", "model")):
         path = tmp_path / "run" if name.startswith("run") else target
         given = ["--checkpoint", path, "--input-data", folder / "query.h5ad", "--accelerator", "cpu"]
     assert run("sample", *given, "--output", tmp_path / "out.h5ad") == 1
-    assert re.search(rf"{file}|{target} ", complaint(capsys))
+    assert re.search(rf"{file}|{target} ", error_line(capsys))
     assert not (tmp_path / "hit").exists()
     with file.open("rb") as opened:
         torch.load(opened, weights_only=False) if form == "torch" else pickle.load(opened)
@@ -567,8 +567,8 @@ def test_suffixes():
         (["test", "--data-dir", "logs"], "logs.*transformed"),
     ],
 )
-def test_a_mistake_is_one_line_and_nothing_is_written(
-    folder, asked, cells, tokens, message, tmp_path, capsys, monkeypatch
+def test_an_error_has_a_short_message_and_nothing_is_written(
+    folder, model_flags, cells, tokens, message, tmp_path, capsys, monkeypatch
 ):
     monkeypatch.chdir(tmp_path)
     shutil.copy(folder / "query.h5ad", "query.h5ad")
@@ -595,19 +595,19 @@ def test_a_mistake_is_one_line_and_nothing_is_written(
         note["schema"] |= {"transform": "none", "library_size": None, "gene_share": []}
         Path("logs/metadata.json").write_text(json.dumps(note))
     before = sorted(tmp_path.rglob("*"))
-    assert run(*tokens[:1], *asked, *tokens[1:]) == 1
-    assert re.search(message, complaint(capsys))
+    assert run(*tokens[:1], *model_flags, *tokens[1:]) == 1
+    assert re.search(message, error_line(capsys))
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_a_disk_that_is_full_leaves_nothing(folder, asked, tmp_path, capsys, monkeypatch):
+def test_a_full_disk_leaves_no_partial_file(folder, model_flags, tmp_path, capsys, monkeypatch):
     def full(*args, **kwargs):
         raise OSError(28, "No space left on device")
 
     (tmp_path / "out.parquet").write_text("old")
     monkeypatch.setattr(pq.ParquetWriter, "write_table", full)
     tokens = ["--input-data", folder / "query.h5ad", *STEPS, "--output", tmp_path / "out.parquet"]
-    assert run("sample", *asked, *tokens) == 1
-    assert "No space left on device" in complaint(capsys)
+    assert run("sample", *model_flags, *tokens) == 1
+    assert "No space left on device" in error_line(capsys)
     assert (tmp_path / "out.parquet").read_text() == "old"
     assert [path.name for path in tmp_path.iterdir()] == ["out.parquet"]

@@ -153,7 +153,7 @@ def command(*tokens, **environment):
     )
 
 
-def said(text):
+def stderr_lines(text):
     """What is on stderr besides progress."""
     return [
         line
@@ -173,30 +173,30 @@ def killer(folder, *, once=(), always=()):
     }
 
 
-def test_workers_that_are_killed_are_replaced_and_leave_no_trace(raw, serial, tmp_path):
+def test_killed_workers_are_replaced_with_the_same_result(raw, serial, tmp_path):
     names = ("00002.arrow", "00001.json", "train-00001.parquet")
     tokens = ["--input-dir", raw, "--output-dir", tmp_path / "out", "--max-shard-size", 60, *TOKENS]
     done = command("preprocess", *tokens, "--workers", 2, **killer(tmp_path, once=names))
     assert done.returncode == 0, done.stderr
     assert all((tmp_path / name).exists() for name in names)  # they were killed indeed
     assert files_in(tmp_path / "out") == files_in(serial)
-    (line,) = said(done.stderr)
+    (line,) = stderr_lines(done.stderr)
     assert "is in" in line
 
 
 @pytest.mark.slow
-def test_work_that_kills_every_worker_is_one_line(raw, tmp_path):
+def test_work_that_kills_every_worker_gives_a_short_error(raw, tmp_path):
     tokens = ["--input-dir", raw, "--output-dir", tmp_path / "out", "--workers", 1]
     done = command("stage1", *tokens, **killer(tmp_path, always=("00001.arrow",)))
     assert done.returncode == 1
-    (line,) = said(done.stderr)
+    (line,) = stderr_lines(done.stderr)
     assert "2 workers" in line
     assert "00001" in line
     assert "--workers" in line
 
 
 @pytest.mark.slow
-def test_a_cluster_that_is_there_writes_the_same_bytes(raw, serial, scheduler, tmp_path, monkeypatch):
+def test_an_existing_cluster_writes_the_same_bytes(raw, serial, scheduler, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # and paths are those of this process, not of the workers
     slices = Path("out") / "_intermediate_slices"
     done = command("stage1", "--input-dir", raw, "--output-dir", slices, *TOKENS, "--scheduler", scheduler)
@@ -208,7 +208,7 @@ def test_a_cluster_that_is_there_writes_the_same_bytes(raw, serial, scheduler, t
 
 
 @pytest.mark.slow
-def test_a_mistake_reaches_the_user_as_without_a_cluster(scheduler, tmp_path, capsys):
+def test_errors_are_the_same_as_without_a_cluster(scheduler, tmp_path, capsys):
     raw = tmp_path / "raw"
     raw.mkdir()
     tissue = synthetic_tissue(n_slices=1, n_cells=40, n_genes=10, random_state=0)
@@ -217,18 +217,18 @@ def test_a_mistake_reaches_the_user_as_without_a_cluster(scheduler, tmp_path, ca
     tissue.write_h5ad(raw / "a.h5ad")
     tokens = ["stage1", "--input-dir", str(raw), "--output-dir"]
     assert main([*tokens, str(tmp_path / "serial")]) == 1
-    expected = said(capsys.readouterr().err)
+    expected = stderr_lines(capsys.readouterr().err)
     done = command(*tokens, tmp_path / "out", "--scheduler", scheduler)
     assert done.returncode == 1
-    assert said(done.stderr) == expected
+    assert stderr_lines(done.stderr) == expected
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["stage1.json"]
 
 
-def test_nobody_listens(raw, tmp_path, capsys, monkeypatch):
+def test_unreachable_scheduler_is_an_error(raw, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(_cluster, "CONNECT", 1)
     address = "tcp://127.0.0.1:9"
     assert main(["stage1", "--input-dir", str(raw), "--output-dir", str(tmp_path / "out"), "--scheduler", address]) == 1
-    (line,) = said(capsys.readouterr().err)
+    (line,) = stderr_lines(capsys.readouterr().err)
     assert address in line
     assert "--scheduler" in line
     assert not (tmp_path / "out").exists()
@@ -241,28 +241,28 @@ def test_nobody_listens(raw, tmp_path, capsys, monkeypatch):
         (["--scheduler", "nonsense"], "nonsense"),
     ],
 )
-def test_a_cluster_that_cannot_be_is_one_line(raw, tmp_path, capsys, tokens, message):
+def test_invalid_cluster_arguments_give_a_short_error(raw, tmp_path, capsys, tokens, message):
     assert main(["stage1", "--input-dir", str(raw), "--output-dir", str(tmp_path / "out"), *tokens]) == 1
-    (line,) = said(capsys.readouterr().err)
+    (line,) = stderr_lines(capsys.readouterr().err)
     assert message in line
     assert not (tmp_path / "out").exists()
 
 
-def test_without_dask_the_extra_is_named(raw, tmp_path, capsys, monkeypatch):
+def test_missing_dask_names_the_extra(raw, tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "distributed", None)
     assert main(["stage1", "--input-dir", str(raw), "--output-dir", str(tmp_path / "out"), "--workers", "2"]) == 1
-    (line,) = said(capsys.readouterr().err)
+    (line,) = stderr_lines(capsys.readouterr().err)
     assert 'pip install "alphastomics[dask]"' in line
 
 
 @pytest.mark.parametrize("arguments", [{}, {"scheduler": "tcp://a:1", "workers": 2}])
-def test_one_cluster_is_meant(arguments):
+def test_two_cluster_arguments_raise(arguments):
     with pytest.raises(ValueError, match="scheduler.*workers"), dask_cluster(**arguments):
         pass
 
 
 @pytest.mark.slow
-def test_results_are_in_order_and_a_mistake_is_made_once(tmp_path):
+def test_results_are_in_order_and_errors_are_not_retried(tmp_path):
     script, log = tmp_path / "order.py", tmp_path / "log"
     script.write_text(ORDER.replace("LOG", repr(str(log))))
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=LIMIT, check=False)
@@ -273,7 +273,7 @@ def test_results_are_in_order_and_a_mistake_is_made_once(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_cluster_that_is_gone_is_not_waited_for(tmp_path):
+def test_a_lost_cluster_raises_without_waiting(tmp_path):
     (tmp_path / "cluster.py").write_text(CLUSTER)
     (tmp_path / "lost.py").write_text(LOST)
     command = [sys.executable, "lost.py"]
@@ -282,7 +282,7 @@ def test_a_cluster_that_is_gone_is_not_waited_for(tmp_path):
 
 
 class Cluster:
-    """What is asked of a client whose workers cannot be used."""
+    """A client whose workers are unsuitable."""
 
     def __init__(self, answer):
         self.answer = answer
@@ -305,13 +305,13 @@ class Cluster:
         ({"pyarrow": "0.1"}, r"tcp://w:1.*pyarrow 0\.1"),
     ],
 )
-def test_workers_that_cannot_do_the_work_are_refused(answer, message):
+def test_unsuitable_workers_raise(answer, message):
     with pytest.raises(RuntimeError, match=message):
         _check_workers(Cluster(answer), "tcp://s:1")
     _check_workers(Cluster(_versions()), "tcp://s:1")
 
 
-def test_work_without_workers_ends(monkeypatch):
+def test_work_without_workers_raises(monkeypatch):
     import distributed
 
     def wait(*_, **__):
@@ -330,7 +330,7 @@ def test_work_without_workers_ends(monkeypatch):
         list(run_on(Empty())(int, [1, 2]))
 
 
-def test_two_that_write_the_same_file_do_not_meet(tmp_path):
+def test_two_writers_of_the_same_file_do_not_interfere(tmp_path):
     path, other = tmp_path / "file", tmp_path / "mine.tmp"
     other.write_text("of somebody else")
 

@@ -62,7 +62,7 @@ LONG = {
 }
 
 
-def test_long_contexts_are_asked_for_in_a_file_or_by_flags(parse):
+def test_long_contexts_are_set_in_a_file_or_by_flags(parse):
     flags = [part for name, value in LONG.items() for part in (f"--{name.replace('_', '-')}", str(value))]
     in_file = parse(f"training: {LONG}".replace("'", ""))["options"]
     assert in_file == parse("", *flags)["options"] == FitOptions(**LONG)
@@ -97,7 +97,7 @@ def test_flags_take_precedence_over_the_file(parse, tokens, group, expected):
     assert {name: getattr(found, name) for name in expected} == expected
 
 
-def test_the_course_of_the_learning_rate_is_told_by_file_and_command_line(parse):
+def test_learning_rate_schedule_from_file_and_command_line(parse):
     text = "training: {lr_schedule: linear, final_lr: 0.3}"
     assert parse(text)["options"] == FitOptions(lr_schedule="linear", final_lr=0.3)
     assert parse(text, "--lr-schedule", "constant")["options"] == FitOptions(lr_schedule="constant", final_lr=0.3)
@@ -105,7 +105,7 @@ def test_the_course_of_the_learning_rate_is_told_by_file_and_command_line(parse)
         parse("", "--lr-schedule", "step")
 
 
-def test_how_training_is_spread_is_told_by_file_and_command_line(parse, capsys):
+def test_distributed_training_from_file_and_command_line(parse, capsys):
     text = "training: {strategy: fsdp2, devices: 4, num_nodes: 2, context_parallel_size: 2}"
     expected = FitOptions(strategy="fsdp2", devices=4, num_nodes=2, context_parallel_size=2)
     assert parse(text)["options"] == expected
@@ -116,7 +116,7 @@ def test_how_training_is_spread_is_told_by_file_and_command_line(parse, capsys):
     assert [getattr(printed, name) for name in spread] == ["fsdp2", 4, 2, 2]
 
 
-def test_a_dataset_silences_what_is_said_of_a_file(parse, tmp_path):
+def test_a_dataset_overrides_the_input_file_of_the_configuration(parse, tmp_path):
     (tmp_path / "ds").mkdir()
     (tmp_path / "x.h5ad").touch()
     text = "data: {input_data: x.h5ad, preprocessing: {layer: counts}, loading: {streaming: true, buffer_size: 9}}"
@@ -142,7 +142,7 @@ def test_values_out_of_range_name_the_file_and_the_key(parse, text, message):
         parse(text)
 
 
-def test_other_errors_name_them_too(tmp_path, capsys):
+def test_other_errors_name_the_file_and_the_key(tmp_path, capsys):
     (tmp_path / "c.yaml").write_text("training: {learning_rat: 1}")
     assert main(["train", "--config", str(tmp_path / "c.yaml")]) == 1
     error = capsys.readouterr().err
@@ -151,7 +151,7 @@ def test_other_errors_name_them_too(tmp_path, capsys):
     assert "does not exist" in capsys.readouterr().err
 
 
-def test_what_has_no_effect_is_logged(parse, caplog):
+def test_keys_without_effect_are_logged(parse, caplog):
     caplog.set_level("INFO", logger="alphastomics")
     parse(FILE)
     (record,) = caplog.records
@@ -174,7 +174,7 @@ def test_the_resulting_configuration_is_printed_as_a_file_of_the_same(parse, tmp
 
 def test_the_configuration_is_printed_without_data(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    Path("config.yaml").write_text("model: {d_model: 7}")  # which nobody named
+    Path("config.yaml").write_text("model: {d_model: 7}")  # which is not passed
     assert main(["train", "--print-config", "--data-dir", "nowhere", "--streaming", "--enable-masking"]) == 0
     text = capsys.readouterr().out
     assert text.startswith("# null: ")

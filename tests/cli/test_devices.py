@@ -1,4 +1,4 @@
-"""A device that is not here, or makes no sense: one line, and nothing is made."""
+"""A missing or invalid device: a short error, and no output."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def folder(tmp_path_factory):
         (["compare", "--input-data", "CELLS", "--output-dir", "out", "--accelerator", "gpu"], "accelerator='gpu'"),
     ],
 )
-def test_a_device_that_is_not_here_is_one_line(folder, tmp_path, tokens, message, capsys, monkeypatch):
+def test_a_missing_device_gives_a_short_error(folder, tmp_path, tokens, message, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     places = {"CELLS": str(folder / "cells.h5ad"), "MODEL": str(folder / "model")}
     assert main([places.get(token, token) for token in tokens]) == 1
@@ -68,7 +68,7 @@ def test_a_device_that_is_not_here_is_one_line(folder, tmp_path, tokens, message
     assert list(tmp_path.iterdir()) == []
 
 
-def test_python_is_told_so_too(folder):
+def test_a_missing_device_raises_in_python(folder):
     with pytest.raises(ValueError, match="accelerator='gpu'"):
         AlphaSTomics.load(folder / "model", adata=False, accelerator="gpu")
     assert device_of("cpu", 2) == torch.device("cpu")

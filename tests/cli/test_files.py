@@ -1,4 +1,4 @@
-"""Files: early complaints, nothing half written, scores as they were."""
+"""Files: early errors, no partial output, scores unchanged."""
 
 from __future__ import annotations
 

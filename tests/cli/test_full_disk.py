@@ -1,4 +1,4 @@
-"""A disk that is full, and places that may not be read or written: one line with file and remedy, nothing half written."""
+"""A full disk, and files without permission: a short error with file and remedy, and no partial output."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from alphastomics.cli._output import print_error, write_h5ad
 from alphastomics.datasets import synthetic_tissue
 from alphastomics.main import main
 from alphastomics.train.checkpoint import LastCheckpoint
-from files import complaint, files_in
+from files import error_line, files_in
 
 TINY = ["--d-model", "16", "--n-layers", "1", "--n-heads", "2", "--context-size", "32", "--batch-size", "64"]
 TRAIN = ["train", *TINY, "--mode", "expr_to_pos", "--epochs", "1", "--accelerator", "cpu"]
@@ -67,12 +67,12 @@ MODEL = ["--checkpoint", "outputs/alphastomics/checkpoints/model", "--input-data
         (["test"], "x.json"),
     ],
 )
-def test_a_result_for_which_there_is_no_room(folder, tmp_path, capsys, command, name, files_of_at_most):
+def test_a_result_larger_than_the_disk(folder, tmp_path, capsys, command, name, files_of_at_most):
     path = tmp_path / name
     path.write_text("old")
     with files_of_at_most(100):
         assert main([*command, *MODEL, "--output", str(path)]) == 1
-    assert re.search(rf"{path} .*File too large", complaint(capsys))
+    assert re.search(rf"{path} .*File too large", error_line(capsys))
     assert path.read_text() == "old"
     assert [path.name for path in tmp_path.iterdir()] == [name]
 
@@ -101,7 +101,7 @@ def entries_of(path):
     return entries
 
 
-def test_what_is_made_in_memory_is_what_anndata_writes(tmp_path):
+def test_files_made_in_memory_equal_those_of_anndata(tmp_path):
     tissue = synthetic_tissue(n_slices=2, n_cells=30, n_genes=5, random_state=0)
     tissue.raw = tissue.copy()
     tissue.layers["dense"] = tissue.X.toarray()
@@ -120,7 +120,7 @@ def test_a_run_without_room_for_its_first_checkpoint_leaves_its_name_free(
     command = [*TRAIN, "--input-data", "cells.h5ad", "--output-dir", str(tmp_path), "--exp-name", "e"]
     with files_of_at_most(n_bytes):
         assert main(command) == 1
-    assert re.search(rf"{tmp_path}/{name} .*File too large", complaint(capsys))
+    assert re.search(rf"{tmp_path}/{name} .*File too large", error_line(capsys))
     assert list(tmp_path.iterdir()) == []
     assert main(command) == 0
 
@@ -141,13 +141,13 @@ def test_a_run_without_room_for_its_next_checkpoint_keeps_the_first(folder, tmp_
         assert main(command) == 1
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert re.search(rf"{tmp_path}/e/checkpoints/last\.ckpt .*File too large", complaint(capsys))
+    assert re.search(rf"{tmp_path}/e/checkpoints/last\.ckpt .*File too large", error_line(capsys))
     assert torch.load(tmp_path / "e/checkpoints/last.ckpt", weights_only=True)["global_step"] >= 1
     monkeypatch.setattr(LastCheckpoint, "_save", save)
     assert main(["train", "--resume", "--output-dir", str(tmp_path), "--exp-name", "e"]) == 0
 
 
-# -- what the system says ----------------------------------------------------------------------------------------------
+# -- errors of the system ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -160,18 +160,18 @@ def test_a_run_without_room_for_its_next_checkpoint_keeps_the_first(folder, tmp_
         (errno.ENOENT, "path"),
     ],
 )
-def test_what_the_system_says_gets_a_remedy(number, remedy, capsys):
+def test_system_errors_get_a_remedy(number, remedy, capsys):
     print_error(OSError(number, os.strerror(number), "a/b.json"))
-    assert re.search(rf"^alphastomics: a/b\.json.*{os.strerror(number)}.*{remedy}", complaint(capsys))
+    assert re.search(rf"^alphastomics: a/b\.json.*{os.strerror(number)}.*{remedy}", error_line(capsys))
     print_error(OSError(number, os.strerror(number)))
-    assert re.search(rf"^alphastomics: {os.strerror(number)}.*{remedy}", complaint(capsys))
+    assert re.search(rf"^alphastomics: {os.strerror(number)}.*{remedy}", error_line(capsys))
     print_error(OSError("a sentence"))
-    assert complaint(capsys) == "alphastomics: a sentence"
+    assert error_line(capsys) == "alphastomics: a sentence"
     print_error(RuntimeError("give checkpoint=… and resume='last'"))
-    assert complaint(capsys) == "alphastomics: give --checkpoint … and --resume last"
+    assert error_line(capsys) == "alphastomics: give --checkpoint … and --resume last"
 
 
-# -- places that may not be read or written ----------------------------------------------------------------------------
+# -- files without permission ------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -201,12 +201,12 @@ def forbid():
         ["compare", "--input-data", "cells.h5ad", "--output-dir", "OUT/comparison"],
     ],
 )
-def test_what_may_not_be_written_is_told_before_the_work(folder, tmp_path, capsys, forbid, monkeypatch, tokens):
+def test_unwritable_outputs_are_errors_before_the_work(folder, tmp_path, capsys, forbid, monkeypatch, tokens):
     for name in ("load", "setup_anndata"):
         monkeypatch.setattr(f"alphastomics.model.AlphaSTomics.{name}", lambda *args, **kwargs: pytest.fail("too late"))
     forbid(tmp_path, 0o500)
     assert main([token.replace("OUT", str(tmp_path)) for token in tokens]) == 1
-    assert re.search(rf"{tmp_path}.*(Permission denied|read-only)", complaint(capsys))
+    assert re.search(rf"{tmp_path}.*(Permission denied|read-only)", error_line(capsys))
 
 
 DATA = ["--data-dir", "dataset"]
@@ -236,12 +236,12 @@ DATA = ["--data-dir", "dataset"]
         ),
     ],
 )
-def test_what_may_not_be_read_is_not_called_damaged(place, capsys, forbid, monkeypatch, path, tokens, message):
+def test_unreadable_files_are_not_reported_as_damaged(place, capsys, forbid, monkeypatch, path, tokens, message):
     monkeypatch.chdir(place)
     before = sorted(place.rglob("*"))
     forbid(place / path)
     assert main(tokens) == 1
-    line = complaint(capsys)
+    line = error_line(capsys)
     assert re.search(message, line)
     assert re.search(
         r"; check (its|the) permissions|; see to the permissions|; check that it is complete and readable", line
@@ -261,24 +261,24 @@ def test_what_may_not_be_read_is_not_called_damaged(place, capsys, forbid, monke
         ("x.pt", "alphastomics.cli._tensors._load"),
     ],
 )
-def test_readers_know_what_may_not_be_read(tmp_path, monkeypatch, name, read):
-    def refuse(*args, **kwargs):
+def test_readers_report_unreadable_files(tmp_path, monkeypatch, name, read):
+    def fail(*args, **kwargs):
         raise PermissionError(errno.EACCES, "Permission denied", str(tmp_path / name))
 
     (tmp_path / name).write_text("x")
-    monkeypatch.setattr("builtins.open", refuse)
-    monkeypatch.setattr("torch.load", refuse)
-    monkeypatch.setattr("pathlib.Path.open", refuse)
-    monkeypatch.setattr("pyarrow.parquet.ParquetFile", refuse)
+    monkeypatch.setattr("builtins.open", fail)
+    monkeypatch.setattr("torch.load", fail)
+    monkeypatch.setattr("pathlib.Path.open", fail)
+    monkeypatch.setattr("pyarrow.parquet.ParquetFile", fail)
     with pytest.raises(PermissionError, match=rf"{name} .*Permission denied"):
         pkgutil.resolve_name(read)(tmp_path / name)
 
 
-def test_a_folder_in_a_file_is_none(folder, capsys):
+def test_a_folder_inside_a_file_is_an_error(folder, capsys):
     for tokens in (
         [*TRAIN, "--input-data", "cells.h5ad", "--output-dir", "cells.h5ad"],
         ["extract", *MODEL, "--output", "cells.h5ad/x.npz"],
         ["demo", "--output-dir", "cells.h5ad"],
     ):
         assert main(tokens) == 1
-        assert re.search(r"cells\.h5ad\S* .*(is a file|File exists)", complaint(capsys))
+        assert re.search(r"cells\.h5ad\S* .*(is a file|File exists)", error_line(capsys))

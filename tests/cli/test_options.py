@@ -37,7 +37,7 @@ def test_masking_is_an_argument_of_training_for_a_model_with_masks():
     assert FitOptions().training_arguments(Augmentation())["masking"] is None
 
 
-def test_what_follows_from_the_data_is_not_an_argument_unless_given():
+def test_derived_arguments_are_passed_only_if_given():
     assert "deformation" not in FitOptions().training_arguments(Augmentation())["plan_kwargs"]
     plan = FitOptions(lambda_neighbor=0.0, deformation=0.1).training_arguments(Augmentation())["plan_kwargs"]
     assert (plan["lambda_neighbor"], plan["deformation"]) == (0.0, 0.1)
@@ -121,7 +121,7 @@ def test_aliases_become_arguments():
         (["--gpus", "2", "--devices", "1"], "--gpus.*--accelerator.*--devices"),
     ],
 )
-def test_flags_that_contradict_each_other_are_refused(train_tokens, tokens, message):
+def test_contradicting_flags_raise(train_tokens, tokens, message):
     with pytest.raises(ValueError, match=message):
         parse(*train_tokens, *tokens)
 
@@ -134,7 +134,7 @@ def test_flags_that_contradict_each_other_are_refused(train_tokens, tokens, mess
         (["--use-gated-attention"], "full"),
     ],
 )
-def test_flags_that_say_the_same_twice_are_accepted(train_tokens, tokens, attention):
+def test_repeated_equal_flags_are_accepted(train_tokens, tokens, attention):
     assert parse(*train_tokens, *tokens)["options"].kind_of_attention == attention
 
 
@@ -146,7 +146,7 @@ def test_flags_that_say_the_same_twice_are_accepted(train_tokens, tokens, attent
         ["--num_workers", "-1"], ["--augmentation", "1"], ["--recompute", "-1"], ["--expression-mask-ratio", "1.5"], ["--validation-size", "1"], ["--weight-decay", "-1"],
     ],
 )  # fmt: skip
-def test_values_that_make_no_sense_are_refused_at_once(train_tokens, tokens):
+def test_invalid_values_are_errors_before_the_work(train_tokens, tokens):
     with pytest.raises(CycloptsError, match=tokens[0]):
         parse(*train_tokens, *tokens)
 

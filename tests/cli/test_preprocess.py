@@ -12,7 +12,7 @@ import pytest
 from alphastomics.data.parquet._dataset import DatasetInfo
 from alphastomics.datasets import synthetic_tissue
 from alphastomics.main import main
-from files import complaint, write_slices
+from files import error_line, write_slices
 
 
 @pytest.fixture(scope="module")
@@ -111,26 +111,26 @@ def test_a_gene_list_of_another_editor_is_read(raw, tmp_path):
 
 def test_an_invalid_z_spacing_is_an_error_before_files_are_written(raw, tmp_path, capsys):
     assert run("stage1", "--input-dir", raw, "--output-dir", tmp_path / "out", *KEYS, "--z-spacing", "nan") != 0
-    assert re.search("z.spacing", complaint(capsys))
+    assert re.search("z.spacing", error_line(capsys))
     assert not (tmp_path / "out").exists()
 
 
 def test_position_is_3d_requires_three_coordinates(raw, tmp_path, capsys):
     assert run("preprocess", "--input-dir", raw, "--output-dir", tmp_path, *KEYS, "--position-is-3d") != 0
-    assert complaint(capsys)
+    assert error_line(capsys)
 
 
-def test_a_mistake_is_one_line(raw, tmp_path, capsys):
+def test_an_error_has_a_short_message(raw, tmp_path, capsys):
     tokens = [*KEYS, "--cell-type-key", "nothing"]
     assert run("preprocess", "--input-dir", raw, "--output-dir", tmp_path / "out", *tokens) != 0
-    assert re.search(r"slice_0\.h5ad.*nothing", complaint(capsys))
+    assert re.search(r"slice_0\.h5ad.*nothing", error_line(capsys))
     assert not (tmp_path / "out" / "metadata.json").exists()
 
 
-def test_other_parameters_are_named(raw, tmp_path, capsys):
+def test_changed_parameters_are_an_error(raw, tmp_path, capsys):
     tokens = ["preprocess", "--input-dir", raw, "--output-dir", tmp_path, *KEYS]
     assert run(*tokens) == 0
     assert run(*tokens) == 0  # what is finished is kept
     assert run(*tokens, "--z-spacing", 3) != 0
-    assert "z_spacing" in complaint(capsys)
+    assert "z_spacing" in error_line(capsys)
     assert json.loads((tmp_path / "metadata.json").read_text())

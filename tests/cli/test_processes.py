@@ -1,4 +1,4 @@
-"""``alphastomics train`` in several processes: one run, written and logged by the first process; an error is one line."""
+"""``alphastomics train`` in several processes: one run, written and logged by the first process; errors are short."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def cells(tmp_path_factory) -> Path:
         {"JSM_NAMESPACE_RANK": "1"},
     ],
 )
-def test_the_first_process_is_that_of_lightning(monkeypatch, environment):
+def test_the_first_process_matches_lightning(monkeypatch, environment):
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     assert is_first() is ((_get_rank() or 0) == 0)
@@ -75,7 +75,7 @@ def test_of_several_machines_without_a_manager_the_first_has_it(monkeypatch):
 
 
 @pytest.mark.usefixtures("alone")
-def test_only_the_first_process_tells(monkeypatch):
+def test_only_the_first_process_logs(monkeypatch):
     logger = logging.getLogger("alphastomics")
     monkeypatch.setattr(logger, "level", logging.INFO)
     quiet_unless_first()
@@ -96,7 +96,7 @@ def test_only_the_first_process_tells(monkeypatch):
         (["--strategy", "ddp"], 1, "--strategy ddp .*script"),
     ],
 )
-def test_what_cannot_be_started_is_one_line_before_any_work(
+def test_invalid_process_arguments_give_a_short_error_before_the_work(
     cells, tmp_path, tokens, code, message, monkeypatch, capsys
 ):
     monkeypatch.chdir(tmp_path)

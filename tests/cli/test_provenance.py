@@ -1,4 +1,4 @@
-"""``alphastomics provenance``: what a file tells of how its results were made."""
+"""``alphastomics provenance``: how the results in a file were made."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def file(tmp_path):
     return path
 
 
-def test_what_is_printed_is_what_the_tool_says(file, capsys):
+def test_command_prints_the_text_of_the_function(file, capsys):
     assert main(["provenance", "--input-data", str(file)]) == 0
     printed = capsys.readouterr().out
     assert printed == f"{provenance(ad.read_h5ad(file))}\n"
@@ -41,7 +41,7 @@ def test_what_is_printed_is_what_the_tool_says(file, capsys):
         (b"\x89HDF\r\n\x1a\n", [], "x.h5ad cannot be read as .h5ad"),
     ],
 )
-def test_what_tells_nothing_is_one_line(content, tokens, message, tmp_path, capsys):
+def test_files_without_provenance_give_a_short_error(content, tokens, message, tmp_path, capsys):
     path = tmp_path / "x.h5ad"
     if isinstance(content, bytes):
         path.write_bytes(content)
@@ -53,7 +53,7 @@ def test_what_tells_nothing_is_one_line(content, tokens, message, tmp_path, caps
     assert message in line
 
 
-def test_other_versions_are_told(tmp_path):
+def test_differing_versions_are_reported(tmp_path):
     path = tmp_path / "x.h5ad"
     ad.AnnData(np.zeros((1, 1)), uns={"placed": record(versions=versions() | {"torch": "1.0"})}).write_h5ad(path)
     with pytest.warns(UserWarning, match=r"torch 1\.0"):

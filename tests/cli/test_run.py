@@ -25,7 +25,7 @@ from alphastomics.datasets import synthetic_tissue
 from alphastomics.main import main
 from alphastomics.model import AlphaSTomics
 from alphastomics.train import TrainingPlan
-from files import complaint, write_slices
+from files import error_line, write_slices
 
 TINY = ["--d-model", "16", "--n-layers", "1", "--n-heads", "2", "--context-size", "32", "--batch-size", "64"]
 SHORT = [*TINY, "--mode", "expr_to_pos", "--epochs", "2", "--accelerator", "cpu"]
@@ -89,7 +89,7 @@ def test_a_dataset_is_trained_on_and_its_test_set_scored(folder, here, capsys):
 @pytest.mark.parametrize(
     ("tokens", "observed"), [([], 270), (["--streaming"], 2**20), (["--streaming", "--buffer-size", "70"], 70)]
 )
-def test_how_many_cells_are_held(folder, here, tokens, observed, monkeypatch):
+def test_buffer_size_reaches_the_dataset(folder, here, tokens, observed, monkeypatch):
     seen = []
     original = AlphaSTomics.from_parquet.__func__
 
@@ -103,7 +103,7 @@ def test_how_many_cells_are_held(folder, here, tokens, observed, monkeypatch):
     assert seen == [observed]
 
 
-def test_held_out_slices_are_scored_or_it_is_said_that_there_are_none(folder, here, capsys):
+def test_held_out_slices_are_scored_or_their_absence_is_logged(folder, here, capsys):
     tokens = ["train", "--input-data", str(folder / "all.h5ad"), *SHORT, "--test-after-train"]
     assert main([*tokens, "--validation-size", "0.3", "--exp-name", "with"]) == 0
     assert sorted(json.loads(Path("outputs/with/logs/scores.json").read_text())) == ["slice_2"]
@@ -175,12 +175,12 @@ class Evil:
         ({}, ["--fp16", "--precision", "32-true"], "--fp16.*--precision"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_is_one_line_and_changes_nothing(trained_run, folder, changes, tokens, message, capsys):
+def test_invalid_arguments_give_a_short_error_and_change_nothing(trained_run, folder, changes, tokens, message, capsys):
     before = {path: path.read_bytes() for path in trained_run.rglob("*") if path.is_file()}
     tokens = [str(folder / "dataset") if token == "DATASET" else token for token in tokens]
     command = ["train", "--input-data", str(folder / "all.h5ad"), *changed(SHORT, **changes), *tokens]
     assert main(command) == 1
-    assert re.search(message, complaint(capsys))
+    assert re.search(message, error_line(capsys))
     assert {path: path.read_bytes() for path in trained_run.rglob("*") if path.is_file()} == before
     assert not (trained_run / "ran").exists()
 
@@ -208,7 +208,7 @@ def test_a_parquet_file_is_trained_on_as_the_same_cells_elsewhere(folder, here, 
     assert weights[0].read_bytes() == weights[1].read_bytes()
     (here / "all.parquet").write_bytes((here / "all.parquet").read_bytes()[:-9])
     assert main(["train", "--input-data", "all.parquet", *SHORT, "--exp-name", "cut"]) == 1
-    assert "all.parquet" in complaint(capsys)
+    assert "all.parquet" in error_line(capsys)
     assert not (here / "outputs/cut").exists()
 
 
@@ -226,13 +226,13 @@ def trained_run(_trained_run, monkeypatch):
         (["--num-genes", "7"], "dataset .*20 genes.* 7"),
     ],
 )
-def test_flags_that_have_no_effect_on_a_dataset_are_refused(folder, here, tokens, message, capsys):
+def test_flags_without_effect_on_a_dataset_are_errors(folder, here, tokens, message, capsys):
     assert main(["train", "--data-dir", str(folder / "dataset"), *SHORT, *tokens]) == 1
-    assert re.search(message, complaint(capsys))
+    assert re.search(message, error_line(capsys))
     assert list(here.iterdir()) == []
 
 
-def test_a_checkpoint_that_runs_code_is_no_model(trained_run, folder, capsys):
+def test_a_checkpoint_with_code_is_an_error(trained_run, folder, capsys):
     for name in ("evil", "text", "other", "half"):
         tokens = [
             "sample",
@@ -244,7 +244,7 @@ def test_a_checkpoint_that_runs_code_is_no_model(trained_run, folder, capsys):
             "o.h5ad",
         ]
         assert main(tokens) == 1
-        assert f"{name}.ckpt" in complaint(capsys)
+        assert f"{name}.ckpt" in error_line(capsys)
     assert not Path("ran").exists()
     assert not Path("o.h5ad").exists()
 
@@ -277,12 +277,12 @@ def test_other_flags_reach_the_trainer(folder, here, monkeypatch):
         (["--resume", "outputs/alphastomics"], r"outputs/alphastomics .*\.ckpt.*--resume"),
     ],
 )
-def test_what_cannot_be_resumed_is_told_before_data_are_asked_for(trained_run, tokens, message, capsys):
+def test_resume_errors_come_before_data_errors(trained_run, tokens, message, capsys):
     assert main(["train", *tokens]) == 1
-    assert re.search(message, complaint(capsys))
+    assert re.search(message, error_line(capsys))
 
 
-def test_an_interrupted_run_says_so_and_goes_on(folder, here):
+def test_an_interrupted_run_logs_it_and_resumes(folder, here):
     """Before there is a checkpoint as good as after: what an interrupt leaves is one."""
     tokens = ["train", "--input-data", str(folder / "all.h5ad"), *changed(SHORT, epochs=100_000)]
     process = subprocess.Popen([sys.executable, "-m", "alphastomics", *tokens], stderr=subprocess.PIPE, text=True)
@@ -319,7 +319,7 @@ def test_an_interrupt_waits_for_the_step_and_leaves_its_state(folder, here, monk
 
 
 def test_one_command_is_repeated_until_the_run_has_finished(folder, here, monkeypatch, capsys):
-    """First it is killed before its first checkpoint, then asked to end; when it has finished, nothing is left to do."""
+    """Killed before its first checkpoint, then terminated, then resumed; a finished run is not repeated."""
     tokens = ["train", "--input-data", str(folder / "all.h5ad"), *SHORT, "--resume", "last"]
     original = TrainingPlan.training_step
 
@@ -351,11 +351,11 @@ def test_one_command_is_repeated_until_the_run_has_finished(folder, here, monkey
     assert pd.read_csv(RUN / "logs/metrics.csv", index_col="epoch").index.tolist() == [0, 1]
     (RUN / "checkpoints/last.ckpt").unlink()
     assert main(tokens) == 1
-    assert "--exp-name" in complaint(capsys)
+    assert "--exp-name" in error_line(capsys)
 
 
 @pytest.mark.slow
-def test_a_run_that_was_killed_goes_on(folder, here, capsys):
+def test_a_killed_run_resumes(folder, here, capsys):
     """Before the first checkpoint there is nothing to resume; after it everything is."""
     tokens = ["train", "--data-dir", str(folder / "dataset"), *changed(SHORT, epochs=100_000)]
     process = subprocess.Popen([sys.executable, "-m", "alphastomics", *tokens], stderr=subprocess.DEVNULL)
@@ -369,7 +369,7 @@ def test_a_run_that_was_killed_goes_on(folder, here, capsys):
     assert (
         main(["extract", "--checkpoint", str(RUN), "--input-data", str(folder / "all.h5ad"), "--output", "z.npz"]) == 1
     )
-    assert "--resume" in complaint(capsys)
+    assert "--resume" in error_line(capsys)
     assert main(["train", "--resume", "--epochs", str(before["epoch"] + 2)]) == 0
     after = state()
     assert after["epoch"] == before["epoch"] + 2

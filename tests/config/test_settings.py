@@ -73,7 +73,7 @@ def test_a_name_is_declared_once():
 
 
 @pytest.mark.parametrize("entry", EVERYWHERE)
-def test_a_setting_has_a_sentence(entry: Setting):
+def test_a_setting_has_a_description(entry: Setting):
     assert re.fullmatch(r"\S.*[.…]", entry.text), entry.name
 
 
@@ -83,7 +83,7 @@ def test_a_setting_accepts_its_default(entry: Setting):
 
 
 @pytest.mark.parametrize("cls", [*DECLARATIONS, *NOT_IN_FILES])
-def test_the_sentences_are_those_of_the_settings_in_their_order(cls: type):
+def test_docstrings_list_the_settings_in_their_order(cls: type):
     assert list(descriptions(cls)) == [entry.name for entry in fields(cls)]
     if cls is not EarlierKeys:
         check(cls())

@@ -82,7 +82,7 @@ def sections(section: Any) -> st.SearchStrategy[Any]:
 
 @given(config=sections(Config()))
 @settings(max_examples=50, deadline=None, suppress_health_check=list(HealthCheck))
-def test_what_is_written_is_read(tmp_path_factory, config):
+def test_a_written_configuration_is_read(tmp_path_factory, config):
     path = tmp_path_factory.mktemp("c") / "c.yaml"
     config.write(path)
     assert Config.read(path) == config
@@ -92,7 +92,7 @@ def test_what_is_written_is_read(tmp_path_factory, config):
 @pytest.mark.parametrize(
     "text", ["1e-4", "010", "1:30", "no", "null", "~", "", "0x1f", "1_000", ".inf", "2026-01-01", "<<", " a ", "a: b"]
 )
-def test_text_that_looks_like_something_else_stays_text(tmp_path, text):
+def test_strings_like_other_yaml_types_stay_strings(tmp_path, text):
     path = tmp_path / "c.yaml"
     Config(training=TrainingSection(accelerator=text)).write(path)
     assert Config.read(path).training.accelerator == text
@@ -170,7 +170,7 @@ def test_values(tmp_path, text, option, value):
 
 
 @pytest.mark.parametrize("text", ["", "# nothing", "model:", "model: {d_model: null}", "data: {loading: }"])
-def test_nothing_is_said(tmp_path, text):
+def test_an_empty_file_is_an_empty_configuration(tmp_path, text):
     assert Config.read(written(tmp_path, text)) == Config()
 
 
@@ -214,13 +214,13 @@ def test_nothing_is_said(tmp_path, text):
         ("#" * (2**16 + 1), "65,536 bytes"),
     ],
 )  # fmt: skip
-def test_what_is_wrong_is_said(tmp_path, text, message):
+def test_invalid_files_raise_with_a_reason(tmp_path, text, message):
     path = written(tmp_path, text)
     with pytest.raises(ValueError, match=re.escape(str(path)) + r"[:, ].*" + message):
         Config.read(path)
 
 
-def test_other_bytes_are_no_configuration(tmp_path):
+def test_binary_files_raise(tmp_path):
     (tmp_path / "c.yaml").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ValueError, match="YAML"):
         Config.read(tmp_path / "c.yaml")
@@ -228,7 +228,7 @@ def test_other_bytes_are_no_configuration(tmp_path):
         Config.read(tmp_path / "none.yaml")
 
 
-def test_many_references_are_refused_before_they_grow(tmp_path):
+def test_nested_references_raise_before_expansion(tmp_path):
     levels = "\n".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 30))
     with pytest.raises(ValueError, match="references"):
         Config.read(written(tmp_path, f"a0: &a0 x\n{levels}"))

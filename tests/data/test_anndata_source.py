@@ -170,7 +170,7 @@ def test_frame_and_scale(make_adata: Make) -> None:
     assert np.mean(model**2) == pytest.approx(1, abs=1e-5)
 
 
-def test_differing_radii_draw_a_warning(make_adata: Make) -> None:
+def test_a_warning_for_differing_radii(make_adata: Make) -> None:
     adata = make_adata()
     adata.obsm["spatial"][adata.obs["slice_id"].to_numpy() == "s1"] *= 1000
     with pytest.warns(UserWarning, match=r"\('s0'\).*\('s1'\)"):
@@ -299,7 +299,7 @@ def test_extra_genes_change_nothing(make_adata: Make) -> None:
 
 
 @pytest.mark.parametrize("factor", [0.1, 10.0])
-def test_far_depth_draws_a_warning(make_adata: Make, factor: float) -> None:
+def test_a_warning_for_a_distant_library_size(make_adata: Make, factor: float) -> None:
     adata = make_adata()
     schema = fit_schema(adata, transform="log1p")
     query = adata.copy()

@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 
 @pytest.mark.parametrize("storage", [sp.csr_matrix, sp.csc_matrix, np.asarray])
 @pytest.mark.parametrize(("value", "message"), [(np.nan, "NaN"), (np.inf, "NaN"), (-1.0, "negative")])
-def test_bad_values_name_gene_and_cell(make_adata: Make, storage: Callable, value: float, message: str) -> None:
+def test_invalid_values_raise_with_gene_and_cell(
+    make_adata: Make, storage: Callable, value: float, message: str
+) -> None:
     adata = make_adata()
     dense = adata.X.toarray()
     dense[7, 5] = value
@@ -31,7 +33,7 @@ def test_bad_values_name_gene_and_cell(make_adata: Make, storage: Callable, valu
 
 
 @pytest.mark.parametrize("argument", ["position_key", "slice_key", "cell_type_key", "sequence_key", "layer"])
-def test_named_keys_must_exist(make_adata: Make, argument: str) -> None:
+def test_given_keys_must_exist(make_adata: Make, argument: str) -> None:
     with pytest.raises(KeyError, match=f"nowhere.*{argument}="):
         fit_schema(make_adata(), **{argument: "nowhere"})
 
@@ -74,7 +76,7 @@ def test_auto_is_log1p_for_counts_only(storage: Callable, values: list, expected
     assert resolve_transform("auto", summarize_values(storage(np.array(values)))) == expected
 
 
-def test_every_block_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_block_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("alphastomics.data._matrix._BLOCK_VALUES", 6)
     values = np.ones((9, 4))
     values[8, 2] = 0.5

@@ -34,14 +34,14 @@ def _no_training(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(AlphaSTomics, "train", lambda *_, **__: pytest.fail("training was started"))
 
 
-def test_an_embedding_is_no_position_of_a_reference(embedded: AnnData) -> None:
+def test_setup_anndata_rejects_an_embedding_as_position(embedded: AnnData) -> None:
     for read in (fit_schema, AlphaSTomics.setup_anndata):
         with pytest.raises(KeyError, match=rf"{MISSING}.*X_umap.*position_key="):
             read(embedded)
     assert list(embedded.uns) == ["source"]
 
 
-def test_an_embedding_is_no_position_of_a_query(embedded: AnnData, tissue: AnnData) -> None:
+def test_sample_rejects_an_embedding_as_position(embedded: AnnData, tissue: AnnData) -> None:
     schema = fit_schema(tissue)
     with pytest.raises(KeyError, match=rf"{MISSING}.*X_umap.*position_key="):
         AnnDataSource(embedded, schema, positions=True)
@@ -49,7 +49,7 @@ def test_an_embedding_is_no_position_of_a_query(embedded: AnnData, tissue: AnnDa
 
 
 @pytest.mark.usefixtures("_no_training")
-def test_reconstruct_takes_no_embedding(embedded: AnnData, tissue: AnnData) -> None:
+def test_reconstruct_rejects_an_embedding_as_position(embedded: AnnData, tissue: AnnData) -> None:
     with pytest.raises(KeyError, match=rf"{MISSING}.*position_key="):
         tl.reconstruct(tissue, reference=embedded)
     embedded.obsm["X_umap"][:9] = np.nan  # NaN marks cells to place, but only among positions
@@ -59,7 +59,7 @@ def test_reconstruct_takes_no_embedding(embedded: AnnData, tissue: AnnData) -> N
 
 
 @pytest.mark.usefixtures("_no_training")
-def test_the_command_line_takes_no_embedding(
+def test_the_command_line_rejects_an_embedding_as_position(
     embedded: AnnData, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     embedded.write_h5ad(tmp_path / "cells.h5ad")
@@ -69,7 +69,7 @@ def test_the_command_line_takes_no_embedding(
     assert not (tmp_path / "model").exists()
 
 
-def test_scores_take_no_embedding_for_the_truth(embedded: AnnData) -> None:
+def test_scores_reject_an_embedding_as_truth(embedded: AnnData) -> None:
     embedded.obsm["spatial_reconstructed"] = embedded.obsm["X_umap"]
     for score, argument in ((tl.evaluate, "truth"), (tl.position_scores, "spatial_key"), (tl.morans_i, "spatial_key")):
         with pytest.raises(KeyError, match=rf"{MISSING}.*{argument}="):

@@ -20,7 +20,7 @@ def tissue():
 
 @pytest.mark.parametrize("transform", ["log1p", "none"])
 @pytest.mark.parametrize("n_measured", [30, 12])
-def test_it_is_the_definition_for_sparse_and_dense_cells(tissue, transform, n_measured):
+def test_encoding_equals_the_definition_for_sparse_and_dense_cells(tissue, transform, n_measured):
     schema = fit_schema(tissue, transform=transform)
     measured = np.arange(30) % 5 < n_measured / 6
     assert measured.sum() == n_measured
@@ -59,7 +59,7 @@ def test_thinned_cells_are_the_same_however_they_are_stored(tissue, seed, thinni
 
 @pytest.mark.parametrize("count", [1, 2, 7, SMALL_COUNT, SMALL_COUNT + 1, 500])
 @pytest.mark.parametrize("thinning", [0.05, 0.5, 0.9])
-def test_what_is_left_of_counts_is_binomial(count, thinning):
+def test_thinned_counts_are_binomial(count, thinning):
     kept = thin(np.full(20_000, count, dtype=np.float32), thinning, np.random.default_rng(count))
     law = stats.binom(count, 1 - thinning)
     edges = np.unique(np.minimum(law.ppf(np.linspace(0.1, 0.9, 9)), count - 1))

@@ -1,4 +1,4 @@
-"""Files of anndata: what reads other files, or fits no memory, is refused before it is read."""
+"""Files of anndata: links to other files and sizes beyond the memory raise before reading."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def hollow(file, other):
 
 
 def enormous(file, other):
-    """Stored as far as the file can tell, which has a hole."""
+    """A sparse file: the stated size without stored data."""
     space, properties = h5py.h5s.create_simple((10**8,)), h5py.h5p.create(h5py.h5p.DATASET_CREATE)
     properties.set_layout(h5py.h5d.CONTIGUOUS)
     properties.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
@@ -105,7 +105,7 @@ def test_links_within_the_file_are_followed_and_loops_end(path):
     assert "\n" not in str(caught.value)
 
 
-def test_what_is_read_a_few_cells_at_a_time_may_be_larger_than_memory(path, tmp_path):
+def test_chunked_matrices_may_exceed_memory(path, tmp_path):
     with h5py.File(path, "r+") as file:
         enormous(file, None)
         file.move("obs/secret", "layers/secret")

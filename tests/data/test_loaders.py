@@ -122,7 +122,7 @@ def test_an_epoch_continues_from_its_state(folder, n_done):
     assert len(list(other)) == len(whole)  # the next epoch is a whole one
 
 
-def test_what_is_done_at_the_end_of_an_epoch_is_not_done_again(tissue):
+def test_a_finished_epoch_is_not_repeated(tissue):
     loader = ContextLoader(contexts_of(tissue), 3)
     list(loader)
     other = ContextLoader(contexts_of(tissue), 3)
@@ -131,7 +131,7 @@ def test_what_is_done_at_the_end_of_an_epoch_is_not_done_again(tissue):
     assert len(list(other)) == len(other)
 
 
-def test_a_pass_that_is_given_up_leaves_no_thread(tissue):
+def test_an_abandoned_pass_leaves_no_thread(tissue):
     loader = ContextLoader(contexts_of(tissue), 1)
     iterator = iter(loader)
     next(iterator)
@@ -139,7 +139,7 @@ def test_a_pass_that_is_given_up_leaves_no_thread(tissue):
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("contexts")]
 
 
-def test_an_error_in_a_thread_arrives(tissue, monkeypatch):
+def test_errors_in_a_thread_are_raised(tissue, monkeypatch):
     dataset = contexts_of(tissue)
     loader = ContextLoader(dataset, 2)
     monkeypatch.setattr(AnnDataSource, "values", lambda *_, **__: 1 / 0)

@@ -21,7 +21,7 @@ def dense(position: np.ndarray, cells: np.ndarray, among: np.ndarray) -> np.ndar
 
 @pytest.mark.parametrize("n_dims", [2, 3])
 @pytest.mark.parametrize("n_cells", [3, 40, 300])
-def test_crowding_is_that_of_all_distances(n_dims, n_cells):
+def test_local_density_matches_all_distances(n_dims, n_cells):
     rng = np.random.default_rng(n_cells)
     position = rng.standard_normal((n_cells, n_dims)) ** 3
     every, all_of_them = np.arange(n_cells), np.ones(n_cells, dtype=bool)
@@ -43,7 +43,7 @@ def test_unit_frame_and_order_do_not_matter(seed, scale):
     np.testing.assert_array_equal(local_density(position[order]), expected[order])
 
 
-def test_a_dense_spot_is_crowded_and_a_lone_cell_is_not():
+def test_local_density_is_high_in_clusters_and_low_for_single_cells():
     rng = np.random.default_rng(0)
     position = np.concatenate([rng.uniform(0, 10, (400, 2)), rng.uniform(4, 5, (100, 2)), [[30.0, 30.0]]])
     found = local_density(position)

@@ -58,7 +58,7 @@ def test_padding_comes_last_and_moves_no_draw():
         np.testing.assert_array_equal(found, [*alone, *[PADDING] * 4])
 
 
-def test_what_is_held_at_once_is_shuffled_as_a_whole():
+def test_buffered_contexts_are_shuffled_together():
     chunks = chunks_of([3, 4, 5])
     rng, again = np.random.default_rng(0), np.random.default_rng(0)
     np.testing.assert_array_equal(window_order(chunks, None, rng), again.permutation(12))
@@ -98,7 +98,7 @@ def test_ranks_take_equally_many_batches_and_together_all_contexts(world_size, n
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3])
-def test_ranks_that_take_turns_see_together_what_one_sees(world_size):
+def test_ranks_together_see_the_contexts_of_one_process(world_size):
     n_steps, per_batch = 5, 4
     alone = list(RoundRobinSampler(n_steps * world_size * per_batch, per_batch))
     ranks = [
@@ -111,7 +111,7 @@ def test_ranks_that_take_turns_see_together_what_one_sees(world_size):
         assert together == [i for batch in alone[step * world_size : (step + 1) * world_size] for i in batch]
 
 
-def test_the_last_batch_of_one_is_what_is_left():
+def test_the_last_batch_of_one_process_has_the_remainder():
     sampler = RoundRobinSampler(10, 4)
     assert list(sampler) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
     assert len(sampler) == 3

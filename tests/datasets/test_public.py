@@ -66,11 +66,11 @@ def check(adata: ad.AnnData, name: str) -> None:
 
 
 def test_a_local_file_is_harmonized(name, tmp_path, monkeypatch):
-    def refuse(*args):
+    def fail(*args):
         raise AssertionError("nothing may be downloaded for a local path")
 
-    monkeypatch.setattr(_public, "_from_squidpy", refuse)
-    monkeypatch.setattr(_public, "_from_novosparc", refuse)
+    monkeypatch.setattr(_public, "_from_squidpy", fail)
+    monkeypatch.setattr(_public, "_from_novosparc", fail)
     distributed(name).write_h5ad(tmp_path / "atlas.h5ad")
     adata = load(name, path=tmp_path / "atlas.h5ad")
     check(adata, name)
@@ -94,7 +94,7 @@ def test_squidpy_downloads_the_file(name, monkeypatch, caplog):
 
 
 @pytest.mark.slow
-def test_the_urls_are_those_of_squidpy():
+def test_the_urls_match_squidpy():
     registry = pytest.importorskip("squidpy.datasets._registry").get_registry()
     for atlas in (_atlases.SEQFISH, _atlases.MERFISH, _atlases.SLIDESEQ):
         entry = registry[SQUIDPY_NAMES[atlas.name]]
@@ -147,7 +147,7 @@ def test_failed_download_raises(name, error, monkeypatch):
     assert caught.value.__cause__ is error
 
 
-def test_an_invalid_file_is_no_connection_error(monkeypatch):
+def test_an_invalid_file_is_not_a_connection_error(monkeypatch):
     def download():
         atlas = distributed("seqfish_embryo")
         del atlas.obsm["spatial"]

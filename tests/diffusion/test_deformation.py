@@ -40,7 +40,7 @@ def test_cells_are_moved_one_by_one_by_the_generator_alone():
     assert not torch.allclose(deformed(x, 0.2, seed=1), whole, atol=1e-2)
 
 
-def test_its_size_is_that_of_the_formula():
+def test_its_size_matches_the_formula():
     """Over many draws: variance s^2 |x|^2 of the linear part, and of the waves 6 c^2 s^2 E[1/|w|^2] / 2 per axis."""
     x, s = torch.tensor([[0.0, 0.0], [2.0, 0.0]], dtype=torch.float64), 0.2
     moves = torch.stack([deformed(x, s, seed) - x for seed in range(3000)]).numpy()

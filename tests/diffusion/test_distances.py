@@ -57,7 +57,7 @@ def value_and_gradient(loss: Callable[[Tensor], Tensor], predicted: Tensor) -> t
 
 @every_kind
 @pytest.mark.parametrize("n_dims", [2, 3])
-def test_values_and_gradients_are_those_of_dense_arithmetic(kind, clamp, n_dims):
+def test_values_and_gradients_match_dense_arithmetic(kind, clamp, n_dims):
     predicted, true, mask = cells(n_dims=n_dims)
     value, gradient = value_and_gradient(lambda x: distance_loss(x, true, mask, kind=kind, clamp=clamp), predicted)
     for b, real in enumerate(mask):
@@ -69,7 +69,7 @@ def test_values_and_gradients_are_those_of_dense_arithmetic(kind, clamp, n_dims)
 
 
 @every_kind
-def test_gradients_are_those_of_finite_differences(kind, clamp):
+def test_gradients_match_finite_differences(kind, clamp):
     predicted, true, mask = cells(1)
     assert torch.autograd.gradcheck(
         lambda x: distance_loss(x, true, mask, kind=kind, clamp=clamp), predicted.requires_grad_()
@@ -77,7 +77,7 @@ def test_gradients_are_those_of_finite_differences(kind, clamp):
 
 
 @every_sampled_kind
-def test_gradients_of_samples_are_those_of_finite_differences(kind, clamp):
+def test_gradients_of_samples_match_finite_differences(kind, clamp):
     predicted, true, mask = cells(2)
 
     def loss(x: Tensor) -> Tensor:
@@ -158,7 +158,7 @@ def test_nothing_is_kept_but_the_gradient(n_pairs):
     assert max(sizes) == predicted.numel()
 
 
-def test_a_second_derivative_is_refused():
+def test_a_second_derivative_raises():
     predicted, true, mask = cells()
     predicted.requires_grad_()
     value = distance_loss(predicted, true, mask).square().sum()
@@ -274,6 +274,6 @@ def test_pairwise_distances_of_near_points_far_from_the_origin():
         ({"kind": "drmsd", "n_pairs": 9}, "n_pairs=9"),
     ],
 )
-def test_impossible_options_are_refused(options, message):
+def test_invalid_options_raise(options, message):
     with pytest.raises(ValueError, match=message):
         distance_loss(*cells(), **options)

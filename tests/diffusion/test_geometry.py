@@ -39,7 +39,7 @@ def residual(x: np.ndarray, rotation: np.ndarray, y: np.ndarray) -> float:
 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("weighted", [False, True])
-def test_rotations_in_3d_are_those_of_scipy(seed, weighted):
+def test_rotations_in_3d_match_scipy(seed, weighted):
     x, y = clouds(seed)
     weight = np.random.default_rng(seed).uniform(0, 2, len(x)) if weighted else np.ones(len(x))
     expected = Rotation.align_vectors(y, x, weights=weight)[0].as_matrix().T
@@ -87,7 +87,7 @@ def test_any_rotation_or_reflection_is_found_again(seed, n_dims):
 
 
 @given(seed=seeds, n_dims=dimensions, reflection=st.booleans())
-def test_alignment_forgets_how_the_source_lay(seed, n_dims, reflection):
+def test_alignment_does_not_depend_on_the_source_frame(seed, n_dims, reflection):
     x, y = clouds(seed, n_dims=n_dims)
     turn = orthogonal(seed + 1, n_dims)
     turn[0] *= 1 if reflection else np.sign(np.linalg.det(turn))
@@ -111,7 +111,7 @@ def test_whole_weights_are_repetitions():
     np.testing.assert_allclose(kabsch(*batch(x, y, times.astype(float))), repeated, atol=1e-9)
 
 
-def test_padding_changes_nothing_whatever_it_holds():
+def test_padding_values_change_nothing():
     x, y = batch(*clouds(0, n=9))
     mask = torch.arange(14)[None] < 9
     padding = torch.full((1, 5, 3), 1e3, dtype=torch.float64)

@@ -79,7 +79,7 @@ CROSS_ENTROPIES = (LOSSES["neighbor"], LOSSES["layout"])
 
 
 @pytest.mark.parametrize("n_dims", [2, 3])
-def test_losses_are_those_of_the_formulas(n_dims):
+def test_losses_match_the_formulas(n_dims):
     predicted, true, mask = positions(n_dims)
     for i in range(len(SIZES)):
         x, y = real(predicted, i), real(true, i)
@@ -97,7 +97,7 @@ def test_losses_are_those_of_the_formulas(n_dims):
             assert float(LOSSES[name](predicted, true, mask)[i]) == pytest.approx(value, rel=tolerance, abs=1e-6)
 
 
-def test_temperature_and_width_are_those_of_the_formula(monkeypatch):
+def test_temperature_and_width_match_the_formula(monkeypatch):
     monkeypatch.setattr("alphastomics.diffusion.losses.TEMPERATURE", 0.5)
     predicted, true, mask = positions(3)
     actual = neighbor_error(predicted, true, mask, width=1.5)[0]
@@ -170,14 +170,14 @@ def test_values_and_gradients_are_finite_where_formulas_divide_by_zero(loss, cas
 
 
 @pytest.mark.parametrize("block", [3, 1024])
-def test_gradient_of_the_distance_loss_is_that_of_the_formula(monkeypatch, block):
+def test_gradient_of_the_distance_loss_matches_the_formula(monkeypatch, block):
     predicted, true, mask = positions(3)
     visit_in_blocks(monkeypatch, block, mask)
     predicted.requires_grad_()
     assert torch.autograd.gradcheck(lambda x: distance_error(x, true, mask), predicted)
 
 
-def test_gradient_of_the_distance_loss_is_that_of_autograd():
+def test_gradient_of_the_distance_loss_matches_autograd():
     predicted, true, mask = (x[:1, : SIZES[0]] for x in positions())
     predicted.requires_grad_()
     pairs = torch.triu_indices(SIZES[0], SIZES[0], offset=1)
@@ -239,7 +239,7 @@ def test_distances_of_near_points_far_from_the_origin_are_exact():
 
 
 @pytest.mark.parametrize("name", ["aligned", "distance", "layout"])
-def test_position_losses_know_no_frame(name):
+def test_position_losses_do_not_depend_on_the_frame(name):
     predicted, true, mask = positions(3)
     turn, _ = np.linalg.qr(np.random.default_rng(0).normal(size=(3, 3)))
     moved = true @ torch.from_numpy(turn * [-1, 1, 1]) + 9

@@ -1,4 +1,4 @@
-"""The share that is asked for is the share that is masked, under every strategy; and what each strategy chooses."""
+"""Masking: the masked fraction equals the ratio under every strategy; and which entries each strategy chooses."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def chosen(shape, ratio, strategy, seed=0, value=None):
     discrete=st.booleans(),
     seed=st.integers(0, 1000),
 )
-def test_the_share_asked_for_is_the_share_masked(sizes, padding, n_features, ratio, strategy, discrete, seed):
+def test_masked_fraction_equals_the_ratio(sizes, padding, n_features, ratio, strategy, discrete, seed):
     """Over entries that are there: real cells, wherever they stand, and measured features."""
     rng = np.random.default_rng(seed)
     shape = len(sizes), max(sizes) + padding, n_features
@@ -70,7 +70,7 @@ def test_the_share_asked_for_is_the_share_masked(sizes, padding, n_features, rat
         ((5, 1), 0.5, 2),  # ties go to the even number
     ],
 )
-def test_counts_that_others_get_wrong(strategy, shape, ratio, count):
+def test_masked_counts_round_exactly(strategy, shape, ratio, count):
     assert chosen(shape, ratio, strategy).sum() == count
 
 
@@ -175,6 +175,6 @@ def test_the_share_grows_linearly_and_stays():
         ("mask_ramp_steps", -1),
     ],
 )
-def test_values_that_make_no_sense_are_refused(name, value):
+def test_invalid_values_raise(name, value):
     with pytest.raises(ValueError, match=name):
         MaskingConfig(**{name: value})

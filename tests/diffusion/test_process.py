@@ -131,7 +131,7 @@ def test_posterior_leads_from_one_marginal_to_the_other(t, s):
     assert float(of_z**2 * sigma_t**2 + variance) == pytest.approx(sigma_s**2, rel=1e-9)
 
 
-def test_single_precision_posterior_of_a_thousand_steps_is_that_of_double():
+def test_single_precision_posterior_of_a_thousand_steps_matches_double():
     process = Process(schedule=CosineSchedule(nu=2.0))
     times = torch.linspace(1, 0, 1001, dtype=torch.float64)[:-1]
     t, s = times[:-1], times[1:]
@@ -160,6 +160,6 @@ def test_loss_weight_has_a_ceiling_that_also_holds_without_noise():
     assert float(weight[3]) == 1
 
 
-def test_unknown_prediction_is_refused():
+def test_unknown_prediction_raises():
     with pytest.raises(ValueError, match="prediction_type='score'"):
         Process(prediction_type="score")

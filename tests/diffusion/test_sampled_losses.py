@@ -1,4 +1,4 @@
-"""Losses of large contexts: what a sample of pairs or of cells says is what all of them say, on average."""
+"""Losses of large contexts: a sample of pairs or of cells is an unbiased estimate."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_a_sample_has_the_value_and_the_gradient_of_all_on_average(loss: Loss) -
 
 
 @each
-def test_no_context_is_large_without_generators(loss: Loss) -> None:
+def test_without_generators_all_pairs_are_used(loss: Loss) -> None:
     x, y, mask = cells(N)
     assert torch.equal(loss(x, y, mask), loss(x, y, mask, rngs=None))
     assert not torch.allclose(loss(x, y, mask), loss(x, y, mask, rngs=rngs(0)), rtol=1e-4)

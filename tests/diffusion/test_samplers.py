@@ -63,7 +63,7 @@ def test_many_steps_reproduce_mean_and_variance(schedule, sd, name, tolerance):
     assert variance == pytest.approx(sd**2, rel=tolerance)
 
 
-def test_the_law_is_that_of_drawn_samples():
+def test_the_law_matches_drawn_samples():
     """The exact law above, checked once against plain sampling."""
     process, generator = Process(), torch.Generator().manual_seed(0)
     x = run_sampler(
@@ -98,7 +98,7 @@ def test_eta_leads_from_no_noise_to_full_noise():
 
 
 @pytest.mark.parametrize("eta", [0.0, 0.3, 1.0])
-def test_the_noise_of_a_ddim_step_is_that_of_the_formula(eta):
+def test_the_noise_of_a_ddim_step_matches_the_formula(eta):
     process, unit = Process(), torch.ones(1, 1, 1, dtype=torch.float64)
     t, s = torch.tensor([0.7], dtype=torch.float64), torch.tensor([0.4], dtype=torch.float64)
     step, zero = make_step("ddim", process, eta=eta), torch.zeros_like(unit)
@@ -182,12 +182,12 @@ def test_steps_of_a_long_chain_in_single_precision_are_those_in_double(name, sch
 
 
 @pytest.mark.parametrize("n_steps", [0, -3])
-def test_no_steps_are_refused(n_steps):
+def test_no_steps_raise(n_steps):
     with pytest.raises(ValueError, match="n_steps"):
         time_grid(n_steps)
 
 
-def test_unknown_sampler_is_refused():
+def test_unknown_sampler_raises():
     with pytest.raises(ValueError, match="sampler='euler'"):
         make_step("euler", Process())
 
@@ -271,7 +271,7 @@ def test_samples_have_the_precision_of_the_noise_and_no_gradient(name, dtype):
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("name", SAMPLERS)
-def test_samples_on_a_gpu_are_those_of_the_processor(name):
+def test_samples_on_a_gpu_match_the_cpu(name):
     def run(device: str) -> Tensor:
         process, generator = Process(), torch.Generator().manual_seed(0)
         noise = lambda: torch.randn(2, 7, 2, generator=generator).to(device)

@@ -24,7 +24,7 @@ def dense_alpha(name: str, u: np.ndarray, nu: float, s: float = 0.008) -> np.nda
 
 @names
 @exponents
-def test_signal_and_noise_are_those_of_the_formula(name, nu):
+def test_signal_and_noise_match_the_formula(name, nu):
     u = np.linspace(0, 1, 101)[1:-1]
     schedule = CosineSchedule(name=name, nu=nu)
     alpha = dense_alpha(name, u, nu)
@@ -106,6 +106,6 @@ def test_time_of_ratio_inverts_the_schedule(ratio, nu, name):
 
 
 @pytest.mark.parametrize("bad", [{"name": "linear"}, {"nu": 0.0}, {"s": -0.1}])
-def test_what_makes_no_sense_is_refused(bad):
+def test_invalid_arguments_raise(bad):
     with pytest.raises(ValueError, match="|".join(bad) + "|schedule"):
         CosineSchedule(**bad)

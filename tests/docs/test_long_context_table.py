@@ -71,7 +71,7 @@ def test_every_row_is_complete() -> None:
 
 
 @pytest.mark.parametrize("name", names("ours"))
-def test_ours_is_imported(name: str) -> None:
+def test_listed_symbol_is_importable(name: str) -> None:
     if name.startswith("tests/"):  # an oracle, which no network uses
         file, _, oracle = name.partition("::")
         assert hasattr(load(ROOT / file), oracle)
@@ -81,14 +81,14 @@ def test_ours_is_imported(name: str) -> None:
 
 
 @pytest.mark.parametrize("node", names("test"))
-def test_named_test_is_there(node: str) -> None:
+def test_listed_test_exists(node: str) -> None:
     file, _, name = node.partition("::")
     assert ROOT / "tests" / file != Path(__file__), "this file would run itself"
     assert name in seed_map.defined_in(ROOT / "tests" / file)
 
 
 @pytest.mark.slow
-def test_named_tests_pass(tmp_path: Path) -> None:
+def test_listed_tests_pass(tmp_path: Path) -> None:
     seed_map.run_tests(names("test"), tmp_path)
 
 
@@ -121,7 +121,7 @@ def names_in(text: str) -> set[str]:
     return found | set(re.findall(r"`([A-Za-z_]\w*)`", text)) | set(re.findall(r"\b(?:class|def) (\w+)", text))
 
 
-def test_no_name_of_the_specification_is_forgotten() -> None:
+def test_every_name_of_the_specification_is_listed() -> None:
     assert (CLASSES | FUNCTIONS) - set(names("specification")) == set()
 
 

@@ -81,7 +81,7 @@ def test_a_collapsed_sample_scores_nothing(slices):
     assert np.isnan(modality_agreement(x[:1], p[:1], y, q))
 
 
-def test_bad_input_is_refused(slices):
+def test_invalid_input_raises(slices):
     (x, y), (p, q) = slices["expression"], slices["positions"]
     with pytest.raises(ValueError, match=r"sample.*500 cells.*\(499, 2\)"):
         modality_agreement(x, p[1:], y, q)

@@ -131,7 +131,7 @@ def test_collapse_scores_one_and_a_point_has_no_score():
         ({"source": np.zeros((0, 2)), "target": np.zeros((0, 2))}, "no cell"),
     ],
 )
-def test_bad_input_is_refused(change, message):
+def test_invalid_input_raises(change, message):
     arguments = {"source": np.eye(4, 2), "target": np.eye(4, 2)} | change
     with pytest.raises(ValueError, match=message):
         rigid_align(**arguments)

@@ -38,7 +38,7 @@ def test_equal_their_oracles_for_any_numbers_of_labels_and_clusters(pairs):
     assert matched_accuracy(labels, clusters) == scores["matched_accuracy"]
 
 
-def test_names_mean_nothing():
+def test_scores_ignore_label_names():
     rng = np.random.default_rng(0)
     labels = rng.integers(4, size=200)
     clusters = np.where(rng.random(200) < 0.3, rng.integers(6, size=200), labels)
@@ -58,7 +58,7 @@ def test_shuffled_clusters_score_chance():
     assert scores["matched_accuracy"] == pytest.approx(0.25, abs=0.03)
 
 
-def test_more_clusters_than_cells_of_a_label_warn_of_nothing():
+def test_more_clusters_than_cells_of_a_label_give_no_warning():
     assert cluster_scores(np.arange(50), np.arange(50)) == pytest.approx(dict.fromkeys(KEYS, 1), abs=1e-12)
 
 
@@ -67,7 +67,7 @@ def test_no_cell_has_no_score():
     assert np.isnan(matched_accuracy([], []))
 
 
-def test_bad_input_is_refused():
+def test_invalid_input_raises():
     with pytest.raises(ValueError, match=r"\(2,\), \(3,\)"):
         cluster_scores([1, 2], [1, 2, 3])
     with pytest.raises(ValueError, match="1 clusters"):

@@ -51,7 +51,7 @@ def test_contact_precision_equals_the_dense_one(pair, share):
     assert contact_precision(true, predicted, share=share) == pytest.approx(precision_score(*contacts), abs=1e-12)
 
 
-def test_contact_precision_of_many_cells_is_that_of_a_subsample(monkeypatch):
+def test_contact_precision_of_many_cells_matches_a_subsample(monkeypatch):
     true, predicted = noisy_tissue(300)
     chosen = subsample_cells(300, 200)
     expected = contact_precision(true[chosen], predicted[chosen])
@@ -89,14 +89,14 @@ def test_too_few_cells_have_no_score():
     assert np.isnan([f(one, one) for f in (distance_matrix_mse, distance_spearman, contact_precision)]).all()
 
 
-def test_subsampled_cells_are_those_of_the_published_scores():
+def test_subsampled_cells_match_the_published_scores():
     expected = np.sort(np.random.default_rng(0).permutation(7661)[:4000])
     np.testing.assert_array_equal(subsample_cells(7661), expected)
     np.testing.assert_array_equal(subsample_cells(30), np.arange(30))
 
 
 @pytest.mark.parametrize("function", [distance_matrix_mse, distance_spearman, contact_precision])
-def test_bad_positions_are_refused(function):
+def test_invalid_positions_raise(function):
     true, predicted = noisy_tissue()
     with pytest.raises(ValueError, match=r"\(150, 2\).*\(149, 2\)"):
         function(true, predicted[1:])
@@ -105,7 +105,7 @@ def test_bad_positions_are_refused(function):
         function(true, predicted)
 
 
-def test_bad_options_are_refused():
+def test_invalid_options_raise():
     true, predicted = noisy_tissue()
     with pytest.raises(ValueError, match="share"):
         contact_precision(true, predicted, share=0)

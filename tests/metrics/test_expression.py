@@ -77,7 +77,7 @@ def test_the_summary_is_over_what_is_defined():
     assert list(scores.values()) == pytest.approx(expected, abs=1e-9)
 
 
-def test_a_prediction_does_not_gain_by_silence():
+def test_constant_predictions_do_not_improve_the_score():
     true, predicted = noisy_counts()
     silent = predicted.copy()
     silent[:, :5] = 0.3
@@ -113,7 +113,7 @@ def test_scores_do_not_depend_on_the_order_of_cells_and_genes(seed):
     assert again == pytest.approx(expression_scores(true, predicted), abs=1e-9)
 
 
-def test_perfect_and_too_little():
+def test_perfect_prediction_and_too_few_cells():
     true, _ = noisy_counts()
     assert expression_scores(true, true) == pytest.approx(dict(zip(KEYS, [0, 1, 1, 1, 1], strict=True)), abs=1e-12)
     for shape in ((0, 5), (5, 0)):
@@ -124,7 +124,7 @@ def test_perfect_and_too_little():
 
 
 @pytest.mark.parametrize("store", [np.asarray, sparse.csr_matrix])
-def test_bad_input_is_refused(store):
+def test_invalid_input_raises(store):
     true, predicted = noisy_counts()
     with pytest.raises(ValueError, match=r"\(60, 25\).*\(59, 25\)"):
         expression_scores(store(true), store(predicted[1:]))

@@ -46,6 +46,6 @@ def test_empty_cells_do_not_count_in_the_median():
     assert np.isnan(median_library_size(np.zeros((2, 2))))
 
 
-def test_negative_values_are_refused():
+def test_negative_values_raise():
     with pytest.raises(ValueError, match="negative"):
         log1p_normalized(sparse.csr_matrix([[1.0, -1.0]]), 10)

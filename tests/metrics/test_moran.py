@@ -99,7 +99,7 @@ def test_floor_and_ceiling_on_a_tissue(tissue):
     assert abs(moran_correlation(x, p, y, shuffled)) < 0.4
 
 
-def test_bad_input_is_refused():
+def test_invalid_input_raises():
     x, positions = patterned()
     with pytest.raises(ValueError, match=r"\(120, n_dims\).*\(119, 2\)"):
         morans_i(x, positions[1:])

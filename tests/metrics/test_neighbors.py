@@ -87,7 +87,7 @@ def test_chunks_change_nothing(monkeypatch):
 
 
 @pytest.mark.parametrize("k", [0, 150])
-def test_impossible_numbers_of_neighbors_are_refused(k):
+def test_invalid_numbers_of_neighbors_raise(k):
     with pytest.raises(ValueError, match="n_neighbors.*150"):
         knn_preservation(*noisy_tissue(), n_neighbors=k)
 
@@ -109,7 +109,7 @@ def test_nearest_neighbor_ks_equals_scipy(n_dims):
     assert np.isnan(nearest_neighbor_ks(true[:1], true[:1]))
 
 
-def test_rounding_does_not_tear_a_turned_grid_apart():
+def test_rounding_does_not_break_ties_of_a_rotated_grid():
     grid = np.stack(np.meshgrid(np.arange(8.0), np.arange(8.0)), -1).reshape(-1, 2)
     turn = np.array([[np.cos(1.0), -np.sin(1.0)], [np.sin(1.0), np.cos(1.0)]])
     assert nearest_neighbor_ks(grid, grid @ turn.T + 1000) == 0

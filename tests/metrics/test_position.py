@@ -38,7 +38,7 @@ def moved(positions: np.ndarray, seed: int, shift: float) -> np.ndarray:
     return positions @ rotation + shift
 
 
-def test_all_scores_are_those_of_the_single_functions():
+def test_all_scores_match_the_single_functions():
     true, predicted = noisy_tissue()
     scores = position_scores(true, predicted, n_neighbors=7, contact_share=0.1, random_state=3)
     assert list(scores) == KEYS

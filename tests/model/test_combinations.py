@@ -134,7 +134,7 @@ def test_the_array_covers_every_pair():
 
 
 @pytest.mark.parametrize("row", REFUSED, ids=lambda row: ", ".join(f"{name}={value}" for name, value in row.items()))
-def test_what_is_in_no_row_is_refused_with_a_reason(row):
+def test_excluded_combinations_raise_with_a_reason(row):
     config = {"n_genes": 4, "n_dims": row.get("n_dims", 2), "sequence": row.get("ordered", False)} | network_of(row)
     with pytest.raises(ValueError, match="|".join(row)):
         Denoiser(DenoiserConfig(**(SIZES | config)))
@@ -199,8 +199,8 @@ def test_every_parameter_learns_and_padding_changes_nothing(row):
 
 
 @each_row
-def test_shapes_are_known_without_memory(row):
-    """As :meth:`AlphaSTomics.load` knows them before it reads any weights."""
+def test_shapes_are_computed_without_memory(row):
+    """As :meth:`AlphaSTomics.load` computes them before it reads any weights."""
     config = {"n_genes": 5, "n_dims": row["n_dims"], "sequence": row["ordered"], "mask_tokens": row["enable_masking"]}
     made = DenoiserConfig(**SIZES, **config, **network_of(row))
     with torch.device("meta"):

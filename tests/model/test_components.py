@@ -11,7 +11,7 @@ from alphastomics.model import AlphaSTomics
 from alphastomics.model._training import principal_components
 
 
-def test_components_are_those_of_the_reference(reference, make_model):
+def test_components_match_the_reference(reference, make_model):
     model = make_model(reference)
     source = AnnDataSource(model.adata, model.schema, positions=False)
     found = principal_components(source, 3)
@@ -23,7 +23,7 @@ def test_components_are_those_of_the_reference(reference, make_model):
     assert few.shape[1] == min(source.n_cells, model.schema.n_genes)
 
 
-def test_they_are_found_once_and_kept(small, make_model, train_briefly, tmp_path):
+def test_components_are_computed_once(small, make_model, train_briefly, tmp_path):
     model = make_model(small)
     assert not model.module.components.any()
     train_briefly(model)

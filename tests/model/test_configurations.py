@@ -53,17 +53,17 @@ def test_clean_values_and_latent_of_every_cell(configured):
 
 
 @pytest.mark.parametrize(("loss", "share"), [("distance", 0.85), ("expression", 0.95)])
-def test_training_learns_what_holds_in_another_slice(configured, loss, share):
+def test_training_generalizes_to_another_slice(configured, loss, share):
     """Of places, what is learned first holds in the training slices alone: their loss rises before it falls."""
     values = configured.history[f"validation_{loss}"].to_numpy()[:, 0]
     assert values[-1] < share * (values.max() if loss == "distance" else values[0])
 
 
-def test_masked_entries_are_asked_for(configured):
+def test_masked_entries_are_predicted(configured):
     assert (configured.history["train_masked"].to_numpy() > 0).all()
 
 
-def test_balance_is_a_loss_where_there_are_experts(configured):
+def test_balance_loss_is_present_with_experts(configured):
     assert ("train_balance" in configured.history) == configured.module.config.use_moe
 
 

@@ -1,4 +1,4 @@
-"""A damaged or foreign model on disk is refused, and never run."""
+"""Loading a damaged or foreign model raises, and runs no code of it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from alphastomics.model import AlphaSTomics
 from files import Trap, files_in
 
 
-def test_a_pickled_model_is_named_and_not_opened(tmp_path):
+def test_a_pickled_model_raises_and_is_not_opened(tmp_path):
     folder = tmp_path / "m"
     folder.mkdir()
     (folder / "model.pt").write_bytes(pickle.dumps(Trap(tmp_path / "sprung")))
@@ -37,7 +37,7 @@ def test_a_disguised_pickle_is_not_opened(folder, reference, tmp_path, name, pro
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "config.json"])
-def test_missing_file_is_named(folder, name):
+def test_missing_file_raises(folder, name):
     (folder / name).unlink()
     with pytest.raises(FileNotFoundError, match=name):
         AlphaSTomics.load(folder, adata=False)
@@ -47,7 +47,7 @@ def test_missing_file_is_named(folder, name):
 
 @pytest.mark.parametrize("name", ["model.safetensors", "config.json"])
 @pytest.mark.parametrize("keep", [0, 4, 200, -1])
-def test_truncated_file_is_named(folder, name, keep):
+def test_truncated_file_raises(folder, name, keep):
     whole = (folder / name).read_bytes()
     (folder / name).write_bytes(whole[:keep])
     with pytest.raises(ValueError, match=name):
@@ -63,21 +63,21 @@ def edit(folder, change):
 @pytest.mark.parametrize(
     "text", ['{"format": "of another program"}', "[1, 2]", "3", "null", "{}"], ids=["other", "list", "3", "null", "{}"]
 )
-def test_json_of_something_else_is_refused(folder, text):
+def test_other_json_raises(folder, text):
     (folder / "config.json").write_text(text)
     with pytest.raises(ValueError, match=r"config\.json"):
         AlphaSTomics.load(folder, adata=False)
 
 
 @pytest.mark.parametrize(("key", "value"), [("format_version", 99), ("class", "SCVI")])
-def test_another_version_or_class_is_named(folder, key, value):
+def test_another_version_or_class_raises(folder, key, value):
     edit(folder, lambda config: config.update({key: value}))
     with pytest.raises(ValueError, match=str(value)):
         AlphaSTomics.load(folder, adata=False)
 
 
 @pytest.mark.parametrize("key", ["class", "init", "registry", "is_trained", "history", "frame", "deformation"])
-def test_missing_key_is_named(folder, key):
+def test_missing_key_raises(folder, key):
     edit(folder, lambda config: config.pop(key))
     with pytest.raises(ValueError, match=rf"{folder}.*{'None' if key == 'class' else key}"):
         AlphaSTomics.load(folder, adata=False)
@@ -107,28 +107,28 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize("change", DAMAGE.values(), ids=DAMAGE)
-def test_damaged_configuration_is_refused(folder, change):
+def test_damaged_configuration_raises(folder, change):
     edit(folder, change)
     with pytest.raises(ValueError, match="."):
         AlphaSTomics.load(folder, adata=False)
 
 
 @pytest.mark.parametrize("wrap", ['{{"format": "alphastomics-model", "registry": {}}}', "{}"], ids=["inside", "bare"])
-def test_nested_json_is_no_bomb(folder, wrap):
+def test_deeply_nested_json_raises(folder, wrap):
     depth = 200_000
     (folder / "config.json").write_text(wrap.format("[" * depth + "]" * depth))
     with pytest.raises(ValueError, match=r"config.json"):
         AlphaSTomics.load(folder, adata=False)
 
 
-def test_weights_of_other_shapes_are_refused(folder, make_model, reference, tmp_path):
+def test_weights_of_other_shapes_raise(folder, make_model, reference, tmp_path):
     make_model(reference, d_model=16).save(tmp_path / "narrow")
     shutil.copy(tmp_path / "narrow" / "model.safetensors", folder / "model.safetensors")
     with pytest.raises(ValueError, match="size mismatch"):
         AlphaSTomics.load(folder, adata=False)
 
 
-def test_weights_that_are_missing_are_named(folder):
+def test_missing_weights_raise(folder):
     tensors = load_file(folder / "model.safetensors")
     del tensors["position_out.weight"]
     save_file(tensors, folder / "model.safetensors")
@@ -136,7 +136,7 @@ def test_weights_that_are_missing_are_named(folder):
         AlphaSTomics.load(folder, adata=False)
 
 
-def test_failed_save_leaves_the_model_that_was_there(trained, folder, monkeypatch):
+def test_failed_save_keeps_the_existing_model(trained, folder, monkeypatch):
     before = files_in(folder)
     monkeypatch.setitem(trained.init_params_["non_kwargs"], "mode", object())
     with pytest.raises(TypeError):
@@ -145,7 +145,7 @@ def test_failed_save_leaves_the_model_that_was_there(trained, folder, monkeypatc
 
 
 @pytest.mark.parametrize("name", ["marginals.true", "dependence.share", "outlines.quantiles", "exemplars.expression"])
-def test_what_was_fitted_to_another_tissue_is_named(everything, tmp_path, name):
+def test_fitted_values_of_another_tissue_raise(everything, tmp_path, name):
     everything.save(tmp_path / "m")
     path = tmp_path / "m" / "model.safetensors"
     tensors = load_file(path)
@@ -155,11 +155,11 @@ def test_what_was_fitted_to_another_tissue_is_named(everything, tmp_path, name):
         AlphaSTomics.load(tmp_path / "m", adata=False)
 
 
-# -- files of strangers ------------------------------------------------------------------------------------------------
+# -- crafted files -----------------------------------------------------------------------------------------------------
 
 
-def refused(folder, message):
-    """One line that names the folder or its file, and what to do."""
+def assert_raises(folder, message):
+    """The error is one line with the folder or its file and a remedy."""
     with pytest.raises(ValueError, match=message) as caught:
         AlphaSTomics.load(folder, adata=False)
     assert str(folder) in str(caught.value)
@@ -201,22 +201,22 @@ HEADERS = {
 
 
 @pytest.mark.parametrize("change", HEADERS.values(), ids=HEADERS)
-def test_a_header_that_is_crafted_is_refused(folder, change):
+def test_a_crafted_header_raises(folder, change):
     with_header(folder, change)
-    refused(folder, r"model\.safetensors is truncated or not a safetensors file|weight 'x")
+    assert_raises(folder, r"model\.safetensors is truncated or not a safetensors file|weight 'x")
 
 
 @pytest.mark.parametrize("size", [2**63, 2**40, 200_000_000])
-def test_a_header_that_says_that_it_is_long_takes_no_memory(folder, size):
+def test_a_header_with_a_false_length_takes_no_memory(folder, size):
     path = folder / "model.safetensors"
     path.write_bytes(size.to_bytes(8, "little") + path.read_bytes()[8:])
-    refused(folder, r"model\.safetensors is truncated or not a safetensors file")
+    assert_raises(folder, r"model\.safetensors is truncated or not a safetensors file")
 
 
-def test_weights_that_fit_no_memory_are_not_read(folder):
+def test_weights_larger_than_memory_are_not_read(folder):
     with (folder / "model.safetensors").open("r+b") as file:
         file.truncate(2**43)  # with a hole: it takes no room
-    refused(folder, r"model\.safetensors is .*8,192 GiB")
+    assert_raises(folder, r"model\.safetensors is .*8,192 GiB")
 
 
 @pytest.mark.parametrize(
@@ -236,31 +236,31 @@ def test_weights_that_fit_no_memory_are_not_read(folder):
     ],
     ids=str,
 )
-def test_a_network_that_the_weights_are_not_of_is_not_made(folder, change, monkeypatch):
+def test_a_network_of_other_weights_is_not_built(folder, change, monkeypatch):
     """Neither its memory is taken, nor the time to make a thousand million layers."""
     edit(folder, lambda config: config["init"].update(change))
     monkeypatch.setattr(AlphaSTomics, "__init__", lambda *_, **__: pytest.fail("the network was made"))
     start = time.monotonic()
-    refused(folder, "complete model: ")
+    assert_raises(folder, "complete model: ")
     assert time.monotonic() - start < 5
 
 
-def test_weights_that_are_no_numbers_are_refused(folder):
+def test_non_finite_or_non_float_weights_raise(folder):
     path = folder / "model.safetensors"
     tensors = load_file(path)
     save_file(tensors | {"position_out.bias": tensors["position_out.bias"] * float("nan")}, path)
-    refused(folder, "position_out.bias is NaN or infinite")
+    assert_raises(folder, "position_out.bias is NaN or infinite")
     save_file(tensors | {"position_out.bias": tensors["position_out.bias"].long()}, path)
-    refused(folder, "'position_out.bias' does not contain floating-point")
+    assert_raises(folder, "'position_out.bias' does not contain floating-point")
     save_file(tensors | {"another": tensors["position_out.bias"].clone()}, path)
-    refused(folder, "no weight 'another'")
+    assert_raises(folder, "no weight 'another'")
 
 
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
-def test_a_link_that_leads_out_of_the_folder_is_refused(folder, tmp_path, name):
+def test_a_link_outside_of_the_folder_raises(folder, tmp_path, name):
     (folder / name).rename(tmp_path / "elsewhere")
     (folder / name).symlink_to(tmp_path / "elsewhere")
-    refused(folder, rf"{name} is a link")
+    assert_raises(folder, rf"{name} is a link")
     (folder / "inside").write_bytes((tmp_path / "elsewhere").read_bytes())
     (folder / name).unlink()
     (folder / name).symlink_to("inside")
@@ -270,7 +270,7 @@ def test_a_link_that_leads_out_of_the_folder_is_refused(folder, tmp_path, name):
     assert AlphaSTomics.load(linked, adata=False).is_trained_
 
 
-def test_the_cache_of_the_hub_may_be_made_of_links_and_no_other_folder(folder, tmp_path):
+def test_links_are_allowed_only_in_the_hub_cache(folder, tmp_path):
     snapshot, blobs = tmp_path / "cache" / "snapshots" / "abc", tmp_path / "cache" / "blobs"
     snapshot.mkdir(parents=True)
     blobs.mkdir()
@@ -281,7 +281,7 @@ def test_the_cache_of_the_hub_may_be_made_of_links_and_no_other_folder(folder, t
     (snapshot / "config.json").unlink()
     shutil.copy(folder / "config.json", tmp_path / "cache" / "secret")
     (snapshot / "config.json").symlink_to(tmp_path / "cache" / "secret")
-    refused(snapshot, "is a link")
+    assert_raises(snapshot, "is a link")
 
 
 @pytest.mark.parametrize(
@@ -294,28 +294,28 @@ def test_the_cache_of_the_hub_may_be_made_of_links_and_no_other_folder(folder, t
     ],
     ids=["twice", "NaN", "giant", "long"],
 )
-def test_a_configuration_that_is_a_bomb_is_refused(folder, change, message):
+def test_an_oversized_configuration_raises(folder, change, message):
     path = folder / "config.json"
     path.write_text(change(path.read_text()))
-    refused(folder, rf"config\.json is truncated or not JSON: .*{message}")
+    assert_raises(folder, rf"config\.json is truncated or not JSON: .*{message}")
 
 
-def test_a_registry_of_other_data_is_refused(folder):
+def test_a_registry_of_other_data_raises(folder):
     edit(folder, lambda config: config["registry"]["field_registries"]["X"]["summary_stats"].update(n_vars=7))
-    refused(folder, "60 genes")
+    assert_raises(folder, "60 genes")
     edit(folder, lambda config: config["registry"]["field_registries"]["X"]["summary_stats"].update(n_vars=60))
     edit(
         folder,
         lambda config: config["registry"]["field_registries"]["position"]["state_registry"].update(column_names=7),
     )
-    refused(folder, "position")
+    assert_raises(folder, "position")
     edit(folder, lambda config: config["registry"]["field_registries"].pop("slice"))
-    refused(folder, "complete model: ")
+    assert_raises(folder, "complete model: ")
     edit(folder, lambda config: config["registry"]["setup_args"].update(adata="x", unheard_of=1))
-    refused(folder, "complete model: ")
+    assert_raises(folder, "complete model: ")
 
 
-def test_data_beside_a_model_that_are_none_are_named(folder):
+def test_invalid_data_beside_a_model_raise(folder):
     (folder / "adata.h5ad").write_bytes(b"no")
     with pytest.raises(ValueError, match=r"adata\.h5ad"):
         AlphaSTomics.load(folder)

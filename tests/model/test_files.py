@@ -31,11 +31,11 @@ def test_saved_and_loaded_without_data_it_samples_the_same_bytes(trained, folder
 
 
 def test_nothing_is_unpickled(folder, monkeypatch, reference):
-    def refuse(*_, **__):
+    def fail(*_, **__):
         pytest.fail("something was unpickled")
 
     for module, name in ((pickle, "load"), (pickle, "loads"), (pickle, "Unpickler"), (torch, "load")):
-        monkeypatch.setattr(module, name, refuse)
+        monkeypatch.setattr(module, name, fail)
     assert AlphaSTomics.load(folder, adata=False).is_trained_
     assert AlphaSTomics.load(folder, adata=reference).adata is reference
 
@@ -55,7 +55,7 @@ def test_two_files_are_written_and_nothing_else(folder):
     assert len(load_file(folder / "model.safetensors")) > 10
 
 
-def test_saving_what_was_loaded_gives_the_same_files(folder, tmp_path):
+def test_saving_a_loaded_model_gives_the_same_files(folder, tmp_path):
     AlphaSTomics.load(folder, adata=False).save(tmp_path / "again")
     assert files_in(tmp_path / "again") == files_in(folder)
 
@@ -70,7 +70,7 @@ def test_loaded_with_data_it_trains_on(folder, reference, train_briefly, positio
     assert positions_of(loaded.sample(n_steps=2)) != before
 
 
-def test_loaded_without_data_it_says_what_is_missing(folder, train_briefly):
+def test_loaded_without_data_training_raises(folder, train_briefly):
     loaded = AlphaSTomics.load(folder)
     assert loaded.adata is None
     with pytest.raises(ValueError, match="adata="):
@@ -107,7 +107,7 @@ def test_an_untrained_model_comes_back_untrained(make_model, reference, tmp_path
         loaded.sample(reference)
 
 
-def test_wrong_data_are_named_as_such(folder, reference):
+def test_wrong_data_raise(folder, reference):
     del reference.obs["slice_id"]
     reference.obsm["spatial"] = reference.obsm["spatial"][:, [0, 1, 1]]
     with pytest.raises(ValueError, match=r"spatial.*3") as caught:
@@ -115,7 +115,7 @@ def test_wrong_data_are_named_as_such(folder, reference):
     assert "complete model" not in str(caught.value)
 
 
-def test_data_without_the_layer_are_no_damage_of_the_folder(make_model, reference, tmp_path):
+def test_data_without_the_layer_are_not_reported_as_damage(make_model, reference, tmp_path):
     reference.layers["counts"] = reference.X.copy()
     make_model(reference, setup={"layer": "counts"}).save(tmp_path / "m")
     del reference.layers["counts"]
@@ -168,7 +168,7 @@ def test_nothing_is_written_when_there_are_no_data_to_save(folder, tmp_path):
     assert not (tmp_path / "m").exists()
 
 
-def test_prefix_is_refused(trained, folder, tmp_path):
+def test_prefix_raises(trained, folder, tmp_path):
     with pytest.raises(ValueError, match="prefix"):
         trained.save(tmp_path / "m", prefix="best_")
     with pytest.raises(ValueError, match="prefix"):

@@ -38,8 +38,8 @@ def card(hub):
 
 
 @pytest.fixture
-def nobody_there(monkeypatch):
-    """From now on the Hub is a place where nobody listens."""
+def unreachable_hub(monkeypatch):
+    """Point the Hub to a port without a server."""
     from huggingface_hub import constants
 
     with socket.socket() as closed:
@@ -51,7 +51,7 @@ def nobody_there(monkeypatch):
 # -- there and back ------------------------------------------------------------------------------------------------------
 
 
-def test_what_was_pushed_comes_back_to_the_byte(hub, trained, folder, reference, positions_of):
+def test_a_pushed_model_is_loaded_bit_by_bit(hub, trained, folder, reference, positions_of):
     url = trained.push_to_hub(REPO)
     assert url == f"{hub.url}/{REPO}"
     assert set(hub.repositories[REPO].files) == FILES | {".gitattributes"}
@@ -84,7 +84,7 @@ def test_a_version_is_found_by_its_name(hub, trained, everything, weights_of):
     assert weights_of(AlphaSTomics.from_pretrained(REPO)) == weights_of(everything)
 
 
-def test_a_folder_wins(hub, trained, folder, tmp_path, weights_of):
+def test_a_local_folder_takes_precedence_over_the_hub(hub, trained, folder, tmp_path, weights_of):
     trained.push_to_hub(REPO)
     del hub.requests[:]
     (tmp_path / "lab").mkdir()
@@ -96,10 +96,10 @@ def test_a_folder_wins(hub, trained, folder, tmp_path, weights_of):
     assert not hub.requests
 
 
-def test_what_was_downloaded_once_needs_no_network(hub, trained, weights_of, nobody_there):
+def test_a_cached_model_needs_no_network(hub, trained, weights_of, unreachable_hub):
     trained.push_to_hub(REPO)
     AlphaSTomics.from_pretrained(REPO)
-    nobody_there()
+    unreachable_hub()
     assert weights_of(AlphaSTomics.from_pretrained(REPO)) == weights_of(trained)
 
 
@@ -151,7 +151,7 @@ def test_another_model_is_replaced_on_request_alone(hub, trained, everything):
     assert sent(hub)["model.safetensors"] != before["model.safetensors"]
 
 
-def test_a_card_that_somebody_wrote_stays(hub, trained):
+def test_an_edited_card_is_kept(hub, trained):
     trained.push_to_hub(REPO)
     hub.repositories[REPO].files["README.md"] = b"by hand"
     trained.push_to_hub(REPO)
@@ -177,7 +177,7 @@ def test_an_untrained_model_is_not_sent(hub, make_model, reference):
 # -- the card ------------------------------------------------------------------------------------------------------------
 
 
-def test_the_card_says_what_the_model_is(hub, trained):
+def test_the_card_describes_the_model(hub, trained):
     trained.push_to_hub(REPO, license="cc-by-4.0")
     header, body = card(hub)
     assert header["library_name"] == "alphastomics"
@@ -189,7 +189,7 @@ def test_the_card_says_what_the_model_is(hub, trained):
     assert "no expression of single cells" in body
 
 
-def test_a_model_that_holds_cells_says_so(hub, everything):
+def test_the_card_states_that_cells_are_included(hub, everything):
     everything.push_to_hub(REPO)
     header, body = card(hub)
     assert "license" not in header
@@ -205,7 +205,7 @@ def test_the_three_lines_of_the_card_load_it(hub, trained):
     assert values["model"].mode == trained.mode
 
 
-def test_nothing_of_this_computer_leaves(hub, trained, monkeypatch, tmp_path):
+def test_uploads_contain_no_local_names_or_paths(hub, trained, monkeypatch, tmp_path):
     monkeypatch.setattr(socket, "gethostname", lambda: "somewhere")
     trained.push_to_hub(REPO)
     words = [str(Path.home()), str(Path.cwd()), str(tmp_path), "somewhere", TOKEN]
@@ -214,7 +214,7 @@ def test_nothing_of_this_computer_leaves(hub, trained, monkeypatch, tmp_path):
             assert len(word) < 3 or word.encode() not in content, f"{word} in {name}"
 
 
-def test_a_configuration_that_names_a_folder_of_this_computer_stays_here(hub, trained, monkeypatch):
+def test_a_configuration_with_a_local_path_is_not_uploaded(hub, trained, monkeypatch):
     monkeypatch.setenv("HOME", "/home/somebody")
     monkeypatch.setattr(trained, "history_", {"/home/somebody/raw": next(iter(trained.history_.values()))})
     with pytest.raises(ValueError, match=r"config\.json.*/home/somebody"):
@@ -225,7 +225,7 @@ def test_a_configuration_that_names_a_folder_of_this_computer_stays_here(hub, tr
 # -- errors --------------------------------------------------------------------------------------------------------------
 
 
-def test_what_is_not_there_is_said(hub, trained):
+def test_a_missing_repository_raises(hub, trained):
     with pytest.raises(FileNotFoundError, match=r"lab/nothing"):
         AlphaSTomics.from_pretrained("lab/nothing")
     trained.push_to_hub(REPO)
@@ -247,7 +247,7 @@ def test_what_is_not_there_is_said(hub, trained):
         (500, f"oops {TOKEN}", "lab/tissue.*later"),
     ],
 )
-def test_an_error_of_the_hub_is_one_line(hub, status, said, message):
+def test_hub_errors_give_a_short_message(hub, status, said, message):
     hub.misbehave = lambda method, path: (status, {"X-Error-Message": said}, {"error": said})
     with pytest.raises(OSError, match=message) as caught:
         AlphaSTomics.from_pretrained(REPO)
@@ -255,8 +255,8 @@ def test_an_error_of_the_hub_is_one_line(hub, status, said, message):
     assert TOKEN not in str(caught.value)
 
 
-def test_no_network_is_one_line(hub, trained, nobody_there):
-    nobody_there()
+def test_no_network_gives_a_short_error(hub, trained, unreachable_hub):
+    unreachable_hub()
     with pytest.raises(ConnectionError, match="Hub") as caught:
         AlphaSTomics.from_pretrained(REPO)
     assert "\n" not in str(caught.value)
@@ -272,7 +272,7 @@ def test_without_the_package(trained, folder, monkeypatch):
             call()
 
 
-def test_a_crafted_repository_is_refused(hub, trained, tmp_path):
+def test_a_crafted_repository_raises(hub, trained, tmp_path):
     from huggingface_hub import constants
 
     trained.push_to_hub(REPO)
@@ -296,7 +296,7 @@ print(asx.model.AlphaSTomics.from_pretrained("lab/tissue").schema.n_genes)
 
 
 @pytest.mark.slow
-def test_a_process_of_its_own_finds_hub_and_token_in_the_environment(hub, trained, tmp_path):
+def test_a_new_process_reads_hub_and_token_from_the_environment(hub, trained, tmp_path):
     trained.push_to_hub(REPO)
     environment = os.environ | {"HF_ENDPOINT": hub.url, "HF_HUB_DISABLE_XET": "1", "HF_HOME": str(tmp_path / "home")}
     command = [sys.executable, "-W", "ignore", "-c", LOAD]

@@ -37,7 +37,7 @@ def partly(reference):
     ],
     ids=["one", "medoid", "mean", "contexts", "solver"],
 )
-def test_known_positions_are_held_to_the_bit(trained, partly, arguments):
+def test_known_positions_are_kept_bit_by_bit(trained, partly, arguments):
     adata, true, known = partly
     result = trained.sample(adata, inpaint=True, n_steps=STEPS, **arguments)
     assert result.obsm["spatial"][known].tobytes() == true[known].tobytes()
@@ -49,14 +49,14 @@ def test_known_positions_are_held_to_the_bit(trained, partly, arguments):
         assert (result.obs["position_uncertainty"][~known] > 0).all()
 
 
-def test_of_one_draw_only_what_is_held_is_certain(trained, partly):
+def test_one_draw_has_zero_spread_only_at_known_positions(trained, partly):
     adata, _, known = partly
     for reduce in ("mean", "medoid"):
         result = trained.sample(adata, inpaint=True, n_steps=2, reduce=reduce)
         np.testing.assert_array_equal(result.obs["position_uncertainty"], np.where(known, 0, np.nan))
 
 
-def test_every_draw_holds_the_known_positions(trained, partly):
+def test_every_draw_keeps_the_known_positions(trained, partly):
     adata, true, known = partly
     draws = trained.sample(adata, inpaint=True, n_steps=2, n_samples=2).obsm["spatial"].reshape(2, 900, 2)
     for draw in draws:
@@ -94,7 +94,7 @@ def test_all_known_is_returned_and_none_known_is_free(trained, reference, positi
     assert positions_of(trained.sample(reference, inpaint=True, n_steps=STEPS)) == free
 
 
-def test_half_a_position_is_none(trained, partly):
+def test_a_partial_position_counts_as_missing(trained, partly):
     adata, true, known = partly
     adata.obsm["spatial"][200, 1] = np.nan
     result = trained.sample(adata, inpaint=True, n_steps=2).obsm["spatial"]

@@ -1,4 +1,4 @@
-"""Bad input is refused before anything is trained, with its name, and stays as it was."""
+"""Invalid input raises before training, with its name, and is not modified."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def bad(request, reference):
 
 
 @pytest.mark.filterwarnings("ignore:Variable names are not unique")
-def test_setup_refuses_and_changes_nothing(bad, assert_same, no_training):
+def test_invalid_setup_raises_and_changes_nothing(bad, assert_same, no_training):
     adata, arguments, error, message = bad
     before = adata.copy()
     with pytest.raises(error, match=message):
@@ -86,7 +86,7 @@ def test_setup_refuses_and_changes_nothing(bad, assert_same, no_training):
 
 
 @pytest.mark.filterwarnings("ignore:Variable names are not unique")
-def test_reconstruct_refuses_a_bad_reference_and_changes_nothing(bad, assert_same, no_training, tissue):
+def test_reconstruct_with_an_invalid_reference_raises_and_changes_nothing(bad, assert_same, no_training, tissue):
     adata, arguments, error, message = bad
     query = tissue
     before, query_before = adata.copy(), query.copy()
@@ -96,7 +96,7 @@ def test_reconstruct_refuses_a_bad_reference_and_changes_nothing(bad, assert_sam
     assert_same(query, query_before)
 
 
-def test_backed_reference_is_refused(reference, tmp_path):
+def test_backed_reference_raises(reference, tmp_path):
     import anndata as ad
 
     reference.write_h5ad(tmp_path / "tissue.h5ad")
@@ -106,7 +106,7 @@ def test_backed_reference_is_refused(reference, tmp_path):
     backed.file.close()
 
 
-def test_a_model_without_registered_data_says_so(reference):
+def test_a_model_without_registered_data_raises(reference):
     with pytest.raises(ValueError, match="set up"):
         AlphaSTomics(reference)
 
@@ -121,7 +121,7 @@ def test_a_model_without_registered_data_says_so(reference):
         ({"position_nu": 0.0}, "position_nu"),
     ],
 )
-def test_bad_architecture_is_refused(reference, make_model, arguments, message):
+def test_invalid_architecture_raises(reference, make_model, arguments, message):
     with pytest.raises(ValueError, match=message):
         make_model(reference, **arguments)
 
@@ -137,7 +137,7 @@ def test_bad_architecture_is_refused(reference, make_model, arguments, message):
         ({"unheard_of": 1}, TypeError, "unheard_of"),
     ],
 )
-def test_bad_arguments_of_train_are_refused(reference, make_model, train_briefly, arguments, error, message):
+def test_invalid_arguments_of_train_raise(reference, make_model, train_briefly, arguments, error, message):
     model = make_model(reference)
     with pytest.raises(error, match=message):
         train_briefly(model, **arguments)

@@ -81,7 +81,7 @@ def test_other_genes_are_ignored(trained, reference, positions_of):
     assert positions_of(trained.sample(wider, n_steps=STEPS)) == positions_of(trained.sample(reference, n_steps=STEPS))
 
 
-def test_missing_genes_are_named_and_cost_little(trained, reference):
+def test_missing_genes_are_reported_and_cost_little(trained, reference):
     whole = trained.sample(reference, n_steps=1).obsm["spatial"]
     missing = list(reference.var_names[[3, 41]])
     fewer = reference[:, [name not in missing for name in reference.var_names]].copy()
@@ -99,7 +99,7 @@ def test_half_of_the_genes_is_enough_and_fewer_are_not(trained, reference):
         trained.sample(reference[:, :29].copy(), n_steps=1)
 
 
-def test_no_shared_gene_is_refused(trained, reference):
+def test_no_shared_gene_raises(trained, reference):
     reference.var_names = [f"ENSG{i}" for i in range(60)]
     with pytest.raises(ValueError, match=r"60 genes.*ENSG0"):
         trained.sample(reference, n_steps=1)
@@ -194,7 +194,7 @@ def test_a_view_gives_what_its_copy_gives(trained, reference, positions_of):
     assert positions_of(sampled) == positions_of(trained.sample(view.copy(), n_steps=2))
 
 
-def test_backed_is_refused(trained, reference, tmp_path):
+def test_backed_raises(trained, reference, tmp_path):
     reference.write_h5ad(tmp_path / "query.h5ad")
     backed = ad.read_h5ad(tmp_path / "query.h5ad", backed="r")
     with pytest.raises(ValueError, match=r"backed.*to_memory"):

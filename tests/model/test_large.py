@@ -40,7 +40,7 @@ def test_contexts_cover_all_cells_and_share_their_anchors(n_cells, max_context):
 
 
 class Oracle:
-    """A network that knows the positions (they are its embedding) but turns and shifts every context as it likes."""
+    """A network that returns the positions (they are its embedding) but turns and shifts every context as it likes."""
 
     def __init__(self, n_dims: int, *, rigid: bool) -> None:
         self.config = SimpleNamespace(n_dims=n_dims)
@@ -147,7 +147,7 @@ def test_fused_result_depends_on_the_cells_not_on_their_order(trained, one_set):
     assert result.tobytes() == expected[order].tobytes()
 
 
-def test_batch_size_bounds_what_attends_to_what(trained, one_set, monkeypatch):
+def test_batch_size_limits_attention(trained, one_set, monkeypatch):
     sizes = []
     trunk = trained.module.trunk
 
@@ -203,7 +203,7 @@ def never_dense(monkeypatch):
     return largest
 
 
-def test_guard_works(never_dense, large):
+def test_densification_guard_raises(never_dense, large):
     with pytest.raises(AssertionError, match="6000"):
         large.X.toarray()
     assert large.X[:10].toarray().shape == (10, 60)

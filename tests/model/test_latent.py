@@ -59,7 +59,7 @@ def test_many_cells_are_embedded_in_contexts(everything, reference, monkeypatch,
     assert np.corrcoef(whole.ravel(), part.ravel())[0, 1] > 0.9
 
 
-def test_unknown_layer_is_refused(trained, reference):
+def test_unknown_layer_raises(trained, reference):
     with pytest.raises(ValueError, match="layer='last'"):
         trained.get_latent_representation(reference, layer="last")
 
@@ -97,7 +97,7 @@ def test_positions_are_used_on_request(embed, reference):
 @pytest.mark.parametrize("batch_size", [None, 128])
 def test_permuted_rows_permute_the_embedding_with_positions(embed, reference, batch_size):
     alike = np.r_[np.zeros(40, dtype=int), 40:900]
-    reference.X = reference.X[alike]  # cells that only their positions tell apart
+    reference.X = reference.X[alike]  # cells that differ only in their positions
     order = np.random.default_rng(0).permutation(900)
     expected = embed(reference, batch_size=batch_size)
     assert embed(reference[order].copy(), batch_size=batch_size).tobytes() == expected[order].tobytes()
@@ -112,7 +112,7 @@ def test_a_moved_turned_and_mirrored_slice_is_the_same_slice(embed, reference):
     assert np.abs(embed(reference) - expected).max() > 0.1
 
 
-def test_a_registered_slice_is_taken_where_it_lies(reference, make_model, train_briefly):
+def test_a_registered_slice_keeps_its_frame(reference, make_model, train_briefly):
     model = train_briefly(make_model(reference, mode="any", setup={"slice_key": "slice_id", "frame": "shared"}))
     expected = model.get_latent_representation(use_positions=True)
     moved = model.adata.copy()
@@ -142,7 +142,7 @@ def test_few_cells_with_positions(embed, reference, n_cells):
     assert np.isfinite(embed(reference[:n_cells].copy())).all()
 
 
-def test_cells_without_a_position_are_refused(embed, reference):
+def test_cells_without_a_position_raise(embed, reference):
     reference.obsm["spatial"][[3, 7], 0] = np.nan
     with pytest.raises(ValueError, match=r"'slice_0'.* 2 .*use_positions=False"):
         embed(reference)
@@ -152,6 +152,6 @@ def test_cells_without_a_position_are_refused(embed, reference):
         embed(reference)
 
 
-def test_a_model_that_never_saw_given_places_refuses_positions(trained, reference):
+def test_a_model_trained_without_positions_raises_for_positions(trained, reference):
     with pytest.raises(ValueError, match="use_positions=True.*mode='expr_to_pos'"):
         trained.get_latent_representation(reference, use_positions=True)

@@ -73,7 +73,7 @@ def test_progress_follows_the_steps_where_they_end_the_training(small, make_mode
     )  # the timestep runs too
 
 
-def test_contexts_grow_over_half_of_the_training_unless_told(small, make_model, train_briefly, caplog):
+def test_contexts_grow_over_half_of_the_training_by_default(small, make_model, train_briefly, caplog):
     arguments = GROWING | {"growth_steps": None, "max_epochs": 10}
     with caplog.at_level(logging.INFO, "alphastomics"):
         train_briefly(make_model(small), **arguments)
@@ -106,7 +106,7 @@ def test_validation_keeps_its_contexts(small, make_model, train_briefly):
         ({"recompute": True}, "recompute=True"),
     ],
 )
-def test_what_makes_no_sense_is_refused(small, make_model, train_briefly, arguments, message):
+def test_invalid_arguments_raise(small, make_model, train_briefly, arguments, message):
     model = make_model(small)
     with pytest.raises(ValueError, match=message):
         train_briefly(model, **{"shortest_context": 20} | arguments)
@@ -143,7 +143,7 @@ def test_a_batch_in_parts_has_the_gradient_of_the_whole(small, make_model, train
     assert all(float((whole[name] - parts[name]).abs().max()) <= 1e-6 * largest for name in whole)
 
 
-def test_parts_multiply_the_batches_that_are_asked_for(small, make_model, train_briefly):
+def test_parts_multiply_accumulate_grad_batches(small, make_model, train_briefly):
     sizes = {"context_size": 25, "batch_size": 50, "accumulate_grad_batches": 2}
     model = train_briefly(make_model(small), micro_batch_size=25, **sizes)
     assert (model.trainer.num_training_batches, model.trainer.global_step) == (8, 2)
@@ -197,7 +197,7 @@ def test_recomputed_blocks_really_run_twice(small, make_model, train_briefly):
     assert twice == 2 * sum(calls) > 0
 
 
-def test_the_log_says_what_a_step_needs_and_what_may_be_used(small, make_model, train_briefly, caplog):
+def test_the_log_has_the_estimate_and_the_memory_budget(small, make_model, train_briefly, caplog):
     with caplog.at_level(logging.INFO, "alphastomics"):
         train_briefly(make_model(small), memory_budget=3.5)
     assert "less than 0." in caplog.text
@@ -210,7 +210,7 @@ def peak(model, **arguments):
 
 
 @pytest.mark.slow
-def test_fewer_contexts_at_once_and_recomputed_blocks_make_it_fit(small, make_model, train_briefly, caplog):
+def test_smaller_parts_and_recomputed_blocks_fit_the_memory(small, make_model, train_briefly, caplog):
     model = make_model(small, n_layers=4)
     sizes = {"context_size": 50, "batch_size": 200}
     # The gradients of an earlier part come on top.
@@ -226,7 +226,7 @@ def test_fewer_contexts_at_once_and_recomputed_blocks_make_it_fit(small, make_mo
 
 
 @pytest.mark.slow
-def test_too_much_is_refused_with_what_would_fit(small, make_model, train_briefly):
+def test_too_long_contexts_raise_with_what_would_fit(small, make_model, train_briefly):
     model = make_model(small)
     budget = peak(model, batch_size=50, recompute="all")
     with pytest.raises(ValueError, match=r" 100 cells.* 2 blocks.* \d\d cells") as error:
@@ -287,14 +287,14 @@ def test_automatic_contexts_choose_what_fits(small, make_model, monkeypatch):
     assert found == [(kind, pairs, 100) for kind, pairs in TRIED]
 
 
-def test_little_memory_fits_little(small, make_model, monkeypatch):
+def test_little_memory_gives_short_contexts(small, make_model, monkeypatch):
     config, arguments = make_model(small).module.config, {"mode": "expr_to_pos"}
     assert fits_in_memory(config, 100, **arguments)
     monkeypatch.setattr("alphastomics.train.memory.fit.usable_memory", lambda *_, **__: 1000)
     assert not fits_in_memory(config, 100, **arguments)
 
 
-def test_what_automatic_contexts_choose_may_not_be_given(small, make_model):
+def test_arguments_chosen_by_automatic_contexts_raise(small, make_model):
     for given in ({"attention": "linear"}, {"attention": "neighbor", "pair_features": "factorized"}):
         with pytest.raises(ValueError, match="context='auto'.*attention="):
             make_model(small, context="auto", **given)
@@ -303,7 +303,7 @@ def test_what_automatic_contexts_choose_may_not_be_given(small, make_model):
     assert make_model(small, context="slice", attention="linear").module.config.attention == "linear"
 
 
-def test_a_context_longer_than_a_batch_is_cut_and_said_so(small, make_model, train_briefly, caplog):
+def test_a_context_longer_than_a_batch_is_cut_with_a_warning(small, make_model, train_briefly, caplog):
     train_briefly(make_model(small), context_size=80, batch_size=40)
     assert re.search("context_size=80.*batch_size=40", caplog.text)
 
@@ -358,7 +358,7 @@ model.train(context_size="auto", callbacks=[Peak()], **quiet)
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the system does not report peak memory")
-def test_an_estimate_is_within_15_percent_of_what_training_takes(tmp_path):
+def test_an_estimate_is_within_15_percent_of_training(tmp_path):
     allocator = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_ARENA_MAX": "1", "OMP_NUM_THREADS": "1"}
     result = subprocess.run(
         [sys.executable, "-c", MEASURE],

@@ -1,4 +1,4 @@
-"""Masked diffusion as a user asks for it."""
+"""Masked diffusion through the arguments of the model."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_masking_is_off_by_default(small, make_model, train_briefly):
     assert not {"train_masked", "train_expression"} & set(model.history)
 
 
-def test_masks_for_a_model_without_tokens_are_refused(small, make_model, train_briefly):
+def test_masks_for_a_model_without_tokens_raise(small, make_model, train_briefly):
     model = make_model(small)
     with pytest.raises(ValueError, match="enable_masking=True"):
         train_briefly(model, masking=MaskingConfig())

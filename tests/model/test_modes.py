@@ -1,4 +1,4 @@
-"""One model of everything answers every question; the modality that is sampled is never read."""
+"""One model samples in every mode; the sampled modality is never read."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def values(result) -> np.ndarray:
 # -- expression from positions -------------------------------------------------------------------------------------------
 
 
-def test_expression_is_written_into_places(everything, places):
+def test_expression_is_sampled_at_given_positions(everything, places):
     result = write(everything, places)
     assert list(result.var_names) == list(everything.schema.genes)
     assert list(result.obs_names) == list(places.obs_names)
@@ -88,7 +88,7 @@ def test_draws_of_expression(everything, places):
     np.testing.assert_array_equal(draws[0], values(write(everything, places)))
 
 
-def test_the_mean_is_that_of_the_draws_without_their_noise(everything, places, monkeypatch):
+def test_the_mean_matches_the_draws_without_their_noise(everything, places, monkeypatch):
     """On the scale on which the network works; the estimate of the clean value is a martingale along the chain."""
     monkeypatch.setattr(everything, "fitted_", replace(everything.fitted_, marginals=None))
     schema = everything.schema
@@ -135,7 +135,7 @@ def test_the_spread_of_a_slice_does_not_depend_on_others(everything, reference, 
     )
 
 
-def test_known_cells_are_held_to_the_bit(everything, places):
+def test_known_cells_are_kept_bit_by_bit(everything, places):
     x = places.X.toarray().astype(np.float32)
     hidden = np.arange(0, places.n_obs, 2)
     x[hidden] = np.nan
@@ -151,7 +151,7 @@ def test_known_cells_are_held_to_the_bit(everything, places):
     assert not np.array_equal(values(free)[~known], values(result)[~known])
 
 
-def test_known_genes_are_held_and_the_others_sampled(everything, places):
+def test_known_genes_are_kept_and_the_others_sampled(everything, places):
     part = places[:, :40].copy()
     result = write(everything, part, inpaint=True)
     np.testing.assert_array_equal(values(result)[:, :40], part.X.toarray())

@@ -1,4 +1,4 @@
-"""What the network is told of places and of an order of the cells: never where cells belong that are being placed."""
+"""Positions and an order of the cells as inputs of the network: never the true positions of the cells being placed."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def seen_positions(monkeypatch: pytest.MonkeyPatch) -> list[tuple[torch.Tensor, 
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_where_cells_belong_that_are_placed_changes_no_byte(kind, small, make_model, train_briefly, positions_of):
+def test_true_positions_of_sampled_cells_have_no_effect(kind, small, make_model, train_briefly, positions_of):
     model = train_briefly(make_model(small, **KINDS[kind]))
     expected = positions_of(model.sample(small, n_steps=3))
     moved, bare = small.copy(), small.copy()
@@ -56,7 +56,7 @@ def test_where_cells_belong_that_are_placed_changes_no_byte(kind, small, make_mo
     assert positions_of(model.sample(bare, n_steps=3)) == expected
 
 
-def test_neighbors_are_sought_anew_at_every_step_of_a_chain(small, make_model, train_briefly, seen_positions):
+def test_neighbors_are_computed_at_every_step(small, make_model, train_briefly, seen_positions):
     model = train_briefly(make_model(small, **NEIGHBOR))
     one = small[small.obs["slice_id"] == "slice_0"].copy()
     seen_positions.clear()
@@ -70,7 +70,7 @@ def test_neighbors_are_sought_anew_at_every_step_of_a_chain(small, make_model, t
     assert all(not torch.equal(*two) for two in zip(placed[:-1], placed[1:], strict=True))
 
 
-def test_known_cells_are_seen_as_noisy_as_the_others(small, make_model, train_briefly, seen_positions):
+def test_known_cells_have_the_noise_of_the_others(small, make_model, train_briefly, seen_positions):
     model = train_briefly(make_model(small, **NEIGHBOR))
     one = small[small.obs["slice_id"] == "slice_0"].copy()
     partial = one.copy()
@@ -88,7 +88,7 @@ def test_known_cells_are_seen_as_noisy_as_the_others(small, make_model, train_br
 
 
 @pytest.mark.parametrize("mode", ["expr_to_pos", "any"])
-def test_training_shows_noisy_positions_alone(mode, small, make_model, train_briefly, monkeypatch):
+def test_training_uses_noisy_positions_only(mode, small, make_model, train_briefly, monkeypatch):
     """What neighbors are sought among is what the network was given, and where positions are absent it is nothing."""
     given, sought, search = [], [], geometry.noisy_neighbors
     losses = Objective.losses
@@ -152,14 +152,14 @@ def test_the_order_reaches_the_network(kind, ordered, train_ordered, positions_o
     np.testing.assert_array_equal(model.get_latent_representation(later), latent)
 
 
-def test_where_no_part_of_the_network_reads_it_the_order_is_not_needed(ordered, train_ordered, positions_of):
+def test_the_order_is_optional_if_the_network_does_not_use_it(ordered, train_ordered, positions_of):
     model = train_ordered(ordered, attention="axial")
     expected = positions_of(model.sample(ordered, n_steps=2))
     del ordered.obs["order"]
     assert positions_of(model.sample(ordered, n_steps=2)) == expected
 
 
-def test_a_place_for_expression_has_an_order_too(ordered, train_ordered):
+def test_expression_sampling_reads_the_order(ordered, train_ordered):
     model = train_ordered(ordered, mode="any", **READING["both"])
     result = model.sample(ordered, mode="pos_to_expr", n_steps=2)
     turned = ordered.copy()
@@ -171,19 +171,19 @@ def test_a_place_for_expression_has_an_order_too(ordered, train_ordered):
 
 
 @pytest.mark.parametrize("values", [["a", "b"], [np.nan, 1.0], [np.inf, 1.0]])
-def test_an_order_without_numbers_is_refused(small, values):
+def test_a_non_numeric_order_raises(small, values):
     small.obs["order"] = [values[i % 2] for i in range(small.n_obs)]
     with pytest.raises(ValueError, match=r'obs\["order"\]'):
         AlphaSTomics.setup_anndata(small, sequence_key="order")
 
 
-def test_numbers_in_words_and_categories_are_an_order(small):
+def test_an_order_of_strings_and_categories_is_read(small):
     small.obs["order"] = [str(i) for i in range(small.n_obs)]
     small.obs["order"] = small.obs["order"].astype("category")
     AlphaSTomics.setup_anndata(small, sequence_key="order")
     assert AlphaSTomics(small, d_model=16, n_layers=1, n_heads=2, **NEIGHBOR).module.config.sequence
 
 
-def test_neighbors_in_an_order_that_there_is_not_are_refused(small, make_model):
+def test_sequence_neighbors_without_an_order_raise(small, make_model):
     with pytest.raises(ValueError, match="sparse_pairs='sequence'.*sequence_key="):
         make_model(small, attention="neighbor", sparse_pairs="sequence")

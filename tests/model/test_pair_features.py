@@ -79,6 +79,6 @@ def test_dropout_is_drawn_again_where_layers_are_recomputed(small, make_model):
 
 
 @pytest.mark.parametrize("option", [{"pair_attention": "axial"}, {"pair_residual": "tangent"}, {"pair_dropout": 0.5}])
-def test_options_of_pair_features_need_them(option, small, make_model):
+def test_options_of_pair_features_need_pair_features(option, small, make_model):
     with pytest.raises(ValueError, match=f"{next(iter(option))}.*pair_features"):
         make_model(small, **option)

@@ -55,7 +55,7 @@ def weights(model):
     return torch.cat([parameter.detach().ravel() for parameter in model.module.parameters()])
 
 
-def test_a_model_of_a_dataset_is_that_of_its_cells(folder):
+def test_a_model_of_a_dataset_matches_a_model_of_its_cells(folder):
     streamed = AlphaSTomics.from_parquet(folder, **TINY)
     adata = in_memory(folder)
     AlphaSTomics.setup_anndata(adata, position_key="spatial", slice_key="slice_id")

@@ -63,8 +63,8 @@ def state():
     return random.getstate(), np.random.get_state()[1].tobytes(), torch.get_rng_state().numpy().tobytes()
 
 
-def answers(model, adata):
-    """Bytes of everything that a model is asked."""
+def outputs(model, adata):
+    """Bytes of all outputs of a model."""
     yield model.get_latent_representation(use_positions=True)
     yield model.sample(n_steps=2, n_samples=2, reduce="medoid", n_views=2, refine=True, random_state=3).obsm["spatial"]
     yield model.sample(mode="pos_to_expr", n_steps=2, n_samples=2, reduce="mean", random_state=3).X.toarray()
@@ -74,19 +74,19 @@ def answers(model, adata):
 
 
 def everything(adata, disturbance, seed, train):
-    """Bytes of the weights and of all answers, after looking that no generator was used in between."""
+    """Bytes of the weights and of all outputs, after checking that no global generator was used."""
     disturb(disturbance)
     before, adata = state(), adata.copy()
     AlphaSTomics.setup_anndata(adata)
     model = AlphaSTomics(adata, d_model=16, n_layers=2, n_heads=2, random_state=seed, **ALL)
     train(model, **HARD)
     found = {name: tensor.numpy().tobytes() for name, tensor in model.module.state_dict().items()}
-    found |= {str(i): np.ascontiguousarray(each).tobytes() for i, each in enumerate(answers(model, adata))}
+    found |= {str(i): np.ascontiguousarray(each).tobytes() for i, each in enumerate(outputs(model, adata))}
     assert state() == before
     return found
 
 
-def test_racing_sums_are_seen():
+def test_non_deterministic_sums_are_detected():
     x, twice = torch.randn(5, 2, requires_grad=True), torch.tensor([0, 1, 1])
     with RacingSums() as sums:
         x[torch.tensor([3, 1])].sum().backward()
@@ -197,13 +197,13 @@ def test_only_deterministic_algorithms_are_used_on_request_and_no_longer(
     assert model.trainings_[0]["arguments"].get("deterministic") == deterministic
 
 
-def test_after_a_bad_end_any_algorithm_may_be_used_again(small, make_model, train_briefly, algorithms, benchmark):
+def test_algorithm_settings_are_restored_after_an_error(small, make_model, train_briefly, algorithms, benchmark):
     with pytest.raises(OSError, match="dead"):
         train_briefly(make_model(small), deterministic=True, callbacks=[Dead()])
     assert algorithms() == (False, benchmark, None)
 
 
-def test_what_a_user_has_asked_of_pytorch_stays(small, make_model, train_briefly):
+def test_user_settings_of_pytorch_are_kept(small, make_model, train_briefly):
     torch.use_deterministic_algorithms(True, warn_only=True)
     try:
         train_briefly(make_model(small), deterministic=False)

@@ -1,4 +1,4 @@
-"""Sampling positions from expression: what comes back, and what is refused."""
+"""Sampling positions from expression: results and errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Training: repeatable, as long as it should be, and told."""
+"""Training: reproducibility, length, history and logs."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_scvi_views(small, make_model, train_briefly, capsys):
     assert isinstance(model.trainer, pl.Trainer)
 
 
-def test_log_says_how_much_there_is(small, make_model, train_briefly, caplog):
+def test_log_reports_the_size_of_the_data(small, make_model, train_briefly, caplog):
     model = make_model(small)
     with caplog.at_level(logging.INFO, logger="alphastomics"):
         train_briefly(model)
@@ -141,7 +141,7 @@ def test_log_says_how_much_there_is(small, make_model, train_briefly, caplog):
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_every_mode_trains_and_samples_only_what_it_learned(small, make_model, train_briefly, mode):
+def test_every_mode_trains_and_samples_its_own_modalities(small, make_model, train_briefly, mode):
     model = make_model(small, mode=mode)
     assert model.mode == mode
     train_briefly(model)
@@ -157,7 +157,7 @@ def test_every_mode_trains_and_samples_only_what_it_learned(small, make_model, t
         assert np.isfinite(model.sample(n_steps=2).obsm["spatial"]).all()
 
 
-def test_unknown_mode_is_refused(small, make_model):
+def test_unknown_mode_raises(small, make_model):
     with pytest.raises(ValueError, match="mode='positions'.*'expr_to_pos'"):
         make_model(small, mode="positions")
 
@@ -246,12 +246,12 @@ def test_max_time(small, make_model, train_briefly, max_time):
     ("max_time", "message"),
     [("5 minutes", "DD:HH:MM:SS"), ("00:05:00", "DD:HH:MM:SS"), (0, "positive"), (-1, "positive")],
 )
-def test_bad_max_time_is_refused(small, make_model, train_briefly, max_time, message):
+def test_invalid_max_time_raises(small, make_model, train_briefly, max_time, message):
     with pytest.raises(ValueError, match=message):
         train_briefly(make_model(small), max_time=max_time)
 
 
-def test_one_number_of_epochs_when_nothing_is_said(small, make_model, train_briefly):
+def test_the_default_number_of_epochs_is_fixed(small, make_model, train_briefly):
     model = train_briefly(make_model(small), max_epochs=None, callbacks=[Stop(1)])
     assert model.trainer.max_epochs == 4000  # one step an epoch
     assert model.trainer.global_step == 1
@@ -262,7 +262,7 @@ def test_one_number_of_epochs_when_nothing_is_said(small, make_model, train_brie
 MOE = {"attention": "linear", "use_moe": True, "num_experts": 4, "moe_top_k": 1}
 
 
-def test_history_tells_of_the_layers(small, make_model, train_briefly):
+def test_history_has_layer_statistics(small, make_model, train_briefly):
     model = train_briefly(make_model(small, use_moe=True), max_epochs=11, context_size=50)
     per_layer = {f"train_layer_{i}_{name}" for i in range(2) for name in ("gate_mean", "gate_sd", "sink")}
     usage = [f"train_layer_1_expert_usage_{expert}" for expert in range(4)]
@@ -293,7 +293,7 @@ def test_linear_attention_with_experts_is_saved_and_loaded(small, make_model, tr
     assert positions_of(loaded.sample(small, n_steps=3)) == positions_of(model.sample(n_steps=3))
 
 
-def test_parameters_are_told_and_few_cells_advised(small, make_model, caplog):
+def test_parameters_are_logged_with_advice_for_few_cells(small, make_model, caplog):
     with caplog.at_level(logging.INFO, logger="alphastomics"):
         model = make_model(small, use_moe=True)
     assert re.search("num_experts=4.*moe_top_k=2.*200 cells.*4 and 1", caplog.text)
@@ -308,7 +308,7 @@ def test_parameters_are_told_and_few_cells_advised(small, make_model, caplog):
     assert f"{total:,} parameters, {total - idle:,} active" in model._model_summary_string
 
 
-def test_experts_that_cannot_be_are_refused(small, make_model):
+def test_invalid_experts_raise(small, make_model):
     with pytest.raises(ValueError, match="moe_top_k=5.*num_experts=4"):
         make_model(small, use_moe=True, moe_top_k=5)
     for argument in ({"num_experts": 8}, {"moe_top_k": 1}, {"expert_width": "full"}):

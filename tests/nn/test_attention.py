@@ -54,7 +54,7 @@ def dense(module: SoftmaxAttention, x: np.ndarray, mask: np.ndarray) -> np.ndarr
 
 @pytest.mark.parametrize("gate_type", GATES)
 @pytest.mark.parametrize("use_qk_norm", [True, False])
-def test_attention_is_that_of_the_formula(gate_type, use_qk_norm):
+def test_attention_matches_the_formula(gate_type, use_qk_norm):
     module, x = attention(gate_type=gate_type, use_qk_norm=use_qk_norm), cells()
     mask = torch.ones(2, 7, dtype=torch.bool)
     mask[1, [2, 5]] = False
@@ -114,7 +114,7 @@ def test_the_attention_matrix_is_never_formed(masked):
     assert 3 * n * d <= largest.entries < n * n / 8
 
 
-def test_impossible_arguments_are_refused():
+def test_invalid_arguments_raise():
     with pytest.raises(ValueError, match="d_model=30"):
         SoftmaxAttention(30, 4)
     with pytest.raises(ValueError, match="gate_type='both'"):

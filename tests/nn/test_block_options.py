@@ -84,7 +84,7 @@ def test_one_stream_more_or_less_starts_as_the_plain_network():
 
 
 @pytest.mark.parametrize("sharing", SHARINGS)
-def test_every_layer_is_seen_where_weights_are_shared(sharing):
+def test_every_layer_has_diagnostics_with_shared_weights(sharing):
     denoiser = network(layer_sharing=sharing, use_moe=True)
     with watch_layers(denoiser) as seen:
         run(denoiser)

@@ -20,7 +20,7 @@ def trained(*, attention: bool = False) -> Bottleneck:
 
 
 @pytest.mark.parametrize("attention", [False, True])
-def test_a_layer_is_that_of_the_formula(attention):
+def test_a_layer_matches_the_formula(attention):
     layer, x = trained(attention=attention), torch.randn(2, 5, 16, dtype=torch.float64)
     norm = (x - x.mean(-1, keepdim=True)) / (x.var(-1, keepdim=True, correction=0) + 1e-5).sqrt()
     h = (norm * layer.norm.weight + layer.norm.bias) @ layer.down.weight.T + layer.down.bias
@@ -74,6 +74,6 @@ def test_the_operation_works_at_a_fraction_of_the_width():
 
 
 @pytest.mark.parametrize("ratio", [0, 3])
-def test_a_width_that_cannot_be_divided_is_refused(ratio):
+def test_an_indivisible_width_raises(ratio):
     with pytest.raises(ValueError, match=f"ratio={ratio}"):
         Bottleneck(16, ratio=ratio)

@@ -22,7 +22,7 @@ def test_shapes(make_denoiser, make_inputs, gate_type, use_qk_norm, n_dims):
     assert denoiser.neighborhood(latent).shape == (3, 10, 8)
 
 
-def test_heads_that_were_not_asked_for_do_not_run(make_denoiser, make_inputs):
+def test_unrequested_heads_do_not_run(make_denoiser, make_inputs):
     denoiser, inputs = make_denoiser(), make_inputs()
     both = denoiser(*inputs)
     only_position, only_expression = (denoiser(*inputs, predict=(name,)) for name in ("position", "expression"))
@@ -33,7 +33,7 @@ def test_heads_that_were_not_asked_for_do_not_run(make_denoiser, make_inputs):
 
 
 @pytest.mark.parametrize("n_dims", [2, 3])
-def test_masked_entries_are_not_seen_but_known_to_be_masked(make_denoiser, make_inputs, n_dims):
+def test_masked_values_have_no_effect_but_the_mask_does(make_denoiser, make_inputs, n_dims):
     denoiser, inputs = make_denoiser(mask_tokens=True, n_dims=n_dims), make_inputs(n_dims=n_dims)
     generator = torch.Generator().manual_seed(3)
     masked = tuple(torch.rand(x.shape, generator=generator) < 0.4 for x in inputs[:2])
@@ -181,7 +181,7 @@ def test_genes_count_by_their_deviation(make_denoiser, make_inputs):
     assert float(denoiser.gene_weight.square().mean()) == pytest.approx(1)
 
 
-def test_held_entries_are_given_clean_and_marked_at_any_time(make_denoiser, make_inputs):
+def test_observed_entries_are_clean_and_marked_at_any_time(make_denoiser, make_inputs):
     denoiser, inputs = make_denoiser(), make_inputs()
     torch.nn.init.normal_(denoiser.expression_observed)
     inputs = inputs._replace(t_expr=torch.ones(3))
@@ -192,7 +192,7 @@ def test_held_entries_are_given_clean_and_marked_at_any_time(make_denoiser, make
     observed[:, 2, [1, 4]] = True
     one = denoiser(*inputs, observed=observed).position
     changed = inputs.expression.clone()
-    changed[~observed] = torch.nan  # what is absent has no say
+    changed[~observed] = torch.nan  # absent values have no effect
     assert torch.equal(denoiser(*inputs._replace(expression=changed), observed=observed).position, one)
     changed[:, 2, 4] = 7.0
     assert not torch.allclose(denoiser(*inputs._replace(expression=changed), observed=observed).position, one)

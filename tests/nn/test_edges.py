@@ -26,7 +26,7 @@ graphs = given(seed=st.integers(0, 2**31), n_cells=st.integers(1, 12), n_edges=s
 
 @settings(max_examples=40)
 @graphs
-def test_products_and_sums_are_those_of_the_formula(seed, n_cells, n_edges):
+def test_products_and_sums_match_the_formula(seed, n_cells, n_edges):
     q, k, a, other = graph(seed, n_cells, n_edges)
     s, o, g = edge_products(q, k, other), edge_sums(a, k, other), returned_sums(a, list(q), other, n_cells)
     expected_g = torch.zeros_like(g)
@@ -68,8 +68,8 @@ def test_shapes_are_known_without_data():
 
 
 @pytest.mark.slow
-def test_nothing_is_said_of_sparse_tensors():
-    """In a process of its own, because PyTorch says it once."""
+def test_no_warning_about_sparse_tensors():
+    """In a process of its own, because PyTorch warns once."""
     code = (
         "import torch; from alphastomics.nn.attention.edges import edge_products; x = torch.ones(1, 2, 3); "
         "edge_products(x, x, torch.zeros(2, 2, dtype=torch.int32))"

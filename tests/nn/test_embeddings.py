@@ -29,7 +29,7 @@ def unit_vectors(n: int, n_dims: int) -> torch.Tensor:
 
 
 @dimensions
-def test_features_are_those_of_the_formula(n_dims):
+def test_features_match_the_formula(n_dims):
     position = 2 * torch.randn(5, n_dims)
     embedding = FourierPosition(n_dims, 32)
     frequency = embedding.frequencies.double().numpy() / (2 * math.pi)
@@ -42,7 +42,7 @@ def test_features_are_those_of_the_formula(n_dims):
 
 @dimensions
 def test_no_direction_is_favored(n_dims):
-    """Frequencies of similar length must point everywhere, or some directions are told apart worse than others."""
+    """Frequencies of similar length must point everywhere, or some directions are resolved worse than others."""
     embedding = FourierPosition(n_dims, 32)
     direction = (embedding.frequencies / embedding.frequencies.norm(dim=0)).double()
     spread = torch.linalg.eigvalsh(direction @ direction.T / direction.shape[1])
@@ -66,7 +66,7 @@ def test_features_distinguish_directions_and_distances(n_dims, distance):
 
 
 @dimensions
-def test_distance_and_direction_can_be_read_off_by_a_linear_map(n_dims):
+def test_distance_and_direction_are_linear_in_the_features(n_dims):
     generator = torch.Generator().manual_seed(0)
     x = 1.5 * torch.randn(600, n_dims, generator=generator)
     angle = torch.atan2(x[:, 1], x[:, 0])

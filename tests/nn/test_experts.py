@@ -58,7 +58,7 @@ def dense(module: Experts, x: np.ndarray) -> np.ndarray:
 @pytest.mark.usefixtures("layout")
 @pytest.mark.parametrize("top_k", [1, 2, 4])
 @pytest.mark.parametrize("width", ["split", "full"])
-def test_experts_are_those_of_the_formula(top_k, width):
+def test_experts_match_the_formula(top_k, width):
     module, x = experts(top_k=top_k, width=width), cells()
     y, routing = module(x)
     for actual, cell in zip(y.detach().view(-1, D), x.view(-1, D), strict=True):
@@ -264,7 +264,7 @@ torch.distributed.destroy_process_group()
 
 
 @pytest.mark.slow
-def test_balance_is_that_of_all_processes(tmp_path):
+def test_balance_is_computed_over_all_processes(tmp_path):
     commands = [[sys.executable, "-c", TWO_PROCESSES, str(rank), str(tmp_path / "meet")] for rank in range(2)]
     processes = [subprocess.Popen(command) for command in commands]
     assert [process.wait(timeout=120) for process in processes] == [0, 0]
@@ -298,6 +298,6 @@ def test_a_block_appends_the_routing_of_its_cells():
         ({"width": "half"}, "expert_width=.half"),
     ],
 )
-def test_impossible_arguments_are_refused(arguments, message):
+def test_invalid_arguments_raise(arguments, message):
     with pytest.raises(ValueError, match=message):
         Experts(D, D_FF, **({"num_experts": 4, "top_k": 2} | arguments))

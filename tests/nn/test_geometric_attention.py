@@ -110,7 +110,7 @@ def dense(module: GeometricAttention, x: torch.Tensor, geometry: Geometry, mask:
 
 @forms
 @dims
-def test_attention_is_that_of_the_formula(form, n_dims):
+def test_attention_matches_the_formula(form, n_dims):
     """Bar 3: values to 1e-12 and gradients to 1e-10 of dense attention."""
     module, mask = attention(form, n_dims), some()
     x, geometry = cells(n_dims=n_dims)
@@ -249,7 +249,7 @@ def test_heads_look_at_different_distances():
     assert bool(reach[-1] > 1)
 
 
-# -- what attention can tell of itself ---------------------------------------------------------------------------------
+# -- diagnostics -------------------------------------------------------------------------------------------------------
 
 
 @forms
@@ -311,7 +311,7 @@ def test_every_parameter_learns(form):
         ("distance", {"position": torch.zeros(2, 7, 3)}, "positions.*3 dimensions"),
     ],
 )
-def test_missing_geometry_is_named(form, missing, message):
+def test_missing_geometry_raises(form, missing, message):
     module, (x, geometry) = attention(form), cells()
     with pytest.raises(ValueError, match=message):
         module(x, geometry._replace(**missing))
@@ -342,7 +342,7 @@ def test_split_columns_keep_distances_in_16_bits(form, dtype):
     assert relative(y, attention(form)(*tissue())) < 1e-2
 
 
-def test_weights_are_those_of_32_bits():
+def test_weights_match_32_bits():
     x, geometry = tissue(300)
     single, rows = geometry._replace(position=geometry.position.float()), torch.arange(300)
     expected = attention("distance").weights(x, rows, geometry)

@@ -1,4 +1,4 @@
-"""What attention knows of where cells lie, inside the denoiser: every kind of attention, with and without pair features."""
+"""Geometry of the cells in the attention of the denoiser: every kind of attention, with and without pair features."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def seen_by_trunk(denoiser: Denoiser, position: torch.Tensor, **more: Any) -> to
 
 @kinds
 @torch.no_grad()
-def test_blocks_see_noisy_positions_and_no_absent_ones(kind):
+def test_blocks_read_noisy_positions_and_no_absent_ones(kind):
     denoiser = network(kind)
     position = cells(denoiser)["position"]
     expected = seen_by_trunk(denoiser, position)
@@ -165,7 +165,7 @@ def test_blocks_see_noisy_positions_and_no_absent_ones(kind):
 
 @kinds
 @torch.no_grad()
-def test_values_of_masked_coordinates_are_not_seen(kind):
+def test_values_of_masked_coordinates_have_no_effect(kind):
     denoiser = network(kind)
     inputs = cells(denoiser)
     masked = torch.rand(inputs["position"].shape, generator=torch.Generator().manual_seed(5)) < 0.3
@@ -276,7 +276,7 @@ def test_every_layer_turns_its_grid_even_where_weights_are_shared(layer_sharing)
 
 @kinds
 @torch.no_grad()
-def test_layers_can_be_watched(kind):
+def test_layers_have_diagnostics(kind):
     denoiser = network(kind)
     with watch_layers(denoiser) as seen:
         denoiser(**cells(denoiser))
@@ -315,13 +315,13 @@ def test_layers_can_be_watched(kind):
         ({"moe_top_k": 1}, "moe_top_k.*use_moe"),
     ],
 )
-def test_what_does_not_go_together_is_refused(arguments, message):
+def test_incompatible_options_raise(arguments, message):
     with pytest.raises(ValueError, match=message):
         DenoiserConfig(**(SIZES | arguments))
 
 
 @pytest.mark.parametrize("option", [{"attention": "dense"}, *({name: value} for name, value in UNKNOWN)])
-def test_an_unknown_option_is_refused(option):
+def test_an_unknown_option_raises(option):
     pairs = {"attention": "geometric", "pair_features": "factorized"}
     with pytest.raises(ValueError, match=next(iter(option))):
         Denoiser(DenoiserConfig(**(SIZES | pairs | option)))

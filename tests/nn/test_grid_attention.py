@@ -122,7 +122,7 @@ def test_axes_are_orthonormal_and_turn(n_dims, angle):
 
 @pytest.mark.parametrize("n_dims", [2, 3])
 @pytest.mark.parametrize("gate_type", ["headwise", "none"])
-def test_attention_is_that_of_single_lines(n_dims, gate_type):
+def test_attention_matches_single_lines(n_dims, gate_type):
     module, (x, geometry, mask) = attention(n_dims, gate_type=gate_type), cells(n_dims=n_dims)
     y = module(x, geometry, mask)
     for b in range(2):
@@ -186,7 +186,7 @@ def test_absent_positions_have_no_effect():
     assert not torch.allclose(y[1], expected[1], atol=1e-3)
 
 
-# -- what attention can tell of itself ---------------------------------------------------------------------------------
+# -- diagnostics -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("masked", [True, False])

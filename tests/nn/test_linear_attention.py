@@ -1,4 +1,4 @@
-"""Linear attention against its formula in float64, and what every kind of attention can tell of itself."""
+"""Linear attention against its formula in float64, and diagnostics of every kind of attention."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def dense(module: LinearAttention, x: np.ndarray, mask: np.ndarray) -> tuple[np.
     return affine(module.out, np.concatenate(heads, axis=1)), np.stack(matrices)
 
 
-def test_linear_attention_is_that_of_the_formula(x, mask):
+def test_linear_attention_matches_the_formula(x, mask):
     module = make("linear")
     actual, weights = module(x, mask=mask).detach(), module.weights(x, torch.arange(7), mask=mask).detach()
     for i in range(2):
@@ -146,6 +146,6 @@ def test_linear_attention_has_neither_gate_nor_norms():
         ({"attention": "linear", "d_model": 30}, "d_model=30.*n_heads=4"),
     ],
 )
-def test_impossible_arguments_are_refused(arguments, message):
+def test_invalid_arguments_raise(arguments, message):
     with pytest.raises(ValueError, match=message):
         made(**arguments)

@@ -86,8 +86,8 @@ def test_values_and_gradients_are_finite_where_cells_coincide():
     assert all(bool(p.grad.isfinite().all()) for p in module.parameters() if p.grad is not None)
 
 
-def test_it_learns_that_cells_exclude_each_other():
-    """On a jittered lattice the neighbors tell where a cell was before it was moved."""
+def test_minimum_spacing_is_learned():
+    """On a jittered lattice the neighbors determine where a cell was before it was moved."""
     module, generator = network(), torch.Generator().manual_seed(0)
     grid = torch.stack(torch.meshgrid(torch.arange(9.0), torch.arange(9.0), indexing="ij"), -1).reshape(-1, 2)
     inner = ((grid > 1.5) & (grid < 6.5)).all(1)

@@ -46,7 +46,7 @@ def attention(form: str, *, dtype: torch.dtype = torch.float64) -> NeighborAtten
 
 
 def cells(b: int = 2, n: int = 9, n_dims: int = 2, k: int = 5) -> tuple[torch.Tensor, Geometry, torch.Tensor]:
-    """Cells, and a mask; cell 3 of the first context has no neighbors, and cell 4 names itself and somebody twice."""
+    """Cells, and a mask; cell 3 of the first context has no neighbors, and cell 4 lists itself, and one cell twice."""
     torch.manual_seed(3)
     x, position = torch.randn(b, n, D_MODEL, dtype=torch.float64), torch.randn(b, n, n_dims, dtype=torch.float64)
     mask = torch.ones(b, n, dtype=torch.bool)
@@ -118,7 +118,7 @@ def dense(module: NeighborAttention, x: torch.Tensor, geometry: Geometry, mask: 
 @forms
 @pytest.mark.usefixtures("blocks")
 @pytest.mark.parametrize("n_dims", [2, 3])
-def test_attention_is_that_of_the_formula(form, n_dims):
+def test_attention_matches_the_formula(form, n_dims):
     """Bar 11, and the gradients, which are computed block by block on the way back."""
     module, (x, geometry, mask) = attention(form), cells(n_dims=n_dims)
     inputs = [x, geometry.position, *([geometry.sequence] if form == "order" else []), *module.parameters()]
@@ -138,7 +138,7 @@ def test_attention_is_that_of_the_formula(form, n_dims):
 
 
 @pytest.mark.usefixtures("blocks")
-def test_gradients_are_those_of_differences():
+def test_gradients_match_differences():
     module, (x, geometry, mask) = attention("order"), cells(b=1, n=5, k=3)
 
     def outcome(x: torch.Tensor, position: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
@@ -159,7 +159,7 @@ def test_single_precision_is_enough():
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_distances_are_those_of_32_bits_under_autocast(dtype):
+def test_distances_match_32_bits_under_autocast(dtype):
     x, geometry, mask = cells(n=200, k=12)
     expected = attention("order")(x, geometry, mask)
     single = Geometry(*(t.float() for t in geometry[:3]), neighbors=geometry.neighbors)
@@ -194,7 +194,7 @@ def test_motions_and_reflections_change_nothing(form, seed, mirror):
 def test_order_of_the_rows_carries_no_meaning(form, seed):
     module, (x, geometry, mask) = attention(form), cells()
     order = torch.randperm(9, generator=torch.Generator().manual_seed(seed))
-    name = torch.cat([order.argsort(), torch.tensor([-1])])  # of the cells, and of nobody
+    name = torch.cat([order.argsort(), torch.tensor([-1])])  # of the cells, and -1 for no cell
     turned = Geometry(
         geometry.position[:, order],
         geometry.trust,
@@ -245,7 +245,7 @@ def test_only_neighbors_are_attended_to():
         assert seen == (named if mask[0, i] else set())
 
 
-# -- what attention can tell of itself ---------------------------------------------------------------------------------
+# -- diagnostics -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("blocks")
@@ -307,7 +307,7 @@ def test_every_parameter_learns(form):
         ({"pairs": None}, "n_pair_channels"),
     ],
 )
-def test_missing_geometry_is_named(missing, message):
+def test_missing_geometry_raises(missing, message):
     x, geometry, mask = cells()
     with pytest.raises(ValueError, match=message):
         attention("pairs" if "pairs" in missing else "order")(x, geometry._replace(**missing), mask)

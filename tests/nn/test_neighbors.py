@@ -120,6 +120,6 @@ def test_hundred_thousand_cells_take_two_seconds():
 
 
 @given(values=st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2)), min_size=1, max_size=12))
-def test_lexicographic_order_is_that_of_numpy(values):
+def test_lexicographic_order_matches_numpy(values):
     a, b = (torch.tensor(key) for key in zip(*values, strict=True))
     assert lexicographic_order(a, b).tolist() == np.lexsort((a.numpy(), b.numpy())).tolist()

@@ -294,7 +294,7 @@ def test_neither_order_nor_what_padding_holds_matters(seed, n_cells, kind):
 
 
 @every_kind
-def test_autocast_reaches_what_travels(kind):
+def test_autocast_applies_to_communicated_tensors(kind):
     q, k, v = (torch.randn(1, 2, 9, 4).requires_grad_() for _ in range(3))
     mask = torch.arange(9)[None] < 7
     with torch.autocast("cpu", torch.bfloat16):
@@ -352,7 +352,7 @@ def test_gradient_of_the_ring(which, monkeypatch):
 
 @pytest.mark.parametrize("n_cells", [1, 5, 6])
 @pytest.mark.parametrize("dim", [1, 2])
-def test_what_is_split_is_gathered_again(two, n_cells, dim):
+def test_split_tensors_are_gathered_again(two, n_cells, dim):
     x = torch.arange(2.0 * n_cells * 3).view((2, n_cells, 3) if dim == 1 else (2, 3, n_cells))
     n = -(-n_cells // 2)
     padded = torch.cat([x, torch.zeros_like(x)], dim)

@@ -29,7 +29,7 @@ def test_a_context_draws_the_same_in_any_batch_and_any_padding():
     assert not torch.equal(together[0][0, :4], together[0][1, :4])
 
 
-def test_who_has_some_of_the_cells_draws_what_these_have_among_all():
+def test_a_part_of_the_cells_draws_their_share_of_the_whole():
     """The first four of seven cells, and the rest with padding; also when blocks are run again."""
     x, dropout = torch.ones(2, 4, 3), Dropout(0.5)
     with drawing_from(generators([7, 8], [7, 3])):
@@ -66,7 +66,7 @@ def test_without_generators_pytorch_draws():
     assert torch.equal(found, torch.nn.functional.dropout(x, 0.5))
 
 
-def test_noise_is_that_of_the_real_cells():
+def test_noise_depends_on_real_cells_only():
     with drawing_from(generators([5, 6], [3, 2])):
         every = normal((2, 4, 3), None, torch.float64, CPU)
     with drawing_from(generators([5, 6], [3, 2])):
@@ -87,7 +87,7 @@ def test_experts_draw_the_same_noise_for_a_context_alone():
     torch.testing.assert_close(together, alone)
 
 
-def test_what_is_drawn_again_leaves_the_generators_where_they_were():
+def test_recomputed_draws_restore_the_generators():
     dropout, x = Dropout(0.5), torch.ones(1, 50, 4)
     with drawing_from(generators([2], [50])):
         first = dropout(x)

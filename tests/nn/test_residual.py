@@ -98,7 +98,7 @@ def test_sinkhorn_is_finite_for_any_logits(n_streams, dtype):
 
 
 @sizes
-def test_gradients_of_sinkhorn_are_those_of_finite_differences(n_streams):
+def test_gradients_of_sinkhorn_match_finite_differences(n_streams):
     assert torch.autograd.gradcheck(sinkhorn, random_logits(3, n_streams, n_streams).requires_grad_())
 
 
@@ -110,7 +110,7 @@ def test_the_iterations_are_not_kept():
 
 
 @sizes
-def test_a_layer_is_that_of_the_formula(n_streams):
+def test_a_layer_matches_the_formula(n_streams):
     connection = trained(n_streams)
     streams = random_logits(2, 5, n_streams, D, seed=1)
     (branch,) = (branch.double() for branch in branches(1))
@@ -161,7 +161,7 @@ def test_the_product_over_64_layers_neither_grows_nor_vanishes(n_streams, sd, st
         assert float((product.sum(axis) - 1).abs().max()) < 1e-4
 
 
-def test_all_parameters_learn_and_the_streams_part():
+def test_all_parameters_learn_and_the_streams_diverge():
     x, target = random_logits(2, 9, D).float(), random_logits(2, 9, D, seed=1).float()
     network = nn.ModuleList([HyperConnection(D, n_streams=3) for _ in range(3)])
     layers = nn.ModuleList(branches(3))

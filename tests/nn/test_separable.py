@@ -61,7 +61,7 @@ def by_loops(layer: SeparableConv, x: np.ndarray, geometry: dict[str, np.ndarray
 
 @every_kind
 @pytest.mark.parametrize("n_dims", [2, 3])
-def test_values_are_those_of_loops(kind, n_dims):
+def test_values_match_loops(kind, n_dims):
     layer, (x, mask, geometry) = conv(kind), inputs(n_dims=n_dims)
     geometry = chosen(kind, geometry)
     y = layer(x, mask, **geometry)
@@ -98,7 +98,7 @@ def test_neither_padding_nor_order_nor_motion_changes_anything(kind, seed):
 
 
 @every_kind
-def test_gradients_are_those_of_finite_differences(kind):
+def test_gradients_match_finite_differences(kind):
     layer, (x, mask, geometry) = conv(kind), inputs()
     x.requires_grad_()
     if kind == "graph":
@@ -138,7 +138,7 @@ def test_blocks_change_nothing_and_keep_no_messages(monkeypatch, rows):
 
 
 @pytest.mark.parametrize(("kind", "depthwise"), [("sequence", 7 * 32), ("graph", 16 * 32)])
-def test_the_number_of_weights_is_that_of_the_formula(kind, depthwise):
+def test_the_number_of_weights_matches_the_formula(kind, depthwise):
     layer = SeparableConv(32, 24, kind=kind)
     assert sum(p.numel() for p in layer.parameters()) == depthwise + 32 * 24
 
@@ -168,7 +168,7 @@ def test_autocast_does_not_round_positions():
         ({"kind": "graph", "max_distance": 0.0}, "max_distance=0"),
     ],
 )
-def test_impossible_options_are_refused(options, message):
+def test_invalid_options_raise(options, message):
     with pytest.raises(ValueError, match=message):
         SeparableConv(C, C, **options)
 

@@ -155,12 +155,12 @@ def test_each_tensor_is_saved_once_and_loads_again(sharing, tmp_path: Path):
     assert torch.equal(root(x, timestep), stack["blocks"](x, timestep))
 
 
-def test_without_sharing_names_are_those_of_a_list_of_modules():
+def test_without_sharing_names_match_a_list_of_modules():
     stack = blocks("none")
     assert list(stack.state_dict()) == list(nn.ModuleList(stack).state_dict())
 
 
-def test_weights_that_are_missing_or_of_another_stack_are_refused():
+def test_missing_or_foreign_weights_raise():
     state = blocks("universal").state_dict()
     with pytest.raises(RuntimeError, match="Missing key"):
         blocks("none").load_state_dict(state)
@@ -222,6 +222,6 @@ def test_layers_are_numbered_from_either_end():
         ({"n_layers": 2, "unshared": ("attention.axes",)}, "attention.axes"),
     ],
 )
-def test_impossible_options_are_refused(arguments, message):
+def test_invalid_options_raise(arguments, message):
     with pytest.raises(ValueError, match=message):
         LayerStack(Layer, **arguments)

@@ -168,18 +168,18 @@ def check(case: Case, ranks: list[dict[str, Tensor]]) -> None:
 
 
 @pytest.mark.parametrize("case", cases(), ids=name)
-def test_two_processes_predict_and_learn_what_one_does(two, case):
+def test_two_processes_match_one_in_predictions_and_gradients(two, case):
     check(case, [told[name(case)] for told in two])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", cases(), ids=name)
-def test_three_processes_predict_and_learn_what_one_does(three, case):
+def test_three_processes_match_one_in_predictions_and_gradients(three, case):
     check(case, [told[name(case)] for told in three])
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_in_16_bits_they_agree_to_what_these_hold(two, kind):
+def test_in_16_bits_results_agree_to_that_precision(two, kind):
     for told in two:
         for key, expected in in_16_bits(kind, SINGLE_PROCESS).items():
             found = told[f"half-{kind}"][key]

@@ -16,7 +16,7 @@ def total(width: int) -> int:
 
 
 @pytest.mark.parametrize("n_parameters", [1, 10_000, 27_345, 31_192, 60_000])
-def test_no_width_comes_nearer(n_parameters):
+def test_the_width_is_the_nearest_possible(n_parameters):
     found = matched_width(CONFIG, n_parameters)
     nearest = min(abs(total(width) - n_parameters) for width in range(4, 60, 4))
     assert found % 4 == 0

@@ -78,7 +78,7 @@ def test_slices_with_known_cells_are_not_moved(adata):
     np.testing.assert_allclose(points(axes[1, 1]), adata.obsm["spatial"][40:], atol=1e-9)
 
 
-def test_default_colors_are_those_of_the_true_position(adata):
+def test_default_colors_match_the_true_position(adata):
     corners = np.array([[0.0, 0], [4, 0], [0, 2], [4, 2], [2, 1]])
     cells = adata[:5].copy()
     cells.obsm["spatial"] = corners

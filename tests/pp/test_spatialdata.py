@@ -49,7 +49,7 @@ def make(sizes: tuple[int, ...], n_dims: int = 2) -> AnnData:
     })  # fmt: skip
 
 
-def test_positions_are_those_of_the_coordinate_system_and_regions_are_slices():
+def test_positions_match_the_coordinate_system_and_regions_are_slices():
     points = np.random.default_rng(0).normal(size=(5, 2))
     affine = Affine(AFFINE, input_axes=("x", "y"), output_axes=("x", "y"))
     sdata = sd.SpatialData(

@@ -75,7 +75,7 @@ def epoch(folder: Path) -> int:
 
 
 def free_port(first: int, last: int) -> int:
-    """A port in a range at which nothing listens."""
+    """A free port."""
     for port in range(first, last + 1):
         with socket.socket() as found:
             try:
@@ -86,7 +86,7 @@ def free_port(first: int, last: int) -> int:
     raise AssertionError("all ports are taken")
 
 
-# -- what they say -----------------------------------------------------------------------------------------------------
+# -- content -----------------------------------------------------------------------------------------------------------
 
 
 def test_the_page_shows_every_recipe_as_it_is():
@@ -96,7 +96,7 @@ def test_the_page_shows_every_recipe_as_it_is():
 
 
 @pytest.mark.parametrize("name", [name for name in FILES if name != "notebook.py"])
-def test_the_same_line_begins_and_goes_on(name):
+def test_the_same_command_starts_and_resumes(name):
     assert "--resume last" in (RECIPES / name).read_text()
 
 
@@ -106,7 +106,7 @@ def test_bash_can_read_it(name):
 
 
 def directives() -> dict[str, str]:
-    """What the Slurm file asks for; all of it must stand before the first command, behind which Slurm does not look."""
+    """Directives of the Slurm file; Slurm ignores those after the first command."""
     head, *rest = re.split(r"^(?!#|$)", (RECIPES / "slurm.sbatch").read_text(), maxsplit=1, flags=re.MULTILINE)
     assert "#SBATCH" not in "".join(rest)
     lines = [line for line in head.splitlines() if line.startswith("#SBATCH")]
@@ -115,7 +115,7 @@ def directives() -> dict[str, str]:
     return found
 
 
-def test_slurm_is_asked_for_a_task_for_every_gpu():
+def test_slurm_requests_one_task_per_gpu():
     asked = directives()
     known = {
         "job-name", "nodes", "ntasks-per-node", "gpus-per-node", "cpus-per-task", "mem", "time", "signal", "requeue",
@@ -125,7 +125,7 @@ def test_slurm_is_asked_for_a_task_for_every_gpu():
     assert asked["ntasks-per-node"] == asked["gpus-per-node"]  # and every task sees them all
     assert re.fullmatch(r"\d\d:\d\d:\d\d", asked["time"])
     assert re.fullmatch(r"B:USR1@\d+", asked["signal"])
-    assert asked["job-name"] not in ("bash", "interactive")  # of which Lightning thinks that there is no Slurm
+    assert asked["job-name"] not in ("bash", "interactive")  # with which Lightning ignores Slurm
 
 
 def kubernetes() -> tuple[dict[str, Any], dict[str, Any]]:
@@ -138,7 +138,7 @@ def container(job: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def test_kubernetes_is_asked_for_numbered_pods_that_find_the_first():
+def test_kubernetes_requests_indexed_pods_with_the_address_of_the_first():
     service, job = kubernetes()
     assert (service["apiVersion"], service["kind"], service["spec"]["clusterIP"]) == ("v1", "Service", "None")
     assert (job["apiVersion"], job["kind"], job["spec"]["completionMode"]) == ("batch/v1", "Job", "Indexed")
@@ -191,7 +191,7 @@ def test_notebook(tmp_path):
 
 
 @pytest.mark.slow
-def test_torchrun_starts_all_again_where_one_dies(cells, tmp_path):
+def test_torchrun_restarts_all_processes_after_a_failure(cells, tmp_path):
     tokens = ["bash", str(RECIPES / "torchrun.sh"), "--input-data", str(cells), *SHORT[:-1], "30"]
     log, folder, end = tmp_path / "log", tmp_path / "outputs/torchrun", time.monotonic() + LIMIT
     with log.open("w") as out:
@@ -215,7 +215,7 @@ def test_torchrun_starts_all_again_where_one_dies(cells, tmp_path):
 
 
 SRUN = """#!/usr/bin/env bash
-# As Slurm does: every task is told its number.
+# As Slurm does: every task has its number in the environment.
 while [[ "$1" == --* ]]; do shift; done
 for ((i = 0; i < SLURM_NTASKS; i++)); do
   SLURM_PROCID=$i SLURM_LOCALID=$i SLURM_NODEID=0 SLURM_STEP_ID=0 "$@" &
@@ -227,7 +227,7 @@ for task in "${tasks[@]}"; do wait "$task" || exit 1; done
 
 @pytest.mark.slow
 def test_slurm(cells, tmp_path):
-    """Two tasks of one machine; the rank is theirs, so that Lightning has taken what Slurm says."""
+    """Two tasks of one machine; the rank is theirs, so that Lightning has read the variables of Slurm."""
     command(tmp_path, "srun", SRUN)
     port = free_port(15001, 24999)
     asked = directives()

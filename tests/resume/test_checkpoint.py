@@ -1,4 +1,4 @@
-"""Checkpoint files: when they are written, what they hold, and which are refused."""
+"""Checkpoint files: when they are written, what they hold, and which raise."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from alphastomics.model import AlphaSTomics
 from alphastomics.train.checkpoint import KEY
 
 
-def test_checkpoints_are_as_far_apart_as_is_asked(train, path):
+def test_checkpoints_are_written_at_the_given_interval(train, path):
     seen = []
 
     class Look(pl.Callback):
@@ -61,7 +61,7 @@ def test_a_finished_checkpoint_is_the_model(train, path, small, make_model, tmp_
     ],
     ids=["unfinished", "foreign", "newer", "cut", "list", "silent", "number", "incomplete"],
 )
-def test_what_is_no_model_is_said(finished, change, message):
+def test_an_invalid_checkpoint_raises(finished, change, message):
     state = torch.load(finished, weights_only=True)
     change(state)
     torch.save(state, finished)
@@ -94,7 +94,7 @@ def test_other_cells_are_not_trained_on_and_no_epochs_taken_back(train, path, re
         train(resume=tmp_path / "none.ckpt")
 
 
-def test_a_checkpoint_that_cannot_be_written_leaves_the_one_before(train, path, tmp_path, monkeypatch, often):
+def test_a_failed_write_keeps_the_earlier_checkpoint(train, path, tmp_path, monkeypatch, often):
     train(checkpoint=path, max_epochs=2)
     before = path.read_bytes()
 

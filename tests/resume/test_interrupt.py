@@ -47,7 +47,7 @@ def break_losses(monkeypatch, step, change):
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_non_finite_loss_is_told_and_the_model_stays_usable(model, train, weights_of, monkeypatch, value):
+def test_non_finite_loss_raises_and_the_model_stays_usable(model, train, weights_of, monkeypatch, value):
     good = train(max_epochs=50, callbacks=[Stop(3)])
     break_losses(monkeypatch, 3, lambda losses: losses | {"aligned": losses["aligned"] + value})
     with pytest.raises(NonFiniteLossError, match=rf"loss is {value:g} at step 3.*slice_0, slice_1"):
@@ -62,7 +62,7 @@ def test_non_finite_loss_is_told_and_the_model_stays_usable(model, train, weight
     assert model.history["train_loss"].index.tolist() == [0, 1, 2, 3]
 
 
-def test_non_finite_gradient_of_a_finite_loss_breaks_nothing(model, train, monkeypatch):
+def test_non_finite_gradient_of_a_finite_loss_keeps_the_weights(model, train, monkeypatch):
     # The square root has an infinite derivative where its argument is zero.
     break_losses(monkeypatch, 2, lambda losses: losses | {"aligned": ((losses["aligned"] * 0).sqrt() + 1)})
     with pytest.raises(NonFiniteLossError, match="step"):
@@ -71,7 +71,7 @@ def test_non_finite_gradient_of_a_finite_loss_breaks_nothing(model, train, monke
     assert np.isfinite(model.sample(n_steps=2).obsm["spatial"]).all()
 
 
-def test_loss_that_is_broken_from_the_start_leaves_an_untrained_model(model, train, monkeypatch):
+def test_loss_non_finite_from_the_start_leaves_an_untrained_model(model, train, monkeypatch):
     break_losses(monkeypatch, 0, lambda losses: losses | {"aligned": losses["aligned"] * np.nan})
     with pytest.raises(NonFiniteLossError, match="at step 0"):
         train(model, max_epochs=5)
@@ -81,7 +81,7 @@ def test_loss_that_is_broken_from_the_start_leaves_an_untrained_model(model, tra
 
 
 class Interrupt(pl.Callback):
-    """Ctrl-C at a step, where a hook of Lightning's says."""
+    """Ctrl-C at a step, in a given hook of Lightning."""
 
     def __init__(self, hook, step):
         self.step = step
@@ -158,9 +158,7 @@ def terminate():
 # -- SIGTERM, which Slurm and Kubernetes send --------------------------------------------------------------------------
 
 
-def test_a_training_that_is_asked_to_end_leaves_its_state_and_ends_the_script(
-    model, train, path, step_of, weights_of, caplog
-):
+def test_a_termination_signal_saves_the_state_and_ends_the_script(model, train, path, step_of, weights_of, caplog):
     before = signal.getsignal(signal.SIGTERM)
     arguments = {"max_epochs": 2, "checkpoint": path, "resume": "last", "accumulate_grad_batches": 2, **FOUR}
     with pytest.raises(SystemExit) as ended:
@@ -185,7 +183,7 @@ def test_ctrl_c_waits_for_the_end_of_a_step_that_is_taken_in_parts(model, train,
 
 
 @pytest.mark.parametrize("accumulated", [1, 2])
-def test_after_max_time_it_goes_on_in_the_midst_of_the_epoch(train, path, step_of, caplog, accumulated):
+def test_after_max_time_training_resumes_within_the_epoch(train, path, step_of, caplog, accumulated):
     caplog.set_level(logging.INFO, "alphastomics")
     parts, whole = (Seen(), Seen()), Seen()
     arguments = {"accumulate_grad_batches": accumulated, **FOUR}
@@ -197,7 +195,7 @@ def test_after_max_time_it_goes_on_in_the_midst_of_the_epoch(train, path, step_o
     assert parts[0].seen + parts[1].seen == whole.seen
 
 
-def test_where_no_time_is_left_nothing_is_done(train, path, weights_of):
+def test_no_time_left_trains_nothing(train, path, weights_of):
     arguments = {"max_epochs": -1, "max_time": 1e-4, "checkpoint": path, "resume": "last", **FOUR}
     first = train(**arguments)
     again = train(**arguments)
@@ -247,7 +245,7 @@ def no_memory():
 
 
 @pytest.mark.parametrize("run_out", [no_room, full_gpu, no_memory])
-def test_memory_that_runs_out_is_told_with_what_takes_less(model, train, path, step_of, run_out):
+def test_out_of_memory_errors_suggest_smaller_arguments(model, train, path, step_of, run_out):
     arguments = {"max_epochs": 2, "checkpoint": path, "checkpoint_every": 2, "resume": "last", **FOUR}
     with pytest.raises(MemoryError) as error:
         train(model, callbacks=[At(5, run_out)], **arguments)
@@ -262,7 +260,7 @@ def test_memory_that_runs_out_is_told_with_what_takes_less(model, train, path, s
     assert train(**arguments).trainer.global_step == 8
 
 
-def test_other_errors_are_not_called_so(train):
+def test_other_errors_are_not_reported_as_out_of_memory(train):
     def fail():
         raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
 

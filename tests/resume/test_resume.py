@@ -63,7 +63,7 @@ def test_a_training_that_was_interrupted_between_epochs_ends_as_if_it_had_not_be
         np.testing.assert_array_equal(resumed.history[name], table)
 
 
-def test_in_the_midst_of_an_epoch_it_goes_on_at_the_next_step(train, die, path, often):
+def test_within_an_epoch_training_resumes_at_the_next_step(train, die, path, often):
     steps = {"context_size": 50, "batch_size": 50}  # four an epoch
     die(path, step=6, max_epochs=3, **steps)
     assert (watched(path)["step"], watched(path)["epoch"]) == (6, 1)
@@ -80,7 +80,7 @@ def test_in_the_midst_of_an_epoch_it_goes_on_at_the_next_step(train, die, path, 
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
-def test_the_rest_of_an_epoch_is_what_was_left_of_it(train, die, weights_of, tmp_path, often, num_workers):
+def test_a_resumed_epoch_has_the_remaining_batches(train, die, weights_of, tmp_path, often, num_workers):
     """Weights, average, moments of the optimizer, schedule and history, to the byte."""
     whole, parts = tmp_path / "whole.ckpt", tmp_path / "parts.ckpt"
     steps = {"context_size": 50, "batch_size": 50, "max_epochs": 3, "num_workers": num_workers}  # four an epoch
@@ -109,9 +109,7 @@ GROWING = {
 
 
 @pytest.mark.parametrize("step", [5, pytest.param(2, marks=pytest.mark.slow)])
-def test_nothing_of_what_a_training_knows_is_lost(
-    train, die, small, make_model, weights_of, tmp_path, undisturbed, step
-):
+def test_the_full_state_of_a_training_is_saved(train, die, small, make_model, weights_of, tmp_path, undisturbed, step):
     """Dropout, experts and their use, masks, growing contexts, accumulated gradients, early stopping: the same bytes."""
     parts = tmp_path / "parts.ckpt"
     die(parts, make_model(small, **EVERYTHING), step=step, **GROWING)
@@ -134,7 +132,7 @@ def undisturbed(_reference, make_model, train_briefly, tmp_path_factory):
     return model, watched(path)
 
 
-def test_it_goes_on_at_the_learning_rate_that_is_asked_for(train, die, path, often):
+def test_training_resumes_with_the_given_learning_rate(train, die, path, often):
     """As after a NaN it must."""
 
     class Rates(pl.Callback):
@@ -155,7 +153,7 @@ def test_it_goes_on_at_the_learning_rate_that_is_asked_for(train, die, path, oft
 
 
 @pytest.mark.parametrize("folder", [False, True])
-def test_one_script_is_started_until_it_has_finished(train, die, weights_of, tmp_path, often, caplog, folder):
+def test_one_script_is_restarted_until_it_has_finished(train, die, weights_of, tmp_path, often, caplog, folder):
     caplog.set_level(logging.INFO, "alphastomics")
     path = tmp_path if folder else tmp_path / "last.ckpt"
     arguments = {"max_epochs": 4, "checkpoint": path, "resume": "last"}
@@ -175,7 +173,7 @@ def test_one_script_is_started_until_it_has_finished(train, die, weights_of, tmp
     AlphaSTomics.load(tmp_path / "last.ckpt", adata=False)
 
 
-def test_of_several_checkpoints_the_newest_whole_one_is_taken(train, tmp_path, caplog):
+def test_the_newest_complete_checkpoint_is_loaded(train, tmp_path, caplog):
     for i, epochs in enumerate((1, 3, 2)):
         path = tmp_path / f"{i}.ckpt"
         train(checkpoint=path, max_epochs=epochs)
@@ -189,7 +187,7 @@ def test_of_several_checkpoints_the_newest_whole_one_is_taken(train, tmp_path, c
     assert re.search(r"step 2\b.*epoch 2\b", caplog.text)
 
 
-def test_nothing_is_begun_anew_where_something_else_lies(train, path, small, make_model):
+def test_a_foreign_folder_is_not_overwritten(train, path, small, make_model):
     with pytest.raises(ValueError, match="checkpoint="):
         train(resume="last")
     train(make_model(small, d_model=16), checkpoint=path)
@@ -217,7 +215,7 @@ def test_batches_are_divided_as_they_were(train, path, caplog, often):
     assert re.search(r"micro_batch_size=100\b.* 200\b", caplog.text)
 
 
-def test_while_gradients_accumulate_the_average_waits(train, path, often):
+def test_the_average_is_not_updated_while_gradients_accumulate(train, path, often):
     steps = {"context_size": 50, "batch_size": 50, "accumulate_grad_batches": 2}
     train(max_epochs=1, checkpoint=path, **steps)
     assert watched(path)["average"]["n_updates"] == watched(path)["step"] == 2
@@ -253,7 +251,7 @@ def assert_equal_states(one, other):
 
 
 @pytest.mark.parametrize("die_at", [1, 5, 6], ids=lambda step: f"step{step}")
-def test_a_resumed_training_goes_on_with_the_same_lengths(train, die, tmp_path, often, die_at):
+def test_a_resumed_training_continues_with_the_same_lengths(train, die, tmp_path, often, die_at):
     """Weights, average and learning rate to the bit; epochs begin with even steps."""
     whole, parts = tmp_path / "whole.ckpt", tmp_path / "parts.ckpt"
     arguments = LENGTHS | {"max_epochs": 6}

@@ -1,4 +1,4 @@
-"""Training on two processes that is interrupted: both end, the message says what to do, and the checkpoint is complete."""
+"""Training on two processes that is interrupted: both end, the message has a remedy, and the checkpoint is complete."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ REMEDY = "resume='last'"
         ("ddp", "terminated", ["SIGTERM at step 6"]),
     ],
 )  # fmt: skip
-def test_all_processes_end_and_say_what_to_do(tmp_path, strategy, how, names):
+def test_all_processes_end_with_a_remedy(tmp_path, strategy, how, names):
     ended = run(tmp_path, strategy, how)
     assert ended.status != 0
     assert ended.seconds < 30
@@ -92,14 +92,14 @@ def test_all_processes_end_and_say_what_to_do(tmp_path, strategy, how, names):
 
 
 @pytest.mark.slow
-def test_processes_whose_parent_dies_do_not_go_on(tmp_path):
+def test_processes_end_with_their_parent(tmp_path):
     ended = run(tmp_path, "ddp_fork", "parent_dies")
     assert ended.status == -signal.SIGKILL
     assert step_of(tmp_path) >= STEP - 1
 
 
 @pytest.mark.slow
-def test_time_that_is_over_ends_both_after_the_same_step(tmp_path):
+def test_max_time_ends_both_processes_after_the_same_step(tmp_path):
     """In the midst of an epoch, where the training goes on."""
     ended = run(tmp_path, "ddp", "time")
     assert ended.status == 0, ended.said[-3000:]
@@ -108,7 +108,7 @@ def test_time_that_is_over_ends_both_after_the_same_step(tmp_path):
 
 
 @pytest.mark.slow
-def test_processes_that_do_not_see_the_same_checkpoint_do_not_go_on(tmp_path):
+def test_processes_with_different_checkpoints_raise(tmp_path):
     ended = run(tmp_path, "ddp", "apart")
     assert ended.status == 1
     assert re.search("step 2 in process 0, 0 in process 1.*checkpoint=", ended.said)
@@ -117,7 +117,7 @@ def test_processes_that_do_not_see_the_same_checkpoint_do_not_go_on(tmp_path):
 # -- parts -------------------------------------------------------------------------------------------------------------
 
 
-def test_errors_of_lost_connections_are_known():
+def test_errors_of_lost_connections_are_recognized():
     gloo = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:538] Connection closed by peer [127.0.0.1]:1234"
     assert is_connection_error(RuntimeError(gloo))
     assert is_connection_error(dist.DistNetworkError("no answer"))
@@ -125,12 +125,12 @@ def test_errors_of_lost_connections_are_known():
     assert not is_connection_error(ValueError("gloo"))
 
 
-def test_a_death_is_told_with_its_signal():
+def test_a_killed_process_is_reported_with_its_signal():
     assert re.match("Process 1 .*SIGKILL", death_message("Process 1", -9))
     assert re.match("Process 1 .*exit code 3", death_message("Process 1", 3))
 
 
-def test_who_is_told_of_a_death_may_end_in_its_own_way(monkeypatch):
+def test_other_processes_may_end_on_their_own(monkeypatch):
     """Nothing is ended before the time is over, and nothing once the training is."""
     monkeypatch.setattr(watch, "SECONDS", 0.01)
     monkeypatch.setattr(watch, "GRACE", 0.5)
@@ -147,7 +147,7 @@ def test_who_is_told_of_a_death_may_end_in_its_own_way(monkeypatch):
     assert ends[0] == 1
 
 
-def test_only_those_who_were_started_for_a_training_have_a_parent(monkeypatch):
+def test_only_launched_processes_watch_a_parent(monkeypatch):
     monkeypatch.delenv(watch.LAUNCHER, raising=False)
     assert ProcessWatchdog().parent == 0
     assert ProcessWatchdog()._find_dead() is None

@@ -1,4 +1,4 @@
-"""Exemplars against the dense Gaussian posterior, and what they add to a network that knows nothing."""
+"""Exemplars against the dense Gaussian posterior, and what they add to an uninformative network."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_scores_are_the_mean_of_the_dense_posterior():
     )
 
 
-def test_with_everything_known_neighbors_are_those_of_principal_components(exemplars, monkeypatch):
+def test_with_everything_known_neighbors_match_principal_components(exemplars, monkeypatch):
     monkeypatch.setattr(_completion, "N_NEIGHBORS", 7)
     query = cells(20, 1)
     pca = PCA(N_GENES, random_state=0).fit(exemplars.expression)
@@ -118,7 +118,7 @@ def test_exemplars_that_are_of_no_use_are_not_used():
     assert np.abs(sampler(known, useless).shift.numpy()).max() < 0.5
 
 
-def test_training_keeps_them_and_so_does_a_file(everything, trained, tmp_path):
+def test_kept_in_training_and_saved(everything, trained, tmp_path):
     assert everything.fitted_.exemplars.expression.shape == (everything.adata.n_obs, everything.schema.n_genes)
     assert trained.fitted_.exemplars is None  # it only places cells
     everything.save(tmp_path / "m")

@@ -29,7 +29,7 @@ def draw(share, position, seed=0, mean=None):
     return dependence.noise(around, torch.Generator().manual_seed(seed)).numpy()
 
 
-def test_each_cell_alone_is_drawn_as_without_it(position):
+def test_each_cell_is_marginally_standard_normal(position):
     share = [0.0, 0.3, 1.0]
     draws = np.stack([draw(share, position[:200], seed) for seed in range(400)])
     np.testing.assert_allclose(draws.mean(0), 0, atol=0.25)
@@ -77,7 +77,7 @@ def test_few_cells(n, position):
     assert np.isfinite(draw([0.5, 1.0], position[:n])).all()
 
 
-def test_training_fits_it_and_a_file_keeps_it(everything, places, tmp_path):
+def test_fitted_in_training_and_saved(everything, places, tmp_path):
     share = everything.fitted_.dependence.share
     assert share.shape == (places.n_vars,)
     assert ((share >= 0) & (share <= 1)).all()

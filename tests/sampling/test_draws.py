@@ -52,7 +52,7 @@ def test_draws_are_aligned_to_their_medoid(trained, reference):
     assert which[int(np.argmin(np.sum(far, axis=1)))]
 
 
-def test_mean_and_uncertainty_are_those_of_draws_from_halves_of_the_genes(trained, reference, monkeypatch):
+def test_mean_and_uncertainty_match_draws_from_halves_of_the_genes(trained, reference, monkeypatch):
     seen = []
 
     def encode(module, source, rows, *, max_context, genes):

@@ -61,7 +61,7 @@ def test_frame_and_order_do_not_matter(tissue):
     torch.testing.assert_close(krige(position[order], where, field[known]), expected[order])
 
 
-def test_few_known_cells_say_nothing(tissue):
+def test_few_known_cells_change_nothing(tissue):
     position, field, known = tissue
     assert not bool(krige(position, known[: MIN_CELLS - 1], field[known[: MIN_CELLS - 1]]).any())
     assert bool(krige(position, known[:MIN_CELLS], field[known[:MIN_CELLS]]).any())

@@ -23,7 +23,7 @@ def preserved(true: torch.Tensor, predicted: torch.Tensor) -> float:
 
 @pytest.fixture
 def folded() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """A square whose halves lie on each other in the mean, and an embedding that tells them apart."""
+    """A square whose halves lie on each other in the mean, and an embedding that separates them."""
     true = torch.rand(600, 2, generator=generator()) * 2 - 1
     mean = torch.stack([true[:, 0].abs() * 0.1, true[:, 1]], dim=1)
     waves = torch.randn(2, 32, generator=generator(1)) * 2

@@ -19,7 +19,7 @@ def samples():
     return sampled, true
 
 
-def test_what_is_mapped_has_the_marginals_of_the_reference(samples):
+def test_mapped_values_have_the_marginals_of_the_reference(samples):
     sampled, true = samples
     mapped = Marginals.fit(sampled, true).apply(sampled)
     for g in (0, 1, 3):
@@ -29,7 +29,7 @@ def test_what_is_mapped_has_the_marginals_of_the_reference(samples):
     assert (mapped[:, 2] == 1).all()
 
 
-def test_no_cell_is_moved_past_another_and_what_fits_stays(samples):
+def test_mapping_is_monotone_and_keeps_matching_values(samples):
     sampled, true = samples
     mapped = Marginals.fit(sampled, true).apply(sampled)
     for g in range(4):
@@ -39,7 +39,7 @@ def test_no_cell_is_moved_past_another_and_what_fits_stays(samples):
     assert (shifted[:, [0, 3]].mean(0) > mapped[:, [0, 3]].mean(0) + 0.2).all()  # a query may differ from the reference
 
 
-def test_training_fits_them_and_a_file_keeps_them(everything, places, tmp_path):
+def test_fitted_in_training_and_saved(everything, places, tmp_path):
     marginals = everything.fitted_.marginals
     assert marginals.true.shape == marginals.sampled.shape == (len(LEVELS), places.n_vars)
     assert (np.diff(marginals.true, axis=0) >= 0).all()

@@ -21,7 +21,7 @@ def clouds(request):
     return box, (0.7 * shape * rng.standard_normal((2000, request.param))).astype(np.float32)
 
 
-def test_a_draw_takes_the_outline_of_the_slice_that_is_named(clouds):
+def test_a_draw_takes_the_outline_of_the_given_slice(clouds):
     box, draw = clouds
     outlines = Outlines.fit([box, 3 * box])
     moved = outlines.apply(draw, 0)
@@ -34,7 +34,7 @@ def test_a_draw_takes_the_outline_of_the_slice_that_is_named(clouds):
     assert ks_2samp(outlines.apply(draw, 1) @ direction, 3 * box @ direction).statistic < 0.04
 
 
-def test_what_lies_side_by_side_stays_so_and_what_fits_stays(clouds):
+def test_mapping_keeps_neighbors_and_matching_outlines(clouds):
     box, draw = clouds
     outlines = Outlines.fit([box])
     moved = outlines.apply(draw, 0)

@@ -17,7 +17,7 @@ def posterior_mean(y: torch.Tensor, n: float, m: torch.Tensor, sd: float) -> tor
 
 
 @pytest.mark.parametrize("sd", [0.05, 0.5, 3.0])
-def test_gaussian_knowledge_is_found_from_one_estimate(sd):
+def test_gaussian_posterior_from_one_estimate(sd):
     m, n = draw(1, 40, 2, seed=0), 0.4
     x = m + sd * draw(1, 40, 2, seed=1)
     y = x + n * draw(1, 40, 2, seed=2)
@@ -42,7 +42,7 @@ def test_a_denoiser_without_information_returns_the_noisy_positions():
     assert float(error) == pytest.approx(0.1)
 
 
-def test_centered_positions_are_probed_within_their_space():
+def test_probes_of_centered_positions_are_centered():
     m, n, sd = center(draw(1, 12, 2, seed=0)), 0.4, 0.3
     y = center(m + draw(1, 12, 2, seed=1))
     posterior = estimate_posterior(

@@ -22,7 +22,7 @@ def counts(rng, n_draws, mean, theta=2.0):
 
 
 @pytest.mark.parametrize("n_draws", [2, 3, 4, 5, 16])
-def test_the_spread_of_mirrored_draws_is_that_of_a_linear_sampler(rng, n_draws):
+def test_the_spread_of_mirrored_draws_matches_a_linear_sampler(rng, n_draws):
     noise = rng.normal(size=(n_draws, 400, 100)) * 2
     noise[1::2] = -noise[: n_draws - 1 : 2]
     assert mirrored_variance(noise + rng.normal(size=(400, 100))).mean() == pytest.approx(4, rel=0.03)
@@ -41,7 +41,7 @@ def test_counts_have_the_variance_that_belongs_to_their_mean(rng):
     assert spearmanr(alone[:, 0], true[:, 0]).statistic < 0.85
 
 
-def test_what_draws_agree_on_is_kept(rng):
+def test_values_shared_by_all_draws_are_kept(rng):
     """Cells of the same mean differ in their spread: with many draws each has its own."""
     true = np.exp(rng.normal(size=(N, 1))) * np.ones(G)
     mean = np.zeros((N, G), dtype=np.float32)
@@ -52,14 +52,14 @@ def test_what_draws_agree_on_is_kept(rng):
     assert np.abs(np.log(few / true)).mean() > 2 * np.abs(np.log(many / true)).mean()
 
 
-def test_where_cells_do_not_differ_all_have_one_spread(rng):
+def test_equal_cells_have_equal_spread(rng):
     draws = (3 * rng.normal(size=(8, N, G))).astype(np.float32)
     sd = pooled_sd(draws, np.zeros((N, G), dtype=np.float32), counts=False)
     np.testing.assert_allclose(sd, 3 * np.sqrt(7 / 8), rtol=0.1)
     assert np.sqrt(mirrored_variance(draws)).std() > 5 * sd.std()
 
 
-def test_values_that_are_held_count_for_nothing(rng):
+def test_observed_values_have_no_weight(rng):
     mean = rng.gamma(0.5, 0.4, size=(N, G)).astype(np.float32)
     draws, drawn = counts(rng, 8, mean), np.ones((N, G), dtype=bool)
     drawn[::2], drawn[:, 0] = False, False

@@ -117,7 +117,7 @@ def test_the_table_is_mean_and_deviation_of_the_runs(compared):
     pd.testing.assert_frame_equal(adata.uns["comparison"]["summary"], table)
 
 
-def test_parameters_are_those_of_the_model(compared, cells):
+def test_parameters_match_the_model(compared, cells):
     _, table, _ = compared
     AlphaSTomics.setup_anndata(cells)
     model = AlphaSTomics(cells, d_model=16, n_layers=1, n_heads=2, use_moe=True)
@@ -172,7 +172,7 @@ def test_a_run_equals_the_same_steps_by_hand(compared, cells):
     assert scores["modality_agreement"] == pytest.approx(agreement.mean())
 
 
-def test_baselines_are_those_of_evaluate(compared, cells):
+def test_baselines_match_evaluate(compared, cells):
     _, table, _ = compared
     query = cells[cells.obs["slice_id"] == "slice_2"].copy()
     query.obsm["same"] = query.obsm["spatial"]

@@ -90,7 +90,7 @@ def per_cent(part: int, whole: int) -> float:
     return round(100 * part / whole, 1)
 
 
-def test_shares_of_the_readme_are_those_of_split_experts():
+def test_shares_of_the_readme_match_split_experts():
     experts, linear, gated = of_experts("split"), with_experts(LINEAR, "split"), with_experts(GATED, "split")
     assert per_cent(experts.active, experts.total) == 50.8
     assert per_cent(linear.active, linear.total) == 90.7
@@ -99,7 +99,7 @@ def test_shares_of_the_readme_are_those_of_split_experts():
     assert [per_cent(change, LINEAR) for change in changes] == [0.4, -9.0, -36.7, -46.1]
 
 
-def test_counts_of_the_demos_are_those_of_full_experts():
+def test_counts_of_the_demos_match_full_experts():
     linear, gated = with_experts(LINEAR, "full"), with_experts(GATED, "full")
     assert linear == (1_105_076, 841_396)
     assert gated == (842_556, 578_876)

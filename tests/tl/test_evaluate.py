@@ -240,7 +240,7 @@ def moran_of(adata: AnnData, name: str, **keys) -> np.ndarray:
 def test_morans_i_of_the_prediction(tissue):
     adata = with_expression(tissue)
     truth = moran_of(adata, "slice_1")
-    # The layer is brought to the depth of the truth, which morans_i, alone, does not know.
+    # The layer is brought to the depth of the truth, which morans_i does not have.
     pair = read_pair(adata, "predicted", layer=None, prediction_layer=None, transform="auto")
     cells = np.flatnonzero(adata.obs["slice_id"] == "slice_1")
     scaled = pair.scaled(cells)[1]

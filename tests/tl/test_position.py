@@ -52,7 +52,7 @@ def test_one_row_per_slice_of_the_scores_of_metrics(adata):
         {"baselines": True, "cell_type_key": "cell_type", "random_state": 3},
     ],
 )
-def test_options_are_those_of_evaluate(adata, options):
+def test_options_match_evaluate(adata, options):
     adata.obs["half"] = np.where(np.arange(360) % 2 == 0, "even", "odd")
     adata.obs["spatial_reconstructed_placed"] = ~cells_of(adata, "slice_0")
     pd.testing.assert_frame_equal(tl.position_scores(adata, copy=True, **options), tl.evaluate(adata, **options))

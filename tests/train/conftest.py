@@ -126,7 +126,7 @@ def fit(source) -> Callable[..., ContextRunner]:
 
 @pytest.fixture(scope="session")
 def run_strategy() -> Callable[..., list[Any]]:
-    """Train models by a strategy in a program of their own: what every process tells of them, which are in the folder."""
+    """Train models by a strategy in a program of their own: the results of every process, by model in the folder."""
 
     def run(
         folder: Path, strategy: str, *, devices: int = 2, accumulation: int = 1, models: Any, **training: Any

@@ -1,4 +1,4 @@
-"""What the tests of strategies run, one process after the other: train, sample, save, load; and tell as JSON how it went.
+"""What the tests of strategies run, one process after the other: train, sample, save, load; and write the results as JSON.
 
 ``python strategy_program.py FOLDER STRATEGY DEVICES ACCUMULATION [ARGUMENTS [TRAINING]]`` trains a model for each entry of
 ARGUMENTS, a JSON object of named arguments of models; ``"trials"`` are other ways to train the first of them. TRAINING are further

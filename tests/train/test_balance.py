@@ -25,14 +25,14 @@ def test_use_is_even_before_the_first_step_and_then_that_of_all_batches_and_proc
     assert torch.equal(load.last, second)
 
 
-def test_a_checkpoint_says_what_the_use_was():
+def test_a_checkpoint_keeps_the_use_of_experts():
     load = ExpertLoad()
     load.last = torch.arange(8.0).view(2, 4)
     load.begin(CONFIG, torch.device("cpu"))
     assert torch.equal(load.last, torch.arange(8.0).view(2, 4))
 
 
-def test_without_experts_there_is_nothing():
+def test_without_experts_no_use_is_counted():
     load = ExpertLoad()
     load.begin(DenoiserConfig(n_genes=5, n_dims=2), torch.device("cpu"))
     load.end_step(lambda counts: counts)

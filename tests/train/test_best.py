@@ -41,13 +41,13 @@ def rising(monkeypatch):
     losses = (5.0, 3.0, 4.0, 3.5, 6.0, 7.0)
     callback_metrics = pl.Trainer.callback_metrics.fget
 
-    def told(trainer):
+    def scripted_metrics(trainer):
         found = dict(callback_metrics(trainer))
         if "validation_loss" in found:
             found["validation_loss"] = torch.tensor(losses[trainer.current_epoch])
         return found
 
-    monkeypatch.setattr(pl.Trainer, "callback_metrics", property(told))
+    monkeypatch.setattr(pl.Trainer, "callback_metrics", property(scripted_metrics))
 
 
 class Averages(pl.Callback):
@@ -64,7 +64,7 @@ class Averages(pl.Callback):
 STOPPED = {"early_stopping": True, "early_stopping_patience": 2, "max_epochs": 20, "data": HELD_OUT}
 
 
-def test_the_best_average_is_left_and_not_the_last(make_plan, fit, rising, caplog):
+def test_the_best_average_is_kept_and_not_the_last(make_plan, fit, rising, caplog):
     plan, averages = make_plan(), Averages()
     with caplog.at_level("INFO", logger="alphastomics"):
         fit(plan, callbacks=[averages], **STOPPED)
@@ -74,14 +74,14 @@ def test_the_best_average_is_left_and_not_the_last(make_plan, fit, rising, caplo
     assert re.search("epoch 1.*validation_loss.* 3", caplog.text)
 
 
-def test_without_early_stopping_the_last_average_is_left(make_plan, fit, rising):
+def test_without_early_stopping_the_last_average_is_kept(make_plan, fit, rising):
     plan, averages = make_plan(), Averages()
     fit(plan, callbacks=[averages], max_epochs=4, data=HELD_OUT)
     assert equal(weights(plan), averages.seen[3])
 
 
 @pytest.mark.parametrize("error", [OSError, KeyboardInterrupt])
-def test_the_best_is_left_after_a_bad_end_too(make_plan, fit, rising, error):
+def test_the_best_average_is_kept_after_an_error(make_plan, fit, rising, error):
     plan, averages = make_plan(), Averages()
     run = lambda: fit(plan, callbacks=[averages, Dead(3, error)], **STOPPED)
     if error is OSError:
@@ -107,7 +107,7 @@ def test_the_best_survives_an_interruption(make_plan, fit, rising, tmp_path):
     assert not equal(state["weights"], torch.load(path, weights_only=True)["callbacks"]["MovingAverage"]["average"])
 
 
-def test_a_loss_that_is_no_number_is_never_the_best():
+def test_a_nan_loss_is_never_the_best():
     best = BestAverage(MovingAverage(0.9), "validation_loss")
     best.ema.average = [torch.ones(2)]
 

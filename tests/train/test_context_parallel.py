@@ -1,4 +1,4 @@
-"""Cells of one context over several processes in training: who shares contexts, what is refused, and that all learn the same.
+"""Cells of one context over several processes in training: groups of processes, errors, and equal gradients.
 
 The slow tests run ``strategy_program.py``, as those of strategies do. ``tests/nn/test_split_denoiser.py`` shows that the network is
 the same to rounding.
@@ -60,10 +60,10 @@ def test_groups_read_contexts_as_processes_would(source):
     assert rows(2, 4, 2) == rows(3, 4, 2) == rows(1, 2, 1) != rows(0, 4, 2)
 
 
-# -- refusals ----------------------------------------------------------------------------------------------------------
+# -- errors ------------------------------------------------------------------------------------------------------------
 
 
-def test_processes_must_make_whole_groups():
+def test_the_number_of_processes_must_be_a_multiple_of_the_group():
     check_group_size(2, 4)
     with pytest.raises(ValueError, match="context_parallel_size=3"):
         check_group_size(3, 4)
@@ -73,7 +73,7 @@ def test_processes_must_make_whole_groups():
         join_group(SimpleNamespace(global_rank=0, world_size=3), 2)
 
 
-def test_that_is_known_before_any_work():
+def test_invalid_groups_raise_before_training():
     with pytest.raises(ValueError, match="context_parallel_size=2.* 1 process.*devices="):
         resolve_strategy("auto", accelerator="cpu", group_size=2)
     with pytest.raises(ValueError, match="3 processes"):
@@ -81,7 +81,7 @@ def test_that_is_known_before_any_work():
     assert resolve_strategy("ddp_fork", accelerator="cpu", devices=1, num_nodes=2, group_size=2) is not None
 
 
-def test_deepspeed_is_refused(monkeypatch):
+def test_deepspeed_raises(monkeypatch):
     monkeypatch.setattr(strategies, "_can_start_again", lambda: True)
     monkeypatch.setattr(strategies, "_check_device", lambda *_: None)
     with pytest.raises(ValueError, match="strategy='ddp'"):
@@ -132,7 +132,7 @@ def alone(run_strategy, tmp_path_factory) -> tuple[Path, Any]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["ddp", "ddp_fork", "ddp_spawn", "fsdp2"])
-def test_two_processes_with_half_of_the_cells_learn_what_one_does(run_strategy, alone, tmp_path, strategy):
+def test_two_processes_with_half_of_the_cells_match_one(run_strategy, alone, tmp_path, strategy):
     """Losses and statistics of every step, the last of an epoch with one context; weights, and what is sampled from a file."""
     kinds = {"ddp": tuple(MODELS), "fsdp2": ("moe", "geometric")}.get(strategy, ("moe",))
     models = {kind: MODELS[kind] for kind in kinds}
@@ -142,7 +142,7 @@ def test_two_processes_with_half_of_the_cells_learn_what_one_does(run_strategy, 
 
 
 @pytest.mark.slow
-def test_two_groups_of_two_learn_what_one_process_that_accumulates_does(run_strategy, tmp_path):
+def test_two_groups_of_two_match_one_process_that_accumulates(run_strategy, tmp_path):
     models, common = {"moe": MODELS["moe"]}, {**ODD, "recompute": "all", "validation_size": 0.3}
     (expected,) = run_strategy(tmp_path / "alone", "auto", devices=1, accumulation=2, models=models, **common)
     ranks = run_strategy(tmp_path / "four", "ddp_fork", devices=4, models=models, context_parallel_size=2, **common)

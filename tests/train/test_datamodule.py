@@ -84,7 +84,7 @@ def test_by_default_nothing_is_held_out(source, nothing):
     assert slices_of(raw.batch for raw in datamodule.train_dataloader()) == {0, 1, 2}
 
 
-def test_impossible_arguments_are_refused(source):
+def test_invalid_arguments_raise(source):
     for share in (-0.1, 1.0, 1.5):
         with pytest.raises(ValueError, match=f"validation_size={share}"):
             ContextDataModule(source, validation_size=share)

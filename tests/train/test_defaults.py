@@ -37,7 +37,7 @@ def test_values_that_are_not_counts_need_little(counts, plain_values):
     assert default_placement(plain_values, 1_000) == {"n_views": 1, "refine": False}
 
 
-def test_a_model_takes_what_suits_its_reference_unless_told_otherwise(tissue, counts):
+def test_defaults_depend_on_the_reference_unless_given(tissue, counts):
     AlphaSTomics.setup_anndata(tissue)
     model = AlphaSTomics(tissue, d_model=16, n_layers=1, n_heads=2)
     assert model.module.config.dropout == default_dropout(counts, tissue.n_obs)

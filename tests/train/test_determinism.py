@@ -38,7 +38,7 @@ def settings():
     )
 
 
-def test_what_is_drawn_follows_the_seed_and_nothing_of_it_is_left():
+def test_draws_follow_the_seed_and_generators_are_restored():
     drawn = []
     for state, seed in ((1, 7), (2, 7), (3, 8)):
         torch.manual_seed(state)
@@ -52,11 +52,11 @@ def test_what_is_drawn_follows_the_seed_and_nothing_of_it_is_left():
 def test_no_gpu_is_started_or_seeded(monkeypatch):
     """One that was started in a process serves none that is forked from it."""
 
-    def refuse(*_):
+    def fail(*_):
         pytest.fail("a GPU was asked for")
 
     for name in ("manual_seed", "manual_seed_all", "get_rng_state", "set_rng_state", "init", "_lazy_call"):
-        monkeypatch.setattr(torch.cuda, name, refuse)
+        monkeypatch.setattr(torch.cuda, name, fail)
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
     with seeded_generators(0):
         torch.rand(1)
@@ -64,7 +64,7 @@ def test_no_gpu_is_started_or_seeded(monkeypatch):
 
 @pytest.mark.parametrize("before", [(False, False, False, None), (True, True, True, ":16:8")])
 @pytest.mark.parametrize("fails", [False, True])
-def test_settings_come_back_whatever_happens(before, fails, monkeypatch):
+def test_settings_are_restored_after_errors(before, fails, monkeypatch):
     torch.use_deterministic_algorithms(before[0], warn_only=before[1])
     torch.backends.cudnn.benchmark = before[2]
     os.environ.pop(WORKSPACE, None)
@@ -89,7 +89,7 @@ def test_settings_come_back_whatever_happens(before, fails, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("deterministic", "kind", "started", "workspace", "is_told"),
+    ("deterministic", "kind", "started", "workspace", "expects_warning"),
     [
         (True, "cuda", True, None, True),
         ("warn", "cuda", True, ":0:0", True),
@@ -99,8 +99,8 @@ def test_settings_come_back_whatever_happens(before, fails, monkeypatch):
         (None, "cuda", True, None, False),
     ],
 )
-def test_cublas_that_cannot_be_told_any_more_is_said(
-    deterministic, kind, started, workspace, is_told, monkeypatch, caplog
+def test_a_warning_if_cublas_was_already_initialized(
+    deterministic, kind, started, workspace, expects_warning, monkeypatch, caplog
 ):
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: started)
     monkeypatch.delenv(WORKSPACE, raising=False)
@@ -108,4 +108,4 @@ def test_cublas_that_cannot_be_told_any_more_is_said(
         monkeypatch.setenv(WORKSPACE, workspace)
     with caplog.at_level(logging.WARNING, logger=determinism.__name__):
         check_cublas_workspace(deterministic, torch.device(kind))
-    assert (f"set {WORKSPACE}=:4096:8 before Python starts" in caplog.text) == is_told
+    assert (f"set {WORKSPACE}=:4096:8 before Python starts" in caplog.text) == expects_warning

@@ -54,13 +54,13 @@ def test_usage_of_real_cells(run):
     assert not any(x.requires_grad for layer in seen.values() for x in (layer.x, *layer.routing))
 
 
-def test_padding_alone_tells_nothing(run):
+def test_padding_alone_gives_no_statistics(run):
     _, _, seen, mask = run(use_moe=True)
     values = layer_statistics(seen, torch.zeros_like(mask))
     assert all(float(value) == 0 for value in values.values())
 
 
-def test_nothing_is_watched_afterwards(run):
+def test_hooks_are_removed_afterwards(run):
     network, _, seen, mask = run(use_moe=True)
     before = dict(seen)
     network(torch.randn(2, 12, 5), torch.randn(2, 12, 2), torch.zeros(2), torch.zeros(2), mask)

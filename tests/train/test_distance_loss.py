@@ -25,7 +25,7 @@ def test_every_kind_trains(kind, small, make_model, train_briefly):
 
 
 @kinds
-def test_the_loss_is_that_of_the_name(kind, make_plan, make_batch, monkeypatch):
+def test_each_name_selects_its_loss(kind, make_plan, make_batch, monkeypatch):
     """From all distances of the positions that the aligned loss is given."""
     clamps = {"distance_clamp": CLAMPS[kind]} if kind in CLAMPS else {}
     plan, batch = (
@@ -52,6 +52,6 @@ def test_the_loss_is_that_of_the_name(kind, make_plan, make_batch, monkeypatch):
 @pytest.mark.parametrize(
     "options", [{"distance_loss": "fape"}, {"distance_clamp": 0.0, "distance_loss": "huber"}, {"distance_clamp": 2.0}]
 )
-def test_impossible_options_are_refused(options):
+def test_invalid_options_raise(options):
     with pytest.raises(ValueError, match=next(iter(options))):
         PlanConfig(**options)

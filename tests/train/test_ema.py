@@ -53,7 +53,7 @@ def trained(decay: float, values: list[float]) -> tuple[MovingAverage, torch.nn.
 
 
 @pytest.mark.parametrize("decay", [0.0, 0.3, 0.999])
-def test_the_average_is_that_of_the_formula(decay):
+def test_the_average_matches_the_formula(decay):
     values = np.random.default_rng(0).normal(size=20).tolist()
     ema, plan, _ = trained(decay, values)
     expected = 1.0
@@ -83,7 +83,7 @@ def test_swapping_twice_changes_no_byte():
     assert weights(plan) == raw
 
 
-def test_validation_sees_the_average_and_training_goes_on_where_it_was():
+def test_validation_uses_the_average_and_training_continues_unchanged():
     ema, plan, trainer = trained(0.9, [2.0, 3.0])
     raw, average = weights(plan), [x.flatten().tolist() for x in ema.average]
     ema.on_validation_start(trainer, plan)
@@ -93,7 +93,7 @@ def test_validation_sees_the_average_and_training_goes_on_where_it_was():
 
 
 @pytest.mark.parametrize("during_validation", [False, True])
-def test_whenever_training_ends_the_average_is_left(during_validation):
+def test_whenever_training_ends_the_average_is_kept(during_validation):
     ema, plan, trainer = trained(0.9, [2.0, 3.0])
     average = [x.flatten().tolist() for x in ema.average]
     if during_validation:
@@ -104,7 +104,7 @@ def test_whenever_training_ends_the_average_is_left(during_validation):
     assert weights(plan) == average
 
 
-def test_before_training_there_is_nothing_to_validate_or_leave():
+def test_before_training_there_is_no_average():
     ema, plan = MovingAverage(0.9), plan_of(4.0)
     ema.on_validation_start(SimpleNamespace(), plan)
     ema.on_validation_end(SimpleNamespace(), plan)

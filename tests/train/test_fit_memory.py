@@ -44,7 +44,7 @@ def fitter(budget: int, **arguments: Any) -> MemoryFitter:
 
 
 @pytest.mark.parametrize("budget", range(300, 3000, 100))
-def test_contexts_wait_before_blocks_are_recomputed(made: list[dict[str, Any]], budget: int) -> None:
+def test_contexts_are_reduced_before_blocks_are_recomputed(made: list[dict[str, Any]], budget: int) -> None:
     n, most = 100, 4
     contexts = [c for c in range(1, most + 1) if formula(n, c, 0) <= budget]
     blocks = [k for k in range(DEPTH + 1) if formula(n, 1, k) <= budget]
@@ -58,7 +58,7 @@ def test_contexts_wait_before_blocks_are_recomputed(made: list[dict[str, Any]], 
     assert found.estimate.peak <= budget
 
 
-def test_where_batches_are_in_parts_gradients_of_earlier_ones_count(made: list[dict[str, Any]]) -> None:
+def test_gradients_of_earlier_parts_count_in_the_estimate(made: list[dict[str, Any]]) -> None:
     fitter(formula(100, 2, 0)).fit(100, 4)
     assert {call["n_contexts"]: call["accumulate"] for call in made if call["n_cells"] > 1} == {
         2: True,
@@ -68,7 +68,7 @@ def test_where_batches_are_in_parts_gradients_of_earlier_ones_count(made: list[d
 
 
 @pytest.mark.parametrize("asked", ["none", 2, "all"])
-def test_what_is_asked_for_is_kept(made: list[dict[str, Any]], asked: Any) -> None:
+def test_given_arguments_are_kept(made: list[dict[str, Any]], asked: Any) -> None:
     k = recomputed_blocks(asked, DEPTH)
     assert k is not None
     assert fitter(formula(100, 2, k), recompute=asked).fit(100, 4)[:2] == (2, k)
@@ -93,7 +93,7 @@ def test_nothing_is_estimated_twice(made: list[dict[str, Any]]) -> None:
 
 
 @pytest.mark.parametrize("error", [NotImplementedError("a shape"), ImportError("no module")])
-def test_what_cannot_be_estimated_is_trained_with_a_warning(
+def test_training_without_an_estimate_gives_a_warning(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: Exception
 ) -> None:
     def fail(*_: Any, **__: Any) -> None:

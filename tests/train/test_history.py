@@ -23,7 +23,7 @@ def run(history: History, values: list[dict[str, float]]) -> History:
     return history
 
 
-def test_tables_are_those_of_scvi():
+def test_tables_match_scvi():
     history = run(History(), [{"train_loss": 3.0, "validation_loss": 5.0, "loss": 9.0}, {"train_loss": 2.0}])
     tables = history.tables()
     assert set(tables) == {"train_loss", "validation_loss"}
@@ -44,13 +44,13 @@ def test_further_training_continues_the_count():
     assert first["train_loss"].index.tolist() == [0, 1]
 
 
-def test_training_that_logged_nothing_leaves_what_was():
+def test_training_without_logs_keeps_the_history():
     first = run(History(), [{"train_loss": 3.0}]).tables()
     pd.testing.assert_frame_equal(History(first).tables()["train_loss"], first["train_loss"])
     assert History(None).tables() == {}
 
 
-def test_a_checkpoint_brings_its_values():
+def test_a_checkpoint_restores_its_values():
     first = run(History(), [{"train_loss": 3.0}, {"train_loss": 2.0}])
     second = History()
     second.load_state_dict(first.state_dict())
@@ -61,7 +61,7 @@ def columns(path):
     return pd.read_csv(path, index_col="epoch")
 
 
-def test_metrics_are_the_history_and_are_there_after_an_error(make_plan, fit, tmp_path):
+def test_metrics_equal_the_history_also_after_an_error(make_plan, fit, tmp_path):
     path = tmp_path / "metrics.csv"
     tables = fit(make_plan(), max_epochs=3, callbacks=[MetricsFile(path)]).model.history_
     assert columns(path).index.tolist() == [0, 1, 2]
@@ -80,7 +80,7 @@ def test_metrics_are_the_history_and_are_there_after_an_error(make_plan, fit, tm
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_metrics_are_written_while_training_goes_on(make_plan, fit, tmp_path, monkeypatch):
+def test_metrics_are_written_during_training(make_plan, fit, tmp_path, monkeypatch):
     monkeypatch.setattr(MetricsFile, "SECONDS", 0.0)
     path, seen = tmp_path / "metrics.csv", []
 

@@ -52,12 +52,12 @@ def reference(schedule: LengthSchedule, step: int) -> int:
 
 
 @given(schedules, st.integers(0, 70_000))
-def test_every_kind_is_its_formula(schedule: LengthSchedule, step: int) -> None:
+def test_every_kind_equals_its_formula(schedule: LengthSchedule, step: int) -> None:
     assert schedule.length(step) == reference(schedule, step)
 
 
 @given(schedules)
-def test_it_begins_short_and_ends_long(schedule: LengthSchedule) -> None:
+def test_the_length_starts_short_and_ends_long(schedule: LengthSchedule) -> None:
     end = schedule.warmup + schedule.growth
     if schedule.growth:
         assert schedule.length(0) == schedule.length(schedule.warmup) == schedule.shortest
@@ -65,7 +65,7 @@ def test_it_begins_short_and_ends_long(schedule: LengthSchedule) -> None:
 
 
 @given(schedules)
-def test_it_never_falls(schedule: LengthSchedule) -> None:
+def test_the_length_never_decreases(schedule: LengthSchedule) -> None:
     end = schedule.warmup + schedule.growth
     steps = range(0, end + 2, max(1, end // 300))
     assert all(a <= b for a, b in pairwise(map(schedule.length, steps)))
@@ -78,7 +78,7 @@ def test_quadratic_is_the_square_and_geometric_doubles() -> None:
     assert [doubling.length(step) for step in (0, 100, 200, 300)] == [128, 256, 512, 1024]
 
 
-def test_a_whole_number_is_not_missed_by_one() -> None:
+def test_whole_numbers_are_not_off_by_one() -> None:
     """0.57 * 100 is 56.99999999999999 in floating point."""
     assert LengthSchedule(shortest=1, longest=101, growth=100).length(57) == 58
     assert LengthSchedule(shortest=100, longest=200, growth=2, kind="cosine").length(1) == 150
@@ -94,13 +94,13 @@ def test_a_whole_number_is_not_missed_by_one() -> None:
         ({"kind": "cubic"}, "'cubic'|'geometric'"),
     ],
 )
-def test_what_makes_no_sense_is_refused(wrong: dict[str, Any], message: str) -> None:
+def test_invalid_arguments_raise(wrong: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         LengthSchedule(**({"shortest": 5, "longest": 10, "growth": 3} | wrong))
 
 
 class Rows(pl.LightningDataModule):
-    """96 rows in batches of the length that was told."""
+    """96 rows in batches of the given length."""
 
     length: int | None = None
 

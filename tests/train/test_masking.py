@@ -1,4 +1,4 @@
-"""Masked diffusion in training: what is asked, of which entries, in which contexts, and that it is learned."""
+"""Masked diffusion in training: targets, masked entries, masked contexts, and that masked values are learned."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_masks_depend_on_the_key_and_move_no_other_draw(make_plan, make_batch):
     )
 
 
-def test_contexts_are_masked_with_the_probability_asked_for(make_plan, make_batch):
+def test_contexts_are_masked_with_the_given_probability(make_plan, make_batch):
     plan = make_plan(mode="joint", modality_dropout=0.0, masking=MaskingConfig(masking_probability=0.25))
     masks = clocks_and_masks(plan, make_batch(n_epochs=60))[2]
     hit = masks.expression.any(2).any(1)
@@ -80,8 +80,8 @@ def test_contexts_are_masked_with_the_probability_asked_for(make_plan, make_batc
     assert float(hit.float().mean()) == pytest.approx(0.25, abs=4 * np.sqrt(0.25 * 0.75 / len(hit)))
 
 
-class Answer(torch.nn.Module):
-    """Says what it was told to say."""
+class FixedPrediction(torch.nn.Module):
+    """Returns the given prediction."""
 
     def __init__(self, module: Denoiser, expression: torch.Tensor, position: torch.Tensor) -> None:
         super().__init__()
@@ -107,7 +107,7 @@ def test_the_target_is_clean_and_only_masked_entries_are_compared(make_plan, mak
     plan = make_plan(mode=mode, masking=ALWAYS, shared_frame=True, deformation=0.0, spacing=0.0)
     batch = make_batch()
     true = batch.target
-    plan.objective.module = answer = Answer(plan.module, -true, -batch.position)
+    plan.objective.module = answer = FixedPrediction(plan.module, -true, -batch.position)
     exact = plan.objective.losses(batch)
     masks = answer.masked
     dropped = (plan.objective.draw(batch, TRAINING)[0] <= 0)[:, None] & ~batch.measured
@@ -125,11 +125,11 @@ def test_the_target_is_clean_and_only_masked_entries_are_compared(make_plan, mak
         torch.testing.assert_close(wrong[name], exact[name])
 
 
-def test_what_is_masked_is_not_marked_as_known(make_plan, make_batch):
+def test_masked_entries_are_not_marked_as_observed(make_plan, make_batch):
     batch, observed = make_batch(n_epochs=20), []
     for masking in (None, ALWAYS):
         plan = make_plan(mode="pos_to_expr", masking=masking, shared_frame=True, deformation=0.0, spacing=0.0)
-        plan.objective.module = answer = Answer(plan.module, batch.target, batch.position)
+        plan.objective.module = answer = FixedPrediction(plan.module, batch.target, batch.position)
         plan.objective.losses(batch)
         observed.append(answer.observed)
     masks = answer.masked[0]
@@ -139,7 +139,7 @@ def test_what_is_masked_is_not_marked_as_known(make_plan, make_batch):
 
 @modes
 @pytest.mark.parametrize("shared_frame", [False, True])
-def test_losses_of_a_batch_are_those_of_its_contexts(make_plan, make_batch, singles, mode, shared_frame):
+def test_losses_of_a_batch_match_its_contexts(make_plan, make_batch, singles, mode, shared_frame):
     plan, batch = make_plan(mode=mode, masking=ALWAYS, shared_frame=shared_frame), make_batch()
     together = plan.objective.losses(batch)
     assert bool((together["masked"] > 0).any())
@@ -161,7 +161,7 @@ def test_validation_masks_nothing(make_plan, make_batch, mode):
 
 
 @modes
-def test_what_is_not_masked_is_trained_as_before(make_plan, make_batch, mode):
+def test_unmasked_contexts_are_trained_as_without_masking(make_plan, make_batch, mode):
     """With masking that never happens every other loss and gradient is the same to the bit."""
     plain, batch = make_plan(mode=mode), make_batch()
     never = make_plan(mode=mode, masking=MaskingConfig(masking_probability=0.0))
@@ -189,7 +189,7 @@ def test_tokens_have_a_gradient_in_every_step_and_learn_where_they_are_used(make
             assert bool(token.grad.any()) == bool(probability)
 
 
-def test_the_loss_has_the_weight_asked_for(make_plan, make_batch):
+def test_the_loss_has_the_given_weight(make_plan, make_batch):
     batch = make_batch()
     plans = [make_plan(masking=ALWAYS, reconstruction_weight=weight) for weight in (0.0, 3.0)]
     losses = [plan.objective.losses(batch) for plan in plans]
@@ -197,7 +197,7 @@ def test_the_loss_has_the_weight_asked_for(make_plan, make_batch):
     assert high - low == pytest.approx(3 * float(losses[0]["masked"].detach().mean()), rel=1e-4)
 
 
-def test_a_denoiser_without_tokens_is_refused(make_plan):
+def test_a_denoiser_without_tokens_raises(make_plan):
     with pytest.raises(ValueError, match="mask_tokens=True"):
         TrainingPlan(make_plan().module, masking=ALWAYS)
 
@@ -222,7 +222,7 @@ class Shares(pl.Callback):
 
 
 @pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`")
-def test_a_resumed_training_takes_up_the_ratio(make_plan, fit, tmp_path):
+def test_a_resumed_training_continues_the_ratio(make_plan, fit, tmp_path):
     masking = MaskingConfig(masking_probability=1.0, initial_mask_share=0.1, mask_ramp_steps=10)
 
     def run(*callbacks: pl.Callback, **kwargs):

@@ -120,20 +120,20 @@ def compare(config: DenoiserConfig, steps: list[tuple[int, int]], precision: str
 
 
 @has_status
-def test_two_estimates_are_within_15_percent_of_what_is_measured() -> None:
+def test_two_estimates_are_within_15_percent_of_the_measurement() -> None:
     # So many cells that the 10 MB by which the peak of a process varies are little.
     compare(SMALL, [(3072, 2), (3072, 0)])
 
 
 @has_status
 @pytest.mark.slow
-def test_six_estimates_are_within_15_percent_of_what_is_measured() -> None:
+def test_six_estimates_are_within_15_percent_of_the_measurement() -> None:
     compare(CONFIG, [(n, k) for n in (2048, 8192) for k in (DEPTH, DEPTH // 2, 0)])
 
 
 @has_status
 @pytest.mark.slow
-def test_an_estimate_in_bfloat16_is_within_15_percent_of_what_is_measured() -> None:
+def test_an_estimate_in_bfloat16_is_within_15_percent_of_the_measurement() -> None:
     compare(CONFIG, [(4096, DEPTH)], "bf16-mixed")
 
 
@@ -181,7 +181,7 @@ def scale_step(depth: int) -> Step:
 
 
 @pytest.mark.parametrize("accumulate", [False, True])
-def test_every_part_is_what_counting_by_hand_gives(accumulate: bool) -> None:
+def test_every_part_equals_a_count_by_hand(accumulate: bool) -> None:
     """When the gradient of the last tanh is taken: x, five tanh and that gradient; no gradient of w but an earlier one."""
     estimate = estimate_step(lambda: scale_step(5), accumulate=accumulate)
     assert estimate.parameters == 4 * N
@@ -198,7 +198,7 @@ def test_the_update_of_the_weights_may_take_most() -> None:
     assert estimate.activations == pytest.approx(3 * 4 * N, abs=64)
 
 
-def test_without_training_only_weights_and_temporaries_are_held() -> None:
+def test_without_training_only_weights_and_temporaries_take_memory() -> None:
     """w, x, a tanh and the one before it; no gradient, no optimizer."""
     estimate = estimate_step(lambda: scale_step(5), training=False)
     assert estimate.gradients == estimate.optimizer == 0
@@ -216,7 +216,7 @@ def test_shared_storage_counts_once() -> None:
 
 
 @pytest.mark.parametrize(("n", "k"), [(300, 0), pytest.param(1500, 2, marks=pytest.mark.slow)])
-def test_the_count_is_that_of_pytorchs_tracker(n: int, k: int) -> None:
+def test_the_count_matches_the_tracker_of_pytorch(n: int, k: int) -> None:
     """MemTracker, which follows modules too and takes six times as long."""
     tracker = pytest.importorskip("torch.distributed._tools.mem_tracker").MemTracker
     observed: dict[str, Any] = {}
@@ -230,7 +230,7 @@ def test_the_count_is_that_of_pytorchs_tracker(n: int, k: int) -> None:
             return self.run()
 
     def tracked(make_step: Any, **_: Any) -> None:
-        """The same step under the tracker; the second mode answers what is asked of values, and counts in vain."""
+        """The same step under the tracker; the second mode returns values of tensors, and its count is not used."""
         with fake_tensors():
             step = make_step()
             root, tracker_ = Root(step), tracker()
@@ -252,7 +252,7 @@ def test_only_the_device_of_the_step_is_counted() -> None:
     assert counter.peak == 0
 
 
-def test_an_operator_that_knows_its_shape_is_counted() -> None:
+def test_an_operator_with_a_known_shape_is_counted() -> None:
     """What searches a tree outside of PyTorch takes part in an estimate like this."""
 
     @torch.library.custom_op("alphastomics_tests::nearest", mutates_args=())
@@ -309,7 +309,7 @@ def test_more_of_anything_takes_more_and_16_bits_take_less() -> None:
     assert peak(precision="bf16-mixed") < usual
 
 
-def test_evenly_used_experts_hold_what_their_rows_take() -> None:
+def test_evenly_used_experts_take_the_memory_of_their_rows() -> None:
     """Two of four experts, each as wide as the dense network, have twice its hidden layers."""
     config = replace(CONFIG, n_layers=1, d_model=256)
     experts = {"use_moe": True, "expert_width": "full"}
@@ -347,15 +347,15 @@ def test_the_policy_takes_the_smallest_number_of_blocks_that_fits() -> None:
     assert RecomputePolicy(n_blocks=4, budget=budget).choose(peak, 800) == 3
 
 
-def test_it_is_written_in_one_line() -> None:
+def test_an_estimate_prints_on_one_line() -> None:
     estimate = MemoryEstimate(parameters=2**30, gradients=2**29, optimizer=3 * 2**30, activations=2**31)
     assert str(estimate) == "6.50 GiB (parameters 1.00, gradients 0.50, optimizer 3.00, activations 2.00)"
 
 
-# -- refusals --------------------------------------------------------------------------------------------------------
+# -- errors ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_shape_that_depends_on_values_is_refused() -> None:
+def test_a_data_dependent_shape_raises() -> None:
     def make_step() -> Step:
         x = torch.zeros(10)
         return Step(nn.Identity(), [x], lambda: x.unique())
@@ -364,6 +364,6 @@ def test_a_shape_that_depends_on_values_is_refused() -> None:
         estimate_step(make_step, training=False)
 
 
-def test_an_unknown_precision_is_refused() -> None:
+def test_an_unknown_precision_raises() -> None:
     with pytest.raises(ValueError, match="precision='64-true'.*'32'"):
         estimate_training(CONFIG, n_cells=10, precision="64-true")

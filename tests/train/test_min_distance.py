@@ -12,7 +12,7 @@ from alphastomics.train.timesteps import keyed_rng
 
 
 class Recorder(torch.nn.Module):
-    """Returns what it is told to, and keeps what it was given."""
+    """Returns the given prediction, and keeps its inputs."""
 
     n_neighbors = 12
 
@@ -51,7 +51,7 @@ def test_the_network_works_in_units_of_the_spacing(grids):
 
 
 def test_copying_the_input_costs_one_and_the_truth_nothing(grids):
-    """The loss is in units of the noise, and looks at cells that have all their neighbors."""
+    """The loss is in units of the noise, and covers cells that have all their neighbors."""
     network = Recorder()
     losses = min_distance_losses(network, grids, 0.1, 0)
     x = grids.patch[0] / 0.1

@@ -29,7 +29,7 @@ def formula(schedule: str, share: float) -> float:
 
 
 @pytest.mark.parametrize("schedule", ["cosine", "linear", "constant"])
-def test_rates_are_those_of_the_formula(make_plan, fit, schedule):
+def test_rates_match_the_formula(make_plan, fit, schedule):
     rates = Rates()
     plan = make_plan(
         mode="expr_to_pos",
@@ -54,6 +54,6 @@ def test_schedules_differ_and_cosine_is_the_default():
     assert len({formula(schedule, 0.3) for schedule in ("cosine", "linear", "constant")}) == 3
 
 
-def test_an_unknown_schedule_is_refused():
+def test_an_unknown_schedule_raises():
     with pytest.raises(ValueError, match="lr_schedule='step'.*'cosine', 'linear', 'constant'"):
         PlanConfig(lr_schedule="step")

@@ -61,7 +61,7 @@ def test_noise_is_standard_and_independent(make_plan, make_batch):
 
 
 @modes
-def test_losses_of_a_batch_are_those_of_its_contexts(make_plan, make_batch, singles, mode):
+def test_losses_of_a_batch_match_its_contexts(make_plan, make_batch, singles, mode):
     plan, batch = make_plan(mode=mode), make_batch()
     together = plan.objective.losses(batch)
     for i, alone in enumerate(singles(batch)):
@@ -71,7 +71,7 @@ def test_losses_of_a_batch_are_those_of_its_contexts(make_plan, make_batch, sing
 
 
 @modes
-def test_what_padding_holds_does_not_matter(make_plan, make_batch, mode):
+def test_padding_values_change_nothing(make_plan, make_batch, mode):
     plan, batch = make_plan(mode=mode), make_batch()
     rubbish = {
         name: torch.where(batch.mask[..., None], getattr(batch, name), 77.0)
@@ -92,7 +92,7 @@ def test_the_canonical_frame_does_not_depend_on_padding(make_plan, make_batch, s
 
 
 @pytest.mark.parametrize("reflect", [False, True])
-def test_the_canonical_frame_forgets_the_frame_of_the_slice(make_plan, make_batch, reflect):
+def test_the_canonical_frame_does_not_depend_on_the_frame_of_the_slice(make_plan, make_batch, reflect):
     plan, batch = make_plan(), make_batch()
     expected = plan.objective.canonical(batch, batch.mask)
     actual = plan.objective.canonical(turned(batch, reflect), batch.mask)
@@ -110,7 +110,7 @@ def test_the_canonical_frame_is_a_rigid_motion_onto_the_conditional_mean(make_pl
 @pytest.mark.parametrize("mode", ["expr_to_pos", "joint", "any"])
 @pytest.mark.parametrize("reflect", [False, True])
 def test_the_frame_of_a_slice_changes_no_loss(make_plan, make_batch, mode, reflect):
-    """The key property: where a slice lies, and which way it faces, says nothing."""
+    """The key property: where a slice lies, and its orientation, have no effect."""
     plan, batch = make_plan(mode=mode), make_batch()
     expected, actual = plan.objective.losses(batch), plan.objective.losses(turned(batch, reflect))
     assert bool((sum(expected.values()) > 0).all())
@@ -118,7 +118,7 @@ def test_the_frame_of_a_slice_changes_no_loss(make_plan, make_batch, mode, refle
         torch.testing.assert_close(actual[name], value, atol=1e-3, rtol=1e-3)
 
 
-def test_finding_the_frame_leaves_the_network_as_it_was(make_plan, make_batch):
+def test_canonical_frame_leaves_the_network_unchanged(make_plan, make_batch):
     """Dropout is off while the frame is found, or the frame would be random, and on afterwards."""
     plan, batch = make_plan(dropout=0.5), make_batch()
     plan.module.train()
@@ -147,7 +147,7 @@ def test_a_shared_frame_is_left_alone(make_plan, sources):
     )
 
 
-def test_each_loss_applies_where_its_clock_says(make_plan, make_batch):
+def test_each_loss_depends_on_its_timestep(make_plan, make_batch):
     plan, batch = make_plan(mode="any"), make_batch(n_epochs=8)
     t_expr, t_pos, *_ = plan.objective.draw(batch, 0)
     losses = plan.objective.losses(batch)
@@ -201,7 +201,7 @@ def test_validation_has_noise_of_its_own(make_plan, make_batch, monkeypatch):
 
 
 def test_expression_to_be_sampled_is_as_it_was_measured(make_plan, make_batch):
-    """Augmentation is for what is given; what is asked for is all genes of the cells that nobody knows."""
+    """Augmentation is for what is given; the target is all genes of the cells without observed expression."""
     plan, batch = make_plan(mode="pos_to_expr", modality_dropout=1.0, deformation=0.0), make_batch(n_epochs=12)
     t_expr, t_pos, *_ = plan.objective.draw(batch, 0)
     asked, (observed, value) = t_expr == 1, plan.objective.observed(batch, batch.target, t_expr, 0)
@@ -218,7 +218,7 @@ def test_expression_to_be_sampled_is_as_it_was_measured(make_plan, make_batch):
         assert float(losses[i]) == pytest.approx(float(error.mean()) if len(error) else 0.0, rel=1e-4)
 
 
-def test_held_entries_are_those_of_sampled_contexts(make_plan, make_batch, singles):
+def test_observed_entries_match_sampled_contexts(make_plan, make_batch, singles):
     plan, batch = make_plan(mode="pos_to_expr", modality_dropout=1.0), make_batch(n_epochs=20)
     t_expr, *_ = plan.objective.draw(batch, 0)
     observed, _ = plan.objective.observed(batch, batch.target, t_expr, 0)
@@ -232,7 +232,7 @@ def test_held_entries_are_those_of_sampled_contexts(make_plan, make_batch, singl
         assert torch.equal(plan.objective.observed(alone, alone.target, t_expr[i : i + 1], 0)[0][0], observed[i, :n])
 
 
-def test_genes_are_given_as_an_input_has_them(make_plan, source):
+def test_observed_genes_match_the_input_panel(make_plan, source):
     """Whole cells are given as measured; some genes of a cell thinned, and only where the input has them."""
     augmentation = Augmentation(gene_dropout=0.8, thinning=0.9, gene_noise=0.4)
     dataset = ContextDataset(source, context_size=30, seed=0, augmentation=augmentation, targets=True)
@@ -250,7 +250,7 @@ def test_genes_are_given_as_an_input_has_them(make_plan, source):
     assert not torch.allclose(value[part], batch.target[part])
 
 
-def test_given_positions_are_those_of_the_slice(make_plan, source):
+def test_given_positions_match_the_slice(make_plan, source):
     """A context is a part of a slice that is known as a whole: its cells lie about the center of the slice."""
     dataset = ContextDataset(source, context_size=30, seed=0, augmentation=Augmentation(composition=20.0), targets=True)
     batch = collate([dataset[i] for i in range(len(dataset))])
@@ -358,7 +358,7 @@ def test_learning_rate_warms_up_and_falls_to_its_final_share(make_plan):
     assert make_plan(warmup_steps=0).config.warmup_steps == 0
 
 
-def test_learning_rate_follows_the_clock_where_time_is_short(make_plan, monkeypatch):
+def test_learning_rate_follows_max_time(make_plan, monkeypatch):
     plan = make_plan(max_seconds=100.0)
     plan._trainer = SimpleNamespace(world_size=1, estimated_stepping_batches=float("inf"), global_step=3)
     monkeypatch.setattr("alphastomics.train.plan.time.monotonic", lambda: plan._started + 40)
@@ -369,7 +369,7 @@ def test_learning_rate_follows_the_clock_where_time_is_short(make_plan, monkeypa
     assert plan.progress() == 1
 
 
-def test_no_warm_up_is_a_choice(make_plan):
+def test_warm_up_can_be_disabled(make_plan):
     plan = make_plan(warmup_steps=0)
     plan._trainer = SimpleNamespace(world_size=1, estimated_stepping_batches=100, global_step=0)
     assert plan._learning_rate_factor(0) == pytest.approx(1)

@@ -52,7 +52,7 @@ def test_losses_of_given_values_are_the_same_in_16_bits(loss) -> None:
         assert torch.equal(loss(x, y, mask, **width), exact)
 
 
-def test_the_budget_of_a_processor_is_what_is_available(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_budget_of_a_cpu_is_the_available_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     meminfo = tmp_path / "meminfo"
     meminfo.write_text("MemTotal:       16000 kB\nMemFree:         100 kB\nMemAvailable:    12345 kB\n")
     monkeypatch.setattr(precision, "MEMINFO", meminfo)
@@ -61,9 +61,7 @@ def test_the_budget_of_a_processor_is_what_is_available(tmp_path: Path, monkeypa
 
 
 @pytest.mark.parametrize("content", [None, "MemTotal:       16000 kB\n"])
-def test_a_system_that_does_not_say_has_all_of_its_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str | None
-) -> None:
+def test_usable_memory_without_meminfo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str | None) -> None:
     meminfo = tmp_path / "meminfo"
     if content is not None:
         meminfo.write_text(content)
@@ -76,7 +74,7 @@ def test_a_system_that_does_not_say_has_all_of_its_memory(
         usable_memory("cpu")
 
 
-def test_the_budget_of_a_gpu_is_what_is_free_less_5_percent(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_budget_of_a_gpu_is_95_percent_of_the_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also free is what PyTorch's allocator keeps from earlier tensors."""
     stub = SimpleNamespace(
         mem_get_info=lambda _: (10_000, 80_000), memory_reserved=lambda _: 5000, memory_allocated=lambda _: 3000
@@ -92,7 +90,7 @@ def test_the_budget_of_this_gpu_is_below_its_memory() -> None:
     assert 0.9 * free < usable_memory("cuda") < total
 
 
-def test_an_argument_overrides_what_is_free() -> None:
+def test_an_argument_overrides_the_free_memory() -> None:
     assert usable_memory("cpu", 5000) == usable_memory("cuda", 5000) == 5000
     with pytest.raises(ValueError, match="limit=0"):
         usable_memory("cpu", 0)

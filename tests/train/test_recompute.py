@@ -59,7 +59,7 @@ def test_loss_and_gradients_are_those_without_recompute(k: int, config: dict[str
         torch.testing.assert_close(recomputed[name], gradient, rtol=1e-6, atol=1e-6, msg=name)
 
 
-def test_it_holds_in_mixed_precision() -> None:
+def test_recompute_in_mixed_precision() -> None:
     denoiser = make_denoiser()
     loss, gradients = step(denoiser, 0, precision=True)
     again, recomputed = step(denoiser, DEPTH, precision=True)
@@ -74,7 +74,7 @@ def test_dropout_is_drawn_anew_by_every_step() -> None:
         assert not torch.equal(denoiser.blocks[0](x, clock), denoiser.blocks[0](x, clock))
 
 
-def test_only_the_first_blocks_keep_nothing() -> None:
+def test_only_the_first_blocks_are_recomputed() -> None:
     denoiser = make_denoiser()
     x, clock = torch.randn(2, 12, 32, requires_grad=True), torch.randn(2, 32)
 
@@ -164,14 +164,14 @@ def test_the_chosen_number_fits_and_one_less_does_not(falls: list[int], share: f
     assert len(asked) <= ceil(log2(depth)) + 1 + (k == depth)
 
 
-def test_what_fits_as_it_is_takes_one_estimate() -> None:
+def test_a_step_that_fits_takes_one_estimate() -> None:
     asked: list[int] = []
     policy = RecomputePolicy(n_blocks=12, budget=10)
     assert policy.choose(lambda _, k: asked.append(k) or 10, 100) == 0
     assert asked == [0]
 
 
-def test_the_refusal_says_what_would_fit() -> None:
+def test_the_error_names_what_would_fit() -> None:
     """Memory of n cells: n MiB, and as much again where no block is recomputed."""
     policy = RecomputePolicy(n_blocks=6, budget=3000 * MIB)
     asked: list[tuple[int, int]] = []
@@ -194,6 +194,6 @@ def test_the_refusal_says_what_would_fit() -> None:
 
 
 @pytest.mark.parametrize("wrong", [{"n_blocks": 0}, {"budget": 0}])
-def test_what_makes_no_sense_is_refused(wrong: dict[str, int]) -> None:
+def test_invalid_arguments_raise(wrong: dict[str, int]) -> None:
     with pytest.raises(ValueError, match=next(iter(wrong))):
         RecomputePolicy(**({"n_blocks": 4, "budget": 100} | wrong))

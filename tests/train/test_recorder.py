@@ -23,7 +23,7 @@ def weights(plan) -> list[torch.Tensor]:
     return [parameter.detach().clone() for parameter in plan.module.parameters()]
 
 
-def test_watching_changes_nothing(make_plan, fit, batches):
+def test_recording_changes_nothing(make_plan, fit, batches):
     alone, watched = make_plan(dropout=0.2), make_plan(dropout=0.2)
     torch.manual_seed(3)
     fit(alone, max_epochs=3)
@@ -69,5 +69,5 @@ def test_every_step_is_timed(make_plan, fit, monkeypatch):
     assert recorder.points[-1].seconds == 2 * runner.trainer.global_step + 2
 
 
-def test_nothing_is_known_of_a_training_without_steps():
+def test_a_training_without_steps_has_no_record():
     assert np.isnan(TrainingRecorder().step_seconds)

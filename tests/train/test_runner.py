@@ -35,18 +35,18 @@ def equal(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
         ({"minutes": 1, "seconds": 5}, 65.0),
     ],
 )
-def test_times_are_those_of_lightning_or_seconds(given, seconds):
+def test_times_match_lightning_or_seconds(given, seconds):
     assert seconds_of(given) == seconds
 
 
 @pytest.mark.parametrize("bad", ["90", "1:30", "00:00:90", "a:b:c:d", "00:00:00:-5"])
-def test_a_time_in_another_form_is_refused(bad):
+def test_a_time_in_another_format_raises(bad):
     with pytest.raises(ValueError, match="DD:HH:MM:SS"):
         seconds_of(bad)
 
 
 @pytest.mark.parametrize("bad", [0, -1, "00:00:00:00", timedelta(0), float("nan")])
-def test_a_time_that_is_none_is_refused(bad):
+def test_an_invalid_time_raises(bad):
     with pytest.raises(ValueError, match="positive"):
         seconds_of(bad)
 
@@ -100,7 +100,7 @@ def test_training_reduces_the_losses(make_plan, fit):
         assert values[-4:].mean() < share * values[0], name
 
 
-def test_what_is_left_is_the_average(make_plan, fit):
+def test_the_average_is_kept(make_plan, fit):
     """Followed by hand from the weights after each step."""
     plan, seen = make_plan(), []
     follow = pl.callbacks.LambdaCallback(on_train_batch_end=lambda *_: seen.append(weights(plan)))
@@ -135,7 +135,7 @@ def test_a_gradient_that_is_not_finite_does_not_reach_the_weights(make_plan, fit
     assert all(bool(weight.isfinite().all()) for weight in weights(plan))
 
 
-def test_after_a_bad_loss_the_last_good_average_is_left(make_plan, fit):
+def test_after_a_non_finite_loss_the_last_finite_average_is_kept(make_plan, fit):
     """The same as if training had ended before the bad step."""
     bad, good = make_plan(), make_plan()
     with pytest.raises(NonFiniteLossError):
@@ -149,7 +149,7 @@ def interrupt() -> None:
     raise KeyboardInterrupt
 
 
-def test_an_interrupt_leaves_a_trained_model_and_the_signal_as_it_was(make_plan, fit, caplog):
+def test_an_interrupt_keeps_a_trained_model_and_restores_the_signal_handler(make_plan, fit, caplog):
     plan, handler = make_plan(), signal.getsignal(signal.SIGINT)
     before = weights(plan)
     runner = fit(plan, max_epochs=50, callbacks=[AtStep(3, lambda trainer, plan: interrupt())])

@@ -42,7 +42,7 @@ def inputs() -> tuple[torch.Tensor, ...]:
     return torch.randn(2, 7, 6), torch.randn(2, 7, 2), torch.full((2,), 0.5), torch.full((2,), 0.5)
 
 
-def test_a_copy_is_spread_and_says_the_same(mesh):
+def test_a_sharded_copy_has_the_same_predictions(mesh):
     module = network()
     copy = shard(module, mesh)
     assert all(isinstance(p, DTensor) for p in copy.parameters())
@@ -65,7 +65,7 @@ def test_every_parameter_has_the_gradient_of_the_whole_network_or_0(mesh, sharin
     assert idle > 0
 
 
-def test_weights_are_whole_where_someone_looks_inside(mesh):
+def test_weights_are_gathered_on_access(mesh):
     copy = shard(network(), mesh)
     copy(*inputs())
     with full_weights(copy.blocks):
@@ -83,7 +83,7 @@ class Trainer:
     global_step = 0
 
 
-def test_the_average_is_kept_in_parts_and_left_whole(mesh):
+def test_the_average_is_sharded_and_gathered_at_the_end(mesh):
     module = network()
     before = [p.detach().clone() for p in module.parameters()]
     plan, trainer, ema = Plan(shard(module, mesh)), Trainer(), MovingAverage(0.5)
@@ -106,7 +106,7 @@ def test_the_average_is_kept_in_parts_and_left_whole(mesh):
         torch.testing.assert_close(mine.detach(), value)
 
 
-def test_an_average_from_a_file_is_spread_as_the_weights_are(mesh):
+def test_a_loaded_average_is_sharded_as_the_weights(mesh):
     plan, ema = Plan(shard(network(), mesh)), MovingAverage(0.5)
     values = [torch.full(p.shape, 3.0) for p in plan.parameters()]
     ema.on_fit_start(Trainer(), plan)
@@ -117,7 +117,7 @@ def test_an_average_from_a_file_is_spread_as_the_weights_are(mesh):
     assert all(bool((full_tensor(value) == 3.0).all()) for value in local_params(plan))
 
 
-def test_what_is_whole_stays_whole():
+def test_unsharded_modules_are_unchanged():
     value = torch.ones(3)
     assert distribute_like(value, torch.zeros(3)) is value
     assert full_tensor(value) is value

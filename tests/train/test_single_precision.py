@@ -1,6 +1,6 @@
-"""Nothing that a device computes in training or sampling has 64 bits, which Apple's GPUs do not know.
+"""Nothing that a device computes in training or sampling has 64 bits, which Apple's GPUs do not support.
 
-There is no such device here. A step of training runs on tensors that say that they are on one and hold no data; and training and
+There is no such device here. A step of training runs on tensors whose device is such a one and that hold no data; and training and
 sampling run on the processor, where only what came there by ``cpu()`` may be widened.
 """
 
@@ -24,7 +24,7 @@ from alphastomics.train.distributed.devices import resolve_precision
 from alphastomics.train.memory import estimate as memory
 from alphastomics.train.memory.estimate import StorageCounter, fake_tensors
 
-DEVICE = "meta"  # "mps" cannot be said where PyTorch was built without it
+DEVICE = "meta"  # "mps" is invalid where PyTorch was built without it
 MARK = "came_to_the_processor"
 DOUBLE = (torch.float64, torch.complex128)
 NETWORKS: dict[str, dict[str, Any]] = {
@@ -37,7 +37,7 @@ NETWORKS: dict[str, dict[str, Any]] = {
 
 
 class NoDoubles(StorageCounter):
-    """Refuses tensors of 64 bits on the device; answers what is asked of values that are not there."""
+    """Raises for tensors of 64 bits on the device; returns values for tensors without data."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = super().__torch_dispatch__(func, types, args, kwargs)
@@ -49,7 +49,7 @@ class NoDoubles(StorageCounter):
 
 @pytest.fixture
 def on_device(monkeypatch):
-    """Let what estimates a step run it on a device without data, and refuse what has 64 bits there."""
+    """Run estimated steps on a device without data, and raise for 64 bits there."""
 
     def run(make_step, **_) -> None:
         with fake_tensors():
@@ -71,13 +71,13 @@ def on_device(monkeypatch):
 
     monkeypatch.setattr(memory, "estimate_step", run)
     monkeypatch.setattr(torch.autocast, "__init__", autocast)
-    monkeypatch.setattr(torch.Tensor, "tolist", ones)  # which asks past the modes
+    monkeypatch.setattr(torch.Tensor, "tolist", ones)  # which bypasses the modes
 
 
 @pytest.mark.usefixtures("on_device")
 @pytest.mark.parametrize("network", NETWORKS)
 @pytest.mark.parametrize("n_dims", [2, 3])
-def test_a_step_of_training_has_no_64_bits_on_the_device(network, n_dims):
+def test_a_training_step_has_no_float64_on_the_device(network, n_dims):
     config = DenoiserConfig(n_genes=20, n_dims=n_dims, d_model=16, n_layers=1, n_heads=2, **NETWORKS[network])
     masking = MaskingConfig() if config.mask_tokens else None
     memory.estimate_training(config, n_cells=40, n_contexts=2, device=DEVICE, masking=masking)
@@ -121,7 +121,7 @@ def widened(monkeypatch) -> NotWidened:
     return NotWidened()
 
 
-def test_what_is_prepared_in_64_bits_came_to_the_processor_first(widened):
+def test_float64_values_are_prepared_on_the_cpu(widened):
     tissue = synthetic_tissue(n_slices=2, n_cells=60, n_genes=20, random_state=0)
     AlphaSTomics.setup_anndata(tissue, slice_key="slice_id")
     model = AlphaSTomics(tissue, mode="any", d_model=16, n_layers=1, n_heads=2)

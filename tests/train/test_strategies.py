@@ -1,4 +1,4 @@
-"""How training is spread over processes: what is refused and why, and that all ways learn the same.
+"""How training is spread over processes: errors, and that all strategies give the same weights.
 
 The slow tests run ``strategy_program.py``, once for each strategy.
 """
@@ -71,13 +71,13 @@ def test_one_device_needs_no_strategy():
 
 
 @pytest.mark.usefixtures("script")
-def test_several_devices_of_a_script_train_by_ddp():
+def test_several_devices_of_a_script_use_ddp():
     assert type(resolve_strategy("auto", accelerator="cpu", devices=2)) is DDPStrategy
     assert type(resolve_strategy("auto", accelerator="cpu", num_nodes=2)) is DDPStrategy
 
 
 @pytest.mark.usefixtures("notebook")
-def test_several_devices_of_a_notebook_train_by_forks():
+def test_several_devices_of_a_notebook_use_fork():
     strategy = resolve_strategy("auto", accelerator="cpu", devices=2)
     assert isinstance(strategy, LaunchedDDPStrategy)
     assert strategy.start_method == "fork"
@@ -87,7 +87,7 @@ def test_several_devices_of_a_notebook_train_by_forks():
 
 @pytest.mark.usefixtures("script")
 @pytest.mark.parametrize("name", ["ddp", "ddp_find_unused_parameters_true", "ddp_spawn", "ddp_fork", "fsdp2"])
-def test_known_names_have_a_strategy_on_processors(name):
+def test_known_names_have_a_strategy_on_cpus(name):
     assert resolve_strategy(name, accelerator="cpu", devices=2) is not None
 
 
@@ -96,16 +96,16 @@ def test_an_object_of_lightning_is_taken_as_it_is():
     assert resolve_strategy(strategy) is strategy
 
 
-def test_an_unknown_name_is_told_the_known_ones():
+def test_an_unknown_name_raises_with_the_known_ones():
     with pytest.raises(ValueError, match="strategy='dpp'.*'auto', 'ddp'") as error:
         resolve_strategy("dpp")
     assert all(repr(name) in str(error.value) for name in STRATEGIES)
 
 
-# -- refusals: one sentence each, with what to take instead --------------------------------------------------------------
+# -- errors: a short message with an alternative -----------------------------------------------------------------------
 
 
-def refusal(kind: type[Exception], name: str, **arguments: Any) -> str:
+def error_message(kind: type[Exception], name: str, **arguments: Any) -> str:
     with pytest.raises(kind) as error:
         resolve_strategy(name, accelerator="cpu", devices=2, **arguments)
     message = str(error.value)
@@ -115,18 +115,18 @@ def refusal(kind: type[Exception], name: str, **arguments: Any) -> str:
 
 
 @pytest.mark.usefixtures("script")
-def test_what_needs_gpus_says_what_does_not():
-    assert "strategy='fsdp2'" in refusal(ValueError, "fsdp")
-    assert "GPU" in refusal(ValueError, "deepspeed_stage_2_offload")
+def test_strategies_for_gpus_raise_without_gpus():
+    assert "strategy='fsdp2'" in error_message(ValueError, "fsdp")
+    assert "GPU" in error_message(ValueError, "deepspeed_stage_2_offload")
 
 
 @pytest.mark.usefixtures("script")
-def test_on_gpus_it_says_what_else_is_missing(on, monkeypatch):
+def test_strategies_on_gpus_raise_without_their_packages(on, monkeypatch):
     on("cuda")
-    assert "norm" in refusal(ValueError, "fsdp")
-    assert "average" in refusal(ValueError, "deepspeed_stage_3")
+    assert "norm" in error_message(ValueError, "fsdp")
+    assert "average" in error_message(ValueError, "deepspeed_stage_3")
     monkeypatch.setattr(strategies, "find_spec", lambda _: None)
-    assert "pip install deepspeed" in refusal(ImportError, "deepspeed_stage_1")
+    assert "pip install deepspeed" in error_message(ImportError, "deepspeed_stage_1")
     monkeypatch.setattr(strategies, "find_spec", lambda _: object())
     assert resolve_strategy("deepspeed_stage_1", accelerator="cpu", devices=2) == "deepspeed_stage_1"
 
@@ -135,52 +135,52 @@ def test_on_gpus_it_says_what_else_is_missing(on, monkeypatch):
 @pytest.mark.parametrize("name", ["ddp", "fsdp2"])
 def test_mps_is_one_device(on, name):
     on("mps")
-    assert "MPS" in refusal(ValueError, name)
+    assert "MPS" in error_message(ValueError, name)
 
 
 @pytest.mark.usefixtures("script")
 def test_fsdp2_scales_no_losses():
-    assert "'bf16-mixed'" in refusal(ValueError, "fsdp2", precision="16-mixed")
+    assert "'bf16-mixed'" in error_message(ValueError, "fsdp2", precision="16-mixed")
 
 
 def test_a_gpu_that_was_used_cannot_be_forked(on, monkeypatch):
     on("cuda")
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    assert "CUDA" in refusal(RuntimeError, "ddp_notebook")
+    assert "CUDA" in error_message(RuntimeError, "ddp_notebook")
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
     assert strategies.is_forked(resolve_strategy("ddp_notebook", accelerator="cpu", devices=2))
 
 
-def test_where_nothing_forks_processes_are_spawned(monkeypatch):
+def test_without_fork_processes_are_spawned(monkeypatch):
     monkeypatch.setattr(multiprocessing, "get_all_start_methods", lambda: ["spawn"])
-    assert "strategy='ddp_spawn'" in refusal(RuntimeError, "ddp_fork")
+    assert "strategy='ddp_spawn'" in error_message(RuntimeError, "ddp_fork")
 
 
 @pytest.mark.usefixtures("notebook")
 @pytest.mark.parametrize("name", ["ddp", "fsdp2", "ddp_spawn"])
 def test_notebooks_can_only_fork(name):
-    assert "strategy='ddp_notebook'" in refusal(RuntimeError, name)
+    assert "strategy='ddp_notebook'" in error_message(RuntimeError, name)
 
 
 def test_code_without_a_file_cannot_be_started_again(monkeypatch):
     monkeypatch.setattr(sys, "argv", ["-c"])
     monkeypatch.setitem(sys.modules, "__main__", SimpleNamespace(__spec__=None))
     monkeypatch.delenv("LOCAL_RANK", raising=False)
-    assert "script" in refusal(RuntimeError, "ddp")
+    assert "script" in error_message(RuntimeError, "ddp")
     monkeypatch.setenv("LOCAL_RANK", "1")  # torchrun has started it
     assert type(resolve_strategy("ddp", accelerator="cpu", devices=2)) is DDPStrategy
 
 
-def test_a_script_without_a_guard_is_told_so(monkeypatch):
+def test_a_script_without_a_main_guard_raises(monkeypatch):
     """In the child, which runs the script again to find what it is to do."""
     monkeypatch.setattr(multiprocessing, "current_process", lambda: SimpleNamespace(_inheriting=True))
-    assert "if __name__ == '__main__':" in refusal(RuntimeError, "ddp_spawn")
+    assert "if __name__ == '__main__':" in error_message(RuntimeError, "ddp_spawn")
 
 
 # -- parts -------------------------------------------------------------------------------------------------------------
 
 
-def test_a_gradient_reaches_what_nothing_used():
+def test_unused_parameters_get_a_gradient():
     x, used, idle = torch.tensor(2.0, requires_grad=True), torch.ones(3, requires_grad=True), torch.ones(2, 2)
     idle.requires_grad_()
     frozen = torch.ones(2)
@@ -192,7 +192,7 @@ def test_a_gradient_reaches_what_nothing_used():
     assert x.grad == 3
 
 
-def test_what_is_asked_apart_is_answered_or_raised():
+def test_a_function_in_another_process_returns_or_raises():
     here = os.getpid()
     assert run_in_subprocess(lambda: (os.getpid() != here, 1 + 1)) == (True, 2)
     with pytest.raises(KeyError, match="gene"):
@@ -201,7 +201,7 @@ def test_what_is_asked_apart_is_answered_or_raised():
         run_in_subprocess(lambda: os._exit(3))
 
 
-def test_alone_a_process_writes_itself(tmp_path):
+def test_a_single_process_writes_directly(tmp_path):
     write_on_rank_zero(tmp_path / "model", (tmp_path / "model").mkdir)
     assert (tmp_path / "model").is_dir()
 
@@ -231,7 +231,7 @@ def assert_same_trials(found: dict[str, Any], expected: dict[str, Any]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["ddp", "ddp_fork", "ddp_spawn", "fsdp2"])
-def test_two_processes_learn_what_one_does(run_strategy, alone, tmp_path, strategy):
+def test_two_processes_match_one(run_strategy, alone, tmp_path, strategy):
     """Losses of every step, in which the last of an epoch has padding; weights; what is sampled from them, and from a file."""
     models = dict(ATTENTION)
     if strategy in ("ddp_fork", "fsdp2"):

@@ -16,7 +16,7 @@ from alphastomics.train.callbacks import GIB, ThroughputMonitor, peak_memory
 
 
 class Kept(Logger):
-    """Keeps what it is told."""
+    """Keeps the logged metrics."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ def clock(monkeypatch):
     return now
 
 
-def told(meter, clock, seconds, n_cells, *, world_size=1, shared=1):
+def log_step(meter, clock, seconds, n_cells, *, world_size=1, shared=1):
     """What is logged after a step of so many seconds with so many cells."""
     logged = {}
     plan = SimpleNamespace(device=torch.device("cpu"), log_dict=lambda values, **_: logged.update(values))
@@ -58,30 +58,30 @@ def told(meter, clock, seconds, n_cells, *, world_size=1, shared=1):
     return logged.get("cells_per_second")
 
 
-def test_cells_and_seconds_are_those_since_it_was_last_told(clock):
+def test_cells_and_seconds_count_from_the_last_log(clock):
     meter = ThroughputMonitor()
     meter.on_train_start(None, None)
-    assert told(meter, clock, 4.0, 80) == 20.0
-    assert told(meter, clock, 0.5, 60) is None
-    assert told(meter, clock, 0.75, 65) == (60 + 65) / 1.25
-    assert told(meter, clock, 2.0, 10, world_size=4) == 4 * 10 / 2
-    assert told(meter, clock, 2.0, 10, world_size=4, shared=2) == 2 * 10 / 2
+    assert log_step(meter, clock, 4.0, 80) == 20.0
+    assert log_step(meter, clock, 0.5, 60) is None
+    assert log_step(meter, clock, 0.75, 65) == (60 + 65) / 1.25
+    assert log_step(meter, clock, 2.0, 10, world_size=4) == 4 * 10 / 2
+    assert log_step(meter, clock, 2.0, 10, world_size=4, shared=2) == 2 * 10 / 2
 
 
 def test_validation_is_left_out(clock):
     meter = ThroughputMonitor()
     meter.on_train_start(None, None)
-    told(meter, clock, 1.0, 10)
+    log_step(meter, clock, 1.0, 10)
     clock[0] += 50.0
     meter.on_validation_end(None, None)
-    assert told(meter, clock, 2.0, 30) == 15.0
+    assert log_step(meter, clock, 2.0, 30) == 15.0
     clock[0] += 50.0
     meter.on_train_epoch_start(None, None)
-    assert told(meter, clock, 2.0, 30) == 15.0
+    assert log_step(meter, clock, 2.0, 30) == 15.0
 
 
 @pytest.mark.skipif(not module.STATUS.exists(), reason="the system tells memory in another way")
-def test_memory_is_what_the_process_held_at_most():
+def test_memory_is_the_peak_of_the_process():
     """An array that is freed again still counts."""
     lines = module.STATUS.read_text().splitlines()
     observed = 1024 * next(int(line.split()[1]) for line in lines if line.startswith("VmRSS:"))
@@ -93,14 +93,14 @@ def test_memory_is_what_the_process_held_at_most():
 
 
 @pytest.mark.skipif(not module.STATUS.exists(), reason="the system tells memory in another way")
-def test_without_that_file_the_system_is_asked(monkeypatch, tmp_path):
+def test_peak_memory_without_proc_status(monkeypatch, tmp_path):
     monkeypatch.setattr(module, "STATUS", tmp_path / "none")
     assert peak_memory(torch.device("cpu")) > 0
     monkeypatch.setitem(sys.modules, "resource", None)
     assert np.isnan(peak_memory(torch.device("cpu")))
 
 
-def test_on_a_gpu_it_is_what_pytorch_held(monkeypatch):
+def test_peak_memory_on_a_gpu_matches_pytorch(monkeypatch):
     monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda device: 3 * GIB)
     assert peak_memory(torch.device("cuda")) == 3 * GIB
 
@@ -145,7 +145,7 @@ def test_a_logger_of_files_writes_its_own_and_nothing_else(make_plan, fit, tmp_p
     )
 
 
-def test_nothing_is_counted_where_nobody_looks(make_plan, fit):
+def test_nothing_is_counted_without_a_logger_and_progress_bar(make_plan, fit):
     runner = fit(make_plan())
     assert "cells_per_second" not in runner.trainer.callback_metrics
     assert "lr" not in runner.trainer.callback_metrics

@@ -36,7 +36,7 @@ def running(t: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_clocks_that_run_keep_away_from_zero(mode):
+def test_active_timesteps_are_above_zero(mode):
     t_expr, t_pos = draws(mode).T
     assert ((t_expr == 0) | (t_expr >= MIN_TIME)).all()
     assert ((t_pos == 0) | (t_pos >= SMALLEST_POSITION)).all()
@@ -66,7 +66,7 @@ def test_expression_from_positions(absent):
         assert kstest((t_expr[t_expr < 1] - MIN_TIME) / (1 - MIN_TIME), "uniform").pvalue > 0.001
 
 
-def test_joint_runs_both_together_or_apart_and_knows_the_start_of_the_chain():
+def test_joint_timesteps_are_equal_or_independent_and_include_the_start():
     t_expr, t_pos = draws("joint").T
     both = running(t_expr) & running(t_pos)
     assert likely((t_expr == 0) & (t_pos == 1), 0.25)
@@ -77,7 +77,7 @@ def test_joint_runs_both_together_or_apart_and_knows_the_start_of_the_chain():
     assert abs(np.corrcoef(t_expr[both & ~equal], t_pos[both & ~equal])[0, 1]) < 0.1
 
 
-def test_any_visits_the_states_of_every_question():
+def test_any_covers_the_timesteps_of_every_mode():
     t_expr, t_pos = draws("any").T
     states = {
         "positions from expression": (t_expr == 0) & running(t_pos),
@@ -95,8 +95,8 @@ def test_any_visits_the_states_of_every_question():
 
 
 @given(key=st.tuples(*[st.integers(0, 2**40)] * 3), mode=st.sampled_from(MODES), purpose=st.integers(0, 3))
-def test_clocks_depend_on_the_key_alone(key, mode, purpose):
-    np.random.seed(key[0] % 1000)  # the stream of the process has no say
+def test_timesteps_depend_on_the_key_alone(key, mode, purpose):
+    np.random.seed(key[0] % 1000)  # the global generator has no effect
     first, second = (draw_timesteps(mode, keyed_rng(np.array(key), purpose), modality_dropout=0.5) for _ in range(2))
     assert first == second
     assert isinstance(first, Timesteps)
@@ -109,7 +109,7 @@ def test_every_part_of_the_key_matters():
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_given_kind_decides_which_clocks_run(mode):
+def test_a_given_kind_decides_which_timesteps_are_active(mode):
     rng = np.random.default_rng(0)
     for kind in (0.05, 0.45, 0.65, 0.95):
         both = [draw_timesteps(mode, rng, modality_dropout=0.5, kind=kind) for _ in range(50)]

@@ -66,7 +66,7 @@ def test_a_damaged_download_is_an_error(hub, folder):
         download(REPO, endpoint=hub.url)
 
 
-def test_what_does_not_exist_cannot_be_downloaded(hub, folder):
+def test_missing_repositories_raise(hub, folder):
     with pytest.raises(FileNotFoundError, match="lab/nothing.*token"):
         download("lab/nothing", endpoint=hub.url)
     with pytest.raises(ValueError, match="no such/folder/at all"):

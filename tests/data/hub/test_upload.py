@@ -57,8 +57,8 @@ def run(*tokens):
     return main([str(token) for token in ("upload", *tokens)])
 
 
-def complaint(capsys):
-    """The one line that an error leaves on stderr."""
+def error_line(capsys):
+    """The line that an error leaves on stderr."""
     text = capsys.readouterr().err
     assert "Traceback" not in text
     assert TOKEN not in text
@@ -69,7 +69,7 @@ def complaint(capsys):
 # -- what arrives ---------------------------------------------------------------------------------------------------------
 
 
-def test_what_arrives_is_the_dataset_and_a_card(hub, folder):
+def test_upload_contains_the_dataset_and_a_card(hub, folder):
     (folder / "data" / "notes.parquet").write_bytes(b"unlisted")
     (folder / ".secret").write_text("unlisted")
     (folder / "data" / ".hidden.parquet").write_text("unlisted")
@@ -93,7 +93,7 @@ def test_the_command_and_its_flags(hub, folder, capsys):
     assert f"{hub.url}/datasets/{REPO}" in capsys.readouterr().err
 
 
-def test_sending_shows_how_far_it_is(hub, folder, capsys, monkeypatch):
+def test_upload_shows_progress(hub, folder, capsys, monkeypatch):
     bar = _transfer.tqdm
     monkeypatch.setattr(_transfer, "tqdm", lambda *args, **kwargs: bar(*args, **kwargs | {"disable": False}))
     n_files = len(_transfer.upload(folder, REPO).files)
@@ -239,7 +239,7 @@ def test_files_come_before_metadata(hub, folder, monkeypatch):
     assert not any({"metadata.json", "README.md"} & files for files in seen)
 
 
-def test_a_passing_trouble_is_waited_for(hub, folder):
+def test_transient_errors_are_retried(hub, folder):
     left = {"/lfs/": 2}
 
     def stumble(method, path):
@@ -292,7 +292,7 @@ def test_a_private_dataset_is_not_sent_to_a_public_repository(hub, folder, capsy
     upload(folder, REPO)
     hub.repositories[REPO].files = {}
     assert run("--data-dir", folder, "--repo-id", REPO, "--private") == 1
-    assert "public" in complaint(capsys)
+    assert "public" in error_line(capsys)
     assert hub.repositories[REPO].files == {}
 
 
@@ -305,13 +305,13 @@ def test_a_damaged_file_is_an_error_before_the_upload(hub, folder, capsys):
     data[len(data) // 2] ^= 1
     path.write_bytes(bytes(data))
     assert run("--data-dir", folder, "--repo-id", REPO) == 1
-    assert re.search(r"test\.parquet.*damaged", complaint(capsys))
+    assert re.search(r"test\.parquet.*damaged", error_line(capsys))
     path.unlink()
     assert run("--data-dir", folder, "--repo-id", REPO) == 1
-    assert "test.parquet" in complaint(capsys)
+    assert "test.parquet" in error_line(capsys)
     (folder / "metadata.json").unlink()
     assert run("--data-dir", folder, "--repo-id", REPO) == 1
-    assert "metadata.json" in complaint(capsys)
+    assert "metadata.json" in error_line(capsys)
     assert not hub.requests
 
 
@@ -319,13 +319,13 @@ def test_without_a_token(hub, folder, monkeypatch, capsys):
     monkeypatch.delenv("HF_TOKEN")
     monkeypatch.delenv("HUGGING_FACE_HUB_TOKEN", raising=False)
     assert run("--data-dir", folder, "--repo-id", REPO) == 1
-    assert re.search("hf auth login.*HF_TOKEN", complaint(capsys))
+    assert re.search("hf auth login.*HF_TOKEN", error_line(capsys))
     assert not hub.requests
 
 
 def test_an_invalid_name_of_a_repository(hub, folder, capsys):
     assert run("--data-dir", folder, "--repo-id", "no such/name/at all") == 1
-    assert "organization/name" in complaint(capsys)
+    assert "organization/name" in error_line(capsys)
     assert not hub.requests
 
 
@@ -342,31 +342,31 @@ def test_an_invalid_name_of_a_repository(hub, folder, capsys):
         ("/commit/", 502, "<html>\nBad\nGateway</html>", "lab/tissue.*502"),
     ],
 )
-def test_an_error_of_the_hub_is_one_line(hub, folder, capsys, where, status, answer, message):
+def test_hub_errors_give_a_short_message(hub, folder, capsys, where, status, answer, message):
     headers = {"X-Error-Message": " ".join(answer.split())}
     hub.misbehave = lambda method, path: (status, headers, {"error": answer}) if where in path else None
     assert run("--data-dir", folder, "--repo-id", REPO) == 1
-    assert re.search(message, complaint(capsys))
+    assert re.search(message, error_line(capsys))
     assert not hub.repositories or "metadata.json" not in hub.repositories[REPO].files
 
 
-def test_no_network_is_one_line(hub, folder, capsys, monkeypatch):
+def test_no_network_gives_a_short_error(hub, folder, capsys, monkeypatch):
     from huggingface_hub import constants
 
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{closed.getsockname()[1]}")
         assert run("--data-dir", folder, "--repo-id", REPO) == 1
-    assert re.search("Hub.*resumes", complaint(capsys))
+    assert re.search("Hub.*resumes", error_line(capsys))
 
 
 def test_without_the_package(folder, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     assert run("--data-dir", folder, "--repo-id", REPO) == 1
-    assert 'pip install "alphastomics[hub]"' in complaint(capsys)
+    assert 'pip install "alphastomics[hub]"' in error_line(capsys)
 
 
-def test_a_process_of_its_own_finds_hub_and_token_in_the_environment(hub, folder, tmp_path):
+def test_a_new_process_reads_hub_and_token_from_the_environment(hub, folder, tmp_path):
     environment = os.environ | {"HF_ENDPOINT": hub.url, "HF_HUB_DISABLE_XET": "1", "HF_HOME": str(tmp_path / "home")}
     command = [sys.executable, "-m", "alphastomics", "upload", "--data-dir", folder, "--repo-id", REPO]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)

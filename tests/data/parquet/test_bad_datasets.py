@@ -48,7 +48,7 @@ def cells_of(folder):
 
 
 def outcome(folder):
-    """All batches, or what is said of the dataset."""
+    """All batches, or the error message."""
     try:
         return cells_of(folder), ""
     except ValueError as error:
@@ -61,7 +61,7 @@ def flip(path, place, bit=1):
     path.write_bytes(data)
 
 
-def refused(folder, message):
+def assert_raises(folder, message):
     with pytest.raises(ValueError, match=message) as caught:
         cells_of(folder)
     assert "\n" not in str(caught.value)
@@ -71,35 +71,35 @@ def refused(folder, message):
 
 
 @pytest.mark.parametrize("share", [0.0, 0.001, 0.5, 0.9, 0.999])
-def test_a_file_that_is_cut_off_is_named(dataset, share):
+def test_a_truncated_file_is_an_error(dataset, share):
     path = dataset / "data" / "train-00001.parquet"
     path.write_bytes(path.read_bytes()[: int(path.stat().st_size * share)])
-    refused(dataset, r"train-00001\.parquet")
+    assert_raises(dataset, r"train-00001\.parquet")
 
 
-def test_a_file_that_is_missing_is_named(dataset):
+def test_a_missing_file_is_an_error(dataset):
     (dataset / "data" / "validation.parquet").unlink()
-    refused(dataset, r"validation\.parquet")
+    assert_raises(dataset, r"validation\.parquet")
 
 
-def test_a_missing_row_group_is_found(dataset):
+def test_a_missing_row_group_is_an_error(dataset):
     path = dataset / "data" / "train-00000.parquet"
     file = pq.ParquetFile(path)
     kept = [file.read_row_group(i) for i in range(file.num_row_groups - 1)]
     with pq.ParquetWriter(path, file.schema_arrow) as writer:
         for table in kept:
             writer.write_table(table)
-    refused(dataset, r"train-00000\.parquet.*metadata\.json")
+    assert_raises(dataset, r"train-00000\.parquet.*metadata\.json")
 
 
-def test_a_file_in_the_place_of_another_is_found(dataset):
+def test_a_swapped_file_is_an_error(dataset):
     one, other = (dataset / "data" / f"{name}.parquet" for name in ("validation", "test"))
     shapes = {shard.file: shard.groups for shard in DatasetInfo.read(dataset).shards}
     assert shapes[one.name] == shapes[other.name]
     one.rename(dataset / "x")
     other.rename(one)
     (dataset / "x").rename(other)
-    refused(dataset, r"\.parquet.*metadata\.json")
+    assert_raises(dataset, r"\.parquet.*metadata\.json")
 
 
 def places(path, part, rng, n):
@@ -168,11 +168,11 @@ METADATA = {
 
 
 @pytest.mark.parametrize(("change", "message"), METADATA.values(), ids=METADATA)
-def test_metadata_that_cannot_be_used_are_named(whole, dataset, capsys, change, message):
+def test_invalid_metadata_are_an_error(whole, dataset, capsys, change, message):
     path = dataset / "metadata.json"
     path.write_text(change(path.read_text()))
     before = {path: path.read_bytes() for path in dataset.rglob("*") if path.is_file()}
-    refused(dataset, message)
+    assert_raises(dataset, message)
     tokens = ["preprocess", "--input-dir", whole[0], "--output-dir", dataset, "--cell-type-key", "cell_type"]
     assert main([*map(str, tokens), "--max-shard-size", "80"]) == 1
     error = capsys.readouterr().err
@@ -222,20 +222,20 @@ def described(folder, change):
 def test_a_file_name_outside_of_the_folder_is_an_error(dataset, tmp_path, name):
     shutil.copy(dataset / "data" / "test.parquet", tmp_path / "secret.parquet")
     described(dataset, lambda values: values["shards"][0].update(file=name))
-    refused(dataset, re.escape(str(dataset)))
+    assert_raises(dataset, re.escape(str(dataset)))
 
 
 @pytest.mark.parametrize("name", ["metadata.json", "data/test.parquet", "data"])
 def test_a_link_to_a_file_outside_of_the_folder_is_an_error(dataset, tmp_path, name):
     (dataset / name).rename(tmp_path / "elsewhere")
     (dataset / name).symlink_to(tmp_path / "elsewhere")
-    refused(dataset, "link")
+    assert_raises(dataset, "link")
 
 
 @pytest.mark.parametrize("n", [-1, 2**63, 1.5, "7", True, None, []])
 def test_an_invalid_number_of_cells_is_an_error(dataset, n):
     described(dataset, lambda values: values["shards"][0]["groups"][0].__setitem__(1, n))
-    refused(dataset, r"metadata\.json.*damaged")
+    assert_raises(dataset, r"metadata\.json.*damaged")
 
 
 @pytest.mark.parametrize(
@@ -250,10 +250,10 @@ def test_an_invalid_number_of_cells_is_an_error(dataset, n):
 )
 def test_a_schema_with_wrong_types_is_an_error(dataset, key, value):
     described(dataset, lambda values: values["schema"].update({key: value}))
-    refused(dataset, rf"metadata\.json.*({key}|JSON)")
+    assert_raises(dataset, rf"metadata\.json.*({key}|JSON)")
 
 
 @pytest.mark.parametrize("text", ['{"a": 1, "a": 1}', "[" * 100_000, "[1e999]", "[NaN]", "9" * 5000])
 def test_metadata_of_excessive_size_are_an_error(dataset, text):
     (dataset / "metadata.json").write_text(text)
-    refused(dataset, NO_JSON)
+    assert_raises(dataset, NO_JSON)

@@ -22,7 +22,7 @@ def path(tmp_path_factory):
 
 
 def one_line(path, data):
-    """Read changed bytes: an error of one line that names the file, or cells."""
+    """Read changed bytes: a short error that names the file, or cells."""
     changed = path.with_name("changed.parquet")
     changed.write_bytes(data)
     try:

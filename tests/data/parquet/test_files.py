@@ -76,7 +76,7 @@ def test_a_split_without_cells_is_an_error_that_lists_the_others(dataset, tissue
         read_dataset(dataset, "all")
 
 
-def test_genes_that_slices_lack_are_no_zeros(tissue, tmp_path, caplog):
+def test_genes_missing_in_a_slice_are_not_zeros(tissue, tmp_path, caplog):
     folder = make_dataset(tissue, tmp_path, panels=("slice_1", "slice_2"))
     cells = read_dataset(folder, "train")
     assert cells.var_names.tolist() == tissue.var_names.tolist()
@@ -86,7 +86,7 @@ def test_genes_that_slices_lack_are_no_zeros(tissue, tmp_path, caplog):
         lacks = name in ("slice_1", "slice_2")
         assert measured.index[~measured[name]].tolist() == (lacking.tolist() if lacks else [])
     assert re.search("'slice_1'.* 5 genes", caplog.text)
-    # A file says it too, alone.
+    # A single file has it too.
     shutil.copy(folder / "data" / "train.parquet", tmp_path / "alone.parquet")
     pd.testing.assert_frame_equal(read_parquet(tmp_path / "alone.parquet").varm["measured_in"], measured)
 
@@ -129,13 +129,13 @@ def test_a_file_of_a_dataset_can_be_read_alone(dataset, tissue, tmp_path):
 
 
 def rewrite(path, change, *, metadata=True):
-    """Another table in the place of a file, with or without what it says of its genes."""
+    """Replace the table of a file, with or without its metadata of genes."""
     table = pq.read_table(path)
     stored = table.schema.metadata
     pq.write_table(change(table).replace_schema_metadata(stored if metadata else None), path)
 
 
-def test_a_file_that_names_no_genes_needs_its_dataset(dataset, tissue, tmp_path):
+def test_a_file_without_gene_names_needs_its_dataset(dataset, tissue, tmp_path):
     folder = shutil.copytree(dataset, tmp_path / "copy")
     path = folder / "data" / "test.parquet"
     rewrite(path, lambda table: table, metadata=False)
@@ -218,7 +218,7 @@ def test_there_and_back(tissue, tmp_path, storage, n_dims):
         assert len(one.column("slice_id").unique()) == len(one.column("draw").unique()) == 1
 
 
-def test_what_was_not_measured_is_written_too(tissue, tmp_path):
+def test_unmeasured_genes_are_written(tissue, tmp_path):
     folder = make_dataset(tissue, tmp_path, panels=("slice_1",))
     cells = read_dataset(folder)
     write_parquet(cells, tmp_path / "out.parquet")
@@ -256,7 +256,7 @@ def lists(table, name, value, kind):
         (lambda t: t.slice(0, 0), "no cells"),
     ],
 )
-def test_columns_that_do_not_fit_are_one_line(dataset, tmp_path, change, message):
+def test_columns_of_wrong_length_give_a_short_error(dataset, tmp_path, change, message):
     path = shutil.copy(dataset / "data" / "test.parquet", tmp_path / "odd.parquet")
     rewrite(path, change)
     with pytest.raises(ValueError, match=rf"odd\.parquet.*{message}"):
@@ -273,7 +273,7 @@ def test_columns_that_do_not_fit_are_one_line(dataset, tmp_path, change, message
         ([None], [1.0], "indices.*missing"),
     ],
 )
-def test_indices_that_do_not_fit_are_one_line(dataset, tmp_path, indices, values, message):
+def test_indices_out_of_range_give_a_short_error(dataset, tmp_path, indices, values, message):
     path = shutil.copy(dataset / "data" / "test.parquet", tmp_path / "odd.parquet")
 
     def change(table):
@@ -294,7 +294,7 @@ def test_invalid_metadata_of_a_file_are_an_error(dataset, tmp_path, stored):
         read_parquet(path)
 
 
-def test_a_damaged_file_is_one_line(dataset, tmp_path):
+def test_a_damaged_file_gives_a_short_error(dataset, tmp_path):
     path = shutil.copy(dataset / "data" / "test.parquet", tmp_path / "x.parquet")
     data = path.read_bytes()
     path.write_bytes(data[: len(data) // 2])
@@ -328,7 +328,7 @@ def test_a_dataset_with_a_replaced_file_is_an_error(dataset, tmp_path):
 
 
 def forget_footers(folder):
-    """Let a dataset say nothing of the ends of its files."""
+    """Remove the checksums of the footers from a dataset."""
     path = folder / "metadata.json"
     path.write_text(re.sub(r'"footer": "[0-9a-f]+"', '"footer": ""', path.read_text()))
 

@@ -41,7 +41,7 @@ def order_of(source, tissue):
 
 
 @pytest.mark.parametrize("buffer_size", [1, 100, 10_000])
-def test_values_and_positions_are_those_of_the_anndata(folder, tissue, buffer_size):
+def test_values_and_positions_match_the_anndata(folder, tissue, buffer_size):
     source = ParquetSource(folder, buffer_size=buffer_size)
     memory = AnnDataSource(tissue, source.schema, positions=True)
     rows = order_of(source, tissue)

@@ -80,7 +80,7 @@ def test_a_damaged_dataset_with_files_of_other_programs_keeps_its_metadata(slice
 
 
 @pytest.mark.parametrize("ended", ["before the first file", "within", "after the last file", "before the description"])
-def test_what_an_ended_call_left_is_ours(slices, tmp_path, ended):
+def test_leftovers_of_an_ended_call_are_replaced(slices, tmp_path, ended):
     straight, out = tmp_path / "straight", tmp_path / "out"
     stage2([slices], straight, Stage2Options())
     out.mkdir()

@@ -44,7 +44,7 @@ def batches_of(n, monkeypatch):
 
 
 @pytest.mark.parametrize("stored", ["csr", "csc", "dense"])
-def test_what_is_in_memory_at_once_does_not_matter(raw, tmp_path, monkeypatch, stored):
+def test_chunk_size_does_not_change_the_result(raw, tmp_path, monkeypatch, stored):
     source = tmp_path / "raw"
     source.mkdir()
     for path in raw.iterdir():
@@ -74,7 +74,7 @@ def test_slices_between_the_stages_are_arrow_files(raw, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("damage", ["cut", "flipped"])
-def test_damage_between_the_stages_is_named(raw, tmp_path, damage):
+def test_damaged_intermediate_files_are_an_error(raw, tmp_path, damage):
     slices = tmp_path / "slices"
     stage1(raw, slices, LABELED)
     path = slices / "00001.arrow"

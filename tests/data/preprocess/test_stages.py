@@ -84,7 +84,7 @@ def test_every_cell_comes_once_as_it_was(raw, tissue, tmp_path, split, stored):
 
 
 @pytest.mark.parametrize("options", [{"split": "cell"}, {"split": "slice", "train_ratio": 0.6, "frame": "shared"}])
-def test_the_description_is_that_of_an_anndata_of_the_training_cells(raw, tissue, tmp_path, options):
+def test_the_description_matches_an_anndata_of_the_training_cells(raw, tissue, tmp_path, options):
     chosen = Stage2Options(**options)
     preprocess(raw, tmp_path / "out", LABELED, chosen)
     info = DatasetInfo.read(tmp_path / "out")
@@ -248,7 +248,7 @@ def test_logarithms_and_counts_meet_as_logarithms(raw, tissue, tmp_path):
 # -- again, and after an end that was none ------------------------------------------------------------------------------
 
 
-def test_what_is_finished_is_kept(raw, tmp_path, monkeypatch):
+def test_finished_files_are_kept(raw, tmp_path, monkeypatch):
     out = tmp_path / "out"
     preprocess(raw, out, LABELED, Stage2Options())
     before = {path: path.stat().st_mtime_ns for path in out.rglob("*.parquet")}
@@ -257,7 +257,7 @@ def test_what_is_finished_is_kept(raw, tmp_path, monkeypatch):
     assert {path: path.stat().st_mtime_ns for path in out.rglob("*.parquet")} == before
 
 
-def test_other_parameters_are_named(raw, tmp_path):
+def test_changed_parameters_are_an_error(raw, tmp_path):
     out = tmp_path / "out"
     preprocess(raw, out, LABELED, Stage2Options())
     with pytest.raises(ValueError, match="cell_type_key.*'cell_type'.*None"):
@@ -266,7 +266,7 @@ def test_other_parameters_are_named(raw, tmp_path):
         preprocess(raw, out, LABELED, Stage2Options(train_ratio=0.5, seed=1))
 
 
-def test_slices_that_differ_are_named(raw, tissue, tmp_path):
+def test_changed_slices_are_an_error(raw, tissue, tmp_path):
     out = tmp_path / "out"
     preprocess(raw, out, LABELED, Stage2Options())
     before = files_in(out)
@@ -282,7 +282,7 @@ def test_slices_that_differ_are_named(raw, tissue, tmp_path):
     assert files_in(out) == before
 
 
-def _somebodys(out):
+def _foreign_metadata(out):
     (out / "metadata.json").write_text('{"mine": 1}')
 
 
@@ -294,7 +294,7 @@ def _other_dataset(out):
     shutil.rmtree(out / "_intermediate_slices")
 
 
-def _somebodys_data(out):
+def _foreign_data(out):
     (out / "data").mkdir()
     (out / "data" / "train.parquet").write_text("mine")
 
@@ -303,12 +303,12 @@ def _somebodys_data(out):
     ("prepare", "second", "message"),
     [
         (None, {"split": "animal"}, r"split='animal'.*animal_key="),
-        (_somebodys, {}, r"metadata\.json"),
+        (_foreign_metadata, {}, r"metadata\.json"),
         (_other_dataset, {}, r"parameters.*'slice_2'"),
-        (_somebodys_data, {}, r"data/train\.parquet"),
+        (_foreign_data, {}, r"data/train\.parquet"),
     ],
 )
-def test_mistakes_of_the_second_stage_are_found_before_the_first(raw, tmp_path, monkeypatch, prepare, second, message):
+def test_errors_of_the_second_stage_come_before_the_first(raw, tmp_path, monkeypatch, prepare, second, message):
     out = tmp_path / "out"
     out.mkdir()
     if prepare is not None:

@@ -100,7 +100,7 @@ def test_at_first_nothing_changes(make_factors):
     assert torch.equal(AxialAttention(8, 2).double()(factors).dense(), factors.dense())
 
 
-def test_attention_over_all_pairs_learns_and_bears_padding(make_factors):
+def test_attention_over_all_pairs_learns_with_padding(make_factors):
     module, p = make(DenseAxialAttention), make_factors().dense().requires_grad_()
     mask = torch.ones(2, 11, dtype=torch.bool)
     mask[1] = False
@@ -112,7 +112,7 @@ def test_attention_over_all_pairs_learns_and_bears_padding(make_factors):
         assert bool(parameter.grad.any()), name
 
 
-def test_no_context_is_without_keys(mask):
+def test_every_context_has_keys(mask):
     """Whatever a kernel makes of queries that may look at nothing."""
     mask[0] = False
     assert bool(key_mask(mask)[0].all())
@@ -129,6 +129,6 @@ def test_no_score_is_stored(make_factors):
     assert max(shape.count(n) for shape in saved) == 1
 
 
-def test_heads_that_do_not_divide_the_channels_are_refused():
+def test_heads_that_do_not_divide_the_channels_raise():
     with pytest.raises(ValueError, match="n_heads"):
         AxialAttention(8, 3)

@@ -55,6 +55,6 @@ def test_at_first_nothing_changes(make_factors):
     assert torch.equal(after.right, factors.right)
 
 
-def test_impossible_arguments_are_refused():
+def test_invalid_arguments_raise():
     with pytest.raises(ValueError, match="n_channels=8"):
         FactorCrossAttention(8, 3, 4)

@@ -33,7 +33,7 @@ def test_the_sum_is_exact(embedding, inputs, mask):
     torch.testing.assert_close(p.dense(), tokens + template.dense() + order.dense())
 
 
-def test_positions_count_as_far_as_they_are_trusted(embedding, inputs, mask):
+def test_positions_are_weighted_by_their_trust(embedding, inputs, mask):
     full, none = embedding(**inputs, mask=mask), embedding(**inputs, mask=mask, trust=torch.zeros(2).double())
     template = embedding.template(inputs["position"], mask).dense()
     torch.testing.assert_close(none.dense(), full.dense() - template)
@@ -80,7 +80,7 @@ def test_factors_keep_the_precision_of_their_input_under_autocast():
     assert p.left.dtype == p.right.dtype == torch.float32
 
 
-def test_what_is_missing_is_named(embedding, inputs):
+def test_missing_inputs_raise(embedding, inputs):
     with pytest.raises(ValueError, match="position="):
         embedding(inputs["x"], index=inputs["index"])
     with pytest.raises(ValueError, match="index="):

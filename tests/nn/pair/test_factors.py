@@ -74,7 +74,7 @@ def test_sums_concatenate_ranks(make_factors, mask):
     torch.testing.assert_close(both.dense(), one.dense() + other.dense())
 
 
-def test_gates_rolls_and_transposes_are_those_of_the_tensor(make_factors, mask):
+def test_gates_rolls_and_transposes_match_the_tensor(make_factors, mask):
     factors = make_factors(mask=mask)
     row, column = torch.rand(2, 2, 11, 8, dtype=torch.float64)
     p = DensePairs.masked(factors.dense(), mask)
@@ -136,6 +136,6 @@ def test_adaptive_rank_is_the_largest_that_fits(n, c, budget, lowest):
     assert rank == 32 or 2 * n * c * (rank + 1) * 4 > budget
 
 
-def test_a_lowest_rank_above_the_highest_is_refused():
+def test_a_minimum_rank_above_the_maximum_raises():
     with pytest.raises(ValueError, match="lowest=9"):
         adaptive_rank(10, 10, budget_bytes=1, lowest=9, highest=8)

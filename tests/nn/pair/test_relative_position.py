@@ -15,7 +15,7 @@ def make(n_frequencies: int = 16) -> RelativePosition:
     return RelativePosition(3, n_frequencies).double()
 
 
-def test_features_are_those_of_the_formula(mask):
+def test_features_match_the_formula(mask):
     module = make(n_frequencies=5)
     index = 40 * torch.rand(2, 11, dtype=torch.float64)
     omega = module.frequencies.numpy()
@@ -55,7 +55,7 @@ def test_even_and_odd_coefficients_make_even_and_odd_functions():
         torch.testing.assert_close(module(index).dense(), -module(index).transposed().dense())
 
 
-def test_padded_indices_may_be_anything(mask):
+def test_padded_indices_have_no_effect(mask):
     module, index = make(), torch.randperm(22).view(2, 11)
     changed = index.masked_fill(~mask, -(10**6))
     torch.testing.assert_close(module(changed, mask).dense(), module(index, mask).dense())

@@ -138,7 +138,7 @@ def test_networks_run_in_half_precision(name, make_factors):
 @pytest.mark.parametrize("name", [name for name in NETWORKS if name not in ("tangent", "distribute")])
 @settings(max_examples=8)
 @given(seed=st.integers(0, 2**31), real=st.integers(1, 11))
-def test_what_padding_holds_does_not_matter(name, seed, real):
+def test_padding_values_change_nothing(name, seed, real):
     generator = torch.Generator().manual_seed(seed)
     left, right, noise = torch.randn(3, 1, 8, 11, 3, generator=generator, dtype=torch.float64)
     mask = torch.randperm(11, generator=generator)[None] < real
@@ -215,7 +215,7 @@ def test_dropout_is_drawn_in_training_only(make_factors):
     assert torch.equal(network(factors).left, network(factors).left)
 
 
-def test_impossible_uses_are_refused(make_factors):
+def test_invalid_uses_raise(make_factors):
     with pytest.raises(ValueError, match="pair_attention='grid'"):
         PairStack(8, 4, attention="grid")
     with pytest.raises(ValueError, match="max_rank"):

@@ -51,7 +51,7 @@ def test_shifts_change_nothing(n_dims):
     torch.testing.assert_close(single(far).dense(), module(far.double()).dense().float(), atol=1e-5, rtol=0)
 
 
-def test_padded_positions_may_be_anything(mask):
+def test_padded_positions_have_no_effect(mask):
     module, x = make(2), positions(2, n=11)
     changed = x.masked_fill(~mask[..., None], float("nan"))
     p = module(changed, mask).dense()
@@ -97,7 +97,7 @@ def test_a_dense_template_is_a_learned_sum_of_its_channels(mask):
     assert bool(module.weight.grad.all())
 
 
-def test_impossible_templates_are_refused():
+def test_invalid_templates_raise():
     with pytest.raises(ValueError, match="2049 cells"):
         factorize(torch.zeros(1, 2049, 2049, 1), 3)
     with pytest.raises(ValueError, match="rank=4"):

@@ -144,6 +144,6 @@ def test_rows_are_made_again_and_not_saved(make_factors):
         ({"direction": "outgoing"}, "direction='outgoing'"),
     ],
 )
-def test_impossible_arguments_are_refused(arguments, message):
+def test_invalid_arguments_raise(arguments, message):
     with pytest.raises(ValueError, match=message):
         TriangleAttention(**({"n_channels": 8, "n_heads": 2, "direction": "starting"} | arguments))

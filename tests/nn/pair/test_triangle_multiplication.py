@@ -42,7 +42,7 @@ def gradients(loss: torch.Tensor, *of: torch.Tensor) -> torch.Tensor:
 
 @directions
 @pytest.mark.parametrize("padded", [False, True])
-def test_update_is_that_of_all_triangles(direction, padded, make_factors, mask, difference):
+def test_update_is_the_sum_over_all_triangles(direction, padded, make_factors, mask, difference):
     """Bar: 1e-12 in double precision, value and gradient; 1e-5 in single precision."""
     module, mask = make(direction), mask if padded else torch.ones_like(mask)
     left, right = (x.requires_grad_() for x in make_factors()[:2])
@@ -100,6 +100,6 @@ def test_sums_over_cells_keep_their_precision_under_autocast(make_factors):
     assert float((rounded.left - exact.left).detach().norm() / exact.left.detach().norm()) < 2e-2
 
 
-def test_unknown_directions_are_refused():
+def test_unknown_directions_raise():
     with pytest.raises(ValueError, match="direction='sideways'"):
         TriangleMultiplication(8, "sideways")
