@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from alphastomics.model import NonFiniteLossError
+from alphastomics.model import AlphaSTomics, NonFiniteLossError, _base
+from alphastomics.sampling._fit import fit_statistics
 from alphastomics.train.objective import Objective
 from callbacks import Stop
 
@@ -267,3 +268,23 @@ def test_other_errors_are_not_reported_as_out_of_memory(train):
     with pytest.raises(RuntimeError, match="mat1") as error:
         train(callbacks=[At(1, fail)], **FOUR)
     assert not isinstance(error.value, MemoryError)
+
+
+def test_statistics_are_fitted_at_the_first_use_after_an_error(model, small, die, path, monkeypatch):
+    fitted = []
+
+    def count(*args, **arguments):
+        fitted.append(arguments["deformation"])
+        return fit_statistics(*args, **arguments)
+
+    monkeypatch.setattr(_base, "fit_statistics", count)
+    die(path, model, step=2, max_epochs=4, checkpoint_every=1, plan_kwargs={"deformation": 0.25})
+    assert fitted == []
+    assert len(model.trainings_) == 1
+    frame = model.fitted_.frame
+    assert frame is not None
+    assert np.isfinite(model.sample(small, n_steps=1).obsm["spatial"]).all()
+    assert fitted == [0.25]
+    assert model.fitted_.frame is frame
+    with pytest.raises(ValueError, match="not ended"):
+        AlphaSTomics.load(path)

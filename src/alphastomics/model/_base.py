@@ -8,8 +8,10 @@ import numpy as np
 from scvi.model.base import BaseModelClass
 
 from alphastomics._provenance import versions
+from alphastomics.data import AnnDataSource
 from alphastomics.model._state import ModelState, to_plain
 from alphastomics.sampling import FittedStatistics, Sampler
+from alphastomics.sampling._fit import fit_statistics
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,7 +19,8 @@ if TYPE_CHECKING:
     from anndata import AnnData
     from numpy.typing import NDArray
 
-    from alphastomics.data import TissueSchema
+    from alphastomics.data import CellSource, TissueSchema
+    from alphastomics.data.parquet._source import ParquetSource
     from alphastomics.diffusion import DiffusionConfig, Mode
     from alphastomics.nn import Denoiser
 
@@ -33,8 +36,6 @@ class ModelBase(BaseModelClass):
         The schema of the reference.
     diffusion
         Diffusion processes of expression and positions.
-    fitted_
-        Statistics of the reference, fitted after training.
     trainings_
         Records of :mod:`alphastomics._provenance`, one for each training.
     """
@@ -42,8 +43,30 @@ class ModelBase(BaseModelClass):
     module: Denoiser
     schema: TissueSchema
     diffusion: DiffusionConfig
-    fitted_: FittedStatistics
     trainings_: tuple[dict[str, Any], ...]
+    _dataset: ParquetSource | None  # the reference, if it is on disk
+    _fitted: FittedStatistics
+    _unfitted_deformation: float | None = None  # of a training that an error ended, before its statistics were fitted
+
+    @property
+    def fitted_(self) -> FittedStatistics:
+        """Statistics of the reference, fitted after training; after a training that an error ended, at the first use."""
+        if self._unfitted_deformation is not None:
+            self._fit_statistics(self._training_source(), self._unfitted_deformation)
+        return self._fitted
+
+    @fitted_.setter
+    def fitted_(self, fitted: FittedStatistics) -> None:
+        self._fitted, self._unfitted_deformation = fitted, None
+
+    def _training_source(self) -> CellSource:
+        """The reference with its positions."""
+        return self._dataset or AnnDataSource(self.adata, self.schema, positions=True)
+
+    def _fit_statistics(self, source: CellSource, deformation: float) -> None:
+        """Fit the statistics of the reference to the trained network."""
+        sampler = Sampler(module=self.module, diffusion=self.diffusion, schema=self.schema, mode=self.mode)
+        self.fitted_ = fit_statistics(sampler, source, deformation=deformation)
 
     @property
     def mode(self) -> Mode:
@@ -73,8 +96,8 @@ class ModelBase(BaseModelClass):
             raise ValueError("The query has no cells; pass some, or check indices")
         return adata
 
-    def _state(self) -> ModelState:
-        """The model as tensors and plain values."""
+    def _state(self, fitted: FittedStatistics | None = None) -> ModelState:
+        """The model as tensors and plain values, with other fitted statistics unless these are None."""
         history = {
             name: {int(i): float(v) for i, v in table.iloc[:, 0].items()}
             for name, table in (self.history_ or {}).items()
@@ -88,4 +111,4 @@ class ModelBase(BaseModelClass):
             "provenance": {"trainings": to_plain(self.trainings_)},
             "versions": versions(),
         }
-        return ModelState(weights=self.module.state_dict(), config=config, fitted=self.fitted_)
+        return ModelState(weights=self.module.state_dict(), config=config, fitted=fitted or self.fitted_)

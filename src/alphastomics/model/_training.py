@@ -11,13 +11,10 @@ from sklearn.decomposition import PCA
 from alphastomics._provenance import training_record
 from alphastomics.config import DEFAULT_CONTEXT_SIZE, TrainerConfig, TrainingConfig
 from alphastomics.config._setting import split_arguments
-from alphastomics.data import AnnDataSource
 from alphastomics.model import _checkpoint
 from alphastomics.model._base import ModelBase
 from alphastomics.nn import Denoiser
-from alphastomics.sampling import Sampler
 from alphastomics.sampling._cells import evenly_spaced_indices
-from alphastomics.sampling._fit import fit_statistics
 from alphastomics.train import ContextDataModule, ContextRunner, TrainingPlan
 from alphastomics.train.defaults import default_augmentation
 from alphastomics.train.distributed.devices import device_of, preserve_algorithm_settings, resolve_precision
@@ -47,7 +44,6 @@ class TrainingMixin(ModelBase):
     _training_plan_cls = TrainingPlan
     _train_runner_cls = ContextRunner
     _module_cls = Denoiser
-    _dataset: ParquetSource | None  # the reference, if it is on disk
     _validation: ParquetSource | None  # its validation set
 
     def default_augmentation(self) -> Augmentation:
@@ -149,7 +145,7 @@ class TrainingMixin(ModelBase):
             diffusion=self.diffusion,
             seed=self._arguments["random_state"],
         )
-        source = self._dataset or AnnDataSource(self.adata, self.schema, positions=True)
+        source = self._training_source()
         resumed = _checkpoint.find_resume_state(resume, checkpoint)
         session.fit_layout(
             source,
@@ -158,7 +154,7 @@ class TrainingMixin(ModelBase):
         )
         session.make_datamodule(self._data_splitter_cls, self._validation)
         session.make_plan(self._training_plan_cls)
-        state = self._state()
+        state = self._state(self._fitted)
         if resumed is not None:
             _checkpoint.check_resumable(resumed, state, max_epochs=session.max_epochs)
         description = _checkpoint.describe(state, session.layout)
@@ -169,26 +165,26 @@ class TrainingMixin(ModelBase):
         try:
             session.run()
         finally:
-            self._finish_training(session)
+            self._record_training(session)
+        if self.is_trained_:
+            self._fit_statistics(source, float(session.plan.config.deformation))
+            if session.checkpoint is not None and self.trainer.is_global_zero and session.checkpoint.is_file():
+                _checkpoint.finalize(session.checkpoint, self._state())
 
-    def _finish_training(self, session: TrainingSession) -> None:
-        """Record a training, fit the statistics of the reference, and add the model to the checkpoint."""
-        plan, source, checkpoint = session.plan, session.source, session.checkpoint
-        if self.trainer.global_step > 0:
-            record = training_record(
-                self,
-                asdict(plan.config),
-                session.resolved_arguments(),
-                n_cells=source.n_cells,
-                seconds=session.seconds,
-            )
-            self.trainings_ = (*self.trainings_, record)
-        if not self.is_trained_ or not session.all_processes_returned:
+    def _record_training(self, session: TrainingSession) -> None:
+        """Add a training to the records; its statistics are fitted afterwards."""
+        if self.trainer.global_step == 0:
             return
-        sampler = Sampler(module=self.module, diffusion=self.diffusion, schema=self.schema, mode=self.mode)
-        self.fitted_ = fit_statistics(sampler, source, deformation=float(plan.config.deformation))
-        if checkpoint is not None and self.trainer.is_global_zero and checkpoint.is_file():
-            _checkpoint.finalize(checkpoint, self._state())
+        config = session.plan.config
+        record = training_record(
+            self,
+            asdict(config),
+            session.resolved_arguments(),
+            n_cells=session.source.n_cells,
+            seconds=session.seconds,
+        )
+        self.trainings_ = (*self.trainings_, record)
+        self._unfitted_deformation = float(config.deformation)
 
     def estimate_memory(
         self,

@@ -21,7 +21,7 @@ from alphastomics.train.distributed.devices import (
     resolve_precision,
     seeded_generators,
 )
-from alphastomics.train.distributed.launch import DeadProcessError, run_in_subprocess, run_inline
+from alphastomics.train.distributed.launch import run_in_subprocess, run_inline
 from alphastomics.train.distributed.strategies import is_forked, resolve_strategy
 from alphastomics.train.ema import MovingAverage
 from alphastomics.train.memory.estimate import estimate_training
@@ -78,11 +78,6 @@ class TrainingSession:
         What the network is trained to sample, and its diffusion processes.
     seed
         Seed of all draws.
-
-    Attributes
-    ----------
-    all_processes_returned
-        Whether all processes return from :meth:`run`.
     """
 
     def __init__(
@@ -116,7 +111,7 @@ class TrainingSession:
         if arguments.masking is not None and not module.config.mask_tokens:
             raise ValueError("masking= requires a model with enable_masking=True")
         self.max_seconds = seconds_of(self.trainer_kwargs.pop("max_time"))
-        self.all_processes_returned, self.seconds = True, 0.0
+        self.seconds = 0.0
         self.checkpoint: Path | None = None
 
     def fit_layout(self, source: CellSource, *, whole_slices: bool, resumed: Mapping[str, int]) -> None:
@@ -268,9 +263,6 @@ class TrainingSession:
         try:
             with seeded_generators(self.seed):
                 self.runner()
-        except (DeadProcessError, SystemExit):
-            self.all_processes_returned = False
-            raise
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
