@@ -238,7 +238,7 @@ def sampled(model: AlphaSTomics, cells: AnnData, mode: str) -> bytes:
 @each_row
 def test_trains_saves_loads_and_samples(row, train_briefly, tmp_path, monkeypatch):
     # What is fitted after training is sampled in so many steps that it would take most of the time.
-    monkeypatch.setattr(_fit, "fit_marginals", functools.partial(_fit.fit_marginals, n_steps=2))
+    monkeypatch.setattr(_fit, "MARGINAL_STEPS", 2)
     cells = tissue(row["n_dims"])
     reference = cells.copy()
     setup = {"frame": row["frame"], "sequence_key": "order" if row["ordered"] else None}
