@@ -294,6 +294,15 @@ def test_little_memory_gives_short_contexts(small, make_model, monkeypatch):
     assert not fits_in_memory(config, 100, **arguments)
 
 
+def test_a_system_that_does_not_report_its_memory_requires_a_budget(small, make_model, train_briefly, monkeypatch):
+    def unknown(*_, **__):
+        raise ValueError("the system does not report its memory")
+
+    monkeypatch.setattr("alphastomics.train.memory.fit.usable_memory", unknown)
+    with pytest.raises(ValueError, match="memory_budget="):
+        train_briefly(make_model(small))
+
+
 def test_arguments_chosen_by_automatic_contexts_raise(small, make_model):
     for given in ({"attention": "linear"}, {"attention": "neighbor", "pair_features": "factorized"}):
         with pytest.raises(ValueError, match="context='auto'.*attention="):

@@ -70,7 +70,7 @@ def test_usable_memory_without_meminfo(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(os, "sysconf", answers.__getitem__, raising=False)
     assert usable_memory("cpu") == 4_096_000
     monkeypatch.delattr(os, "sysconf")
-    with pytest.raises(ValueError, match="memory_budget"):
+    with pytest.raises(ValueError, match="limit="):
         usable_memory("cpu")
 
 

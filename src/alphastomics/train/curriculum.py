@@ -170,10 +170,6 @@ def make_curriculum(
     """
     if kind is None:
         return None
-    if shortest > dataset.context_size:
-        raise ValueError(
-            f"shortest_context={shortest} exceeds context_size={dataset.context_size}; pass a smaller shortest_context="
-        )
     if growth is None:
         if n_steps is None:
             raise ValueError("growth_steps= is required, because max_time= does not determine the number of steps")

@@ -209,12 +209,17 @@ class TrainingSession:
             max_epochs = -1 if self.max_seconds is not None else -(-DEFAULT_STEPS // per_epoch)
         self.max_epochs = self.trainer_kwargs["max_epochs"] = max_epochs
         max_steps = self.trainer_kwargs.get("max_steps") or -1
+        longest, shortest = self.datamodule.train_set.context_size, arguments.shortest_context
+        if arguments.context_growth is not None and shortest > longest:
+            raise ValueError(
+                f"shortest_context={shortest} exceeds context_size={longest}; pass a smaller shortest_context="
+            )
         limits = [self.max_epochs * per_epoch] * (self.max_epochs >= 0) + [max_steps] * (max_steps >= 0)
         return make_curriculum(
             self.datamodule.train_set,
             self.datamodule.set_context_size,
             kind=arguments.context_growth,
-            shortest=arguments.shortest_context,
+            shortest=shortest,
             warmup=arguments.growth_warmup,
             growth=arguments.growth_steps,
             n_steps=min(limits, default=None),

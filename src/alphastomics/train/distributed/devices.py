@@ -131,7 +131,7 @@ def _all_memory() -> int:
     try:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, ValueError, OSError):
-        raise ValueError("the available memory cannot be determined; pass memory_budget=") from None
+        raise ValueError("the system does not report its memory; pass limit=") from None
 
 
 @contextmanager

@@ -293,10 +293,15 @@ def _make_fitter(
     limit = None if budget is None else round(budget * GIB)
     if limit is not None and limit < 1:
         raise ValueError(f"memory_budget={budget} is in GiB and must be positive")
+    n_processes = count_devices(accelerator, devices)
+    try:
+        available = usable_memory(device, limit, n_processes=n_processes)
+    except ValueError as error:
+        raise ValueError("the system does not report its memory; pass memory_budget=") from error
     return MemoryFitter(
         config=module.config,
         n_parameters=count_parameters(module).total,
-        budget=usable_memory(device, limit, n_processes=count_devices(accelerator, devices)),
+        budget=available,
         recompute=recompute,
         accumulate=accumulate,
         arguments={"device": estimated_device(device.type), **arguments},
