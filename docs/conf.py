@@ -71,6 +71,7 @@ nitpick_ignore_regex = [
         "py:class",
         r"alphastomics\.nn\.parallel\.sequence\.SequenceParallel",
     ),  # internal to the network
+    ("py:class", r"alphastomics\.sampling\._sampler\.FittedStatistics"),  # internal to sampling
     ("py:.*", rf"({'|'.join(_others)})(\..*)?"),
     ("py:data", "Ellipsis"),
     ("py:class", r"Mode|Tensor|NDArray|np\.\w+"),
