@@ -62,7 +62,10 @@ _others = [
 # Attributes of a class keep the names under which an annotation imports PyTorch's tensor and NumPy's arrays.
 nitpick_ignore_regex = [
     ("py:class", r"alphastomics\.data\._batch\.RawContext"),  # internal to the loader
-    ("py:class", r"alphastomics\.config\._sampling\.InferenceConfig"),  # base of two documented classes
+    (
+        "py:class",
+        r"alphastomics\.config\.(_sampling\.InferenceConfig|_data\.(Keys|Frame)Config)",
+    ),  # bases of documented classes
     (
         "py:class",
         r"alphastomics\.train\.(curriculum\.LengthCurriculum|objective\.Objective|optimization\.Optimization)",

@@ -104,9 +104,7 @@ class QueryOptions:
             model = self.load(modes, flag)
             return model, read_split(self.data_dir, self.split or "test", model.schema, **reads)
         if self.input_data is None:
-            raise ValueError(
-                "--input-data or --data-dir is required, which name the cells that the model is applied to"
-            )
+            raise ValueError("--input-data or --data-dir is required; pass the cells that the model is applied to")
         check_suffix(self.input_data, INPUTS)
         model = self.load(modes, flag)
         return model, read_file(self.input_data, model.schema, **reads)

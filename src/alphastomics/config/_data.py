@@ -13,8 +13,8 @@ Transform = Literal["auto", "log1p", "none"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class SetupConfig:
-    """Keys of an AnnData object; arguments of :meth:`~alphastomics.model.AlphaSTomics.setup_anndata`.
+class KeysConfig:
+    """Keys of an AnnData object.
 
     Parameters
     ----------
@@ -22,15 +22,39 @@ class SetupConfig:
         Key of ``layers`` with the expression. By default ``X``.
     position_key
         Key of ``obsm`` with the positions, 2D or 3D, in any unit.
+    cell_type_key
+        Column of ``obs`` with cell types, which are used for scores only.
+    """
+
+    layer: str | None = None
+    position_key: str = "spatial"
+    cell_type_key: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class FrameConfig:
+    """Frame of the positions.
+
+    Parameters
+    ----------
+    frame
+        ``slice``: every slice has its own coordinate frame. ``shared``: all slices are registered to one frame.
+    """
+
+    frame: Frame = "slice"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SetupConfig(FrameConfig, KeysConfig):
+    """Keys of an AnnData object; arguments of :meth:`~alphastomics.model.AlphaSTomics.setup_anndata`.
+
+    Parameters
+    ----------
     slice_key
         Column of ``obs`` with the slice of each cell. By default ``slice_id`` if this column exists; otherwise all cells form
         one slice.
-    cell_type_key
-        Column of ``obs`` with cell types, which are used for scores only.
     sequence_key
         Column of ``obs`` with the index of each cell in an order, such as that of residues in a chain.
-    frame
-        ``slice``: every slice has its own coordinate frame. ``shared``: all slices are registered to one frame.
     transform
         Transform of the expression. ``log1p``: logarithm of normalized counts. ``none``: no transform. ``auto``: ``log1p`` for
         counts and ``none`` for other values.
@@ -38,12 +62,8 @@ class SetupConfig:
 
     SECTION: ClassVar[str] = "data.preprocessing"
 
-    layer: str | None = None
-    position_key: str = "spatial"
     slice_key: str | None = None
-    cell_type_key: str | None = None
     sequence_key: str | None = None
-    frame: Frame = "slice"
     transform: Transform = "auto"
 
     def __post_init__(self) -> None:
@@ -91,7 +111,6 @@ class RunConfig:
         Folder of all runs.
     test_after_train
         Score the trained model on held-out cells, if there are any.
-
     """
 
     SECTION: ClassVar[str] = "run"

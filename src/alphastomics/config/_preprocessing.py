@@ -7,14 +7,14 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from alphastomics._io._errors import format_names
-from alphastomics.config._data import Frame, RunConfig, SetupConfig
+from alphastomics.config._data import FrameConfig, KeysConfig, RunConfig
 from alphastomics.config._setting import check, setting
 
 SplitUnit = Literal["cell", "slice", "animal"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stage1Options:
+class Stage1Options(KeysConfig):
     """Options of stage 1: genes and keys of the input.
 
     Parameters
@@ -22,10 +22,6 @@ class Stage1Options:
     genes
         Names of the genes, in order. By default all genes of all files, in the order of first occurrence. Genes that a file
         does not contain are unmeasured in its slices.
-    layer
-        Key of ``layers`` with the expression. By default ``X``.
-    position_key
-        Key of ``obsm`` with the positions.
     position_is_3d
         Whether positions have three coordinates.
     z_spacing
@@ -36,21 +32,16 @@ class Stage1Options:
         is one slice.
     animal_key
         Column of ``obs`` with the animal of each cell, which a split by animal requires.
-    cell_type_key
-        Column of ``obs`` with cell types, which are used for scores only.
     log_normalize
         Scale counts to a common library size and log-transform them when the dataset is read. Disable this for values that
         are already transformed.
     """
 
     genes: tuple[str, ...] | None = setting(None, python_only=True)
-    layer: str | None = None
-    position_key: str = SetupConfig.position_key
     position_is_3d: bool = setting(False, off=())
     z_spacing: float = setting(0.0, ge=0)
     slice_key: str | None = None
     animal_key: str | None = None
-    cell_type_key: str | None = None
     log_normalize: bool = setting(True, off=("--skip-log-normalize",))
 
     def __post_init__(self) -> None:
@@ -73,7 +64,7 @@ class Stage1Options:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stage2Options:
+class Stage2Options(FrameConfig):
     """Options of stage 2: how a dataset is split and scaled.
 
     Parameters
@@ -86,8 +77,6 @@ class Stage2Options:
         Fraction of these units in the validation set; the rest is the test set.
     max_shard_size
         Largest number of cells in a file.
-    frame
-        ``slice``: every slice has its own coordinate frame. ``shared``: all slices are registered to one frame.
     scale
         Standardize each gene to mean 0 and variance 1 when the dataset is read.
     normalize_position
@@ -105,7 +94,6 @@ class Stage2Options:
     train_ratio: float = setting(0.8, gt=0, le=1)
     val_ratio: float = setting(0.1, ge=0, lt=1)
     max_shard_size: int = setting(100_000, ge=1)
-    frame: Frame = SetupConfig.frame
     scale: bool = setting(True, off=("--skip-scale",))
     normalize_position: bool = True
     scale_per_slice: bool = setting(False, off=(), requires=("scale", True))

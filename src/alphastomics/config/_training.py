@@ -223,7 +223,6 @@ class TrainerConfig:
         supports it.
     fp16
         Use half precision; shorthand for ``precision`` ``16-mixed``.
-
     deterministic
         Use only deterministic algorithms, which may be slower.
     """
