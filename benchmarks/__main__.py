@@ -17,7 +17,8 @@ WHOLE_SLICES = (
     *("--minutes", "30", "--steps", "4200", "--variants", "contexts of 1,024", "full"),
     *("--output", str(RESULTS / "whole_slices.json")),
 )
-PLACING = ("seqfish", "starmap_mpfc", "drosophila3d", "sampler", "probe")
+PLACING = ("seqfish", "starmap_mpfc", "drosophila3d")
+CALIBRATED = (*PLACING, "hypothalamus")
 HELD_OUT = ("pos_to_expr", "directions", "gene_inpainting", "uncertainty", "joint", "embeddings", "likelihood")
 MEASURING = (
     *("chains", "claims", "denoiser_speed", "experts", "loading", "memory", "scores", "waiting"),
@@ -35,6 +36,7 @@ def main() -> None:
     data = ["--data-dir", options.data_dir] if options.data_dir else []
     shared = ["--model-dir", str(options.model_dir), *data]
     runs = [[name, *shared] for name in PLACING]
+    runs += [["calibration", *shared, "--benchmark", tissue] for tissue in CALIBRATED]
     runs += [[name, *shared, "--benchmark", tissue] for tissue in TISSUES for name in HELD_OUT]
     runs.append(["shell", *data])
     runs += [["compare", *data, "--benchmark", tissue] for tissue in TISSUES]

@@ -94,6 +94,10 @@ def labeled_folds(benchmark: str, folder: Path) -> dict[str, tuple[ad.AnnData, a
         adata = ad.read_h5ad(folder / "seqfish_mouse_embryo_dev.h5ad")
         name = adata.obs["slice_id"].astype(str).to_numpy()
         return {"embryo2_z2": (adata[np.isin(name, ["embryo1_z2", "embryo1_z5"])], adata[name == "embryo2_z2"])}
+    if benchmark == "hypothalamus":
+        adata = ad.read_h5ad(folder / "merfish_hypothalamus_dev.h5ad")
+        first = (adata.obs["animal"] == "animal1").to_numpy()
+        return {"animal7": (adata[first], adata[~first])}
     adata = ad.read_h5ad(folder / "starmap_mpfc.h5ad")
     name = adata.obs["slice_id"].astype(str).to_numpy()
     return {mouse: (adata[name != mouse], adata[name == mouse]) for mouse in ("BZ5", "BZ9", "BZ14")}
@@ -107,6 +111,11 @@ def seqfish(folder: Path) -> list[Fold]:
 def starmap_mpfc(folder: Path) -> list[Fold]:
     """Each mouse against the other two."""
     return [make_fold(name, *pair) for name, pair in labeled_folds("starmap_mpfc", folder).items()]
+
+
+def hypothalamus(folder: Path) -> list[Fold]:
+    """Two sections of one animal against a section of another, at another depth; left and right are alike."""
+    return [make_fold(name, *pair) for name, pair in labeled_folds("hypothalamus", folder).items()]
 
 
 def drosophila3d(folder: Path) -> list[Fold]:
@@ -128,7 +137,10 @@ def _halves(adata: ad.AnnData) -> list[Fold]:
 BENCHMARKS: dict[str, Callable[[Path], list[Fold]]] = {
     "seqfish": seqfish,
     "starmap_mpfc": starmap_mpfc,
+    "hypothalamus": hypothalamus,
     "drosophila3d": drosophila3d,
     "starmap3d": starmap3d,
 }
-DEFAULT_MINUTES = {"seqfish": 12.0, "starmap_mpfc": 3.0, "drosophila3d": 4.0, "starmap3d": 12.0}
+DEFAULT_MINUTES = {
+    "seqfish": 12.0, "starmap_mpfc": 3.0, "hypothalamus": 12.0, "drosophila3d": 4.0, "starmap3d": 12.0
+}  # fmt: skip

@@ -105,7 +105,7 @@ class ModelFolders:
         attached = self.cells.copy() if (folder / "with_data").exists() else False
         model = AlphaSTomics.load(folder, adata=attached, accelerator="cpu")
         if model.is_trained:
-            model.sample(self.cells[:20].copy(), mode="expr_to_pos", n_steps=1)
+            model.sample(self.cells[:20].copy(), mode="expr_to_pos")
 
 
 def mutate_safetensors(data: bytes, rng: np.random.Generator) -> bytes:

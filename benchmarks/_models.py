@@ -21,17 +21,10 @@ if TYPE_CHECKING:
 
 DEFAULT = "alphastomics"
 MODE = "any"  # the default of the package: one model for all benchmarks of a tissue
-LONG_CHAIN = "chain_500"
-VARIANTS: dict[str, dict[str, Any]] = {
-    "one_step": {"n_steps": 1},
-    "chain_10": {"n_steps": 10},
-    "chain_25": {"n_steps": 25},
-    LONG_CHAIN: {"n_steps": 500},
-    "medoid_8": {"n_steps": 25, "n_samples": 8, "reduce": "medoid"},
-}
-"""Arguments of ``model.sample`` for variants of the sampler of one trained model."""
-READ_OUT: dict[str, dict[str, Any]] = {"one step": {"n_steps": 1}, "chain": {"n_steps": 25}}
-"""The conditional mean, and one sample."""
+VARIANTS: dict[str, dict[str, Any]] = {"mean": {"n_samples": 2, "reduce": "mean"}, "draw": {"n_samples": 2}}
+"""Arguments of ``model.sample`` for other positions than the placement: the conditional mean, and the first of several draws."""
+READ_OUT: dict[str, dict[str, Any]] = {"placement": {}, "mean": VARIANTS["mean"]}
+"""The placement and the conditional mean."""
 
 
 def training_parameters(minutes: float, *, mode: str = MODE) -> dict[str, Any]:
@@ -92,7 +85,7 @@ def fingerprint(model: AlphaSTomics) -> str:
 
 
 def place(model: AlphaSTomics, query: AnnData, method: str, *, seed: int) -> NDArray[np.float64]:
-    """Predicted positions of the query by the default call or a variant of the sampler, ``(n_query, n_dims)``."""
+    """Predicted positions of the query by the default call or a variant, ``(n_query, n_dims)``."""
     if method != DEFAULT:
         return sample(model, query, seed=seed, **VARIANTS[method])
     import alphastomics as asx
@@ -103,6 +96,6 @@ def place(model: AlphaSTomics, query: AnnData, method: str, *, seed: int) -> NDA
 
 
 def sample(model: AlphaSTomics, query: AnnData, *, seed: int, **arguments: Any) -> NDArray[np.float64]:
-    """Positions by ``model.sample`` with its arguments, in the order of the query's rows."""
+    """Positions by ``model.sample`` with its arguments, in the order of the query's rows; the first of several draws."""
     tissue = model.sample(query.copy(), mode="expr_to_pos", random_state=seed, **arguments)
-    return tissue[query.obs_names].obsm["spatial"]
+    return tissue.obsm["spatial"][: query.n_obs]

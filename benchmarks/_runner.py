@@ -35,20 +35,15 @@ def parse(benchmark: str, argv: Sequence[str] | None = None) -> argparse.Namespa
     parser = argparse.ArgumentParser(
         prog=f"python -m benchmarks.{benchmark}", formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
-    parser.add_argument("--methods", nargs="+", choices=METHODS, help="default: all except chain_500")
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument(
         "--minutes", type=float, default=DEFAULT_MINUTES[benchmark], help="training time of AlphaSTomics"
     )
-    parser.add_argument("--long-chain", action="store_true", help="include chain_500")
     parser.add_argument("--output", type=Path, default=RESULTS / f"{benchmark}.json")
     parser.add_argument("--model-dir", type=Path, help="folder in which trained models are saved and reused")
     parser.add_argument("--data-dir", help="folder of the .h5ad files; default $ALPHASTOMICS_DATA or ../shared/data")
-    options = parser.parse_args(argv)
-    options.methods = options.methods or [name for name in METHODS if name != _models.LONG_CHAIN]
-    if options.long_chain and _models.LONG_CHAIN not in options.methods:
-        options.methods.append(_models.LONG_CHAIN)
-    return options
+    return parser.parse_args(argv)
 
 
 def run(benchmark: str, folds: Sequence[Fold], options: argparse.Namespace) -> None:

@@ -1,7 +1,7 @@
 """Effect of each component of training on the scores: one change at a time, the same number of steps for all.
 
 Run as ``python -m benchmarks.ablation --benchmark starmap_mpfc``; finished variants are kept. The output has means over folds and
-seeds of the conditional mean (one step) and of one sample (25 steps) for every variant.
+seeds of the placement and of the conditional mean for every variant.
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     "no contrastive loss": {"plan": {"lambda_neighbor": 0.0}},
     "no layout loss": {"plan": {"lambda_layout": 0.0}},
     "no deformation": {"plan": {"deformation": 0.0}},
-    "no minimum-distance loss": {"plan": {"lambda_min_distance": 0.0}},
     "fair contexts": {"augmentation": {"composition": 0.0}},
     "no gene dropout": {"augmentation": {"gene_dropout": 0.0}},
     "no thinning": {"augmentation": {"thinning": 0.0}},
@@ -99,7 +98,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def run(results: Results, fold: Fold, name: str, *, seed: int, steps: int) -> None:
-    """Train one variant on one fold and score the conditional mean and a sample."""
+    """Train one variant on one fold and score the placement and the conditional mean."""
     parameters = {"steps": steps, "variant": VARIANTS[name]}
     methods = {f"{name}, {read_out}": arguments for read_out, arguments in _models.READ_OUT.items()}
     if all(results.find(parameters, method=method, fold=fold.name, seed=seed) for method in methods):

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 RESULT = RESULTS / "arithmetic.json"
-FREQUENCIES, RANKS, LATENT, MIN_DISTANCE = 48, 9, 64, 12066  # of the network, for any width
+FREQUENCIES, RANKS, LATENT = 48, 9, 64  # of the network, for any width
 MEMORY = ("weights, GiB", "gradients", "moments, average", "activations", "total", "activations, KiB per cell")
 BATCH, CONTEXT, CANONICAL = (
     1024,
@@ -58,7 +58,7 @@ class Size:
         """Number of weights."""
         d, g, n_dims, h = self.width, self.genes, self.dims, self.heads
         block = 18 * d**2 + (15 + h) * d + 2 * d // h
-        return 4 * d * g + g + 8 * d**2 + (311 + 2 * n_dims) * d + 64 + MIN_DISTANCE + n_dims + self.layers * block
+        return 4 * d * g + g + 8 * d**2 + (311 + 2 * n_dims) * d + 64 + n_dims + self.layers * block
 
     def flops(self, n_cells: int = CONTEXT) -> float:
         """Floating-point operations for a cell of a step of training, forward and backward, in contexts of so many cells."""

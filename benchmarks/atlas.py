@@ -55,7 +55,7 @@ def sample(folder: Path, _: argparse.Namespace) -> dict[str, Any]:
 
     model = asx.model.AlphaSTomics.load(folder / "model", adata=False)
     adata = ad.read_h5ad(min((folder / "raw").glob("*.h5ad")))[:CONTEXT].copy()
-    placed = model.sample(adata, n_steps=5)
+    placed = model.sample(adata)
     key = model.schema.position_key
     return {"cells": placed.n_obs, "finite": bool(np.isfinite(placed.obsm[key]).all())}
 

@@ -44,7 +44,6 @@ MODELS = {
 PLANS = {FRAMES: {"lambda_fape": 1.0}}  # beside the losses of every plan
 TRAINING = {"batch_size": 640, "context_size": 80}
 CHAIN = {"n_segments": (2, 4)}  # 33 residues on average, fewer than the size of a context
-N_STEPS = 30  # per sample
 HELD_OUT_SEED = 10_000
 
 
@@ -64,7 +63,7 @@ def place(method: str, train: AnnData, query: AnnData, *, frame: str, steps: int
         enable_progress_bar=False,
         **TRAINING,
     )
-    return model.sample(query, mode="expr_to_pos", n_steps=N_STEPS, random_state=seed).obsm["spatial"]
+    return model.sample(query, mode="expr_to_pos", random_state=seed).obsm["spatial"]
 
 
 def score(truth: AnnData, predicted: NDArray[np.float64]) -> dict[str, float]:
@@ -127,7 +126,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     for seed in options.seeds:
         for method in methods:
             network = {} if method == CHANCE else {**NETWORK, **MODELS[method], **TRAINING, **PLANS.get(method, {})}
-            parameters = {**sizes, **CHAIN, **network, "n_steps": N_STEPS}
+            parameters = {**sizes, **CHAIN, **network}
             if results.find(parameters, method=method, fold=FOLD, seed=seed):
                 continue
             start = time.monotonic()

@@ -104,7 +104,9 @@ def train(row: dict[str, Any], network: list[str], **training: Any) -> AlphaSTom
 def samples(model: AlphaSTomics, cells: AnnData) -> Iterator[tuple[str, str]]:
     """Hashes of samples of each mode that the model has, and of draws that are reduced."""
     for mode in MODES if model.mode == "any" else (model.mode,):
-        arguments: dict[str, Any] = {"mode": mode, "n_steps": 3, "random_state": 1}
+        arguments: dict[str, Any] = {"mode": mode, "random_state": 1}
+        if mode != "expr_to_pos":
+            arguments["n_steps"] = 3
         if mode == "joint":
             result = model.sample(n_cells=30, **arguments)
             yield mode, digest(result.obsm["spatial"], result.X)

@@ -1,7 +1,7 @@
 """Effect of each component for long contexts on accuracy, time and memory, with whole slices as contexts.
 
-Every variant trains for the same number of steps in its own process, then places the held-out cells by the conditional
-mean and by a sample of 25 steps. Contexts are short (``--shortest``) for most of the steps (``--warmup``) and then grow to whole
+Every variant trains for the same number of steps in its own process. The placement and the conditional mean of the held-out
+cells are scored. Contexts are short (``--shortest``) for most of the steps (``--warmup``) and then grow to whole
 slices; rows named "contexts of …" keep contexts of one size. Beside the scores, the table has the
 median processor time of the last steps, which does not depend on other programs, and the peak
 memory of the process.
@@ -62,7 +62,7 @@ def lengths(options: argparse.Namespace, length: int | None) -> dict[str, Any]:
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
-    """Train one variant and score the conditional mean and a sample."""
+    """Train one variant and score the placement and the conditional mean."""
     import lightning.pytorch as pl
     import torch
 
@@ -146,7 +146,7 @@ def run(results: Results, options: argparse.Namespace, variant: str, seed: int) 
     for read_out, method in methods.items():
         kept = {"parameters": parameters, "scores": scores[read_out], **found}
         results.add(method=method, fold=fold, seed=seed, **kept)
-    print(f"{variant}, seed {seed}:", ", ".join(f"{k} {v:.3f}" for k, v in scores["one step"].items()), flush=True)
+    print(f"{variant}, seed {seed}:", ", ".join(f"{k} {v:.3f}" for k, v in scores["placement"].items()), flush=True)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -98,7 +98,7 @@ def readers(folder: Path, n_cells: int) -> dict[str, Callable[[], int]]:
 
     def contexts(buffer_size: int) -> ContextDataset:
         source = ParquetSource(folder / "dataset", buffer_size=buffer_size)
-        return ContextDataset(source, context_size=CONTEXT, seed=0, patches=False)
+        return ContextDataset(source, context_size=CONTEXT, seed=0)
 
     streamed, buffered = contexts(n_cells // 5), contexts(n_cells)
     counts(streamed, 0)

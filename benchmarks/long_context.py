@@ -8,8 +8,8 @@
 - ``estimates``: the result of ``model.estimate_memory`` compared with the peak that the step adds to its process.
 - ``operations``: time of the nearest neighbors of 100,000 cells, and of grid attention and full attention at 16,384 cells,
   the fastest of several repetitions.
-- ``sampling``: all 32,845 cells of a slice in three dimensions (STARmap) with half of their positions observed, 25 steps, by a
-  model that was trained for a few steps. Requires the data.
+- ``sampling``: all 32,845 cells of a slice in three dimensions (STARmap) with half of their positions observed, by a model
+  that was trained for a few steps. Requires the data.
 
 Every run has its own process, and finished runs with the same parameters are kept.
 Run as ``python -m benchmarks.long_context [--parts steps …]``.
@@ -147,7 +147,7 @@ def sampling(options: argparse.Namespace) -> dict[str, Any]:
     query.obsm["spatial"] = query.obsm["spatial"].astype(float)
     query.obsm["spatial"][hidden] = np.nan
     start = time.perf_counter()
-    placed = model.sample(query, mode="expr_to_pos", inpaint=True, n_steps=25, random_state=0)
+    placed = model.sample(query, mode="expr_to_pos", inpaint=True, random_state=0)
     seconds = time.perf_counter() - start
     assert np.isfinite(placed.obsm["spatial"]).all()
     return {"seconds": seconds, "process": peak_bytes(), "n_cells": query.n_obs}

@@ -27,7 +27,7 @@ TISSUES = {
     "seqfish": "seqFISH mouse embryo, slices of 10,129 and 7,642 cells",
     "starmap3d": "STARmap visual cortex in 3D, one slice of 16,422 cells",
 }
-READ_OUT = {"one step": "mean", "chain": "sample"}
+NAMED = {"one step": "mean", "chain": "sample"}  # in results from before positions were placed without steps
 SCORES = {
     "knn_20": "kNN preservation ↑",
     "distance_spearman": "distance Spearman ↑",
@@ -90,16 +90,16 @@ def steps_table(folder: Path = RESULTS) -> str:
 def others_table(folder: Path = RESULTS) -> str:
     """Single operations, and sampling of a slice."""
     scores = _by_run(folder)
-    operations, sampled = scores["operations", "", WHOLE], scores["sampling", "default", 0]
-    half = f"placement of half of the {sampled['n_cells']:,} cells of a 3D slice, 25 steps"
-    return rows(
-        [
-            ["", "measured"],
-            [f"32 nearest neighbors of {WHOLE:,} cells", f"{operations['nearest cells']:.2f} s"],
-            [f"grid attention relative to full attention, {SMALL:,} cells", times(operations["grid / full"])],
-            [half, f"{sampled['seconds']:.0f} s, {sampled['process'] / GIB:.1f} GiB of the process"],
-        ]
-    )
+    operations = scores["operations", "", WHOLE]
+    lines = [
+        ["", "measured"],
+        [f"32 nearest neighbors of {WHOLE:,} cells", f"{operations['nearest cells']:.2f} s"],
+        [f"grid attention relative to full attention, {SMALL:,} cells", times(operations["grid / full"])],
+    ]
+    if run := scores.get(("sampling", "default", 0)):
+        half = f"placement of half of the {run['n_cells']:,} cells of a 3D slice"
+        lines.append([half, f"{run['seconds']:.0f} s, {run['process'] / GIB:.1f} GiB of the process"])
+    return rows(lines)
 
 
 def estimates_table(folder: Path = RESULTS) -> str:
@@ -120,11 +120,11 @@ def ingredients_table(name: str, folder: Path = RESULTS) -> str:
         return ""
     results = json.loads(path.read_text())
     summary = results["summary"]
-    lines = [
-        ["", *(f"{title}, {r}" for title in SCORES.values() for r in READ_OUT.values()), "steps", "s per step", "GiB"]
-    ]
+    read_outs = list(dict.fromkeys(row.rpartition(", ")[2] for row in summary))
+    titles = [f"{title}, {NAMED.get(name, name)}" for title in SCORES.values() for name in read_outs]
+    lines = [["", *titles, "steps", "s per step", "GiB"]]
     for variant in VARIANTS:
-        found = [summary.get(f"{variant}, {read_out}") for read_out in READ_OUT]
+        found = [summary.get(f"{variant}, {read_out}") for read_out in read_outs]
         if None not in found:
             scores = [mean_sd(*run[score]) for score in SCORES for run in found]
             costs = [

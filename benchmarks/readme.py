@@ -22,8 +22,8 @@ TISSUES = {
 }
 ROWS = {
     "alphastomics": "**AlphaSTomics**, `tl.reconstruct`",
-    "chain_25": "AlphaSTomics, a sample of 25 steps",
-    "medoid_8": "AlphaSTomics, medoid of 8 samples",
+    "mean": "AlphaSTomics, conditional mean",
+    "draw": "AlphaSTomics, one draw",
     "contrastive": "contrastive embedding, 10-NN",
     "distance_mlp": "MLP on distances",
     "optimal_transport": "entropic optimal transport",

@@ -67,7 +67,7 @@ def run(fold: Fold, folder: Path, options: argparse.Namespace) -> dict[str, Any]
             "--seed", str(options.seed), *training,
         ),
         alphastomics(
-            "sample", *shared, "--input-data", folder / "query.h5ad", "--output", folder / "placed.h5ad", "--n-steps", "1", "--refine",
+            "sample", *shared, "--input-data", folder / "query.h5ad", "--output", folder / "placed.h5ad", "--refine",
         ),
         alphastomics("test", *shared, "--input-data", folder / "known.h5ad", "--output", folder / "scores.json"),
     ]  # fmt: skip

@@ -14,5 +14,5 @@ model = asx.model.AlphaSTomics(reference, **size)
 model.train(strategy="ddp_notebook", checkpoint="notebook.ckpt", resume="last", **devices, **length)
 
 # %% The trained model is available in the process of the notebook.
-placed = model.sample(n_steps=10)
+placed = model.sample()
 model.save("notebook_model", overwrite=True)

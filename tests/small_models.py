@@ -74,7 +74,7 @@ def train_well(train_briefly: Callable[..., AlphaSTomics]) -> Callable[[AlphaSTo
     def train(model: AlphaSTomics) -> AlphaSTomics:
         from alphastomics.data import Augmentation
 
-        plan = {"lr": 6e-3, "warmup_steps": 5, "lambda_min_distance": 0.0}
+        plan = {"lr": 6e-3, "warmup_steps": 5}
         return train_briefly(model, max_epochs=20, augmentation=Augmentation(), plan_kwargs=plan)
 
     return train

@@ -154,7 +154,7 @@ def test_training_is_the_same_as_in_python(folder, tmp_path):
 
 
 def sampled(query: list[str], path: Path, *tokens: str) -> AnnData:
-    assert main(["sample", *query, "--output", str(path), "--n-steps", "3", *tokens]) == 0
+    assert main(["sample", *query, "--output", str(path), *tokens]) == 0
     return ad.read_h5ad(path)
 
 
@@ -164,9 +164,11 @@ def test_sample_matches_the_model(folder, query, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     cells = ad.read_h5ad(folder / "query.h5ad")
     model = AlphaSTomics.load(folder / "run/checkpoints/model", adata=False, accelerator="cpu")
-    placed = sampled(query, tmp_path / "new" / "out.h5ad", "--seed", "5", "--sampler", "ddim")
-    expected = model.sample(cells, n_steps=3, sampler="ddim", random_state=5)
+    placed = sampled(query, tmp_path / "new" / "out.h5ad", "--seed", "5", "--refine")
+    expected = model.sample(cells, refine=True, random_state=5)
     np.testing.assert_array_equal(placed.obsm["spatial"], expected.obsm["spatial"])
+    unrefined = model.sample(cells, refine=False, random_state=5)
+    assert not np.array_equal(placed.obsm["spatial"], unrefined.obsm["spatial"])
     assert list(placed.obs_names) == list(cells.obs_names)
     assert files_in(tmp_path) == ["new/out.h5ad"]
 
@@ -189,17 +191,11 @@ def test_every_direction_is_sampled(folder, tmp_path):
     np.testing.assert_array_equal(ad.read_h5ad(out).obsm["spatial"], expected.obsm["spatial"])
 
 
-def test_views_and_refinement_reach_the_model(folder, query, tmp_path):
-    from alphastomics.model import AlphaSTomics
-
-    cells = ad.read_h5ad(folder / "query.h5ad")
-    model = AlphaSTomics.load(folder / "run/checkpoints/model", adata=False, accelerator="cpu")
-    path = tmp_path / "out.h5ad"
-    tokens = ["sample", *query, "--output", str(path), "--n-steps", "1", "--n-views", "2", "--refine"]
-    assert main(tokens) == 0
-    expected = model.sample(cells, n_steps=1, n_views=2, refine=True, random_state=0)
-    np.testing.assert_array_equal(ad.read_h5ad(path).obsm["spatial"], expected.obsm["spatial"])
-    assert not np.array_equal(expected.obsm["spatial"], model.sample(cells, n_steps=1).obsm["spatial"])
+def test_steps_of_positions_are_an_error(query, tmp_path, capsys):
+    for tokens in (["--n-steps", "3"], ["--sampler", "ddim"]):
+        assert main(["sample", *query, "--output", str(tmp_path / "out.h5ad"), *tokens]) != 0
+        assert re.search(rf"{tokens[0]} requires --sample-mode pos_to_expr or joint", error_line(capsys))
+    assert files_in(tmp_path) == []
 
 
 def test_sample_reads_positions_only_to_inpaint(folder, query, tmp_path):

@@ -19,9 +19,9 @@ from alphastomics.cli._config import HEADER, fill, resolved
 from alphastomics.cli._options import GLOBAL, SEVERAL, ComparisonOptions, DemoOptions, FitOptions, SetupOptions
 from alphastomics.cli._output import USER_ERRORS, messages, print_error
 from alphastomics.cli._preprocess import ClusterOptions, DatasetOptions, SliceOptions, UploadOptions
-from alphastomics.cli._query import SAMPLED, EmbeddingOptions, QueryOptions, SampleOptions, ScoreOptions
+from alphastomics.cli._query import SAMPLED, EmbeddingOptions, QueryOptions, SampleOptions
 from alphastomics.cli._run import RunOptions, SourceOptions
-from alphastomics.config import RunConfig
+from alphastomics.config import RunConfig, SamplingConfig
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -240,7 +240,7 @@ def score(
     *,
     query: QueryOptions,
     output: Path | None = None,
-    options: ScoreOptions = ScoreOptions(),
+    seed: int = SamplingConfig.random_state,
 ) -> None:
     """Place the cells of every slice without reading their positions, and score the result against the true positions.
 
@@ -248,13 +248,15 @@ def score(
     ----------
     output
         JSON file for the scores.
+    seed
+        Seed of the placement and of the baselines.
     """
     from alphastomics.cli._output import prepare_file, to_text
     from alphastomics.cli._scores import score_model, write_scores
 
     if output is not None:
         prepare_file(output)
-    table = score_model(*query.read(["expr_to_pos"], "test", positions=True), **vars(options))
+    table = score_model(*query.read(["expr_to_pos"], "test", positions=True), random_state=seed)
     sys.stdout.write(to_text(table))
     if output is not None:
         write_scores(output, table)

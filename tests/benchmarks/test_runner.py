@@ -5,11 +5,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import anndata as ad
 import numpy as np
 import pytest
 from benchmarks.baselines import BASELINES, PARAMETERS
 
-from benchmarks import _data, _models, _placement, _report, _runner, denoiser_speed, memory, sampler
+from benchmarks import _data, _models, _placement, _report, _runner, denoiser_speed, memory
 
 ROOT = Path(__file__).parents[2]
 
@@ -117,11 +118,11 @@ def test_variants_are_of_one_model(fold, tmp_path, monkeypatch):
     monkeypatch.setattr(_models, "fingerprint", str)
     monkeypatch.setattr(_models, "place", lambda model, query, method, seed: np.eye(query.n_obs, 2))
     _runner.run("seqfish", [fold], options(tmp_path, "--methods", "alphastomics", "--seeds", "0"))
-    both = options(tmp_path, "--methods", "alphastomics", "chain_10", "--seeds", "0")
+    both = options(tmp_path, "--methods", "alphastomics", "mean", "--seeds", "0")
     _runner.run("seqfish", [fold], both)
     assert {e["method"]: e["model"] for e in json.loads(both.output.read_text())["entries"]} == {
         "alphastomics": "2",
-        "chain_10": "2",
+        "mean": "2",
     }
     _runner.run("seqfish", [fold], both)
     assert trained == [0, 0]
@@ -133,22 +134,27 @@ def test_alphastomics_is_trained_saved_and_found_again(fold, tmp_path):
     model, seconds = _models.obtain_model(fold, seed=0, minutes=0.02, path=path)
     again, recorded = _models.obtain_model(fold, seed=0, minutes=0.02, path=path)
     assert (_models.fingerprint(again), recorded) == (_models.fingerprint(model), seconds)
-    for method in (_models.DEFAULT, "one_step"):
+    for method in (_models.DEFAULT, *_models.VARIANTS):
         placed = _models.place(again, fold.query, method, seed=0)
         assert placed.shape == fold.truth.shape
         assert np.isfinite(placed).all()
 
 
-def test_sampler_differences_are_paired():
-    scores = dict.fromkeys(_placement.METRICS, 0.0)
-    entries = [
-        {"method": sampler.row("ddpm", n), "seed": s, "scores": scores | {"knn_20": s + delta}}
-        for s in (0, 1)
-        for n, delta in ((25, 0.1), (500, 0.3))
-    ]
-    (line,) = sampler.differences(entries, ["ddpm"], [0, 1, 2])
-    assert line["method"] == "ddpm, 25 steps - ddpm, 500 steps"
-    assert line["knn_20"] == pytest.approx([-0.2, 0.0])
+def test_a_variant_is_the_mean_or_the_first_draw(make_tissue):
+    class Model:
+        """Returns the arguments as an AnnData of as many draws."""
+
+        def sample(self, query, *, mode, random_state, n_samples=1, reduce=None):
+            n = 1 if reduce else n_samples
+            draws = [query.copy() for _ in range(n)]
+            for k, draw in enumerate(draws):
+                draw.obsm["spatial"] = np.stack([np.arange(query.n_obs), np.full(query.n_obs, k)], axis=1)
+            return ad.concat(draws, index_unique="-") if n > 1 else draws[0]
+
+    query = make_tissue(1, n_slices=1)
+    expected = np.stack([np.arange(query.n_obs), np.zeros(query.n_obs)], axis=1)
+    for method in _models.VARIANTS:
+        np.testing.assert_array_equal(_models.place(Model(), query, method, seed=0), expected)
 
 
 def test_ratios_of_time_and_memory():

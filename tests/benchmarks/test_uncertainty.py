@@ -83,7 +83,7 @@ def test_scores_are_of_the_output_of_the_package(make_tissue):
     fold = _data.make_fold("observed", reference, held_out)
     for reduce in ("mean", "medoid"):
         predicted, s = uncertainty.place(model, fold, f"position, {reduce}", seed=3)
-        placed = model.sample(fold.query.copy(), n_steps=10, n_samples=8, reduce=reduce, random_state=3)
+        placed = model.sample(fold.query.copy(), n_samples=8, reduce=reduce, random_state=3)
         np.testing.assert_allclose(predicted[fold.order], placed.obsm["spatial"])
         np.testing.assert_allclose(s[fold.order], placed.obs["position_uncertainty"])
         assert (s > 0).all()

@@ -106,9 +106,9 @@ def given(request, folder, cells, tmp_path):
 
 
 def test_the_same_cells_have_the_same_places(given, folder, model_flags, model, cells, tmp_path):
-    assert run("sample", *model_flags, *given, *STEPS, "--output", tmp_path / "out.h5ad") == 0
+    assert run("sample", *model_flags, *given, "--output", tmp_path / "out.h5ad") == 0
     placed = ad.read_h5ad(tmp_path / "out.h5ad")
-    expected = model.sample(cells, mode="expr_to_pos", n_steps=2).obsm["spatial"]
+    expected = model.sample(cells, mode="expr_to_pos").obsm["spatial"]
     np.testing.assert_array_equal(placed.obsm["spatial"], expected)
     np.testing.assert_array_equal(placed.X.toarray(), cells.X.toarray())
 
@@ -131,8 +131,8 @@ def test_a_model_finds_them_under_its_own_keys(given, folder, cells, tmp_path):
     model_flags = ["--checkpoint", folder / "named", "--accelerator", "cpu"]
     model = AlphaSTomics.load(folder / "named", adata=False, accelerator="cpu")
     cells.obsm["place"], cells.obs["section"], cells.layers["counts"] = cells.obsm["spatial"], "a", cells.X.copy()
-    expected = model.sample(cells, mode="expr_to_pos", n_steps=2)
-    assert run("sample", *model_flags, *given, *STEPS, "--output", tmp_path / "out.h5ad") == 0
+    expected = model.sample(cells, mode="expr_to_pos")
+    assert run("sample", *model_flags, *given, "--output", tmp_path / "out.h5ad") == 0
     placed = ad.read_h5ad(tmp_path / "out.h5ad")
     np.testing.assert_array_equal(placed.obsm["place"], expected.obsm["place"])
     assert "section" in placed.obs
@@ -140,7 +140,7 @@ def test_a_model_finds_them_under_its_own_keys(given, folder, cells, tmp_path):
     # From an AnnData whose X is something else, Parquet takes what the model reads.
     cells.X = cells.X * 0.5
     cells.write_h5ad(tmp_path / "layered.h5ad")
-    tokens = ["--input-data", tmp_path / "layered.h5ad", *STEPS, "--output", tmp_path / "out.parquet"]
+    tokens = ["--input-data", tmp_path / "layered.h5ad", "--output", tmp_path / "out.parquet"]
     assert run("sample", *model_flags, *tokens) == 0
     np.testing.assert_array_equal(read_parquet(tmp_path / "out.parquet").X.toarray(), cells.layers["counts"].toarray())
 
@@ -267,7 +267,7 @@ def test_slices_are_grouped_by_their_measured_genes(uneven, tissue):
 
 @pytest.mark.filterwarnings("ignore:4 of 20 genes are missing")
 def test_a_slice_is_placed_by_the_genes_that_it_measures(uneven, tissue, model_flags, model, tmp_path):
-    tokens = ["--data-dir", uneven, *STEPS, "--n-samples", "2"]
+    tokens = ["--data-dir", uneven, "--n-samples", "2"]
     assert run("sample", *model_flags, *tokens, "--output", tmp_path / "out.h5ad") == 0
     placed = ad.read_h5ad(tmp_path / "out.h5ad")
     order = read_dataset(uneven).obs_names
@@ -276,7 +276,7 @@ def test_a_slice_is_placed_by_the_genes_that_it_measures(uneven, tissue, model_f
     assert placed.obs["slice_id"].dtype == "category"
     for name in ("slice_0", "slice_1"):
         part = alone(tissue, name, uneven)
-        expected = model.sample(part, mode="expr_to_pos", n_steps=2, n_samples=2)
+        expected = model.sample(part, mode="expr_to_pos", n_samples=2)
         assert placed.uns["alphastomics"] == expected.uns["alphastomics"]
         found = placed[expected.obs_names]
         np.testing.assert_array_equal(found.obsm["spatial"], expected.obsm["spatial"])
@@ -303,13 +303,13 @@ def test_a_slice_is_embedded_and_scored_by_the_genes_that_it_measures(uneven, ti
 def test_unmeasured_genes_are_not_read_as_zeros(uneven, model):
     cells = read_dataset(uneven)
     with pytest.raises(ValueError, match=r'2 slices.*varm\["measured_in"\]'):
-        model.sample(cells, n_steps=1)
+        model.sample(cells)
     with pytest.raises(ValueError, match="2 slices"):
         AlphaSTomics.setup_anndata(cells)
     rows = cells.obs["slice_id"] == "slice_1"
     part = cells[rows, cells.varm["measured_in"]["slice_1"]]
     with pytest.warns(UserWarning, match="4 of 20 genes"):
-        assert model.sample(part, n_steps=1).n_obs == rows.sum()
+        assert model.sample(part).n_obs == rows.sum()
 
 
 def test_sampling_without_genes_ignores_measured_genes(uneven, model):
@@ -327,12 +327,12 @@ def test_sampling_without_genes_ignores_measured_genes(uneven, model):
     [
         ["--n-samples", "2"],
         ["--n-samples", "2", "--reduce", "mean"],
-        ["--sample-mode", "pos_to_expr"],
-        ["--sample-mode", "pos_to_expr", "--n-samples", "2", "--reduce", "mean"],
+        ["--sample-mode", "pos_to_expr", *STEPS],
+        ["--sample-mode", "pos_to_expr", *STEPS, "--n-samples", "2", "--reduce", "mean"],
     ],
 )
 def test_parquet_and_h5ad_hold_the_same_cells(folder, model_flags, tokens, tmp_path):
-    tokens = ["sample", *model_flags, "--input-data", folder / "query.h5ad", *STEPS, *tokens, "--output"]
+    tokens = ["sample", *model_flags, "--input-data", folder / "query.h5ad", *tokens, "--output"]
     assert run(*tokens, tmp_path / "out.h5ad") == run(*tokens, tmp_path / "out.parquet") == 0
     expected, found = ad.read_h5ad(tmp_path / "out.h5ad"), read_parquet(tmp_path / "out.parquet")
     assert sorted(found.obs_names) == sorted(expected.obs_names)
@@ -606,7 +606,7 @@ def test_a_full_disk_leaves_no_partial_file(folder, model_flags, tmp_path, capsy
 
     (tmp_path / "out.parquet").write_text("old")
     monkeypatch.setattr(pq.ParquetWriter, "write_table", full)
-    tokens = ["--input-data", folder / "query.h5ad", *STEPS, "--output", tmp_path / "out.parquet"]
+    tokens = ["--input-data", folder / "query.h5ad", "--output", tmp_path / "out.parquet"]
     assert run("sample", *model_flags, *tokens) == 1
     assert "No space left on device" in error_line(capsys)
     assert (tmp_path / "out.parquet").read_text() == "old"

@@ -59,8 +59,8 @@ MODEL = ["--checkpoint", "outputs/alphastomics/checkpoints/model", "--input-data
 @pytest.mark.parametrize(
     ("command", "name"),
     [
-        (["sample", "--n-steps", "1"], "x.h5ad"),
-        (["sample", "--n-steps", "1"], "x.parquet"),
+        (["sample"], "x.h5ad"),
+        (["sample"], "x.parquet"),
         (["extract"], "x.h5ad"),
         (["extract"], "x.npz"),
         (["extract"], "x.parquet"),

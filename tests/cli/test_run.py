@@ -122,7 +122,7 @@ def test_a_run_is_found_by_its_folder_its_model_and_its_checkpoint(folder, here)
     placed = []
     for checkpoint in (RUN, RUN / "checkpoints/model", RUN / "checkpoints/last.ckpt"):
         tokens = ["sample", "--checkpoint", str(checkpoint), "--input-data", str(folder / "all.h5ad")]
-        assert main([*tokens, "--output", "out.h5ad", "--n-steps", "2", "--accelerator", "cpu"]) == 0
+        assert main([*tokens, "--output", "out.h5ad", "--accelerator", "cpu"]) == 0
         placed.append(ad.read_h5ad("out.h5ad").obsm["spatial"])
     np.testing.assert_array_equal(placed[0], placed[1])
     np.testing.assert_array_equal(placed[0], placed[2])

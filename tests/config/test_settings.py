@@ -11,13 +11,12 @@ import pytest
 
 from alphastomics.cli._options import ComparisonOptions, FitOptions, SetupOptions
 from alphastomics.cli._preprocess import ClusterOptions, DatasetOptions, SliceOptions, UploadOptions
-from alphastomics.cli._query import EmbeddingOptions, SampleOptions, ScoreOptions
+from alphastomics.cli._query import EmbeddingOptions, SampleOptions
 from alphastomics.cli._run import RunOptions, SourceOptions
 from alphastomics.config import (
     Augmentation,
     ClusterConfig,
     Config,
-    DrawConfig,
     EmbeddingConfig,
     MaskingConfig,
     NetworkConfig,
@@ -149,7 +148,6 @@ def test_a_setting_of_a_trained_model_is_an_argument_in_python_and_a_flag(comman
 def test_options_of_sampling_have_the_declared_defaults():
     assert vars(EmbeddingOptions()) == vars(EmbeddingConfig())
     assert vars(SampleOptions()) == vars(SamplingConfig())
-    assert vars(ScoreOptions()) == vars(DrawConfig()) | {"n_steps": None}  # set by the number of samples
 
 
 @pytest.mark.parametrize(
@@ -195,16 +193,15 @@ def test_options_of_sampling_have_the_declared_defaults():
         (SamplingConfig, {"mode": "joint", "n_cells": 5, "inpaint": True}, "inpaint"),
         (SamplingConfig, {"mode": "joint", "n_cells": 5, "n_samples": 2, "reduce": "mean"}, "reduce='mean'"),
         (SamplingConfig, {"mode": "pos_to_expr", "refine": True}, "mode='expr_to_pos'"),
-        (SamplingConfig, {"mode": "pos_to_expr", "n_views": 2}, "mode='expr_to_pos'"),
-        (SamplingConfig, {"n_views": 2, "n_samples": 2, "reduce": "mean"}, "n_views"),
-        (SamplingConfig, {"n_views": 0}, "n_views"),
+        (SamplingConfig, {"n_steps": 3}, "mode='pos_to_expr' or 'joint'"),
+        (SamplingConfig, {"sampler": "ddpm"}, "mode='pos_to_expr' or 'joint'"),
         (SamplingConfig, {"n_samples": 0}, "n_samples"),
         (SamplingConfig, {"n_steps": 0}, "n_steps"),
         (SamplingConfig, {"reduce": "median"}, "reduce='median'"),
         (SamplingConfig, {"sampler": "euler"}, "sampler='euler'"),
         (SamplingConfig, {"sampler": "ddim", "eta": 1.5}, "eta=1.5"),
         (SamplingConfig, {"eta": 0.5}, "sampler='ddim'"),
-        (SamplingConfig, {"sampler": "ddpm", "eta": 0.5}, "sampler='ddim'"),
+        (SamplingConfig, {"mode": "pos_to_expr", "sampler": "ddpm", "eta": 0.5}, "sampler='ddim'"),
         (SamplingConfig, {"batch_size": 0}, "batch_size"),
     ],
 )

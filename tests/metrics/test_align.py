@@ -8,7 +8,7 @@ from hypothesis import given, settings, strategies as st
 from scipy.spatial import procrustes
 from scipy.spatial.transform import Rotation
 
-from alphastomics.metrics import aligned_rmsd, procrustes_disparity, rigid_align
+from alphastomics.metrics import aligned_rmsd, procrustes_disparity, rigid_align, rigid_rmsd
 
 
 def random_orthogonal(rng: np.random.Generator, n_dims: int, *, mirrored: bool) -> np.ndarray:
@@ -118,6 +118,64 @@ def test_collapse_scores_one_and_a_point_has_no_score():
     assert procrustes_disparity(y, np.zeros_like(y)) == pytest.approx(1)
     assert np.isnan(aligned_rmsd(np.zeros_like(y), y))
     assert np.isnan(aligned_rmsd(y[:1], y[:1]))
+
+
+def test_rigid_rmsd_equals_scipy_align_vectors():
+    rng = np.random.default_rng(4)
+    y = rng.normal(size=(60, 3)) * [3, 2, 1] + 20
+    x = 0.7 * y[:, ::-1] + rng.normal(size=y.shape)
+    _, rssd = Rotation.align_vectors(y - y.mean(axis=0), x - x.mean(axis=0))
+    expected = rssd / np.linalg.norm(y - y.mean(axis=0))
+    assert rigid_rmsd(y, x) == pytest.approx(expected, abs=1e-10)
+    assert rigid_rmsd(y, x, reflection=True) < expected - 0.01
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    seed=st.integers(0, 2**31),
+    n_dims=st.sampled_from([2, 3]),
+    factor=st.floats(0.1, 10),
+    shift=st.floats(-1e3, 1e3),
+)
+def test_rigid_rmsd_depends_on_the_size_and_not_on_the_frame(seed, n_dims, factor, shift):
+    rng = np.random.default_rng(seed)
+    y = rng.normal(size=(12, n_dims))
+    rotation = random_orthogonal(rng, n_dims, mirrored=False)
+    x = y @ rotation.T + shift
+    assert rigid_rmsd(y, x) == pytest.approx(aligned_rmsd(y, x), abs=1e-9)
+    assert rigid_rmsd(y, x) == pytest.approx(0, abs=1e-9)
+    assert rigid_rmsd(y, factor * x) == pytest.approx(abs(factor - 1), abs=1e-8)
+    assert aligned_rmsd(y, factor * x) == pytest.approx(0, abs=1e-8)
+    noisy = y + rng.normal(size=y.shape)
+    assert rigid_rmsd(y, noisy @ rotation.T + shift) == pytest.approx(rigid_rmsd(y, noisy), abs=1e-8)
+    assert rigid_rmsd(y, noisy) >= aligned_rmsd(y, noisy) - 1e-12
+
+
+@settings(max_examples=20, deadline=None)
+@given(seed=st.integers(0, 2**31), n_dims=st.sampled_from([2, 3]), axis=st.integers(0, 1))
+def test_a_mirror_image_is_an_error_in_three_dimensions_only(seed, n_dims, axis):
+    y = np.random.default_rng(seed).normal(size=(12, n_dims))
+    mirrored = y.copy()
+    mirrored[:, axis] *= -1
+    assert aligned_rmsd(y, mirrored) == pytest.approx(0, abs=1e-7)
+    assert rigid_rmsd(y, mirrored, reflection=True) == pytest.approx(0, abs=1e-9)
+    # The variance of the thinnest axis is mirrored: sum |2 y_n|² / sum |y|².
+    thinnest = np.linalg.svd(y - y.mean(axis=0), compute_uv=False)
+    expected = 2 * thinnest[-1] / np.linalg.norm(thinnest)
+    assert rigid_rmsd(y, mirrored, reflection=False) == pytest.approx(expected, abs=1e-9)
+    assert rigid_rmsd(y, mirrored) == pytest.approx(expected if n_dims == 3 else 0, abs=1e-9)
+    assert expected > 0.01
+
+
+def test_rigid_rmsd_of_a_collapse_a_point_and_fixed_frames():
+    y = np.random.default_rng(0).normal(size=(20, 2))
+    assert rigid_rmsd(y, y / 2) == pytest.approx(0.5)
+    assert rigid_rmsd(y, np.full_like(y, 7.0)) == pytest.approx(1)
+    assert np.isnan(rigid_rmsd(np.zeros_like(y), y))
+    assert np.isnan(rigid_rmsd(y[:1], y[:1]))
+    assert rigid_rmsd(y, y + 1, align=False) == aligned_rmsd(y, y + 1, align=False) > 0
+    with pytest.raises(ValueError, match="shape"):
+        rigid_rmsd(y, y[1:])
 
 
 @pytest.mark.parametrize(

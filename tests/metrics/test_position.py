@@ -21,8 +21,9 @@ KEYS = [
     "procrustes_disparity",
     "distance_matrix_mse",
     "nearest_neighbor_ks",
+    "rigid_rmsd",
 ]
-PERFECT = dict(zip(KEYS, [1, 1, 1, 1, 0, 0, 0, 0], strict=True))
+PERFECT = dict(zip(KEYS, [1, 1, 1, 1, 0, 0, 0, 0, 0], strict=True))
 
 
 def noisy_tissue(seed: int = 0, n: int = 80, n_dims: int = 2) -> tuple[np.ndarray, np.ndarray]:
@@ -31,10 +32,11 @@ def noisy_tissue(seed: int = 0, n: int = 80, n_dims: int = 2) -> tuple[np.ndarra
     return true, true + rng.normal(scale=0.1, size=true.shape)
 
 
-def moved(positions: np.ndarray, seed: int, shift: float) -> np.ndarray:
-    """Turned or mirrored at random, and shifted."""
+def moved(positions: np.ndarray, seed: int, shift: float, *, mirrored: bool = False) -> np.ndarray:
+    """Turned at random, mirrored or not, and shifted."""
     n_dims = positions.shape[1]
     rotation = np.linalg.qr(np.random.default_rng(seed).normal(size=(n_dims, n_dims)))[0]
+    rotation[:, 0] *= np.sign(np.linalg.det(rotation)) * (-1 if mirrored else 1)
     return positions @ rotation + shift
 
 
@@ -51,6 +53,7 @@ def test_all_scores_match_the_single_functions():
         metrics.procrustes_disparity(true, predicted),
         metrics.distance_matrix_mse(true, predicted),
         metrics.nearest_neighbor_ks(true, predicted),
+        metrics.rigid_rmsd(true, predicted),
     ]
     assert list(scores.values()) == pytest.approx(expected)
     assert all(type(value) is float for value in scores.values())
@@ -62,14 +65,17 @@ def test_all_scores_match_the_single_functions():
     n_dims=st.sampled_from([2, 3]),
     shift=st.floats(-100, 100),
     side=st.sampled_from(["true", "predicted"]),
+    mirrored=st.booleans(),
 )
-def test_scores_do_not_depend_on_the_frame(seed, n_dims, shift, side):
+def test_scores_do_not_depend_on_the_frame(seed, n_dims, shift, side, mirrored):
     true, predicted = noisy_tissue(seed, n_dims=n_dims)
     scores = position_scores(true, predicted)
     again = position_scores(
-        moved(true, seed + 1, shift) if side == "true" else true,
-        moved(predicted, seed + 1, shift) if side == "predicted" else predicted,
+        moved(true, seed + 1, shift, mirrored=mirrored) if side == "true" else true,
+        moved(predicted, seed + 1, shift, mirrored=mirrored) if side == "predicted" else predicted,
     )
+    if mirrored and n_dims == 3:
+        assert again.pop("rigid_rmsd") > 2 * scores.pop("rigid_rmsd")
     assert again == pytest.approx(scores, abs=1e-9)
 
 
@@ -83,8 +89,10 @@ def test_scores_do_not_depend_on_the_order_of_the_cells(seed):
 
 def test_the_truth_in_another_frame_is_perfect():
     true, _ = noisy_tissue()
-    assert position_scores(true, moved(true, 1, 5.0)) == pytest.approx(PERFECT, abs=1e-6)
-    assert position_scores(true, true + 1, align=False)["aligned_rmsd"] > 1
+    for mirrored in (False, True):
+        assert position_scores(true, moved(true, 1, 5.0, mirrored=mirrored)) == pytest.approx(PERFECT, abs=1e-6)
+    shifted = position_scores(true, true + 1, align=False)
+    assert shifted["aligned_rmsd"] == shifted["rigid_rmsd"] > 1
 
 
 def test_noise_makes_every_score_worse():

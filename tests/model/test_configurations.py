@@ -30,7 +30,7 @@ def configured(request, _reference, make_model, train_briefly) -> AlphaSTomics:
     """A small model of one configuration, trained on two slices with masks in every context, judged on the third."""
     cells = _reference[::2].copy()
     model = make_model(cells, setup={"slice_key": "slice_id"}, mode="any", enable_masking=True, **request.param)
-    plan = {"lr": 6e-3, "warmup_steps": 5, "lambda_min_distance": 0.0, "ema_decay": 0.9}
+    plan = {"lr": 6e-3, "warmup_steps": 5, "ema_decay": 0.9}
     return train_briefly(
         model,
         max_epochs=16,  # one context in four places cells
@@ -71,7 +71,8 @@ def test_balance_loss_is_present_with_experts(configured):
 def test_every_direction_is_sampled(configured, reference, mode):
     cells = reference[reference.obs["slice_id"] == "slice_2"].copy()
     query = {"n_cells": len(cells)} if mode == "joint" else {"adata": cells}
-    tissue = configured.sample(mode=mode, n_steps=3, **query)
+    steps = {} if mode == "expr_to_pos" else {"n_steps": 3}
+    tissue = configured.sample(mode=mode, **steps, **query)
     assert tissue.shape == cells.shape
     assert tissue.obsm["spatial"].shape == (len(cells), 2)
     for value in (tissue.X.toarray(), tissue.obsm["spatial"]):

@@ -23,7 +23,7 @@ def test_saved_and_loaded_without_data_it_samples_the_same_bytes(trained, folder
     assert loaded.schema == trained.schema
     assert loaded.fitted_.frame == trained.fitted_.frame
     assert weights_of(loaded) == weights_of(trained)
-    for arguments in ({"n_steps": 3}, {"n_steps": 2, "n_samples": 2, "reduce": "medoid"}):
+    for arguments in ({}, {"n_samples": 2, "reduce": "medoid"}):
         expected = positions_of(trained.sample(reference, **arguments))
         assert positions_of(loaded.sample(reference, **arguments)) == expected
     latent = trained.get_latent_representation(reference)
@@ -63,11 +63,11 @@ def test_saving_a_loaded_model_gives_the_same_files(folder, tmp_path):
 def test_loaded_with_data_it_trains_on(folder, reference, train_briefly, positions_of):
     loaded = AlphaSTomics.load(folder, adata=reference)
     assert loaded.adata is reference
-    before = positions_of(loaded.sample(n_steps=2))
+    before = positions_of(loaded.sample())
     epochs = len(loaded.history["train_loss"])
     train_briefly(loaded)
     assert len(loaded.history["train_loss"]) == epochs + 1
-    assert positions_of(loaded.sample(n_steps=2)) != before
+    assert positions_of(loaded.sample()) != before
 
 
 def test_loaded_without_data_training_raises(folder, train_briefly):
@@ -85,7 +85,7 @@ def test_reference_can_be_saved_beside_the_model(trained, tmp_path, positions_of
     trained.save(tmp_path / "m", save_anndata=True)
     loaded = AlphaSTomics.load(tmp_path / "m")
     assert (loaded.adata.X != trained.adata.X).nnz == 0
-    assert positions_of(loaded.sample(n_steps=2)) == positions_of(trained.sample(n_steps=2))
+    assert positions_of(loaded.sample()) == positions_of(trained.sample())
     assert AlphaSTomics.load(tmp_path / "m", adata=False).adata is None
 
 
@@ -130,7 +130,7 @@ def test_a_model_from_before_these_options_loads(folder, reference, positions_of
         del config["init"][name]
     (folder / "config.json").write_text(json.dumps(config))
     loaded = AlphaSTomics.load(folder, adata=False)
-    assert positions_of(loaded.sample(reference, n_steps=2)) == positions_of(trained.sample(reference, n_steps=2))
+    assert positions_of(loaded.sample(reference)) == positions_of(trained.sample(reference))
 
 
 # -- overwriting -------------------------------------------------------------------------------------------------------

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from alphastomics.datasets import synthetic_tissue
 from alphastomics.metrics import distance_spearman
 from alphastomics.model import AlphaSTomics
-
-STEPS = 4
 
 
 def hide(adata, rows):
@@ -33,13 +32,13 @@ def partly(reference):
         {"n_samples": 3, "reduce": "medoid"},
         {"n_samples": 3, "reduce": "mean"},
         {"batch_size": 100},
-        {"sampler": "dpm++2m"},
+        {"refine": False},
     ],
-    ids=["one", "medoid", "mean", "contexts", "solver"],
+    ids=["one", "medoid", "mean", "contexts", "not refined"],
 )
 def test_known_positions_are_kept_bit_by_bit(trained, partly, arguments):
     adata, true, known = partly
-    result = trained.sample(adata, inpaint=True, n_steps=STEPS, **arguments)
+    result = trained.sample(adata, inpaint=True, **arguments)
     assert result.obsm["spatial"][known].tobytes() == true[known].tobytes()
     placed = result.obsm["spatial"][~known]
     assert np.isfinite(placed).all()
@@ -52,52 +51,72 @@ def test_known_positions_are_kept_bit_by_bit(trained, partly, arguments):
 def test_one_draw_has_zero_spread_only_at_known_positions(trained, partly):
     adata, _, known = partly
     for reduce in ("mean", "medoid"):
-        result = trained.sample(adata, inpaint=True, n_steps=2, reduce=reduce)
+        result = trained.sample(adata, inpaint=True, reduce=reduce)
         np.testing.assert_array_equal(result.obs["position_uncertainty"], np.where(known, 0, np.nan))
 
 
 def test_every_draw_keeps_the_known_positions(trained, partly):
     adata, true, known = partly
-    draws = trained.sample(adata, inpaint=True, n_steps=2, n_samples=2).obsm["spatial"].reshape(2, 900, 2)
+    draws = trained.sample(adata, inpaint=True, n_samples=2).obsm["spatial"].reshape(2, 900, 2)
     for draw in draws:
         assert draw[known].tobytes() == true[known].tobytes()
     assert (draws[0][~known] != draws[1][~known]).all()
 
 
-@pytest.mark.parametrize(("n_steps", "least"), [(1, 0.5), (4, 0.2)])
-def test_cells_are_placed_among_the_known_ones(trained, partly, n_steps, least):
+def test_cells_are_placed_among_the_known_ones(trained, partly):
     adata, true, _ = partly
-    placed = trained.sample(adata, inpaint=True, n_steps=n_steps).obsm["spatial"][:90]
+    placed = trained.sample(adata, inpaint=True).obsm["spatial"][:90]
     for axis in range(2):
-        assert np.corrcoef(placed[:, axis], true[:90, axis])[0, 1] > least
+        assert np.corrcoef(placed[:, axis], true[:90, axis])[0, 1] > 0.5
 
 
+@pytest.mark.parametrize("refine", [False, True])
 @pytest.mark.parametrize("reflected", [False, True])
-def test_a_moved_input_gives_the_moved_output(trained, reference, reflected):
+def test_a_moved_input_gives_the_moved_output(trained, reference, reflected, refine):
     one = reference[reference.obs["slice_id"] == "slice_1"].copy()
     hide(one, np.arange(0, 300, 3))
     angle = 2.1
     rotation = np.array([[np.cos(angle), np.sin(angle)], [-np.sin(angle), np.cos(angle)]])
     rotation[:, 1] *= -1 if reflected else 1
     shift = np.array([4000.0, -700.0])
-    still = trained.sample(one, inpaint=True, n_steps=STEPS).obsm["spatial"]
+    still = trained.sample(one, inpaint=True, refine=refine).obsm["spatial"]
     one.obsm["spatial"] = one.obsm["spatial"] @ rotation + shift
-    moved = trained.sample(one, inpaint=True, n_steps=STEPS).obsm["spatial"]
-    np.testing.assert_allclose(moved, still @ rotation + shift, atol=2e-3 * still.std())
+    moved = trained.sample(one, inpaint=True, refine=refine).obsm["spatial"]
+    error = np.linalg.norm(moved - (still @ rotation + shift), axis=1)
+    # Refinement follows rounding errors for a cell between two places: a step of Adam does not depend on the gradient's size.
+    assert np.quantile(error, 0.99 if refine else 1) < 2e-3 * still.std()
 
 
 def test_all_known_is_returned_and_none_known_is_free(trained, reference, positions_of):
     true = reference.obsm["spatial"].tobytes()
-    assert positions_of(trained.sample(reference, inpaint=True, n_steps=2)) == true
-    free = positions_of(trained.sample(reference, n_steps=STEPS))
+    assert positions_of(trained.sample(reference, inpaint=True)) == true
+    free = positions_of(trained.sample(reference))
     hide(reference, slice(None))
-    assert positions_of(trained.sample(reference, inpaint=True, n_steps=STEPS)) == free
+    assert positions_of(trained.sample(reference, inpaint=True)) == free
+
+
+@pytest.mark.parametrize("arguments", [{}, {"n_samples": 2, "reduce": "medoid"}], ids=["one", "medoid"])
+def test_a_slice_without_known_positions_is_placed_as_without_inpaint(trained, partly, arguments):
+    adata, *_ = partly
+    free, beside = (trained.sample(adata, inpaint=inpaint, **arguments)[600:] for inpaint in (False, True))
+    np.testing.assert_array_equal(beside.obsm["spatial"], free.obsm["spatial"])
+    pd.testing.assert_frame_equal(beside.obs, free.obs)
+
+
+def test_known_cells_reduce_the_uncertainty_of_the_others(trained, partly):
+    adata, _, known = partly
+    free, among = (
+        trained.sample(adata, inpaint=inpaint, n_samples=3, reduce="mean").obs["position_uncertainty"][:90]
+        for inpaint in (False, True)
+    )
+    assert not known[:90].any()
+    assert among.mean() < free.mean()
 
 
 def test_a_partial_position_counts_as_missing(trained, partly):
     adata, true, known = partly
     adata.obsm["spatial"][200, 1] = np.nan
-    result = trained.sample(adata, inpaint=True, n_steps=2).obsm["spatial"]
+    result = trained.sample(adata, inpaint=True).obsm["spatial"]
     assert np.isfinite(result).all()
     assert (result[200] != true[200]).all()
     known[200] = False
@@ -107,7 +126,7 @@ def test_a_partial_position_counts_as_missing(trained, partly):
 @pytest.mark.parametrize("n_known", [1, 2])
 def test_few_known_cells_are_enough(trained, reference, n_known):
     true = hide(reference, np.arange(n_known, 300))
-    result = trained.sample(reference, inpaint=True, n_steps=2).obsm["spatial"]
+    result = trained.sample(reference, inpaint=True).obsm["spatial"]
     assert np.isfinite(result).all()
     assert result[:n_known].tobytes() == true[:n_known].tobytes()
     spread = np.linalg.norm(result[:300] - result[:300].mean(0), axis=1)
@@ -117,8 +136,8 @@ def test_few_known_cells_are_enough(trained, reference, n_known):
 def test_permuted_rows_permute_the_result(trained, partly):
     adata, *_ = partly
     order = np.random.default_rng(0).permutation(900)
-    expected = trained.sample(adata, inpaint=True, n_steps=2).obsm["spatial"]
-    result = trained.sample(adata[order].copy(), inpaint=True, n_steps=2).obsm["spatial"]
+    expected = trained.sample(adata, inpaint=True).obsm["spatial"]
+    result = trained.sample(adata[order].copy(), inpaint=True).obsm["spatial"]
     assert result.tobytes() == expected[order].tobytes()
 
 
@@ -156,13 +175,12 @@ def registered(registered_tissue, make_model, train_well):
     return train_well(make_model(registered_tissue, setup={"frame": "shared"}))
 
 
-@pytest.mark.parametrize("n_steps", [1, 3])
-def test_shared_frame_needs_no_alignment(registered, registered_tissue, n_steps):
+def test_shared_frame_needs_no_alignment(registered, registered_tissue):
     assert registered.fitted_.frame is None
     query = registered_tissue[250:].copy()
     true = query.obsm["spatial"]
     query.obsm["spatial"] = np.full_like(true, np.nan)
-    placed = registered.sample(query, n_steps=n_steps).obsm["spatial"]
+    placed = registered.sample(query).obsm["spatial"]
     assert np.abs(placed.mean(0) - true.mean(0)).max() < 0.35 * true.std()
     for axis in range(2):
         assert np.corrcoef(placed[:, axis], true[:, axis])[0, 1] > 0.5
@@ -172,21 +190,22 @@ def test_shared_frame_needs_no_alignment(registered, registered_tissue, n_steps)
 def test_shared_frame_holds_and_does_not_follow_the_known_cells(registered, registered_tissue):
     query = registered_tissue.copy()
     true = hide(query, np.arange(0, 500, 2))
-    result = registered.sample(query, inpaint=True, n_steps=STEPS).obsm["spatial"]
+    result = registered.sample(query, inpaint=True).obsm["spatial"]
     assert result[1::2].tobytes() == true[1::2].tobytes()
     for axis in range(2):
         assert np.corrcoef(result[::2, axis], true[::2, axis])[0, 1] > 0.5
 
 
 def test_shared_frame_draws_are_not_moved(registered, registered_tissue):
-    single = registered.sample(registered_tissue, n_steps=STEPS).obsm["spatial"]
-    draws = registered.sample(registered_tissue, n_steps=STEPS, n_samples=3).obsm["spatial"]
-    assert draws[:500].tobytes() == single.tobytes()
+    two, three = (registered.sample(registered_tissue, n_samples=n).obsm["spatial"] for n in (2, 3))
+    assert three[:1000].tobytes() == two.tobytes()
+    centers = three.reshape(3, 500, 2)[:, :250].mean(1)
+    assert np.linalg.norm(centers - centers[0], axis=1)[1:].min() > 1e-3 * registered.schema.scale
 
 
 def test_shared_frame_survives_the_disk(registered, registered_tissue, tmp_path, positions_of):
     registered.save(tmp_path / "m")
     loaded = AlphaSTomics.load(tmp_path / "m", adata=False)
     assert loaded.fitted_.frame is None
-    expected = positions_of(registered.sample(registered_tissue, n_steps=2))
-    assert positions_of(loaded.sample(registered_tissue, n_steps=2)) == expected
+    expected = positions_of(registered.sample(registered_tissue))
+    assert positions_of(loaded.sample(registered_tissue)) == expected

@@ -155,7 +155,7 @@ def test_duplicate_names_and_positions_are_accepted(reference, make_model, train
     adata.obsm["spatial"][:20] = adata.obsm["spatial"][0]
     model = train_briefly(make_model(adata), context_size=30, context_kind=kind, limit_train_batches=3)
     for arguments in ({}, {"n_samples": 2}, {"n_samples": 2, "reduce": "mean"}, {"inpaint": True}):
-        result = model.sample(adata, n_steps=2, **arguments)
+        result = model.sample(adata, **arguments)
         assert np.isfinite(result.obsm["spatial"]).all()
     model.save(tmp_path / "m", save_anndata=True)
     assert AlphaSTomics.load(tmp_path / "m").adata.n_obs == 120
@@ -165,7 +165,7 @@ def test_values_that_are_no_counts_are_taken_as_they_are(reference, make_model, 
     reference.X = sp.csr_matrix(np.random.default_rng(0).normal(size=reference.shape).astype(np.float32))
     model = train_briefly(make_model(reference[:300].copy()))
     assert model.schema.transform == "none"
-    assert np.isfinite(model.sample(n_steps=2).obsm["spatial"]).all()
+    assert np.isfinite(model.sample().obsm["spatial"]).all()
 
 
 @pytest.mark.filterwarnings("ignore:Trying to modify attribute")
@@ -185,7 +185,7 @@ def test_a_layer_is_read_instead_of_x(reference, make_model, train_briefly, posi
     layered.layers["counts"] = layered.X.copy()
     layered.X = None
     model = train_briefly(make_model(layered, setup={"layer": "counts"}))
-    assert positions_of(model.sample(n_steps=2)) == positions_of(plain.sample(n_steps=2))
+    assert positions_of(model.sample()) == positions_of(plain.sample())
 
 
 def test_slice_key_none_takes_slice_id_or_one_slice(reference, make_model):

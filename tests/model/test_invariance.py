@@ -10,8 +10,6 @@ import scipy.sparse as sp
 
 from alphastomics.metrics import distance_spearman
 
-STEPS = 4
-
 
 def reorder(adata: ad.AnnData, seed: int = 1) -> tuple[ad.AnnData, np.ndarray]:
     order = np.random.default_rng(seed).permutation(adata.n_obs)
@@ -23,7 +21,7 @@ def reorder(adata: ad.AnnData, seed: int = 1) -> tuple[ad.AnnData, np.ndarray]:
 
 @pytest.mark.parametrize("poison", ["nan", "infinity", "noise", "permuted", "five columns", "deleted"])
 def test_positions_of_the_query_are_never_read(trained, reference, positions_of, poison):
-    clean = positions_of(trained.sample(reference, n_steps=STEPS))
+    clean = positions_of(trained.sample(reference))
     rng = np.random.default_rng(0)
     position = reference.obsm["spatial"]
     if poison == "deleted":
@@ -36,7 +34,7 @@ def test_positions_of_the_query_are_never_read(trained, reference, positions_of,
             "permuted": rng.permutation(position),
             "five columns": rng.normal(size=(len(position), 5)),
         }[poison]
-    assert positions_of(trained.sample(reference, n_steps=STEPS)) == clean
+    assert positions_of(trained.sample(reference)) == clean
 
 
 def test_query_is_unchanged(trained, reference, assert_same):
@@ -46,14 +44,14 @@ def test_query_is_unchanged(trained, reference, assert_same):
     reference.obs["slice_id"] = reference.obs["slice_id"].astype(str)
     before = reference.copy()
     for arguments in ({}, {"n_samples": 2}, {"n_samples": 2, "reduce": "medoid"}, {"inpaint": True}):
-        trained.sample(reference, n_steps=2, **arguments)
+        trained.sample(reference, **arguments)
         trained.get_latent_representation(reference)
         assert_same(reference, before)
 
 
 def test_result_shares_nothing_with_the_query(trained, reference, assert_same):
     before = reference.copy()
-    sampled = trained.sample(reference, n_steps=1)
+    sampled = trained.sample(reference)
     sampled.X.data[:] = -1
     sampled.obs["cell_type"] = "changed"
     sampled.var["marker_of"] = "changed"
@@ -65,8 +63,8 @@ def test_result_shares_nothing_with_the_query(trained, reference, assert_same):
 
 def test_order_of_the_genes_does_not_matter(trained, reference, positions_of):
     order = np.random.default_rng(2).permutation(reference.n_vars)
-    expected = positions_of(trained.sample(reference, n_steps=STEPS))
-    assert positions_of(trained.sample(reference[:, order].copy(), n_steps=STEPS)) == expected
+    expected = positions_of(trained.sample(reference))
+    assert positions_of(trained.sample(reference[:, order].copy())) == expected
 
 
 def test_other_genes_are_ignored(trained, reference, positions_of):
@@ -78,15 +76,15 @@ def test_other_genes_are_ignored(trained, reference, positions_of):
     other.X.data[:] = 100
     wider = ad.concat([other, reference], axis="var", merge="same")
     assert wider.n_vars == 67
-    assert positions_of(trained.sample(wider, n_steps=STEPS)) == positions_of(trained.sample(reference, n_steps=STEPS))
+    assert positions_of(trained.sample(wider)) == positions_of(trained.sample(reference))
 
 
 def test_missing_genes_are_reported_and_cost_little(trained, reference):
-    whole = trained.sample(reference, n_steps=1).obsm["spatial"]
+    whole = trained.sample(reference).obsm["spatial"]
     missing = list(reference.var_names[[3, 41]])
     fewer = reference[:, [name not in missing for name in reference.var_names]].copy()
     with pytest.warns(UserWarning, match=rf"2 of 60 genes.*'{missing[0]}', '{missing[1]}'"):
-        part = trained.sample(fewer, n_steps=1).obsm["spatial"]
+        part = trained.sample(fewer).obsm["spatial"]
     cells = (reference.obs["slice_id"] == "slice_1").to_numpy()
     assert distance_spearman(whole[cells], part[cells]) > 0.8
     assert part.tobytes() != whole.tobytes()
@@ -94,15 +92,15 @@ def test_missing_genes_are_reported_and_cost_little(trained, reference):
 
 def test_half_of_the_genes_is_enough_and_fewer_are_not(trained, reference):
     with pytest.warns(UserWarning, match="30 of 60 genes"):
-        assert np.isfinite(trained.sample(reference[:, :30].copy(), n_steps=1).obsm["spatial"]).all()
+        assert np.isfinite(trained.sample(reference[:, :30].copy()).obsm["spatial"]).all()
     with pytest.raises(ValueError, match="31 of 60 genes"):
-        trained.sample(reference[:, :29].copy(), n_steps=1)
+        trained.sample(reference[:, :29].copy())
 
 
 def test_no_shared_gene_raises(trained, reference):
     reference.var_names = [f"ENSG{i}" for i in range(60)]
     with pytest.raises(ValueError, match=r"60 genes.*ENSG0"):
-        trained.sample(reference, n_steps=1)
+        trained.sample(reference)
     with pytest.raises(ValueError, match="60 genes"):
         trained.get_latent_representation(reference)
 
@@ -112,13 +110,13 @@ def test_no_shared_gene_raises(trained, reference):
 
 @pytest.mark.parametrize(
     "arguments",
-    [{}, {"n_views": 3}, {"refine": True}, {"n_samples": 3, "reduce": "medoid"}, {"n_samples": 3, "reduce": "mean"}],
-    ids=["one", "views", "refined", "medoid", "mean"],
+    [{}, {"refine": False}, {"n_samples": 3, "reduce": "medoid"}, {"n_samples": 3, "reduce": "mean"}],
+    ids=["one", "not refined", "medoid", "mean"],
 )
 def test_permuted_rows_permute_the_result(trained, reference, arguments):
     permuted, order = reorder(reference)
-    expected = trained.sample(reference, n_steps=STEPS, **arguments)
-    result = trained.sample(permuted, n_steps=STEPS, **arguments)
+    expected = trained.sample(reference, **arguments)
+    result = trained.sample(permuted, **arguments)
     assert result.obsm["spatial"].tobytes() == expected.obsm["spatial"][order].tobytes()
     if "reduce" in arguments:
         assert result.obs["position_uncertainty"].equals(expected.obs["position_uncertainty"].iloc[order])
@@ -127,8 +125,8 @@ def test_permuted_rows_permute_the_result(trained, reference, arguments):
 def test_permuted_rows_permute_every_draw(trained, reference):
     permuted, order = reorder(reference)
     n = reference.n_obs
-    expected = trained.sample(reference, n_steps=STEPS, n_samples=2).obsm["spatial"]
-    result = trained.sample(permuted, n_steps=STEPS, n_samples=2).obsm["spatial"]
+    expected = trained.sample(reference, n_samples=2).obsm["spatial"]
+    result = trained.sample(permuted, n_samples=2).obsm["spatial"]
     assert result.tobytes() == np.concatenate([expected[:n][order], expected[n:][order]]).tobytes()
 
 
@@ -136,8 +134,8 @@ def test_cells_of_equal_expression_change_places_at_most(trained, reference):
     one = reference[reference.obs["slice_id"] == "slice_0"].copy()
     twins = ad.concat([one, one[:20]], index_unique="-", merge="same")
     permuted, order = reorder(twins)
-    a = trained.sample(twins, n_steps=STEPS).obsm["spatial"][order]
-    b = trained.sample(permuted, n_steps=STEPS).obsm["spatial"]
+    a = trained.sample(twins).obsm["spatial"][order]
+    b = trained.sample(permuted).obsm["spatial"]
     single = order[(order >= 20) & (order < 300)]
     at = np.flatnonzero(np.isin(order, single))
     assert a[at].tobytes() == b[at].tobytes()
@@ -145,7 +143,7 @@ def test_cells_of_equal_expression_change_places_at_most(trained, reference):
 
 
 def test_a_slice_is_placed_the_same_alone_or_beside_others(trained, reference):
-    arguments = {"n_steps": STEPS, "n_samples": 2, "reduce": "medoid", "n_views": 2}
+    arguments = {"n_samples": 2, "reduce": "medoid"}
     together = trained.sample(reference, **arguments)
     for name in ("slice_0", "slice_2"):
         cells = (reference.obs["slice_id"] == name).to_numpy()
@@ -155,11 +153,11 @@ def test_a_slice_is_placed_the_same_alone_or_beside_others(trained, reference):
 
 def test_indices(trained, reference):
     rows = np.flatnonzero(reference.obs["slice_id"] == "slice_1")[::-1]
-    expected = trained.sample(reference[rows].copy(), n_steps=STEPS)
-    result = trained.sample(reference, indices=rows, n_steps=STEPS)
+    expected = trained.sample(reference[rows].copy())
+    result = trained.sample(reference, indices=rows)
     assert result.obs_names.tolist() == reference.obs_names[rows].tolist()
     assert result.obsm["spatial"].tobytes() == expected.obsm["spatial"].tobytes()
-    in_reference = trained.sample(indices=list(rows), n_steps=STEPS)
+    in_reference = trained.sample(indices=list(rows))
     assert in_reference.obsm["spatial"].tobytes() == expected.obsm["spatial"].tobytes()
 
 
@@ -181,22 +179,22 @@ def test_indices(trained, reference):
     ids=["csc", "csr_array", "dense", "float64", "fortran", "int64", "sparse int32", "sparse uint16"],
 )
 def test_storage_of_the_matrix_does_not_matter(trained, reference, positions_of, store):
-    expected = positions_of(trained.sample(reference, n_steps=2))
+    expected = positions_of(trained.sample(reference))
     other = ad.AnnData(X=store(reference.X), obs=reference.obs, var=reference.var)
-    assert positions_of(trained.sample(other, n_steps=2)) == expected
+    assert positions_of(trained.sample(other)) == expected
 
 
 def test_a_view_gives_what_its_copy_gives(trained, reference, positions_of):
     view = reference[::2, ::-1]
     assert view.is_view
-    sampled = trained.sample(view, n_steps=2)
+    sampled = trained.sample(view)
     assert view.is_view
-    assert positions_of(sampled) == positions_of(trained.sample(view.copy(), n_steps=2))
+    assert positions_of(sampled) == positions_of(trained.sample(view.copy()))
 
 
 def test_backed_raises(trained, reference, tmp_path):
     reference.write_h5ad(tmp_path / "query.h5ad")
     backed = ad.read_h5ad(tmp_path / "query.h5ad", backed="r")
     with pytest.raises(ValueError, match=r"backed.*to_memory"):
-        trained.sample(backed, n_steps=1)
+        trained.sample(backed)
     backed.file.close()

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 import scipy.sparse as sp
 import torch
 from hypothesis import given, strategies as st
 
-from alphastomics.config import SamplingConfig
 from alphastomics.data import AnnDataSource
 from alphastomics.datasets import synthetic_tissue
-from alphastomics.diffusion import DiffusionConfig, Process
 from alphastomics.metrics import aligned_rmsd, distance_spearman, rigid_align
-from alphastomics.nn import Prediction
-from alphastomics.sampling import PositionSampler, Sampler
+from alphastomics.sampling import PositionSampler
 from alphastomics.sampling._cells import EncodedCells, content_order, split_contexts
+from position_oracle import Oracle, sampler_of
 from rotations import random_rotation
 
 # -- contexts -----------------------------------------------------------------------------------------------------------
@@ -39,54 +35,24 @@ def test_contexts_cover_all_cells_and_share_their_anchors(n_cells, max_context):
     assert all(cells[:n_anchors].tolist() == list(range(n_anchors)) for cells, _ in contexts)
 
 
-class Oracle:
-    """A network that returns the positions (they are its embedding) but turns and shifts every context as it likes."""
-
-    def __init__(self, n_dims: int, *, rigid: bool) -> None:
-        self.config = SimpleNamespace(n_dims=n_dims)
-        self.rigid = rigid
-        self.generator = torch.Generator().manual_seed(0)
-        self.n_calls = 0
-
-    def embed_position(self, position, t):
-        return torch.zeros_like(position)
-
-    def trunk(self, h, t_expr, t_pos, mask, predict, *, position, sequence):
-        self.n_calls += 1
-        x = h
-        if self.rigid:
-            rotation = random_rotation(self.config.n_dims, self.generator)
-            x = h @ rotation + 10 * torch.randn(1, 1, self.config.n_dims, generator=self.generator)
-        return Prediction(expression=None, position=x, latent=h)
-
-
-def sampler_of(oracle: Oracle, frame: str = "slice") -> Sampler:
-    diffusion = DiffusionConfig(position=Process(prediction_type="x0"))
-    schema = SimpleNamespace(frame=frame, spacing=1e-6, scale=1.0)
-    return Sampler(module=oracle, diffusion=diffusion, schema=schema, mode="expr_to_pos")
-
-
 def contexts_of_64(embedding: torch.Tensor) -> EncodedCells:
     return EncodedCells(embedding, split_contexts(len(embedding), 64, embedding.device))
 
 
 @pytest.mark.parametrize("n_dims", [2, 3])
-@pytest.mark.parametrize("n_steps", [1, 3])
-def test_contexts_are_fused_without_seams(n_dims, n_steps):
+def test_contexts_are_fused_without_seams(n_dims):
     true = torch.randn(230, n_dims, generator=torch.Generator().manual_seed(1))
     oracle = Oracle(n_dims, rigid=True)
     positions = PositionSampler(sampler_of(oracle), contexts_of_64(true))
     assert oracle.n_calls == 5  # 16 anchors and 48 others in each
-    x = positions.sample(SamplingConfig(n_steps=n_steps), torch.Generator().manual_seed(2))
-    assert aligned_rmsd(true.numpy(), x.numpy()) < 1e-5
     assert aligned_rmsd(true.numpy(), positions.mean[0].numpy()) < 1e-5
+    assert torch.equal(positions.latent, true)
 
 
 def test_contexts_of_a_shared_frame_are_not_moved():
     true = 3 + torch.randn(230, 2, generator=torch.Generator().manual_seed(1))
     positions = PositionSampler(sampler_of(Oracle(2, rigid=False), frame="shared"), contexts_of_64(true))
-    x = positions.sample(SamplingConfig(n_steps=2), torch.Generator())
-    np.testing.assert_allclose(x, true, rtol=1e-5)
+    np.testing.assert_allclose(positions.mean[0], true, rtol=1e-5)
 
 
 def test_known_cells_fix_the_frame_of_fused_contexts():
@@ -94,9 +60,8 @@ def test_known_cells_fix_the_frame_of_fused_contexts():
     observed = (true @ random_rotation(2, torch.Generator().manual_seed(5)) + 7).clone()
     expected = observed.clone()
     observed[::2] = torch.nan
-    positions = PositionSampler(sampler_of(Oracle(2, rigid=False)), contexts_of_64(true))
-    positions.observe(observed)
-    x = positions.sample(SamplingConfig(n_steps=3), torch.Generator())
+    positions = PositionSampler(sampler_of(Oracle(2, rigid=True)), contexts_of_64(true))
+    x = positions.place(np.random.default_rng(0), refine=False, known=observed)
     np.testing.assert_allclose(x, expected, atol=1e-4)
 
 
@@ -117,8 +82,9 @@ def blocks_of(trained, adata, max_context):
 
 
 def test_fused_mean_is_near_the_whole(trained, one_set):
-    whole = trained.sample(one_set, n_steps=1).obsm["spatial"]
-    fused = trained.sample(one_set, n_steps=1, batch_size=300).obsm["spatial"]
+    mean = {"n_samples": 2, "reduce": "mean", "refine": False}
+    whole = trained.sample(one_set, **mean).obsm["spatial"]
+    fused = trained.sample(one_set, batch_size=300, **mean).obsm["spatial"]
     assert fused.tobytes() != whole.tobytes()
     assert distance_spearman(whole, fused) > 0.95
     assert aligned_rmsd(whole, fused) < 0.2
@@ -132,18 +98,20 @@ def test_fused_mean_is_near_the_whole(trained, one_set):
         assert np.allclose(turned, np.eye(2), atol=0.1)
 
 
-def test_fused_sample_is_a_sample_of_the_same_tissue(trained, one_set):
-    mean = trained.sample(one_set, n_steps=1).obsm["spatial"]
-    whole = trained.sample(one_set, n_steps=4).obsm["spatial"]
-    fused = trained.sample(one_set, n_steps=4, batch_size=300).obsm["spatial"]
+@pytest.mark.parametrize("n_samples", [1, 2])
+def test_fused_placements_and_draws_are_of_the_same_tissue(trained, one_set, n_samples):
+    mean = trained.sample(one_set, n_samples=2, reduce="mean", refine=False).obsm["spatial"]
+    whole, fused = (
+        trained.sample(one_set, n_samples=n_samples, batch_size=size).obsm["spatial"][-900:] for size in (None, 300)
+    )
     assert distance_spearman(mean, fused) > distance_spearman(mean, whole) - 0.1
     assert 0.8 < fused.std() / whole.std() < 1.25
 
 
 def test_fused_result_depends_on_the_cells_not_on_their_order(trained, one_set):
     order = np.random.default_rng(0).permutation(900)
-    expected = trained.sample(one_set, n_steps=2, batch_size=250, n_views=2).obsm["spatial"]
-    result = trained.sample(one_set[order].copy(), n_steps=2, batch_size=250, n_views=2).obsm["spatial"]
+    expected = trained.sample(one_set, batch_size=250).obsm["spatial"]
+    result = trained.sample(one_set[order].copy(), batch_size=250).obsm["spatial"]
     assert result.tobytes() == expected[order].tobytes()
 
 
@@ -159,7 +127,7 @@ def test_batch_size_limits_attention(trained, one_set, monkeypatch):
     few = one_set[:40].copy()
     for batch_size in (1, 2, 15, 40):
         sizes.clear()
-        result = trained.sample(few, n_steps=1, batch_size=batch_size, n_views=2)
+        result = trained.sample(few, batch_size=batch_size)
         assert max(sizes) <= batch_size
         assert np.isfinite(result.obsm["spatial"]).all()
 
@@ -214,10 +182,10 @@ def test_large_sparse_matrix_is_never_made_dense(never_dense, large, layout, mak
     adata = large.copy()
     adata.X = adata.X.asformat(layout)
     model = train_briefly(make_model(adata), context_size=500, batch_size=3000)
-    result = model.sample(adata, n_steps=1, batch_size=1000)
+    result = model.sample(adata, batch_size=1000)
     assert result.X.shape == (6000, 60)
     assert result.X.format == layout
     model.get_latent_representation(adata, batch_size=1000)
-    model.sample(adata, n_steps=1, batch_size=1000, n_samples=2, indices=np.arange(5500))
+    model.sample(adata, batch_size=1000, n_samples=2, indices=np.arange(5500))
     assert len(never_dense) > 10
     assert max(never_dense) <= FORBIDDEN

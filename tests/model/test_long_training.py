@@ -22,7 +22,7 @@ from callbacks import Watch
 from small_models import GROWING
 
 TRIED = [("full", None), ("neighbor", "factorized"), ("neighbor", None), ("linear", None)]
-PLAIN = {"augmentation": Augmentation(gene_dropout=0.0, rotate=False), "plan_kwargs": {"lambda_min_distance": 0.0}}
+PLAIN = {"augmentation": Augmentation(gene_dropout=0.0, rotate=False)}
 # -- contexts that grow ------------------------------------------------------------------------------------------------
 
 

@@ -119,7 +119,7 @@ def test_records_name_no_path_machine_or_user(small, make_model, train_briefly, 
         callbacks=[Interrupting()],
     )
     model.save(tmp_path / "m")
-    text = (tmp_path / "m/config.json").read_text() + repr(model.sample(n_steps=1).uns["alphastomics"])
+    text = (tmp_path / "m/config.json").read_text() + repr(model.sample().uns["alphastomics"])
     for name in (str(tmp_path), "secret", str(Path.home()), platform.node()):
         assert name not in text
     assert f"/{getpass.getuser()}" not in text
@@ -128,10 +128,10 @@ def test_records_name_no_path_machine_or_user(small, make_model, train_briefly, 
 @pytest.mark.parametrize(
     "arguments",
     [
-        {"mode": "expr_to_pos", "n_steps": 2, "n_samples": 2, "random_state": np.int64(5)},
+        {"mode": "expr_to_pos", "n_samples": 2, "random_state": np.int64(5)},
         {"mode": "pos_to_expr", "n_steps": 1, "reduce": "mean"},
         {"mode": "joint", "n_steps": 1, "n_cells": 20},
-        {"mode": "expr_to_pos", "n_steps": 1, "indices": np.arange(30)},
+        {"mode": "expr_to_pos", "indices": np.arange(30)},
     ],
     ids=["expr_to_pos", "pos_to_expr", "joint", "indices"],
 )

@@ -9,11 +9,9 @@ import scipy.sparse as sp
 
 from alphastomics.metrics import distance_spearman
 
-STEPS = 4
-
 
 def test_a_trained_model_places_cells_where_they_are(trained, reference):
-    sampled = trained.sample(reference, n_steps=1)
+    sampled = trained.sample(reference)
     for name in reference.obs["slice_id"].unique():
         cells = (reference.obs["slice_id"] == name).to_numpy()
         score = distance_spearman(reference.obsm["spatial"][cells], sampled.obsm["spatial"][cells])
@@ -22,7 +20,7 @@ def test_a_trained_model_places_cells_where_they_are(trained, reference):
 
 def test_result_has_the_units_and_the_frame_of_the_first_slice(trained, reference):
     first = reference[reference.obs["slice_id"] == "slice_0"].copy()
-    true, placed = first.obsm["spatial"], trained.sample(first, n_steps=1).obsm["spatial"]
+    true, placed = first.obsm["spatial"], trained.sample(first).obsm["spatial"]
     assert np.linalg.norm(placed.mean(0) - true.mean(0)) < 1e-3 * true.std()
     assert 0.3 < placed.std() / true.std() < 1.2
     # The frame was turned onto this very slice, so that nothing is left to turn.
@@ -33,15 +31,15 @@ def test_result_has_the_units_and_the_frame_of_the_first_slice(trained, referenc
 
 
 def test_seed_decides_the_draw(trained, reference, positions_of):
-    first = positions_of(trained.sample(reference, n_steps=STEPS, random_state=3))
+    first = positions_of(trained.sample(reference, n_samples=2, random_state=3))
     np.random.seed(5)
-    assert positions_of(trained.sample(reference, n_steps=STEPS, random_state=3)) == first
-    assert positions_of(trained.sample(reference, n_steps=STEPS, random_state=4)) != first
+    assert positions_of(trained.sample(reference, n_samples=2, random_state=3)) == first
+    assert positions_of(trained.sample(reference, n_samples=2, random_state=4)) != first
 
 
 def test_adata_none_is_the_reference(trained, positions_of):
-    sampled = trained.sample(n_steps=STEPS)
-    assert positions_of(sampled) == positions_of(trained.sample(trained.adata, n_steps=STEPS))
+    sampled = trained.sample()
+    assert positions_of(sampled) == positions_of(trained.sample(trained.adata))
 
 
 # -- slices of the query -----------------------------------------------------------------------------------------------
@@ -49,50 +47,50 @@ def test_adata_none_is_the_reference(trained, positions_of):
 
 def test_dissociated_cells_are_one_set(trained, reference, positions_of):
     one = reference[reference.obs["slice_id"] == "slice_1"].copy()
-    expected = positions_of(trained.sample(one, n_steps=STEPS))
+    expected = positions_of(trained.sample(one))
     del one.obs["slice_id"]
-    result = trained.sample(one, n_steps=STEPS)
+    result = trained.sample(one)
     assert positions_of(result) == expected
     assert "slice_id" not in result.obs
 
 
 def test_cells_without_a_slice_are_a_set_of_their_own(trained, reference):
-    expected = trained.sample(reference, n_steps=STEPS)
+    expected = trained.sample(reference)
     last = (reference.obs["slice_id"] == "slice_2").to_numpy()
     reference.obs["slice_id"] = reference.obs["slice_id"].where(~last)
-    result = trained.sample(reference, n_steps=STEPS)
+    result = trained.sample(reference)
     assert result.obsm["spatial"].tobytes() == expected.obsm["spatial"].tobytes()
     assert result.obs["slice_id"].isna().sum() == 300
 
 
 @pytest.mark.parametrize("kind", ["string", "category", "integer"])
 def test_slices_of_any_name_and_type(trained, reference, positions_of, kind):
-    expected = positions_of(trained.sample(reference, n_steps=2))
+    expected = positions_of(trained.sample(reference))
     codes = reference.obs["slice_id"].cat.codes.to_numpy()
     names = {"string": codes.astype(str), "integer": codes + 7, "category": pd.Categorical(codes.astype(str))}[kind]
     reference.obs["slice_id"] = names
-    result = trained.sample(reference, n_steps=2)
+    result = trained.sample(reference)
     assert positions_of(result) == expected
     assert isinstance(result.obs["slice_id"].dtype, pd.CategoricalDtype)
     assert list(result.obs["slice_id"]) == list(reference.obs["slice_id"])
 
 
 def test_one_cell_is_placed(trained, reference):
-    result = trained.sample(reference[:1].copy(), n_steps=20, n_samples=2, reduce="mean")
+    result = trained.sample(reference[:1].copy(), n_samples=2, reduce="mean")
     assert result.obsm["spatial"].shape == (1, 2)
     assert np.isfinite(result.obsm["spatial"]).all()
 
 
 def test_a_query_without_cells_raises(trained, reference):
     with pytest.raises(ValueError, match="no cells"):
-        trained.sample(reference[:0].copy(), n_steps=1)
+        trained.sample(reference[:0].copy())
     with pytest.raises(ValueError, match="no cells"):
         trained.get_latent_representation(reference[:0].copy())
 
 
 def test_cells_without_counts_are_placed(trained, reference):
     reference.X = sp.vstack([sp.csr_matrix((5, 60), dtype=np.float32), reference.X[5:]], format="csr")
-    assert np.isfinite(trained.sample(reference, n_steps=2).obsm["spatial"]).all()
+    assert np.isfinite(trained.sample(reference).obsm["spatial"]).all()
 
 
 # -- errors ------------------------------------------------------------------------------------------------------------
@@ -101,7 +99,9 @@ def test_cells_without_counts_are_placed(trained, reference):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"n_steps": 0}, "n_steps"),
+        ({"n_steps": 2}, "n_steps"),
+        ({"sampler": "ddpm"}, "sampler"),
+        ({"n_samples": 0}, "n_samples"),
         ({"mode": "pos_to_expr"}, "mode='expr_to_pos'.*mode='pos_to_expr'"),
         ({"mode": "joint", "n_cells": 10}, "mode='expr_to_pos'.*mode='joint'"),
     ],
@@ -123,4 +123,4 @@ def test_an_untrained_model_raises(make_model, reference):
 def test_invalid_values_in_the_query_raise(trained, reference, value, message):
     reference.X.data[17] = value
     with pytest.raises(ValueError, match=message):
-        trained.sample(reference, n_steps=1)
+        trained.sample(reference)

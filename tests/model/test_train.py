@@ -36,7 +36,7 @@ def test_same_seed_gives_the_same_bytes(small, make_model, train_briefly, weight
         np.random.seed(disturbance)
         model = train_briefly(make_model(small, random_state=seed, dropout=0.3), max_epochs=2)
         torch.manual_seed(disturbance + 10)
-        results.append((weights_of(model), positions_of(model.sample(n_steps=3)), model.history["train_loss"]))
+        results.append((weights_of(model), positions_of(model.sample()), model.history["train_loss"]))
     assert results[0][:2] == results[1][:2]
     pd.testing.assert_frame_equal(results[0][2], results[1][2])
     assert results[0][0] != results[2][0]
@@ -51,7 +51,7 @@ def test_training_leaves_the_global_generators_and_the_data_alone(small, make_mo
     assert registered == {"_scvi_uuid", "_scvi_manager_uuid"}
     model = AlphaSTomics(small, mode="expr_to_pos", d_model=32, n_layers=1, n_heads=2, dropout=0.3)
     train_briefly(model)
-    model.sample(n_steps=2)
+    model.sample()
     assert torch.equal(torch.get_rng_state(), state[0])
     assert np.array_equal(np.random.get_state()[1], state[1])
     for key in registered:
@@ -132,9 +132,9 @@ def test_log_reports_the_size_of_the_data(small, make_model, train_briefly, capl
     model = make_model(small)
     with caplog.at_level(logging.INFO, logger="alphastomics"):
         train_briefly(model)
-        model.sample(n_steps=2, n_samples=2)
+        model.sample(n_samples=2)
     assert re.search("200 cells.*60 genes.*2 slices", caplog.text)
-    assert re.search("200 cells.*2 slices.*2 draws.*2 steps.*cpu", caplog.text)
+    assert re.search("200 cells.*2 slices.*cpu", caplog.text)
 
 
 # -- modes -------------------------------------------------------------------------------------------------------------
@@ -154,7 +154,7 @@ def test_every_mode_trains_and_samples_its_own_modalities(small, make_model, tra
             with pytest.raises(ValueError, match=f"{trained}mode='{other}'"):
                 model.sample(mode=other, n_cells=5 if other == "joint" else None)
     if mode in ("any", "expr_to_pos"):
-        assert np.isfinite(model.sample(n_steps=2).obsm["spatial"]).all()
+        assert np.isfinite(model.sample().obsm["spatial"]).all()
 
 
 def test_unknown_mode_raises(small, make_model):
@@ -167,8 +167,8 @@ def test_three_dimensions(train_briefly, make_model):
     model = train_briefly(make_model(adata))
     hidden = adata.copy()
     hidden.obsm["spatial"][:40] = np.nan
-    assert model.sample(adata, n_steps=2).obsm["spatial"].shape == (160, 3)
-    result = model.sample(hidden, n_steps=2, inpaint=True, n_samples=2, reduce="medoid").obsm["spatial"]
+    assert model.sample(adata).obsm["spatial"].shape == (160, 3)
+    result = model.sample(hidden, inpaint=True, n_samples=2, reduce="medoid").obsm["spatial"]
     assert result[40:].tobytes() == adata.obsm["spatial"][40:].tobytes()
     assert np.isfinite(result).all()
 
@@ -178,7 +178,7 @@ def test_other_ways_to_train(small, make_model, train_briefly, arguments):
     model = train_briefly(make_model(small), context_size=32, limit_train_batches=3, **arguments)
     assert finite(model)
     assert all(tensor.dtype == torch.float32 for tensor in model.module.parameters())
-    assert np.isfinite(model.sample(n_steps=2).obsm["spatial"]).all()
+    assert np.isfinite(model.sample().obsm["spatial"]).all()
 
 
 class ClippedGradients(pl.Callback):
@@ -290,7 +290,7 @@ def test_linear_attention_with_experts_is_saved_and_loaded(small, make_model, tr
     loaded = AlphaSTomics.load(tmp_path / "m", adata=False)
     assert loaded.module.config == model.module.config
     assert loaded.module.config.expert_width == "full"
-    assert positions_of(loaded.sample(small, n_steps=3)) == positions_of(model.sample(n_steps=3))
+    assert positions_of(loaded.sample(small)) == positions_of(model.sample())
 
 
 def test_parameters_are_logged_with_advice_for_few_cells(small, make_model, caplog):

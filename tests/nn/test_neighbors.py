@@ -11,7 +11,13 @@ from hypothesis import given, strategies as st
 from scipy.spatial.distance import cdist
 
 from alphastomics.nn import neighbors
-from alphastomics.nn.neighbors import lexicographic_order, neighbor_pairs, noisy_neighbors, sequence_pairs
+from alphastomics.nn.neighbors import (
+    lexicographic_order,
+    nearest_neighbors,
+    neighbor_pairs,
+    noisy_neighbors,
+    sequence_pairs,
+)
 
 KINDS = ["coordinate", "sequence", "hybrid"]
 
@@ -103,6 +109,14 @@ def test_the_nearest_come_first():
     found = neighbor_pairs(x, k=5)[0]
     distance = (x[0][found] - x[0][:, None]).norm(dim=-1)
     assert bool((distance.diff(dim=1) >= 0).all())
+
+
+@pytest.mark.parametrize(("n", "k"), [(1, 0), (2, 1), (5, 4), (40, 12)])
+def test_few_cells_have_all_others_as_neighbors(n, k):
+    x = points(1, n)[0]
+    distance = cdist(x.double(), x.double())
+    np.fill_diagonal(distance, np.inf)
+    np.testing.assert_array_equal(nearest_neighbors(x, 12).numpy(), np.argsort(distance, axis=1)[:, :k])
 
 
 @pytest.mark.slow

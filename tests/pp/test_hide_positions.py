@@ -136,9 +136,7 @@ def test_hidden_cells_are_reconstructed_and_scored(tissue, options):
 
     hide_positions(tissue, **options)
     absent = hidden(tissue)
-    reconstruct(
-        tissue, max_epochs=1, d_model=16, n_layers=1, n_heads=2, context_size=64, enable_progress_bar=False, n_steps=2
-    )
+    reconstruct(tissue, max_epochs=1, d_model=16, n_layers=1, n_heads=2, context_size=64, enable_progress_bar=False)
     np.testing.assert_array_equal(tissue.obs["spatial_reconstructed_placed"], absent)
     table = evaluate(tissue, truth="spatial_truth")
     assert table["n_cells"].sum() == absent.sum()

@@ -56,7 +56,7 @@ def test_non_finite_loss_raises_and_the_model_stays_usable(model, train, weights
     assert finite(model)
     assert model.is_trained_
     assert weights_of(model) == weights_of(good), "these are not the weights after the last good step"
-    assert np.isfinite(model.sample(n_steps=2).obsm["spatial"]).all()
+    assert np.isfinite(model.sample().obsm["spatial"]).all()
     assert model.history["train_loss"].index.tolist() == [0, 1, 2]
     monkeypatch.undo()
     train(model)
@@ -69,7 +69,7 @@ def test_non_finite_gradient_of_a_finite_loss_keeps_the_weights(model, train, mo
     with pytest.raises(NonFiniteLossError, match="step"):
         train(model, max_epochs=5)
     assert finite(model)
-    assert np.isfinite(model.sample(n_steps=2).obsm["spatial"]).all()
+    assert np.isfinite(model.sample().obsm["spatial"]).all()
 
 
 def test_loss_non_finite_from_the_start_leaves_an_untrained_model(model, train, monkeypatch):
@@ -111,7 +111,7 @@ def test_ctrl_c_ends_training_with_a_usable_model(model, train, caplog, handler)
     assert [record.levelname for record in caplog.records if "interrupted at step 3" in record.message] == ["WARNING"]
     assert model.is_trained_
     assert finite(model)
-    assert np.isfinite(model.sample(n_steps=2).obsm["spatial"]).all()
+    assert np.isfinite(model.sample().obsm["spatial"]).all()
     assert model.history["train_loss"].index.tolist() == [0, 1, 2]
     train(model)
     assert model.history["train_loss"].index.tolist() == [0, 1, 2, 3]
@@ -139,7 +139,7 @@ def test_other_errors_are_raised_as_they_are(model, train, capsys, handler):
     assert "Exception raised" not in capsys.readouterr().out
     assert signal.getsignal(signal.SIGINT) is handler
     assert model.is_trained_
-    assert np.isfinite(model.sample(n_steps=1).obsm["spatial"]).all()
+    assert np.isfinite(model.sample().obsm["spatial"]).all()
 
 
 class Seen(pl.Callback):
@@ -191,7 +191,7 @@ def test_after_max_time_training_resumes_within_the_epoch(train, path, step_of, 
     train(max_epochs=2, callbacks=[whole], **arguments)
     train(max_epochs=-1, max_time=1e-4, checkpoint=path, callbacks=[parts[0]], **arguments)
     assert step_of(path) == 1
-    assert re.search(r"step 1\b.*max_time=0.0001", caplog.text)
+    assert re.search(r"step 1\b.*max_time=", caplog.text)
     train(max_epochs=2, max_time=600, checkpoint=path, resume="last", callbacks=[parts[1]], **arguments)
     assert parts[0].seen + parts[1].seen == whole.seen
 
@@ -203,7 +203,7 @@ def test_no_time_left_trains_nothing(train, path, weights_of):
     assert again.trainer.global_step == 1
     assert again.is_trained_
     assert weights_of(again) == weights_of(first)
-    assert np.isfinite(again.sample(n_steps=1).obsm["spatial"]).all()
+    assert np.isfinite(again.sample().obsm["spatial"]).all()
 
 
 def test_the_last_step_of_all_may_lie_within_an_epoch(train, path):
@@ -256,7 +256,7 @@ def test_out_of_memory_errors_suggest_smaller_arguments(model, train, path, step
     for remedy in ("activations", "recompute='all'", "context_size=", "estimate_memory()", "resume='last'"):
         assert remedy in said
     assert model.is_trained_
-    assert np.isfinite(model.sample(n_steps=1).obsm["spatial"]).all()
+    assert np.isfinite(model.sample().obsm["spatial"]).all()
     assert step_of(path) == 4
     assert train(**arguments).trainer.global_step == 8
 
@@ -283,7 +283,7 @@ def test_statistics_are_fitted_at_the_first_use_after_an_error(model, small, die
     assert len(model.trainings_) == 1
     frame = model.fitted_.frame
     assert frame is not None
-    assert np.isfinite(model.sample(small, n_steps=1).obsm["spatial"]).all()
+    assert np.isfinite(model.sample(small).obsm["spatial"]).all()
     assert fitted == [0.25]
     assert model.fitted_.frame is frame
     with pytest.raises(ValueError, match="not ended"):

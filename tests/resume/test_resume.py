@@ -137,8 +137,8 @@ def test_training_resumes_with_the_given_learning_rate(train, die, path, often):
 
     class Rates(pl.Callback):
         def on_train_batch_start(self, trainer, *_):
-            groups = trainer.optimizers[0].param_groups
-            seen.append([group["lr"] for group in groups])
+            (group,) = trainer.optimizers[0].param_groups
+            seen.append(group["lr"])
 
     seen = []
     rates = {"max_epochs": 4, "callbacks": [Rates()]}
@@ -146,7 +146,7 @@ def test_training_resumes_with_the_given_learning_rate(train, die, path, often):
     expected, seen = np.array(seen), []
     die(path, step=2, max_epochs=4, plan_kwargs={"lr": 4e-4})
     train(resume=path, plan_kwargs={"lr": 1e-4}, **rates)
-    np.testing.assert_allclose(seen, expected[2:] * [0.25, 1], rtol=1e-12)
+    np.testing.assert_allclose(seen, expected[2:] * 0.25, rtol=1e-12)
 
 
 # -- resume="last" -----------------------------------------------------------------------------------------------------
@@ -227,7 +227,7 @@ def test_time_counts_from_the_beginning(model, train, path):
     train(max_epochs=1, max_time=100, checkpoint=path)
     state = torch.load(path, weights_only=True)
     assert 0 < state["elapsed_seconds"] < 100
-    state["elapsed_seconds"] = 90.0
+    state["elapsed_seconds"] = 72.0  # of 80: the second network takes a fifth of the time
     torch.save(state, path)
 
     watch = Watch()

@@ -1,23 +1,30 @@
-"""Several draws: how they are returned, aligned and reduced."""
+"""Placements and draws of positions: how they are returned, aligned and reduced."""
 
 from __future__ import annotations
 
 import numpy as np
 import pandas as pd
 import pytest
-from scipy.linalg import orthogonal_procrustes
+from scipy.spatial import KDTree
 
 from alphastomics.data import AnnDataSource
-from alphastomics.metrics import aligned_rmsd, distance_spearman
+from alphastomics.metrics import distance_spearman, rigid_align
 from alphastomics.sampling import _position_draws
 from alphastomics.sampling._cells import content_order, encode_cells
-from alphastomics.sampling._draws import spread
 
-STEPS = 4
+
+@pytest.fixture
+def one(reference):
+    """One slice."""
+    return reference[reference.obs["slice_id"] == "slice_1"].copy()
+
+
+def draws_of(model, cells, n_samples, **arguments):
+    return model.sample(cells, n_samples=n_samples, **arguments).obsm["spatial"].reshape(n_samples, cells.n_obs, -1)
 
 
 def test_draws_come_one_after_the_other(trained, reference):
-    result = trained.sample(reference, n_steps=STEPS, n_samples=3)
+    result = trained.sample(reference, n_samples=3)
     n = reference.n_obs
     assert result.n_obs == 3 * n
     assert result.obs["draw"].tolist() == [0] * n + [1] * n + [2] * n
@@ -30,18 +37,43 @@ def test_draws_come_one_after_the_other(trained, reference):
         assert part.obs["cell_type"].tolist() == reference.obs["cell_type"].tolist()
     draws = result.obsm["spatial"].reshape(3, n, 2)
     assert not np.array_equal(draws[0], draws[1])
-    single = trained.sample(reference, n_steps=STEPS)
-    assert "draw" not in single.obs
-    assert list(single.obs) == list(reference.obs)
-    pd.testing.assert_frame_equal(single.var, reference.var)
 
 
-def test_draws_are_aligned_to_their_medoid(trained, reference):
-    from alphastomics.metrics import rigid_align
+def test_one_sample_is_the_placement_which_is_not_a_draw(trained, reference):
+    placement = trained.sample(reference)
+    assert "draw" not in placement.obs
+    assert list(placement.obs) == list(reference.obs)
+    pd.testing.assert_frame_equal(placement.var, reference.var)
+    for draw in draws_of(trained, reference, 2):
+        assert not np.array_equal(draw, placement.obsm["spatial"])
 
-    one = reference[reference.obs["slice_id"] == "slice_1"].copy()
-    draws = trained.sample(one, n_steps=STEPS, n_samples=4).obsm["spatial"].reshape(4, 300, 2)
-    medoid = trained.sample(one, n_steps=STEPS, n_samples=4, reduce="medoid").obsm["spatial"]
+
+def test_the_seed_moves_a_placement_by_less_than_the_distance_of_neighbors(trained, one):
+    """It chooses the radii of the cells, not where the cells belong."""
+    first, second = (trained.sample(one, random_state=seed).obsm["spatial"] for seed in (0, 1))
+    spacing = np.median(KDTree(one.obsm["spatial"]).query(one.obsm["spatial"], 2)[0][:, 1])
+    moved = np.linalg.norm(first - second, axis=1)
+    draws = draws_of(trained, one, 2)
+    assert np.median(moved) < spacing
+    assert np.median(moved) < np.median(np.linalg.norm(draws[0] - draws[1], axis=1))
+
+
+def test_a_placement_has_the_distances_of_a_tissue_and_a_mean_has_not(trained, one):
+    nearest = {
+        name: np.median(KDTree(x).query(x, 2)[0][:, 1])
+        for name, x in (
+            ("true", one.obsm["spatial"]),
+            ("placement", trained.sample(one).obsm["spatial"]),
+            ("mean", trained.sample(one, n_samples=2, reduce="mean", refine=False).obsm["spatial"]),
+        )
+    }
+    assert nearest["placement"] == pytest.approx(nearest["true"], rel=0.15)
+    assert nearest["mean"] < 0.8 * nearest["true"]
+
+
+def test_draws_are_aligned_to_their_medoid(trained, one):
+    draws = draws_of(trained, one, 4)
+    medoid = trained.sample(one, n_samples=4, reduce="medoid").obsm["spatial"]
     which = [np.array_equal(draw, medoid) for draw in draws]
     assert sum(which) == 1
     for draw in draws:
@@ -52,73 +84,81 @@ def test_draws_are_aligned_to_their_medoid(trained, reference):
     assert which[int(np.argmin(np.sum(far, axis=1)))]
 
 
-def test_mean_and_uncertainty_match_draws_from_halves_of_the_genes(trained, reference, monkeypatch):
-    seen = []
-
-    def encode(module, source, rows, *, max_context, genes):
-        seen.append(genes)
-        return encode_cells(module, source, rows, max_context=max_context, genes=genes)
-
-    monkeypatch.setattr(_position_draws, "encode_cells", encode)
-    aligned = []
-    monkeypatch.setattr(_position_draws, "spread", lambda draws: aligned.append(draws) or spread(draws))
-    one = reference[reference.obs["slice_id"] == "slice_0"].copy()
-    mean = trained.sample(one, n_steps=STEPS, n_samples=4, reduce="mean")
-    assert [int(genes.sum()) for genes in seen] == [reference.n_vars // 2] * 4
-    assert (seen[0] ^ seen[1]).all()
-    assert (seen[2] ^ seen[3]).all()
-    assert (seen[0] != seen[2]).any()
-    medoid = trained.sample(one, n_steps=STEPS, n_samples=4, reduce="medoid")
-    assert [genes is None for genes in seen[4:]] == [True] + 4 * [False]
-    order = content_order(AnnDataSource(one, trained.schema, positions=False), np.arange(one.n_obs))
-    for result, halves in zip((mean, medoid), aligned, strict=True):
-        assert result.n_obs == one.n_obs
-        assert "draw" not in result.obs
-        returned, center = result.obsm["spatial"][order], halves.mean(0)
-        turn, _ = orthogonal_procrustes(center - center.mean(0), returned - returned.mean(0))
-        turned = (center - center.mean(0)) @ turn + returned.mean(0)
-        expected = np.sqrt(halves.var(axis=0, ddof=1).sum(-1) + ((turned - returned) ** 2).sum(-1))
-        np.testing.assert_allclose(result.obs["position_uncertainty"].to_numpy()[order], expected, rtol=1e-6)
-        assert (expected > 0).all()
-    np.testing.assert_allclose(np.sort(mean.obsm["spatial"], 0), np.sort(aligned[0].mean(0), 0), rtol=1e-9)
-    draws = trained.sample(one, n_steps=STEPS, n_samples=4).obsm["spatial"].reshape(4, -1, 2)
-    assert sum(np.array_equal(draw, medoid.obsm["spatial"]) for draw in draws) == 1
+def test_the_uncertainty_of_the_medoid_is_its_distance_from_the_other_draws(trained, one):
+    draws = draws_of(trained, one, 4)
+    result = trained.sample(one, n_samples=4, reduce="medoid")
+    assert result.n_obs == one.n_obs
+    assert "draw" not in result.obs
+    expected = np.sqrt(((draws - result.obsm["spatial"]) ** 2).sum((0, 2)) / 3)
+    np.testing.assert_allclose(result.obs["position_uncertainty"], expected, rtol=1e-6)
+    assert (expected > 0).all()
 
 
-def test_one_draw_has_no_uncertainty(trained, reference):
+def test_the_uncertainty_of_the_mean_is_the_distance_of_the_draws_from_it(trained, one):
+    draws = draws_of(trained, one, 4)
+    result = trained.sample(one, n_samples=4, reduce="mean")
+    assert "draw" not in result.obs
+    mean = result.obsm["spatial"]
+    moved = [rigid_align(draw, mean)[0] for draw in draws]
+    expected = np.sqrt(((moved - mean) ** 2).sum((0, 2)) / 4)
+    np.testing.assert_allclose(result.obs["position_uncertainty"], expected, rtol=1e-4)
+    assert (expected > 0).all()
+
+
+def test_the_mean_does_not_depend_on_the_draws(trained, one):
+    two, three = (trained.sample(one, n_samples=n, reduce="mean") for n in (2, 3))
+    np.testing.assert_array_equal(two.obsm["spatial"], three.obsm["spatial"])
+    assert (two.obs["position_uncertainty"] != three.obs["position_uncertainty"]).all()
+    assert distance_spearman(two.obsm["spatial"], trained.sample(one).obsm["spatial"]) > 0.9
+
+
+def test_one_sample_has_no_uncertainty(trained, reference):
+    placement = trained.sample(reference).obsm["spatial"]
     for reduce in ("mean", "medoid"):
-        result = trained.sample(reference, n_steps=STEPS, reduce=reduce)
-        np.testing.assert_array_equal(result.obsm["spatial"], trained.sample(reference, n_steps=STEPS).obsm["spatial"])
+        result = trained.sample(reference, reduce=reduce)
+        np.testing.assert_array_equal(result.obsm["spatial"], placement)
         assert result.obs["position_uncertainty"].isna().all()
 
 
-def test_first_draw_does_not_depend_on_how_many_follow(trained, reference):
-    cells = (reference.obs["slice_id"] == "slice_0").to_numpy()
-    one = reference[cells].copy()
-    single = trained.sample(one, n_steps=STEPS).obsm["spatial"]
-    first = trained.sample(one, n_steps=STEPS, n_samples=3).obsm["spatial"][:300]
-    assert aligned_rmsd(single, first) < 1e-6
+def test_each_draw_reads_other_genes_and_a_placement_all(trained, one, monkeypatch):
+    seen = []
+
+    def encode(module, source, rows, *, max_context, change=None):
+        seen.append(change)
+        return encode_cells(module, source, rows, max_context=max_context, change=change)
+
+    monkeypatch.setattr(_position_draws, "encode_cells", encode)
+    trained.sample(one)
+    trained.sample(one, n_samples=3)
+    assert seen[0] is None
+    assert all(change is not None for change in seen[1:])
+    gains, offsets = zip(*seen[1:], strict=True)
+    assert len({gain.tobytes() for gain in gains}) == len({offset.tobytes() for offset in offsets}) == 3
 
 
-@pytest.mark.parametrize("sampler", [{"sampler": "ddim"}, {"sampler": "ddim", "eta": 0.5}, {"sampler": "dpm++2m"}])
-def test_other_samplers_agree_on_the_tissue(trained, reference, sampler):
-    one = reference[reference.obs["slice_id"] == "slice_0"].copy()
-    mean = trained.sample(one, n_steps=1).obsm["spatial"]
-    result = trained.sample(one, n_steps=3, **sampler).obsm["spatial"]
-    assert distance_spearman(mean, result) > 0.2
+def test_a_draw_does_not_depend_on_how_many_follow(trained, one):
+    two, four = draws_of(trained, one, 2), draws_of(trained, one, 4)
+    for k in range(2):
+        np.testing.assert_allclose(rigid_align(four[k], two[k])[0], two[k], atol=1e-6 * two.std())
 
 
-def test_views_are_averaged(trained, reference):
-    one = reference[reference.obs["slice_id"] == "slice_1"].copy()
-    whole, few, many, other = (
-        trained.sample(one, n_steps=1, n_views=n, random_state=seed).obsm["spatial"]
-        for n, seed in ((1, 0), (2, 0), (16, 0), (16, 1))
-    )
-    assert aligned_rmsd(whole, many) < 0.5
-    # The mean of many views depends on which they are less than that of few.
-    assert 0 < aligned_rmsd(many, other) < aligned_rmsd(many, few)
+def test_a_model_without_a_perturbation_places_cells_and_raises_for_draws(trained, one, monkeypatch):
+    from dataclasses import replace
+
+    monkeypatch.setattr(trained, "fitted_", replace(trained.fitted_, perturbation=None))
+    assert np.isfinite(trained.sample(one).obsm["spatial"]).all()
+    with pytest.raises(RuntimeError, match="perturbation"):
+        trained.sample(one, n_samples=2)
 
 
-def test_views_of_very_few_genes(make_model, train_briefly, reference):
+def test_draws_of_very_few_genes(make_model, train_briefly, reference):
     model = train_briefly(make_model(reference[:, :1].copy()))
-    assert np.isfinite(model.sample(n_steps=1, n_views=20).obsm["spatial"]).all()
+    assert np.isfinite(model.sample(n_samples=2).obsm["spatial"]).all()
+
+
+def test_content_order_sorts_rows_by_their_expression(trained, one):
+    source = AnnDataSource(one, trained.schema, positions=False)
+    order = content_order(source, np.arange(one.n_obs))
+    permuted = np.random.default_rng(0).permutation(one.n_obs)
+    other = content_order(AnnDataSource(one[permuted].copy(), trained.schema, positions=False), np.arange(one.n_obs))
+    np.testing.assert_array_equal(permuted[other], order)

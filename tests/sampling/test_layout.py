@@ -1,10 +1,13 @@
+"""Refinement of a layout: gradients against autograd, neighbors that are found, and cells that do not move."""
+
 from __future__ import annotations
 
 import pytest
 import torch
 import torch.nn.functional as F
+from hypothesis import given, settings, strategies as st
 
-from alphastomics.sampling._layout import refine_layout
+from alphastomics.sampling._layout import attraction_gradient, refine_layout, repulsion_gradient
 
 
 def generator(seed: int = 0) -> torch.Generator:
@@ -63,3 +66,55 @@ def test_few_cells(n):
 def test_cells_on_one_spot_stay_finite():
     mean, feature = torch.zeros(50, 2), F.normalize(torch.randn(50, 8, generator=generator()), dim=1)
     assert bool(refine_layout(mean, feature, generator()).isfinite().all())
+
+
+@st.composite
+def layouts(draw) -> tuple[torch.Tensor, torch.Generator, float]:
+    """Positions (N, D), a generator, and the squared width."""
+    rng = generator(draw(st.integers(0, 10**6)))
+    y = torch.randn(draw(st.integers(3, 30)), draw(st.sampled_from([2, 3])), generator=rng, dtype=torch.float64)
+    return y, rng, draw(st.floats(0.01, 4.0))
+
+
+@settings(max_examples=40)
+@given(layout=layouts(), k=st.integers(1, 8))
+def test_attraction_is_the_gradient_of_its_objective(layout, k):
+    y, rng, squared_width = layout
+    n = len(y)
+    k = min(k, n - 1)
+    near = torch.stack([(torch.randperm(n - 1, generator=rng)[:k] + i + 1) % n for i in range(n)])
+    p = torch.rand(n, k, generator=rng, dtype=torch.float64).softmax(1)
+    y.requires_grad_()
+    squared = (y[:, None] - y[near]).square().sum(-1)
+    (p * torch.log1p(squared / squared_width)).sum().div(n).backward()
+    torch.testing.assert_close(attraction_gradient(y.detach(), near, p, squared_width), y.grad)
+
+
+@settings(max_examples=40)
+@given(layout=layouts(), n_rows=st.integers(1, 30))
+def test_repulsion_is_the_gradient_of_its_objective(layout, n_rows):
+    y, rng, squared_width = layout
+    rows = torch.randperm(len(y), generator=rng)[:n_rows]
+    y.requires_grad_()
+    kernel = 1 / (1 + (y[rows, None] - y).square().sum(-1) / squared_width)
+    others = torch.arange(len(y)) != rows[:, None]
+    (kernel * others).sum(1).log().mean().backward()
+    torch.testing.assert_close(repulsion_gradient(y.detach(), rows, squared_width), y.grad, rtol=1e-6, atol=1e-9)
+
+
+def test_fixed_cells_do_not_move(folded):
+    _, mean, feature = folded
+    fixed = torch.arange(len(mean)) % 4 == 0
+    refined = refine_layout(mean, feature, generator(), fixed)
+    assert torch.equal(refined[fixed], mean[fixed])
+    assert bool((refined[~fixed] != mean[~fixed]).any(1).all())
+
+
+def test_cells_are_attracted_by_fixed_neighbors(folded):
+    """A cell between two places goes to the one where the cells that resemble it are fixed."""
+    true, mean, feature = folded
+    fixed = torch.arange(len(mean)) % 4 > 0
+    start = torch.where(fixed[:, None], true, mean)
+    refined = refine_layout(start, feature, generator(), fixed)
+    before, after = ((x - true)[~fixed].square().sum(1).mean().sqrt() for x in (start, refined))
+    assert float(after) < 0.8 * float(before)

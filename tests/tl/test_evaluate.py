@@ -14,6 +14,7 @@ from alphastomics.metrics import (
     morans_i,
     oracle_positions,
     position_scores,
+    spread_scores,
     subsample_cells,
 )
 from alphastomics.metrics._position import chance_order
@@ -21,6 +22,7 @@ from alphastomics.tl._evaluate import evaluate
 from alphastomics.tl._expression import read_pair
 
 SCORES = list(position_scores(np.zeros((1, 2)), np.zeros((1, 2))))
+SPREAD = ["coverage", "spread_over_error", "spread_spearman"]
 
 
 @pytest.fixture
@@ -197,6 +199,52 @@ def test_a_file_and_a_view_give_the_same_table(adata, tmp_path):
     pd.testing.assert_frame_equal(evaluate(left), evaluate(adata).loc[["left"]])
 
 
+@pytest.mark.parametrize("key", ["spatial_reconstructed_uncertainty", "position_uncertainty"])
+def test_an_uncertainty_is_compared_with_the_error(adata, key):
+    plain = evaluate(adata, baselines=True)
+    left = np.flatnonzero(adata.obs["slice_id"] == "left")
+    right = np.flatnonzero(adata.obs["slice_id"] == "right")
+    u = np.random.default_rng(5).uniform(0.5, 2, size=100)
+    u[left[:4]] = np.nan
+    adata.obs[key] = u
+    adata.obsm["spatial"][right[:2]] = np.nan
+    adata.obs["spatial_reconstructed_placed"] = ~np.isin(np.arange(100), left[4:6])
+    table = evaluate(adata, baselines=True, max_cells=35)
+    assert list(table.columns) == [*plain.columns, *SPREAD]
+    # "right" is realigned; "left" has known cells, and its frame is kept.
+    for name, scored, align in (("right", right[2:], True), ("left", np.delete(left, [4, 5]), False)):
+        cells = scored[subsample_cells(len(scored), 35)]
+        pair = adata.obsm["spatial"][cells], adata.obsm["spatial_reconstructed"][cells]
+        expected = spread_scores(*pair, u[cells], align=align)
+        assert table.loc[(name, "prediction"), SPREAD].to_dict() == pytest.approx(expected)
+        assert np.isfinite(list(expected.values())).all()
+    assert table.xs("chance", level="positions")[SPREAD].isna().all(axis=None)
+    pd.testing.assert_frame_equal(
+        tl.position_scores(adata, baselines=True, max_cells=35, copy=True), table, check_like=False
+    )
+
+
+def test_which_uncertainty_is_read(adata):
+    adata.obs["position_uncertainty"] = np.linspace(1, 2, 100)
+    sampled = evaluate(adata)[SPREAD]
+    adata.obs["spatial_reconstructed_uncertainty"] = np.linspace(2, 1, 100)
+    own = evaluate(adata)[SPREAD]
+    assert (own["spread_spearman"] == -sampled["spread_spearman"]).all()
+    # A reconstruction without an uncertainty, of cells that were sampled before.
+    del adata.obs["spatial_reconstructed_uncertainty"]
+    adata.uns["spatial_reconstructed"] = {"params": {}}
+    assert list(evaluate(adata).columns) == ["n_cells", "n_skipped", *SCORES]
+    # Baselines of the truth alone.
+    assert list(evaluate(adata, prediction="spatial").columns) == ["n_cells", "n_skipped", *SCORES]
+
+
+@pytest.mark.parametrize("value", [-1.0, np.inf, "far"])
+def test_an_invalid_uncertainty_raises(adata, value):
+    adata.obs["spatial_reconstructed_uncertainty"] = value
+    with pytest.raises(ValueError, match=r'obs\["spatial_reconstructed_uncertainty"\]'):
+        evaluate(adata)
+
+
 def with_expression(tissue: AnnData) -> AnnData:
     """Positions and expression predicted, clusters found."""
     rng = np.random.default_rng(0)
@@ -283,7 +331,7 @@ def test_all_scores_use_the_scored_cells(tissue):
     kept = (np.arange(360) >= 20) & (np.arange(360) % 10 > 0)
     expected = evaluate(adata[kept].copy(), **options)
     found = evaluate(adata, **options)
-    same = [name for name in found.columns if name not in ("n_skipped", "aligned_rmsd")]
+    same = [name for name in found.columns if name not in ("n_skipped", "aligned_rmsd", "rigid_rmsd")]
     pd.testing.assert_frame_equal(found[same], expected[same])
 
 

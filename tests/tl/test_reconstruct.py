@@ -20,7 +20,7 @@ QUICK = SMALL | BRIEF | {"max_epochs": 1}
 WELL = BRIEF | {
     "max_epochs": 20,
     "augmentation": Augmentation(),
-    "plan_kwargs": {"lr": 6e-3, "warmup_steps": 5, "lambda_min_distance": 0.0},
+    "plan_kwargs": {"lr": 6e-3, "warmup_steps": 5},
 }
 KEY = "spatial_reconstructed"
 
@@ -98,10 +98,7 @@ def test_with_a_model(model, query):
     placed = query.obsm[KEY]
     assert placed.shape == (200, 2)
     assert placed.dtype == np.float64
-    how = model.default_placement()
-    assert how == {"n_views": 8, "refine": True}
-    assert query.uns[KEY]["params"].items() >= how.items()
-    assert np.array_equal(placed, model.sample(query, n_steps=1, **how).obsm["spatial"])
+    assert np.array_equal(placed, model.sample(query).obsm["spatial"])
 
 
 def test_positions_are_better_than_chance(model, cells):
@@ -119,17 +116,18 @@ def test_positions_of_the_query_are_not_read(model, cells):
     assert cells.obsm[KEY].tobytes() == expected
 
 
-def test_several_samples_give_their_medoid_and_an_uncertainty(model, query):
-    reconstruct(query, model=model, n_samples=3, n_steps=4, random_state=5)
-    expected = model.sample(query, n_samples=3, n_steps=4, reduce="medoid", random_state=5)
-    assert query.obsm[KEY].tobytes() == expected.obsm["spatial"].tobytes()
-    assert query.obs[KEY + "_uncertainty"].tolist() == expected.obs["position_uncertainty"].tolist()
+def test_several_samples_give_the_same_placement_and_an_uncertainty(model, query):
+    reconstruct(query, model=model, n_samples=3, random_state=5)
+    placed = model.sample(query, random_state=5)
+    assert query.obsm[KEY].tobytes() == placed.obsm["spatial"].tobytes()
+    draws = model.sample(query, n_samples=3, reduce="mean", random_state=5)
+    assert query.obs[KEY + "_uncertainty"].tolist() == draws.obs["position_uncertainty"].tolist()
     assert (query.obs[KEY + "_uncertainty"] > 0).all()
     assert query.uns[KEY]["params"]["n_samples"] == 3
 
 
 def test_a_second_call_replaces_the_results(model, query, cells):
-    reconstruct(query, model=model, n_samples=2, n_steps=2)
+    reconstruct(query, model=model, n_samples=2)
     reconstruct(query, model=model)
     fresh = query.copy()
     fresh, _ = without_result(fresh)
@@ -139,19 +137,22 @@ def test_a_second_call_replaces_the_results(model, query, cells):
 
 def test_copy_and_key_added(model, query):
     before = query.copy()
-    result = reconstruct(query, model=model, copy=True, key_added="placed", n_samples=2, n_steps=2)
+    result = reconstruct(query, model=model, copy=True, key_added="placed", n_samples=2)
     assert same(query, before)
     rest, written = without_result(result, "placed")
     assert same(rest, before)
     assert written == ["placed", "placed", "placed_uncertainty"]
-    reconstruct(query, model=model, key_added="placed", n_samples=2, n_steps=2)
+    reconstruct(query, model=model, key_added="placed", n_samples=2)
     assert same(query, result)
 
 
 def test_arguments_of_sample_are_passed_on(model, query):
-    reconstruct(query, model=model, n_steps=3, sampler="ddim", eta=0.5, random_state=2)
-    expected = model.sample(query, n_steps=3, sampler="ddim", eta=0.5, random_state=2)
+    reconstruct(query, model=model, refine=False, random_state=2)
+    expected = model.sample(query, refine=False, random_state=2)
     assert query.obsm[KEY].tobytes() == expected.obsm["spatial"].tobytes()
+    assert query.uns[KEY]["params"]["refine"] is False
+    reconstruct(query, model=model, refine=True, random_state=2)
+    assert query.obsm[KEY].tobytes() != expected.obsm["spatial"].tobytes()
 
 
 # -- form 2: a reference ------------------------------------------------------------------------------------------------
@@ -224,7 +225,7 @@ def partly(cells):
 def test_cells_without_a_position_are_placed(partly, n_samples):
     cells, placed = partly
     before = cells.copy()
-    reconstruct(cells, n_samples=n_samples, n_steps=3, **QUICK)
+    reconstruct(cells, n_samples=n_samples, **QUICK)
     rest, written = without_result(cells)
     assert same(rest, before)
     assert written == [KEY, KEY, KEY + "_placed"] + [KEY + "_uncertainty"] * (n_samples > 1)
@@ -243,7 +244,7 @@ def test_cells_without_a_position_are_placed(partly, n_samples):
 
 def test_placed_cells_lie_among_the_known_ones(partly):
     cells, placed = partly
-    reconstruct(cells, n_steps=1, **SMALL, **WELL)
+    reconstruct(cells, **SMALL, **WELL)
     for axis in range(2):
         assert np.corrcoef(cells.obsm[KEY][200:300, axis], cells.obsm["truth"][200:300, axis])[0, 1] > 0.25
     scores = evaluate(cells, truth="truth")
@@ -253,10 +254,29 @@ def test_placed_cells_lie_among_the_known_ones(partly):
 
 def test_truth_of_hidden_cells_cannot_leak(partly):
     cells, placed = partly
-    first = reconstruct(cells, n_steps=2, copy=True, **QUICK)
+    first = reconstruct(cells, copy=True, **QUICK)
     cells.obsm["truth"][placed] = np.random.default_rng(0).normal(size=(placed.sum(), 2))
-    second = reconstruct(cells, n_steps=2, copy=True, **QUICK)
+    second = reconstruct(cells, copy=True, **QUICK)
     assert first.obsm[KEY].tobytes() == second.obsm[KEY].tobytes()
+
+
+def test_slice_without_known_positions_is_placed_as_with_a_reference(partly):
+    cells, _ = partly
+    reconstruct(cells, **QUICK)
+    known = np.isfinite(cells.obsm["spatial"]).all(1)
+    query = cells[400:].copy()
+    reconstruct(query, cells[known].copy(), **QUICK)
+    assert cells.obsm[KEY][400:].tobytes() == query.obsm[KEY].tobytes()
+
+
+def test_placement_moves_with_the_known_cells_of_the_slice(partly):
+    cells, _ = partly
+    turn, spread = np.array([[0.0, 1.0], [-1.0, 0.0]]), cells.obsm["truth"][200:400].std()
+    reconstruct(cells, **QUICK)
+    moved = cells.copy()
+    moved.obsm["spatial"][300:400] = cells.obsm["spatial"][300:400] @ turn + 1000
+    reconstruct(moved, **QUICK)
+    assert np.abs(moved.obsm[KEY][200:300] - (cells.obsm[KEY][200:300] @ turn + 1000)).mean() < 0.1 * spread
 
 
 def test_one_slice_without_a_name(cells):
@@ -264,7 +284,7 @@ def test_one_slice_without_a_name(cells):
     del one.obs["slice_id"]
     true = one.obsm["spatial"].copy()
     one.obsm["spatial"][:50] = np.nan
-    reconstruct(one, n_steps=2, **QUICK)
+    reconstruct(one, **QUICK)
     assert one.obsm[KEY][50:].tobytes() == true[50:].tobytes()
     assert one.obs[KEY + "_placed"].sum() == 50
     assert evaluate(one, truth=KEY)["n_cells"].tolist() == [50]
@@ -287,7 +307,7 @@ def test_all_or_no_positions_known_raises(cells, no_training):
 def test_duplicate_names_are_accepted(partly):
     cells, placed = partly
     cells.obs_names = ["cell"] * cells.n_obs
-    reconstruct(cells, n_steps=2, n_samples=2, **QUICK)
+    reconstruct(cells, n_samples=2, **QUICK)
     assert cells.obs[KEY + "_placed"].tolist() == placed.tolist()
     assert np.isfinite(cells.obsm[KEY]).all()
 
@@ -295,16 +315,9 @@ def test_duplicate_names_are_accepted(partly):
 # -- bookkeeping --------------------------------------------------------------------------------------------------------
 
 
-def test_one_draw_is_the_mean_over_n_views(model, query):
-    reconstruct(query, model=model, n_views=3, random_state=4)
-    expected = model.sample(query, n_steps=1, n_views=3, refine=True, random_state=4)
-    assert query.obsm[KEY].tobytes() == expected.obsm["spatial"].tobytes()
-    assert query.uns[KEY]["params"]["n_views"] == 3
-
-
 @pytest.mark.parametrize("form", ["model", "reference", "alone"])
 def test_result_survives_a_file(model, query, reference, partly, tmp_path, form):
-    arguments = {"n_samples": 2, "n_steps": 2, "random_state": 4}
+    arguments = {"n_samples": 2, "random_state": 4}
     if form == "model":
         adata = query
         reconstruct(adata, model=model, **arguments)
@@ -333,7 +346,7 @@ def test_result_survives_a_file(model, query, reference, partly, tmp_path, form)
 
 
 def test_parameters_repeat_the_call(query, reference):
-    reconstruct(query, reference, n_samples=2, n_steps=2, random_state=7, **QUICK)
+    reconstruct(query, reference, n_samples=2, random_state=7, **QUICK)
     parameters = query.uns[KEY]["params"]
     again = reconstruct(query, reference, copy=True, key_added="again", **parameters)
     assert again.obsm["again"].tobytes() == query.obsm[KEY].tobytes()
@@ -368,13 +381,14 @@ def test_arguments_are_sorted_by_the_function_that_takes_them():
     for part, function in functions.items():
         names = dict.fromkeys(set(inspect.signature(function).parameters) - others)
         assert sort_arguments(names, caller="test")[part] == names
-    assert sort_arguments({"limit_val_batches": 1, "eta": 1}, caller="test", sample={"eta"}) == {
-        "setup": {}, "init": {}, "train": {"limit_val_batches": 1}, "sample": {"eta": 1},
+    assert sort_arguments({"limit_val_batches": 1, "refine": True}, caller="test", sample={"refine"}) == {
+        "setup": {}, "init": {}, "train": {"limit_val_batches": 1}, "sample": {"refine": True},
     }  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    "name", ["max_epoch", "n_head", "self", "adata", "registry", "kwargs", "trainer_kwargs", "mode_"]
+    "name",
+    ["max_epoch", "n_head", "self", "adata", "registry", "kwargs", "trainer_kwargs", "mode_", "n_steps", "sampler"],
 )
 def test_unknown_argument_raises(query, reference, no_training, name):
     raises_unchanged(TypeError, f"'{name}'", query, reference, **{name: 1})
@@ -399,7 +413,6 @@ def test_keys_equal_to_those_of_the_model_are_accepted(model, query):
     ("arguments", "message"),
     [
         ({"n_samples": 0}, "n_samples"),
-        ({"sampler": "ddim", "eta": 2}, "eta=2"),
         ({"mode": "pos_to_expr"}, "mode='pos_to_expr'"),
     ],
     ids=lambda value: "" if isinstance(value, str) else "-".join(value),

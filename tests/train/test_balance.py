@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from alphastomics.nn import DenoiserConfig
-from alphastomics.train.losses import ExpertLoad
+from alphastomics.train.expert_load import ExpertLoad
 
 CONFIG = DenoiserConfig(n_genes=5, n_dims=2, n_layers=2, use_moe=True, num_experts=4)
 

@@ -6,7 +6,7 @@ import pytest
 
 from alphastomics.data import fit_schema
 from alphastomics.model import AlphaSTomics
-from alphastomics.train.defaults import advised_attention, default_augmentation, default_dropout, default_placement
+from alphastomics.train.defaults import advised_attention, default_augmentation, default_dropout
 
 
 @pytest.fixture
@@ -28,13 +28,11 @@ def strengths(schema, n_cells: int) -> list[float]:
 def test_fewer_cells_are_regularized_more(counts):
     few, many = strengths(counts, 4_999), strengths(counts, 5_000)
     assert all(strong > moderate for strong, moderate in zip(few, many, strict=True))
-    assert default_placement(counts, 4_999)["n_views"] > default_placement(counts, 5_000)["n_views"] == 1
 
 
 def test_values_that_are_not_counts_need_little(counts, plain_values):
     assert strengths(plain_values, 1_000)[1:] == [0, 0, 0]
     assert strengths(plain_values, 1_000)[0] < strengths(counts, 1_000_000)[0]
-    assert default_placement(plain_values, 1_000) == {"n_views": 1, "refine": False}
 
 
 def test_defaults_depend_on_the_reference_unless_given(tissue, counts):
@@ -42,7 +40,6 @@ def test_defaults_depend_on_the_reference_unless_given(tissue, counts):
     model = AlphaSTomics(tissue, d_model=16, n_layers=1, n_heads=2)
     assert model.module.config.dropout == default_dropout(counts, tissue.n_obs)
     assert model.default_augmentation() == default_augmentation(counts, tissue.n_obs)
-    assert model.default_placement() == default_placement(counts, tissue.n_obs)
     assert AlphaSTomics(tissue, d_model=16, n_layers=1, n_heads=2, dropout=0.0).module.config.dropout == 0
 
 

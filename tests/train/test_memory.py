@@ -63,7 +63,7 @@ key = torch.tensor([[0, 0, next(filter(places, range(1000)))]])
 
 def step(n, k):
     batch = Batch(
-        expression=torch.randn(1, n, g), position=torch.randn(1, n, d), patch=torch.zeros(1, 0, d),
+        expression=torch.randn(1, n, g), position=torch.randn(1, n, d),
         mask=torch.ones(1, n, dtype=torch.bool), measured=torch.ones(1, g, dtype=torch.bool),
         present=torch.ones(1, g, dtype=torch.bool), dropout=torch.zeros(1), target=torch.randn(1, n, g),
         local_density=torch.zeros(1, n, config.n_ranks), sequence=torch.zeros(1, n, 0), center=torch.zeros(1, d), key=key,

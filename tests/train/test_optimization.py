@@ -12,14 +12,14 @@ from alphastomics.train import PlanConfig
 
 
 class Rates(pl.Callback):
-    """Learning rates of the two groups of weights, and how far the training was, before each step."""
+    """Learning rate, and how far the training was, before each step."""
 
     def __init__(self) -> None:
-        self.seen: list[tuple[float, float, float]] = []
+        self.seen: list[tuple[float, float]] = []
 
     def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
-        groups = trainer.optimizers[0].param_groups
-        self.seen.append((groups[0]["lr"], groups[1]["lr"], pl_module.progress()))
+        (group,) = trainer.optimizers[0].param_groups
+        self.seen.append((group["lr"], pl_module.progress()))
 
 
 def formula(schedule: str, share: float) -> float:
@@ -34,7 +34,6 @@ def test_rates_match_the_formula(make_plan, fit, schedule):
     plan = make_plan(
         mode="expr_to_pos",
         lr=1e-3,
-        min_distance_lr=4e-3,
         warmup_steps=3,
         final_lr=0.1,
         lr_schedule=schedule,
@@ -43,10 +42,10 @@ def test_rates_match_the_formula(make_plan, fit, schedule):
     fit(plan, max_epochs=4, callbacks=[rates])
     total = len(rates.seen)
     assert total == plan.trainer.global_step == 12
-    for n, (rate, min_distance, share) in enumerate(rates.seen):
+    for n, (rate, share) in enumerate(rates.seen):
         assert share == n / total
         expected = min(1, (n + 1) / 3) * (0.1 + 0.9 * formula(schedule, n / total))
-        np.testing.assert_allclose((rate, min_distance), (1e-3 * expected, 4e-3 * expected), rtol=1e-9)
+        np.testing.assert_allclose(rate, 1e-3 * expected, rtol=1e-9)
 
 
 def test_schedules_differ_and_cosine_is_the_default():

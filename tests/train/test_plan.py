@@ -34,7 +34,7 @@ def without_padding(losses: dict, i: int) -> dict:
 def test_draws_do_not_depend_on_the_batch(make_plan, make_batch, singles, mode):
     plan, batch = make_plan(mode=mode), make_batch()
     together = plan.objective.draw(batch, 0)
-    assert len({float(t) for t in together[0]} | {float(t) for t in together[1]}) > 2
+    assert mode == "expr_to_pos" or len({float(t) for t in together[0]} | {float(t) for t in together[1]}) > 2
     for i, alone in enumerate(singles(batch)):
         n = alone.mask.shape[1]
         for one, other in zip(plan.objective.draw(alone, 0), together, strict=True):
@@ -161,11 +161,13 @@ def test_each_loss_depends_on_its_timestep(make_plan, make_batch):
 
 def test_the_diffusion_loss_is_the_weighted_error_of_the_clean_positions(make_plan, make_batch):
     """Rebuilt from the parts for one context; deformation is off, as in validation."""
-    plan, batch = make_plan(mode="expr_to_pos", modality_dropout=0.0, deformation=0.0), make_batch(n_epochs=1)
+    plan, batch = make_plan(mode="joint", modality_dropout=0.0, deformation=0.0), make_batch(n_epochs=1)
     _, t, _, noise = plan.objective.draw(batch, 0)
     x, process = plan.objective.canonical(batch, batch.mask), plan.objective.diffusion.position
-    z = process.noise(x, t, center(noise, batch.mask))
-    output = plan.module(batch.expression, z, torch.zeros_like(t), t, batch.mask).position
+    z, noised = process.noise(x, t, center(noise, batch.mask)), plan.objective.noised(batch, 0)
+    output = plan.module(
+        noised.z_expr, z, noised.t_expr, t, batch.mask, observed=noised.observed, local_density=batch.local_density
+    ).position
     x_0 = center(process.x0(output, z, t), batch.mask)
     weight = (1 / process.schedule.sigma(t) ** 2).clamp_max(plan.config.max_loss_weight)
     for i, loss in enumerate(plan.objective.losses(batch)["diffusion"].detach()):
@@ -296,11 +298,11 @@ def test_total_is_the_weighted_mean_over_real_contexts(make_plan, make_batch):
         lambda_position=2.0, lambda_distance=3.0, lambda_neighbor=5.0, lambda_expression=7.0, lambda_layout=11.0
     )
     batch = make_batch(n_epochs=1)
-    names = ("diffusion", "aligned", "distance", "neighbor", "expression", "layout", "min_distance")
+    names = ("diffusion", "aligned", "distance", "neighbor", "expression", "layout")
     losses = {name: torch.tensor([1.0, 2.0, 300.0]) * 10**i for i, name in enumerate(names)}
     mask = batch.mask.clone()
     mask[2] = False
-    weights = [2, 2, 3, 5, 7, 11, plan.config.lambda_min_distance]
+    weights = [2, 2, 3, 5, 7, 11]
     expected = sum(weight * 10**i for i, weight in enumerate(weights)) * 1.5
     assert float(plan.objective.total(losses, batch._replace(mask=mask))) == pytest.approx(expected)
     mask[:] = False

@@ -177,7 +177,7 @@ def test_time_ends_training(make_plan, fit):
 def test_early_stopping_follows_the_validation_loss(make_plan, fit):
     """With a learning rate of zero nothing improves."""
     runner = fit(
-        make_plan(lr=1e-30, min_distance_lr=1e-30, weight_decay=0.0),
+        make_plan(lr=1e-30, weight_decay=0.0),
         max_epochs=20,
         early_stopping=True,
         early_stopping_patience=2,

@@ -265,7 +265,7 @@ from strategy_program import fit, make
 if __name__ == "__main__":
     model = make({{}})
     fit(model, max_epochs=100_000, strategy="ddp_fork", devices=2, checkpoint={checkpoint!r})
-    print("step", model.trainer.global_step, model.is_trained_, model.sample(n_steps=1).n_obs)
+    print("step", model.trainer.global_step, model.is_trained_, model.sample().n_obs)
 """
 
 

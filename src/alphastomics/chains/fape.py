@@ -15,11 +15,11 @@ the error is invariant to rigid motions but, unlike a loss of distances, not to 
 
 The training loss :func:`chain_losses` is
 
-.. math:: L = (1 - t)\, \operatorname{FAPE}(\hat x_0, x_0), \qquad \tau = Z = \tfrac{10}{3.8}\, r
+.. math:: L = w_t\, \operatorname{FAPE}(\hat x_0, x_0), \qquad w_t = 1 - t \;(0 < t < 1), \quad w_1 = 1, \qquad \tau = Z = \tfrac{10}{3.8}\, r
 
 with r the distance of consecutive points: residues are 3.8 Å apart, and the error is clamped at 10 Å. Predicted frames are
-computed from predicted points, which are unreliable at high noise: the weight of the loss falls with the timestep t, and is
-0 where positions are absent.
+computed from predicted points, which are unreliable at high noise: the weight of the loss falls with the timestep t. Where
+positions are absent, the prediction is their conditional mean, and the weight is 1.
 """
 
 from __future__ import annotations
@@ -176,9 +176,9 @@ def chain_losses(predicted: Tensor, true: Tensor, t: Tensor, mask: Tensor, seque
     Parameters
     ----------
     predicted, true
-        Positions (B, N, 3) in model units.
+        Positions (B, N, 3) in model units; where the timestep is 1, they are of the same handedness.
     t
-        Timestep of the positions (B,).
+        Timestep of the positions (B,). The weight of an error is 1 - t, and 1 where positions are absent.
     mask
         Real cells (B, N).
     sequence
@@ -186,13 +186,13 @@ def chain_losses(predicted: Tensor, true: Tensor, t: Tensor, mask: Tensor, seque
     spacing
         r, distance of consecutive points in model units.
     """
-    losses, noisy = predicted.new_zeros(len(predicted)), (t > 0) & (t < 1)
-    if bool(noisy.any()):
-        x_hat, x, real = predicted[noisy], true[noisy], mask[noisy]
-        place = sequence[noisy].round().long()
+    losses, sampled = predicted.new_zeros(len(predicted)), t > 0
+    if bool(sampled.any()):
+        x_hat, x, real = predicted[sampled], true[sampled], mask[sampled]
+        place = sequence[sampled].round().long()
         frames_hat, frames = chain_frames(x_hat, real, index=place), chain_frames(x, real, index=place)
         clamp = CLAMP * spacing
         # Frames are selected by the truth, so that a straight prediction does not lower the loss.
         error = fape(x_hat, x, real, frames_hat.axes, frames.axes, clamp=clamp, scale=clamp, frame_mask=frames.mask)
-        losses[noisy] = (1 - t[noisy]) * error
+        losses[sampled] = torch.where(t[sampled] < 1, 1 - t[sampled], 1.0) * error
     return losses

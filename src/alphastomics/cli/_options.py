@@ -16,7 +16,6 @@ from alphastomics.config import (
     Augmentation,
     ClusterConfig,
     DiffusionSettings,
-    DrawConfig,
     EmbeddingConfig,
     MaskingConfig,
     Mode,
@@ -66,7 +65,6 @@ PANELS: dict[type, Group | None] = {
     PlanConfig: LOSSES,
     SamplingConfig: None,
     EmbeddingConfig: None,
-    DrawConfig: None,
 }
 DECLARED_BY = {name: cls for cls in DECLARATIONS for name in settings_of(cls)}
 SEVERAL = Parameter(consume_multiple=True, negative=())

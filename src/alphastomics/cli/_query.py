@@ -15,7 +15,7 @@ from cyclopts.types import ExistingDirectory, ExistingFile  # noqa: TC002  read 
 
 from alphastomics import _keys
 from alphastomics.cli._options import options
-from alphastomics.config import DrawConfig, EmbeddingConfig, SamplingConfig, TrainerConfig
+from alphastomics.config import EmbeddingConfig, SamplingConfig, TrainerConfig
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -122,23 +122,6 @@ class EmbeddingOptions(EmbeddingConfig):
     def arguments(self) -> dict[str, Any]:
         """Arguments of ``AlphaSTomics.get_latent_representation``."""
         return {"layer": self.layer, "use_positions": self.use_positions}
-
-
-@options
-class ScoreOptions(DrawConfig):
-    """How cells are placed for their scores.
-
-    Parameters
-    ----------
-    n_steps
-        Number of network evaluations per sample. By default 1 for one sample and 25 for several.
-    n_samples
-        Number of samples; their medoid is scored.
-    random_state
-        Seed of the samples and of the baselines.
-    """
-
-    n_steps: int | None = None  # type: ignore[assignment]
 
 
 def check_suffix(path: Path, suffixes: Sequence[str]) -> None:

@@ -12,7 +12,7 @@ of the query is used.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from sklearn.decomposition import PCA
@@ -33,10 +33,8 @@ if TYPE_CHECKING:
     Array = NDArray[np.float64]
 
 
-def score_model(model: AlphaSTomics, cells: AnnData, **draws: Any) -> pd.DataFrame:
+def score_model(model: AlphaSTomics, cells: AnnData, *, random_state: int) -> pd.DataFrame:
     """Place the cells of every slice and score them; a table like that of :func:`alphastomics.tl.evaluate` with baselines.
-
-    ``draws`` are arguments of :func:`alphastomics.tl.reconstruct`.
 
     Raises
     ------
@@ -47,18 +45,18 @@ def score_model(model: AlphaSTomics, cells: AnnData, **draws: Any) -> pd.DataFra
 
     from alphastomics.cli._cells import panels
 
-    tables = [_score(model, part, **draws) for _, part in panels(cells, model.schema.slice_key)]
+    tables = [_score(model, part, random_state=random_state) for _, part in panels(cells, model.schema.slice_key)]
     return tables[0] if len(tables) == 1 else pd.concat(tables).sort_index(level=0, sort_remaining=False, kind="stable")
 
 
-def _score(model: AlphaSTomics, cells: AnnData, *, random_state: int, **draws: Any) -> pd.DataFrame:
+def _score(model: AlphaSTomics, cells: AnnData, *, random_state: int) -> pd.DataFrame:
     from alphastomics import tl
 
     schema = model.schema
     if schema.position_key not in cells.obsm:
         found = ", ".join(map(repr, cells.obsm.keys())) or "none"
         raise KeyError(f'obsm["{schema.position_key}"] is missing (found: {found}); store the true positions there')
-    tl.reconstruct(cells, model=model, random_state=random_state, **draws)
+    tl.reconstruct(cells, model=model, random_state=random_state)
 
     def present(key: str | None) -> str | None:
         return key if key in cells.obs else None

@@ -37,8 +37,6 @@ class PlanConfig:
         How the learning rate decreases after the warmup.
     final_lr
         Learning rate at the end of training, as a fraction of ``lr``; no effect if it is constant.
-    min_distance_lr
-        Learning rate of the minimum-distance network, which follows the same schedule.
     ema_decay
         Decay of the moving average of the weights, which is used for sampling and saved.
     lambda_expression
@@ -59,8 +57,6 @@ class PlanConfig:
         Weight of the contrastive loss of neighborhoods.
     lambda_layout
         Weight of the layout loss.
-    lambda_min_distance
-        Weight of the minimum-distance loss, which trains a separate network.
     lambda_fape
         Weight of the frame-aligned point error of ordered chains in three dimensions.
     moe_load_balance_loss_weight
@@ -86,7 +82,6 @@ class PlanConfig:
     warmup_steps: int = setting(100, ge=0, key="training.warmup_steps")
     lr_schedule: LearningRateSchedule = setting("cosine", key="training.lr_schedule")
     final_lr: float = setting(0.02, ge=0, le=1, key="training.final_lr")
-    min_distance_lr: float = setting(5e-3, gt=0, key="training.min_distance_lr")
     ema_decay: float = setting(0.998, ge=0, lt=1, key="training.ema_decay")
     lambda_expression: float = setting(1.0, ge=0)
     lambda_completion: float = setting(3.0, ge=0)
@@ -96,7 +91,6 @@ class PlanConfig:
     distance_clamp: float = setting(1.0, gt=0, requires=("distance_loss", "clamped", "huber"))
     lambda_neighbor: float = setting(0.3, ge=0)
     lambda_layout: float = setting(1.0, ge=0)
-    lambda_min_distance: float = setting(1.0, ge=0)
     lambda_fape: float = setting(0.0, ge=0)
     moe_load_balance_loss_weight: float = setting(0.01, ge=0)
     reconstruction_weight: float = setting(0.5, ge=0)

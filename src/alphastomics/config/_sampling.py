@@ -13,6 +13,7 @@ SamplerName = Literal["ddpm", "ddim", "dpm++2m"]
 EmbeddingLayer = Literal["encoder", "transformer", "all"]
 _OF_A_QUERY = ("mode", "expr_to_pos", "pos_to_expr")
 _OF_POSITIONS = ("mode", "expr_to_pos")
+_OF_CHAINS = ("mode", "pos_to_expr", "joint")
 MAX_CONTEXT = 32_768  # cells; pairs of as many fit on a large GPU
 
 
@@ -30,8 +31,8 @@ class TargetConfig:
     inpaint
         Keep observed values of the modality that is sampled, and sample those that are NaN.
     reduce
-        How several samples are reduced. ``medoid``: the sample nearest to all others. ``mean``: their mean. By default all
-        samples are returned.
+        How several samples are reduced. ``medoid``: the sample nearest to all others. ``mean``: the conditional mean. By
+        default all samples are returned.
     """
 
     SECTION: ClassVar[str] = "sampling"
@@ -49,42 +50,39 @@ class DrawConfig:
     Parameters
     ----------
     n_steps
-        Number of network evaluations per sample; 1 returns the conditional mean.
+        Number of network evaluations per sample of expression; 1 returns the conditional mean.
     n_samples
-        Number of samples.
+        Number of samples. For positions, 1 returns the placement, which is not a random draw.
     random_state
         Seed of all samples.
     """
 
     SECTION: ClassVar[str] = "sampling"
 
-    n_steps: int = setting(30, ge=1)
+    n_steps: int = setting(30, ge=1, requires=_OF_CHAINS)
     n_samples: int = setting(1, ge=1)
     random_state: int = setting(0, flag="--seed")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReverseConfig:
-    """The reverse process.
+    """The reverse process, and the layout of positions.
 
     Parameters
     ----------
     sampler
-        Reverse step. By default ``dpm++2m``; ``ddpm`` if positions are observed.
+        Reverse step of expression.
     eta
         Noise of ``ddim``, from 0 (none) to 1 (that of ``ddpm``).
-    n_views
-        Number of random subsets of genes and cells over which the conditional mean is averaged.
     refine
-        Move the conditional mean of each cell towards the cells with similar neighborhood embeddings.
+        Move each cell towards the cells with similar neighborhood embeddings. By default for counts only.
     """
 
     SECTION: ClassVar[str] = "sampling"
 
-    sampler: SamplerName | None = None
+    sampler: SamplerName = setting("dpm++2m", requires=_OF_CHAINS)
     eta: float = setting(0.0, ge=0, le=1, requires=("sampler", "ddim"), python_only=True)
-    n_views: int = setting(1, ge=1, requires=_OF_POSITIONS)
-    refine: bool = setting(False, requires=_OF_POSITIONS)
+    refine: bool | None = setting(None, requires=_OF_POSITIONS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,8 +113,6 @@ class SamplingConfig(InferenceConfig, ReverseConfig, DrawConfig, TargetConfig):
         check(self)
         if self.mode == "joint" and self.n_cells is None:
             raise ValueError("mode='joint' requires n_cells, the number of cells of a new slice")
-        if self.reduce == "mean" and self.n_samples > 1 and self.n_views > 1:
-            raise ValueError("n_views has no effect on reduce='mean' of several samples; leave one of them out")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,9 +25,6 @@ class Context(NamedTuple):
     position
         Model units, shape (N, D), float32; centered on these cells when ``frame="slice"``; NaN when the source has no
         positions.
-    patch
-        Positions of the cells around a random cell of the slice, of which a random share is removed, relative to that
-        cell, shape (P, D), float32, model units; empty when not requested or the source has no positions.
     measured
         Genes that are measured and not dropped, shape (G,).
     present
@@ -53,7 +50,6 @@ class Context(NamedTuple):
 
     expression: NDArray[np.float32]
     position: NDArray[np.float32]
-    patch: NDArray[np.float32]
     measured: NDArray[np.bool_]
     present: NDArray[np.bool_]
     dropout: float
@@ -94,8 +90,6 @@ class Batch(NamedTuple):
     ----------
     expression, position
         Shapes (B, N, G) and (B, N, D), float32, 0 where padded.
-    patch
-        Shape (B, P, D), NaN where padded.
     mask
         True for real cells, shape (B, N).
     measured, present
@@ -120,7 +114,6 @@ class Batch(NamedTuple):
 
     expression: torch.Tensor
     position: torch.Tensor
-    patch: torch.Tensor
     mask: torch.Tensor
     measured: torch.Tensor
     present: torch.Tensor
@@ -185,7 +178,6 @@ def empty_context(
     return Context(
         expression=np.empty((0, n_genes), dtype=np.float32),
         position=none,
-        patch=none,
         measured=np.zeros(n_genes, dtype=bool),
         present=np.zeros(n_genes, dtype=bool),
         dropout=0.0,
@@ -225,7 +217,6 @@ def collate(contexts: Sequence[Context]) -> Batch:
     return Batch(
         expression=stack("expression", longest),
         position=stack("position", longest),
-        patch=stack("patch", max(len(context.patch) for context in contexts), np.nan),
         mask=rows >= 0,
         measured=torch.from_numpy(np.stack([context.measured for context in contexts])),
         present=torch.from_numpy(np.stack([context.present for context in contexts])),
@@ -250,7 +241,6 @@ def _stack_one(raw: RawContext) -> RawBatch:
     batch = Batch(
         expression=one(context.expression),
         position=one(context.position),
-        patch=one(context.patch),
         mask=one(np.ones(len(context.rows), dtype=np.bool_)),
         measured=one(context.measured),
         present=one(context.present),

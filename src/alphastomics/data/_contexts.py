@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
-from scipy.spatial import KDTree
 from torch.utils.data import Dataset
 
 from alphastomics._io._errors import format_names
@@ -29,8 +28,7 @@ if TYPE_CHECKING:
 
 Kind = ContextKind
 
-PATCH_SIZE = 256  # cells in the patch of a context
-MIN_DENSITY = 0.25  # smallest share of cells that is kept in a patch, or as neighbors in local density
+MIN_DENSITY = 0.25  # smallest share of cells that is kept as neighbors in local density
 
 
 class ContextDataset(Dataset[Context]):
@@ -52,8 +50,6 @@ class ContextDataset(Dataset[Context]):
         Random changes; none when None.
     slices
         Names of the slices to use; all when None.
-    patches
-        Whether contexts hold a patch, the positions around a random cell of the slice.
     shuffle
         Whether contexts differ between epochs and are in random order; otherwise they are always the same, slice by slice.
     targets
@@ -75,7 +71,6 @@ class ContextDataset(Dataset[Context]):
         seed: int,
         augmentation: Augmentation | None = None,
         slices: Sequence[str] | None = None,
-        patches: bool = True,
         shuffle: bool = True,
         targets: bool = False,
     ) -> None:
@@ -88,17 +83,14 @@ class ContextDataset(Dataset[Context]):
         self.kind = kind
         self.seed = seed
         self.augmentation = augmentation
-        self.patches = patches
         self.targets = targets
         self._slices = _choose_slices(source, slices, kind)
-        self._trees = {i: KDTree(position) for i in self._slices if (position := source.slices[i].position) is not None}
         self._center = {
             i: position.mean(axis=0) for i in self._slices if (position := source.slices[i].position) is not None
         }
         self._divider = Divider(
             source,
             self._slices,
-            self._trees,
             kind=kind,
             seed=seed,
             shuffle=shuffle,
@@ -167,7 +159,7 @@ class ContextDataset(Dataset[Context]):
             return self._padding(epoch, index)
         augmentation = self.augmentation
         # Creating a generator takes a good part of the time of a context, so it is skipped without random changes.
-        rng = make_generator(DRAW, self.seed, epoch, index) if augmentation or self.patches else None
+        rng = make_generator(DRAW, self.seed, epoch, index) if augmentation else None
         position, center = self._position(slice_index, cells, rng if augmentation and augmentation.rotate else None)
         present = self.source.measured_in(slice_index)
         change = change_genes(present, augmentation, rng)
@@ -181,7 +173,6 @@ class ContextDataset(Dataset[Context]):
         context = Context(
             expression=values,
             position=position,
-            patch=self._patch(slice_index, rng),
             measured=change.measured,
             present=present,
             dropout=change.dropout,
@@ -210,19 +201,6 @@ class ContextDataset(Dataset[Context]):
         if order is None:
             return np.empty((len(rows), 0), dtype=np.float32)
         return (order - order.min()).astype(np.float32)[:, None]
-
-    def _patch(self, slice_index: int, rng: np.random.Generator | None) -> NDArray[np.float32]:
-        """Positions around a random cell, relative to it, of which a random share is removed."""
-        schema = self.source.schema
-        if rng is None or slice_index not in self._trees or not self.patches:
-            return np.empty((0, schema.n_dims), dtype=np.float32)
-        points = self._trees[slice_index].data
-        density = rng.uniform(MIN_DENSITY, 1.0)
-        center = points[rng.integers(len(points))]
-        n_nearest = min(round(PATCH_SIZE / density), len(points))
-        nearest = np.atleast_1d(self._trees[slice_index].query(center, n_nearest)[1])
-        cells = rng.permutation(nearest)[: max(2, round(density * n_nearest))]
-        return ((points[cells] - center) / schema.scale).astype(np.float32)
 
     def _padding(self, epoch: int, index: int) -> RawContext:
         """A context without cells."""

@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+from scipy.spatial import KDTree
 
 from alphastomics.data._order import PADDING, Chunk, cut_shards, shard_sizes, window_order
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from numpy.typing import NDArray
-    from scipy.spatial import KDTree
 
     from alphastomics.data._sources import CellSource
 
@@ -35,23 +35,23 @@ class Division(NamedTuple):
 class Divider:
     """Divides slices into contexts, anew for each epoch; arguments as in :class:`~alphastomics.data.ContextDataset`.
 
-    ``slices`` are numbers of slices; ``trees`` maps those with positions to the KD-trees of their positions.
+    ``slices`` are numbers of slices.
     """
 
     def __init__(
         self,
         source: CellSource,
         slices: Sequence[int],
-        trees: Mapping[int, KDTree],
         *,
         kind: str,
         seed: int,
         shuffle: bool,
         composition: float,
     ) -> None:
-        self.source, self.slices, self.trees = source, slices, trees
+        self.source, self.slices = source, slices
         self.kind, self.seed, self.shuffle, self.composition = kind, seed, shuffle, composition
         self.context_size = self.n_streams = self.multiple = 1
+        self.trees = {i: KDTree(source.slices[i].position) for i in slices} if kind == "patch" else {}
 
     def set_context_size(self, context_size: int) -> None:
         """Set the largest number of cells in a context."""

@@ -228,7 +228,6 @@ def create_dataloaders(
             context_size=min(context_size, batch_size),
             kind=kind,
             seed=seed,
-            patches=False,
             shuffle=shuffle,
             augmentation=augmentation if split == SPLITS[0] else None,
             targets=targets,

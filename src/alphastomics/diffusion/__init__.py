@@ -3,12 +3,11 @@
 from alphastomics.config import MaskingConfig, MaskStrategy, Mode, SamplerName
 from alphastomics.diffusion.process import MODES, DiffusionConfig, Process
 from alphastomics.diffusion.samplers import make_step, run_joint_sampler, run_sampler, time_grid
-from alphastomics.diffusion.schedule import MIN_TIME, REFINEMENT_NOISE, CosineSchedule, smallest_time
+from alphastomics.diffusion.schedule import MIN_TIME, CosineSchedule, smallest_time
 
 __all__ = [
     "MODES",
     "MIN_TIME",
-    "REFINEMENT_NOISE",
     "CosineSchedule",
     "DiffusionConfig",
     "MaskStrategy",

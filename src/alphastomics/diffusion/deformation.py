@@ -6,8 +6,8 @@ r"""Random smooth deformation of a slice: data augmentation for the differences 
     \qquad A_{ij}, a_{kj}\lVert\omega_k\rVert / c \sim \mathcal N(0, 1),\; \omega_k \sim \mathcal N(0, \ell^{-2} I),\;
     \varphi_k \sim U(0, 2\pi)
 
-Training contexts are deformed, so that the denoiser infers the position of a cell from the noisy positions and not from
-expression alone. Without deformation it moves cells of a new specimen towards their positions in the reference slices.
+Positions that are inputs of the network are deformed in training. Without deformation the network memorizes the shape of the reference
+slices, and moves cells of a new specimen towards their positions there.
 """
 
 from __future__ import annotations

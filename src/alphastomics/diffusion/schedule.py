@@ -24,8 +24,8 @@ from alphastomics.config import DiffusionSettings, ScheduleName
 if TYPE_CHECKING:
     from torch import Tensor
 
-MIN_TIME = 0.01  # time below which the noise is finer than the spacing of cells
-REFINEMENT_NOISE = 3.0  # noise, in spacings, below which the minimum-distance network refines positions
+MIN_TIME = 0.01  # time below which values are not noised
+FINEST_NOISE = 1.5  # noise, in spacings of cells, below which positions are not noised
 MAX_LOG_SNR = 10.0  # log(alpha / sigma) is infinite at t = 0 and t = 1
 
 
@@ -85,8 +85,8 @@ class CosineSchedule:
 
 
 def smallest_time(schedule: CosineSchedule, spacing: float) -> float:
-    """Smallest time of positions for which the denoiser is trained, with cells ``spacing`` apart.
+    """Smallest time at which positions of cells ``spacing`` apart are noised.
 
-    Below it the minimum-distance network refines positions.
+    Finer noise does not change the arrangement of cells; overlaps are removed after sampling.
     """
-    return max(MIN_TIME, schedule.time_of_ratio(REFINEMENT_NOISE * spacing / 2)) if spacing else MIN_TIME
+    return max(MIN_TIME, schedule.time_of_ratio(FINEST_NOISE * spacing)) if spacing else MIN_TIME

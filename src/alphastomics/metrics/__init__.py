@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from alphastomics.metrics._agreement import modality_agreement
-from alphastomics.metrics._align import RigidTransform, aligned_rmsd, procrustes_disparity, rigid_align
+from alphastomics.metrics._align import RigidTransform, aligned_rmsd, procrustes_disparity, rigid_align, rigid_rmsd
 from alphastomics.metrics._clusters import cluster_scores, matched_accuracy
 from alphastomics.metrics._distances import contact_precision, distance_matrix_mse, distance_spearman, subsample_cells
 from alphastomics.metrics._expression import (
@@ -18,6 +18,7 @@ from alphastomics.metrics._matrix import log1p_normalized, median_library_size
 from alphastomics.metrics._moran import moran_correlation, morans_i
 from alphastomics.metrics._neighbors import knn_preservation, nearest_neighbor_ks
 from alphastomics.metrics._position import chance_positions, oracle_positions, position_scores
+from alphastomics.metrics._spread import spread_scores
 
 __all__ = [
     "RigidTransform",
@@ -44,6 +45,8 @@ __all__ = [
     "position_scores",
     "procrustes_disparity",
     "rigid_align",
+    "rigid_rmsd",
+    "spread_scores",
     "subsample_cells",
     "variance_ratio_per_gene",
 ]

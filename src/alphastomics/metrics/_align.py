@@ -21,6 +21,8 @@ import numpy as np
 from alphastomics.metrics._distances import check_pair
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from numpy.typing import ArrayLike, NDArray
 
 
@@ -111,7 +113,8 @@ def _normalized_weights(weights: ArrayLike | None, n_cells: int) -> NDArray[np.f
 def aligned_rmsd(true: ArrayLike, predicted: ArrayLike, *, align: bool = True) -> float:
     """Root-mean-square distance between true and predicted positions, relative to the RMS radius of the truth.
 
-    0 is a perfect prediction; a prediction with every cell at the center scores 1.
+    0 is a perfect prediction; a prediction with every cell at the center scores 1. Mirror images and other units change
+    nothing; :func:`rigid_rmsd` counts them.
 
     Parameters
     ----------
@@ -133,13 +136,64 @@ def aligned_rmsd(true: ArrayLike, predicted: ArrayLike, *, align: bool = True) -
         If the shapes differ or a value is not finite.
     """
     y, x = check_pair(true, predicted)
+    return _relative_rmsd(y, lambda: rigid_align(x, y, scale=True)[0] if align else x)
+
+
+def rigid_rmsd(true: ArrayLike, predicted: ArrayLike, *, reflection: bool | None = None, align: bool = True) -> float:
+    """Root-mean-square distance after the best rotation and shift, relative to the RMS radius of the truth.
+
+    In contrast to :func:`aligned_rmsd` the size of the prediction counts, and in three dimensions its handedness: a perfect
+    arrangement in half the units scores 0.5, and the mirror image of a three-dimensional tissue more than 0. The score is
+    meant for three-dimensional tissues and for checks of the units. A two-dimensional section that is turned over is its
+    own mirror image, so :func:`aligned_rmsd`, or this score with a reflection, is usual in two dimensions.
+
+    Parameters
+    ----------
+    true
+        True positions, (n_cells, n_dims).
+    predicted
+        Predicted positions of the same cells, (n_cells, n_dims), in the units of the truth.
+    reflection
+        Whether to allow a reflection. By default in two dimensions, but not in three.
+    align
+        Whether to compare after the best rotation and shift. With ``False`` the positions are compared as they are, and the
+        two frames must agree.
+
+    Returns
+    -------
+    The score, without unit, at least :func:`aligned_rmsd`; NaN if the truth is a single point or empty. A prediction with
+    every cell at the center scores 1, one that is too large more.
+
+    Raises
+    ------
+    ValueError
+        If the shapes differ or a value is not finite.
+
+    Examples
+    --------
+    >>> rigid_rmsd(true, true / 2)
+    0.5
+    """
+    y, x = check_pair(true, predicted)
+    return _relative_rmsd(y, lambda: rigid_motion(x, y, reflection=reflection) if align else x)
+
+
+def rigid_motion(
+    source: NDArray[np.float64], target: NDArray[np.float64], *, reflection: bool | None = None
+) -> NDArray[np.float64]:
+    """The source (n_cells, n_dims) after the best rotation and shift; a reflection is by default allowed in 2D, not in 3D."""
+    allowed = source.shape[1] < 3 if reflection is None else reflection
+    return rigid_align(source, target, reflection=allowed)[0]
+
+
+def _relative_rmsd(y: NDArray[np.float64], move: Callable[[], NDArray[np.float64]]) -> float:
+    """Distance of moved predictions from the truth; ``move`` is called only if the truth has a radius."""
     if len(y) < 2:
         return float("nan")
     radius = np.square(y - y.mean(axis=0)).sum()
     if radius == 0:
         return float("nan")
-    moved = rigid_align(x, y, scale=True)[0] if align else x
-    return float(np.sqrt(np.square(moved - y).sum() / radius))
+    return float(np.sqrt(np.square(move() - y).sum() / radius))
 
 
 def procrustes_disparity(true: ArrayLike, predicted: ArrayLike) -> float:

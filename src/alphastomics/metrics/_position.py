@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
-from alphastomics.metrics._align import aligned_rmsd, procrustes_disparity
+from alphastomics.metrics._align import aligned_rmsd, procrustes_disparity, rigid_rmsd
 from alphastomics.metrics._distances import (
     CONTACT_SHARE,
     N_ROWS,
@@ -31,6 +31,7 @@ SCORES = (
     "procrustes_disparity",
     "distance_matrix_mse",
     "nearest_neighbor_ks",
+    "rigid_rmsd",
 )
 
 
@@ -65,12 +66,13 @@ def position_scores(
     random_state
         Seed of that choice and of the rows of :func:`distance_spearman`.
     align
-        Passed to :func:`aligned_rmsd`; ``False`` if the two frames agree.
+        Passed to :func:`aligned_rmsd` and :func:`rigid_rmsd`; ``False`` if the two frames agree.
 
     Returns
     -------
     ``distance_spearman``, ``distance_spearman_median``, ``knn_preservation``, ``contact_precision``, ``aligned_rmsd``,
-    ``procrustes_disparity``, ``distance_matrix_mse`` and ``nearest_neighbor_ks``.
+    ``procrustes_disparity``, ``distance_matrix_mse``, ``nearest_neighbor_ks`` and ``rigid_rmsd``, which allows a
+    reflection in two dimensions only.
 
     Raises
     ------
@@ -93,6 +95,7 @@ def position_scores(
         procrustes_disparity(y, x),
         distance_matrix_mse(y, x),
         nearest_neighbor_ks(y, x),
+        rigid_rmsd(y, x, align=align),
     )
     return dict(zip(SCORES, values, strict=True))
 

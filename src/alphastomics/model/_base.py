@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from scvi.model.base import BaseModelClass
 
 from alphastomics._provenance import versions
+from alphastomics.config import PlanConfig
 from alphastomics.data import AnnDataSource
 from alphastomics.model._state import ModelState, to_plain
 from alphastomics.sampling import FittedStatistics, Sampler
 from alphastomics.sampling._fit import fit_statistics
+from alphastomics.sampling._fit_perturbation import fit_perturbation
+from alphastomics.train.cross_fit import cross_fit
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,6 +27,7 @@ if TYPE_CHECKING:
     from alphastomics.data.parquet._source import ParquetSource
     from alphastomics.diffusion import DiffusionConfig, Mode
     from alphastomics.nn import Denoiser
+    from alphastomics.sampling._perturbation import Perturbation
 
 
 class ModelBase(BaseModelClass):
@@ -66,7 +71,24 @@ class ModelBase(BaseModelClass):
     def _fit_statistics(self, source: CellSource, deformation: float) -> None:
         """Fit the statistics of the reference to the trained network."""
         sampler = Sampler(module=self.module, diffusion=self.diffusion, schema=self.schema, mode=self.mode)
-        self.fitted_ = fit_statistics(sampler, source, deformation=deformation)
+        fitted = fit_statistics(sampler, source, deformation=deformation)
+        if self.mode in ("expr_to_pos", "any"):
+            perturbation = self._fit_perturbation(replace(sampler, fitted=fitted), source)
+            fitted = replace(fitted, perturbation=perturbation)
+        self.fitted_ = fitted
+
+    def _fit_perturbation(self, sampler: Sampler, source: CellSource) -> Perturbation:
+        """Fit the spread of draws of positions on cells that a second network has not seen."""
+        training = self.trainings_[-1]
+        second = cross_fit(
+            self.module,
+            source,
+            diffusion=self.diffusion,
+            plan=PlanConfig(**training["plan"]),
+            n_steps=int(training["n_steps"]),
+            seed=self._arguments["random_state"],
+        )
+        return fit_perturbation(replace(sampler, module=second.module), source, second.held_out)
 
     @property
     def mode(self) -> Mode:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pandas as pd
 
@@ -17,7 +17,6 @@ from alphastomics.sampling._draws import check_mode
 from alphastomics.sampling._expression_draws import sample_expression
 from alphastomics.sampling._joint import sample_tissue
 from alphastomics.sampling._position_draws import sample_positions
-from alphastomics.train.defaults import default_placement
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,10 +31,6 @@ if TYPE_CHECKING:
 class SamplingMixin(ModelBase):
     """Samples positions, expression, or both."""
 
-    def default_placement(self) -> dict[str, Any]:
-        """Arguments of :meth:`sample` that :func:`~alphastomics.tl.reconstruct` uses for the conditional mean."""
-        return default_placement(self.schema, self.summary_stats.n_cells)
-
     def sample(
         self,
         adata: AnnData | None = None,
@@ -48,10 +43,9 @@ class SamplingMixin(ModelBase):
         indices: Sequence[int] | NDArray[np.int64] | None = None,
         batch_size: int | None = SamplingConfig.batch_size,
         random_state: int = SamplingConfig.random_state,
-        sampler: SamplerName | None = SamplingConfig.sampler,
+        sampler: SamplerName = SamplingConfig.sampler,
         eta: float = SamplingConfig.eta,
-        n_views: int = SamplingConfig.n_views,
-        refine: bool = SamplingConfig.refine,
+        refine: bool | None = SamplingConfig.refine,
     ) -> AnnData:
         """Sample one modality given the other, or both.
 
@@ -64,17 +58,17 @@ class SamplingMixin(ModelBase):
             ``"joint"``: new slices, each in the outline of a random reference slice. Values of the sampled modality in the
             query are read only with ``inpaint``.
         n_steps
-            Number of calls of the denoiser per draw. 1 gives the conditional mean, which is not a sample; all draws of
-            expression are then the same.
+            Number of calls of the denoiser per draw of expression. 1 gives the conditional mean, which is not a sample; all
+            draws are then the same. Not for ``mode="expr_to_pos"``, which has no reverse process.
         n_samples
-            Number of draws of each slice.
+            Number of draws of each slice. For ``mode="expr_to_pos"`` 1 gives the placement: the conditional mean with the
+            distances between neighbors of a tissue. It has the smallest error of each cell, and is not random.
         reduce
             How several draws are reduced. None: all draws are returned. ``"medoid"``: the draw nearest to all others, for
-            positions in each slice. ``"mean"``: the mean of the draws. For positions, each draw is from a random half of the
-            genes, and draws are aligned first. For expression, it is the conditional mean on the scale of the transform,
-            without the noise of the draws, averaged over ``n_samples`` views of the slice. Both add an uncertainty of
-            positions, for which ``"medoid"`` makes ``n_samples`` further draws; ``"mean"`` adds a standard deviation of
-            expression. These are NaN for a single draw. Not for ``mode="joint"``, because draws have different cells.
+            positions in each slice. ``"mean"``: the conditional mean; for positions with overlapping cells, for expression on
+            the scale of the transform and averaged over ``n_samples`` views of the slice. Both add an uncertainty of
+            positions; ``"mean"`` adds a standard deviation of expression. These are NaN for a single draw. Not for
+            ``mode="joint"``, because draws have different cells.
         inpaint
             Whether to read values of the sampled modality in the query: observed values are kept exactly, NaN is sampled. A
             position is observed if none of its coordinates is NaN. Expression is observed value by value, and genes that the
@@ -85,19 +79,15 @@ class SamplingMixin(ModelBase):
             Rows of the query to use; all when None. Not for ``mode="joint"``.
         batch_size
             Largest number of cells that attend to each other; larger slices are split into overlapping contexts, which
-            are merged at every step.
+            are aligned and merged, for expression at every step.
         random_state
             Seed of all draws.
         sampler, eta
-            Reverse step, see :mod:`alphastomics.diffusion.samplers`. None: ``"dpm++2m"``, which needs the fewest steps, and
-            with observed positions ``"ddpm"``, because its noise lets other cells move away from positions that are
-            inconsistent with the observed ones. ``eta`` applies to ``sampler="ddim"``.
-        n_views
-            For positions: number of random views (subsets of genes and of cells) over which the conditional mean, the first
-            step of sampling, is averaged. Not for ``reduce="mean"`` of several draws.
+            Reverse step of expression, see :mod:`alphastomics.diffusion.samplers`; ``"dpm++2m"`` needs the fewest steps.
+            ``eta`` applies to ``sampler="ddim"``. Not for ``mode="expr_to_pos"``.
         refine
-            For positions: whether to move cells of the conditional mean towards cells that are similar in the neighborhood
-            embedding. More neighbors are then correct, and fewer cells lie between two possible positions.
+            For positions: whether to move cells towards cells that are similar in the neighborhood embedding. More neighbors
+            are then correct, and fewer cells lie between two possible positions. None: for counts only.
 
         Returns
         -------
@@ -110,9 +100,9 @@ class SamplingMixin(ModelBase):
             (n_cells, n_dims). Their frame is that of the first reference slice; with ``frame="shared"`` the shared frame; with
             ``inpaint`` that of the observed cells, in slices that have some. Cells of one slice (``obs[slice_key]``) are placed
             together; without that column all cells are one slice. Draws are aligned to their medoid unless the frame is
-            shared or given by observed cells. With ``reduce``, ``obs["position_uncertainty"]``, in units of the positions:
-            root mean square distance between the returned position and aligned draws, each from a random half of the genes;
-            for ``"mean"`` this is their standard deviation over all dimensions together. It is 0 for observed positions.
+            shared or given by observed cells. Each draw uses a random share of the genes with random offsets. With ``reduce``,
+            ``obs["position_uncertainty"]``, in units of the positions: root mean square distance between the returned position
+            and aligned draws. It is 0 for observed positions.
         ``mode="pos_to_expr"``
             ``obs`` and ``obsm[position_key]`` of the query, ``var`` of the reference (only gene names for a model without
             data), and expression in ``X``, of shape (n_cells, n_genes), in units of the reference; also in ``layers`` if the

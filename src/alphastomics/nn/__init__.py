@@ -11,7 +11,6 @@ from alphastomics.nn.experts import (
     expert_counts,
     expert_usage,
 )
-from alphastomics.nn.minimum_distance import MinDistanceNetwork
 from alphastomics.nn.neighbors import nearest_neighbors
 
 __all__ = [
@@ -20,7 +19,6 @@ __all__ = [
     "DenoiserConfig",
     "Experts",
     "LinearAttention",
-    "MinDistanceNetwork",
     "ParameterCount",
     "Prediction",
     "Routing",

@@ -29,7 +29,6 @@ from alphastomics.nn.config import DenoiserConfig
 from alphastomics.nn.embeddings import FourierPosition, LocalDensityEmbedding, TimestepEmbedding
 from alphastomics.nn.experts import Routing, Routings
 from alphastomics.nn.geometry import Geometry, GeometryEncoder
-from alphastomics.nn.minimum_distance import MinDistanceNetwork
 from alphastomics.nn.parallel import SINGLE_PROCESS
 from alphastomics.nn.random import drawing_for_cells
 from alphastomics.nn.residual import expand, reduce
@@ -105,7 +104,6 @@ class Denoiser(nn.Module):
         self.norm_out = AdaptiveNorm(d)
         self.expression_out = nn.Linear(d, config.n_genes)
         self.position_out = nn.Linear(d, config.n_dims)
-        self.min_distance = MinDistanceNetwork()
         self.neighbor_out = nn.Sequential(nn.Linear(d, d), nn.GELU(), nn.Linear(d, config.n_latent))
 
     def weigh_genes(self, gene_scale: ArrayLike) -> None:

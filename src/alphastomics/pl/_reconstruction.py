@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.colors import Colormap
     from numpy.typing import NDArray
 
-    from alphastomics.tl._evaluate import PlacedSlice
+    from alphastomics.tl._placed import PlacedSlice
 
     Positions = NDArray[np.float64]
 
@@ -104,7 +104,7 @@ def reconstruction(
     ValueError
         If true and predicted positions differ in dimension, or the number of axes, titles or colors is wrong.
     """
-    from alphastomics.tl._evaluate import read_slices
+    from alphastomics.tl._placed import read_slices
 
     true, predicted = _read(adata, truth, prediction)
     pieces = _choose(read_slices(adata, prediction, library_key), slices)
@@ -132,7 +132,7 @@ def reconstruction(
 
 
 def _read(adata: AnnData, truth: str | None, prediction: str) -> tuple[Positions | None, Positions]:
-    from alphastomics.tl._evaluate import check_same_dims
+    from alphastomics.tl._placed import check_same_dims
     from alphastomics.tl._tables import read_coordinates
 
     predicted = read_coordinates(adata, prediction, "prediction")

@@ -18,6 +18,7 @@ ROWS = 4096  # cells whose expression is dense at the same time
 ANCHOR_SHARE = 0.25  # of a context
 
 Contexts = list[tuple[Tensor, int]]  # indices of cells, and the number of anchors among them
+GeneChange = tuple["NDArray[np.float32]", "NDArray[np.float32]"]  # gain and offset (G,) of the genes, in network units
 
 
 class EncodedCells(NamedTuple):
@@ -67,11 +68,11 @@ def encode_cells(
     rows: NDArray[np.int64],
     *,
     max_context: int,
-    genes: NDArray[np.bool_] | None = None,
+    change: GeneChange | None = None,
 ) -> EncodedCells:
-    """Read cells; ``genes`` (G,) are those that are used."""
+    """Read cells, with a ``change`` of their genes if one is given."""
     return EncodedCells(
-        embedding=embed_cells(module, source, rows, genes),
+        embedding=embed_cells(module, source, rows, change),
         contexts=split_contexts(len(rows), max_context, module.device),
         sequence=cell_order(module, source, rows),
     )
@@ -79,18 +80,22 @@ def encode_cells(
 
 @torch.no_grad()
 def embed_cells(
-    module: Denoiser, source: CellSource, rows: NDArray[np.int64], genes: NDArray[np.bool_] | None = None
+    module: Denoiser, source: CellSource, rows: NDArray[np.int64], change: GeneChange | None = None
 ) -> Tensor:
     """Embedding of clean expression (N, d), computed in blocks of rows.
 
-    As in training with dropped genes, the other genes are scaled up for those that were not measured or that ``genes`` (G,)
-    excludes.
+    Without a ``change`` all measured genes are used; as in training with dropped genes, they are scaled up for those that were
+    not measured.
     """
     zero = torch.zeros(1, device=module.device)
-    used = source.measured if genes is None else source.measured & genes
-    gain = (used / np.sqrt(used.mean())).astype(np.float32)
+    if change is None:
+        gain = (source.measured / np.sqrt(source.measured.mean())).astype(np.float32)
+        change = gain, np.zeros_like(gain)
+    gain, offset = change
     parts = [
-        module.embed_expression(torch.from_numpy(source.expression(block) * gain).to(module.device)[None], zero)[0]
+        module.embed_expression(
+            torch.from_numpy(source.expression(block) * gain + offset).to(module.device)[None], zero
+        )[0]
         for block in _blocks(rows)
     ]
     return torch.cat(parts)

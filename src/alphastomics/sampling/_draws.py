@@ -62,16 +62,6 @@ def align_draws(draws: NDArray[np.float64], *, rigid: bool) -> tuple[NDArray[np.
     return aligned[medoid], medoid
 
 
-def mean_draw(draws: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Mean of draws (K, n, D), exact to the bit for cells on which all draws agree, such as observed cells."""
-    return draws[0] + (draws - draws[0]).mean(0)
-
-
-def spread(draws: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Standard deviation of aligned draws (K, n, D) over all dimensions together, per cell (n,), in their units."""
-    return np.sqrt(((draws - mean_draw(draws)) ** 2).sum(-1).sum(0) / (len(draws) - 1))
-
-
 def store_expression(table: AnnData, values: NDArray[np.float32], schema: TissueSchema) -> None:
     """Write expression into ``X`` and the layer of the reference; sparse if it is counts."""
     table.X = sp.csr_matrix(values) if schema.transform == "log1p" else values

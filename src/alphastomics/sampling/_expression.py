@@ -229,5 +229,5 @@ class ExpressionSampler:
             z[:] = torch.where(self.observed, self.value, z)
             return torch.where(self.observed, self.value, self.estimate(z, t))
 
-        step = make_step(config.sampler or "dpm++2m", self.process, eta=config.eta)
+        step = make_step(config.sampler, self.process, eta=config.eta)
         return run_sampler(denoise, step, noise, n_steps=config.n_steps, on_step=on_step)[0]

@@ -19,6 +19,7 @@ from alphastomics.sampling._cells import cell_order, content_order, encode_cells
 from alphastomics.sampling._completion import Exemplars
 from alphastomics.sampling._expression import ExpressionSampler
 from alphastomics.sampling._frames import Outlines, ReferenceFrame
+from alphastomics.sampling._overlap import NearestDistances
 from alphastomics.sampling._sampler import FittedStatistics, Sampler
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ def fit_statistics(sampler: Sampler, source: CellSource, *, deformation: float) 
     Statistics that ``sampler`` already has are ignored. ``source`` is its reference, with positions; ``deformation`` is the
     strength of the deformation of contexts in training.
     """
-    fitted = FittedStatistics(frame=fit_frame(sampler, source), deformation=deformation)
+    fitted = FittedStatistics(frame=fit_frame(sampler, source), deformation=deformation, nearest=fit_nearest(source))
     sampler = replace(sampler, fitted=fitted)
     if sampler.mode != "expr_to_pos":
         fitted = replace(fitted, marginals=fit_marginals(sampler, source))
@@ -111,7 +112,8 @@ def fit_marginals(sampler: Sampler, source: CellSource) -> Marginals:
     for cells in (source.slices[i] for i in chosen):
         index = evenly_spaced_indices(len(cells.rows), CELLS)
         expression = reference_sampler(sampler, source, cells, index)
-        sampled.append(expression.sample(SamplingConfig(n_steps=MARGINAL_STEPS), generator).cpu().numpy())
+        config = SamplingConfig(mode="pos_to_expr", n_steps=MARGINAL_STEPS)
+        sampled.append(expression.sample(config, generator).cpu().numpy())
         true.append(source.expression(cells.rows[index]))
     return Marginals.fit(np.concatenate(sampled), np.concatenate(true))
 
@@ -137,12 +139,11 @@ def fit_dependence(sampler: Sampler, source: CellSource) -> Dependence:
 
     def moran(share: NDArray[np.float32]) -> NDArray[np.float64]:
         generator, values = torch.Generator().manual_seed(0), []
+        config = SamplingConfig(mode="pos_to_expr", n_steps=DEPENDENCE_STEPS)
         for expression, position in zip(samplers, positions, strict=True):
             expression.dependence = Dependence(share=share)
             for _ in range(DRAWS):
-                x = marginals.apply(
-                    expression.sample(SamplingConfig(n_steps=DEPENDENCE_STEPS), generator).cpu().numpy()
-                )
+                x = marginals.apply(expression.sample(config, generator).cpu().numpy())
                 values.append(np.nan_to_num(morans_i(x, position)))
         return np.mean(values, axis=0)
 
@@ -172,6 +173,12 @@ def _patches(cells: SliceCells) -> NDArray[np.int64]:
         return np.arange(n_cells)
     centers = np.random.default_rng(0).choice(n_cells, PATCHES, replace=False)
     return np.unique(KDTree(cells.position).query(cells.position[centers], PATCH_CELLS)[1])
+
+
+def fit_nearest(source: CellSource) -> NearestDistances:
+    """Nearest-neighbor distances in slices of the reference."""
+    chosen = [source.slices[i].position for i in evenly_spaced_indices(len(source.slices), OUTLINE_SLICES)]
+    return NearestDistances.fit([x / source.schema.scale for x in chosen if x is not None])
 
 
 def fit_outlines(sampler: Sampler, source: CellSource) -> Outlines:

@@ -2,14 +2,13 @@
 
 Both timesteps run from 1 to 0 at the same time. Positions are in the canonical frame throughout, so that contexts of a slice
 larger than ``max_context`` need no alignment: their estimates are averaged for the cells that they share. The timestep of
-positions is at least the smallest one of training. After the positions are transported to an outline, minimum-distance
-refinement corrects the distances between neighbors.
+positions is at least the smallest one of training. Afterwards the positions are transported to an outline, and overlaps are
+removed.
 """
 
 from __future__ import annotations
 
 import logging
-import math
 from typing import TYPE_CHECKING
 
 import anndata as ad
@@ -22,10 +21,10 @@ from alphastomics.data import local_density
 from alphastomics.data._slices import DEFAULT_SLICE_KEY
 from alphastomics.diffusion import make_step, run_joint_sampler
 from alphastomics.diffusion.geometry import center
-from alphastomics.nn import nearest_neighbors
 from alphastomics.sampling._cells import split_contexts
 from alphastomics.sampling._draws import draw_generator, progress_bar, stack_draws, store_expression
 from alphastomics.sampling._expression import ExpressionSampler
+from alphastomics.sampling._overlap import remove_overlaps
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,8 +37,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-FIRST_NOISE, LAST_NOISE = 2.0, 0.05  # noise of the refinement, in spacings of the cells
-REFINEMENT_STEPS = 12
+OVERLAPS = 3  # key of generators
 
 
 class JointSampler:
@@ -62,7 +60,7 @@ class JointSampler:
 
     def __init__(self, sampler: Sampler, n_cells: int, *, max_context: int) -> None:
         self.module, self.diffusion, self.n_cells = sampler.module, sampler.diffusion, n_cells
-        self.shared_frame, self.spacing, self.smallest = sampler.shared_frame, sampler.spacing, sampler.smallest_time
+        self.shared_frame, self.smallest = sampler.shared_frame, sampler.smallest_time
         self.contexts = split_contexts(n_cells, max_context, sampler.device)
         self.sequence: Tensor | None = None
         if self.module.config.reads_sequence:
@@ -84,29 +82,6 @@ class JointSampler:
         return expression / count, position if self.shared_frame else center(position)
 
     @torch.no_grad()
-    def refined(self, position: Tensor, generator: torch.Generator) -> Tensor:
-        r"""Minimum-distance refinement of cells (N, D) whose positions are right up to a few spacings.
-
-        .. math:: z_s = \hat x + \frac{s^2}{r^2} (z_r - \hat x) + s \sqrt{1 - s^2 / r^2}\; \varepsilon
-
-        from noise r to noise s < r: the reverse process of positions with the minimum-distance network as the denoiser.
-        """
-        min_distance = self.module.min_distance
-        if not self.spacing or self.n_cells < 2:
-            return position
-        z = position / self.spacing
-        levels = torch.logspace(math.log10(FIRST_NOISE), math.log10(LAST_NOISE), REFINEMENT_STEPS).to(z)
-
-        def noise() -> Tensor:
-            return torch.randn(z.shape, generator=generator).to(z)
-
-        z = z + FIRST_NOISE * noise()
-        for r, s in zip(levels[:-1], levels[1:], strict=True):
-            x = min_distance(z, r, nearest_neighbors(z, min_distance.n_neighbors))
-            z = x + (s / r) ** 2 * (z - x) + s * (1 - (s / r) ** 2).sqrt() * noise()
-        return min_distance(z, levels[-1], nearest_neighbors(z, min_distance.n_neighbors)) * self.spacing
-
-    @torch.no_grad()
     def sample(
         self, config: SamplingConfig, generator: torch.Generator, on_step: Callable[[], None] | None = None
     ) -> tuple[Tensor, Tensor]:
@@ -126,8 +101,7 @@ class JointSampler:
             return self._estimate(z_expr, z_pos, t)
 
         steps = tuple(
-            make_step(config.sampler or "dpm++2m", p, eta=config.eta)
-            for p in (self.diffusion.expression, self.diffusion.position)
+            make_step(config.sampler, p, eta=config.eta) for p in (self.diffusion.expression, self.diffusion.position)
         )
         x_expr, x_pos = run_joint_sampler(
             denoise, steps, (noise_expr, noise_pos), n_steps=config.n_steps, on_step=on_step
@@ -137,8 +111,10 @@ class JointSampler:
 
 def sample_tissue(sampler: Sampler, var: pd.DataFrame, config: SamplingConfig) -> AnnData:
     """Sample whole slices; see :meth:`AlphaSTomics.sample`. ``var`` describes the genes of the result."""
-    schema, outlines, n_cells, n_samples = sampler.schema, sampler.fitted.outlines, config.n_cells, config.n_samples
-    assert outlines is not None  # fitted in every training for this mode
+    schema, n_cells, n_samples = sampler.schema, config.n_cells, config.n_samples
+    outlines, nearest = sampler.fitted.outlines, sampler.fitted.nearest
+    assert outlines is not None
+    assert nearest is not None
     assert n_cells is not None  # required for this mode
     joint = JointSampler(sampler, n_cells, max_context=config.max_context)
     logger.info("Sampling %d slices of %d cells in %d steps on %s.", n_samples, n_cells, config.n_steps, sampler.device)
@@ -149,8 +125,9 @@ def sample_tissue(sampler: Sampler, var: pd.DataFrame, config: SamplingConfig) -
             generator = draw_generator(config.random_state, k)
             _, position = joint.sample(config, generator, lambda: bar.update())
             number = int(torch.randint(len(outlines.quantiles), (), generator=generator))
-            moved = torch.from_numpy(outlines.apply(position.cpu().numpy(), number))
-            position = joint.refined(moved.to(position), generator)
+            moved = outlines.apply(position.cpu().numpy(), number).astype(np.float64)
+            rng = np.random.default_rng([config.random_state, OVERLAPS, k])
+            position = torch.from_numpy(remove_overlaps(moved, nearest, rng)).to(position)
             expression = _expression_at(
                 sampler, position, config, generator, lambda: bar.update(), sequence=joint.sequence
             )

@@ -24,36 +24,59 @@ if TYPE_CHECKING:
 
 N_NEIGHBORS = 40
 WIDTH = 0.05  # w, in model units per square root of dimension
-ANCHOR = 3.0  # lambda
+ANCHOR, KNOWN_ANCHOR = 3.0, 7.0  # lambda, and where positions of some cells are known, which makes the mean more exact
 TEMPERATURE = 0.1  # tau, that of the contrastive loss
 N_ITERATIONS, RATE = 60, 0.03
+BETAS, EPSILON = (0.9, 0.999), 1e-8  # of Adam
 ROWS = 1024  # rows of the pair matrix that are in memory at once, and whose normalizer an iteration computes
 
 
-def refine_layout(mean: Tensor, feature: Tensor, generator: torch.Generator) -> Tensor:
+def refine_layout(mean: Tensor, feature: Tensor, generator: torch.Generator, fixed: Tensor | None = None) -> Tensor:
     """Minimize the objective from the conditional mean (N, D), given the embedding ``feature`` (N, K) in unit vectors.
 
-    Every iteration of Adam computes the normalizer of q for a random sample of rows: memory is O(rows * N).
+    Every iteration of Adam computes the normalizer of q for a random sample of rows: memory is O(rows * N). Cells that are
+    ``fixed`` (N,) do not move.
     """
     n = len(mean)
     if n < 3:  # attraction and repulsion need two other cells
         return mean
     neighbors, p = _embedding_neighbors(feature, min(N_NEIGHBORS, n - 1))
     squared_width = WIDTH**2 * mean.shape[1]
-    y = mean.clone().requires_grad_(True)
-    optimizer = torch.optim.Adam([y], lr=RATE)
-    for _ in range(N_ITERATIONS):
+    anchor = ANCHOR if fixed is None else KNOWN_ANCHOR
+    y, first, second = mean.clone(), torch.zeros_like(mean), torch.zeros_like(mean)
+    for step in range(1, N_ITERATIONS + 1):
         rows = torch.randperm(n, generator=generator)[:ROWS].to(mean.device)
-        with torch.enable_grad():
-            near = (y[:, None] - y[neighbors]).square().sum(-1) / squared_width
-            attraction = (p * near.log1p()).sum(1).mean()
-            kernel = 1 / (1 + (y[rows, None] - y).square().sum(-1) / squared_width)
-            repulsion = (kernel.sum(1) - 1).log().mean()  # less the cell itself
-            anchor = (y - mean).square().sum(1).mean()
-            loss = attraction + repulsion + ANCHOR * anchor
-        (y.grad,) = torch.autograd.grad(loss, y)
-        optimizer.step()
-    return y.detach()
+        gradient = (
+            attraction_gradient(y, neighbors, p, squared_width)
+            + repulsion_gradient(y, rows, squared_width)
+            + 2 * anchor / n * (y - mean)
+        )
+        if fixed is not None:
+            gradient[fixed] = 0.0
+        first.lerp_(gradient, 1 - BETAS[0])
+        second.lerp_(gradient.square(), 1 - BETAS[1])
+        scale = (second / (1 - BETAS[1] ** step)).sqrt_().add_(EPSILON)
+        y = y - RATE / (1 - BETAS[0] ** step) * first / scale
+    return y
+
+
+def attraction_gradient(y: Tensor, neighbors: Tensor, p: Tensor, squared_width: float) -> Tensor:
+    r"""Gradient (N, D) of :math:`\frac1n \sum_{ij} p_{ij} \log(1 + \lVert y_i - y_j \rVert^2 / w^2)`."""
+    n, k = neighbors.shape
+    offset = y[:, None] - y[neighbors]
+    force = offset * (2 / n * p / (squared_width + offset.square().sum(-1)))[..., None]
+    return force.sum(1).index_add_(0, neighbors.reshape(-1), -force.reshape(n * k, -1))
+
+
+def repulsion_gradient(y: Tensor, rows: Tensor, squared_width: float) -> Tensor:
+    r"""Gradient (N, D) of :math:`\frac1{|R|} \sum_{i \in R} \log \sum_{k \ne i} (1 + \lVert y_i - y_k \rVert^2 / w^2)^{-1}`."""
+    chosen = y[rows]
+    squared = chosen.square().sum(1)[:, None] + y.square().sum(1) - 2 * chosen @ y.T
+    kernel = (1 + squared.clamp_min_(0) / squared_width).reciprocal_()
+    total = kernel.sum(1) - 1  # less the cell itself
+    weight = kernel.square_() * (-2 / (squared_width * len(rows)) / total)[:, None]
+    gradient = weight.sum(0)[:, None] * y - weight.T @ chosen
+    return gradient.index_add_(0, rows, weight.sum(1)[:, None] * chosen - weight @ y)
 
 
 def _embedding_neighbors(feature: Tensor, k: int) -> tuple[Tensor, Tensor]:

@@ -12,6 +12,8 @@ from alphastomics.diffusion import smallest_time
 from alphastomics.sampling._calibration import Dependence, Marginals
 from alphastomics.sampling._completion import Exemplars
 from alphastomics.sampling._frames import Outlines, ReferenceFrame
+from alphastomics.sampling._overlap import NearestDistances
+from alphastomics.sampling._perturbation import Perturbation
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -26,12 +28,13 @@ if TYPE_CHECKING:
 
 MIN_COUNT = 1e-3  # smaller counts are rounding errors of the inverse transform
 
-Statistic: TypeAlias = Marginals | Dependence | Outlines | Exemplars
+Statistic: TypeAlias = Marginals | Dependence | Outlines | Exemplars | NearestDistances
 _STATISTICS: dict[str, type[Statistic]] = {
     "marginals": Marginals,
     "dependence": Dependence,
     "outlines": Outlines,
     "exemplars": Exemplars,
+    "nearest": NearestDistances,
 }
 
 
@@ -49,6 +52,10 @@ class FittedStatistics:
         For sampled expression.
     outlines
         For new slices.
+    nearest
+        Distances of neighboring cells, for sampled positions.
+    perturbation
+        Changes of the genes, for draws of positions.
     """
 
     frame: ReferenceFrame | None = None
@@ -57,10 +64,14 @@ class FittedStatistics:
     dependence: Dependence | None = None
     outlines: Outlines | None = None
     exemplars: Exemplars | None = None
+    nearest: NearestDistances | None = None
+    perturbation: Perturbation | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """The parts that are stored as JSON."""
-        return {"frame": None if self.frame is None else asdict(self.frame), "deformation": self.deformation}
+        parts = {"frame": self.frame, "perturbation": self.perturbation}
+        plain = {name: None if part is None else asdict(part) for name, part in parts.items()}
+        return plain | {"deformation": self.deformation}
 
     def to_tensors(self) -> dict[str, Tensor]:
         """The parts that are stored as tensors, by ``statistic.array``."""
@@ -92,6 +103,9 @@ class FittedStatistics:
                 raise ValueError(f"the frame has {len(frame.centroid)} dimensions instead of {n_dims}")
         if deformation is not None and not (isinstance(deformation, float) and math.isfinite(deformation)):
             raise ValueError(f"deformation={deformation!r} is not a finite number")
+        perturbation = values["perturbation"]
+        if perturbation is not None:
+            perturbation = Perturbation.from_dict(perturbation)
         arrays: dict[str, dict[str, NDArray[np.float32]]] = {}
         for name, tensor in tensors.items():
             statistic, _, part = name.partition(".")
@@ -100,7 +114,7 @@ class FittedStatistics:
         for name, each in statistics.items():
             if not each.has_shape(n_genes, n_dims):
                 raise ValueError(f"{name} have a shape for other than {n_genes} genes and {n_dims} dimensions")
-        return cls(frame=frame, deformation=deformation, **statistics)
+        return cls(frame=frame, deformation=deformation, perturbation=perturbation, **statistics)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -156,6 +170,18 @@ class Sampler:
     def deformation(self) -> float:
         """Strength with which views of a slice are deformed, as in the last training; 0 for a shared frame."""
         return 0.0 if self.shared_frame else self.fitted.deformation or 0.0
+
+    @property
+    def refines(self) -> bool:
+        """Whether layouts are refined by default: values that are not counts determine a position more exactly than that."""
+        return self.schema.transform == "log1p"
+
+    @property
+    def perturbation(self) -> Perturbation:
+        """Changes of the genes from which draws of positions follow."""
+        if self.fitted.perturbation is None:
+            raise RuntimeError("The model has no perturbation of genes; train it or load a trained one")
+        return self.fitted.perturbation
 
     @property
     def reference_frame(self) -> ReferenceFrame:

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
-import pandas as pd
 
-from alphastomics._keys import CELL_TYPE, PLACED_SUFFIX, RECONSTRUCTED, SPATIAL
+from alphastomics._keys import CELL_TYPE, RECONSTRUCTED, SPATIAL
 from alphastomics.config import SetupConfig
-from alphastomics.data._checks import check_key
-from alphastomics.data._slices import resolve_slice_key, slice_rows
-from alphastomics.metrics import position_scores, subsample_cells
+from alphastomics.metrics import position_scores, spread_scores, subsample_cells
 from alphastomics.metrics._neighbors import N_NEIGHBORS
 from alphastomics.tl._extras import ExtraScores
-from alphastomics.tl._tables import as_table, baseline_orders, read_coordinates
+from alphastomics.tl._placed import PositionPair, cell_types, read_slices, scored_cells, slice_key
+from alphastomics.tl._tables import as_table, baseline_orders
 
 if TYPE_CHECKING:
+    import pandas as pd
     from anndata import AnnData
     from numpy.typing import NDArray
 
@@ -27,53 +25,6 @@ if TYPE_CHECKING:
     from alphastomics.tl._tables import Rows
 
 logger = logging.getLogger(__name__)
-
-N_NAMES = 5  # cells listed in an error
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PlacedSlice:
-    """Cells of one slice as ascending rows of the AnnData; ``placed`` are those whose position was predicted."""
-
-    name: str
-    cells: NDArray[np.int64]
-    placed: NDArray[np.int64]
-
-    @property
-    def free(self) -> bool:
-        """Whether no position was known, so that the frame of the prediction is arbitrary."""
-        return len(self.placed) == len(self.cells)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PositionPair:
-    """True and predicted positions of all cells.
-
-    Parameters
-    ----------
-    true, predicted
-        (n_cells, n_dims). Without a prediction, both are the true positions.
-    truth, prediction
-        Keys of ``obsm``; `prediction` is None if positions were not predicted.
-    argument
-        Argument that sets the key of the truth, for errors.
-    """
-
-    true: NDArray[np.float64]
-    predicted: NDArray[np.float64]
-    truth: str
-    prediction: str | None
-    argument: str
-
-    @classmethod
-    def read(cls, adata: AnnData, truth: str, prediction: str | None, *, argument: str) -> PositionPair:
-        """Read both from ``obsm``."""
-        predicted = None if prediction is None else read_coordinates(adata, prediction, "prediction")
-        true = read_coordinates(adata, truth, argument)
-        if predicted is None:
-            predicted = true
-        check_same_dims(true, predicted, truth, str(prediction), argument=argument)
-        return cls(true=true, predicted=predicted, truth=truth, prediction=prediction, argument=argument)
 
 
 def evaluate(
@@ -100,7 +51,8 @@ def evaluate(
     Positions are scored by default; `expression_layer`, `autocorrelation`, `reference` and `cluster_key` add further scores.
     Only predicted positions are scored: cells for which ``obs[prediction + "_placed"]`` is False, if there is such a column,
     and cells without a true position (NaN) are skipped. In slices with known positions, which fix the frame,
-    ``aligned_rmsd`` is computed without alignment. Nothing is written to `adata`.
+    ``aligned_rmsd``, ``rigid_rmsd`` and the scores of the uncertainty are computed without alignment. Nothing is written to
+    `adata`.
 
     Parameters
     ----------
@@ -147,8 +99,11 @@ def evaluate(
     -------
     A table indexed by ``slice`` or, with `baselines`, by ``slice`` and ``positions`` (``prediction``, ``chance`` or
     ``oracle``). Its columns are ``n_cells`` (scored cells), ``n_skipped`` (cells without a true position), the scores of
-    :func:`alphastomics.metrics.position_scores`, and the further scores. Undefined scores, for example of a single cell, are
-    NaN.
+    :func:`alphastomics.metrics.position_scores`, those of :func:`alphastomics.metrics.spread_scores` if the prediction has an
+    uncertainty, and the further scores. Undefined scores, for example of a single cell, are NaN. The uncertainty is
+    ``obs[prediction + "_uncertainty"]``, otherwise ``obs["position_uncertainty"]``, except for results of
+    :func:`reconstruct`. ``coverage``, ``spread_over_error`` and ``spread_spearman`` compare it with the error; they are
+    NaN in the rows of the baselines.
 
     Raises
     ------
@@ -180,7 +135,7 @@ def evaluate(
         transform=transform,
         autocorrelation=autocorrelation,
         reference=reference,
-        library_key=None if reference is None else _slice_key(adata, prediction, library_key),
+        library_key=None if reference is None else slice_key(adata, prediction, library_key),
         label_key=label_key,
         cluster_key=cluster_key,
         random_state=random_state,
@@ -211,13 +166,13 @@ def score_slices(
     random_state: int,
 ) -> pd.DataFrame:
     """Scores of each slice; the arguments are those of :func:`evaluate`."""
-    types = _cell_types(adata, pair.prediction, cell_type_key) if baselines else None
+    types = cell_types(adata, pair.prediction, cell_type_key) if baselines else None
     score = partial(position_scores, n_neighbors=n_neighbors, max_cells=max_cells, random_state=random_state)
     rows: Rows = {}
     for piece in read_slices(adata, pair.prediction, library_key):
         if len(piece.placed) == 0:
             continue
-        cells = _scored_cells(adata, piece, pair)
+        cells = scored_cells(adata, piece, pair)
         true = pair.true[cells]
         chosen = np.arange(len(cells)) if max_cells is None else subsample_cells(len(cells), max_cells, random_state)
         counts = {"n_cells": min(len(cells), max_cells or len(cells)), "n_skipped": len(piece.placed) - len(cells)}
@@ -229,80 +184,13 @@ def score_slices(
             row: dict[str, float] = {**counts}
             if pair.prediction is not None:
                 row |= score(true, positions, align=piece.free)
+            if pair.uncertainty is not None and order is None:
+                u = pair.uncertainty[cells][chosen]
+                row |= spread_scores(true[chosen], positions[chosen], u, align=piece.free)
             if extras is not None:
                 row |= extras.score(cells, order, true, positions, chosen=chosen)
             rows[piece.name, kind] = row
     return _table(rows, pair, baselines=baselines)
-
-
-def check_same_dims(
-    true: NDArray[np.float64], predicted: NDArray[np.float64], truth: str, prediction: str, *, argument: str = "truth"
-) -> None:
-    """Raise if true and predicted positions differ in dimension."""
-    if true.shape != predicted.shape:
-        raise ValueError(
-            f'obsm["{truth}"] has shape {true.shape}, obsm["{prediction}"] has shape {predicted.shape}; '
-            f"pass keys of positions of equal dimension as {argument}=… and prediction=…"
-        )
-
-
-def read_slices(adata: AnnData, prediction: str | None, library_key: str | None) -> list[PlacedSlice]:
-    """Slices, sorted by name; cells without a slice form the last one."""
-    key = _slice_key(adata, prediction, library_key)
-    placed = _placed(adata, prediction)
-    return [
-        PlacedSlice(name=name, cells=cells, placed=cells[placed[cells]])
-        for name, cells in slice_rows(adata, key, missing=True)
-    ]
-
-
-def _slice_key(adata: AnnData, prediction: str | None, library_key: str | None) -> str | None:
-    if library_key is not None:
-        check_key("obs", adata.obs, library_key, "library_key")
-        return library_key
-    recorded = _recorded(adata, prediction, "slice_key")
-    return resolve_slice_key(adata, recorded if recorded in adata.obs else None)
-
-
-def _recorded(adata: AnnData, prediction: str | None, parameter: str) -> Any:
-    """A parameter in the provenance of the prediction, or None."""
-    return adata.uns.get(prediction, {}).get("params", {}).get(parameter)
-
-
-def _placed(adata: AnnData, prediction: str | None) -> NDArray[np.bool_]:
-    key = f"{prediction}{PLACED_SUFFIX}"
-    if prediction is None or key not in adata.obs:
-        return np.ones(adata.n_obs, dtype=bool)
-    column = adata.obs[key]
-    if not pd.api.types.is_bool_dtype(column) or column.isna().any():
-        raise ValueError(
-            f'obs["{key}"] must be boolean without missing values; correct it, or delete it to score all cells'
-        )
-    return column.to_numpy(dtype=bool)
-
-
-def _cell_types(adata: AnnData, prediction: str | None, cell_type_key: str | None) -> NDArray[np.object_] | None:
-    if cell_type_key is not None:
-        check_key("obs", adata.obs, cell_type_key, "cell_type_key")
-        return adata.obs[cell_type_key].to_numpy(dtype=object)
-    recorded = _recorded(adata, prediction, "cell_type_key")
-    return adata.obs[recorded].to_numpy(dtype=object) if recorded in adata.obs else None
-
-
-def _scored_cells(adata: AnnData, piece: PlacedSlice, pair: PositionPair) -> NDArray[np.int64]:
-    """Placed cells of a slice with a true position; raises for infinite and missing values."""
-    cells = piece.placed[~np.isnan(pair.true[piece.placed]).any(axis=1)]
-    for key, positions, remedy in (
-        (pair.truth, pair.true, "correct the values, or set them to NaN to skip the cells"),
-        (pair.prediction, pair.predicted, "place these cells, or remove them"),
-    ):
-        bad = cells[~np.isfinite(positions[cells]).all(axis=1)]
-        if len(bad):
-            names = ", ".join(adata.obs_names[bad[:N_NAMES]].astype(str)) + (", …" if len(bad) > N_NAMES else "")
-            raise ValueError(
-                f'obsm["{key}"] is not finite for {len(bad)} cells of slice {piece.name!r} ({names}); {remedy}'
-            )
-    return cells
 
 
 def _table(rows: Rows, pair: PositionPair, *, baselines: bool) -> pd.DataFrame:

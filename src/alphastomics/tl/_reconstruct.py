@@ -14,7 +14,6 @@ from alphastomics.config import (
     DiffusionSettings,
     ModelConfig,
     NetworkConfig,
-    ReverseConfig,
     SamplingConfig,
     SetupConfig,
     TrainingConfig,
@@ -32,7 +31,6 @@ Arguments = dict[str, dict[str, Any]]  # keyword arguments by the function that 
 
 logger = logging.getLogger(__name__)
 
-SAMPLE_STEPS = 25  # of each sample, for several samples or if some positions are observed
 TRAINING_FILES = {"checkpoint", "resume"}
 
 
@@ -46,7 +44,6 @@ def reconstruct(
     layer: str | None = None,
     key_added: str = _keys.RECONSTRUCTED,
     n_samples: int = SamplingConfig.n_samples,
-    n_steps: int | None = None,
     copy: bool = False,
     random_state: int = SamplingConfig.random_state,
     **kwargs: Any,
@@ -56,7 +53,7 @@ def reconstruct(
     There are three forms, which differ in where the known positions come from:
 
     - ``reconstruct(adata)``: `adata` has cells with positions, on which a model is trained, and cells whose position is NaN,
-      which are placed. In a slice with both, the known positions are observed when the others are sampled.
+      which are placed. In a slice with both, the placement is conditioned on the known positions.
     - ``reconstruct(query, reference)``: a model is trained on `reference`.
     - ``reconstruct(query, model=model)``: the trained `model` is used.
 
@@ -80,25 +77,22 @@ def reconstruct(
     key_added
         Key of ``obsm`` and ``uns`` for the results, and prefix of the columns of ``obs``.
     n_samples
-        Number of samples. 1 returns the conditional mean, which minimizes the error of each cell. Several samples
-        return their medoid, which has a larger error and a realistic density, and an uncertainty.
-    n_steps
-        Sampling steps. None means 1 for the conditional mean, and 25 for several samples or if positions are observed.
+        Number of samples from which the uncertainty of the placement is estimated; 1 gives no uncertainty.
     copy
         Return a modified copy instead of writing to `query`.
     random_state
         Seed of training and sampling.
     **kwargs
         Further arguments of :class:`~alphastomics.model.AlphaSTomics`, its ``setup_anndata``, its ``train`` (such as
-        ``max_time`` and ``max_epochs``) and its ``sample`` (``sampler``, ``eta``, ``n_views``, ``refine``).
+        ``max_time`` and ``max_epochs``) and its ``sample`` (``refine``).
 
     Returns
     -------
     None, or the modified copy. The following is written:
 
     - ``obsm[key_added]``: positions in the units of the reference, (n_cells, n_dims);
-    - ``obs[key_added + "_uncertainty"]``: root mean square distance of the samples from these positions, same units, 0 for
-      observed cells (only with several samples);
+    - ``obs[key_added + "_uncertainty"]``: root mean square distance of the samples from the conditional mean, same units, 0
+      for cells with a known position (only with several samples);
     - ``obs[key_added + "_placed"]``: False for cells with a known position (only in the first form);
     - ``uns[key_added]``: parameters, seed, model and versions; see :func:`provenance`.
 
@@ -124,7 +118,7 @@ def reconstruct(
     """
     if reference is not None and model is not None:
         raise ValueError("pass reference=… to train a model or model=… to use a trained one, not both")
-    arguments = sort_arguments(kwargs, caller="reconstruct", sample=_fields(ReverseConfig))
+    arguments = sort_arguments(kwargs, caller="reconstruct", sample={"refine"})
     position = position_key or _keys.SPATIAL
     setup = {"position_key": position, "slice_key": slice_key, "layer": layer} | arguments["setup"]
     unknown = None  # in the first form, cells without a position
@@ -136,29 +130,21 @@ def reconstruct(
             unknown = _without_position(query, position)
             reference = query[_training_cells(query, unknown, slice_key)]
         trained = _make_model(reference, setup, arguments["init"], random_state)
-    inpaint = unknown is not None
-    cells = _cells_to_sample(query, unknown, trained)
-    sampled_cells = query[cells] if inpaint else query
-    if n_steps is None:
-        n_steps = 1 if n_samples == 1 and not inpaint else SAMPLE_STEPS
-    if n_steps == 1:
-        arguments["sample"] = trained.default_placement() | arguments["sample"]
-    config = SamplingConfig(
-        mode="expr_to_pos",
-        n_steps=n_steps,
-        n_samples=n_samples,
-        reduce="medoid" if n_samples > 1 else None,
-        inpaint=inpaint,
-        random_state=random_state,
-        **arguments["sample"],
-    )
+    rows = _rows_to_sample(query, unknown, trained)
+    cells = query if unknown is None else query[rows]
+    options: dict[str, Any] = {"mode": "expr_to_pos", "inpaint": unknown is not None, "random_state": random_state}
+    options |= arguments["sample"]
+    config = SamplingConfig(n_samples=n_samples, **options)
     if model is None:
-        trained._check_query(sampled_cells, config)  # an invalid query must not cost a training
+        trained._check_query(cells, config)  # an invalid query must not cost a training
         trained.train(**arguments["train"])
-    sampled = trained.sample(sampled_cells, **vars(config))
+    sampled = trained.sample(cells, **options)
+    if n_samples > 1:
+        draws = trained.sample(cells, n_samples=n_samples, reduce="mean", **options)
+        sampled.obs[_keys.POSITION_UNCERTAINTY] = draws.obs[_keys.POSITION_UNCERTAINTY]
     result = query.copy() if copy else query
-    _write(result, sampled, trained, key_added, cells, unknown)
-    used = {"n_samples": n_samples, "n_steps": n_steps, "random_state": random_state} | kwargs | arguments["sample"]
+    _write(result, sampled, trained, key_added, rows, unknown)
+    used = {"n_samples": n_samples, "random_state": random_state} | kwargs
     result.uns[key_added] = _record(trained, used)
     return result if copy else None
 
@@ -213,7 +199,7 @@ def _without_position(adata: AnnData, position_key: str) -> NDArray[np.bool_]:
 
 
 def _training_cells(adata: AnnData, unknown: NDArray[np.bool_], slice_key: str | None) -> NDArray[np.bool_]:
-    """Cells with a position, (n_cells,), except those of slices that have too too_few of them."""
+    """Cells with a position, (n_cells,), except those of slices that have too few of them."""
     from alphastomics.data._checks import MIN_CELLS
 
     key = slice_key or _keys.SLICE
@@ -260,7 +246,7 @@ def _make_model(
     return AlphaSTomics(cells, **{"mode": "expr_to_pos", "random_state": random_state, **arguments})
 
 
-def _cells_to_sample(query: AnnData, unknown: NDArray[np.bool_] | None, model: AlphaSTomics) -> NDArray[np.int64]:
+def _rows_to_sample(query: AnnData, unknown: NDArray[np.bool_] | None, model: AlphaSTomics) -> NDArray[np.int64]:
     """Rows of all cells, or of those in slices with an unknown position."""
     key = model.schema.slice_key
     if unknown is None or key is None:
@@ -274,10 +260,10 @@ def _write(
     sampled: AnnData,
     model: AlphaSTomics,
     key: str,
-    cells: NDArray[np.int64],
+    rows: NDArray[np.int64],
     unknown: NDArray[np.bool_] | None,
 ) -> None:
-    """Write sampled positions of ``cells``, (n_sampled,), and remove results of an earlier call."""
+    """Write sampled positions of ``rows``, (n_sampled,), and remove results of an earlier call."""
     source = model.schema.position_key
     for column in (key + _keys.PLACED_SUFFIX, key + _keys.UNCERTAINTY_SUFFIX):
         if column in result.obs:
@@ -286,12 +272,12 @@ def _write(
         result.obsm[key] = sampled.obsm[source]
     else:
         position = np.array(result.obsm[source], dtype=float)
-        position[cells] = np.where(unknown[cells, None], sampled.obsm[source], position[cells])
+        position[rows] = np.where(unknown[rows, None], sampled.obsm[source], position[rows])
         result.obsm[key] = position
         result.obs[key + _keys.PLACED_SUFFIX] = unknown
     if _keys.POSITION_UNCERTAINTY in sampled.obs:
         uncertainty = np.zeros(result.n_obs)
-        uncertainty[cells] = sampled.obs[_keys.POSITION_UNCERTAINTY].to_numpy()
+        uncertainty[rows] = sampled.obs[_keys.POSITION_UNCERTAINTY].to_numpy()
         result.obs[key + _keys.UNCERTAINTY_SUFFIX] = uncertainty
 
 

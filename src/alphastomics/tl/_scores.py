@@ -12,8 +12,9 @@ from alphastomics._keys import CELL_TYPE, CLUSTER_SCORES, MORAN, POSITION_SCORES
 from alphastomics.config import SetupConfig
 from alphastomics.metrics._moran import N_NEIGHBORS as MORAN_NEIGHBORS
 from alphastomics.metrics._neighbors import N_NEIGHBORS
-from alphastomics.tl._evaluate import PositionPair, score_slices
+from alphastomics.tl._evaluate import score_slices
 from alphastomics.tl._expression import read_pair
+from alphastomics.tl._placed import PositionPair
 from alphastomics.tl._tables import as_table, baseline_orders, library_slices, read_clusters, read_coordinates, store
 
 if TYPE_CHECKING:
@@ -191,7 +192,8 @@ def position_scores(
     -------
     None, or the table. It is indexed by ``slice`` or, with `baselines`, by ``slice`` and ``positions`` (``prediction``,
     ``chance`` or ``oracle``; a column in ``uns``). Its columns are ``n_cells`` (scored cells), ``n_skipped`` (cells without a
-    true position) and the scores of :func:`alphastomics.metrics.position_scores`.
+    true position), the scores of :func:`alphastomics.metrics.position_scores` and, if the prediction has an uncertainty,
+    those of :func:`alphastomics.metrics.spread_scores`.
 
     Raises
     ------

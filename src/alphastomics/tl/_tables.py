@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
+from alphastomics._keys import POSITION_UNCERTAINTY, UNCERTAINTY_SUFFIX
 from alphastomics.data._checks import check_key
 from alphastomics.data._slices import resolve_slice_key, slice_rows
 from alphastomics.metrics._position import chance_order, oracle_order
@@ -32,6 +33,26 @@ def read_coordinates(adata: AnnData, key: str, argument: str) -> NDArray[np.floa
         remedy = "run alphastomics.tl.reconstruct(adata) first, or " if argument == "prediction" else ""
         raise KeyError(f'obsm["{key}"] is missing (found: {found}); {remedy}pass {argument}=…')
     return np.asarray(adata.obsm[key], dtype=np.float64)
+
+
+def read_uncertainty(adata: AnnData, truth: str, prediction: str) -> NDArray[np.float64] | None:
+    """Uncertainty (n_cells,) of ``obsm[prediction]``, if ``obs`` has one.
+
+    ``obs["position_uncertainty"]`` belongs to sampled positions. A copy of it may remain in the ``obs`` of cells that
+    ``tl.reconstruct`` places, whose result has a record in ``uns``.
+    """
+    key = f"{prediction}{UNCERTAINTY_SUFFIX}"
+    if key not in adata.obs and prediction != truth and prediction not in adata.uns:
+        key = POSITION_UNCERTAINTY
+    if key not in adata.obs:
+        return None
+    column = adata.obs[key]
+    if not pd.api.types.is_numeric_dtype(column) or (column < 0).any() or np.isinf(column).any():
+        raise ValueError(
+            f'obs["{key}"] must hold finite distances that are not negative, or NaN; correct it, or delete it to leave out '
+            "the scores of the uncertainty"
+        )
+    return column.to_numpy(dtype=np.float64, na_value=np.nan)
 
 
 def obs_values(adata: AnnData, key: str | None, argument: str) -> NDArray[np.object_] | None:

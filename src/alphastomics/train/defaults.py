@@ -1,4 +1,4 @@
-"""Defaults that depend on the size and kind of the reference: augmentation, deformation, dropout, placement, experts, attention.
+"""Defaults that depend on the size and kind of the reference: augmentation, deformation, dropout, experts, attention.
 
 With few cells, a network can recognize each cell by its exact counts and memorize its position instead of learning what cells
 have in common. Gene dropout, thinning of counts and dropout of branches prevent this. Values that are not counts need less
@@ -38,15 +38,6 @@ def default_deformation(n_cells: int) -> float:
     chosen by the accuracy on one data set of each size.
     """
     return 0.1 if n_cells < FEW_CELLS else 0.2
-
-
-def default_placement(schema: TissueSchema, n_cells: int) -> dict[str, Any]:
-    """Arguments ``n_views`` and ``refine`` of ``sample`` for the conditional mean, for a reference of ``n_cells`` cells.
-
-    Values that are not counts determine a position more exactly than the neighborhood embedding, so they are not refined.
-    """
-    counts = schema.transform == "log1p"
-    return {"n_views": 8 if counts and n_cells < FEW_CELLS else 1, "refine": counts}
 
 
 def default_dropout(schema: TissueSchema, n_cells: int) -> float:

@@ -4,8 +4,8 @@ r"""The objective: add noise to a batch of contexts, denoise it, and compute the
 
     L = {} & \lambda_p (L_{\text{diffusion}} + L_{\text{aligned}}) + \lambda_d L_{\text{distance}}
         + \lambda_n L_{\text{neighbor}} + \lambda_l L_{\text{layout}} + \lambda_e L_{\text{expression}} \\
-        & + \lambda_c L_{\text{completion}} + \lambda_r L_{\text{min\_distance}} + \lambda_f L_{\text{fape}}
-        + \lambda_b L_{\text{balance}} + \lambda_m L_{\text{masked}}
+        & + \lambda_c L_{\text{completion}} + \lambda_f L_{\text{fape}} + \lambda_b L_{\text{balance}}
+        + \lambda_m L_{\text{masked}}
 
 averaged over the contexts of all processes. Each loss is zero in contexts to which it does not apply.
 
@@ -25,7 +25,7 @@ from alphastomics.chains.fape import chain_losses
 from alphastomics.config import ModelConfig
 from alphastomics.diffusion import DiffusionConfig, smallest_time
 from alphastomics.diffusion.deformation import deform
-from alphastomics.diffusion.geometry import center, kabsch, rotate
+from alphastomics.diffusion.geometry import align, center, kabsch, rotate
 from alphastomics.diffusion.losses import (
     aligned_error,
     distance_error,
@@ -36,7 +36,7 @@ from alphastomics.diffusion.losses import (
 from alphastomics.diffusion.masking import clean_value
 from alphastomics.nn import Routings, balance_losses, expert_counts
 from alphastomics.nn.parallel import SINGLE_PROCESS
-from alphastomics.train.losses import ExpertLoad, min_distance_losses
+from alphastomics.train.expert_load import ExpertLoad
 from alphastomics.train.timesteps import Masks, draw_masks, draw_observed, draw_timesteps, keyed_rng, stratified_uniform
 
 if TYPE_CHECKING:
@@ -102,7 +102,8 @@ class Objective:
     shared_frame
         Whether all slices are registered to one frame; positions are then neither aligned nor centered.
     spacing
-        Distance between neighboring cells in model units; 0: no minimum-distance network is trained.
+        Distance between neighboring cells in model units, the unit of the finest noise and of the frame-aligned point error;
+        0 if unknown: the error is then not computed.
     masking
         Which entries are masked in training; None: none.
 
@@ -313,15 +314,16 @@ class Objective:
         losses = self._position_losses(x_0_pos, output.latent, noised.x_pos, noised.t_pos, mask, masked.position, rngs)
         if self.config.lambda_fape and self.spacing:
             index = batch.sequence[..., 0]
-            losses["fape"] = chain_losses(x_0_pos, noised.x_pos, noised.t_pos, mask, index, self.spacing)
+            true = torch.where(
+                (noised.t_pos < 1)[:, None, None], noised.x_pos, align(noised.x_pos, x_0_pos.detach(), mask)
+            )
+            losses["fape"] = chain_losses(x_0_pos, true, noised.t_pos, mask, index, self.spacing)
         if output.expression is not None:
             losses |= self._expression_losses(output.expression.float(), x_0_pos, noised, batch)
         if routings:
             losses["balance"] = balance_losses(routings, mask, self.load.last if purpose == TRAINING else None)
             if purpose == TRAINING:
                 self.load.add(expert_counts(routings, mask))
-        if self.spacing:
-            losses["min_distance"] = min_distance_losses(self.module.min_distance, batch, self.spacing, purpose)
         return losses
 
     def _expression_losses(self, output: Tensor, x_0_pos: Tensor, noised: Noised, batch: Batch) -> dict[str, Tensor]:
@@ -405,7 +407,6 @@ class Objective:
             "layout": config.lambda_layout,
             "expression": config.lambda_expression,
             "completion": config.lambda_completion,
-            "min_distance": config.lambda_min_distance,
             "fape": config.lambda_fape,
             "balance": config.moe_load_balance_loss_weight,
             "masked": config.reconstruction_weight,

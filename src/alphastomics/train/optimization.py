@@ -37,11 +37,8 @@ class NonFiniteLossError(RuntimeError):
 
 
 def make_optimizer(module: Denoiser, config: PlanConfig) -> torch.optim.AdamW:
-    """AdamW with one group for the denoiser and one, with its own rate, for the minimum-distance network."""
-    others = [p for name, p in module.named_parameters() if not name.startswith("min_distance.")]
-    min_distance = list(module.min_distance.parameters())
-    groups: list[dict[str, Any]] = [{"params": others}, {"params": min_distance, "lr": config.min_distance_lr}]
-    return torch.optim.AdamW(groups, lr=config.lr, weight_decay=config.weight_decay, betas=(0.9, 0.99))
+    """AdamW for all weights of the denoiser."""
+    return torch.optim.AdamW(module.parameters(), lr=config.lr, weight_decay=config.weight_decay, betas=(0.9, 0.99))
 
 
 def learning_rate_factor(config: PlanConfig, step: int, progress: float) -> float:
@@ -50,14 +47,14 @@ def learning_rate_factor(config: PlanConfig, step: int, progress: float) -> floa
     return warm * (config.final_lr + (1 - config.final_lr) * DECAYS[config.lr_schedule](progress))
 
 
-def override_rates(checkpoint: dict[str, Any], config: PlanConfig) -> None:
-    """Write the learning rates of ``config`` to a checkpoint, so that a training can be resumed at a lower rate."""
-    now = [config.lr, config.min_distance_lr]
+def override_rate(checkpoint: dict[str, Any], config: PlanConfig) -> None:
+    """Write the learning rate of ``config`` to a checkpoint, so that a training can be resumed at a lower rate."""
+    new = config.lr
     for state, schedule in zip(checkpoint["optimizer_states"], checkpoint["lr_schedulers"], strict=True):
-        before, schedule["base_lrs"] = schedule["base_lrs"], now
-        for group, old, new in zip(state["param_groups"], before, now, strict=True):
-            if new != old:
-                group["lr"], group["initial_lr"] = group["lr"] * new / old, new
+        (group,), (old,) = state["param_groups"], schedule["base_lrs"]
+        schedule["base_lrs"] = [new]
+        if new != old:
+            group["lr"], group["initial_lr"] = group["lr"] * new / old, new
 
 
 def gradient_norm(module: Denoiser) -> Tensor:

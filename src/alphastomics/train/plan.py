@@ -29,7 +29,7 @@ from alphastomics.train.optimization import (
     gradient_norm,
     learning_rate_factor,
     make_optimizer,
-    override_rates,
+    override_rate,
 )
 from alphastomics.train.timesteps import keyed_rng
 
@@ -162,7 +162,7 @@ class TrainingPlan(pl.LightningModule):
         self._elapsed = checkpoint["elapsed_seconds"]
         self.statistics_epoch = checkpoint.get("last_look", -1)
         self.objective.load.last = checkpoint.get("expert_load")
-        override_rates(checkpoint, self.config)
+        override_rate(checkpoint, self.config)
 
     # -- Steps ---------------------------------------------------------------------------------------------------------
 

@@ -13,6 +13,7 @@ from alphastomics.config import DEFAULT_CONTEXT_SIZE, DEFAULT_STEPS, DEFAULT_VAL
 from alphastomics.diffusion import MaskingConfig
 from alphastomics.train.callbacks import History, MicroBatches
 from alphastomics.train.checkpoint import LastCheckpoint, checkpoint_path
+from alphastomics.train.cross_fit import SHARE as CROSS_FIT_SHARE
 from alphastomics.train.curriculum import make_curriculum
 from alphastomics.train.defaults import default_augmentation, default_deformation
 from alphastomics.train.distributed.devices import (
@@ -111,6 +112,9 @@ class TrainingSession:
         if arguments.masking is not None and not module.config.mask_tokens:
             raise ValueError("masking= requires a model with enable_masking=True")
         self.max_seconds = seconds_of(self.trainer_kwargs.pop("max_time"))
+        # The second network, on which the spread of draws of positions is fitted, takes its share of the time.
+        places = mode in ("expr_to_pos", "any")
+        self.fit_seconds = self.max_seconds and self.max_seconds * (1 - CROSS_FIT_SHARE if places else 1)
         self.seconds = 0.0
         self.checkpoint: Path | None = None
 
@@ -184,12 +188,11 @@ class TrainingSession:
 
     def make_plan(self, kind: type[TrainingPlan]) -> None:
         """Choose the number of epochs and the curriculum, and make the training plan."""
-        schema, curriculum = self.source.schema, self._make_curriculum()
+        curriculum = self._make_curriculum()
         self.plan = kind(
             self.module,
             slice_names=tuple(cells.name for cells in self.source.slices),
-            spacing=schema.spacing / schema.scale,
-            max_seconds=self.max_seconds,
+            max_seconds=self.fit_seconds,
             n_recomputed=self.layout.n_recomputed,
             curriculum=curriculum,
             group_size=self.arguments.context_parallel_size,
@@ -248,7 +251,7 @@ class TrainingSession:
             data_splitter=self.datamodule,
             ema=MovingAverage(self.plan.config.ema_decay),
             history=History(model.history_),
-            max_seconds=self.max_seconds,
+            max_seconds=self.fit_seconds,
             early_stopping=self.arguments.early_stopping,
             **self.trainer_kwargs,
         )
@@ -322,6 +325,7 @@ def plan_arguments(
         "mode": mode,
         "diffusion": diffusion,
         "shared_frame": schema.frame == "shared",
+        "spacing": schema.spacing / schema.scale,
         "masking": (masking or MaskingConfig()) if module.config.mask_tokens else None,
         "deformation": default_deformation(n_cells),
         **(plan_kwargs or {}),

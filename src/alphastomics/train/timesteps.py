@@ -5,10 +5,10 @@ Timesteps by mode (0: clean, 1: absent):
 ========================  =============================  =============================
 mode                      t_expr                         t_pos
 ========================  =============================  =============================
-``expr_to_pos``           0                              1 (absent) or U(0, 1)
+``expr_to_pos``           0                              1 (absent)
 ``pos_to_expr``           1 (absent), U(0, 1), or 0      0, or 1 with t_expr 0
 ``joint``                 U(0, 1), 1, or 0 with t_pos 1  U(0, 1) or 1
-``any``                   0, U(0, 1) or 1                0, U(0, 1) or 1
+``any``                   those of all of these
 ========================  =============================  =============================
 
 Timesteps of 1 train the conditional mean, which is the first step of every sampler, and with ``t_expr`` = 0 the canonical frame.
@@ -96,7 +96,7 @@ def draw_timesteps(
     kind = float(drawn) if kind is None else kind
     t_1, t_2 = float(smallest + (1 - smallest) * u), float(MIN_TIME + (1 - MIN_TIME) * v)
     if mode == "expr_to_pos":
-        return Timesteps(0.0, 1.0 if kind < absent else t_1)
+        return Timesteps(0.0, 1.0)
     if mode == "pos_to_expr":
         if kind < FRAME_SHARE:
             return Timesteps(0.0, 1.0)

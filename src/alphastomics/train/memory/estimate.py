@@ -10,7 +10,7 @@ tracks modules, which takes longer. Where the step depends on values, the most e
 true and every mask is full, so that all contexts have noise and absent positions at once. Other scalars are 1.
 
 Not included: buffers inside kernels (packed matrices, some MB), uneven load of experts, padding, the masks of masked training,
-the minimum-distance network (a few hundred cells), copies of weights for training on several devices, and everything outside
+copies of weights for training on several devices, and everything outside
 the step: data, loaders, fragmentation, code. Code outside of PyTorch, such as a k-d tree, must be an operator with a registered
 shape (``torch.library.register_fake``).
 """
@@ -260,7 +260,7 @@ def estimate_training(
     group_size
         Number of processes that share a context; the estimate is for one of them.
     **arguments
-        Arguments of the plan except ``spacing``, because the minimum-distance network is not included.
+        Arguments of the plan.
     """
 
     def make_step() -> Step:
@@ -334,7 +334,6 @@ def _full_batch(config: DenoiserConfig, b: int, n: int, *, targets: bool) -> Bat
     return Batch(
         expression=torch.zeros(b, n, g),
         position=torch.zeros(b, n, d),
-        patch=torch.zeros(b, 0, d),
         mask=torch.ones(b, n, dtype=torch.bool),
         measured=torch.ones(b, g, dtype=torch.bool),
         present=torch.ones(b, g, dtype=torch.bool),

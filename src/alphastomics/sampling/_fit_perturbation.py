@@ -1,0 +1,96 @@
+r"""Fit of the changes of genes with which draws of positions are samples of the posterior.
+
+A draw d and the truth x of the same cells are two samples of one distribution. For every score S of two placements therefore
+:math:`\mathbb E\, S(d, d') = \mathbb E\, S(d, x)`. The share q of the genes is the one for which this holds for the share of preserved
+neighbors, on cells that the network has not seen. The standard deviation :math:`\tau` of the offsets is not fitted: slices of one
+specimen have no offsets from each other, but a query has. For counts it was chosen by the coverage of the draws of another
+specimen (``docs/design-notes.md``); values that are not counts have none.
+"""
+
+from __future__ import annotations
+
+import math
+from itertools import combinations
+from statistics import mean
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from alphastomics.metrics import knn_preservation
+from alphastomics.sampling._cells import encode_cells, evenly_spaced_indices
+from alphastomics.sampling._perturbation import Perturbation
+from alphastomics.sampling._position import PositionSampler
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from alphastomics.data import CellSource, SliceCells
+    from alphastomics.sampling._sampler import Sampler
+
+    Array = NDArray[np.float64]
+
+N_CELLS = 1024  # that are placed, of one slice
+N_DRAWS = 2
+NEIGHBORS_SHARE = 0.005  # of the cells that count as neighbors
+SHARES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
+OFFSET = 0.6  # of the genes of counts
+FEWEST_CELLS = 30  # below which nothing can be fitted
+DEFAULT = Perturbation(share=0.5, offset=0.0)
+FLOOR = 0.01  # of a score, below which it is chance
+
+
+def fit_perturbation(sampler: Sampler, source: CellSource, held_out: Sequence[SliceCells]) -> Perturbation:
+    """Fit the share of genes; ``held_out`` are cells of ``source`` that the network has not seen."""
+    parts = [cells for cells in held_out if len(cells.rows) >= FEWEST_CELLS and cells.position is not None]
+    if not parts or source.measured.sum() < 2:
+        return DEFAULT
+    agreement = _Agreement(sampler, source, parts[len(parts) // 2])
+    offset = OFFSET if source.schema.transform == "log1p" else 0.0
+    return Perturbation(share=_fit_share(agreement, offset), offset=offset)
+
+
+def _fit_share(agreement: _Agreement, offset: float) -> float:
+    """The share at which draws preserve as many neighbors of each other as of the truth, by bisection of SHARES."""
+    low, high = -1, len(SHARES)
+    at_low = at_high = 0.0
+    while high - low > 1:
+        middle = (low + high) // 2
+        value = agreement.log_ratio(Perturbation(share=SHARES[middle], offset=offset))
+        if value < 0:
+            low, at_low = middle, value
+        else:
+            high, at_high = middle, value
+    if low < 0 or high == len(SHARES):
+        return SHARES[max(low, 0)]
+    weight = at_low / (at_low - at_high)
+    return (1 - weight) * SHARES[low] + weight * SHARES[high]
+
+
+class _Agreement:
+    """Neighbors that draws of the cells of a slice share with each other and with the truth."""
+
+    def __init__(self, sampler: Sampler, source: CellSource, cells: SliceCells) -> None:
+        index = evenly_spaced_indices(len(cells.rows), N_CELLS)
+        assert cells.position is not None  # checked by the caller
+        self.sampler, self.source = sampler, source
+        self.rows, self.true = cells.rows[index], cells.position[index] / source.schema.scale
+        self.n_neighbors = max(1, round(NEIGHBORS_SHARE * len(index)))
+
+    def log_ratio(self, perturbation: Perturbation) -> float:
+        """Log S(d, d') - log S(d, x) for the share of preserved neighbors."""
+        draws = [self._draw(perturbation, number) for number in range(N_DRAWS)]
+        between = mean([self._score(a, b) for a, b in combinations(draws, 2)])
+        with_truth = mean([self._score(self.true, draw) for draw in draws])
+        return math.log(max(between, FLOOR) / max(with_truth, FLOOR))
+
+    def _draw(self, perturbation: Perturbation, number: int) -> Array:
+        rng = np.random.default_rng(number)
+        change = perturbation.draw(self.source.measured, rng)
+        cells = encode_cells(self.sampler.module, self.source, self.rows, max_context=N_CELLS, change=change)
+        draw = PositionSampler(self.sampler, cells).place(rng, refine=self.sampler.refines)
+        return draw.cpu().double().numpy()
+
+    def _score(self, a: Array, b: Array) -> float:
+        return knn_preservation(a, b, n_neighbors=self.n_neighbors)

@@ -1,0 +1,148 @@
+"""Cells whose positions were predicted, by slice, with the true and the predicted positions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+
+from alphastomics._keys import PLACED_SUFFIX
+from alphastomics.data._checks import check_key
+from alphastomics.data._slices import resolve_slice_key, slice_rows
+from alphastomics.tl._tables import read_coordinates, read_uncertainty
+
+if TYPE_CHECKING:
+    from anndata import AnnData
+    from numpy.typing import NDArray
+
+N_NAMES = 5  # cells listed in an error
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlacedSlice:
+    """Cells of one slice as ascending rows of the AnnData; ``placed`` are those whose position was predicted."""
+
+    name: str
+    cells: NDArray[np.int64]
+    placed: NDArray[np.int64]
+
+    @property
+    def free(self) -> bool:
+        """Whether no position was known, so that the frame of the prediction is arbitrary."""
+        return len(self.placed) == len(self.cells)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PositionPair:
+    """True and predicted positions of all cells.
+
+    Parameters
+    ----------
+    true, predicted
+        (n_cells, n_dims). Without a prediction, both are the true positions.
+    uncertainty
+        Uncertainty of the prediction, (n_cells,), if there is one.
+    truth, prediction
+        Keys of ``obsm``; `prediction` is None if positions were not predicted.
+    argument
+        Argument that sets the key of the truth, for errors.
+    """
+
+    true: NDArray[np.float64]
+    predicted: NDArray[np.float64]
+    uncertainty: NDArray[np.float64] | None
+    truth: str
+    prediction: str | None
+    argument: str
+
+    @classmethod
+    def read(cls, adata: AnnData, truth: str, prediction: str | None, *, argument: str) -> PositionPair:
+        """Read both from ``obsm``, and the uncertainty from ``obs``."""
+        predicted = None if prediction is None else read_coordinates(adata, prediction, "prediction")
+        true = read_coordinates(adata, truth, argument)
+        if predicted is None:
+            predicted = true
+        check_same_dims(true, predicted, truth, str(prediction), argument=argument)
+        uncertainty = None if prediction is None else read_uncertainty(adata, truth, prediction)
+        return cls(
+            true=true,
+            predicted=predicted,
+            uncertainty=uncertainty,
+            truth=truth,
+            prediction=prediction,
+            argument=argument,
+        )
+
+
+def check_same_dims(
+    true: NDArray[np.float64], predicted: NDArray[np.float64], truth: str, prediction: str, *, argument: str = "truth"
+) -> None:
+    """Raise if true and predicted positions differ in dimension."""
+    if true.shape != predicted.shape:
+        raise ValueError(
+            f'obsm["{truth}"] has shape {true.shape}, obsm["{prediction}"] has shape {predicted.shape}; '
+            f"pass keys of positions of equal dimension as {argument}=… and prediction=…"
+        )
+
+
+def read_slices(adata: AnnData, prediction: str | None, library_key: str | None) -> list[PlacedSlice]:
+    """Slices, sorted by name; cells without a slice form the last one."""
+    key = slice_key(adata, prediction, library_key)
+    placed = _placed(adata, prediction)
+    return [
+        PlacedSlice(name=name, cells=cells, placed=cells[placed[cells]])
+        for name, cells in slice_rows(adata, key, missing=True)
+    ]
+
+
+def slice_key(adata: AnnData, prediction: str | None, library_key: str | None) -> str | None:
+    """Column of ``obs`` with the slice of each cell, or None if all cells form one slice."""
+    if library_key is not None:
+        check_key("obs", adata.obs, library_key, "library_key")
+        return library_key
+    recorded = _recorded(adata, prediction, "slice_key")
+    return resolve_slice_key(adata, recorded if recorded in adata.obs else None)
+
+
+def _recorded(adata: AnnData, prediction: str | None, parameter: str) -> Any:
+    """A parameter in the provenance of the prediction, or None."""
+    return adata.uns.get(prediction, {}).get("params", {}).get(parameter)
+
+
+def _placed(adata: AnnData, prediction: str | None) -> NDArray[np.bool_]:
+    key = f"{prediction}{PLACED_SUFFIX}"
+    if prediction is None or key not in adata.obs:
+        return np.ones(adata.n_obs, dtype=bool)
+    column = adata.obs[key]
+    if not pd.api.types.is_bool_dtype(column) or column.isna().any():
+        raise ValueError(
+            f'obs["{key}"] must be boolean without missing values; correct it, or delete it to score all cells'
+        )
+    return column.to_numpy(dtype=bool)
+
+
+def cell_types(adata: AnnData, prediction: str | None, cell_type_key: str | None) -> NDArray[np.object_] | None:
+    """Cell types (n_cells,), or None if they are not known."""
+    if cell_type_key is not None:
+        check_key("obs", adata.obs, cell_type_key, "cell_type_key")
+        return adata.obs[cell_type_key].to_numpy(dtype=object)
+    recorded = _recorded(adata, prediction, "cell_type_key")
+    return adata.obs[recorded].to_numpy(dtype=object) if recorded in adata.obs else None
+
+
+def scored_cells(adata: AnnData, piece: PlacedSlice, pair: PositionPair) -> NDArray[np.int64]:
+    """Placed cells of a slice with a true position; raises for infinite and missing values."""
+    cells = piece.placed[~np.isnan(pair.true[piece.placed]).any(axis=1)]
+    for key, positions, remedy in (
+        (pair.truth, pair.true, "correct the values, or set them to NaN to skip the cells"),
+        (pair.prediction, pair.predicted, "place these cells, or remove them"),
+    ):
+        bad = cells[~np.isfinite(positions[cells]).all(axis=1)]
+        if len(bad):
+            names = ", ".join(adata.obs_names[bad[:N_NAMES]].astype(str)) + (", …" if len(bad) > N_NAMES else "")
+            raise ValueError(
+                f'obsm["{key}"] is not finite for {len(bad)} cells of slice {piece.name!r} ({names}); {remedy}'
+            )
+    return cells

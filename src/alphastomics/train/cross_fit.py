@@ -1,0 +1,148 @@
+r"""A network that has not seen a part of the reference, on which the spread of draws is fitted.
+
+Residuals of cells that a network was trained on are too small. A second network of the same architecture is trained without a
+fourth of the slices, or of the cells if there is only one slice, for a small share of the steps of the training. It places the
+others like those of a new specimen, or like further cells of the same one.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+import numpy as np
+import torch
+
+from alphastomics.config import DEFAULT_CONTEXT_SIZE, TrainerConfig, TrainingConfig
+from alphastomics.data import Batch, ContextDataset
+from alphastomics.data._batch import encode_batch
+from alphastomics.data._encode import Encoder
+from alphastomics.data._loaders import ContextLoader
+from alphastomics.nn import Denoiser
+from alphastomics.train.defaults import default_augmentation
+from alphastomics.train.objective import Objective
+from alphastomics.train.optimization import learning_rate_factor, make_optimizer
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from alphastomics.config import PlanConfig
+    from alphastomics.data import CellSource, SliceCells
+    from alphastomics.data._batch import RawBatch
+    from alphastomics.diffusion import DiffusionConfig
+
+logger = logging.getLogger(__name__)
+
+SHARE = 0.2  # of the steps of the training
+HELD_OUT = 4  # every fourth slice, or a fourth of the cells of a single slice, is held out
+SEED = 1  # added to the seed of the training
+
+
+class CrossFit(NamedTuple):
+    """A network, and the cells that it has not seen.
+
+    Attributes
+    ----------
+    module
+        The network.
+    held_out
+        Slices, or parts of a slice.
+    """
+
+    module: Denoiser
+    held_out: tuple[SliceCells, ...]
+
+
+class _PartOfSlice:
+    """A source with some of the cells of its only slice."""
+
+    def __init__(self, source: CellSource, cells: SliceCells) -> None:
+        self._source, self.slices, self.n_cells = source, (cells,), len(cells.rows)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._source, name)
+
+    def pieces(self, slice_index: int) -> list[NDArray[np.int64]]:
+        """Numbers of the cells, which are read at once."""
+        return [np.arange(self.n_cells)]
+
+
+def cross_fit(
+    network: Denoiser, source: CellSource, *, diffusion: DiffusionConfig, plan: PlanConfig, n_steps: int, seed: int
+) -> CrossFit:
+    """Train a network of the architecture of ``network``, whose genes have the same weights and components.
+
+    Parameters
+    ----------
+    network
+        The trained network.
+    source
+        Its reference, with positions.
+    diffusion
+        Its diffusion processes.
+    plan
+        Settings of its training.
+    n_steps
+        Number of steps of its training.
+    seed
+        Seed of its training.
+    """
+    part, names, held_out = divide(source)
+    schema, device = source.schema, network.device
+    devices = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices):
+        torch.manual_seed(seed + SEED)
+        module = Denoiser(network.config).to(device)
+        module.gene_weight.copy_(network.gene_weight)
+        module.components.copy_(network.components)
+        objective = Objective(
+            module,
+            plan,
+            mode="expr_to_pos",
+            diffusion=diffusion,
+            shared_frame=schema.frame == "shared",
+            spacing=schema.spacing / schema.scale,
+        )
+        dataset = ContextDataset(
+            part,
+            slices=names,
+            context_size=DEFAULT_CONTEXT_SIZE,
+            seed=seed + SEED,
+            augmentation=default_augmentation(schema, source.n_cells),
+        )
+        loader = ContextLoader(dataset, TrainingConfig.batch_size // DEFAULT_CONTEXT_SIZE)
+        optimizer, encoder = make_optimizer(module, plan), Encoder(schema)
+        n_steps, step = max(1, round(SHARE * n_steps)), 0
+        logger.info("Fitting the spread of samples on cells held out (%d steps).", n_steps)
+        while step < n_steps:
+            for raw in loader:
+                if step == n_steps:
+                    break
+                for group in optimizer.param_groups:
+                    group["lr"] = plan.lr * learning_rate_factor(plan, step, step / n_steps)
+                batch = Batch(*(part.to(device) for part in encode_batch(cast("RawBatch", raw), encoder)))
+                optimizer.zero_grad()
+                objective.total(objective.losses(batch, step=step), batch).backward()
+                torch.nn.utils.clip_grad_norm_(module.parameters(), TrainerConfig.gradient_clip_val)
+                optimizer.step()
+                step += 1
+            dataset.set_epoch(dataset.epoch + 1)
+    return CrossFit(module.eval(), held_out)
+
+
+def divide(source: CellSource) -> tuple[CellSource, list[str], tuple[SliceCells, ...]]:
+    """A source and the names of its slices to train on, and slices, or a part of one, that are held out."""
+    slices = source.slices
+    if len(slices) > 1:
+        names = [cells.name for i, cells in enumerate(slices) if i % HELD_OUT != 1]
+        return source, names, slices[1::HELD_OUT]
+    (cells,) = slices
+    order = np.random.default_rng(0).permutation(len(cells.rows))
+    n = len(order) // HELD_OUT
+    used, held_out = (_part(cells, np.sort(part)) for part in (order[n:], order[:n]))
+    part: CellSource = _PartOfSlice(source, used)
+    return part, [cells.name], (held_out,)
+
+
+def _part(cells: SliceCells, index: NDArray[np.int64]) -> SliceCells:
+    return cells._replace(rows=cells.rows[index], position=None if cells.position is None else cells.position[index])
