@@ -119,7 +119,9 @@ def assert_same(folder: Path, ranks: list[Any], reference: Path, alone: Any, *, 
             assert found["plain"] == ["Parameter"]
             weights, wanted = (load_file(where / name / "model.safetensors") for where in (folder, reference))
             for key in wanted.keys() - {NO_GRADIENT}:
-                np.testing.assert_allclose(weights[key], wanted[key], atol=1e-5, err_msg=f"{name} {key}")
+                # A share of noise is a ratio of differences of Moran's I, which amplifies rounding.
+                atol = 1e-4 if key.startswith("fitted.dependence") else 1e-5
+                np.testing.assert_allclose(weights[key], wanted[key], atol=atol, err_msg=f"{name} {key}")
     assert all(rank == ranks[0] for rank in ranks)
 
 
