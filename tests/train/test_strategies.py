@@ -232,7 +232,7 @@ def assert_same_trials(found: dict[str, Any], expected: dict[str, Any]) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["ddp", "ddp_fork", "ddp_spawn", "fsdp2"])
 def test_two_processes_match_one(run_strategy, alone, tmp_path, strategy):
-    """Losses of every step, in which the last of an epoch has padding; weights; what is sampled from them, and from a file."""
+    """Losses of every step, in which the last of an epoch has padding; weights; the conditional mean; and placements from a file."""
     models = dict(ATTENTION)
     if strategy in ("ddp_fork", "fsdp2"):
         models["trials"] = ATTENTION["moe"]
@@ -250,8 +250,10 @@ def test_two_processes_match_one(run_strategy, alone, tmp_path, strategy):
             for key in ("train_loss", "train_balance"):
                 np.testing.assert_allclose(found["history"].get(key, 0), expected["history"].get(key, 0), rtol=1e-5)
             np.testing.assert_allclose(found["weights"], expected["weights"], atol=5e-4, err_msg=name)
-            scale = np.std(expected["placed"])
-            np.testing.assert_allclose(found["placed"], expected["placed"], atol=1e-5 * scale, err_msg=name)
+            # Refinement and removal of overlaps amplify rounding of the mean, at most 2e-7 of the scale, to per cents of the
+            # scale: placements are compared below, between processes with the same weights.
+            scale = np.std(expected["mean"])
+            np.testing.assert_allclose(found["mean"], expected["mean"], atol=1e-6 * scale, rtol=0, err_msg=name)
             assert found["same"]
             assert found["plain"] == ["Parameter"]
     assert all(rank == ranks[0] for rank in ranks)
