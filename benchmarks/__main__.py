@@ -36,7 +36,10 @@ def main() -> None:
     data = ["--data-dir", options.data_dir] if options.data_dir else []
     shared = ["--model-dir", str(options.model_dir), *data]
     runs = [[name, *shared] for name in PLACING]
-    runs += [["calibration", *shared, "--benchmark", tissue] for tissue in CALIBRATED]
+    runs += [
+        [name, *shared, "--benchmark", tissue] for tissue in CALIBRATED for name in ("calibration", "known_positions")
+    ]
+    runs.append(["picture", *shared])
     runs += [[name, *shared, "--benchmark", tissue] for tissue in TISSUES for name in HELD_OUT]
     runs.append(["shell", *data])
     runs += [["compare", *data, "--benchmark", tissue] for tissue in TISSUES]

@@ -1,4 +1,4 @@
-"""Options and loop of the benchmarks that score a trained model on held-out slices with labels."""
+"""Options of the benchmarks that score a trained model on held-out slices, and their loop over slices with labels."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from benchmarks._report import Results, summarize
 from benchmarks._runner import RESULTS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from anndata import AnnData
 
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 TISSUES = ("starmap_mpfc", "seqfish")
 
 
-def parser(name: str, *, tissue: str = TISSUES[0]) -> argparse.ArgumentParser:
-    """Common options of these benchmarks; ``tissue`` is the default of ``--benchmark``."""
+def parser(name: str, *, tissue: str = TISSUES[0], tissues: Collection[str] = TISSUES) -> argparse.ArgumentParser:
+    """Common options of these benchmarks; ``tissue`` is the default of ``--benchmark``, and ``tissues`` are its choices."""
     found = argparse.ArgumentParser(
         prog=f"python -m benchmarks.{name}", formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
-    found.add_argument("--benchmark", choices=TISSUES, default=tissue, help="tissue")
+    found.add_argument("--benchmark", choices=tissues, default=tissue, help="tissue")
     found.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     found.add_argument("--minutes", type=float, help="training time of a model; the default depends on the tissue")
     found.add_argument("--model-dir", type=Path, help="folder in which trained models are saved and reused")

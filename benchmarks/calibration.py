@@ -15,30 +15,30 @@ conditional mean m (``reduce="mean"``), after a rigid motion of the truth onto m
 - ``energy``: energy score (Gneiting & Raftery 2007), :math:`\mathbb E \lVert d - x \rVert - \tfrac12 \mathbb E \lVert d - d' \rVert`,
   mean over cells, smaller is better.
 
-Methods are ``placement`` and ``mean`` (scores of ``_placement.py``) and ``draws``. In three dimensions the first two also have
-``rigid_rmsd``, the root mean square deviation after the best rotation and shift, without reflection and scale, relative to the
-root mean square radius of the truth: units and mirror images count, smaller is better. Run as
+Methods are ``placement`` and ``mean`` (scores of ``_placement.py``), ``draws`` and ``time``. In three dimensions the first two also
+have ``rigid_rmsd``, the root mean square deviation after the best rotation and shift, without reflection and scale, relative to the
+root mean square radius of the truth: units and mirror images count, smaller is better. ``time`` compares a draw of all cells with 25
+passes of the network over all cells, the least that a reverse process of 25 steps takes: ``draw, s`` and ``passes, s``, medians of
+three repetitions in alternation on one thread, and ``passes / draw``. A draw is half of a call of ``model.sample`` for two. Run as
 ``python -m benchmarks.calibration --benchmark seqfish --model-dir DIR``.
 """
 
 from __future__ import annotations
 
-import argparse
 import time
 from itertools import combinations
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 from scipy.stats import spearmanr
 
 from benchmarks import _held_out, _models, _placement
-from benchmarks._data import BENCHMARKS, DEFAULT_MINUTES, find_data
+from benchmarks._data import BENCHMARKS, find_data
 from benchmarks._report import Results, summarize, table
-from benchmarks._runner import RESULTS
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    import argparse
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
@@ -50,30 +50,22 @@ if TYPE_CHECKING:
 N_DRAWS = 9
 RANK = 8  # of nine distances: a region of 80 %
 N_SHARED = 20  # cells over which a displacement is averaged
+N_PASSES, N_REPEATS = 25, 3
 COMPARED = ("knn_20", "distance_spearman", "aligned_rmsd")
 COLUMNS = (
     *(f"{score}, {what}" for score in COMPARED for what in ("truth", "draws", "ratio")),
     *("nn_ks", "smooth, error", "smooth, draws", "rough, error", "rough, draws"),
     *("spread_over_error", "coverage", "spearman", "energy"),
 )
+TIMES = ("draw, s", "passes, s", "passes / draw")
+METHODS = ("placement", "mean", "draws", "time")
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """Parse the command line."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.calibration", formatter_class=argparse.ArgumentDefaultsHelpFormatter
-    )
-    parser.add_argument("--benchmark", choices=BENCHMARKS, default="seqfish", help="tissue")
-    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
-    parser.add_argument("--minutes", type=float, help="training time of a model; the default depends on the tissue")
+    parser = _held_out.parser("calibration", tissue="seqfish", tissues=BENCHMARKS)
     parser.add_argument("--mode", default=_models.MODE, choices=("any", "expr_to_pos"), help="mode of the models")
-    parser.add_argument("--model-dir", type=Path, help="folder in which trained models are saved and reused")
-    parser.add_argument("--output", type=Path, help="default benchmarks/results/calibration_BENCHMARK.json")
-    parser.add_argument("--data-dir", help="folder of the .h5ad files; default $ALPHASTOMICS_DATA or ../shared/data")
-    options = parser.parse_args(argv)
-    options.minutes = options.minutes or DEFAULT_MINUTES[options.benchmark]
-    options.output = options.output or RESULTS / f"calibration_{options.benchmark}.json"
-    return options
+    return _held_out.parse(parser, argv)
 
 
 def smooth_part(displacement: Array, position: Array) -> Array:
@@ -148,28 +140,62 @@ def sample(model: AlphaSTomics, fold: Fold, seed: int) -> dict[str, tuple[Array,
     return found
 
 
+def time_draw(model: AlphaSTomics, fold: Fold, seed: int) -> dict[str, float]:
+    """Seconds of a draw and of the passes, and their ratio."""
+    import torch
+
+    module, n_threads = model.module.eval(), torch.get_num_threads()
+    t = torch.full((1,), 0.5, device=module.device)
+    sizes = module.config.n_genes, module.config.n_dims
+    expression, position = (torch.randn(1, len(fold.truth), n, device=module.device) for n in sizes)
+
+    def draw() -> None:
+        model.sample(fold.query.copy(), mode="expr_to_pos", n_samples=2, random_state=seed)
+
+    @torch.no_grad()
+    def passes() -> None:
+        h = module.embed_expression(expression, 0 * t)
+        for _ in range(N_PASSES):
+            noisy = h + module.embed_position(position, t)
+            module.trunk(noisy, 0 * t, t, None, ("position",), position=position).position.cpu()
+
+    taken: dict[Callable[[], None], list[float]] = {draw: [], passes: []}
+    torch.set_num_threads(1)
+    try:
+        for _ in range(N_REPEATS):
+            for function, seconds in taken.items():
+                start = time.perf_counter()
+                function()
+                seconds.append(time.perf_counter() - start)
+    finally:
+        torch.set_num_threads(n_threads)
+    one, all_passes = float(np.median(taken[draw])) / 2, float(np.median(taken[passes]))
+    return dict(zip(TIMES, (one, all_passes, all_passes / one), strict=True))
+
+
 def run(results: Results, fold: Fold, *, seed: int, options: argparse.Namespace) -> None:
-    """Score the placement, the mean and the draws of one fold."""
+    """Score the placement, the mean and the draws of one fold, and time a draw."""
     parameters = _models.training_parameters(options.minutes, mode=options.mode) | {"n_draws": N_DRAWS}
-    methods = ("placement", "mean", "draws")
-    if all(results.find(parameters, method=name, fold=fold.name, seed=seed) for name in methods):
+    if all(results.find(parameters, method=name, fold=fold.name, seed=seed) for name in METHODS):
         return
     path = _models.model_path(options.model_dir, options.benchmark, fold.name, mode=options.mode, seed=seed)
     model, train_seconds = _models.train_or_load(
         fold.reference, seed=seed, minutes=options.minutes, mode=options.mode, path=path
     )
-    perturbation = model.fitted_.perturbation
-    found = sample(model, fold, seed)
+    perturbation, found = model.fitted_.perturbation, sample(model, fold, seed)
+    scores, timed = {"time": time_draw(model, fold, seed)}, {"time": 0.0}
     for method, (positions, seconds) in found.items():
+        timed[method] = seconds
         if method == "draws":
-            scores = compare(positions, found["mean"][0], fold.truth)
+            scores[method] = compare(positions, found["mean"][0], fold.truth)
         else:
-            scores = _placement.score(fold.truth, positions)
+            scores[method] = _placement.score(fold.truth, positions)
             if fold.truth.shape[1] == 3:
-                scores["rigid_rmsd"] = rigid_rmsd(fold.truth, positions)
+                scores[method]["rigid_rmsd"] = rigid_rmsd(fold.truth, positions)
+    for method in METHODS:
         _held_out.keep(
-            results, method, fold.name, seed, parameters=parameters, scores=scores, seconds=seconds,
-            train_seconds=round(train_seconds, 1), model=_models.fingerprint(model),
+            results, method, fold.name, seed, parameters=parameters, scores=scores[method],
+            seconds=timed[method], train_seconds=round(train_seconds, 1), model=_models.fingerprint(model),
             genes={"share": round(perturbation.share, 3), "offset": perturbation.offset},
         )  # fmt: skip
 
@@ -183,11 +209,11 @@ def main(argv: Sequence[str] | None = None) -> None:
         for fold in folds:
             run(results, fold, seed=seed, options=options)
     rigid = ("rigid_rmsd",) if folds[0].truth.shape[1] == 3 else ()
-    for methods, columns in (("placement", "mean"), (*_placement.METRICS, *rigid)), (("draws",), COLUMNS):
-        summary = summarize(results.entries, methods, [fold.name for fold in folds], options.seeds)
-        print(table(summary, columns))
-    methods = ("placement", "mean", "draws")
-    results.write(summary=summarize(results.entries, methods, [fold.name for fold in folds], options.seeds))
+    summary = summarize(results.entries, METHODS, [fold.name for fold in folds], options.seeds)
+    results.write(summary=summary)
+    placed = (*_placement.METRICS, *rigid)
+    for methods, columns in (METHODS[:2], placed), (("draws",), COLUMNS), (("time",), TIMES):
+        print(table({method: summary[method] for method in methods if method in summary}, columns))
 
 
 if __name__ == "__main__":

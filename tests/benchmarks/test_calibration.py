@@ -5,14 +5,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+import torch
 from benchmarks._report import Results
-
-if TYPE_CHECKING:
-    from pathlib import Path
 from scipy.spatial.distance import cdist
 from scipy.spatial.transform import Rotation
 
+from alphastomics.nn import Denoiser, DenoiserConfig
 from benchmarks import _data, _models, calibration
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 SPREAD = 0.3  # standard deviation of each coordinate; the tissue has a radius of about 1.4
 
@@ -122,6 +124,7 @@ def test_only_placements_in_three_dimensions_have_a_rigid_rmsd(n_dims, make_tiss
     monkeypatch.setattr(_models, "train_or_load", lambda *_, **__: (model, 1.0))
     monkeypatch.setattr(_models, "fingerprint", lambda model: "0")
     monkeypatch.setattr(calibration, "sample", lambda *_: found)
+    monkeypatch.setattr(calibration, "time_draw", lambda *_: dict.fromkeys(calibration.TIMES, 1.0))
     monkeypatch.setitem(_data.BENCHMARKS, "seqfish", lambda folder: [fold])
     monkeypatch.setattr(calibration, "find_data", lambda folder: tmp_path)
     path = tmp_path / "calibration.json"
@@ -129,4 +132,28 @@ def test_only_placements_in_three_dimensions_have_a_rigid_rmsd(n_dims, make_tiss
     scores = {entry["method"]: entry["scores"] for entry in Results(path, {}).entries}
     rigid = {method: values["rigid_rmsd"] for method, values in scores.items() if "rigid_rmsd" in values}
     assert rigid == pytest.approx({"placement": 0.5, "mean": 0} if n_dims == 3 else {}, abs=1e-6)
-    assert list(scores) == ["placement", "mean", "draws"]
+    assert list(scores) == ["placement", "mean", "draws", "time"]
+
+
+def test_a_draw_is_timed_against_passes_of_the_network_on_one_thread(make_tissue, monkeypatch):
+    fold = _data.make_fold("held_out", make_tissue(0), make_tissue(1, n_slices=1))
+    module, calls = Denoiser(DenoiserConfig(n_genes=40, n_dims=2, d_model=16, n_layers=1, n_heads=2)), []
+    monkeypatch.setattr(calibration.time, "perf_counter", lambda: next(clock))
+    # Every second call ends an interval: 4 s for two draws, 10 s for the passes; one slow repetition does not count.
+    clock = iter(np.cumsum([0, 4, 0, 10, 0, 400, 0, 1000, 0, 4, 0, 10]))
+
+    def sample(query, **arguments):
+        assert not np.isin("spatial", list(query.obsm))
+        calls.append((arguments["n_samples"], len(query), torch.get_num_threads()))
+
+    def trunk(h, *arguments, **keywords):
+        calls.append((h.shape[1], torch.get_num_threads()))
+        return forward(h, *arguments, **keywords)
+
+    forward, module.trunk = module.trunk, trunk
+    n_threads = torch.get_num_threads()
+    times = calibration.time_draw(SimpleNamespace(module=module, sample=sample), fold, 0)
+    assert times == pytest.approx({"draw, s": 2, "passes, s": 10, "passes / draw": 5})
+    n_cells = len(fold.truth)
+    assert calls == [(2, n_cells, 1), *[(n_cells, 1)] * calibration.N_PASSES] * calibration.N_REPEATS
+    assert torch.get_num_threads() == n_threads

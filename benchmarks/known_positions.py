@@ -1,0 +1,115 @@
+"""Placement of a held-out slice of which 5 % of the positions are known.
+
+The known cells are chosen at random, by the seed. All methods are scored on the other cells, by ``distance_spearman``, ``knn_20`` and
+``aligned_rmsd`` of ``_placement.py``:
+
+- ``known, placement``: ``model.sample(query, mode="expr_to_pos", inpaint=True)``;
+- ``known, unconditioned``: the placement by the same model without known positions;
+- ``known, kriging``: Gaussian process regression of the known positions over the embedding of the query by the same model
+  (``get_latent_representation``, standardized), without the conditional mean as a trend. The kernel is an isotropic radial basis
+  function and white noise, and its parameters maximize the marginal likelihood (scikit-learn);
+- ``known, kriging of expression``: the same over 20 principal components of the standardized expression of the query. The model is
+  not used.
+
+Features and numbers of components were chosen on the held-out slices, among 10, 20 and 50 components and the embeddings of both layers,
+which favors the baselines. Run as ``python -m benchmarks.known_positions --benchmark seqfish --model-dir DIR``.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from typing import TYPE_CHECKING
+
+import numpy as np
+from scipy.spatial.distance import pdist
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.gaussian_process import GaussianProcessRegressor
+from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
+
+from benchmarks import _held_out, _models, _placement
+from benchmarks._data import BENCHMARKS, find_data
+from benchmarks._report import Results, summarize, table
+from benchmarks.baselines._features import expression_features, principal_components
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from alphastomics.model import AlphaSTomics
+    from benchmarks._data import Fold
+
+    Array = NDArray[np.float64]
+
+KNOWN_SHARE = 0.05
+N_COMPONENTS = 20
+SCORES = ("distance_spearman", "knn_20", "aligned_rmsd")
+PLACEMENT, UNCONDITIONED, KRIGING = "known, placement", "known, unconditioned", "known, kriging"
+METHODS = (PLACEMENT, UNCONDITIONED, KRIGING, "known, kriging of expression")
+
+
+def krige(feature: Array, known: NDArray[np.intp], position: Array) -> Array:
+    """Positions (N, D) of cells with ``feature`` (N, F), given those of the ``known`` cells (n, D)."""
+    length = float(np.median(pdist(feature[known])))
+    kernel = ConstantKernel() * RBF(length, (length / 100, length * 100)) + WhiteKernel(0.3, (1e-5, 10.0))
+    process = GaussianProcessRegressor(kernel, normalize_y=True, n_restarts_optimizer=2, random_state=0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)  # an optimum at a bound, such as no noise, is admissible
+        return process.fit(feature[known], position).predict(feature)
+
+
+def place(model: AlphaSTomics, fold: Fold, method: str, known: NDArray[np.intp], *, seed: int) -> Array:
+    """Positions (N, D) of all cells, in the order of the truth, if those of the cells ``known`` (n,) are given."""
+    query, given = fold.query.copy(), np.full_like(fold.truth, np.nan)
+    given[known] = fold.truth[known]
+    if method in (PLACEMENT, UNCONDITIONED):
+        if method == PLACEMENT:
+            query.obsm["spatial"] = given[fold.order]
+        return fold.in_source_order(_models.sample(model, query, seed=seed, inpaint=method == PLACEMENT))
+    if method == KRIGING:
+        feature = np.asarray(model.get_latent_representation(query), dtype=np.float64)
+        feature = (feature - feature.mean(0)) / np.maximum(feature.std(0), 1e-6)
+    else:
+        standardized, _ = expression_features(query, query, scale=True)
+        feature, _ = principal_components(standardized, standardized, n_components=N_COMPONENTS)
+    return krige(fold.in_source_order(feature), known, fold.truth[known])
+
+
+def run(results: Results, fold: Fold, *, seed: int, options: argparse.Namespace) -> None:
+    """Score all methods on one fold."""
+    parameters = _models.training_parameters(options.minutes) | {"known_share": KNOWN_SHARE}
+    if all(results.find(parameters, method=method, fold=fold.name, seed=seed) for method in METHODS):
+        return
+    path = _models.model_path(options.model_dir, options.benchmark, fold.name, mode=_models.MODE, seed=seed)
+    model, train_seconds = _models.obtain_model(fold, seed=seed, minutes=options.minutes, path=path)
+    n_cells = len(fold.truth)
+    known, rest = np.split(np.random.default_rng(seed).permutation(n_cells), [round(KNOWN_SHARE * n_cells)])
+    known, rest = np.sort(known), np.sort(rest)
+    for method in METHODS:
+        start = time.perf_counter()
+        placed = place(model, fold, method, known, seed=seed)
+        seconds = time.perf_counter() - start
+        scores = _placement.score(fold.truth[rest], placed[rest])
+        _held_out.keep(
+            results, method, fold.name, seed, parameters=parameters, scores={name: scores[name] for name in SCORES},
+            seconds=seconds, train_seconds=round(train_seconds, 1), model=_models.fingerprint(model),
+        )  # fmt: skip
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Score every unfinished fold and seed, and print the table."""
+    options = _held_out.parse(_held_out.parser("known_positions", tissue="seqfish", tissues=BENCHMARKS), argv)
+    folds = BENCHMARKS[options.benchmark](find_data(options.data_dir))
+    results = Results(options.output, {"benchmark": "known_positions", "tissue": options.benchmark})
+    for seed in options.seeds:
+        for fold in folds:
+            run(results, fold, seed=seed, options=options)
+    summary = summarize(results.entries, METHODS, [fold.name for fold in folds], options.seeds)
+    results.write(summary=summary)
+    print(table(summary, SCORES))
+
+
+if __name__ == "__main__":
+    main()
