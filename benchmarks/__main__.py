@@ -14,8 +14,8 @@ from benchmarks._held_out import TISSUES
 from benchmarks._runner import RESULTS
 
 WHOLE_SLICES = (
-    *("--minutes", "30", "--steps", "4200", "--variants", "contexts of 1,024", "full"),
-    *("--output", str(RESULTS / "whole_slices.json")),
+    *("--minutes", "30", "--steps", "5600", "--shortest", "512", "--warmup", "0.95", "--seeds", "0", "1"),
+    *("--variants", "contexts of 1,024", "full", "--output", str(RESULTS / "whole_slices.json")),
 )
 PLACING = ("seqfish", "starmap_mpfc", "drosophila3d")
 CALIBRATED = (*PLACING, "hypothalamus")

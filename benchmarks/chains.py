@@ -2,12 +2,12 @@
 
 Generated chains (:func:`alphastomics.chains.synthetic_chains`) consist of helices and strands, and their expression contains the
 secondary structure of a residue but not its position. One model uses the order (``sequence_key="residue"``: relative positions in
-factorized pair features, and neighbors along the chain as well as among the noisy positions), a second one is also trained with
-the frame-aligned point error, and a third is the same network without the order. All are trained for the same number
-of steps and place held-out chains. Scores, means over these
-chains: ``fape``, the frame-aligned point error; ``fape_mirrored``, that of the mirror image of the prediction, larger than
-``fape`` if the handedness is correct; ``distance_spearman``; ``rmsd``, the root mean square distance in Å after the best rotation
-and shift, without reflection; ``bond``, the median distance of consecutive residues in Å, which is 3.8.
+factorized pair features, and neighbors along the chain), a second one is also trained with the frame-aligned point error, and a
+third is the same network without the order, which has no neighbors, because positions are absent. All are trained for the same
+number of steps and place held-out chains. Scores, means over these chains: ``fape``, the frame-aligned point error;
+``fape_mirrored``, that of the mirror image of the prediction, larger than ``fape`` if the handedness is correct;
+``distance_spearman``; ``rmsd``, the root mean square distance in Å after the best rotation and shift, without reflection;
+``bond``, the median distance of consecutive residues in Å, which is 3.8.
 
 All chains are in one frame. With ``--frame slice`` each has its own frame, and the model, for which a slice equals its mirror
 image, may choose the handedness of every chain. Run as ``python -m benchmarks.chains``.
@@ -35,10 +35,10 @@ ORDERED, FRAMES, UNORDERED, CHANCE = "with order", "with order and FAPE", "witho
 FOLD = "generated"
 SCORES = ("fape", "fape_mirrored", "distance_spearman", "rmsd", "bond")
 NETWORK = {"pair_features": "factorized", "d_model": 64, "n_layers": 3, "dropout": 0.0}
-HYBRID = {"attention": "neighbor", "sparse_pairs": "hybrid", "n_neighbors": 16}
+ALONG = {"attention": "neighbor", "sparse_pairs": "sequence", "n_neighbors": 16}
 MODELS = {
-    ORDERED: HYBRID,
-    FRAMES: HYBRID,
+    ORDERED: ALONG,
+    FRAMES: ALONG,
     UNORDERED: {"attention": "neighbor", "sparse_pairs": "coordinate", "n_neighbors": 16},
 }
 PLANS = {FRAMES: {"lambda_fape": 1.0}}  # beside the losses of every plan
@@ -59,7 +59,7 @@ def place(method: str, train: AnnData, query: AnnData, *, frame: str, steps: int
         max_epochs=-1,
         max_steps=steps,
         augmentation=asx.data.Augmentation(gene_dropout=0.0),  # there are too many chains to memorize
-        plan_kwargs={"deformation": 0.0, **PLANS.get(method, {})},  # bonds have one length
+        plan_kwargs=PLANS.get(method),
         enable_progress_bar=False,
         **TRAINING,
     )

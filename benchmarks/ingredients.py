@@ -1,10 +1,10 @@
 """Effect of each component for long contexts on accuracy, time and memory, with whole slices as contexts.
 
-Every variant trains for the same number of steps in its own process. The placement and the conditional mean of the held-out
-cells are scored. Contexts are short (``--shortest``) for most of the steps (``--warmup``) and then grow to whole
-slices; rows named "contexts of …" keep contexts of one size. Beside the scores, the table has the
-median processor time of the last steps, which does not depend on other programs, and the peak
-memory of the process.
+Models have the mode ``any``: attention and pair features use distances only in contexts with positions, which models of the mode
+``expr_to_pos`` do not have. Every variant trains for the same number of steps in its own process. The placement and the conditional
+mean of the held-out cells are scored. Contexts are short (``--shortest``) for most of the steps (``--warmup``) and then grow to whole
+slices; rows named "contexts of …" keep contexts of one size. Beside the scores, the table has the median processor time of the last
+steps, which does not depend on other programs, and the peak memory of the process.
 
 With ``--minutes`` the time ends the training, and ``--steps`` only determines when contexts grow. Run as
 ``python -m benchmarks.ingredients --benchmark seqfish``; finished variants are kept.
@@ -77,7 +77,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     reference, arguments = fold.reference.copy(), dict(VARIANTS[options.variant])
     length = arguments.pop("context_size", None)
     asx.model.AlphaSTomics.setup_anndata(reference, position_key="spatial", slice_key="slice_id")
-    model = asx.model.AlphaSTomics(reference, mode="expr_to_pos", random_state=options.seed, **arguments)
+    model = asx.model.AlphaSTomics(reference, mode=_models.MODE, random_state=options.seed, **arguments)
     start = time.perf_counter()
     model.train(
         **lengths(options, length),
@@ -127,7 +127,8 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 def run(results: Results, options: argparse.Namespace, variant: str, seed: int) -> None:
     """Measure one variant, unless it is finished."""
-    parameters = {"steps": options.steps, "minutes": options.minutes, "variant": VARIANTS[variant]}
+    parameters = {"mode": _models.MODE, "steps": options.steps, "minutes": options.minutes}
+    parameters["variant"] = VARIANTS[variant]
     if "context_size" not in VARIANTS[variant]:
         parameters |= {"shortest": options.shortest, "warmup": options.warmup}
     elif options.minutes:

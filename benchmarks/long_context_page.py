@@ -27,7 +27,6 @@ TISSUES = {
     "seqfish": "seqFISH mouse embryo, slices of 10,129 and 7,642 cells",
     "starmap3d": "STARmap visual cortex in 3D, one slice of 16,422 cells",
 }
-NAMED = {"one step": "mean", "chain": "sample"}  # in results from before positions were placed without steps
 SCORES = {
     "knn_20": "kNN preservation ↑",
     "distance_spearman": "distance Spearman ↑",
@@ -121,7 +120,7 @@ def ingredients_table(name: str, folder: Path = RESULTS) -> str:
     results = json.loads(path.read_text())
     summary = results["summary"]
     read_outs = list(dict.fromkeys(row.rpartition(", ")[2] for row in summary))
-    titles = [f"{title}, {NAMED.get(name, name)}" for title in SCORES.values() for name in read_outs]
+    titles = [f"{title}, {name}" for title in SCORES.values() for name in read_outs]
     lines = [["", *titles, "steps", "s per step", "GiB"]]
     for variant in VARIANTS:
         found = [summary.get(f"{variant}, {read_out}") for read_out in read_outs]

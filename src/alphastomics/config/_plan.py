@@ -66,13 +66,15 @@ class PlanConfig:
     max_loss_weight
         Upper bound of the weight 1 / sigma_t^2 of the diffusion loss.
     modality_dropout
-        Probability of removing the modality to be sampled from a training context.
+        Probability of removing the modality to be sampled from a training context. Without effect in mode ``expr_to_pos``, in
+        which positions are always absent.
     neighbor_width
         Width of a neighborhood in the contrastive loss, in model units per square root of dimension.
     layout_width
         Width of a neighborhood in the layout loss, in model units per square root of dimension.
     deformation
-        Strength of the smooth deformation of training contexts. By default it is derived from the number of cells.
+        Strength of the smooth deformation of training contexts with positions, which mode ``expr_to_pos`` does not have. By
+        default it is derived from the number of cells.
     """
 
     SECTION: ClassVar[str] = "losses"
