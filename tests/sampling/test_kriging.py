@@ -6,16 +6,16 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
+from scipy.optimize import lsq_linear
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF
 
 from alphastomics.sampling import _kriging
 from alphastomics.sampling._kriging import (
     MIN_CELLS,
-    N_NEIGHBORS,
     NOISES,
     WIDTHS,
-    _nearest_known,
+    _nearest,
     _predict,
     krige_positions,
 )
@@ -23,8 +23,9 @@ from alphastomics.sampling._kriging import (
 N_CELLS, N_KNOWN = 300, 120
 
 
-def krige_residual(embedding: torch.Tensor, known: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-    return _kriging.krige_residual(embedding, known, residual)[0]
+def krige(embedding: torch.Tensor, known: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
+    """Positions of cells whose mean is the same, the center of the known positions."""
+    return krige_positions(embedding, position.mean(0).expand(len(embedding), -1), known, position)
 
 
 def dense(known: np.ndarray, residual: np.ndarray, rows: np.ndarray, width: float, noise: float) -> np.ndarray:
@@ -35,13 +36,13 @@ def dense(known: np.ndarray, residual: np.ndarray, rows: np.ndarray, width: floa
 
 @pytest.fixture
 def cells():
-    """Embedding (N, d), known cells, and a residual (N, 2) that is a smooth function of the embedding."""
+    """Embedding (N, d), known cells, and positions (N, 2) that vary smoothly with the embedding."""
     generator = torch.Generator().manual_seed(0)
     place = torch.rand(N_CELLS, 2, generator=generator, dtype=torch.float64) * 2 - 1
     waves = torch.randn(2, 6, generator=generator, dtype=torch.float64)
     embedding = torch.cat([(place @ waves).sin(), (place @ waves).cos()], dim=1)
-    residual = torch.stack([(2 * place[:, 0]).sin(), place[:, 0] * place[:, 1]], dim=1)
-    return embedding, torch.randperm(N_CELLS, generator=generator)[:N_KNOWN], residual
+    position = torch.stack([(2 * place[:, 0]).sin(), place[:, 0] * place[:, 1]], dim=1)
+    return embedding, torch.randperm(N_CELLS, generator=generator)[:N_KNOWN], position
 
 
 @settings(max_examples=30)
@@ -56,116 +57,111 @@ def test_predictions_from_all_known_cells_are_those_of_a_gaussian_process(seed, 
     rng = np.random.default_rng(seed)
     known, rows = rng.standard_normal((n_known, n_features)), rng.standard_normal((40, n_features))
     residual = rng.standard_normal((n_known, 3))
-    found = _predict(
-        torch.from_numpy(known),
-        *_nearest_known(torch.from_numpy(rows), torch.from_numpy(known), n_known),
-        torch.from_numpy(residual),
-        width,
-        noise,
-    )
+    nearest = _nearest(torch.from_numpy(rows), torch.from_numpy(known))
+    found = _predict(nearest, torch.from_numpy(residual), width, noise)
     np.testing.assert_allclose(found, dense(known, residual, rows, width, noise), rtol=1e-7, atol=1e-9)
 
 
-def test_predictions_from_the_nearest_known_cells_are_those_of_a_gaussian_process_of_them(cells):
-    embedding, known, residual = cells
-    found = _predict(embedding[known], *_nearest_known(embedding, embedding[known], 9), residual[known], 0.7, 0.1)
+def test_predictions_from_the_nearest_known_cells_are_those_of_a_gaussian_process_of_them(cells, monkeypatch):
+    embedding, known, position = cells
+    monkeypatch.setattr(_kriging, "N_NEIGHBORS", 9)
+    found = _predict(_nearest(embedding, embedding[known]), position[known], 0.7, 0.1)
     far = np.linalg.norm(embedding.numpy()[:, None] - embedding[known].numpy(), axis=-1)
     for i in range(0, N_CELLS, 17):
         near = known[np.argsort(far[i])[:9]]
-        expected = dense(embedding[near].numpy(), residual[near].numpy(), embedding[i : i + 1].numpy(), 0.7, 0.1)
+        expected = dense(embedding[near].numpy(), position[near].numpy(), embedding[i : i + 1].numpy(), 0.7, 0.1)
         np.testing.assert_allclose(found[i : i + 1], expected, rtol=1e-7, atol=1e-9)
 
 
-def test_width_and_noise_minimize_the_error_of_known_cells_that_are_left_out(cells):
-    embedding, known, residual = cells
-    known = known[: N_NEIGHBORS - 8]
+@pytest.mark.parametrize("weight", [0.4, 3.0, -1.0])
+def test_width_noise_and_drift_minimize_the_error_of_known_cells_that_are_left_out(cells, weight):
+    embedding, known, position = cells
+    known = known[:24]
+    rough = torch.randn(position.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    mean = rough + position
+    position = position + weight * rough
     h = ((embedding - embedding.mean(0)) / embedding.std(0)).numpy()
-    x, y = h[known], residual[known].numpy()
+    origin = position[known].mean(0).numpy()
+    offset = mean.numpy() - origin
+    x, y = h[known], np.hstack([position[known].numpy() - origin, offset[known]])
     far = np.linalg.norm(x[:, None] - x, axis=-1)
     scale = far.sum() / (len(x) * (len(x) - 1))
     others = [np.delete(np.arange(len(x)), i) for i in range(len(x))]
+    fits = []
+    for width, noise in ((w * scale, n) for w in WIDTHS for n in NOISES):
+        predicted = [dense(x[j], y[j], x[i : i + 1], width, noise)[0] for i, j in enumerate(others)]
+        of_position, of_mean = np.hsplit(y - predicted, 2)
+        fit = lsq_linear(of_mean.reshape(-1, 1), of_position.ravel(), (0, 1))
+        fits.append((fit.cost, width, noise, fit.x[0]))
+    _, width, noise, drift = min(fits)
+    residual = y[:, :2] - drift * y[:, 2:]
+    expected = origin + drift * offset + dense(x, residual, h, width, noise)
+    np.testing.assert_allclose(krige_positions(embedding, mean, known, position[known]), expected, atol=1e-7)
+    assert (drift < 1e-6, 1 - drift < 1e-6) == (weight < 0, weight > 1)
 
-    def error(width: float, noise: float) -> float:
-        left_out = [dense(x[j], y[j], x[i : i + 1], width, noise)[0] for i, j in enumerate(others)]
-        return float(((left_out - y) ** 2).sum())
 
-    width, noise = min(((w * scale, n) for w in WIDTHS for n in NOISES), key=lambda pair: error(*pair))
-    np.testing.assert_allclose(
-        krige_residual(embedding, known, residual[known]), dense(x, y, h, width, noise), atol=1e-9
-    )
+def test_a_cell_that_is_left_out_is_no_neighbor_of_its_own():
+    known = torch.zeros(40, 4)
+    neighbors = _nearest(known[::2], known, torch.arange(0, 40, 2))
+    assert neighbors.indices.shape == (20, 39)
+    assert not (neighbors.indices == torch.arange(0, 40, 2)[:, None]).any()
 
 
-def test_a_smooth_residual_is_recovered(cells):
-    embedding, known, residual = cells
+def test_positions_that_vary_smoothly_are_recovered(cells):
+    embedding, known, position = cells
     rest = np.setdiff1d(np.arange(N_CELLS), known)
-    error = (krige_residual(embedding, known, residual[known]) - residual)[rest]
-    assert float(error.square().mean()) < 0.02 * float(residual[rest].square().mean())
+    error = (krige(embedding, known, position[known]) - position)[rest]
+    assert float(error.square().mean()) < 0.02 * float(position[rest].square().mean())
 
 
 def test_noise_is_hardly_followed(cells):
-    embedding, known, residual = cells
-    noise = torch.randn(residual.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    assert float(krige_residual(embedding, known, noise[known]).square().mean()) < 0.3
+    embedding, known, position = cells
+    noise = torch.randn(position.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    assert float(krige(embedding, known, noise[known]).square().mean()) < 0.3
 
 
 def test_blocks_of_rows_change_nothing(cells, monkeypatch):
-    embedding, known, residual = cells
-    expected = krige_residual(embedding, known, residual[known])
+    embedding, known, position = cells
+    expected = krige(embedding, known, position[known])
     monkeypatch.setattr(_kriging, "ROWS", 7)
-    torch.testing.assert_close(krige_residual(embedding, known, residual[known]), expected)
+    torch.testing.assert_close(krige(embedding, known, position[known]), expected)
 
 
 def test_order_of_the_cells_does_not_matter(cells):
-    embedding, known, residual = cells
-    expected = krige_residual(embedding, known, residual[known])
+    embedding, known, position = cells
+    expected = krige(embedding, known, position[known])
     order = torch.randperm(N_CELLS, generator=torch.Generator().manual_seed(2))
     where = torch.argsort(order)[known.flip(0)]
-    found = krige_residual(embedding[order], where, residual[known.flip(0)])
+    found = krige(embedding[order], where, position[known.flip(0)])
     torch.testing.assert_close(found, expected[order])
 
 
-def test_a_rotated_residual_gives_the_rotated_prediction(cells):
-    embedding, known, residual = cells
-    expected = krige_residual(embedding, known, residual[known])
+def test_rotated_known_positions_give_the_rotated_result(cells):
+    embedding, known, position = cells
+    expected = krige(embedding, known, position[known])
     rotation = torch.linalg.qr(torch.randn(2, 2, generator=torch.Generator().manual_seed(3), dtype=torch.float64))[0]
-    torch.testing.assert_close(krige_residual(embedding, known, residual[known] @ rotation), expected @ rotation)
+    torch.testing.assert_close(krige(embedding, known, position[known] @ rotation), expected @ rotation)
 
 
 def test_scale_and_shift_of_the_embedding_do_not_matter(cells):
-    embedding, known, residual = cells
+    embedding, known, position = cells
     factor = torch.linspace(0.1, 50, embedding.shape[1], dtype=torch.float64)
     torch.testing.assert_close(
-        krige_residual(factor * embedding + 9, known, residual[known]),
-        krige_residual(embedding, known, residual[known]),
+        krige(factor * embedding + 9, known, position[known]),
+        krige(embedding, known, position[known]),
     )
 
 
-@pytest.mark.parametrize("n_known", [0, 1, MIN_CELLS - 1, MIN_CELLS])
-def test_few_known_cells_change_nothing(cells, n_known):
-    embedding, known, residual = cells
-    found = krige_residual(embedding, known[:n_known], residual[known[:n_known]])
-    assert found.shape == residual.shape
-    assert bool(found.any()) == (n_known >= MIN_CELLS)
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_cells_of_one_embedding_have_one_residual(cells, dtype):
-    _, known, residual = cells
-    residual = residual.to(dtype) + 1
-    found = krige_residual(torch.ones(N_CELLS, 4, dtype=dtype), known, residual[known])
+def test_cells_of_one_embedding_have_one_position(cells, dtype):
+    _, known, position = cells
+    position = position.to(dtype) + 1
+    found = krige(torch.ones(N_CELLS, 4, dtype=dtype), known, position[known])
     assert bool(found.isfinite().all())
     torch.testing.assert_close(found, found[:1].expand_as(found), rtol=1e-4, atol=1e-4)
 
 
-def test_the_residual_of_a_common_shift_is_that_shift(cells):
-    """Up to the share that the noise leaves at 0."""
-    embedding, known, _ = cells
-    shift = torch.tensor([0.4, -0.2], dtype=torch.float64)
-    found = krige_residual(embedding, known, shift.expand(N_KNOWN, 2))
-    torch.testing.assert_close(found, shift.expand(N_CELLS, 2), rtol=0.1, atol=0)
-
-
-@pytest.mark.parametrize("weight", [1.0, 0.5])
+@pytest.mark.parametrize("weight", [0.0, 0.3, 1.0])
 def test_the_drift_is_the_one_that_fits(cells, weight):
     """Of the mean, the weight with which it predicts the positions; an embedding of noise adds nothing."""
     _, known, _ = cells
@@ -173,11 +169,11 @@ def test_the_drift_is_the_one_that_fits(cells, weight):
     embedding, mean = (torch.randn(N_CELLS, k, generator=generator, dtype=torch.float64) for k in (4, 2))
     mean = mean - mean[known].mean(0)
     found = krige_positions(embedding, mean, known, weight * mean[known])
-    rest = torch.ones(N_CELLS, dtype=torch.bool)
-    rest[known] = False
-    torch.testing.assert_close(found[rest], weight * mean[rest], atol=1e-9, rtol=1e-9)
+    torch.testing.assert_close(found, weight * mean, atol=1e-9, rtol=1e-9)
 
 
-def test_few_known_positions_leave_the_mean(cells):
-    embedding, known, residual = cells
-    assert krige_positions(embedding, residual, known[: MIN_CELLS - 1], residual[known[: MIN_CELLS - 1]]) is residual
+@pytest.mark.parametrize("n_known", [0, 1, MIN_CELLS - 1, MIN_CELLS])
+def test_few_known_positions_leave_the_mean(cells, n_known):
+    embedding, known, mean = cells
+    found = krige_positions(embedding, mean, known[:n_known], mean[known[:n_known]] + 1)
+    assert (found is mean) == (n_known < MIN_CELLS)

@@ -10,7 +10,7 @@ from hypothesis import given, settings, strategies as st
 from scipy.spatial import KDTree
 
 from alphastomics.sampling import _overlap
-from alphastomics.sampling._overlap import CROWDED, JITTER, LEVELS, NearestDistances, remove_overlaps
+from alphastomics.sampling._overlap import JITTER, LEVELS, MAX_VOLUME, NearestDistances, remove_overlaps
 from alphastomics.sampling._perturbation import Perturbation
 from alphastomics.sampling._sampler import FittedStatistics
 
@@ -61,20 +61,20 @@ def test_slices_of_one_cell_have_no_distances():
 
 
 @given(n=st.integers(1, 500), n_cells=st.integers(2, 200), n_dims=st.sampled_from([2, 3]))
-def test_distances_of_cells_are_quantiles_that_shrink_in_a_crowd(n, n_cells, n_dims):
+def test_distances_of_cells_are_quantiles_that_shrink_for_cells_of_several_specimens(n, n_cells, n_dims):
     fitted = NearestDistances.fit([square(n_cells, n_dims).astype(np.float32)])
     distances = fitted.of_cells(n, n_dims)
     assert distances.shape == (n,)
     assert (np.diff(distances) >= 0).all()
-    volume = min(1.0, CROWDED * n_cells / n)
+    volume = min(1.0, MAX_VOLUME * n_cells / n)
     expected = np.interp((np.arange(n) + 0.5) / n, LEVELS, fitted.quantiles) * volume ** (1 / n_dims)
     np.testing.assert_allclose(distances, expected)
 
 
 @pytest.mark.parametrize(("n_dims", "times"), [(2, 4), (3, 8)])
-def test_a_crowd_of_cells_stays_in_the_volume_of_a_slice(n_dims, times):
+def test_cells_of_several_specimens_are_placed_in_the_volume_of_one(n_dims, times):
     fitted = fit(square(100, n_dims))
-    n = int(times * CROWDED * 100)
+    n = int(times * MAX_VOLUME * 100)
     np.testing.assert_allclose(fitted.of_cells(n, n_dims).max(), fitted.quantiles[-1] / 2, rtol=0.02)
     moved = remove_overlaps(square(n, n_dims, seed=1), fitted, rng())
     assert (np.abs(moved) > 1.1).any(axis=1).mean() < 0.05

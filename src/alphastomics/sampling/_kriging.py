@@ -7,24 +7,29 @@ r"""Positions that are conditioned on known ones: kriging over the embedding of 
 
 :math:`\hat x` is the conditional mean of the positions, or a draw, x are the known positions, :math:`\bar x` is their center, and
 :math:`\mathcal N_i` are the known cells nearest to cell i in the embedding h: a nearest-neighbor Gaussian process (Datta et al. 2016,
-J. Am. Stat. Assoc. 111:800) with an external drift. Cells that resemble each other are displaced together. :math:`\ell`,
-:math:`\lambda` and :math:`\beta` minimize the squared error of known cells, each predicted from the others. A draw of the prior plus
+J. Am. Stat. Assoc. 111:800) with an external drift. Cells that resemble each other are displaced together. A draw of the prior plus
 the kriged residual is a draw of the posterior (Journel & Huijbregts 1978, Mining Geostatistics).
+
+:math:`\ell`, :math:`\lambda` and :math:`\beta` minimize the squared error of known cells, each predicted from the others. Kriging is
+linear: with the errors :math:`e` of :math:`x - \bar x` and :math:`f` of :math:`\hat x - \bar x`, that of y is
+
+.. math:: \lVert e - \beta f \rVert^2, \qquad \beta = \frac{\langle e, f \rangle}{\lVert f \rVert^2} \text{, at least 0 and at most 1.}
 """
 
 from __future__ import annotations
 
 from itertools import product
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
+
+from alphastomics.sampling._cells import evenly_spaced_indices
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 N_NEIGHBORS = 64
 WIDTHS, NOISES = (0.5, 1.0, 2.0, 4.0), (0.03, 0.1, 0.3, 1.0)  # l in units of the distance of neighbors, and lambda
-DRIFTS = (1.0, 0.5)  # beta
 ROWS = 2048  # cells that are predicted at once
 LEFT_OUT = 2048  # known cells that are predicted from the others
 MIN_CELLS = 5  # known cells below which nothing is estimated
@@ -37,47 +42,55 @@ def krige_positions(embedding: Tensor, mean: Tensor, known: Tensor, position: Te
     """
     if len(known) < MIN_CELLS:
         return mean
-    origin, errors, results = position.mean(0), [], []
-    for drift in DRIFTS:
-        trend = origin + drift * (mean - origin)
-        residual, error = krige_residual(embedding, known, position - trend[known])
-        errors.append(error)
-        results.append(trend + residual)
-    return results[errors.index(min(errors))]
-
-
-def krige_residual(embedding: Tensor, known: Tensor, residual: Tensor) -> tuple[Tensor, float]:
-    """Expected residual (N, D), given that of the ``known`` cells (n, D), and the squared error of known cells left out."""
-    if len(known) < MIN_CELLS:
-        return residual.new_zeros(len(embedding), residual.shape[1]), float(residual.square().sum())
+    origin = position.mean(0)
+    offset = mean - origin
+    value = torch.cat([position - origin, offset[known]], dim=1)
     h = (embedding - embedding.mean(0)) / embedding.std(0).clamp_min(1e-6)
-    left_out = torch.linspace(0, len(known) - 1, min(LEFT_OUT, len(known))).long().to(known.device)
-    distance, number = _nearest_known(h[known[left_out]], h[known], min(N_NEIGHBORS + 1, len(known)))
-    others = distance[:, 1:], number[:, 1:]  # the nearest one is the cell itself
-    scale = max(float(others[0].mean()), 1e-6)  # 0 for cells with the same embedding
-
-    def error(width: float, noise: float) -> float:
-        return float((_predict(h[known], *others, residual, width * scale, noise) - residual[left_out]).square().sum())
-
-    least, width, noise = min((error(width, noise), width * scale, noise) for width, noise in product(WIDTHS, NOISES))
-    k = min(N_NEIGHBORS, len(known))
-    parts = [_predict(h[known], *_nearest_known(rows, h[known], k), residual, width, noise) for rows in h.split(ROWS)]
-    return torch.cat(parts), least
+    width, noise, drift = _fit(h[known], value)
+    predicted = [_predict(_nearest(rows, h[known]), value, width, noise) for rows in h.split(ROWS)]
+    kriged, trend = torch.cat(predicted).chunk(2, dim=1)
+    return origin + kriged + drift * (offset - trend)
 
 
-def _nearest_known(h: Tensor, known: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Distances and numbers (M, k) of the ``known`` cells (n, d) nearest to cells ``h`` (M, d)."""
-    parts = [torch.cdist(rows, known).topk(k, dim=1, largest=False) for rows in h.split(ROWS)]
-    return torch.cat([part.values for part in parts]), torch.cat([part.indices for part in parts])
+class _Neighbors(NamedTuple):
+    """Known cells nearest to M cells: indices (M, k), and distances to them (M, k) and between them (M, k, k)."""
+
+    indices: Tensor
+    distance: Tensor
+    between: Tensor
 
 
-def _predict(known: Tensor, distance: Tensor, number: Tensor, residual: Tensor, width: float, noise: float) -> Tensor:
-    """Predicted residual (M, D) from the known cells ``number`` (M, k) at ``distance`` (M, k) in the embedding."""
-    parts = []
-    for d, j in zip(distance.split(ROWS), number.split(ROWS), strict=True):
-        near = known[j]
-        covariance = torch.exp(torch.cdist(near, near).square_() / (-2 * width**2))
-        covariance.diagonal(dim1=1, dim2=2).add_(noise)
-        weight = torch.linalg.solve(covariance, torch.exp(d.square() / (-2 * width**2))[..., None])
-        parts.append((weight * residual[j]).sum(1))
-    return torch.cat(parts)
+def _nearest(h: Tensor, known: Tensor, itself: Tensor | None = None) -> _Neighbors:
+    """Known cells (n, d) nearest to cells ``h`` (M, d), without the cell ``itself``, if the index (M,) is given."""
+    k, distance = min(N_NEIGHBORS, len(known) - (itself is not None)), torch.cdist(h, known)
+    if itself is not None:
+        distance.scatter_(1, itself[:, None], torch.inf)
+    nearest = distance.topk(k, dim=1, largest=False)
+    near = known[nearest.indices]
+    return _Neighbors(nearest.indices, nearest.values, torch.cdist(near, near))
+
+
+def _fit(known: Tensor, value: Tensor) -> tuple[float, float, Tensor]:
+    """Width, noise and drift that minimize the error of cells left out; ``value`` (n, 2 D) are positions and means."""
+    left_out = torch.from_numpy(evenly_spaced_indices(len(known), LEFT_OUT)).to(known.device)
+    others = _nearest(known[left_out], known, left_out)
+    scale = max(float(others.distance.mean()), 1e-6)  # 0 for cells with the same embedding
+    fits = []
+    for width, noise in product(WIDTHS, NOISES):
+        error, of_mean = (value[left_out] - _predict(others, value, width * scale, noise)).chunk(2, dim=1)
+        power = of_mean.square().sum().clamp_min(torch.finfo(value.dtype).tiny)  # 0 for cells with the same mean
+        drift = ((error * of_mean).sum() / power).clamp(0, 1)
+        fits.append((float((error - drift * of_mean).square().sum()), width * scale, noise, drift))
+    return min(fits)[1:]
+
+
+def _predict(neighbors: _Neighbors, value: Tensor, width: float, noise: float) -> Tensor:
+    """Values predicted (M, V) from those of the known cells (n, V)."""
+    covariance = _kernel(neighbors.between, width)
+    covariance.diagonal(dim1=1, dim2=2).add_(noise)
+    weight = torch.linalg.solve(covariance, _kernel(neighbors.distance, width)[..., None])
+    return (weight * value[neighbors.indices]).sum(1)
+
+
+def _kernel(distance: Tensor, width: float) -> Tensor:
+    return torch.exp(distance.square() / (-2 * width**2))

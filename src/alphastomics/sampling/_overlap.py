@@ -31,7 +31,7 @@ FIRST_FACTOR, LAST_FACTOR, FACTOR_STEP = 0.6, 1.6, 0.05  # of the radii
 ITERATIONS_PER_STEP, MAX_ITERATIONS = 3, 90
 JITTER = 1e-3  # of the spacing, by which coinciding cells are separated
 CONTACT = 1e-6  # of the spacing: cells that were moved apart touch, and overlap by rounding errors
-CROWDED = 1.5  # cells per cell of a reference slice, above which cells are closer together than in the reference
+MAX_VOLUME = 1.5  # of a specimen, in volumes of the largest reference slice; more cells come from several specimens
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -64,10 +64,10 @@ class NearestDistances:
     def of_cells(self, n: int, n_dims: int) -> NDArray[np.float64]:
         """Distances (n,), ascending, of a slice of ``n`` cells.
 
-        More cells than in a slice of the reference come from several specimens; they are placed in the volume of one.
+        Cells of several specimens, as in a pool of dissociated cells, are placed in the volume of one, more densely.
         """
-        crowding = max(1.0, n / (CROWDED * float(self.n_cells[0])))
-        return np.interp((np.arange(n) + 0.5) / n, LEVELS, self.quantiles) / crowding ** (1 / n_dims)
+        density = max(1.0, n / (MAX_VOLUME * float(self.n_cells[0])))
+        return np.interp((np.arange(n) + 0.5) / n, LEVELS, self.quantiles) / density ** (1 / n_dims)
 
 
 def remove_overlaps(
