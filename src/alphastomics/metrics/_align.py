@@ -21,8 +21,6 @@ import numpy as np
 from alphastomics.metrics._distances import check_pair
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from numpy.typing import ArrayLike, NDArray
 
 
@@ -111,20 +109,17 @@ def _normalized_weights(weights: ArrayLike | None, n_cells: int) -> NDArray[np.f
 
 
 def aligned_rmsd(true: ArrayLike, predicted: ArrayLike, *, align: bool = True) -> float:
-    """Root-mean-square distance between true and predicted positions, relative to the RMS radius of the truth.
+    """Root-mean-square distance after the best rotation, reflection, shift and scale, relative to the RMS radius of the truth.
 
     0 is a perfect prediction; a prediction with every cell at the center scores 1. Mirror images and other units change
     nothing; :func:`rigid_rmsd` counts them.
 
     Parameters
     ----------
-    true
-        True positions, (n_cells, n_dims).
-    predicted
-        Predicted positions of the same cells, (n_cells, n_dims).
+    true, predicted
+        Positions of the same cells, (n_cells, n_dims).
     align
-        Whether to compare after the best rotation, reflection, shift and scale. With ``False`` the positions are compared as
-        they are, and the two frames must agree.
+        Whether to align the prediction with the truth; otherwise both must be in one frame.
 
     Returns
     -------
@@ -136,7 +131,7 @@ def aligned_rmsd(true: ArrayLike, predicted: ArrayLike, *, align: bool = True) -
         If the shapes differ or a value is not finite.
     """
     y, x = check_pair(true, predicted)
-    return _relative_rmsd(y, lambda: rigid_align(x, y, scale=True)[0] if align else x)
+    return _relative_rmsd(y, rigid_align(x, y, scale=True)[0] if align and len(y) else x)
 
 
 def rigid_rmsd(true: ArrayLike, predicted: ArrayLike, *, reflection: bool | None = None, align: bool = True) -> float:
@@ -149,15 +144,12 @@ def rigid_rmsd(true: ArrayLike, predicted: ArrayLike, *, reflection: bool | None
 
     Parameters
     ----------
-    true
-        True positions, (n_cells, n_dims).
-    predicted
-        Predicted positions of the same cells, (n_cells, n_dims), in the units of the truth.
+    true, predicted
+        Positions of the same cells in the same units, (n_cells, n_dims).
     reflection
         Whether to allow a reflection. By default in two dimensions, but not in three.
     align
-        Whether to compare after the best rotation and shift. With ``False`` the positions are compared as they are, and the
-        two frames must agree.
+        Whether to align the prediction with the truth; otherwise both must be in one frame.
 
     Returns
     -------
@@ -175,7 +167,7 @@ def rigid_rmsd(true: ArrayLike, predicted: ArrayLike, *, reflection: bool | None
     0.5
     """
     y, x = check_pair(true, predicted)
-    return _relative_rmsd(y, lambda: rigid_motion(x, y, reflection=reflection) if align else x)
+    return _relative_rmsd(y, rigid_motion(x, y, reflection=reflection) if align and len(y) else x)
 
 
 def rigid_motion(
@@ -186,14 +178,10 @@ def rigid_motion(
     return rigid_align(source, target, reflection=allowed)[0]
 
 
-def _relative_rmsd(y: NDArray[np.float64], move: Callable[[], NDArray[np.float64]]) -> float:
-    """Distance of moved predictions from the truth; ``move`` is called only if the truth has a radius."""
-    if len(y) < 2:
-        return float("nan")
-    radius = np.square(y - y.mean(axis=0)).sum()
-    if radius == 0:
-        return float("nan")
-    return float(np.sqrt(np.square(move() - y).sum() / radius))
+def _relative_rmsd(y: NDArray[np.float64], x: NDArray[np.float64]) -> float:
+    """Root-mean-square distance of x from the truth y, relative to the radius of y; NaN without a radius."""
+    radius = np.square(y - y.mean(axis=0)).sum() if len(y) > 1 else 0.0
+    return float(np.sqrt(np.square(x - y).sum() / radius)) if radius > 0 else float("nan")
 
 
 def procrustes_disparity(true: ArrayLike, predicted: ArrayLike) -> float:
@@ -204,10 +192,8 @@ def procrustes_disparity(true: ArrayLike, predicted: ArrayLike) -> float:
 
     Parameters
     ----------
-    true
-        True positions, (n_cells, n_dims).
-    predicted
-        Predicted positions of the same cells, (n_cells, n_dims).
+    true, predicted
+        Positions of the same cells, (n_cells, n_dims).
 
     Returns
     -------
