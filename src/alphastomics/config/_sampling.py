@@ -13,7 +13,7 @@ SamplerName = Literal["ddpm", "ddim", "dpm++2m"]
 EmbeddingLayer = Literal["encoder", "transformer", "all"]
 _OF_A_QUERY = ("mode", "expr_to_pos", "pos_to_expr")
 _OF_POSITIONS = ("mode", "expr_to_pos")
-_OF_CHAINS = ("mode", "pos_to_expr", "joint")
+_OF_DIFFUSION = ("mode", "pos_to_expr", "joint")
 MAX_CONTEXT = 32_768  # cells; pairs of as many fit on a large GPU
 
 
@@ -59,7 +59,7 @@ class DrawConfig:
 
     SECTION: ClassVar[str] = "sampling"
 
-    n_steps: int = setting(30, ge=1, requires=_OF_CHAINS)
+    n_steps: int = setting(30, ge=1, requires=_OF_DIFFUSION)
     n_samples: int = setting(1, ge=1)
     random_state: int = setting(0, flag="--seed")
 
@@ -80,7 +80,7 @@ class ReverseConfig:
 
     SECTION: ClassVar[str] = "sampling"
 
-    sampler: SamplerName = setting("dpm++2m", requires=_OF_CHAINS)
+    sampler: SamplerName = setting("dpm++2m", requires=_OF_DIFFUSION)
     eta: float = setting(0.0, ge=0, le=1, requires=("sampler", "ddim"), python_only=True)
     refine: bool | None = setting(None, requires=_OF_POSITIONS)
 

@@ -77,7 +77,7 @@ class TrainingMixin(ModelBase):
             Number of passes over the cells. None: until ``max_time``, or about 4,000 steps if that is None too.
         max_time
             Maximal duration: seconds, ``"DD:HH:MM:SS"``, a timedelta or its arguments. The learning rate decreases with the
-            elapsed fraction of it.
+            elapsed fraction of it. A fifth of it is reserved for the fit of draws of positions, if the model places cells.
         accelerator, devices
             As in :class:`lightning.pytorch.Trainer`.
         strategy

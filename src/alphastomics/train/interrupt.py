@@ -83,9 +83,8 @@ class TimeLimit(OptimizerStepCallback, Timer):
         """Log that the time ended the training, and how to continue."""
         if self.time_elapsed() >= self.seconds and trainer.is_global_zero:
             logger.info(
-                "Training ended at step %d after %g seconds, its part of max_time=. Continue its checkpoint with resume= and a larger "
-                "max_time=.",
-                trainer.global_step, self.seconds,
+                "Training reached its time limit of %g seconds at step %d. Pass resume= and a larger max_time= to continue.",
+                self.seconds, trainer.global_step,
             )  # fmt: skip
 
 
