@@ -46,8 +46,9 @@ def krige_positions(embedding: Tensor, mean: Tensor, known: Tensor, position: Te
     offset = mean - origin
     value = torch.cat([position - origin, offset[known]], dim=1)
     h = (embedding - embedding.mean(0)) / embedding.std(0).clamp_min(1e-6)
-    width, noise, drift = _fit(h[known], value)
-    predicted = [_predict(_nearest(rows, h[known]), value, width, noise) for rows in h.split(ROWS)]
+    h_known = h[known]
+    width, noise, drift = _fit(h_known, value)
+    predicted = [_predict(_nearest(rows, h_known), value, width, noise) for rows in h.split(ROWS)]
     kriged, trend = torch.cat(predicted).chunk(2, dim=1)
     return origin + kriged + drift * (offset - trend)
 
@@ -62,10 +63,11 @@ class _Neighbors(NamedTuple):
 
 def _nearest(h: Tensor, known: Tensor, itself: Tensor | None = None) -> _Neighbors:
     """Known cells (n, d) nearest to cells ``h`` (M, d), without the cell ``itself``, if the index (M,) is given."""
-    k, distance = min(N_NEIGHBORS, len(known) - (itself is not None)), torch.cdist(h, known)
+    distance, n_others = torch.cdist(h, known), len(known)
     if itself is not None:
         distance.scatter_(1, itself[:, None], torch.inf)
-    nearest = distance.topk(k, dim=1, largest=False)
+        n_others -= 1
+    nearest = distance.topk(min(N_NEIGHBORS, n_others), dim=1, largest=False)
     near = known[nearest.indices]
     return _Neighbors(nearest.indices, nearest.values, torch.cdist(near, near))
 
