@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from alphastomics.config import PlanConfig
+from alphastomics.config import Augmentation, PlanConfig
 from alphastomics.data import AnnDataSource
 from alphastomics.datasets import synthetic_tissue
 from alphastomics.model import AlphaSTomics
@@ -25,7 +25,8 @@ def source_of(model):
 
 
 def fit(model, source, n_steps=20):
-    return cross_fit(model.module, source, diffusion=model.diffusion, plan=PlanConfig(), n_steps=n_steps, seed=3)
+    settings = {"diffusion": model.diffusion, "plan": PlanConfig(), "augmentation": Augmentation()}
+    return cross_fit(model.module, source, **settings, n_steps=n_steps, seed=3)
 
 
 def test_no_held_out_cell_is_read_in_training(model, monkeypatch):
@@ -41,7 +42,7 @@ def test_no_held_out_cell_is_read_in_training(model, monkeypatch):
 
 def test_the_held_out_part_is_a_fourth_of_the_slices_or_cells(model):
     source = source_of(model)
-    part, names, held_out = divide(source)
+    part, slices, held_out = divide(source)
     n_slices = len(source.slices)
     if n_slices == 1:
         assert sum(len(cells.rows) for cells in held_out) == source.n_cells // HELD_OUT
@@ -50,8 +51,8 @@ def test_the_held_out_part_is_a_fourth_of_the_slices_or_cells(model):
         assert np.array_equal(model.adata.obsm["spatial"][cells.rows], cells.position)
         return
     assert len(held_out) == -(-(n_slices - 1) // HELD_OUT)
-    assert {cells.name for cells in held_out}.isdisjoint(names)
-    assert len(names) + len(held_out) == n_slices
+    assert {cells.name for cells in held_out}.isdisjoint(cells.name for cells in slices)
+    assert len(slices) + len(held_out) == n_slices
 
 
 def test_the_network_is_trained_and_the_first_one_is_not_changed(model):

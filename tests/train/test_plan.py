@@ -206,7 +206,7 @@ def test_expression_to_be_sampled_is_as_it_was_measured(make_plan, make_batch):
     """Augmentation is for what is given; the target is all genes of the cells without observed expression."""
     plan, batch = make_plan(mode="pos_to_expr", modality_dropout=1.0, deformation=0.0), make_batch(n_epochs=12)
     t_expr, t_pos, *_ = plan.objective.draw(batch, 0)
-    asked, (observed, value) = t_expr == 1, plan.objective.observed(batch, batch.target, t_expr, 0)
+    asked, (observed, value) = t_expr == 1, plan.objective.observed(batch, batch.target, t_expr, t_pos, 0)
     assert 0 < int(observed[asked].any(2).any(1).sum()) < int(asked.sum())
     position = plan.objective.canonical(batch, batch.mask, plan.objective.centered(batch, t_pos))
     given = torch.where(observed, value, 0.0)
@@ -222,16 +222,28 @@ def test_expression_to_be_sampled_is_as_it_was_measured(make_plan, make_batch):
 
 def test_observed_entries_match_sampled_contexts(make_plan, make_batch, singles):
     plan, batch = make_plan(mode="pos_to_expr", modality_dropout=1.0), make_batch(n_epochs=20)
-    t_expr, *_ = plan.objective.draw(batch, 0)
-    observed, _ = plan.objective.observed(batch, batch.target, t_expr, 0)
+    t_expr, t_pos, *_ = plan.objective.draw(batch, 0)
+    observed, _ = plan.objective.observed(batch, batch.target, t_expr, t_pos, 0)
     assert not bool(observed[t_expr == 0].any())
     assert not bool(observed[~batch.mask].any())
     none = ~observed[t_expr > 0].any(2).any(1)
     assert 0.1 < float(none.float().mean()) < 0.5
-    assert not torch.equal(observed, plan.objective.observed(batch, batch.target, t_expr, 1)[0])
+    assert not torch.equal(observed, plan.objective.observed(batch, batch.target, t_expr, t_pos, 1)[0])
     for i, alone in enumerate(singles(batch)):
         n = alone.mask.shape[1]
-        assert torch.equal(plan.objective.observed(alone, alone.target, t_expr[i : i + 1], 0)[0][0], observed[i, :n])
+        t = t_expr[i : i + 1], t_pos[i : i + 1]
+        assert torch.equal(plan.objective.observed(alone, alone.target, *t, 0)[0][0], observed[i, :n])
+
+
+def test_nothing_is_observed_where_positions_are_noisy(make_plan, make_batch):
+    """New slices are sampled without observed entries."""
+    plan, batch = make_plan(mode="any"), make_batch(n_epochs=40)
+    t_expr, t_pos, *_ = plan.objective.draw(batch, 0)
+    observed, _ = plan.objective.observed(batch, batch.target, t_expr, t_pos, 0)
+    noisy = (t_expr > 0) & (t_pos > 0)
+    assert bool(noisy.any())
+    assert not bool(observed[noisy].any())
+    assert bool(observed[~noisy].any())
 
 
 def test_observed_genes_match_the_input_panel(make_plan, source):
@@ -240,7 +252,8 @@ def test_observed_genes_match_the_input_panel(make_plan, source):
     dataset = ContextDataset(source, context_size=30, seed=0, augmentation=augmentation, targets=True)
     batch = collate([dataset[i] for i in range(len(dataset))])
     plan, t_expr = make_plan(mode="pos_to_expr"), torch.ones(len(batch.mask))
-    observed, value = plan.objective.observed(batch, batch.target, t_expr, 0)
+    t_pos = torch.zeros_like(t_expr)
+    observed, value = plan.objective.observed(batch, batch.target, t_expr, t_pos, 0)
     whole = observed.all(-1)
     assert bool(whole.any())
     assert torch.equal(value[whole], batch.target[whole])

@@ -14,7 +14,7 @@ from alphastomics._io._errors import os_errors_for
 from alphastomics._rank import is_first, quiet_unless_first
 from alphastomics.cli._output import check_folder, to_text
 from alphastomics.cli._query import read_reference
-from alphastomics.config import SetupConfig
+from alphastomics.config import PLACING_MODES, SetupConfig
 from alphastomics.config._sections import SETTINGS
 from alphastomics.config._setting import flag
 from alphastomics.data import read_dataset
@@ -193,7 +193,7 @@ def test(model: AlphaSTomics, source: SourceOptions, folder: RunFolder, seed: in
     """Score the trained model on held-out cells; print and write the table, or log why the model is not tested."""
     from alphastomics.cli._scores import score_model, write_scores
 
-    if model.mode not in ("any", "expr_to_pos"):
+    if model.mode not in PLACING_MODES:
         logger.info("The model was not tested: a model with mode=%r does not predict positions.", model.mode)
         return
     cells = held_out(model, source)

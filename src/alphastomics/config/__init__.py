@@ -13,6 +13,7 @@ Examples
 
 from alphastomics.config._data import Frame as Frame, RunConfig, SetupConfig, SourceConfig, Transform as Transform
 from alphastomics.config._model import (
+    PLACING_MODES as PLACING_MODES,
     AttentionKind as AttentionKind,
     DiffusionSettings,
     ExpertWidth as ExpertWidth,

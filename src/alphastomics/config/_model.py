@@ -8,6 +8,7 @@ from typing import ClassVar, Literal
 from alphastomics.config._setting import check, setting
 
 Mode = Literal["expr_to_pos", "pos_to_expr", "joint", "any"]
+PLACING_MODES: tuple[Mode, ...] = ("expr_to_pos", "any")  # of models that predict positions given expression
 AttentionKind = Literal["full", "linear", "geometric", "neighbor", "axial"]
 GateType = Literal["headwise", "elementwise", "none"]
 PairFeatureKind = Literal["factorized"]

@@ -9,12 +9,13 @@ import numpy as np
 from scvi.model.base import BaseModelClass
 
 from alphastomics._provenance import versions
-from alphastomics.config import PlanConfig
+from alphastomics.config import PLACING_MODES, Augmentation, PlanConfig
 from alphastomics.data import AnnDataSource
 from alphastomics.model._state import ModelState, to_plain
 from alphastomics.sampling import FittedStatistics, Sampler
 from alphastomics.sampling._fit import fit_statistics
 from alphastomics.sampling._fit_perturbation import fit_perturbation
+from alphastomics.sampling._retrieval import ReferenceCells
 from alphastomics.train.cross_fit import cross_fit
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ class ModelBase(BaseModelClass):
         """Fit the statistics of the reference to the trained network."""
         sampler = Sampler(module=self.module, diffusion=self.diffusion, schema=self.schema, mode=self.mode)
         fitted = fit_statistics(sampler, source, deformation=deformation)
-        if self.mode in ("expr_to_pos", "any"):
+        if self.mode in PLACING_MODES:
             perturbation = self._fit_perturbation(replace(sampler, fitted=fitted), source)
             fitted = replace(fitted, perturbation=perturbation)
         self.fitted_ = fitted
@@ -85,10 +86,13 @@ class ModelBase(BaseModelClass):
             source,
             diffusion=self.diffusion,
             plan=PlanConfig(**training["plan"]),
+            augmentation=Augmentation(**training["arguments"]["augmentation"]),
             n_steps=int(training["n_steps"]),
             seed=self._arguments["random_state"],
         )
-        return fit_perturbation(replace(sampler, module=second.module), source, second.held_out)
+        sampler = replace(sampler, module=second.module)
+        fitted = replace(sampler.fitted, reference_cells=ReferenceCells.fit(sampler, source, second.slices))
+        return fit_perturbation(replace(sampler, fitted=fitted), source, second.held_out)
 
     @property
     def mode(self) -> Mode:

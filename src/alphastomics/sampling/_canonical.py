@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
-    from alphastomics.data import CellSource
+    from alphastomics.data import CellSource, SliceCells
     from alphastomics.sampling._cells import EncodedCells
     from alphastomics.sampling._sampler import Sampler
 
@@ -40,6 +40,22 @@ def canonical_rotation(sampler: Sampler, cells: EncodedCells, x: NDArray[np.floa
     """Rotation R (D, D) of the positions ``x`` (N, D) of cells."""
     mean = canonical_mean(sampler, cells)
     return kabsch(center(torch.from_numpy(x)[None]), center(mean))[0].numpy()
+
+
+def reference_positions(
+    sampler: Sampler, cells: SliceCells, index: NDArray[np.int64], mean: Tensor
+) -> NDArray[np.float32]:
+    """Positions (n, D), in the canonical frame and model units, of the cells ``index`` of a reference slice.
+
+    ``mean`` (1, n, D) is their conditional mean.
+    """
+    schema = sampler.schema
+    assert cells.position is not None  # a training source reads them
+    if sampler.shared_frame:
+        return schema.encode_position(cells.position[index])
+    x = (cells.position[index] - cells.position.mean(axis=0)) / schema.scale
+    rotation = kabsch(center(torch.from_numpy(x)[None]), center(mean.cpu().double()))[0]
+    return (x @ rotation.numpy()).astype(np.float32)
 
 
 def canonical_positions(

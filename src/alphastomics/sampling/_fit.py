@@ -9,17 +9,18 @@ import numpy as np
 import torch
 from scipy.spatial import KDTree
 
-from alphastomics.config import SamplingConfig
+from alphastomics.config import PLACING_MODES, SamplingConfig
 from alphastomics.data import local_density
 from alphastomics.diffusion.geometry import center, kabsch
 from alphastomics.metrics import morans_i
 from alphastomics.sampling._calibration import Dependence, Marginals
-from alphastomics.sampling._canonical import FRAME_CELLS, canonical_mean, canonical_rotation
+from alphastomics.sampling._canonical import FRAME_CELLS, canonical_mean, reference_positions
 from alphastomics.sampling._cells import cell_order, content_order, encode_cells, evenly_spaced_indices
 from alphastomics.sampling._completion import Exemplars
 from alphastomics.sampling._expression import ExpressionSampler
 from alphastomics.sampling._frames import Outlines, ReferenceFrame
 from alphastomics.sampling._overlap import NearestDistances
+from alphastomics.sampling._retrieval import ReferenceCells
 from alphastomics.sampling._sampler import FittedStatistics, Sampler
 
 if TYPE_CHECKING:
@@ -46,6 +47,8 @@ def fit_statistics(sampler: Sampler, source: CellSource, *, deformation: float) 
     """
     fitted = FittedStatistics(frame=fit_frame(sampler, source), deformation=deformation, nearest=fit_nearest(source))
     sampler = replace(sampler, fitted=fitted)
+    if sampler.mode in PLACING_MODES:
+        fitted = replace(fitted, reference_cells=ReferenceCells.fit(sampler, source, source.slices))
     if sampler.mode != "expr_to_pos":
         fitted = replace(fitted, marginals=fit_marginals(sampler, source))
         dependence = fit_dependence(replace(sampler, fitted=fitted), source)
@@ -78,13 +81,8 @@ def to_canonical(
     sampler: Sampler, source: CellSource, cells: SliceCells, index: NDArray[np.int64]
 ) -> NDArray[np.float32]:
     """Positions (n, D), in the canonical frame and model units, of the cells ``index`` of a reference slice."""
-    schema = sampler.schema
-    assert cells.position is not None  # a training source reads them
-    if sampler.shared_frame:
-        return schema.encode_position(cells.position[index])
-    x = (cells.position[index] - cells.position.mean(axis=0)) / schema.scale
     encoded = encode_cells(sampler.module, source, cells.rows[index], max_context=len(index))
-    return (x @ canonical_rotation(sampler, encoded, x)).astype(np.float32)
+    return reference_positions(sampler, cells, index, canonical_mean(sampler, encoded))
 
 
 def reference_sampler(

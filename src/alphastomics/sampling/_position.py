@@ -7,7 +7,8 @@ each other. A placement follows in three steps:
 2. refinement of the layout by the neighborhood embedding (:mod:`alphastomics.sampling._layout`);
 3. removal of overlaps (:mod:`alphastomics.sampling._overlap`).
 
-A draw is the placement for a random change of the genes (:mod:`alphastomics.sampling._perturbation`).
+A draw is the placement for a random change of the genes (:mod:`alphastomics.sampling._perturbation`), in which a share of the cells
+starts at the positions of retrieved reference cells (:mod:`alphastomics.sampling._retrieval`).
 
 A slice larger than ``max_context`` is split into contexts that share the same anchor cells,
 
@@ -21,6 +22,7 @@ and the means of the anchors A are averaged over contexts.
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import torch
@@ -128,37 +130,57 @@ class PositionSampler:
         mean = total / count
         return mean if shared_frame or len(self.contexts) == 1 else center(mean), latent
 
+    @cached_property
+    def feature(self) -> Tensor:
+        """Neighborhood embedding (N, K), unit vectors."""
+        with torch.no_grad():
+            return F.normalize(self.module.neighborhood(self.latent).float(), dim=-1)
+
     @torch.no_grad()
     def place(
-        self, rng: np.random.Generator, *, refine: bool, separate: bool = True, known: Tensor | None = None
+        self,
+        rng: np.random.Generator,
+        *,
+        refine: bool,
+        separate: bool = True,
+        retrieve: bool = False,
+        known: Tensor | None = None,
     ) -> Tensor:
         """Positions (N, D), in the canonical frame or in that of ``known``.
 
         Parameters
         ----------
         rng
-            Generator of the rows of refinement and of the radii of the cells.
+            Generator of the retrieved cells, of the rows of refinement and of the radii of the cells.
         refine
             Whether the layout is refined.
         separate
             Whether overlaps are removed.
+        retrieve
+            Whether a share of the cells starts at the positions of retrieved reference cells, as in a draw. The layout is then
+            always refined, because these positions are independent of each other.
         known
             Positions (N, D) in the frame of the user and model units, NaN where they are not known. Known positions do not
             change.
         """
         x, fixed, frame = self.mean[0], None, None
+        fitted = self.sampler.fitted
+        if retrieve and fitted.reference_cells is not None:
+            x = fitted.reference_cells.retrieve(self.feature, x, _torch_generator(rng))
         if known is not None:
             frame = KnownPositions(known, x, shared_frame=self.sampler.shared_frame)
             fixed = frame.mask
             x = krige_positions(self.latent, x, fixed.nonzero()[:, 0], frame.position).clone()
             x[fixed] = frame.position
-        if refine:
-            feature = F.normalize(self.module.neighborhood(self.latent).float(), dim=-1)
-            x = refine_layout(x, feature, torch.Generator().manual_seed(int(rng.integers(2**63))), fixed)
-        nearest = self.sampler.fitted.nearest
-        if separate and nearest is not None:
+        if refine or retrieve:
+            x = refine_layout(x, self.feature, _torch_generator(rng), fixed)
+        if separate and fitted.nearest is not None:
             moved = remove_overlaps(
-                x.cpu().double().numpy(), nearest, rng, None if fixed is None else fixed.cpu().numpy()
+                x.cpu().double().numpy(), fitted.nearest, rng, None if fixed is None else fixed.cpu().numpy()
             )
             x = torch.from_numpy(moved).to(x)
         return x if frame is None else frame.to_user_frame(x)
+
+
+def _torch_generator(rng: np.random.Generator) -> torch.Generator:
+    return torch.Generator().manual_seed(int(rng.integers(2**63)))

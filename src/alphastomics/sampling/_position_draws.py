@@ -122,7 +122,9 @@ class _SliceDraws:
         known = None
         if self.known is not None:
             known = torch.from_numpy(sampler.schema.encode_position(self.known)).to(sampler.device)
-        x = PositionSampler(sampler, cells).place(rng, refine=self.refine, separate=separate, known=known)
+        x = PositionSampler(sampler, cells).place(
+            rng, refine=self.refine, separate=separate, retrieve=number is not None, known=known
+        )
         return sampler.to_user(x.cpu().numpy(), in_user_frame=known is not None)
 
     def _draw(self, number: int) -> NDArray[np.float64]:

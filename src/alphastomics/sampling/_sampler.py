@@ -14,6 +14,7 @@ from alphastomics.sampling._completion import Exemplars
 from alphastomics.sampling._frames import Outlines, ReferenceFrame
 from alphastomics.sampling._overlap import NearestDistances
 from alphastomics.sampling._perturbation import Perturbation
+from alphastomics.sampling._retrieval import ReferenceCells
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -28,13 +29,14 @@ if TYPE_CHECKING:
 
 MIN_COUNT = 1e-3  # smaller counts are rounding errors of the inverse transform
 
-Statistic: TypeAlias = Marginals | Dependence | Outlines | Exemplars | NearestDistances
+Statistic: TypeAlias = Marginals | Dependence | Outlines | Exemplars | NearestDistances | ReferenceCells
 _STATISTICS: dict[str, type[Statistic]] = {
     "marginals": Marginals,
     "dependence": Dependence,
     "outlines": Outlines,
     "exemplars": Exemplars,
     "nearest": NearestDistances,
+    "reference_cells": ReferenceCells,
 }
 
 
@@ -54,6 +56,8 @@ class FittedStatistics:
         For new slices.
     nearest
         Distances of neighboring cells, for sampled positions.
+    reference_cells
+        Cells that are retrieved for draws of positions.
     perturbation
         Changes of the genes, for draws of positions.
     """
@@ -65,6 +69,7 @@ class FittedStatistics:
     outlines: Outlines | None = None
     exemplars: Exemplars | None = None
     nearest: NearestDistances | None = None
+    reference_cells: ReferenceCells | None = None
     perturbation: Perturbation | None = None
 
     def to_dict(self) -> dict[str, Any]:

@@ -1,8 +1,8 @@
 r"""A network that has not seen a part of the reference, on which the spread of draws is fitted.
 
 Residuals of cells that a network was trained on are too small. A second network of the same architecture is trained without a
-fourth of the slices, or of the cells if there is only one slice, for a small share of the steps of the training. It places the
-others like those of a new specimen, or like further cells of the same one.
+fourth of the slices, or of the cells if there is only one slice, for a small share of the steps of the training, in contexts of
+the default size. It places the others like those of a new specimen, or like further cells of the same one.
 """
 
 from __future__ import annotations
@@ -19,14 +19,13 @@ from alphastomics.data._batch import encode_batch
 from alphastomics.data._encode import Encoder
 from alphastomics.data._loaders import ContextLoader
 from alphastomics.nn import Denoiser
-from alphastomics.train.defaults import default_augmentation
 from alphastomics.train.objective import Objective
 from alphastomics.train.optimization import learning_rate_factor, make_optimizer
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from alphastomics.config import PlanConfig
+    from alphastomics.config import Augmentation, PlanConfig
     from alphastomics.data import CellSource, SliceCells
     from alphastomics.data._batch import RawBatch
     from alphastomics.diffusion import DiffusionConfig
@@ -45,11 +44,14 @@ class CrossFit(NamedTuple):
     ----------
     module
         The network.
+    slices
+        Slices, or the part of a slice, on which it was trained.
     held_out
-        Slices, or parts of a slice.
+        Slices, or the part of a slice, that it has not seen.
     """
 
     module: Denoiser
+    slices: tuple[SliceCells, ...]
     held_out: tuple[SliceCells, ...]
 
 
@@ -68,7 +70,14 @@ class _PartOfSlice:
 
 
 def cross_fit(
-    network: Denoiser, source: CellSource, *, diffusion: DiffusionConfig, plan: PlanConfig, n_steps: int, seed: int
+    network: Denoiser,
+    source: CellSource,
+    *,
+    diffusion: DiffusionConfig,
+    plan: PlanConfig,
+    augmentation: Augmentation,
+    n_steps: int,
+    seed: int,
 ) -> CrossFit:
     """Train a network of the architecture of ``network``, whose genes have the same weights and components.
 
@@ -82,12 +91,14 @@ def cross_fit(
         Its diffusion processes.
     plan
         Settings of its training.
+    augmentation
+        Random changes of the contexts of its training.
     n_steps
         Number of steps of its training.
     seed
         Seed of its training.
     """
-    part, names, held_out = divide(source)
+    part, slices, held_out = divide(source)
     schema, device = source.schema, network.device
     devices = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices):
@@ -105,10 +116,10 @@ def cross_fit(
         )
         dataset = ContextDataset(
             part,
-            slices=names,
+            slices=[cells.name for cells in slices],
             context_size=DEFAULT_CONTEXT_SIZE,
             seed=seed + SEED,
-            augmentation=default_augmentation(schema, source.n_cells),
+            augmentation=augmentation,
         )
         loader = ContextLoader(dataset, TrainingConfig.batch_size // DEFAULT_CONTEXT_SIZE)
         optimizer, encoder = make_optimizer(module, plan), Encoder(schema)
@@ -127,21 +138,20 @@ def cross_fit(
                 optimizer.step()
                 step += 1
             dataset.set_epoch(dataset.epoch + 1)
-    return CrossFit(module.eval(), held_out)
+    return CrossFit(module.eval(), slices, held_out)
 
 
-def divide(source: CellSource) -> tuple[CellSource, list[str], tuple[SliceCells, ...]]:
-    """A source and the names of its slices to train on, and slices, or a part of one, that are held out."""
-    slices = source.slices
+def divide(source: CellSource) -> tuple[CellSource, tuple[SliceCells, ...], tuple[SliceCells, ...]]:
+    """A source and its slices to train on, and slices, or a part of one, that are held out."""
+    slices = tuple(source.slices)
     if len(slices) > 1:
-        names = [cells.name for i, cells in enumerate(slices) if i % HELD_OUT != 1]
-        return source, names, slices[1::HELD_OUT]
+        return source, tuple(cells for i, cells in enumerate(slices) if i % HELD_OUT != 1), slices[1::HELD_OUT]
     (cells,) = slices
     order = np.random.default_rng(0).permutation(len(cells.rows))
     n = len(order) // HELD_OUT
     used, held_out = (_part(cells, np.sort(part)) for part in (order[n:], order[:n]))
     part: CellSource = _PartOfSlice(source, used)
-    return part, [cells.name], (held_out,)
+    return part, (used,), (held_out,)
 
 
 def _part(cells: SliceCells, index: NDArray[np.int64]) -> SliceCells:

@@ -212,15 +212,19 @@ class Objective:
         about_slice = (batch.position - batch.center[:, None]) * batch.mask[..., None]
         return torch.where(observed, about_slice, center(batch.position, batch.mask))
 
-    def observed(self, batch: Batch, x_expr: Tensor, t_expr: Tensor, purpose: int) -> tuple[Tensor, Tensor]:
+    def observed(
+        self, batch: Batch, x_expr: Tensor, t_expr: Tensor, t_pos: Tensor, purpose: int
+    ) -> tuple[Tensor, Tensor]:
         """Mask (B, N, G) of the observed entries of expression while the others are sampled, and their values.
 
+        Expression is completed at known positions only, so that entries are observed where positions are clean.
         Completely observed cells keep their values. Partly observed cells are thinned and lack genes like any augmented input,
         because the network could recognize a cell by its exact values and memorize it.
         """
         observed = torch.zeros_like(x_expr, dtype=torch.bool)
-        for row, mask, t, key in zip(observed, batch.mask, t_expr.tolist(), batch.key.cpu().numpy(), strict=True):
-            if t > 0:
+        completed = ((t_expr > 0) & (t_pos == 0)).tolist()
+        for row, mask, is_completed, key in zip(observed, batch.mask, completed, batch.key.cpu().numpy(), strict=True):
+            if is_completed:
                 n = int(mask.sum())
                 row[:n] = torch.from_numpy(draw_observed(n, x_expr.shape[2], keyed_rng(key, OBSERVED + purpose))).to(
                     row.device
@@ -260,7 +264,7 @@ class Objective:
             sampled = (t_expr > 0)[:, None]
             x_expr = torch.where(sampled[..., None], batch.target, x_expr)
             measured = measured | (sampled & batch.present)
-            observed, values = self.observed(batch, x_expr, t_expr, purpose)
+            observed, values = self.observed(batch, x_expr, t_expr, t_pos, purpose)
         z_expr = self.diffusion.expression.noise(x_expr, t_expr, noise_expr) * measured.unsqueeze(1)
         if observed is not None:
             z_expr = torch.where(observed, values, z_expr)

@@ -9,7 +9,13 @@ from os import PathLike  # noqa: TC003  read at run time
 from typing import TYPE_CHECKING, Any
 
 from alphastomics._rank import quiet_unless_first
-from alphastomics.config import DEFAULT_CONTEXT_SIZE, DEFAULT_STEPS, DEFAULT_VALIDATION_SIZE, TrainingConfig
+from alphastomics.config import (
+    DEFAULT_CONTEXT_SIZE,
+    DEFAULT_STEPS,
+    DEFAULT_VALIDATION_SIZE,
+    PLACING_MODES,
+    TrainingConfig,
+)
 from alphastomics.diffusion import MaskingConfig
 from alphastomics.train.callbacks import History, MicroBatches
 from alphastomics.train.checkpoint import LastCheckpoint, checkpoint_path
@@ -113,7 +119,7 @@ class TrainingSession:
             raise ValueError("masking= requires a model with enable_masking=True")
         self.max_seconds = seconds_of(self.trainer_kwargs.pop("max_time"))
         # The second network, on which the spread of draws of positions is fitted, takes its share of the time.
-        places = mode in ("expr_to_pos", "any")
+        places = mode in PLACING_MODES
         self.fit_seconds = self.max_seconds and self.max_seconds * (1 - CROSS_FIT_SHARE if places else 1)
         self.seconds = 0.0
         self.checkpoint: Path | None = None

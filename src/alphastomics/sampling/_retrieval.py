@@ -1,0 +1,85 @@
+r"""Retrieval of reference cells: the part of a draw in which every cell differs by itself.
+
+A cell that may lie in several places has its conditional mean :math:`\hat x` between them. In a draw, a share :math:`\pi` of the
+cells start at the position r of a reference cell that is drawn by its neighborhood embedding,
+
+.. math::
+
+    x_i = \begin{cases} r_J & \text{with probability } \pi, \\ \hat x_i & \text{otherwise}, \end{cases} \qquad
+    P(J = j) \propto \exp\!\Big(\frac{f_i \cdot g_j}{\tau}\Big)
+
+with the unit vectors f of the query and g of the reference and the temperature :math:`\tau` of the contrastive loss, whose optimum is
+the density ratio of neighbors to random cells (van den Oord et al. 2018, arXiv:1807.03748): :math:`r_J` is a sample from what the
+embedding determines about the position of a cell.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from alphastomics.sampling._canonical import reference_positions
+from alphastomics.sampling._cells import encode_cells, evenly_spaced_indices
+from alphastomics.sampling._position import PositionSampler
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+    from torch import Tensor
+
+    from alphastomics.data import CellSource, SliceCells
+    from alphastomics.sampling._sampler import Sampler
+
+TEMPERATURE = 0.1  # tau, that of the contrastive loss
+SHARE = 0.3  # pi
+MAX_SLICES, MAX_CELLS = 16, 8192  # of the reference that are kept
+ROWS = 1024  # cells whose probabilities are in memory at once
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class ReferenceCells:
+    """Cells of the reference with known positions.
+
+    Parameters
+    ----------
+    feature
+        Neighborhood embedding (M, K), unit vectors.
+    position
+        Positions (M, D) in the canonical frame and model units.
+    """
+
+    feature: NDArray[np.float32]
+    position: NDArray[np.float32]
+
+    @classmethod
+    def fit(cls, sampler: Sampler, source: CellSource, slices: Sequence[SliceCells]) -> ReferenceCells:
+        """Embed evenly spaced cells of ``slices`` of ``source``, with positions."""
+        chosen = [slices[i] for i in evenly_spaced_indices(len(slices), MAX_SLICES)]
+        n_cells = MAX_CELLS // len(chosen)
+        features, positions = [], []
+        for cells in chosen:
+            index = evenly_spaced_indices(len(cells.rows), n_cells)
+            encoded = encode_cells(sampler.module, source, cells.rows[index], max_context=n_cells)
+            placed = PositionSampler(sampler, encoded)
+            features.append(placed.feature.cpu())
+            positions.append(reference_positions(sampler, cells, index, placed.mean))
+        return cls(feature=torch.cat(features).numpy(), position=np.concatenate(positions))
+
+    def has_shape(self, n_genes: int, n_dims: int) -> bool:
+        """Whether the shapes match the number of dimensions."""
+        n = len(self.feature)
+        return 0 < n <= MAX_CELLS and self.feature.ndim == 2 and self.position.shape == (n, n_dims)
+
+    def retrieve(self, feature: Tensor, mean: Tensor, generator: torch.Generator) -> Tensor:
+        """Starting positions (N, D) of a draw, given unit vectors ``feature`` (N, K) and the conditional mean (N, D)."""
+        reference, position = torch.from_numpy(self.feature), torch.from_numpy(self.position)
+        parts = []
+        for rows in feature.cpu().split(ROWS):
+            probability = (rows @ reference.T / TEMPERATURE).softmax(1)
+            parts.append(position[probability.multinomial(1, generator=generator)[:, 0]])
+        chosen = torch.rand(len(mean), 1, generator=generator) < SHARE
+        return torch.where(chosen.to(mean.device), torch.cat(parts).to(mean), mean)

@@ -1,0 +1,68 @@
+"""Reference cells at whose positions a share of the cells of a draw starts."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from scipy.stats import chisquare
+
+from alphastomics.data import AnnDataSource
+from alphastomics.metrics import rigid_rmsd
+from alphastomics.sampling._retrieval import SHARE, TEMPERATURE, ReferenceCells
+
+N_CELLS = 20_000
+
+
+def generator(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def unit_vectors(n: int, seed: int) -> torch.Tensor:
+    return F.normalize(torch.randn(n, 8, generator=generator(seed)), dim=-1)
+
+
+def test_cells_are_retrieved_with_the_probabilities_of_the_contrastive_loss():
+    reference = unit_vectors(12, seed=1)
+    position = torch.stack([torch.arange(12.0), torch.zeros(12)], dim=1)
+    cells = ReferenceCells(feature=reference.numpy(), position=position.numpy())
+    feature = unit_vectors(1, seed=2)
+    mean = torch.full((N_CELLS, 2), -1.0)
+    start = cells.retrieve(feature.expand(N_CELLS, -1), mean, generator())
+    retrieved = start[:, 1] == 0
+    assert float(retrieved.double().mean()) == pytest.approx(SHARE, abs=4 * np.sqrt(SHARE * (1 - SHARE) / N_CELLS))
+    counts = np.bincount(start[retrieved, 0].long().numpy(), minlength=12)
+    expected = (reference.double() @ feature[0].double() / TEMPERATURE).softmax(0).numpy()
+    frequent = expected * counts.sum() >= 5
+    groups = [np.append(x[frequent], x[~frequent].sum()) for x in (counts, expected * counts.sum())]
+    assert chisquare(*groups).pvalue > 1e-3
+    assert torch.equal(start[~retrieved], mean[~retrieved])
+
+
+def test_a_cell_that_resembles_one_reference_cell_alone_retrieves_it():
+    reference = torch.eye(8)
+    position = np.random.default_rng(0).standard_normal((8, 3)).astype(np.float32)
+    cells = ReferenceCells(feature=reference.numpy(), position=position)
+    mean = torch.zeros(8 * 100, 3)
+    start = cells.retrieve(reference.repeat(100, 1), mean, generator())
+    own = torch.from_numpy(position).repeat(100, 1)
+    kept = (start == 0).all(1)
+    assert float((start == own).all(1)[~kept].float().mean()) > 0.99  # 7 exp(-1 / TEMPERATURE) = .0003 are others
+
+
+def test_positions_of_the_reference_are_in_the_canonical_frame(trained):
+    """Rotated reference slices give the same positions."""
+    sampler = trained._make_sampler()
+    source = AnnDataSource(trained.adata, trained.schema, positions=True)
+    cells = ReferenceCells.fit(sampler, source, source.slices)
+    assert cells.has_shape(0, 2)
+    assert not cells.has_shape(0, 3)
+    assert np.allclose(np.linalg.norm(cells.feature, axis=1), 1, atol=1e-5)
+    turned = np.array([[0.0, 1.0], [-1.0, 0.0]])
+    slices = [each._replace(position=each.position @ turned + 300) for each in source.slices]
+    again = ReferenceCells.fit(sampler, source, slices)
+    np.testing.assert_allclose(again.position, cells.position, atol=1e-4)
+    first = cells.position[: len(source.slices[0].rows)]
+    true = source.slices[0].position / trained.schema.scale
+    assert rigid_rmsd(true, first, reflection=True) < 1e-5
