@@ -9,8 +9,9 @@ import torch.nn.functional as F
 from scipy.stats import chisquare
 
 from alphastomics.data import AnnDataSource
+from alphastomics.diffusion.losses import TEMPERATURE
 from alphastomics.metrics import rigid_rmsd
-from alphastomics.sampling._retrieval import SHARE, TEMPERATURE, ReferenceCells
+from alphastomics.sampling._retrieval import SHARE, ReferenceCells
 
 N_CELLS = 20_000
 

@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from alphastomics.diffusion.losses import TEMPERATURE
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -28,7 +30,6 @@ ANCHOR = 3.0  # lambda
 # Lambda where positions of some cells are known, which makes the mean more exact. With 5 % of the cells of STARmap, seqFISH, MERFISH
 # and Drosophila known, the error of the others is on average 3 % smaller than with ANCHOR, and as many neighbors are preserved.
 KNOWN_ANCHOR = 7.0
-TEMPERATURE = 0.1  # tau, that of the contrastive loss
 N_ITERATIONS, RATE = 60, 0.03
 ROWS = 1024  # rows of the pair matrix that are in memory at once, and whose normalizer an iteration computes
 

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from alphastomics.diffusion.losses import TEMPERATURE
 from alphastomics.sampling._canonical import reference_positions
 from alphastomics.sampling._cells import encode_cells, evenly_spaced_indices
 from alphastomics.sampling._position import PositionSampler
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
     from alphastomics.data import CellSource, SliceCells
     from alphastomics.sampling._sampler import Sampler
 
-TEMPERATURE = 0.1  # tau, that of the contrastive loss
 SHARE = 0.3  # pi
 MAX_SLICES, MAX_CELLS = 16, 8192  # of the reference that are kept
 ROWS = 1024  # cells whose probabilities are in memory at once
@@ -77,9 +77,8 @@ class ReferenceCells:
     def retrieve(self, feature: Tensor, mean: Tensor, generator: torch.Generator) -> Tensor:
         """Starting positions (N, D) of a draw, given unit vectors ``feature`` (N, K) and the conditional mean (N, D)."""
         reference, position = torch.from_numpy(self.feature), torch.from_numpy(self.position)
-        parts = []
-        for rows in feature.cpu().split(ROWS):
-            probability = (rows @ reference.T / TEMPERATURE).softmax(1)
-            parts.append(position[probability.multinomial(1, generator=generator)[:, 0]])
-        chosen = torch.rand(len(mean), 1, generator=generator) < SHARE
-        return torch.where(chosen.to(mean.device), torch.cat(parts).to(mean), mean)
+        start, chosen = mean.clone(), (torch.rand(len(mean), generator=generator) < SHARE).nonzero()[:, 0]
+        for rows in chosen.split(ROWS):
+            probability = (feature[rows.to(feature.device)].cpu() @ reference.T / TEMPERATURE).softmax(1)
+            start[rows.to(start.device)] = position[probability.multinomial(1, generator=generator)[:, 0]].to(start)
+        return start
