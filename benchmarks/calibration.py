@@ -18,9 +18,9 @@ conditional mean m (``reduce="mean"``), after a rigid motion of the truth onto m
 Methods are ``placement`` and ``mean`` (scores of ``_placement.py``), ``draws`` and ``time``. In three dimensions the first two also
 have ``rigid_rmsd``, the root mean square deviation after the best rotation and shift, without reflection and scale, relative to the
 root mean square radius of the truth: units and mirror images count, smaller is better. ``time`` compares a draw of all cells with 25
-passes of the network over all cells, the least that a reverse process of 25 steps takes: ``draw, s`` and ``passes, s``, medians of
-three repetitions in alternation on one thread, and ``passes / draw``. A draw is half of a call of ``model.sample`` for two. Run as
-``python -m benchmarks.calibration --benchmark seqfish --model-dir DIR``.
+passes of the network over all cells, the least that a reverse process of 25 steps takes: ``draw, s`` and ``passes, s``, processor
+time on one thread, medians of three repetitions in alternation, and ``passes / draw``. A draw is half of a call of ``model.sample``
+for two. Run as ``python -m benchmarks.calibration --benchmark seqfish --model-dir DIR``.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ def sample(model: AlphaSTomics, fold: Fold, seed: int) -> dict[str, tuple[Array,
 
 
 def time_draw(model: AlphaSTomics, fold: Fold, seed: int) -> dict[str, float]:
-    """Seconds of a draw and of the passes, and their ratio."""
+    """Processor time of a draw and of the passes in seconds, and their ratio."""
     import torch
 
     module, n_threads = model.module.eval(), torch.get_num_threads()
@@ -164,9 +164,9 @@ def time_draw(model: AlphaSTomics, fold: Fold, seed: int) -> dict[str, float]:
     try:
         for _ in range(N_REPEATS):
             for function, seconds in taken.items():
-                start = time.perf_counter()
+                start = time.process_time()
                 function()
-                seconds.append(time.perf_counter() - start)
+                seconds.append(time.process_time() - start)
     finally:
         torch.set_num_threads(n_threads)
     one, all_passes = float(np.median(taken[draw])) / 2, float(np.median(taken[passes]))
