@@ -36,7 +36,7 @@ def test_a_share_outside_of_the_range_is_clipped(share, expected):
     assert _fit_share(Known(share), 0.0) == expected
 
 
-def test_agreement_is_that_of_neighbors(trained, monkeypatch):
+def test_agreement_is_that_of_draws_relative_to_the_truth(trained, monkeypatch):
     """Draws that are all alike agree with each other; draws that are the truth agree with it as well."""
     source = AnnDataSource(trained.adata, trained.schema, positions=True)
     agreement = _Agreement(trained._make_sampler(), source, source.slices[0])

@@ -1,22 +1,24 @@
 r"""Fit of the changes of genes with which draws of positions are samples of the posterior.
 
 A draw d and the truth x of the same cells are two samples of one distribution. For every score S of two placements therefore
-:math:`\mathbb E\, S(d, d') = \mathbb E\, S(d, x)`. The share q of the genes is the one for which this holds for the share of preserved
-neighbors, on cells that the network has not seen. The standard deviation :math:`\tau` of the offsets is not fitted: slices of one
-specimen have no offsets from each other, but a query has. For counts it was chosen by the coverage of the draws of another
-specimen (``docs/design-notes.md``); values that are not counts have none.
+
+.. math:: \mathbb E\, S(d, d') = \mathbb E\, S(d, x).
+
+The share q of the genes is the one for which the mean over scores of :math:`\log S(d, d') - \log S(d, x)` is 0 on cells that the
+network has not seen. The scores are the share of preserved neighbors and the Spearman correlation of distances. The standard
+deviation :math:`\tau` of the offsets is not fitted: slices of one specimen have no offsets from each other, but a query has. For
+counts it was chosen by the coverage of the draws of another specimen (``docs/design-notes.md``); values that are not counts have
+none.
 """
 
 from __future__ import annotations
 
-import math
 from itertools import combinations
-from statistics import mean
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from alphastomics.metrics import knn_preservation
+from alphastomics.metrics import distance_spearman, knn_preservation
 from alphastomics.sampling._cells import encode_cells, evenly_spaced_indices
 from alphastomics.sampling._perturbation import Perturbation
 from alphastomics.sampling._position import PositionSampler
@@ -32,8 +34,8 @@ if TYPE_CHECKING:
     Array = NDArray[np.float64]
 
 N_CELLS = 1024  # that are placed, of one slice
-N_DRAWS = 2
-NEIGHBORS_SHARE = 0.005  # of the cells that count as neighbors
+N_DRAWS = 3
+N_NEIGHBORS = 20
 SHARES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
 OFFSET = 0.6  # of the genes of counts
 FEWEST_CELLS = 30  # below which nothing can be fitted
@@ -52,7 +54,7 @@ def fit_perturbation(sampler: Sampler, source: CellSource, held_out: Sequence[Sl
 
 
 def _fit_share(agreement: _Agreement, offset: float) -> float:
-    """The share at which draws preserve as many neighbors of each other as of the truth, by bisection of SHARES."""
+    """The share at which draws agree with each other as well as with the truth, by bisection of SHARES."""
     low, high = -1, len(SHARES)
     at_low = at_high = 0.0
     while high - low > 1:
@@ -69,21 +71,20 @@ def _fit_share(agreement: _Agreement, offset: float) -> float:
 
 
 class _Agreement:
-    """Neighbors that draws of the cells of a slice share with each other and with the truth."""
+    """Agreement of draws of the cells of a slice with each other and with the truth."""
 
     def __init__(self, sampler: Sampler, source: CellSource, cells: SliceCells) -> None:
         index = evenly_spaced_indices(len(cells.rows), N_CELLS)
         assert cells.position is not None  # checked by the caller
         self.sampler, self.source = sampler, source
         self.rows, self.true = cells.rows[index], cells.position[index] / source.schema.scale
-        self.n_neighbors = max(1, round(NEIGHBORS_SHARE * len(index)))
 
     def log_ratio(self, perturbation: Perturbation) -> float:
-        """Log S(d, d') - log S(d, x) for the share of preserved neighbors."""
+        """Log S(d, d') - log S(d, x), mean over the scores S."""
         draws = [self._draw(perturbation, number) for number in range(N_DRAWS)]
-        between = mean([self._score(a, b) for a, b in combinations(draws, 2)])
-        with_truth = mean([self._score(self.true, draw) for draw in draws])
-        return math.log(max(between, FLOOR) / max(with_truth, FLOOR))
+        between = np.mean([scores(a, b) for a, b in combinations(draws, 2)], axis=0)
+        with_truth = np.mean([scores(self.true, draw) for draw in draws], axis=0)
+        return float(np.mean(np.log(np.maximum(between, FLOOR) / np.maximum(with_truth, FLOOR))))
 
     def _draw(self, perturbation: Perturbation, number: int) -> Array:
         rng = np.random.default_rng(number)
@@ -92,5 +93,7 @@ class _Agreement:
         draw = PositionSampler(self.sampler, cells).place(rng, refine=self.sampler.refines, retrieve=True)
         return draw.cpu().double().numpy()
 
-    def _score(self, a: Array, b: Array) -> float:
-        return knn_preservation(a, b, n_neighbors=self.n_neighbors)
+
+def scores(a: Array, b: Array) -> tuple[float, float]:
+    """Share of the neighbors that two placements (N, D) have in common, and Spearman correlation of their distances."""
+    return knn_preservation(a, b, n_neighbors=N_NEIGHBORS), distance_spearman(a, b)
