@@ -87,7 +87,8 @@ class SamplingMixin(ModelBase):
             ``eta`` applies to ``sampler="ddim"``. Not for ``mode="expr_to_pos"``.
         refine
             For positions: whether to move cells towards cells that are similar in the neighborhood embedding. More neighbors
-            are then correct, and fewer cells lie between two possible positions. None: for counts only.
+            are then correct, and fewer cells lie between two possible positions. None: for counts only. Draws are always
+            refined.
 
         Returns
         -------
