@@ -60,6 +60,12 @@ def krige(feature: Array, known: NDArray[np.intp], position: Array) -> Array:
         return process.fit(feature[known], position).predict(feature)
 
 
+def split(n_cells: int, seed: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """Cells whose positions are known, and the others."""
+    known, rest = np.split(np.random.default_rng(seed).permutation(n_cells), [round(KNOWN_SHARE * n_cells)])
+    return np.sort(known), np.sort(rest)
+
+
 def place(model: AlphaSTomics, fold: Fold, method: str, known: NDArray[np.intp], *, seed: int) -> Array:
     """Positions (N, D) of all cells, in the order of the truth, if those of the cells ``known`` (n,) are given."""
     query, given = fold.query.copy(), np.full_like(fold.truth, np.nan)
@@ -84,9 +90,7 @@ def run(results: Results, fold: Fold, *, seed: int, options: argparse.Namespace)
         return
     path = _models.model_path(options.model_dir, options.benchmark, fold.name, mode=_models.MODE, seed=seed)
     model, train_seconds = _models.obtain_model(fold, seed=seed, minutes=options.minutes, path=path)
-    n_cells = len(fold.truth)
-    known, rest = np.split(np.random.default_rng(seed).permutation(n_cells), [round(KNOWN_SHARE * n_cells)])
-    known, rest = np.sort(known), np.sort(rest)
+    known, rest = split(len(fold.truth), seed)
     for method in METHODS:
         start = time.perf_counter()
         placed = place(model, fold, method, known, seed=seed)

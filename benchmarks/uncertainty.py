@@ -10,8 +10,8 @@ the error e is the remaining distance, in the units of the truth.
 **Expression.** It is predicted at the registered positions of the held-out slice, task (a) of ``pos_to_expr.py``, by 8
 samples of 10 steps, and compared in the 95 % of the cells that were not used for registration; e is the absolute difference for every
 gene and cell (D = 1). Row ``log1p``: mean and standard deviation of the samples (``reduce=None``), as log1p at the median library
-size of the reference; the variance is the mean square, because the samples are antithetic pairs. Row ``layers["sd"]``: ``X``
-and ``layers["sd"]`` of ``reduce="mean"``, in the units of the reference, against counts scaled to that library size.
+size of the reference. Row ``layers["sd"]``: ``X`` and ``layers["sd"]`` of ``reduce="mean"``, in the units of the reference, against
+counts scaled to that library size.
 
 - ``spearman``: rank correlation of s with e over cells, 0 if either is constant; for expression the mean over genes;
 - ``coverage``: share of the truth within the 80 % region of an isotropic Gaussian around the prediction,
@@ -104,7 +104,7 @@ def predict_expression(model: AlphaSTomics, task: Task, row: str, *, seed: int) 
     true = normalized(task.query.X, depth)[scored]
     if arguments["reduce"] is None:
         draws = normalized(predicted.X, depth).reshape(arguments["n_samples"], task.query.n_obs, -1)[:, scored]
-        return draws.mean(0), draws.std(0), true
+        return draws.mean(0), draws.std(0, ddof=1), true
     return dense(predicted.X)[scored], dense(predicted.layers["sd"])[scored], np.expm1(true)
 
 

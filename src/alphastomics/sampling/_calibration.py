@@ -47,9 +47,6 @@ The difference v - V of a value counts as far as it is reproduced: with :math:`\
 
 is the reliability of v - V (Spearman-Brown), with which the best linear estimate shrinks it. Variances that share
 information among many were introduced for genes by :cite:t:`smyth2004`.
-
-Draws come in pairs that share their noise up to its sign. Where a draw is linear in its noise, the mean of a pair is the
-conditional mean for any noise, and v is the mean square about the mean of the draws.
 """
 
 from __future__ import annotations
@@ -199,7 +196,7 @@ def _project_out(x: Tensor, basis: Sequence[Tensor]) -> Tensor:
 def pooled_sd(
     draws: NDArray[np.float32], mean: NDArray[np.float32], sampled: NDArray[np.bool_] | None = None, *, counts: bool
 ) -> NDArray[np.float32]:
-    """Standard deviation (N, G) of expression in one slice, from mirrored draws (K, N, G) and their mean (N, G).
+    """Standard deviation (N, G) of expression in one slice, from draws (K, N, G) and their mean (N, G).
 
     It is NaN for a single draw, and 0 for values that are not ``sampled`` (N, G). With ``counts`` the variance depends on
     the mean.
@@ -207,7 +204,7 @@ def pooled_sd(
     sampled = np.ones(mean.shape, dtype=bool) if sampled is None else sampled
     if len(draws) == 1:
         return np.where(sampled, np.float32(np.nan), np.float32(0))
-    variance = mirrored_variance(draws)
+    variance = _variance(draws)
     trend = np.zeros_like(variance)
     for gene in range(mean.shape[1]):
         rows = sampled[:, gene]
@@ -217,11 +214,8 @@ def pooled_sd(
     return np.where(sampled, np.sqrt((1 - w) * trend + w * variance), 0).astype(np.float32)
 
 
-def mirrored_variance(draws: NDArray[np.float32]) -> NDArray[np.float64]:
-    """Variance over mirrored draws (K, N, G), (N, G)."""
-    n = len(draws)
-    # A draw without its mirror image shifts the mean of all by its share of the noise.
-    return np.var(draws, axis=0, dtype=np.float64, ddof=(n % 2) / n)
+def _variance(draws: NDArray[np.float32]) -> NDArray[np.float64]:
+    return np.var(draws, axis=0, dtype=np.float64, ddof=1)
 
 
 def _trend(variance: NDArray[np.float64], mean: NDArray[np.float64], *, counts: bool) -> NDArray[np.float64]:
@@ -234,13 +228,11 @@ def _trend(variance: NDArray[np.float64], mean: NDArray[np.float64], *, counts: 
 
 
 def _reliability(draws: NDArray[np.float32], trend: NDArray[np.float64], sampled: NDArray[np.bool_]) -> float:
-    """w, the share of variance - trend that other draws would reproduce; 0 without two pairs of draws."""
-    half = len(draws) // 4 * 2  # of whole pairs
-    if half == 0:
+    """w, the share of variance - trend that other draws would reproduce; 0 for fewer than four draws."""
+    half = len(draws) // 2
+    if half < 2:
         return 0.0
-    first, second = (
-        np.where(sampled, mirrored_variance(part) - trend, 0) for part in (draws[:half], draws[half : 2 * half])
-    )
+    first, second = (np.where(sampled, _variance(part) - trend, 0) for part in (draws[:half], draws[half : 2 * half]))
     n_cells = np.maximum(sampled.sum(0), 1)
     first, second = (np.where(sampled, x - x.sum(0) / n_cells, 0) for x in (first, second))
     norm = np.sqrt((first**2).sum(0) * (second**2).sum(0))

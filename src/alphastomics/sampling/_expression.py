@@ -204,16 +204,10 @@ class ExpressionSampler:
         config: SamplingConfig,
         generator: torch.Generator,
         *,
-        mirrored: bool = False,
         on_step: Callable[[], None] | None = None,
     ) -> Tensor:
-        """Draw expression (N, G) in network units; ``mirrored`` turns the sign of all noise.
-
-        The draw and its mirror image are both samples. Their mean is nearer to the conditional mean than that of two
-        independent draws, because what is linear in the noise cancels.
-        """
+        """Draw expression (N, G) in network units."""
         shape = (1, self.position.shape[1], self.module.config.n_genes)
-        sign = -1.0 if mirrored else 1.0
         dependence = self.dependence
 
         def noise() -> Tensor:
@@ -221,7 +215,7 @@ class ExpressionSampler:
                 epsilon = torch.randn(shape, generator=generator)
             else:
                 epsilon = dependence.noise(self.neighborhood, generator)[None]
-            return sign * epsilon.to(self.position.device)
+            return epsilon.to(self.position.device)
 
         def denoise(z: Tensor, t: Tensor) -> Tensor:
             if self.observed is None or self.value is None:

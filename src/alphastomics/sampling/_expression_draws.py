@@ -166,9 +166,8 @@ def _draw(
             if mean is not None:
                 mean[cells.rows] = _mean_over_views(expression, cells.position, config, sampler.deformation)
             for k in range(config.n_samples):
-                # Two draws share their noise up to its sign, which `pooled_sd` relies on.
-                generator = draw_generator(config.random_state, k // 2)
-                x = expression.sample(config, generator, mirrored=bool(k % 2), on_step=lambda: bar.update())
+                generator = draw_generator(config.random_state, k)
+                x = expression.sample(config, generator, on_step=lambda: bar.update())
                 draws[k, cells.rows] = x.cpu().numpy()
     return draws, mean
 
