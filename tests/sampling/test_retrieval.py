@@ -11,6 +11,7 @@ from scipy.stats import chisquare
 from alphastomics.data import AnnDataSource
 from alphastomics.diffusion.losses import TEMPERATURE
 from alphastomics.metrics import rigid_rmsd
+from alphastomics.sampling._fit import fit_reference_cells
 from alphastomics.sampling._retrieval import SHARE, ReferenceCells
 
 N_CELLS = 20_000
@@ -56,13 +57,13 @@ def test_positions_of_the_reference_are_in_the_canonical_frame(trained):
     """Rotated reference slices give the same positions."""
     sampler = trained._make_sampler()
     source = AnnDataSource(trained.adata, trained.schema, positions=True)
-    cells = ReferenceCells.fit(sampler, source, source.slices)
+    cells = fit_reference_cells(sampler, source, source.slices)
     assert cells.has_shape(0, 2)
     assert not cells.has_shape(0, 3)
     assert np.allclose(np.linalg.norm(cells.feature, axis=1), 1, atol=1e-5)
     turned = np.array([[0.0, 1.0], [-1.0, 0.0]])
     slices = [each._replace(position=each.position @ turned + 300) for each in source.slices]
-    again = ReferenceCells.fit(sampler, source, slices)
+    again = fit_reference_cells(sampler, source, slices)
     np.testing.assert_allclose(again.position, cells.position, atol=1e-4)
     first = cells.position[: len(source.slices[0].rows)]
     true = source.slices[0].position / trained.schema.scale

@@ -13,9 +13,8 @@ from alphastomics.config import PLACING_MODES, Augmentation, PlanConfig
 from alphastomics.data import AnnDataSource
 from alphastomics.model._state import ModelState, to_plain
 from alphastomics.sampling import FittedStatistics, Sampler
-from alphastomics.sampling._fit import fit_statistics
+from alphastomics.sampling._fit import fit_reference_cells, fit_statistics
 from alphastomics.sampling._fit_perturbation import fit_perturbation
-from alphastomics.sampling._retrieval import ReferenceCells
 from alphastomics.train.cross_fit import cross_fit
 
 if TYPE_CHECKING:
@@ -91,7 +90,7 @@ class ModelBase(BaseModelClass):
             seed=self._arguments["random_state"],
         )
         sampler = replace(sampler, module=second.module)
-        fitted = replace(sampler.fitted, reference_cells=ReferenceCells.fit(sampler, source, second.slices))
+        fitted = replace(sampler.fitted, reference_cells=fit_reference_cells(sampler, source, second.slices))
         return fit_perturbation(replace(sampler, fitted=fitted), source, second.held_out)
 
     @property

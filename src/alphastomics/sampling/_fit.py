@@ -20,10 +20,13 @@ from alphastomics.sampling._completion import Exemplars
 from alphastomics.sampling._expression import ExpressionSampler
 from alphastomics.sampling._frames import Outlines, ReferenceFrame
 from alphastomics.sampling._overlap import NearestDistances
-from alphastomics.sampling._retrieval import ReferenceCells
+from alphastomics.sampling._position import PositionSampler
+from alphastomics.sampling._retrieval import MAX_CELLS as MAX_REFERENCE_CELLS, ReferenceCells
 from alphastomics.sampling._sampler import FittedStatistics, Sampler
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
     from alphastomics.data import CellSource, SliceCells
@@ -48,7 +51,7 @@ def fit_statistics(sampler: Sampler, source: CellSource, *, deformation: float) 
     fitted = FittedStatistics(frame=fit_frame(sampler, source), deformation=deformation, nearest=fit_nearest(source))
     sampler = replace(sampler, fitted=fitted)
     if sampler.mode in PLACING_MODES:
-        fitted = replace(fitted, reference_cells=ReferenceCells.fit(sampler, source, source.slices))
+        fitted = replace(fitted, reference_cells=fit_reference_cells(sampler, source, source.slices))
     if sampler.mode != "expr_to_pos":
         fitted = replace(fitted, marginals=fit_marginals(sampler, source))
         dependence = fit_dependence(replace(sampler, fitted=fitted), source)
@@ -177,6 +180,19 @@ def fit_nearest(source: CellSource) -> NearestDistances:
     """Nearest-neighbor distances in slices of the reference."""
     chosen = [source.slices[i].position for i in evenly_spaced_indices(len(source.slices), OUTLINE_SLICES)]
     return NearestDistances.fit([x / source.schema.scale for x in chosen if x is not None])
+
+
+def fit_reference_cells(sampler: Sampler, source: CellSource, slices: Sequence[SliceCells]) -> ReferenceCells:
+    """Embed evenly spaced cells of ``slices`` of a source with positions."""
+    chosen = [slices[i] for i in evenly_spaced_indices(len(slices), OUTLINE_SLICES)]
+    n_cells = MAX_REFERENCE_CELLS // len(chosen)
+    features, positions = [], []
+    for cells in chosen:
+        index = evenly_spaced_indices(len(cells.rows), n_cells)
+        placed = PositionSampler(sampler, encode_cells(sampler.module, source, cells.rows[index], max_context=n_cells))
+        features.append(placed.feature.cpu().numpy())
+        positions.append(reference_positions(sampler, cells, index, placed.mean))
+    return ReferenceCells(feature=np.concatenate(features), position=np.concatenate(positions))
 
 
 def fit_outlines(sampler: Sampler, source: CellSource) -> Outlines:

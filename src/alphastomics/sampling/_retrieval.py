@@ -18,25 +18,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 
 from alphastomics.diffusion.losses import TEMPERATURE
-from alphastomics.sampling._canonical import reference_positions
-from alphastomics.sampling._cells import encode_cells, evenly_spaced_indices
-from alphastomics.sampling._position import PositionSampler
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
+    import numpy as np
     from numpy.typing import NDArray
     from torch import Tensor
 
-    from alphastomics.data import CellSource, SliceCells
-    from alphastomics.sampling._sampler import Sampler
 
 SHARE = 0.3  # pi
-MAX_SLICES, MAX_CELLS = 16, 8192  # of the reference that are kept
+MAX_CELLS = 8192  # of the reference that are kept
 ROWS = 1024  # cells whose probabilities are in memory at once
 
 
@@ -54,20 +47,6 @@ class ReferenceCells:
 
     feature: NDArray[np.float32]
     position: NDArray[np.float32]
-
-    @classmethod
-    def fit(cls, sampler: Sampler, source: CellSource, slices: Sequence[SliceCells]) -> ReferenceCells:
-        """Embed evenly spaced cells of ``slices`` of ``source``, with positions."""
-        chosen = [slices[i] for i in evenly_spaced_indices(len(slices), MAX_SLICES)]
-        n_cells = MAX_CELLS // len(chosen)
-        features, positions = [], []
-        for cells in chosen:
-            index = evenly_spaced_indices(len(cells.rows), n_cells)
-            encoded = encode_cells(sampler.module, source, cells.rows[index], max_context=n_cells)
-            placed = PositionSampler(sampler, encoded)
-            features.append(placed.feature.cpu())
-            positions.append(reference_positions(sampler, cells, index, placed.mean))
-        return cls(feature=torch.cat(features).numpy(), position=np.concatenate(positions))
 
     def has_shape(self, n_genes: int, n_dims: int) -> bool:
         """Whether the shapes match the number of dimensions."""
