@@ -79,6 +79,20 @@ QUESTIONS = (
     ("directions", "predicted expression, Pearson ↑", "any, mean", "pearson", ("pos_to_expr, mean",)),
     ("directions", "one sample, correlation of Moran's I ↑", "any, sample", "moran", ("pos_to_expr, sample",)),
 )  # fmt: skip
+CALIBRATED = {
+    "seqfish": "seqFISH, another embryo",
+    "starmap_mpfc": "STARmap, another mouse (three folds)",
+    "drosophila3d": "Drosophila, other cells of the embryo",
+}
+PAIRED = {
+    "kNN preservation: truth, draws": ("knn_20, truth", "knn_20, draws"),
+    "distance Spearman": ("distance_spearman, truth", "distance_spearman, draws"),
+    "aligned RMSD": ("aligned_rmsd, truth", "aligned_rmsd, draws"),
+    "shared displacement: error, draws": ("smooth, error", "smooth, draws"),
+    "rest": ("rough, error", "rough, draws"),
+    "coverage of 80 % regions": ("coverage",),
+    "Spearman of spread and error": ("spearman",),
+}
 NAMED = {
     "expr_to_pos, placed": 'a model with `mode="expr_to_pos"`',
     "pos_to_expr, mean": 'a model with `mode="pos_to_expr"`',
@@ -107,6 +121,16 @@ def tables(folder: Path = RESULTS) -> str:
         heading = title.format(minutes=max(minutes, default=0))
         parts.append(f"{heading}:\n\n{tissue_table(results['summary'])}")
     return "\n\n".join(parts)
+
+
+def calibration_table(folder: Path = RESULTS) -> str:
+    """Draws of positions compared with the truth and with each other, and their spread with the error; means over seeds."""
+    lines = ["| tissue | " + " | ".join(PAIRED) + " |", "| --- |" + " ---: |" * len(PAIRED)]
+    for name, title in CALIBRATED.items():
+        draws = json.loads((folder / f"calibration_{name}.json").read_text())["summary"]["draws"]
+        cells = [", ".join(f"{draws[score][0]:.3f}" for score in scores) for scores in PAIRED.values()]
+        lines.append(f"| {title} | {' | '.join(cells)} |")
+    return "\n".join(lines)
 
 
 def named_row(row: str) -> str:
@@ -146,6 +170,7 @@ def comparison(tissue: str, folder: Path = RESULTS) -> str:
 
 if __name__ == "__main__":
     print(tables())
+    print(f"\n{calibration_table()}")
     for name in PLANES:
         print(f"\n{model_table(name)}")
         print(f"\n{comparison(name)}")
