@@ -83,6 +83,7 @@ CALIBRATED = {
     "seqfish": "seqFISH, another embryo",
     "starmap_mpfc": "STARmap, another mouse (three folds)",
     "drosophila3d": "Drosophila, other cells of the embryo",
+    "hypothalamus": "MERFISH hypothalamus, another animal",
 }
 PAIRED = {
     "kNN preservation: truth, draws": ("knn_20, truth", "knn_20, draws"),
