@@ -23,7 +23,6 @@ TISSUES = {
 ROWS = {
     "alphastomics": "**AlphaSTomics**, `tl.reconstruct`",
     "mean": "AlphaSTomics, conditional mean",
-    "draw": "AlphaSTomics, one draw",
     "contrastive": "contrastive embedding, 10-NN",
     "distance_mlp": "MLP on distances",
     "optimal_transport": "entropic optimal transport",

@@ -101,7 +101,7 @@ class SamplingMixin(ModelBase):
             (n_cells, n_dims). Their frame is that of the first reference slice; with ``frame="shared"`` the shared frame; with
             ``inpaint`` that of the observed cells, in slices that have some. Cells of one slice (``obs[slice_key]``) are placed
             together; without that column all cells are one slice. Draws are aligned to their medoid unless the frame is
-            shared or given by observed cells. Each draw uses a random share of the genes with random offsets. With ``reduce``,
+            shared or given by observed cells. Each draw uses a random share of the genes with random offsets, and positions of similar reference cells. With ``reduce``,
             ``obs["position_uncertainty"]``, in units of the positions: root mean square distance between the returned position
             and aligned draws. It is 0 for observed positions.
         ``mode="pos_to_expr"``

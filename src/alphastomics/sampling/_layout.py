@@ -27,9 +27,7 @@ if TYPE_CHECKING:
 N_NEIGHBORS = 40
 WIDTH = 0.05  # w, in model units per square root of dimension
 ANCHOR = 3.0  # lambda
-# Lambda where positions of some cells are known, which makes the mean more exact: with 5 % of the cells of STARmap, seqFISH, MERFISH and
-# Drosophila known, errors are smallest with 7, and neighbors are preserved best with ANCHOR.
-KNOWN_ANCHOR = 5.0
+KNOWN_ANCHOR = 5.0  # lambda where positions of some cells are known, which makes the mean more exact
 N_ITERATIONS, RATE = 60, 0.03
 ROWS = 1024  # rows of the pair matrix that are in memory at once, and whose normalizer an iteration computes
 

@@ -168,7 +168,7 @@ class PositionSampler:
         if retrieve and fitted.reference_cells is not None:
             x = fitted.reference_cells.retrieve(self.feature, x, _torch_generator(rng))
         if known is not None:
-            frame = KnownPositions(known, x, shared_frame=self.sampler.shared_frame)
+            frame = KnownPositions(known, self.mean[0], shared_frame=self.sampler.shared_frame)
             fixed = frame.mask
             x = krige_positions(self.latent, x, fixed.nonzero()[:, 0], frame.position).clone()
             x[fixed] = frame.position
