@@ -102,5 +102,5 @@ def test_scores_are_of_the_output_of_the_package(make_tissue):
     draws = np.log1p(counts / counts.sum(-1, keepdims=True) * model.schema.library_size)
     written, s, of_log = uncertainty.predict_expression(model, task, "expression, log1p", seed=3)
     np.testing.assert_allclose(written, draws.mean(0), rtol=1e-4, atol=1e-5)
-    np.testing.assert_allclose(s, draws.std(0), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(s, draws.std(0, ddof=1), rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(of_log, np.log1p(true))
