@@ -67,24 +67,6 @@ def patched(name: str, value: Any) -> Change:
 
 
 @contextmanager
-def first_expression(_: AlphaSTomics) -> Iterator[None]:
-    """New slices keep the expression that is sampled together with their positions."""
-    from alphastomics.sampling._joint import JointSampler
-
-    drawn, sample = [], JointSampler.sample
-
-    def recorded(*arguments: Any) -> Any:
-        drawn.append(sample(*arguments))
-        return drawn[-1]
-
-    with (
-        patch.object(JointSampler, "sample", recorded),
-        patch("alphastomics.sampling._joint._expression_at", lambda *_, **__: drawn[-1][0]),
-    ):
-        yield
-
-
-@contextmanager
 def full_drift(_: AlphaSTomics) -> Iterator[None]:
     """The residual of known positions is kriged, without a factor of the mean."""
     from alphastomics.sampling import _kriging
@@ -113,10 +95,12 @@ CORRECTIONS: dict[str, tuple[tuple[str, ...], Change]] = {
         ("mean, known", "mean, known, turned"),
         patched("_expression_draws._better_frame", lambda frames: frames[0]),
     ),
-    "exemplars": (("genes", "entries"), statistics(exemplars=None)),
-    "outlines": (("joint",), patched("_frames.Outlines.apply", lambda _, x, number: x)),
+    "exemplars": (
+        ("genes", "entries"),
+        patched("_expression.ExpressionSampler._exemplar_shift", lambda sampler: sampler.value[0].new_zeros(())),
+    ),
+    "start from reference cells": (("joint",), patched("_joint.START_TIME", 1.0)),
     "removal of overlaps in new slices": (("joint",), patched("_joint.remove_overlaps", lambda x, *_: x)),
-    "expression at the final positions": (("joint",), first_expression),
     "refinement": (PLACED, patched("_position.refine_layout", lambda mean, *_: mean)),
     "removal of overlaps": (PLACED, patched("_position.remove_overlaps", lambda x, *_: x)),
     "kriging of positions": (("known positions",), patched("_position.krige_positions", lambda _, mean, *__: mean)),

@@ -71,7 +71,7 @@ N_COMPONENTS = 20
 N_NEIGHBORS = 8
 CUTS = 4
 N_FOLDS = 5
-DRAWS = 4  # of a model: each takes the outline of one slice
+DRAWS = 4  # of a model: each is drawn from the cells of one slice
 SAMPLE, NEAREST, MEAN, SHUFFLED = "sample", "reference, nearest", "reference, mean", "reference, shuffled"
 
 

@@ -14,7 +14,7 @@ import torch
 from hypothesis import example, given, strategies as st
 from scipy.integrate import solve_ivp
 
-from alphastomics.diffusion import CosineSchedule, Process, make_step, run_sampler, time_grid
+from alphastomics.diffusion import CosineSchedule, Process, Start, make_step, run_sampler, time_grid
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -61,6 +61,49 @@ def test_many_steps_reproduce_mean_and_variance(schedule, sd, name, tolerance):
     mean, variance = law(Process(schedule=schedule), name, 400, mean=0.7, sd=sd)
     assert mean == pytest.approx(0.7, abs=0.02)
     assert variance == pytest.approx(sd**2, rel=tolerance)
+
+
+@pytest.mark.parametrize("sd", [0.2, 2.0])
+@pytest.mark.parametrize("t", [0.3, 0.7])
+@pytest.mark.parametrize(("name", "tolerance"), [("ddpm", 0.07), ("ddim", 0.03), ("dpm++2m", 0.005)])
+def test_samples_that_start_from_data_have_their_mean_and_variance(sd, t, name, tolerance):
+    """The result is affine in x_0 ~ N(0.7, sd^2) and in the noise; each row is one unit of one of them."""
+    process, n_steps = Process(), 400
+    unit = torch.eye(n_steps + 2, dtype=torch.float64)[:, :-1, None, None]  # the last row is the offset
+    draws = iter(unit[:, 1:].unbind(1))
+    x = run_sampler(
+        gaussian_denoiser(process, 0.7, sd),
+        make_step(name, process),
+        lambda: next(draws),
+        n_steps=n_steps,
+        start=Start(unit[:, 0], t),
+    ).flatten()
+    slope = x[:-1] - x[-1]
+    assert float(x[-1] + 0.7 * slope[0]) == pytest.approx(0.7, abs=0.02)
+    assert float(slope[0].square() * sd**2 + slope[1:].square().sum()) == pytest.approx(sd**2, rel=tolerance)
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_a_start_at_the_last_time_is_pure_noise(name):
+    def run(start: Start | None) -> Tensor:
+        process, generator = Process(), torch.Generator().manual_seed(0)
+        noise = lambda: torch.randn(2, 5, 3, generator=generator)
+        return run_sampler(
+            gaussian_denoiser(process, 0.7, 0.5), make_step(name, process), noise, n_steps=7, start=start
+        )
+
+    assert torch.equal(run(Start(torch.full((2, 5, 3), 9.0), 1.0)), run(None))
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_a_start_at_a_small_time_is_hardly_changed(name):
+    process, generator, t = Process(), torch.Generator().manual_seed(0), 0.01
+    x_0 = 1 + torch.randn(2, 5, 3, generator=generator)
+    noise = lambda: torch.randn(2, 5, 3, generator=generator)
+    x = run_sampler(
+        gaussian_denoiser(process, 0.7, 2.0), make_step(name, process), noise, n_steps=7, start=Start(x_0, t)
+    )
+    assert 0 < float((x - x_0).abs().max()) < 5 * float(process.schedule.sigma(torch.tensor(t)))
 
 
 def test_the_law_matches_drawn_samples():
@@ -111,7 +154,8 @@ def test_the_noise_of_a_ddim_step_matches_the_formula(eta):
 
 @pytest.mark.parametrize("name", SAMPLERS)
 @pytest.mark.parametrize("n_steps", [1, 2, 13])
-def test_the_denoiser_is_called_exactly_n_times(name, n_steps):
+@pytest.mark.parametrize("start", [None, Start(torch.zeros(2, 3, 2), 0.7)])
+def test_the_denoiser_is_called_exactly_n_times(name, n_steps, start):
     calls: list[float] = []
     ticks: list[None] = []
 
@@ -125,9 +169,10 @@ def test_the_denoiser_is_called_exactly_n_times(name, n_steps):
         make_step(name, Process()),
         lambda: torch.ones(2, 3, 2),
         n_steps=n_steps,
+        start=start,
         on_step=lambda: ticks.append(None),
     )
-    np.testing.assert_allclose(calls, time_grid(n_steps)[:-1])
+    np.testing.assert_allclose(calls, (start.t if start else 1.0) * time_grid(n_steps)[:-1], rtol=1e-6)
     assert len(ticks) == n_steps
 
 
@@ -185,6 +230,12 @@ def test_steps_of_a_long_chain_in_single_precision_are_those_in_double(name, sch
 def test_no_steps_raise(n_steps):
     with pytest.raises(ValueError, match="n_steps"):
         time_grid(n_steps)
+
+
+@pytest.mark.parametrize("start", [0.0, -0.1, 1.1, float("nan")])
+def test_a_start_outside_of_the_times_raises(start):
+    with pytest.raises(ValueError, match="start"):
+        time_grid(3, start)
 
 
 def test_unknown_sampler_raises():

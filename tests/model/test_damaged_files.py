@@ -144,7 +144,14 @@ def test_failed_save_keeps_the_existing_model(trained, folder, monkeypatch):
     assert files_in(folder) == before
 
 
-@pytest.mark.parametrize("name", ["marginals.true", "dependence.share", "outlines.quantiles", "exemplars.expression"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "marginals.true",
+        "dependence.share",
+        *(f"reference_cells.{part}" for part in ("position", "slice", "expression")),
+    ],
+)
 def test_fitted_values_of_another_tissue_raise(everything, tmp_path, name):
     everything.save(tmp_path / "m")
     path = tmp_path / "m" / "model.safetensors"

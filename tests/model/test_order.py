@@ -70,14 +70,6 @@ def test_no_position_reaches_the_network_that_places_cells(inpaint, small, make_
         assert not bool(position.any())
 
 
-def test_neighbors_are_computed_at_every_step(small, make_model, train_briefly, seen_positions):
-    model = train_briefly(make_model(small, mode="joint", **NEIGHBOR))
-    seen_positions.clear()
-    model.sample(mode="joint", n_cells=40, n_steps=8)
-    placed = [position for position, known in seen_positions if bool(known.all())]
-    assert len({position.numpy().tobytes() for position in placed}) >= 8
-
-
 @pytest.mark.parametrize(("mode", "located"), [("expr_to_pos", {False}), ("any", {True, False})])
 def test_training_uses_noisy_positions_only(mode, located, small, make_model, train_briefly, monkeypatch):
     """What neighbors are sought among is what the network was given, and where positions are absent it is nothing."""

@@ -12,8 +12,9 @@ from sklearn.decomposition import PCA
 from alphastomics.data import AnnDataSource
 from alphastomics.diffusion import DiffusionConfig
 from alphastomics.nn import Denoiser, DenoiserConfig
-from alphastomics.sampling import ExpressionSampler, FittedStatistics, Sampler, _completion
+from alphastomics.sampling import ExpressionSampler, FittedStatistics, Sampler, _completion, _fit
 from alphastomics.sampling._completion import Exemplars, _scores
+from alphastomics.sampling._reference_cells import ReferenceCells
 
 N_GENES = 12
 
@@ -84,6 +85,14 @@ def test_a_small_reference_is_enough():
     )
 
 
+def reference_cells(expression: np.ndarray) -> ReferenceCells:
+    n = len(expression)
+    return ReferenceCells(
+        position=np.zeros((n, 2), np.float32), slice=np.zeros(n, np.float32), feature=np.zeros((n, 0), np.float32),
+        expression=expression,
+    )  # fmt: skip
+
+
 def sampler(known: np.ndarray, exemplars: Exemplars | None) -> ExpressionSampler:
     """A sampler whose network has a head of 0, so that the mean of every cell is 0."""
     module = Denoiser(DenoiserConfig(n_genes=N_GENES, n_dims=2, d_model=16, n_layers=1, n_heads=2)).eval()
@@ -95,7 +104,7 @@ def sampler(known: np.ndarray, exemplars: Exemplars | None) -> ExpressionSampler
         diffusion=DiffusionConfig(),
         schema=SimpleNamespace(spacing=0.1, scale=1.0),
         mode="pos_to_expr",
-        fitted=FittedStatistics(exemplars=exemplars),
+        fitted=FittedStatistics(reference_cells=None if exemplars is None else reference_cells(exemplars.expression)),
     )
     return ExpressionSampler(trained, position, max_context=1000, observed=torch.from_numpy(known))
 
@@ -118,15 +127,28 @@ def test_exemplars_that_are_of_no_use_are_not_used():
     assert np.abs(sampler(known, useless).shift.numpy()).max() < 0.5
 
 
-def test_kept_in_training_and_saved(everything, trained, tmp_path):
-    assert everything.fitted_.exemplars.expression.shape == (everything.adata.n_obs, everything.schema.n_genes)
-    assert trained.fitted_.exemplars is None  # it only places cells
-    everything.save(tmp_path / "m")
-    again = type(everything).load(tmp_path / "m", adata=False)
-    np.testing.assert_array_equal(again.fitted_.exemplars.expression, everything.fitted_.exemplars.expression)
+@pytest.mark.parametrize(
+    ("mode", "has_feature", "has_expression"),
+    [("expr_to_pos", True, False), ("pos_to_expr", False, True), ("joint", False, True), ("any", True, True)],
+)
+def test_a_model_keeps_what_its_mode_uses(model_of, tmp_path, mode, has_feature, has_expression):
+    model = model_of(mode)
+    cells = model.fitted_.reference_cells
+    assert (cells.feature.shape[1] > 0, cells.exemplars is not None) == (has_feature, has_expression)
+    assert cells.position.shape == (model.adata.n_obs, 2)
+    np.testing.assert_array_equal(cells.slice, np.repeat([0, 1], 100))
+    if has_expression:
+        source = AnnDataSource(model.adata, model.schema, positions=True)
+        np.testing.assert_array_equal(cells.expression, source.expression(np.arange(200)))
+    model.save(tmp_path / "m")
+    again = type(model).load(tmp_path / "m", adata=False).fitted_.reference_cells
+    for name in ("position", "slice", "feature", "expression"):
+        np.testing.assert_array_equal(getattr(again, name), getattr(cells, name))
 
 
 def test_a_large_panel_keeps_fewer_cells(everything, monkeypatch):
     source = AnnDataSource(everything.adata, everything.schema, positions=True)
-    monkeypatch.setattr(_completion, "MAX_VALUES", 5 * everything.schema.n_genes)
-    assert len(Exemplars.select(source).expression) == 5
+    monkeypatch.setattr(_fit, "MAX_VALUES", 6 * everything.schema.n_genes)
+    cells = _fit.fit_reference_cells(everything._make_sampler(), source, source.slices)
+    np.testing.assert_array_equal(cells.slice, [0, 0, 1, 1, 2, 2])
+    assert cells.expression.shape == (6, everything.schema.n_genes)

@@ -2,7 +2,7 @@
 
 from alphastomics.config import MaskingConfig, MaskStrategy, Mode, SamplerName
 from alphastomics.diffusion.process import MODES, DiffusionConfig, Process
-from alphastomics.diffusion.samplers import make_step, run_joint_sampler, run_sampler, time_grid
+from alphastomics.diffusion.samplers import Start, make_step, run_sampler, time_grid
 from alphastomics.diffusion.schedule import MIN_TIME, CosineSchedule, smallest_time
 
 __all__ = [
@@ -15,9 +15,9 @@ __all__ = [
     "Mode",
     "Process",
     "SamplerName",
+    "Start",
     "make_step",
     "run_sampler",
-    "run_joint_sampler",
     "smallest_time",
     "time_grid",
 ]

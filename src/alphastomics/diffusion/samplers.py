@@ -1,4 +1,10 @@
-r"""Samplers: the reverse process from pure noise at t = 1 to a sample at t = 0 in ``n_steps`` steps.
+r"""Samplers: the reverse process to a sample at t = 0 in ``n_steps`` steps.
+
+It starts from pure noise at t = 1, or from a noised value :math:`x_0` at any time :math:`t_0` (Meng et al. 2022,
+arXiv:2108.01073), the less changed the smaller :math:`t_0` is:
+
+.. math:: z_{t_0} = \alpha_{t_0} x_0 + \sigma_{t_0} \varepsilon, \qquad \varepsilon \sim \mathcal N(0, I), \qquad
+    t_k = t_0 \, (1 - k / n)^{3/2}.
 
 Given the denoiser's estimate :math:`\hat x_0(z_t, t)`, a step from t to s < t is
 
@@ -17,14 +23,14 @@ with :math:`h = \lambda_s - \lambda_t` and :math:`\lambda = \log(\alpha/\sigma)`
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
 
 from alphastomics.diffusion.process import per_cell
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from torch import Tensor
 
@@ -32,14 +38,24 @@ if TYPE_CHECKING:
     from alphastomics.diffusion.process import Process
 
     Denoise = Callable[[Tensor, Tensor], Tensor]  # (z_t, t) -> estimate of x_0
-    JointDenoise = Callable[[tuple[Tensor, ...], Tensor], tuple[Tensor, ...]]  # the same for several modalities
     Noise = Callable[[], Tensor]  # a fresh standard Gaussian shaped like z_t
 
 GRID_POWER = 1.5  # time is this power of the fraction of steps that remain
 
 
+class Start(NamedTuple):
+    """Value x_0 (B, N, D) that is noised to the time ``t`` in (0, 1], where a chain starts."""
+
+    x_0: Tensor
+    t: float
+
+
 class Step(Protocol):
     """One reverse step; ``previous`` is (time, estimate of x_0) of the previous step, None at the first."""
+
+    @property
+    def process(self) -> Process:
+        """Process of the modality."""
 
     def __call__(
         self, z_t: Tensor, x_0: Tensor, t: Tensor, s: Tensor, previous: tuple[Tensor, Tensor] | None, noise: Noise
@@ -127,17 +143,25 @@ def make_step(name: SamplerName, process: Process, *, eta: float = 0.0) -> Step:
     raise ValueError(f"sampler={name!r} is unknown; choose 'ddpm', 'ddim' or 'dpm++2m'")
 
 
-def time_grid(n_steps: int, *, device: torch.device | str = "cpu") -> Tensor:
-    """Times 1 = t_0 > t_1 > ... > t_{n_steps} = 0, denser towards 0; computed in float64, so that no two coincide."""
+def time_grid(n_steps: int, start: float = 1.0, *, device: torch.device | str = "cpu") -> Tensor:
+    """Times ``start`` = t_0 > t_1 > ... > t_{n_steps} = 0, denser towards 0; computed in float64, so that no two coincide."""
     if n_steps < 1:
         raise ValueError(f"n_steps must be at least 1, got {n_steps}")
+    if not 0 < start <= 1:
+        raise ValueError(f"start must be a time above 0 and at most 1, got {start}")
     remaining = torch.linspace(1.0, 0.0, n_steps + 1, dtype=torch.float64)
-    return (remaining**GRID_POWER).to(device=device, dtype=torch.float32)
+    return (start * remaining**GRID_POWER).to(device=device, dtype=torch.float32)
 
 
 @torch.no_grad()
 def run_sampler(
-    denoise: Denoise, step: Step, noise: Noise, *, n_steps: int, on_step: Callable[[], None] | None = None
+    denoise: Denoise,
+    step: Step,
+    noise: Noise,
+    *,
+    n_steps: int,
+    start: Start | None = None,
+    on_step: Callable[[], None] | None = None,
 ) -> Tensor:
     """Draw one sample per context.
 
@@ -151,46 +175,21 @@ def run_sampler(
     noise
         Function that draws a standard Gaussian (B, N, D), projected like the noise of the forward process.
     n_steps
-        Number of calls of the denoiser; 1 returns the conditional mean at t = 1.
+        Number of calls of the denoiser; 1 returns the conditional mean at the first time.
+    start
+        Value that is noised, and the time at which the chain starts. None: pure noise at t = 1.
     on_step
         Called after each step, for a progress bar.
     """
-    (x,) = run_joint_sampler(lambda z, t: (denoise(z[0], t),), (step,), (noise,), n_steps=n_steps, on_step=on_step)
-    return x
-
-
-@torch.no_grad()
-def run_joint_sampler(
-    denoise: JointDenoise,
-    steps: Sequence[Step],
-    noises: Sequence[Noise],
-    *,
-    n_steps: int,
-    on_step: Callable[[], None] | None = None,
-) -> tuple[Tensor, ...]:
-    """Draw one sample per context of several modalities that share their timestep.
-
-    Parameters
-    ----------
-    denoise
-        Function of (z_t of every modality, t (B,)) that returns the estimate of x_0 of every modality.
-    steps, noises
-        Reverse step and noise of every modality, as in :func:`run_sampler`.
-    n_steps, on_step
-        As in :func:`run_sampler`.
-    """
-    z = tuple(noise() for noise in noises)
-    times = time_grid(n_steps, device=z[0].device)
-    previous: tuple[tuple[Tensor, Tensor] | None, ...] = (None,) * len(z)
+    z = noise()
+    times = time_grid(n_steps, 1.0 if start is None else start.t, device=z.device)[:, None].expand(-1, len(z))
+    if start is not None:
+        z = step.process.noise(start.x_0, times[0], z)
+    previous: tuple[Tensor, Tensor] | None = None
     for t, s in zip(times[:-1], times[1:], strict=True):
-        t, s = t.expand(len(z[0])), s.expand(len(z[0]))
         x_0 = denoise(z, t)
-        if bool((s == 0).all()):
-            z = x_0
-        else:
-            parts = zip(z, x_0, steps, previous, noises, strict=True)
-            z = tuple(step(z_m, x_m, t, s, previous_m, noise) for z_m, x_m, step, previous_m, noise in parts)
-        previous = tuple((t, x_m) for x_m in x_0)
+        z = x_0 if bool((s == 0).all()) else step(z, x_0, t, s, previous, noise)
+        previous = t, x_0
         if on_step is not None:
             on_step()
     return z

@@ -89,7 +89,7 @@ class ModelBase(BaseModelClass):
             n_steps=int(training["n_steps"]),
             seed=self._arguments["random_state"],
         )
-        sampler = replace(sampler, module=second.module)
+        sampler = replace(sampler, module=second.module, mode="expr_to_pos")
         fitted = replace(sampler.fitted, reference_cells=fit_reference_cells(sampler, source, second.slices))
         return fit_perturbation(replace(sampler, fitted=fitted), source, second.held_out)
 

@@ -55,7 +55,7 @@ def model_card(state: ModelState, repo_id: str, license: str | None = None) -> s
         _loading(state.init["mode"], repo_id),
         "## Training data",
         _table(_tissue(state)),
-        "`config.json` lists the genes. " + _exemplars(state),
+        "`config.json` lists the genes. " + _reference_cells(state),
         "## Model parameters and training",
         _table(_making(state)),
     ]
@@ -88,13 +88,13 @@ def _tissue(state: ModelState) -> dict[str, Any]:
     }
 
 
-def _exemplars(state: ModelState) -> str:
-    exemplars = state.fitted.exemplars
-    if exemplars is None:
+def _reference_cells(state: ModelState) -> str:
+    cells = state.fitted.reference_cells
+    if cells is None or not cells.expression.size:
         return "The model contains no expression of single cells of the reference."
     return (
-        f"The model contains the expression of {len(exemplars.expression):,} cells of the reference, which are used to complete "
-        "partly observed cells."
+        f"The model contains the expression and positions of {len(cells.expression):,} cells of the reference, which are used to "
+        "complete partly observed cells and to sample new slices."
     )
 
 

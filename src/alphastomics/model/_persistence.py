@@ -41,8 +41,9 @@ class PersistenceMixin(ModelBase):
 
         In a script with several processes, rank 0 writes and the others wait.
 
-        A model trained with ``mode="any"``, ``"pos_to_expr"`` or ``"joint"`` contains expression of up to 8,192 cells of its
-        reference, which it uses to complete cells. Share it only as the license of these data permits.
+        A model contains positions of up to 8,192 cells of its reference. One trained with ``mode="any"``, ``"pos_to_expr"`` or
+        ``"joint"`` also contains their expression, with which it completes cells and from which it draws new slices. Share it
+        only as the license of these data permits.
 
         Parameters
         ----------
@@ -213,9 +214,9 @@ class PersistenceMixin(ModelBase):
     ) -> str:
         """Upload the model to the Hugging Face Hub, with a model card.
 
-        Uploads the files that :meth:`save` writes, without the reference. A model trained with ``mode="any"``,
-        ``"pos_to_expr"`` or ``"joint"`` contains expression of up to 8,192 cells of its reference, which it uses to complete
-        cells. Share it only as the license of these data permits.
+        Uploads the files that :meth:`save` writes, without the reference. A model contains positions of up to 8,192 cells of
+        its reference. One trained with ``mode="any"``, ``"pos_to_expr"`` or ``"joint"`` also contains their expression. Share it
+        only as the license of these data permits.
 
         Parameters
         ----------

@@ -55,8 +55,9 @@ class SamplingMixin(ModelBase):
             Query; the reference when None. It is not modified. Not for ``mode="joint"``, which has no query.
         mode
             What is sampled. ``"expr_to_pos"``: positions given expression. ``"pos_to_expr"``: expression given positions.
-            ``"joint"``: new slices, each in the outline of a random reference slice. Values of the sampled modality in the
-            query are read only with ``inpaint``.
+            ``"joint"``: new slices. Each is drawn from the stored cells of a random reference slice: their positions are
+            moved by about one spacing, and expression is sampled from their noised expression. Values of the sampled modality
+            in the query are read only with ``inpaint``.
         n_steps
             Number of calls of the denoiser per draw of expression. 1 gives the conditional mean, which is not a sample; all
             draws are then the same. Not for ``mode="expr_to_pos"``, which has no reverse process.

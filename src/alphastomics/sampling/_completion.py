@@ -40,20 +40,15 @@ from sklearn.decomposition import PCA
 from sklearn.neighbors import NearestNeighbors
 from sklearn.utils import gen_batches
 
-from alphastomics.sampling._cells import evenly_spaced_indices
-
 if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
-
-    from alphastomics.data import CellSource
 
 WIDTHS = (0.5, 1.0, 2.0)
 KRIGING_NEIGHBORS = 24
 SCALE_RANK = 5
 PRIOR_CELLS = 100  # observed cells that count as much as the share over all genes
 MIN_CELLS = 20  # observed cells below which nothing is estimated
-MAX_CELLS, MAX_VALUES = 8192, 2**23  # of the reference that are kept
 N_COMPONENTS = 32
 N_NEIGHBORS = 50
 CHUNK = 2048  # cells whose components are solved for at once
@@ -110,19 +105,9 @@ class _Components(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Exemplars:
-    """Expression (M, G) of reference cells in network units."""
+    """Expression (M, G) of reference cells in network units, from which partly observed cells are completed."""
 
     expression: NDArray[np.float32]
-
-    @classmethod
-    def select(cls, source: CellSource) -> Exemplars:
-        """Evenly spaced cells of a reference: at most 8,192, and at most 2**23 values."""
-        n_cells = max(1, min(MAX_CELLS, MAX_VALUES // len(source.measured)))
-        return cls(expression=source.expression(evenly_spaced_indices(source.n_cells, n_cells)))
-
-    def has_shape(self, n_genes: int, n_dims: int) -> bool:
-        """Whether the shape matches the number of genes."""
-        return 0 < len(self.expression) <= MAX_CELLS and self.expression.shape == (len(self.expression), n_genes)
 
     @cached_property
     def _components(self) -> _Components:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from alphastomics.config import SamplingConfig
+    from alphastomics.diffusion import Start
     from alphastomics.sampling._sampler import Sampler
 
 N_FOLDS = 5  # of the complete cells, for the prediction of each from the others
@@ -74,8 +75,10 @@ class ExpressionSampler:
         sequence: Tensor | None = None,
     ) -> None:
         self.module, self.process = sampler.module, sampler.diffusion.expression
-        self.dependence, self.exemplars = sampler.fitted.dependence, sampler.fitted.exemplars
-        self.position, self.t_pos = position[None], sampler.condition_time
+        reference_cells = sampler.fitted.reference_cells
+        self.dependence = sampler.fitted.dependence
+        self.exemplars = None if reference_cells is None else reference_cells.exemplars
+        self.position = position[None]
         self.local_density = None if local_density is None else local_density[None]
         self.sequence = None if sequence is None else sequence[None]
         self.contexts = split_contexts(len(position), max_context, position.device)
@@ -94,7 +97,7 @@ class ExpressionSampler:
 
     def _estimate(self, z: Tensor, t: Tensor, observed: Tensor | None) -> Tensor:
         """Estimate of the network (1, N, G), averaged over contexts."""
-        t_pos = torch.full_like(t, self.t_pos)
+        t_pos = torch.zeros_like(t)
         total, count = torch.zeros_like(z), z.new_zeros(1, z.shape[1], 1)
         for cells, _ in self.contexts:
             local_density = None if self.local_density is None else self.local_density[:, cells]
@@ -204,9 +207,10 @@ class ExpressionSampler:
         config: SamplingConfig,
         generator: torch.Generator,
         *,
+        start: Start | None = None,
         on_step: Callable[[], None] | None = None,
     ) -> Tensor:
-        """Draw expression (N, G) in network units."""
+        """Draw expression (N, G) in network units, from pure noise or from ``start``."""
         shape = (1, self.position.shape[1], self.module.config.n_genes)
         dependence = self.dependence
 
@@ -224,4 +228,4 @@ class ExpressionSampler:
             return torch.where(self.observed, self.value, self.estimate(z, t))
 
         step = make_step(config.sampler, self.process, eta=config.eta)
-        return run_sampler(denoise, step, noise, n_steps=config.n_steps, on_step=on_step)[0]
+        return run_sampler(denoise, step, noise, n_steps=config.n_steps, start=start, on_step=on_step)[0]

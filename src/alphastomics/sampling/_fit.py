@@ -15,13 +15,17 @@ from alphastomics.diffusion.geometry import center, kabsch
 from alphastomics.metrics import morans_i
 from alphastomics.sampling._calibration import Dependence, Marginals
 from alphastomics.sampling._canonical import FRAME_CELLS, canonical_mean, reference_positions
-from alphastomics.sampling._cells import cell_order, content_order, encode_cells, evenly_spaced_indices
-from alphastomics.sampling._completion import Exemplars
+from alphastomics.sampling._cells import content_order, encode_cells, evenly_spaced_indices
 from alphastomics.sampling._expression import ExpressionSampler
-from alphastomics.sampling._frames import Outlines, ReferenceFrame
+from alphastomics.sampling._frames import ReferenceFrame
 from alphastomics.sampling._overlap import NearestDistances
 from alphastomics.sampling._position import PositionSampler
-from alphastomics.sampling._retrieval import MAX_CELLS as MAX_REFERENCE_CELLS, ReferenceCells
+from alphastomics.sampling._reference_cells import (
+    MAX_CELLS as MAX_REFERENCE_CELLS,
+    MAX_SLICES,
+    MAX_VALUES,
+    ReferenceCells,
+)
 from alphastomics.sampling._sampler import FittedStatistics, Sampler
 
 if TYPE_CHECKING:
@@ -36,7 +40,6 @@ PATCHES, PATCH_CELLS = 8, 256  # that are sampled to compare neighbors
 MAX_CELLS = 16_384  # of a slice that are read at once
 MARGINAL_SLICES, DEPENDENCE_SLICES = 4, 2
 MARGINAL_STEPS, DEPENDENCE_STEPS = 20, 10  # of the sampler
-OUTLINE_SLICES, OUTLINE_CELLS = 16, 8192
 DRAWS, ROUNDS = 4, 2  # over which Moran's I of samples is averaged; of corrections
 MIN_CELLS = 50  # cells of a slice below which Moran's I is mostly chance
 MIN_EFFECT = 0.05  # of shared noise on Moran's I, for genes whose samples hardly follow their noise
@@ -50,14 +53,11 @@ def fit_statistics(sampler: Sampler, source: CellSource, *, deformation: float) 
     """
     fitted = FittedStatistics(frame=fit_frame(sampler, source), deformation=deformation, nearest=fit_nearest(source))
     sampler = replace(sampler, fitted=fitted)
-    if sampler.mode in PLACING_MODES:
-        fitted = replace(fitted, reference_cells=fit_reference_cells(sampler, source, source.slices))
+    fitted = replace(fitted, reference_cells=fit_reference_cells(sampler, source, source.slices))
     if sampler.mode != "expr_to_pos":
         fitted = replace(fitted, marginals=fit_marginals(sampler, source))
         dependence = fit_dependence(replace(sampler, fitted=fitted), source)
-        fitted = replace(fitted, dependence=dependence, exemplars=Exemplars.select(source))
-    if sampler.mode in ("any", "joint"):
-        fitted = replace(fitted, outlines=fit_outlines(sampler, source))
+        fitted = replace(fitted, dependence=dependence)
     return fitted
 
 
@@ -80,25 +80,19 @@ def fit_frame(sampler: Sampler, source: CellSource) -> ReferenceFrame | None:
     )
 
 
-def to_canonical(
-    sampler: Sampler, source: CellSource, cells: SliceCells, index: NDArray[np.int64]
-) -> NDArray[np.float32]:
-    """Positions (n, D), in the canonical frame and model units, of the cells ``index`` of a reference slice."""
-    encoded = encode_cells(sampler.module, source, cells.rows[index], max_context=len(index))
-    return reference_positions(sampler, cells, index, canonical_mean(sampler, encoded))
-
-
 def reference_sampler(
     sampler: Sampler, source: CellSource, cells: SliceCells, index: NDArray[np.int64]
 ) -> ExpressionSampler:
     """The sampler of the expression of the cells ``index`` of a reference slice, in one context."""
     assert cells.position is not None  # a training source reads them
+    encoded = encode_cells(sampler.module, source, cells.rows[index], max_context=len(index))
+    position = reference_positions(sampler, cells, index, canonical_mean(sampler, encoded))
     return ExpressionSampler(
         sampler,
-        torch.from_numpy(to_canonical(sampler, source, cells, index)).to(sampler.device),
+        torch.from_numpy(position).to(sampler.device),
         max_context=len(index),
         local_density=torch.from_numpy(local_density(cells.position, index)).to(sampler.device),
-        sequence=cell_order(sampler.module, source, cells.rows[index]),
+        sequence=encoded.sequence,
     )
 
 
@@ -178,29 +172,28 @@ def _patches(cells: SliceCells) -> NDArray[np.int64]:
 
 def fit_nearest(source: CellSource) -> NearestDistances:
     """Nearest-neighbor distances in slices of the reference."""
-    chosen = [source.slices[i].position for i in evenly_spaced_indices(len(source.slices), OUTLINE_SLICES)]
+    chosen = [source.slices[i].position for i in evenly_spaced_indices(len(source.slices), MAX_SLICES)]
     return NearestDistances.fit([x / source.schema.scale for x in chosen if x is not None])
 
 
 def fit_reference_cells(sampler: Sampler, source: CellSource, slices: Sequence[SliceCells]) -> ReferenceCells:
-    """Embed evenly spaced cells of ``slices`` of a source with positions."""
-    chosen = [slices[i] for i in evenly_spaced_indices(len(slices), OUTLINE_SLICES)]
-    n_cells = MAX_REFERENCE_CELLS // len(chosen)
-    features, positions = [], []
-    for cells in chosen:
+    """Choose and describe cells of ``slices`` of a source with positions, as far as the mode of ``sampler`` requires it."""
+    places, expresses = sampler.mode in PLACING_MODES, sampler.mode != "expr_to_pos"
+    chosen = [slices[i] for i in evenly_spaced_indices(len(slices), MAX_SLICES)]
+    n_values = MAX_VALUES // source.schema.n_genes if expresses else MAX_REFERENCE_CELLS
+    n_cells = max(1, min(MAX_REFERENCE_CELLS, n_values) // len(chosen))
+    parts: list[tuple[NDArray[np.float32], ...]] = []
+    for number, cells in enumerate(chosen):
         index = evenly_spaced_indices(len(cells.rows), n_cells)
-        placed = PositionSampler(sampler, encode_cells(sampler.module, source, cells.rows[index], max_context=n_cells))
-        features.append(placed.feature.cpu().numpy())
-        positions.append(reference_positions(sampler, cells, index, placed.mean))
-    return ReferenceCells(feature=np.concatenate(features), position=np.concatenate(positions))
-
-
-def fit_outlines(sampler: Sampler, source: CellSource) -> Outlines:
-    """Outlines of the slices of the reference."""
-    chosen = [source.slices[i] for i in evenly_spaced_indices(len(source.slices), OUTLINE_SLICES)]
-    return Outlines.fit(
-        [
-            to_canonical(sampler, source, cells, evenly_spaced_indices(len(cells.rows), OUTLINE_CELLS))
-            for cells in chosen
-        ]
-    )
+        rows, empty = cells.rows[index], np.empty((len(index), 0), dtype=np.float32)
+        placed = PositionSampler(sampler, encode_cells(sampler.module, source, rows, max_context=n_cells))
+        parts.append(
+            (
+                reference_positions(sampler, cells, index, placed.mean),
+                np.full(len(index), number, dtype=np.float32),
+                placed.feature.cpu().numpy() if places else empty,
+                source.expression(rows) if expresses else empty,
+            )
+        )
+    position, numbers, feature, expression = (np.concatenate(part) for part in zip(*parts, strict=True))
+    return ReferenceCells(position=position, slice=numbers, feature=feature, expression=expression)

@@ -32,6 +32,7 @@ from alphastomics.diffusion.geometry import center, kabsch
 from alphastomics.sampling._kriging import krige_positions
 from alphastomics.sampling._layout import refine_layout
 from alphastomics.sampling._overlap import remove_overlaps
+from alphastomics.sampling._retrieval import retrieve_positions
 
 if TYPE_CHECKING:
     import numpy as np
@@ -166,7 +167,7 @@ class PositionSampler:
         x, fixed, frame = self.mean[0], None, None
         fitted = self.sampler.fitted
         if retrieve and fitted.reference_cells is not None:
-            x = fitted.reference_cells.retrieve(self.feature, x, _torch_generator(rng))
+            x = retrieve_positions(fitted.reference_cells, self.feature, x, _torch_generator(rng))
         if known is not None:
             frame = KnownPositions(known, self.mean[0], shared_frame=self.sampler.shared_frame)
             fixed = frame.mask

@@ -15,7 +15,6 @@ embedding determines about the position of a cell.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -23,41 +22,19 @@ import torch
 from alphastomics.diffusion.losses import TEMPERATURE
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
     from torch import Tensor
 
+    from alphastomics.sampling._reference_cells import ReferenceCells
 
 SHARE = 0.3  # pi
-MAX_CELLS = 8192  # of the reference that are kept
 ROWS = 1024  # cells whose probabilities are in memory at once
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class ReferenceCells:
-    """Cells of the reference with known positions.
-
-    Parameters
-    ----------
-    feature
-        Neighborhood embedding (M, K), unit vectors.
-    position
-        Positions (M, D) in the canonical frame and model units.
-    """
-
-    feature: NDArray[np.float32]
-    position: NDArray[np.float32]
-
-    def has_shape(self, n_genes: int, n_dims: int) -> bool:
-        """Whether the shapes match the number of dimensions."""
-        n = len(self.feature)
-        return 0 < n <= MAX_CELLS and self.feature.ndim == 2 and self.position.shape == (n, n_dims)
-
-    def retrieve(self, feature: Tensor, mean: Tensor, generator: torch.Generator) -> Tensor:
-        """Starting positions (N, D) of a draw, given unit vectors ``feature`` (N, K) and the conditional mean (N, D)."""
-        reference, position = torch.from_numpy(self.feature), torch.from_numpy(self.position)
-        start, chosen = mean.clone(), (torch.rand(len(mean), generator=generator) < SHARE).nonzero()[:, 0]
-        for rows in chosen.split(ROWS):
-            probability = (feature[rows.to(feature.device)].cpu() @ reference.T / TEMPERATURE).softmax(1)
-            start[rows.to(start.device)] = position[probability.multinomial(1, generator=generator)[:, 0]].to(start)
-        return start
+def retrieve_positions(cells: ReferenceCells, feature: Tensor, mean: Tensor, generator: torch.Generator) -> Tensor:
+    """Starting positions (N, D) of a draw, given unit vectors ``feature`` (N, K) and the conditional mean (N, D)."""
+    reference, position = torch.from_numpy(cells.feature), torch.from_numpy(cells.position)
+    start, chosen = mean.clone(), (torch.rand(len(mean), generator=generator) < SHARE).nonzero()[:, 0]
+    for rows in chosen.split(ROWS):
+        probability = (feature[rows.to(feature.device)].cpu() @ reference.T / TEMPERATURE).softmax(1)
+        start[rows.to(start.device)] = position[probability.multinomial(1, generator=generator)[:, 0]].to(start)
+    return start

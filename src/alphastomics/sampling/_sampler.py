@@ -8,13 +8,11 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
-from alphastomics.diffusion import smallest_time
 from alphastomics.sampling._calibration import Dependence, Marginals
-from alphastomics.sampling._completion import Exemplars
-from alphastomics.sampling._frames import Outlines, ReferenceFrame
+from alphastomics.sampling._frames import ReferenceFrame
 from alphastomics.sampling._overlap import NearestDistances
 from alphastomics.sampling._perturbation import Perturbation
-from alphastomics.sampling._retrieval import ReferenceCells
+from alphastomics.sampling._reference_cells import ReferenceCells
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -29,12 +27,10 @@ if TYPE_CHECKING:
 
 MIN_COUNT = 1e-3  # smaller counts are rounding errors of the inverse transform
 
-Statistic: TypeAlias = Marginals | Dependence | Outlines | Exemplars | NearestDistances | ReferenceCells
+Statistic: TypeAlias = Marginals | Dependence | NearestDistances | ReferenceCells
 _STATISTICS: dict[str, type[Statistic]] = {
     "marginals": Marginals,
     "dependence": Dependence,
-    "outlines": Outlines,
-    "exemplars": Exemplars,
     "nearest": NearestDistances,
     "reference_cells": ReferenceCells,
 }
@@ -50,14 +46,12 @@ class FittedStatistics:
         Where the canonical frame lies in the first reference slice; None before training and for a shared frame.
     deformation
         Strength of the deformation of contexts in the last training; None before training.
-    marginals, dependence, exemplars
+    marginals, dependence
         For sampled expression.
-    outlines
-        For new slices.
     nearest
         Distances of neighboring cells, for sampled positions.
     reference_cells
-        Cells that are retrieved for draws of positions.
+        Cells that are retrieved for draws of positions, that complete others, and from which new slices are drawn.
     perturbation
         Changes of the genes, for draws of positions.
     """
@@ -66,8 +60,6 @@ class FittedStatistics:
     deformation: float | None = None
     marginals: Marginals | None = None
     dependence: Dependence | None = None
-    outlines: Outlines | None = None
-    exemplars: Exemplars | None = None
     nearest: NearestDistances | None = None
     reference_cells: ReferenceCells | None = None
     perturbation: Perturbation | None = None
@@ -160,16 +152,6 @@ class Sampler:
     def spacing(self) -> float:
         """Distance between neighboring cells in model units."""
         return self.schema.spacing / self.schema.scale
-
-    @property
-    def smallest_time(self) -> float:
-        """Smallest time of positions for which the network was trained."""
-        return smallest_time(self.diffusion.position.schedule, self.spacing)
-
-    @property
-    def condition_time(self) -> float:
-        """Time of positions that are a condition: 0, or the smallest one for a network trained with ``mode="joint"``."""
-        return self.smallest_time if self.mode == "joint" else 0.0
 
     @property
     def deformation(self) -> float:
