@@ -93,8 +93,8 @@ def _reference_cells(state: ModelState) -> str:
     if cells is None or not cells.expression.size:
         return "The model contains no expression of single cells of the reference."
     return (
-        f"The model contains the expression and positions of {len(cells.expression):,} cells of the reference, which are used to "
-        "complete partly observed cells and to sample new slices."
+        f"The model contains the expression of {len(cells.expression):,} cells of the reference and their positions. They are used "
+        "to complete partly observed cells and to sample new slices."
     )
 
 
