@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from alphastomics.diffusion import DiffusionConfig, Process
+from alphastomics.diffusion import Process
 from alphastomics.nn import Prediction
 from alphastomics.sampling import Sampler
 from rotations import random_rotation
@@ -40,6 +40,5 @@ class Oracle:
 
 def sampler_of(oracle: Any, frame: str = "slice", **fitted: Any) -> Sampler:
     """A sampler of positions with this network."""
-    diffusion = DiffusionConfig(position=Process(prediction_type="x0"))
     schema: Any = SimpleNamespace(frame=frame, spacing=1e-6, scale=1.0)
-    return Sampler(module=oracle, diffusion=diffusion, schema=schema, mode="expr_to_pos", **fitted)
+    return Sampler(module=oracle, diffusion=Process(), schema=schema, mode="expr_to_pos", **fitted)

@@ -64,7 +64,7 @@ def test_several_values_follow_one_flag(tmp_path):
         ("--use-moe --moe-top-k=1 --expert-width full", FitOptions(use_moe=True, moe_top_k=1, expert_width="full")),
         ("--no-moe --disable-masking", FitOptions(use_moe=False, enable_masking=False)),
         ("--enable-masking --expression-mask-ratio .4", FitOptions(enable_masking=True, expression_mask_ratio=0.4)),
-        ("--position-nu 2 --lr 1e-4", FitOptions(position_nu=2.0, lr=1e-4)),
+        ("--nu 2 --lr 1e-4", FitOptions(nu=2.0, lr=1e-4)),
         ("--max-time 90", FitOptions(max_time=90.0)),
         ("--max-time 00:01:00:00", FitOptions(max_time="00:01:00:00")),
         ("--devices 0,1", FitOptions(devices="0,1")),

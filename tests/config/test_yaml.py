@@ -261,7 +261,7 @@ def test_options_and_sections_hold_the_same():
     assert config.options() == options
     assert config.diffusion == DiffusionSection(
         schedule="diffusion.schedule!", prediction_type="diffusion.prediction_type!",
-        position_nu="diffusion.position_nu!", expression_nu="diffusion.expression_nu!",
+        nu="diffusion.nu!",
     )  # fmt: skip
 
 

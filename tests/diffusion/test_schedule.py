@@ -97,14 +97,6 @@ def test_log_signal_to_noise_is_clamped_where_it_is_infinite(name):
     np.testing.assert_allclose(schedule.log_snr(torch.from_numpy(u).float()), expected, atol=1e-4)
 
 
-@given(ratio=st.floats(1e-3, 1e3), nu=st.floats(0.5, 3), name=st.sampled_from(NAMES))
-def test_time_of_ratio_inverts_the_schedule(ratio, nu, name):
-    schedule = CosineSchedule(name=name, nu=nu)
-    u = torch.tensor([schedule.time_of_ratio(ratio)], dtype=torch.float64)
-    assert 0 < float(u) < 1
-    assert float(schedule.sigma(u) / schedule.alpha(u)) == pytest.approx(ratio, rel=1e-6)
-
-
 @pytest.mark.parametrize("bad", [{"name": "linear"}, {"nu": 0.0}, {"s": -0.1}])
 def test_invalid_arguments_raise(bad):
     with pytest.raises(ValueError, match="|".join(bad) + "|schedule"):

@@ -118,7 +118,7 @@ def test_a_model_without_registered_data_raises(reference):
         ({"gate_type": "wide"}, "gate_type='wide'"),
         ({"schedule": "linear"}, "schedule='linear'"),
         ({"prediction_type": "score"}, "prediction_type='score'"),
-        ({"position_nu": 0.0}, "position_nu"),
+        ({"nu": 0.0}, "nu"),
     ],
 )
 def test_invalid_architecture_raises(reference, make_model, arguments, message):

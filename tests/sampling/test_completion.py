@@ -10,7 +10,7 @@ import torch
 from sklearn.decomposition import PCA
 
 from alphastomics.data import AnnDataSource
-from alphastomics.diffusion import DiffusionConfig
+from alphastomics.diffusion import Process
 from alphastomics.nn import Denoiser, DenoiserConfig
 from alphastomics.sampling import ExpressionSampler, FittedStatistics, Sampler, _completion, _fit
 from alphastomics.sampling._completion import Exemplars, _scores
@@ -101,7 +101,7 @@ def sampler(known: np.ndarray, exemplars: Exemplars | None) -> ExpressionSampler
     position = torch.from_numpy(np.random.default_rng(0).normal(size=(len(known), 2)).astype(np.float32))
     trained = Sampler(
         module=module,
-        diffusion=DiffusionConfig(),
+        diffusion=Process(),
         schema=SimpleNamespace(spacing=0.1, scale=1.0),
         mode="pos_to_expr",
         fitted=FittedStatistics(reference_cells=None if exemplars is None else reference_cells(exemplars.expression)),

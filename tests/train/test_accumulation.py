@@ -61,7 +61,7 @@ class Loss(nn.Module):
         found = self.plan.module(x_expr, x_pos, t.double(), t.double(), batch.mask)
         return {
             "expression": mean_squared_error(found.expression, x_expr, batch.mask),
-            "diffusion": mean_squared_error(found.position, x_pos, batch.mask),
+            "aligned": mean_squared_error(found.position, x_pos, batch.mask),
         }
 
 

@@ -147,7 +147,7 @@ class ModelConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class DiffusionSettings:
-    """Noise schedule and parameterization of the diffusion processes.
+    """Noise schedule and parameterization of the diffusion of expression.
 
     Parameters
     ----------
@@ -155,18 +155,15 @@ class DiffusionSettings:
         Noise schedule. ``cosine``: the signal is a squared cosine of time. ``cosine_nd``: the signal is a cosine of time.
     prediction_type
         What the network predicts: the clean value (``x0``), the noise (``epsilon``), or the velocity (``v``).
-    position_nu
-        Exponent of time for positions. Values above 1 spend more steps at low noise.
-    expression_nu
-        Exponent of time for expression.
+    nu
+        Exponent of time. Values above 1 spend more steps at low noise.
     """
 
     SECTION: ClassVar[str] = "diffusion"
 
     schedule: ScheduleName = "cosine_nd"
     prediction_type: PredictionType = "v"
-    position_nu: float = setting(2.0, gt=0)
-    expression_nu: float = setting(1.0, gt=0)
+    nu: float = setting(1.0, gt=0)
 
     def __post_init__(self) -> None:
         check(self)

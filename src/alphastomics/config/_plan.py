@@ -45,7 +45,7 @@ class PlanConfig:
         Weight of the completion loss, which compares the expression predicted from thinned counts of some of the genes with the
         complete measured expression.
     lambda_position
-        Weight of the aligned loss and of the diffusion loss of positions.
+        Weight of the aligned loss of positions.
     lambda_distance
         Weight of the distance loss.
     distance_loss
@@ -66,8 +66,7 @@ class PlanConfig:
     max_loss_weight
         Upper bound of the weight 1 / sigma_t^2 of the diffusion loss.
     modality_dropout
-        Probability of removing the modality to be sampled from a training context. Without effect in mode ``expr_to_pos``, in
-        which positions are always absent.
+        Probability that expression is absent in a training context that samples it. Without effect in mode ``expr_to_pos``.
     neighbor_width
         Width of a neighborhood in the contrastive loss, in model units per square root of dimension.
     layout_width

@@ -72,7 +72,7 @@ def describe(entry: Setting) -> str:
 
 SeedSection = section("SeedSection", "seed", "Random numbers.")
 ModelSection = section("ModelSection", "model", "The network.")
-DiffusionSection = section("DiffusionSection", "diffusion", "The diffusion processes.")
+DiffusionSection = section("DiffusionSection", "diffusion", "The diffusion process of expression.")
 TrainingSection = section("TrainingSection", "training", "Contexts, optimizer, devices.")
 AugmentationSection = section("AugmentationSection", "augmentation", "Random changes to training contexts.")
 MaskingSection = section("MaskingSection", "masking", "Masked training.")

@@ -1,4 +1,4 @@
-r"""Gaussian process of one modality: forward process, parameterizations, and the exact reverse step.
+r"""Gaussian process of expression: forward process, parameterizations, and the exact reverse step.
 
 .. math::
 
@@ -6,7 +6,7 @@ r"""Gaussian process of one modality: forward process, parameterizations, and th
     q(z_s \mid z_t, x_0) &= \mathcal N\big(a\rho\, z_t + \alpha_s (1 - a^2\rho)\, x_0,\; \rho\,(\sigma_t^2 - a^2\sigma_s^2) I\big),
     \qquad \rho = \sigma_s^2/\sigma_t^2,\; a = \alpha_t/\alpha_s,\; s < t
 
-(Ho et al. 2020; Kingma et al. 2021, eq. 25-27.) Expression and position have separate processes and timesteps.
+(Ho et al. 2020; Kingma et al. 2021, eq. 25-27.)
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def per_cell(value: Tensor, like: Tensor) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Process:
-    """Forward and reverse Gaussian process of one modality.
+    """Forward and reverse Gaussian process.
 
     Parameters
     ----------
@@ -96,39 +96,17 @@ class Process:
         variance = (rho * (sigma_t**2 - a**2 * sigma_s**2)).clamp_min(0)
         return mean, variance
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class DiffusionConfig:
-    """Processes of both modalities of a model.
-
-    Parameters
-    ----------
-    position, expression
-        Process of each modality.
-    """
-
-    position: Process = field(default_factory=Process)
-    expression: Process = field(default_factory=Process)
-
     @classmethod
-    def of(cls, settings: DiffusionSettings) -> DiffusionConfig:
-        """Make the processes from ``settings``."""
-
-        def process(nu: float) -> Process:
-            schedule = CosineSchedule(name=settings.schedule, nu=nu)
-            return Process(schedule=schedule, prediction_type=settings.prediction_type)
-
-        return cls(position=process(settings.position_nu), expression=process(settings.expression_nu))
+    def of(cls, settings: DiffusionSettings) -> Process:
+        """Make the process from ``settings``."""
+        schedule = CosineSchedule(name=settings.schedule, nu=settings.nu)
+        return cls(schedule=schedule, prediction_type=settings.prediction_type)
 
     def to_dict(self) -> dict[str, Any]:
         """Convert to plain values for JSON."""
         return asdict(self)
 
     @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> DiffusionConfig:
+    def from_dict(cls, values: dict[str, Any]) -> Process:
         """Rebuild from :meth:`to_dict`."""
-
-        def process(entry: dict[str, Any]) -> Process:
-            return Process(schedule=CosineSchedule(**entry["schedule"]), prediction_type=entry["prediction_type"])
-
-        return cls(position=process(values["position"]), expression=process(values["expression"]))
+        return cls(schedule=CosineSchedule(**values["schedule"]), prediction_type=values["prediction_type"])

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 MIN_TIME = 0.01  # time below which values are not noised
-FINEST_NOISE = 1.5  # noise, in spacings of cells, below which positions are not noised
 MAX_LOG_SNR = 10.0  # log(alpha / sigma) is infinite at t = 0 and t = 1
 
 
@@ -74,19 +73,3 @@ class CosineSchedule:
         alpha, sigma = self.alpha(u), self.sigma(u)
         tiny = torch.finfo(alpha.dtype).tiny
         return (alpha.clamp_min(tiny).log() - sigma.clamp_min(tiny).log()).clamp(-MAX_LOG_SNR, MAX_LOG_SNR)
-
-    def time_of_ratio(self, ratio: float) -> float:
-        """The time at which sigma / alpha equals ``ratio`` (the inverse of the schedule)."""
-        cosine = 1 / math.sqrt(1 + ratio**2)  # this is alpha
-        if self.name == "cosine":
-            cosine = math.sqrt(cosine)
-        angle = math.acos(cosine * math.cos(0.5 * math.pi * self.s / (1 + self.s)))
-        return max(0.0, (angle * (1 + self.s) / (0.5 * math.pi) - self.s)) ** (1 / self.nu)
-
-
-def smallest_time(schedule: CosineSchedule, spacing: float) -> float:
-    """Smallest time at which positions of cells ``spacing`` apart are noised.
-
-    Finer noise does not change the arrangement of cells; overlaps are removed after sampling.
-    """
-    return max(MIN_TIME, schedule.time_of_ratio(FINEST_NOISE * spacing)) if spacing else MIN_TIME

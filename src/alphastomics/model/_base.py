@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from alphastomics.data import CellSource, TissueSchema
     from alphastomics.data.parquet._source import ParquetSource
-    from alphastomics.diffusion import DiffusionConfig, Mode
+    from alphastomics.diffusion import Mode, Process
     from alphastomics.nn import Denoiser
     from alphastomics.sampling._perturbation import Perturbation
 
@@ -40,14 +40,14 @@ class ModelBase(BaseModelClass):
     schema
         The schema of the reference.
     diffusion
-        Diffusion processes of expression and positions.
+        Diffusion process of expression.
     trainings_
         Records of :mod:`alphastomics._provenance`, one for each training.
     """
 
     module: Denoiser
     schema: TissueSchema
-    diffusion: DiffusionConfig
+    diffusion: Process
     trainings_: tuple[dict[str, Any], ...]
     _dataset: ParquetSource | None  # the reference, if it is on disk
     _fitted: FittedStatistics

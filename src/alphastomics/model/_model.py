@@ -15,7 +15,7 @@ from alphastomics.config._setting import check_names, settings_of, split_argumen
 from alphastomics.data import fit_schema
 from alphastomics.data._checks import check_key
 from alphastomics.data.parquet._source import ParquetSource
-from alphastomics.diffusion import DiffusionConfig
+from alphastomics.diffusion import Process
 from alphastomics.model._embedding import EmbeddingMixin
 from alphastomics.model._fields import dataset_registry, read_schema, schema_fields
 from alphastomics.model._persistence import PersistenceMixin
@@ -112,8 +112,8 @@ class AlphaSTomics(TrainingMixin, SamplingMixin, EmbeddingMixin, PersistenceMixi
         ModelConfig(mode=mode, enable_masking=enable_masking, context=context)
         super().__init__(adata, registry)
         self.schema = read_schema(self.registry_)
-        processes = DiffusionSettings(**diffusion)
-        self.diffusion = DiffusionConfig.of(processes)
+        process = DiffusionSettings(**diffusion)
+        self.diffusion = Process.of(process)
         if dropout is None:
             network["dropout"] = default_dropout(self.schema, self.summary_stats.n_cells)
         config = DenoiserConfig(
@@ -137,7 +137,7 @@ class AlphaSTomics(TrainingMixin, SamplingMixin, EmbeddingMixin, PersistenceMixi
         self.fitted_ = FittedStatistics()
         self.trainings_ = ()
         arguments = {"mode": mode, "enable_masking": enable_masking, "context": context, "random_state": random_state}
-        arguments |= {name: getattr(config, name) for name in settings_of(NetworkConfig)} | vars(processes)
+        arguments |= {name: getattr(config, name) for name in settings_of(NetworkConfig)} | vars(process)
         self.init_params_ = {"kwargs": {}, "non_kwargs": arguments}
         self._model_summary_string = (
             f"AlphaSTomics model (mode={mode!r}): {self.schema.n_genes} genes, {self.schema.n_dims}D, "

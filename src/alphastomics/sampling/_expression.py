@@ -74,7 +74,7 @@ class ExpressionSampler:
         local_density: Tensor | None = None,
         sequence: Tensor | None = None,
     ) -> None:
-        self.module, self.process = sampler.module, sampler.diffusion.expression
+        self.module, self.process = sampler.module, sampler.diffusion
         reference_cells = sampler.fitted.reference_cells
         self.dependence = sampler.fitted.dependence
         self.exemplars = None if reference_cells is None else reference_cells.exemplars

@@ -116,8 +116,7 @@ class PositionSampler:
             output = module.trunk(h, torch.zeros_like(one), one, None, ("position",), sequence=sequence)
             assert output.position is not None  # in ``predict``
             latent[cells] = output.latent[0].to(latent)
-            absent = total.new_zeros(1, len(cells), n_dims)
-            mean = self.sampler.diffusion.position.x0(output.position.float(), absent, one)
+            mean = output.position.float()
             if not shared_frame:
                 mean = center(mean)
                 anchors = mean[:, :n_anchors]

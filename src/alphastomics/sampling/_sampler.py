@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from alphastomics.data import TissueSchema
-    from alphastomics.diffusion import DiffusionConfig, Mode
+    from alphastomics.diffusion import Mode, Process
     from alphastomics.nn import Denoiser
 
 MIN_COUNT = 1e-3  # smaller counts are rounding errors of the inverse transform
@@ -123,7 +123,7 @@ class Sampler:
     module
         The denoiser.
     diffusion
-        The processes of both modalities.
+        The diffusion process of expression.
     schema
         The tissue on which the network was trained.
     mode
@@ -133,7 +133,7 @@ class Sampler:
     """
 
     module: Denoiser
-    diffusion: DiffusionConfig
+    diffusion: Process
     schema: TissueSchema
     mode: Mode
     fitted: FittedStatistics = field(default_factory=FittedStatistics)
@@ -147,11 +147,6 @@ class Sampler:
     def shared_frame(self) -> bool:
         """Whether positions are registered to one frame."""
         return self.schema.frame == "shared"
-
-    @property
-    def spacing(self) -> float:
-        """Distance between neighboring cells in model units."""
-        return self.schema.spacing / self.schema.scale
 
     @property
     def deformation(self) -> float:

@@ -1,7 +1,7 @@
 """Training: objective, training plan, data loaders, moving average of the weights, trainer and runner."""
 
 from alphastomics.config import PlanConfig
-from alphastomics.diffusion import MODES, DiffusionConfig, Mode
+from alphastomics.diffusion import MODES, Mode, Process
 from alphastomics.train.callbacks import History
 from alphastomics.train.curriculum import LengthSchedule
 from alphastomics.train.datamodule import ContextDataModule
@@ -23,7 +23,7 @@ __all__ = [
     "ContextRunner",
     "ContextTrainer",
     "DeadProcessError",
-    "DiffusionConfig",
+    "Process",
     "History",
     "LengthSchedule",
     "MemoryEstimate",

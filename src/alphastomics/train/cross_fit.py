@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from alphastomics.config import Augmentation, PlanConfig
     from alphastomics.data import CellSource, SliceCells
     from alphastomics.data._batch import RawBatch
-    from alphastomics.diffusion import DiffusionConfig
+    from alphastomics.diffusion import Process
 
 logger = logging.getLogger(__name__)
 
@@ -73,7 +73,7 @@ def cross_fit(
     network: Denoiser,
     source: CellSource,
     *,
-    diffusion: DiffusionConfig,
+    diffusion: Process,
     plan: PlanConfig,
     augmentation: Augmentation,
     n_steps: int,
@@ -88,7 +88,7 @@ def cross_fit(
     source
         Its reference, with positions.
     diffusion
-        Its diffusion processes.
+        Its diffusion process.
     plan
         Settings of its training.
     augmentation

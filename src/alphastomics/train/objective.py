@@ -1,9 +1,9 @@
-r"""The objective: add noise to a batch of contexts, denoise it, and compute the losses.
+r"""The objective: add noise to the expression of a batch of contexts, denoise it, and compute the losses.
 
 .. math::
 
-    L = {} & \lambda_p (L_{\text{diffusion}} + L_{\text{aligned}}) + \lambda_d L_{\text{distance}}
-        + \lambda_n L_{\text{neighbor}} + \lambda_l L_{\text{layout}} + \lambda_e L_{\text{expression}} \\
+    L = {} & \lambda_p L_{\text{aligned}} + \lambda_d L_{\text{distance}} + \lambda_n L_{\text{neighbor}}
+        + \lambda_l L_{\text{layout}} + \lambda_e L_{\text{expression}} \\
         & + \lambda_c L_{\text{completion}} + \lambda_f L_{\text{fape}} + \lambda_b L_{\text{balance}}
         + \lambda_m L_{\text{masked}}
 
@@ -11,8 +11,8 @@ averaged over the contexts of all processes. Each loss is zero in contexts to wh
 
 With ``frame="slice"`` the positions of a context are known up to a rigid motion. Where positions are absent, the network
 predicts their conditional mean in a frame that it learns, the *canonical frame*: the loss aligns the true positions to the
-prediction. Where positions are noisy, the true positions are first aligned to that prediction, so that diffusion takes place in
-one frame; see ``docs/theory.md``.
+prediction. Where positions are an input, the true positions are first aligned to that prediction, so that all inputs are in one
+frame; see ``docs/theory.md``.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import torch
 
 from alphastomics.chains.fape import chain_losses
 from alphastomics.config import ModelConfig
-from alphastomics.diffusion import DiffusionConfig, smallest_time
+from alphastomics.diffusion import Process
 from alphastomics.diffusion.deformation import deform
 from alphastomics.diffusion.geometry import align, center, kabsch, rotate
 from alphastomics.diffusion.losses import (
@@ -57,14 +57,14 @@ TRAINING, VALIDATION, DEFORMATION, OBSERVED, PAIRS = 0, 1, 2, 3, 40
 
 
 class Noised(NamedTuple):
-    """A batch with noise: clean and noisy values, timesteps and masks.
+    """A batch with noise: clean values, noisy expression, timesteps and masks.
 
     Attributes
     ----------
     x_expr, x_pos
-        Clean expression (B, N, G) and positions (B, N, D), in the frame in which they are noised.
-    z_expr, z_pos
-        Noisy expression (B, N, G) and positions (B, N, D).
+        Clean expression (B, N, G) and positions (B, N, D); those that are an input are in the canonical frame.
+    z_expr
+        Noisy expression (B, N, G).
     t_expr, t_pos
         Timesteps (B,).
     measured
@@ -78,7 +78,6 @@ class Noised(NamedTuple):
     x_expr: Tensor
     x_pos: Tensor
     z_expr: Tensor
-    z_pos: Tensor
     t_expr: Tensor
     t_pos: Tensor
     measured: Tensor
@@ -98,12 +97,12 @@ class Objective:
     mode
         What the denoiser is trained to sample.
     diffusion
-        Diffusion processes of expression and positions.
+        Diffusion process of expression.
     shared_frame
         Whether all slices are registered to one frame; positions are then neither aligned nor centered.
     spacing
-        Distance between neighboring cells in model units, the unit of the finest noise and of the frame-aligned point error;
-        0 if unknown: the error is then not computed.
+        Distance between neighboring cells in model units, the unit of the frame-aligned point error; 0 if unknown: the error is
+        then not computed.
     masking
         Which entries are masked in training; None: none.
 
@@ -129,7 +128,7 @@ class Objective:
         config: PlanConfig,
         *,
         mode: Mode = ModelConfig.mode,
-        diffusion: DiffusionConfig | None = None,
+        diffusion: Process | None = None,
         shared_frame: bool = False,
         spacing: float = 0.0,
         masking: MaskingConfig | None = None,
@@ -142,15 +141,14 @@ class Objective:
             )
         self.module, self.config = module, config
         self.mode: Mode = mode
-        self.diffusion = diffusion or DiffusionConfig()
+        self.diffusion = diffusion or Process()
         self.shared_frame, self.spacing, self.masking = shared_frame, spacing, masking
-        self.smallest = smallest_time(self.diffusion.position.schedule, spacing)
         self.parallel: SequenceParallel = SINGLE_PROCESS
         self.weights_sharded = False
         self.load = ExpertLoad()
 
-    def draw(self, batch: Batch, purpose: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Timesteps (B,) and standard normal noise of expression and positions, keyed by (seed, epoch, context)."""
+    def draw(self, batch: Batch, purpose: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Timesteps (B,) of both modalities and standard normal noise of expression, keyed by (seed, epoch, context)."""
         keys = batch.key.cpu().numpy()
         device = batch.position.device
         rngs = [keyed_rng(key, purpose) for key in keys]
@@ -159,7 +157,6 @@ class Objective:
                 self.mode,
                 rng,
                 modality_dropout=self.config.modality_dropout,
-                smallest=self.smallest,
                 kind=stratified_uniform(key, purpose),
             )
             for rng, key in zip(rngs, keys, strict=True)
@@ -168,14 +165,11 @@ class Objective:
         t_pos = torch.tensor([timestep.position for timestep in timesteps], device=device)
         # Noise is drawn for real cells only, so that it does not depend on the padding.
         n_cells = batch.mask.sum(1).tolist()
-        noise = []
-        for value, t in ((batch.expression, t_expr), (batch.position, t_pos)):
-            parts = torch.zeros(value.shape)
-            for part, rng, n, timestep in zip(parts, rngs, n_cells, t.tolist(), strict=True):
-                if 0 < timestep < 1:
-                    part[:n] = torch.from_numpy(rng.standard_normal((n, value.shape[2]), dtype="float32"))
-            noise.append(parts.to(device))
-        return t_expr, t_pos, noise[0], noise[1]
+        noise = torch.zeros(batch.expression.shape)
+        for part, rng, n, timestep in zip(noise, rngs, n_cells, t_expr.tolist(), strict=True):
+            if 0 < timestep < 1:
+                part[:n] = torch.from_numpy(rng.standard_normal((n, noise.shape[2]), dtype="float32"))
+        return t_expr, t_pos, noise.to(device)
 
     def canonical(self, batch: Batch, mask: Tensor, x_pos: Tensor | None = None, cells: int = 256) -> Tensor:
         """Positions ``x_pos`` (B, N, D) rotated or reflected into the canonical frame, estimated from at most ``cells`` cells."""
@@ -194,7 +188,7 @@ class Objective:
         return rotate(center(batch.position, mask) if x_pos is None else x_pos, rotation)
 
     def deformed(self, x_pos: Tensor, t_pos: Tensor, batch: Batch, purpose: int) -> Tensor:
-        """Deform the contexts whose position timestep is below 1; in validation none."""
+        """Deform the contexts whose positions are an input; in validation none."""
         if not self.config.deformation or purpose == VALIDATION:
             return x_pos
         keys = batch.key.cpu().numpy()
@@ -202,29 +196,22 @@ class Objective:
             deform(x, self.config.deformation, keyed_rng(key, DEFORMATION)) if float(t) < 1 else x
             for x, t, key in zip(x_pos, t_pos, keys, strict=True)
         ]
-        return torch.where(
-            (t_pos <= 0)[:, None, None], torch.stack(contexts), center(torch.stack(contexts), batch.mask)
-        )
+        return torch.stack(contexts)
 
     def centered(self, batch: Batch, t_pos: Tensor) -> Tensor:
-        """Positions relative to the center of the context, or to that of the slice where positions are observed."""
-        observed = (t_pos <= 0)[:, None, None]
+        """Positions relative to the center of the context, or to that of the slice where they are an input."""
         about_slice = (batch.position - batch.center[:, None]) * batch.mask[..., None]
-        return torch.where(observed, about_slice, center(batch.position, batch.mask))
+        return torch.where((t_pos < 1)[:, None, None], about_slice, center(batch.position, batch.mask))
 
-    def observed(
-        self, batch: Batch, x_expr: Tensor, t_expr: Tensor, t_pos: Tensor, purpose: int
-    ) -> tuple[Tensor, Tensor]:
+    def observed(self, batch: Batch, x_expr: Tensor, t_expr: Tensor, purpose: int) -> tuple[Tensor, Tensor]:
         """Mask (B, N, G) of the observed entries of expression while the others are sampled, and their values.
 
-        Expression is completed at known positions only, so that entries are observed where positions are clean.
         Completely observed cells keep their values. Partly observed cells are thinned and lack genes like any augmented input,
         because the network could recognize a cell by its exact values and memorize it.
         """
         observed = torch.zeros_like(x_expr, dtype=torch.bool)
-        completed = ((t_expr > 0) & (t_pos == 0)).tolist()
-        for row, mask, is_completed, key in zip(observed, batch.mask, completed, batch.key.cpu().numpy(), strict=True):
-            if is_completed:
+        for row, mask, t, key in zip(observed, batch.mask, t_expr.tolist(), batch.key.cpu().numpy(), strict=True):
+            if t > 0:
                 n = int(mask.sum())
                 row[:n] = torch.from_numpy(draw_observed(n, x_expr.shape[2], keyed_rng(key, OBSERVED + purpose))).to(
                     row.device
@@ -239,43 +226,37 @@ class Objective:
         zero, one = expression.new_zeros(len(expression)), expression.new_ones(len(expression))
         absent = expression.new_zeros(*expression.shape[:2], self.module.config.n_dims)
         output = self.module(expression, absent, zero, one, mask, predict=("position",), sequence=sequence)
-        return self.clean_position(output.position.float(), absent, one, mask)
+        return self.predicted_position(output.position, mask)
 
-    def clean_position(
-        self, output: Tensor, z: Tensor, t: Tensor, mask: Tensor, masked: Tensor | None = None
-    ) -> Tensor:
-        """Clean positions from the output of the network, centered unless the frame is shared."""
-        x_0 = clean_value(self.diffusion.position, output, z, t, masked)
-        return x_0 if self.shared_frame else center(x_0, mask)
+    def predicted_position(self, output: Tensor, mask: Tensor) -> Tensor:
+        """Positions that the network predicts, centered unless the frame is shared."""
+        return output.float() if self.shared_frame else center(output.float(), mask)
 
     def noised(self, batch: Batch, purpose: int, step: int = 0) -> Noised:
-        """Draw timesteps, add noise to a batch, and mask entries as configured for this step of the optimizer."""
-        t_expr, t_pos, noise_expr, noise_pos = self.draw(batch, purpose)
+        """Draw timesteps, add noise to expression, and mask entries as configured for this step of the optimizer."""
+        t_expr, t_pos, noise = self.draw(batch, purpose)
         mask = batch.mask
         x_pos = batch.position if self.shared_frame else self.centered(batch, t_pos)
-        if not self.shared_frame:
-            noise_pos = center(noise_pos, mask)
-            if self.weights_sharded or bool((t_pos < 1).any()):
-                moved = self.deformed(self.canonical(batch, mask, x_pos), t_pos, batch, purpose)
-                # Where positions are absent they stay as they are, so that no loss depends on the rest of the batch.
-                x_pos = torch.where((t_pos < 1)[:, None, None], moved, x_pos)
+        if not self.shared_frame and (self.weights_sharded or bool((t_pos < 1).any())):
+            moved = self.deformed(self.canonical(batch, mask, x_pos), t_pos, batch, purpose)
+            # Where positions are absent they stay as they are, so that no loss depends on the rest of the batch.
+            x_pos = torch.where((t_pos < 1)[:, None, None], moved, x_pos)
         x_expr, values, measured, observed = batch.expression, batch.expression, batch.measured, None
         if self.mode != "expr_to_pos":
             sampled = (t_expr > 0)[:, None]
             x_expr = torch.where(sampled[..., None], batch.target, x_expr)
             measured = measured | (sampled & batch.present)
-            observed, values = self.observed(batch, x_expr, t_expr, t_pos, purpose)
-        z_expr = self.diffusion.expression.noise(x_expr, t_expr, noise_expr) * measured.unsqueeze(1)
+            observed, values = self.observed(batch, x_expr, t_expr, purpose)
+        z_expr = self.diffusion.noise(x_expr, t_expr, noise) * measured.unsqueeze(1)
         if observed is not None:
             z_expr = torch.where(observed, values, z_expr)
-        z_pos = self.diffusion.position.noise(x_pos, t_pos, noise_pos)
         masks = Masks()
         if self.masking is not None and purpose != VALIDATION:
             share = self.masking.share(step)
             masks = draw_masks(self.masking, batch, x_expr, x_pos, measured, t_expr, t_pos, share=share)
         if observed is not None and masks.expression is not None:
             observed = observed & ~masks.expression  # a masked entry is not observed
-        return Noised(x_expr, x_pos, z_expr, z_pos, t_expr, t_pos, measured, observed, masks)
+        return Noised(x_expr, x_pos, z_expr, t_expr, t_pos, measured, observed, masks)
 
     def denoised(self, noised: Noised, batch: Batch) -> tuple[Prediction, Routings]:
         """Prediction of the network, and the routing of cells to experts."""
@@ -283,7 +264,7 @@ class Objective:
         routings = Routings()
         output = self.module(
             noised.z_expr,
-            noised.z_pos,
+            noised.x_pos,
             noised.t_expr,
             noised.t_pos,
             None if bool(batch.mask.all()) else batch.mask,
@@ -312,10 +293,10 @@ class Objective:
         noised = self.noised(batch, purpose, step)
         output, routings = self.denoised(noised, batch)
         assert output.position is not None
-        mask, masked = batch.mask, noised.masks
-        x_0_pos = self.clean_position(output.position.float(), noised.z_pos, noised.t_pos, mask, masked.position)
+        mask = batch.mask
+        x_0_pos = self.predicted_position(output.position, mask)
         rngs = [keyed_rng(key, PAIRS + purpose) for key in batch.key.cpu().numpy()]
-        losses = self._position_losses(x_0_pos, output.latent, noised.x_pos, noised.t_pos, mask, masked.position, rngs)
+        losses = self._position_losses(x_0_pos, output.latent, noised.x_pos, noised.t_pos, mask, rngs)
         if self.config.lambda_fape and self.spacing:
             index = batch.sequence[..., 0]
             true = torch.where(
@@ -334,9 +315,9 @@ class Objective:
         """Diffusion loss where expression is noisy, completion loss where it is clean, and loss of masked entries."""
         losses = {}
         mask, masked, t = batch.mask, noised.masks.expression, noised.t_expr
-        x_0 = clean_value(self.diffusion.expression, output, noised.z_expr, t, masked)
+        x_0 = clean_value(self.diffusion, output, noised.z_expr, t, masked)
         if self.mode != "expr_to_pos":
-            weight = self.diffusion.expression.loss_weight(t, maximum=self.config.max_loss_weight)
+            weight = self.diffusion.loss_weight(t, maximum=self.config.max_loss_weight)
             assert noised.observed is not None
             sampled = ~noised.observed if masked is None else ~(noised.observed | masked)
             genes = noised.measured * self.module.gene_weight.square()
@@ -344,7 +325,7 @@ class Objective:
             losses["expression"] = torch.where(t > 0, error, 0.0)
             # Clean inputs are thinned and lack genes; the completion loss compares with the full expression of the cell.
             one, every = torch.ones_like(t), batch.present * self.module.gene_weight.square()
-            whole = clean_value(self.diffusion.expression, output, noised.z_expr, one, None)
+            whole = clean_value(self.diffusion, output, noised.z_expr, one, None)
             unmasked = None if masked is None else ~masked
             error = mean_squared_error(whole, batch.target, mask, features=every, entries=unmasked)
             losses["completion"] = torch.where(t > 0, 0.0, error)
@@ -363,16 +344,10 @@ class Objective:
         x_pos: Tensor,
         t_pos: Tensor,
         mask: Tensor,
-        masked: Tensor | None,
         rngs: Sequence[np.random.Generator],
     ) -> dict[str, Tensor]:
-        """Diffusion loss where positions are noisy; aligned, distance, neighbor and layout loss where they are absent."""
-        losses = {name: x_0.new_zeros(len(x_0)) for name in ("diffusion", "aligned", "distance", "neighbor", "layout")}
-        runs = (t_pos > 0) & (t_pos < 1)
-        if bool(runs.any()):
-            weight = self.diffusion.position.loss_weight(t_pos[runs], maximum=self.config.max_loss_weight)
-            unmasked = None if masked is None else ~masked[runs]
-            losses["diffusion"][runs] = mean_squared_error(x_0[runs], x_pos[runs], mask[runs], weight, entries=unmasked)
+        """Aligned, distance, neighbor and layout loss where positions are absent."""
+        losses = {name: x_0.new_zeros(len(x_0)) for name in ("aligned", "distance", "neighbor", "layout")}
         absent = t_pos >= 1
         if bool(absent.any()):
             predicted, true, real = x_0[absent], x_pos[absent], mask[absent]
@@ -404,7 +379,6 @@ class Objective:
         """
         config = self.config
         weights = {
-            "diffusion": config.lambda_position,
             "aligned": config.lambda_position,
             "distance": config.lambda_distance,
             "neighbor": config.lambda_neighbor,

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from alphastomics.data import Batch
-    from alphastomics.diffusion import DiffusionConfig, MaskingConfig, Mode
+    from alphastomics.diffusion import MaskingConfig, Mode, Process
     from alphastomics.nn import Denoiser
     from alphastomics.train.curriculum import LengthCurriculum
     from alphastomics.train.datamodule import ContextDataModule
@@ -81,7 +81,7 @@ class TrainingPlan(pl.LightningModule):
         module: Denoiser,
         *,
         mode: Mode = ModelConfig.mode,
-        diffusion: DiffusionConfig | None = None,
+        diffusion: Process | None = None,
         shared_frame: bool = False,
         slice_names: tuple[str, ...] = (),
         spacing: float = 0.0,

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from scvi.model.base import BaseModelClass
 
     from alphastomics.data import CellSource, TissueSchema
-    from alphastomics.diffusion import DiffusionConfig, Mode
+    from alphastomics.diffusion import Mode, Process
     from alphastomics.nn import Denoiser
     from alphastomics.train.curriculum import LengthCurriculum
     from alphastomics.train.datamodule import ContextDataModule
@@ -82,7 +82,7 @@ class TrainingSession:
         Arguments of the trainer: ``max_epochs``, ``max_time``, ``accelerator``, ``devices``, ``strategy``, ``precision``, and
         optionally others.
     mode, diffusion
-        What the network is trained to sample, and its diffusion processes.
+        What the network is trained to sample, and its diffusion process.
     seed
         Seed of all draws.
     """
@@ -94,7 +94,7 @@ class TrainingSession:
         trainer_kwargs: Mapping[str, Any],
         *,
         mode: Mode,
-        diffusion: DiffusionConfig,
+        diffusion: Process,
         seed: int,
     ) -> None:
         self.module, self.arguments, self.mode, self.diffusion, self.seed = module, arguments, mode, diffusion, seed
@@ -320,7 +320,7 @@ class TrainingSession:
 def plan_arguments(
     module: Denoiser,
     mode: Mode,
-    diffusion: DiffusionConfig,
+    diffusion: Process,
     schema: TissueSchema,
     n_cells: int,
     masking: MaskingConfig | None,

@@ -1,17 +1,18 @@
 r"""Draws for each context of a batch: timesteps, observed entries of expression, and masked entries.
 
-Timesteps by mode (0: clean, 1: absent):
+Timesteps of a context (0: clean, 1: absent):
 
-========================  =============================  =============================
-mode                      t_expr                         t_pos
-========================  =============================  =============================
-``expr_to_pos``           0                              1 (absent)
-``pos_to_expr``           1 (absent), U(0, 1), or 0      0, or 1 with t_expr 0
-``joint``                 U(0, 1), 1, or 0 with t_pos 1  U(0, 1) or 1
-``any``                   those of all of these
-========================  =============================  =============================
+==============================  ================  ==========
+part                            t_expr            t_pos
+==============================  ================  ==========
+placement                       0                 1 (absent)
+expression from positions       1 (absent)        0
+expression in reverse steps     U(0, 1)           0
+==============================  ================  ==========
 
-Timesteps of 1 train the conditional mean, which is the first step of every sampler, and with ``t_expr`` = 0 the canonical frame.
+``mode="expr_to_pos"`` trains the first part only, ``"any"`` all of them. ``"pos_to_expr"`` and ``"joint"``, which sample expression at
+given positions, train the first part for the canonical frame. Timesteps of 1 train the conditional mean, which is the first
+step of every sampler.
 
 Where expression is sampled, part of it is observed in 85 % of the contexts: whole cells (10 %), some genes of all cells (40 %), or
 single entries (35 %), as in a section with few measured cells, a panel that lacks genes, or data with missing values. Genes and
@@ -38,8 +39,8 @@ if TYPE_CHECKING:
     from alphastomics.diffusion import MaskingConfig, Mode
 
 KIND, MASKING = 20, 30  # purposes of generators
-FRAME_SHARE = 0.2  # share of the contexts of pos_to_expr that train the canonical frame
-EXPR_TO_POS, POS_TO_EXPR = 0.25, 0.85  # cumulative shares of the parts of "any"; the rest is joint
+PLACED: dict[Mode, float] = {"expr_to_pos": 1.0, "pos_to_expr": 0.2, "joint": 0.2, "any": 0.52}
+"""Mode -> share of the contexts of placement."""
 NOTHING, CELLS, GENES = 0.15, 0.25, 0.65  # cumulative shares of the contexts; in the rest single entries are observed
 CELL_SHARE = 0.02, 0.5  # range of the observed share of cells, log-uniform
 GENE_SHARE = 0.3, 0.95  # range of the observed share of genes or entries, uniform
@@ -69,12 +70,7 @@ def stratified_uniform(key: NDArray[np.int64], purpose: int) -> float:
 
 
 def draw_timesteps(
-    mode: Mode,
-    rng: np.random.Generator,
-    *,
-    modality_dropout: float,
-    smallest: float = MIN_TIME,
-    kind: float | None = None,
+    mode: Mode, rng: np.random.Generator, *, modality_dropout: float, kind: float | None = None
 ) -> Timesteps:
     """Draw the timesteps of one context.
 
@@ -85,28 +81,18 @@ def draw_timesteps(
     rng
         Generator of this context.
     modality_dropout
-        Probability that the sampled modality is absent (its timestep is 1).
-    smallest
-        Smallest timestep of noisy positions.
+        Probability that expression is absent where it is sampled.
     kind
-        Number in [0, 1) that chooses between clean, noisy and absent modalities; drawn uniformly when None.
+        Number in [0, 1) that chooses the part; drawn uniformly when None.
     """
-    drawn, u, v = rng.random(3)
-    absent = modality_dropout
+    drawn, u = rng.random(2)
     kind = float(drawn) if kind is None else kind
-    t_1, t_2 = float(smallest + (1 - smallest) * u), float(MIN_TIME + (1 - MIN_TIME) * v)
-    if mode == "expr_to_pos":
+    placed = PLACED[mode]
+    if kind < placed:
         return Timesteps(0.0, 1.0)
-    if mode == "pos_to_expr":
-        if kind < FRAME_SHARE:
-            return Timesteps(0.0, 1.0)
-        return Timesteps(1.0 if kind < FRAME_SHARE + (1 - FRAME_SHARE) * absent else t_2, 0.0)
-    if mode == "joint":
-        if kind < absent / 2:
-            return Timesteps(0.0, 1.0)
-        return Timesteps(1.0, 1.0) if kind < absent * 0.6 else Timesteps(t_1 if kind < (1 + absent) / 2 else t_2, t_1)
-    part: Mode = "expr_to_pos" if kind < EXPR_TO_POS else "pos_to_expr" if kind < POS_TO_EXPR else "joint"
-    return draw_timesteps(part, rng, modality_dropout=absent, smallest=smallest)
+    if kind < placed + (1 - placed) * modality_dropout:
+        return Timesteps(1.0, 0.0)
+    return Timesteps(float(MIN_TIME + (1 - MIN_TIME) * u), 0.0)
 
 
 def draw_observed(n_cells: int, n_genes: int, rng: np.random.Generator) -> NDArray[np.bool_]:
