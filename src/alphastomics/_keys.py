@@ -18,7 +18,7 @@ RECONSTRUCTED = "spatial_reconstructed"
 """``obsm``: predicted positions; ``uns``: their provenance."""
 
 UNCERTAINTY_SUFFIX = "_uncertainty"
-"""``obs[RECONSTRUCTED + ...]``: root mean square distance of aligned draws from the prediction."""
+"""``obs[RECONSTRUCTED + ...]``: scaled median distance of aligned draws from the prediction."""
 
 PLACED_SUFFIX = "_placed"
 """``obs[RECONSTRUCTED + ...]``: True for predicted positions, False for those of the reference."""
@@ -33,7 +33,7 @@ SD = "sd"
 """``layers``: standard deviation of expression over the draws."""
 
 POSITION_UNCERTAINTY = "position_uncertainty"
-"""``obs`` of a sampled AnnData: root mean square distance of aligned draws from the returned position."""
+"""``obs`` of a sampled AnnData: scaled median distance of aligned draws from the returned position."""
 
 POSITION_SCORES = "position_scores"
 """``uns``: scores of predicted positions, one row per slice."""

@@ -77,7 +77,7 @@ def test_history_is_kept_and_continued(small, make_model, train_briefly):
     model = make_model(small)
     train_briefly(model, max_epochs=2)
     first = {name: table.copy() for name, table in model.history.items()}
-    assert {"train_loss", "train_diffusion", "train_aligned", "train_distance", "train_neighbor"} <= set(first)
+    assert {"train_loss", "train_aligned", "train_distance", "train_neighbor"} <= set(first)
     layers = {name: first.pop(name) for name in list(first) if name.startswith("train_layer_")}
     for name, table in layers.items():
         assert table.index.tolist() == [0]  # one step an epoch, and the layers are looked at in every tenth

@@ -11,6 +11,7 @@ from alphastomics.data import AnnDataSource
 from alphastomics.metrics import distance_spearman, rigid_align
 from alphastomics.sampling import _position_draws
 from alphastomics.sampling._cells import content_order, encode_cells
+from alphastomics.sampling._position_draws import uncertainty
 
 
 @pytest.fixture
@@ -89,7 +90,9 @@ def test_the_uncertainty_of_the_medoid_is_its_distance_from_the_other_draws(trai
     result = trained.sample(one, n_samples=4, reduce="medoid")
     assert result.n_obs == one.n_obs
     assert "draw" not in result.obs
-    expected = np.sqrt(((draws - result.obsm["spatial"]) ** 2).sum((0, 2)) / 3)
+    distance = np.sort(np.linalg.norm(draws - result.obsm["spatial"], axis=2), axis=0)
+    assert not distance[0].any()  # the medoid itself
+    expected = distance[2] / np.sqrt(np.log(2))  # two dimensions: the squared distance over its mean is exponential
     np.testing.assert_allclose(result.obs["position_uncertainty"], expected, rtol=1e-6)
     assert (expected > 0).all()
 
@@ -100,9 +103,19 @@ def test_the_uncertainty_of_the_mean_is_the_distance_of_the_draws_from_it(traine
     assert "draw" not in result.obs
     mean = result.obsm["spatial"]
     moved = [rigid_align(draw, mean)[0] for draw in draws]
-    expected = np.sqrt(((moved - mean) ** 2).sum((0, 2)) / 4)
+    expected = np.median(np.linalg.norm(moved - mean, axis=2), axis=0) / np.sqrt(np.log(2))
     np.testing.assert_allclose(result.obs["position_uncertainty"], expected, rtol=1e-4)
     assert (expected > 0).all()
+
+
+@pytest.mark.parametrize("n_dims", [2, 3])
+def test_the_uncertainty_of_normal_draws_is_their_root_mean_square_distance(n_dims):
+    rng = np.random.default_rng(0)
+    draws = rng.normal(size=(2001, 50, n_dims)) * np.linspace(1, 5, 50)[:, None]
+    expected = np.linspace(1, 5, 50) * np.sqrt(n_dims)
+    np.testing.assert_allclose(uncertainty(draws, np.zeros((50, n_dims))), expected, rtol=0.12)
+    draws[:200] += 1e6  # a tenth of the draws lies elsewhere
+    np.testing.assert_allclose(uncertainty(draws, np.zeros((50, n_dims))), expected, rtol=0.25)
 
 
 def test_the_mean_does_not_depend_on_the_draws(trained, one):

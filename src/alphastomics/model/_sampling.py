@@ -102,9 +102,10 @@ class SamplingMixin(ModelBase):
             (n_cells, n_dims). Their frame is that of the first reference slice; with ``frame="shared"`` the shared frame; with
             ``inpaint`` that of the observed cells, in slices that have some. Cells of one slice (``obs[slice_key]``) are placed
             together; without that column all cells are one slice. Draws are aligned to their medoid unless the frame is
-            shared or given by observed cells. Each draw uses a random share of the genes with random offsets, and positions of similar reference cells. With ``reduce``,
-            ``obs["position_uncertainty"]``, in units of the positions: root mean square distance between the returned position
-            and aligned draws. It is 0 for observed positions.
+            shared or given by observed cells. Each draw uses a random share of the genes with random offsets, and positions of
+            similar reference cells. With ``reduce``, ``obs["position_uncertainty"]``, in units of the positions: root mean
+            square distance of the true from the returned position, estimated by the median distance of aligned draws. It is
+            0 for observed positions.
         ``mode="pos_to_expr"``
             ``obs`` and ``obsm[position_key]`` of the query, ``var`` of the reference (only gene names for a model without
             data), and expression in ``X``, of shape (n_cells, n_genes), in units of the reference; also in ``layers`` if the

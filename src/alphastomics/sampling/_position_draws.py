@@ -1,10 +1,13 @@
 r"""Placement and draws of the positions of a query, and its uncertainty.
 
-The uncertainty of cell i is the root mean square distance of K aligned draws from its returned position,
+The uncertainty of cell i is the root mean square distance of its position from the returned one, estimated by the median over K
+aligned draws,
 
-.. math:: u_i^2 = \frac{1}{K'} \sum_k \lVert x_i^{(k)} - y_i \rVert^2,
+.. math:: u_i = \sqrt{\frac{D}{\chi^2_D(1/2)}}\; \operatorname*{median}_k \lVert x_i^{(k)} - y_i \rVert,
 
-with K' = K, or K - 1 if y is one of the draws, their medoid.
+with the median of the chi-square distribution with D degrees of freedom, so that u is consistent for normal draws, as the scaled median
+absolute deviation is for numbers (Rousseeuw & Croux 1993). A few draws that retrieve a distant position do not determine it. If y
+is one of the draws, their medoid, the others are used.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import anndata as ad
 import numpy as np
 import torch
+from scipy.stats import chi2
 
 from alphastomics import _keys
 from alphastomics.data import AnnDataSource
@@ -46,7 +50,7 @@ class Placed(NamedTuple):
     positions
         All draws, or one row of reduced positions, (K, n_cells, D), user units.
     uncertainty
-        Root mean square distance of the draws from the returned position, (n_cells,), user units; NaN for a single draw.
+        Scaled median distance of the draws from the returned position, (n_cells,), user units; NaN for a single draw.
     """
 
     positions: NDArray[np.float64]
@@ -94,7 +98,7 @@ class _SliceDraws:
         else:
             positions, medoid = align_draws(np.stack([self._draw(k) for k in range(n_samples)]), rigid=self.free)
             if reduce == "medoid":
-                placed.uncertainty[rows] = _distance(positions, positions[medoid], n_samples - 1)
+                placed.uncertainty[rows] = uncertainty(np.delete(positions, medoid, axis=0), positions[medoid])
                 positions = positions[medoid][None]
             elif reduce == "mean":
                 mean = self._place(separate=False)
@@ -102,7 +106,7 @@ class _SliceDraws:
                     positions = align(
                         *(torch.from_numpy(x) for x in (positions, np.broadcast_to(mean, positions.shape).copy()))
                     ).numpy()
-                placed.uncertainty[rows] = _distance(positions, mean, n_samples)
+                placed.uncertainty[rows] = uncertainty(positions, mean)
                 positions = mean[None]
         placed.positions[:, rows] = positions
         if self.known is not None:
@@ -133,9 +137,10 @@ class _SliceDraws:
         return draw
 
 
-def _distance(draws: NDArray[np.float64], position: NDArray[np.float64], n: int) -> NDArray[np.float64]:
-    """Root mean square distance (n_cells,) of draws (K, n_cells, D) from a position; the sum is divided by ``n``."""
-    return np.sqrt(((draws - position) ** 2).sum((0, 2)) / n)
+def uncertainty(draws: NDArray[np.float64], position: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Uncertainty (n_cells,) of a position (n_cells, D) from draws (K, n_cells, D)."""
+    n_dims = position.shape[1]
+    return np.median(np.linalg.norm(draws - position, axis=2), axis=0) * np.sqrt(n_dims / chi2.median(n_dims))
 
 
 def _to_anndata(query: AnnData, placed: Placed, schema: TissueSchema, *, reduced: bool) -> AnnData:

@@ -91,8 +91,8 @@ def reconstruct(
     None, or the modified copy. The following is written:
 
     - ``obsm[key_added]``: positions in the units of the reference, (n_cells, n_dims);
-    - ``obs[key_added + "_uncertainty"]``: root mean square distance of the samples from the conditional mean, same units, 0
-      for cells with a known position (only with several samples);
+    - ``obs[key_added + "_uncertainty"]``: root mean square distance of the true position from the conditional mean, estimated by
+      the median distance of the samples; same units, 0 for cells with a known position (only with several samples);
     - ``obs[key_added + "_placed"]``: False for cells with a known position (only in the first form);
     - ``uns[key_added]``: parameters, seed, model and versions; see :func:`provenance`.
 
