@@ -118,7 +118,9 @@ def test_only_placements_in_three_dimensions_have_a_rigid_rmsd(n_dims, make_tiss
         depth = np.random.default_rng(0).normal(size=(tissue.n_obs, n_dims - 2))
         tissue.obsm["spatial"] = np.hstack([tissue.obsm["spatial"], depth])
     fold = _data.make_fold("held_out", reference, held_out)
-    draws = np.stack([fold.truth + 0.1 * np.random.default_rng(k).normal(size=fold.truth.shape) for k in range(9)])
+    draws = np.stack(
+        [fold.truth + 0.1 * np.random.default_rng(k).normal(size=fold.truth.shape) for k in range(calibration.N_DRAWS)]
+    )
     found = {"placement": (fold.truth / 2, 1.0), "mean": (fold.truth, 1.0), "draws": (draws, 9.0)}
     model = SimpleNamespace(fitted_=SimpleNamespace(perturbation=SimpleNamespace(share=0.5, offset=0.1)))
     monkeypatch.setattr(_models, "train_or_load", lambda *_, **__: (model, 1.0))
