@@ -102,7 +102,7 @@ def sampler(known: np.ndarray, exemplars: Exemplars | None) -> ExpressionSampler
     trained = Sampler(
         module=module,
         diffusion=Process(),
-        schema=SimpleNamespace(spacing=0.1, scale=1.0),
+        schema=SimpleNamespace(),
         mode="pos_to_expr",
         fitted=FittedStatistics(reference_cells=None if exemplars is None else reference_cells(exemplars.expression)),
     )
