@@ -17,11 +17,11 @@ conditional mean m (``reduce="mean"``), after a rigid motion of the truth onto m
   mean over cells, smaller is better.
 
 Methods are ``placement`` and ``mean`` (scores of ``_placement.py``), ``draws`` and ``time``. In three dimensions the first two also
-have ``rigid_rmsd``, the root mean square deviation after the best rotation and shift, without reflection and scale, relative to the
-root mean square radius of the truth: units and mirror images count, smaller is better. ``time`` compares a draw of all cells with 25
-passes of the network over all cells, the least that a reverse process of 25 steps takes: ``draw, s`` and ``passes, s``, processor
-time on one thread, medians of three repetitions in alternation with the model of the first seed, and ``passes / draw``. A draw is half of a call of ``model.sample``
-for two. Run as ``python -m benchmarks.calibration --benchmark seqfish --model-dir DIR``.
+have :func:`alphastomics.metrics.rigid_rmsd`, in which units and mirror images count, smaller is better. ``time`` compares a draw of
+all cells with 25 passes of the network over all cells, the least that a reverse process of 25 steps takes: ``draw, s`` and
+``passes, s``, processor time on one thread, medians of three repetitions in alternation with the model of the first seed, and
+``passes / draw``. A draw is half of a call of ``model.sample`` for two. Run as
+``python -m benchmarks.calibration --benchmark seqfish --model-dir DIR``.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from scipy.stats import spearmanr
 
+from alphastomics import metrics
 from benchmarks import _held_out, _models, _placement
 from benchmarks._data import BENCHMARKS, find_data
 from benchmarks._report import Results, summarize, table
@@ -85,19 +86,6 @@ def moved(position: Array, target: Array) -> Array:
     """Position (N, D) after the rigid motion onto the target."""
     rotation, shift = _placement.rigid_fit(position, target)
     return position @ rotation + shift
-
-
-def rigid_rmsd(truth: Array, predicted: Array) -> float:
-    """Root mean square deviation after the best proper rotation and shift, over the root mean square radius of the truth.
-
-    With centered X (prediction) and Y (truth) and the singular values s of XᵀY in descending order, the least squares residual
-    is |X|² + |Y|² - 2 Σ d s, where d is 1, but det(XᵀY) / |det(XᵀY)| for the last value (Kabsch 1976).
-    """
-    x, y = predicted - predicted.mean(0), truth - truth.mean(0)
-    u, s, vt = np.linalg.svd(x.T @ y)
-    s[-1] *= np.sign(np.linalg.det(u) * np.linalg.det(vt))
-    norm = float((y**2).sum())
-    return float(np.sqrt(max(0.0, (x**2).sum() + norm - 2 * s.sum()) / norm))
 
 
 def compare(draws: Array, mean: Array, truth: Array) -> dict[str, float]:
@@ -197,7 +185,7 @@ def run(results: Results, fold: Fold, *, seed: int, options: argparse.Namespace)
         else:
             scores[method] = _placement.score(fold.truth, positions)
             if fold.truth.shape[1] == 3:
-                scores[method]["rigid_rmsd"] = rigid_rmsd(fold.truth, positions)
+                scores[method]["rigid_rmsd"] = metrics.rigid_rmsd(fold.truth, positions)
     for method in methods:
         _held_out.keep(
             results, method, fold.name, seed, parameters=parameters, scores=scores[method],

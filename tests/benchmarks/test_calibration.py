@@ -8,7 +8,6 @@ import pytest
 import torch
 from benchmarks._report import Results
 from scipy.spatial.distance import cdist
-from scipy.spatial.transform import Rotation
 
 from alphastomics.nn import Denoiser, DenoiserConfig
 from benchmarks import _data, _models, calibration
@@ -91,24 +90,6 @@ def test_smooth_part_is_the_mean_over_the_nearest_cells(n):
     np.testing.assert_allclose(calibration.smooth_part(displacement, position), expected, atol=1e-12)
     shared = np.broadcast_to([3.0, -1.0], (n, 2))
     np.testing.assert_allclose(calibration.smooth_part(shared, position), shared)
-
-
-def test_rigid_rmsd_equals_scipy_align_vectors():
-    rng = np.random.default_rng(2)
-    truth = rng.normal(size=(80, 3)) * [3, 2, 1] + 7
-    predicted = 0.6 * truth[:, [1, 0, 2]] + rng.normal(size=truth.shape)
-    centered = truth - truth.mean(0)
-    _, rssd = Rotation.align_vectors(centered, predicted - predicted.mean(0))
-    assert calibration.rigid_rmsd(truth, predicted) == pytest.approx(rssd / np.linalg.norm(centered))
-
-
-def test_rigid_rmsd_counts_units_and_mirror_images():
-    truth = np.random.default_rng(3).normal(size=(50, 3))
-    turned = Rotation.from_euler("xyz", [1, 2, 3]).apply(truth) + 4
-    assert calibration.rigid_rmsd(truth, turned) == pytest.approx(0, abs=1e-6)
-    assert calibration.rigid_rmsd(truth, turned / 2) == pytest.approx(0.5)
-    assert calibration.rigid_rmsd(truth, -turned) > 0.5
-    assert calibration.rigid_rmsd(truth, np.zeros_like(truth)) == pytest.approx(1)
 
 
 @pytest.mark.parametrize("n_dims", [2, 3])
