@@ -19,7 +19,7 @@ from alphastomics.config import (
 from alphastomics.diffusion import MaskingConfig
 from alphastomics.train.callbacks import History, MicroBatches
 from alphastomics.train.checkpoint import LastCheckpoint, checkpoint_path
-from alphastomics.train.cross_fit import SHARE as CROSS_FIT_SHARE
+from alphastomics.train.cross_fit import TIME_SHARE
 from alphastomics.train.curriculum import make_curriculum
 from alphastomics.train.defaults import default_augmentation, default_deformation
 from alphastomics.train.distributed.devices import (
@@ -120,7 +120,7 @@ class TrainingSession:
         self.max_seconds = seconds_of(self.trainer_kwargs.pop("max_time"))
         # The second network, on which the spread of draws of positions is fitted, takes its share of the time.
         places = mode in PLACING_MODES
-        self.fit_seconds = self.max_seconds and self.max_seconds * (1 - CROSS_FIT_SHARE if places else 1)
+        self.fit_seconds = self.max_seconds and self.max_seconds * (1 - TIME_SHARE if places else 1)
         self.seconds = 0.0
         self.checkpoint: Path | None = None
 
