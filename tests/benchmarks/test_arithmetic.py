@@ -36,13 +36,13 @@ def test_weights_match_the_network(size):
 
 @pytest.mark.parametrize(("size", "n_cells"), [(SIZES[1], 128), (SIZES[2], 128), (SIZES[2], 512)])
 def test_operations_match_a_step(size, n_cells, monkeypatch):
-    """Attention by plain products: PyTorch counts no others on processors. Half of the noise, for which the
-    frame is needed; where that takes more than 128 cells they are taken in parts, of which PyTorch counts little.
+    """Attention by plain products: PyTorch counts no others on processors. Expression with half of the noise
+    at given positions, for which the frame is needed; where that takes more than 128 cells they are taken in parts, of which PyTorch counts little.
     """
     plan = TrainingPlan(network(size), mode="any")
     batch = _full_batch(plan.module.config, 1, n_cells, targets=True)
-    noise = [torch.zeros_like(value) for value in (batch.expression, batch.position)]
-    monkeypatch.setattr(plan.objective, "draw", lambda *_: (torch.full((1,), 0.5), torch.full((1,), 0.5), *noise))
+    noise = torch.zeros_like(batch.expression)
+    monkeypatch.setattr(plan.objective, "draw", lambda *_: (torch.full((1,), 0.5), torch.zeros(1), noise))
     counter = FlopCounterMode(display=False)
     with sdpa_kernel(SDPBackend.MATH), counter:
         plan.objective.total(plan.objective.losses(batch), batch).backward()
