@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 N_NEIGHBORS = 40
 WIDTH = 0.05  # w, in model units per square root of dimension
-ANCHOR = 3.0  # lambda
+ANCHOR = 1.0  # lambda
 KNOWN_ANCHOR = 5.0  # lambda where positions of some cells are known, which makes the mean more exact
 N_ITERATIONS, RATE = 60, 0.03
 ROWS = 1024  # rows of the pair matrix that are in memory at once, and whose normalizer an iteration computes

@@ -23,6 +23,7 @@ import torch
 
 from alphastomics.chains.fape import chain_losses
 from alphastomics.config import ModelConfig
+from alphastomics.data import Batch
 from alphastomics.diffusion import Process
 from alphastomics.diffusion.deformation import deform
 from alphastomics.diffusion.geometry import align, center, kabsch, rotate
@@ -46,7 +47,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from alphastomics.config import PlanConfig
-    from alphastomics.data import Batch
     from alphastomics.diffusion import MaskingConfig, Mode
     from alphastomics.nn import Denoiser, Prediction
     from alphastomics.nn.parallel import SequenceParallel
@@ -235,12 +235,15 @@ class Objective:
     def noised(self, batch: Batch, purpose: int, step: int = 0) -> Noised:
         """Draw timesteps, add noise to expression, and mask entries as configured for this step of the optimizer."""
         t_expr, t_pos, noise = self.draw(batch, purpose)
-        mask = batch.mask
         x_pos = batch.position if self.shared_frame else self.centered(batch, t_pos)
-        if not self.shared_frame and (self.weights_sharded or bool((t_pos < 1).any())):
-            moved = self.deformed(self.canonical(batch, mask, x_pos), t_pos, batch, purpose)
+        # All processes must evaluate a network whose weights are sharded.
+        moved = [i for i, t in enumerate(t_pos.tolist()) if t < 1 or self.weights_sharded]
+        if moved and not self.shared_frame:
+            part, x, t = Batch(*(field[moved] for field in batch)), x_pos[moved], t_pos[moved]
+            x_moved = self.deformed(self.canonical(part, part.mask, x), t, part, purpose)
             # Where positions are absent they stay as they are, so that no loss depends on the rest of the batch.
-            x_pos = torch.where((t_pos < 1)[:, None, None], moved, x_pos)
+            x_pos = x_pos.clone()
+            x_pos[moved] = torch.where((t < 1)[:, None, None], x_moved, x)
         x_expr, values, measured, observed = batch.expression, batch.expression, batch.measured, None
         if self.mode != "expr_to_pos":
             sampled = (t_expr > 0)[:, None]

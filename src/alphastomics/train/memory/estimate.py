@@ -319,6 +319,9 @@ class _Keys:
     def __init__(self, n_contexts: int) -> None:
         self.n_contexts = n_contexts
 
+    def __getitem__(self, contexts: list[int]) -> _Keys:
+        return _Keys(len(contexts))
+
     def cpu(self) -> _Keys:
         """Return the keys."""
         return self
