@@ -170,7 +170,8 @@ class PositionSampler:
         if known is not None:
             frame = KnownPositions(known, self.mean[0], shared_frame=self.sampler.shared_frame)
             fixed = frame.mask
-            x = krige_positions(self.latent, x, fixed.nonzero()[:, 0], frame.position).clone()
+            h = torch.cat([self.latent, self.embedding], dim=1)
+            x = krige_positions(h, x, fixed.nonzero()[:, 0], frame.position).clone()
             x[fixed] = frame.position
         if refine or retrieve:
             x = refine_layout(x, self.feature, _torch_generator(rng), fixed)
