@@ -6,9 +6,9 @@ r"""Positions that are conditioned on known ones: kriging over the embedding of 
     k(h, h') = \exp\!\Big(-\frac{\lVert h - h' \rVert^2}{2 \ell^2}\Big)
 
 :math:`\hat x` is the conditional mean of the positions, or a draw, x are the known positions, :math:`\bar x` is their center, and
-:math:`\mathcal N_i` are the known cells nearest to cell i in the standardized embedding h: a nearest-neighbor Gaussian process (Datta et al. 2016,
-J. Am. Stat. Assoc. 111:800) with an external drift. Cells that resemble each other are displaced together. A draw of the prior plus
-the kriged residual is a draw of the posterior (Journel & Huijbregts 1978, Mining Geostatistics).
+:math:`\mathcal N_i` are the known cells nearest to cell i in the standardized embedding h: a nearest-neighbor Gaussian process
+(Datta et al. 2016, J. Am. Stat. Assoc. 111:800) with an external drift. Cells that resemble each other are displaced together. A draw
+of the prior plus the kriged residual is a draw of the posterior (Journel & Huijbregts 1978, Mining Geostatistics).
 
 :math:`\ell`, :math:`\lambda` and :math:`\beta` minimize the squared error of known cells, each predicted from the others. Kriging is
 linear: with the errors :math:`e` of :math:`x - \bar x` and :math:`f` of :math:`\hat x - \bar x`, that of y is
