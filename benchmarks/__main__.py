@@ -35,7 +35,7 @@ def main() -> None:
     options = parser.parse_args()
     data = ["--data-dir", options.data_dir] if options.data_dir else []
     shared = ["--model-dir", str(options.model_dir), *data]
-    runs = [[name, *shared] for name in PLACING]
+    runs = [[name, *shared] for name in (*PLACING, "unseen")]
     runs += [
         [name, *shared, "--benchmark", tissue] for tissue in CALIBRATED for name in ("calibration", "known_positions")
     ]

@@ -39,6 +39,8 @@ class Fold:
     """True cell types in the order of the source, for the oracle."""
     order: NDArray[np.intp]
     """Row of the source for each row of ``query``."""
+    scored: NDArray[np.intp] | None = None
+    """Rows of ``truth`` that are scored; None: all."""
 
     def in_source_order(self, predicted: NDArray[np.float64]) -> NDArray[np.float64]:
         """Prediction for ``query`` in the order of ``truth``."""
@@ -108,6 +110,13 @@ def seqfish(folder: Path) -> list[Fold]:
     return [make_fold(name, *pair) for name, pair in labeled_folds("seqfish", folder).items()]
 
 
+def seqfish_reverse(folder: Path) -> list[Fold]:
+    """Both planes of embryo 2 against one plane of embryo 1."""
+    adata = ad.read_h5ad(folder / "seqfish_mouse_embryo_dev.h5ad")
+    name = adata.obs["slice_id"].astype(str)
+    return [make_fold("embryo1_z2", adata[name.str.startswith("embryo2")], adata[name == "embryo1_z2"])]
+
+
 def starmap_mpfc(folder: Path) -> list[Fold]:
     """Each mouse against the other two."""
     return [make_fold(name, *pair) for name, pair in labeled_folds("starmap_mpfc", folder).items()]
@@ -116,6 +125,13 @@ def starmap_mpfc(folder: Path) -> list[Fold]:
 def hypothalamus(folder: Path) -> list[Fold]:
     """Two sections of one animal against a section of another, at another depth; left and right are alike."""
     return [make_fold(name, *pair) for name, pair in labeled_folds("hypothalamus", folder).items()]
+
+
+def hypothalamus_sections(folder: Path) -> list[Fold]:
+    """One section of an animal against another section of it."""
+    adata = ad.read_h5ad(folder / "merfish_hypothalamus_dev.h5ad")
+    first, second = (adata[adata.obs["slice_id"] == f"animal1_bregma-0.{depth}"] for depth in ("29", "09"))
+    return [make_fold("bregma-0.09", first, second)]
 
 
 def drosophila3d(folder: Path) -> list[Fold]:
@@ -128,6 +144,31 @@ def starmap3d(folder: Path) -> list[Fold]:
     return _halves(ad.read_h5ad(folder / "starmap3d_visual_cortex.h5ad"))
 
 
+def synthetic(folder: Path) -> list[Fold]:
+    """Two simulated slices against a third, for three anatomies, and for the first of them with two mirrored halves."""
+    from alphastomics.datasets import synthetic_tissue
+
+    folds = []
+    for anatomy in range(3):
+        tissue = synthetic_tissue(random_state=anatomy)
+        folds.append(make_fold(f"anatomy{anatomy}", *_last_slice(tissue)))
+    return [*folds, make_fold("mirrored", *_last_slice(_mirrored(synthetic_tissue(rotate=False, random_state=0))))]
+
+
+def _last_slice(adata: ad.AnnData) -> tuple[ad.AnnData, ad.AnnData]:
+    """All slices but the last, and the last one."""
+    last = adata.obs["slice_id"] == adata.obs["slice_id"].iloc[-1]
+    return adata[~last], adata[last]
+
+
+def _mirrored(adata: ad.AnnData) -> ad.AnnData:
+    """A tissue that lies on both sides of a plane: every second cell is reflected in it, so that expression does not determine the side."""
+    adata = adata.copy()
+    x = adata.obsm["spatial"][:, 0]
+    adata.obsm["spatial"][:, 0] = (x - x.min()) * np.where(np.arange(adata.n_obs) % 2, -1.0, 1.0)
+    return adata
+
+
 def _halves(adata: ad.AnnData) -> list[Fold]:
     shuffled = np.random.default_rng(SPLIT_SEED).permutation(adata.n_obs)
     half = adata.n_obs // 2
@@ -136,11 +177,15 @@ def _halves(adata: ad.AnnData) -> list[Fold]:
 
 BENCHMARKS: dict[str, Callable[[Path], list[Fold]]] = {
     "seqfish": seqfish,
+    "seqfish_reverse": seqfish_reverse,
     "starmap_mpfc": starmap_mpfc,
     "hypothalamus": hypothalamus,
+    "hypothalamus_sections": hypothalamus_sections,
     "drosophila3d": drosophila3d,
     "starmap3d": starmap3d,
+    "synthetic": synthetic,
 }
 DEFAULT_MINUTES = {
-    "seqfish": 12.0, "starmap_mpfc": 3.0, "hypothalamus": 12.0, "drosophila3d": 4.0, "starmap3d": 12.0
+    "seqfish": 12.0, "seqfish_reverse": 12.0, "starmap_mpfc": 3.0, "hypothalamus": 12.0, "hypothalamus_sections": 12.0,
+    "drosophila3d": 4.0, "starmap3d": 12.0, "synthetic": 3.0,
 }  # fmt: skip

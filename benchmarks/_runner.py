@@ -58,18 +58,19 @@ def run(benchmark: str, folds: Sequence[Fold], options: argparse.Namespace) -> N
         for fold in folds:
             for method in options.methods:
                 if method not in variants:
-                    _run_plain(results, fold, method, seed)
+                    run_plain(results, fold, method, seed)
     for seed in options.seeds if variants else ():
         for fold in folds:
             path = _models.model_path(options.model_dir, benchmark, fold.name, mode=_models.MODE, seed=seed)
-            _run_variants(results, fold, variants, seed, options.minutes, path)
+            run_variants(results, [fold], variants, seed, options.minutes, path)
     summary = summarize(results.entries, options.methods, [fold.name for fold in folds], options.seeds)
     results.write(summary=summary)
     print(f"\n{benchmark}: chance knn_20 {header['chance_knn_20']:.4f}, mean ± sd over seeds")
     print(table(summary, _placement.METRICS), flush=True)
 
 
-def _run_plain(results: Results, fold: Fold, method: str, seed: int) -> None:
+def run_plain(results: Results, fold: Fold, method: str, seed: int) -> None:
+    """Run a control or a baseline, unless it is finished."""
     if method == "oracle" and fold.labels is None:
         return
     from benchmarks.baselines import BASELINES, PARAMETERS
@@ -84,31 +85,26 @@ def _run_plain(results: Results, fold: Fold, method: str, seed: int) -> None:
     _keep(results, fold, method, seed, parameters, place)
 
 
-def _run_variants(
-    results: Results, fold: Fold, methods: Sequence[str], seed: int, minutes: float, path: Path | None
+def run_variants(
+    results: Results, folds: Sequence[Fold], methods: Sequence[str], seed: int, minutes: float, path: Path | None
 ) -> None:
+    """Run variants of one model on ``folds`` of one reference, unless all of them are finished."""
     training = _models.training_parameters(minutes)
     parameters = {method: training | _models.VARIANTS.get(method, {}) for method in methods}
-    done = [results.find(parameters[method], method=method, fold=fold.name, seed=seed) for method in methods]
+    runs = [(fold, method) for fold in folds for method in methods]
+    done = [results.find(parameters[method], method=method, fold=fold.name, seed=seed) for fold, method in runs]
     if all(entry is not None for entry in done) and len({entry["model"] for entry in done if entry}) == 1:
         return
-    print(f"{fold.name}, seed {seed}: training for {minutes:g} minutes, or loading a saved model", flush=True)
-    model, train_seconds = _models.obtain_model(fold, seed=seed, minutes=minutes, path=path)
-    name = _models.fingerprint(model)
-    for method, entry in zip(methods, done, strict=True):
+    print(f"{folds[0].name}, seed {seed}: training for {minutes:g} minutes, or loading a saved model", flush=True)
+    model, train_seconds = _models.obtain_model(folds[0], seed=seed, minutes=minutes, path=path)
+    fields = {"model": _models.fingerprint(model), "train_seconds": round(train_seconds, 1)}
+    for (fold, method), entry in zip(runs, done, strict=True):
         # Variants are compared with each other, so all of them must be those of one model.
-        if entry is None or entry["model"] != name:
-            place = lambda method=method: fold.in_source_order(_models.place(model, fold.query, method, seed=seed))
-            _keep(
-                results,
-                fold,
-                method,
-                seed,
-                parameters[method],
-                place,
-                model=name,
-                train_seconds=round(train_seconds, 1),
+        if entry is None or entry["model"] != fields["model"]:
+            place = lambda fold=fold, method=method: fold.in_source_order(
+                _models.place(model, fold.query, method, seed=seed)
             )
+            _keep(results, fold, method, seed, parameters[method], place, **fields)
 
 
 def _keep(
@@ -123,7 +119,8 @@ def _keep(
     start = time.perf_counter()
     predicted = place()
     seconds = round(time.perf_counter() - start, 2)
-    scores = _placement.score(fold.truth, predicted)
+    scored = slice(None) if fold.scored is None else fold.scored
+    scores = _placement.score(fold.truth[scored], predicted[scored])
     results.add(
         method=method, fold=fold.name, seed=seed, parameters=parameters, scores=scores, seconds=seconds, **fields
     )

@@ -1,0 +1,132 @@
+"""Placement of tissue for which no default was chosen, and of queries from another instrument.
+
+The folds are those of ``TISSUES``: from animal to animal in both directions, from section to section of an animal, other cells of
+the same specimen, and simulated anatomies, one of them mirrored. The queries of ``SHIFTED`` tissues are also changed as in
+``_shifts.py``, and placed by the same models. Baselines have the arguments with which they were published or chosen elsewhere.
+
+``ratios`` compares AlphaSTomics with the best baseline of a fold, for three scores that are better when larger, means over seeds;
+``ranks`` has the mean rank of every method over tissues and scores, 1 is best, without changed queries. A default of the package is
+chosen by its mean rank. Run as ``python -m benchmarks.unseen --model-dir DIR``, or with other ``--methods``, ``--tissues`` and
+``--seeds``; finished runs are kept.
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from scipy.stats import rankdata
+
+from benchmarks import _models
+from benchmarks._data import BENCHMARKS, DEFAULT_MINUTES, find_data
+from benchmarks._report import Results, markdown, summarize
+from benchmarks._runner import RESULTS, run_plain, run_variants
+from benchmarks._shifts import shifted
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from benchmarks._data import Fold
+
+TISSUES = tuple(BENCHMARKS)
+SHIFTED = ("seqfish", "starmap_mpfc", "hypothalamus")  # counts of real tissue, from animal to animal
+BASELINES = ("knn_25", "contrastive", "distance_mlp", "optimal_transport")
+METHODS = ("chance", *BASELINES, _models.DEFAULT)
+COMPARED = ("distance_spearman", "knn_20", "contact_5")
+
+Summary = dict[str, dict[str, dict[str, Any]]]
+
+
+def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """Parse the command line."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.unseen", formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
+    parser.add_argument("--tissues", nargs="+", choices=TISSUES, default=list(TISSUES))
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument("--no-shifts", action="store_true", help="leave out the changed queries")
+    parser.add_argument("--output", type=Path, default=RESULTS / "unseen.json")
+    parser.add_argument("--model-dir", type=Path, help="folder in which trained models are saved and reused")
+    parser.add_argument("--data-dir", help="folder of the .h5ad files; default $ALPHASTOMICS_DATA or ../shared/data")
+    return parser.parse_args(argv)
+
+
+def queries(tissue: str, folder: Path, *, seed: int, shifts: bool) -> list[list[Fold]]:
+    """Folds of a tissue, each with its changed queries, which have the same reference; names begin with the tissue."""
+    groups = []
+    groups = []
+    for fold in BENCHMARKS[tissue](folder):
+        named = replace(fold, name=f"{tissue}, {fold.name}")
+        groups.append([named, *(shifted(named, seed=seed) if shifts and tissue in SHIFTED else ())])
+    return groups
+
+
+def summaries(entries: Sequence[Mapping[str, Any]], methods: Sequence[str], seeds: Sequence[int]) -> Summary:
+    """Scores of every fold and method, mean and standard deviation over seeds."""
+    folds = dict.fromkeys(entry["fold"] for entry in entries)
+    return {fold: summarize(entries, methods, [fold], seeds) for fold in folds}
+
+
+def ratios(summary: Summary) -> dict[str, dict[str, float]]:
+    """Score of AlphaSTomics over that of the best baseline, for every fold that has both."""
+    found = {}
+    for fold, lines in summary.items():
+        baselines = [lines[name] for name in BASELINES if name in lines]
+        if baselines and _models.DEFAULT in lines:
+            ours = lines[_models.DEFAULT]
+            found[fold] = {s: ours[s][0] / max(line[s][0] for line in baselines) for s in COMPARED}
+    return found
+
+
+def ranks(summary: Summary) -> dict[str, float]:
+    """Mean rank of every method over tissues and scores; folds of one tissue are averaged, changed queries are left out."""
+    folds = sorted(fold for fold in summary if fold.count(", ") == 1)
+    methods = [name for name in METHODS if folds and all(name in summary[fold] for fold in folds)]
+    tissues = []
+    for _, group in groupby(folds, lambda fold: fold.partition(", ")[0]):
+        names = list(group)
+        scores = [[np.mean([summary[f][m][s][0] for f in names]) for m in methods] for s in COMPARED]
+        tissues.append(np.mean([rankdata(-np.asarray(row)) for row in scores], axis=0))
+    return dict(zip(methods, np.mean(tissues, axis=0).tolist(), strict=True)) if methods else {}
+
+
+def table(summary: Summary) -> str:
+    """Scores of all folds and methods, means over seeds."""
+    lines = [["fold", "method", *COMPARED]]
+    lines += [
+        [fold, method, *(f"{line[score][0]:.3f}" for score in COMPARED)]
+        for fold, rows in summary.items()
+        for method, line in rows.items()
+    ]
+    return markdown(lines)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run unfinished methods and print the tables."""
+    options = parse(argv)
+    folder = find_data(options.data_dir)
+    results = Results(options.output, {"benchmark": "unseen"})
+    for seed in options.seeds:
+        for tissue in options.tissues:
+            for group in queries(tissue, folder, seed=seed, shifts=not options.no_shifts):
+                for fold in group:
+                    for method in options.methods:
+                        if method != _models.DEFAULT:
+                            run_plain(results, fold, method, seed)
+                if _models.DEFAULT in options.methods:
+                    name = group[0].name.partition(", ")[2]
+                    path = _models.model_path(options.model_dir, tissue, name, mode=_models.MODE, seed=seed)
+                    run_variants(results, group, [_models.DEFAULT], seed, DEFAULT_MINUTES[tissue], path)
+    summary = summaries(results.entries, options.methods, options.seeds)
+    results.write(summary=summary, ratios=ratios(summary), ranks=ranks(summary))
+    print(table(summary))
+    print("\nmean rank:", ", ".join(f"{name} {rank:.2f}" for name, rank in ranks(summary).items()), flush=True)
+
+
+if __name__ == "__main__":
+    main()
