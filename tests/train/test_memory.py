@@ -115,7 +115,9 @@ has_status = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="
 
 
 def compare(config: DenoiserConfig, steps: list[tuple[int, int]], precision: str = "32") -> None:
-    for estimate, measured in zip(predict(config, steps, precision), measure(config, steps, precision), strict=True):
+    """The peak of a process varies by 10 MB, always upward: the smaller of two is compared."""
+    runs = zip(measure(config, steps, precision), measure(config, steps, precision), strict=True)
+    for estimate, measured in zip(predict(config, steps, precision), map(min, runs), strict=True):
         assert abs(estimate / measured - 1) < 0.15
 
 
