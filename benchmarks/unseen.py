@@ -59,7 +59,6 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
 def queries(tissue: str, folder: Path, *, seed: int, shifts: bool) -> list[list[Fold]]:
     """Folds of a tissue, each with its changed queries, which have the same reference; names begin with the tissue."""
     groups = []
-    groups = []
     for fold in BENCHMARKS[tissue](folder):
         named = replace(fold, name=f"{tissue}, {fold.name}")
         groups.append([named, *(shifted(named, seed=seed) if shifts and tissue in SHIFTED else ())])

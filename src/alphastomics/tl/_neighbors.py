@@ -1,0 +1,29 @@
+"""Nearest cells of another dataset in the embedding of a trained model."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sklearn.neighbors import NearestNeighbors
+
+if TYPE_CHECKING:
+    import numpy as np
+    from anndata import AnnData
+    from numpy.typing import NDArray
+
+    from alphastomics.model import AlphaSTomics
+
+
+def nearest_cells(adata: AnnData, source: AnnData, model: AlphaSTomics, n_neighbors: int) -> NDArray[np.int64]:
+    """Rows of `source` whose embeddings are nearest to those of the cells of `adata`, (n_cells, n_neighbors), nearest first.
+
+    The embedding is that of ``layer="encoder"``: it depends on the expression of a cell alone. Positions are not read.
+    """
+    if not 1 <= n_neighbors <= source.n_obs:
+        raise ValueError(
+            f"n_neighbors={n_neighbors} must be between 1 and {source.n_obs}, the number of cells of source; "
+            "pass another number"
+        )
+    known, wanted = (model.get_latent_representation(cells, layer="encoder") for cells in (source, adata))
+    index: NDArray[np.int64] = NearestNeighbors(n_neighbors=n_neighbors).fit(known).kneighbors(wanted)[1]
+    return index

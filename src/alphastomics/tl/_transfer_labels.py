@@ -1,0 +1,106 @@
+r"""Transfer of labels between cells of a tissue and dissociated cells.
+
+.. math:: c_{i\ell} = \frac1k \lvert\{ j \in N_i : \ell_j = \ell \}\rvert
+
+is the share of the k nearest cells :math:`N_i` that have the label :math:`\ell`. The label of a cell is the one with the largest
+share, which is its confidence.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pandas as pd
+
+from alphastomics import _keys
+from alphastomics._provenance import result_record
+from alphastomics.data._checks import check_key
+from alphastomics.tl._neighbors import nearest_cells
+
+if TYPE_CHECKING:
+    from anndata import AnnData
+
+    from alphastomics.model import AlphaSTomics
+
+
+def transfer_labels(
+    adata: AnnData,
+    source: AnnData,
+    *,
+    model: AlphaSTomics,
+    label_key: str = _keys.CELL_TYPE,
+    n_neighbors: int = 15,
+    min_confidence: float = 0.0,
+    key_added: str | None = None,
+    copy: bool = False,
+) -> AnnData | None:
+    """Give cells the labels of similar cells of another dataset.
+
+    With a reference as `source`, dissociated or placed cells take the labels of the tissue; with labeled dissociated cells as
+    `source`, the tissue takes theirs. Cells are compared by the embedding of their expression,
+    ``model.get_latent_representation(layer="encoder")``, and positions are not read.
+
+    Parameters
+    ----------
+    adata
+        Cells to label. They may lack some genes of the model.
+    source
+        Cells with labels. Cells without a label are left out.
+    model
+        A trained model.
+    label_key
+        Column of ``source.obs`` with the labels.
+    n_neighbors
+        Number of similar cells that vote.
+    min_confidence
+        Smallest confidence of a label, between 0 and 1; the label of other cells is missing.
+    key_added
+        Column of ``obs`` for the labels; `label_key` with the suffix ``"_transferred"`` when None.
+    copy
+        Return a modified copy instead of writing to `adata`.
+
+    Returns
+    -------
+    None, or the modified copy. The following is written:
+
+    - ``obs[key_added]``: labels, categorical with the categories of `source`;
+    - ``obs[key_added + "_confidence"]``: share of the similar cells that have this label, between 0 and 1;
+    - ``uns[key_added]``: parameters, model and versions; see :func:`provenance`.
+
+    Raises
+    ------
+    KeyError
+        If ``source.obs`` has no such column.
+    ValueError
+        If no cell of `source` has a label, `n_neighbors` exceeds their number, or `min_confidence` is not between 0 and 1.
+    RuntimeError
+        If the model is not trained.
+
+    See Also
+    --------
+    impute : Transfer the expression of genes.
+
+    Examples
+    --------
+    >>> asx.tl.transfer_labels(query, reference, model=model, label_key="cell_type", min_confidence=0.5)
+    """
+    check_key("obs", source.obs, label_key, "label_key")
+    if not 0 <= min_confidence <= 1:
+        raise ValueError(f"min_confidence={min_confidence} must be between 0 and 1")
+    labels = pd.Categorical(source.obs[label_key]).remove_unused_categories()
+    labeled = np.flatnonzero(labels.codes >= 0)
+    if not len(labeled):
+        raise ValueError(f'no cell of source has a label in obs["{label_key}"]; pass another label_key=…')
+    index = nearest_cells(adata, source[labeled], model, n_neighbors)
+    votes = labels.codes[labeled][index]
+    count = np.stack([(votes == code).sum(1) for code in range(len(labels.categories))], axis=1)
+    confidence = count.max(1) / n_neighbors
+    codes = np.where(confidence >= min_confidence, count.argmax(1), -1)
+    result = adata.copy() if copy else adata
+    key = key_added or f"{label_key}_transferred"
+    result.obs[key] = pd.Categorical.from_codes(codes, dtype=labels.dtype)
+    result.obs[f"{key}_confidence"] = confidence
+    parameters = {"label_key": label_key, "n_neighbors": n_neighbors, "min_confidence": min_confidence}
+    result.uns[key] = result_record(model, "transfer_labels", parameters)
+    return result if copy else None
