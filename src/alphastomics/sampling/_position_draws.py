@@ -21,6 +21,7 @@ import torch
 from scipy.stats import chi2
 
 from alphastomics import _keys
+from alphastomics.config import SamplingConfig
 from alphastomics.data import AnnDataSource
 from alphastomics.diffusion.geometry import align
 from alphastomics.sampling._cells import content_order, encode_cells
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
     from anndata import AnnData
     from numpy.typing import NDArray
 
-    from alphastomics.config import SamplingConfig
     from alphastomics.data import CellSource, SliceCells, TissueSchema
     from alphastomics.sampling._sampler import Sampler
 
@@ -68,6 +68,18 @@ def sample_positions(sampler: Sampler, query: AnnData, config: SamplingConfig) -
         for cells in source.slices:
             _SliceDraws(sampler, source, cells, config, lambda: bar.update()).write(placed)
     return _to_anndata(query, placed, sampler.schema, reduced=config.reduce is not None)
+
+
+def predict_positions(sampler: Sampler, source: CellSource, *, inpaint: bool) -> NDArray[np.float64]:
+    """Conditional mean of the positions of all cells of a source, (n_cells, D) in user units.
+
+    With ``inpaint``, it is also conditioned on the known positions of the source, which do not change.
+    """
+    positions = np.empty((source.n_cells, sampler.schema.n_dims))
+    config = SamplingConfig(inpaint=inpaint, refine=False)
+    for cells in source.slices:
+        _SliceDraws(sampler, source, cells, config, lambda: None).write_mean(positions)
+    return positions
 
 
 class _SliceDraws:
@@ -113,6 +125,10 @@ class _SliceDraws:
             finite = np.isfinite(self.known).all(1)
             placed.positions[:, rows[finite]] = self.known[finite]
             placed.uncertainty[rows[finite]] = 0.0
+
+    def write_mean(self, positions: NDArray[np.float64]) -> None:
+        """Write the positions of this slice, without removal of overlaps, to ``positions`` (n_cells, D)."""
+        positions[self.rows] = self._place(separate=False)
 
     def _place(self, number: int | None = None, *, separate: bool = True) -> NDArray[np.float64]:
         """Placement (n, D) in user units, or the draw of a ``number``; generators do not depend on the other slices."""

@@ -44,6 +44,7 @@ def reconstruct(
     layer: str | None = None,
     key_added: str = _keys.RECONSTRUCTED,
     n_samples: int = SamplingConfig.n_samples,
+    adapt: bool | None = None,
     copy: bool = False,
     random_state: int = SamplingConfig.random_state,
     **kwargs: Any,
@@ -78,6 +79,10 @@ def reconstruct(
         Key of ``obsm`` and ``uns`` for the results, and prefix of the columns of ``obs``.
     n_samples
         Number of samples from which the uncertainty of the placement is estimated; 1 gives no uncertainty.
+    adapt
+        Adapt the trained network to the query, see :meth:`~alphastomics.model.AlphaSTomics.adapt`. By default,
+        networks that are trained on counts in this call are adapted, for which an eighth of ``max_time`` is reserved. The
+        weights of a `model` that is passed change.
     copy
         Return a modified copy instead of writing to `query`.
     random_state
@@ -137,16 +142,28 @@ def reconstruct(
     config = SamplingConfig(n_samples=n_samples, **options)
     if model is None:
         trained._check_query(cells, config)  # an invalid query must not cost a training
-        trained.train(**arguments["train"])
+        adapt = trained.schema.transform == "log1p" if adapt is None else adapt
+        trained.train(**(_shortened(arguments["train"]) if adapt else arguments["train"]))
+    if adapt:
+        trained.adapt(cells, inpaint=options["inpaint"])
     sampled = trained.sample(cells, **options)
     if n_samples > 1:
         draws = trained.sample(cells, n_samples=n_samples, reduce="mean", **options)
         sampled.obs[_keys.POSITION_UNCERTAINTY] = draws.obs[_keys.POSITION_UNCERTAINTY]
     result = query.copy() if copy else query
     _write(result, sampled, trained, key_added, rows, unknown)
-    used = {"n_samples": n_samples, "random_state": random_state} | kwargs
+    used = {"n_samples": n_samples, "adapt": adapt, "random_state": random_state} | kwargs
     result.uns[key_added] = _record(trained, used)
     return result if copy else None
+
+
+def _shortened(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Arguments of a training that leaves time for an adaptation, if the time is limited."""
+    from alphastomics.train.adaptation import TIME_SHARE
+    from alphastomics.train.runner import seconds_of
+
+    seconds = seconds_of(arguments.get("max_time"))
+    return arguments if seconds is None else arguments | {"max_time": (1 - TIME_SHARE) * seconds}
 
 
 def sort_arguments(kwargs: dict[str, Any], *, caller: str, sample: Iterable[str] = ()) -> Arguments:

@@ -8,26 +8,22 @@ the default size. It places the others like those of a new specimen, or like fur
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 
-from alphastomics.config import DEFAULT_CONTEXT_SIZE, TrainerConfig, TrainingConfig
-from alphastomics.data import Batch, ContextDataset
-from alphastomics.data._batch import encode_batch
-from alphastomics.data._encode import Encoder
-from alphastomics.data._loaders import ContextLoader
+from alphastomics.config import DEFAULT_CONTEXT_SIZE, TrainingConfig
+from alphastomics.data import ContextDataset
 from alphastomics.nn import Denoiser
 from alphastomics.train.objective import Objective
-from alphastomics.train.optimization import learning_rate_factor, make_optimizer
+from alphastomics.train.short_training import ContextStream, train_for_steps
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from alphastomics.config import Augmentation, PlanConfig
     from alphastomics.data import CellSource, SliceCells
-    from alphastomics.data._batch import RawBatch
     from alphastomics.diffusion import Process
 
 logger = logging.getLogger(__name__)
@@ -122,24 +118,11 @@ def cross_fit(
             seed=seed + SEED,
             augmentation=augmentation,
         )
-        loader = ContextLoader(dataset, TrainingConfig.batch_size // DEFAULT_CONTEXT_SIZE)
-        optimizer, encoder = make_optimizer(module, plan), Encoder(schema)
-        n_steps, step = max(1, round(SHARE * n_steps)), 0
+        n_steps = max(1, round(SHARE * n_steps))
         logger.info("Fitting the spread of samples on cells held out (%d steps).", n_steps)
-        while step < n_steps:
-            for raw in loader:
-                if step == n_steps:
-                    break
-                for group in optimizer.param_groups:
-                    group["lr"] = plan.lr * learning_rate_factor(plan, step, step / n_steps)
-                batch = Batch(*(part.to(device) for part in encode_batch(cast("RawBatch", raw), encoder)))
-                optimizer.zero_grad()
-                objective.total(objective.losses(batch, step=step), batch).backward()
-                torch.nn.utils.clip_grad_norm_(module.parameters(), TrainerConfig.gradient_clip_val)
-                optimizer.step()
-                step += 1
-            dataset.set_epoch(dataset.epoch + 1)
-    return CrossFit(module.eval(), slices, held_out)
+        n_contexts = TrainingConfig.batch_size // DEFAULT_CONTEXT_SIZE
+        train_for_steps([ContextStream(objective, dataset, n_contexts)], plan, n_steps=n_steps)
+    return CrossFit(module, slices, held_out)
 
 
 def divide(source: CellSource) -> tuple[CellSource, tuple[SliceCells, ...], tuple[SliceCells, ...]]:

@@ -1,0 +1,135 @@
+r"""Adaptation of a trained network to the cells of a query, by self-training.
+
+.. math::
+
+    \tilde x = s\,\hat c_\theta(q), \qquad
+    \theta \leftarrow \arg\min_\theta \; \tfrac12 L(\theta;\, r, x) + \tfrac12 L(\theta;\, T q, \tilde x)
+
+with expression r and positions x of the reference, the expression q of the query, and the conditional mean :math:`\hat c` of its
+positions (pseudo-labels; Lee 2013, ICML workshop on representation learning). In training, contexts of the query are changed at
+random by T as those of the reference are: they lack genes and counts, and differ in composition (noisy student; Xie et al. 2020,
+arXiv:1911.04252). The mean is then computed again, for another round.
+
+The mean of uncertain positions is too small. The factor s restores the mean square radius of the reference, so that the network does
+not learn smaller positions in each round. Where positions of a slice are known, or all slices share a frame, s is 1. Positions of
+the query that are not known are never read.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from alphastomics.config import DEFAULT_CONTEXT_SIZE
+from alphastomics.data import ContextDataset
+from alphastomics.train.objective import Objective
+from alphastomics.train.short_training import ContextStream, train_for_steps
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numpy.typing import NDArray
+
+    from alphastomics.config import Augmentation, PlanConfig
+    from alphastomics.data import CellSource, SliceCells
+    from alphastomics.diffusion import Mode, Process
+    from alphastomics.nn import Denoiser
+
+logger = logging.getLogger(__name__)
+
+ROUNDS = 2
+PASSES = 20  # over the cells of the query in a round, which would be memorized by more
+SHARE = 0.15  # largest number of steps, as a share of those of the training
+TIME_SHARE = 0.125  # of the time of the training
+RATE = 0.5  # learning rate, as a share of that of the training
+SEED = 2  # added to the seed of the training
+
+
+class _PlacedCells:
+    """The cells of a query at their predicted positions ``position`` (n_query, D), user units."""
+
+    def __init__(self, source: CellSource, position: NDArray[np.float64]) -> None:
+        self._source = source
+        self.slices = tuple(self._placed(cells, position[cells.rows]) for cells in source.slices)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._source, name)
+
+    def _placed(self, cells: SliceCells, x: NDArray[np.float64]) -> SliceCells:
+        schema = self._source.schema
+        known = cells.position is not None and np.isfinite(cells.position).all(1).any()
+        radius = float(np.sqrt(np.square(x - x.mean(0)).mean()))
+        if not known and schema.frame == "slice" and radius > 0:
+            x = x.mean(0) + (x - x.mean(0)) * (schema.scale / radius)
+        return cells._replace(position=x)
+
+
+def adapt(
+    network: Denoiser,
+    reference: CellSource,
+    query: CellSource,
+    *,
+    predict: Callable[[], NDArray[np.float64]],
+    mode: Mode,
+    diffusion: Process,
+    plan: PlanConfig,
+    augmentation: Augmentation,
+    n_steps: int,
+    seed: int,
+) -> int:
+    """Train a network further, on its reference and on a query at the positions that it predicts.
+
+    Parameters
+    ----------
+    network
+        The trained network, which is changed.
+    reference
+        Its reference, with positions.
+    query
+        The cells to which it is adapted.
+    predict
+        Function that returns the mean positions of the cells of ``query`` by the present weights, (n_query, D) in user units.
+    mode, diffusion
+        What the network was trained to sample, and its diffusion process.
+    plan, augmentation, n_steps, seed
+        Settings of its training, its number of steps and its seed.
+
+    Returns
+    -------
+    Number of steps.
+    """
+    n_round = max(1, round(min(PASSES * query.n_cells / DEFAULT_CONTEXT_SIZE, SHARE * n_steps / ROUNDS)))
+    logger.info("Adapting the network to %d cells of the query (%d steps).", query.n_cells, ROUNDS * n_round)
+    plan = replace(plan, lr=RATE * plan.lr)
+    schema = reference.schema
+    if not query.has_counts:
+        augmentation = replace(augmentation, thinning=0.0)
+    devices = [network.device] if network.device.type == "cuda" else []
+    for number in range(SEED, SEED + ROUNDS):
+        streams = []
+        tasks: list[tuple[CellSource, Mode]] = [(reference, mode), (_PlacedCells(query, predict()), "expr_to_pos")]
+        for source, task in tasks:
+            objective = Objective(
+                network,
+                plan,
+                mode=task,
+                diffusion=diffusion,
+                shared_frame=schema.frame == "shared",
+                spacing=schema.spacing / schema.scale,
+            )
+            dataset = ContextDataset(
+                source,
+                context_size=DEFAULT_CONTEXT_SIZE,
+                seed=seed + number,
+                augmentation=augmentation,
+                targets=task != "expr_to_pos",
+            )
+            streams.append(ContextStream(objective, dataset, 1))
+        with torch.random.fork_rng(devices):
+            torch.manual_seed(seed + number)
+            train_for_steps(streams, plan, n_steps=n_round)
+    return ROUNDS * n_round

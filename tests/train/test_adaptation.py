@@ -1,0 +1,171 @@
+"""Adaptation of a trained network to a query."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from tests.small_models import SMALL
+
+from alphastomics.data import AnnDataSource
+from alphastomics.metrics import distance_spearman
+from alphastomics.train import adaptation
+from alphastomics.train.adaptation import PASSES, ROUNDS, SHARE, _PlacedCells
+
+
+@pytest.fixture(scope="module")
+def parts(_reference):
+    """Two slices as reference, and the third one as query."""
+    last = _reference.obs["slice_id"] == _reference.obs["slice_id"].iloc[-1]
+    return _reference[~last].copy(), _reference[last].copy()
+
+
+@pytest.fixture(scope="module")
+def trained_path(parts, train_well, tmp_path_factory):
+    from alphastomics.model import AlphaSTomics
+
+    AlphaSTomics.setup_anndata(parts[0], position_key="spatial", slice_key="slice_id")
+    model = train_well(AlphaSTomics(parts[0], mode="expr_to_pos", random_state=0, **SMALL))
+    path = tmp_path_factory.mktemp("trained") / "model"
+    model.save(path)
+    return path
+
+
+@pytest.fixture
+def model(parts, trained_path):
+    from alphastomics.model import AlphaSTomics
+
+    return AlphaSTomics.load(trained_path, adata=parts[0].copy())
+
+
+@pytest.fixture
+def query(parts):
+    return parts[1].copy()
+
+
+def placed(model, query):
+    return model.sample(query, mode="expr_to_pos").obsm["spatial"]
+
+
+def test_the_adapted_network_has_other_weights_and_the_query_is_not_changed(model, query):
+    before, given = {k: v.clone() for k, v in model.module.state_dict().items()}, query.copy()
+    model.adapt(query)
+    after = model.module.state_dict()
+    assert not torch.equal(before["position_out.weight"], after["position_out.weight"])
+    assert all(value.isfinite().all() for value in after.values())
+    assert np.array_equal(given.obsm["spatial"], query.obsm["spatial"])
+    assert (given.X != query.X).sum() == 0
+    assert not model.module.training
+    assert model.trainings_[-1]["adaptation"]["n_cells"] == query.n_obs
+
+
+def test_positions_of_the_query_are_not_read(model, query, parts, trained_path):
+    from alphastomics.model import AlphaSTomics
+
+    poisoned = query.copy()
+    poisoned.obsm["spatial"] = np.random.default_rng(0).normal(size=(query.n_obs, 2)) * 1e6
+    other = AlphaSTomics.load(trained_path, adata=parts[0].copy())
+    del query.obsm["spatial"]
+    model.adapt(query)
+    other.adapt(poisoned)
+    assert all(torch.equal(v, other.module.state_dict()[k]) for k, v in model.module.state_dict().items())
+    assert np.array_equal(placed(model, query), placed(other, query))
+
+
+@pytest.mark.slow
+def test_another_specimen_of_another_depth_is_placed_better(train_briefly):
+    """A third of the counts; the reference is large enough for a network that generalizes."""
+    from alphastomics.datasets import synthetic_tissue
+    from alphastomics.model import AlphaSTomics
+
+    tissue = synthetic_tissue(n_slices=3, n_cells=1500, n_genes=100, random_state=1)
+    last = tissue.obs["slice_id"] == tissue.obs["slice_id"].iloc[-1]
+    reference, query = tissue[~last].copy(), tissue[last].copy()
+    rng = np.random.default_rng(0)
+    query.X = rng.binomial(np.asarray(query.X.todense(), dtype=np.int64), 1 / 5).astype(np.float32)
+    AlphaSTomics.setup_anndata(reference, position_key="spatial", slice_key="slice_id")
+    model = train_briefly(
+        AlphaSTomics(reference, mode="expr_to_pos", attention="linear"),
+        context_size=512,
+        batch_size=1024,
+        max_epochs=100,
+    )
+    scores = []
+    for adapted in (False, True):
+        if adapted:
+            model.adapt(query)
+        scores.append(distance_spearman(query.obsm["spatial"], placed(model, query)))
+    assert scores[1] > scores[0]
+
+
+def test_the_number_of_steps_is_bounded_by_the_query_and_by_the_training(model, query):
+    n_training = model.trainings_[-1]["n_steps"]
+    model.adapt(query)
+    by_query, by_training = PASSES * query.n_obs / 512, SHARE * n_training / ROUNDS
+    assert model.trainings_[-1]["adaptation"]["n_steps"] == ROUNDS * max(1, round(min(by_query, by_training)))
+
+
+def test_predicted_positions_have_the_radius_of_the_reference(model, query):
+    source = AnnDataSource(query, model.schema, positions=False)
+    x = np.random.default_rng(0).normal(size=(query.n_obs, 2)) * 0.01 + 7
+    (cells,) = _PlacedCells(source, x).slices
+    centered = cells.position - cells.position.mean(0)
+    assert np.isclose(np.sqrt(np.square(centered).mean()), model.schema.scale)
+    ratio = centered / (x - x.mean(0))[cells.rows]
+    assert np.allclose(ratio, ratio[0, 0])
+
+
+def test_known_positions_are_not_scaled(model, query):
+    query.obsm["spatial"][5:] = np.nan
+    source = AnnDataSource(query, model.schema, positions=True)
+    x = np.random.default_rng(0).normal(size=(query.n_obs, 2))
+    (cells,) = _PlacedCells(source, x).slices
+    assert np.array_equal(cells.position, x[cells.rows])
+
+
+def test_it_repeats_and_does_not_use_the_global_generator(model, query, parts, trained_path):
+    from alphastomics.model import AlphaSTomics
+
+    state = torch.get_rng_state()
+    model.adapt(query)
+    assert torch.equal(torch.get_rng_state(), state)
+    again = AlphaSTomics.load(trained_path, adata=parts[0].copy())
+    again.adapt(query)
+    assert all(torch.equal(v, again.module.state_dict()[k]) for k, v in model.module.state_dict().items())
+
+
+def test_an_adapted_model_is_saved_and_loaded(model, query, tmp_path):
+    from alphastomics.model import AlphaSTomics
+
+    model.adapt(query)
+    model.save(tmp_path / "adapted")
+    loaded = AlphaSTomics.load(tmp_path / "adapted", adata=False)
+    assert loaded.trainings_[-1]["adaptation"] == model.trainings_[-1]["adaptation"]
+    assert np.array_equal(placed(loaded, query), placed(model, query))
+
+
+def test_values_that_are_not_counts_are_not_thinned(model, query, monkeypatch):
+    query.X = query.X.astype(np.float32) * 0.5
+    seen = []
+    dataset = adaptation.ContextDataset
+    monkeypatch.setattr(
+        adaptation, "ContextDataset", lambda *a, **kw: seen.append(kw["augmentation"].thinning) or dataset(*a, **kw)
+    )
+    model.adapt(query)
+    assert seen
+    assert not any(seen)
+
+
+def test_a_model_without_its_reference_raises(trained_path, query):
+    from alphastomics.model import AlphaSTomics
+
+    with pytest.raises(ValueError, match="loaded without data; load it with adata="):
+        AlphaSTomics.load(trained_path, adata=False).adapt(query)
+
+
+def test_a_model_that_does_not_place_cells_raises(small, query):
+    from alphastomics.model import AlphaSTomics
+
+    AlphaSTomics.setup_anndata(small, position_key="spatial", slice_key="slice_id")
+    with pytest.raises(ValueError, match="cannot sample with mode='expr_to_pos'"):
+        AlphaSTomics(small, mode="pos_to_expr", **SMALL).adapt(query)
