@@ -118,7 +118,20 @@ def _keep(
 ) -> None:
     start = time.perf_counter()
     predicted = place()
-    seconds = round(time.perf_counter() - start, 2)
+    store(results, fold, method, seed, parameters, predicted, round(time.perf_counter() - start, 2), **fields)
+
+
+def store(
+    results: Results,
+    fold: Fold,
+    method: str,
+    seed: int,
+    parameters: dict[str, Any],
+    predicted: NDArray[np.float64],
+    seconds: float,
+    **fields: Any,
+) -> None:
+    """Score positions, ``(n_query, n_dims)`` in the order of ``fold.truth``, add them to the results, and print the scores."""
     scored = slice(None) if fold.scored is None else fold.scored
     scores = _placement.score(fold.truth[scored], predicted[scored])
     results.add(

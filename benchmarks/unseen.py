@@ -8,6 +8,9 @@ the same specimen, and simulated anatomies, one of them mirrored. The queries of
 ``ranks`` has the mean rank of every method over tissues and scores, 1 is best, without changed queries. A default of the package is
 chosen by its mean rank. Run as ``python -m benchmarks.unseen --model-dir DIR``, or with other ``--methods``, ``--tissues`` and
 ``--seeds``; finished runs are kept.
+
+Published methods (``peers/``) run only when named, as in ``--methods tangram novosparc celery --seeds 0 --no-shifts``. Their runs are
+kept beside the others, in ``unseen_peers.json``, and count as baselines of the folds that they have finished.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from scipy.stats import rankdata
 
-from benchmarks import _models
+from benchmarks import _models, peers
 from benchmarks._data import BENCHMARKS, DEFAULT_MINUTES, find_data
 from benchmarks._report import Results, markdown, summarize
 from benchmarks._runner import RESULTS, run_plain, run_variants
@@ -36,6 +39,8 @@ TISSUES = tuple(BENCHMARKS)
 SHIFTED = ("seqfish", "starmap_mpfc", "hypothalamus")  # counts of real tissue, from animal to animal
 BASELINES = ("knn_25", "contrastive", "distance_mlp", "optimal_transport")
 METHODS = ("chance", *BASELINES, _models.DEFAULT)
+REPORTED = (*METHODS, *peers.METHODS)
+PEER_DIR = Path(__file__).parent / "environments"
 COMPARED = ("distance_spearman", "knn_20", "contact_5")
 
 Summary = dict[str, dict[str, dict[str, Any]]]
@@ -47,11 +52,17 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
         prog="python -m benchmarks.unseen", formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
     parser.add_argument("--tissues", nargs="+", choices=TISSUES, default=list(TISSUES))
-    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
+    parser.add_argument("--methods", nargs="+", choices=(*METHODS, *peers.PEERS), default=list(METHODS))
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--no-shifts", action="store_true", help="leave out the changed queries")
     parser.add_argument("--output", type=Path, default=RESULTS / "unseen.json")
     parser.add_argument("--model-dir", type=Path, help="folder in which trained models are saved and reused")
+    parser.add_argument(
+        "--peer-dir", type=Path, default=PEER_DIR, help="folder of the environments of published methods"
+    )
+    parser.add_argument(
+        "--peer-minutes", type=float, default=120.0, help="limit of time of a published method on a fold"
+    )
     parser.add_argument("--data-dir", help="folder of the .h5ad files; default $ALPHASTOMICS_DATA or ../shared/data")
     return parser.parse_args(argv)
 
@@ -75,7 +86,7 @@ def ratios(summary: Summary) -> dict[str, dict[str, float]]:
     """Score of AlphaSTomics over that of the best baseline, for every fold that has both."""
     found = {}
     for fold, lines in summary.items():
-        baselines = [lines[name] for name in BASELINES if name in lines]
+        baselines = [lines[name] for name in (*BASELINES, *peers.METHODS) if name in lines]
         if baselines and _models.DEFAULT in lines:
             ours = lines[_models.DEFAULT]
             found[fold] = {s: ours[s][0] / max(line[s][0] for line in baselines) for s in COMPARED}
@@ -85,7 +96,7 @@ def ratios(summary: Summary) -> dict[str, dict[str, float]]:
 def ranks(summary: Summary) -> dict[str, float]:
     """Mean rank of every method over tissues and scores; folds of one tissue are averaged, changed queries are left out."""
     folds = sorted(fold for fold in summary if fold.count(", ") == 1)
-    methods = [name for name in METHODS if folds and all(name in summary[fold] for fold in folds)]
+    methods = [name for name in REPORTED if folds and all(name in summary[fold] for fold in folds)]
     tissues = []
     for _, group in groupby(folds, lambda fold: fold.partition(", ")[0]):
         names = list(group)
@@ -110,19 +121,24 @@ def main(argv: Sequence[str] | None = None) -> None:
     options = parse(argv)
     folder = find_data(options.data_dir)
     results = Results(options.output, {"benchmark": "unseen"})
+    published = Results(options.output.with_stem(f"{options.output.stem}_peers"), {"benchmark": "unseen"})
     for seed in options.seeds:
         for tissue in options.tissues:
             for group in queries(tissue, folder, seed=seed, shifts=not options.no_shifts):
                 for fold in group:
                     for method in options.methods:
-                        if method != _models.DEFAULT:
+                        if method in peers.PEERS:
+                            peers.run_peer(published, fold, method, seed, options.peer_dir, options.peer_minutes)
+                        elif method != _models.DEFAULT:
                             run_plain(results, fold, method, seed)
                 if _models.DEFAULT in options.methods:
                     name = group[0].name.partition(", ")[2]
                     path = _models.model_path(options.model_dir, tissue, name, mode=_models.MODE, seed=seed)
                     run_variants(results, group, [_models.DEFAULT], seed, DEFAULT_MINUTES[tissue], path)
-    summary = summaries(results.entries, options.methods, options.seeds)
-    results.write(summary=summary, ratios=ratios(summary), ranks=ranks(summary))
+    methods = [*options.methods, *(name for name in peers.METHODS if name not in options.methods)]
+    summary = summaries([*results.entries, *published.entries], methods, options.seeds)
+    written = published if set(options.methods) <= set(peers.PEERS) else results
+    written.write(summary=summary, ratios=ratios(summary), ranks=ranks(summary))
     print(table(summary))
     print("\nmean rank:", ", ".join(f"{name} {rank:.2f}" for name, rank in ranks(summary).items()), flush=True)
 
