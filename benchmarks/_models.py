@@ -5,11 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 import time
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from benchmarks._report import write_json
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     import numpy as np
@@ -21,9 +23,13 @@ if TYPE_CHECKING:
 
 DEFAULT = "alphastomics"
 MODE = "any"  # the default of the package: one model for all benchmarks of a tissue
-VARIANTS: dict[str, dict[str, Any]] = {"mean": {"n_samples": 2, "reduce": "mean"}, "draw": {"n_samples": 2}}
-"""Arguments of ``model.sample`` for other positions than the placement: the conditional mean, and the first of several draws."""
-READ_OUT: dict[str, dict[str, Any]] = {"placement": {}, "mean": VARIANTS["mean"]}
+VARIANTS: dict[str, dict[str, Any]] = {
+    "not_adapted": {},
+    "mean": {"n_samples": 2, "reduce": "mean"},
+    "draw": {"n_samples": 2},
+}
+"""Arguments of ``model.sample`` without adaptation: the placement, the conditional mean, and the first of several draws."""
+READ_OUT: dict[str, dict[str, Any]] = {"placement": VARIANTS["not_adapted"], "mean": VARIANTS["mean"]}
 """The placement and the conditional mean."""
 
 
@@ -59,7 +65,7 @@ def train_or_load(
     if path is not None and record is not None and record.is_file():
         saved = json.loads(record.read_text())
         if saved["parameters"] == parameters:
-            return asx.model.AlphaSTomics.load(path, adata=False), saved["seconds"]
+            return asx.model.AlphaSTomics.load(path, adata=reference.copy()), saved["seconds"]
     reference = reference.copy()
     start = time.perf_counter()
     asx.model.AlphaSTomics.setup_anndata(reference, position_key="spatial", slice_key="slice_id")
@@ -84,14 +90,29 @@ def fingerprint(model: AlphaSTomics) -> str:
     return digest.hexdigest()[:16]
 
 
+@contextmanager
+def adapted(model: AlphaSTomics, query: AnnData) -> Iterator[AlphaSTomics]:
+    """The model, adapted to a query as :func:`alphastomics.tl.reconstruct` adapts the models that it trains; restored afterwards."""
+    weights = {name: value.clone() for name, value in model.module.state_dict().items()}
+    fitted, trainings = model.fitted_, model.trainings_
+    if model.schema.transform == "log1p":
+        model.adapt(query)
+    try:
+        yield model
+    finally:
+        model.module.load_state_dict(weights)
+        model.fitted_, model.trainings_ = fitted, trainings
+
+
 def place(model: AlphaSTomics, query: AnnData, method: str, *, seed: int) -> NDArray[np.float64]:
-    """Predicted positions of the query by the default call or a variant, ``(n_query, n_dims)``."""
+    """Predicted positions of the query by a model that is adapted to it or, for a variant, is not, ``(n_query, n_dims)``."""
     if method != DEFAULT:
         return sample(model, query, seed=seed, **VARIANTS[method])
     import alphastomics as asx
 
     placed = query.copy()
-    asx.tl.reconstruct(placed, model=model, random_state=seed)
+    with adapted(model, query):
+        asx.tl.reconstruct(placed, model=model, random_state=seed)
     return placed.obsm["spatial_reconstructed"]
 
 

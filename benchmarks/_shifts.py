@@ -10,7 +10,8 @@ With counts :math:`x_{ig}` of cell i and gene g, and :math:`n_i = \sum_g x_{ig}`
 - ``all``: gains, ambient, depth and panel one after the other;
 - ``composition``: all cells of the most frequent cell type and a tenth of the others, which are scored.
 
-``others`` is the unchanged query of ``composition``, in which the same cells are scored.
+``others`` is the unchanged query of ``composition``, in which the same cells are scored. In ``ceilings`` the reference is changed like
+the query, so that both come from the same instrument.
 """
 
 from __future__ import annotations
@@ -74,12 +75,30 @@ SHIFTS = (*CHANGES, "others", "composition")
 def shifted(fold: Fold, *, seed: int) -> list[Fold]:
     """The fold with each of :data:`SHIFTS`; the last two only if the cell types are known."""
     folds = []
-    for number, (name, changes) in enumerate(CHANGES.items()):
-        query, rng = fold.query, np.random.default_rng([seed, number])
-        for change in changes:
-            query = change(query, rng)
-        folds.append(replace(fold, name=f"{fold.name}, {name}", query=query))
+    for name in CHANGES:
+        folds.append(replace(fold, name=f"{fold.name}, {name}", query=_changed(fold.query, name, seed=seed)))
     return folds if fold.labels is None else [*folds, *_composition(fold, fold.labels, seed=seed)]
+
+
+def ceilings(fold: Fold, *, seed: int) -> list[Fold]:
+    """The folds of :data:`CHANGES` with a reference that is changed in the same way: same gains of the genes, same panel."""
+    return [
+        replace(
+            fold,
+            name=f"{fold.name}, {name}, ceiling",
+            reference=_changed(fold.reference, name, seed=seed),
+            query=_changed(fold.query, name, seed=seed),
+        )
+        for name in CHANGES
+    ]
+
+
+def _changed(cells: AnnData, name: str, *, seed: int) -> AnnData:
+    """Cells with a change of :data:`CHANGES`; what a change draws for genes does not depend on the number of cells."""
+    number = list(CHANGES).index(name)
+    for step, change in enumerate(CHANGES[name]):
+        cells = change(cells, np.random.default_rng([seed, number, step]))
+    return cells
 
 
 def _composition(fold: Fold, labels: NDArray[np.str_], *, seed: int) -> list[Fold]:

@@ -21,7 +21,7 @@ def plain_values(tissue):
 
 def strengths(schema, n_cells: int) -> list[float]:
     augmentation = default_augmentation(schema, n_cells)
-    names = ("gene_dropout", "thinning", "gene_noise")
+    names = ("gene_dropout", "gene_noise")
     return [*(getattr(augmentation, name) for name in names), default_dropout(schema, n_cells)]
 
 

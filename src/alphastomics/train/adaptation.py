@@ -109,27 +109,26 @@ def adapt(
     if not query.has_counts:
         augmentation = replace(augmentation, thinning=0.0)
     devices = [network.device] if network.device.type == "cuda" else []
+    objective = Objective(
+        network,
+        plan,
+        mode=mode,
+        diffusion=diffusion,
+        shared_frame=schema.frame == "shared",
+        spacing=schema.spacing / schema.scale,
+    )
     for number in range(SEED, SEED + ROUNDS):
-        streams = []
-        tasks: list[tuple[CellSource, Mode]] = [(reference, mode), (_PlacedCells(query, predict()), "expr_to_pos")]
-        for source, task in tasks:
-            objective = Objective(
-                network,
-                plan,
-                mode=task,
-                diffusion=diffusion,
-                shared_frame=schema.frame == "shared",
-                spacing=schema.spacing / schema.scale,
-            )
-            dataset = ContextDataset(
+        datasets = [
+            ContextDataset(
                 source,
                 context_size=DEFAULT_CONTEXT_SIZE,
                 seed=seed + number,
                 augmentation=augmentation,
-                targets=task != "expr_to_pos",
+                targets=mode != "expr_to_pos",
             )
-            streams.append(ContextStream(objective, dataset, 1))
+            for source in (reference, _PlacedCells(query, predict()))
+        ]
         with torch.random.fork_rng(devices):
             torch.manual_seed(seed + number)
-            train_for_steps(streams, plan, n_steps=n_round)
+            train_for_steps([ContextStream(objective, dataset, 1) for dataset in datasets], plan, n_steps=n_round)
     return ROUNDS * n_round

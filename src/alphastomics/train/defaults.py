@@ -26,9 +26,8 @@ def default_augmentation(schema: TissueSchema, n_cells: int) -> Augmentation:
     """Composition, gene dropout, thinning and gene noise for a reference of ``n_cells`` cells."""
     if schema.transform == "none":
         return Augmentation(gene_dropout=0.2, composition=COMPOSITION)
-    if n_cells < FEW_CELLS:
-        return Augmentation(gene_dropout=0.8, thinning=0.9, gene_noise=0.4, composition=COMPOSITION)
-    return Augmentation(gene_dropout=0.5, thinning=0.5, gene_noise=0.2, composition=COMPOSITION)
+    gene_dropout, gene_noise = (0.8, 0.4) if n_cells < FEW_CELLS else (0.5, 0.2)
+    return Augmentation(gene_dropout=gene_dropout, thinning=0.9, gene_noise=gene_noise, composition=COMPOSITION)
 
 
 def default_deformation(n_cells: int) -> float:
