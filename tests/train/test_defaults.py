@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from alphastomics.data import fit_schema
@@ -21,13 +22,17 @@ def plain_values(tissue):
 
 def strengths(schema, n_cells: int) -> list[float]:
     augmentation = default_augmentation(schema, n_cells)
-    names = ("gene_dropout", "gene_noise")
+    names = ("gene_dropout", "thinning", "gene_noise")
     return [*(getattr(augmentation, name) for name in names), default_dropout(schema, n_cells)]
 
 
 def test_fewer_cells_are_regularized_more(counts):
-    few, many = strengths(counts, 4_999), strengths(counts, 5_000)
-    assert all(strong > moderate for strong, moderate in zip(few, many, strict=True))
+    few, many = (np.delete(strengths(counts, n_cells), 1) for n_cells in (4_999, 5_000))
+    assert (few > many).all()
+
+
+def test_counts_are_thinned_whatever_their_number(counts):
+    assert strengths(counts, 100)[1] == strengths(counts, 1_000_000)[1] == 0.9
 
 
 def test_values_that_are_not_counts_need_little(counts, plain_values):
