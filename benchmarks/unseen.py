@@ -4,6 +4,9 @@ The folds are those of ``TISSUES``: from animal to animal in both directions, fr
 the same specimen, and simulated anatomies, one of them mirrored. The queries of ``SHIFTED`` tissues are also changed as in
 ``_shifts.py``, and placed by the same models. Baselines have the arguments with which they were published or chosen elsewhere.
 
+``--ceilings`` also trains models of references that are changed like the query, which shows what the change itself costs; ``shares``
+compares the scores of changed queries with these. ``not_adapted`` is the placement by a model that is not adapted to the query.
+
 ``ratios`` compares AlphaSTomics with the best baseline of a fold, for three scores that are better when larger, means over seeds;
 ``ranks`` has the mean rank of every method over tissues and scores, 1 is best, without changed queries. A default of the package is
 chosen by its mean rank. Run as ``python -m benchmarks.unseen --model-dir DIR``, or with other ``--methods``, ``--tissues`` and
@@ -28,7 +31,7 @@ from benchmarks import _models, peers
 from benchmarks._data import BENCHMARKS, DEFAULT_MINUTES, find_data
 from benchmarks._report import Results, markdown, summarize
 from benchmarks._runner import RESULTS, run_plain, run_variants
-from benchmarks._shifts import shifted
+from benchmarks._shifts import ceilings, shifted
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -38,7 +41,8 @@ if TYPE_CHECKING:
 TISSUES = tuple(BENCHMARKS)
 SHIFTED = ("seqfish", "starmap_mpfc", "hypothalamus")  # counts of real tissue, from animal to animal
 BASELINES = ("knn_25", "contrastive", "distance_mlp", "optimal_transport")
-METHODS = ("chance", *BASELINES, _models.DEFAULT)
+OURS = (_models.DEFAULT, "not_adapted")
+METHODS = ("chance", *BASELINES, *OURS)
 REPORTED = (*METHODS, *peers.METHODS)
 PEER_DIR = Path(__file__).parent / "environments"
 COMPARED = ("distance_spearman", "knn_20", "contact_5")
@@ -55,6 +59,11 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--methods", nargs="+", choices=(*METHODS, *peers.PEERS), default=list(METHODS))
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--no-shifts", action="store_true", help="leave out the changed queries")
+    parser.add_argument(
+        "--ceilings",
+        action="store_true",
+        help="also place the changed queries by models of a reference with the same change",
+    )
     parser.add_argument("--output", type=Path, default=RESULTS / "unseen.json")
     parser.add_argument("--model-dir", type=Path, help="folder in which trained models are saved and reused")
     parser.add_argument(
@@ -67,12 +76,14 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def queries(tissue: str, folder: Path, *, seed: int, shifts: bool) -> list[list[Fold]]:
-    """Folds of a tissue, each with its changed queries, which have the same reference; names begin with the tissue."""
+def queries(tissue: str, folder: Path, *, seed: int, shifts: bool, ceiling: bool) -> list[list[Fold]]:
+    """Folds of a tissue in groups with the same reference, each with its changed queries; names begin with the tissue."""
     groups = []
     for fold in BENCHMARKS[tissue](folder):
         named = replace(fold, name=f"{tissue}, {fold.name}")
         groups.append([named, *(shifted(named, seed=seed) if shifts and tissue in SHIFTED else ())])
+        if ceiling and tissue in SHIFTED:
+            groups += [[each] for each in ceilings(named, seed=seed)]
     return groups
 
 
@@ -90,6 +101,17 @@ def ratios(summary: Summary) -> dict[str, dict[str, float]]:
         if baselines and _models.DEFAULT in lines:
             ours = lines[_models.DEFAULT]
             found[fold] = {s: ours[s][0] / max(line[s][0] for line in baselines) for s in COMPARED}
+    return found
+
+
+def shares(summary: Summary) -> dict[str, dict[str, float]]:
+    """Score of AlphaSTomics for a changed query over that with a reference of the same change, for every fold that has both."""
+    found = {}
+    for fold, lines in summary.items():
+        ceiling = summary.get(f"{fold}, ceiling", {})
+        if _models.DEFAULT in lines and _models.DEFAULT in ceiling:
+            ours, best = lines[_models.DEFAULT], ceiling[_models.DEFAULT]
+            found[fold] = {s: ours[s][0] / best[s][0] for s in COMPARED}
     return found
 
 
@@ -124,21 +146,21 @@ def main(argv: Sequence[str] | None = None) -> None:
     published = Results(options.output.with_stem(f"{options.output.stem}_peers"), {"benchmark": "unseen"})
     for seed in options.seeds:
         for tissue in options.tissues:
-            for group in queries(tissue, folder, seed=seed, shifts=not options.no_shifts):
+            for group in queries(tissue, folder, seed=seed, shifts=not options.no_shifts, ceiling=options.ceilings):
                 for fold in group:
                     for method in options.methods:
                         if method in peers.PEERS:
                             peers.run_peer(published, fold, method, seed, options.peer_dir, options.peer_minutes)
-                        elif method != _models.DEFAULT:
+                        elif method not in OURS and not fold.name.endswith(", ceiling"):
                             run_plain(results, fold, method, seed)
-                if _models.DEFAULT in options.methods:
+                if variants := [method for method in OURS if method in options.methods]:
                     name = group[0].name.partition(", ")[2]
                     path = _models.model_path(options.model_dir, tissue, name, mode=_models.MODE, seed=seed)
-                    run_variants(results, group, [_models.DEFAULT], seed, DEFAULT_MINUTES[tissue], path)
+                    run_variants(results, group, variants, seed, DEFAULT_MINUTES[tissue], path)
     methods = [*options.methods, *(name for name in peers.METHODS if name not in options.methods)]
     summary = summaries([*results.entries, *published.entries], methods, options.seeds)
     written = published if set(options.methods) <= set(peers.PEERS) else results
-    written.write(summary=summary, ratios=ratios(summary), ranks=ranks(summary))
+    written.write(summary=summary, ratios=ratios(summary), shares=shares(summary), ranks=ranks(summary))
     print(table(summary))
     print("\nmean rank:", ", ".join(f"{name} {rank:.2f}" for name, rank in ranks(summary).items()), flush=True)
 

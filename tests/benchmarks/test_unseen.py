@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 import pytest
-from benchmarks._shifts import CHANGES, SHIFTS, shifted
+from benchmarks._shifts import CHANGES, SHIFTS, ceilings, shifted
 from benchmarks.baselines import BASELINES
 
 from benchmarks import _data, _models, _shifts, unseen
@@ -97,6 +97,29 @@ def test_folds_of_real_tissue(real_data):
         assert fold.query.n_obs == len(fold.truth) > 5000
 
 
+def test_in_a_ceiling_the_reference_has_the_change_of_the_query(fold):
+    folds = ceilings(fold, seed=0)
+    assert [each.name for each in folds] == [f"{fold.name}, {name}, ceiling" for name in CHANGES]
+    for each, name in zip(folds, CHANGES, strict=True):
+        assert content(each) == content(changed(fold, name))
+        assert list(each.reference.var_names) == list(each.query.var_names)
+        assert (each.reference.X != fold.reference[:, each.reference.var_names].X).nnz or name == "panel"
+        np.testing.assert_array_equal(each.reference.obsm["spatial"], fold.reference.obsm["spatial"])
+    before, after = (
+        np.asarray(each.reference.X.sum(0)).ravel() for each in (fold, folds[list(CHANGES).index("gains")])
+    )
+    others = np.asarray(changed(fold, "gains").query.X.sum(0)).ravel() / np.asarray(fold.query.X.sum(0)).ravel()
+    frequent = before > 500
+    assert np.corrcoef(np.log(after / before)[frequent], np.log(others)[frequent])[0, 1] > 0.95
+
+
+def test_a_changed_query_is_compared_with_its_ceiling():
+    lines = {_models.DEFAULT: {name: [0.4, None] for name in unseen.COMPARED}}
+    best = {_models.DEFAULT: {name: [0.5, None] for name in unseen.COMPARED}}
+    found = unseen.shares({"tissue, fold, depth": lines, "tissue, fold, depth, ceiling": best, "tissue, fold": lines})
+    assert found == {"tissue, fold, depth": dict.fromkeys(unseen.COMPARED, 0.8)}
+
+
 def test_results_are_kept_and_compared(fold, tmp_path, monkeypatch, capsys):
     calls = []
 
@@ -115,11 +138,14 @@ def test_results_are_kept_and_compared(fold, tmp_path, monkeypatch, capsys):
         monkeypatch.setitem(BASELINES, name, noisy(100.0 + 50 * number))
     monkeypatch.setattr(_models, "obtain_model", lambda *args, **kwargs: (None, 1.0))
     monkeypatch.setattr(_models, "fingerprint", lambda model: "model")
-    monkeypatch.setattr(_models, "place", lambda model, query, method, *, seed: noisy(20.0)(None, query, seed=seed))
+    sd = {_models.DEFAULT: 20.0, "not_adapted": 50.0}
+    monkeypatch.setattr(
+        _models, "place", lambda model, query, method, *, seed: noisy(sd[method])(None, query, seed=seed)
+    )
     arguments = ["--tissues", "synthetic", "--seeds", "0", "--data-dir", str(tmp_path)]
     arguments += ["--output", str(tmp_path / "unseen.json")]
     unseen.main(arguments)
-    assert len(calls) == (len(SHIFTS) + 1) * (len(unseen.BASELINES) + 1)
+    assert len(calls) == (len(SHIFTS) + 1) * (len(unseen.BASELINES) + len(unseen.OURS))
     found = json.loads((tmp_path / "unseen.json").read_text())
     assert list(found["ranks"]) == list(unseen.METHODS)
     assert found["ranks"][_models.DEFAULT] == 1
@@ -129,7 +155,7 @@ def test_results_are_kept_and_compared(fold, tmp_path, monkeypatch, capsys):
     assert found["ratios"]["synthetic, anatomy0"]["knn_20"] == pytest.approx(
         best[_models.DEFAULT]["knn_20"][0] / best["knn_25"]["knn_20"][0]
     )
-    assert "mean rank: chance 6.00" in capsys.readouterr().out
+    assert "mean rank: chance 7.00" in capsys.readouterr().out
     calls.clear()
     unseen.main(arguments)
     assert not calls
