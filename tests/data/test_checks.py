@@ -69,7 +69,10 @@ def test_duplicate_cells_are_accepted(make_adata: Make) -> None:
         ([[0.0, 3.0], [1.0, 2.0]], "log1p"),
         ([[0.0, 3.5], [1.0, 2.0]], "none"),
         ([[0.0, -3.0], [1.0, 2.0]], "none"),
-        ([[True, False], [True, True]], "log1p"),
+        ([[0, 0], [0, 0]], "log1p"),
+        ([[True, False], [True, True]], "none"),
+        ([[0.0, 1.0], [1.0, 0.0]], "none"),
+        ([[0, 250], [4000, 12]], "none"),
     ],
 )
 def test_auto_is_log1p_for_counts_only(storage: Callable, values: list, expected: str) -> None:
@@ -80,8 +83,8 @@ def test_every_block_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("alphastomics.data._matrix._BLOCK_VALUES", 6)
     values = np.ones((9, 4))
     values[8, 2] = 0.5
-    assert not summarize_values(values).integer
-    assert not summarize_values(sp.csr_matrix(values)).integer
+    assert summarize_values(values).kind == "fractional"
+    assert summarize_values(sp.csr_matrix(values)).kind == "fractional"
     values[8, 2] = -2
     assert summarize_values(values).negative == (8, 2)
     assert summarize_values(sp.csr_matrix(values)).negative == (8, 2)
