@@ -83,8 +83,8 @@ def test_every_block_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("alphastomics.data._matrix._BLOCK_VALUES", 6)
     values = np.ones((9, 4))
     values[8, 2] = 0.5
-    assert summarize_values(values).kind == "fractional"
-    assert summarize_values(sp.csr_matrix(values)).kind == "fractional"
+    assert not summarize_values(values).integer
+    assert not summarize_values(sp.csr_matrix(values)).integer
     values[8, 2] = -2
     assert summarize_values(values).negative == (8, 2)
     assert summarize_values(sp.csr_matrix(values)).negative == (8, 2)

@@ -28,10 +28,11 @@ MIN_CELLS = 10
 class ValueSummary(NamedTuple):
     """Properties of the values of a matrix, and (row, column) of the first invalid value.
 
-    ``kind`` is that of the finite values, and ``n_nonzero`` their number without zeros.
+    ``kind`` is that of the finite values, ``integer`` whether they are integers, and ``n_nonzero`` their number without zeros.
     """
 
     kind: ValueKind
+    integer: bool
     n_nonzero: int
     nonfinite: tuple[int, int] | None
     negative: tuple[int, int] | None
@@ -145,19 +146,13 @@ def summarize_values(matrix: Matrix) -> ValueSummary:
     """Summarize the stored values in one pass; see :mod:`alphastomics.data._values` for their kinds."""
     evidence, nonfinite, negative = Evidence(), None, None
     for offset, values in flat_blocks(matrix):
-        if matrix.dtype.kind == "f":
-            finite = np.isfinite(values)
-            if not finite.all():
-                if nonfinite is None:
-                    nonfinite = flat_index(matrix, offset + int(np.argmin(finite)))
-                evidence.add(values[finite])
-            else:
-                evidence.add(values)
-        else:
-            evidence.add(values)
+        finite = np.isfinite(values) if matrix.dtype.kind == "f" else np.ones(1, dtype=bool)
+        if nonfinite is None and not finite.all():
+            nonfinite = flat_index(matrix, offset + int(np.argmin(finite)))
+        evidence.add(values if finite.all() else values[finite])
         if negative is None and matrix.dtype.kind in "if" and (below := values < 0).any():
             negative = flat_index(matrix, offset + int(np.argmax(below)))
-    return ValueSummary(evidence.kind, evidence.n_nonzero, nonfinite, negative)
+    return ValueSummary(evidence.kind, evidence.integer, evidence.n_nonzero, nonfinite, negative)
 
 
 def resolve_transform(transform: str, summary: ValueSummary) -> ResolvedTransform:

@@ -82,7 +82,7 @@ class CellSource(Protocol):
 
     @property
     def has_counts(self) -> bool:
-        """Whether the values are counts that can be thinned."""
+        """Whether the values are counts, or 0 and 1, of which a share can be removed at random."""
 
     def expression(
         self, rows: NDArray[np.int64], *, thinning: float | None = None, rng: np.random.Generator | None = None
@@ -159,7 +159,7 @@ class AnnDataSource:
         self.measured = columns >= 0
         matrix, transform, values = read_expression(adata, self.schema.layer, self.schema.transform)
         log_kind(f"{adata.n_obs} cells", values, transform)
-        self.has_counts = values.counts and transform == "log1p"
+        self.has_counts = values.kind == "binary" or (transform == "log1p" and values.integer)
         matrix = align_columns(matrix, columns[self.measured])
         if not isinstance(matrix, np.ndarray) and not matrix.has_canonical_format:
             matrix = sp.csr_matrix(matrix, copy=True)
@@ -228,7 +228,9 @@ class AnnDataSource:
         and errors are those of :meth:`expression`.
         """
         if thinning and not self.has_counts:
-            raise ValueError('Only integer counts under transform="log1p" can be thinned; set thinning=0.')
+            raise ValueError(
+                'Only integer counts under transform="log1p" and binary values can be thinned; set thinning=0.'
+            )
         block = self._matrix[rows]
         if isinstance(block, np.ndarray):
             found = np.zeros((len(block), self.schema.n_genes), dtype=np.float32)

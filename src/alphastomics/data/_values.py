@@ -47,8 +47,8 @@ class Evidence:
     """Properties of finite values that arrive in parts, and the kind that follows from them."""
 
     def __init__(self) -> None:
-        self.n_nonzero = 0
-        self._integer, self._binary, self._signed, self._small = True, True, False, False
+        self.n_nonzero, self.integer = 0, True
+        self._binary, self._signed, self._small = True, False, False
         self._largest = 0.0
 
     def add(self, values: NDArray[Any]) -> None:
@@ -60,7 +60,7 @@ class Evidence:
         self._largest = max(self._largest, float(values.max()))
         self._binary = self._binary and bool(((values == 0) | (values == 1)).all())
         if values.dtype.kind == "f":
-            self._integer = self._integer and bool((np.trunc(values) == values).all())
+            self.integer = self.integer and bool((np.trunc(values) == values).all())
         self._small = self._small or bool(((values > 0) & (values <= SMALL_COUNT)).any())
 
     @property
@@ -68,7 +68,7 @@ class Evidence:
         """Kind of all values together; zeros alone are counts."""
         if self._signed:
             return "signed"
-        if not self._integer:
+        if not self.integer:
             return "intensities" if self._largest > LARGEST_LOGARITHM else "fractional"
         if not self.n_nonzero:
             return "counts"
