@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
@@ -11,7 +11,7 @@ import scipy.sparse as sp
 from alphastomics import _keys
 from alphastomics._io._errors import format_names
 from alphastomics.data._matrix import Matrix, as_matrix, flat_blocks, flat_index
-from alphastomics.data._values import Evidence
+from alphastomics.data._values import Evidence, ValueSummary
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -20,27 +20,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from alphastomics.data._schema import ResolvedTransform
-    from alphastomics.data._values import ValueKind
 
 MIN_CELLS = 10
-
-
-class ValueSummary(NamedTuple):
-    """Properties of the values of a matrix, and (row, column) of the first invalid value.
-
-    ``kind`` is that of the finite values, ``integer`` whether they are integers, and ``n_nonzero`` their number without zeros.
-    """
-
-    kind: ValueKind
-    integer: bool
-    n_nonzero: int
-    nonfinite: tuple[int, int] | None
-    negative: tuple[int, int] | None
-
-    @property
-    def counts(self) -> bool:
-        """Whether all values are finite counts."""
-        return self.kind == "counts" and self.nonfinite is None
 
 
 def check_in_memory(adata: AnnData) -> None:

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from anndata import AnnData
     from numpy.typing import NDArray
 
-    from alphastomics.data._checks import ValueSummary
     from alphastomics.data._schema import TissueSchema
+    from alphastomics.data._values import ValueSummary
 
 
 DEPTH_RATIO = 5.0  # of median library sizes, above which a warning is issued

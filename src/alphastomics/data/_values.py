@@ -17,15 +17,12 @@ Counts of a tissue contain small numbers; integers without them are intensities,
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-
-    from alphastomics.data._checks import ValueSummary
-    from alphastomics.data._schema import ResolvedTransform
 
 ValueKind = Literal["counts", "binary", "intensities", "fractional", "signed"]
 
@@ -41,6 +38,24 @@ SMALL_COUNT = 9
 MIN_NONZERO = 100  # values below which a query can be of another kind by chance
 
 logger = logging.getLogger(__name__)
+
+
+class ValueSummary(NamedTuple):
+    """Properties of the values of a matrix, and (row, column) of the first invalid value.
+
+    ``kind`` is that of the finite values, ``integer`` whether they are integers, and ``n_nonzero`` their number without zeros.
+    """
+
+    kind: ValueKind
+    integer: bool
+    n_nonzero: int
+    nonfinite: tuple[int, int] | None
+    negative: tuple[int, int] | None
+
+    @property
+    def counts(self) -> bool:
+        """Whether all values are finite counts."""
+        return self.kind == "counts" and self.nonfinite is None
 
 
 class Evidence:
@@ -77,7 +92,7 @@ class Evidence:
         return "counts" if self._small else "intensities"
 
 
-def log_kind(cells: str, summary: ValueSummary, transform: ResolvedTransform) -> None:
+def log_kind(cells: str, summary: ValueSummary, transform: str) -> None:
     """Log the kind of the values of some cells and the transform that follows."""
     logger.info("Values of %s are %s; transform: %s.", cells, DESCRIPTIONS[summary.kind], transform)
 
