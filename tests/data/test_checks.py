@@ -69,7 +69,10 @@ def test_duplicate_cells_are_accepted(make_adata: Make) -> None:
         ([[0.0, 3.0], [1.0, 2.0]], "log1p"),
         ([[0.0, 3.5], [1.0, 2.0]], "none"),
         ([[0.0, -3.0], [1.0, 2.0]], "none"),
-        ([[True, False], [True, True]], "log1p"),
+        ([[0, 0], [0, 0]], "log1p"),
+        ([[True, False], [True, True]], "none"),
+        ([[0.0, 1.0], [1.0, 0.0]], "none"),
+        ([[0, 250], [4000, 12]], "none"),
     ],
 )
 def test_auto_is_log1p_for_counts_only(storage: Callable, values: list, expected: str) -> None:

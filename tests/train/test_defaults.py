@@ -40,6 +40,18 @@ def test_values_that_are_not_counts_need_little(counts, plain_values):
     assert strengths(plain_values, 1_000)[0] < strengths(counts, 1_000_000)[0]
 
 
+def test_binary_values_are_regularized_as_counts(tissue, counts):
+    binary = tissue.copy()
+    binary.X = (binary.X > 0).astype("float32")
+    schema = fit_schema(binary)
+    assert schema.transform == "none"
+    assert strengths(schema, 1_000) == strengths(counts, 1_000)
+    AlphaSTomics.setup_anndata(binary)
+    model = AlphaSTomics(binary, mode="expr_to_pos", d_model=16, n_layers=1, n_heads=2)
+    model.train(max_steps=2, max_epochs=-1, enable_progress_bar=False)  # thins the values
+    assert model.sample(binary[:50], mode="expr_to_pos").obsm["spatial"].shape == (50, 2)
+
+
 def test_defaults_depend_on_the_reference_unless_given(tissue, counts):
     AlphaSTomics.setup_anndata(tissue)
     model = AlphaSTomics(tissue, d_model=16, n_layers=1, n_heads=2)

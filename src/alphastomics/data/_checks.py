@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
@@ -11,6 +11,7 @@ import scipy.sparse as sp
 from alphastomics import _keys
 from alphastomics._io._errors import format_names
 from alphastomics.data._matrix import Matrix, as_matrix, flat_blocks, flat_index
+from alphastomics.data._values import Evidence, ValueSummary
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -21,19 +22,6 @@ if TYPE_CHECKING:
     from alphastomics.data._schema import ResolvedTransform
 
 MIN_CELLS = 10
-
-
-class ValueSummary(NamedTuple):
-    """Properties of the values of a matrix, and (row, column) of the first invalid value."""
-
-    integer: bool
-    nonfinite: tuple[int, int] | None
-    negative: tuple[int, int] | None
-
-    @property
-    def counts(self) -> bool:
-        """Whether all values are non-negative integers."""
-        return self.integer and self.nonfinite is None and self.negative is None
 
 
 def check_in_memory(adata: AnnData) -> None:
@@ -99,14 +87,16 @@ def expression_matrix(adata: AnnData, layer: str | None) -> Matrix:
     return check_matrix(as_matrix(values), where)
 
 
-def read_expression(adata: AnnData, layer: str | None, transform: str) -> tuple[Matrix, ResolvedTransform, bool]:
-    """Read and check expression; return the matrix, the resolved transform, and whether the values are counts."""
+def read_expression(
+    adata: AnnData, layer: str | None, transform: str
+) -> tuple[Matrix, ResolvedTransform, ValueSummary]:
+    """Read and check expression; return the matrix, the resolved transform, and the summary of the values."""
     check_measured(adata)
     matrix = expression_matrix(adata, layer)
     summary = summarize_values(matrix)
     chosen = resolve_transform(transform, summary)
     check_values(summary, adata, layer, chosen)
-    return matrix, chosen, summary.counts
+    return matrix, chosen, summary
 
 
 def check_measured(adata: AnnData) -> None:
@@ -134,22 +124,20 @@ def check_matrix(matrix: Matrix, where: str) -> Matrix:
 
 
 def summarize_values(matrix: Matrix) -> ValueSummary:
-    """Summarize the stored values in one pass."""
-    integer, nonfinite, negative = True, None, None
-    floating = matrix.dtype.kind == "f"
+    """Summarize the stored values in one pass; see :mod:`alphastomics.data._values` for their kinds."""
+    evidence, nonfinite, negative = Evidence(), None, None
     for offset, values in flat_blocks(matrix):
-        if floating:
-            finite = np.isfinite(values)
-            if nonfinite is None and not finite.all():
-                nonfinite = flat_index(matrix, offset + int(np.argmin(finite)))
-            integer = integer and bool((np.trunc(values) == values).all())
+        finite = np.isfinite(values) if matrix.dtype.kind == "f" else np.ones(1, dtype=bool)
+        if nonfinite is None and not finite.all():
+            nonfinite = flat_index(matrix, offset + int(np.argmin(finite)))
+        evidence.add(values if finite.all() else values[finite])
         if negative is None and matrix.dtype.kind in "if" and (below := values < 0).any():
             negative = flat_index(matrix, offset + int(np.argmax(below)))
-    return ValueSummary(integer, nonfinite, negative)
+    return ValueSummary(evidence.kind, evidence.integer, evidence.n_nonzero, nonfinite, negative)
 
 
 def resolve_transform(transform: str, summary: ValueSummary) -> ResolvedTransform:
-    """Resolve ``"auto"``: ``"log1p"`` if and only if all values are non-negative integers."""
+    """Resolve ``"auto"``: ``"log1p"`` if and only if all values are counts."""
     check_choice("transform", transform, ("auto", "log1p", "none"))
     if transform == "auto":
         return "log1p" if summary.counts else "none"

@@ -78,7 +78,9 @@ class ContextDataset(Dataset[Context]):
         if context_size < 1 or seed < 0:
             raise ValueError(f"context_size={context_size} must be positive and seed={seed} not negative.")
         if augmentation is not None and augmentation.thinning and not source.has_counts:
-            raise ValueError('Only integer counts under transform="log1p" can be thinned; set thinning=0.')
+            raise ValueError(
+                'Only integer counts under transform="log1p" and binary values can be thinned; set thinning=0.'
+            )
         self.source = source
         self.kind = kind
         self.seed = seed

@@ -22,6 +22,7 @@ from alphastomics.data._checks import (
 from alphastomics.data._matrix import Matrix, Moments, canonical, row_blocks, row_sums
 from alphastomics.data._schema import TissueSchema
 from alphastomics.data._slices import categories, resolve_slice_key, slice_rows
+from alphastomics.data._values import log_kind
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -73,8 +74,8 @@ def fit_schema(
     sequence_key
         Key of an order of the cells in ``obs``; no order when None.
     transform
-        ``"auto"``, ``"log1p"`` or ``"none"``; ``"auto"`` is ``"log1p"`` if and only if all values are non-negative
-        integers.
+        ``"auto"``, ``"log1p"`` or ``"none"``; ``"auto"`` is ``"log1p"`` if and only if the values are counts, see
+        :mod:`alphastomics.data._values`; the kind of the values is logged.
     missing_positions
         Whether cells may have NaN positions. Such cells are not reference cells and are ignored.
 
@@ -108,7 +109,8 @@ def fit_schema(
     groups = [(name, position[rows[placed[rows]]]) for name, rows in slice_rows(adata, slice_key)]
     extents = {name: measure_extent(name, points) for name, points in groups if len(points)}
     scale, center = fit_frame(extents, frame)
-    matrix, chosen, _ = read_expression(adata, layer, transform)
+    matrix, chosen, values = read_expression(adata, layer, transform)
+    log_kind("the reference", values, chosen)
     library_size, share, mean, gene_scale = _fit_expression(matrix, np.flatnonzero(placed), chosen)
     logger.info("%d reference cells, %d genes (%s), %d slices", placed.sum(), len(genes), chosen, len(extents))
     return TissueSchema(
@@ -130,6 +132,7 @@ def fit_schema(
         cell_type_key=cell_type_key,
         layer=layer,
         sequence_key=sequence_key,
+        value_kind=values.kind,
     )
 
 

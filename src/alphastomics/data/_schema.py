@@ -14,6 +14,7 @@ import scipy.sparse as sp
 
 from alphastomics.config import Frame  # noqa: TC001  read at run time
 from alphastomics.data._matrix import as_matrix, canonical
+from alphastomics.data._values import DESCRIPTIONS, ValueKind
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -77,6 +78,9 @@ class TissueSchema:
         Names of the cell types, sorted; their order gives the integer codes.
     position_key, slice_key, cell_type_key, layer, sequence_key
         Keys in ``obsm``, ``obs``, ``obs``, ``layers`` (None: ``X``) and ``obs``.
+    value_kind
+        Kind of the values of the reference, such as ``"counts"`` or ``"binary"``, with which that of a query is compared; None
+        if it is not recorded.
 
     Raises
     ------
@@ -102,6 +106,7 @@ class TissueSchema:
     cell_type_key: str | None
     layer: str | None
     sequence_key: str | None
+    value_kind: ValueKind | None = None
     # Arrays of the tuples above: converting 20,000 floats on every batch would cost more than the batch.
     _mean: NDArray[np.float64] = field(init=False, compare=False)
     _scale: NDArray[np.float64] = field(init=False, compare=False)
@@ -132,6 +137,7 @@ class TissueSchema:
             "center must have n_dims values": len(self.center) == self.n_dims,
             "scale must be positive": self.scale > 0,
             "spacing must be positive": self.spacing > 0,
+            "value_kind is unknown": self.value_kind is None or self.value_kind in DESCRIPTIONS,
         }
         broken = [rule for rule, holds in rules.items() if not holds]
         if broken:
@@ -172,7 +178,8 @@ class TissueSchema:
             If a field is missing or unknown, or of another type; the message names it.
         """
         names = {spec.name for spec in dataclasses.fields(cls) if spec.init}
-        problems = {"missing": names - set(values), "unknown": set(values) - names}
+        # Files of earlier versions do not record the kind of the values.
+        problems = {"missing": names - {"value_kind"} - set(values), "unknown": set(values) - names}
         if any(problems.values()):
             listed = "; ".join(f"{word}: {', '.join(sorted(keys))}" for word, keys in problems.items() if keys)
             raise ValueError(f"not a TissueSchema of this version ({listed})")

@@ -20,12 +20,14 @@ from alphastomics.data._checks import (
 from alphastomics.data._encode import Encoder, dense_rows, thin_rows
 from alphastomics.data._matrix import Matrix, align_columns, canonical, row_blocks, row_sums
 from alphastomics.data._slices import resolve_query_slice_key, slice_rows
+from alphastomics.data._values import describe_difference, log_kind
 
 if TYPE_CHECKING:
     from anndata import AnnData
     from numpy.typing import NDArray
 
     from alphastomics.data._schema import TissueSchema
+    from alphastomics.data._values import ValueSummary
 
 
 DEPTH_RATIO = 5.0  # of median library sizes, above which a warning is issued
@@ -80,7 +82,7 @@ class CellSource(Protocol):
 
     @property
     def has_counts(self) -> bool:
-        """Whether the values are counts that can be thinned."""
+        """Whether the values are counts, or 0 and 1, of which a share can be removed at random."""
 
     def expression(
         self, rows: NDArray[np.int64], *, thinning: float | None = None, rng: np.random.Generator | None = None
@@ -129,7 +131,8 @@ class AnnDataSource:
     Warns
     -----
     UserWarning
-        If genes are missing, or the median library size lies more than fivefold from that of the reference.
+        If genes are missing, values are of another kind than those of the reference, or the median library size lies more
+        than fivefold from that of the reference.
     """
 
     def __init__(self, adata: AnnData, schema: TissueSchema, *, positions: bool, expression: bool = True) -> None:
@@ -141,42 +144,51 @@ class AnnDataSource:
         self.measured: NDArray[np.bool_] = np.zeros(schema.n_genes, dtype=bool)
         self.has_counts = False
         self._matrix: Matrix = np.empty((adata.n_obs, 0), dtype=np.float32)
-        if expression:
-            self._read_expression(adata)
+        values = self._read_expression(adata) if expression else None
         self._order: NDArray[np.float64] | None = None
         if schema.sequence_key is not None and schema.sequence_key in adata.obs:
             self._order = read_sequence(adata, schema.sequence_key)
         self._columns = np.flatnonzero(self.measured)
         self._library_size = self._sum_rows()
         self._encoder = Encoder(schema, self.measured)
-        if expression and schema.transform == "log1p":
-            self._check_depth()
+        if values is not None:
+            self._check_scale(values)
 
-    def _read_expression(self, adata: AnnData) -> None:
+    def _read_expression(self, adata: AnnData) -> ValueSummary:
         columns = _match_genes(check_genes(adata.var_names), self.schema.genes)
         self.measured = columns >= 0
-        matrix, transform, counts = read_expression(adata, self.schema.layer, self.schema.transform)
-        self.has_counts = counts and transform == "log1p"
+        matrix, transform, values = read_expression(adata, self.schema.layer, self.schema.transform)
+        log_kind(f"{adata.n_obs} cells", values, transform)
+        self.has_counts = values.kind == "binary" or (transform == "log1p" and values.integer)
         matrix = align_columns(matrix, columns[self.measured])
         if not isinstance(matrix, np.ndarray) and not matrix.has_canonical_format:
             matrix = sp.csr_matrix(matrix, copy=True)
             matrix.sum_duplicates()
         self._matrix = matrix
+        return values
 
     def _sum_rows(self) -> NDArray[np.float64]:
         blocks = row_blocks(np.arange(self.n_cells), self._matrix.shape[1])
         sums = [row_sums(canonical(self._matrix[rows])) for rows in blocks]
         return np.concatenate(sums) if sums else np.empty(0)
 
-    def _check_depth(self) -> None:
-        filled = self._library_size[self._library_size > 0]
-        median = float(np.median(filled)) if len(filled) else 0.0
-        target = self.schema.target_library_size(self.measured)
-        if not target / DEPTH_RATIO <= median <= target * DEPTH_RATIO:
+    def _check_scale(self, values: ValueSummary) -> None:
+        """Warn if the kind or the depth of the values differs from that of the reference."""
+        message, depth, is_distant = describe_difference(self.schema.value_kind, values), "", False
+        if self.schema.transform == "log1p":
+            filled = self._library_size[self._library_size > 0]
+            median = float(np.median(filled)) if len(filled) else 0.0
+            target = self.schema.target_library_size(self.measured)
+            is_distant = not target / DEPTH_RATIO <= median <= target * DEPTH_RATIO
+            depth = (
+                f"The median library size of these cells is {median:.4g}, but {target:.4g} in the reference on the same "
+                f"{int(self.measured.sum())} genes"
+            )
+        if message is not None:
+            warnings.warn(f"{message} {depth}." if depth else message, UserWarning, stacklevel=3)
+        elif is_distant:
             warnings.warn(
-                f"The median library size of these cells is {median:.4g}, but {target:.4g} in the reference on the "
-                f"same {int(self.measured.sum())} genes: more than {DEPTH_RATIO:g}-fold apart. Check that the values "
-                "are raw counts, as in the reference.",
+                f"{depth}: more than {DEPTH_RATIO:g}-fold apart. Check that the values are raw counts, as in the reference.",
                 UserWarning,
                 stacklevel=3,
             )
@@ -216,7 +228,9 @@ class AnnDataSource:
         and errors are those of :meth:`expression`.
         """
         if thinning and not self.has_counts:
-            raise ValueError('Only integer counts under transform="log1p" can be thinned; set thinning=0.')
+            raise ValueError(
+                'Only integer counts under transform="log1p" and binary values can be thinned; set thinning=0.'
+            )
         block = self._matrix[rows]
         if isinstance(block, np.ndarray):
             found = np.zeros((len(block), self.schema.n_genes), dtype=np.float32)

@@ -213,17 +213,17 @@ def _load(atlas: Atlas, path: str | PathLike[str] | None) -> ad.AnnData:
     if path is not None:
         if not Path(path).is_file():
             raise FileNotFoundError(f"path={str(path)!r} does not exist; leave path out to download {atlas.name}")
-        return _harmonize(ad.read_h5ad(path), atlas)
+        return harmonize(ad.read_h5ad(path), atlas)
     logger.info(
         "%s: %s from %s, downloaded unless cached; source: %s; license: %s.",
         atlas.name, atlas.contents, atlas.url, atlas.paper, atlas.license,
     )  # fmt: skip
     adata = _from_novosparc(atlas) if atlas.squidpy_name is None else _from_squidpy(atlas, atlas.squidpy_name)
-    return _harmonize(adata, atlas)
+    return harmonize(adata, atlas)
 
 
 @contextmanager
-def _fetching(atlas: Atlas) -> Iterator[None]:
+def fetching(atlas: Atlas) -> Iterator[None]:
     """Raise errors of the download as ConnectionError; reading the file is outside, so its errors are unchanged."""
     try:
         yield
@@ -238,7 +238,7 @@ def _from_squidpy(atlas: Atlas, name: str) -> ad.AnnData:
     import squidpy as sq
 
     fetch = getattr(sq.datasets, name)
-    with _fetching(atlas):
+    with fetching(atlas):
         return fetch()
 
 
@@ -247,7 +247,7 @@ def _from_novosparc(atlas: Atlas) -> ad.AnnData:
     from scanpy import settings
 
     folder = Path(settings.datasetdir) / "bdtnp"
-    with _fetching(atlas):
+    with fetching(atlas):
         files = [
             pooch.retrieve(atlas.url + name, known_hash=f"sha256:{sha256}", fname=name, path=folder)
             for name, sha256 in BDTNP_SHA256.items()
@@ -262,7 +262,7 @@ def _from_novosparc(atlas: Atlas) -> ad.AnnData:
     )
 
 
-def _harmonize(adata: ad.AnnData, atlas: Atlas) -> ad.AnnData:
+def harmonize(adata: ad.AnnData, atlas: Atlas) -> ad.AnnData:
     """Positions, slices, labels, measured genes and source under the default keys."""
     if SPATIAL not in adata.obsm:
         raise KeyError(f'obsm["spatial"] is missing; pass a file of {atlas.name} with positions')

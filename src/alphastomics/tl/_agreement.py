@@ -175,7 +175,7 @@ def modality_agreement(
         Number of nearest neighbors whose positions are averaged.
     transform
         ``"log1p"`` at the median library size of the reference, ``"none"`` for untransformed values, ``"auto"`` for
-        ``"log1p"`` if all values of the reference are non-negative integers.
+        ``"log1p"`` if the values of the reference are counts.
     baselines
         Add rows for the baselines ``chance``, the sample with permuted positions, and ``ceiling``, the score of each real
         slice against the others (with at least two).

@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 import pandas as pd
-import scipy.sparse as sp
 
 from alphastomics._keys import EXPRESSION_SCORES
 from alphastomics.config import SetupConfig, Transform
-from alphastomics.data._checks import check_choice, check_genes, expression_matrix
-from alphastomics.data._matrix import flat_blocks
+from alphastomics.data._checks import check_choice, check_genes, expression_matrix, summarize_values
+from alphastomics.data._matrix import as_matrix
 from alphastomics.metrics import expression_scores as score, log1p_normalized, median_library_size
 from alphastomics.metrics._matrix import measured_genes
 from alphastomics.tl._tables import as_table, baseline_orders, library_slices, obs_values, store
@@ -101,8 +100,8 @@ def expression_scores(
         Add rows for the baselines ``chance``, the true expression of another cell, and, with `cell_type_key`, ``oracle``,
         the true expression of another cell of the same type.
     transform
-        ``"log1p"`` as above, ``"none"`` for untransformed values, ``"auto"`` for ``"log1p"`` if all true values are
-        non-negative integers.
+        ``"log1p"`` as above, ``"none"`` for untransformed values, ``"auto"`` for ``"log1p"`` if the true values are
+        counts.
     key_added
         Key of ``uns`` for the table.
     copy
@@ -170,14 +169,11 @@ def _layer(adata: AnnData, layer: str) -> Any:
 
 
 def needs_log1p(matrix: Any, transform: str) -> bool:
-    """Whether to log-normalize: with ``"auto"``, if all values are non-negative integers or NaN."""
+    """Whether to log-normalize: with ``"auto"``, if the values that are not NaN are counts, as for a model."""
     check_choice("transform", transform, get_args(Transform))
     if transform != "auto":
         return transform == "log1p"
-    return all(
-        bool(((values >= 0) & (np.trunc(values) == values) | np.isnan(values)).all())
-        for _, values in flat_blocks(sp.csr_matrix(matrix) if sp.issparse(matrix) else matrix)
-    )
+    return summarize_values(as_matrix(matrix)).kind == "counts"
 
 
 def match_names(names: pd.Index, available: pd.Index) -> NDArray[np.int64]:

@@ -112,7 +112,7 @@ def morans_i(
         Number of neighbors of each cell.
     transform
         ``"log1p"`` at the median library size of the slice, ``"none"`` for untransformed values, ``"auto"`` for ``"log1p"``
-        if all values are non-negative integers.
+        if the values are counts.
     key_added
         Key of ``uns`` for the table.
     copy

@@ -201,4 +201,5 @@ class Plan:
             cell_type_key="cell_type" if labels else None,
             layer=None,
             sequence_key=None,
+            value_kind="counts" if self.counts else None,
         )

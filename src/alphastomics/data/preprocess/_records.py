@@ -154,7 +154,7 @@ def finish_stage1(
             logger.warning(UNMEASURED, record["slice"], len(names), format_names(names))
     if options.log_normalize and (others := [record["slice"] for record in records if not record["counts"]]):
         logger.warning(
-            "Values of %d slices, the first of them %r, are not integers but are log-transformed as counts; "
+            "Values of %d slices, the first of them %r, are not counts but are log-transformed as counts; "
             "pass --skip-log-normalize if they are already transformed.",
             len(others),
             others[0],

@@ -19,6 +19,7 @@ from alphastomics._io._atomic import write_json
 from alphastomics.data._checks import MIN_CELLS
 from alphastomics.data._matrix import column_sums, row_sums
 from alphastomics.data._order import hilbert_order
+from alphastomics.data._values import Evidence
 from alphastomics.data.parquet._columns import N_AXES, Cells
 from alphastomics.data.preprocess._h5ad import RawTissue
 from alphastomics.data.preprocess._records import SliceTask, read_record, truncate
@@ -127,11 +128,11 @@ def _write(task: SliceTask, tissue: RawTissue) -> dict[str, Any]:
     measured = np.zeros(n_genes, dtype=bool)
     measured[column[column >= 0]] = True
     order = rows[hilbert_order(tissue.position[rows])]
-    totals, counts, n_values, cell_types = np.zeros(n_genes), True, 0, set[str]()
+    totals, evidence, n_values, cell_types = np.zeros(n_genes), Evidence(), 0, set[str]()
     with writing_slice(task.target.with_suffix(SUFFIX), n_genes) as file:
         for chosen in tissue.passes(order, max_values=MAX_VALUES, multiple=BATCH):
             x, row = _read(task, tissue, chosen, column)
-            counts = counts and bool((np.trunc(x.data) == x.data).all())
+            evidence.add(x.data)
             n_values += x.nnz
             for start in range(0, len(chosen), BATCH):
                 cells = _cells(task, tissue, chosen[start : start + BATCH], x[row[start : start + BATCH]])
@@ -141,7 +142,7 @@ def _write(task: SliceTask, tissue: RawTissue) -> dict[str, Any]:
     return {
         "n_cells": len(rows),
         "n_values": n_values,
-        "counts": counts,
+        "counts": evidence.kind == "counts",
         "totals": totals.tolist(),
         "labels": sorted(cell_types),
         "unmeasured": [gene for gene, is_measured in zip(task.options.genes, measured, strict=True) if not is_measured],

@@ -1,0 +1,145 @@
+"""Placement of dissociated cells, judged by genes that no method reads; see ``_dissociated.py`` for the score and the data.
+
+Every quarter of the genes is held out in turn. Placements: AlphaSTomics (``tl.reconstruct``), the position of the reference cell with the
+largest Pearson or Spearman correlation (as DistMap, Karaiskos et al. 2017, and novoSpaRc start), the most probable spot of Tangram,
+and chance. Transfers without a position: ``tl.impute``, nearest reference cells in expression, the mean of Tangram's assignment.
+Run as ``python -m benchmarks.dissociated``; finished runs are kept. Tangram runs where ``tangram-sc`` is installed, which may be another
+environment, with ``--methods tangram``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from benchmarks import _dissociated as cells
+from benchmarks._report import Results, markdown, mean_sd, summarize
+from benchmarks._runner import RESULTS
+from benchmarks.baselines import tangram
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from benchmarks._dissociated import Fold
+
+PLAIN: dict[str, Callable[..., NDArray[np.float64]]] = {
+    "chance": cells.chance,
+    "pearson_argmax": cells.pearson_argmax,
+    "spearman_argmax": cells.spearman_argmax,
+    "direct_transfer": cells.direct_transfer,
+}
+SEEDED = ("chance", "alphastomics")  # the others are run with the first seed, which breaks ties or starts Tangram
+METHODS = (*PLAIN, "tangram", "alphastomics")
+LINES = (*PLAIN, "tangram", "tangram_transfer", "alphastomics", "alphastomics_impute")
+STEPS = 300
+
+
+def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """Parse the command line."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.dissociated", formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
+    parser.add_argument("--data", nargs="+", choices=list(cells.DATA), default=list(cells.DATA))
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument("--steps", type=int, default=STEPS, help="training steps of AlphaSTomics")
+    parser.add_argument("--output", type=Path, default=RESULTS / "dissociated.json")
+    parser.add_argument(
+        "--data-dir", help="folder of the .h5ad files and of osmfish/; default $ALPHASTOMICS_DATA or ../shared/data"
+    )
+    return parser.parse_args(argv)
+
+
+def run_plain(fold: Fold, method: str, seed: int) -> dict[str, dict[str, float]]:
+    """Scores of a method without training."""
+    result = PLAIN[method](fold, seed=seed)
+    return {method: fold.judge_values(result) if method == "direct_transfer" else fold.judge_places(result)}
+
+
+def run_tangram(fold: Fold, seed: int) -> dict[str, dict[str, float]]:
+    """Scores of the most probable spot and of the mean over all spots."""
+    assigned = tangram.mapping(*cells.features(fold), seed=seed)
+    assigned /= assigned.sum(1, keepdims=True)
+    return {
+        "tangram": fold.judge_places(fold.position[assigned.argmax(1)]),
+        "tangram_transfer": fold.judge_values(assigned @ fold.shown),
+    }
+
+
+def run_ours(fold: Fold, seed: int, steps: int) -> dict[str, dict[str, float]]:
+    """Scores of the placement of ``tl.reconstruct`` and of the cells that ``tl.impute`` compares."""
+    import alphastomics as asx
+    from alphastomics.tl._neighbors import nearest_cells
+
+    reference = fold.reference.copy()
+    asx.model.AlphaSTomics.setup_anndata(reference)
+    model = asx.model.AlphaSTomics(reference, mode="expr_to_pos", random_state=seed)
+    model.train(max_steps=steps, max_epochs=-1, enable_progress_bar=False)
+    query = asx.tl.reconstruct(fold.query, model=model, copy=True, random_state=seed)
+    near = nearest_cells(fold.query, fold.reference, model, cells.N_NEIGHBORS)
+    return {
+        "alphastomics": fold.judge_places(query.obsm["spatial_reconstructed"]),
+        "alphastomics_impute": fold.judge_values(fold.shown[near].mean(1)),
+    }
+
+
+def run(results: Results, fold: Fold, method: str, seed: int, steps: int) -> None:
+    """Run a method on a fold, unless it is finished."""
+    parameters: dict[str, Any] = {"n_neighbors": cells.N_NEIGHBORS}
+    if method == "alphastomics":
+        parameters["steps"] = steps
+    if method == "tangram":
+        parameters["n_epochs"] = tangram.N_EPOCHS
+        if not tangram.available():
+            print(f"{fold.name}: tangram-sc is not installed; its results are kept", flush=True)
+            return
+    if results.find(parameters, method=method, fold=fold.name, seed=seed) is not None:
+        return
+    start = time.perf_counter()
+    if method == "alphastomics":
+        lines = run_ours(fold, seed, steps)
+    else:
+        lines = run_tangram(fold, seed) if method == "tangram" else run_plain(fold, method, seed)
+    seconds = round(time.perf_counter() - start, 1)
+    for name, scores in reversed(lines.items()):  # the one that marks the run as finished is last
+        results.add(method=name, fold=fold.name, seed=seed, parameters=parameters, scores=scores, seconds=seconds)
+        print(f"{fold.name}, seed {seed}, {name}: {scores} ({seconds:.0f} s)", flush=True)
+
+
+def table(summary: dict[str, dict[str, dict[str, Any]]]) -> str:
+    """AUC of every data set and method, and the error where positions are known."""
+    lines = [["data", "method", "auc", "error", "seeds"]]
+    for data, methods in summary.items():
+        for name, line in methods.items():
+            error = mean_sd(*line["error"]) if "error" in line else ""
+            lines.append([data, name, mean_sd(*line["auc"]), error, str(line["n_seeds"])])
+    return markdown(lines)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run unfinished methods and print the table."""
+    options = parse(argv)
+    results = Results(options.output, {"benchmark": "dissociated"})
+    for data in options.data:
+        folds = cells.DATA[data](options.data_dir)
+        for seed in options.seeds:
+            for method in options.methods:
+                for fold in folds:
+                    if seed == options.seeds[0] or method in SEEDED:
+                        run(results, fold, method, seed, options.steps)
+    names = [f"genes {number}" for number in range(cells.N_FOLDS)]
+    summary = {
+        data: summarize(results.entries, LINES, [f"{data}, {name}" for name in names], options.seeds)
+        for data in cells.DATA
+    }
+    results.write(summary=summary)
+    print(table(summary), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,120 @@
+r"""Kinds of expression values, which determine the transform under ``transform="auto"``.
+
+===============  ===========================================================================  ==========
+kind             finite values                                                                transform
+===============  ===========================================================================  ==========
+``counts``       non-negative integers of no other kind                                       ``log1p``
+``binary``       0 and 1 only, some of them 1                                                 ``none``
+``intensities``  non-negative, some above 50 and not integer, or integers without one in 1–9  ``none``
+``fractional``   non-negative and at most 50, some not integer                                ``none``
+``signed``       some negative                                                                ``none``
+===============  ===========================================================================  ==========
+
+Logarithms of normalized counts are at most about 20, so that larger values are intensities or normalized values without a logarithm.
+Counts of a tissue contain small numbers; integers without them are intensities, rounded or scaled.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+ValueKind = Literal["counts", "binary", "intensities", "fractional", "signed"]
+
+DESCRIPTIONS: dict[str, str] = {
+    "counts": "counts (non-negative integers)",
+    "binary": "binary (0 and 1 only)",
+    "intensities": "intensities (large values, not counts)",
+    "fractional": "fractional (such as log-normalized values)",
+    "signed": "signed (such as standardized values)",
+}
+LARGEST_LOGARITHM = 50
+SMALL_COUNT = 9
+MIN_NONZERO = 100  # values below which a query can be of another kind by chance
+
+logger = logging.getLogger(__name__)
+
+
+class ValueSummary(NamedTuple):
+    """Properties of the values of a matrix, and (row, column) of the first invalid value.
+
+    ``kind`` is that of the finite values, ``integer`` whether they are integers, and ``n_nonzero`` their number without zeros.
+    """
+
+    kind: ValueKind
+    integer: bool
+    n_nonzero: int
+    nonfinite: tuple[int, int] | None
+    negative: tuple[int, int] | None
+
+    @property
+    def counts(self) -> bool:
+        """Whether all values are finite counts."""
+        return self.kind == "counts" and self.nonfinite is None
+
+
+class Evidence:
+    """Properties of finite values that arrive in parts, and the kind that follows from them."""
+
+    def __init__(self) -> None:
+        self.n_nonzero, self.integer = 0, True
+        self._binary, self._signed, self._small = True, False, False
+        self._largest = 0.0
+
+    def add(self, values: NDArray[Any]) -> None:
+        """Add finite values (n,)."""
+        if not len(values):
+            return
+        self.n_nonzero += int(np.count_nonzero(values))
+        self._signed = self._signed or bool(values.min() < 0)
+        self._largest = max(self._largest, float(values.max()))
+        self._binary = self._binary and bool(((values == 0) | (values == 1)).all())
+        if values.dtype.kind == "f":
+            self.integer = self.integer and bool((np.trunc(values) == values).all())
+        self._small = self._small or bool(((values > 0) & (values <= SMALL_COUNT)).any())
+
+    @property
+    def kind(self) -> ValueKind:
+        """Kind of all values together; zeros alone are counts."""
+        if self._signed:
+            return "signed"
+        if not self.integer:
+            return "intensities" if self._largest > LARGEST_LOGARITHM else "fractional"
+        if not self.n_nonzero:
+            return "counts"
+        if self._binary:
+            return "binary"
+        return "counts" if self._small else "intensities"
+
+
+def log_kind(cells: str, summary: ValueSummary, transform: str) -> None:
+    """Log the kind of the values of some cells and the transform that follows."""
+    logger.info("Values of %s are %s; transform: %s.", cells, DESCRIPTIONS[summary.kind], transform)
+
+
+def describe_difference(reference: ValueKind | None, query: ValueSummary) -> str | None:
+    """Message for a query whose values are of another kind than those of the reference; None if they are of the same.
+
+    A reference without a record of its kind has any kind, as do few values.
+    """
+    if reference is None or reference == query.kind or query.n_nonzero < MIN_NONZERO:
+        return None
+    return (
+        f"The values of these cells are {DESCRIPTIONS[query.kind]}, but those of the reference are {DESCRIPTIONS[reference]}; "
+        f"{_remedy(reference, query.kind)}."
+    )
+
+
+def _remedy(reference: ValueKind, query: ValueKind) -> str:
+    if query == "counts" and reference == "binary":
+        return "replace these values by X > 0"
+    if query == "counts":
+        return "transform these cells as the reference, or fit the reference to its counts with layer=…"
+    if reference == "counts":
+        return "give these cells their raw counts, in the layer of the reference, or fit the reference to values as these are"
+    return "transform both in the same way, such as by scanpy.pp.normalize_total and scanpy.pp.log1p"
