@@ -12,9 +12,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-# The peers were written for these releases; newer ones of SciPy and AnnData lack functions that they import.
+# The peers were written for these releases; newer ones of SciPy, scikit-learn and AnnData break calls that they make.
 PINNED = (
-    *("numpy==1.26.4", "scipy==1.13.1", "pandas==2.2.3", "scanpy==1.9.8", "anndata==0.10.9", "scikit-learn==1.9.1"),
+    *("numpy==1.26.4", "scipy==1.13.1", "pandas==2.2.3", "scanpy==1.9.8", "anndata==0.10.9", "scikit-learn==1.5.2"),
     "matplotlib==3.8.4",
 )
 INSTALLED = "installed.json"
