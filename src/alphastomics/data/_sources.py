@@ -175,8 +175,8 @@ class AnnDataSource:
         if not target / DEPTH_RATIO <= median <= target * DEPTH_RATIO:
             warnings.warn(
                 f"The median library size of these cells is {median:.4g}, but {target:.4g} in the reference on the "
-                f"same {int(self.measured.sum())} genes: more than {DEPTH_RATIO:g}-fold apart. Check that the values "
-                "are raw counts, as in the reference.",
+                f"same {int(self.measured.sum())} genes: more than {DEPTH_RATIO:g}-fold apart. Cells are scaled to the "
+                "library size of the reference; check that the values are raw counts, as in the reference.",
                 UserWarning,
                 stacklevel=3,
             )

@@ -11,23 +11,28 @@ search, and the cells Q of a slice of the query, for all cells i of :math:`A = C
     c_i = \frac{1 + \#\{j \in C : s_j \ge s_i\}}{1 + \lvert C \rvert} \quad \text{for } i \in Q .
 
 :math:`d_k(i, S)` is the distance from i to the k-th nearest other cell of S, between the directions of the principal components of
-standardized expression of all cells, and :math:`N_i` are the cell i and its nearest cells in A. The ratio compares two densities; cells with few transcripts or of a variable kind are far from all
-others, and do not have a larger ratio. The mean uses that a kind which is missing is missing for all of its cells.
+standardized expression of all cells, and :math:`N_i` are the cell i and its nearest cells in A. The ratio compares two densities:
+cells with few transcripts, or of a variable kind, are far from all others, and do not have a larger ratio. The mean uses that a kind
+which is missing is missing for all of its cells.
 
 **Calibration.** C and Q enter s alike. If their cells are exchangeable, c is a conformal p-value,
 
 .. math:: P(c_i \le \alpha) \le \alpha \quad \text{for every } \alpha
 
 (Vovk et al. 2005, Algorithmic Learning in a Random World; for s that depends on the cells to test, Marandon et al. 2024,
-Ann. Statist. 52:157), and nearly uniform in [0, 1]. Differences between specimens and instruments make all cells of a query less
-similar to the reference, and the values smaller.
+Ann. Statist. 52:157), and nearly uniform in [0, 1].
+
+**Shift.** Another specimen or instrument differs in all kinds of cells. The mean difference of the cells of Q from the nearest cells of
+S, beyond that of the cells of C, is first subtracted from the standardized expression of Q, for each gene up to half a standard
+deviation. The rest makes all cells less similar to the reference, and the values smaller.
 
 **Depth.** Where the query has fewer counts in a cell than the reference, counts of the reference are removed at random until the
-median library sizes agree; where it has more, counts of the query.
+median library sizes agree; where it has more, counts of the query. After both steps the bound holds approximately.
 """
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -38,7 +43,7 @@ from sklearn.preprocessing import normalize
 
 from alphastomics.data._fit_schema import floor_scale
 from alphastomics.data._schema import CLIP
-from alphastomics.sampling._cells import ROWS
+from alphastomics.sampling._cells import ROWS, evenly_spaced_indices
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -55,6 +60,10 @@ N_COMPONENTS = 20
 SEARCHED_RANK, OWN_RANK = 5, 30  # k and m
 N_SMOOTHED = 60  # nearest cells in N
 MAX_BLOCK = 4096  # cells of a query that are compared with each other
+N_MATCHED = 15  # nearest cells from which the shift of a query is measured
+MAX_SHIFT = 0.5  # that is removed, standard deviations of a gene
+PRIOR_CELLS = 100  # by which the shift of few cells is shrunken
+MAX_DIFFERENCE = 2.0  # of the mean of a gene, standard deviations, above which values are on another scale
 EPSILON = 1e-6  # against division by 0, for cells of equal expression
 
 
@@ -114,9 +123,7 @@ def fit_confidence_cells(source: CellSource) -> ConfidenceCells | None:
     )
 
 
-def measure_confidence(
-    cells: ConfidenceCells, source: CellSource, rows: NDArray[np.int64]
-) -> NDArray[np.float64]:
+def measure_confidence(cells: ConfidenceCells, source: CellSource, rows: NDArray[np.int64]) -> NDArray[np.float64]:
     """Confidence c (N,) of the cells ``rows`` of one slice of a query, in an order that depends on their expression alone.
 
     NaN if the query has none of the genes of ``cells``.
@@ -136,9 +143,35 @@ def measure_confidence(
             parts = _equal_depth(*parts)
         if is_log:
             parts = _normalize(parts)
+        parts = [_standardize(parts[0], part) for part in parts]
+        parts[2] = remove_shift(*parts)
         s = scores(parts[0], np.concatenate(parts[1:]))
         confidence[block] = p_values(s[: len(held_out)], s[len(held_out) :])
     return confidence
+
+
+def check_values(cells: ConfidenceCells, source: CellSource) -> None:
+    """Warn if the values of a query are on another scale than those of the reference: no counts, or of other size."""
+    if source.schema.transform == "log1p":
+        if cells.has_counts and not source.has_counts:
+            warnings.warn(
+                "The values of these cells are not counts, but those of the reference are. They are scaled to the library size of "
+                "the reference and transformed by log1p as counts are, which is wrong for values that were transformed before; use "
+                "raw counts.",
+                UserWarning,
+                stacklevel=4,
+            )
+        return
+    genes = cells.genes.astype(np.int64)
+    values = _read(source, evenly_spaced_indices(source.n_cells, ROWS), genes[source.measured[genes]])
+    difference = float(np.median(np.abs(values.mean(0)))) if values.size else 0.0
+    if difference > MAX_DIFFERENCE:
+        warnings.warn(
+            f"The values of these cells are on another scale: the mean of a gene differs from the reference by {difference:.2g} standard "
+            "deviations (median over genes). They are used as they are; transform them as the reference was.",
+            UserWarning,
+            stacklevel=4,
+        )
 
 
 def _read(source: CellSource, rows: NDArray[np.int64], genes: NDArray[np.int64]) -> Array:
@@ -151,15 +184,39 @@ def _read(source: CellSource, rows: NDArray[np.int64], genes: NDArray[np.int64])
 
 
 def scores(searched: Array, compared: Array) -> NDArray[np.float64]:
-    """Scores s (n,) of the cells A, (n, K), against the cells S, (M, K), from the expression of both."""
-    everything = _standardize(searched, np.concatenate([searched, compared]))
-    pca = PCA(min(N_COMPONENTS, *everything.shape), svd_solver="covariance_eigh")
-    x, y = np.split(normalize(pca.fit_transform(everything)), [len(searched)])
-    k, m, n_smoothed = min(SEARCHED_RANK, len(x)), min(OWN_RANK, len(y) - 1), min(N_SMOOTHED, len(y) - 1)
-    outer = NearestNeighbors(n_neighbors=k, algorithm="brute").fit(x).kneighbors(y)[0][:, k - 1]
+    """Scores s (n,) of the cells A, (n, K), against the cells S, (M, K), from standardized expression."""
+    x, y = _directions(searched, compared)
+    m, n_smoothed = min(OWN_RANK, len(y) - 1), min(N_SMOOTHED, len(y) - 1)
+    outer = _nearest(x, y, SEARCHED_RANK)[0][:, -1]
     inner, index = NearestNeighbors(n_neighbors=n_smoothed, algorithm="brute").fit(y).kneighbors()
     ratio = np.log((outer + EPSILON) / (inner[:, m - 1] + EPSILON))
     return (ratio + ratio[index].sum(1)) / (1 + n_smoothed)
+
+
+def remove_shift(searched: Array, held_out: Array, query: Array) -> Array:
+    """Standardized expression of the query, (N, K), without the mean difference from the nearest cells of S, (M, K)."""
+    x, y = _directions(searched, np.concatenate([held_out, query]))
+    index = _nearest(x, y, N_MATCHED)[1]
+    # The neighbors of the held-out cells differ from them, too: towards frequent kinds of cells.
+    own, expected = (
+        part.mean(0) - np.mean([searched[rank].mean(0) for rank in nearest.T], axis=0)
+        for part, nearest in ((query, index[len(held_out) :]), (held_out, index[: len(held_out)]))
+    )
+    shift = np.clip(own - expected, -MAX_SHIFT, MAX_SHIFT) * (len(query) / (len(query) + PRIOR_CELLS))
+    return query - shift.astype(np.float32)
+
+
+def _directions(searched: Array, compared: Array) -> tuple[Array, Array]:
+    """Unit vectors (M, d) and (n, d) in principal components of all cells."""
+    everything = np.concatenate([searched, compared])
+    pca = PCA(min(N_COMPONENTS, *everything.shape), svd_solver="covariance_eigh")
+    x, y = np.split(normalize(pca.fit_transform(everything)), [len(searched)])
+    return x, y
+
+
+def _nearest(x: Array, y: Array, k: int) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """Distance to, and number of, the k nearest rows of x for every row of y."""
+    return NearestNeighbors(n_neighbors=min(k, len(x)), algorithm="brute").fit(x).kneighbors(y)
 
 
 def p_values(held_out: NDArray[np.float64], tested: NDArray[np.float64]) -> NDArray[np.float64]:

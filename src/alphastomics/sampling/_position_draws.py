@@ -25,7 +25,7 @@ from alphastomics import _keys
 from alphastomics.data import AnnDataSource
 from alphastomics.diffusion.geometry import align
 from alphastomics.sampling._cells import content_order, encode_cells
-from alphastomics.sampling._confidence import check_comparable, measure_confidence
+from alphastomics.sampling._confidence import check_values, measure_confidence
 from alphastomics.sampling._draws import align_draws, progress_bar, stack_draws
 from alphastomics.sampling._position import PositionSampler
 
@@ -43,7 +43,8 @@ logger = logging.getLogger(__name__)
 
 PLACEMENT, DRAW = 1, 2  # keys of generators
 UNMATCHED = 0.05  # confidence below which a cell is counted as one that the reference lacks
-MAX_UNMATCHED = 0.25  # share of such cells, above which a warning is issued
+MAX_UNMATCHED = 0.5  # share of such cells, above which a warning is issued
+MIN_REPORTED = 50  # cells, below which their share is mostly chance
 
 
 class Placed(NamedTuple):
@@ -72,6 +73,8 @@ def sample_positions(sampler: Sampler, query: AnnData, config: SamplingConfig) -
             f"min_confidence={config.min_confidence} requires a confidence, which a reference of few cells does not give; "
             "leave it out"
         )
+    if sampler.fitted.confidence_cells is not None:
+        check_values(sampler.fitted.confidence_cells, source)
     n_cells, n_samples = source.n_cells, config.n_samples
     n_returned = n_samples if config.reduce is None else 1
     placed = Placed(np.empty((n_returned, n_cells, sampler.schema.n_dims)), *np.full((2, n_cells), np.nan))
@@ -171,7 +174,7 @@ def _report_confidence(placed: Placed, min_confidence: float) -> None:
             min_confidence,
         )
     finite = placed.confidence[np.isfinite(placed.confidence)]
-    share = float((finite < UNMATCHED).mean()) if len(finite) else 0.0
+    share = float((finite < UNMATCHED).mean()) if len(finite) >= MIN_REPORTED else 0.0
     if share > MAX_UNMATCHED:
         warnings.warn(
             f"{share:.0%} of the cells have a confidence below {UNMATCHED:g}, instead of {UNMATCHED:.0%}: kinds of cells that the "
