@@ -20,6 +20,9 @@ RECONSTRUCTED = "spatial_reconstructed"
 UNCERTAINTY_SUFFIX = "_uncertainty"
 """``obs[RECONSTRUCTED + ...]``: scaled median distance of aligned draws from the prediction."""
 
+CONFIDENCE_SUFFIX = "_confidence"
+"""``obs[RECONSTRUCTED + ...]``: share of cells like those of the reference that match it no better than this cell."""
+
 PLACED_SUFFIX = "_placed"
 """``obs[RECONSTRUCTED + ...]``: True for predicted positions, False for those of the reference."""
 
@@ -34,6 +37,9 @@ SD = "sd"
 
 POSITION_UNCERTAINTY = "position_uncertainty"
 """``obs`` of a sampled AnnData: scaled median distance of aligned draws from the returned position."""
+
+POSITION_CONFIDENCE = "position_confidence"
+"""``obs`` of a sampled AnnData: share of cells like those of the reference that match it no better than this cell."""
 
 POSITION_SCORES = "position_scores"
 """``uns``: scores of predicted positions, one row per slice."""

@@ -186,7 +186,7 @@ def test_the_card_describes_the_model(hub, trained):
     for name, value in {"cells": 900, "slices": 3, "genes": 60, "mode": "expr_to_pos", "random_state": 0}.items():
         assert f"| {name} | {value} |" in body
     assert re.search(r"\| torch \| \d+\.\d+", body)
-    assert "no expression of single cells" in body
+    assert "expression of 900 cells of the reference without their positions" in body
 
 
 def test_the_card_states_that_cells_are_included(hub, everything):

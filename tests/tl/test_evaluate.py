@@ -130,6 +130,17 @@ def test_cells_without_a_truth_are_skipped_and_counted(adata):
     assert table.loc["right", SCORES].tolist() == pytest.approx(scores_of(adata, right[7:]))
 
 
+def test_cells_that_were_not_placed_are_skipped_and_counted(adata, caplog):
+    right = np.flatnonzero(adata.obs["slice_id"] == "right")
+    adata.obsm["spatial_reconstructed"][right[:7]] = np.nan
+    adata.obs["spatial_reconstructed_confidence"] = 0.5
+    with caplog.at_level("INFO", logger="alphastomics"):
+        table = evaluate(adata)
+    assert table[["n_cells", "n_skipped"]].loc["right"].tolist() == [53, 7]
+    assert table.loc["right", SCORES].tolist() == pytest.approx(scores_of(adata, right[7:]))
+    assert "7 cells were not placed" in caplog.text
+
+
 def test_a_slice_without_truth_keeps_its_row(adata):
     adata.obsm["spatial"][(adata.obs["slice_id"] == "left").to_numpy()] = np.nan
     table = evaluate(adata, baselines=True)

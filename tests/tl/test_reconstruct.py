@@ -94,7 +94,7 @@ def test_with_a_model(model, query):
     assert reconstruct(query, model=model) is None
     rest, written = without_result(query)
     assert same(rest, before)
-    assert written == [KEY, KEY]
+    assert written == [KEY, KEY, KEY + "_confidence"]
     placed = query.obsm[KEY]
     assert placed.shape == (200, 2)
     assert placed.dtype == np.float64
@@ -124,6 +124,19 @@ def test_several_samples_give_the_same_placement_and_an_uncertainty(model, query
     assert query.obs[KEY + "_uncertainty"].tolist() == draws.obs["position_uncertainty"].tolist()
     assert (query.obs[KEY + "_uncertainty"] > 0).all()
     assert query.uns[KEY]["params"]["n_samples"] == 3
+
+
+def test_cells_below_the_smallest_confidence_are_not_placed(model, query):
+    reconstruct(query, model=model, min_confidence=0.2)
+    placed = model.sample(query, min_confidence=0.2)
+    confidence = query.obs[KEY + "_confidence"]
+    np.testing.assert_array_equal(confidence, placed.obs["position_confidence"])
+    np.testing.assert_array_equal(query.obsm[KEY], placed.obsm["spatial"])
+    unplaced = np.isnan(query.obsm[KEY]).all(axis=1)
+    np.testing.assert_array_equal(unplaced, confidence < 0.2)
+    assert query.uns[KEY]["params"]["min_confidence"] == 0.2
+    table = evaluate(query)
+    assert table["n_skipped"].sum() == unplaced.sum() > 0
 
 
 def test_a_second_call_replaces_the_results(model, query, cells):
@@ -164,7 +177,7 @@ def test_with_a_reference(query, reference):
     assert same(reference, reference_before)
     rest, written = without_result(query)
     assert same(rest, before)
-    assert written == [KEY, KEY]
+    assert written == [KEY, KEY, KEY + "_confidence"]
     assert np.isfinite(query.obsm[KEY]).all()
 
 
@@ -228,7 +241,7 @@ def test_cells_without_a_position_are_placed(partly, n_samples):
     reconstruct(cells, n_samples=n_samples, **QUICK)
     rest, written = without_result(cells)
     assert same(rest, before)
-    assert written == [KEY, KEY, KEY + "_placed"] + [KEY + "_uncertainty"] * (n_samples > 1)
+    assert written == [KEY, KEY, KEY + "_confidence", KEY + "_placed"] + [KEY + "_uncertainty"] * (n_samples > 1)
     assert cells.obs[KEY + "_placed"].dtype == bool
     assert cells.obs[KEY + "_placed"].tolist() == placed.tolist()
     assert cells.obsm[KEY][~placed].tobytes() == cells.obsm["truth"][~placed].tobytes()

@@ -76,6 +76,9 @@ class ReverseConfig:
         Noise of ``ddim``, from 0 (none) to 1 (that of ``ddpm``).
     refine
         Move each cell towards the cells with similar neighborhood embeddings. By default for counts only.
+    min_confidence
+        Smallest confidence of a placed cell, the probability that a cell like those of the reference matches it no better. The
+        position of other cells is NaN.
     """
 
     SECTION: ClassVar[str] = "sampling"
@@ -83,6 +86,7 @@ class ReverseConfig:
     sampler: SamplerName = setting("dpm++2m", requires=_OF_DIFFUSION)
     eta: float = setting(0.0, ge=0, le=1, requires=("sampler", "ddim"), python_only=True)
     refine: bool | None = setting(None, requires=_OF_POSITIONS)
+    min_confidence: float = setting(0.0, ge=0, le=1, requires=_OF_POSITIONS)
 
 
 @dataclass(frozen=True, kw_only=True)

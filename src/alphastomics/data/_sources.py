@@ -188,7 +188,8 @@ class AnnDataSource:
             warnings.warn(f"{message} {depth}." if depth else message, UserWarning, stacklevel=3)
         elif is_distant:
             warnings.warn(
-                f"{depth}: more than {DEPTH_RATIO:g}-fold apart. Check that the values are raw counts, as in the reference.",
+                f"{depth}: more than {DEPTH_RATIO:g}-fold apart. Cells are scaled to the library size of the reference; check "
+                "that the values are raw counts, as in the reference.",
                 UserWarning,
                 stacklevel=3,
             )

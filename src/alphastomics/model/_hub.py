@@ -89,13 +89,19 @@ def _tissue(state: ModelState) -> dict[str, Any]:
 
 
 def _reference_cells(state: ModelState) -> str:
-    cells = state.fitted.reference_cells
-    if cells is None or not cells.expression.size:
-        return "The model contains no expression of single cells of the reference."
-    return (
-        f"The model contains the expression of {len(cells.expression):,} cells of the reference and their positions. They are used "
-        "to complete partly observed cells and to sample new slices."
-    )
+    cells, compared = state.fitted.reference_cells, state.fitted.confidence_cells
+    parts = []
+    if cells is not None and cells.expression.size:
+        parts.append(
+            f"The model contains the expression of {len(cells.expression):,} cells of the reference and their positions. They are "
+            "used to complete partly observed cells and to sample new slices."
+        )
+    if compared is not None:
+        parts.append(
+            f"The model contains the expression of {len(compared.searched) + len(compared.held_out):,} cells of the reference "
+            "without their positions, with which the cells that are placed are compared."
+        )
+    return " ".join(parts) or "The model contains no expression of single cells of the reference."
 
 
 def _making(state: ModelState) -> dict[str, Any]:

@@ -46,6 +46,7 @@ class SamplingMixin(ModelBase):
         sampler: SamplerName = SamplingConfig.sampler,
         eta: float = SamplingConfig.eta,
         refine: bool | None = SamplingConfig.refine,
+        min_confidence: float = SamplingConfig.min_confidence,
     ) -> AnnData:
         """Sample one modality given the other, or both.
 
@@ -90,6 +91,9 @@ class SamplingMixin(ModelBase):
             For positions: whether to move cells towards cells that are similar in the neighborhood embedding. More neighbors
             are then correct, and fewer cells lie between two possible positions. None: for counts only. Draws are always
             refined.
+        min_confidence
+            For positions: smallest confidence of a cell, between 0 and 1. The positions of other cells are NaN, except known
+            ones; 0.05 leaves out about 5 % of the cells of a query that does not differ from the reference.
 
         Returns
         -------
@@ -105,7 +109,9 @@ class SamplingMixin(ModelBase):
             shared or given by observed cells. Each draw uses a random share of the genes with random offsets, and positions of
             similar reference cells. With ``reduce``, ``obs["position_uncertainty"]``, in units of the positions: root mean
             square distance of the true from the returned position, estimated by the median distance of aligned draws. It is
-            0 for observed positions.
+            0 for observed positions. ``obs["position_confidence"]``, between 0 and 1, is small for cells that match nothing in
+            the reference: the share of reference cells, held out of the comparison, that match it no better. It is 1 for observed
+            positions, and NaN if the reference has fewer than 50 cells.
         ``mode="pos_to_expr"``
             ``obs`` and ``obsm[position_key]`` of the query, ``var`` of the reference (only gene names for a model without
             data), and expression in ``X``, of shape (n_cells, n_genes), in units of the reference; also in ``layers`` if the
@@ -133,7 +139,7 @@ class SamplingMixin(ModelBase):
         ValueError
             If the model was not trained for ``mode``; if an argument is out of range or has no effect with the others; if the
             query has no cells, invalid values, or fewer than half of the genes; if a cell has no position for
-            ``mode="pos_to_expr"``, or no slice where positions are read; if there is no query and the model was loaded
+            ``mode="pos_to_expr"``, or no slice where positions are read; if ``min_confidence`` is set and there is no confidence; if there is no query and the model was loaded
             without data.
 
         Notes

@@ -16,6 +16,7 @@ from alphastomics.metrics import morans_i
 from alphastomics.sampling._calibration import Dependence, Marginals
 from alphastomics.sampling._canonical import FRAME_CELLS, canonical_mean, reference_positions
 from alphastomics.sampling._cells import content_order, encode_cells, evenly_spaced_indices
+from alphastomics.sampling._confidence import fit_confidence_cells
 from alphastomics.sampling._expression import ExpressionSampler
 from alphastomics.sampling._frames import ReferenceFrame
 from alphastomics.sampling._overlap import NearestDistances
@@ -54,6 +55,8 @@ def fit_statistics(sampler: Sampler, source: CellSource, *, deformation: float) 
     fitted = FittedStatistics(frame=fit_frame(sampler, source), deformation=deformation, nearest=fit_nearest(source))
     sampler = replace(sampler, fitted=fitted)
     fitted = replace(fitted, reference_cells=fit_reference_cells(sampler, source, source.slices))
+    if sampler.mode in PLACING_MODES:
+        fitted = replace(fitted, confidence_cells=fit_confidence_cells(source))
     if sampler.mode != "expr_to_pos":
         fitted = replace(fitted, marginals=fit_marginals(sampler, source))
         dependence = fit_dependence(replace(sampler, fitted=fitted), source)

@@ -13,6 +13,7 @@ is one of the draws, their medoid, the others are used.
 from __future__ import annotations
 
 import logging
+import warnings
 from typing import TYPE_CHECKING, NamedTuple
 
 import anndata as ad
@@ -25,6 +26,7 @@ from alphastomics.config import SamplingConfig
 from alphastomics.data import AnnDataSource
 from alphastomics.diffusion.geometry import align
 from alphastomics.sampling._cells import content_order, encode_cells
+from alphastomics.sampling._confidence import check_values, measure_confidence
 from alphastomics.sampling._draws import align_draws, progress_bar, stack_draws
 from alphastomics.sampling._position import PositionSampler
 
@@ -40,6 +42,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 PLACEMENT, DRAW = 1, 2  # keys of generators
+UNMATCHED = 0.05  # confidence below which a cell is counted as one that the reference lacks
+MAX_UNMATCHED = 0.5  # share of such cells, above which a warning is issued
+MIN_REPORTED = 50  # cells, below which their share is mostly chance
 
 
 class Placed(NamedTuple):
@@ -51,22 +56,33 @@ class Placed(NamedTuple):
         All draws, or one row of reduced positions, (K, n_cells, D), user units.
     uncertainty
         Scaled median distance of the draws from the returned position, (n_cells,), user units; NaN for a single draw.
+    confidence
+        Confidence, (n_cells,); NaN where there is none.
     """
 
     positions: NDArray[np.float64]
     uncertainty: NDArray[np.float64]
+    confidence: NDArray[np.float64]
 
 
 def sample_positions(sampler: Sampler, query: AnnData, config: SamplingConfig) -> AnnData:
     """Sample the positions of the cells of a query; see :meth:`AlphaSTomics.sample`."""
     source = AnnDataSource(query, sampler.schema, positions=config.inpaint)
+    if config.min_confidence and sampler.fitted.confidence_cells is None:
+        raise ValueError(
+            f"min_confidence={config.min_confidence} requires a confidence, which a reference of few cells does not give; "
+            "leave it out"
+        )
+    if sampler.fitted.confidence_cells is not None:
+        check_values(sampler.fitted.confidence_cells, source)
     n_cells, n_samples = source.n_cells, config.n_samples
     n_returned = n_samples if config.reduce is None else 1
-    placed = Placed(np.empty((n_returned, n_cells, sampler.schema.n_dims)), np.full(n_cells, np.nan))
+    placed = Placed(np.empty((n_returned, n_cells, sampler.schema.n_dims)), *np.full((2, n_cells), np.nan))
     logger.info("Placing %d cells in %d slices on %s.", n_cells, len(source.slices), sampler.device)
     with progress_bar(len(source.slices) * n_samples, "Placing cells", unit="draw") as bar:
         for cells in source.slices:
             _SliceDraws(sampler, source, cells, config, lambda: bar.update()).write(placed)
+    _report_confidence(placed, config.min_confidence)
     return _to_anndata(query, placed, sampler.schema, reduced=config.reduce is not None)
 
 
@@ -121,10 +137,14 @@ class _SliceDraws:
                 placed.uncertainty[rows] = uncertainty(positions, mean)
                 positions = mean[None]
         placed.positions[:, rows] = positions
+        if self.sampler.fitted.confidence_cells is not None:
+            placed.confidence[rows] = measure_confidence(self.sampler.fitted.confidence_cells, self.source, rows)
+            placed.positions[:, rows[placed.confidence[rows] < self.config.min_confidence]] = np.nan
         if self.known is not None:
             finite = np.isfinite(self.known).all(1)
             placed.positions[:, rows[finite]] = self.known[finite]
             placed.uncertainty[rows[finite]] = 0.0
+            placed.confidence[rows[finite]] = 1.0
 
     def write_mean(self, positions: NDArray[np.float64]) -> None:
         """Write the positions of this slice, without removal of overlaps, to ``positions`` (n_cells, D)."""
@@ -159,6 +179,33 @@ def uncertainty(draws: NDArray[np.float64], position: NDArray[np.float64]) -> ND
     return np.median(np.linalg.norm(draws - position, axis=2), axis=0) * np.sqrt(n_dims / chi2.median(n_dims))
 
 
+def _report_confidence(placed: Placed, min_confidence: float) -> None:
+    """Log the number of cells that are not placed, and warn if the reference lacks many cells of the query."""
+    unplaced = int((placed.confidence < min_confidence).sum())
+    if min_confidence:
+        logger.info(
+            "%d of %d cells have a confidence below %g and are not placed.",
+            unplaced,
+            len(placed.confidence),
+            min_confidence,
+        )
+    finite = placed.confidence[np.isfinite(placed.confidence)]
+    share = float((finite < UNMATCHED).mean()) if len(finite) >= MIN_REPORTED else 0.0
+    if share > MAX_UNMATCHED:
+        warnings.warn(
+            f"{share:.0%} of the cells have a confidence below {UNMATCHED:g}, instead of {UNMATCHED:.0%}: kinds of cells that the "
+            "reference lacks, or another specimen or instrument. "
+            + (
+                f"{unplaced} cells below min_confidence={min_confidence:g} are not placed."
+                if min_confidence
+                else "All cells are placed; min_confidence=… leaves out the least similar ones, and "
+                f'obs["{_keys.POSITION_CONFIDENCE}"] shows which.'
+            ),
+            UserWarning,
+            stacklevel=4,
+        )
+
+
 def _to_anndata(query: AnnData, placed: Placed, schema: TissueSchema, *, reduced: bool) -> AnnData:
     """The query with sampled positions instead of its own."""
     # A copy: changes of the result in place, such as scanpy's transforms, must not reach the query.
@@ -167,6 +214,7 @@ def _to_anndata(query: AnnData, placed: Placed, schema: TissueSchema, *, reduced
     for positions in placed.positions:
         table = bare.copy()
         table.obsm[schema.position_key] = positions
+        table.obs[_keys.POSITION_CONFIDENCE] = placed.confidence
         if reduced:
             table.obs[_keys.POSITION_UNCERTAINTY] = placed.uncertainty
         tables.append(table)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 
 from alphastomics.sampling._calibration import Dependence, Marginals
+from alphastomics.sampling._confidence import ConfidenceCells
 from alphastomics.sampling._frames import ReferenceFrame
 from alphastomics.sampling._overlap import NearestDistances
 from alphastomics.sampling._perturbation import Perturbation
@@ -27,12 +28,13 @@ if TYPE_CHECKING:
 
 MIN_COUNT = 1e-3  # smaller counts are rounding errors of the inverse transform
 
-Statistic: TypeAlias = Marginals | Dependence | NearestDistances | ReferenceCells
+Statistic: TypeAlias = Marginals | Dependence | NearestDistances | ReferenceCells | ConfidenceCells
 _STATISTICS: dict[str, type[Statistic]] = {
     "marginals": Marginals,
     "dependence": Dependence,
     "nearest": NearestDistances,
     "reference_cells": ReferenceCells,
+    "confidence_cells": ConfidenceCells,
 }
 
 
@@ -52,6 +54,8 @@ class FittedStatistics:
         Distances of neighboring cells, for sampled positions.
     reference_cells
         Cells that are retrieved for draws of positions, that complete others, and from which new slices are drawn.
+    confidence_cells
+        Cells with which a query is compared; None for a reference of few cells.
     perturbation
         Changes of the genes, for draws of positions.
     """
@@ -62,6 +66,7 @@ class FittedStatistics:
     dependence: Dependence | None = None
     nearest: NearestDistances | None = None
     reference_cells: ReferenceCells | None = None
+    confidence_cells: ConfidenceCells | None = None
     perturbation: Perturbation | None = None
 
     def to_dict(self) -> dict[str, Any]:

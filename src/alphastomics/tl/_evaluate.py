@@ -50,7 +50,8 @@ def evaluate(
 
     Positions are scored by default; `expression_layer`, `autocorrelation`, `reference` and `cluster_key` add further scores.
     Only predicted positions are scored: cells for which ``obs[prediction + "_placed"]`` is False, if there is such a column,
-    and cells without a true position (NaN) are skipped. In slices with known positions, which fix the frame,
+    and cells without a true position (NaN) are skipped, as are cells without a predicted position because of ``min_confidence`` (NaN,
+    with ``obs[prediction + "_confidence"]``); a message states their numbers. In slices with known positions, which fix the frame,
     ``aligned_rmsd``, ``rigid_rmsd`` and the scores of the uncertainty are computed without alignment. Nothing is written to
     `adata`.
 
@@ -98,7 +99,7 @@ def evaluate(
     Returns
     -------
     A table indexed by ``slice`` or, with `baselines`, by ``slice`` and ``positions`` (``prediction``, ``chance`` or
-    ``oracle``). Its columns are ``n_cells`` (scored cells), ``n_skipped`` (cells without a true position), the scores of
+    ``oracle``). Its columns are ``n_cells`` (scored cells), ``n_skipped`` (cells without a true or a predicted position), the scores of
     :func:`alphastomics.metrics.position_scores`, those of :func:`alphastomics.metrics.spread_scores` if the prediction has an
     uncertainty, and the further scores. Undefined scores, for example of a single cell, are NaN. The uncertainty is
     ``obs[prediction + "_uncertainty"]``, otherwise ``obs["position_uncertainty"]``, except for results of
@@ -204,5 +205,12 @@ def _table(rows: Rows, pair: PositionPair, *, baselines: bool) -> pd.DataFrame:
     table = as_table(rows, "positions", keep=True)
     skipped = int(table["n_skipped"].xs("prediction", level="positions").sum())
     if skipped:
-        logger.info('%d cells without a position in obsm["%s"] were skipped.', skipped, pair.truth)
+        logger.info(
+            '%d cells without a position in obsm["%s"] or obsm["%s"] were skipped; %d cells were not placed because of their '
+            "confidence.",
+            skipped,
+            pair.truth,
+            pair.prediction,
+            int(pair.unplaced.sum()),
+        )
     return table if baselines else table.droplevel("positions")

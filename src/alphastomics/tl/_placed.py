@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from alphastomics._keys import PLACED_SUFFIX
+from alphastomics._keys import CONFIDENCE_SUFFIX, PLACED_SUFFIX
 from alphastomics.data._checks import check_key
 from alphastomics.data._slices import resolve_slice_key, slice_rows
 from alphastomics.tl._tables import read_coordinates, read_uncertainty
@@ -44,6 +44,8 @@ class PositionPair:
         (n_cells, n_dims). Without a prediction, both are the true positions.
     uncertainty
         Uncertainty of the prediction, (n_cells,), if there is one.
+    unplaced
+        Cells (n_cells,) that were not placed because of their confidence.
     truth, prediction
         Keys of ``obsm``; `prediction` is None if positions were not predicted.
     argument
@@ -53,6 +55,7 @@ class PositionPair:
     true: NDArray[np.float64]
     predicted: NDArray[np.float64]
     uncertainty: NDArray[np.float64] | None
+    unplaced: NDArray[np.bool_]
     truth: str
     prediction: str | None
     argument: str
@@ -66,10 +69,12 @@ class PositionPair:
             predicted = true
         check_same_dims(true, predicted, truth, str(prediction), argument=argument)
         uncertainty = None if prediction is None else read_uncertainty(adata, truth, prediction)
+        unplaced = np.isnan(predicted).all(axis=1) & (f"{prediction}{CONFIDENCE_SUFFIX}" in adata.obs)
         return cls(
             true=true,
             predicted=predicted,
             uncertainty=uncertainty,
+            unplaced=unplaced,
             truth=truth,
             prediction=prediction,
             argument=argument,
@@ -134,7 +139,8 @@ def cell_types(adata: AnnData, prediction: str | None, cell_type_key: str | None
 
 def scored_cells(adata: AnnData, piece: PlacedSlice, pair: PositionPair) -> NDArray[np.int64]:
     """Placed cells of a slice with a true position; raises for infinite and missing values."""
-    cells = piece.placed[~np.isnan(pair.true[piece.placed]).any(axis=1)]
+    skipped = np.isnan(pair.true).any(axis=1) | pair.unplaced
+    cells = piece.placed[~skipped[piece.placed]]
     for key, positions, remedy in (
         (pair.truth, pair.true, "correct the values, or set them to NaN to skip the cells"),
         (pair.prediction, pair.predicted, "place these cells, or remove them"),

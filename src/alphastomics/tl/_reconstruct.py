@@ -89,7 +89,8 @@ def reconstruct(
         Seed of training and sampling.
     **kwargs
         Further arguments of :class:`~alphastomics.model.AlphaSTomics`, its ``setup_anndata``, its ``train`` (such as
-        ``max_time`` and ``max_epochs``) and its ``sample`` (``refine``).
+        ``max_time`` and ``max_epochs``) and its ``sample`` (``refine``, and ``min_confidence``, below which the position of a cell
+        is NaN).
 
     Returns
     -------
@@ -98,6 +99,8 @@ def reconstruct(
     - ``obsm[key_added]``: positions in the units of the reference, (n_cells, n_dims);
     - ``obs[key_added + "_uncertainty"]``: root mean square distance of the true position from the conditional mean, estimated by
       the median distance of the samples; same units, 0 for cells with a known position (only with several samples);
+    - ``obs[key_added + "_confidence"]``: between 0 and 1, small for cells that match nothing in the reference, 1 for cells with a
+      known position; see :meth:`~alphastomics.model.AlphaSTomics.sample`;
     - ``obs[key_added + "_placed"]``: False for cells with a known position (only in the first form);
     - ``uns[key_added]``: parameters, seed, model and versions; see :func:`provenance`.
 
@@ -123,7 +126,7 @@ def reconstruct(
     """
     if reference is not None and model is not None:
         raise ValueError("pass reference=… to train a model or model=… to use a trained one, not both")
-    arguments = sort_arguments(kwargs, caller="reconstruct", sample={"refine"})
+    arguments = sort_arguments(kwargs, caller="reconstruct", sample={"refine", "min_confidence"})
     position = position_key or _keys.SPATIAL
     setup = {"position_key": position, "slice_key": slice_key, "layer": layer} | arguments["setup"]
     unknown = None  # in the first form, cells without a position
@@ -282,9 +285,9 @@ def _write(
 ) -> None:
     """Write sampled positions of ``rows``, (n_sampled,), and remove results of an earlier call."""
     source = model.schema.position_key
-    for column in (key + _keys.PLACED_SUFFIX, key + _keys.UNCERTAINTY_SUFFIX):
-        if column in result.obs:
-            del result.obs[column]
+    for suffix in (_keys.PLACED_SUFFIX, _keys.UNCERTAINTY_SUFFIX, _keys.CONFIDENCE_SUFFIX):
+        if key + suffix in result.obs:
+            del result.obs[key + suffix]
     if unknown is None:
         result.obsm[key] = sampled.obsm[source]
     else:
@@ -292,10 +295,14 @@ def _write(
         position[rows] = np.where(unknown[rows, None], sampled.obsm[source], position[rows])
         result.obsm[key] = position
         result.obs[key + _keys.PLACED_SUFFIX] = unknown
-    if _keys.POSITION_UNCERTAINTY in sampled.obs:
-        uncertainty = np.zeros(result.n_obs)
-        uncertainty[rows] = sampled.obs[_keys.POSITION_UNCERTAINTY].to_numpy()
-        result.obs[key + _keys.UNCERTAINTY_SUFFIX] = uncertainty
+    for column, suffix, known in (
+        (_keys.POSITION_UNCERTAINTY, _keys.UNCERTAINTY_SUFFIX, 0.0),
+        (_keys.POSITION_CONFIDENCE, _keys.CONFIDENCE_SUFFIX, 1.0),
+    ):
+        if column in sampled.obs:
+            values = np.full(result.n_obs, known)
+            values[rows] = sampled.obs[column].to_numpy()
+            result.obs[key + suffix] = values
 
 
 def _record(model: AlphaSTomics, parameters: dict[str, Any]) -> dict[str, Any]:
