@@ -43,7 +43,7 @@ def test_draws_come_one_after_the_other(trained, reference):
 def test_one_sample_is_the_placement_which_is_not_a_draw(trained, reference):
     placement = trained.sample(reference)
     assert "draw" not in placement.obs
-    assert list(placement.obs) == list(reference.obs)
+    assert list(placement.obs) == [*reference.obs, "position_confidence"]
     pd.testing.assert_frame_equal(placement.var, reference.var)
     for draw in draws_of(trained, reference, 2):
         assert not np.array_equal(draw, placement.obsm["spatial"])

@@ -69,7 +69,9 @@ class PositionPair:
             predicted = true
         check_same_dims(true, predicted, truth, str(prediction), argument=argument)
         uncertainty = None if prediction is None else read_uncertainty(adata, truth, prediction)
-        unplaced = np.isnan(predicted).all(axis=1) & (f"{prediction}{CONFIDENCE_SUFFIX}" in adata.obs)
+        unplaced = np.zeros(adata.n_obs, dtype=bool)
+        if f"{prediction}{CONFIDENCE_SUFFIX}" in adata.obs:
+            unplaced = np.isnan(predicted).all(axis=1)
         return cls(
             true=true,
             predicted=predicted,
