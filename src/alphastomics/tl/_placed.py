@@ -69,8 +69,9 @@ class PositionPair:
             predicted = true
         check_same_dims(true, predicted, truth, str(prediction), argument=argument)
         uncertainty = None if prediction is None else read_uncertainty(adata, truth, prediction)
-        may_lack = f"{prediction}{CONFIDENCE_SUFFIX}" in adata.obs
-        unplaced = np.isnan(predicted).all(axis=1) if may_lack else np.zeros(adata.n_obs, dtype=np.bool_)
+        unplaced: NDArray[np.bool_] = np.zeros(adata.n_obs, dtype=bool)
+        if f"{prediction}{CONFIDENCE_SUFFIX}" in adata.obs:
+            unplaced |= np.isnan(predicted).all(axis=1)
         return cls(
             true=true,
             predicted=predicted,
