@@ -98,7 +98,7 @@ def changed_adaptation(row: str) -> Iterator[None]:
         "one round": patch.object(adaptation, "ROUNDS", 1),
         "refined targets": patch.object(_position_draws, "SamplingConfig", _refined(_position_draws.SamplingConfig)),
         "targets not scaled": patch.object(
-            adaptation._PlacedCells, "_placed", lambda self, cells, x: cells._replace(position=x)
+            adaptation._PlacedCells, "_scaled", lambda self, cells, predicted: predicted
         ),
     }
     with changes[row]:

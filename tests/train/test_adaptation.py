@@ -105,13 +105,18 @@ def test_the_number_of_steps_is_bounded_by_the_query_and_by_the_training(model, 
     assert model.trainings_[-1]["adaptation"]["n_steps"] == ROUNDS * max(1, round(min(by_query, by_training)))
 
 
+def placed_at(source, x):
+    (cells,) = source.slices
+    return _PlacedCells(source, [cells._replace(rows=cells.rows[::-1], position=x)]).slices[0]
+
+
 def test_predicted_positions_have_the_radius_of_the_reference(model, query):
     source = AnnDataSource(query, model.schema, positions=False)
     x = np.random.default_rng(0).normal(size=(query.n_obs, 2)) * 0.01 + 7
-    (cells,) = _PlacedCells(source, x).slices
+    cells = placed_at(source, x)
     centered = cells.position - cells.position.mean(0)
     assert np.isclose(np.sqrt(np.square(centered).mean()), model.schema.scale)
-    ratio = centered / (x - x.mean(0))[cells.rows]
+    ratio = centered / (x - x.mean(0))
     assert np.allclose(ratio, ratio[0, 0])
 
 
@@ -119,8 +124,17 @@ def test_known_positions_are_not_scaled(model, query):
     query.obsm["spatial"][5:] = np.nan
     source = AnnDataSource(query, model.schema, positions=True)
     x = np.random.default_rng(0).normal(size=(query.n_obs, 2))
-    (cells,) = _PlacedCells(source, x).slices
-    assert np.array_equal(cells.position, x[cells.rows])
+    assert np.array_equal(placed_at(source, x).position, x)
+
+
+def test_the_order_of_the_query_does_not_matter(model, query, parts, trained_path):
+    from alphastomics.model import AlphaSTomics
+
+    order = np.random.default_rng(0).permutation(query.n_obs)
+    other = AlphaSTomics.load(trained_path, adata=parts[0].copy())
+    model.adapt(query)
+    other.adapt(query[order].copy())
+    assert all(torch.equal(v, other.module.state_dict()[k]) for k, v in model.module.state_dict().items())
 
 
 def test_it_repeats_and_does_not_use_the_global_generator(model, query, parts, trained_path):

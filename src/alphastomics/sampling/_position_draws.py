@@ -86,16 +86,14 @@ def sample_positions(sampler: Sampler, query: AnnData, config: SamplingConfig) -
     return _to_anndata(query, placed, sampler.schema, reduced=config.reduce is not None)
 
 
-def predict_positions(sampler: Sampler, source: CellSource, *, inpaint: bool) -> NDArray[np.float64]:
-    """Conditional mean of the positions of all cells of a source, (n_cells, D) in user units.
+def predict_positions(sampler: Sampler, source: CellSource, *, inpaint: bool) -> tuple[SliceCells, ...]:
+    """The slices of a source with the conditional mean of the positions of their cells, user units.
 
-    With ``inpaint``, it is also conditioned on the known positions of the source, which do not change.
+    With ``inpaint``, it is also conditioned on the known positions of the source, which do not change. The order of the cells
+    depends on their expression alone.
     """
-    positions = np.empty((source.n_cells, sampler.schema.n_dims))
     config = SamplingConfig(inpaint=inpaint, refine=False)
-    for cells in source.slices:
-        _SliceDraws(sampler, source, cells, config, lambda: None).write_mean(positions)
-    return positions
+    return tuple(_SliceDraws(sampler, source, cells, config, lambda: None).predicted() for cells in source.slices)
 
 
 class _SliceDraws:
@@ -110,6 +108,7 @@ class _SliceDraws:
         on_draw: Callable[[], None],
     ) -> None:
         self.sampler, self.source, self.config, self.on_draw = sampler, source, config, on_draw
+        self.cells = cells
         self.rows = content_order(source, cells.rows)
         self.known: NDArray[np.float64] | None = None  # user units, NaN where not known
         if cells.position is not None and np.isfinite(cells.position).all(1).any():
@@ -146,9 +145,9 @@ class _SliceDraws:
             placed.uncertainty[rows[finite]] = 0.0
             placed.confidence[rows[finite]] = 1.0
 
-    def write_mean(self, positions: NDArray[np.float64]) -> None:
-        """Write the positions of this slice, without removal of overlaps, to ``positions`` (n_cells, D)."""
-        positions[self.rows] = self._place(separate=False)
+    def predicted(self) -> SliceCells:
+        """The slice at its placement, without removal of overlaps."""
+        return self.cells._replace(rows=self.rows, position=self._place(separate=False))
 
     def _place(self, number: int | None = None, *, separate: bool = True) -> NDArray[np.float64]:
         """Placement (n, D) in user units, or the draw of a ``number``; generators do not depend on the other slices."""

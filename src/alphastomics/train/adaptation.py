@@ -30,9 +30,7 @@ from alphastomics.train.objective import Objective
 from alphastomics.train.short_training import ContextStream, train_for_steps
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from numpy.typing import NDArray
+    from collections.abc import Callable, Sequence
 
     from alphastomics.config import Augmentation, PlanConfig
     from alphastomics.data import CellSource, SliceCells
@@ -50,22 +48,23 @@ SEED = 2  # added to the seed of the training
 
 
 class _PlacedCells:
-    """The cells of a query at their predicted positions ``position`` (n_query, D), user units."""
+    """The cells of a query in ``slices``, at positions that were predicted."""
 
-    def __init__(self, source: CellSource, position: NDArray[np.float64]) -> None:
+    def __init__(self, source: CellSource, slices: Sequence[SliceCells]) -> None:
         self._source = source
-        self.slices = tuple(self._placed(cells, position[cells.rows]) for cells in source.slices)
+        self.slices = tuple(self._scaled(*pair) for pair in zip(source.slices, slices, strict=True))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._source, name)
 
-    def _placed(self, cells: SliceCells, x: NDArray[np.float64]) -> SliceCells:
-        schema = self._source.schema
+    def _scaled(self, cells: SliceCells, predicted: SliceCells) -> SliceCells:
+        schema, x = self._source.schema, predicted.position
+        assert x is not None  # it was predicted
         known = cells.position is not None and np.isfinite(cells.position).all(1).any()
         radius = float(np.sqrt(np.square(x - x.mean(0)).mean()))
-        if not known and schema.frame == "slice" and radius > 0:
-            x = x.mean(0) + (x - x.mean(0)) * (schema.scale / radius)
-        return cells._replace(position=x)
+        if known or schema.frame == "shared" or radius == 0:
+            return predicted
+        return predicted._replace(position=x.mean(0) + (x - x.mean(0)) * (schema.scale / radius))
 
 
 def adapt(
@@ -73,7 +72,7 @@ def adapt(
     reference: CellSource,
     query: CellSource,
     *,
-    predict: Callable[[], NDArray[np.float64]],
+    predict: Callable[[], Sequence[SliceCells]],
     mode: Mode,
     diffusion: Process,
     plan: PlanConfig,
@@ -92,7 +91,7 @@ def adapt(
     query
         The cells to which it is adapted.
     predict
-        Function that returns the mean positions of the cells of ``query`` by the present weights, (n_query, D) in user units.
+        Function that returns the slices of ``query`` with the mean positions of their cells by the present weights.
     mode, diffusion
         What the network was trained to sample, and its diffusion process.
     plan, augmentation, n_steps, seed
