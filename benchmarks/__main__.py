@@ -21,7 +21,7 @@ PLACING = ("seqfish", "starmap_mpfc", "drosophila3d")
 CALIBRATED = (*PLACING, "hypothalamus")
 HELD_OUT = ("pos_to_expr", "directions", "gene_inpainting", "uncertainty", "joint", "embeddings", "likelihood")
 MEASURING = (
-    *("chains", "claims", "denoiser_speed", "experts", "loading", "memory", "scores", "waiting"),
+    *("chains", "claims", "denoiser_speed", "experts", "loading", "memory", "scores", "size", "waiting"),
     *("preprocess_memory", "preprocess_speed", "killed", "killed_training", "fuzz", "atlas", "processes"),
 )
 MODELS = Path(__file__).parent / "models"
