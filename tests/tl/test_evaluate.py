@@ -12,6 +12,7 @@ from alphastomics.metrics import (
     chance_positions,
     cluster_scores,
     morans_i,
+    niche_scores,
     oracle_positions,
     position_scores,
     spread_scores,
@@ -22,6 +23,7 @@ from alphastomics.tl._evaluate import evaluate
 from alphastomics.tl._expression import read_pair
 
 SCORES = list(position_scores(np.zeros((1, 2)), np.zeros((1, 2))))
+NICHES = list(niche_scores(np.zeros((1, 2)), np.zeros((1, 2)), ["a"]))
 SPREAD = ["coverage", "spread_over_error", "spread_spearman"]
 
 
@@ -362,3 +364,42 @@ def test_nothing_to_score_raises(tissue):
         evaluate(tissue, prediction=None)
     with pytest.raises(KeyError, match=r'layers\["x"\]'):
         evaluate(tissue, prediction=None, expression_layer="x")
+
+
+def test_niches_of_the_scored_cells_with_baselines(tissue):
+    adata = with_expression(tissue)
+    types = adata.obs["cell_type"].astype(object)
+    types.iloc[:9] = np.nan
+    adata.obs["cell_type"] = types
+    adata.obsm["spatial"][10:15] = np.nan
+    options = {"baselines": True, "cell_type_key": "cell_type", "n_neighbors": 8, "random_state": 1}
+    plain = evaluate(adata, **options)
+    table = evaluate(adata, niches=True, n_niches=5, **options)
+    pd.testing.assert_frame_equal(table[plain.columns], plain)
+    assert list(table.columns) == [*plain.columns, *NICHES]
+    cells = np.flatnonzero((adata.obs["slice_id"] == "slice_0") & ~np.isnan(adata.obsm["spatial"]).any(axis=1))
+    true, types = adata.obsm["spatial"][cells], types.to_numpy()[cells]
+    known = ~pd.isna(types)
+    assert 0 < known.sum() < len(cells)
+    for kind, positions in (
+        ("prediction", adata.obsm["spatial_reconstructed"][cells]),
+        ("chance", chance_positions(true, 1)),
+        ("oracle", oracle_positions(true, types, 1)),
+    ):
+        arguments = true[known], positions[known], types[known]
+        expected = niche_scores(*arguments, n_neighbors=8, n_niches=5, random_state=1)
+        assert table.loc[("slice_0", kind), NICHES].to_dict() == pytest.approx(expected)
+    means = table.groupby(level="positions")["label_agreement"].mean()
+    assert means["chance"] < means["oracle"] < means["prediction"]
+
+
+def test_max_cells_and_the_default_of_cell_types_apply_to_niches(tissue):
+    adata = with_expression(tissue)
+    with pytest.raises(ValueError, match="cell_type_key="):
+        evaluate(adata, niches=True)
+    adata.uns["spatial_reconstructed"] = {"params": {"cell_type_key": "cell_type"}}
+    table = evaluate(adata, niches=True, max_cells=50)
+    chosen = np.flatnonzero(adata.obs["slice_id"] == "slice_0")[subsample_cells(120, 50)]
+    pair = adata.obsm["spatial"][chosen], adata.obsm["spatial_reconstructed"][chosen]
+    expected = niche_scores(*pair, adata.obs["cell_type"].to_numpy(dtype=object)[chosen])
+    assert table.loc["slice_0", NICHES].to_dict() == pytest.approx(expected)

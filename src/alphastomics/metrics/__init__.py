@@ -17,6 +17,7 @@ from alphastomics.metrics._expression import (
 from alphastomics.metrics._matrix import log1p_normalized, median_library_size
 from alphastomics.metrics._moran import moran_correlation, morans_i
 from alphastomics.metrics._neighbors import knn_preservation, nearest_neighbor_ks
+from alphastomics.metrics._niches import niche_scores
 from alphastomics.metrics._position import chance_positions, oracle_positions, position_scores
 from alphastomics.metrics._spread import spread_scores
 
@@ -39,6 +40,7 @@ __all__ = [
     "moran_correlation",
     "morans_i",
     "nearest_neighbor_ks",
+    "niche_scores",
     "oracle_positions",
     "pearson_per_cell",
     "pearson_per_gene",

@@ -55,29 +55,43 @@ def knn_preservation(true: ArrayLike, predicted: ArrayLike, *, n_neighbors: int 
     tied = np.flatnonzero(true_tied | predicted_tied)
     for rows in row_chunks(len(tied), n):
         cells = tied[rows]
-        shares = _neighbor_probability(y, cells, n_neighbors), _neighbor_probability(x, cells, n_neighbors)
+        shares = neighbor_probability(y, cells, n_neighbors), neighbor_probability(x, cells, n_neighbors)
         shared[cells] = np.einsum("ij,ij->i", *shares)
     return float(shared.mean()) / n_neighbors
 
 
-def nearest_cells(positions: NDArray[np.float64], k: int) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """Find the k nearest other cells of each, (n, k), and whether the k-th is tied with the next one, (n,)."""
+def nearest_cells(
+    positions: NDArray[np.float64], k: int, among: NDArray[np.int64] | None = None
+) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """Find the k nearest other cells of each, (n, k), and whether the k-th is tied with the next one, (n,).
+
+    If given, only the cells ``among`` (m,) are candidates.
+    """
     n = len(positions)
-    distances, neighbors = KDTree(positions).query(positions, k=k + 2)
+    candidates = np.arange(n) if among is None else among
+    distances, neighbors = KDTree(positions[candidates]).query(positions, k=k + 2)
+    neighbors = np.append(candidates, n)[neighbors]  # n where there are fewer than k + 2 candidates
     keep = neighbors != np.arange(n)[:, None]
-    keep[keep.all(axis=1), -1] = False  # more than k + 1 cells share the position, all at distance 0
+    keep[keep.all(axis=1), -1] = False  # no candidate, or more than k + 1 cells share the position, at distance 0
     neighbors = neighbors[keep].reshape(n, k + 1)
     distances = distances[keep].reshape(n, k + 1)
     return neighbors[:, :k], distances[:, k] <= distances[:, k - 1] * (1 + TIE_TOLERANCE)
 
 
-def _neighbor_probability(positions: NDArray[np.float64], cells: NDArray[np.int64], k: int) -> NDArray[np.float64]:
-    """Probability (S, n) that each cell is among the k nearest of ``cells`` (S,) if ties are broken at random."""
+def neighbor_probability(
+    positions: NDArray[np.float64], cells: NDArray[np.int64], k: int, among: NDArray[np.int64] | None = None
+) -> NDArray[np.float64]:
+    """Probability (S, n) that each cell is among the k nearest of ``cells`` (S,) if ties are broken at random.
+
+    If given, only the cells ``among`` (m,) are candidates.
+    """
     distances = cdist(positions[cells], positions)
     distances[np.arange(len(cells)), cells] = np.inf
+    if among is not None:
+        distances[:, np.setdiff1d(np.arange(len(positions)), among)] = np.inf
     last = np.partition(distances, k - 1, axis=1)[:, k - 1 : k]
-    nearer = distances < last
-    tied = distances == last
+    nearer = distances < last * (1 - TIE_TOLERANCE)
+    tied = ~nearer & (distances <= last * (1 + TIE_TOLERANCE))
     return nearer + tied * ((k - nearer.sum(axis=1)) / tied.sum(axis=1))[:, None]
 
 

@@ -1,4 +1,4 @@
-"""Scores of predicted positions, and optionally of expression and clusters, by slice."""
+"""Scores of predicted positions, and optionally of expression, clusters and niches, by slice."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from alphastomics._keys import CELL_TYPE, RECONSTRUCTED, SPATIAL
 from alphastomics.config import SetupConfig
 from alphastomics.metrics import position_scores, spread_scores, subsample_cells
 from alphastomics.metrics._neighbors import N_NEIGHBORS
+from alphastomics.metrics._niches import N_NICHES
 from alphastomics.tl._extras import ExtraScores
 from alphastomics.tl._placed import PositionPair, cell_types, read_slices, scored_cells, slice_key
 from alphastomics.tl._tables import as_table, baseline_orders
@@ -45,10 +46,13 @@ def evaluate(
     reference: AnnData | None = None,
     cluster_key: str | None = None,
     label_key: str = CELL_TYPE,
+    niches: bool = False,
+    n_niches: int = N_NICHES,
 ) -> pd.DataFrame:
     """Score predictions of one or several kinds against the truth, one row per slice.
 
-    Positions are scored by default; `expression_layer`, `autocorrelation`, `reference` and `cluster_key` add further scores.
+    Positions are scored by default; `expression_layer`, `autocorrelation`, `reference`, `cluster_key` and `niches` add further
+    scores.
     Only predicted positions are scored: cells for which ``obs[prediction + "_placed"]`` is False, if there is such a column,
     and cells without a true position (NaN) are skipped, as are cells without a predicted position because of ``min_confidence`` (NaN,
     with ``obs[prediction + "_confidence"]``); a message states their numbers. In slices with known positions, which fix the frame,
@@ -68,12 +72,12 @@ def evaluate(
         Column of ``obs`` with the slice of each cell. By default ``uns[prediction]["params"]["slice_key"]``, otherwise
         ``"slice_id"``; without such a column all cells form one slice.
     cell_type_key
-        Column of ``obs`` with cell types, for the oracle. By default ``uns[prediction]["params"]["cell_type_key"]``.
+        Column of ``obs`` with cell types, for the oracle and for `niches`. By default ``uns[prediction]["params"]["cell_type_key"]``.
     baselines
         Add rows for the baselines ``chance``, the true positions permuted over all cells, and, if cell types are known,
         ``oracle``, the true positions permuted within each cell type. Expression and clusters are permuted likewise.
     n_neighbors
-        Number of neighbors for ``knn_preservation``, whose chance level is ``n_neighbors / (n_cells - 1)``.
+        Number of neighbors for ``knn_preservation``, whose chance level is ``n_neighbors / (n_cells - 1)``, and for `niches`.
     max_cells
         Maximum number of cells of each slice to score; see :func:`alphastomics.metrics.subsample_cells`.
     random_state
@@ -95,6 +99,11 @@ def evaluate(
         Column of ``obs`` with clusters. Adds the scores of :func:`cluster_scores`.
     label_key
         Column of ``obs`` with the labels that clusters are compared with.
+    niches
+        Add the agreement of the cell types and of the niches around the true and the predicted positions, with ceilings; see
+        :func:`alphastomics.metrics.niche_scores`. Cells without a type are left out.
+    n_niches
+        Number of niches.
 
     Returns
     -------
@@ -111,8 +120,8 @@ def evaluate(
     KeyError
         If a key is missing.
     ValueError
-        If there is nothing to score, a position or expression value is invalid, or the dimensions of true and predicted
-        positions differ.
+        If there is nothing to score, a position or expression value is invalid, the dimensions of true and predicted
+        positions differ, or `niches` is true and cell types are not known.
 
     See Also
     --------
@@ -131,6 +140,7 @@ def evaluate(
     extras = ExtraScores.read(
         adata,
         truth=truth,
+        prediction=prediction,
         layer=layer,
         expression_layer=expression_layer,
         transform=transform,
@@ -139,6 +149,10 @@ def evaluate(
         library_key=None if reference is None else slice_key(adata, prediction, library_key),
         label_key=label_key,
         cluster_key=cluster_key,
+        cell_type_key=cell_type_key,
+        niches=niches,
+        n_niches=n_niches,
+        n_neighbors=n_neighbors,
         random_state=random_state,
     )
     return score_slices(

@@ -1,20 +1,24 @@
-"""Optional scores of :func:`alphastomics.tl.evaluate`: expression, autocorrelation, modality agreement, clusters."""
+"""Optional scores of :func:`alphastomics.tl.evaluate`: expression, autocorrelation, modality agreement, clusters, niches."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pandas as pd
 
 from alphastomics._keys import MODALITY_AGREEMENT
-from alphastomics.metrics import cluster_scores, expression_scores, moran_correlation
+from alphastomics.metrics import cluster_scores, expression_scores, moran_correlation, niche_scores
 from alphastomics.metrics._moran import N_NEIGHBORS
 from alphastomics.tl._agreement import AgreementScorer
 from alphastomics.tl._expression import ExpressionPair, read_pair
+from alphastomics.tl._placed import cell_types
 from alphastomics.tl._tables import read_clusters
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import numpy as np
     from anndata import AnnData
     from numpy.typing import NDArray
@@ -38,6 +42,10 @@ class ExtraScores:
         Real slices for the modality agreement, or None.
     clusters
         Labels and clusters of all cells, each (n_cells,), or None.
+    types
+        Cell types of all cells, (n_cells,), or None if niches are not compared.
+    score_niches
+        :func:`alphastomics.metrics.niche_scores` with its options.
     """
 
     pair: ExpressionPair | None
@@ -45,6 +53,8 @@ class ExtraScores:
     autocorrelation: bool
     scorer: AgreementScorer | None
     clusters: tuple[NDArray[np.object_], NDArray[np.object_]] | None
+    types: NDArray[np.object_] | None
+    score_niches: Callable[..., dict[str, float]]
 
     @classmethod
     def read(
@@ -52,6 +62,7 @@ class ExtraScores:
         adata: AnnData,
         *,
         truth: str,
+        prediction: str | None,
         layer: str | None,
         expression_layer: str | None,
         transform: str,
@@ -60,6 +71,10 @@ class ExtraScores:
         library_key: str | None,
         label_key: str,
         cluster_key: str | None,
+        cell_type_key: str | None,
+        niches: bool,
+        n_niches: int,
+        n_neighbors: int,
         random_state: int,
     ) -> ExtraScores:
         """Read what the arguments of :func:`alphastomics.tl.evaluate` require."""
@@ -72,12 +87,17 @@ class ExtraScores:
                 adata, reference, spatial_key=truth, layer=layer, library_key=library_key, transform=transform,
                 random_state=random_state,
             )  # fmt: skip
+        types = cell_types(adata, prediction, cell_type_key) if niches else None
+        if niches and types is None:
+            raise ValueError("niches=True requires cell types; pass cell_type_key=…")
         return cls(
             pair=pair,
             expression=expression_layer is not None,
             autocorrelation=autocorrelation or expression_layer is not None,
             scorer=scorer,
             clusters=None if cluster_key is None else read_clusters(adata, label_key, cluster_key),
+            types=types,
+            score_niches=partial(niche_scores, n_neighbors=n_neighbors, n_niches=n_niches, random_state=random_state),
         )
 
     def score(
@@ -111,6 +131,10 @@ class ExtraScores:
                 clusters = clusters[order]
             known = chosen[~(pd.isna(labels[chosen]) | pd.isna(clusters[chosen]))]
             scores |= cluster_scores(labels[known], clusters[known])
+        if self.types is not None:
+            types = self.types[cells]
+            known = chosen[~pd.isna(types[chosen])]
+            scores |= self.score_niches(true[known], positions[known], types[known])
         return scores
 
     def _score_expression(
