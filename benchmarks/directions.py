@@ -61,7 +61,7 @@ def answers(
     if "placed" in KINDS[mode]:
         question = make_fold(fold, reference, held_out)
         start = time.perf_counter()
-        placed = question.in_source_order(_models.place(model, question.query, _models.DEFAULT, seed=seed))
+        placed = question.in_source_order(_models.place(model, question.query, "not_adapted", seed=seed))
         found["placed"] = _placement.score(question.truth, placed), time.perf_counter() - start
     if "mean" in KINDS[mode]:
         task, depth = pos_to_expr.make_task(reference, held_out, seed=seed), model.schema.library_size

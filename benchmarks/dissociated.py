@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks import _dissociated as cells
+from benchmarks import _dissociated as cells, _models
 from benchmarks._report import Results, markdown, mean_sd, summarize
 from benchmarks._runner import RESULTS
 from benchmarks.baselines import tangram
@@ -80,7 +80,8 @@ def run_ours(fold: Fold, seed: int, steps: int) -> dict[str, dict[str, float]]:
     asx.model.AlphaSTomics.setup_anndata(reference)
     model = asx.model.AlphaSTomics(reference, mode="expr_to_pos", random_state=seed)
     model.train(max_steps=steps, max_epochs=-1, enable_progress_bar=False)
-    query = asx.tl.reconstruct(fold.query, model=model, copy=True, random_state=seed)
+    with _models.adapted(model, fold.query):
+        query = asx.tl.reconstruct(fold.query, model=model, copy=True, random_state=seed)
     near = nearest_cells(fold.query, fold.reference, model, cells.N_NEIGHBORS)
     return {
         "alphastomics": fold.judge_places(query.obsm["spatial_reconstructed"]),

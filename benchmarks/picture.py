@@ -38,7 +38,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     path = _models.model_path(options.model_dir, TISSUE, FOLD, mode=_models.MODE, seed=0)
     model, _ = _models.obtain_model(fold, seed=0, minutes=DEFAULT_MINUTES[TISSUE], path=path)
     cells = fold.query.copy()
-    asx.tl.reconstruct(cells, model=model)
+    with _models.adapted(model, cells):
+        asx.tl.reconstruct(cells, model=model)
     cells.obsm["spatial"] = fold.truth[fold.order]
     cells.obs[COLOR] = np.asarray(held_out.obs["cell_type"])[fold.order]
     titles = ("held-out embryo", "placed from expression")

@@ -22,6 +22,7 @@ TISSUES = {
 }
 ROWS = {
     "alphastomics": "**AlphaSTomics**, `tl.reconstruct`",
+    "not_adapted": "AlphaSTomics, not adapted to the query",
     "mean": "AlphaSTomics, conditional mean",
     "contrastive": "contrastive embedding, 10-NN",
     "distance_mlp": "MLP on distances",
