@@ -116,6 +116,38 @@ def test_positions_of_the_query_are_not_read(model, cells):
     assert cells.obsm[KEY].tobytes() == expected
 
 
+@pytest.mark.parametrize("adapt", [None, False])
+def test_positions_of_the_query_are_not_read_in_training(query, reference, adapt):
+    poisoned = query.copy()
+    poisoned.obsm["spatial"] = np.random.default_rng(0).normal(size=(query.n_obs, 2)) * 1e6
+    for each in (query, poisoned):
+        reconstruct(each, reference, adapt=adapt, **QUICK)
+    assert query.obsm[KEY].tobytes() == poisoned.obsm[KEY].tobytes()
+
+
+def test_a_model_that_is_trained_on_counts_is_adapted(query, reference, model):
+    adapted, not_adapted = (reconstruct(query, reference, adapt=adapt, copy=True, **QUICK) for adapt in (None, False))
+    assert not np.array_equal(adapted.obsm[KEY], not_adapted.obsm[KEY])
+    assert adapted.uns[KEY]["params"]["adapt"]
+    assert "adaptation" in adapted.uns[KEY]["training"]
+    reference.X = reference.X.astype(np.float32) * 0.5
+    query.X = query.X.astype(np.float32) * 0.5
+    reconstruct(query, reference, **QUICK)
+    assert not query.uns[KEY]["params"]["adapt"]
+    assert "adaptation" not in query.uns[KEY]["training"]
+
+
+def test_a_model_that_is_passed_is_adapted_on_request(model, query):
+    weights = {name: value.clone() for name, value in model.module.state_dict().items()}
+    fitted, trainings = model.fitted_, model.trainings_
+    plain = reconstruct(query, model=model, copy=True)
+    assert all((value == weights[name]).all() for name, value in model.module.state_dict().items())
+    adapted = reconstruct(query, model=model, adapt=True, copy=True)
+    assert not np.array_equal(plain.obsm[KEY], adapted.obsm[KEY])
+    model.module.load_state_dict(weights)
+    model.fitted_, model.trainings_ = fitted, trainings
+
+
 def test_several_samples_give_the_same_placement_and_an_uncertainty(model, query):
     reconstruct(query, model=model, n_samples=3, random_state=5)
     placed = model.sample(query, random_state=5)
