@@ -1,7 +1,6 @@
-r"""Retrieval of reference cells by the neighborhood embedding.
+r"""Retrieval of reference cells: the part of a draw in which every cell differs by itself.
 
-A cell that may lie in several places has its conditional mean :math:`\hat x` between them, and differs from its neighbors by itself. In a
-draw, a share :math:`\pi` of the
+A cell that may lie in several places has its conditional mean :math:`\hat x` between them. In a draw, a share :math:`\pi` of the
 cells start at the position r of a reference cell that is drawn by its neighborhood embedding,
 
 .. math::
@@ -12,12 +11,6 @@ cells start at the position r of a reference cell that is drawn by its neighborh
 with the unit vectors f of the query and g of the reference and the temperature :math:`\tau` of the contrastive loss, whose optimum is
 the density ratio of neighbors to random cells (van den Oord et al. 2018, arXiv:1807.03748): :math:`r_J` is a sample from what the
 embedding determines about the position of a cell.
-
-For a placement, the average of the conditional mean and of the positions of the K nearest reference cells,
-
-.. math:: x_i = \tfrac12 \hat x_i + \tfrac{1}{2K} \sum_{j \in \mathcal N_i} r_j ,
-
-has a smaller error than either where expression determines the position exactly.
 """
 
 from __future__ import annotations
@@ -34,7 +27,6 @@ if TYPE_CHECKING:
     from alphastomics.sampling._reference_cells import ReferenceCells
 
 SHARE = 0.3  # pi
-N_NEAREST = 30  # K
 ROWS = 1024  # cells whose probabilities are in memory at once
 
 
@@ -46,11 +38,3 @@ def retrieve_positions(cells: ReferenceCells, feature: Tensor, mean: Tensor, gen
         probability = (feature[rows.to(feature.device)].cpu() @ reference.T / TEMPERATURE).softmax(1)
         start[rows.to(start.device)] = position[probability.multinomial(1, generator=generator)[:, 0]].to(start)
     return start
-
-
-def average_positions(cells: ReferenceCells, feature: Tensor, mean: Tensor) -> Tensor:
-    """Average (N, D) of the conditional mean (N, D) and of the nearest reference cells, given unit vectors ``feature`` (N, K)."""
-    reference, position = torch.from_numpy(cells.feature), torch.from_numpy(cells.position)
-    k = min(N_NEAREST, len(position))
-    nearest = [position[(part.cpu() @ reference.T).topk(k, dim=1).indices].mean(1) for part in feature.split(ROWS)]
-    return (mean + torch.cat(nearest).to(mean)) / 2
