@@ -89,6 +89,7 @@ def run(blocks: list[str], names: dict[str, Any]) -> dict[str, Any]:
 # ome-zarr 0.15 and anndata 0.12, when a SpatialData is written.
 @pytest.mark.filterwarnings("ignore:Call to deprecated class Scaler:DeprecationWarning")
 @pytest.mark.filterwarnings("ignore:zarr v3 autosharding:UserWarning")
+@pytest.mark.filterwarnings("ignore:The index of the dataframe is not monotonic:UserWarning")  # dask, of the points
 @pytest.mark.slow
 @pytest.mark.parametrize("instrument", ["xenium", "merscope"])
 def test_output_of_an_instrument_is_placed(instrument, readers, tmp_path, monkeypatch):
