@@ -184,6 +184,8 @@ class AnnDataSource:
                 f"The median library size of these cells is {median:.4g}, but {target:.4g} in the reference on the same "
                 f"{int(self.measured.sum())} genes"
             )
+        if values.kind == "intensities" and self.schema.transform == "log1p" and not is_distant:
+            message = None  # sampled or corrected counts, which are not integers, but as large as counts
         if message is not None:
             warnings.warn(f"{message} {depth}." if depth else message, UserWarning, stacklevel=3)
         elif is_distant:
