@@ -252,10 +252,7 @@ def test_a_query_of_other_cells_is_reported(trained, foreign):
 
 def test_values_that_were_transformed_are_reported(trained, reference):
     reference.X = np.log1p(reference.X.toarray())
-    with (
-        pytest.warns(UserWarning, match="not counts"),
-        pytest.warns(UserWarning, match="those of the reference are counts"),
-    ):
+    with pytest.warns(UserWarning, match="those of the reference are counts"):
         trained.sample(reference)
 
 

@@ -151,16 +151,8 @@ def measure_confidence(cells: ConfidenceCells, source: CellSource, rows: NDArray
 
 
 def check_values(cells: ConfidenceCells, source: CellSource) -> None:
-    """Warn if the values of a query are on another scale than those of the reference: no counts, or of other size."""
+    """Warn if values that are not counts have another size than those of the reference; their kind is compared by the source."""
     if source.schema.transform == "log1p":
-        if cells.has_counts and not source.has_counts:
-            warnings.warn(
-                "The values of these cells are not counts, but those of the reference are. They are scaled to the library size of "
-                "the reference and transformed by log1p as counts are, which is wrong for values that were transformed before; use "
-                "raw counts.",
-                UserWarning,
-                stacklevel=4,
-            )
         return
     genes = cells.genes.astype(np.int64)
     values = _read(source, evenly_spaced_indices(source.n_cells, ROWS), genes[source.measured[genes]])
