@@ -27,7 +27,7 @@ import torch
 from alphastomics.config import DEFAULT_CONTEXT_SIZE
 from alphastomics.data import ContextDataset
 from alphastomics.train.objective import Objective
-from alphastomics.train.short_training import ContextStream, train_for_steps
+from alphastomics.train.short_training import train_for_steps
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -129,5 +129,5 @@ def adapt(
         ]
         with torch.random.fork_rng(devices):
             torch.manual_seed(seed + number)
-            train_for_steps([ContextStream(objective, dataset, 1) for dataset in datasets], plan, n_steps=n_round)
+            train_for_steps(objective, datasets, plan, n_contexts=1, n_steps=n_round)
     return ROUNDS * n_round

@@ -17,7 +17,7 @@ from alphastomics.config import DEFAULT_CONTEXT_SIZE, TrainingConfig
 from alphastomics.data import ContextDataset
 from alphastomics.nn import Denoiser
 from alphastomics.train.objective import Objective
-from alphastomics.train.short_training import ContextStream, train_for_steps
+from alphastomics.train.short_training import train_for_steps
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -121,7 +121,7 @@ def cross_fit(
         n_steps = max(1, round(SHARE * n_steps))
         logger.info("Fitting the spread of samples on cells held out (%d steps).", n_steps)
         n_contexts = TrainingConfig.batch_size // DEFAULT_CONTEXT_SIZE
-        train_for_steps([ContextStream(objective, dataset, n_contexts)], plan, n_steps=n_steps)
+        train_for_steps(objective, [dataset], plan, n_contexts=n_contexts, n_steps=n_steps)
     return CrossFit(module, slices, held_out)
 
 

@@ -8,7 +8,7 @@ steps.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 
@@ -28,49 +28,32 @@ if TYPE_CHECKING:
     from alphastomics.train.objective import Objective
 
 
-class ContextStream(NamedTuple):
-    """Contexts of a source, and their objective.
+def train_for_steps(
+    objective: Objective, datasets: Sequence[ContextDataset], plan: PlanConfig, *, n_contexts: int, n_steps: int
+) -> None:
+    """Train the network of an objective, and leave it in evaluation mode.
 
-    Attributes
-    ----------
-    objective
-        The losses of a network in these contexts.
-    dataset
-        The contexts, which are read epoch by epoch without end.
-    n_contexts
-        Number of contexts of a step.
+    Every step minimizes the mean of the losses of one batch of ``n_contexts`` contexts of each of ``datasets``.
     """
-
-    objective: Objective
-    dataset: ContextDataset
-    n_contexts: int
-
-    def batches(self) -> Iterator[Batch]:
-        """Batches on the device of the network."""
-        loader = ContextLoader(self.dataset, self.n_contexts)
-        encoder, device = Encoder(self.dataset.source.schema), self.objective.module.device
-        while True:
-            for raw in loader:
-                yield Batch(*(part.to(device) for part in encode_batch(cast("RawBatch", raw), encoder)))
-            self.dataset.set_epoch(self.dataset.epoch + 1)
-
-
-def train_for_steps(streams: Sequence[ContextStream], plan: PlanConfig, *, n_steps: int) -> None:
-    """Train the network of the objectives, which is the same in all ``streams``, and leave it in evaluation mode.
-
-    Every step minimizes the mean of the losses of one batch of each stream.
-    """
-    module = streams[0].objective.module
-    optimizer, batches = make_optimizer(module, plan), [stream.batches() for stream in streams]
+    module = objective.module
+    optimizer, batches = make_optimizer(module, plan), [_batches(each, n_contexts, module.device) for each in datasets]
     module.train()
     for step in range(n_steps):
         for group in optimizer.param_groups:
             group["lr"] = plan.lr * learning_rate_factor(plan, step, step / n_steps)
         optimizer.zero_grad()
-        for stream, each in zip(streams, batches, strict=True):
-            batch, objective = next(each), stream.objective
+        for batch in map(next, batches):
             loss = objective.total(objective.losses(batch, step=step), batch)
-            (loss / len(streams)).backward()
+            (loss / len(datasets)).backward()
         torch.nn.utils.clip_grad_norm_(module.parameters(), TrainerConfig.gradient_clip_val)
         optimizer.step()
     module.eval()
+
+
+def _batches(dataset: ContextDataset, n_contexts: int, device: torch.device) -> Iterator[Batch]:
+    """Batches of contexts on a device, epoch by epoch without end."""
+    loader, encoder = ContextLoader(dataset, n_contexts), Encoder(dataset.source.schema)
+    while True:
+        for raw in loader:
+            yield Batch(*(part.to(device) for part in encode_batch(cast("RawBatch", raw), encoder)))
+        dataset.set_epoch(dataset.epoch + 1)
