@@ -12,7 +12,7 @@ import pandas as pd
 from scipy import sparse
 
 from alphastomics._keys import SPATIAL
-from alphastomics.datasets._public import Atlas, fetching, harmonize
+from alphastomics.datasets._public import Atlas, harmonize, retrieve
 
 if TYPE_CHECKING:
     from os import PathLike
@@ -85,19 +85,11 @@ def _files(path: str | PathLike[str] | None) -> list[Path]:
                 f"path={str(path)!r} lacks {', '.join(absent)}; leave path out to download {OSMFISH.name}"
             )
         return files
-    import pooch
-    from scanpy import settings
-
     logger.info(
         "%s: %s from %s, downloaded unless cached; source: %s; license: %s.",
         OSMFISH.name, OSMFISH.contents, OSMFISH.url, OSMFISH.paper, OSMFISH.license,
     )  # fmt: skip
-    folder = Path(settings.datasetdir) / "osmfish"
-    with fetching(OSMFISH):
-        return [
-            Path(pooch.retrieve(OSMFISH.url + name, known_hash=f"sha256:{sha256}", fname=name, path=folder))
-            for name, sha256 in SHA256.items()
-        ]
+    return retrieve(OSMFISH, SHA256, folder="osmfish")
 
 
 def _cells(table: pd.DataFrame) -> ad.AnnData:

@@ -16,7 +16,7 @@ from scipy import sparse
 from alphastomics._keys import CELL_TYPE, SLICE, SPATIAL
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
     from os import PathLike
 
 SQUIDPY_URL = "https://exampledata.scverse.org/squidpy/"
@@ -243,15 +243,7 @@ def _from_squidpy(atlas: Atlas, name: str) -> ad.AnnData:
 
 
 def _from_novosparc(atlas: Atlas) -> ad.AnnData:
-    import pooch
-    from scanpy import settings
-
-    folder = Path(settings.datasetdir) / "bdtnp"
-    with fetching(atlas):
-        files = [
-            pooch.retrieve(atlas.url + name, known_hash=f"sha256:{sha256}", fname=name, path=folder)
-            for name, sha256 in BDTNP_SHA256.items()
-        ]
+    files = retrieve(atlas, BDTNP_SHA256, folder="bdtnp")
     expression, positions = (pd.read_csv(file, sep=r"\s+") for file in files)
     # Positions are those of the whole embryo; the half with expression comes first.
     return ad.AnnData(
@@ -260,6 +252,19 @@ def _from_novosparc(atlas: Atlas) -> ad.AnnData:
         var=pd.DataFrame(index=list(expression.columns)),
         obsm={SPATIAL: positions.to_numpy(np.float64)[: len(expression)]},
     )
+
+
+def retrieve(atlas: Atlas, sha256: Mapping[str, str], *, folder: str) -> list[Path]:
+    """Files below the address of an atlas, by name and checksum, downloaded once to a folder of ``scanpy.settings.datasetdir``."""
+    import pooch
+    from scanpy import settings
+
+    path = Path(settings.datasetdir) / folder
+    with fetching(atlas):
+        return [
+            Path(pooch.retrieve(atlas.url + name, known_hash=f"sha256:{value}", fname=name, path=path))
+            for name, value in sha256.items()
+        ]
 
 
 def harmonize(adata: ad.AnnData, atlas: Atlas) -> ad.AnnData:

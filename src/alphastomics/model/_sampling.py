@@ -139,8 +139,8 @@ class SamplingMixin(ModelBase):
         ValueError
             If the model was not trained for ``mode``; if an argument is out of range or has no effect with the others; if the
             query has no cells, invalid values, or fewer than half of the genes; if a cell has no position for
-            ``mode="pos_to_expr"``, or no slice where positions are read; if ``min_confidence`` is set and there is no confidence; if there is no query and the model was loaded
-            without data.
+            ``mode="pos_to_expr"``, or no slice where positions are read; if ``min_confidence`` is set and there is no
+            confidence; if there is no query and the model was loaded without data.
 
         Notes
         -----
