@@ -223,7 +223,7 @@ def _load(atlas: Atlas, path: str | PathLike[str] | None) -> ad.AnnData:
 
 
 @contextmanager
-def fetching(atlas: Atlas) -> Iterator[None]:
+def _fetching(atlas: Atlas) -> Iterator[None]:
     """Raise errors of the download as ConnectionError; reading the file is outside, so its errors are unchanged."""
     try:
         yield
@@ -238,7 +238,7 @@ def _from_squidpy(atlas: Atlas, name: str) -> ad.AnnData:
     import squidpy as sq
 
     fetch = getattr(sq.datasets, name)
-    with fetching(atlas):
+    with _fetching(atlas):
         return fetch()
 
 
@@ -260,7 +260,7 @@ def retrieve(atlas: Atlas, sha256: Mapping[str, str], *, folder: str) -> list[Pa
     from scanpy import settings
 
     path = Path(settings.datasetdir) / folder
-    with fetching(atlas):
+    with _fetching(atlas):
         return [
             Path(pooch.retrieve(atlas.url + name, known_hash=f"sha256:{value}", fname=name, path=path))
             for name, value in sha256.items()
