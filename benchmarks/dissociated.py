@@ -1,10 +1,9 @@
 """Placement of dissociated cells, judged by genes that no method reads; see ``_dissociated.py`` for the score and the data.
 
 Every quarter of the genes is held out in turn. Placements: AlphaSTomics (``tl.reconstruct``), the position of the reference cell with the
-largest Pearson or Spearman correlation (as DistMap, Karaiskos et al. 2017, and novoSpaRc start), the most probable spot of Tangram,
-and chance. Transfers without a position: ``tl.impute``, nearest reference cells in expression, the mean of Tangram's assignment.
-Run as ``python -m benchmarks.dissociated``; finished runs are kept. Tangram runs where ``tangram-sc`` is installed, which may be another
-environment, with ``--methods tangram``.
+largest Pearson or Spearman correlation (as DistMap, Karaiskos et al. 2017, and novoSpaRc start), Tangram (``peers/tangram.py``, in an
+environment of its own), and chance. Transfers without a position: ``tl.impute``, and nearest reference cells in expression. Run as
+``python -m benchmarks.dissociated``; finished runs are kept.
 """
 
 from __future__ import annotations
@@ -14,10 +13,10 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks import _dissociated as cells, _models
+from benchmarks import _dissociated as cells, _models, peers
 from benchmarks._report import Results, markdown, mean_sd, summarize
 from benchmarks._runner import RESULTS
-from benchmarks.baselines import tangram
+from benchmarks.peers._environment import PEER_DIR, PeerError, environment
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -35,7 +34,7 @@ PLAIN: dict[str, Callable[..., NDArray[np.float64]]] = {
 }
 SEEDED = ("chance", "alphastomics")  # the others are run with the first seed, which breaks ties or starts Tangram
 METHODS = (*PLAIN, "tangram", "alphastomics")
-LINES = (*PLAIN, "tangram", "tangram_transfer", "alphastomics", "alphastomics_impute")
+LINES = (*PLAIN, *peers.PEERS["tangram"].methods, "alphastomics", "alphastomics_impute")
 STEPS = 300
 
 
@@ -49,6 +48,8 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--steps", type=int, default=STEPS, help="training steps of AlphaSTomics")
     parser.add_argument("--output", type=Path, default=RESULTS / "dissociated.json")
+    parser.add_argument("--peer-dir", type=Path, default=PEER_DIR, help="folder of the environment of Tangram")
+    parser.add_argument("--peer-minutes", type=float, default=30.0, help="limit of time of Tangram on a fold")
     parser.add_argument(
         "--data-dir", help="folder of the .h5ad files and of osmfish/; default $ALPHASTOMICS_DATA or ../shared/data"
     )
@@ -61,14 +62,12 @@ def run_plain(fold: Fold, method: str, seed: int) -> dict[str, dict[str, float]]
     return {method: fold.judge_values(result) if method == "direct_transfer" else fold.judge_places(result)}
 
 
-def run_tangram(fold: Fold, seed: int) -> dict[str, dict[str, float]]:
-    """Scores of the most probable spot and of the mean over all spots."""
-    assigned = tangram.mapping(*cells.features(fold), seed=seed)
-    assigned /= assigned.sum(1, keepdims=True)
-    return {
-        "tangram": fold.judge_places(fold.position[assigned.argmax(1)]),
-        "tangram_transfer": fold.judge_values(assigned @ fold.shown),
-    }
+def run_tangram(fold: Fold, seed: int, options: argparse.Namespace) -> dict[str, dict[str, float]]:
+    """Scores of the most probable reference cell and of the mean position."""
+    peer = peers.PEERS["tangram"]
+    python = environment(options.peer_dir / "tangram", peer.requirements)
+    placed = peers.place(peer, python, fold.reference, fold.query, seed=seed, minutes=options.peer_minutes)
+    return {method: fold.judge_places(placed[method]) for method in peer.methods}
 
 
 def run_ours(fold: Fold, seed: int, steps: int) -> dict[str, dict[str, float]]:
@@ -89,23 +88,26 @@ def run_ours(fold: Fold, seed: int, steps: int) -> dict[str, dict[str, float]]:
     }
 
 
-def run(results: Results, fold: Fold, method: str, seed: int, steps: int) -> None:
-    """Run a method on a fold, unless it is finished."""
+def run(results: Results, fold: Fold, method: str, seed: int, options: argparse.Namespace) -> None:
+    """Run a method on a fold, unless it is finished; a failure of Tangram is printed."""
     parameters: dict[str, Any] = {"n_neighbors": cells.N_NEIGHBORS}
     if method == "alphastomics":
-        parameters["steps"] = steps
+        parameters["steps"] = options.steps
     if method == "tangram":
-        parameters["n_epochs"] = tangram.N_EPOCHS
-        if not tangram.available():
-            print(f"{fold.name}: tangram-sc is not installed; its results are kept", flush=True)
-            return
+        parameters |= peers.PEERS[method].parameters
     if results.find(parameters, method=method, fold=fold.name, seed=seed) is not None:
         return
     start = time.perf_counter()
     if method == "alphastomics":
-        lines = run_ours(fold, seed, steps)
+        lines = run_ours(fold, seed, options.steps)
+    elif method == "tangram":
+        try:
+            lines = run_tangram(fold, seed, options)
+        except PeerError as error:
+            print(f"{fold.name}, seed {seed}, {method}: {error}", flush=True)
+            return
     else:
-        lines = run_tangram(fold, seed) if method == "tangram" else run_plain(fold, method, seed)
+        lines = run_plain(fold, method, seed)
     seconds = round(time.perf_counter() - start, 1)
     for name, scores in reversed(lines.items()):  # the one that marks the run as finished is last
         results.add(method=name, fold=fold.name, seed=seed, parameters=parameters, scores=scores, seconds=seconds)
@@ -132,7 +134,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             for method in options.methods:
                 for fold in folds:
                     if seed == options.seeds[0] or method in SEEDED:
-                        run(results, fold, method, seed, options.steps)
+                        run(results, fold, method, seed, options)
     names = [f"genes {number}" for number in range(cells.N_FOLDS)]
     summary = {
         data: summarize(results.entries, LINES, [f"{data}, {name}" for name in names], options.seeds)

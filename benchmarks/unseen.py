@@ -32,6 +32,7 @@ from benchmarks._data import BENCHMARKS, DEFAULT_MINUTES, find_data
 from benchmarks._report import Results, markdown, summarize
 from benchmarks._runner import RESULTS, run_plain, run_variants
 from benchmarks._shifts import ceilings, shifted
+from benchmarks.peers._environment import PEER_DIR
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -44,7 +45,6 @@ BASELINES = ("knn_25", "contrastive", "distance_mlp", "optimal_transport")
 OURS = (_models.DEFAULT, "not_adapted")
 METHODS = ("chance", *BASELINES, *OURS)
 REPORTED = (*METHODS, *peers.METHODS)
-PEER_DIR = Path(__file__).parent / "environments"
 COMPARED = ("distance_spearman", "knn_20", "contact_5")
 
 Summary = dict[str, dict[str, dict[str, Any]]]

@@ -6,11 +6,11 @@ import json
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
 # The peers were written for these releases; newer ones of SciPy, scikit-learn and AnnData break calls that they make.
 PINNED = (
@@ -18,6 +18,7 @@ PINNED = (
     "matplotlib==3.8.4",
 )
 INSTALLED = "installed.json"
+PEER_DIR = Path(__file__).parents[1] / "environments"
 
 
 class PeerError(RuntimeError):

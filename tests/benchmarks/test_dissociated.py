@@ -8,7 +8,7 @@ import anndata as ad
 import numpy as np
 import pandas as pd
 import pytest
-from benchmarks.baselines import tangram
+from benchmarks.peers._environment import PEER_DIR
 
 from benchmarks import _dissociated, dissociated
 
@@ -75,7 +75,14 @@ def test_binary_values_are_not_normalized() -> None:
 
 def test_finished_runs_are_kept(folds, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(_dissociated, "DATA", {"smooth": lambda _: folds})
-    monkeypatch.setattr(tangram, "available", lambda: False)
+    calls = []
+
+    def placed(peer, python, reference, query, *, seed, minutes):
+        calls.append(python)
+        return dict.fromkeys(peer.methods, reference.obsm["spatial"][: query.n_obs])
+
+    monkeypatch.setattr(dissociated, "environment", lambda folder, requirements: folder)
+    monkeypatch.setattr(dissociated.peers, "place", placed)
     output = tmp_path / "results.json"
     arguments = ["--data", "smooth", "--methods", "pearson_argmax", "chance", "tangram", "--seeds", "0", "1"]
     dissociated.main([*arguments, "--output", str(output)])
@@ -85,4 +92,5 @@ def test_finished_runs_are_kept(folds, tmp_path, monkeypatch) -> None:
     assert before == after
     assert after["summary"]["smooth"]["pearson_argmax"]["n_seeds"] == 1
     assert after["summary"]["smooth"]["chance"]["n_seeds"] == 2
-    assert len(after["entries"]) == 3 * _dissociated.N_FOLDS
+    assert len(after["entries"]) == 5 * _dissociated.N_FOLDS
+    assert calls == [PEER_DIR / "tangram"] * _dissociated.N_FOLDS
