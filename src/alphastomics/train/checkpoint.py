@@ -89,6 +89,12 @@ class LastCheckpoint(OptimizerStepCallback, Checkpoint):
         self._saved_at = 0
         self._latch = SignalLatch()
 
+    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Record Ctrl-C from now on, before other callbacks write files; the runner restores the handler."""
+        # Several processes may be interrupted at different steps, and could not save together.
+        if trainer.world_size == 1:
+            self._latch.arm(signal.SIGINT)
+
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Count steps from that of the checkpoint; raises ``ValueError`` if processes have read different checkpoints."""
         super().on_train_start(trainer, pl_module)
@@ -99,9 +105,6 @@ class LastCheckpoint(OptimizerStepCallback, Checkpoint):
                 f"The processes have read different checkpoints (step {found}); checkpoint= must name a file on a shared disk"
             )
         self._saved_at = trainer.global_step
-        # Several processes may be interrupted at different steps, and could not save together.
-        if trainer.world_size == 1:
-            self._latch.arm(signal.SIGINT)  # the runner restores the handler
 
     def on_optimizer_step(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Save if a checkpoint is due; at the last batch, leave that to the end of the epoch."""
