@@ -46,6 +46,8 @@ from alphastomics.data._schema import CLIP
 from alphastomics.sampling._cells import ROWS, evenly_spaced_indices
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from numpy.typing import NDArray
 
     from alphastomics.data import CellSource
@@ -128,14 +130,27 @@ def measure_confidence(cells: ConfidenceCells, source: CellSource, rows: NDArray
 
     NaN if the query has none of the genes of ``cells``.
     """
+    confidence = np.full(len(rows), np.nan)
+    for block, searched, held_out, query in standardized_blocks(cells, source, rows):
+        s = scores(searched, np.concatenate([held_out, query]))
+        confidence[block] = p_values(s[: len(held_out)], s[len(held_out) :])
+    return confidence
+
+
+def standardized_blocks(
+    cells: ConfidenceCells, source: CellSource, rows: NDArray[np.int64]
+) -> Iterator[tuple[slice, Array, Array, Array]]:
+    """Blocks of the cells ``rows``, with standardized expression of the cells S, C and of the block.
+
+    Depth and shift are removed. Nothing if the query has none of the genes of ``cells``.
+    """
     genes = cells.genes.astype(np.int64)
     measured = source.measured[genes]
     if not measured.any():
-        return np.full(len(rows), np.nan)
+        return
     query = _read(source, rows, genes[measured])
     searched, held_out = cells.searched[:, measured], cells.held_out[:, measured]
     is_log, thins = source.schema.transform == "log1p", source.has_counts and cells.has_counts
-    confidence = np.empty(len(rows))
     n_blocks = -(-len(rows) // MAX_BLOCK)
     for block in (slice(number, None, n_blocks) for number in range(n_blocks)):
         parts = [searched, held_out, query[block]]
@@ -144,10 +159,7 @@ def measure_confidence(cells: ConfidenceCells, source: CellSource, rows: NDArray
         if is_log:
             parts = _normalize(parts)
         parts = [_standardize(parts[0], part) for part in parts]
-        parts[2] = remove_shift(*parts)
-        s = scores(parts[0], np.concatenate(parts[1:]))
-        confidence[block] = p_values(s[: len(held_out)], s[len(held_out) :])
-    return confidence
+        yield block, parts[0], parts[1], remove_shift(*parts)
 
 
 def check_values(cells: ConfidenceCells, source: CellSource) -> None:
@@ -177,7 +189,7 @@ def _read(source: CellSource, rows: NDArray[np.int64], genes: NDArray[np.int64])
 
 def scores(searched: Array, compared: Array) -> NDArray[np.float64]:
     """Scores s (n,) of the cells A, (n, K), against the cells S, (M, K), from standardized expression."""
-    x, y = _directions(searched, compared)
+    x, y = directions(searched, compared)
     m, n_smoothed = min(OWN_RANK, len(y) - 1), min(N_SMOOTHED, len(y) - 1)
     outer = _nearest(x, y, SEARCHED_RANK)[0][:, -1]
     inner, index = NearestNeighbors(n_neighbors=n_smoothed, algorithm="brute").fit(y).kneighbors()
@@ -187,7 +199,7 @@ def scores(searched: Array, compared: Array) -> NDArray[np.float64]:
 
 def remove_shift(searched: Array, held_out: Array, query: Array) -> Array:
     """Standardized expression of the query, (N, K), without the mean difference from the nearest cells of S, (M, K)."""
-    x, y = _directions(searched, np.concatenate([held_out, query]))
+    x, y = directions(searched, np.concatenate([held_out, query]))
     index = _nearest(x, y, N_MATCHED)[1]
     # The neighbors of the held-out cells differ from them, too: towards frequent kinds of cells.
     own, expected = (
@@ -198,7 +210,7 @@ def remove_shift(searched: Array, held_out: Array, query: Array) -> Array:
     return query - shift.astype(np.float32)
 
 
-def _directions(searched: Array, compared: Array) -> tuple[Array, Array]:
+def directions(searched: Array, compared: Array) -> tuple[Array, Array]:
     """Unit vectors (M, d) and (n, d) in principal components of all cells."""
     everything = np.concatenate([searched, compared])
     pca = PCA(min(N_COMPONENTS, *everything.shape), svd_solver="covariance_eigh")

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import logging
 import warnings
+from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 import anndata as ad
@@ -26,6 +27,7 @@ from alphastomics.config import SamplingConfig
 from alphastomics.data import AnnDataSource
 from alphastomics.diffusion.geometry import align
 from alphastomics.sampling._cells import content_order, encode_cells
+from alphastomics.sampling._composition import MAX_RATIO, composed_contexts, relative_frequency
 from alphastomics.sampling._confidence import check_values, measure_confidence
 from alphastomics.sampling._draws import align_draws, progress_bar, stack_draws
 from alphastomics.sampling._position import PositionSampler
@@ -45,6 +47,7 @@ PLACEMENT, DRAW = 1, 2  # keys of generators
 UNMATCHED = 0.05  # confidence below which a cell is counted as one that the reference lacks
 MAX_UNMATCHED = 0.5  # share of such cells, above which a warning is issued
 MIN_REPORTED = 50  # cells, below which their share is mostly chance
+OTHER_COMPOSITION, MAX_OTHER = 5.0, 0.25  # relative frequency, and the share of cells above it, for a warning
 
 
 class Placed(NamedTuple):
@@ -58,11 +61,14 @@ class Placed(NamedTuple):
         Scaled median distance of the draws from the returned position, (n_cells,), user units; NaN for a single draw.
     confidence
         Confidence, (n_cells,); NaN where there is none.
+    frequency
+        Frequency of cells like each one, relative to that in the reference, (n_cells,).
     """
 
     positions: NDArray[np.float64]
     uncertainty: NDArray[np.float64]
     confidence: NDArray[np.float64]
+    frequency: NDArray[np.float64]
 
 
 def sample_positions(sampler: Sampler, query: AnnData, config: SamplingConfig) -> AnnData:
@@ -77,12 +83,13 @@ def sample_positions(sampler: Sampler, query: AnnData, config: SamplingConfig) -
         check_values(sampler.fitted.confidence_cells, source)
     n_cells, n_samples = source.n_cells, config.n_samples
     n_returned = n_samples if config.reduce is None else 1
-    placed = Placed(np.empty((n_returned, n_cells, sampler.schema.n_dims)), *np.full((2, n_cells), np.nan))
+    placed = Placed(np.empty((n_returned, n_cells, sampler.schema.n_dims)), *np.full((3, n_cells), np.nan))
     logger.info("Placing %d cells in %d slices on %s.", n_cells, len(source.slices), sampler.device)
     with progress_bar(len(source.slices) * n_samples, "Placing cells", unit="draw") as bar:
         for cells in source.slices:
             _SliceDraws(sampler, source, cells, config, lambda: bar.update()).write(placed)
     _report_confidence(placed, config.min_confidence)
+    _report_composition(placed)
     return _to_anndata(query, placed, sampler.schema, reduced=config.reduce is not None)
 
 
@@ -116,6 +123,14 @@ class _SliceDraws:
         self.free = self.known is None and not sampler.shared_frame
         self.refine = sampler.refines if config.refine is None else config.refine
 
+    @cached_property
+    def frequency(self) -> NDArray[np.float64]:
+        """Frequency (n,) of cells like these, relative to that in the reference."""
+        compared = self.sampler.fitted.confidence_cells
+        if compared is None:
+            return np.ones(len(self.rows))
+        return relative_frequency(compared, self.source, self.rows)
+
     def write(self, placed: Placed) -> None:
         """Write the rows of this slice to ``placed``."""
         rows, n_samples, reduce = self.rows, self.config.n_samples, self.config.reduce
@@ -135,7 +150,7 @@ class _SliceDraws:
                     ).numpy()
                 placed.uncertainty[rows] = uncertainty(positions, mean)
                 positions = mean[None]
-        placed.positions[:, rows] = positions
+        placed.positions[:, rows], placed.frequency[rows] = positions, self.frequency
         if self.sampler.fitted.confidence_cells is not None:
             placed.confidence[rows] = measure_confidence(self.sampler.fitted.confidence_cells, self.source, rows)
             placed.positions[:, rows[placed.confidence[rows] < self.config.min_confidence]] = np.nan
@@ -158,6 +173,7 @@ class _SliceDraws:
             change = sampler.perturbation.draw(self.source.measured, rng)
         max_context = self.config.max_context
         cells = encode_cells(sampler.module, self.source, self.rows, max_context=max_context, change=change)
+        cells = cells._replace(contexts=composed_contexts(self.frequency, max_context, sampler.device))
         known = None
         if self.known is not None:
             known = torch.from_numpy(sampler.schema.encode_position(self.known)).to(sampler.device)
@@ -203,6 +219,22 @@ def _report_confidence(placed: Placed, min_confidence: float) -> None:
             UserWarning,
             stacklevel=4,
         )
+
+
+def _report_composition(placed: Placed) -> None:
+    """Log the share of cells of over-represented kinds, with a warning if they are many."""
+    over = placed.frequency[placed.frequency > MAX_RATIO]
+    if len(over) < MIN_REPORTED:
+        return
+    message = (
+        f"{len(over) / len(placed.frequency):.0%} of the cells are of kinds that are more than {MAX_RATIO:g} times as frequent as in the "
+        f"reference (median: {np.median(over):.2g} times). Each of them is placed together with a part of the others only, so that "
+        "the composition is that of the reference."
+    )
+    if (placed.frequency > OTHER_COMPOSITION).mean() > MAX_OTHER:
+        warnings.warn(message, UserWarning, stacklevel=4)
+    else:
+        logger.info(message)
 
 
 def _to_anndata(query: AnnData, placed: Placed, schema: TissueSchema, *, reduced: bool) -> AnnData:

@@ -1,0 +1,74 @@
+r"""Contexts with the composition of the reference, for a query in which some kinds of cells are over-represented.
+
+The network places a cell given the other cells of its context, and was trained on contexts of the reference. Dissociated cells that
+were sorted, or of which one kind survived better, have another composition. With the densities p of the expression of the query Q and
+of the reference R, and the median m over cells of the reference,
+
+.. math:: \rho_i = \frac{p_Q(x_i) / p_R(x_i)}{m}, \qquad a_i = \max(1, J / \rho_i)
+
+is the frequency of cells like i, relative to that in the reference, and the number of the J contexts of which a cell with
+:math:`\rho_i > 2` is part. The other cells are part of all contexts, and :math:`m` makes their frequencies comparable. The ratio of
+densities is that of the odds of a logistic regression, which discriminates the cells of Q from those of R (Bickel et al. 2009, J. Mach.
+Learn. Res. 10:2137; Sugiyama et al. 2012, Density Ratio Estimation in Machine Learning).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from sklearn.linear_model import LogisticRegression
+
+from alphastomics.sampling._cells import ANCHOR_SHARE, split_contexts
+from alphastomics.sampling._confidence import directions, standardized_blocks
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from alphastomics.data import CellSource
+    from alphastomics.sampling._cells import Contexts
+    from alphastomics.sampling._confidence import ConfidenceCells
+
+MIN_CELLS = 50  # of a query, below which its composition is mostly chance
+MAX_RATIO = 2.0  # of frequencies, above which cells are part of a share of the contexts
+MIN_SHARE = 0.01  # of such cells
+MAX_REPEATS = 6.0  # cells in all contexts, as a multiple of the cells of the query
+
+
+def relative_frequency(cells: ConfidenceCells, source: CellSource, rows: NDArray[np.int64]) -> NDArray[np.float64]:
+    r"""Frequency :math:`\rho` (N,) of cells like those in ``rows`` of one slice of a query, relative to that in the reference."""
+    ratio = np.ones(len(rows))
+    if len(rows) < MIN_CELLS:
+        return ratio
+    for block, searched, held_out, query in standardized_blocks(cells, source, rows):
+        x, y = directions(np.concatenate([searched, held_out]), query)
+        is_query = np.repeat([0, 1], [len(x), len(y)])
+        odds = LogisticRegression(class_weight="balanced", max_iter=500).fit(np.concatenate([x, y]), is_query)
+        ratio[block] = np.exp(odds.decision_function(y) - np.median(odds.decision_function(x)))
+    return ratio
+
+
+def composed_contexts(ratio: NDArray[np.float64], max_context: int, device: torch.device) -> Contexts:
+    r"""Contexts that cover all cells, in which those with a ratio :math:`\rho_i > 2` are as frequent as in the reference.
+
+    Without such cells, the contexts of :func:`split_contexts`.
+    """
+    frequent = ratio > MAX_RATIO
+    if frequent.mean() < MIN_SHARE:
+        return split_contexts(len(ratio), max_context, device)
+    others, chosen = np.flatnonzero(~frequent), np.flatnonzero(frequent)
+    n_anchors = len(others) if len(others) <= max_context // 2 else int(ANCHOR_SHARE * max_context)
+    rest = others[n_anchors:]
+    room = max(1, (max_context - n_anchors) // 2)  # for the rest, and for the frequent cells
+    most = MAX_REPEATS * len(ratio) / (n_anchors + (1 / ratio[chosen]).sum())
+    least = max(1, -(-len(rest) // room), -(-len(chosen) // room))
+    n = max(least, int(min(most, np.ceil(np.quantile(ratio[chosen], 0.9)))))
+    n_parts = np.clip(np.round(n / ratio[chosen]), 1, max(1, n * room // len(chosen))).astype(int)
+    cell = np.concatenate([np.repeat(chosen, n_parts), rest])
+    # Successive contexts, so that the parts of a cell differ, and all contexts are of the same size.
+    context = np.concatenate([np.arange(n_parts.sum()), np.arange(len(rest))]) % n
+    return [
+        (torch.from_numpy(np.concatenate([others[:n_anchors], cell[context == j]])).to(device), n_anchors)
+        for j in range(n)
+    ]
