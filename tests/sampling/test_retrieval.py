@@ -7,13 +7,16 @@ import pytest
 import torch
 import torch.nn.functional as F
 from scipy.stats import chisquare
+from tests.small_models import SMALL
 
 from alphastomics.data import AnnDataSource
 from alphastomics.diffusion.losses import TEMPERATURE
 from alphastomics.metrics import rigid_rmsd
+from alphastomics.sampling._cells import encode_cells
 from alphastomics.sampling._fit import fit_reference_cells
+from alphastomics.sampling._position import PositionSampler
 from alphastomics.sampling._reference_cells import ReferenceCells
-from alphastomics.sampling._retrieval import SHARE, retrieve_positions
+from alphastomics.sampling._retrieval import SHARE, SHARPENING, average_positions, retrieve_positions
 
 N_CELLS = 20_000
 
@@ -79,3 +82,28 @@ def test_positions_of_the_reference_are_in_the_canonical_frame(trained):
     first = cells.position[: len(source.slices[0].rows)]
     true = source.slices[0].position / trained.schema.scale
     assert rigid_rmsd(true, first, reflection=True) < 1e-5
+
+
+@pytest.mark.parametrize("n_reference", [5, 200])
+def test_the_mean_is_averaged_with_the_expectation_of_the_retrieved_position(n_reference):
+    reference, feature = unit_vectors(n_reference, seed=1), unit_vectors(1500, seed=2)
+    position = np.random.default_rng(0).standard_normal((n_reference, 3)).astype(np.float32)
+    mean = torch.randn(1500, 3, generator=generator(3))
+    found = average_positions(reference_cells(reference, position), feature, mean)
+    weight = np.exp((feature.double() @ reference.double().T).numpy() * SHARPENING / TEMPERATURE)
+    expected = (mean.numpy() + weight @ position / weight.sum(1, keepdims=True)) / 2
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("transform", ["log1p", "none"])
+def test_placements_of_counts_start_at_the_mean_and_others_at_the_average(reference, train_well, transform):
+    from alphastomics.model import AlphaSTomics
+
+    reference.X = reference.X.astype(np.float32)
+    AlphaSTomics.setup_anndata(reference, position_key="spatial", slice_key="slice_id", transform=transform)
+    model = train_well(AlphaSTomics(reference, mode="expr_to_pos", random_state=0, **SMALL))
+    sampler, source = model._make_sampler(), AnnDataSource(reference, model.schema, positions=False)
+    cells = PositionSampler(sampler, encode_cells(model.module, source, source.slices[0].rows, max_context=1000))
+    start = cells.place(np.random.default_rng(0), refine=False, separate=False)
+    averaged = average_positions(sampler.fitted.reference_cells, cells.feature, cells.mean[0])
+    assert torch.equal(start, cells.mean[0] if transform == "log1p" else averaged)

@@ -1,15 +1,17 @@
 r"""Contexts with the composition of the reference, for a query in which some kinds of cells are over-represented.
 
 The network places a cell given the other cells of its context, and was trained on contexts of the reference. Dissociated cells that
-were sorted, or of which one kind survived better, have another composition. With the densities p of the expression of the query Q and
-of the reference R, and the median m over cells of the reference,
+were sorted, or of which one kind survived better, have another composition. With the k nearest cells :math:`N_Q`
+of Q, in expression, and the cells of the reference R,
 
-.. math:: \rho_i = \frac{p_Q(x_i) / p_R(x_i)}{m}, \qquad a_i = \max(1, J / \rho_i)
+.. math:: w_i = \frac{1}{k} \sum_{j \in N_Q(i)} \frac{\lvert Q \rvert}{k \lvert R \rvert} \, \#\{l \in R : j \in N_Q(l)\}, \qquad
+          \rho_i = \frac{m}{w_i}, \qquad a_i = \max(1, J / \rho_i)
 
-is the frequency of cells like i, relative to that in the reference, and the number of the J contexts of which a cell with
-:math:`\rho_i > 2` is part. The other cells are part of all contexts, and :math:`m` makes their frequencies comparable. The ratio of
-densities is that of the odds of a logistic regression, which discriminates the cells of Q from those of R (Bickel et al. 2009, J. Mach.
-Learn. Res. 10:2137; Sugiyama et al. 2012, Density Ratio Estimation in Machine Learning).
+is the weight of a cell by the number of reference cells that it is nearest to (importance weighting by nearest neighbors: Kremer et al. 2015,
+Astron. Comput. 12:67), the frequency of cells like i relative to that in the reference, and the number of the J contexts of which a
+cell with :math:`\rho_i > 2` is part. The other cells are part of all contexts; :math:`m`, the median of w over reference cells, makes their
+frequencies comparable. Every reference cell has nearest cells in Q, however much both sets differ otherwise: another instrument or
+specimen does not change the weights as it changes the odds of a classifier.
 """
 
 from __future__ import annotations
@@ -18,10 +20,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from sklearn.linear_model import LogisticRegression
 
 from alphastomics.sampling._cells import ANCHOR_SHARE, split_contexts
-from alphastomics.sampling._confidence import directions, standardized_blocks
+from alphastomics.sampling._confidence import directions, nearest_rows, standardized_blocks
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from alphastomics.sampling._confidence import ConfidenceCells
 
 MIN_CELLS = 50  # of a query, below which its composition is mostly chance
+N_NEAREST = 60  # k
+MIN_WEIGHT = 0.02  # cells of a kind that the reference lacks have no weight
 MAX_RATIO = 2.0  # of frequencies, above which cells are part of a share of the contexts
 MIN_SHARE = 0.01  # of such cells
 MAX_REPEATS = 6.0  # cells in all contexts, as a multiple of the cells of the query
@@ -43,9 +46,10 @@ def relative_frequency(cells: ConfidenceCells, source: CellSource, rows: NDArray
         return ratio
     for block, searched, held_out, query in standardized_blocks(cells, source, rows):
         x, y = directions(np.concatenate([searched, held_out]), query)
-        is_query = np.repeat([0, 1], [len(x), len(y)])
-        odds = LogisticRegression(class_weight="balanced", max_iter=500).fit(np.concatenate([x, y]), is_query)
-        ratio[block] = np.exp(odds.decision_function(y) - np.median(odds.decision_function(x)))
+        chosen = nearest_rows(y, x, N_NEAREST)[1]
+        weight = np.bincount(chosen.ravel(), minlength=len(y)) * (len(y) / chosen.size)
+        weight = np.maximum(weight[nearest_rows(y, y, N_NEAREST)[1]].mean(1), MIN_WEIGHT)
+        ratio[block] = np.median(weight[chosen].mean(1)) / weight
     return ratio
 
 

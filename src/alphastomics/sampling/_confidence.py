@@ -22,7 +22,7 @@ which is missing is missing for all of its cells.
 (Vovk et al. 2005, Algorithmic Learning in a Random World; for s that depends on the cells to test, Marandon et al. 2024,
 Ann. Statist. 52:157), and nearly uniform in [0, 1].
 
-**Shift.** Another specimen or instrument differs in all kinds of cells. The mean difference of the cells of Q from the nearest cells of
+**Shift.** Another specimen or instrument differs in all kinds of cells. The median difference of the cells of Q from the nearest cells of
 S, beyond that of the cells of C, is first subtracted from the standardized expression of Q, for each gene up to half a standard
 deviation. The rest makes all cells less similar to the reference, and the values smaller.
 
@@ -58,9 +58,9 @@ MAX_SEARCHED, MAX_HELD_OUT = 4096, 1024  # cells
 HELD_OUT_SHARE = 0.2  # of a small reference
 MAX_GENES = 1024
 MIN_CELLS = 50  # of the reference, below which confidence means little
-N_COMPONENTS = 20
+N_COMPONENTS = 12
 SEARCHED_RANK, OWN_RANK = 5, 30  # k and m
-N_SMOOTHED = 60  # nearest cells in N
+N_SMOOTHED = 100  # nearest cells in N; a rarer kind is more difficult to find
 MAX_BLOCK = 4096  # cells of a query that are compared with each other
 N_MATCHED = 15  # nearest cells from which the shift of a query is measured
 MAX_SHIFT = 0.5  # that is removed, standard deviations of a gene
@@ -191,19 +191,20 @@ def scores(searched: Array, compared: Array) -> NDArray[np.float64]:
     """Scores s (n,) of the cells A, (n, K), against the cells S, (M, K), from standardized expression."""
     x, y = directions(searched, compared)
     m, n_smoothed = min(OWN_RANK, len(y) - 1), min(N_SMOOTHED, len(y) - 1)
-    outer = _nearest(x, y, SEARCHED_RANK)[0][:, -1]
+    outer = nearest_rows(x, y, SEARCHED_RANK)[0][:, -1]
     inner, index = NearestNeighbors(n_neighbors=n_smoothed, algorithm="brute").fit(y).kneighbors()
     ratio = np.log((outer + EPSILON) / (inner[:, m - 1] + EPSILON))
     return (ratio + ratio[index].sum(1)) / (1 + n_smoothed)
 
 
 def remove_shift(searched: Array, held_out: Array, query: Array) -> Array:
-    """Standardized expression of the query, (N, K), without the mean difference from the nearest cells of S, (M, K)."""
+    """Standardized expression of the query, (N, K), without the median difference from the nearest cells of S, (M, K)."""
     x, y = directions(searched, np.concatenate([held_out, query]))
-    index = _nearest(x, y, N_MATCHED)[1]
-    # The neighbors of the held-out cells differ from them, too: towards frequent kinds of cells.
+    index = nearest_rows(x, y, N_MATCHED)[1]
+    # The neighbors of the held-out cells differ from them, too: towards frequent kinds of cells. Medians are not changed by the
+    # cells of a kind that the reference lacks.
     own, expected = (
-        part.mean(0) - np.mean([searched[rank].mean(0) for rank in nearest.T], axis=0)
+        np.median(part - np.mean([searched[rank] for rank in nearest.T], axis=0), axis=0)
         for part, nearest in ((query, index[len(held_out) :]), (held_out, index[: len(held_out)]))
     )
     shift = np.clip(own - expected, -MAX_SHIFT, MAX_SHIFT) * (len(query) / (len(query) + PRIOR_CELLS))
@@ -218,7 +219,7 @@ def directions(searched: Array, compared: Array) -> tuple[Array, Array]:
     return x, y
 
 
-def _nearest(x: Array, y: Array, k: int) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+def nearest_rows(x: Array, y: Array, k: int) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
     """Distance to, and number of, the k nearest rows of x for every row of y."""
     return NearestNeighbors(n_neighbors=min(k, len(x)), algorithm="brute").fit(x).kneighbors(y)
 

@@ -1,7 +1,8 @@
 r"""Placement of cells, and draws of their positions, given expression.
 
 The network returns the conditional mean of the positions and the neighborhood embedding of the cells of a slice, which attend to
-each other. A placement follows in three steps:
+each other. Values that are not counts determine a position more exactly; the mean is then averaged with the positions of retrieved
+reference cells (:mod:`alphastomics.sampling._retrieval`). A placement follows in three steps:
 
 1. kriging, if positions of some cells are known (:mod:`alphastomics.sampling._kriging`);
 2. refinement of the layout by the neighborhood embedding (:mod:`alphastomics.sampling._layout`);
@@ -32,7 +33,7 @@ from alphastomics.diffusion.geometry import center, kabsch
 from alphastomics.sampling._kriging import krige_positions
 from alphastomics.sampling._layout import refine_layout
 from alphastomics.sampling._overlap import remove_overlaps
-from alphastomics.sampling._retrieval import retrieve_positions
+from alphastomics.sampling._retrieval import average_positions, retrieve_positions
 
 if TYPE_CHECKING:
     import numpy as np
@@ -165,8 +166,11 @@ class PositionSampler:
         """
         x, fixed, frame = self.mean[0], None, None
         fitted = self.sampler.fitted
-        if retrieve and fitted.reference_cells is not None:
-            x = retrieve_positions(fitted.reference_cells, self.feature, x, _torch_generator(rng))
+        if fitted.reference_cells is not None:
+            if retrieve:
+                x = retrieve_positions(fitted.reference_cells, self.feature, x, _torch_generator(rng))
+            elif not self.sampler.refines:
+                x = average_positions(fitted.reference_cells, self.feature, x)
         if known is not None:
             frame = KnownPositions(known, self.mean[0], shared_frame=self.sampler.shared_frame)
             fixed = frame.mask

@@ -1,16 +1,20 @@
-r"""Retrieval of reference cells: the part of a draw in which every cell differs by itself.
+r"""Retrieval of reference cells by the neighborhood embedding.
 
-A cell that may lie in several places has its conditional mean :math:`\hat x` between them. In a draw, a share :math:`\pi` of the
-cells start at the position r of a reference cell that is drawn by its neighborhood embedding,
+A cell that may lie in several places has its conditional mean :math:`\hat x` between them, and differs from its neighbors by itself.
+In a draw, a share :math:`\pi` of the cells start at the position r of a reference cell that is drawn by its neighborhood embedding,
 
 .. math::
 
     x_i = \begin{cases} r_J & \text{with probability } \pi, \\ \hat x_i & \text{otherwise}, \end{cases} \qquad
-    P(J = j) \propto \exp\!\Big(\frac{f_i \cdot g_j}{\tau}\Big)
+    P_\tau(J = j) \propto \exp\!\Big(\frac{f_i \cdot g_j}{\tau}\Big)
 
 with the unit vectors f of the query and g of the reference and the temperature :math:`\tau` of the contrastive loss, whose optimum is
 the density ratio of neighbors to random cells (van den Oord et al. 2018, arXiv:1807.03748): :math:`r_J` is a sample from what the
 embedding determines about the position of a cell.
+
+Where expression determines the position nearly exactly, a placement starts at the average of two estimates with different errors,
+
+.. math:: x_i = \tfrac12 \hat x_i + \tfrac12 \mathbb E_{\tau / 2}\, r_J .
 """
 
 from __future__ import annotations
@@ -27,6 +31,7 @@ if TYPE_CHECKING:
     from alphastomics.sampling._reference_cells import ReferenceCells
 
 SHARE = 0.3  # pi
+SHARPENING = 2.0  # of the probabilities for an average, in which distant cells have a large effect
 ROWS = 1024  # cells whose probabilities are in memory at once
 
 
@@ -35,6 +40,19 @@ def retrieve_positions(cells: ReferenceCells, feature: Tensor, mean: Tensor, gen
     reference, position = torch.from_numpy(cells.feature), torch.from_numpy(cells.position)
     start, chosen = mean.clone(), (torch.rand(len(mean), generator=generator) < SHARE).nonzero()[:, 0]
     for rows in chosen.split(ROWS):
-        probability = (feature[rows.to(feature.device)].cpu() @ reference.T / TEMPERATURE).softmax(1)
+        probability = _probability(feature[rows.to(feature.device)], reference, TEMPERATURE)
         start[rows.to(start.device)] = position[probability.multinomial(1, generator=generator)[:, 0]].to(start)
     return start
+
+
+def average_positions(cells: ReferenceCells, feature: Tensor, mean: Tensor) -> Tensor:
+    """Average (N, D) of the conditional mean (N, D) and of retrieved positions, given unit vectors ``feature`` (N, K)."""
+    reference, position = torch.from_numpy(cells.feature), torch.from_numpy(cells.position)
+    blocks = feature.split(ROWS)
+    retrieved = torch.cat([_probability(block, reference, TEMPERATURE / SHARPENING) @ position for block in blocks])
+    return (mean + retrieved.to(mean)) / 2
+
+
+def _probability(feature: Tensor, reference: Tensor, temperature: float) -> Tensor:
+    """Probabilities (n, M) of the reference cells, on the CPU."""
+    return (feature.cpu() @ reference.T / temperature).softmax(1)
