@@ -140,7 +140,7 @@ def test_several_processes_train_one_run(cells, tmp_path):
         ]  # fmt: skip
         model = AlphaSTomics.load(folder / "checkpoints/model", adata=False, accelerator="cpu")
         assert model.is_trained
-        assert sum(" 180 cells" in line for line in lines) == 1
+        assert sum(" 180 cells," in line for line in lines) == 1
         assert lines[-1] == "The model is in outputs/alphastomics/checkpoints/model."
         found = load_file(folder / "checkpoints/model/model.safetensors")
         assert found.keys() == expected.keys()

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from scipy.spatial.distance import cdist
 from scipy.stats import chisquare
 from tests.small_models import SMALL
 
@@ -16,7 +17,14 @@ from alphastomics.sampling._cells import encode_cells
 from alphastomics.sampling._fit import fit_reference_cells
 from alphastomics.sampling._position import PositionSampler
 from alphastomics.sampling._reference_cells import ReferenceCells
-from alphastomics.sampling._retrieval import SHARE, SHARPENING, average_positions, retrieve_positions
+from alphastomics.sampling._retrieval import (
+    N_AROUND,
+    SHARE,
+    SHARPENING,
+    average_positions,
+    mode_positions,
+    retrieve_positions,
+)
 
 N_CELLS = 20_000
 
@@ -37,6 +45,12 @@ def reference_cells(feature: torch.Tensor, position: np.ndarray) -> ReferenceCel
         slice=np.zeros(n, np.float32),
         expression=np.zeros((n, 0), np.float32),
     )
+
+
+@pytest.fixture
+def one(reference):
+    """One slice."""
+    return reference[reference.obs["slice_id"] == "slice_1"].copy()
 
 
 def test_cells_are_retrieved_with_the_probabilities_of_the_contrastive_loss():
@@ -107,3 +121,40 @@ def test_placements_of_counts_start_at_the_mean_and_others_at_the_average(refere
     start = cells.place(np.random.default_rng(0), refine=False, separate=False)
     averaged = average_positions(sampler.fitted.reference_cells, cells.feature, cells.mean[0])
     assert torch.equal(start, cells.mean[0] if transform == "log1p" else averaged)
+
+
+def test_the_mode_is_where_the_cells_around_are_most_likely_retrieved():
+    """Against dense computation in float64."""
+    reference, feature = unit_vectors(200, seed=1), unit_vectors(50, seed=2)
+    position = np.random.default_rng(0).standard_normal((200, 2)).astype(np.float32)
+    probability = (feature.double() @ reference.double().T / TEMPERATURE).softmax(1).numpy()
+    around = np.argsort(cdist(position, position), axis=1)[:, :N_AROUND]
+    expected = position[probability[:, around].mean(2).argmax(1)]
+    found = mode_positions(reference_cells(reference, position), feature)
+    assert np.array_equal(found.numpy(), expected)
+
+
+def test_a_reference_of_few_cells_has_a_mode():
+    reference, position = unit_vectors(3, seed=1), np.eye(3, 2, dtype=np.float32)
+    assert mode_positions(reference_cells(reference, position), unit_vectors(4, seed=2)).shape == (4, 2)
+
+
+def test_cells_that_are_placed_independently_lie_at_reference_cells_and_known_ones_stay(trained, one):
+    reference = trained.adata.obsm["spatial"]
+    whole = trained.sample(one, independent=True)
+    part = trained.sample(one[:10], independent=True)
+    assert part.obsm["spatial"].shape == (10, 2)
+    first = trained.adata.obs["slice_id"] == trained.adata.obs["slice_id"].iloc[0]
+    center, radius = reference[first].mean(0), np.ptp(reference[first], axis=0).max()
+    assert (np.linalg.norm(whole.obsm["spatial"] - center, axis=1) < radius).all()
+    known = one.copy()
+    known.obsm["spatial"] = known.obsm["spatial"].astype(float)
+    known.obsm["spatial"][5:] = np.nan
+    placed = trained.sample(known, independent=True, inpaint=True).obsm["spatial"]
+    assert np.array_equal(placed[:5], known.obsm["spatial"][:5])
+    assert np.isfinite(placed).all()
+
+
+def test_a_layout_is_not_refined_for_independent_cells(trained, one):
+    with pytest.raises(ValueError, match="refine=True has no effect with independent=True"):
+        trained.sample(one, independent=True, refine=True)

@@ -130,7 +130,8 @@ def test_two_estimates_are_within_15_percent_of_the_measurement() -> None:
 @has_status
 @pytest.mark.slow
 def test_six_estimates_are_within_15_percent_of_the_measurement() -> None:
-    compare(CONFIG, [(n, k) for n in (2048, 8192) for k in (DEPTH, DEPTH // 2, 0)])
+    for n in (4096, 8192):
+        compare(CONFIG, [(n, k) for k in (DEPTH, DEPTH // 2, 0)])
 
 
 @has_status

@@ -76,6 +76,10 @@ class ReverseConfig:
         Noise of ``ddim``, from 0 (none) to 1 (that of ``ddpm``).
     refine
         Move each cell towards the cells with similar neighborhood embeddings. By default for counts only.
+    independent
+        Place each cell by itself, at a position of a reference cell around which the reference resembles it most, instead of all
+        cells as one tissue: for dissociated cells, of which there may be many more or fewer than a tissue has. Neither refines the
+        layout nor removes overlaps, and does not change random draws.
     min_confidence
         Smallest confidence of a placed cell, the probability that a cell like those of the reference matches it no better. The
         position of other cells is NaN.
@@ -86,6 +90,7 @@ class ReverseConfig:
     sampler: SamplerName = setting("dpm++2m", requires=_OF_DIFFUSION)
     eta: float = setting(0.0, ge=0, le=1, requires=("sampler", "ddim"), python_only=True)
     refine: bool | None = setting(None, requires=_OF_POSITIONS)
+    independent: bool = setting(False, requires=_OF_POSITIONS)
     min_confidence: float = setting(0.0, ge=0, le=1, requires=_OF_POSITIONS)
 
 
@@ -117,6 +122,10 @@ class SamplingConfig(InferenceConfig, ReverseConfig, DrawConfig, TargetConfig):
         check(self)
         if self.mode == "joint" and self.n_cells is None:
             raise ValueError("mode='joint' requires n_cells, the number of cells of a new slice")
+        if self.independent and self.refine:
+            raise ValueError(
+                "refine=True has no effect with independent=True, which has no layout; leave one of them out"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

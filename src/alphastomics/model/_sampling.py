@@ -46,6 +46,7 @@ class SamplingMixin(ModelBase):
         sampler: SamplerName = SamplingConfig.sampler,
         eta: float = SamplingConfig.eta,
         refine: bool | None = SamplingConfig.refine,
+        independent: bool = SamplingConfig.independent,
         min_confidence: float = SamplingConfig.min_confidence,
     ) -> AnnData:
         """Sample one modality given the other, or both.
@@ -91,6 +92,11 @@ class SamplingMixin(ModelBase):
             For positions: whether to move cells towards cells that are similar in the neighborhood embedding. More neighbors
             are then correct, and fewer cells lie between two possible positions. None: for counts only. Draws are always
             refined.
+        independent
+            For positions: whether each cell is placed by itself, at the position of the reference cell around which the reference
+            resembles it most (the mode of its posterior), instead of all cells as one tissue. For dissociated cells, of which
+            there may be more or fewer than a tissue has, and whose kinds may occur throughout it. Several cells may have the
+            same position. Draws do not change.
         min_confidence
             For positions: smallest confidence of a cell, between 0 and 1. The positions of other cells are NaN, except known
             ones; 0.05 leaves out about 5 % of the cells of a query that does not differ from the reference.

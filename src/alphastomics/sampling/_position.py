@@ -33,7 +33,7 @@ from alphastomics.diffusion.geometry import center, kabsch
 from alphastomics.sampling._kriging import krige_positions
 from alphastomics.sampling._layout import refine_layout
 from alphastomics.sampling._overlap import remove_overlaps
-from alphastomics.sampling._retrieval import average_positions, retrieve_positions
+from alphastomics.sampling._retrieval import average_positions, mode_positions, retrieve_positions
 
 if TYPE_CHECKING:
     import numpy as np
@@ -145,6 +145,7 @@ class PositionSampler:
         refine: bool,
         separate: bool = True,
         retrieve: bool = False,
+        independent: bool = False,
         known: Tensor | None = None,
     ) -> Tensor:
         """Positions (N, D), in the canonical frame or in that of ``known``.
@@ -160,6 +161,8 @@ class PositionSampler:
         retrieve
             Whether a share of the cells starts at the positions of retrieved reference cells, as in a draw. The layout is then
             always refined, because these positions are independent of each other.
+        independent
+            Whether each cell is placed at its own mode. The layout is then neither refined nor separated.
         known
             Positions (N, D) in the frame of the user and model units, NaN where they are not known. Known positions do not
             change.
@@ -167,7 +170,9 @@ class PositionSampler:
         x, fixed, frame = self.mean[0], None, None
         fitted = self.sampler.fitted
         if fitted.reference_cells is not None:
-            if retrieve:
+            if independent:
+                x = mode_positions(fitted.reference_cells, self.feature).to(x)
+            elif retrieve:
                 x = retrieve_positions(fitted.reference_cells, self.feature, x, _torch_generator(rng))
             elif not self.sampler.refines:
                 x = average_positions(fitted.reference_cells, self.feature, x)
@@ -177,6 +182,8 @@ class PositionSampler:
             h = torch.cat([self.latent, self.embedding], dim=1)
             x = krige_positions(h, x, fixed.nonzero()[:, 0], frame.position).clone()
             x[fixed] = frame.position
+        if independent:
+            return x if frame is None else frame.to_user_frame(x)
         if refine or retrieve:
             x = refine_layout(x, self.feature, _torch_generator(rng), fixed)
         if separate and fitted.nearest is not None:

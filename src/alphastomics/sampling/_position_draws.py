@@ -178,7 +178,12 @@ class _SliceDraws:
         if self.known is not None:
             known = torch.from_numpy(sampler.schema.encode_position(self.known)).to(sampler.device)
         x = PositionSampler(sampler, cells).place(
-            rng, refine=self.refine, separate=separate, retrieve=number is not None, known=known
+            rng,
+            refine=self.refine,
+            separate=separate,
+            retrieve=number is not None,
+            independent=self.config.independent and number is None,
+            known=known,
         )
         return sampler.to_user(x.cpu().numpy(), in_user_frame=known is not None)
 

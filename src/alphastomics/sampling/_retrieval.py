@@ -15,13 +15,23 @@ embedding determines about the position of a cell.
 Where expression determines the position nearly exactly, a placement starts at the average of two estimates with different errors,
 
 .. math:: x_i = \tfrac12 \hat x_i + \tfrac12 \mathbb E_{\tau / 2}\, r_J .
+
+The mean of a cell whose kind occurs throughout the tissue lies in its middle. Placed independently of the others, a cell lies where the
+reference cells around are most likely retrieved,
+
+.. math:: x_i = r_{j^\star}, \qquad j^\star = \arg\max_j \frac1k \sum_{l \in N_k(j)} P_\tau(J = l)
+
+with the k reference cells nearest to j: the mode of the density of its position relative to that of the reference cells.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+import scipy.sparse as sp
 import torch
+from scipy.spatial import KDTree
 
 from alphastomics.diffusion.losses import TEMPERATURE
 
@@ -32,6 +42,7 @@ if TYPE_CHECKING:
 
 SHARE = 0.3  # pi
 SHARPENING = 2.0  # of the probabilities for an average, in which distant cells have a large effect
+N_AROUND = 30  # k
 ROWS = 1024  # cells whose probabilities are in memory at once
 
 
@@ -51,6 +62,18 @@ def average_positions(cells: ReferenceCells, feature: Tensor, mean: Tensor) -> T
     blocks = feature.split(ROWS)
     retrieved = torch.cat([_probability(block, reference, TEMPERATURE / SHARPENING) @ position for block in blocks])
     return (mean + retrieved.to(mean)) / 2
+
+
+def mode_positions(cells: ReferenceCells, feature: Tensor) -> Tensor:
+    """Positions (N, D) of highest density, each of one cell alone, given unit vectors ``feature`` (N, K)."""
+    reference, n = torch.from_numpy(cells.feature), len(cells.position)
+    k = min(N_AROUND, n)
+    around = KDTree(cells.position).query(cells.position, k)[1].reshape(-1)
+    average = sp.csr_array((np.full(n * k, 1 / k, dtype=np.float32), around, np.arange(0, n * k + 1, k)), shape=(n, n))
+    best = [
+        (average @ _probability(block, reference, TEMPERATURE).numpy().T).argmax(0) for block in feature.split(ROWS)
+    ]
+    return torch.from_numpy(cells.position[np.concatenate(best)]).to(feature.device)
 
 
 def _probability(feature: Tensor, reference: Tensor, temperature: float) -> Tensor:

@@ -89,8 +89,8 @@ def reconstruct(
         Seed of training and sampling.
     **kwargs
         Further arguments of :class:`~alphastomics.model.AlphaSTomics`, its ``setup_anndata``, its ``train`` (such as
-        ``max_time`` and ``max_epochs``) and its ``sample`` (``refine``, and ``min_confidence``, below which the position of a cell
-        is NaN).
+        ``max_time`` and ``max_epochs``) and its ``sample`` (``refine``; ``independent``, for dissociated cells; and
+        ``min_confidence``, below which the position of a cell is NaN).
 
     Returns
     -------
@@ -126,7 +126,7 @@ def reconstruct(
     """
     if reference is not None and model is not None:
         raise ValueError("pass reference=… to train a model or model=… to use a trained one, not both")
-    arguments = sort_arguments(kwargs, caller="reconstruct", sample={"refine", "min_confidence"})
+    arguments = sort_arguments(kwargs, caller="reconstruct", sample={"refine", "independent", "min_confidence"})
     position = position_key or _keys.SPATIAL
     setup = {"position_key": position, "slice_key": slice_key, "layer": layer} | arguments["setup"]
     unknown = None  # in the first form, cells without a position
