@@ -162,28 +162,30 @@ class PositionSampler:
             Whether a share of the cells starts at the positions of retrieved reference cells, as in a draw. The layout is then
             always refined, because these positions are independent of each other.
         independent
-            Whether each cell is placed at its own mode. The layout is then neither refined nor separated.
+            Whether each cell is placed at its own mode, without kriging, refinement and removal of overlaps.
         known
             Positions (N, D) in the frame of the user and model units, NaN where they are not known. Known positions do not
             change.
         """
         x, fixed, frame = self.mean[0], None, None
         fitted = self.sampler.fitted
-        if fitted.reference_cells is not None:
-            if independent:
-                x = mode_positions(fitted.reference_cells, self.feature).to(x)
-            elif retrieve:
+        if independent:
+            assert fitted.reference_cells is not None  # fitted after every training that places cells
+            x = mode_positions(fitted.reference_cells, self.feature).to(x)
+        elif fitted.reference_cells is not None:
+            if retrieve:
                 x = retrieve_positions(fitted.reference_cells, self.feature, x, _torch_generator(rng))
             elif not self.sampler.refines:
                 x = average_positions(fitted.reference_cells, self.feature, x)
         if known is not None:
             frame = KnownPositions(known, self.mean[0], shared_frame=self.sampler.shared_frame)
             fixed = frame.mask
+        if independent:
+            return x if frame is None else frame.to_user_frame(x)
+        if frame is not None and fixed is not None:
             h = torch.cat([self.latent, self.embedding], dim=1)
             x = krige_positions(h, x, fixed.nonzero()[:, 0], frame.position).clone()
             x[fixed] = frame.position
-        if independent:
-            return x if frame is None else frame.to_user_frame(x)
         if refine or retrieve:
             x = refine_layout(x, self.feature, _torch_generator(rng), fixed)
         if separate and fitted.nearest is not None:

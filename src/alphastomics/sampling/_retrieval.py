@@ -65,7 +65,7 @@ def average_positions(cells: ReferenceCells, feature: Tensor, mean: Tensor) -> T
 
 
 def mode_positions(cells: ReferenceCells, feature: Tensor) -> Tensor:
-    """Positions (N, D) of highest density, each of one cell alone, given unit vectors ``feature`` (N, K)."""
+    """Positions (N, D) of highest density, each of one cell alone, on the CPU, given unit vectors ``feature`` (N, K)."""
     reference, n = torch.from_numpy(cells.feature), len(cells.position)
     k = min(N_AROUND, n)
     around = KDTree(cells.position).query(cells.position, k)[1].reshape(-1)
@@ -73,7 +73,7 @@ def mode_positions(cells: ReferenceCells, feature: Tensor) -> Tensor:
     best = [
         (average @ _probability(block, reference, TEMPERATURE).numpy().T).argmax(0) for block in feature.split(ROWS)
     ]
-    return torch.from_numpy(cells.position[np.concatenate(best)]).to(feature.device)
+    return torch.from_numpy(cells.position[np.concatenate(best)])
 
 
 def _probability(feature: Tensor, reference: Tensor, temperature: float) -> Tensor:
