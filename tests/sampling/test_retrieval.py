@@ -8,19 +8,19 @@ import torch
 import torch.nn.functional as F
 from scipy.spatial.distance import cdist
 from scipy.stats import chisquare
-from tests.small_models import SMALL
 
 from alphastomics.data import AnnDataSource
 from alphastomics.diffusion.losses import TEMPERATURE
 from alphastomics.metrics import rigid_rmsd
 from alphastomics.sampling._cells import encode_cells
 from alphastomics.sampling._fit import fit_reference_cells
+from alphastomics.sampling._placement import Placement
 from alphastomics.sampling._position import PositionSampler
 from alphastomics.sampling._reference_cells import ReferenceCells
 from alphastomics.sampling._retrieval import (
     N_AROUND,
+    N_NEAREST,
     SHARE,
-    SHARPENING,
     average_positions,
     mode_positions,
     retrieve_positions,
@@ -98,29 +98,29 @@ def test_positions_of_the_reference_are_in_the_canonical_frame(trained):
     assert rigid_rmsd(true, first, reflection=True) < 1e-5
 
 
+@pytest.mark.parametrize("weight", [0.0, 0.3, 1.0])
 @pytest.mark.parametrize("n_reference", [5, 200])
-def test_the_mean_is_averaged_with_the_expectation_of_the_retrieved_position(n_reference):
+def test_the_mean_is_averaged_with_the_expectation_over_the_nearest_cells(n_reference, weight):
     reference, feature = unit_vectors(n_reference, seed=1), unit_vectors(1500, seed=2)
     position = np.random.default_rng(0).standard_normal((n_reference, 3)).astype(np.float32)
     mean = torch.randn(1500, 3, generator=generator(3))
-    found = average_positions(reference_cells(reference, position), feature, mean)
-    weight = np.exp((feature.double() @ reference.double().T).numpy() * SHARPENING / TEMPERATURE)
-    expected = (mean.numpy() + weight @ position / weight.sum(1, keepdims=True)) / 2
+    found = average_positions(reference_cells(reference, position), feature, mean, weight)
+    similarity = (feature.double() @ reference.double().T).numpy()
+    probability = np.exp(similarity / TEMPERATURE)
+    probability[similarity < np.sort(similarity, axis=1)[:, [-min(N_NEAREST, n_reference)]]] = 0
+    retrieved = probability @ position / probability.sum(1, keepdims=True)
+    expected = (1 - weight) * mean.numpy() + weight * retrieved
     np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
-@pytest.mark.parametrize("transform", ["log1p", "none"])
-def test_placements_of_counts_start_at_the_mean_and_others_at_the_average(reference, train_well, transform):
-    from alphastomics.model import AlphaSTomics
-
-    reference.X = reference.X.astype(np.float32)
-    AlphaSTomics.setup_anndata(reference, position_key="spatial", slice_key="slice_id", transform=transform)
-    model = train_well(AlphaSTomics(reference, mode="expr_to_pos", random_state=0, **SMALL))
-    sampler, source = model._make_sampler(), AnnDataSource(reference, model.schema, positions=False)
-    cells = PositionSampler(sampler, encode_cells(model.module, source, source.slices[0].rows, max_context=1000))
-    start = cells.place(np.random.default_rng(0), refine=False, separate=False)
-    averaged = average_positions(sampler.fitted.reference_cells, cells.feature, cells.mean[0])
-    assert torch.equal(start, cells.mean[0] if transform == "log1p" else averaged)
+@pytest.mark.parametrize("weight", [0.0, 0.5, 1.0])
+def test_a_placement_starts_at_the_average(trained, weight):
+    sampler, source = trained._make_sampler(), AnnDataSource(trained.adata, trained.schema, positions=False)
+    cells = PositionSampler(sampler, encode_cells(trained.module, source, source.slices[0].rows, max_context=1000))
+    placement = Placement(retrieval=weight, refine=False)
+    start = cells.place(np.random.default_rng(0), placement=placement, separate=False)
+    expected = average_positions(sampler.fitted.reference_cells, cells.feature, cells.mean[0], weight)
+    torch.testing.assert_close(start, expected)
 
 
 def test_the_mode_is_where_the_cells_around_are_most_likely_retrieved():

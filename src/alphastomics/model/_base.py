@@ -15,6 +15,7 @@ from alphastomics.model._state import ModelState, to_plain
 from alphastomics.sampling import FittedStatistics, Sampler
 from alphastomics.sampling._fit import fit_reference_cells, fit_statistics
 from alphastomics.sampling._fit_perturbation import fit_perturbation
+from alphastomics.sampling._fit_placement import fit_placement
 from alphastomics.train.cross_fit import cross_fit
 
 if TYPE_CHECKING:
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from alphastomics.data.parquet._source import ParquetSource
     from alphastomics.diffusion import Mode, Process
     from alphastomics.nn import Denoiser
-    from alphastomics.sampling._perturbation import Perturbation
 
 
 class ModelBase(BaseModelClass):
@@ -73,12 +73,11 @@ class ModelBase(BaseModelClass):
         sampler = Sampler(module=self.module, diffusion=self.diffusion, schema=self.schema, mode=self.mode)
         fitted = fit_statistics(sampler, source, deformation=deformation)
         if self.mode in PLACING_MODES:
-            perturbation = self._fit_perturbation(replace(sampler, fitted=fitted), source)
-            fitted = replace(fitted, perturbation=perturbation)
+            fitted = self._fit_placement(replace(sampler, fitted=fitted), source)
         self.fitted_ = fitted
 
-    def _fit_perturbation(self, sampler: Sampler, source: CellSource) -> Perturbation:
-        """Fit the spread of draws of positions on cells that a second network has not seen."""
+    def _fit_placement(self, sampler: Sampler, source: CellSource) -> FittedStatistics:
+        """Fit the placement and the spread of its draws on cells that a second network has not seen."""
         training = self.trainings_[-1]
         second = cross_fit(
             self.module,
@@ -89,9 +88,14 @@ class ModelBase(BaseModelClass):
             n_steps=int(training["n_steps"]),
             seed=self._arguments["random_state"],
         )
-        sampler = replace(sampler, module=second.module, mode="expr_to_pos")
-        fitted = replace(sampler.fitted, reference_cells=fit_reference_cells(sampler, source, second.slices))
-        return fit_perturbation(replace(sampler, fitted=fitted), source, second.held_out)
+        other = replace(sampler, module=second.module, mode="expr_to_pos")
+        known = replace(sampler.fitted, reference_cells=fit_reference_cells(other, source, second.slices))
+        other = replace(other, fitted=known)
+        return replace(
+            sampler.fitted,
+            placement=fit_placement(other, source, second.held_out),
+            perturbation=fit_perturbation(other, source, second.held_out),
+        )
 
     @property
     def mode(self) -> Mode:

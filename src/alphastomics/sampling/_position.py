@@ -1,12 +1,13 @@
 r"""Placement of cells, and draws of their positions, given expression.
 
 The network returns the conditional mean of the positions and the neighborhood embedding of the cells of a slice, which attend to
-each other. Values that are not counts determine a position more exactly; the mean is then averaged with the positions of retrieved
-reference cells (:mod:`alphastomics.sampling._retrieval`). A placement follows in three steps:
+each other. A placement follows in four steps, of which the first and the third are left out where they do not improve the placement
+of cells that a network has not seen (:mod:`alphastomics.sampling._fit_placement`):
 
-1. kriging, if positions of some cells are known (:mod:`alphastomics.sampling._kriging`);
-2. refinement of the layout by the neighborhood embedding (:mod:`alphastomics.sampling._layout`);
-3. removal of overlaps (:mod:`alphastomics.sampling._overlap`).
+1. average with the positions of retrieved reference cells (:mod:`alphastomics.sampling._retrieval`);
+2. kriging, if positions of some cells are known (:mod:`alphastomics.sampling._kriging`);
+3. refinement of the layout by the neighborhood embedding (:mod:`alphastomics.sampling._layout`);
+4. removal of overlaps (:mod:`alphastomics.sampling._overlap`).
 
 A draw is the placement for a random change of the genes (:mod:`alphastomics.sampling._perturbation`), in which a share of the cells
 starts at the positions of retrieved reference cells (:mod:`alphastomics.sampling._retrieval`).
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from alphastomics.sampling._cells import EncodedCells
+    from alphastomics.sampling._placement import Placement
     from alphastomics.sampling._sampler import Sampler
 
 
@@ -142,7 +144,7 @@ class PositionSampler:
         self,
         rng: np.random.Generator,
         *,
-        refine: bool,
+        placement: Placement,
         separate: bool = True,
         retrieve: bool = False,
         independent: bool = False,
@@ -154,8 +156,8 @@ class PositionSampler:
         ----------
         rng
             Generator of the retrieved cells, of the rows of refinement and of the radii of the cells.
-        refine
-            Whether the layout is refined.
+        placement
+            Weight of retrieved positions, and whether the layout is refined.
         separate
             Whether overlaps are removed.
         retrieve
@@ -175,8 +177,8 @@ class PositionSampler:
         elif fitted.reference_cells is not None:
             if retrieve:
                 x = retrieve_positions(fitted.reference_cells, self.feature, x, _torch_generator(rng))
-            elif not self.sampler.refines:
-                x = average_positions(fitted.reference_cells, self.feature, x)
+            elif placement.retrieval:
+                x = average_positions(fitted.reference_cells, self.feature, x, placement.retrieval)
         if known is not None:
             frame = KnownPositions(known, self.mean[0], shared_frame=self.sampler.shared_frame)
             fixed = frame.mask
@@ -186,7 +188,7 @@ class PositionSampler:
             h = torch.cat([self.latent, self.embedding], dim=1)
             x = krige_positions(h, x, fixed.nonzero()[:, 0], frame.position).clone()
             x[fixed] = frame.position
-        if refine or retrieve:
+        if placement.refine or retrieve:
             x = refine_layout(x, self.feature, _torch_generator(rng), fixed)
         if separate and fitted.nearest is not None:
             moved = remove_overlaps(

@@ -12,9 +12,12 @@ with the unit vectors f of the query and g of the reference and the temperature 
 the density ratio of neighbors to random cells (van den Oord et al. 2018, arXiv:1807.03748): :math:`r_J` is a sample from what the
 embedding determines about the position of a cell.
 
-Where expression determines the position nearly exactly, a placement starts at the average of two estimates with different errors,
+A placement starts at the average of two estimates with different errors,
 
-.. math:: x_i = \tfrac12 \hat x_i + \tfrac12 \mathbb E_{\tau / 2}\, r_J .
+.. math:: x_i = (1 - w)\, \hat x_i + w \sum_{j \in N_i} P_\tau(J = j \mid J \in N_i)\, r_j ,
+
+with the K reference cells :math:`N_i` whose embeddings are nearest to that of cell i. The weight w is fitted, see
+:mod:`alphastomics.sampling._fit_placement`.
 
 The mean of a cell whose kind occurs throughout the tissue lies in its middle. Placed independently of the others, a cell lies where the
 reference cells around are most likely retrieved,
@@ -41,7 +44,7 @@ if TYPE_CHECKING:
     from alphastomics.sampling._reference_cells import ReferenceCells
 
 SHARE = 0.3  # pi
-SHARPENING = 2.0  # of the probabilities for an average, in which distant cells have a large effect
+N_NEAREST = 30  # K: in an average over all reference cells, distant ones would have a large effect
 N_AROUND = 30  # k
 ROWS = 1024  # cells whose probabilities are in memory at once
 
@@ -56,12 +59,15 @@ def retrieve_positions(cells: ReferenceCells, feature: Tensor, mean: Tensor, gen
     return start
 
 
-def average_positions(cells: ReferenceCells, feature: Tensor, mean: Tensor) -> Tensor:
-    """Average (N, D) of the conditional mean (N, D) and of retrieved positions, given unit vectors ``feature`` (N, K)."""
+def average_positions(cells: ReferenceCells, feature: Tensor, mean: Tensor, weight: float) -> Tensor:
+    """Average (N, D) of the conditional mean (N, D) and, with ``weight``, of retrieved positions, given ``feature`` (N, K)."""
     reference, position = torch.from_numpy(cells.feature), torch.from_numpy(cells.position)
-    blocks = feature.split(ROWS)
-    retrieved = torch.cat([_probability(block, reference, TEMPERATURE / SHARPENING) @ position for block in blocks])
-    return (mean + retrieved.to(mean)) / 2
+    retrieved = []
+    for block in feature.cpu().split(ROWS):
+        similarity, nearest = (block @ reference.T).topk(min(N_NEAREST, len(reference)))
+        probability = (similarity / TEMPERATURE).softmax(1)
+        retrieved.append((probability[..., None] * position[nearest]).sum(1))
+    return (1 - weight) * mean + weight * torch.cat(retrieved).to(mean)
 
 
 def mode_positions(cells: ReferenceCells, feature: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ from alphastomics.sampling._confidence import ConfidenceCells
 from alphastomics.sampling._frames import ReferenceFrame
 from alphastomics.sampling._overlap import NearestDistances
 from alphastomics.sampling._perturbation import Perturbation
+from alphastomics.sampling._placement import Placement
 from alphastomics.sampling._reference_cells import ReferenceCells
 
 if TYPE_CHECKING:
@@ -56,6 +57,8 @@ class FittedStatistics:
         Cells that are retrieved for draws of positions, that complete others, and from which new slices are drawn.
     confidence_cells
         Cells with which a query is compared; None for a reference of few cells.
+    placement
+        Steps of a placement.
     perturbation
         Changes of the genes, for draws of positions.
     """
@@ -67,11 +70,12 @@ class FittedStatistics:
     nearest: NearestDistances | None = None
     reference_cells: ReferenceCells | None = None
     confidence_cells: ConfidenceCells | None = None
+    placement: Placement | None = None
     perturbation: Perturbation | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """The parts that are stored as JSON."""
-        parts = {"frame": self.frame, "perturbation": self.perturbation}
+        parts = {"frame": self.frame, "placement": self.placement, "perturbation": self.perturbation}
         plain = {name: None if part is None else asdict(part) for name, part in parts.items()}
         return plain | {"deformation": self.deformation}
 
@@ -105,7 +109,9 @@ class FittedStatistics:
                 raise ValueError(f"the frame has {len(frame.centroid)} dimensions instead of {n_dims}")
         if deformation is not None and not (isinstance(deformation, float) and math.isfinite(deformation)):
             raise ValueError(f"deformation={deformation!r} is not a finite number")
-        perturbation = values["perturbation"]
+        placement, perturbation = values["placement"], values["perturbation"]
+        if placement is not None:
+            placement = Placement.from_dict(placement)
         if perturbation is not None:
             perturbation = Perturbation.from_dict(perturbation)
         arrays: dict[str, dict[str, NDArray[np.float32]]] = {}
@@ -116,7 +122,9 @@ class FittedStatistics:
         for name, each in statistics.items():
             if not each.has_shape(n_genes, n_dims):
                 raise ValueError(f"{name} have a shape for other than {n_genes} genes and {n_dims} dimensions")
-        return cls(frame=frame, deformation=deformation, perturbation=perturbation, **statistics)
+        return cls(
+            frame=frame, deformation=deformation, placement=placement, perturbation=perturbation, **statistics
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -159,9 +167,9 @@ class Sampler:
         return 0.0 if self.shared_frame else self.fitted.deformation or 0.0
 
     @property
-    def refines(self) -> bool:
-        """Whether layouts are refined by default: values that are not counts determine a position more exactly than that."""
-        return self.schema.transform == "log1p"
+    def placement(self) -> Placement:
+        """Steps of a placement; values that are not counts determine a position more exactly than refinement, if nothing is fitted."""
+        return self.fitted.placement or Placement(retrieval=0.0, refine=self.schema.transform == "log1p")
 
     @property
     def perturbation(self) -> Perturbation:
