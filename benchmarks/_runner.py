@@ -86,17 +86,23 @@ def run_plain(results: Results, fold: Fold, method: str, seed: int) -> None:
 
 
 def run_variants(
-    results: Results, folds: Sequence[Fold], methods: Sequence[str], seed: int, minutes: float, path: Path | None
+    results: Results,
+    folds: Sequence[Fold],
+    methods: Sequence[str],
+    seed: int,
+    minutes: float | None,
+    path: Path | None,
+    steps: int | None = None,
 ) -> None:
     """Run variants of one model on ``folds`` of one reference, unless all of them are finished."""
-    training = _models.training_parameters(minutes)
+    training = _models.training_parameters(minutes, steps=steps)
     parameters = {method: training | _models.VARIANTS.get(method, {}) for method in methods}
     runs = [(fold, method) for fold in folds for method in methods]
     done = [results.find(parameters[method], method=method, fold=fold.name, seed=seed) for fold, method in runs]
     if all(entry is not None for entry in done) and len({entry["model"] for entry in done if entry}) == 1:
         return
-    print(f"{folds[0].name}, seed {seed}: training for {minutes:g} minutes, or loading a saved model", flush=True)
-    model, train_seconds = _models.obtain_model(folds[0], seed=seed, minutes=minutes, path=path)
+    print(f"{folds[0].name}, seed {seed}: training, or loading a saved model", flush=True)
+    model, train_seconds = _models.obtain_model(folds[0], seed=seed, minutes=minutes, steps=steps, path=path)
     fields = {"model": _models.fingerprint(model), "train_seconds": round(train_seconds, 1)}
     for (fold, method), entry in zip(runs, done, strict=True):
         # Variants are compared with each other, so all of them must be those of one model.

@@ -67,6 +67,7 @@ def step(n, k):
         mask=torch.ones(1, n, dtype=torch.bool), measured=torch.ones(1, g, dtype=torch.bool),
         present=torch.ones(1, g, dtype=torch.bool), dropout=torch.zeros(1), target=torch.randn(1, n, g),
         local_density=torch.zeros(1, n, config.n_ranks), sequence=torch.zeros(1, n, 0), center=torch.zeros(1, d), key=key,
+        cell_type=torch.zeros(1, n, dtype=torch.int64),
         slice_index=torch.zeros(1, dtype=torch.int64), rows=torch.zeros(1, n, dtype=torch.int64),
     )
     with torch.autocast("cpu", torch.bfloat16, enabled=precision != "32"), recompute(plan.module.blocks, k):

@@ -127,6 +127,8 @@ class ModelConfig:
         ``joint``: both together. ``any``: each of these.
     enable_masking
         Mask entries of expression and positions in training and predict them.
+    use_cell_types
+        Use cell types, where they are known, as an input when cells are placed.
     use_gated_attention
         If true, same as ``attention`` ``full``; if false, same as ``attention`` ``linear``.
     context
@@ -138,6 +140,7 @@ class ModelConfig:
 
     mode: Mode = setting("any", key="training.mode", flags=("--training-mode",))
     enable_masking: bool = setting(False, key="masking.enable", off=("--disable-masking", "--no-enable-masking"))
+    use_cell_types: bool = setting(False, off=("--no-use-cell-types",))
     use_gated_attention: bool | None = setting(None, off=("--no-gated-attention", "--no-use-gated-attention"))
     context: Literal["slice", "auto"] | None = None
 

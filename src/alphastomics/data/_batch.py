@@ -38,6 +38,8 @@ class Context(NamedTuple):
         shape (N, 0) unless requested.
     sequence
         Index of the cells in the order of the schema, from 0, shape (N, 1), float32; shape (N, 0) without an order.
+    cell_type
+        Numbers of the cell types in the schema, from 1, 0 where unknown, shape (N,), int64.
     center
         Center of the whole slice in the frame of `position`, shape (D,), float32.
     slice_index
@@ -56,6 +58,7 @@ class Context(NamedTuple):
     target: NDArray[np.float32]
     local_density: NDArray[np.float32]
     sequence: NDArray[np.float32]
+    cell_type: NDArray[np.int64]
     center: NDArray[np.float32]
     slice_index: int
     rows: NDArray[np.int64]
@@ -102,6 +105,8 @@ class Batch(NamedTuple):
         Shape (B, N, K) or (B, N, 0), 0 where padded.
     sequence
         Shape (B, N, 1) or (B, N, 0), 0 where padded.
+    cell_type
+        Shape (B, N), int64, 0 where unknown or padded.
     center
         Shape (B, D).
     slice_index
@@ -121,6 +126,7 @@ class Batch(NamedTuple):
     target: torch.Tensor
     local_density: torch.Tensor
     sequence: torch.Tensor
+    cell_type: torch.Tensor
     center: torch.Tensor
     slice_index: torch.Tensor
     rows: torch.Tensor
@@ -184,6 +190,7 @@ def empty_context(
         target=np.empty((0, n_genes if n_ranks else 0), dtype=np.float32),
         local_density=np.empty((0, n_ranks), dtype=np.float32),
         sequence=np.empty((0, int(sequence)), dtype=np.float32),
+        cell_type=np.empty(0, dtype=np.int64),
         center=np.zeros(n_dims, dtype=np.float32),
         slice_index=0,
         rows=np.empty(0, dtype=np.int64),
@@ -224,6 +231,7 @@ def collate(contexts: Sequence[Context]) -> Batch:
         target=stack("target", longest),
         local_density=stack("local_density", longest),
         sequence=stack("sequence", longest),
+        cell_type=stack("cell_type", longest),
         center=torch.from_numpy(np.stack([context.center for context in contexts])),
         slice_index=torch.tensor([context.slice_index for context in contexts]),
         rows=rows,
@@ -248,6 +256,7 @@ def _stack_one(raw: RawContext) -> RawBatch:
         target=one(context.target),
         local_density=one(context.local_density),
         sequence=one(context.sequence),
+        cell_type=one(context.cell_type),
         center=one(context.center),
         slice_index=one(np.asarray(context.slice_index, dtype=np.int64)),
         rows=one(context.rows),

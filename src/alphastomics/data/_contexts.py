@@ -181,6 +181,7 @@ class ContextDataset(Dataset[Context]):
             target=target,
             local_density=self._local_density(slice_index, cells, epoch, index),
             sequence=self._sequence(rows),
+            cell_type=self.source.cell_type(rows),
             center=center,
             slice_index=slice_index,
             rows=rows,

@@ -1,4 +1,4 @@
-"""Slices of the cells of an AnnData."""
+"""Slices and cell types of the cells of an AnnData."""
 
 from __future__ import annotations
 
@@ -73,3 +73,10 @@ def categories(adata: AnnData, key: str | None, argument: str) -> tuple[str, ...
         return ()
     check_key("obs", adata.obs, key, argument)
     return tuple(sorted({str(value) for value in adata.obs[key].dropna().unique()}))
+
+
+def encode_labels(labels: pd.Series, names: tuple[str, ...]) -> NDArray[np.int64]:
+    """Number of each label in ``names``, from 1; 0 for missing labels and those that are not in ``names``."""
+    known = labels.notna().to_numpy()
+    numbers = pd.Index(names, dtype=object).get_indexer(pd.Index(labels.astype(str), dtype=object)) + 1
+    return np.where(known, numbers, 0).astype(np.int64)

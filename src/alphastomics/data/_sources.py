@@ -19,7 +19,7 @@ from alphastomics.data._checks import (
 )
 from alphastomics.data._encode import Encoder, dense_rows, thin_rows
 from alphastomics.data._matrix import Matrix, align_columns, canonical, row_blocks, row_sums
-from alphastomics.data._slices import resolve_query_slice_key, slice_rows
+from alphastomics.data._slices import encode_labels, resolve_query_slice_key, slice_rows
 from alphastomics.data._values import describe_difference, log_kind
 
 if TYPE_CHECKING:
@@ -100,6 +100,9 @@ class CellSource(Protocol):
     def sequence(self, rows: NDArray[np.int64]) -> NDArray[np.float64] | None:
         """Index (k,) of some cells in their order, ``schema.sequence_key``; None where the cells have none."""
 
+    def cell_type(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Numbers (k,) of the cell types of some cells in ``schema.cell_types``, from 1; 0 where unknown."""
+
     def library_size(self, rows: NDArray[np.int64]) -> NDArray[np.float64]:
         """Sum of the measured values of some cells, shape (k,)."""
 
@@ -148,6 +151,9 @@ class AnnDataSource:
         self._order: NDArray[np.float64] | None = None
         if schema.sequence_key is not None and schema.sequence_key in adata.obs:
             self._order = read_sequence(adata, schema.sequence_key)
+        key, self._cell_type = schema.cell_type_key, np.zeros(adata.n_obs, dtype=np.int64)
+        if key is not None and key in adata.obs:
+            self._cell_type = encode_labels(adata.obs[key].astype(object), schema.cell_types)
         self._columns = np.flatnonzero(self.measured)
         self._library_size = self._sum_rows()
         self._encoder = Encoder(schema, self.measured)
@@ -260,6 +266,10 @@ class AnnDataSource:
     def sequence(self, rows: NDArray[np.int64]) -> NDArray[np.float64] | None:
         """Index of some cells in their order, shape (k,); None where the cells have none."""
         return None if self._order is None else self._order[rows]
+
+    def cell_type(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Numbers of the cell types of some cells, shape (k,); 0 without labels, or for one that the reference lacks."""
+        return self._cell_type[rows]
 
     def library_size(self, rows: NDArray[np.int64]) -> NDArray[np.float64]:
         """Sum the measured genes of some cells in user units, shape (k,)."""

@@ -65,6 +65,9 @@ class AlphaSTomics(TrainingMixin, SamplingMixin, EmbeddingMixin, PersistenceMixi
         cells.
     enable_masking
         Whether training masks some entries and predicts them, see :class:`~alphastomics.config.MaskingConfig`.
+    use_cell_types
+        Whether cell types, ``cell_type_key`` of :meth:`setup_anndata`, are an input when cells are placed. In training a random
+        share of them is hidden, so that cells of a query may have none.
     context
         ``"slice"``: contexts of :meth:`train` are whole slices by default, if memory allows. ``"auto"``: the same, and
         ``attention`` and ``pair_features`` are chosen for the size of the largest slice, see
@@ -103,13 +106,14 @@ class AlphaSTomics(TrainingMixin, SamplingMixin, EmbeddingMixin, PersistenceMixi
         num_experts: int = NetworkConfig.num_experts,
         dropout: float | None = NetworkConfig.dropout,
         enable_masking: bool = ModelConfig.enable_masking,
+        use_cell_types: bool = ModelConfig.use_cell_types,
         context: Literal["slice", "auto"] | None = ModelConfig.context,
         random_state: int | None = None,
         **kwargs: Any,
     ) -> None:
         check_names(kwargs, NetworkConfig, DiffusionSettings)
         (network, diffusion), _ = split_arguments(locals() | kwargs, NetworkConfig, DiffusionSettings)
-        ModelConfig(mode=mode, enable_masking=enable_masking, context=context)
+        ModelConfig(mode=mode, enable_masking=enable_masking, use_cell_types=use_cell_types, context=context)
         super().__init__(adata, registry)
         self.schema = read_schema(self.registry_)
         process = DiffusionSettings(**diffusion)
@@ -121,6 +125,7 @@ class AlphaSTomics(TrainingMixin, SamplingMixin, EmbeddingMixin, PersistenceMixi
             n_dims=self.schema.n_dims,
             sequence=self.schema.sequence_key is not None,
             mask_tokens=enable_masking,
+            n_cell_types=self._n_cell_types() if use_cell_types else 0,
             **network,
         )
         if context == "auto":  # resolved here, so that a loaded model has the same network
@@ -136,7 +141,10 @@ class AlphaSTomics(TrainingMixin, SamplingMixin, EmbeddingMixin, PersistenceMixi
         self._dataset = self._validation = None
         self.fitted_ = FittedStatistics()
         self.trainings_ = ()
-        arguments = {"mode": mode, "enable_masking": enable_masking, "context": context, "random_state": random_state}
+        arguments = {
+            "mode": mode, "enable_masking": enable_masking, "use_cell_types": use_cell_types, "context": context,
+            "random_state": random_state,
+        }  # fmt: skip
         arguments |= {name: getattr(config, name) for name in settings_of(NetworkConfig)} | vars(process)
         self.init_params_ = {"kwargs": {}, "non_kwargs": arguments}
         self._model_summary_string = (
@@ -157,6 +165,14 @@ class AlphaSTomics(TrainingMixin, SamplingMixin, EmbeddingMixin, PersistenceMixi
         advice = advised_attention(n_cells, lambda kind: fits_in_memory(replace(config, **kind), n_cells, **arguments))
         logger.info("Slices of up to %s cells: %s.", f"{n_cells:,}", ", ".join(f"{k}={v!r}" for k, v in advice.items()))
         return replace(config, **advice)
+
+    def _n_cell_types(self) -> int:
+        """Number of cell types of the reference; raises ``ValueError`` if it has none."""
+        if not self.schema.cell_types:
+            raise ValueError(
+                "use_cell_types=True requires cell types; name their column in obs with setup_anndata(…, cell_type_key=…)"
+            )
+        return len(self.schema.cell_types)
 
     def _advise_experts(self, num_experts: int, moe_top_k: int) -> None:
         """Log the recommended experts for the number of cells if they differ from the arguments."""
@@ -199,7 +215,7 @@ class AlphaSTomics(TrainingMixin, SamplingMixin, EmbeddingMixin, PersistenceMixi
             Column of ``obs`` with the slice of each cell. None: ``obs["slice_id"]`` if it exists, else all cells are one
             slice; the choice is logged.
         cell_type_key
-            Column of ``obs`` with cell types, if there is one. Training does not use it.
+            Column of ``obs`` with cell types, if there is one. They are an input of models with ``use_cell_types=True`` only.
         frame
             ``"slice"``: each slice has its own frame, arbitrary up to rotation, reflection and translation. ``"shared"``: all
             slices are registered to one frame.

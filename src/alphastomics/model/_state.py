@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import math
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 
 from alphastomics._io._errors import describe_error, format_value
+from alphastomics.config import NetworkConfig
+from alphastomics.config._setting import settings_of
 from alphastomics.model._fields import check_registry, read_schema
 from alphastomics.nn import Denoiser, DenoiserConfig, count_parameters
 from alphastomics.sampling import FittedStatistics
@@ -168,13 +170,14 @@ def _is_shallow(value: Any, depth: int = MAX_DEPTH) -> bool:
 def _network(config: Mapping[str, Any]) -> DenoiserConfig:
     """The configuration of the network that :class:`AlphaSTomics` makes from these values."""
     schema, init = read_schema(config["registry"]), config["init"]
-    names = {field.name for field in fields(DenoiserConfig)} & set(init)
+    names = (settings_of(NetworkConfig).keys() & init.keys()) - {"dropout"}
     return DenoiserConfig(
         n_genes=schema.n_genes,
         n_dims=schema.n_dims,
         sequence=schema.sequence_key is not None,
         mask_tokens=bool(init.get("enable_masking", False)),
-        **{name: init[name] for name in names - {"n_genes", "n_dims", "sequence", "mask_tokens", "dropout"}},
+        n_cell_types=len(schema.cell_types) if init.get("use_cell_types", False) else 0,
+        **{name: init[name] for name in names},
     )
 
 

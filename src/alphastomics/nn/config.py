@@ -28,6 +28,8 @@ class DenoiserConfig(NetworkConfig):
         Whether the cells have an order, which neighbor attention and pair features use.
     mask_tokens
         Whether there are tokens for masked entries.
+    n_cell_types
+        Number of cell types that are an input; 0 if none are.
     n_ranks
         K, the number of neighbors whose distances describe the local density of a cell.
     n_components
@@ -45,6 +47,7 @@ class DenoiserConfig(NetworkConfig):
     n_latent: int = 64
     sequence: bool = False
     mask_tokens: bool = False
+    n_cell_types: int = setting(0, ge=0)
     n_ranks: int = 9
     n_components: int = 20
 

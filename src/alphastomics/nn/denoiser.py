@@ -2,7 +2,7 @@ r"""Denoiser: clean expression and positions of N cells from noisy ones and the 
 
 .. math::
 
-    h^0_i &= E(w \odot z^{expr}_i) + V^\top z^{expr}_i + P(z^{pos}_i), \qquad c = \psi(t_{expr}, t_{pos}), \qquad
+    h^0_i &= E(w \odot z^{expr}_i) + V^\top z^{expr}_i + C_{c_i} + P(z^{pos}_i), \qquad c = \psi(t_{expr}, t_{pos}), \qquad
     g = \operatorname{GeometryEncoder}(h^0, z^{pos}, t_{pos}) \\
     h^{l+1} &= \operatorname{Block}(h^l, c, g, \text{mask}), \qquad
     F^{pos}_i = W_p \operatorname{AdaNorm}(h^L_i, c), \quad F^{expr}_i = W_e \operatorname{AdaNorm}(h^L_i, c)
@@ -10,7 +10,8 @@ r"""Denoiser: clean expression and positions of N cells from noisy ones and the 
 w are weights of the genes (:meth:`Denoiser.weigh_genes`) and V principal components of the reference
 (:meth:`Denoiser.set_components`). A modality whose timestep is 1 is absent: its noisy value is pure noise, and its embedding is
 replaced by a learned token. Masked entries have other tokens (:meth:`Denoiser.embed_expression`,
-:meth:`Denoiser.embed_position`). Shapes: B contexts, N cells, G genes, D dimensions, width d.
+:meth:`Denoiser.embed_position`). :math:`C_c` is the embedding of the cell type c, if cell types are an input
+(:meth:`Denoiser.embed_cell_type`). Shapes: B contexts, N cells, G genes, D dimensions, width d.
 """
 
 from __future__ import annotations
@@ -91,6 +92,8 @@ class Denoiser(nn.Module):
         if config.mask_tokens:
             self.expression_mask = nn.Parameter(torch.zeros(config.n_genes))
             self.position_mask = nn.Parameter(torch.zeros(config.n_dims, d))
+        if config.n_cell_types:
+            self.cell_type_in = nn.Embedding(config.n_cell_types + 1, d, padding_idx=0)
         self.timestep = TimestepEmbedding(d)
         self.surroundings = GeometryEncoder(config)
         depth = count()  # blocks are made in order
@@ -156,6 +159,10 @@ class Denoiser(nn.Module):
     def _embed(self, expression: Tensor) -> Tensor:
         scores = functional.pad(expression @ self.components, (0, self.config.d_model - self.components.shape[1]))
         return self.expression_in(expression * self.gene_weight) + scores
+
+    def embed_cell_type(self, cell_type: Tensor, t_expr: Tensor) -> Tensor:
+        """Embedding (B, N, d) of cell types (B, N), from 1, 0 where unknown; 0 unless the timestep of expression is 0."""
+        return (t_expr <= 0)[:, None, None] * self.cell_type_in(cell_type)
 
     def embed_position(
         self, position: Tensor, t_pos: Tensor, masked: Tensor | None = None, local_density: Tensor | None = None
@@ -260,6 +267,7 @@ class Denoiser(nn.Module):
         routings: MutableSequence[Routing] | None = None,
         masked: tuple[Tensor | None, Tensor | None] = (None, None),
         local_density: Tensor | None = None,
+        cell_type: Tensor | None = None,
         sequence: Tensor | None = None,
         parallel: SequenceParallel = SINGLE_PROCESS,
     ) -> Prediction:
@@ -284,6 +292,8 @@ class Denoiser(nn.Module):
         local_density
             Local density of each cell (B, N, K), see :func:`alphastomics.data.local_density`; used where the timestep of
             positions is 0. None if it is unknown.
+        cell_type
+            Cell types (B, N), from 1, 0 where unknown; used where the timestep of expression is 0. None: all unknown.
         sequence
             An index (B, N) that orders the cells, if the network uses one; only its differences matter.
         routings
@@ -293,6 +303,8 @@ class Denoiser(nn.Module):
             all cells.
         """
         h = self.embed_expression(expression, t_expr, observed, masked[0])
+        if cell_type is not None:
+            h = h + self.embed_cell_type(cell_type, t_expr)
         h = h + self.embed_position(position, t_pos, masked[1], local_density)
         return self.trunk(
             h,

@@ -82,7 +82,7 @@ def encode_cells(
 def embed_cells(
     module: Denoiser, source: CellSource, rows: NDArray[np.int64], change: GeneChange | None = None
 ) -> Tensor:
-    """Embedding of clean expression (N, d), computed in blocks of rows.
+    """Embedding of clean expression and, if they are an input, of cell types (N, d), computed in blocks of rows.
 
     Without a ``change`` all measured genes are used; as in training with dropped genes, they are scaled up for those that were
     not measured.
@@ -92,12 +92,13 @@ def embed_cells(
         gain = (source.measured / np.sqrt(source.measured.mean())).astype(np.float32)
         change = gain, np.zeros_like(gain)
     gain, offset = change
-    parts = [
-        module.embed_expression(
-            torch.from_numpy(source.expression(block) * gain + offset).to(module.device)[None], zero
-        )[0]
-        for block in _blocks(rows)
-    ]
+    parts = []
+    for block in _blocks(rows):
+        expression = torch.from_numpy(source.expression(block) * gain + offset).to(module.device)
+        h = module.embed_expression(expression[None], zero)
+        if module.config.n_cell_types:
+            h = h + module.embed_cell_type(torch.from_numpy(source.cell_type(block)).to(module.device)[None], zero)
+        parts.append(h[0])
     return torch.cat(parts)
 
 

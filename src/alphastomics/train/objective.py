@@ -53,7 +53,8 @@ if TYPE_CHECKING:
 
 
 # Purposes of the generators that are keyed by context.
-TRAINING, VALIDATION, DEFORMATION, OBSERVED, PAIRS = 0, 1, 2, 3, 40
+TRAINING, VALIDATION, DEFORMATION, OBSERVED, TYPES, PAIRS = 0, 1, 2, 3, 30, 40
+ALL_HIDDEN = 0.5  # share of the contexts in which no cell type is known
 
 
 class Noised(NamedTuple):
@@ -180,8 +181,12 @@ class Objective:
         training = self.module.training
         self.module.eval()
         with torch.no_grad():
-            subset_sequence = sequence_of(batch.sequence.take_along_dim(subset, 1))
-            mean = self.conditional_mean(batch.expression.take_along_dim(subset, 1), subset_mask, subset_sequence)
+            mean = self.conditional_mean(
+                batch.expression.take_along_dim(subset, 1),
+                subset_mask,
+                sequence_of(batch.sequence.take_along_dim(subset, 1)),
+                self.cell_types(batch.cell_type.take_along_dim(subset[..., 0], 1)),
+            )
         self.module.train(training)
         subset_position = center(batch.position.take_along_dim(subset, 1), subset_mask)
         rotation = kabsch(subset_position, mean, subset_mask.to(mean.dtype))
@@ -221,11 +226,30 @@ class Objective:
         observed = observed & batch.present[:, None] & (whole | batch.measured[:, None])
         return observed, torch.where(whole, x_expr, thinned)
 
-    def conditional_mean(self, expression: Tensor, mask: Tensor, sequence: Tensor | None = None) -> Tensor:
+    def cell_types(self, cell_type: Tensor) -> Tensor | None:
+        """The cell types (B, N); None if the network does not use them."""
+        return cell_type if self.module.config.n_cell_types else None
+
+    def with_hidden_types(self, batch: Batch, purpose: int) -> Batch:
+        """A batch in which a random share of the cell types of every context is unknown, in half of the contexts all of them."""
+        if not self.module.config.n_cell_types or purpose == VALIDATION:
+            return batch
+        cell_type = batch.cell_type.clone()
+        for row, key in zip(cell_type, batch.key.cpu().numpy(), strict=True):
+            rng = keyed_rng(key, TYPES)
+            hidden = rng.random(len(row)) < (1.0 if rng.random() < ALL_HIDDEN else rng.random())
+            row[torch.from_numpy(hidden).to(row.device)] = 0
+        return batch._replace(cell_type=cell_type)
+
+    def conditional_mean(
+        self, expression: Tensor, mask: Tensor, sequence: Tensor | None = None, cell_type: Tensor | None = None
+    ) -> Tensor:
         """Conditional mean of the positions (B, N, D) given expression (B, N, G)."""
         zero, one = expression.new_zeros(len(expression)), expression.new_ones(len(expression))
         absent = expression.new_zeros(*expression.shape[:2], self.module.config.n_dims)
-        output = self.module(expression, absent, zero, one, mask, predict=("position",), sequence=sequence)
+        output = self.module(
+            expression, absent, zero, one, mask, predict=("position",), cell_type=cell_type, sequence=sequence
+        )
         return self.predicted_position(output.position, mask)
 
     def predicted_position(self, output: Tensor, mask: Tensor) -> Tensor:
@@ -275,6 +299,7 @@ class Objective:
             predict=("position",) if only_position else ("expression", "position"),
             masked=noised.masks,
             local_density=batch.local_density if batch.local_density.shape[-1] else None,
+            cell_type=self.cell_types(batch.cell_type),
             sequence=sequence_of(batch.sequence),
             routings=routings,
             parallel=self.parallel,
@@ -293,6 +318,7 @@ class Objective:
         step
             Step of the optimizer, which determines the masked share.
         """
+        batch = self.with_hidden_types(batch, purpose)
         noised = self.noised(batch, purpose, step)
         output, routings = self.denoised(noised, batch)
         assert output.position is not None

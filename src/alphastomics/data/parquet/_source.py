@@ -9,15 +9,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Union
 
 import numpy as np
+import pandas as pd
 import scipy.sparse as sp
 
 from alphastomics._io._errors import describe_error
 from alphastomics.config import SourceConfig
 from alphastomics.data._encode import Encoder, dense_rows, thin_rows
+from alphastomics.data._slices import encode_labels
 from alphastomics.data._sources import SliceCells
 from alphastomics.data.parquet._columns import (
     EXPRESSION,
     INDICES,
+    LABEL,
     POSITION,
     SIZE,
     SLICE,
@@ -60,6 +63,7 @@ class CellMetadata(NamedTuple):
 
     library_size: NDArray[np.float64]
     position: NDArray[np.float64]
+    labels: list[str | None]
 
 
 class ParquetSource:
@@ -118,6 +122,8 @@ class ParquetSource:
         if not self.n_cells:
             raise ValueError(f"{self.folder} has no cells in the splits that are read; make the dataset again")
         self._library_size: NDArray[np.float64] = np.concatenate([each.library_size for each in cells])
+        labels = pd.Series([label for each in cells for label in each.labels], dtype=object)
+        self._cell_type = encode_labels(labels, self.schema.cell_types)
         self._arrange(names, np.concatenate([each.position for each in cells])[:, : self.schema.n_dims])
 
     def _arrange(self, names: Sequence[str], position: NDArray[np.float64]) -> None:
@@ -166,6 +172,10 @@ class ParquetSource:
 
     def sequence(self, rows: NDArray[np.int64]) -> None:
         """None, because datasets on disk have no order of cells."""
+
+    def cell_type(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Numbers of the cell types of some cells, (k,), 0 where unknown."""
+        return self._cell_type[rows]
 
     def library_size(self, rows: NDArray[np.int64]) -> NDArray[np.float64]:
         """Sum of the measured values of some cells, (k,)."""
@@ -274,20 +284,22 @@ def _read_cell_metadata(path: Path, shard: Shard) -> CellMetadata:
             rows = [file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)]
             if rows != [n for _, n in shard.groups]:
                 raise ValueError(f"its row groups are not those that {METADATA} lists")
-            return _to_cell_metadata(file.read(columns=[SLICE, SIZE, POSITION]), shard)
+            return _to_cell_metadata(file.read(columns=[SLICE, SIZE, POSITION, LABEL]), shard)
         except Exception as error:  # a damaged file can raise anything
             raise ValueError(f"{path} is damaged ({describe_error(error)}); make the dataset again") from error
 
 
 def _to_cell_metadata(table: pa.Table, shard: Shard) -> CellMetadata:
-    if any(column.null_count for column in table.columns):
+    if any(table.column(name).null_count for name in (SLICE, SIZE, POSITION)):
         raise ValueError("a value is missing")
     labels, start = table.column(SLICE), 0
     for name, n in shard.groups:
         if n and str(labels[start]) != name:
             raise ValueError(f"its row groups are not of the slices that {METADATA} lists")
         start += n
-    cells = CellMetadata(table.column(SIZE).to_numpy().astype(np.float64), read_position(table))
+    cells = CellMetadata(
+        table.column(SIZE).to_numpy().astype(np.float64), read_position(table), table.column(LABEL).to_pylist()
+    )
     if not (np.isfinite(cells.library_size).all() and np.isfinite(cells.position).all()):
         raise ValueError("a position or a library size is not a finite number")
     if len(cells.position) != len(table):

@@ -344,6 +344,7 @@ def _full_batch(config: DenoiserConfig, b: int, n: int, *, targets: bool) -> Bat
         target=torch.zeros(b, n, g if targets else 0),
         local_density=torch.zeros(b, n, config.n_ranks if targets else 0),
         sequence=torch.zeros(b, n, int(config.sequence)),
+        cell_type=torch.zeros(b, n, dtype=torch.int64),
         center=torch.zeros(b, d),
         slice_index=torch.zeros(b, dtype=torch.int64),
         rows=torch.zeros(b, n, dtype=torch.int64),
