@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -41,12 +41,22 @@ class Fold:
     """Row of the source for each row of ``query``."""
     scored: NDArray[np.intp] | None = None
     """Rows of ``truth`` that are scored; None: all."""
+    reference_labels: NDArray[np.str_] | None = None
+    """Cell types of ``reference``."""
 
     def in_source_order(self, predicted: NDArray[np.float64]) -> NDArray[np.float64]:
         """Prediction for ``query`` in the order of ``truth``."""
         restored = np.empty_like(np.asarray(predicted, dtype=np.float64))
         restored[self.order] = predicted
         return restored
+
+    def with_labels(self) -> Fold:
+        """The fold with the cell types of reference and query in ``obs``, if both have them; else the fold itself."""
+        if self.labels is None or self.reference_labels is None:
+            return self
+        reference, query = self.reference.copy(), self.query.copy()
+        reference.obs["cell_type"], query.obs["cell_type"] = self.reference_labels, self.labels[self.order]
+        return replace(self, reference=reference, query=query)
 
 
 def find_data(data_dir: str | None = None) -> Path:
@@ -67,15 +77,19 @@ def find_data(data_dir: str | None = None) -> Path:
 def make_fold(name: str, reference: ad.AnnData, held_out: ad.AnnData) -> Fold:
     """Separate the input of a method from the truth."""
     order = np.random.default_rng(SHUFFLE_SEED).permutation(held_out.n_obs)
-    labels = held_out.obs["cell_type"].astype(str).to_numpy() if "cell_type" in held_out.obs else None
     return Fold(
         name=name,
         reference=_stripped(reference, np.arange(reference.n_obs), "reference", keep_positions=True),
         query=_stripped(held_out, order, "query", keep_positions=False),
         truth=np.array(held_out.obsm["spatial"], dtype=np.float64),
-        labels=labels,
+        labels=_labels(held_out),
         order=order,
+        reference_labels=_labels(reference),
     )
+
+
+def _labels(adata: ad.AnnData) -> NDArray[np.str_] | None:
+    return adata.obs["cell_type"].astype(str).to_numpy() if "cell_type" in adata.obs else None
 
 
 def _stripped(adata: ad.AnnData, rows: NDArray[np.intp], prefix: str, *, keep_positions: bool) -> ad.AnnData:

@@ -10,6 +10,7 @@ All networks are trained for the same number of steps in total, and place the qu
   expected from the 20 reference cells nearest to each cell in principal components, and is estimated again from the divided counts. Not
   adapted.
 - ``linear attention``, ``expr_to_pos``, ``half of the counts``: other settings of the training. Adapted.
+- ``cell types``: the cell types of reference and query are an input, in tissues that have labels. Adapted.
 
 Run as ``python -m benchmarks.levers``; finished rows are kept.
 """
@@ -49,10 +50,12 @@ if TYPE_CHECKING:
 
     Array = NDArray[np.float64]
 
+LABELED = "cell types"
 TRAINED: dict[str, dict[str, dict[str, Any]]] = {
     "linear attention": {"model": {"attention": "linear"}},
     "expr_to_pos": {"model": {"mode": "expr_to_pos"}},
     "half of the counts": {"augmentation": {"thinning": 0.5}},
+    LABELED: {"model": {"use_cell_types": True}},
 }
 ADAPTED = ("adapted", "one round", "refined targets", "targets not scaled")
 AVERAGED = {"two networks": 2, "three networks": 3}
@@ -79,7 +82,10 @@ def train(reference: AnnData, variant: dict[str, dict[str, Any]], *, seed: int, 
     import alphastomics as asx
 
     reference = reference.copy()
-    asx.model.AlphaSTomics.setup_anndata(reference, position_key="spatial", slice_key="slice_id")
+    labels = "cell_type" if "cell_type" in reference.obs else None
+    asx.model.AlphaSTomics.setup_anndata(
+        reference, position_key="spatial", slice_key="slice_id", cell_type_key=labels
+    )
     model = asx.model.AlphaSTomics(reference, random_state=seed, **({"mode": _models.MODE} | variant.get("model", {})))
     changes = variant.get("augmentation", {}) if model.schema.transform == "log1p" else {}
     augmentation = dataclasses.replace(model.default_augmentation(), **changes)
@@ -165,7 +171,7 @@ def _dense(cells: AnnData) -> Array:
 def run(results: Results, fold: Fold, rows: Sequence[str], *, seed: int, steps: int) -> None:
     """Place the query of a fold in every unfinished way."""
     parameters = {"steps": steps}
-    make = partial(train, fold.reference, steps=steps)
+    make, labeled = partial(train, fold.reference, steps=steps), fold.with_labels()
     default: AlphaSTomics | None = None
     for row in rows:
         if results.find(parameters, method=row, fold=fold.name, seed=seed) is not None:
@@ -175,6 +181,11 @@ def run(results: Results, fold: Fold, rows: Sequence[str], *, seed: int, steps: 
             n = AVERAGED[row]
             models = [train(fold.reference, {}, seed=seed * n + i, steps=steps // n) for i in range(n)]
             predicted = place_averaged(models, query, seed=seed)
+        elif row == LABELED:
+            if labeled is fold:
+                continue
+            model = train(labeled.reference, TRAINED[row], seed=seed, steps=steps)
+            predicted = _models.place(model, labeled.query, _models.DEFAULT, seed=seed)
         elif row in TRAINED:
             predicted = _models.place(make(TRAINED[row], seed=seed), query, _models.DEFAULT, seed=seed)
         else:
