@@ -33,12 +33,15 @@ READ_OUT: dict[str, dict[str, Any]] = {"placement": VARIANTS["not_adapted"], "me
 """The placement and the conditional mean."""
 
 
-def training_parameters(minutes: float | None, *, steps: int | None = None, mode: str = MODE) -> dict[str, Any]:
-    """Settings that determine a trained model besides data and seed; the device determines the steps per minute."""
+def training_parameters(minutes: float | None, *, mode: str = MODE) -> dict[str, Any]:
+    """Settings that determine a trained model besides data and seed; the device determines the steps per minute.
+
+    Without ``minutes``, the package chooses the length of the training.
+    """
     import torch
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    return {"mode": mode, "minutes": minutes, "device": device} | ({} if steps is None else {"steps": steps})
+    return {"mode": mode, "minutes": minutes, "device": device}
 
 
 def model_path(folder: Path | None, tissue: str, fold: str, *, mode: str, seed: int) -> Path | None:
@@ -46,23 +49,21 @@ def model_path(folder: Path | None, tissue: str, fold: str, *, mode: str, seed: 
     return folder and folder / tissue / f"{fold}_{mode}_seed{seed}"
 
 
-def obtain_model(
-    fold: Fold, *, seed: int, minutes: float | None, steps: int | None = None, path: Path | None
-) -> tuple[AlphaSTomics, float]:
+def obtain_model(fold: Fold, *, seed: int, minutes: float | None, path: Path | None) -> tuple[AlphaSTomics, float]:
     """A model of the fold's reference and the seconds its training took, loaded from ``path`` if it was saved there.
 
     A saved model counts only if it was trained with the same parameters. A new one is saved when ``path`` is given.
     """
-    return train_or_load(fold.reference, seed=seed, minutes=minutes, steps=steps, mode=MODE, path=path)
+    return train_or_load(fold.reference, seed=seed, minutes=minutes, mode=MODE, path=path)
 
 
 def train_or_load(
-    reference: AnnData, *, seed: int, minutes: float | None, steps: int | None = None, mode: str, path: Path | None
+    reference: AnnData, *, seed: int, minutes: float | None, mode: str, path: Path | None
 ) -> tuple[AlphaSTomics, float]:
-    """As :func:`obtain_model`, for a reference and a mode; the training ends after ``minutes`` or ``steps``."""
+    """As :func:`obtain_model`, for a reference and a mode."""
     import alphastomics as asx
 
-    parameters = training_parameters(minutes, steps=steps, mode=mode) | {"seed": seed, "n_cells": reference.n_obs}
+    parameters = training_parameters(minutes, mode=mode) | {"seed": seed, "n_cells": reference.n_obs}
     record = None if path is None else path.with_suffix(".json")
     if path is not None and record is not None and record.is_file():
         saved = json.loads(record.read_text())
@@ -72,8 +73,7 @@ def train_or_load(
     start = time.perf_counter()
     asx.model.AlphaSTomics.setup_anndata(reference, position_key="spatial", slice_key="slice_id")
     model = asx.model.AlphaSTomics(reference, mode=mode, random_state=seed)
-    limit = {"max_steps": steps, "max_epochs": -1} if minutes is None else {"max_time": 60 * minutes}
-    model.train(**limit, enable_progress_bar=False)
+    model.train(max_time=minutes and 60 * minutes, enable_progress_bar=False)
     seconds = time.perf_counter() - start
     if path is not None and record is not None:
         # The record is removed first and written last, so that an incomplete model is never loaded.

@@ -92,17 +92,16 @@ def run_variants(
     seed: int,
     minutes: float | None,
     path: Path | None,
-    steps: int | None = None,
 ) -> None:
     """Run variants of one model on ``folds`` of one reference, unless all of them are finished."""
-    training = _models.training_parameters(minutes, steps=steps)
+    training = _models.training_parameters(minutes)
     parameters = {method: training | _models.VARIANTS.get(method, {}) for method in methods}
     runs = [(fold, method) for fold in folds for method in methods]
     done = [results.find(parameters[method], method=method, fold=fold.name, seed=seed) for fold, method in runs]
     if all(entry is not None for entry in done) and len({entry["model"] for entry in done if entry}) == 1:
         return
     print(f"{folds[0].name}, seed {seed}: training, or loading a saved model", flush=True)
-    model, train_seconds = _models.obtain_model(folds[0], seed=seed, minutes=minutes, steps=steps, path=path)
+    model, train_seconds = _models.obtain_model(folds[0], seed=seed, minutes=minutes, path=path)
     fields = {"model": _models.fingerprint(model), "train_seconds": round(train_seconds, 1)}
     for (fold, method), entry in zip(runs, done, strict=True):
         # Variants are compared with each other, so all of them must be those of one model.

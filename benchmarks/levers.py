@@ -83,9 +83,7 @@ def train(reference: AnnData, variant: dict[str, dict[str, Any]], *, seed: int, 
 
     reference = reference.copy()
     labels = "cell_type" if "cell_type" in reference.obs else None
-    asx.model.AlphaSTomics.setup_anndata(
-        reference, position_key="spatial", slice_key="slice_id", cell_type_key=labels
-    )
+    asx.model.AlphaSTomics.setup_anndata(reference, position_key="spatial", slice_key="slice_id", cell_type_key=labels)
     model = asx.model.AlphaSTomics(reference, random_state=seed, **({"mode": _models.MODE} | variant.get("model", {})))
     changes = variant.get("augmentation", {}) if model.schema.transform == "log1p" else {}
     augmentation = dataclasses.replace(model.default_augmentation(), **changes)

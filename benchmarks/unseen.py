@@ -45,7 +45,6 @@ BASELINES = ("knn_25", "contrastive", "distance_mlp", "optimal_transport")
 OURS = (_models.DEFAULT, "not_adapted")
 METHODS = ("chance", *BASELINES, *OURS)
 REPORTED = (*METHODS, *peers.METHODS)
-STEPS = 3000  # of the default of 4,000, so that a fold takes about 12 minutes on one core
 COMPARED = ("distance_spearman", "knn_20", "contact_5")
 
 Summary = dict[str, dict[str, dict[str, Any]]]
@@ -65,7 +64,6 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
         action="store_true",
         help="also place the changed queries by models of a reference with the same change",
     )
-    parser.add_argument("--steps", type=int, default=STEPS, help="training steps of AlphaSTomics")
     parser.add_argument("--output", type=Path, default=RESULTS / "unseen.json")
     parser.add_argument("--model-dir", type=Path, help="folder in which trained models are saved and reused")
     parser.add_argument(
@@ -158,7 +156,7 @@ def main(argv: Sequence[str] | None = None) -> None:
                 if variants := [method for method in OURS if method in options.methods]:
                     name = group[0].name.partition(", ")[2]
                     path = _models.model_path(options.model_dir, tissue, name, mode=_models.MODE, seed=seed)
-                    run_variants(results, group, variants, seed, None, path, steps=options.steps)
+                    run_variants(results, group, variants, seed, None, path)
     methods = [*options.methods, *(name for name in peers.METHODS if name not in options.methods)]
     summary = summaries([*results.entries, *published.entries], methods, options.seeds)
     written = published if set(options.methods) <= set(peers.PEERS) else results

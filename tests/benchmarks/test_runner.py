@@ -110,7 +110,7 @@ def test_summary_is_mean_over_folds_then_over_seeds():
 def test_variants_are_of_one_model(fold, tmp_path, monkeypatch):
     trained = []
 
-    def obtain(fold, *, seed, minutes, steps, path):
+    def obtain(fold, *, seed, minutes, path):
         trained.append(seed)
         return len(trained), 1.0
 

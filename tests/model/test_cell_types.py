@@ -126,7 +126,9 @@ def test_labels_are_numbered_as_in_the_schema(small, make_model):
     schema = make_model(small, setup=SETUP).schema
     source = AnnDataSource(small, schema, positions=True)
     found = source.cell_type(np.array([5, 0]))
-    assert [schema.cell_types[number - 1] for number in found] == small.obs["cell_type"].iloc[[5, 0]].astype(str).tolist()
+    assert [schema.cell_types[number - 1] for number in found] == small.obs["cell_type"].iloc[[5, 0]].astype(
+        str
+    ).tolist()
 
 
 def test_a_dataset_on_disk_has_them(small, tmp_path):

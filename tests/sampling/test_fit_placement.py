@@ -20,7 +20,7 @@ def source(trained):
     return AnnDataSource(trained.adata, trained.schema, positions=True)
 
 
-@pytest.mark.parametrize("retrieval", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize("retrieval", _fit_placement.WEIGHTS)
 @pytest.mark.parametrize("refine", [False, True])
 def test_the_placement_that_is_most_like_the_truth_is_chosen(trained, source, monkeypatch, retrieval, refine):
     best = Placement(retrieval=retrieval, refine=refine)

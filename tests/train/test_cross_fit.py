@@ -10,7 +10,8 @@ from alphastomics.config import Augmentation, PlanConfig
 from alphastomics.data import AnnDataSource
 from alphastomics.datasets import synthetic_tissue
 from alphastomics.model import AlphaSTomics
-from alphastomics.train.cross_fit import HELD_OUT, SHARE, cross_fit, divide
+from alphastomics.train import cross_fit as module_of_cross_fit
+from alphastomics.train.cross_fit import DECAY, HELD_OUT, SLOWDOWN, CrossFit, _Best, cross_fit, divide
 
 
 @pytest.fixture(params=[1, 2, 6])
@@ -24,9 +25,11 @@ def source_of(model):
     return AnnDataSource(model.adata, model.schema, positions=True)
 
 
-def fit(model, source, n_steps=20):
+def fit(model, source, max_steps=5, score=lambda module, held_out: 1.0, max_seconds=None):
     settings = {"diffusion": model.diffusion, "plan": PlanConfig(), "augmentation": Augmentation()}
-    return cross_fit(model.module, source, **settings, n_steps=n_steps, seed=3)
+    return cross_fit(
+        model.module, source, **settings, score=score, max_steps=max_steps, max_seconds=max_seconds, seed=3
+    )
 
 
 def test_no_held_out_cell_is_read_in_training(model, monkeypatch):
@@ -67,9 +70,66 @@ def test_the_network_is_trained_and_the_first_one_is_not_changed(model):
     assert all(torch.equal(value, again[name]) for name, value in second.state_dict().items())
 
 
-def test_a_share_of_the_steps_is_made(model, monkeypatch):
-    steps = []
-    step = torch.optim.AdamW.step
-    monkeypatch.setattr(torch.optim.AdamW, "step", lambda self, *args, **kw: steps.append(1) or step(self, *args, **kw))
-    fit(model, source_of(model), n_steps=50)
-    assert len(steps) == round(SHARE * 50)
+@pytest.fixture
+def frequent(monkeypatch):
+    """Cells are placed after 1, 2, 4, 8 … steps."""
+    monkeypatch.setattr(module_of_cross_fit, "FIRST", 1)
+
+
+@pytest.mark.parametrize(
+    ("values", "expected", "n_placed"),
+    [
+        ([1, 2, 3, 4, 5], None, 5),  # after 1, 2, 4, 8 and 10 steps
+        ([1, 3, 2, 4, 5], None, 5),
+        ([1, 2, 3, 2, 1], 4, 5),
+        ([3, 2, 1], 1, 3),
+        ([2, 3, 2, 1], 2, 4),
+        ([1, 2, 3, 4, 3], 8, 5),
+    ],
+)
+def test_the_network_with_the_highest_score_is_kept(model, frequent, values, expected, n_placed):
+    seen, remaining = [], iter(values)
+
+    def score(module, held_out):
+        seen.append({name: value.clone() for name, value in module.state_dict().items()})
+        return next(remaining)
+
+    found = fit(model, source_of(model), max_steps=10, score=score)
+    assert (found.n_steps, len(seen)) == (expected, n_placed)
+    best = seen[int(np.argmax(values))]
+    assert all(torch.equal(value, best[name]) for name, value in found.module.state_dict().items())
+
+
+def test_without_a_score_all_steps_are_made(model, frequent):
+    placed = []
+    found = fit(model, source_of(model), max_steps=6, score=lambda *_: placed.append(1))
+    assert found.n_steps is None
+    assert len(placed) == 4
+
+
+def test_time_ends_the_training(model):
+    found = fit(model, source_of(model), max_steps=10**9, max_seconds=0.3)
+    assert found.n_steps is None
+
+
+def test_the_average_is_that_of_the_formula():
+    torch.manual_seed(0)
+    module = torch.nn.Linear(2, 1)
+    best, expected = _Best(module, lambda _: 1.0), module.weight.detach().clone()
+    for n in range(1, 2000):
+        with torch.no_grad():
+            module.weight.copy_(torch.randn(1, 2))
+        best.update(module)
+        beta = min(DECAY, n / (n + 9))
+        expected = beta * expected + (1 - beta) * module.weight.detach()
+    best.compare(1)
+    torch.testing.assert_close(best.module.weight, expected)
+
+
+@pytest.mark.parametrize(("mode", "share"), [("expr_to_pos", 1.0), ("any", 0.52)])
+def test_sufficient_steps(model, mode, share):
+    _, slices, held_out = divide(source_of(model))
+    n_seen, n = sum(len(cells.rows) for cells in slices), source_of(model).n_cells
+    found = CrossFit(model.module, slices, held_out, 128)
+    assert found.sufficient_steps(mode) == round(SLOWDOWN * 128 * n / n_seen / share)
+    assert found._replace(n_steps=None).sufficient_steps(mode) is None

@@ -200,8 +200,8 @@ class TrainerConfig:
     Parameters
     ----------
     max_epochs
-        Number of passes over the cells. By default training ends after ``max_time`` if it is given, otherwise after about 4,000
-        steps.
+        Number of passes over the cells. By default as many as a second network needs to place held-out cells best, and at most
+        ``max_time`` if it is given, otherwise about 4,000 steps.
     max_time
         Maximal duration of training, in seconds or as ``DD:HH:MM:SS``.
     accumulate_grad_batches

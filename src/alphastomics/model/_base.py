@@ -9,14 +9,13 @@ import numpy as np
 from scvi.model.base import BaseModelClass
 
 from alphastomics._provenance import versions
-from alphastomics.config import PLACING_MODES, Augmentation, PlanConfig
+from alphastomics.config import PLACING_MODES
 from alphastomics.data import AnnDataSource
 from alphastomics.model._state import ModelState, to_plain
 from alphastomics.sampling import FittedStatistics, Sampler
 from alphastomics.sampling._fit import fit_reference_cells, fit_statistics
 from alphastomics.sampling._fit_perturbation import fit_perturbation
 from alphastomics.sampling._fit_placement import fit_placement
-from alphastomics.train.cross_fit import cross_fit
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
     from alphastomics.data.parquet._source import ParquetSource
     from alphastomics.diffusion import Mode, Process
     from alphastomics.nn import Denoiser
+    from alphastomics.train.cross_fit import CrossFit
 
 
 class ModelBase(BaseModelClass):
@@ -51,6 +51,7 @@ class ModelBase(BaseModelClass):
     trainings_: tuple[dict[str, Any], ...]
     _dataset: ParquetSource | None  # the reference, if it is on disk
     _fitted: FittedStatistics
+    _second: CrossFit | None = None  # of the last training
     _unfitted_deformation: float | None = None  # of a training that an error ended, before its statistics were fitted
 
     @property
@@ -78,16 +79,8 @@ class ModelBase(BaseModelClass):
 
     def _fit_placement(self, sampler: Sampler, source: CellSource) -> FittedStatistics:
         """Fit the placement and the spread of its draws on cells that a second network has not seen."""
-        training = self.trainings_[-1]
-        second = cross_fit(
-            self.module,
-            source,
-            diffusion=self.diffusion,
-            plan=PlanConfig(**training["plan"]),
-            augmentation=Augmentation(**training["arguments"]["augmentation"]),
-            n_steps=int(training["n_steps"]),
-            seed=self._arguments["random_state"],
-        )
+        second = self._second
+        assert second is not None  # trained before
         other = replace(sampler, module=second.module, mode="expr_to_pos")
         known = replace(sampler.fitted, reference_cells=fit_reference_cells(other, source, second.slices))
         other = replace(other, fitted=known)

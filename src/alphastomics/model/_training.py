@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import asdict, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -12,6 +13,7 @@ from sklearn.decomposition import PCA
 from alphastomics._provenance import training_record
 from alphastomics.config import (
     DEFAULT_CONTEXT_SIZE,
+    PLACING_MODES,
     Augmentation,
     PlanConfig,
     SamplingConfig,
@@ -23,9 +25,11 @@ from alphastomics.data import AnnDataSource
 from alphastomics.model import _checkpoint
 from alphastomics.model._base import ModelBase
 from alphastomics.nn import Denoiser
+from alphastomics.sampling import Sampler
 from alphastomics.sampling._cells import evenly_spaced_indices
 from alphastomics.sampling._draws import check_mode
 from alphastomics.sampling._fit import fit_frame, fit_reference_cells
+from alphastomics.sampling._fit_placement import score_placement
 from alphastomics.sampling._position_draws import predict_positions
 from alphastomics.train import ContextDataModule, ContextRunner, TrainingPlan
 from alphastomics.train.adaptation import adapt
@@ -44,7 +48,7 @@ if TYPE_CHECKING:
     from lightning.pytorch.strategies import Strategy
     from numpy.typing import NDArray
 
-    from alphastomics.data import CellSource
+    from alphastomics.data import CellSource, SliceCells
     from alphastomics.data.parquet._source import ParquetSource
     from alphastomics.train.memory.estimate import MemoryEstimate
 
@@ -88,10 +92,12 @@ class TrainingMixin(ModelBase):
         Parameters
         ----------
         max_epochs
-            Number of passes over the cells. None: until ``max_time``, or about 4,000 steps if that is None too.
+            Number of passes over the cells. None: the number of steps after which a second network, which is trained without a
+            part of the reference first, places that part best; at most ``max_time``, or about 4,000 steps if that is None too.
+            Several processes and models that do not place cells are trained for the longest duration.
         max_time
             Maximal duration: seconds, ``"DD:HH:MM:SS"``, a timedelta or its arguments. The learning rate decreases with the
-            elapsed fraction of it. A fifth of it is reserved for the fit of draws of positions, if the model places cells.
+            elapsed fraction of it. An eighth of it is reserved for the second network, if the model places cells.
         accelerator, devices
             As in :class:`lightning.pytorch.Trainer`.
         strategy
@@ -167,6 +173,10 @@ class TrainingMixin(ModelBase):
             resumed={} if resumed is None else resumed.contexts,
         )
         session.make_datamodule(self._data_splitter_cls, self._validation)
+        if not self.is_trained_:
+            self.module.set_components(principal_components(source, self.module.components.shape[1]))
+        if self.mode in PLACING_MODES:
+            self._second = session.cross_fit(partial(self._score_network, source))
         session.make_plan(self._training_plan_cls)
         state = self._state(self._fitted)
         if resumed is not None:
@@ -174,8 +184,6 @@ class TrainingMixin(ModelBase):
         description = _checkpoint.describe(state, session.layout)
         session.keep_checkpoints(description, None if resumed is None else resumed.path)
         session.make_runner(self._train_runner_cls, self)
-        if not self.is_trained_:
-            self.module.set_components(principal_components(source, self.module.components.shape[1]))
         try:
             session.run()
         finally:
@@ -184,6 +192,12 @@ class TrainingMixin(ModelBase):
             self._fit_statistics(source, float(session.plan.config.deformation))
             if session.checkpoint is not None and self.trainer.is_global_zero and session.checkpoint.is_file():
                 _checkpoint.finalize(session.checkpoint, self._state())
+
+    def _score_network(self, source: CellSource, module: Denoiser, held_out: tuple[SliceCells, ...]) -> float | None:
+        """Score of the placement of cells of the reference by another network."""
+        return score_placement(
+            Sampler(module=module, diffusion=self.diffusion, schema=self.schema, mode="expr_to_pos"), source, held_out
+        )
 
     def adapt(self, adata: AnnData, *, inpaint: bool = SamplingConfig.inpaint) -> None:
         """Adapt a trained model to the cells of a query, which it then places more accurately.

@@ -11,6 +11,7 @@ a tissue that is symmetric, or whose specimens differ, the mean is more exact.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 from typing import TYPE_CHECKING
 
@@ -32,27 +33,47 @@ if TYPE_CHECKING:
 
 N_CELLS = 2048  # that are placed, of one slice
 N_NEIGHBORS = 20
-WEIGHTS = (0.0, 0.5, 1.0)  # w
+WEIGHTS = (0.0, 0.5)  # w
 FEWEST_CELLS = 30  # below which nothing can be fitted
 LEAST = 1e-4  # difference of a score from 0 and 1
 
 
+def score_placement(sampler: Sampler, source: CellSource, held_out: Sequence[SliceCells]) -> float | None:
+    """Score of the refined or unrefined conditional mean of held-out cells; None if they are too few."""
+    found = _place_held_out(sampler, source, held_out)
+    if found is None:
+        return None
+    placed, true = found
+    mean = replace(sampler.placement, retrieval=0.0)
+    return log_odds(true, placed.place(np.random.default_rng(0), placement=mean).cpu().double().numpy())
+
+
 def fit_placement(sampler: Sampler, source: CellSource, held_out: Sequence[SliceCells]) -> Placement:
     """Choose the placement with the highest scores; ``held_out`` are cells of ``source`` that the network has not seen."""
-    parts = [cells for cells in held_out if len(cells.rows) >= FEWEST_CELLS and cells.position is not None]
-    if not parts:
+    found = _place_held_out(sampler, source, held_out)
+    if found is None:
         return sampler.placement
-    cells = parts[len(parts) // 2]
-    assert cells.position is not None  # as chosen
-    index = evenly_spaced_indices(len(cells.rows), N_CELLS)
-    true = cells.position[index] / source.schema.scale
-    placed = PositionSampler(sampler, encode_cells(sampler.module, source, cells.rows[index], max_context=N_CELLS))
+    placed, true = found
 
     def score(placement: Placement) -> float:
         position = placed.place(np.random.default_rng(0), placement=placement).cpu().double().numpy()
         return log_odds(true, position)
 
     return max((Placement(retrieval=w, refine=s) for w, s in product(WEIGHTS, (True, False))), key=score)
+
+
+def _place_held_out(
+    sampler: Sampler, source: CellSource, held_out: Sequence[SliceCells]
+) -> tuple[PositionSampler, NDArray[np.float64]] | None:
+    """Held-out cells of one slice and their true positions (N, D); None if no slice has enough of them."""
+    parts = [cells for cells in held_out if len(cells.rows) >= FEWEST_CELLS and cells.position is not None]
+    if not parts:
+        return None
+    cells = parts[len(parts) // 2]
+    assert cells.position is not None  # as chosen
+    index = evenly_spaced_indices(len(cells.rows), N_CELLS)
+    encoded = encode_cells(sampler.module, source, cells.rows[index], max_context=N_CELLS)
+    return PositionSampler(sampler, encoded), cells.position[index] / source.schema.scale
 
 
 def log_odds(true: NDArray[np.float64], position: NDArray[np.float64]) -> float:

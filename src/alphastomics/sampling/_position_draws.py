@@ -122,7 +122,9 @@ class _SliceDraws:
         if cells.position is not None and np.isfinite(cells.position).all(1).any():
             self.known = cells.position[np.searchsorted(cells.rows, self.rows)]
         self.free = self.known is None and not sampler.shared_frame
-        self.placement = sampler.placement if config.refine is None else replace(sampler.placement, refine=config.refine)
+        self.placement = (
+            sampler.placement if config.refine is None else replace(sampler.placement, refine=config.refine)
+        )
 
     @cached_property
     def frequency(self) -> NDArray[np.float64]:

@@ -122,9 +122,7 @@ class FittedStatistics:
         for name, each in statistics.items():
             if not each.has_shape(n_genes, n_dims):
                 raise ValueError(f"{name} have a shape for other than {n_genes} genes and {n_dims} dimensions")
-        return cls(
-            frame=frame, deformation=deformation, placement=placement, perturbation=perturbation, **statistics
-        )
+        return cls(frame=frame, deformation=deformation, placement=placement, perturbation=perturbation, **statistics)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

@@ -1,13 +1,25 @@
-r"""A network that has not seen a part of the reference, on which the spread of draws is fitted.
+r"""A network that has not seen a part of the reference, which fits the length of the training and the placement.
 
-Residuals of cells that a network was trained on are too small. A second network of the same architecture is trained without a
-fourth of the slices, or of the cells if there is only one slice, for a small share of the steps of the training, in contexts of
-the default size. It places the others like those of a new specimen, or like further cells of the same one.
+Residuals of cells that a network was trained on are too small. Before the training, a second network of the same architecture is
+trained without a fourth of the slices, or of the cells if there is only one slice, in contexts of the default size, at a constant
+learning rate. The moving average of its weights,
+
+.. math:: \bar\theta_n = \beta_n \bar\theta_{n-1} + (1 - \beta_n)\, \theta_n, \qquad \beta_n = \min(.99, \tfrac{n}{n + 9}),
+
+places the held-out cells after :math:`n = 64, 128, 256, \dots` steps. It is kept where their score is highest, after :math:`n^\star` steps;
+two lower scores in succession end its training. Then
+
+.. math:: N = \frac{2\, n^\star}{\pi} \frac{M}{M'}
+
+steps are sufficient for a training in which the learning rate decreases linearly to 0, with M cells instead of M', and a share
+:math:`\pi` of contexts in which cells are placed: more of them make the network remember the specimens of the reference.
 """
 
 from __future__ import annotations
 
+import copy
 import logging
+import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -17,19 +29,28 @@ from alphastomics.config import DEFAULT_CONTEXT_SIZE, TrainingConfig
 from alphastomics.data import ContextDataset
 from alphastomics.nn import Denoiser
 from alphastomics.train.objective import Objective
-from alphastomics.train.short_training import train_for_steps
+from alphastomics.train.optimization import learning_rate_factor
+from alphastomics.train.short_training import training_steps
+from alphastomics.train.timesteps import PLACED
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from numpy.typing import NDArray
+    from torch import Tensor
 
     from alphastomics.config import Augmentation, PlanConfig
     from alphastomics.data import CellSource, SliceCells
-    from alphastomics.diffusion import Process
+    from alphastomics.diffusion import Mode, Process
 
 logger = logging.getLogger(__name__)
 
-SHARE = 0.2  # of the steps of the training
-TIME_SHARE = 0.125  # of the time of the training: a step that places cells only is faster
+SHARE = 0.25  # of the steps of the training, at most
+TIME_SHARE = 0.125  # of the time of the training, at most: a step that places cells only is faster
+FIRST = 64  # number of steps after which the cells are placed for the first time, and then after twice as many
+PATIENCE = 2  # lower scores in succession
+DECAY = 0.99  # beta
+SLOWDOWN = 2.0  # of learning, by a learning rate that decreases to 0
 HELD_OUT = 4  # every fourth slice, or a fourth of the cells of a single slice, is held out
 SEED = 1  # added to the seed of the training
 
@@ -45,11 +66,21 @@ class CrossFit(NamedTuple):
         Slices, or the part of a slice, on which it was trained.
     held_out
         Slices, or the part of a slice, that it has not seen.
+    n_steps
+        Number of steps after which it placed them best; None if it still improved at the end.
     """
 
     module: Denoiser
     slices: tuple[SliceCells, ...]
     held_out: tuple[SliceCells, ...]
+    n_steps: int | None
+
+    def sufficient_steps(self, mode: Mode) -> int | None:
+        """Number N of steps that are sufficient for a training in ``mode``; None if it is not known."""
+        if self.n_steps is None:
+            return None
+        n_seen, n_held_out = (sum(len(cells.rows) for cells in part) for part in (self.slices, self.held_out))
+        return round(SLOWDOWN * self.n_steps / PLACED[mode] * (n_seen + n_held_out) / n_seen)
 
 
 class _PartOfSlice:
@@ -72,8 +103,10 @@ def cross_fit(
     *,
     diffusion: Process,
     plan: PlanConfig,
-    augmentation: Augmentation,
-    n_steps: int,
+    augmentation: Augmentation | None,
+    score: Callable[[Denoiser, tuple[SliceCells, ...]], float | None],
+    max_steps: int,
+    max_seconds: float | None = None,
     seed: int,
 ) -> CrossFit:
     """Train a network of the architecture of ``network``, whose genes have the same weights and components.
@@ -81,7 +114,7 @@ def cross_fit(
     Parameters
     ----------
     network
-        The trained network.
+        The network of the training.
     source
         Its reference, with positions.
     diffusion
@@ -90,15 +123,16 @@ def cross_fit(
         Settings of its training.
     augmentation
         Random changes of the contexts of its training.
-    n_steps
-        Number of steps of its training.
+    score
+        Score of the placement of held-out cells by a network, better when larger; None if they are too few.
+    max_steps, max_seconds
+        Largest number of steps, and longest time.
     seed
-        Seed of its training.
+        Seed of the training.
     """
     part, slices, held_out = divide(source)
-    schema, device = source.schema, network.device
-    devices = [device] if device.type == "cuda" else []
-    with torch.random.fork_rng(devices):
+    schema, device, end = source.schema, network.device, time.monotonic() + (max_seconds or float("inf"))
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
         torch.manual_seed(seed + SEED)
         module = Denoiser(network.config).to(device)
         module.gene_weight.copy_(network.gene_weight)
@@ -118,11 +152,49 @@ def cross_fit(
             seed=seed + SEED,
             augmentation=augmentation,
         )
-        n_steps = max(1, round(SHARE * n_steps))
-        logger.info("Fitting the spread of samples on cells held out (%d steps).", n_steps)
-        n_contexts = TrainingConfig.batch_size // DEFAULT_CONTEXT_SIZE
-        train_for_steps(objective, [dataset], plan, n_contexts=n_contexts, n_steps=n_steps)
-    return CrossFit(module, slices, held_out)
+        steps = training_steps(
+            objective,
+            [dataset],
+            plan,
+            n_contexts=TrainingConfig.batch_size // DEFAULT_CONTEXT_SIZE,
+            rate_factor=lambda step: learning_rate_factor(plan, step, 0.0),
+        )
+        logger.info("Fitting the length of the training on cells held out (up to %d steps).", max_steps)
+        best = _Best(module, lambda average: score(average, held_out))
+        for n in steps:
+            best.update(module)
+            is_last = n >= max_steps or time.monotonic() > end
+            if is_last or (n >= FIRST and n % FIRST == 0 and (n // FIRST).bit_count() == 1):
+                best.compare(n)
+            if is_last or best.n_worse == PATIENCE:
+                break
+    return CrossFit(best.module, slices, held_out, best.n_steps if best.n_worse else None)
+
+
+class _Best:
+    """Moving average of weights, and a copy of the one with the highest score."""
+
+    def __init__(self, module: Denoiser, score: Callable[[Denoiser], float | None]) -> None:
+        self._average = copy.deepcopy(module).eval()
+        self._score, self._highest, self._n_updates = score, float("-inf"), 0
+        self.module, self.n_steps, self.n_worse = self._average, 0, 0
+
+    @torch.no_grad()
+    def update(self, module: Denoiser) -> None:
+        """Update the average."""
+        self._n_updates += 1
+        decay = min(DECAY, self._n_updates / (self._n_updates + 9))
+        averages: list[Tensor] = [*self._average.parameters()]
+        torch._foreach_lerp_(averages, [*module.parameters()], 1 - decay)
+
+    def compare(self, n_steps: int) -> None:
+        """Keep a copy of the average if its score is the highest so far, or if there is none."""
+        value = self._score(self._average)
+        if value is not None and value <= self._highest:
+            self.n_worse += 1
+            return
+        self._highest = float("-inf") if value is None else value
+        self.module, self.n_steps, self.n_worse = copy.deepcopy(self._average), n_steps, 0
 
 
 def divide(source: CellSource) -> tuple[CellSource, tuple[SliceCells, ...], tuple[SliceCells, ...]]:

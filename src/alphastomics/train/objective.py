@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 
 
 # Purposes of the generators that are keyed by context.
-TRAINING, VALIDATION, DEFORMATION, OBSERVED, TYPES, PAIRS = 0, 1, 2, 3, 30, 40
+TRAINING, VALIDATION, DEFORMATION, OBSERVED, PAIRS, TYPES = 0, 1, 2, 3, 40, 50
 ALL_HIDDEN = 0.5  # share of the contexts in which no cell type is known
 
 

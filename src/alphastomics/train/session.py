@@ -14,16 +14,19 @@ from alphastomics.config import (
     DEFAULT_STEPS,
     DEFAULT_VALIDATION_SIZE,
     PLACING_MODES,
+    PlanConfig,
     TrainingConfig,
 )
+from alphastomics.config._setting import settings_of
 from alphastomics.diffusion import MaskingConfig
 from alphastomics.train.callbacks import History, MicroBatches
 from alphastomics.train.checkpoint import LastCheckpoint, checkpoint_path
-from alphastomics.train.cross_fit import TIME_SHARE
+from alphastomics.train.cross_fit import SHARE, TIME_SHARE, cross_fit
 from alphastomics.train.curriculum import make_curriculum
 from alphastomics.train.defaults import default_augmentation, default_deformation
 from alphastomics.train.distributed.devices import (
     check_cublas_workspace,
+    count_devices,
     device_of,
     resolve_precision,
     seeded_generators,
@@ -42,14 +45,15 @@ from alphastomics.train.memory.fit import (
 from alphastomics.train.runner import seconds_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from scvi.model.base import BaseModelClass
 
-    from alphastomics.data import CellSource, TissueSchema
+    from alphastomics.data import CellSource, SliceCells, TissueSchema
     from alphastomics.diffusion import Mode, Process
     from alphastomics.nn import Denoiser
+    from alphastomics.train.cross_fit import CrossFit
     from alphastomics.train.curriculum import LengthCurriculum
     from alphastomics.train.datamodule import ContextDataModule
     from alphastomics.train.memory.estimate import MemoryEstimate
@@ -192,6 +196,40 @@ class TrainingSession:
             group_size=arguments.context_parallel_size,
         )
 
+    def cross_fit(self, score: Callable[[Denoiser, tuple[SliceCells, ...]], float | None]) -> CrossFit:
+        """Train a second network without a part of the reference, and end the training where its score would no longer rise.
+
+        ``score`` is that of the placement of held-out cells by a network. Numbers of epochs or steps that are given are not
+        changed.
+        """
+        limits, kwargs = self._step_limits(), self.trainer_kwargs
+        second = cross_fit(
+            self.module,
+            self.source,
+            diffusion=self.diffusion,
+            plan=PlanConfig(**{n: v for n, v in self.plan_arguments.items() if n in settings_of(PlanConfig)}),
+            augmentation=self.datamodule.train_set.augmentation,
+            score=score,
+            max_steps=max(1, round(SHARE * min(limits, default=DEFAULT_STEPS))),
+            max_seconds=self.max_seconds and TIME_SHARE * self.max_seconds,
+            seed=self.seed,
+        )
+        steps, n_devices = second.sufficient_steps(self.mode), count_devices(kwargs["accelerator"], kwargs["devices"])
+        chosen = self.passed_kwargs["max_epochs"] is None and (kwargs.get("max_steps") or -1) < 0
+        if steps is not None and chosen and n_devices * kwargs.get("num_nodes", 1) == 1:
+            logger.info("Training for at most %d steps, after which cells held out were placed best.", steps)
+            kwargs["max_steps"] = min([steps, *limits])
+        return second
+
+    def _step_limits(self) -> list[int]:
+        """Numbers of steps that end the training."""
+        per_epoch, max_epochs = self.datamodule.steps_per_epoch, self.passed_kwargs["max_epochs"]
+        if max_epochs is None:
+            max_epochs = -1 if self.max_seconds is not None else -(-DEFAULT_STEPS // per_epoch)
+        self.max_epochs = self.trainer_kwargs["max_epochs"] = max_epochs
+        max_steps = self.trainer_kwargs.get("max_steps") or -1
+        return [max_epochs * per_epoch] * (max_epochs >= 0) + [max_steps] * (max_steps >= 0)
+
     def make_plan(self, kind: type[TrainingPlan]) -> None:
         """Choose the number of epochs and the curriculum, and make the training plan."""
         curriculum = self._make_curriculum()
@@ -212,18 +250,12 @@ class TrainingSession:
             self.trainer_kwargs["callbacks"] = [*callbacks, MicroBatches()]
 
     def _make_curriculum(self) -> LengthCurriculum | None:
-        arguments, per_epoch = self.arguments, self.datamodule.steps_per_epoch
-        max_epochs = self.passed_kwargs["max_epochs"]
-        if max_epochs is None:
-            max_epochs = -1 if self.max_seconds is not None else -(-DEFAULT_STEPS // per_epoch)
-        self.max_epochs = self.trainer_kwargs["max_epochs"] = max_epochs
-        max_steps = self.trainer_kwargs.get("max_steps") or -1
+        arguments = self.arguments
         longest, shortest = self.datamodule.train_set.context_size, arguments.shortest_context
         if arguments.context_growth is not None and shortest > longest:
             raise ValueError(
                 f"shortest_context={shortest} exceeds context_size={longest}; pass a smaller shortest_context="
             )
-        limits = [self.max_epochs * per_epoch] * (self.max_epochs >= 0) + [max_steps] * (max_steps >= 0)
         return make_curriculum(
             self.datamodule.train_set,
             self.datamodule.set_context_size,
@@ -231,7 +263,7 @@ class TrainingSession:
             shortest=shortest,
             warmup=arguments.growth_warmup,
             growth=arguments.growth_steps,
-            n_steps=min(limits, default=None),
+            n_steps=min(self._step_limits(), default=None),
         )
 
     def keep_checkpoints(self, description: Mapping[str, Any], resume_from: Path | None) -> None:

@@ -8,6 +8,7 @@ steps.
 
 from __future__ import annotations
 
+from itertools import count, islice
 from typing import TYPE_CHECKING, cast
 
 import torch
@@ -20,7 +21,7 @@ from alphastomics.data._loaders import ContextLoader
 from alphastomics.train.optimization import learning_rate_factor, make_optimizer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from alphastomics.config import PlanConfig
     from alphastomics.data import ContextDataset
@@ -31,23 +32,45 @@ if TYPE_CHECKING:
 def train_for_steps(
     objective: Objective, datasets: Sequence[ContextDataset], plan: PlanConfig, *, n_contexts: int, n_steps: int
 ) -> None:
-    """Train the network of an objective, and leave it in evaluation mode.
+    """Train the network of an objective, and leave it in evaluation mode."""
+    steps = training_steps(
+        objective,
+        datasets,
+        plan,
+        n_contexts=n_contexts,
+        rate_factor=lambda step: learning_rate_factor(plan, step, step / n_steps),
+    )
+    for _ in islice(steps, n_steps):
+        pass
+    objective.module.eval()
 
-    Every step minimizes the mean of the losses of one batch of ``n_contexts`` contexts of each of ``datasets``.
+
+def training_steps(
+    objective: Objective,
+    datasets: Sequence[ContextDataset],
+    plan: PlanConfig,
+    *,
+    n_contexts: int,
+    rate_factor: Callable[[int], float],
+) -> Iterator[int]:
+    """Train the network of an objective without end, and yield the number of steps after each.
+
+    Every step minimizes the mean of the losses of one batch of ``n_contexts`` contexts of each of ``datasets``, with the learning
+    rate of ``plan`` multiplied by ``rate_factor`` of the number of steps before it.
     """
     module = objective.module
     optimizer, batches = make_optimizer(module, plan), [_batches(each, n_contexts, module.device) for each in datasets]
-    module.train()
-    for step in range(n_steps):
+    for step in count():
+        module.train()
         for group in optimizer.param_groups:
-            group["lr"] = plan.lr * learning_rate_factor(plan, step, step / n_steps)
+            group["lr"] = plan.lr * rate_factor(step)
         optimizer.zero_grad()
         for batch in map(next, batches):
             loss = objective.total(objective.losses(batch, step=step), batch)
             (loss / len(datasets)).backward()
         torch.nn.utils.clip_grad_norm_(module.parameters(), TrainerConfig.gradient_clip_val)
         optimizer.step()
-    module.eval()
+        yield step + 1
 
 
 def _batches(dataset: ContextDataset, n_contexts: int, device: torch.device) -> Iterator[Batch]:

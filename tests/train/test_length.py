@@ -1,0 +1,47 @@
+"""The length of a training, which the placement of held-out cells determines unless it is given."""
+
+from __future__ import annotations
+
+import pytest
+
+from alphastomics.train import session
+from alphastomics.train.cross_fit import CrossFit
+
+N_STEPS = 3
+
+
+@pytest.fixture(autouse=True)
+def best_after(monkeypatch):
+    """Held-out cells are placed best after a few steps, however long the second network is trained."""
+    found = {}
+
+    def cross_fit(*args, **kwargs):
+        found.update(kwargs, second=original(*args, **(kwargs | {"max_steps": 1})))
+        return found["second"]._replace(n_steps=N_STEPS)
+
+    original = session.cross_fit
+    monkeypatch.setattr(session, "cross_fit", cross_fit)
+    return found
+
+
+def train(model, **kwargs):
+    model.train(accelerator="cpu", enable_progress_bar=False, **kwargs)
+    return int(model.trainings_[-1]["n_steps"])
+
+
+@pytest.mark.parametrize("limit", [{}, {"max_time": 60}])
+def test_a_training_ends_where_held_out_cells_are_placed_best(small, make_model, best_after, limit):
+    n_steps = train(make_model(small), **limit)
+    second: CrossFit = best_after["second"]._replace(n_steps=N_STEPS)
+    assert n_steps == second.sufficient_steps("expr_to_pos") == 12
+
+
+@pytest.mark.parametrize("limit", [{"max_epochs": 20}, {"max_steps": 20, "max_epochs": -1}])
+def test_a_length_that_is_given_is_kept(small, make_model, best_after, limit):
+    assert train(make_model(small), **limit) == 20
+    assert best_after["max_steps"] == 5
+
+
+def test_no_second_network_without_placements(small, make_model, best_after):
+    train(make_model(small, mode="pos_to_expr"), max_epochs=1)
+    assert not best_after
