@@ -126,10 +126,9 @@ def test_the_average_is_that_of_the_formula():
     torch.testing.assert_close(best.module.weight, expected)
 
 
-@pytest.mark.parametrize(("mode", "share"), [("expr_to_pos", 1.0), ("any", 0.52)])
-def test_sufficient_steps(model, mode, share):
+def test_sufficient_steps(model):
     _, slices, held_out = divide(source_of(model))
     n_seen, n = sum(len(cells.rows) for cells in slices), source_of(model).n_cells
     found = CrossFit(model.module, slices, held_out, 128)
-    assert found.sufficient_steps(mode) == round(SLOWDOWN * 128 * n / n_seen / share)
-    assert found._replace(n_steps=None).sufficient_steps(mode) is None
+    assert found.sufficient_steps == round(SLOWDOWN * 128 * n / n_seen)
+    assert found._replace(n_steps=None).sufficient_steps is None

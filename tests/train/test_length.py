@@ -33,7 +33,7 @@ def train(model, **kwargs):
 def test_a_training_ends_where_held_out_cells_are_placed_best(small, make_model, best_after, limit):
     n_steps = train(make_model(small), **limit)
     second: CrossFit = best_after["second"]._replace(n_steps=N_STEPS)
-    assert n_steps == second.sufficient_steps("expr_to_pos") == 12
+    assert n_steps == second.sufficient_steps == 12
 
 
 @pytest.mark.parametrize("limit", [{"max_epochs": 20}, {"max_steps": 20, "max_epochs": -1}])

@@ -9,10 +9,10 @@ learning rate. The moving average of its weights,
 places the held-out cells after :math:`n = 64, 128, 256, \dots` steps. It is kept where their score is highest, after :math:`n^\star` steps;
 two lower scores in succession end its training. Then
 
-.. math:: N = \frac{2\, n^\star}{\pi} \frac{M}{M'}
+.. math:: N = 2\, n^\star \frac{M}{M'}
 
-steps are sufficient for a training in which the learning rate decreases linearly to 0, with M cells instead of M', and a share
-:math:`\pi` of contexts in which cells are placed: more of them make the network remember the specimens of the reference.
+steps are sufficient for a training in which the learning rate decreases to 0, with M cells in place of M': more of them make the network
+remember the specimens of the reference.
 """
 
 from __future__ import annotations
@@ -31,7 +31,6 @@ from alphastomics.nn import Denoiser
 from alphastomics.train.objective import Objective
 from alphastomics.train.optimization import learning_rate_factor
 from alphastomics.train.short_training import training_steps
-from alphastomics.train.timesteps import PLACED
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -41,7 +40,7 @@ if TYPE_CHECKING:
 
     from alphastomics.config import Augmentation, PlanConfig
     from alphastomics.data import CellSource, SliceCells
-    from alphastomics.diffusion import Mode, Process
+    from alphastomics.diffusion import Process
 
 logger = logging.getLogger(__name__)
 
@@ -75,12 +74,13 @@ class CrossFit(NamedTuple):
     held_out: tuple[SliceCells, ...]
     n_steps: int | None
 
-    def sufficient_steps(self, mode: Mode) -> int | None:
-        """Number N of steps that are sufficient for a training in ``mode``; None if it is not known."""
+    @property
+    def sufficient_steps(self) -> int | None:
+        """Number N of steps that are sufficient for a training; None if it is not known."""
         if self.n_steps is None:
             return None
         n_seen, n_held_out = (sum(len(cells.rows) for cells in part) for part in (self.slices, self.held_out))
-        return round(SLOWDOWN * self.n_steps / PLACED[mode] * (n_seen + n_held_out) / n_seen)
+        return round(SLOWDOWN * self.n_steps * (n_seen + n_held_out) / n_seen)
 
 
 class _PartOfSlice:

@@ -214,7 +214,7 @@ class TrainingSession:
             max_seconds=self.max_seconds and TIME_SHARE * self.max_seconds,
             seed=self.seed,
         )
-        steps, n_devices = second.sufficient_steps(self.mode), count_devices(kwargs["accelerator"], kwargs["devices"])
+        steps, n_devices = second.sufficient_steps, count_devices(kwargs["accelerator"], kwargs["devices"])
         chosen = self.passed_kwargs["max_epochs"] is None and (kwargs.get("max_steps") or -1) < 0
         if steps is not None and chosen and n_devices * kwargs.get("num_nodes", 1) == 1:
             logger.info("Training for at most %d steps, after which cells held out were placed best.", steps)
