@@ -10,6 +10,7 @@ import torch
 
 from alphastomics.model import AlphaSTomics
 from alphastomics.nn import geometry
+from alphastomics.train import session
 from alphastomics.train.objective import Objective
 
 if TYPE_CHECKING:
@@ -87,6 +88,14 @@ def test_training_uses_noisy_positions_only(mode, located, small, make_model, tr
         sought.append((position.clone(), known.clone()))
         return search(position, known, *arguments)
 
+    def before_training(*arguments: Any, **keywords: Any) -> Any:
+        second = cross_fit(*arguments, **keywords)
+        given.clear()
+        sought.clear()
+        return second
+
+    cross_fit = session.cross_fit
+    monkeypatch.setattr(session, "cross_fit", before_training)
     monkeypatch.setattr(Objective, "losses", watched)
     monkeypatch.setattr(geometry, "noisy_neighbors", spy)
     train_briefly(make_model(small, mode=mode, **NEIGHBOR), max_epochs=6)

@@ -14,6 +14,7 @@ import torch
 
 from alphastomics.model import AlphaSTomics, NonFiniteLossError, _base
 from alphastomics.sampling._fit import fit_statistics
+from alphastomics.train import session
 from alphastomics.train.objective import Objective
 from callbacks import Stop
 
@@ -36,15 +37,30 @@ def finite(model):
 
 
 def break_losses(monkeypatch, step, change):
-    """Let the losses of one step go through `change`."""
-    losses, calls = Objective.losses, []
+    """Let the losses of one step go through `change`; those of the second network, which is trained before, do not."""
+    losses, calls, cross_fit = Objective.losses, [], session.cross_fit
 
     def broken(self, batch, **kwargs):
         result = losses(self, batch, **kwargs)
         calls.append(0)
         return change(result) if len(calls) == step + 1 else result
 
+    def unbroken(*args, **kwargs):
+        with monkeypatch.context() as context:
+            context.setattr(Objective, "losses", losses)
+            return cross_fit(*args, **kwargs)
+
     monkeypatch.setattr(Objective, "losses", broken)
+    monkeypatch.setattr(session, "cross_fit", unbroken)
+
+
+def test_a_non_finite_loss_of_the_second_network_raises(model, train, monkeypatch):
+    losses = Objective.losses
+    monkeypatch.setattr(Objective, "losses", lambda *a, **kw: losses(*a, **kw) | {"aligned": torch.tensor([np.nan])})
+    with pytest.raises(NonFiniteLossError, match="loss is nan at step 0"):
+        train(model, max_epochs=5)
+    assert finite(model)
+    assert not model.is_trained_
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])

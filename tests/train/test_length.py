@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from alphastomics.train import session
-from alphastomics.train.cross_fit import CrossFit
 
 N_STEPS = 3
 
@@ -32,7 +31,7 @@ def train(model, **kwargs):
 @pytest.mark.parametrize("limit", [{}, {"max_time": 60}])
 def test_a_training_ends_where_held_out_cells_are_placed_best(small, make_model, best_after, limit):
     n_steps = train(make_model(small), **limit)
-    second: CrossFit = best_after["second"]._replace(n_steps=N_STEPS)
+    second = best_after["second"]._replace(n_steps=N_STEPS)
     assert n_steps == second.sufficient_steps == 12
 
 

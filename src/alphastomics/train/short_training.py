@@ -18,7 +18,7 @@ from alphastomics.data import Batch
 from alphastomics.data._batch import encode_batch
 from alphastomics.data._encode import Encoder
 from alphastomics.data._loaders import ContextLoader
-from alphastomics.train.optimization import learning_rate_factor, make_optimizer
+from alphastomics.train.optimization import NonFiniteLossError, learning_rate_factor, make_optimizer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -56,7 +56,8 @@ def training_steps(
     """Train the network of an objective without end, and yield the number of steps after each.
 
     Every step minimizes the mean of the losses of one batch of ``n_contexts`` contexts of each of ``datasets``, with the learning
-    rate of ``plan`` multiplied by ``rate_factor`` of the number of steps before it.
+    rate of ``plan`` multiplied by ``rate_factor`` of the number of steps before it. Raises ``NonFiniteLossError`` if the loss is
+    NaN or infinite.
     """
     module = objective.module
     optimizer, batches = make_optimizer(module, plan), [_batches(each, n_contexts, module.device) for each in datasets]
@@ -67,6 +68,11 @@ def training_steps(
         optimizer.zero_grad()
         for batch in map(next, batches):
             loss = objective.total(objective.losses(batch, step=step), batch)
+            if not bool(loss.isfinite()):
+                raise NonFiniteLossError(
+                    f"The loss is {loss.item():g} at step {step} of the training of a second network or on a query. "
+                    "Lower plan_kwargs['lr'], or check the expression for extreme values."
+                )
             (loss / len(datasets)).backward()
         torch.nn.utils.clip_grad_norm_(module.parameters(), TrainerConfig.gradient_clip_val)
         optimizer.step()
