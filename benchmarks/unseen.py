@@ -1,8 +1,9 @@
 """Placement of tissue for which no default was chosen, and of queries from another instrument.
 
-The folds are those of ``TISSUES``: from animal to animal in both directions, from section to section of an animal, other cells of
-the same specimen, and simulated anatomies, one of them mirrored. The queries of ``SHIFTED`` tissues are also changed as in
-``_shifts.py``, and placed by the same models. Baselines have the arguments with which they were published or chosen elsewhere.
+AlphaSTomics is trained with its default settings, without a limit of time. The folds are those of ``TISSUES``: from animal to animal in
+both directions, from section to section of an animal, other cells of the same specimen, and simulated anatomies, one of them mirrored.
+The queries of ``SHIFTED`` tissues are also changed as in ``_shifts.py``, and placed by the same models. Baselines have the arguments with
+which they were published or chosen elsewhere.
 
 ``--ceilings`` also trains models of references that are changed like the query, which shows what the change itself costs; ``shares``
 compares the scores of changed queries with these. ``not_adapted`` is the placement by a model that is not adapted to the query.

@@ -6,7 +6,7 @@ learning rate. The moving average of its weights,
 
 .. math:: \bar\theta_n = \beta_n \bar\theta_{n-1} + (1 - \beta_n)\, \theta_n, \qquad \beta_n = \min(.99, \tfrac{n}{n + 9}),
 
-places the held-out cells after :math:`n = 64, 128, 256, \dots` steps. It is kept where their score is highest, after :math:`n^\star` steps;
+places the held-out cells after :math:`n = 250, 500, 1000, \dots` steps. It is kept where their score is highest, after :math:`n^\star` steps;
 two lower scores in succession end its training. Then
 
 .. math:: N = 2\, n^\star \frac{M}{M'}
@@ -46,7 +46,7 @@ logger = logging.getLogger(__name__)
 
 SHARE = 0.25  # of the steps of the training, at most
 TIME_SHARE = 0.125  # of the time of the training, at most: a step that places cells only is faster
-FIRST = 64  # number of steps after which the cells are placed for the first time, and then after twice as many
+FIRST = 250  # number of steps after which the cells are placed for the first time, and then after twice as many
 PATIENCE = 2  # lower scores in succession
 DECAY = 0.99  # beta
 SLOWDOWN = 2.0  # of learning, by a learning rate that decreases to 0
