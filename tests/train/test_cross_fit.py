@@ -10,7 +10,7 @@ from alphastomics.config import Augmentation, PlanConfig
 from alphastomics.data import AnnDataSource
 from alphastomics.datasets import synthetic_tissue
 from alphastomics.model import AlphaSTomics
-from alphastomics.train import cross_fit as module_of_cross_fit
+from alphastomics.train import NonFiniteLossError, cross_fit as module_of_cross_fit
 from alphastomics.train.cross_fit import DECAY, HELD_OUT, SLOWDOWN, CrossFit, _Best, cross_fit, divide
 
 
@@ -105,6 +105,11 @@ def test_without_a_score_all_steps_are_made(model, frequent):
     found = fit(model, source_of(model), max_steps=6, score=lambda *_: placed.append(1))
     assert found.n_steps is None
     assert len(placed) == 4
+
+
+def test_weights_that_became_infinite_raise(model):
+    with pytest.raises(NonFiniteLossError, match="infinite within 5 steps"):
+        fit(model, source_of(model), score=lambda *_: -np.inf)
 
 
 def test_time_ends_the_training(model):

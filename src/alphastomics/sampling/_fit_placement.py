@@ -45,7 +45,8 @@ def score_placement(sampler: Sampler, source: CellSource, held_out: Sequence[Sli
         return None
     placed, true = found
     mean = replace(sampler.placement, retrieval=0.0)
-    return log_odds(true, placed.place(np.random.default_rng(0), placement=mean).cpu().double().numpy())
+    position = placed.place(np.random.default_rng(0), placement=mean).cpu().double().numpy()
+    return log_odds(true, position) if np.isfinite(position).all() else -np.inf  # weights of a training that diverged
 
 
 def fit_placement(sampler: Sampler, source: CellSource, held_out: Sequence[SliceCells]) -> Placement:

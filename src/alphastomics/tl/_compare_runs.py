@@ -105,7 +105,7 @@ class Run:
             "parameters": count.total,
             "active_parameters": count.active,
             "d_model": model.module.config.d_model,
-            "n_steps": model.trainer.global_step,
+            "n_steps": model.trainer.global_step if hasattr(model, "trainer") else 0,
             "train_seconds": last.seconds if last else None,
             "step_seconds": recorder.step_seconds,
             "step_processor_seconds": recorder.step_processor_seconds,
@@ -141,7 +141,7 @@ def train(model: AlphaSTomics, query: AnnData, **arguments: Any) -> tuple[Traini
         model.train(callbacks=callbacks, **arguments)
     except (NonFiniteLossError, torch.linalg.LinAlgError) as error:  # type: ignore[attr-defined]  # infinite weights
         failure = str(error)
-    if model.trainer.interrupted and not failure:
+    if not failure and model.trainer.interrupted:
         raise KeyboardInterrupt
     return recorder, failure
 

@@ -29,14 +29,13 @@ from alphastomics.config import DEFAULT_CONTEXT_SIZE, TrainingConfig
 from alphastomics.data import ContextDataset
 from alphastomics.nn import Denoiser
 from alphastomics.train.objective import Objective
-from alphastomics.train.optimization import learning_rate_factor
+from alphastomics.train.optimization import NonFiniteLossError, learning_rate_factor
 from alphastomics.train.short_training import training_steps
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from numpy.typing import NDArray
-    from torch import Tensor
 
     from alphastomics.config import Augmentation, PlanConfig
     from alphastomics.data import CellSource, SliceCells
@@ -129,6 +128,11 @@ def cross_fit(
         Largest number of steps, and longest time.
     seed
         Seed of the training.
+
+    Raises
+    ------
+    NonFiniteLossError
+        If the loss or the weights become NaN or infinite.
     """
     part, slices, held_out = divide(source)
     schema, device, end = source.schema, network.device, time.monotonic() + (max_seconds or float("inf"))
@@ -168,6 +172,11 @@ def cross_fit(
                 best.compare(n)
             if is_last or best.n_worse == PATIENCE:
                 break
+    if not best.n_steps:
+        raise NonFiniteLossError(
+            f"The weights of a second network became infinite within {n} steps. Lower plan_kwargs['lr'], or check the expression for "
+            "extreme values."
+        )
     return CrossFit(best.module, slices, held_out, best.n_steps if best.n_worse else None)
 
 
@@ -184,8 +193,8 @@ class _Best:
         """Update the average."""
         self._n_updates += 1
         decay = min(DECAY, self._n_updates / (self._n_updates + 9))
-        averages: list[Tensor] = [*self._average.parameters()]
-        torch._foreach_lerp_(averages, [*module.parameters()], 1 - decay)
+        for average, weight in zip(self._average.parameters(), module.parameters(), strict=True):
+            average.lerp_(weight, 1 - decay)
 
     def compare(self, n_steps: int) -> None:
         """Keep a copy of the average if its score is the highest so far, or if there is none."""
