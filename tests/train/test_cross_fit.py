@@ -28,7 +28,14 @@ def source_of(model):
 def fit(model, source, max_steps=5, score=lambda module, held_out: 1.0, max_seconds=None):
     settings = {"diffusion": model.diffusion, "plan": PlanConfig(), "augmentation": Augmentation()}
     return cross_fit(
-        model.module, source, **settings, score=score, max_steps=max_steps, max_seconds=max_seconds, seed=3
+        model.module,
+        source,
+        **settings,
+        score=score,
+        max_steps=max_steps,
+        max_seconds=max_seconds,
+        seed=3,
+        device=torch.device("cpu"),
     )
 
 

@@ -51,7 +51,7 @@ class ModelBase(BaseModelClass):
     trainings_: tuple[dict[str, Any], ...]
     _dataset: ParquetSource | None  # the reference, if it is on disk
     _fitted: FittedStatistics
-    _second: CrossFit | None = None  # of the last training
+    _second: CrossFit | None = None  # of the last training, until statistics are fitted
     _unfitted_deformation: float | None = None  # of a training that an error ended, before its statistics were fitted
 
     @property
@@ -79,7 +79,7 @@ class ModelBase(BaseModelClass):
 
     def _fit_placement(self, sampler: Sampler, source: CellSource) -> FittedStatistics:
         """Fit the placement and the spread of its draws on cells that a second network has not seen."""
-        second = self._second
+        second, self._second = self._second, None
         assert second is not None  # trained before
         other = replace(sampler, module=second.module, mode="expr_to_pos")
         known = replace(sampler.fitted, reference_cells=fit_reference_cells(other, source, second.slices))

@@ -107,6 +107,7 @@ def cross_fit(
     max_steps: int,
     max_seconds: float | None = None,
     seed: int,
+    device: torch.device,
 ) -> CrossFit:
     """Train a network of the architecture of ``network``, whose genes have the same weights and components.
 
@@ -128,6 +129,8 @@ def cross_fit(
         Largest number of steps, and longest time.
     seed
         Seed of the training.
+    device
+        Device on which the second network is trained.
 
     Raises
     ------
@@ -135,7 +138,7 @@ def cross_fit(
         If the loss or the weights become NaN or infinite.
     """
     part, slices, held_out = divide(source)
-    schema, device, end = source.schema, network.device, time.monotonic() + (max_seconds or float("inf"))
+    schema, end = source.schema, time.monotonic() + (max_seconds or float("inf"))
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         torch.manual_seed(seed + SEED)
         module = Denoiser(network.config).to(device)

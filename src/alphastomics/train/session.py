@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from os import PathLike  # noqa: TC003  read at run time
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from alphastomics._rank import quiet_unless_first
 from alphastomics.config import (
     DEFAULT_CONTEXT_SIZE,
@@ -213,6 +215,8 @@ class TrainingSession:
             max_steps=max(1, round(SHARE * min(limits, default=DEFAULT_STEPS))),
             max_seconds=self.max_seconds and TIME_SHARE * self.max_seconds,
             seed=self.seed,
+            # Processes cannot be forked after CUDA was initialized.
+            device=torch.device("cpu") if is_forked(kwargs["strategy"]) else self.device,
         )
         steps, n_devices = second.sufficient_steps, count_devices(kwargs["accelerator"], kwargs["devices"])
         chosen = self.passed_kwargs["max_epochs"] is None and (kwargs.get("max_steps") or -1) < 0
