@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from lightning.pytorch.callbacks import LambdaCallback
 
+from alphastomics.config import DEFAULT_STEPS
 from alphastomics.train import session
+from alphastomics.train.cross_fit import SHARE
 
 N_STEPS = 3
 
@@ -39,6 +42,14 @@ def test_a_training_ends_where_held_out_cells_are_placed_best(small, make_model,
 def test_a_length_that_is_given_is_kept(small, make_model, best_after, limit):
     assert train(make_model(small), **limit) == 20
     assert best_after["max_steps"] == 5
+
+
+def test_the_second_network_is_not_trained_longer_than_for_the_default_training(small, make_model, best_after):
+    def stop(trainer, *_):
+        trainer.should_stop = True
+
+    train(make_model(small), max_epochs=10**6, callbacks=[LambdaCallback(on_train_batch_end=stop)])
+    assert best_after["max_steps"] == SHARE * DEFAULT_STEPS
 
 
 def test_no_second_network_without_placements(small, make_model, best_after):

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-SHARE = 0.25  # of the steps of the training, at most
+SHARE = 0.25  # of the steps of the training, and of those of the default training, at most
 TIME_SHARE = 0.125  # of the time of the training, at most: a step that places cells only is faster
 FIRST = 250  # number of steps after which the cells are placed for the first time, and then after twice as many
 PATIENCE = 2  # lower scores in succession

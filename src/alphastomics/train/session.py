@@ -212,7 +212,7 @@ class TrainingSession:
             plan=PlanConfig(**{n: v for n, v in self.plan_arguments.items() if n in settings_of(PlanConfig)}),
             augmentation=self.datamodule.train_set.augmentation,
             score=score,
-            max_steps=max(1, round(SHARE * min(limits, default=DEFAULT_STEPS))),
+            max_steps=max(1, round(SHARE * min([DEFAULT_STEPS, *limits]))),
             max_seconds=self.max_seconds and TIME_SHARE * self.max_seconds,
             seed=self.seed,
             # Processes cannot be forked after CUDA was initialized.
