@@ -1,18 +1,15 @@
-r"""Fit of the steps of a placement on cells that a network has not seen.
+r"""Fit of the weight of retrieved positions in a placement, on cells that a network has not seen.
 
-.. math:: (w, s)^\star = \arg\max_{w,\, s} \sum_S \log \frac{S(y^{(w, s)}, x)}{1 - S(y^{(w, s)}, x)}
+.. math:: w^\star = \arg\max_w \sum_S \log \frac{S(y^{(w)}, x)}{1 - S(y^{(w)}, x)}
 
-for placements y with the weight w of retrieved positions and with or without refinement s, the true positions x, and three scores S:
-the share of preserved neighbors, the Spearman correlation of distances, and the precision of contacts. Log odds weigh a change of a
-high score as much as one of a low score. Where the kinds of cells lie in
-regions of their own, retrieved positions are more exact than the conditional mean, and refinement moves cells out of their region; in
-a tissue that is symmetric, or whose specimens differ, the mean is more exact.
+for placements y with the weight w, the true positions x, and three scores S: the share of preserved neighbors, the Spearman correlation of
+distances, and the precision of contacts. Log odds weigh a change of a high score as much as one of a low score. In a tissue that is
+symmetric, or whose specimens differ, the conditional mean alone is more exact.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import product
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,7 +17,6 @@ from scipy.special import logit
 
 from alphastomics.metrics import contact_precision, distance_spearman, knn_preservation
 from alphastomics.sampling._cells import encode_cells, evenly_spaced_indices
-from alphastomics.sampling._placement import Placement
 from alphastomics.sampling._position import PositionSampler
 
 if TYPE_CHECKING:
@@ -29,6 +25,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from alphastomics.data import CellSource, SliceCells
+    from alphastomics.sampling._placement import Placement
     from alphastomics.sampling._sampler import Sampler
 
 N_CELLS = 2048  # that are placed, of one slice
@@ -60,7 +57,7 @@ def fit_placement(sampler: Sampler, source: CellSource, held_out: Sequence[Slice
         position = placed.place(np.random.default_rng(0), placement=placement).cpu().double().numpy()
         return log_odds(true, position)
 
-    return max((Placement(retrieval=w, refine=s) for w, s in product(WEIGHTS, (True, False))), key=score)
+    return max((replace(sampler.placement, retrieval=w) for w in WEIGHTS), key=score)
 
 
 def _place_held_out(

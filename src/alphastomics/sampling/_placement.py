@@ -11,15 +11,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Placement:
-    """Steps of a placement, fitted on cells that a network has not seen.
+    """Steps of a placement.
 
     Parameters
     ----------
     retrieval
         Weight of retrieved positions, from 0 to 1; that of the conditional mean is the rest
-        (:mod:`alphastomics.sampling._retrieval`).
+        (:mod:`alphastomics.sampling._retrieval`). It is fitted on cells that a network has not seen.
     refine
-        Whether the layout is refined (:mod:`alphastomics.sampling._layout`).
+        Whether the layout is refined (:mod:`alphastomics.sampling._layout`), as it is for counts.
     """
 
     retrieval: float

@@ -1,8 +1,8 @@
 r"""Placement of cells, and draws of their positions, given expression.
 
 The network returns the conditional mean of the positions and the neighborhood embedding of the cells of a slice, which attend to
-each other. A placement follows in four steps, of which the first and the third are left out where they do not improve the placement
-of cells that a network has not seen (:mod:`alphastomics.sampling._fit_placement`):
+each other. A placement follows in four steps. The first is left out where it does not improve the placement of cells that a network has
+not seen (:mod:`alphastomics.sampling._fit_placement`), the third for values that are not counts, which determine a position more exactly:
 
 1. average with the positions of retrieved reference cells (:mod:`alphastomics.sampling._retrieval`);
 2. kriging, if positions of some cells are known (:mod:`alphastomics.sampling._kriging`);
