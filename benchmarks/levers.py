@@ -130,7 +130,7 @@ def place_averaged(models: Sequence[AlphaSTomics], query: AnnData, *, seed: int)
     first = center(placed[0].mean)
     means = [center(each.mean) for each in placed]
     mean = torch.stack([x @ kabsch(x, first) for x in means]).mean(0)[0]
-    if samplers[0].placement.refine:
+    if samplers[0].refines:
         feature = torch.cat([each.feature for each in placed], dim=1) / len(placed) ** 0.5
         mean = refine_layout(mean, feature, torch.Generator().manual_seed(seed))
     nearest = samplers[0].fitted.nearest

@@ -10,14 +10,12 @@ from alphastomics.metrics import aligned_rmsd
 from alphastomics.sampling import PositionSampler
 from alphastomics.sampling._cells import EncodedCells, split_contexts
 from alphastomics.sampling._overlap import NearestDistances
-from alphastomics.sampling._placement import Placement
 from alphastomics.sampling._position import KnownPositions
 from alphastomics.sampling._sampler import FittedStatistics
 from position_oracle import Oracle, sampler_of
 from rotations import random_rotation
 
 N_CELLS = 200
-MEAN = Placement(retrieval=0.0, refine=False)
 
 
 @pytest.fixture
@@ -52,7 +50,7 @@ def rng() -> np.random.Generator:
 @pytest.mark.parametrize("separate", [False, True])
 def test_known_positions_do_not_change(mean, known, frame, separate):
     known = hidden(known)
-    placed = sampler_for(mean, frame).place(rng(), placement=MEAN, separate=separate, known=known)
+    placed = sampler_for(mean, frame).place(rng(), refine=False, separate=separate, known=known)
     at = known.isfinite().all(1)
     torch.testing.assert_close(placed[at], known[at], atol=1e-5, rtol=0)
     assert bool(placed.isfinite().all())
@@ -64,21 +62,21 @@ def test_rotated_known_positions_give_the_rotated_placement(mean, known, reflect
     rotation = random_rotation(2, torch.Generator().manual_seed(2))
     if (torch.linalg.det(rotation) < 0) != reflected:
         rotation = rotation @ torch.diag(torch.tensor([1.0, -1.0]))
-    expected = positions.place(rng(), placement=MEAN, known=known) @ rotation - 7
+    expected = positions.place(rng(), refine=False, known=known) @ rotation - 7
     torch.testing.assert_close(
-        positions.place(rng(), placement=MEAN, known=known @ rotation - 7), expected, atol=1e-4, rtol=0
+        positions.place(rng(), refine=False, known=known @ rotation - 7), expected, atol=1e-4, rtol=0
     )
 
 
 def test_the_frame_of_the_known_cells_is_found(known):
     """With a conditional mean that is correct up to a rigid motion, nothing is left to predict."""
     cells = known @ random_rotation(2, torch.Generator().manual_seed(3)) + 1
-    placed = sampler_for(cells, separate=False).place(rng(), placement=MEAN, known=hidden(known))
+    placed = sampler_for(cells, separate=False).place(rng(), refine=False, known=hidden(known))
     torch.testing.assert_close(placed, known, atol=1e-4, rtol=0)
 
 
 def test_known_cells_correct_those_that_resemble_them(mean, known):
-    placed = sampler_for(mean, separate=False).place(rng(), placement=MEAN, known=hidden(known))
+    placed = sampler_for(mean, separate=False).place(rng(), refine=False, known=hidden(known))
     rest = torch.arange(0, N_CELLS, 3)
     error = (placed - known)[rest].square().sum(1).mean().sqrt()
     assert float(error) < 0.4 * aligned_rmsd(known[rest].numpy(), mean[rest].numpy())
@@ -87,7 +85,7 @@ def test_known_cells_correct_those_that_resemble_them(mean, known):
 def test_a_shared_frame_is_not_moved(mean):
     known = mean + 4.0
     known[3:] = torch.nan  # too few to estimate a shift
-    placed = sampler_for(mean, "shared", separate=False).place(rng(), placement=MEAN, known=known)
+    placed = sampler_for(mean, "shared", separate=False).place(rng(), refine=False, known=known)
     torch.testing.assert_close(placed[3:], mean[3:])
 
 
@@ -104,4 +102,4 @@ def test_a_rigid_motion_keeps_distances_and_is_undone(mean, known, n_known):
 
 def test_without_statistics_of_a_reference_a_placement_is_the_mean(mean):
     positions = sampler_for(mean, "shared", separate=False)
-    torch.testing.assert_close(positions.place(rng(), placement=MEAN), positions.mean[0])
+    torch.testing.assert_close(positions.place(rng(), refine=False), positions.mean[0])

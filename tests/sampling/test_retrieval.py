@@ -14,7 +14,6 @@ from alphastomics.diffusion.losses import TEMPERATURE
 from alphastomics.metrics import rigid_rmsd
 from alphastomics.sampling._cells import encode_cells
 from alphastomics.sampling._fit import fit_reference_cells
-from alphastomics.sampling._placement import Placement
 from alphastomics.sampling._position import PositionSampler
 from alphastomics.sampling._reference_cells import ReferenceCells
 from alphastomics.sampling._retrieval import (
@@ -117,8 +116,7 @@ def test_the_mean_is_averaged_with_the_expectation_over_the_nearest_cells(n_refe
 def test_a_placement_starts_at_the_average(trained, weight):
     sampler, source = trained._make_sampler(), AnnDataSource(trained.adata, trained.schema, positions=False)
     cells = PositionSampler(sampler, encode_cells(trained.module, source, source.slices[0].rows, max_context=1000))
-    placement = Placement(retrieval=weight, refine=False)
-    start = cells.place(np.random.default_rng(0), placement=placement, separate=False)
+    start = cells.place(np.random.default_rng(0), refine=False, retrieval_weight=weight, separate=False)
     expected = average_positions(sampler.fitted.reference_cells, cells.feature, cells.mean[0], weight)
     torch.testing.assert_close(start, expected)
 

@@ -77,6 +77,6 @@ def categories(adata: AnnData, key: str | None, argument: str) -> tuple[str, ...
 
 def encode_labels(labels: pd.Series, names: tuple[str, ...]) -> NDArray[np.int64]:
     """Number of each label in ``names``, from 1; 0 for missing labels and those that are not in ``names``."""
-    known = labels.notna().to_numpy()
-    numbers = pd.Index(names, dtype=object).get_indexer(pd.Index(labels.astype(str), dtype=object)) + 1
-    return np.where(known, numbers, 0).astype(np.int64)
+    codes, unique = pd.factorize(labels)
+    numbers = pd.Index(names, dtype=object).get_indexer(pd.Index([str(label) for label in unique], dtype=object)) + 1
+    return np.append(numbers, 0)[codes].astype(np.int64)  # the code of a missing label is -1

@@ -151,9 +151,9 @@ class AnnDataSource:
         self._order: NDArray[np.float64] | None = None
         if schema.sequence_key is not None and schema.sequence_key in adata.obs:
             self._order = read_sequence(adata, schema.sequence_key)
-        key, self._cell_type = schema.cell_type_key, np.zeros(adata.n_obs, dtype=np.int64)
-        if key is not None and key in adata.obs:
-            self._cell_type = encode_labels(adata.obs[key].astype(object), schema.cell_types)
+        self._cell_type = np.zeros(adata.n_obs, dtype=np.int64)
+        if schema.cell_type_key is not None and schema.cell_type_key in adata.obs:
+            self._cell_type = encode_labels(adata.obs[schema.cell_type_key], schema.cell_types)
         self._columns = np.flatnonzero(self.measured)
         self._library_size = self._sum_rows()
         self._encoder = Encoder(schema, self.measured)

@@ -15,7 +15,7 @@ from alphastomics.model._state import ModelState, to_plain
 from alphastomics.sampling import FittedStatistics, Sampler
 from alphastomics.sampling._fit import fit_reference_cells, fit_statistics
 from alphastomics.sampling._fit_perturbation import fit_perturbation
-from alphastomics.sampling._fit_placement import fit_placement
+from alphastomics.sampling._fit_retrieval import fit_retrieval_weight
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -86,7 +86,7 @@ class ModelBase(BaseModelClass):
         other = replace(other, fitted=known)
         return replace(
             sampler.fitted,
-            placement=fit_placement(other, source, second.held_out),
+            retrieval_weight=fit_retrieval_weight(other, source, second.held_out),
             perturbation=fit_perturbation(other, source, second.held_out),
         )
 

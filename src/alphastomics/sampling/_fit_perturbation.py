@@ -90,7 +90,7 @@ class _Agreement:
         rng = np.random.default_rng(number)
         change = perturbation.draw(self.source.measured, rng)
         cells = encode_cells(self.sampler.module, self.source, self.rows, max_context=N_CELLS, change=change)
-        draw = PositionSampler(self.sampler, cells).place(rng, placement=self.sampler.placement, retrieve=True)
+        draw = PositionSampler(self.sampler, cells).place(rng, refine=self.sampler.refines, retrieve=True)
         return draw.cpu().double().numpy()
 
 

@@ -2,7 +2,7 @@ r"""Placement of cells, and draws of their positions, given expression.
 
 The network returns the conditional mean of the positions and the neighborhood embedding of the cells of a slice, which attend to
 each other. A placement follows in four steps. The first is left out where it does not improve the placement of cells that a network has
-not seen (:mod:`alphastomics.sampling._fit_placement`), the third for values that are not counts, which determine a position more exactly:
+not seen (:mod:`alphastomics.sampling._fit_retrieval`), the third for values that are not counts, which determine a position more exactly:
 
 1. average with the positions of retrieved reference cells (:mod:`alphastomics.sampling._retrieval`);
 2. kriging, if positions of some cells are known (:mod:`alphastomics.sampling._kriging`);
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from alphastomics.sampling._cells import EncodedCells
-    from alphastomics.sampling._placement import Placement
     from alphastomics.sampling._sampler import Sampler
 
 
@@ -144,7 +143,8 @@ class PositionSampler:
         self,
         rng: np.random.Generator,
         *,
-        placement: Placement,
+        refine: bool,
+        retrieval_weight: float = 0.0,
         separate: bool = True,
         retrieve: bool = False,
         independent: bool = False,
@@ -156,8 +156,10 @@ class PositionSampler:
         ----------
         rng
             Generator of the retrieved cells, of the rows of refinement and of the radii of the cells.
-        placement
-            Weight of retrieved positions, and whether the layout is refined.
+        refine
+            Whether the layout is refined.
+        retrieval_weight
+            Weight of retrieved positions, from 0 to 1, in an average with the conditional mean.
         separate
             Whether overlaps are removed.
         retrieve
@@ -177,8 +179,8 @@ class PositionSampler:
         elif fitted.reference_cells is not None:
             if retrieve:
                 x = retrieve_positions(fitted.reference_cells, self.feature, x, _torch_generator(rng))
-            elif placement.retrieval:
-                x = average_positions(fitted.reference_cells, self.feature, x, placement.retrieval)
+            elif retrieval_weight:
+                x = average_positions(fitted.reference_cells, self.feature, x, retrieval_weight)
         if known is not None:
             frame = KnownPositions(known, self.mean[0], shared_frame=self.sampler.shared_frame)
             fixed = frame.mask
@@ -188,7 +190,7 @@ class PositionSampler:
             h = torch.cat([self.latent, self.embedding], dim=1)
             x = krige_positions(h, x, fixed.nonzero()[:, 0], frame.position).clone()
             x[fixed] = frame.position
-        if placement.refine or retrieve:
+        if refine or retrieve:
             x = refine_layout(x, self.feature, _torch_generator(rng), fixed)
         if separate and fitted.nearest is not None:
             moved = remove_overlaps(

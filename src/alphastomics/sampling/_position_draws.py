@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import logging
 import warnings
-from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -122,9 +121,7 @@ class _SliceDraws:
         if cells.position is not None and np.isfinite(cells.position).all(1).any():
             self.known = cells.position[np.searchsorted(cells.rows, self.rows)]
         self.free = self.known is None and not sampler.shared_frame
-        self.placement = (
-            sampler.placement if config.refine is None else replace(sampler.placement, refine=config.refine)
-        )
+        self.refine = sampler.refines if config.refine is None else config.refine
 
     @cached_property
     def frequency(self) -> NDArray[np.float64]:
@@ -182,7 +179,8 @@ class _SliceDraws:
             known = torch.from_numpy(sampler.schema.encode_position(self.known)).to(sampler.device)
         x = PositionSampler(sampler, cells).place(
             rng,
-            placement=self.placement,
+            refine=self.refine,
+            retrieval_weight=sampler.fitted.retrieval_weight,
             separate=separate,
             retrieve=number is not None,
             independent=self.config.independent and number is None,

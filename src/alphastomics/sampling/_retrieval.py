@@ -17,7 +17,7 @@ A placement starts at the average of two estimates with different errors,
 .. math:: x_i = (1 - w)\, \hat x_i + w \sum_{j \in N_i} P_\tau(J = j \mid J \in N_i)\, r_j ,
 
 with the K reference cells :math:`N_i` whose embeddings are nearest to that of cell i. The weight w is fitted, see
-:mod:`alphastomics.sampling._fit_placement`.
+:mod:`alphastomics.sampling._fit_retrieval`.
 
 The mean of a cell whose kind occurs throughout the tissue lies in its middle. Placed independently of the others, a cell lies where the
 reference cells around are most likely retrieved,

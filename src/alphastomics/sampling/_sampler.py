@@ -13,7 +13,6 @@ from alphastomics.sampling._confidence import ConfidenceCells
 from alphastomics.sampling._frames import ReferenceFrame
 from alphastomics.sampling._overlap import NearestDistances
 from alphastomics.sampling._perturbation import Perturbation
-from alphastomics.sampling._placement import Placement
 from alphastomics.sampling._reference_cells import ReferenceCells
 
 if TYPE_CHECKING:
@@ -57,8 +56,8 @@ class FittedStatistics:
         Cells that are retrieved for draws of positions, that complete others, and from which new slices are drawn.
     confidence_cells
         Cells with which a query is compared; None for a reference of few cells.
-    placement
-        Steps of a placement.
+    retrieval_weight
+        Weight of retrieved positions in a placement.
     perturbation
         Changes of the genes, for draws of positions.
     """
@@ -70,14 +69,14 @@ class FittedStatistics:
     nearest: NearestDistances | None = None
     reference_cells: ReferenceCells | None = None
     confidence_cells: ConfidenceCells | None = None
-    placement: Placement | None = None
+    retrieval_weight: float = 0.0
     perturbation: Perturbation | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """The parts that are stored as JSON."""
-        parts = {"frame": self.frame, "placement": self.placement, "perturbation": self.perturbation}
+        parts = {"frame": self.frame, "perturbation": self.perturbation}
         plain = {name: None if part is None else asdict(part) for name, part in parts.items()}
-        return plain | {"deformation": self.deformation}
+        return plain | {"deformation": self.deformation, "retrieval_weight": self.retrieval_weight}
 
     def to_tensors(self) -> dict[str, Tensor]:
         """The parts that are stored as tensors, by ``statistic.array``."""
@@ -109,9 +108,9 @@ class FittedStatistics:
                 raise ValueError(f"the frame has {len(frame.centroid)} dimensions instead of {n_dims}")
         if deformation is not None and not (isinstance(deformation, float) and math.isfinite(deformation)):
             raise ValueError(f"deformation={deformation!r} is not a finite number")
-        placement, perturbation = values["placement"], values["perturbation"]
-        if placement is not None:
-            placement = Placement.from_dict(placement)
+        weight, perturbation = values["retrieval_weight"], values["perturbation"]
+        if not (isinstance(weight, float) and 0 <= weight <= 1):
+            raise ValueError(f"retrieval_weight={weight!r} is not in [0, 1]")
         if perturbation is not None:
             perturbation = Perturbation.from_dict(perturbation)
         arrays: dict[str, dict[str, NDArray[np.float32]]] = {}
@@ -122,7 +121,9 @@ class FittedStatistics:
         for name, each in statistics.items():
             if not each.has_shape(n_genes, n_dims):
                 raise ValueError(f"{name} have a shape for other than {n_genes} genes and {n_dims} dimensions")
-        return cls(frame=frame, deformation=deformation, placement=placement, perturbation=perturbation, **statistics)
+        return cls(
+            frame=frame, deformation=deformation, retrieval_weight=weight, perturbation=perturbation, **statistics
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -165,9 +166,9 @@ class Sampler:
         return 0.0 if self.shared_frame else self.fitted.deformation or 0.0
 
     @property
-    def placement(self) -> Placement:
-        """Steps of a placement; values that are not counts determine a position more exactly than refinement, if nothing is fitted."""
-        return self.fitted.placement or Placement(retrieval=0.0, refine=self.schema.transform == "log1p")
+    def refines(self) -> bool:
+        """Whether layouts are refined by default: values that are not counts determine a position more exactly than that."""
+        return self.schema.transform == "log1p"
 
     @property
     def perturbation(self) -> Perturbation:

@@ -28,6 +28,7 @@ import torch
 from alphastomics.config import DEFAULT_CONTEXT_SIZE, TrainingConfig
 from alphastomics.data import ContextDataset
 from alphastomics.nn import Denoiser
+from alphastomics.train.ema import update_average
 from alphastomics.train.objective import Objective
 from alphastomics.train.optimization import NonFiniteLossError, learning_rate_factor
 from alphastomics.train.short_training import training_steps
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from numpy.typing import NDArray
+    from torch import Tensor
 
     from alphastomics.config import Augmentation, PlanConfig
     from alphastomics.data import CellSource, SliceCells
@@ -138,7 +140,7 @@ def cross_fit(
         If the loss or the weights become NaN or infinite.
     """
     part, slices, held_out = divide(source)
-    schema, end = source.schema, time.monotonic() + (max_seconds or float("inf"))
+    schema, end = source.schema, time.monotonic() + (float("inf") if max_seconds is None else max_seconds)
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         torch.manual_seed(seed + SEED)
         module = Denoiser(network.config).to(device)
@@ -194,10 +196,10 @@ class _Best:
     @torch.no_grad()
     def update(self, module: Denoiser) -> None:
         """Update the average."""
+        average: list[Tensor] = [*self._average.parameters()]
+        weights: list[Tensor] = [*module.parameters()]
+        update_average(average, weights, self._n_updates, DECAY)
         self._n_updates += 1
-        decay = min(DECAY, self._n_updates / (self._n_updates + 9))
-        for average, weight in zip(self._average.parameters(), module.parameters(), strict=True):
-            average.lerp_(weight, 1 - decay)
 
     def compare(self, n_steps: int) -> None:
         """Keep a copy of the average if its score is the highest so far, or if there is none."""

@@ -24,6 +24,11 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
+def update_average(average: list[Tensor], weights: list[Tensor], n_updates: int, decay: float) -> None:
+    """Update an average in place, after ``n_updates`` updates."""
+    get_ema_multi_avg_fn(min(decay, (1 + n_updates) / (10 + n_updates)))(average, weights, n_updates)
+
+
 class MovingAverage(OptimizerStepCallback):
     """Updates the average, validates with it, and copies it into the module when training ends, fails or is interrupted.
 
@@ -55,9 +60,7 @@ class MovingAverage(OptimizerStepCallback):
     @torch.no_grad()
     def on_optimizer_step(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Update the average."""
-        decay = min(self.decay, (1 + self.n_updates) / (10 + self.n_updates))
-        update = get_ema_multi_avg_fn(decay)
-        update(to_local(self.average), to_local(local_params(pl_module)), self.n_updates)
+        update_average(to_local(self.average), to_local(local_params(pl_module)), self.n_updates, self.decay)
         self.n_updates += 1
 
     @torch.no_grad()

@@ -177,7 +177,7 @@ class TrainingSession:
         )
 
     def make_datamodule(self, kind: type[ContextDataModule], validation: CellSource | None) -> None:
-        """Make the loaders; ``validation`` is used unless a share of the slices is held out."""
+        """Make the loaders, and choose the number of epochs; ``validation`` is used unless a share of the slices is held out."""
         arguments, layout = self.arguments, self.layout
         share = arguments.validation_size
         if share is None and validation is None and (arguments.early_stopping or arguments.train_size is not None):
@@ -197,6 +197,10 @@ class TrainingSession:
             targets=self.mode != "expr_to_pos",
             group_size=arguments.context_parallel_size,
         )
+        max_epochs = self.passed_kwargs["max_epochs"]
+        if max_epochs is None:
+            max_epochs = -1 if self.max_seconds is not None else -(-DEFAULT_STEPS // self.datamodule.steps_per_epoch)
+        self.max_epochs = self.trainer_kwargs["max_epochs"] = max_epochs
 
     def cross_fit(self, score: Callable[[Denoiser, tuple[SliceCells, ...]], float | None]) -> CrossFit:
         """Train a second network without a part of the reference, and end the training where its score would no longer rise.
@@ -213,7 +217,7 @@ class TrainingSession:
             augmentation=self.datamodule.train_set.augmentation,
             score=score,
             max_steps=max(1, round(SHARE * min([DEFAULT_STEPS, *limits]))),
-            max_seconds=self.max_seconds and TIME_SHARE * self.max_seconds,
+            max_seconds=None if self.max_seconds is None else TIME_SHARE * self.max_seconds,
             seed=self.seed,
             # Processes cannot be forked after CUDA was initialized.
             device=torch.device("cpu") if is_forked(kwargs["strategy"]) else self.device,
@@ -227,15 +231,12 @@ class TrainingSession:
 
     def _step_limits(self) -> list[int]:
         """Numbers of steps that end the training."""
-        per_epoch, max_epochs = self.datamodule.steps_per_epoch, self.passed_kwargs["max_epochs"]
-        if max_epochs is None:
-            max_epochs = -1 if self.max_seconds is not None else -(-DEFAULT_STEPS // per_epoch)
-        self.max_epochs = self.trainer_kwargs["max_epochs"] = max_epochs
         max_steps = self.trainer_kwargs.get("max_steps") or -1
-        return [max_epochs * per_epoch] * (max_epochs >= 0) + [max_steps] * (max_steps >= 0)
+        n_steps = self.max_epochs * self.datamodule.steps_per_epoch
+        return [n_steps] * (self.max_epochs >= 0) + [max_steps] * (max_steps >= 0)
 
     def make_plan(self, kind: type[TrainingPlan]) -> None:
-        """Choose the number of epochs and the curriculum, and make the training plan."""
+        """Choose the curriculum, and make the training plan."""
         curriculum = self._make_curriculum()
         self.plan = kind(
             self.module,

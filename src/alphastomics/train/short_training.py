@@ -61,8 +61,8 @@ def training_steps(
     """
     module = objective.module
     optimizer, batches = make_optimizer(module, plan), [_batches(each, n_contexts, module.device) for each in datasets]
+    module.train()
     for step in count():
-        module.train()
         for group in optimizer.param_groups:
             group["lr"] = plan.lr * rate_factor(step)
         optimizer.zero_grad()

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Union
 
 import numpy as np
-import pandas as pd
 import scipy.sparse as sp
 
 from alphastomics._io._errors import describe_error
@@ -36,6 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from os import PathLike
 
+    import pandas as pd
     import pyarrow as pa
     import pyarrow.parquet as pq
     from numpy.typing import NDArray
@@ -63,7 +63,7 @@ class CellMetadata(NamedTuple):
 
     library_size: NDArray[np.float64]
     position: NDArray[np.float64]
-    labels: list[str | None]
+    labels: pd.Series
 
 
 class ParquetSource:
@@ -122,8 +122,7 @@ class ParquetSource:
         if not self.n_cells:
             raise ValueError(f"{self.folder} has no cells in the splits that are read; make the dataset again")
         self._library_size: NDArray[np.float64] = np.concatenate([each.library_size for each in cells])
-        labels = pd.Series([label for each in cells for label in each.labels], dtype=object)
-        self._cell_type = encode_labels(labels, self.schema.cell_types)
+        self._cell_type = np.concatenate([encode_labels(each.labels, self.schema.cell_types) for each in cells])
         self._arrange(names, np.concatenate([each.position for each in cells])[:, : self.schema.n_dims])
 
     def _arrange(self, names: Sequence[str], position: NDArray[np.float64]) -> None:
@@ -298,7 +297,9 @@ def _to_cell_metadata(table: pa.Table, shard: Shard) -> CellMetadata:
             raise ValueError(f"its row groups are not of the slices that {METADATA} lists")
         start += n
     cells = CellMetadata(
-        table.column(SIZE).to_numpy().astype(np.float64), read_position(table), table.column(LABEL).to_pylist()
+        table.column(SIZE).to_numpy().astype(np.float64),
+        read_position(table),
+        table.column(LABEL).dictionary_encode().to_pandas(),
     )
     if not (np.isfinite(cells.library_size).all() and np.isfinite(cells.position).all()):
         raise ValueError("a position or a library size is not a finite number")

@@ -9,7 +9,6 @@ symmetric, or whose specimens differ, the conditional mean alone is more exact.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from alphastomics.data import CellSource, SliceCells
-    from alphastomics.sampling._placement import Placement
     from alphastomics.sampling._sampler import Sampler
 
 N_CELLS = 2048  # that are placed, of one slice
@@ -35,29 +33,23 @@ FEWEST_CELLS = 30  # below which nothing can be fitted
 LEAST = 1e-4  # difference of a score from 0 and 1
 
 
-def score_placement(sampler: Sampler, source: CellSource, held_out: Sequence[SliceCells]) -> float | None:
-    """Score of the refined or unrefined conditional mean of held-out cells; None if they are too few."""
+def score_mean(sampler: Sampler, source: CellSource, held_out: Sequence[SliceCells]) -> float | None:
+    """Score of the placement of held-out cells without retrieved positions; None if they are too few."""
     found = _place_held_out(sampler, source, held_out)
     if found is None:
         return None
     placed, true = found
-    mean = replace(sampler.placement, retrieval=0.0)
-    position = placed.place(np.random.default_rng(0), placement=mean).cpu().double().numpy()
+    position = _position(placed, 0.0)
     return log_odds(true, position) if np.isfinite(position).all() else -np.inf  # weights of a training that diverged
 
 
-def fit_placement(sampler: Sampler, source: CellSource, held_out: Sequence[SliceCells]) -> Placement:
-    """Choose the placement with the highest scores; ``held_out`` are cells of ``source`` that the network has not seen."""
+def fit_retrieval_weight(sampler: Sampler, source: CellSource, held_out: Sequence[SliceCells]) -> float:
+    """Choose the weight with the highest score; ``held_out`` are cells of ``source`` that the network has not seen."""
     found = _place_held_out(sampler, source, held_out)
     if found is None:
-        return sampler.placement
+        return 0.0
     placed, true = found
-
-    def score(placement: Placement) -> float:
-        position = placed.place(np.random.default_rng(0), placement=placement).cpu().double().numpy()
-        return log_odds(true, position)
-
-    return max((replace(sampler.placement, retrieval=w) for w in WEIGHTS), key=score)
+    return max(WEIGHTS, key=lambda weight: log_odds(true, _position(placed, weight)))
 
 
 def _place_held_out(
@@ -72,6 +64,12 @@ def _place_held_out(
     index = evenly_spaced_indices(len(cells.rows), N_CELLS)
     encoded = encode_cells(sampler.module, source, cells.rows[index], max_context=N_CELLS)
     return PositionSampler(sampler, encoded), cells.position[index] / source.schema.scale
+
+
+def _position(placed: PositionSampler, weight: float) -> NDArray[np.float64]:
+    """Placement (N, D) with a weight of retrieved positions."""
+    rng = np.random.default_rng(0)
+    return placed.place(rng, refine=placed.sampler.refines, retrieval_weight=weight).cpu().double().numpy()
 
 
 def log_odds(true: NDArray[np.float64], position: NDArray[np.float64]) -> float:
