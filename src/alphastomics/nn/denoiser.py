@@ -2,7 +2,7 @@ r"""Denoiser: clean expression and positions of N cells from noisy ones and the 
 
 .. math::
 
-    h^0_i &= E(w \odot z^{expr}_i) + V^\top z^{expr}_i + C_{c_i} + P(z^{pos}_i), \qquad c = \psi(t_{expr}, t_{pos}), \qquad
+    h^0_i &= E(w \odot z^{expr}_i) + V^\top z^{expr}_i + C_{k_i} + P(z^{pos}_i), \qquad c = \psi(t_{expr}, t_{pos}), \qquad
     g = \operatorname{GeometryEncoder}(h^0, z^{pos}, t_{pos}) \\
     h^{l+1} &= \operatorname{Block}(h^l, c, g, \text{mask}), \qquad
     F^{pos}_i = W_p \operatorname{AdaNorm}(h^L_i, c), \quad F^{expr}_i = W_e \operatorname{AdaNorm}(h^L_i, c)
@@ -10,7 +10,7 @@ r"""Denoiser: clean expression and positions of N cells from noisy ones and the 
 w are weights of the genes (:meth:`Denoiser.weigh_genes`) and V principal components of the reference
 (:meth:`Denoiser.set_components`). A modality whose timestep is 1 is absent: its noisy value is pure noise, and its embedding is
 replaced by a learned token. Masked entries have other tokens (:meth:`Denoiser.embed_expression`,
-:meth:`Denoiser.embed_position`). :math:`C_c` is the embedding of the cell type c, if cell types are an input
+:meth:`Denoiser.embed_position`). C are embeddings of the cell types k, if cell types are an input
 (:meth:`Denoiser.embed_cell_type`). Shapes: B contexts, N cells, G genes, D dimensions, width d.
 """
 

@@ -11,8 +11,8 @@ two lower scores in succession end its training. Then
 
 .. math:: N = 2\, n^\star \frac{M}{M'}
 
-steps are sufficient for a training in which the learning rate decreases to 0, with M cells in place of M': more of them make the network
-remember the specimens of the reference.
+steps are sufficient for a training in which the learning rate decreases to 0, with M cells in place of M': with more of them the network
+memorizes the specimens of the reference.
 """
 
 from __future__ import annotations
