@@ -58,10 +58,14 @@ class Size:
         """Number of weights."""
         d, g, n_dims, h = self.width, self.genes, self.dims, self.heads
         block = 18 * d**2 + (15 + h) * d + 2 * d // h
-        return 4 * d * g + g + 8 * d**2 + (311 + 2 * n_dims) * d + 64 + n_dims + self.layers * block
+        encoder = 2 * d * g + 4 * d**2 + (12 + 2 * LATENT) * d + LATENT  # of the cells alone
+        return encoder + 4 * d * g + g + 8 * d**2 + (311 + 2 * n_dims) * d + 64 + n_dims + self.layers * block
 
     def flops(self, n_cells: int = CONTEXT) -> float:
-        """Floating-point operations for a cell of a step of training, forward and backward, in contexts of so many cells."""
+        """Floating-point operations for a cell of a step of training, forward and backward, in contexts of so many cells.
+
+        Positions are an input: the embedding of cells alone, of which other contexts have a loss, is left out.
+        """
         d, g, n_dims = self.width, self.genes, self.dims
         entry = 3 * d * g + (2 * FREQUENCIES + n_dims + RANKS) * d  # inputs, which need no gradient
         encoder = entry + 4 * d**2

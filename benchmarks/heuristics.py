@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from numpy.typing import NDArray
+    from torch import Tensor
 
     from alphastomics.model import AlphaSTomics
     from benchmarks._data import Fold
@@ -76,6 +77,20 @@ def full_drift(_: AlphaSTomics) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def one_embedding(_: AlphaSTomics) -> Iterator[None]:
+    """A layout is refined by the first half of the joint embedding, that of the last block."""
+    from alphastomics.sampling import _position
+
+    refine = _position.refine_layout
+
+    def refined(mean: Tensor, feature: Tensor, *rest: Any) -> Tensor:
+        return refine(mean, 2**0.5 * feature[:, : feature.shape[1] // 2], *rest)
+
+    with patch.object(_position, "refine_layout", refined):
+        yield
+
+
 MEANS = ("mean", "mean, known", "genes", "entries")
 PLACED = ("placement", "known positions")
 CORRECTIONS: dict[str, tuple[tuple[str, ...], Change]] = {
@@ -101,6 +116,8 @@ CORRECTIONS: dict[str, tuple[tuple[str, ...], Change]] = {
     ),
     "start from reference cells": (("joint",), patched("_joint.START_TIME", 1.0)),
     "removal of overlaps in new slices": (("joint",), patched("_joint.remove_overlaps", lambda x, *_: x)),
+    "scale of the reference": (("placement",), patched("_position.restore_radius", lambda x, **_: x)),
+    "embedding of each cell alone": (PLACED, one_embedding),
     "refinement": (PLACED, patched("_position.refine_layout", lambda mean, *_: mean)),
     "removal of overlaps": (PLACED, patched("_position.remove_overlaps", lambda x, *_: x)),
     "kriging of positions": (("known positions",), patched("_position.krige_positions", lambda _, mean, *__: mean)),

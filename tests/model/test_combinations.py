@@ -172,7 +172,8 @@ def run(denoiser: Denoiser, row: Row, n: int = 20, padded: int = 0) -> torch.Ten
         masked=masked,
         **extra,
     )
-    parts = [output.expression, output.position, denoiser.neighborhood(output.latent)]
+    alone = denoiser.cell_neighborhood(expression)
+    parts = [output.expression, output.position, denoiser.neighborhood(output.latent), alone]
     return torch.cat(parts, dim=-1)[:, :n]
 
 

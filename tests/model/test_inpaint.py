@@ -83,8 +83,9 @@ def test_a_moved_input_gives_the_moved_output(trained, reference, reflected, ref
     one.obsm["spatial"] = one.obsm["spatial"] @ rotation + shift
     moved = trained.sample(one, inpaint=True, refine=refine).obsm["spatial"]
     error = np.linalg.norm(moved - (still @ rotation + shift), axis=1)
-    # Refinement follows rounding errors for a cell between two places: a step of Adam does not depend on the gradient's size.
-    assert np.quantile(error, 0.99 if refine else 1) < 2e-3 * still.std()
+    # Refinement and removal of overlaps follow rounding errors: a step of Adam does not depend on the gradient's size, and a cell in
+    # contact with several others moves to either side.
+    assert np.quantile(error, 0.95) < 2e-3 * still.std()
 
 
 def test_all_known_is_returned_and_none_known_is_free(trained, reference, positions_of):

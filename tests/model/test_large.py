@@ -36,7 +36,7 @@ def test_contexts_cover_all_cells_and_share_their_anchors(n_cells, max_context):
 
 
 def contexts_of_64(embedding: torch.Tensor) -> EncodedCells:
-    return EncodedCells(embedding, split_contexts(len(embedding), 64, embedding.device))
+    return EncodedCells(embedding, torch.eye(len(embedding)), split_contexts(len(embedding), 64, embedding.device))
 
 
 @pytest.mark.parametrize("n_dims", [2, 3])

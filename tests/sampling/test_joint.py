@@ -28,6 +28,7 @@ def grids() -> ReferenceCells:
         position=position,
         slice=np.repeat(np.arange(2, dtype=np.float32), 400),
         feature=np.zeros((800, 0), np.float32),
+        cell_feature=np.zeros((800, 0), np.float32),
         expression=np.arange(800, dtype=np.float32)[:, None],
     )
 
@@ -54,7 +55,7 @@ def test_cells_are_drawn_in_the_order_of_the_reference_on_request(grids):
 
 def test_a_slice_with_one_stored_cell_is_drawn():
     one = np.zeros((1, 2), np.float32)
-    cells = ReferenceCells(position=one, slice=one[:, 0], feature=one[:, :0], expression=one)
+    cells = ReferenceCells(position=one, slice=one[:, 0], feature=one[:, :0], cell_feature=one[:, :0], expression=one)
     rows, position = draw_cells(cells, 3, np.random.default_rng(0))
     assert (rows.tolist(), position.tolist()) == ([0, 0, 0], [[0.0, 0.0]] * 3)
 

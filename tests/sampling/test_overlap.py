@@ -33,8 +33,10 @@ def fit(x: np.ndarray) -> NearestDistances:
 
 def constant(distance: float, n_cells: int = 10**6) -> NearestDistances:
     """A reference in which all cells are at one distance."""
-    quantiles, number = np.full(len(LEVELS), distance), np.array([n_cells])
-    return NearestDistances(quantiles=quantiles.astype(np.float32), n_cells=number.astype(np.float32))
+    quantiles, number, radius = (
+        np.asarray(x, dtype=np.float32) for x in (np.full(len(LEVELS), distance), [n_cells], [1])
+    )
+    return NearestDistances(quantiles=quantiles, n_cells=number, radius=radius)
 
 
 # -- the reference -----------------------------------------------------------------------------------------------------
@@ -51,6 +53,7 @@ def test_quantiles_are_those_of_the_distances_of_all_slices():
     np.testing.assert_allclose(fitted.quantiles, np.quantile(np.concatenate(distances), LEVELS), rtol=1e-5)
     assert fitted.quantiles.dtype == fitted.n_cells.dtype == np.float32
     assert fitted.n_cells.tolist() == [90]
+    assert fitted.radius[0] == pytest.approx(np.mean([np.sqrt(x.var(0).sum()) for x in slices]), rel=1e-5)
 
 
 def test_slices_of_one_cell_have_no_distances():

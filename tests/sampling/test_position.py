@@ -38,7 +38,7 @@ def hidden(known: torch.Tensor) -> torch.Tensor:
 
 def sampler_for(mean: torch.Tensor, frame: str = "slice", *, separate: bool = True) -> PositionSampler:
     fitted = FittedStatistics(nearest=NearestDistances.fit([mean.numpy()]) if separate else None)
-    cells = EncodedCells(mean, split_contexts(len(mean), len(mean), mean.device))
+    cells = EncodedCells(mean, torch.eye(len(mean)), split_contexts(len(mean), len(mean), mean.device))
     return PositionSampler(sampler_of(Oracle(2, rigid=False), frame, fitted=fitted), cells)
 
 

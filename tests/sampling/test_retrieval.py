@@ -40,6 +40,7 @@ def reference_cells(feature: torch.Tensor, position: np.ndarray) -> ReferenceCel
     n = len(position)
     return ReferenceCells(
         feature=feature.numpy(),
+        cell_feature=feature.numpy()[:, ::-1].copy(),
         position=position,
         slice=np.zeros(n, np.float32),
         expression=np.zeros((n, 0), np.float32),
@@ -87,7 +88,8 @@ def test_positions_of_the_reference_are_in_the_canonical_frame(trained):
     cells = fit_reference_cells(sampler, source, source.slices)
     assert cells.has_shape(5, 2)
     assert not cells.has_shape(5, 3)
-    assert np.allclose(np.linalg.norm(cells.feature, axis=1), 1, atol=1e-5)
+    for feature in (cells.feature, cells.cell_feature):
+        assert np.allclose(np.linalg.norm(feature, axis=1), 1, atol=1e-5)
     turned = np.array([[0.0, 1.0], [-1.0, 0.0]])
     slices = [each._replace(position=each.position @ turned + 300) for each in source.slices]
     again = fit_reference_cells(sampler, source, slices)
@@ -103,7 +105,7 @@ def test_the_mean_is_averaged_with_the_expectation_over_the_nearest_cells(n_refe
     reference, feature = unit_vectors(n_reference, seed=1), unit_vectors(1500, seed=2)
     position = np.random.default_rng(0).standard_normal((n_reference, 3)).astype(np.float32)
     mean = torch.randn(1500, 3, generator=generator(3))
-    found = average_positions(reference_cells(reference, position), feature, mean, weight)
+    found = average_positions(reference_cells(reference, position), feature.flip(1), mean, weight)
     similarity = (feature.double() @ reference.double().T).numpy()
     probability = np.exp(similarity / TEMPERATURE)
     probability[similarity < np.sort(similarity, axis=1)[:, [-min(N_NEAREST, n_reference)]]] = 0
@@ -117,7 +119,7 @@ def test_a_placement_starts_at_the_average(trained, weight):
     sampler, source = trained._make_sampler(), AnnDataSource(trained.adata, trained.schema, positions=False)
     cells = PositionSampler(sampler, encode_cells(trained.module, source, source.slices[0].rows, max_context=1000))
     start = cells.place(np.random.default_rng(0), refine=False, retrieval_weight=weight, separate=False)
-    expected = average_positions(sampler.fitted.reference_cells, cells.feature, cells.mean[0], weight)
+    expected = average_positions(sampler.fitted.reference_cells, cells.cell_feature, cells.mean[0], weight)
     torch.testing.assert_close(start, expected)
 
 

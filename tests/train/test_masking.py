@@ -96,7 +96,7 @@ class FixedPrediction(torch.nn.Module):
     def __getattr__(self, name: str):
         return (
             getattr(self._modules["module"], name)
-            if name in ("neighborhood", "config", "gene_weight")
+            if name in ("neighborhood", "cell_neighborhood", "config", "gene_weight")
             else super().__getattr__(name)
         )
 

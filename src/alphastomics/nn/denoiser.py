@@ -26,6 +26,7 @@ from torch import nn
 from torch.nn import functional
 
 from alphastomics.nn.block import AdaptiveNorm, Block
+from alphastomics.nn.cell_encoder import CellEncoder
 from alphastomics.nn.config import DenoiserConfig
 from alphastomics.nn.embeddings import FourierPosition, LocalDensityEmbedding, TimestepEmbedding
 from alphastomics.nn.experts import Routing, Routings
@@ -108,6 +109,7 @@ class Denoiser(nn.Module):
         self.expression_out = nn.Linear(d, config.n_genes)
         self.position_out = nn.Linear(d, config.n_dims)
         self.neighbor_out = nn.Sequential(nn.Linear(d, d), nn.GELU(), nn.Linear(d, config.n_latent))
+        self.cell_encoder = CellEncoder(config)
 
     def weigh_genes(self, gene_scale: ArrayLike) -> None:
         """Weight genes by their standard deviation (G,) in the reference.
@@ -322,3 +324,7 @@ class Denoiser(nn.Module):
     def neighborhood(self, latent: Tensor) -> Tensor:
         """Embedding (B, N, n_latent) in which cells that are close in the tissue have similar directions."""
         return self.neighbor_out(latent)
+
+    def cell_neighborhood(self, expression: Tensor) -> Tensor:
+        """The same (B, N, n_latent) of each cell alone, given clean expression (B, N, G)."""
+        return self.cell_encoder(expression * self.gene_weight)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 if TYPE_CHECKING:
@@ -28,6 +29,8 @@ class EncodedCells(NamedTuple):
     ----------
     embedding
         Embedding of clean expression, (N, d).
+    cell_feature
+        Neighborhood embedding of each cell alone, unit vectors (N, K).
     contexts
         Contexts that cover the cells, see :func:`split_contexts`.
     sequence
@@ -35,6 +38,7 @@ class EncodedCells(NamedTuple):
     """
 
     embedding: Tensor
+    cell_feature: Tensor
     contexts: Contexts
     sequence: Tensor | None = None
 
@@ -71,8 +75,10 @@ def encode_cells(
     change: GeneChange | None = None,
 ) -> EncodedCells:
     """Read cells, with a ``change`` of their genes if one is given."""
+    embedding, cell_feature = embed_cells(module, source, rows, change)
     return EncodedCells(
-        embedding=embed_cells(module, source, rows, change),
+        embedding=embedding,
+        cell_feature=cell_feature,
         contexts=split_contexts(len(rows), max_context, module.device),
         sequence=cell_order(module, source, rows),
     )
@@ -81,10 +87,11 @@ def encode_cells(
 @torch.no_grad()
 def embed_cells(
     module: Denoiser, source: CellSource, rows: NDArray[np.int64], change: GeneChange | None = None
-) -> Tensor:
-    """Embedding of clean expression and, if they are an input, of cell types (N, d), computed in blocks of rows.
+) -> tuple[Tensor, Tensor]:
+    """Embeddings of cells, computed in blocks of rows.
 
-    Without a ``change`` all measured genes are used; as in training with dropped genes, they are scaled up for those that were
+    These are the embedding (N, d) of clean expression and, if they are an input, of cell types, and the neighborhood embedding (N, K) of
+    each cell alone, unit vectors. Without a ``change`` all measured genes are used; as in training with dropped genes, they are scaled up for those that were
     not measured.
     """
     zero = torch.zeros(1, device=module.device)
@@ -92,14 +99,15 @@ def embed_cells(
         gain = (source.measured / np.sqrt(source.measured.mean())).astype(np.float32)
         change = gain, np.zeros_like(gain)
     gain, offset = change
-    parts = []
+    embedding, feature = [], []
     for block in _blocks(rows):
-        expression = torch.from_numpy(source.expression(block) * gain + offset).to(module.device)
-        h = module.embed_expression(expression[None], zero)
+        expression = torch.from_numpy(source.expression(block) * gain + offset).to(module.device)[None]
+        h = module.embed_expression(expression, zero)
         if module.config.n_cell_types:
             h = h + module.embed_cell_type(torch.from_numpy(source.cell_type(block)).to(module.device)[None], zero)
-        parts.append(h[0])
-    return torch.cat(parts)
+        embedding.append(h[0])
+        feature.append(F.normalize(module.cell_neighborhood(expression)[0].float(), dim=-1))
+    return torch.cat(embedding), torch.cat(feature)
 
 
 def cell_order(module: Denoiser, source: CellSource, rows: NDArray[np.int64]) -> Tensor | None:

@@ -195,8 +195,11 @@ def fit_reference_cells(sampler: Sampler, source: CellSource, slices: Sequence[S
                 reference_positions(sampler, cells, index, placed.mean),
                 np.full(len(index), number, dtype=np.float32),
                 placed.feature.cpu().numpy() if places else empty,
+                placed.cell_feature.cpu().numpy() if places else empty,
                 source.expression(rows) if expresses else empty,
             )
         )
-    position, numbers, feature, expression = (np.concatenate(part) for part in zip(*parts, strict=True))
-    return ReferenceCells(position=position, slice=numbers, feature=feature, expression=expression)
+    position, numbers, feature, cell_feature, expression = (np.concatenate(part) for part in zip(*parts, strict=True))
+    return ReferenceCells(
+        position=position, slice=numbers, feature=feature, cell_feature=cell_feature, expression=expression
+    )

@@ -43,7 +43,7 @@ def latent_representation(
     bar = progress_bar(source.n_cells, "Embedding", unit="cell")
     for cells in source.slices:
         rows, position = _ordered(source, cells)
-        encoded, contexts, order = encode_cells(module, source, rows, max_context=max_context)
+        encoded, _, contexts, order = encode_cells(module, source, rows, max_context=max_context)
         x = None
         if position is not None:
             canonical = canonical_positions(sampler, source, rows, position, max_context=max_context)

@@ -101,7 +101,7 @@ def record_contexts(sampler: Sampler, source: AnnDataSource) -> Iterator[Recorde
     zero, one = torch.zeros(1, device=device), torch.ones(1, device=device)
     for cells in source.slices:
         rows = content_order(source, cells.rows)
-        encoded, contexts, order = encode_cells(module, source, rows, max_context=MAX_CONTEXT)
+        encoded, _, contexts, order = encode_cells(module, source, rows, max_context=MAX_CONTEXT)
         for index, _ in contexts:
             with watch_layers(module) as layers:
                 h, sequence = encoded[index][None], None if order is None else order[index][None]

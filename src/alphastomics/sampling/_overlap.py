@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from scipy.spatial import KDTree
 
+from alphastomics.sampling._scale import rms_radius
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -44,22 +46,29 @@ class NearestDistances:
         Quantiles (L,) in model units.
     n_cells
         Number of cells of the largest slice, (1,).
+    radius
+        Root mean square radius of a slice in model units, the mean over slices, (1,).
     """
 
     quantiles: NDArray[np.float32]
     n_cells: NDArray[np.float32]
+    radius: NDArray[np.float32]
 
     @classmethod
     def fit(cls, slices: Sequence[NDArray[np.float32]]) -> NearestDistances:
         """Distances in slices of positions (n, D); 0 without two cells in a slice."""
         distances = [KDTree(x).query(x, 2)[0][:, 1] for x in slices if len(x) > 1]
         quantiles = np.quantile(np.concatenate(distances), LEVELS) if distances else np.zeros(len(LEVELS))
-        largest = max(map(len, slices))
-        return cls(quantiles=quantiles.astype(np.float32), n_cells=np.array([largest], dtype=np.float32))
+        largest, radius = max(map(len, slices)), np.mean([rms_radius(x) for x in slices])
+        return cls(
+            quantiles=quantiles.astype(np.float32),
+            n_cells=np.array([largest], dtype=np.float32),
+            radius=np.array([radius], dtype=np.float32),
+        )
 
     def has_shape(self, n_genes: int, n_dims: int) -> bool:
         """Whether the shapes are those of a fit."""
-        return self.quantiles.shape == LEVELS.shape and self.n_cells.shape == (1,)
+        return self.quantiles.shape == LEVELS.shape and self.n_cells.shape == self.radius.shape == (1,)
 
     def of_cells(self, n: int, n_dims: int) -> NDArray[np.float64]:
         """Distances (n,), ascending, of a slice of ``n`` cells.

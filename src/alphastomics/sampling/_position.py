@@ -1,13 +1,15 @@
 r"""Placement of cells, and draws of their positions, given expression.
 
 The network returns the conditional mean of the positions and the neighborhood embedding of the cells of a slice, which attend to
-each other. A placement follows in four steps. The first is left out where it does not improve the placement of cells that a network has
-not seen (:mod:`alphastomics.sampling._fit_retrieval`), the third for values that are not counts, which determine a position more exactly:
+each other; a second neighborhood embedding is that of each cell alone. A placement follows in five steps. The first is left out where it
+does not improve the placement of cells that a network has not seen (:mod:`alphastomics.sampling._fit_retrieval`), the third where positions
+are known or all slices share a frame, the fourth for values that are not counts, which determine a position more exactly:
 
 1. average with the positions of retrieved reference cells (:mod:`alphastomics.sampling._retrieval`);
 2. kriging, if positions of some cells are known (:mod:`alphastomics.sampling._kriging`);
-3. refinement of the layout by the neighborhood embedding (:mod:`alphastomics.sampling._layout`);
-4. removal of overlaps (:mod:`alphastomics.sampling._overlap`).
+3. scale of the reference (:mod:`alphastomics.sampling._scale`);
+4. refinement of the layout by both neighborhood embeddings (:mod:`alphastomics.sampling._layout`);
+5. removal of overlaps (:mod:`alphastomics.sampling._overlap`).
 
 A draw is the placement for a random change of the genes (:mod:`alphastomics.sampling._perturbation`), in which a share of the cells
 starts at the positions of retrieved reference cells (:mod:`alphastomics.sampling._retrieval`).
@@ -35,6 +37,7 @@ from alphastomics.sampling._kriging import krige_positions
 from alphastomics.sampling._layout import refine_layout
 from alphastomics.sampling._overlap import remove_overlaps
 from alphastomics.sampling._retrieval import average_positions, mode_positions, retrieve_positions
+from alphastomics.sampling._scale import restore_radius
 
 if TYPE_CHECKING:
     import numpy as np
@@ -97,11 +100,13 @@ class PositionSampler:
         Conditional mean (1, N, D) in the canonical frame.
     latent
         Output (N, d) of the last block.
+    cell_feature
+        Neighborhood embedding (N, K) of each cell alone, unit vectors.
     """
 
     def __init__(self, sampler: Sampler, cells: EncodedCells) -> None:
         self.sampler, self.module = sampler, sampler.module
-        self.embedding, self.contexts, self.sequence = cells
+        self.embedding, self.cell_feature, self.contexts, self.sequence = cells
         self.mean, self.latent = self._estimate()
 
     @torch.no_grad()
@@ -161,7 +166,7 @@ class PositionSampler:
         retrieval_weight
             Weight of retrieved positions, from 0 to 1, in an average with the conditional mean.
         separate
-            Whether overlaps are removed.
+            Whether the scale of the reference is restored and overlaps are removed.
         retrieve
             Whether a share of the cells starts at the positions of retrieved reference cells, as in a draw. The layout is then
             always refined, because these positions are independent of each other.
@@ -180,7 +185,7 @@ class PositionSampler:
             if retrieve:
                 x = retrieve_positions(fitted.reference_cells, self.feature, x, _torch_generator(rng))
             elif retrieval_weight:
-                x = average_positions(fitted.reference_cells, self.feature, x, retrieval_weight)
+                x = average_positions(fitted.reference_cells, self.cell_feature, x, retrieval_weight)
         if known is not None:
             frame = KnownPositions(known, self.mean[0], shared_frame=self.sampler.shared_frame)
             fixed = frame.mask
@@ -190,11 +195,15 @@ class PositionSampler:
             h = torch.cat([self.latent, self.embedding], dim=1)
             x = krige_positions(h, x, fixed.nonzero()[:, 0], frame.position).clone()
             x[fixed] = frame.position
+        nearest = fitted.nearest if separate else None
+        if nearest is not None and frame is None and not self.sampler.shared_frame:
+            x = restore_radius(x, reference_radius=float(nearest.radius[0]), n_reference=float(nearest.n_cells[0]))
         if refine or retrieve:
-            x = refine_layout(x, self.feature, _torch_generator(rng), fixed)
-        if separate and fitted.nearest is not None:
+            feature = torch.cat([self.feature, self.cell_feature], dim=1) / 2**0.5
+            x = refine_layout(x, feature, _torch_generator(rng), fixed)
+        if nearest is not None:
             moved = remove_overlaps(
-                x.cpu().double().numpy(), fitted.nearest, rng, None if fixed is None else fixed.cpu().numpy()
+                x.cpu().double().numpy(), nearest, rng, None if fixed is None else fixed.cpu().numpy()
             )
             x = torch.from_numpy(moved).to(x)
         return x if frame is None else frame.to_user_frame(x)

@@ -32,6 +32,8 @@ class ReferenceCells:
         Number of the slice of each cell (M,); integers, stored as floating-point numbers like every tensor of a model.
     feature
         Neighborhood embedding (M, K), unit vectors; K = 0 for a model that does not sample positions given expression.
+    cell_feature
+        Neighborhood embedding (M, K) of each cell alone, unit vectors.
     expression
         Expression (M, G) in network units; G = 0 for a model that does not sample expression.
     """
@@ -39,6 +41,7 @@ class ReferenceCells:
     position: NDArray[np.float32]
     slice: NDArray[np.float32]
     feature: NDArray[np.float32]
+    cell_feature: NDArray[np.float32]
     expression: NDArray[np.float32]
 
     def has_shape(self, n_genes: int, n_dims: int) -> bool:
@@ -50,6 +53,7 @@ class ReferenceCells:
             and self.slice.shape == (n,)
             and self.feature.ndim == 2
             and len(self.feature) == n
+            and self.cell_feature.shape == self.feature.shape
             and self.expression.shape in ((n, n_genes), (n, 0))
         )
 

@@ -16,8 +16,9 @@ A placement starts at the average of two estimates with different errors,
 
 .. math:: x_i = (1 - w)\, \hat x_i + w \sum_{j \in N_i} P_\tau(J = j \mid J \in N_i)\, r_j ,
 
-with the K reference cells :math:`N_i` whose embeddings are nearest to that of cell i. The weight w is fitted, see
-:mod:`alphastomics.sampling._fit_retrieval`.
+with the K reference cells :math:`N_i` whose embeddings are nearest to that of cell i. These, and their probabilities, are those of the
+embedding g of each cell alone (:mod:`alphastomics.nn.cell_encoder`), whose errors resemble those of the conditional mean less. The weight
+w is fitted, see :mod:`alphastomics.sampling._fit_retrieval`.
 
 The mean of a cell whose kind occurs throughout the tissue lies in its middle. Placed independently of the others, a cell lies where the
 reference cells around are most likely retrieved,
@@ -60,8 +61,11 @@ def retrieve_positions(cells: ReferenceCells, feature: Tensor, mean: Tensor, gen
 
 
 def average_positions(cells: ReferenceCells, feature: Tensor, mean: Tensor, weight: float) -> Tensor:
-    """Average (N, D) of the conditional mean (N, D) and, with ``weight``, of retrieved positions, given ``feature`` (N, K)."""
-    reference, position = torch.from_numpy(cells.feature), torch.from_numpy(cells.position)
+    """Average (N, D) of the conditional mean (N, D) and, with ``weight``, of retrieved positions.
+
+    ``feature`` (N, K) are the embeddings of the cells alone.
+    """
+    reference, position = torch.from_numpy(cells.cell_feature), torch.from_numpy(cells.position)
     retrieved = []
     for block in feature.cpu().split(ROWS):
         similarity, nearest = (block @ reference.T).topk(min(N_NEAREST, len(reference)))

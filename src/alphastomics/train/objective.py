@@ -325,7 +325,7 @@ class Objective:
         mask = batch.mask
         x_0_pos = self.predicted_position(output.position, mask)
         rngs = [keyed_rng(key, PAIRS + purpose) for key in batch.key.cpu().numpy()]
-        losses = self._position_losses(x_0_pos, output.latent, noised.x_pos, noised.t_pos, mask, rngs)
+        losses = self._position_losses(x_0_pos, output.latent, noised, mask, rngs)
         if self.config.lambda_fape and self.spacing:
             index = batch.sequence[..., 0]
             true = torch.where(
@@ -370,24 +370,26 @@ class Objective:
         self,
         x_0: Tensor,
         latent: Tensor,
-        x_pos: Tensor,
-        t_pos: Tensor,
+        noised: Noised,
         mask: Tensor,
         rngs: Sequence[np.random.Generator],
     ) -> dict[str, Tensor]:
         """Aligned, distance, neighbor and layout loss where positions are absent."""
         losses = {name: x_0.new_zeros(len(x_0)) for name in ("aligned", "distance", "neighbor", "layout")}
-        absent = t_pos >= 1
+        absent = noised.t_pos >= 1
         if bool(absent.any()):
-            predicted, true, real = x_0[absent], x_pos[absent], mask[absent]
+            predicted, true, real = x_0[absent], noised.x_pos[absent], mask[absent]
             rngs = [rng for rng, is_absent in zip(rngs, absent.tolist(), strict=True) if is_absent]
             error = mean_squared_error if self.shared_frame else aligned_error
             losses["aligned"][absent] = error(predicted, true, real)
             kind, clamp = self.config.distance_loss, self.config.distance_threshold
             losses["distance"][absent] = distance_error(predicted, true, real, rngs, kind=kind, clamp=clamp) / 2
-            feature = self.module.neighborhood(latent[absent])
+            expression = noised.z_expr[absent]
+            if noised.masks.expression is not None:
+                expression = expression.masked_fill(noised.masks.expression[absent], 0.0)
             width = self.config.neighbor_width * true.shape[-1] ** 0.5
-            losses["neighbor"][absent] = neighbor_error(feature, true, real, width=width, rngs=rngs)
+            for feature in (self.module.neighborhood(latent[absent]), self.module.cell_neighborhood(expression)):
+                losses["neighbor"][absent] += neighbor_error(feature, true, real, width=width, rngs=rngs)
             width = self.config.layout_width * true.shape[-1] ** 0.5
             losses["layout"][absent] = layout_error(predicted, true, real, width=width, rngs=rngs)
         return losses
