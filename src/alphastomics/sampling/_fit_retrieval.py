@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 N_CELLS = 2048  # that are placed, of one slice
 N_NEIGHBORS = 20
-WEIGHTS = (0.0, 0.5)  # w
+WEIGHTS = (0.0, 0.25, 0.5, 0.75)  # w
 FEWEST_CELLS = 30  # below which nothing can be fitted
 LEAST = 1e-4  # difference of a score from 0 and 1
 
