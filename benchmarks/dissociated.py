@@ -46,7 +46,6 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--data", nargs="+", choices=list(cells.DATA), default=list(cells.DATA))
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
-    parser.add_argument("--steps", type=int, help="training steps of AlphaSTomics; by default it chooses them")
     parser.add_argument("--output", type=Path, default=RESULTS / "dissociated.json")
     parser.add_argument("--peer-dir", type=Path, default=PEER_DIR, help="folder of the environment of Tangram")
     parser.add_argument("--peer-minutes", type=float, default=30.0, help="limit of time of Tangram on a fold")
@@ -70,7 +69,7 @@ def run_tangram(fold: Fold, seed: int, options: argparse.Namespace) -> dict[str,
     return {method: fold.judge_places(placed[method]) for method in peer.methods}
 
 
-def run_ours(fold: Fold, seed: int, steps: int | None) -> dict[str, dict[str, float]]:
+def run_ours(fold: Fold, seed: int) -> dict[str, dict[str, float]]:
     """Scores of the two placements of ``tl.reconstruct`` and of the cells that ``tl.impute`` compares."""
     import alphastomics as asx
     from alphastomics.tl._neighbors import nearest_cells
@@ -78,8 +77,7 @@ def run_ours(fold: Fold, seed: int, steps: int | None) -> dict[str, dict[str, fl
     reference = fold.reference.copy()
     asx.model.AlphaSTomics.setup_anndata(reference)
     model = asx.model.AlphaSTomics(reference, mode="expr_to_pos", random_state=seed)
-    length = {} if steps is None else {"max_steps": steps, "max_epochs": -1}
-    model.train(**length, enable_progress_bar=False)
+    model.train(enable_progress_bar=False)
     with _models.adapted(model, fold.query):
         query, independent = (
             asx.tl.reconstruct(fold.query, model=model, copy=True, random_state=seed, independent=independent)
@@ -96,15 +94,13 @@ def run_ours(fold: Fold, seed: int, steps: int | None) -> dict[str, dict[str, fl
 def run(results: Results, fold: Fold, method: str, seed: int, options: argparse.Namespace) -> None:
     """Run a method on a fold, unless it is finished; a failure of Tangram is printed."""
     parameters: dict[str, Any] = {"n_neighbors": cells.N_NEIGHBORS}
-    if method == "alphastomics":
-        parameters["steps"] = options.steps
     if method == "tangram":
         parameters |= peers.PEERS[method].parameters
     if results.find(parameters, method=method, fold=fold.name, seed=seed) is not None:
         return
     start = time.perf_counter()
     if method == "alphastomics":
-        lines = run_ours(fold, seed, options.steps)
+        lines = run_ours(fold, seed)
     elif method == "tangram":
         try:
             lines = run_tangram(fold, seed, options)

@@ -9,6 +9,7 @@ import pytest
 from alphastomics.datasets import synthetic_tissue
 from alphastomics.metrics import distance_spearman
 from alphastomics.model import AlphaSTomics
+from alphastomics.sampling import _position
 
 
 def hide(adata, rows):
@@ -86,6 +87,17 @@ def test_a_moved_input_gives_the_moved_output(trained, reference, reflected, ref
     # Refinement and removal of overlaps follow rounding errors: a step of Adam does not depend on the gradient's size, and a cell in
     # contact with several others moves to either side.
     assert np.quantile(error, 0.95) < 2e-3 * still.std()
+
+
+def test_a_moved_input_gives_the_moved_output_of_every_cell_without_contacts(trained, reference, monkeypatch):
+    monkeypatch.setattr(_position, "remove_overlaps", lambda x, *_: x)
+    one = reference[reference.obs["slice_id"] == "slice_1"].copy()
+    hide(one, np.arange(0, 300, 3))
+    rotation, shift = np.array([[0.0, 1.0], [-1.0, 0.0]]), np.array([4000.0, -700.0])
+    still = trained.sample(one, inpaint=True, refine=False).obsm["spatial"]
+    one.obsm["spatial"] = one.obsm["spatial"] @ rotation + shift
+    moved = trained.sample(one, inpaint=True, refine=False).obsm["spatial"]
+    assert np.linalg.norm(moved - (still @ rotation + shift), axis=1).max() < 2e-4 * still.std()
 
 
 def test_all_known_is_returned_and_none_known_is_free(trained, reference, positions_of):

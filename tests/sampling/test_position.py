@@ -7,11 +7,12 @@ import pytest
 import torch
 
 from alphastomics.metrics import aligned_rmsd
-from alphastomics.sampling import PositionSampler
+from alphastomics.sampling import PositionSampler, _position
 from alphastomics.sampling._cells import EncodedCells, split_contexts
 from alphastomics.sampling._overlap import NearestDistances
 from alphastomics.sampling._position import KnownPositions
 from alphastomics.sampling._sampler import FittedStatistics
+from alphastomics.sampling._scale import rms_radius
 from position_oracle import Oracle, sampler_of
 from rotations import random_rotation
 
@@ -103,3 +104,21 @@ def test_a_rigid_motion_keeps_distances_and_is_undone(mean, known, n_known):
 def test_without_statistics_of_a_reference_a_placement_is_the_mean(mean):
     positions = sampler_for(mean, "shared", separate=False)
     torch.testing.assert_close(positions.place(rng(), refine=False), positions.mean[0])
+
+
+def test_a_layout_has_the_radius_of_the_reference_unless_its_frame_is_shared(mean):
+    for frame in ("slice", "shared"):
+        positions = sampler_for(mean, frame)
+        positions.mean = 0.2 * positions.mean
+        found = rms_radius(positions.place(rng(), refine=False))
+        assert (found > 0.9 * rms_radius(mean)) == (frame == "slice")
+
+
+def test_a_layout_is_refined_by_both_embeddings(mean, monkeypatch):
+    found = []
+    monkeypatch.setattr(_position, "refine_layout", lambda x, feature, *_: found.append(feature) or x)
+    positions = sampler_for(mean, separate=False)
+    positions.feature = torch.nn.functional.normalize(mean, dim=1)
+    positions.place(rng(), refine=True)
+    similarity = positions.feature @ positions.feature.T + positions.cell_feature @ positions.cell_feature.T
+    torch.testing.assert_close(found[0] @ found[0].T, similarity / 2)

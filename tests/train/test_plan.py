@@ -157,6 +157,13 @@ def test_each_loss_depends_on_its_timestep(make_plan, make_batch):
         assert torch.equal(losses[name] > 0, where), name
 
 
+def test_both_embeddings_have_the_loss_of_neighbors(make_plan, make_batch):
+    plan, batch = make_plan(mode="expr_to_pos", modality_dropout=1.0), make_batch()
+    plan.objective.losses(batch)["neighbor"].sum().backward()
+    for part in (plan.module.neighbor_out, plan.module.cell_encoder):
+        assert all(bool(p.grad.any()) for p in part.parameters())
+
+
 def test_validation_neither_deforms_nor_repeats_the_noise_of_training(make_plan, make_batch):
     plan, batch = make_plan(mode="expr_to_pos", modality_dropout=0.0), make_batch()
     x, t = plan.objective.canonical(batch, batch.mask), torch.zeros(12)

@@ -91,8 +91,8 @@ def embed_cells(
     """Embeddings of cells, computed in blocks of rows.
 
     These are the embedding (N, d) of clean expression and, if they are an input, of cell types, and the neighborhood embedding (N, K) of
-    each cell alone, unit vectors. Without a ``change`` all measured genes are used; as in training with dropped genes, they are scaled up for those that were
-    not measured.
+    each cell alone, unit vectors. Without a ``change`` all measured genes are used; as in training with dropped genes, they are scaled
+    up for those that were not measured.
     """
     zero = torch.zeros(1, device=module.device)
     if change is None:
