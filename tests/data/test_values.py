@@ -12,7 +12,7 @@ import scipy.sparse as sp
 
 from alphastomics.data import AnnDataSource, TissueSchema, fit_schema
 from alphastomics.data._checks import summarize_values
-from alphastomics.data._values import MIN_NONZERO
+from alphastomics.data._values import MIN_NONZERO, Evidence
 from alphastomics.tl._expression import needs_log1p
 
 if TYPE_CHECKING:
@@ -49,6 +49,15 @@ def test_integers_without_small_counts_are_intensities() -> None:
     counts = np.random.default_rng(0).poisson(3, (20, 5))
     assert summarize_values(counts).kind == "counts"
     assert summarize_values(counts * 100).kind == "intensities"
+
+
+@pytest.mark.parametrize("dtype", [np.int64, np.float64])
+def test_integers_that_float32_does_not_store_are_no_counts(dtype: type) -> None:
+    evidence = Evidence()
+    evidence.add(np.array([0, 1, 2**24], dtype=dtype))
+    assert (evidence.kind, evidence.integer) == ("counts", True)
+    evidence.add(np.array([2**24 + 2], dtype=dtype))
+    assert (evidence.kind, evidence.integer) == ("intensities", False)
 
 
 def test_nan_is_ignored_by_scores() -> None:

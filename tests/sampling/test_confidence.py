@@ -98,9 +98,10 @@ def test_a_shift_of_all_genes_is_removed_as_far_as_it_is_small():
 def test_the_stored_cells_are_disjoint_rows_of_the_reference():
     adata = tissue(400, 0)
     cells, schema = reference_of(adata)
-    assert cells.has_shape(N_GENES, 2)
-    assert not cells.has_shape(N_GENES - 1, 2)
+    assert cells.is_valid(N_GENES, 2)
+    assert not cells.is_valid(N_GENES - 1, 2)
     assert cells.has_counts
+    assert not replace(cells, searched=cells.searched * np.float32(1e30)).has_counts
     stored = {row.tobytes() for row in np.concatenate([cells.searched, cells.held_out])}
     assert (len(cells.searched), len(cells.held_out)) == (320, 80)
     assert stored == {row.tobytes() for row in adata.X.toarray()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -54,6 +55,18 @@ def test_quantiles_are_those_of_the_distances_of_all_slices():
     assert fitted.quantiles.dtype == fitted.n_cells.dtype == np.float32
     assert fitted.n_cells.tolist() == [90]
     assert fitted.radius[0] == pytest.approx(np.mean([np.sqrt(x.var(0).sum()) for x in slices]), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    "changed", [{"n_cells": [0]}, {"n_cells": [-3]}, {"radius": [-1]}, {"quantiles": [-1]}, {"radius": [1, 1]}]
+)
+def test_damaged_distances_are_invalid(changed):
+    fitted = fit(square(30))
+    assert fitted.is_valid(5, 2)
+    (name, values), array = *changed.items(), np.array(*changed.values(), dtype=np.float32)
+    if name == "quantiles":
+        array = np.where(np.arange(len(LEVELS)) == 3, array, fitted.quantiles)
+    assert not replace(fitted, **{name: array}).is_valid(5, 2), values
 
 
 def test_slices_of_one_cell_have_no_distances():

@@ -86,8 +86,8 @@ def test_positions_of_the_reference_are_in_the_canonical_frame(trained):
     sampler = trained._make_sampler()
     source = AnnDataSource(trained.adata, trained.schema, positions=True)
     cells = fit_reference_cells(sampler, source, source.slices)
-    assert cells.has_shape(5, 2)
-    assert not cells.has_shape(5, 3)
+    assert cells.is_valid(5, 2)
+    assert not cells.is_valid(5, 3)
     for feature in (cells.feature, cells.cell_feature):
         assert np.allclose(np.linalg.norm(feature, axis=1), 1, atol=1e-5)
     turned = np.array([[0.0, 1.0], [-1.0, 0.0]])

@@ -35,6 +35,7 @@ DESCRIPTIONS: dict[str, str] = {
 }
 LARGEST_LOGARITHM = 50
 SMALL_COUNT = 9
+LARGEST_COUNT = 2**24  # up to which float32 stores integers exactly
 MIN_NONZERO = 100  # values below which a query can be of another kind by chance
 
 logger = logging.getLogger(__name__)
@@ -43,7 +44,7 @@ logger = logging.getLogger(__name__)
 class ValueSummary(NamedTuple):
     """Properties of the values of a matrix, and (row, column) of the first invalid value.
 
-    ``kind`` is that of the finite values, ``integer`` whether they are integers, and ``n_nonzero`` their number without zeros.
+    ``kind`` is that of the finite values, ``integer`` whether they are integers of at most 2^24, and ``n_nonzero`` their number without zeros.
     """
 
     kind: ValueKind
@@ -74,6 +75,7 @@ class Evidence:
         self._signed = self._signed or bool(values.min() < 0)
         self._largest = max(self._largest, float(values.max()))
         self._binary = self._binary and bool(((values == 0) | (values == 1)).all())
+        self.integer = self.integer and self._largest <= LARGEST_COUNT
         if values.dtype.kind == "f":
             self.integer = self.integer and bool((np.trunc(values) == values).all())
         self._small = self._small or bool(((values > 0) & (values <= SMALL_COUNT)).any())

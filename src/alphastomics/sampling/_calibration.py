@@ -86,7 +86,7 @@ class Marginals:
         quantiles = (np.quantile(np.asarray(x, dtype=np.float64), LEVELS, axis=0) for x in (sampled, true))
         return cls(**dict(zip(("sampled", "true"), (q.astype(np.float32) for q in quantiles), strict=True)))
 
-    def has_shape(self, n_genes: int, n_dims: int) -> bool:
+    def is_valid(self, n_genes: int, n_dims: int) -> bool:
         """Whether the shapes match the number of genes."""
         return self.sampled.shape == self.true.shape == (len(LEVELS), n_genes)
 
@@ -102,7 +102,7 @@ class Dependence:
 
     share: NDArray[np.float32]
 
-    def has_shape(self, n_genes: int, n_dims: int) -> bool:
+    def is_valid(self, n_genes: int, n_dims: int) -> bool:
         """Whether the shape matches the number of genes."""
         return self.share.shape == (n_genes,)
 

@@ -43,6 +43,7 @@ from sklearn.preprocessing import normalize
 
 from alphastomics.data._fit_schema import floor_scale
 from alphastomics.data._schema import CLIP
+from alphastomics.data._values import LARGEST_COUNT
 from alphastomics.sampling._cells import ROWS, evenly_spaced_indices
 
 if TYPE_CHECKING:
@@ -89,10 +90,12 @@ class ConfidenceCells:
 
     @property
     def has_counts(self) -> bool:
-        """Whether all values are non-negative integers."""
-        return all(bool(((x >= 0) & (x == np.trunc(x))).all()) for x in (self.searched, self.held_out))
+        """Whether all values are non-negative integers that float32 stores exactly."""
+        return all(
+            bool(((x >= 0) & (x <= LARGEST_COUNT) & (x == np.trunc(x))).all()) for x in (self.searched, self.held_out)
+        )
 
-    def has_shape(self, n_genes: int, n_dims: int) -> bool:
+    def is_valid(self, n_genes: int, n_dims: int) -> bool:
         """Whether the shapes match each other and the number of genes."""
         k = len(self.genes)
         return (

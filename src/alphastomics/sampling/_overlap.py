@@ -66,9 +66,14 @@ class NearestDistances:
             radius=np.array([radius], dtype=np.float32),
         )
 
-    def has_shape(self, n_genes: int, n_dims: int) -> bool:
-        """Whether the shapes are those of a fit."""
-        return self.quantiles.shape == LEVELS.shape and self.n_cells.shape == self.radius.shape == (1,)
+    def is_valid(self, n_genes: int, n_dims: int) -> bool:
+        """Whether shapes and ranges are those of a fit."""
+        return (
+            self.quantiles.shape == LEVELS.shape
+            and self.n_cells.shape == self.radius.shape == (1,)
+            and bool(self.n_cells[0] >= 1)
+            and all(bool((x >= 0).all()) for x in (self.quantiles, self.radius))
+        )
 
     def of_cells(self, n: int, n_dims: int) -> NDArray[np.float64]:
         """Distances (n,), ascending, of a slice of ``n`` cells.

@@ -44,7 +44,7 @@ class ReferenceCells:
     cell_feature: NDArray[np.float32]
     expression: NDArray[np.float32]
 
-    def has_shape(self, n_genes: int, n_dims: int) -> bool:
+    def is_valid(self, n_genes: int, n_dims: int) -> bool:
         """Whether the shapes match the numbers of genes and dimensions."""
         n = len(self.position)
         return (

@@ -119,8 +119,8 @@ class FittedStatistics:
             arrays.setdefault(statistic, {})[part] = tensor.float().numpy().copy()
         statistics: dict[str, Any] = {name: _STATISTICS[name](**parts) for name, parts in arrays.items()}
         for name, each in statistics.items():
-            if not each.has_shape(n_genes, n_dims):
-                raise ValueError(f"{name} have a shape for other than {n_genes} genes and {n_dims} dimensions")
+            if not each.is_valid(n_genes, n_dims):
+                raise ValueError(f"{name} are not those of a fit to {n_genes} genes in {n_dims} dimensions")
         return cls(
             frame=frame, deformation=deformation, retrieval_weight=weight, perturbation=perturbation, **statistics
         )
