@@ -30,7 +30,7 @@ test: $(VENV)/.installed-test
 	$(PYTEST) -m "not slow"
 
 test-all: $(VENV)/.installed-test
-	$(PYTEST) $(if $(ONLY_SLOW),-m slow)
+	$(PYTEST) --durations=25 $(if $(ONLY_SLOW),-m slow)
 	$(if $(TUTORIALS),$(PYTEST) --nbmake --nbmake-timeout=1200 $(TUTORIALS))
 
 bench: $(VENV)/.installed-test

@@ -17,8 +17,7 @@ WHOLE_SLICES = (
     *("--minutes", "30", "--steps", "5600", "--shortest", "512", "--warmup", "0.95", "--seeds", "0", "1"),
     *("--variants", "contexts of 1,024", "full", "--output", str(RESULTS / "whole_slices.json")),
 )
-PLACING = ("seqfish", "starmap_mpfc", "drosophila3d")
-CALIBRATED = (*PLACING, "hypothalamus")
+CALIBRATED = ("seqfish", "starmap_mpfc", "drosophila3d", "hypothalamus")
 HELD_OUT = ("pos_to_expr", "directions", "gene_inpainting", "uncertainty", "joint", "embeddings", "likelihood")
 MEASURING = (
     *("chains", "claims", "denoiser_speed", "experts", "loading", "memory", "scores", "size", "waiting"),
@@ -35,7 +34,7 @@ def main() -> None:
     options = parser.parse_args()
     data = ["--data-dir", options.data_dir] if options.data_dir else []
     shared = ["--model-dir", str(options.model_dir), *data]
-    runs = [[name, *shared] for name in (*PLACING, "unseen")]
+    runs = [["unseen", *shared]]
     runs += [
         [name, *shared, "--benchmark", tissue] for tissue in CALIBRATED for name in ("calibration", "known_positions")
     ]

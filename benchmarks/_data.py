@@ -36,7 +36,7 @@ class Fold:
     truth: NDArray[np.float64]
     """True positions, in the order of the source."""
     labels: NDArray[np.str_] | None
-    """True cell types in the order of the source, for the oracle."""
+    """True cell types in the order of the source."""
     order: NDArray[np.intp]
     """Row of the source for each row of ``query``."""
     scored: NDArray[np.intp] | None = None
@@ -199,7 +199,3 @@ BENCHMARKS: dict[str, Callable[[Path], list[Fold]]] = {
     "starmap3d": starmap3d,
     "synthetic": synthetic,
 }
-DEFAULT_MINUTES = {
-    "seqfish": 12.0, "seqfish_reverse": 12.0, "starmap_mpfc": 3.0, "hypothalamus": 12.0, "hypothalamus_sections": 12.0,
-    "drosophila3d": 4.0, "starmap3d": 12.0, "synthetic": 3.0,
-}  # fmt: skip

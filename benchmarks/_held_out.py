@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks import _models
-from benchmarks._data import DEFAULT_MINUTES, find_data, labeled_folds
+from benchmarks._data import find_data, labeled_folds
 from benchmarks._report import Results, summarize
 from benchmarks._runner import RESULTS
 
@@ -28,7 +28,7 @@ def parser(name: str, *, tissue: str = TISSUES[0], tissues: Collection[str] = TI
     )
     found.add_argument("--benchmark", choices=tissues, default=tissue, help="tissue")
     found.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
-    found.add_argument("--minutes", type=float, help="training time of a model; the default depends on the tissue")
+    found.add_argument("--minutes", type=float, help="training time of a model; default: the package chooses")
     found.add_argument("--model-dir", type=Path, help="folder in which trained models are saved and reused")
     found.add_argument("--output", type=Path, help=f"default benchmarks/results/{name}_BENCHMARK.json")
     found.add_argument("--data-dir", help="folder of the .h5ad files; default $ALPHASTOMICS_DATA or ../shared/data")
@@ -37,9 +37,8 @@ def parser(name: str, *, tissue: str = TISSUES[0], tissues: Collection[str] = TI
 
 
 def parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argparse.Namespace:
-    """Parse the options and fill in defaults that depend on the tissue."""
+    """Parse the options and fill in the output, which depends on the tissue."""
     options = parser.parse_args(argv)
-    options.minutes = options.minutes or DEFAULT_MINUTES[options.benchmark]
     options.output = options.output or RESULTS / f"{options.name}_{options.benchmark}.json"
     return options
 

@@ -23,14 +23,8 @@ if TYPE_CHECKING:
 
 DEFAULT = "alphastomics"
 MODE = "any"  # the default of the package: one model for all benchmarks of a tissue
-VARIANTS: dict[str, dict[str, Any]] = {
-    "not_adapted": {},
-    "mean": {"n_samples": 2, "reduce": "mean"},
-    "draw": {"n_samples": 2},
-}
-"""Arguments of ``model.sample`` without adaptation: the placement, the conditional mean, and the first of several draws."""
-READ_OUT: dict[str, dict[str, Any]] = {"placement": VARIANTS["not_adapted"], "mean": VARIANTS["mean"]}
-"""The placement and the conditional mean."""
+READ_OUT: dict[str, dict[str, Any]] = {"placement": {}, "mean": {"n_samples": 2, "reduce": "mean"}}
+"""Arguments of ``model.sample``: the placement and the conditional mean."""
 
 
 def training_parameters(minutes: float | None, *, mode: str = MODE) -> dict[str, Any]:
@@ -108,9 +102,9 @@ def adapted(model: AlphaSTomics, query: AnnData) -> Iterator[AlphaSTomics]:
 
 
 def place(model: AlphaSTomics, query: AnnData, method: str, *, seed: int) -> NDArray[np.float64]:
-    """Predicted positions of the query by a model that is adapted to it or, for a variant, is not, ``(n_query, n_dims)``."""
+    """Predicted positions of the query by a model that is adapted to it or, with another method, is not, ``(n_query, n_dims)``."""
     if method != DEFAULT:
-        return sample(model, query, seed=seed, **VARIANTS[method])
+        return sample(model, query, seed=seed)
     import alphastomics as asx
 
     placed = query.copy()

@@ -1,6 +1,6 @@
 """The picture of the README: a held-out section of the seqFISH mouse embryo, true and placed.
 
-The model is that of ``python -m benchmarks.seqfish`` with the same ``--model-dir``, trained if it is not there. Run as
+The model is that of ``python -m benchmarks.unseen`` with the same ``--model-dir``, trained if it is not there. Run as
 ``python -m benchmarks.picture --model-dir DIR``.
 """
 
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from benchmarks import _models
-from benchmarks._data import DEFAULT_MINUTES, find_data, labeled_folds, make_fold
+from benchmarks._data import find_data, labeled_folds, make_fold
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     reference, held_out = labeled_folds(TISSUE, find_data(options.data_dir))[FOLD]
     fold = make_fold(FOLD, reference, held_out)
     path = _models.model_path(options.model_dir, TISSUE, FOLD, mode=_models.MODE, seed=0)
-    model, _ = _models.obtain_model(fold, seed=0, minutes=DEFAULT_MINUTES[TISSUE], path=path)
+    model, _ = _models.obtain_model(fold, seed=0, minutes=None, path=path)
     cells = fold.query.copy()
     with _models.adapted(model, cells):
         asx.tl.reconstruct(cells, model=model)

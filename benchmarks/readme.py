@@ -7,40 +7,39 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from benchmarks import _models
-from benchmarks._report import mean_sd
+from benchmarks import _models, peers, unseen
+from benchmarks._report import markdown, mean_sd, summarize
 from benchmarks._runner import RESULTS
 from benchmarks.compare import printed
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
 TISSUES = {
-    "seqfish": "seqFISH mouse embryo, one embryo → all 7,661 cells of a plane of another ({minutes:g} min of training)",
-    "starmap_mpfc": "STARmap mouse cortex, two mice → the third, three folds ({minutes:g} min each)",
-    "drosophila3d": "Drosophila embryo in 3D, half of the positions → the other half ({minutes:g} min)",
+    "seqfish": "mouse embryo, seqFISH: another embryo",
+    "seqfish_reverse": "the same embryos, exchanged",
+    "starmap_mpfc": "mouse cortex, STARmap: another mouse (three folds)",
+    "hypothalamus": "mouse hypothalamus, MERFISH: another mouse",
+    "hypothalamus_sections": "mouse hypothalamus, MERFISH: another section",
+    "drosophila3d": "Drosophila embryo, 3D: other cells of the embryo",
+    "starmap3d": "mouse cortex, STARmap, 3D: other cells of the block",
+    "synthetic": "simulated anatomies (four)",
 }
-ROWS = {
+METHODS = {
     "alphastomics": "**AlphaSTomics**, `tl.reconstruct`",
     "not_adapted": "AlphaSTomics, not adapted to the query",
-    "mean": "AlphaSTomics, conditional mean",
     "contrastive": "contrastive embedding, 10-NN",
     "distance_mlp": "MLP on distances",
     "optimal_transport": "entropic optimal transport",
     "knn_25": "25-NN in expression",
-    "knn_30_unscaled": "30-NN in expression, genes not standardized",
     "chance": "chance: permuted over all cells",
-    "oracle": "oracle: permuted within cell types",
 }
 SCORES = {
-    "knn_20": "kNN preservation ↑",
     "distance_spearman": "distance Spearman ↑",
+    "knn_20": "kNN preservation ↑",
     "contact_5": "contact precision ↑",
-    "aligned_rmsd": "aligned RMSD ↓",
-    "nn_ks": "spacing KS ↓",
 }
-
-
 PLANES = {"starmap_mpfc": "STARmap mouse cortex, three folds", "seqfish": "seqFISH mouse embryo"}
 NEIGHBORS = ("reference neighbors", "known neighbors", "both neighbors")
 QUESTIONS = (
@@ -102,26 +101,34 @@ NAMED = {
 }
 
 
-def tissue_table(summary: dict[str, Any]) -> str:
-    """One benchmark as a Markdown table, mean ± standard deviation over seeds."""
-    lines = ["| method | " + " | ".join(SCORES.values()) + " |", "| --- |" + " ---: |" * len(SCORES)]
-    lines += [
-        f"| {title} | " + " | ".join(mean_sd(*summary[row][score]) for score in SCORES) + " |"
-        for row, title in ROWS.items()
-        if row in summary
-    ]
-    return "\n".join(lines)
+def tissue_table(entries: Sequence[Mapping[str, Any]]) -> str:
+    """Scores of AlphaSTomics in every tissue, mean ± standard deviation over seeds, with those of the best other method."""
+    others = (*unseen.BASELINES, *peers.METHODS)
+    lines = [["placed tissue", *SCORES.values()]]
+    for tissue, title in TISSUES.items():
+        folds = list(
+            dict.fromkeys(
+                e["fold"] for e in entries if e["fold"].startswith(f"{tissue}, ") and e["fold"].count(", ") == 1
+            )
+        )
+        summary = summarize(entries, [_models.DEFAULT, *others], folds, unseen.SEEDS)
+        best = {score: max(summary[name][score][0] for name in others if name in summary) for score in SCORES}
+        lines.append(
+            [title, *(f"**{mean_sd(*summary[_models.DEFAULT][score])}** ({best[score]:.3f})" for score in SCORES)]
+        )
+    return markdown(lines)
+
+
+def rank_table(ranks: Mapping[str, float]) -> str:
+    """Mean rank of every method over tissues and scores."""
+    named = [[title, f"{ranks[name]:.1f}"] for name, title in METHODS.items() if name in ranks]
+    return markdown([["method", "mean rank"], *named])
 
 
 def tables(folder: Path = RESULTS) -> str:
-    """All tables with their titles."""
-    parts = []
-    for name, title in TISSUES.items():
-        results = json.loads((folder / f"{name}.json").read_text())
-        minutes = {e["parameters"]["minutes"] for e in results["entries"] if e["method"] == _models.DEFAULT}
-        heading = title.format(minutes=max(minutes, default=0))
-        parts.append(f"{heading}:\n\n{tissue_table(results['summary'])}")
-    return "\n\n".join(parts)
+    """Both tables of the README."""
+    results, published = (json.loads((folder / name).read_text()) for name in ("unseen.json", "unseen_peers.json"))
+    return f"{tissue_table([*results['entries'], *published['entries']])}\n\n{rank_table(results['ranks'])}"
 
 
 def calibration_table(folder: Path = RESULTS) -> str:

@@ -47,6 +47,7 @@ OURS = (_models.DEFAULT, "not_adapted")
 METHODS = ("chance", *BASELINES, *OURS)
 REPORTED = (*METHODS, *peers.METHODS)
 COMPARED = ("distance_spearman", "knn_20", "contact_5")
+SEEDS = (0, 1, 2)
 
 Summary = dict[str, dict[str, dict[str, Any]]]
 
@@ -58,7 +59,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--tissues", nargs="+", choices=TISSUES, default=list(TISSUES))
     parser.add_argument("--methods", nargs="+", choices=(*METHODS, *peers.PEERS), default=list(METHODS))
-    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument("--seeds", nargs="+", type=int, default=list(SEEDS))
     parser.add_argument("--no-shifts", action="store_true", help="leave out the changed queries")
     parser.add_argument(
         "--ceilings",
@@ -157,7 +158,7 @@ def main(argv: Sequence[str] | None = None) -> None:
                 if variants := [method for method in OURS if method in options.methods]:
                     name = group[0].name.partition(", ")[2]
                     path = _models.model_path(options.model_dir, tissue, name, mode=_models.MODE, seed=seed)
-                    run_variants(results, group, variants, seed, None, path)
+                    run_variants(results, group, variants, seed, path)
     methods = [*options.methods, *(name for name in peers.METHODS if name not in options.methods)]
     summary = summaries([*results.entries, *published.entries], methods, options.seeds)
     written = published if set(options.methods) <= set(peers.PEERS) else results

@@ -26,16 +26,12 @@ class Baseline(Protocol):
 
 BASELINES: dict[str, Baseline] = {
     "knn_25": knn_regression.knn_25,
-    "knn_30": knn_regression.knn_30,
-    "knn_30_unscaled": knn_regression.knn_30_unscaled,
     "contrastive": contrastive.contrastive_knn,
     "distance_mlp": distance_mlp.distance_mlp,
     "optimal_transport": optimal_transport.optimal_transport,
 }
 PARAMETERS: dict[str, dict[str, Any]] = {
-    "knn_25": knn_regression.parameters(25, scale=True),
-    "knn_30": knn_regression.parameters(30, scale=True),
-    "knn_30_unscaled": knn_regression.parameters(30, scale=False),
+    "knn_25": knn_regression.PARAMETERS,
     "contrastive": contrastive.PARAMETERS,
     "distance_mlp": distance_mlp.PARAMETERS,
     "optimal_transport": optimal_transport.PARAMETERS,
