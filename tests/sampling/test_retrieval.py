@@ -125,18 +125,27 @@ def test_a_placement_starts_at_the_average(trained, weight):
 
 def test_the_mode_is_where_the_cells_around_are_most_likely_retrieved():
     """Against dense computation in float64."""
-    reference, feature = unit_vectors(200, seed=1), unit_vectors(50, seed=2)
+    reference, feature, alone = unit_vectors(200, seed=1), unit_vectors(50, seed=2), unit_vectors(50, seed=3)
     position = np.random.default_rng(0).standard_normal((200, 2)).astype(np.float32)
-    probability = (feature.double() @ reference.double().T / TEMPERATURE).softmax(1).numpy()
+    cells = reference_cells(reference, position)
+    products = (
+        feature.double() @ reference.double().T + alone.double() @ torch.from_numpy(cells.cell_feature).double().T
+    )
+    probability = (products / 2 / TEMPERATURE).softmax(1).numpy()
     around = np.argsort(cdist(position, position), axis=1)[:, :N_AROUND]
-    expected = position[probability[:, around].mean(2).argmax(1)]
-    found = mode_positions(reference_cells(reference, position), feature)
-    assert np.array_equal(found.numpy(), expected)
+    density = probability[:, around].mean(2)
+    found = mode_positions(cells, torch.cat([feature, alone], dim=1) / 2**0.5).numpy()
+    number = cdist(found, position).argmin(1)
+    assert np.array_equal(found, position[number])
+    # Cells around one reference cell of high probability may be tied.
+    np.testing.assert_allclose(density[np.arange(50), number], density.max(1), rtol=1e-5)
+    assert density.max(1).min() > 1.5 * density.mean()
 
 
 def test_a_reference_of_few_cells_has_a_mode():
     reference, position = unit_vectors(3, seed=1), np.eye(3, 2, dtype=np.float32)
-    assert mode_positions(reference_cells(reference, position), unit_vectors(4, seed=2)).shape == (4, 2)
+    feature = unit_vectors(4, seed=2).repeat(1, 2) / 2**0.5
+    assert mode_positions(reference_cells(reference, position), feature).shape == (4, 2)
 
 
 def test_cells_that_are_placed_independently_lie_at_reference_cells(trained, one):

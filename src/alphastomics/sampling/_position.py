@@ -143,6 +143,11 @@ class PositionSampler:
         with torch.no_grad():
             return F.normalize(self.module.neighborhood(self.latent).float(), dim=-1)
 
+    @property
+    def joint_feature(self) -> Tensor:
+        """Both neighborhood embeddings (N, 2 K), unit vectors: products are the mean of those of the two."""
+        return torch.cat([self.feature, self.cell_feature], dim=1) / 2**0.5
+
     @torch.no_grad()
     def place(
         self,
@@ -180,7 +185,7 @@ class PositionSampler:
         fitted = self.sampler.fitted
         if independent:
             assert fitted.reference_cells is not None  # fitted after every training that places cells
-            x = mode_positions(fitted.reference_cells, self.feature).to(x)
+            x = mode_positions(fitted.reference_cells, self.joint_feature).to(x)
         elif fitted.reference_cells is not None:
             if retrieve:
                 x = retrieve_positions(fitted.reference_cells, self.feature, x, _torch_generator(rng))
@@ -199,8 +204,7 @@ class PositionSampler:
         if nearest is not None and frame is None and not self.sampler.shared_frame:
             x = restore_radius(x, reference_radius=float(nearest.radius[0]), n_reference=float(nearest.n_cells[0]))
         if refine or retrieve:
-            feature = torch.cat([self.feature, self.cell_feature], dim=1) / 2**0.5
-            x = refine_layout(x, feature, _torch_generator(rng), fixed)
+            x = refine_layout(x, self.joint_feature, _torch_generator(rng), fixed)
         if nearest is not None:
             moved = remove_overlaps(
                 x.cpu().double().numpy(), nearest, rng, None if fixed is None else fixed.cpu().numpy()

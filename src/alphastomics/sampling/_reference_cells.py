@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from alphastomics.sampling._completion import Exemplars
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
 MAX_SLICES, MAX_CELLS = 16, 8192
@@ -56,6 +57,11 @@ class ReferenceCells:
             and self.cell_feature.shape == self.feature.shape
             and self.expression.shape in ((n, n_genes), (n, 0))
         )
+
+    @property
+    def joint_feature(self) -> NDArray[np.float32]:
+        """Both embeddings (M, 2 K), unit vectors: products are the mean of those of the two."""
+        return (np.concatenate([self.feature, self.cell_feature], axis=1) / 2**0.5).astype(np.float32)
 
     @cached_property
     def exemplars(self) -> Exemplars | None:

@@ -25,7 +25,8 @@ reference cells around are most likely retrieved,
 
 .. math:: x_i = r_{j^\star}, \qquad j^\star = \arg\max_j \frac1k \sum_{l \in N_k(j)} P_\tau(J = l)
 
-with the k reference cells nearest to j: the mode of the density of its position relative to that of the reference cells.
+with the k reference cells nearest to j: the mode of the density of its position relative to that of the reference cells. The products
+in :math:`P_\tau` are the mean of those of both embeddings here.
 """
 
 from __future__ import annotations
@@ -75,8 +76,11 @@ def average_positions(cells: ReferenceCells, feature: Tensor, mean: Tensor, weig
 
 
 def mode_positions(cells: ReferenceCells, feature: Tensor) -> Tensor:
-    """Positions (N, D) of highest density, each of one cell alone, on the CPU, given unit vectors ``feature`` (N, K)."""
-    reference, n = torch.from_numpy(cells.feature), len(cells.position)
+    """Positions (N, D) of highest density, each of one cell alone, on the CPU.
+
+    ``feature`` (N, 2 K) are both embeddings of the cells, unit vectors.
+    """
+    reference, n = torch.from_numpy(cells.joint_feature), len(cells.position)
     k = min(N_AROUND, n)
     around = KDTree(cells.position).query(cells.position, k)[1].reshape(-1)
     average = sp.csr_array((np.full(n * k, 1 / k, dtype=np.float32), around, np.arange(0, n * k + 1, k)), shape=(n, n))
