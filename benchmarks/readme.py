@@ -1,10 +1,11 @@
-"""The tables of the README and of ``docs/design-notes.md``, from the committed results: ``python -m benchmarks.readme`` prints them."""
+"""The tables of the README, of ``docs/results.md`` and of ``docs/design-notes.md``, from the committed results: ``python -m benchmarks.readme`` prints them."""
 
 from __future__ import annotations
 
 import json
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pandas as pd
 
 from benchmarks import _models, peers, unseen
@@ -40,6 +41,32 @@ SCORES = {
     "knn_20": "kNN preservation ↑",
     "contact_5": "contact precision ↑",
 }
+SHIFT_SCORES = ("distance_spearman", "knn_20")
+CHANGES = {
+    "depth": "a fifth of the depth",
+    "gains": "gains of genes and cells",
+    "panel": "60 % of the genes",
+    "ambient": "10 % ambient counts",
+    "all": "all of these",
+    "composition": "one type ten times as frequent",
+}
+DISSOCIATED = {
+    "osmfish": "osmFISH, sequenced cells",
+    "osmfish_binary": "the same as 0 and 1",
+    "drosophila_binary": "Drosophila, 0 and 1",
+}
+PLACED = {
+    "alphastomics_independent": "**AlphaSTomics**, `independent=True`",
+    "alphastomics": "AlphaSTomics, as one tissue",
+    "tangram": "Tangram, most probable place",
+    "tangram_mean": "Tangram, mean over places",
+    "pearson_argmax": "largest Pearson correlation",
+    "spearman_argmax": "largest Spearman correlation",
+    "chance": "chance",
+    "alphastomics_impute": "`tl.impute`, no place",
+    "direct_transfer": "direct transfer, no place",
+}
+
 PLANES = {"starmap_mpfc": "STARmap mouse cortex, three folds", "seqfish": "seqFISH mouse embryo"}
 NEIGHBORS = ("reference neighbors", "known neighbors", "both neighbors")
 QUESTIONS = (
@@ -125,9 +152,62 @@ def rank_table(ranks: Mapping[str, float]) -> str:
     return markdown([["method", "mean rank"], *named])
 
 
+def fold_table(entries: Sequence[Mapping[str, Any]], ratios: Mapping[str, Mapping[str, float]]) -> str:
+    """Scores of AlphaSTomics in every fold, with those of the best other method, and the mean of their ratios."""
+    lines, unchanged = [["fold", *SCORES.values()]], [fold for fold in ratios if fold.count(", ") == 1]
+    for fold in sorted(unchanged, key=lambda fold: list(TISSUES).index(fold.partition(", ")[0])):
+        summary = summarize(entries, [_models.DEFAULT], [fold], unseen.SEEDS)[_models.DEFAULT]
+        cells = [
+            f"{mean_sd(*summary[score])} ({summary[score][0] / ratios[fold][score]:.3f}, {ratios[fold][score]:.3f} ×)"
+            for score in SCORES
+        ]
+        lines.append([fold, *cells])
+    lines.append(["mean ratio", *(f"{np.mean([ratios[fold][score] for fold in unchanged]):.3f} ×" for score in SCORES)])
+    return markdown(lines)
+
+
+def shift_table(entries: Sequence[Mapping[str, Any]], tissue: str = "seqfish, embryo2_z2") -> str:
+    """Scores of changed queries, their ceilings, and the ratio of the two."""
+    lines = [["change", *(SCORES[score] for score in SHIFT_SCORES)]]
+    for name, title in CHANGES.items():
+        ceiling = f"{tissue}, others" if name == "composition" else f"{tissue}, {name}, ceiling"
+        found = [
+            summarize(entries, [_models.DEFAULT], [fold], unseen.SEEDS).get(_models.DEFAULT)
+            for fold in (f"{tissue}, {name}", ceiling)
+        ]
+        if found[0] is None:
+            continue
+        pairs = [[line and line[score][0] for line in found] for score in SHIFT_SCORES]
+        lines.append(
+            [title, *(f"{ours:.3f}" + (f" of {best:.3f}, {ours / best:.3f} ×" if best else "") for ours, best in pairs)]
+        )
+    return markdown(lines)
+
+
+def dissociated_table(summary: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
+    """AUC of the hidden genes for every method and data set."""
+    lines = [["method", *(DISSOCIATED[data] for data in summary)]]
+    for name, title in PLACED.items():
+        found = [methods[name]["auc"] if name in methods else None for methods in summary.values()]
+        lines.append([title, *(mean_sd(*auc) if auc else "" for auc in found)])
+    return markdown(lines)
+
+
+def result_tables(folder: Path = RESULTS) -> list[str]:
+    """Tables of unseen tissue, changed queries and dissociated cells in ``docs/results.md``."""
+    results, published, dissociated = (
+        json.loads((folder / f"{name}.json").read_text()) for name in ("unseen", "unseen_peers", "dissociated")
+    )
+    return [
+        fold_table([*results["entries"], *published["entries"]], results["ratios"]),
+        shift_table(results["entries"]),
+        dissociated_table(dissociated["summary"]),
+    ]
+
+
 def tables(folder: Path = RESULTS) -> str:
     """Both tables of the README."""
-    results, published = (json.loads((folder / name).read_text()) for name in ("unseen.json", "unseen_peers.json"))
+    results, published = (json.loads((folder / f"{name}.json").read_text()) for name in ("unseen", "unseen_peers"))
     return f"{tissue_table([*results['entries'], *published['entries']])}\n\n{rank_table(results['ranks'])}"
 
 
@@ -177,8 +257,7 @@ def comparison(tissue: str, folder: Path = RESULTS) -> str:
 
 
 if __name__ == "__main__":
-    print(tables())
-    print(f"\n{calibration_table()}")
+    print("\n\n".join([tables(), *result_tables(), calibration_table()]))
     for name in PLANES:
         print(f"\n{model_table(name)}")
         print(f"\n{comparison(name)}")

@@ -1,22 +1,18 @@
 from __future__ import annotations
 
-import pytest
 from benchmarks._data import ROOT
-from benchmarks.readme import PLANES, calibration_table, comparison, model_table, tables
+from benchmarks.readme import PLANES, calibration_table, comparison, model_table, result_tables, tables
 
 
 def test_the_figures_of_the_readme_match_the_results():
     assert tables() in (ROOT / "README.md").read_text()
 
 
-@pytest.mark.parametrize("tissue", PLANES)
-def test_the_figures_of_the_design_notes_match_the_results(tissue):
-    assert model_table(tissue) in (ROOT / "docs" / "design-notes.md").read_text()
-
-
-@pytest.mark.parametrize("tissue", [name for name in PLANES if comparison(name)])
-def test_the_comparison_in_the_design_notes_matches_the_results(tissue):
-    assert comparison(tissue) in (ROOT / "docs" / "design-notes.md").read_text()
+def test_the_tables_of_the_page_match_the_results():
+    page = (ROOT / "docs" / "results.md").read_text()
+    comparisons = [comparison(tissue) for tissue in PLANES]
+    for table in (*result_tables(), *map(model_table, PLANES), *filter(None, comparisons)):
+        assert table in page
 
 
 def test_the_calibration_in_the_design_notes_matches_the_results():
