@@ -15,7 +15,6 @@ from alphastomics.model._state import ModelState, to_plain
 from alphastomics.sampling import FittedStatistics, Sampler
 from alphastomics.sampling._fit import fit_reference_cells, fit_statistics
 from alphastomics.sampling._fit_perturbation import fit_perturbation
-from alphastomics.sampling._fit_retrieval import fit_retrieval_weight
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -74,21 +73,17 @@ class ModelBase(BaseModelClass):
         sampler = Sampler(module=self.module, diffusion=self.diffusion, schema=self.schema, mode=self.mode)
         fitted = fit_statistics(sampler, source, deformation=deformation)
         if self.mode in PLACING_MODES:
-            fitted = self._fit_placement(replace(sampler, fitted=fitted), source)
+            fitted = self._fit_draws(replace(sampler, fitted=fitted), source)
         self.fitted_ = fitted
 
-    def _fit_placement(self, sampler: Sampler, source: CellSource) -> FittedStatistics:
-        """Fit the placement and the spread of its draws on cells that a second network has not seen."""
+    def _fit_draws(self, sampler: Sampler, source: CellSource) -> FittedStatistics:
+        """Fit the spread of draws of positions on cells that a second network has not seen."""
         second, self._second = self._second, None
         assert second is not None  # trained before
         other = replace(sampler, module=second.module, mode="expr_to_pos")
         known = replace(sampler.fitted, reference_cells=fit_reference_cells(other, source, second.slices))
         other = replace(other, fitted=known)
-        return replace(
-            sampler.fitted,
-            retrieval_weight=fit_retrieval_weight(other, source, second.held_out),
-            perturbation=fit_perturbation(other, source, second.held_out),
-        )
+        return replace(sampler.fitted, perturbation=fit_perturbation(other, source, second.held_out))
 
     @property
     def mode(self) -> Mode:

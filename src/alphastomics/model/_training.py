@@ -29,7 +29,7 @@ from alphastomics.sampling import Sampler
 from alphastomics.sampling._cells import evenly_spaced_indices
 from alphastomics.sampling._draws import check_mode
 from alphastomics.sampling._fit import fit_frame, fit_reference_cells
-from alphastomics.sampling._fit_retrieval import score_mean
+from alphastomics.sampling._held_out_score import score_held_out
 from alphastomics.sampling._position_draws import predict_positions
 from alphastomics.train import ContextDataModule, ContextRunner, TrainingPlan
 from alphastomics.train.adaptation import adapt
@@ -195,7 +195,7 @@ class TrainingMixin(ModelBase):
 
     def _score_network(self, source: CellSource, module: Denoiser, held_out: tuple[SliceCells, ...]) -> float | None:
         """Score of the placement of cells of the reference by another network."""
-        return score_mean(
+        return score_held_out(
             Sampler(module=module, diffusion=self.diffusion, schema=self.schema, mode="expr_to_pos"), source, held_out
         )
 

@@ -43,6 +43,12 @@ class EncodedCells(NamedTuple):
     sequence: Tensor | None = None
 
 
+def unchanged(source: CellSource) -> GeneChange:
+    """Gain and offset (G,) of the measured genes, which are scaled up for the others."""
+    gain = (source.measured / np.sqrt(source.measured.mean())).astype(np.float32)
+    return gain, np.zeros_like(gain)
+
+
 def evenly_spaced_indices(n: int, n_max: int) -> NDArray[np.int64]:
     """At most ``n_max`` evenly spaced indices in [0, n)."""
     return np.linspace(0, n - 1, min(n_max, n)).astype(np.int64)
@@ -91,14 +97,10 @@ def embed_cells(
     """Embeddings of cells, computed in blocks of rows.
 
     These are the embedding (N, d) of clean expression and, if they are an input, of cell types, and the neighborhood embedding (N, K) of
-    each cell alone, unit vectors. Without a ``change`` all measured genes are used; as in training with dropped genes, they are scaled
-    up for those that were not measured.
+    each cell alone, unit vectors. Without a ``change`` all measured genes are used.
     """
     zero = torch.zeros(1, device=module.device)
-    if change is None:
-        gain = (source.measured / np.sqrt(source.measured.mean())).astype(np.float32)
-        change = gain, np.zeros_like(gain)
-    gain, offset = change
+    gain, offset = unchanged(source) if change is None else change
     embedding, feature = [], []
     for block in _blocks(rows):
         expression = torch.from_numpy(source.expression(block) * gain + offset).to(module.device)[None]

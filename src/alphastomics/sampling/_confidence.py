@@ -122,8 +122,8 @@ def fit_confidence_cells(source: CellSource) -> ConfidenceCells | None:
     n_held_out = min(MAX_HELD_OUT, round(HELD_OUT_SHARE * len(rows)))
     held_out, searched = rows[:n_held_out], rows[n_held_out : n_held_out + MAX_SEARCHED]
     return ConfidenceCells(
-        searched=_read(source, np.sort(searched), genes),
-        held_out=_read(source, np.sort(held_out), genes),
+        searched=read_values(source, np.sort(searched), genes),
+        held_out=read_values(source, np.sort(held_out), genes),
         genes=genes.astype(np.float32),
     )
 
@@ -151,7 +151,7 @@ def standardized_blocks(
     measured = source.measured[genes]
     if not measured.any():
         return
-    query = _read(source, rows, genes[measured])
+    query = read_values(source, rows, genes[measured])
     searched, held_out = cells.searched[:, measured], cells.held_out[:, measured]
     is_log, thins = source.schema.transform == "log1p", source.has_counts and cells.has_counts
     n_blocks = -(-len(rows) // MAX_BLOCK)
@@ -170,7 +170,7 @@ def check_values(cells: ConfidenceCells, source: CellSource) -> None:
     if source.schema.transform == "log1p":
         return
     genes = cells.genes.astype(np.int64)
-    values = _read(source, evenly_spaced_indices(source.n_cells, ROWS), genes[source.measured[genes]])
+    values = read_values(source, evenly_spaced_indices(source.n_cells, ROWS), genes[source.measured[genes]])
     difference = float(np.median(np.abs(values.mean(0)))) if values.size else 0.0
     if difference > MAX_DIFFERENCE:
         warnings.warn(
@@ -181,7 +181,7 @@ def check_values(cells: ConfidenceCells, source: CellSource) -> None:
         )
 
 
-def _read(source: CellSource, rows: NDArray[np.int64], genes: NDArray[np.int64]) -> Array:
+def read_values(source: CellSource, rows: NDArray[np.int64], genes: NDArray[np.int64]) -> Array:
     """Expression (n, K) of cells: user units, before the logarithm, or network units without one."""
     is_log = source.schema.transform == "log1p"
     blocks = [rows[start : start + ROWS] for start in range(0, len(rows), ROWS)]

@@ -26,10 +26,11 @@ from alphastomics import _keys
 from alphastomics.config import SamplingConfig
 from alphastomics.data import AnnDataSource
 from alphastomics.diffusion.geometry import align
-from alphastomics.sampling._cells import content_order, encode_cells
+from alphastomics.sampling._cells import content_order, encode_cells, unchanged
 from alphastomics.sampling._composition import MAX_RATIO, composed_contexts, relative_frequency
 from alphastomics.sampling._confidence import check_values, measure_confidence
 from alphastomics.sampling._draws import align_draws, progress_bar, stack_draws
+from alphastomics.sampling._gene_shift import gene_shift
 from alphastomics.sampling._position import PositionSampler
 
 if TYPE_CHECKING:
@@ -168,6 +169,10 @@ class _SliceDraws:
         """Placement (n, D) in user units, or the draw of a ``number``; generators do not depend on the other slices."""
         sampler, seed = self.sampler, self.config.random_state
         rng, change = np.random.default_rng([seed, PLACEMENT]), None
+        independent = self.config.independent and number is None
+        if independent and (compared := sampler.fitted.confidence_cells) is not None:
+            gain, _ = unchanged(self.source)
+            change = gain, -gain * gene_shift(compared, self.source, self.rows)
         if number is not None:
             rng = np.random.default_rng([seed, DRAW, number])
             change = sampler.perturbation.draw(self.source.measured, rng)
@@ -180,10 +185,10 @@ class _SliceDraws:
         x = PositionSampler(sampler, cells).place(
             rng,
             refine=self.refine,
-            retrieval_weight=sampler.fitted.retrieval_weight,
+            retrieval_weight=sampler.retrieval_weight,
             separate=separate,
             retrieve=number is not None,
-            independent=self.config.independent and number is None,
+            independent=independent,
             known=known,
         )
         return sampler.to_user(x.cpu().numpy(), in_user_frame=known is not None)

@@ -14,6 +14,7 @@ from alphastomics.sampling._frames import ReferenceFrame
 from alphastomics.sampling._overlap import NearestDistances
 from alphastomics.sampling._perturbation import Perturbation
 from alphastomics.sampling._reference_cells import ReferenceCells
+from alphastomics.sampling._retrieval import WEIGHT
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -56,8 +57,6 @@ class FittedStatistics:
         Cells that are retrieved for draws of positions, that complete others, and from which new slices are drawn.
     confidence_cells
         Cells with which a query is compared; None for a reference of few cells.
-    retrieval_weight
-        Weight of retrieved positions in a placement.
     perturbation
         Changes of the genes, for draws of positions.
     """
@@ -69,14 +68,13 @@ class FittedStatistics:
     nearest: NearestDistances | None = None
     reference_cells: ReferenceCells | None = None
     confidence_cells: ConfidenceCells | None = None
-    retrieval_weight: float = 0.0
     perturbation: Perturbation | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """The parts that are stored as JSON."""
         parts = {"frame": self.frame, "perturbation": self.perturbation}
         plain = {name: None if part is None else asdict(part) for name, part in parts.items()}
-        return plain | {"deformation": self.deformation, "retrieval_weight": self.retrieval_weight}
+        return plain | {"deformation": self.deformation}
 
     def to_tensors(self) -> dict[str, Tensor]:
         """The parts that are stored as tensors, by ``statistic.array``."""
@@ -108,9 +106,7 @@ class FittedStatistics:
                 raise ValueError(f"the frame has {len(frame.centroid)} dimensions instead of {n_dims}")
         if deformation is not None and not (isinstance(deformation, float) and math.isfinite(deformation)):
             raise ValueError(f"deformation={deformation!r} is not a finite number")
-        weight, perturbation = values["retrieval_weight"], values["perturbation"]
-        if not (isinstance(weight, float) and 0 <= weight <= 1):
-            raise ValueError(f"retrieval_weight={weight!r} is not in [0, 1]")
+        perturbation = values["perturbation"]
         if perturbation is not None:
             perturbation = Perturbation.from_dict(perturbation)
         arrays: dict[str, dict[str, NDArray[np.float32]]] = {}
@@ -121,9 +117,7 @@ class FittedStatistics:
         for name, each in statistics.items():
             if not each.is_valid(n_genes, n_dims):
                 raise ValueError(f"{name} are not those of a fit to {n_genes} genes in {n_dims} dimensions")
-        return cls(
-            frame=frame, deformation=deformation, retrieval_weight=weight, perturbation=perturbation, **statistics
-        )
+        return cls(frame=frame, deformation=deformation, perturbation=perturbation, **statistics)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -169,6 +163,11 @@ class Sampler:
     def refines(self) -> bool:
         """Whether layouts are refined by default: values that are not counts determine a position more exactly than that."""
         return self.schema.transform == "log1p"
+
+    @property
+    def retrieval_weight(self) -> float:
+        """Weight of retrieved positions in a placement: 0 for counts, of which other specimens retrieve less similar cells."""
+        return 0.0 if self.schema.transform == "log1p" else WEIGHT
 
     @property
     def perturbation(self) -> Perturbation:
