@@ -12,7 +12,8 @@ from scipy.stats import chisquare
 from alphastomics.data import AnnDataSource
 from alphastomics.diffusion.losses import TEMPERATURE
 from alphastomics.metrics import rigid_rmsd
-from alphastomics.sampling._cells import encode_cells
+from alphastomics.sampling import _position_draws
+from alphastomics.sampling._cells import content_order, encode_cells
 from alphastomics.sampling._fit import fit_reference_cells
 from alphastomics.sampling._position import PositionSampler
 from alphastomics.sampling._reference_cells import ReferenceCells
@@ -154,6 +155,26 @@ def test_cells_that_are_placed_independently_lie_at_reference_cells(trained, one
     placed = trained.sample(one, independent=True).obsm["spatial"]
     assert cdist(placed, reference).min(1).max() < 1e-5 * np.ptp(reference)
     assert len(np.unique(placed, axis=0)) > 1
+
+
+def test_the_shift_of_the_genes_is_removed_before_independent_cells_are_placed(trained, one, monkeypatch):
+    shift = np.random.default_rng(0).normal(0, 0.5, trained.schema.n_genes).astype(np.float32)
+    monkeypatch.setattr(_position_draws, "gene_shift", lambda cells, source, rows: shift)
+    sampler, source = trained._make_sampler(), AnnDataSource(one, trained.schema, positions=False)
+    cells = encode_cells(
+        trained.module,
+        source,
+        content_order(source, np.arange(one.n_obs)),
+        max_context=1000,
+        change=(np.ones_like(shift), -shift),
+    )
+    expected = PositionSampler(sampler, cells).place(np.random.default_rng(0), refine=False, independent=True)
+    placed = trained.sample(one, independent=True).obsm["spatial"][content_order(source, np.arange(one.n_obs))]
+    np.testing.assert_allclose(placed, sampler.to_user(expected.numpy(), in_user_frame=False), rtol=1e-5)
+    monkeypatch.undo()
+    plain = trained.sample(one).obsm["spatial"]
+    monkeypatch.setattr(_position_draws, "gene_shift", lambda *args: pytest.fail("removed from a tissue"))
+    assert np.array_equal(trained.sample(one).obsm["spatial"], plain)
 
 
 def test_known_positions_stay_and_the_others_lie_at_reference_cells(trained, one):

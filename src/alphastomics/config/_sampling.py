@@ -78,8 +78,8 @@ class ReverseConfig:
         Move each cell towards the cells with similar neighborhood embeddings. By default for counts only.
     independent
         Place each cell by itself, at a position of a reference cell around which the reference resembles it most, instead of all
-        cells as one tissue: for dissociated cells, of which there may be many more or fewer than a tissue has. Neither refines the
-        layout nor removes overlaps, and does not change random draws.
+        cells as one tissue: for dissociated cells, of which there may be many more or fewer than a tissue has. A shift of each gene
+        from the reference is removed before. Neither refines the layout nor removes overlaps, and does not change random draws.
     min_confidence
         Smallest confidence of a placed cell, the probability that a cell like those of the reference matches it no better. The
         position of other cells is NaN.

@@ -96,7 +96,8 @@ class SamplingMixin(ModelBase):
             For positions: whether each cell is placed by itself, at the position of the reference cell around which the reference
             resembles it most (the mode of its posterior), instead of all cells as one tissue. For dissociated cells, of which
             there may be more or fewer than a tissue has, and whose kinds may occur throughout it. Several cells may have the
-            same position. Draws do not change, and ``reduce="mean"`` returns these positions.
+            same position. A shift of each gene from the reference, as between techniques, is removed before. Draws do not
+            change, and ``reduce="mean"`` returns these positions.
         min_confidence
             For positions: smallest confidence of a cell, between 0 and 1. The positions of other cells are NaN, except known
             ones; 0.05 leaves out about 5 % of the cells of a query that does not differ from the reference.
