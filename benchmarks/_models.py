@@ -58,7 +58,7 @@ def train_or_load(
     import alphastomics as asx
 
     parameters = training_parameters(minutes, mode=mode) | {"seed": seed, "n_cells": reference.n_obs}
-    record = None if path is None else path.with_suffix(".json")
+    record = None if path is None else path.with_name(f"{path.name}.json")
     if path is not None and record is not None and record.is_file():
         saved = json.loads(record.read_text())
         if saved["parameters"] == parameters:
