@@ -38,7 +38,7 @@ class Fold:
     """A quarter of the genes is held out; ``reference`` and ``query`` have the others.
 
     ``shown`` (n_reference, n_held_out) is the held-out expression of the tissue, ``expressed`` (n_query, n_held_out) what the
-    cells express, and ``truth`` (n_query, D) where they were, None if nobody knows.
+    cells express, and ``truth`` (n_query, D) where they were, None if unknown.
     """
 
     name: str
