@@ -7,6 +7,7 @@ from alphastomics.tl._evaluate import evaluate
 from alphastomics.tl._expression import expression_scores
 from alphastomics.tl._impute import impute
 from alphastomics.tl._layers import attention_gates, attention_maps, attention_sinks, expert_usage
+from alphastomics.tl._outline import fit_outline
 from alphastomics.tl._reconstruct import reconstruct
 from alphastomics.tl._scores import cluster_scores, morans_i, position_scores
 from alphastomics.tl._transfer_labels import transfer_labels
@@ -22,6 +23,7 @@ __all__ = [
     "evaluate",
     "expert_usage",
     "expression_scores",
+    "fit_outline",
     "impute",
     "modality_agreement",
     "morans_i",

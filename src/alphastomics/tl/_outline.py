@@ -1,0 +1,171 @@
+r"""Motion of placed cells into the known outline of a tissue.
+
+A rotation or reflection R and a shift :math:`\delta` minimize the mean squared distance between the cells x and a grid of points U within
+the outline, in both directions,
+
+.. math:: \frac1n \sum_i \min_{u \in U} \lVert x_i R + \delta - u \rVert^2 + \frac1{|U|} \sum_{u \in U} \min_i \lVert x_i R + \delta - u \rVert^2 ,
+
+by iterative closest points (Besl & McKay 1992, IEEE Trans. Pattern Anal. Mach. Intell. 14:239) from evenly spaced rotations of both mirror
+images. Cells that are then outside are moved to the nearest point of the outline.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from scipy.spatial import KDTree
+
+from alphastomics import _keys
+from alphastomics.metrics import RigidTransform, rigid_align
+from alphastomics.tl._placed import read_slices
+from alphastomics.tl._tables import read_coordinates
+
+if TYPE_CHECKING:
+    from anndata import AnnData
+    from numpy.typing import ArrayLike, NDArray
+    from shapely import Polygon
+
+    Array = NDArray[np.float64]
+
+N_POINTS = 1000  # of the grid, and cells that are compared with it
+N_ROTATIONS = 12  # of each mirror image
+N_FIRST, N_LAST = 10, 100  # iterations of every rotation, and of the best one
+
+
+def fit_outline(
+    adata: AnnData,
+    outline: ArrayLike | Polygon,
+    *,
+    basis: str = _keys.RECONSTRUCTED,
+    key_added: str | None = None,
+    library_key: str | None = None,
+    copy: bool = False,
+) -> AnnData | None:
+    """Move placed cells into the known outline of their tissue.
+
+    The frame of a placement is arbitrary: it is rotated, reflected and shifted such that it fills the outline best. Cells that are
+    then outside are moved to the nearest point of the outline. A symmetric outline does not determine the frame, and the scale does not
+    change. Where some positions were known, the frame is theirs, and only placed cells outside are moved.
+
+    Parameters
+    ----------
+    adata
+        Placed cells of one slice, in two dimensions.
+    outline
+        Vertices of a polygon, (n_vertices, 2), or a polygon of shapely, with or without holes, in the units of the positions.
+    basis
+        Key of ``obsm`` with the placement. Cells that were not placed (NaN) remain so.
+    key_added
+        Key of ``obsm`` for the result; `basis` when None.
+    library_key
+        Column of ``obs`` with the slice of each cell; that of the placement when None.
+    copy
+        Return a modified copy instead of writing to `adata`.
+
+    Returns
+    -------
+    None, or the modified copy. ``obsm[key_added]`` has the positions within the outline, (n_cells, 2).
+
+    Raises
+    ------
+    KeyError
+        If ``obsm`` has no `basis`.
+    ValueError
+        If there are several slices, positions are not two-dimensional, or the outline is not a valid polygon.
+
+    Examples
+    --------
+    >>> asx.tl.reconstruct(query, model=model)
+    >>> asx.tl.fit_outline(query, [[0, 0], [3000, 0], [3000, 2000], [0, 2000]])
+    """
+    position = read_coordinates(adata, basis, "basis").copy()
+    if position.shape[1] != 2:
+        raise ValueError(
+            f'an outline has two dimensions, obsm["{basis}"] has {position.shape[1]}; pass another basis=…'
+        )
+    slices = read_slices(adata, basis, library_key)
+    if len(slices) > 1:
+        names = ", ".join(piece.name for piece in slices[:3])
+        raise ValueError(f"there are {len(slices)} slices ({names}, …), and one outline; pass the cells of one slice")
+    polygon = _polygon(outline)
+    (piece,) = slices
+    placed = piece.placed[np.isfinite(position[piece.placed]).all(1)]
+    if len(placed):
+        x = position[placed]
+        position[placed] = _within(_moved(x, polygon) if piece.free else x, polygon)
+    result = adata.copy() if copy else adata
+    result.obsm[key_added or basis] = position
+    return result if copy else None
+
+
+def _polygon(outline: Any) -> Polygon:
+    """The outline as a polygon of shapely."""
+    import shapely
+
+    polygon = outline
+    if not isinstance(outline, shapely.Geometry):
+        vertices = np.asarray(outline, dtype=float)
+        if vertices.ndim != 2 or vertices.shape[1] != 2 or len(vertices) < 3 or not np.isfinite(vertices).all():
+            raise ValueError(
+                f"outline has shape {vertices.shape}; pass at least three finite vertices, (n_vertices, 2)"
+            )
+        polygon = shapely.Polygon(vertices)
+    if not polygon.is_valid or not polygon.area:
+        raise ValueError("outline is not a valid polygon: its sides cross, or it has no area; correct its vertices")
+    return polygon
+
+
+def _grid(polygon: Polygon) -> Array:
+    """About ``N_POINTS`` points (n, 2) of a square grid within a polygon."""
+    import shapely
+
+    low_x, low_y, high_x, high_y = polygon.bounds
+    step = (polygon.area / N_POINTS) ** 0.5
+    axes = np.arange(low_x + step / 2, high_x, step), np.arange(low_y + step / 2, high_y, step)
+    points = np.stack(np.meshgrid(*axes), axis=-1).reshape(-1, 2)
+    inside = points[shapely.contains_xy(polygon, *points.T)]
+    return inside if len(inside) else np.asarray(polygon.representative_point().coords)
+
+
+def _moved(x: Array, polygon: Polygon) -> Array:
+    """Positions (n, 2) rotated, reflected and shifted such that they fill a polygon."""
+    grid = _grid(polygon)
+    cells = x[np.random.default_rng(0).permutation(len(x))[:N_POINTS]]
+    fits = []
+    for angle in np.arange(N_ROTATIONS) * 2 * np.pi / N_ROTATIONS:
+        c, s = np.cos(angle), np.sin(angle)
+        for rotation in (np.array([[c, -s], [s, c]]), np.array([[c, s], [s, -c]])):
+            start = RigidTransform(rotation=rotation, translation=grid.mean(0) - rotation @ cells.mean(0))
+            fits.append(_closest_points(cells, grid, start, N_FIRST))
+    _, best = min(fits, key=lambda fit: fit[0])
+    return _closest_points(cells, grid, best, N_LAST)[1].apply(x)
+
+
+def _closest_points(
+    cells: Array, grid: Array, motion: RigidTransform, n_iterations: int
+) -> tuple[float, RigidTransform]:
+    """Error and rigid motion of cells (n, 2) after a number of iterations, or when the error does not decrease."""
+    tree, fit = KDTree(grid), (np.inf, motion)
+    for _ in range(n_iterations):
+        moved = motion.apply(cells)
+        (to_grid, point), (to_cells, cell) = tree.query(moved), KDTree(moved).query(grid)
+        error = float((to_grid**2).mean() + (to_cells**2).mean())
+        if error >= fit[0]:
+            break
+        fit = error, motion
+        source, target = np.concatenate([cells, cells[cell]]), np.concatenate([grid[point], grid])
+        weights = np.repeat([1 / len(cells), 1 / len(grid)], [len(cells), len(grid)])
+        motion = rigid_align(source, target, weights=weights)[1]
+    return fit
+
+
+def _within(x: Array, polygon: Polygon) -> Array:
+    """Positions (n, 2), those outside of a polygon at its nearest point."""
+    import shapely
+
+    outside = ~shapely.intersects_xy(polygon, *x.T)
+    lines = shapely.shortest_line(polygon, shapely.points(x[outside]))
+    x = x.copy()
+    x[outside] = shapely.get_coordinates(lines).reshape(-1, 2, 2)[:, 0]
+    return x
