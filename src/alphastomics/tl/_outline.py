@@ -11,6 +11,7 @@ images. Cells that are then outside are moved to the nearest point of the outlin
 
 from __future__ import annotations
 
+import warnings
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -30,7 +31,8 @@ if TYPE_CHECKING:
 
 N_POINTS = 1000  # of the grid, and cells that are compared with it
 N_ROTATIONS = 12  # of each mirror image
-N_FIRST, N_LAST = 10, 100  # iterations of every rotation, and of the best one
+MAX_ITERATIONS = 100
+SIMILAR = 1.5  # ratio of errors below which two orientations fit equally well
 
 
 def fit_outline(
@@ -45,8 +47,8 @@ def fit_outline(
     """Move placed cells into the known outline of their tissue.
 
     The frame of a placement is arbitrary: it is rotated, reflected and shifted such that it fills the outline best. Cells that are
-    then outside are moved to the nearest point of the outline. A symmetric outline does not determine the frame, and the scale does not
-    change. Where some positions were known, the frame is theirs, and only placed cells outside are moved.
+    then outside are moved to the nearest point of the outline. If a symmetric outline does not determine the frame, the orientation
+    nearest to that of the placement is kept, with a warning. The scale does not change. Where some positions were known, the frame is theirs, and only placed cells outside are moved.
 
     Parameters
     ----------
@@ -137,17 +139,26 @@ def _moved(x: Array, polygon: Polygon) -> Array:
         c, s = np.cos(angle), np.sin(angle)
         for rotation in (np.array([[c, -s], [s, c]]), np.array([[c, s], [s, -c]])):
             start = RigidTransform(rotation=rotation, translation=grid.mean(0) - rotation @ cells.mean(0))
-            fits.append(_closest_points(cells, grid, start, N_FIRST))
-    _, best = min(fits, key=lambda fit: fit[0])
-    return _closest_points(cells, grid, best, N_LAST)[1].apply(x)
+            fits.append(_closest_points(cells, grid, start))
+    error, best = min(fits, key=lambda fit: fit[0])
+    # Of orientations that fit nearly equally well, the one nearest to that of the placement: the trace decreases with the angle.
+    similar = [motion for other, motion in fits if other <= SIMILAR * error]
+    chosen = max(similar, key=lambda motion: float(np.trace(motion.rotation)))
+    radius = np.sqrt(((cells - cells.mean(0)) ** 2).sum(1).mean())
+    if max(np.linalg.norm(each.apply(cells) - best.apply(cells), axis=1).mean() for each in similar) > radius / 2:
+        warnings.warn(
+            f"the outline does not determine the frame: {len(similar)} of {len(fits)} orientations fit it within {SIMILAR:g} times the "
+            "smallest error. The one nearest to that of the placement is kept; known positions would determine the frame.",
+            UserWarning,
+            stacklevel=3,
+        )
+    return chosen.apply(x)
 
 
-def _closest_points(
-    cells: Array, grid: Array, motion: RigidTransform, n_iterations: int
-) -> tuple[float, RigidTransform]:
-    """Error and rigid motion of cells (n, 2) after a number of iterations, or when the error does not decrease."""
+def _closest_points(cells: Array, grid: Array, motion: RigidTransform) -> tuple[float, RigidTransform]:
+    """Smallest error, and the rigid motion of cells (n, 2) that has it."""
     tree, fit = KDTree(grid), (np.inf, motion)
-    for _ in range(n_iterations):
+    for _ in range(MAX_ITERATIONS):
         moved = motion.apply(cells)
         (to_grid, point), (to_cells, cell) = tree.query(moved), KDTree(moved).query(grid)
         error = float((to_grid**2).mean() + (to_cells**2).mean())
