@@ -11,7 +11,7 @@ from alphastomics.data import AnnDataSource
 from alphastomics.datasets import synthetic_tissue
 from alphastomics.model import AlphaSTomics
 from alphastomics.train import NonFiniteLossError, cross_fit as module_of_cross_fit
-from alphastomics.train.cross_fit import DECAY, HELD_OUT, SLOWDOWN, CrossFit, _Best, cross_fit, divide
+from alphastomics.train.cross_fit import DECAY, HELD_OUT, CrossFit, _Best, cross_fit, divide
 
 
 @pytest.fixture(params=[1, 2, 6])
@@ -142,5 +142,6 @@ def test_sufficient_steps(model):
     _, slices, held_out = divide(source_of(model))
     n_seen, n = sum(len(cells.rows) for cells in slices), source_of(model).n_cells
     found = CrossFit(model.module, slices, held_out, 128)
-    assert found.sufficient_steps == round(SLOWDOWN * 128 * n / n_seen)
-    assert found._replace(n_steps=None).sufficient_steps is None
+    for placed in (1.0, 0.5):
+        assert found.sufficient_steps(placed) == round(128 / placed * n / n_seen)
+        assert found._replace(n_steps=None).sufficient_steps(placed) is None

@@ -8,6 +8,7 @@ from lightning.pytorch.callbacks import LambdaCallback
 from alphastomics.config import DEFAULT_STEPS
 from alphastomics.train import session
 from alphastomics.train.cross_fit import SHARE
+from alphastomics.train.timesteps import PLACED
 
 N_STEPS = 3
 
@@ -33,15 +34,16 @@ def train(model, **kwargs):
 
 @pytest.mark.parametrize("limit", [{}, {"max_time": 60}])
 def test_a_training_ends_where_held_out_cells_are_placed_best(small, make_model, best_after, limit):
-    n_steps = train(make_model(small), **limit)
+    model = make_model(small)
+    n_steps = train(model, **limit)
     second = best_after["second"]._replace(n_steps=N_STEPS)
-    assert n_steps == second.sufficient_steps == 12
+    assert n_steps == second.sufficient_steps(PLACED[model.mode]) == 6
 
 
 @pytest.mark.parametrize("limit", [{"max_epochs": 20}, {"max_steps": 20, "max_epochs": -1}])
 def test_a_length_that_is_given_is_kept(small, make_model, best_after, limit):
     assert train(make_model(small), **limit) == 20
-    assert best_after["max_steps"] == 5
+    assert best_after["max_steps"] == 10
 
 
 def test_the_second_network_is_not_trained_longer_than_for_the_default_training(small, make_model, best_after):
@@ -49,7 +51,7 @@ def test_the_second_network_is_not_trained_longer_than_for_the_default_training(
         trainer.should_stop = True
 
     train(make_model(small), max_epochs=10**6, callbacks=[LambdaCallback(on_train_batch_end=stop)])
-    assert best_after["max_steps"] == SHARE * DEFAULT_STEPS
+    assert best_after["max_steps"] == SHARE * DEFAULT_STEPS / 2
 
 
 def test_no_second_network_without_placements(small, make_model, best_after):

@@ -27,7 +27,7 @@ Strategy = Literal[
     "ddp_fork",
     "ddp_notebook",
 ]
-DEFAULT_STEPS = 4000  # optimizer steps without max_epochs and max_time
+DEFAULT_STEPS = 4000  # optimizer steps without max_epochs and max_time; half as many if all contexts are placed
 DEFAULT_CONTEXT_SIZE = 512
 DEFAULT_VALIDATION_SIZE = 0.1  # with early stopping
 _GROWING = ("context_growth", *get_args(GrowthKind))
@@ -201,7 +201,7 @@ class TrainerConfig:
     ----------
     max_epochs
         Number of passes over the cells. By default as many as a second network needs to place held-out cells best, and at most
-        ``max_time`` if it is given, otherwise about 4,000 steps.
+        ``max_time`` if it is given, otherwise about 4,000 steps, or 2,000 with ``mode="expr_to_pos"``.
     max_time
         Maximal duration of training, in seconds or as ``DD:HH:MM:SS``.
     accumulate_grad_batches

@@ -93,7 +93,8 @@ class TrainingMixin(ModelBase):
         ----------
         max_epochs
             Number of passes over the cells. None: the number of steps after which a second network, which is trained without a
-            part of the reference first, places that part best; at most ``max_time``, or about 4,000 steps if that is None too.
+            part of the reference first, places that part best; at most ``max_time``, or about 4,000 steps if that is None too, 2,000
+            with ``mode="expr_to_pos"``.
             Several processes and models that do not place cells are trained for the longest duration.
         max_time
             Maximal duration: seconds, ``"DD:HH:MM:SS"``, a timedelta or its arguments. The learning rate decreases with the

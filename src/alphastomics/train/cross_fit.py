@@ -9,9 +9,9 @@ learning rate. The moving average of its weights,
 places the held-out cells after :math:`n = 250, 500, 1000, \dots` steps. It is kept where their score is highest, after :math:`n^\star` steps;
 two lower scores in succession end its training. Then
 
-.. math:: N = 2\, n^\star \frac{M}{M'}
+.. math:: N = \frac{n^\star}{p} \frac{M}{M'}
 
-steps are sufficient for a training in which the learning rate decreases to 0, with M cells in place of M': with more of them the network
+steps are sufficient for a training with M cells in place of M' that places a share p of its contexts: with more of them the network
 memorizes the specimens of the reference.
 """
 
@@ -45,12 +45,11 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-SHARE = 0.25  # of the steps of the training, and of those of the default training, at most
+SHARE = 0.5  # of the steps of the training in which cells are placed, and of those of the default training, at most
 TIME_SHARE = 0.125  # of the time of the training, at most: a step that places cells only is faster
 FIRST = 250  # number of steps after which the cells are placed for the first time, and then after twice as many
 PATIENCE = 2  # lower scores in succession
 DECAY = 0.99  # beta
-SLOWDOWN = 2.0  # of learning, by a learning rate that decreases to 0
 HELD_OUT = 4  # every fourth slice, or a fourth of the cells of a single slice, is held out
 SEED = 1  # added to the seed of the training
 
@@ -75,13 +74,12 @@ class CrossFit(NamedTuple):
     held_out: tuple[SliceCells, ...]
     n_steps: int | None
 
-    @property
-    def sufficient_steps(self) -> int | None:
-        """Number N of steps that are sufficient for a training; None if it is not known."""
+    def sufficient_steps(self, placed: float) -> int | None:
+        """Number N of steps that are sufficient for a training that places a share of its contexts; None if it is not known."""
         if self.n_steps is None:
             return None
         n_seen, n_held_out = (sum(len(cells.rows) for cells in part) for part in (self.slices, self.held_out))
-        return round(SLOWDOWN * self.n_steps * (n_seen + n_held_out) / n_seen)
+        return round(self.n_steps / placed * (n_seen + n_held_out) / n_seen)
 
 
 class _PartOfSlice:

@@ -1,4 +1,4 @@
-"""Defaults that depend on the size and kind of the reference: augmentation, deformation, dropout, experts, attention.
+"""Defaults by size and kind of the reference and by mode: steps, augmentation, deformation, dropout, experts, attention.
 
 With few cells, a network can recognize each cell by its exact counts and memorize its position instead of learning what cells
 have in common. Gene dropout, thinning of counts and dropout of branches prevent this. Other values need less of it, except
@@ -9,17 +9,24 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from alphastomics.config import DEFAULT_STEPS
 from alphastomics.data import Augmentation
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from alphastomics.data import TissueSchema
+    from alphastomics.diffusion import Mode
 
 FEW_CELLS = 5000
 MANY_CELLS, MOST_CELLS = 10_000, 100_000  # thresholds for more experts
 FULL_CELLS = 16_384  # cells of a context above which full attention takes most of the time of a step
 COMPOSITION = 5.0
+
+
+def default_steps(mode: Mode) -> int:
+    """Largest number of optimizer steps; half of the contexts of a model for several modes are placed, which is sufficient."""
+    return DEFAULT_STEPS // 2 if mode == "expr_to_pos" else DEFAULT_STEPS
 
 
 def default_augmentation(schema: TissueSchema, n_cells: int) -> Augmentation:

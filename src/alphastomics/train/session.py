@@ -13,7 +13,6 @@ import torch
 from alphastomics._rank import quiet_unless_first
 from alphastomics.config import (
     DEFAULT_CONTEXT_SIZE,
-    DEFAULT_STEPS,
     DEFAULT_VALIDATION_SIZE,
     PLACING_MODES,
     PlanConfig,
@@ -25,7 +24,7 @@ from alphastomics.train.callbacks import History, MicroBatches
 from alphastomics.train.checkpoint import LastCheckpoint, checkpoint_path
 from alphastomics.train.cross_fit import SHARE, TIME_SHARE, cross_fit
 from alphastomics.train.curriculum import make_curriculum
-from alphastomics.train.defaults import default_augmentation, default_deformation
+from alphastomics.train.defaults import default_augmentation, default_deformation, default_steps
 from alphastomics.train.distributed.devices import (
     check_cublas_workspace,
     count_devices,
@@ -45,6 +44,7 @@ from alphastomics.train.memory.fit import (
     out_of_memory_error,
 )
 from alphastomics.train.runner import seconds_of
+from alphastomics.train.timesteps import PLACED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -199,7 +199,9 @@ class TrainingSession:
         )
         max_epochs = self.passed_kwargs["max_epochs"]
         if max_epochs is None:
-            max_epochs = -1 if self.max_seconds is not None else -(-DEFAULT_STEPS // self.datamodule.steps_per_epoch)
+            max_epochs = (
+                -1 if self.max_seconds is not None else -(-default_steps(self.mode) // self.datamodule.steps_per_epoch)
+            )
         self.max_epochs = self.trainer_kwargs["max_epochs"] = max_epochs
 
     def cross_fit(self, score: Callable[[Denoiser, tuple[SliceCells, ...]], float | None]) -> CrossFit:
@@ -208,7 +210,7 @@ class TrainingSession:
         ``score`` is that of the placement of held-out cells by a network. Numbers of epochs or steps that are given are not
         changed.
         """
-        limits, kwargs = self._step_limits(), self.trainer_kwargs
+        limits, kwargs, placed = self._step_limits(), self.trainer_kwargs, PLACED[self.mode]
         second = cross_fit(
             self.module,
             self.source,
@@ -216,13 +218,13 @@ class TrainingSession:
             plan=PlanConfig(**{n: v for n, v in self.plan_arguments.items() if n in settings_of(PlanConfig)}),
             augmentation=self.datamodule.train_set.augmentation,
             score=score,
-            max_steps=max(1, round(SHARE * min([DEFAULT_STEPS, *limits]))),
+            max_steps=max(1, round(SHARE * placed * min([default_steps(self.mode), *limits]))),
             max_seconds=None if self.max_seconds is None else TIME_SHARE * self.max_seconds,
             seed=self.seed,
             # Processes cannot be forked after CUDA was initialized.
             device=torch.device("cpu") if is_forked(kwargs["strategy"]) else self.device,
         )
-        steps, n_devices = second.sufficient_steps, count_devices(kwargs["accelerator"], kwargs["devices"])
+        steps, n_devices = second.sufficient_steps(placed), count_devices(kwargs["accelerator"], kwargs["devices"])
         chosen = self.passed_kwargs["max_epochs"] is None and (kwargs.get("max_steps") or -1) < 0
         if steps is not None and chosen and n_devices * kwargs.get("num_nodes", 1) == 1:
             logger.info("Training for at most %d steps, after which cells held out were placed best.", steps)
