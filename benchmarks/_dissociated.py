@@ -140,7 +140,9 @@ def _osmfish(data_dir: str | None) -> tuple[ad.AnnData, ad.AnnData]:
     from alphastomics.datasets import osmfish_cortex
 
     folder = find_data(data_dir) / "osmfish"
-    return osmfish_cortex(folder if folder.is_dir() else None)
+    tissue, cells = osmfish_cortex(folder if folder.is_dir() else None)
+    tissue.obs["slice_id"] = "0"
+    return tissue, cells
 
 
 def drosophila_binary(data_dir: str | None) -> list[Fold]:

@@ -35,6 +35,7 @@ PLAIN: dict[str, Callable[..., NDArray[np.float64]]] = {
 SEEDED = ("chance", "alphastomics")  # the others are run with the first seed, which breaks ties or starts Tangram
 METHODS = (*PLAIN, "tangram", "alphastomics")
 OURS = ("alphastomics", "alphastomics_independent", "alphastomics_impute")
+MODE = "expr_to_pos"  # half of the time of a model for all modes
 LINES = (*PLAIN, *peers.PEERS["tangram"].methods, *OURS)
 
 
@@ -47,6 +48,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--output", type=Path, default=RESULTS / "dissociated.json")
+    parser.add_argument("--model-dir", type=Path, help="folder in which trained models are saved and reused")
     parser.add_argument("--peer-dir", type=Path, default=PEER_DIR, help="folder of the environment of Tangram")
     parser.add_argument("--peer-minutes", type=float, default=30.0, help="limit of time of Tangram on a fold")
     parser.add_argument(
@@ -69,15 +71,13 @@ def run_tangram(fold: Fold, seed: int, options: argparse.Namespace) -> dict[str,
     return {method: fold.judge_places(placed[method]) for method in peer.methods}
 
 
-def run_ours(fold: Fold, seed: int) -> dict[str, dict[str, float]]:
+def run_ours(fold: Fold, seed: int, model_dir: Path | None) -> dict[str, dict[str, float]]:
     """Scores of the two placements of ``tl.reconstruct`` and of the cells that ``tl.impute`` compares."""
     import alphastomics as asx
     from alphastomics.tl._neighbors import nearest_cells
 
-    reference = fold.reference.copy()
-    asx.model.AlphaSTomics.setup_anndata(reference)
-    model = asx.model.AlphaSTomics(reference, mode="expr_to_pos", random_state=seed)
-    model.train(enable_progress_bar=False)
+    path = _models.model_path(model_dir, *fold.name.split(", "), mode=MODE, seed=seed)
+    model, _ = _models.train_or_load(fold.reference, seed=seed, minutes=None, mode=MODE, path=path)
     with _models.adapted(model, fold.query):
         query, independent = (
             asx.tl.reconstruct(fold.query, model=model, copy=True, random_state=seed, independent=independent)
@@ -100,7 +100,7 @@ def run(results: Results, fold: Fold, method: str, seed: int, options: argparse.
         return
     start = time.perf_counter()
     if method == "alphastomics":
-        lines = run_ours(fold, seed)
+        lines = run_ours(fold, seed, options.model_dir)
     elif method == "tangram":
         try:
             lines = run_tangram(fold, seed, options)
