@@ -37,6 +37,9 @@ def unit_vectors(n: int, seed: int) -> torch.Tensor:
     return F.normalize(torch.randn(n, 8, generator=generator(seed)), dim=-1)
 
 
+N_GENES = 6
+
+
 def reference_cells(feature: torch.Tensor, position: np.ndarray) -> ReferenceCells:
     n = len(position)
     return ReferenceCells(
@@ -44,7 +47,7 @@ def reference_cells(feature: torch.Tensor, position: np.ndarray) -> ReferenceCel
         cell_feature=feature.numpy()[:, ::-1].copy(),
         position=position,
         slice=np.zeros(n, np.float32),
-        expression=np.zeros((n, 0), np.float32),
+        expression=np.random.default_rng(9).random((n, N_GENES), dtype=np.float32),
     )
 
 
@@ -87,8 +90,10 @@ def test_positions_of_the_reference_are_in_the_canonical_frame(trained):
     sampler = trained._make_sampler()
     source = AnnDataSource(trained.adata, trained.schema, positions=True)
     cells = fit_reference_cells(sampler, source, source.slices)
-    assert cells.is_valid(5, 2)
-    assert not cells.is_valid(5, 3)
+    n_genes = trained.schema.n_genes
+    assert cells.is_valid(n_genes, 2)
+    assert not cells.is_valid(n_genes, 3)
+    assert not cells.is_valid(n_genes + 1, 2)
     for feature in (cells.feature, cells.cell_feature):
         assert np.allclose(np.linalg.norm(feature, axis=1), 1, atol=1e-5)
     turned = np.array([[0.0, 1.0], [-1.0, 0.0]])
@@ -129,13 +134,18 @@ def test_the_mode_is_where_the_cells_around_are_most_likely_retrieved():
     reference, feature, alone = unit_vectors(200, seed=1), unit_vectors(50, seed=2), unit_vectors(50, seed=3)
     position = np.random.default_rng(0).standard_normal((200, 2)).astype(np.float32)
     cells = reference_cells(reference, position)
+    expression = torch.randn(50, N_GENES, generator=generator(4))
+    measured = torch.arange(N_GENES) != 2
     products = (
         feature.double() @ reference.double().T + alone.double() @ torch.from_numpy(cells.cell_feature).double().T
     )
-    probability = (products / 2 / TEMPERATURE).softmax(1).numpy()
+    correlation = torch.from_numpy(
+        1 - cdist(expression[:, measured].numpy(), cells.expression[:, measured.numpy()], "correlation")
+    )
+    probability = ((products / 4 + correlation / 2) / TEMPERATURE).softmax(1).numpy()
     around = np.argsort(cdist(position, position), axis=1)[:, :N_AROUND]
     density = probability[:, around].mean(2)
-    found = mode_positions(cells, torch.cat([feature, alone], dim=1) / 2**0.5).numpy()
+    found = mode_positions(cells, torch.cat([feature, alone], dim=1) / 2**0.5, expression, measured).numpy()
     number = cdist(found, position).argmin(1)
     assert np.array_equal(found, position[number])
     # Cells around one reference cell of high probability may be tied.
@@ -146,7 +156,8 @@ def test_the_mode_is_where_the_cells_around_are_most_likely_retrieved():
 def test_a_reference_of_few_cells_has_a_mode():
     reference, position = unit_vectors(3, seed=1), np.eye(3, 2, dtype=np.float32)
     feature = unit_vectors(4, seed=2).repeat(1, 2) / 2**0.5
-    assert mode_positions(reference_cells(reference, position), feature).shape == (4, 2)
+    expression, measured = torch.rand(4, N_GENES), torch.ones(N_GENES, dtype=torch.bool)
+    assert mode_positions(reference_cells(reference, position), feature, expression, measured).shape == (4, 2)
 
 
 def test_cells_that_are_placed_independently_lie_at_reference_cells(trained, one):
@@ -161,15 +172,11 @@ def test_the_shift_of_the_genes_is_removed_before_independent_cells_are_placed(t
     shift = np.random.default_rng(0).normal(0, 0.5, trained.schema.n_genes).astype(np.float32)
     monkeypatch.setattr(_position_draws, "gene_shift", lambda cells, source, rows: shift)
     sampler, source = trained._make_sampler(), AnnDataSource(one, trained.schema, positions=False)
-    cells = encode_cells(
-        trained.module,
-        source,
-        content_order(source, np.arange(one.n_obs)),
-        max_context=1000,
-        change=(np.ones_like(shift), -shift),
-    )
-    expected = PositionSampler(sampler, cells).place(np.random.default_rng(0), refine=False, independent=True)
-    placed = trained.sample(one, independent=True).obsm["spatial"][content_order(source, np.arange(one.n_obs))]
+    rows = content_order(source, np.arange(one.n_obs))
+    cells = encode_cells(trained.module, source, rows, max_context=1000, change=(np.ones_like(shift), -shift))
+    profile = torch.from_numpy(source.expression(rows) - shift), torch.from_numpy(source.measured)
+    expected = PositionSampler(sampler, cells).place(np.random.default_rng(0), refine=False, independent=profile)
+    placed = trained.sample(one, independent=True).obsm["spatial"][rows]
     np.testing.assert_allclose(placed, sampler.to_user(expected.numpy(), in_user_frame=False), rtol=1e-5)
     monkeypatch.undo()
     plain = trained.sample(one).obsm["spatial"]

@@ -91,10 +91,10 @@ def _tissue(state: ModelState) -> dict[str, Any]:
 def _reference_cells(state: ModelState) -> str:
     cells, compared = state.fitted.reference_cells, state.fitted.confidence_cells
     parts = []
-    if cells is not None and cells.expression.size:
+    if cells is not None:
         parts.append(
             f"The model contains the expression of {len(cells.expression):,} cells of the reference and their positions. They are "
-            "used to complete partly observed cells and to sample new slices."
+            "used to place dissociated cells, to complete partly observed cells and to sample new slices."
         )
     if compared is not None:
         parts.append(

@@ -181,10 +181,9 @@ def fit_nearest(source: CellSource) -> NearestDistances:
 
 def fit_reference_cells(sampler: Sampler, source: CellSource, slices: Sequence[SliceCells]) -> ReferenceCells:
     """Choose and describe cells of ``slices`` of a source with positions, as far as the mode of ``sampler`` requires it."""
-    places, expresses = sampler.mode in PLACING_MODES, sampler.mode != "expr_to_pos"
+    places = sampler.mode in PLACING_MODES
     chosen = [slices[i] for i in evenly_spaced_indices(len(slices), MAX_SLICES)]
-    n_values = MAX_VALUES // source.schema.n_genes if expresses else MAX_REFERENCE_CELLS
-    n_cells = max(1, min(MAX_REFERENCE_CELLS, n_values) // len(chosen))
+    n_cells = max(1, min(MAX_REFERENCE_CELLS, MAX_VALUES // source.schema.n_genes) // len(chosen))
     parts: list[tuple[NDArray[np.float32], ...]] = []
     for number, cells in enumerate(chosen):
         index = evenly_spaced_indices(len(cells.rows), n_cells)
@@ -196,7 +195,7 @@ def fit_reference_cells(sampler: Sampler, source: CellSource, slices: Sequence[S
                 np.full(len(index), number, dtype=np.float32),
                 placed.feature.cpu().numpy() if places else empty,
                 placed.cell_feature.cpu().numpy() if places else empty,
-                source.expression(rows) if expresses else empty,
+                source.expression(rows),
             )
         )
     position, numbers, feature, cell_feature, expression = (np.concatenate(part) for part in zip(*parts, strict=True))

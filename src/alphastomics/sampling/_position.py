@@ -157,7 +157,7 @@ class PositionSampler:
         retrieval_weight: float = 0.0,
         separate: bool = True,
         retrieve: bool = False,
-        independent: bool = False,
+        independent: tuple[Tensor, Tensor] | None = None,
         known: Tensor | None = None,
     ) -> Tensor:
         """Positions (N, D), in the canonical frame or in that of ``known``.
@@ -176,16 +176,17 @@ class PositionSampler:
             Whether a share of the cells starts at the positions of retrieved reference cells, as in a draw. The layout is then
             always refined, because these positions are independent of each other.
         independent
-            Whether each cell is placed at its own mode, without kriging, refinement and removal of overlaps.
+            Place each cell at its own mode, without kriging, refinement and removal of overlaps, by its expression (N, G) in
+            network units, and by the mask (G,) of its measured genes.
         known
             Positions (N, D) in the frame of the user and model units, NaN where they are not known. Known positions do not
             change.
         """
         x, fixed, frame = self.mean[0], None, None
         fitted = self.sampler.fitted
-        if independent:
+        if independent is not None:
             assert fitted.reference_cells is not None  # fitted after every training that places cells
-            x = mode_positions(fitted.reference_cells, self.joint_feature).to(x)
+            x = mode_positions(fitted.reference_cells, self.joint_feature, *independent).to(x)
         elif fitted.reference_cells is not None:
             if retrieve:
                 x = retrieve_positions(fitted.reference_cells, self.feature, x, _torch_generator(rng))
@@ -194,7 +195,7 @@ class PositionSampler:
         if known is not None:
             frame = KnownPositions(known, self.mean[0], shared_frame=self.sampler.shared_frame)
             fixed = frame.mask
-        if independent:
+        if independent is not None:
             return x if frame is None else frame.to_user_frame(x)
         if frame is not None and fixed is not None:
             h = torch.cat([self.latent, self.embedding], dim=1)

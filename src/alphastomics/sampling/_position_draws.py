@@ -168,11 +168,15 @@ class _SliceDraws:
     def _place(self, number: int | None = None, *, separate: bool = True) -> NDArray[np.float64]:
         """Placement (n, D) in user units, or the draw of a ``number``; generators do not depend on the other slices."""
         sampler, seed = self.sampler, self.config.random_state
-        rng, change = np.random.default_rng([seed, PLACEMENT]), None
-        independent = self.config.independent and number is None
-        if independent and (compared := sampler.fitted.confidence_cells) is not None:
+        rng, change, independent = np.random.default_rng([seed, PLACEMENT]), None, None
+        if self.config.independent and number is None:
+            compared, measured = sampler.fitted.confidence_cells, self.source.measured
+            shift = np.zeros(len(measured), dtype=np.float32)
+            if compared is not None:
+                shift = gene_shift(compared, self.source, self.rows)
             gain, _ = unchanged(self.source)
-            change = gain, -gain * gene_shift(compared, self.source, self.rows)
+            change = gain, -gain * shift
+            independent = torch.from_numpy(self.source.expression(self.rows) - shift), torch.from_numpy(measured)
         if number is not None:
             rng = np.random.default_rng([seed, DRAW, number])
             change = sampler.perturbation.draw(self.source.measured, rng)

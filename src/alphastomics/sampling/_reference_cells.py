@@ -36,7 +36,7 @@ class ReferenceCells:
     cell_feature
         Neighborhood embedding (M, K) of each cell alone, unit vectors.
     expression
-        Expression (M, G) in network units; G = 0 for a model that does not sample expression.
+        Expression (M, G) in network units.
     """
 
     position: NDArray[np.float32]
@@ -55,7 +55,7 @@ class ReferenceCells:
             and self.feature.ndim == 2
             and len(self.feature) == n
             and self.cell_feature.shape == self.feature.shape
-            and self.expression.shape in ((n, n_genes), (n, 0))
+            and self.expression.shape == (n, n_genes)
         )
 
     @property
@@ -64,6 +64,6 @@ class ReferenceCells:
         return (np.concatenate([self.feature, self.cell_feature], axis=1) / 2**0.5).astype(np.float32)
 
     @cached_property
-    def exemplars(self) -> Exemplars | None:
-        """The cells as exemplars of expression; None if no expression is stored."""
-        return Exemplars(expression=self.expression) if self.expression.size else None
+    def exemplars(self) -> Exemplars:
+        """The cells as exemplars of expression."""
+        return Exemplars(expression=self.expression)

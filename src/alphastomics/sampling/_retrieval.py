@@ -25,8 +25,13 @@ reference cells around are most likely retrieved,
 
 .. math:: x_i = r_{j^\star}, \qquad j^\star = \arg\max_j \frac1k \sum_{l \in N_k(j)} P_\tau(J = l)
 
-with the k reference cells nearest to j: the mode of the density of its position relative to that of the reference cells. The products
-in :math:`P_\tau` are the mean of those of both embeddings here.
+with the k reference cells nearest to j: the mode of the density of its position relative to that of the reference cells. In place of
+the products in :math:`P_\tau`,
+
+.. math:: s_{ij} = \tfrac12 \rho_{ij} + \tfrac14 (f_i \cdot f_j + g_i \cdot g_j)
+
+are similarities by both embeddings and by the correlation :math:`\rho` of expression over genes (network units). The embeddings are learned
+on cells that one technique measured, and the correlation is not.
 """
 
 from __future__ import annotations
@@ -36,6 +41,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import scipy.sparse as sp
 import torch
+import torch.nn.functional as F
 from scipy.spatial import KDTree
 
 from alphastomics.diffusion.losses import TEMPERATURE
@@ -76,19 +82,26 @@ def average_positions(cells: ReferenceCells, feature: Tensor, mean: Tensor, weig
     return (1 - weight) * mean + weight * torch.cat(retrieved).to(mean)
 
 
-def mode_positions(cells: ReferenceCells, feature: Tensor) -> Tensor:
+def mode_positions(cells: ReferenceCells, feature: Tensor, expression: Tensor, measured: Tensor) -> Tensor:
     """Positions (N, D) of highest density, each of one cell alone, on the CPU.
 
-    ``feature`` (N, 2 K) are both embeddings of the cells, unit vectors.
+    ``feature`` (N, 2 K) are both embeddings of the cells, unit vectors. ``expression`` (N, G) is compared in the ``measured`` genes (G,).
     """
-    reference, n = torch.from_numpy(cells.joint_feature), len(cells.position)
+    stored, n = torch.from_numpy(cells.expression), len(cells.position)
+    reference = torch.cat([torch.from_numpy(cells.joint_feature), _standardized(stored[:, measured])], dim=1)
+    feature = torch.cat([feature.cpu(), _standardized(expression[:, measured])], dim=1)
     k = min(N_AROUND, n)
     around = KDTree(cells.position).query(cells.position, k)[1].reshape(-1)
     average = sp.csr_array((np.full(n * k, 1 / k, dtype=np.float32), around, np.arange(0, n * k + 1, k)), shape=(n, n))
     best = [
-        (average @ _probability(block, reference, TEMPERATURE).numpy().T).argmax(0) for block in feature.split(ROWS)
+        (average @ _probability(block, reference, 2 * TEMPERATURE).numpy().T).argmax(0) for block in feature.split(ROWS)
     ]
     return torch.from_numpy(cells.position[np.concatenate(best)])
+
+
+def _standardized(expression: Tensor) -> Tensor:
+    """Expression (N, G) of each cell minus its mean, unit vectors: products are correlations."""
+    return F.normalize(expression - expression.mean(1, keepdim=True), dim=1)
 
 
 def _probability(feature: Tensor, reference: Tensor, temperature: float) -> Tensor:
