@@ -16,6 +16,7 @@ import torch
 
 import alphastomics as asx
 from alphastomics.model import AlphaSTomics
+from alphastomics.train.defaults import default_steps
 from alphastomics.train.distributed.devices import resolve_precision
 from callbacks import Stop
 
@@ -251,9 +252,10 @@ def test_invalid_max_time_raises(small, make_model, train_briefly, max_time, mes
         train_briefly(make_model(small), max_time=max_time)
 
 
-def test_the_default_number_of_epochs_is_fixed(small, make_model, train_briefly):
-    model = train_briefly(make_model(small), max_epochs=None, callbacks=[Stop(1)])
-    assert model.trainer.max_epochs == 4000  # one step an epoch
+@pytest.mark.parametrize(("mode", "n_steps"), [("expr_to_pos", 2000), ("any", 4000)])
+def test_the_default_number_of_epochs_is_fixed(small, make_model, train_briefly, mode, n_steps):
+    model = train_briefly(make_model(small, mode=mode), max_epochs=None, callbacks=[Stop(1)])
+    assert model.trainer.max_epochs == default_steps(mode) == n_steps  # one step an epoch
     assert model.trainer.global_step == 1
 
 

@@ -72,6 +72,11 @@ def _blocks(rows: NDArray[np.int64]) -> list[NDArray[np.int64]]:
     return [rows[start : start + ROWS] for start in range(0, len(rows), ROWS)]
 
 
+def read_expression(source: CellSource, rows: NDArray[np.int64]) -> NDArray[np.float32]:
+    """Expression (n, G) of cells, read in blocks of rows."""
+    return np.concatenate([source.expression(block) for block in _blocks(rows)])
+
+
 def encode_cells(
     module: Denoiser,
     source: CellSource,

@@ -15,7 +15,7 @@ from alphastomics.diffusion.geometry import center, kabsch
 from alphastomics.metrics import morans_i
 from alphastomics.sampling._calibration import Dependence, Marginals
 from alphastomics.sampling._canonical import FRAME_CELLS, canonical_mean, reference_positions
-from alphastomics.sampling._cells import content_order, encode_cells, evenly_spaced_indices
+from alphastomics.sampling._cells import content_order, encode_cells, evenly_spaced_indices, read_expression
 from alphastomics.sampling._confidence import fit_confidence_cells
 from alphastomics.sampling._expression import ExpressionSampler
 from alphastomics.sampling._frames import ReferenceFrame
@@ -195,7 +195,7 @@ def fit_reference_cells(sampler: Sampler, source: CellSource, slices: Sequence[S
                 np.full(len(index), number, dtype=np.float32),
                 placed.feature.cpu().numpy() if places else empty,
                 placed.cell_feature.cpu().numpy() if places else empty,
-                source.expression(rows),
+                read_expression(source, rows),
             )
         )
     position, numbers, feature, cell_feature, expression = (np.concatenate(part) for part in zip(*parts, strict=True))

@@ -26,7 +26,7 @@ from alphastomics import _keys
 from alphastomics.config import SamplingConfig
 from alphastomics.data import AnnDataSource
 from alphastomics.diffusion.geometry import align
-from alphastomics.sampling._cells import content_order, encode_cells, unchanged
+from alphastomics.sampling._cells import content_order, encode_cells, read_expression, unchanged
 from alphastomics.sampling._composition import MAX_RATIO, composed_contexts, relative_frequency
 from alphastomics.sampling._confidence import check_values, measure_confidence
 from alphastomics.sampling._draws import align_draws, progress_bar, stack_draws
@@ -176,7 +176,7 @@ class _SliceDraws:
                 shift = gene_shift(compared, self.source, self.rows)
             gain, _ = unchanged(self.source)
             change = gain, -gain * shift
-            independent = torch.from_numpy(self.source.expression(self.rows) - shift), torch.from_numpy(measured)
+            independent = torch.from_numpy(read_expression(self.source, self.rows) - shift), torch.from_numpy(measured)
         if number is not None:
             rng = np.random.default_rng([seed, DRAW, number])
             change = sampler.perturbation.draw(self.source.measured, rng)
