@@ -57,7 +57,7 @@ nitpicky = True
 # Names of other projects resolve only if their inventories are available; names of this project must always resolve.
 _others = [
     "anndata", "collections", "cyclopts", "datasets", "datetime", "distributed", "lightning", "matplotlib", "numpy", "os", "pandas", "pathlib",
-    "pyarrow", "scanpy", "scipy", "scvi", "spatialdata", "squidpy", "torch", "types", "typing",
+    "pyarrow", "scanpy", "scipy", "scvi", "shapely", "spatialdata", "squidpy", "torch", "types", "typing",
 ]  # fmt: skip
 # Attributes of a class keep the names under which an annotation imports PyTorch's tensor and NumPy's arrays.
 nitpick_ignore_regex = [
@@ -99,6 +99,7 @@ if tags.has("online"):  # noqa: F821  Sphinx defines it
         "python": ("https://docs.python.org/3/", None),
         "scanpy": ("https://scanpy.readthedocs.io/en/stable/", None),
         "scvi-tools": ("https://docs.scvi-tools.org/en/stable/", None),
+        "shapely": ("https://shapely.readthedocs.io/en/stable/", None),
         "spatialdata": ("https://spatialdata.scverse.org/en/stable/", None),
         "squidpy": ("https://squidpy.readthedocs.io/en/stable/", None),
         "torch": ("https://docs.pytorch.org/docs/stable/", None),
