@@ -2,8 +2,8 @@ r"""Score of the placement of cells that a network has not seen, by which the le
 
 .. math:: \sum_S \log \frac{S(y, x)}{1 - S(y, x)}
 
-for the placement y without retrieved positions, the true positions x, and three scores S: the share of preserved neighbors, the Spearman correlation of distances, and
-the precision of contacts. Log odds weigh a change of a high score as much as one of a low score.
+for the placement y without retrieved positions, the true positions x, and three scores S: the share of preserved neighbors, the Spearman
+correlation of distances, and the precision of contacts. Log odds weigh a change of a high score as much as one of a low score.
 """
 
 from __future__ import annotations

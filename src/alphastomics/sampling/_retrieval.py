@@ -30,8 +30,8 @@ the products in :math:`P_\tau`,
 
 .. math:: s_{ij} = \tfrac12 \rho_{ij} + \tfrac14 (f_i \cdot f_j + g_i \cdot g_j)
 
-are similarities by both embeddings and by the correlation :math:`\rho` of expression over genes (network units). The embeddings are learned
-on cells that one technique measured, and the correlation is not.
+are similarities by both embeddings and by the correlation :math:`\rho` of expression over genes (network units): the embeddings are learned
+from cells that one technique measured, the correlation is not.
 """
 
 from __future__ import annotations

@@ -89,8 +89,8 @@ def reconstruct(
         Seed of training and sampling.
     **kwargs
         Further arguments of :class:`~alphastomics.model.AlphaSTomics` (such as ``mode="expr_to_pos"``, which halves the time of a
-        training and is slightly less accurate), its ``setup_anndata``, its ``train`` (such as ``max_time`` and ``max_epochs``) and its ``sample`` (``refine``; ``independent``, for dissociated cells; and
-        ``min_confidence``, below which the position of a cell is NaN).
+        training), its ``setup_anndata``, its ``train`` (such as ``max_time`` and ``max_epochs``) and its ``sample`` (``refine``;
+        ``independent``, for dissociated cells; and ``min_confidence``, below which the position of a cell is NaN).
 
     Returns
     -------

@@ -25,7 +25,7 @@ COMPOSITION = 5.0
 
 
 def default_steps(mode: Mode) -> int:
-    """Largest number of optimizer steps; half of the contexts of a model for several modes are placed, which is sufficient."""
+    """Largest number of optimizer steps; half as many suffice if all contexts are placed, instead of about half of them."""
     return DEFAULT_STEPS // 2 if mode == "expr_to_pos" else DEFAULT_STEPS
 
 
