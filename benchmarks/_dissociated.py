@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     Array = NDArray[np.float64]
 
 N_NEIGHBORS = 30
+TEMPERATURE = 0.1  # of correlations in ``pearson_mode``
 N_FOLDS = 4
 DETECTION = 0.5  # share of the genes of a simulated dissociated cell that stay measured
 
@@ -186,6 +187,18 @@ def pearson_argmax(fold: Fold, *, seed: int) -> Array:
 def spearman_argmax(fold: Fold, *, seed: int) -> Array:
     """The same for ranks of the genes within each cell."""
     return _best_position(fold, correlations(*(rankdata(x, axis=1) for x in features(fold))), seed)
+
+
+def pearson_mode(fold: Fold, *, seed: int) -> Array:
+    """Position of the reference cell around which correlations are largest.
+
+    The softmax of the correlations of a cell, averaged over the nearest reference cells of each reference cell, is largest there.
+    """
+    logits = correlations(*features(fold)) / TEMPERATURE
+    probability = np.exp(logits - logits.max(1, keepdims=True))
+    probability /= probability.sum(1, keepdims=True)
+    around = KDTree(fold.position).query(fold.position, N_NEIGHBORS)[1]
+    return _best_position(fold, np.stack([row[around].mean(1) for row in probability]), seed)
 
 
 def _best_position(fold: Fold, similarity: Array, seed: int) -> Array:

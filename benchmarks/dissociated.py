@@ -2,8 +2,9 @@
 
 Every quarter of the genes is held out in turn. Placements: AlphaSTomics (``tl.reconstruct``, of all cells as one tissue, and with
 ``independent=True``), the position of the reference cell with the largest Pearson or Spearman correlation (as DistMap, Karaiskos et
-al. 2017, and novoSpaRc start), Tangram (``peers/tangram.py``, in an environment of its own), and chance. Transfers without a position:
-``tl.impute``, and nearest reference cells in expression. Run as ``python -m benchmarks.dissociated``; finished runs are kept.
+al. 2017, and novoSpaRc start), the position around which the Pearson correlation is largest, Tangram (``peers/tangram.py``, in an
+environment of its own), and chance. Transfers without a position: ``tl.impute``, and nearest reference cells in expression. Run as
+``python -m benchmarks.dissociated``; finished runs are kept.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ PLAIN: dict[str, Callable[..., NDArray[np.float64]]] = {
     "chance": cells.chance,
     "pearson_argmax": cells.pearson_argmax,
     "spearman_argmax": cells.spearman_argmax,
+    "pearson_mode": cells.pearson_mode,
     "direct_transfer": cells.direct_transfer,
 }
 SEEDED = ("chance", "alphastomics")  # the others are run with the first seed, which breaks ties or starts Tangram

@@ -62,6 +62,7 @@ PLACED = {
     "tangram_mean": "Tangram, mean over places",
     "pearson_argmax": "largest Pearson correlation",
     "spearman_argmax": "largest Spearman correlation",
+    "pearson_mode": "largest smoothed Pearson correlation",
     "chance": "chance",
     "alphastomics_impute": "`tl.impute`, no place",
     "direct_transfer": "direct transfer, no place",

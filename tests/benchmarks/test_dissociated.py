@@ -60,6 +60,14 @@ def test_true_places_are_better_than_correlation_and_chance(folds) -> None:
     assert fold.judge_values(_dissociated.direct_transfer(fold, seed=0))["auc"] > best["auc"] - 0.05
 
 
+def test_a_smoothed_correlation_shows_hidden_genes_better(folds) -> None:
+    best, smoothed = (
+        np.mean([fold.judge_places(place(fold, seed=0))["auc"] for fold in folds])
+        for place in (_dissociated.pearson_argmax, _dissociated.pearson_mode)
+    )
+    assert smoothed > best
+
+
 def test_rows_of_equal_similarity_are_not_chosen_by_their_order(folds) -> None:
     fold = folds[0]
     places = _dissociated._best_position(fold, np.zeros((2, N_CELLS)), 0)
