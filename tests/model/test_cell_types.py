@@ -14,7 +14,7 @@ from alphastomics.data.parquet._source import ParquetSource
 from alphastomics.data.preprocess import Stage1Options, Stage2Options, preprocess
 from alphastomics.metrics import distance_spearman
 from alphastomics.model import AlphaSTomics
-from alphastomics.train.objective import ALL_HIDDEN, TRAINING, VALIDATION
+from alphastomics.train.forward import ALL_HIDDEN, TRAINING, VALIDATION
 from files import write_slices
 
 SETUP = {"slice_key": "slice_id", "cell_type_key": "cell_type"}

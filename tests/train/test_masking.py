@@ -12,7 +12,7 @@ from alphastomics.datasets import synthetic_tissue
 from alphastomics.diffusion import MaskingConfig
 from alphastomics.nn import Denoiser, DenoiserConfig, Prediction
 from alphastomics.train import MODES, TrainingPlan
-from alphastomics.train.objective import TRAINING, VALIDATION
+from alphastomics.train.forward import TRAINING, VALIDATION
 from alphastomics.train.timesteps import Masks, draw_masks
 
 ALWAYS = MaskingConfig(masking_probability=1.0)

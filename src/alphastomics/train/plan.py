@@ -22,8 +22,9 @@ from alphastomics.train.distributed.processes import (
     weighted_mean_over_processes,
 )
 from alphastomics.train.distributed.sharding import copy_full_params, full_weights, shard, touch_all_params
+from alphastomics.train.forward import VALIDATION
 from alphastomics.train.memory.recompute import recompute
-from alphastomics.train.objective import VALIDATION, Objective
+from alphastomics.train.objective import Objective
 from alphastomics.train.optimization import (
     NonFiniteLossError,
     gradient_norm,

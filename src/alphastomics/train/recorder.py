@@ -11,7 +11,7 @@ import torch
 
 from alphastomics.train.distributed.processes import mean_over_processes
 from alphastomics.train.ema import MovingAverage
-from alphastomics.train.objective import VALIDATION
+from alphastomics.train.forward import VALIDATION
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

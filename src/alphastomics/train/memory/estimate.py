@@ -38,8 +38,8 @@ from alphastomics.nn._torch_compat import (
     tree_iter,
 )
 from alphastomics.nn.parallel import SequenceParallel
+from alphastomics.train.forward import sequence_of
 from alphastomics.train.memory.recompute import recompute
-from alphastomics.train.objective import sequence_of
 from alphastomics.train.plan import TrainingPlan
 
 if TYPE_CHECKING:
