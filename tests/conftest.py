@@ -30,18 +30,6 @@ settings.register_profile("alphastomics", deadline=None, derandomize=True)
 settings.load_profile("alphastomics")
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    """Let a document's named tests be run once each: all their cases run in the suite that has this test."""
-    parser.addoption("--one-of-each", action="store_true", help="run the first case of every test")
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Keep the first case of every test, on request."""
-    if config.getoption("--one-of-each"):
-        first = {item.nodeid.partition("[")[0]: item for item in reversed(items)}
-        items[:] = [item for item in items if item in set(first.values())]
-
-
 @pytest.fixture(autouse=True)
 def _fixed_seeds() -> None:
     random.seed(0)
