@@ -86,8 +86,8 @@ def frequent(monkeypatch):
 @pytest.mark.parametrize(
     ("values", "expected", "n_placed"),
     [
-        ([1, 2, 3, 4, 5], None, 5),  # after 1, 2, 4, 8 and 10 steps
-        ([1, 3, 2, 4, 5], None, 5),
+        ([1, 2, 3, 4, 5], 10, 5),  # after 1, 2, 4, 8 and 10 steps
+        ([1, 3, 2, 4, 5], 10, 5),
         ([1, 2, 3, 2, 1], 4, 5),
         ([3, 2, 1], 1, 3),
         ([2, 3, 2, 1], 2, 4),
@@ -103,6 +103,7 @@ def test_the_network_with_the_highest_score_is_kept(model, frequent, values, exp
 
     found = fit(model, source_of(model), max_steps=10, score=score)
     assert (found.n_steps, len(seen)) == (expected, n_placed)
+    assert found.is_best == (expected < 10)
     best = seen[int(np.argmax(values))]
     assert all(torch.equal(value, best[name]) for name, value in found.module.state_dict().items())
 
@@ -110,7 +111,7 @@ def test_the_network_with_the_highest_score_is_kept(model, frequent, values, exp
 def test_without_a_score_all_steps_are_made(model, frequent):
     placed = []
     found = fit(model, source_of(model), max_steps=6, score=lambda *_: placed.append(1))
-    assert found.n_steps is None
+    assert not found.is_best
     assert len(placed) == 4
 
 
@@ -121,7 +122,7 @@ def test_weights_that_became_infinite_raise(model):
 
 def test_time_ends_the_training(model):
     found = fit(model, source_of(model), max_steps=10**9, max_seconds=0.3)
-    assert found.n_steps is None
+    assert not found.is_best
 
 
 def test_the_average_is_that_of_the_formula():
@@ -141,7 +142,7 @@ def test_the_average_is_that_of_the_formula():
 def test_sufficient_steps(model):
     _, slices, held_out = divide(source_of(model))
     n_seen, n = sum(len(cells.rows) for cells in slices), source_of(model).n_cells
-    found = CrossFit(model.module, slices, held_out, 128)
+    found = CrossFit(model.module, slices, held_out, 128, is_best=True)
     for placed in (1.0, 0.5):
         assert found.sufficient_steps(placed) == round(128 / placed * n / n_seen)
-        assert found._replace(n_steps=None).sufficient_steps(placed) is None
+        assert found._replace(is_best=False).sufficient_steps(placed) is None

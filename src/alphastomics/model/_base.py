@@ -15,6 +15,8 @@ from alphastomics.model._state import ModelState, to_plain
 from alphastomics.sampling import FittedStatistics, Sampler
 from alphastomics.sampling._fit import fit_reference_cells, fit_statistics
 from alphastomics.sampling._fit_perturbation import fit_perturbation
+from alphastomics.sampling._second import SecondNetwork, weights_of
+from alphastomics.train.timesteps import PLACED
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -77,13 +79,20 @@ class ModelBase(BaseModelClass):
         self.fitted_ = fitted
 
     def _fit_draws(self, sampler: Sampler, source: CellSource) -> FittedStatistics:
-        """Fit the spread of draws of positions on cells that a second network has not seen."""
+        """Fit the spread of draws of positions on cells that a second network has not seen, and keep that network."""
         second, self._second = self._second, None
         assert second is not None  # trained before
         other = replace(sampler, module=second.module, mode="expr_to_pos")
         known = replace(sampler.fitted, reference_cells=fit_reference_cells(other, source, second.slices))
         other = replace(other, fitted=known)
-        return replace(sampler.fitted, perturbation=fit_perturbation(other, source, second.held_out))
+        return replace(
+            sampler.fitted,
+            perturbation=fit_perturbation(other, source, second.held_out),
+            second=SecondNetwork(
+                weights=weights_of(second.module),
+                share=second.n_steps / (second.n_steps + PLACED[self.mode] * self.trainings_[-1]["n_steps"]),
+            ),
+        )
 
     @property
     def mode(self) -> Mode:
@@ -98,8 +107,14 @@ class ModelBase(BaseModelClass):
     def _make_sampler(self) -> Sampler:
         """The sampler with the trained network; raises an error if the model is not trained."""
         self._check_if_trained(warn=False, message="The model is not trained; call train() first")
+        second = self.fitted_.second
         return Sampler(
-            module=self.module, diffusion=self.diffusion, schema=self.schema, mode=self.mode, fitted=self.fitted_
+            module=self.module,
+            diffusion=self.diffusion,
+            schema=self.schema,
+            mode=self.mode,
+            fitted=self.fitted_,
+            second=None if second is None else second.build(self.module),
         )
 
     def _read_query(self, adata: AnnData | None, indices: Sequence[int] | NDArray[np.int64] | None = None) -> AnnData:

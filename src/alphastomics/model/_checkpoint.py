@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-FORMAT, FORMAT_VERSION = "alphastomics-checkpoint", 3
+FORMAT, FORMAT_VERSION = "alphastomics-checkpoint", 4
 
 
 def describe(state: ModelState, layout: BatchLayout) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from alphastomics.config._setting import settings_of
 from alphastomics.model._fields import check_registry, read_schema
 from alphastomics.nn import Denoiser, DenoiserConfig, count_parameters
 from alphastomics.sampling import FittedStatistics
+from alphastomics.sampling._sampler import SECOND
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
     from alphastomics.data import TissueSchema
 
-FITTED = "fitted."  # prefix of the names of tensors that are not weights
+FITTED = "fitted."  # prefix of the names of tensors that are not weights of the trained network
 MAX_DEPTH = 6  # nested mappings and lists in a training record
 MOST_LAYERS = 1000  # limits the time to build the network of a crafted file
 REMEDY = "use another copy, or save the model again"
@@ -102,7 +103,7 @@ class ModelState:
             schema = read_schema(config["registry"])
             check_registry(config["registry"], schema)
             weights = {name: tensor for name, tensor in tensors.items() if not name.startswith(FITTED)}
-            for name, tensor in weights.items():
+            for name, tensor in tensors.items():
                 if not torch.isfinite(tensor).all():
                     raise ValueError(f"{name} is NaN or infinite")
             fitted = {n.removeprefix(FITTED): tensor for n, tensor in tensors.items() if n.startswith(FITTED)}
@@ -137,10 +138,13 @@ def check_tensors(path: Path, config: Mapping[str, Any], found: Mapping[str, Kin
             raise ValueError(f"the file has no weights for n_layers={format_value(network.n_layers)}")
         with torch.device("meta"):
             expected = {name: tuple(tensor.shape) for name, tensor in Denoiser(network).state_dict().items()}
-    weights = {name: kind for name, kind in found.items() if not name.startswith(FITTED)}
-    for name in sorted(expected.keys() - weights.keys()):
+    second = f"{FITTED}{SECOND}."
+    if any(name.startswith(second) for name in found):
+        expected |= {f"{second}{name}": shape for name, shape in expected.items()}
+    weights = {name for name in found if not name.startswith(FITTED) or name.startswith(second)}
+    for name in sorted(expected.keys() - weights):
         raise incomplete_model(path, f"the weight {name} is missing")
-    for name in sorted(weights.keys() - expected.keys()):
+    for name in sorted(weights - expected.keys()):
         raise incomplete_model(path, f"the network has no weight {format_value(name)}")
     for name, (shape, is_floating) in found.items():
         if shape != expected.get(name, shape):

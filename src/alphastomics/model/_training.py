@@ -31,6 +31,7 @@ from alphastomics.sampling._draws import check_mode
 from alphastomics.sampling._fit import fit_frame, fit_reference_cells
 from alphastomics.sampling._held_out_score import score_held_out
 from alphastomics.sampling._position_draws import predict_positions
+from alphastomics.sampling._second import weights_of
 from alphastomics.train import ContextDataModule, ContextRunner, TrainingPlan
 from alphastomics.train.adaptation import adapt
 from alphastomics.train.defaults import default_augmentation
@@ -230,8 +231,10 @@ class TrainingMixin(ModelBase):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # sample() warns
             query = AnnDataSource(self._read_query(adata), self.schema, positions=inpaint)
+        second, fitted = trained.second, trained.fitted
         n_steps = adapt(
             self.module,
+            second,
             reference,
             query,
             predict=lambda: predict_positions(trained, query, inpaint=inpaint),
@@ -246,8 +249,10 @@ class TrainingMixin(ModelBase):
             *self.trainings_[:-1],
             training | {"adaptation": {"n_cells": query.n_cells, "n_steps": n_steps}},
         )
+        if second is not None and fitted.second is not None:
+            fitted = replace(fitted, second=replace(fitted.second, weights=weights_of(second)))
         self.fitted_ = replace(
-            trained.fitted,
+            fitted,
             frame=fit_frame(trained, reference),
             reference_cells=fit_reference_cells(trained, reference, reference.slices),
         )

@@ -1,7 +1,8 @@
 r"""Placement of cells, and draws of their positions, given expression.
 
 The network returns the conditional mean of the positions and the neighborhood embedding of the cells of a slice, which attend to
-each other; a second neighborhood embedding is that of each cell alone. A placement follows in five steps. The first is left out for counts,
+each other; a second neighborhood embedding is that of each cell alone. In a placement, the mean and the similarities by both embeddings are
+averages over two networks (:mod:`alphastomics.sampling._second`). A placement follows in five steps. The first is left out for counts,
 the third where positions are known or all slices share a frame, the fourth for values that are not counts, which determine a position more
 exactly:
 
@@ -38,6 +39,7 @@ from alphastomics.sampling._layout import refine_layout
 from alphastomics.sampling._overlap import remove_overlaps
 from alphastomics.sampling._retrieval import average_positions, mode_positions, retrieve_positions
 from alphastomics.sampling._scale import restore_radius
+from alphastomics.sampling._second import average_means
 
 if TYPE_CHECKING:
     import numpy as np
@@ -93,6 +95,8 @@ class PositionSampler:
         The trained network and what belongs to it.
     cells
         The cells, N of them.
+    second
+        The same cells for the second network; None: its prediction is not used.
 
     Attributes
     ----------
@@ -104,10 +108,12 @@ class PositionSampler:
         Neighborhood embedding (N, K) of each cell alone, unit vectors.
     """
 
-    def __init__(self, sampler: Sampler, cells: EncodedCells) -> None:
-        self.sampler, self.module = sampler, sampler.module
+    def __init__(self, sampler: Sampler, cells: EncodedCells, second: PositionSampler | None = None) -> None:
+        self.sampler, self.module, self.second = sampler, sampler.module, second
         self.embedding, self.cell_feature, self.contexts, self.sequence = cells
         self.mean, self.latent = self._estimate()
+        if second is not None:
+            self.mean = average_means(self.mean, second.mean, self._share, shared_frame=sampler.shared_frame)
 
     @torch.no_grad()
     def _estimate(self) -> tuple[Tensor, Tensor]:
@@ -147,6 +153,20 @@ class PositionSampler:
     def joint_feature(self) -> Tensor:
         """Both neighborhood embeddings (N, 2 K), unit vectors: products are the mean of those of the two."""
         return torch.cat([self.feature, self.cell_feature], dim=1) / 2**0.5
+
+    @property
+    def layout_feature(self) -> Tensor:
+        """Embeddings (N, 2 K) or (N, 4 K), unit vectors: products are the mean over both embeddings and both networks."""
+        if self.second is None:
+            return self.joint_feature
+        weighted = ((1 - self._share) ** 0.5 * self.joint_feature, self._share**0.5 * self.second.joint_feature)
+        return torch.cat(weighted, dim=1)
+
+    @property
+    def _share(self) -> float:
+        """Share of the second network in averages."""
+        assert self.sampler.fitted.second is not None  # there is a second network
+        return self.sampler.fitted.second.share
 
     @torch.no_grad()
     def place(
@@ -205,7 +225,7 @@ class PositionSampler:
         if nearest is not None and frame is None and not self.sampler.shared_frame:
             x = restore_radius(x, reference_radius=float(nearest.radius[0]), n_reference=float(nearest.n_cells[0]))
         if refine or retrieve:
-            x = refine_layout(x, self.joint_feature, _torch_generator(rng), fixed)
+            x = refine_layout(x, self.layout_feature, _torch_generator(rng), fixed)
         if nearest is not None:
             moved = remove_overlaps(
                 x.cpu().double().numpy(), nearest, rng, None if fixed is None else fixed.cpu().numpy()

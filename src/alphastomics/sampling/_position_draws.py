@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import logging
 import warnings
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from alphastomics.data import CellSource, SliceCells, TissueSchema
+    from alphastomics.sampling._cells import EncodedCells, GeneChange
     from alphastomics.sampling._sampler import Sampler
 
 logger = logging.getLogger(__name__)
@@ -180,13 +182,13 @@ class _SliceDraws:
         if number is not None:
             rng = np.random.default_rng([seed, DRAW, number])
             change = sampler.perturbation.draw(self.source.measured, rng)
-        max_context = self.config.max_context
-        cells = encode_cells(sampler.module, self.source, self.rows, max_context=max_context, change=change)
-        cells = cells._replace(contexts=composed_contexts(self.frequency, max_context, sampler.device))
-        known = None
+        second, known = None, None
+        if sampler.second is not None and number is None and independent is None:
+            other = replace(sampler, module=sampler.second)
+            second = PositionSampler(other, self._encoded(other, change))
         if self.known is not None:
             known = torch.from_numpy(sampler.schema.encode_position(self.known)).to(sampler.device)
-        x = PositionSampler(sampler, cells).place(
+        x = PositionSampler(sampler, self._encoded(sampler, change), second).place(
             rng,
             refine=self.refine,
             retrieval_weight=sampler.retrieval_weight,
@@ -196,6 +198,12 @@ class _SliceDraws:
             known=known,
         )
         return sampler.to_user(x.cpu().numpy(), in_user_frame=known is not None)
+
+    def _encoded(self, sampler: Sampler, change: GeneChange | None) -> EncodedCells:
+        """The cells of this slice as input of the network of a sampler."""
+        max_context = self.config.max_context
+        cells = encode_cells(sampler.module, self.source, self.rows, max_context=max_context, change=change)
+        return cells._replace(contexts=composed_contexts(self.frequency, max_context, sampler.device))
 
     def _draw(self, number: int) -> NDArray[np.float64]:
         draw = self._place(number)

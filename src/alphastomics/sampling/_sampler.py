@@ -15,6 +15,7 @@ from alphastomics.sampling._overlap import NearestDistances
 from alphastomics.sampling._perturbation import Perturbation
 from alphastomics.sampling._reference_cells import ReferenceCells
 from alphastomics.sampling._retrieval import WEIGHT
+from alphastomics.sampling._second import SecondNetwork
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -37,6 +38,7 @@ _STATISTICS: dict[str, type[Statistic]] = {
     "reference_cells": ReferenceCells,
     "confidence_cells": ConfidenceCells,
 }
+SECOND = "second"  # prefix of the names of the weights of the second network
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -59,6 +61,8 @@ class FittedStatistics:
         Cells with which a query is compared; None for a reference of few cells.
     perturbation
         Changes of the genes, for draws of positions.
+    second
+        Second network, for placements.
     """
 
     frame: ReferenceFrame | None = None
@@ -69,21 +73,25 @@ class FittedStatistics:
     reference_cells: ReferenceCells | None = None
     confidence_cells: ConfidenceCells | None = None
     perturbation: Perturbation | None = None
+    second: SecondNetwork | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """The parts that are stored as JSON."""
         parts = {"frame": self.frame, "perturbation": self.perturbation}
         plain = {name: None if part is None else asdict(part) for name, part in parts.items()}
-        return plain | {"deformation": self.deformation}
+        return plain | {"deformation": self.deformation, "second_share": self.second and self.second.share}
 
     def to_tensors(self) -> dict[str, Tensor]:
         """The parts that are stored as tensors, by ``statistic.array``."""
         statistics: dict[str, Statistic | None] = {name: getattr(self, name) for name in _STATISTICS}
-        return {
+        arrays = {
             f"{name}.{part.name}": torch.from_numpy(getattr(statistic, part.name))
             for name, statistic in statistics.items()
             if statistic is not None
             for part in fields(statistic)
+        }
+        return arrays | {
+            f"{SECOND}.{name}": weight for name, weight in (self.second.weights if self.second else {}).items()
         }
 
     @classmethod
@@ -110,14 +118,20 @@ class FittedStatistics:
         if perturbation is not None:
             perturbation = Perturbation.from_dict(perturbation)
         arrays: dict[str, dict[str, NDArray[np.float32]]] = {}
+        weights: dict[str, Tensor] = {}
         for name, tensor in tensors.items():
             statistic, _, part = name.partition(".")
-            arrays.setdefault(statistic, {})[part] = tensor.float().numpy().copy()
+            if statistic == SECOND:
+                weights[part] = tensor
+            else:
+                arrays.setdefault(statistic, {})[part] = tensor.float().numpy().copy()
+        share = values["second_share"]
+        second = None if share is None and not weights else SecondNetwork(weights=weights, share=share)
         statistics: dict[str, Any] = {name: _STATISTICS[name](**parts) for name, parts in arrays.items()}
         for name, each in statistics.items():
             if not each.is_valid(n_genes, n_dims):
                 raise ValueError(f"{name} are not those of a fit to {n_genes} genes in {n_dims} dimensions")
-        return cls(frame=frame, deformation=deformation, perturbation=perturbation, **statistics)
+        return cls(frame=frame, deformation=deformation, perturbation=perturbation, second=second, **statistics)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -136,6 +150,8 @@ class Sampler:
         What it was trained to sample.
     fitted
         Statistics of the reference.
+    second
+        The second network, whose mean is averaged with that of ``module`` in placements.
     """
 
     module: Denoiser
@@ -143,6 +159,7 @@ class Sampler:
     schema: TissueSchema
     mode: Mode
     fitted: FittedStatistics = field(default_factory=FittedStatistics)
+    second: Denoiser | None = None
 
     @property
     def device(self) -> torch.device:

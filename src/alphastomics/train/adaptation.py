@@ -6,9 +6,10 @@ r"""Adaptation of a trained network to the cells of a query, by self-training.
     \theta \leftarrow \arg\min_\theta \; \tfrac12 L(\theta;\, r, x) + \tfrac12 L(\theta;\, T q, \tilde x)
 
 with expression r and positions x of the reference, the expression q of the query, and the conditional mean :math:`\hat c` of its
-positions (pseudo-labels; Lee 2013, ICML workshop on representation learning). In training, contexts of the query are changed at
+positions, an average over both networks (pseudo-labels; Lee 2013, ICML workshop on representation learning). In training, contexts of the query are changed at
 random by T as those of the reference are: they lack genes and counts, and differ in composition (noisy student; Xie et al. 2020,
-arXiv:1911.04252). The mean is then computed again, for another round.
+arXiv:1911.04252). The mean is then computed again, for another round. The second network, which only places cells, is trained for as many of the steps as
+place cells.
 
 The mean of uncertain positions is too small. The factor s restores the mean square radius of the reference, so that the network does
 not learn smaller positions in each round. Where positions of a slice are known, or all slices share a frame, s is 1. Positions of
@@ -28,6 +29,7 @@ from alphastomics.config import DEFAULT_CONTEXT_SIZE
 from alphastomics.data import ContextDataset
 from alphastomics.train.objective import Objective
 from alphastomics.train.short_training import train_for_steps
+from alphastomics.train.timesteps import PLACED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -69,6 +71,7 @@ class _PlacedCells:
 
 def adapt(
     network: Denoiser,
+    second: Denoiser | None,
     reference: CellSource,
     query: CellSource,
     *,
@@ -84,8 +87,8 @@ def adapt(
 
     Parameters
     ----------
-    network
-        The trained network, which is changed.
+    network, second
+        The trained network, and the second one if there is one; both are changed.
     reference
         Its reference, with positions.
     query
@@ -99,15 +102,38 @@ def adapt(
 
     Returns
     -------
-    Number of steps.
+    Number of steps of the network.
     """
     n_round = max(1, round(min(PASSES * query.n_cells / DEFAULT_CONTEXT_SIZE, SHARE * n_steps / ROUNDS)))
     logger.info("Adapting the network to %d cells of the query (%d steps).", query.n_cells, ROUNDS * n_round)
     plan = replace(plan, lr=RATE * plan.lr)
-    schema = reference.schema
     if not query.has_counts:
         augmentation = replace(augmentation, thinning=0.0)
-    devices = [network.device] if network.device.type == "cuda" else []
+    trained: list[tuple[Denoiser, Mode, int]] = [(network, mode, n_round)]
+    if second is not None:
+        trained.append((second, "expr_to_pos", max(1, round(PLACED[mode] * n_round))))
+    for number in range(SEED, SEED + ROUNDS):
+        placed = _PlacedCells(query, predict())
+        for module, purpose, n in trained:
+            _train(
+                module, [reference, placed], diffusion, plan, augmentation, mode=purpose, n_steps=n, seed=seed + number
+            )
+    return ROUNDS * n_round
+
+
+def _train(
+    network: Denoiser,
+    sources: Sequence[CellSource],
+    diffusion: Process,
+    plan: PlanConfig,
+    augmentation: Augmentation,
+    *,
+    mode: Mode,
+    n_steps: int,
+    seed: int,
+) -> None:
+    """Train a network for some steps, on one context of each source in every step."""
+    schema = sources[0].schema
     objective = Objective(
         network,
         plan,
@@ -116,18 +142,16 @@ def adapt(
         shared_frame=schema.frame == "shared",
         spacing=schema.spacing / schema.scale,
     )
-    for number in range(SEED, SEED + ROUNDS):
-        datasets = [
-            ContextDataset(
-                source,
-                context_size=DEFAULT_CONTEXT_SIZE,
-                seed=seed + number,
-                augmentation=augmentation,
-                targets=mode != "expr_to_pos",
-            )
-            for source in (reference, _PlacedCells(query, predict()))
-        ]
-        with torch.random.fork_rng(devices):
-            torch.manual_seed(seed + number)
-            train_for_steps(objective, datasets, plan, n_contexts=1, n_steps=n_round)
-    return ROUNDS * n_round
+    datasets = [
+        ContextDataset(
+            source,
+            context_size=DEFAULT_CONTEXT_SIZE,
+            seed=seed,
+            augmentation=augmentation,
+            targets=mode != "expr_to_pos",
+        )
+        for source in sources
+    ]
+    with torch.random.fork_rng([network.device] if network.device.type == "cuda" else []):
+        torch.manual_seed(seed)
+        train_for_steps(objective, datasets, plan, n_contexts=1, n_steps=n_steps)

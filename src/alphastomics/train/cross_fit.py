@@ -66,17 +66,20 @@ class CrossFit(NamedTuple):
     held_out
         Slices, or the part of a slice, that it has not seen.
     n_steps
-        Number of steps after which it placed them best; None if it still improved at the end.
+        Number of steps after which it placed them best.
+    is_best
+        Whether it placed them worse after further steps, or it still improved at the end.
     """
 
     module: Denoiser
     slices: tuple[SliceCells, ...]
     held_out: tuple[SliceCells, ...]
-    n_steps: int | None
+    n_steps: int
+    is_best: bool
 
     def sufficient_steps(self, placed: float) -> int | None:
         """Number N of steps that are sufficient for a training that places a share of its contexts; None if it is not known."""
-        if self.n_steps is None:
+        if not self.is_best:
             return None
         n_seen, n_held_out = (sum(len(cells.rows) for cells in part) for part in (self.slices, self.held_out))
         return round(self.n_steps / placed * (n_seen + n_held_out) / n_seen)
@@ -180,7 +183,7 @@ def cross_fit(
             f"The weights of a second network became infinite within {n} steps. Lower plan_kwargs['lr'], or check the expression for "
             "extreme values."
         )
-    return CrossFit(best.module, slices, held_out, best.n_steps if best.n_worse else None)
+    return CrossFit(best.module, slices, held_out, best.n_steps, is_best=best.n_worse > 0)
 
 
 class _Best:
