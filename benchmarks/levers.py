@@ -3,8 +3,9 @@ r"""Ways to place unseen tissue better, each against the default: scores and mea
 All networks are trained for the same number of steps in total, and place the query of each tissue of ``unseen.py``.
 
 - ``not adapted``, ``adapted``: without and with :meth:`AlphaSTomics.adapt`. The other rows of adaptation change one thing: ``one round``;
-  ``refined targets``, the layout refined by the neighborhood embedding in place of the conditional mean; ``targets not scaled``.
-- ``two networks``, ``three networks``: independent networks, each with its share of the steps. Their conditional means are averaged after
+  ``refined targets``, the layout refined by the neighborhood embedding in place of the conditional mean; ``targets not scaled``;
+  ``one network``, without the second one in targets and placement.
+- ``two halves``, ``three thirds``: independent networks, each with its share of the steps, without a second one of each. Their conditional means are averaged after
   rigid alignment, and their embeddings are concatenated. Not adapted.
 - ``gains removed``: the counts of each gene of the query are divided by its gain. The gain is the ratio of its sum over the query to that
   expected from the 20 reference cells nearest to each cell in principal components, and is estimated again from the divided counts. Not
@@ -57,8 +58,8 @@ TRAINED: dict[str, dict[str, dict[str, Any]]] = {
     "half of the counts": {"augmentation": {"thinning": 0.5}},
     LABELED: {"model": {"use_cell_types": True}},
 }
-ADAPTED = ("adapted", "one round", "refined targets", "targets not scaled")
-AVERAGED = {"two networks": 2, "three networks": 3}
+ADAPTED = ("adapted", "one round", "refined targets", "targets not scaled", "one network")
+AVERAGED = {"two halves": 2, "three thirds": 3}
 ROWS = ("not adapted", *ADAPTED, *AVERAGED, "gains removed", *TRAINED)
 GAIN_CELLS, GAIN_NEIGHBORS, GAIN_ROUNDS = 3000, 20, 6
 
@@ -94,7 +95,7 @@ def train(reference: AnnData, variant: dict[str, dict[str, Any]], *, seed: int, 
 @contextmanager
 def changed_adaptation(row: str) -> Iterator[None]:
     """An adaptation in which one thing is changed."""
-    from alphastomics.sampling import _position_draws
+    from alphastomics.sampling import _position_draws, _second
     from alphastomics.train import adaptation
 
     changes: dict[str, Any] = {
@@ -104,6 +105,7 @@ def changed_adaptation(row: str) -> Iterator[None]:
         "targets not scaled": patch.object(
             adaptation._PlacedCells, "_scaled", lambda self, cells, predicted: predicted
         ),
+        "one network": patch.object(_second.SecondNetwork, "build", lambda self, network: None),
     }
     with changes[row]:
         yield

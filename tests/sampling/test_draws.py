@@ -143,9 +143,9 @@ def test_each_draw_reads_other_genes_and_a_placement_all(trained, one, monkeypat
     monkeypatch.setattr(_position_draws, "encode_cells", encode)
     trained.sample(one)
     trained.sample(one, n_samples=3)
-    assert seen[0] is None
-    assert all(change is not None for change in seen[1:])
-    gains, offsets = zip(*seen[1:], strict=True)
+    assert seen[:2] == [None, None]  # of both networks
+    assert all(change is not None for change in seen[2:])
+    gains, offsets = zip(*seen[2:], strict=True)
     assert len({gain.tobytes() for gain in gains}) == len({offset.tobytes() for offset in offsets}) == 3
 
 

@@ -19,8 +19,9 @@ def best_after(monkeypatch):
     found = {}
 
     def cross_fit(*args, **kwargs):
-        found.update(kwargs, second=original(*args, **(kwargs | {"max_steps": 1})))
-        return found["second"]._replace(n_steps=N_STEPS)
+        second = original(*args, **(kwargs | {"max_steps": 1}))._replace(n_steps=N_STEPS, is_best=True)
+        found.update(kwargs, second=second)
+        return second
 
     original = session.cross_fit
     monkeypatch.setattr(session, "cross_fit", cross_fit)
@@ -36,8 +37,16 @@ def train(model, **kwargs):
 def test_a_training_ends_where_held_out_cells_are_placed_best(small, make_model, best_after, limit):
     model = make_model(small)
     n_steps = train(model, **limit)
-    second = best_after["second"]._replace(n_steps=N_STEPS)
-    assert n_steps == second.sufficient_steps(PLACED[model.mode]) == 6
+    assert n_steps == best_after["second"].sufficient_steps(PLACED[model.mode]) == 6
+
+
+@pytest.mark.parametrize("mode", ["expr_to_pos", "any"])
+def test_networks_are_averaged_by_their_steps_of_placement(small, make_model, best_after, mode):
+    model = make_model(small, mode=mode)
+    n_steps = train(model)
+    assert model.fitted_.second.share == N_STEPS / (N_STEPS + PLACED[mode] * n_steps)
+    weights, kept = best_after["second"].module.state_dict(), model.fitted_.second.weights
+    assert all(weights[name].equal(weight) for name, weight in kept.items())
 
 
 @pytest.mark.parametrize("limit", [{"max_epochs": 20}, {"max_steps": 20, "max_epochs": -1}])
