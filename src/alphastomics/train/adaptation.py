@@ -44,7 +44,7 @@ logger = logging.getLogger(__name__)
 ROUNDS = 2
 PASSES = 20  # over the cells of the query in a round, at most
 SHARE = 0.15  # largest number of steps, as a share of those of the training
-TIME_SHARE = 0.125  # of the time of the training
+TIME_SHARE = 0.2  # of the time of the training
 RATE = 0.5  # learning rate, as a share of that of the training
 SEED = 2  # added to the seed of the training
 
