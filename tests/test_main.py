@@ -303,6 +303,7 @@ def test_compare_writes_the_tables_of_the_function(folder, comparison, tmp_path,
     assert all((tmp_path / name).read_bytes() == content for name, content in before.items() if "png" not in name)
 
 
+@pytest.mark.slow
 def test_compare_reads_parquet(folder, comparison, tmp_path):
     from alphastomics.data import write_parquet
 

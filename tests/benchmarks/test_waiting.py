@@ -3,6 +3,8 @@ from __future__ import annotations
 import json
 import time
 
+import pytest
+
 from benchmarks import waiting
 
 
@@ -18,6 +20,7 @@ def test_waiting_time_is_that_of_the_iterator():
     assert 0.4 < watch.share() < 0.6
 
 
+@pytest.mark.slow
 def test_both_ways_to_hold_cells_are_trained(tmp_path):
     out = tmp_path / "waiting.json"
     waiting.main(["--cells", "300", "--genes", "15", "--slices", "2", "--steps", "3", "--output", str(out)])

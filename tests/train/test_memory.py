@@ -122,6 +122,7 @@ def compare(config: DenoiserConfig, steps: list[tuple[int, int]], precision: str
         assert abs(estimate / measured - 1) < 0.15
 
 
+@pytest.mark.slow
 @has_status
 def test_two_estimates_are_within_15_percent_of_the_measurement() -> None:
     # So many cells that the 10 MB by which the peak of a process varies are little.
