@@ -5,8 +5,8 @@ All networks are trained for the same number of steps in total, and place the qu
 - ``not adapted``, ``adapted``: without and with :meth:`AlphaSTomics.adapt`. The other rows of adaptation change one thing: ``one round``;
   ``refined targets``, the layout refined by the neighborhood embedding in place of the conditional mean; ``targets not scaled``;
   ``one network``, without the second one in targets and placement.
-- ``two halves``, ``three thirds``: independent networks, each with its share of the steps, without a second one of each. Their conditional means are averaged after
-  rigid alignment, and their embeddings are concatenated. Not adapted.
+- ``two halves``, ``three thirds``: independent networks, each with its share of the steps, without a second one of each. Their conditional
+  means are averaged after rigid alignment, and their embeddings are concatenated. Not adapted.
 - ``gains removed``: the counts of each gene of the query are divided by its gain. The gain is the ratio of its sum over the query to that
   expected from the 20 reference cells nearest to each cell in principal components, and is estimated again from the divided counts. Not
   adapted.

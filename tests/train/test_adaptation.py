@@ -49,8 +49,10 @@ def placed(model, query):
 
 def test_the_adapted_network_has_other_weights_and_the_query_is_not_changed(model, query):
     before, given = {k: v.clone() for k, v in model.module.state_dict().items()}, query.copy()
+    second = model.fitted_.second.weights["position_out.weight"].clone()
     model.adapt(query)
     after = model.module.state_dict()
+    assert not torch.equal(second, model.fitted_.second.weights["position_out.weight"])
     assert not torch.equal(before["position_out.weight"], after["position_out.weight"])
     assert all(value.isfinite().all() for value in after.values())
     assert np.array_equal(given.obsm["spatial"], query.obsm["spatial"])

@@ -6,10 +6,10 @@ r"""Adaptation of a trained network to the cells of a query, by self-training.
     \theta \leftarrow \arg\min_\theta \; \tfrac12 L(\theta;\, r, x) + \tfrac12 L(\theta;\, T q, \tilde x)
 
 with expression r and positions x of the reference, the expression q of the query, and the conditional mean :math:`\hat c` of its
-positions, an average over both networks (pseudo-labels; Lee 2013, ICML workshop on representation learning). In training, contexts of the query are changed at
-random by T as those of the reference are: they lack genes and counts, and differ in composition (noisy student; Xie et al. 2020,
-arXiv:1911.04252). The mean is then computed again, for another round. The second network, which only places cells, is trained for as many of the steps as
-place cells.
+positions, an average over both networks (pseudo-labels; Lee 2013, ICML workshop on representation learning). In training, contexts of
+the query are changed at random by T as those of the reference are: they lack genes and counts, and differ in composition (noisy student;
+Xie et al. 2020, arXiv:1911.04252). The mean is then computed again, for another round. The second network, which only places cells, is
+trained for as many of the steps as place cells.
 
 The mean of uncertain positions is too small. The factor s restores the mean square radius of the reference, so that the network does
 not learn smaller positions in each round. Where positions of a slice are known, or all slices share a frame, s is 1. Positions of

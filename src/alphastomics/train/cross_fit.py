@@ -68,7 +68,7 @@ class CrossFit(NamedTuple):
     n_steps
         Number of steps after which it placed them best.
     is_best
-        Whether it placed them worse after further steps, or it still improved at the end.
+        Whether it placed them worse after further steps; if not, it still improved at the end.
     """
 
     module: Denoiser
