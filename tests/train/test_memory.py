@@ -132,7 +132,7 @@ def test_two_estimates_are_within_15_percent_of_the_measurement() -> None:
 @has_status
 @pytest.mark.slow
 def test_six_estimates_are_within_15_percent_of_the_measurement() -> None:
-    for n in (2048, 4096):
+    for n in (4096, 6144):
         compare(CONFIG, [(n, k) for k in (DEPTH, DEPTH // 2, 0)])
 
 
