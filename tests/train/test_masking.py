@@ -257,7 +257,7 @@ def test_genes_are_filled_better_than_by_their_mean(fit, strategy):
     plan = TrainingPlan(Denoiser(config), mode="expr_to_pos", masking=masking, reconstruction_weight=1.0, lr=3e-3)
     augmentation = Augmentation(gene_dropout=0.0)
     data = {"source": sources[0], "batch_size": 400, "context_size": 200, "augmentation": augmentation}
-    fit(plan, data=data, max_epochs=80)
+    fit(plan, data=data, max_epochs=40)
     batch = collate([ContextDataset(sources[1], context_size=400, seed=5)[0]])
     zero, one = torch.zeros(1), torch.ones(1)
     masks = draw_masks(masking, batch, batch.expression, batch.position, batch.measured, zero, one, share=1.0)
