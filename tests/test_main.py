@@ -432,7 +432,7 @@ def test_demo_is_short(tiny_demo, time, capsys, tmp_path):
 def test_demo(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "120")
-    code = main(["demo", "--output-dir", "demo", "--max-epochs", "40", "--max-time", "300"])
+    code = main(["demo", "--output-dir", "demo", "--max-epochs", "20", "--max-time", "100"])
     captured = capsys.readouterr()
     scores = check_demo(tmp_path, table_in(captured.out))
     model, regression, chance, _ = (values["distance_spearman"] for values in scores.values())

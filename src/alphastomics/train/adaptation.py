@@ -42,9 +42,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 ROUNDS = 2
-PASSES = 20  # over the cells of the query in a round, at most
-SHARE = 0.15  # largest number of steps, as a share of those of the training
-TIME_SHARE = 0.2  # of the time of the training
+PASSES = 40  # over the cells of the query in a round, at most
+SHARE = 0.3  # largest number of steps, as a share of those of the training
+TIME_SHARE = 0.3  # of the time of the training
 RATE = 0.5  # learning rate, as a share of that of the training
 SEED = 2  # added to the seed of the training
 
