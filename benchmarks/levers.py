@@ -3,6 +3,7 @@ r"""Ways to place unseen tissue better, each against the default: scores and mea
 All networks are trained for the same number of steps in total, and place the query of each tissue of ``unseen.py``.
 
 - ``not adapted``, ``adapted``: without and with :meth:`AlphaSTomics.adapt`. The other rows of adaptation change one thing: ``one round``;
+  ``short``, at most half as many steps;
   ``refined targets``, the layout refined by the neighborhood embedding in place of the conditional mean; ``targets not scaled``;
   ``one network``, without the second one in targets and placement.
 - ``two halves``, ``three thirds``: independent networks, each with its share of the steps, without a second one of each. Their conditional
@@ -58,7 +59,7 @@ TRAINED: dict[str, dict[str, dict[str, Any]]] = {
     "half of the counts": {"augmentation": {"thinning": 0.5}},
     LABELED: {"model": {"use_cell_types": True}},
 }
-ADAPTED = ("adapted", "one round", "refined targets", "targets not scaled", "one network")
+ADAPTED = ("adapted", "one round", "short", "refined targets", "targets not scaled", "one network")
 AVERAGED = {"two halves": 2, "three thirds": 3}
 ROWS = ("not adapted", *ADAPTED, *AVERAGED, "gains removed", *TRAINED)
 GAIN_CELLS, GAIN_NEIGHBORS, GAIN_ROUNDS = 3000, 20, 6
@@ -101,6 +102,7 @@ def changed_adaptation(row: str) -> Iterator[None]:
     changes: dict[str, Any] = {
         "adapted": nullcontext(),
         "one round": patch.object(adaptation, "ROUNDS", 1),
+        "short": patch.multiple(adaptation, SHARE=adaptation.SHARE / 2, PASSES=adaptation.PASSES // 2),
         "refined targets": patch.object(_position_draws, "SamplingConfig", _refined(_position_draws.SamplingConfig)),
         "targets not scaled": patch.object(
             adaptation._PlacedCells, "_scaled", lambda self, cells, predicted: predicted

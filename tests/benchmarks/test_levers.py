@@ -20,7 +20,7 @@ def fold() -> _data.Fold:
 
 @pytest.fixture(scope="module")
 def model(fold):
-    return train(fold.reference, {"model": {"d_model": 16, "n_heads": 2, "n_layers": 1}}, seed=0, steps=5)
+    return train(fold.reference, {"model": {"d_model": 16, "n_heads": 2, "n_layers": 1}}, seed=0, steps=14)
 
 
 def test_gains_are_removed(fold):

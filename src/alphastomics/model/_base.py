@@ -86,9 +86,8 @@ class ModelBase(BaseModelClass):
         known = replace(sampler.fitted, reference_cells=fit_reference_cells(other, source, second.slices))
         other = replace(other, fitted=known)
         kept = None
-        if (
-            self.schema.transform == "log1p"
-        ):  # other values determine a position so exactly that the second network adds nothing
+        # Other values than counts determine a position so exactly that the second network adds nothing.
+        if self.schema.transform == "log1p":
             n_placed = PLACED[self.mode] * self.trainings_[-1]["n_steps"]
             kept = SecondNetwork(weights=weights_of(second.module), share=second.n_steps / (second.n_steps + n_placed))
         return replace(sampler.fitted, perturbation=fit_perturbation(other, source, second.held_out), second=kept)

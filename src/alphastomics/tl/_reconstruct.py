@@ -81,7 +81,7 @@ def reconstruct(
         Number of samples from which the uncertainty of the placement is estimated; 1 gives no uncertainty.
     adapt
         Adapt the trained network to the query, see :meth:`~alphastomics.model.AlphaSTomics.adapt`. By default,
-        networks that are trained on counts in this call are adapted, for which 30 % of ``max_time`` are reserved. The
+        networks that are trained on counts in this call are adapted, for which 30 % of ``max_time`` is reserved. The
         weights of a `model` that is passed change.
     copy
         Return a modified copy instead of writing to `query`.
