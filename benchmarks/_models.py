@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 DEFAULT = "alphastomics"
 MODE = "any"  # the default of the package: one model for all benchmarks of a tissue
+PRECISION = "32-true"  # of a training; the default depends on the device
 READ_OUT: dict[str, dict[str, Any]] = {"placement": {}, "mean": {"n_samples": 2, "reduce": "mean"}}
 """Arguments of ``model.sample``: the placement and the conditional mean."""
 
@@ -67,7 +68,7 @@ def train_or_load(
     start = time.perf_counter()
     asx.model.AlphaSTomics.setup_anndata(reference, position_key="spatial", slice_key="slice_id")
     model = asx.model.AlphaSTomics(reference, mode=mode, random_state=seed)
-    model.train(max_time=minutes and 60 * minutes, enable_progress_bar=False)
+    model.train(max_time=minutes and 60 * minutes, precision=PRECISION, enable_progress_bar=False)
     seconds = time.perf_counter() - start
     if path is not None and record is not None:
         # The record is removed first and written last, so that an incomplete model is never loaded.

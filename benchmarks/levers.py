@@ -89,7 +89,13 @@ def train(reference: AnnData, variant: dict[str, dict[str, Any]], *, seed: int, 
     model = asx.model.AlphaSTomics(reference, random_state=seed, **({"mode": _models.MODE} | variant.get("model", {})))
     changes = variant.get("augmentation", {}) if model.schema.transform == "log1p" else {}
     augmentation = dataclasses.replace(model.default_augmentation(), **changes)
-    model.train(max_epochs=-1, max_steps=steps, augmentation=augmentation, enable_progress_bar=False)
+    model.train(
+        max_epochs=-1,
+        max_steps=steps,
+        augmentation=augmentation,
+        precision=_models.PRECISION,
+        enable_progress_bar=False,
+    )
     return model
 
 
@@ -140,7 +146,7 @@ def place_averaged(models: Sequence[AlphaSTomics], query: AnnData, *, seed: int)
     nearest = samplers[0].fitted.nearest
     assert nearest is not None  # the mode places cells
     position = np.empty(mean.shape)
-    position[rows] = remove_overlaps(mean.double().numpy(), nearest, np.random.default_rng(seed))
+    position[rows] = remove_overlaps(mean.cpu().double().numpy(), nearest, np.random.default_rng(seed))
     return position
 
 
