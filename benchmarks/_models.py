@@ -89,11 +89,14 @@ def fingerprint(model: AlphaSTomics) -> str:
 
 
 @contextmanager
-def adapted(model: AlphaSTomics, query: AnnData) -> Iterator[AlphaSTomics]:
-    """The model, adapted to a query as :func:`alphastomics.tl.reconstruct` adapts the models that it trains; restored afterwards."""
+def adapted(model: AlphaSTomics, query: AnnData, *, always: bool = False) -> Iterator[AlphaSTomics]:
+    """The model, adapted to a query as :func:`alphastomics.tl.reconstruct` adapts the models that it trains; restored afterwards.
+
+    With ``always``, it is also adapted to a query that does not differ from the reference.
+    """
     weights = {name: value.clone() for name, value in model.module.state_dict().items()}
     fitted, trainings = model.fitted_, model.trainings_
-    if model.schema.transform == "log1p":
+    if always or model._differs(query):
         model.adapt(query)
     try:
         yield model

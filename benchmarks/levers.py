@@ -123,6 +123,12 @@ def _refined(config: Callable[..., Any]) -> Callable[..., Any]:
     return lambda **settings: config(**(settings | {"refine": None}))
 
 
+def place_adapted(model: AlphaSTomics, query: AnnData, *, seed: int) -> Array:
+    """Placement (n_query, D) by a model that is adapted to the query, whether or not it differs from the reference."""
+    with _models.adapted(model, query, always=True):
+        return _models.sample(model, query, seed=seed)
+
+
 def place_averaged(models: Sequence[AlphaSTomics], query: AnnData, *, seed: int) -> Array:
     """Placement (n_query, D) by the average of several networks, in the frame of the first one."""
     from alphastomics.data import AnnDataSource
@@ -193,19 +199,19 @@ def run(results: Results, fold: Fold, rows: Sequence[str], *, seed: int, steps: 
             if labeled is fold:
                 continue
             model = train(labeled.reference, TRAINED[row], seed=seed, steps=steps)
-            predicted = _models.place(model, labeled.query, _models.DEFAULT, seed=seed)
+            predicted = place_adapted(model, labeled.query, seed=seed)
         elif row in TRAINED:
-            predicted = _models.place(make(TRAINED[row], seed=seed), query, _models.DEFAULT, seed=seed)
+            predicted = place_adapted(make(TRAINED[row], seed=seed), query, seed=seed)
         else:
             default = default or make({}, seed=seed)
             if default.schema.transform != "log1p" and row == "gains removed":
                 continue
             if row in ADAPTED:
                 with changed_adaptation(row):
-                    predicted = _models.place(default, query, _models.DEFAULT, seed=seed)
+                    predicted = place_adapted(default, query, seed=seed)
             else:
                 query = without_gains(fold.reference, query, seed=seed) if row == "gains removed" else query
-                predicted = _models.place(default, query, "not_adapted", seed=seed)
+                predicted = _models.sample(default, query, seed=seed)
         scores = _placement.score(fold.truth, fold.in_source_order(predicted))
         results.add(method=row, fold=fold.name, seed=seed, parameters=parameters, scores=scores, seconds=0.0)
         print(f"{fold.name}, {row}: " + ", ".join(f"{k} {v:.3f}" for k, v in scores.items()), flush=True)

@@ -7,7 +7,7 @@ the other, in a new process for each size, with one thread and default settings 
 - ``training``: a fixed number of steps, which is less than a training for use;
 - ``statistics``: the training of a second network for a fourth of the steps, at the beginning of ``model.train()``, and the fit of
   statistics at its end;
-- ``adaptation``: ``model.adapt(query)``, with at most 15 % of the steps;
+- ``adaptation``: ``model.adapt(query)``, with at most 30 % of the steps;
 - ``placement``: ``model.sample(query)``;
 - ``evaluation``: ``tl.evaluate(query)``.
 

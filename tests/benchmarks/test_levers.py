@@ -5,7 +5,17 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from benchmarks._report import Results
-from benchmarks.levers import ADAPTED, ROWS, changed_adaptation, place_averaged, ranks, run, train, without_gains
+from benchmarks.levers import (
+    ADAPTED,
+    ROWS,
+    changed_adaptation,
+    place_adapted,
+    place_averaged,
+    ranks,
+    run,
+    train,
+    without_gains,
+)
 
 from alphastomics.datasets import synthetic_tissue
 from benchmarks import _data, levers
@@ -44,12 +54,10 @@ def test_the_average_of_one_network_is_its_placement(model, fold):
 
 
 def test_every_change_of_the_adaptation_has_an_effect_and_ends(model, fold):
-    from benchmarks import _models
-
     placed = {}
     for row in (*ADAPTED, "adapted"):
         with changed_adaptation(row):
-            position = _models.place(model, fold.query, _models.DEFAULT, seed=0)
+            position = place_adapted(model, fold.query, seed=0)
         if row in placed:
             np.testing.assert_array_equal(placed[row], position)
         placed[row] = position
@@ -67,8 +75,8 @@ def test_rows_are_kept_and_ranked(fold, tmp_path, monkeypatch):
         return truth + np.random.default_rng(0).normal(scale=40.0 * sd[row], size=truth.shape)
 
     calls = iter(ROWS)
-    monkeypatch.setattr(levers._models, "place", lambda *a, **kw: noisy(next(calls)))
-    monkeypatch.setattr(levers, "place_averaged", lambda *a, **kw: noisy(next(calls)))
+    for module, name in ((levers._models, "sample"), (levers, "place_adapted"), (levers, "place_averaged")):
+        monkeypatch.setattr(module, name, lambda *a, **kw: noisy(next(calls)))
     monkeypatch.setattr(levers, "without_gains", lambda reference, query, seed: query)
     results = Results(tmp_path / "levers.json", {"benchmark": "levers"})
     run(results, fold, ROWS, seed=0, steps=6)

@@ -20,6 +20,7 @@ from alphastomics.sampling._confidence import (
     OWN_RANK,
     SEARCHED_RANK,
     ConfidenceCells,
+    compare_query,
     fit_confidence_cells,
     measure_confidence,
     p_values,
@@ -120,6 +121,18 @@ def test_the_most_variable_genes_are_stored(monkeypatch):
 def test_a_reference_of_few_cells_has_none():
     adata = tissue(49, 0)
     assert fit_confidence_cells(AnnDataSource(adata, fit_schema(adata), positions=True)) is None
+
+
+def test_the_share_of_unmatched_cells_shows_whether_a_query_differs():
+    cells, schema = reference_of(tissue(1500, 0))
+    share = lambda query: compare_query(cells, AnnDataSource(query, schema, positions=False))
+    query = tissue(600, 1)
+    assert share(query) < 0.1
+    assert share(query[np.random.default_rng(0).permutation(600)].copy()) == share(query)
+    gains = np.random.default_rng(2).lognormal(sigma=0.8, size=N_GENES)
+    query.X = query.X.multiply(gains).tocsr().rint().astype(np.float32)
+    assert share(query) > 0.2
+    assert share(query[:40].copy()) == 0  # too few cells
 
 
 # -- calibration -------------------------------------------------------------------------------------------------------

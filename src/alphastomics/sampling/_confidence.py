@@ -44,7 +44,7 @@ from sklearn.preprocessing import normalize
 from alphastomics.data._fit_schema import floor_scale
 from alphastomics.data._schema import CLIP
 from alphastomics.data._values import LARGEST_COUNT
-from alphastomics.sampling._cells import ROWS, evenly_spaced_indices
+from alphastomics.sampling._cells import ROWS, content_order, evenly_spaced_indices
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -68,6 +68,9 @@ MAX_SHIFT = 0.5  # that is removed, standard deviations of a gene
 PRIOR_CELLS = 100  # by which the shift of few cells is shrunken
 MAX_DIFFERENCE = 2.0  # of the mean of a gene, standard deviations, above which values are on another scale
 EPSILON = 1e-6  # against division by 0, for cells of equal expression
+UNMATCHED = 0.05  # confidence below which a cell is counted as one that the reference lacks
+MIN_REPORTED = 50  # cells, below which their share is mostly chance
+MAX_COMPARED = 8  # slices of a query that are compared as a whole
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -138,6 +141,20 @@ def measure_confidence(cells: ConfidenceCells, source: CellSource, rows: NDArray
         s = scores(searched, np.concatenate([held_out, query]))
         confidence[block] = p_values(s[: len(held_out)], s[len(held_out) :])
     return confidence
+
+
+def unmatched_share(confidence: NDArray[np.float64]) -> float:
+    """Share of the cells with a confidence below :data:`UNMATCHED`, which is also its expected value; 0 for few cells."""
+    finite = confidence[np.isfinite(confidence)]
+    return float((finite < UNMATCHED).mean()) if len(finite) >= MIN_REPORTED else 0.0
+
+
+def compare_query(cells: ConfidenceCells, source: CellSource) -> float:
+    """Share of unmatched cells in a sample of the cells of a query, whose order makes no difference."""
+    chosen = [source.slices[i].rows for i in evenly_spaced_indices(len(source.slices), MAX_COMPARED)]
+    ordered = [content_order(source, rows) for rows in chosen]
+    sampled = [rows[evenly_spaced_indices(len(rows), MAX_BLOCK)] for rows in ordered]
+    return unmatched_share(np.concatenate([measure_confidence(cells, source, rows) for rows in sampled]))
 
 
 def standardized_blocks(

@@ -29,7 +29,7 @@ from alphastomics.data import AnnDataSource
 from alphastomics.diffusion.geometry import align
 from alphastomics.sampling._cells import content_order, encode_cells, read_expression, unchanged
 from alphastomics.sampling._composition import MAX_RATIO, composed_contexts, relative_frequency
-from alphastomics.sampling._confidence import check_values, measure_confidence
+from alphastomics.sampling._confidence import MIN_REPORTED, UNMATCHED, check_values, measure_confidence, unmatched_share
 from alphastomics.sampling._draws import align_draws, progress_bar, stack_draws
 from alphastomics.sampling._gene_shift import gene_shift
 from alphastomics.sampling._position import PositionSampler
@@ -47,9 +47,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 PLACEMENT, DRAW = 1, 2  # keys of generators
-UNMATCHED = 0.05  # confidence below which a cell is counted as one that the reference lacks
-MAX_UNMATCHED = 0.5  # share of such cells, above which a warning is issued
-MIN_REPORTED = 50  # cells, below which their share is mostly chance
+MAX_UNMATCHED = 0.5  # share of unmatched cells, above which a warning is issued
 OTHER_COMPOSITION, MAX_OTHER = 5.0, 0.25  # relative frequency, and the share of cells above it, for a warning
 
 
@@ -227,8 +225,7 @@ def _report_confidence(placed: Placed, min_confidence: float) -> None:
             len(placed.confidence),
             min_confidence,
         )
-    finite = placed.confidence[np.isfinite(placed.confidence)]
-    share = float((finite < UNMATCHED).mean()) if len(finite) >= MIN_REPORTED else 0.0
+    share = unmatched_share(placed.confidence)
     if share > MAX_UNMATCHED:
         warnings.warn(
             f"{share:.0%} of the cells have a confidence below {UNMATCHED:g}, instead of {UNMATCHED:.0%}: kinds of cells that the "

@@ -81,8 +81,8 @@ def reconstruct(
         Number of samples from which the uncertainty of the placement is estimated; 1 gives no uncertainty.
     adapt
         Adapt the trained network to the query, see :meth:`~alphastomics.model.AlphaSTomics.adapt`. By default,
-        networks that are trained on counts in this call are adapted, for which 30 % of ``max_time`` is reserved. The
-        weights of a `model` that is passed change.
+        networks that are trained in this call are adapted to a query that differs from the reference, for which 30 % of
+        ``max_time`` is reserved. The weights of a `model` that is passed change.
     copy
         Return a modified copy instead of writing to `query`.
     random_state
@@ -145,7 +145,7 @@ def reconstruct(
     config = SamplingConfig(n_samples=n_samples, **options)
     if model is None:
         trained._check_query(cells, config)  # an invalid query must not cost a training
-        adapt = trained.schema.transform == "log1p" if adapt is None else adapt
+        adapt = trained._differs(cells) if adapt is None else adapt
         trained.train(**(_shortened(arguments["train"]) if adapt else arguments["train"]))
     if adapt:
         trained.adapt(cells, inpaint=options["inpaint"])

@@ -14,6 +14,10 @@ trained for as many of the steps as place cells.
 The mean of uncertain positions is too small. The factor s restores the mean square radius of the reference, so that the network does
 not learn smaller positions in each round. Where positions of a slice are known, or all slices share a frame, s is 1. Positions of
 the query that are not known are never read.
+
+A query that resembles the reference as much as cells of the reference resemble each other has nothing to adapt to: the errors of the
+pseudo-labels remain. :func:`alphastomics.tl.reconstruct` adapts to a query if the confidence (:mod:`alphastomics.sampling._confidence`)
+is below .05 for more than twice as many cells as in such a query.
 """
 
 from __future__ import annotations
@@ -41,6 +45,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+LEAST_UNMATCHED = 0.1  # share of the cells of a query that match nothing in the reference, above which it is adapted to
 ROUNDS = 2
 PASSES = 40  # over the cells of the query in a round, at most
 SHARE = 0.3  # largest number of steps, as a share of those of the training
