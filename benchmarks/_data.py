@@ -136,6 +136,25 @@ def starmap_mpfc(folder: Path) -> list[Fold]:
     return [make_fold(name, *pair) for name, pair in labeled_folds("starmap_mpfc", folder).items()]
 
 
+def starmap_log(folder: Path) -> list[Fold]:
+    """The folds of STARmap with log-normalized values."""
+    return [
+        replace(fold, reference=_log_normalized(fold.reference), query=_log_normalized(fold.query))
+        for fold in starmap_mpfc(folder)
+    ]
+
+
+def _log_normalized(adata: ad.AnnData) -> ad.AnnData:
+    """Logarithms of counts at a library size of 10,000."""
+    import scanpy as sc
+
+    adata = adata.copy()
+    adata.X = adata.X.astype(np.float32)
+    sc.pp.normalize_total(adata, target_sum=1e4)
+    sc.pp.log1p(adata)
+    return adata
+
+
 def hypothalamus(folder: Path) -> list[Fold]:
     """Two sections of one animal against a section of another, at another depth; left and right are alike."""
     return [make_fold(name, *pair) for name, pair in labeled_folds("hypothalamus", folder).items()]
@@ -193,6 +212,7 @@ BENCHMARKS: dict[str, Callable[[Path], list[Fold]]] = {
     "seqfish": seqfish,
     "seqfish_reverse": seqfish_reverse,
     "starmap_mpfc": starmap_mpfc,
+    "starmap_log": starmap_log,
     "hypothalamus": hypothalamus,
     "hypothalamus_sections": hypothalamus_sections,
     "drosophila3d": drosophila3d,

@@ -21,6 +21,7 @@ TISSUES = {
     "seqfish": "mouse embryo, seqFISH: another embryo",
     "seqfish_reverse": "the same embryos, exchanged",
     "starmap_mpfc": "mouse cortex, STARmap: another mouse (three folds)",
+    "starmap_log": "the same, log-normalized",
     "hypothalamus": "mouse hypothalamus, MERFISH: another mouse",
     "hypothalamus_sections": "mouse hypothalamus, MERFISH: another section",
     "drosophila3d": "Drosophila embryo, 3D: other cells of the embryo",

@@ -1,7 +1,8 @@
 """Placement of tissue for which no default was chosen, and of queries from another instrument.
 
 AlphaSTomics is trained with its default settings, without a limit of time. The folds are those of ``TISSUES``: from animal to animal in
-both directions, from section to section of an animal, other cells of the same specimen, and simulated anatomies, one of them mirrored.
+both directions, also with log-normalized values (``starmap_log``), from section to section of an animal, other cells of the same specimen,
+and simulated anatomies, one of them mirrored.
 The queries of ``SHIFTED`` tissues are also changed as in ``_shifts.py``, and placed by the same models. Baselines have the arguments with
 which they were published or chosen elsewhere.
 

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 CHANGES: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "counts": lambda x: x,
     "binary": lambda x: (x > 0).astype(float),
-    "fractional": np.log1p,
+    "log-normalized": np.log1p,
+    "fractional": lambda x: np.log1p(x) + 0.5,
     "intensities": lambda x: 1000.5 * x,
     "signed": lambda x: np.log1p(x) - 1,
 }
@@ -78,6 +79,7 @@ def test_the_kind_and_the_transform_are_logged(make_adata: Make, caplog: pytest.
     for cells in ("the reference", "50 cells"):
         (line,) = [message for message in caplog.messages if message.startswith(f"Values of {cells} are {kind}")]
         assert line.endswith(f"transform: {transform}.")
+    assert ("pass layer=" in caplog.text) == (kind == "log-normalized")
 
 
 @pytest.mark.parametrize("reference", CHANGES)
@@ -88,7 +90,7 @@ def test_a_query_of_another_kind_warns(make_adata: Make, reference: str, query: 
     if query == "signed" and reference == "counts":
         with pytest.raises(ValueError, match="negative values.*raw counts"):
             AnnDataSource(cells, schema, positions=False)
-    elif query == reference:
+    elif query == reference or {query, reference} == {"fractional", "log-normalized"}:
         AnnDataSource(cells, schema, positions=False)
     else:
         with pytest.warns(UserWarning, match=f"cells are {query}.* reference are {reference}.*; .*") as seen:

@@ -111,9 +111,11 @@ def test_a_model_without_one_is_restored_without_one():
         SecondNetwork(weights={}, share=2.0)
 
 
-@pytest.mark.parametrize(("transform", "kept"), [("log1p", True), ("none", False)])
-def test_only_models_of_counts_keep_it(small, make_model, transform, kept):
-    model = make_model(small, setup={"transform": transform})
+@pytest.mark.parametrize(("offset", "kept"), [(0.0, True), (0.5, False)])
+def test_only_models_of_detected_molecules_keep_it(small, make_model, offset, kept):
+    values = small.copy()
+    values.X = np.log1p(values.X.toarray()) + offset  # log-normalized, or without zeros
+    model = make_model(values)
     model.train(max_epochs=1, accelerator="cpu", enable_progress_bar=False)
     assert (model.fitted_.second is not None) is kept
     assert (model._make_sampler().second is not None) is kept

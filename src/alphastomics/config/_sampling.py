@@ -75,7 +75,7 @@ class ReverseConfig:
     eta
         Noise of ``ddim``, from 0 (none) to 1 (that of ``ddpm``).
     refine
-        Move each cell towards the cells with similar neighborhood embeddings. By default for counts only.
+        Move each cell towards the cells with similar neighborhood embeddings. By default for detected molecules only.
     independent
         Place each cell by itself, at a position of a reference cell around which the reference resembles it most, instead of all
         cells as one tissue: for dissociated cells, of which there may be many more or fewer than a tissue has. A shift of each gene

@@ -125,7 +125,7 @@ def check_matrix(matrix: Matrix, where: str) -> Matrix:
 
 def summarize_values(matrix: Matrix) -> ValueSummary:
     """Summarize the stored values in one pass; see :mod:`alphastomics.data._values` for their kinds."""
-    evidence, nonfinite, negative = Evidence(), None, None
+    evidence, nonfinite, negative = Evidence(int(np.prod(matrix.shape))), None, None
     for offset, values in flat_blocks(matrix):
         finite = np.isfinite(values) if matrix.dtype.kind == "f" else np.ones(1, dtype=bool)
         if nonfinite is None and not finite.all():

@@ -111,6 +111,11 @@ def fit_schema(
     scale, center = fit_frame(extents, frame)
     matrix, chosen, values = read_expression(adata, layer, transform)
     log_kind("the reference", values, chosen)
+    if values.kind == "log-normalized":
+        logger.warning(
+            "Cells are placed more accurately by counts than by their logarithms; pass layer=… if a layer holds the counts, or restore "
+            "them with alphastomics.pp.restore_counts."
+        )
     library_size, share, mean, gene_scale = _fit_expression(matrix, np.flatnonzero(placed), chosen)
     logger.info("%d reference cells, %d genes (%s), %d slices", placed.sum(), len(genes), chosen, len(extents))
     return TissueSchema(

@@ -14,7 +14,7 @@ import scipy.sparse as sp
 
 from alphastomics.config import Frame  # noqa: TC001  read at run time
 from alphastomics.data._matrix import as_matrix, canonical
-from alphastomics.data._values import DESCRIPTIONS, ValueKind
+from alphastomics.data._values import DESCRIPTIONS, DETECTED, ValueKind
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -153,6 +153,11 @@ class TissueSchema:
     def n_genes(self) -> int:
         """Number of genes G."""
         return len(self.genes)
+
+    @property
+    def is_detected(self) -> bool:
+        """Whether values are numbers of detected molecules: counts, log-normalized ones, or 0 and 1."""
+        return self.transform == "log1p" or self.value_kind in DETECTED
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as JSON types; floats keep every bit through JSON."""

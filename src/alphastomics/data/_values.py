@@ -1,17 +1,19 @@
 r"""Kinds of expression values, which determine the transform under ``transform="auto"``.
 
-===============  ===========================================================================  ==========
-kind             finite values                                                                transform
-===============  ===========================================================================  ==========
-``counts``       non-negative integers of no other kind                                       ``log1p``
-``binary``       0 and 1 only, some of them 1                                                 ``none``
-``intensities``  non-negative, some above 50 and not integer, or integers without one in 1–9  ``none``
-``fractional``   non-negative and at most 50, some not integer                                ``none``
-``signed``       some negative                                                                ``none``
-===============  ===========================================================================  ==========
+==================  ===========================================================================  ==========
+kind                finite values                                                                transform
+==================  ===========================================================================  ==========
+``counts``          non-negative integers of no other kind                                       ``log1p``
+``binary``          0 and 1 only, some of them 1                                                 ``none``
+``intensities``     non-negative, some above 50 and not integer, or integers without one in 1–9  ``none``
+``log-normalized``  non-negative and at most 50, some not integer, more than 1 % zeros           ``none``
+``fractional``      non-negative and at most 50, some not integer, fewer zeros                   ``none``
+``signed``          some negative                                                                ``none``
+==================  ===========================================================================  ==========
 
 Logarithms of normalized counts are at most about 20, so that larger values are intensities or normalized values without a logarithm.
-Counts of a tissue contain small numbers; integers without them are intensities, rounded or scaled.
+Counts of a tissue contain small numbers; integers without them are intensities, rounded or scaled. Molecules that are not detected leave
+zeros in counts and in their logarithms.
 """
 
 from __future__ import annotations
@@ -24,16 +26,20 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-ValueKind = Literal["counts", "binary", "intensities", "fractional", "signed"]
+ValueKind = Literal["counts", "binary", "intensities", "log-normalized", "fractional", "signed"]
 
 DESCRIPTIONS: dict[str, str] = {
     "counts": "counts (non-negative integers)",
     "binary": "binary (0 and 1 only)",
     "intensities": "intensities (large values, not counts)",
-    "fractional": "fractional (such as log-normalized values)",
+    "log-normalized": "log-normalized (fractional, with zeros)",
+    "fractional": "fractional (without zeros)",
     "signed": "signed (such as standardized values)",
 }
+DETECTED: tuple[ValueKind, ...] = ("binary", "log-normalized")
+"""Kinds of untransformed values that are smaller, as counts are, if fewer molecules are detected."""
 LARGEST_LOGARITHM = 50
+ZEROS = 0.01  # share of log-normalized values
 SMALL_COUNT = 9
 LARGEST_COUNT = 2**24  # up to which float32 stores integers exactly
 MIN_NONZERO = 100  # values below which a query can be of another kind by chance
@@ -60,10 +66,13 @@ class ValueSummary(NamedTuple):
 
 
 class Evidence:
-    """Properties of finite values that arrive in parts, and the kind that follows from them."""
+    """Properties of finite values that arrive in parts, and the kind that follows from them.
 
-    def __init__(self) -> None:
-        self.n_nonzero, self.integer = 0, True
+    Zeros are counted if the number of all values is given, those that a sparse matrix does not store included.
+    """
+
+    def __init__(self, n_values: int = 0) -> None:
+        self.n_values, self.n_nonzero, self.integer = n_values, 0, True
         self._binary, self._signed, self._small = True, False, False
         self._largest = 0.0
 
@@ -86,7 +95,9 @@ class Evidence:
         if self._signed:
             return "signed"
         if not self.integer:
-            return "intensities" if self._largest > LARGEST_LOGARITHM else "fractional"
+            if self._largest > LARGEST_LOGARITHM:
+                return "intensities"
+            return "log-normalized" if self.n_values - self.n_nonzero > ZEROS * self.n_values else "fractional"
         if not self.n_nonzero:
             return "counts"
         if self._binary:
@@ -102,9 +113,10 @@ def log_kind(cells: str, summary: ValueSummary, transform: str) -> None:
 def describe_difference(reference: ValueKind | None, query: ValueSummary) -> str | None:
     """Message for a query whose values are of another kind than those of the reference; None if they are of the same.
 
-    A reference without a record of its kind has any kind, as do few values.
+    A reference without a record of its kind has any kind, as do few values. Whether fractional values have zeros depends on the genes.
     """
-    if reference is None or reference == query.kind or query.n_nonzero < MIN_NONZERO:
+    similar = {reference, query.kind} <= {"fractional", "log-normalized"}
+    if reference is None or reference == query.kind or similar or query.n_nonzero < MIN_NONZERO:
         return None
     return (
         f"The values of these cells are {DESCRIPTIONS[query.kind]}, but those of the reference are {DESCRIPTIONS[reference]}; "

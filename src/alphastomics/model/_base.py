@@ -79,15 +79,15 @@ class ModelBase(BaseModelClass):
         self.fitted_ = fitted
 
     def _fit_draws(self, sampler: Sampler, source: CellSource) -> FittedStatistics:
-        """Fit the spread of draws of positions on cells that a second network has not seen, and keep that network for counts."""
+        """Fit the spread of draws of positions on cells that a second network has not seen, and keep that network for detected molecules."""
         second, self._second = self._second, None
         assert second is not None  # trained before
         other = replace(sampler, module=second.module, mode="expr_to_pos")
         known = replace(sampler.fitted, reference_cells=fit_reference_cells(other, source, second.slices))
         other = replace(other, fitted=known)
         kept = None
-        # Other values than counts determine a position so exactly that the second network adds nothing.
-        if self.schema.transform == "log1p":
+        # Other values determine a position so exactly that the second network adds nothing.
+        if self.schema.is_detected:
             n_placed = PLACED[self.mode] * self.trainings_[-1]["n_steps"]
             kept = SecondNetwork(weights=weights_of(second.module), share=second.n_steps / (second.n_steps + n_placed))
         return replace(sampler.fitted, perturbation=fit_perturbation(other, source, second.held_out), second=kept)

@@ -136,7 +136,9 @@ class AlphaSTomics(TrainingMixin, SamplingMixin, EmbeddingMixin, PersistenceMixi
         random_state = (settings.seed or 0) if random_state is None else random_state
         with seeded_generators(random_state):
             self.module = self._module_cls(config)
-        if self.schema.transform == "log1p":  # the scale of other values is arbitrary
+        if (
+            self.schema.transform == "log1p" or self.schema.value_kind == "log-normalized"
+        ):  # the scale of others is arbitrary
             self.module.weigh_genes(self.schema.gene_scale)
         self._dataset = self._validation = None
         self.fitted_ = FittedStatistics()

@@ -209,7 +209,7 @@ class TrainingMixin(ModelBase):
         """Adapt a trained model to the cells of a query, which it then places more accurately.
 
         The model predicts the positions of the query, and is trained further on the reference and on the query at these positions;
-        this is repeated once. The second network of a model of counts is trained further as well. The number of steps is at most 30 % of
+        this is repeated once. The second network of a model of detected molecules is trained further as well. The number of steps is at most 30 % of
         that of the training, and less for a small query. The query may come from another specimen or another instrument. Its positions
         are not read, except for known ones with ``inpaint``. :func:`alphastomics.tl.reconstruct` adapts the models that it trains to a
         query that differs from the reference.

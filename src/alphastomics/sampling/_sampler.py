@@ -178,13 +178,13 @@ class Sampler:
 
     @property
     def refines(self) -> bool:
-        """Whether layouts are refined by default: values that are not counts determine a position more exactly than that."""
-        return self.schema.transform == "log1p"
+        """Whether layouts are refined by default: values other than detected molecules determine a position more exactly."""
+        return self.schema.is_detected
 
     @property
     def retrieval_weight(self) -> float:
-        """Weight of retrieved positions in a placement: 0 for counts, of which other specimens retrieve less similar cells."""
-        return 0.0 if self.schema.transform == "log1p" else WEIGHT
+        """Weight of retrieved positions in a placement: 0 for detected molecules, by which less similar cells are retrieved."""
+        return 0.0 if self.schema.is_detected else WEIGHT
 
     @property
     def perturbation(self) -> Perturbation:

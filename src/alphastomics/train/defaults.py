@@ -1,8 +1,8 @@
 """Defaults by size and kind of the reference and by mode: steps, augmentation, deformation, dropout, experts, attention.
 
 With few cells, a network can recognize each cell by its exact counts and memorize its position instead of learning what cells
-have in common. Gene dropout, thinning of counts and dropout of branches prevent this. Other values need less of it, except
-binary ones, of which another technique detects fewer. The measurements are in ``docs/design-notes.md``.
+have in common. Gene dropout, thinning of counts and dropout of branches prevent this. Values that do not depend on the number of
+detected molecules need less of it. The measurements are in ``docs/design-notes.md``.
 """
 
 from __future__ import annotations
@@ -31,10 +31,11 @@ def default_steps(mode: Mode) -> int:
 
 def default_augmentation(schema: TissueSchema, n_cells: int) -> Augmentation:
     """Composition, gene dropout, thinning and gene noise for a reference of ``n_cells`` cells."""
-    if not _is_detection(schema):
+    if not schema.is_detected:
         return Augmentation(gene_dropout=0.2, composition=COMPOSITION)
     gene_dropout, gene_noise = (0.8, 0.4) if n_cells < FEW_CELLS else (0.5, 0.2)
-    return Augmentation(gene_dropout=gene_dropout, thinning=0.9, gene_noise=gene_noise, composition=COMPOSITION)
+    thinning = 0.0 if schema.value_kind == "log-normalized" else 0.9
+    return Augmentation(gene_dropout=gene_dropout, thinning=thinning, gene_noise=gene_noise, composition=COMPOSITION)
 
 
 def default_deformation(n_cells: int) -> float:
@@ -48,12 +49,7 @@ def default_deformation(n_cells: int) -> float:
 
 def default_dropout(schema: TissueSchema, n_cells: int) -> float:
     """Dropout of the branches of the network for a reference of ``n_cells`` cells."""
-    return 0.2 if n_cells < FEW_CELLS and _is_detection(schema) else 0.0
-
-
-def _is_detection(schema: TissueSchema) -> bool:
-    """Whether values are counts, or 0 and 1, both of which are smaller if fewer molecules are detected."""
-    return schema.transform == "log1p" or schema.value_kind == "binary"
+    return 0.2 if n_cells < FEW_CELLS and schema.is_detected else 0.0
 
 
 def advised_experts(n_cells: int) -> dict[str, int]:
