@@ -156,7 +156,7 @@ class TissueSchema:
 
     @property
     def is_detected(self) -> bool:
-        """Whether values are numbers of detected molecules: counts, log-normalized ones, or 0 and 1."""
+        """Whether values are numbers of detected molecules, log-normalized ones included, or 0 and 1."""
         return self.transform == "log1p" or self.value_kind in DETECTED
 
     def to_dict(self) -> dict[str, Any]:
