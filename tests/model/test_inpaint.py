@@ -86,7 +86,7 @@ def test_a_moved_input_gives_the_moved_output(trained, reference, reflected, ref
     error = np.linalg.norm(moved - (still @ rotation + shift), axis=1)
     # Refinement and removal of overlaps follow rounding errors: a step of Adam does not depend on the gradient's size, and a cell in
     # contact with several others moves to either side.
-    assert np.quantile(error, 0.85) < 2e-3 * still.std()
+    assert np.quantile(error, 0.85 if refine else 0.95) < 2e-3 * still.std()
 
 
 def test_a_moved_input_gives_the_moved_output_of_every_cell_without_contacts(trained, reference, monkeypatch):

@@ -16,6 +16,7 @@ from alphastomics.data import fit_schema
 from alphastomics.data._checks import check_key
 from alphastomics.data.parquet._source import ParquetSource
 from alphastomics.diffusion import Process
+from alphastomics.model._adaptation import AdaptationMixin
 from alphastomics.model._embedding import EmbeddingMixin
 from alphastomics.model._fields import dataset_registry, read_schema, schema_fields
 from alphastomics.model._persistence import PersistenceMixin
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-class AlphaSTomics(TrainingMixin, SamplingMixin, EmbeddingMixin, PersistenceMixin):
+class AlphaSTomics(TrainingMixin, AdaptationMixin, SamplingMixin, EmbeddingMixin, PersistenceMixin):
     """Diffusion transformer over expression and position of the cells of a tissue.
 
     Parameters
@@ -136,9 +137,8 @@ class AlphaSTomics(TrainingMixin, SamplingMixin, EmbeddingMixin, PersistenceMixi
         random_state = (settings.seed or 0) if random_state is None else random_state
         with seeded_generators(random_state):
             self.module = self._module_cls(config)
-        if (
-            self.schema.transform == "log1p" or self.schema.value_kind == "log-normalized"
-        ):  # the scale of others is arbitrary
+        # The scale of other values is arbitrary.
+        if self.schema.transform == "log1p" or self.schema.value_kind == "log-normalized":
             self.module.weigh_genes(self.schema.gene_scale)
         self._dataset = self._validation = None
         self.fitted_ = FittedStatistics()

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import logging
-import warnings
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -16,26 +14,17 @@ from alphastomics.config import (
     DEFAULT_CONTEXT_SIZE,
     PLACING_MODES,
     Augmentation,
-    PlanConfig,
-    SamplingConfig,
     TrainerConfig,
     TrainingConfig,
 )
 from alphastomics.config._setting import split_arguments
-from alphastomics.data import AnnDataSource
 from alphastomics.model import _checkpoint
 from alphastomics.model._base import ModelBase
 from alphastomics.nn import Denoiser
 from alphastomics.sampling import Sampler
 from alphastomics.sampling._cells import evenly_spaced_indices
-from alphastomics.sampling._confidence import compare_query, fit_confidence_cells
-from alphastomics.sampling._draws import check_mode
-from alphastomics.sampling._fit import fit_frame, fit_reference_cells
 from alphastomics.sampling._held_out_score import score_held_out
-from alphastomics.sampling._position_draws import predict_positions
-from alphastomics.sampling._second import weights_of
 from alphastomics.train import ContextDataModule, ContextRunner, TrainingPlan
-from alphastomics.train.adaptation import LEAST_UNMATCHED, adapt
 from alphastomics.train.defaults import default_augmentation
 from alphastomics.train.distributed.devices import device_of, preserve_algorithm_settings, resolve_precision
 from alphastomics.train.distributed.processes import check_group_size
@@ -47,15 +36,12 @@ if TYPE_CHECKING:
     from datetime import timedelta
     from os import PathLike
 
-    from anndata import AnnData
     from lightning.pytorch.strategies import Strategy
     from numpy.typing import NDArray
 
     from alphastomics.data import CellSource, SliceCells
     from alphastomics.data.parquet._source import ParquetSource
     from alphastomics.train.memory.estimate import MemoryEstimate
-
-logger = logging.getLogger(__name__)
 
 COMPONENT_CELLS = 5_000  # sampled cells; more change the components by less than the difference between animals
 
@@ -204,76 +190,6 @@ class TrainingMixin(ModelBase):
         return score_held_out(
             Sampler(module=module, diffusion=self.diffusion, schema=self.schema, mode="expr_to_pos"), source, held_out
         )
-
-    def adapt(self, adata: AnnData, *, inpaint: bool = SamplingConfig.inpaint) -> None:
-        """Adapt a trained model to the cells of a query, which it then places more accurately.
-
-        The model predicts the positions of the query, and is trained further on the reference and on the query at these positions;
-        this is repeated once. The second network of a model of detected molecules is trained further as well. The number of steps is at most 30 % of
-        that of the training, and less for a small query. The query may come from another specimen or another instrument. Its positions
-        are not read, except for known ones with ``inpaint``. :func:`alphastomics.tl.reconstruct` adapts the models that it trains to a
-        query that differs from the reference.
-
-        Parameters
-        ----------
-        adata
-            The query, not modified.
-        inpaint
-            Whether positions of `adata` that are not NaN are known.
-
-        Raises
-        ------
-        RuntimeError
-            If the model is not trained.
-        ValueError
-            If the model does not place cells, or was loaded without its reference.
-        """
-        check_mode("expr_to_pos", self.mode)
-        trained = self._make_sampler()
-        if self.adata is None and self._dataset is None:
-            raise ValueError("This model was loaded without data; load it with adata= to adapt it")
-        reference, training = self._training_source(), self.trainings_[-1]
-        query = self._query_source(adata, positions=inpaint)
-        second, fitted = trained.second, trained.fitted
-        n_steps = adapt(
-            self.module,
-            second,
-            reference,
-            query,
-            predict=lambda: predict_positions(trained, query, inpaint=inpaint),
-            mode=self.mode,
-            diffusion=self.diffusion,
-            plan=PlanConfig(**training["plan"]),
-            augmentation=Augmentation(**training["arguments"]["augmentation"]),
-            n_steps=int(training["n_steps"]),
-            seed=self._arguments["random_state"],
-        )
-        self.trainings_ = (
-            *self.trainings_[:-1],
-            training | {"adaptation": {"n_cells": query.n_cells, "n_steps": n_steps}},
-        )
-        if second is not None and fitted.second is not None:
-            fitted = replace(fitted, second=replace(fitted.second, weights=weights_of(second)))
-        self.fitted_ = replace(
-            fitted,
-            frame=fit_frame(trained, reference),
-            reference_cells=fit_reference_cells(trained, reference, reference.slices),
-        )
-
-    def _differs(self, adata: AnnData) -> bool:
-        """Whether a query differs from the reference by more than cells of the reference from each other, so that adapting helps."""
-        compared = fit_confidence_cells(self._training_source())
-        if compared is None:
-            return True
-        share = compare_query(compared, self._query_source(adata, positions=False))
-        logger.info("%.0f %% of the cells of the query match nothing in the reference; 5 %% are expected.", 100 * share)
-        return share > LEAST_UNMATCHED
-
-    def _query_source(self, adata: AnnData, *, positions: bool) -> AnnDataSource:
-        """The cells of a query, without the warnings of :meth:`sample`."""
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)
-            return AnnDataSource(self._read_query(adata), self.schema, positions=positions)
 
     def _record_training(self, session: TrainingSession) -> None:
         """Add a training to the records; its statistics are fitted afterwards."""

@@ -75,7 +75,7 @@ def restore_counts(
         wrong = np.abs(m * ratio - np.rint(m * ratio)) > TOLERANCE
         is_right = np.bincount(cell, wrong, minlength=len(is_integer)) == 0
         restored, is_integer = np.where(is_right[cell], m * ratio, restored), is_integer | is_right
-    if is_integer.mean() < SHARE:
+    if (~is_integer).sum() > (1 - SHARE) * len(is_integer):
         raise ValueError(
             f"the values of {(~is_integer).mean():.0%} of the cells in {where} are not logarithms of counts at a common library size; "
             "corrected, scaled or smoothed values cannot be restored."

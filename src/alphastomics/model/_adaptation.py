@@ -1,0 +1,97 @@
+"""Mixin of the model class: adaptation to a query."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from alphastomics.config import Augmentation, PlanConfig, SamplingConfig
+from alphastomics.data import AnnDataSource
+from alphastomics.model._base import ModelBase
+from alphastomics.sampling._confidence import compare_query, fit_confidence_cells
+from alphastomics.sampling._draws import check_mode
+from alphastomics.sampling._fit import fit_frame, fit_reference_cells
+from alphastomics.sampling._position_draws import predict_positions
+from alphastomics.sampling._second import weights_of
+from alphastomics.train.adaptation import LEAST_UNMATCHED, adapt
+
+if TYPE_CHECKING:
+    from anndata import AnnData
+
+logger = logging.getLogger(__name__)
+
+
+class AdaptationMixin(ModelBase):
+    """Adapts a trained model to a query."""
+
+    def adapt(self, adata: AnnData, *, inpaint: bool = SamplingConfig.inpaint) -> None:
+        """Adapt a trained model to the cells of a query, which it then places more accurately.
+
+        The model predicts the positions of the query, and is trained further on the reference and on the query at these positions;
+        this is repeated once. The second network of a model of detected molecules is trained further as well. The number of steps is at
+        most 30 % of that of the training, and less for a small query. The query may come from another specimen or another instrument.
+        Its positions are not read, except for known ones with ``inpaint``. :func:`alphastomics.tl.reconstruct` adapts the models that it
+        trains to a query that differs from the reference.
+
+        Parameters
+        ----------
+        adata
+            The query, not modified.
+        inpaint
+            Whether positions of `adata` that are not NaN are known.
+
+        Raises
+        ------
+        RuntimeError
+            If the model is not trained.
+        ValueError
+            If the model does not place cells, or was loaded without its reference.
+        """
+        check_mode("expr_to_pos", self.mode)
+        trained = self._make_sampler()
+        if self.adata is None and self._dataset is None:
+            raise ValueError("This model was loaded without data; load it with adata= to adapt it")
+        reference, training = self._training_source(), self.trainings_[-1]
+        query = self._query_source(adata, positions=inpaint)
+        second, fitted = trained.second, trained.fitted
+        n_steps = adapt(
+            self.module,
+            second,
+            reference,
+            query,
+            predict=lambda: predict_positions(trained, query, inpaint=inpaint),
+            mode=self.mode,
+            diffusion=self.diffusion,
+            plan=PlanConfig(**training["plan"]),
+            augmentation=Augmentation(**training["arguments"]["augmentation"]),
+            n_steps=int(training["n_steps"]),
+            seed=self._arguments["random_state"],
+        )
+        self.trainings_ = (
+            *self.trainings_[:-1],
+            training | {"adaptation": {"n_cells": query.n_cells, "n_steps": n_steps}},
+        )
+        if second is not None and fitted.second is not None:
+            fitted = replace(fitted, second=replace(fitted.second, weights=weights_of(second)))
+        self.fitted_ = replace(
+            fitted,
+            frame=fit_frame(trained, reference),
+            reference_cells=fit_reference_cells(trained, reference, reference.slices),
+        )
+
+    def _differs(self, adata: AnnData) -> bool:
+        """Whether a query differs from the reference by more than cells of the reference from each other, so that adapting helps."""
+        compared = fit_confidence_cells(self._training_source())
+        if compared is None:
+            return True
+        share = compare_query(compared, self._query_source(adata, positions=False))
+        logger.info("%.0f %% of the cells of the query match nothing in the reference; 5 %% are expected.", 100 * share)
+        return share > LEAST_UNMATCHED
+
+    def _query_source(self, adata: AnnData, *, positions: bool) -> AnnDataSource:
+        """The cells of a query, without the warnings of :meth:`sample`."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)
+            return AnnDataSource(self._read_query(adata), self.schema, positions=positions)
