@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings, strategies as st
 
-from alphastomics.sampling._layout import attraction_gradient, refine_layout, repulsion_gradient
+from alphastomics.sampling._layout import N_CELLS, _width, attraction_gradient, refine_layout, repulsion_gradient
 
 
 def generator(seed: int = 0) -> torch.Generator:
@@ -66,6 +66,12 @@ def test_few_cells(n):
 def test_cells_on_one_spot_stay_finite():
     mean, feature = torch.zeros(50, 2), F.normalize(torch.randn(50, 8, generator=generator()), dim=1)
     assert bool(refine_layout(mean, feature, generator()).isfinite().all())
+
+
+@pytest.mark.parametrize("n_dims", [2, 3])
+def test_the_width_grows_as_the_distance_between_few_cells(n_dims):
+    assert _width(10 * N_CELLS, n_dims) == _width(N_CELLS, n_dims)
+    assert _width(N_CELLS // 2**n_dims, n_dims) == pytest.approx(2 * _width(N_CELLS, n_dims))
 
 
 @st.composite

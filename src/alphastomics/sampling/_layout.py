@@ -10,7 +10,8 @@ r"""Positions that agree with the conditional mean and with the neighborhood emb
 In the conditional mean :math:`\hat x` a cell that may lie in two places lies between them, near unrelated cells. The unit
 vectors :math:`f` of the neighborhood embedding separate the two places; :math:`\mathcal N_i` are the K cells nearest to i in
 the embedding. The first term is the objective of t-SNE (van der Maaten & Hinton 2008), as in
-:func:`alphastomics.diffusion.losses.layout_error`; the second keeps cells near their conditional mean.
+:func:`alphastomics.diffusion.losses.layout_error`; the second keeps cells near their conditional mean. The width w is constant, and larger
+in slices of few cells, where it grows as the distance between cells.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 N_NEIGHBORS = 40
-WIDTH = 0.05  # w, in model units per square root of dimension
+WIDTH, N_CELLS = 0.05, 5000  # w of slices of that many cells or more, in model units per square root of dimension
 ANCHOR = 1.0  # lambda
 KNOWN_ANCHOR = 5.0  # lambda where positions of some cells are known, which makes the mean more exact
 N_ITERATIONS, RATE = 60, 0.03
@@ -42,7 +43,7 @@ def refine_layout(mean: Tensor, feature: Tensor, generator: torch.Generator, fix
     if n < 3:  # attraction and repulsion need two other cells
         return mean
     neighbors, p = _embedding_neighbors(feature, min(N_NEIGHBORS, n - 1))
-    squared_width = WIDTH**2 * mean.shape[1]
+    squared_width = _width(n, mean.shape[1]) ** 2
     anchor = ANCHOR if fixed is None else KNOWN_ANCHOR
     y = mean.clone()
     optimizer = torch.optim.Adam([y], lr=RATE)
@@ -57,6 +58,11 @@ def refine_layout(mean: Tensor, feature: Tensor, generator: torch.Generator, fix
             y.grad[fixed] = 0.0
         optimizer.step()
     return y
+
+
+def _width(n_cells: int, n_dims: int) -> float:
+    """The width w of a slice, in model units."""
+    return WIDTH * n_dims**0.5 * max(1.0, (N_CELLS / n_cells) ** (1 / n_dims))
 
 
 def attraction_gradient(y: Tensor, neighbors: Tensor, p: Tensor, squared_width: float) -> Tensor:
