@@ -221,6 +221,21 @@ def test_transformed_values_are_stored_unchanged(raw, tissue, tmp_path):
     assert info.schema.library_size is None
 
 
+@pytest.mark.parametrize("kind", ["counts", "binary", "log-normalized", "signed"])
+def test_the_kind_of_the_values_is_recorded(raw, tissue, tmp_path, kind):
+    for path in raw.glob("*.h5ad"):
+        adata = ad.read_h5ad(path)
+        values = dense(adata.X)
+        change = {"binary": np.sign, "log-normalized": np.log1p, "signed": lambda x: np.log1p(x) - 1}
+        adata.X = change.get(kind, np.asarray)(values).astype(np.float32)
+        adata.write_h5ad(path)
+    preprocess(raw, tmp_path / "out", Stage1Options(log_normalize=kind == "counts"), Stage2Options())
+    info = DatasetInfo.read(tmp_path / "out")
+    assert info.schema.value_kind == kind
+    assert info.schema.is_detected == (kind != "signed")
+    assert info.counts == (kind in ("counts", "binary"))
+
+
 def test_logarithms_and_counts_meet_as_logarithms(raw, tissue, tmp_path):
     other = tmp_path / "other"
     other.mkdir()
@@ -235,7 +250,7 @@ def test_logarithms_and_counts_meet_as_logarithms(raw, tissue, tmp_path):
     stage1(other, tmp_path / "b", Stage1Options(genes=genes, log_normalize=False))
     stage2([tmp_path / "a", tmp_path / "b"], tmp_path / "out", Stage2Options(split="slice"))
     info = DatasetInfo.read(tmp_path / "out")
-    assert (info.schema.transform, info.counts) == ("none", False)
+    assert (info.schema.transform, info.schema.value_kind, info.counts) == ("none", "log-normalized", False)
     _, groups = read(tmp_path / "out")
     for _, cells in groups:
         if cells.slice_id in ("slice_0", "slice_1"):

@@ -66,7 +66,7 @@ class DatasetInfo:
     unmeasured
         Unmeasured genes of each slice, by the name of the slice; slices without any are left out.
     counts
-        Whether all values are counts, which can be thinned.
+        Whether all values are counts or 0 and 1, which can be thinned.
     parameters
         Parameters of both stages.
     """

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from alphastomics.data._fit_schema import Extent
     from alphastomics.data._matrix import Moments
     from alphastomics.data._schema import ResolvedTransform
+    from alphastomics.data._values import ValueKind
     from alphastomics.data.preprocess._shards import Piece
     from alphastomics.data.preprocess._slice import StoredSlice
 
@@ -98,7 +99,12 @@ class Plan:
         stores_counts = all(counts) and not options.scale_per_slice
         self.transform: ResolvedTransform = "log1p" if stores_counts else "none"
         self.log_transform = any(counts) and not stores_counts
-        self.counts = stores_counts and all(each.record["counts"] for each in slices)
+        logs = [self.log_transform and each.is_counts for each in slices]
+        kinds: set[ValueKind] = {
+            "log-normalized" if log else each.record["kind"] for each, log in zip(slices, logs, strict=True)
+        }
+        self.kind: ValueKind | None = kinds.pop() if len(kinds) == 1 and not options.scale_per_slice else None
+        self.counts = self.kind == "binary" or (self.kind == "counts" and stores_counts)
         n_values = sum(each.record["n_values"] for each in slices)
         n_cells = sum(each.n_cells for each in slices)
         self.dense = options.scale_per_slice or n_values > DENSE * n_cells * len(slices[0].genes)
@@ -201,5 +207,5 @@ class Plan:
             cell_type_key="cell_type" if labels else None,
             layer=None,
             sequence_key=None,
-            value_kind="counts" if self.counts else None,
+            value_kind=self.kind,
         )

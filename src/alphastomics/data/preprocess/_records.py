@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-FORMAT, FORMAT_VERSION = "alphastomics-slices", 2
+FORMAT, FORMAT_VERSION = "alphastomics-slices", 3
 OVERVIEW = "stage1.json"
 _RECORD = {
     "slice": str,
     "parameters": dict,
     "n_cells": int,
     "n_values": int,
-    "counts": bool,
+    "kind": str,
     "totals": list,
     "labels": list,
     "unmeasured": list,
@@ -152,7 +152,7 @@ def finish_stage1(
     for record in records:
         if names := record["unmeasured"]:
             logger.warning(UNMEASURED, record["slice"], len(names), format_names(names))
-    if options.log_normalize and (others := [record["slice"] for record in records if not record["counts"]]):
+    if options.log_normalize and (others := [record["slice"] for record in records if record["kind"] != "counts"]):
         logger.warning(
             "Values of %d slices, the first of them %r, are not counts but are log-transformed as counts; "
             "pass --skip-log-normalize if they are already transformed.",

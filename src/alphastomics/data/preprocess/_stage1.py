@@ -128,7 +128,8 @@ def _write(task: SliceTask, tissue: RawTissue) -> dict[str, Any]:
     measured = np.zeros(n_genes, dtype=bool)
     measured[column[column >= 0]] = True
     order = rows[hilbert_order(tissue.position[rows])]
-    totals, evidence, n_values, cell_types = np.zeros(n_genes), Evidence(), 0, set[str]()
+    totals, n_values, cell_types = np.zeros(n_genes), 0, set[str]()
+    evidence = Evidence(len(rows) * int(measured.sum()))
     with writing_slice(task.target.with_suffix(SUFFIX), n_genes) as file:
         for chosen in tissue.passes(order, max_values=MAX_VALUES, multiple=BATCH):
             x, row = _read(task, tissue, chosen, column)
@@ -142,7 +143,7 @@ def _write(task: SliceTask, tissue: RawTissue) -> dict[str, Any]:
     return {
         "n_cells": len(rows),
         "n_values": n_values,
-        "counts": evidence.kind == "counts",
+        "kind": evidence.kind,
         "totals": totals.tolist(),
         "labels": sorted(cell_types),
         "unmeasured": [gene for gene, is_measured in zip(task.options.genes, measured, strict=True) if not is_measured],
