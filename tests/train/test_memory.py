@@ -131,9 +131,8 @@ def test_two_estimates_are_within_15_percent_of_the_measurement() -> None:
 
 @has_status
 @pytest.mark.slow
-def test_six_estimates_are_within_15_percent_of_the_measurement() -> None:
-    for n in (4096, 6144):
-        compare(CONFIG, [(n, k) for k in (DEPTH, DEPTH // 2, 0)])
+def test_three_estimates_are_within_15_percent_of_the_measurement() -> None:
+    compare(CONFIG, [(4096, k) for k in (DEPTH, DEPTH // 2, 0)])
 
 
 @has_status
@@ -147,7 +146,7 @@ def test_an_estimate_in_bfloat16_is_within_15_percent_of_the_measurement() -> No
 def test_a_step_of_four_times_as_many_cells_takes_four_times_the_memory() -> None:
     """All losses and the optimizer, in one context; attention is linear."""
     config = replace(CONFIG, n_layers=1, attention="linear", gate_type="none")
-    short, long = measure(config, [(16_384, 0), (65_536, 0)])
+    short, long = measure(config, [(8192, 0), (32_768, 0)])
     assert long <= 4.3 * short
 
 
