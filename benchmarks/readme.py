@@ -207,6 +207,23 @@ def result_tables(folder: Path = RESULTS) -> list[str]:
     ]
 
 
+def lever_table(folder: Path = RESULTS) -> str:
+    """Distance Spearman, kNN preservation and contact precision of every way to place cells, means over folds, and its mean rank."""
+    found = json.loads((folder / "levers.json").read_text())
+    entries = found["entries"]
+    folds = list(dict.fromkeys(entry["fold"] for entry in entries))
+    tissues = {tissue: [fold for fold in folds if fold.startswith(f"{tissue}, ")] for tissue in TISSUES}
+    shown = {tissue: names for tissue, names in tissues.items() if names}
+    seeds = sorted({entry["seed"] for entry in entries})
+    lines = [["way", *(TISSUES[tissue] for tissue in shown), "mean rank"]]
+    for row, rank in found["ranks"].items():
+        scores = [summarize(entries, [row], names, seeds)[row] for names in shown.values()]
+        lines.append(
+            [row, *(", ".join(f"{line[score][0]:.3f}" for score in SCORES) for line in scores), f"{rank:.1f}"]
+        )
+    return markdown(lines)
+
+
 def tables(folder: Path = RESULTS) -> str:
     """Both tables of the README."""
     results, published = (json.loads((folder / f"{name}.json").read_text()) for name in ("unseen", "unseen_peers"))

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import shutil
+from contextlib import contextmanager
 from functools import cache
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 import numpy as np
 import pandas as pd
@@ -37,6 +39,18 @@ GROWING = {
 }
 
 
+@contextmanager
+def brief_fits() -> Iterator[None]:
+    """Fit statistics on fewer samples, which otherwise takes most of the time of a small training."""
+    from alphastomics.sampling import _fit, _fit_perturbation
+
+    with (
+        patch.multiple(_fit, MARGINAL_STEPS=8, DEPENDENCE_STEPS=4, DRAWS=1, ROUNDS=1),
+        patch.multiple(_fit_perturbation, N_DRAWS=2, SHARES=(0.1, 0.5, 0.9)),
+    ):
+        yield
+
+
 @pytest.fixture(scope="session")
 def _reference() -> AnnData:
     from alphastomics.datasets import synthetic_tissue
@@ -61,7 +75,8 @@ def train_briefly() -> Callable[..., AlphaSTomics]:
     """Train a model for a moment, with other arguments of ``train`` on request."""
 
     def train(model: AlphaSTomics, **kwargs: Any) -> AlphaSTomics:
-        model.train(**(BRIEF | {"max_epochs": 1} | kwargs))
+        with brief_fits():
+            model.train(**(BRIEF | {"max_epochs": 1} | kwargs))
         return model
 
     return train
