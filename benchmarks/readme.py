@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -208,19 +209,16 @@ def result_tables(folder: Path = RESULTS) -> list[str]:
 
 
 def lever_table(folder: Path = RESULTS) -> str:
-    """Distance Spearman, kNN preservation and contact precision of every way to place cells, means over folds, and its mean rank."""
+    """Scores of every way to place cells, means over the folds in which all ways are finished, and its mean rank."""
     found = json.loads((folder / "levers.json").read_text())
-    entries = found["entries"]
-    folds = list(dict.fromkeys(entry["fold"] for entry in entries))
-    tissues = {tissue: [fold for fold in folds if fold.startswith(f"{tissue}, ")] for tissue in TISSUES}
-    shown = {tissue: names for tissue, names in tissues.items() if names}
+    entries, ranks = found["entries"], found["ranks"]
+    done = Counter(entry["fold"] for entry in entries)
     seeds = sorted({entry["seed"] for entry in entries})
-    lines = [["way", *(TISSUES[tissue] for tissue in shown), "mean rank"]]
-    for row, rank in found["ranks"].items():
-        scores = [summarize(entries, [row], names, seeds)[row] for names in shown.values()]
-        lines.append(
-            [row, *(", ".join(f"{line[score][0]:.3f}" for score in SCORES) for line in scores), f"{rank:.1f}"]
-        )
+    folds = [fold for fold in done if done[fold] == len(ranks) * len(seeds)]
+    lines = [["way", *SCORES.values(), "mean rank"]]
+    for row, rank in ranks.items():
+        scores = summarize(entries, [row], folds, seeds)[row]
+        lines.append([row, *(f"{scores[score][0]:.3f}" for score in SCORES), f"{rank:.1f}"])
     return markdown(lines)
 
 
@@ -276,7 +274,7 @@ def comparison(tissue: str, folder: Path = RESULTS) -> str:
 
 
 if __name__ == "__main__":
-    print("\n\n".join([tables(), *result_tables(), calibration_table()]))
+    print("\n\n".join([tables(), *result_tables(), calibration_table(), lever_table()]))
     for name in PLANES:
         print(f"\n{model_table(name)}")
         print(f"\n{comparison(name)}")

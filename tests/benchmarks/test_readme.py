@@ -1,7 +1,8 @@
 from __future__ import annotations
 
+import pytest
 from benchmarks._data import ROOT
-from benchmarks.readme import PLANES, calibration_table, comparison, model_table, result_tables, tables
+from benchmarks.readme import PLANES, calibration_table, comparison, lever_table, model_table, result_tables, tables
 
 
 def test_the_figures_of_the_readme_match_the_results():
@@ -15,5 +16,6 @@ def test_the_tables_of_the_page_match_the_results():
         assert table in page
 
 
-def test_the_calibration_in_the_design_notes_matches_the_results():
-    assert calibration_table() in (ROOT / "docs" / "design-notes.md").read_text()
+@pytest.mark.parametrize("table", [calibration_table, lever_table])
+def test_the_tables_of_the_design_notes_match_the_results(table):
+    assert table() in (ROOT / "docs" / "design-notes.md").read_text()
