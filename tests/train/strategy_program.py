@@ -23,8 +23,8 @@ import alphastomics as asx
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from small_models import brief_fits
 
-BRIEF = ExitStack()  # stays open, in every process that imports this file
-BRIEF.enter_context(brief_fits())
+FITS = ExitStack()  # stays open, in every process that imports this file
+FITS.enter_context(brief_fits())
 
 SIZES = (90, 70, 20)  # 7 contexts of 30 cells: two processes have one of padding in the last step of an epoch
 MODELS: dict[str, dict[str, Any]] = {"moe": {"use_moe": True, "moe_top_k": 1, "dropout": 0.1}}

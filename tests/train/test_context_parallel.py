@@ -35,8 +35,8 @@ MODELS: dict[str, dict[str, Any]] = {
 MODELS = {name: {"dropout": 0.1} | arguments for name, arguments in MODELS.items()}
 ODD = {"context_size": 45, "batch_size": 90}  # contexts of 45, 35 and 20 cells, two of them in a batch
 NO_GRADIENT = "position_out.bias"  # positions are centered: what moves it is rounding, which Adam makes a step
-# A cell whose two best experts tie to rounding may be given to the other one in a draw, which moves Moran's I by up to 2e-4.
-OTHER_EXPERT = 2e-4 / MIN_EFFECT
+# A cell whose two best experts tie to rounding may be given to the other one in a draw, which moves Moran's I by up to 5e-5.
+OTHER_EXPERT = 5e-5 / MIN_EFFECT
 
 
 # -- groups ------------------------------------------------------------------------------------------------------------

@@ -233,7 +233,7 @@ def assert_same_trials(found: dict[str, Any], expected: dict[str, Any]) -> None:
 @pytest.mark.parametrize("strategy", ["ddp", "ddp_fork", "ddp_spawn", "fsdp2"])
 def test_two_processes_match_one(run_strategy, alone, tmp_path, strategy):
     """Losses of every step, in which the last of an epoch has padding; weights; the conditional mean; and placements from a file."""
-    # How processes start makes no difference to attention, and shards depend on how blocks share weights alone.
+    # How processes start makes no difference to attention; shards are compared on experts, pair features and shared blocks.
     kinds = {"ddp": tuple(ATTENTION), "fsdp2": ("moe", "geometric", "axial")}.get(strategy, ("moe",))
     models = {name: ATTENTION[name] for name in kinds}
     if strategy in ("ddp_fork", "fsdp2"):

@@ -99,9 +99,8 @@ class Plan:
         stores_counts = all(counts) and not options.scale_per_slice
         self.transform: ResolvedTransform = "log1p" if stores_counts else "none"
         self.log_transform = any(counts) and not stores_counts
-        logs = [self.log_transform and each.is_counts for each in slices]
         kinds: set[ValueKind] = {
-            "log-normalized" if log else each.record["kind"] for each, log in zip(slices, logs, strict=True)
+            "log-normalized" if self.log_transform and each.is_counts else each.record["kind"] for each in slices
         }
         self.kind: ValueKind | None = kinds.pop() if len(kinds) == 1 and not options.scale_per_slice else None
         self.counts = self.kind == "binary" or (self.kind == "counts" and stores_counts)
