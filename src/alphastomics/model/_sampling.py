@@ -81,8 +81,8 @@ class SamplingMixin(ModelBase):
         indices
             Rows of the query to use; all when None. Not for ``mode="joint"``.
         batch_size
-            Largest number of cells that attend to each other; larger slices are split into overlapping contexts, which
-            are aligned and merged, for expression at every step.
+            Largest number of cells that attend to each other, by default 8,192 when positions are sampled and 32,768 otherwise. Larger
+            slices are split into overlapping contexts, which are aligned and merged, for expression at every step.
         random_state
             Seed of all draws.
         sampler, eta
