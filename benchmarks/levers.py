@@ -131,21 +131,20 @@ def place_adapted(model: AlphaSTomics, query: AnnData, *, seed: int) -> Array:
 
 def place_averaged(models: Sequence[AlphaSTomics], query: AnnData, *, seed: int) -> Array:
     """Placement (n_query, D) by the average of several networks, in the frame of the first one."""
+    from alphastomics.config import SamplingConfig
     from alphastomics.data import AnnDataSource
     from alphastomics.diffusion.geometry import center, kabsch
     from alphastomics.sampling._cells import content_order, encode_cells
     from alphastomics.sampling._layout import refine_layout
     from alphastomics.sampling._overlap import remove_overlaps
     from alphastomics.sampling._position import PositionSampler
-    from alphastomics.sampling._position_draws import MAX_CONTEXT
 
     source = AnnDataSource(query, models[0].schema, positions=False)
     (cells,) = source.slices
     rows = content_order(source, cells.rows)
     samplers = [model._make_sampler() for model in models]
-    placed = [
-        PositionSampler(each, encode_cells(each.module, source, rows, max_context=MAX_CONTEXT)) for each in samplers
-    ]
+    size = SamplingConfig().max_context
+    placed = [PositionSampler(each, encode_cells(each.module, source, rows, max_context=size)) for each in samplers]
     first = center(placed[0].mean)
     means = [center(each.mean) for each in placed]
     mean = torch.stack([x @ kabsch(x, first) for x in means]).mean(0)[0]

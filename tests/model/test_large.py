@@ -8,10 +8,11 @@ import scipy.sparse as sp
 import torch
 from hypothesis import given, strategies as st
 
+from alphastomics.config import _sampling
 from alphastomics.data import AnnDataSource
 from alphastomics.datasets import synthetic_tissue
 from alphastomics.metrics import aligned_rmsd, distance_spearman, rigid_align
-from alphastomics.sampling import PositionSampler, _position_draws
+from alphastomics.sampling import PositionSampler
 from alphastomics.sampling._cells import EncodedCells, content_order, split_contexts
 from position_oracle import Oracle, sampler_of
 from rotations import random_rotation
@@ -125,7 +126,7 @@ def test_batch_size_limits_attention(trained, one_set, monkeypatch):
 
     monkeypatch.setattr(trained.module, "trunk", watch)
     few = one_set[:40].copy()
-    monkeypatch.setattr(_position_draws, "MAX_CONTEXT", 15)
+    monkeypatch.setattr(_sampling, "PLACED_CONTEXT", 15)
     for batch_size in (1, 2, None, 40):
         sizes.clear()
         result = trained.sample(few, batch_size=batch_size)

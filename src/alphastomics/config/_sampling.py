@@ -15,6 +15,7 @@ _OF_A_QUERY = ("mode", "expr_to_pos", "pos_to_expr")
 _OF_POSITIONS = ("mode", "expr_to_pos")
 _OF_DIFFUSION = ("mode", "pos_to_expr", "joint")
 MAX_CONTEXT = 32_768  # cells; pairs of as many fit on a large GPU
+PLACED_CONTEXT = 8192  # cells; larger contexts take more time and place their cells hardly better
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,6 +119,11 @@ class InferenceConfig:
 @dataclass(frozen=True, kw_only=True)
 class SamplingConfig(InferenceConfig, ReverseConfig, DrawConfig, TargetConfig):
     """Arguments of :meth:`~alphastomics.model.AlphaSTomics.sample`, except for its query."""
+
+    @property
+    def max_context(self) -> int:
+        """Largest number of cells that attend to each other."""
+        return self.batch_size or (PLACED_CONTEXT if self.mode == "expr_to_pos" else MAX_CONTEXT)
 
     def __post_init__(self) -> None:
         check(self)

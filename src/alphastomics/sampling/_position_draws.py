@@ -47,7 +47,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 PLACEMENT, DRAW = 1, 2  # keys of generators
-MAX_CONTEXT = 8192  # cells; larger contexts take more time and place their cells hardly better
 MAX_UNMATCHED = 0.5  # share of unmatched cells, above which a warning is issued
 OTHER_COMPOSITION, MAX_OTHER = 5.0, 0.25  # relative frequency, and the share of cells above it, for a warning
 
@@ -200,7 +199,7 @@ class _SliceDraws:
 
     def _encoded(self, sampler: Sampler, change: GeneChange | None) -> EncodedCells:
         """The cells of this slice as input of the network of a sampler."""
-        max_context = self.config.batch_size or MAX_CONTEXT
+        max_context = self.config.max_context
         cells = encode_cells(sampler.module, self.source, self.rows, max_context=max_context, change=change)
         return cells._replace(contexts=composed_contexts(self.frequency, max_context, sampler.device))
 
