@@ -84,8 +84,8 @@ def one_embedding(_: AlphaSTomics) -> Iterator[None]:
 
     refine = _position.refine_layout
 
-    def refined(mean: Tensor, feature: Tensor, *rest: Any) -> Tensor:
-        return refine(mean, 2**0.5 * feature[:, : feature.shape[1] // 2], *rest)
+    def refined(mean: Tensor, feature: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        return refine(mean, 2**0.5 * feature[:, : feature.shape[1] // 2], *args, **kwargs)
 
     with patch.object(_position, "refine_layout", refined):
         yield
@@ -118,7 +118,7 @@ CORRECTIONS: dict[str, tuple[tuple[str, ...], Change]] = {
     "removal of overlaps in new slices": (("joint",), patched("_joint.remove_overlaps", lambda x, *_: x)),
     "scale of the reference": (("placement",), patched("_position.restore_radius", lambda x, **_: x)),
     "embedding of each cell alone": (PLACED, one_embedding),
-    "refinement": (PLACED, patched("_position.refine_layout", lambda mean, *_: mean)),
+    "refinement": (PLACED, patched("_position.refine_layout", lambda mean, *_, **__: mean)),
     "removal of overlaps": (PLACED, patched("_position.remove_overlaps", lambda x, *_: x)),
     "kriging of positions": (("known positions",), patched("_position.krige_positions", lambda _, mean, *__: mean)),
     "fitted drift": (("known positions",), full_drift),

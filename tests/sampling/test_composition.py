@@ -11,7 +11,13 @@ from tests.sampling.test_confidence import N_KINDS, reference_of, tissue
 from alphastomics.data import AnnDataSource
 from alphastomics.sampling import _position_draws
 from alphastomics.sampling._cells import split_contexts
-from alphastomics.sampling._composition import MAX_RATIO, MAX_REPEATS, composed_contexts, relative_frequency
+from alphastomics.sampling._composition import (
+    MAX_RATIO,
+    MAX_REPEATS,
+    composed_contexts,
+    composition_weights,
+    relative_frequency,
+)
 
 CPU = torch.device("cpu")
 
@@ -60,6 +66,16 @@ def test_contexts_of_a_query_like_the_reference_do_not_change(max_context):
     ):
         assert torch.equal(found[0], expected[0])
         assert found[1] == expected[1]
+
+
+def test_weights_restore_the_composition_of_the_reference_if_it_differs_much():
+    ratio = np.r_[np.full(400, 10.0), np.full(300, 2.5), np.full(300, 0.8)]
+    expected = np.r_[np.full(400, 0.1), np.full(300, 0.4), np.ones(300)]
+    confidence = np.where(np.arange(1000) < 101, 0.5, 0.01)
+    np.testing.assert_allclose(composition_weights(ratio, confidence), expected)
+    for value in (0.01, np.nan):  # kinds that the reference lacks, and a reference of few cells
+        confidence[:2] = value
+        np.testing.assert_array_equal(composition_weights(ratio, confidence), np.ones(1000))
 
 
 def test_the_relative_frequency_of_an_oversampled_kind_is_found():

@@ -90,10 +90,11 @@ def test_attraction_is_the_gradient_of_its_objective(layout, k):
     k = min(k, n - 1)
     near = torch.stack([(torch.randperm(n - 1, generator=rng)[:k] + i + 1) % n for i in range(n)])
     p = torch.rand(n, k, generator=rng, dtype=torch.float64).softmax(1)
+    weight = torch.rand(n, generator=rng, dtype=torch.float64) + 0.1
     y.requires_grad_()
     squared = (y[:, None] - y[near]).square().sum(-1)
-    (p * torch.log1p(squared / squared_width)).sum().div(n).backward()
-    torch.testing.assert_close(attraction_gradient(y.detach(), near, p, squared_width), y.grad)
+    (weight[:, None] * p * torch.log1p(squared / squared_width)).sum().div(weight.sum()).backward()
+    torch.testing.assert_close(attraction_gradient(y.detach(), near, p, weight, squared_width), y.grad)
 
 
 @settings(max_examples=40)
@@ -101,17 +102,20 @@ def test_attraction_is_the_gradient_of_its_objective(layout, k):
 def test_repulsion_is_the_gradient_of_its_objective(layout, n_rows):
     y, rng, squared_width = layout
     rows = torch.randperm(len(y), generator=rng)[:n_rows]
+    weight = torch.rand(len(y), generator=rng, dtype=torch.float64) + 0.1
     y.requires_grad_()
     kernel = 1 / (1 + (y[rows, None] - y).square().sum(-1) / squared_width)
-    others = torch.arange(len(y)) != rows[:, None]
-    (kernel * others).sum(1).log().mean().backward()
-    torch.testing.assert_close(repulsion_gradient(y.detach(), rows, squared_width), y.grad, rtol=1e-6, atol=1e-9)
+    others = weight * (torch.arange(len(y)) != rows[:, None])
+    ((kernel * others).sum(1).log() @ weight[rows]).div(weight[rows].sum()).backward()
+    torch.testing.assert_close(
+        repulsion_gradient(y.detach(), rows, weight, squared_width), y.grad, rtol=1e-6, atol=1e-9
+    )
 
 
 def test_fixed_cells_do_not_move(folded):
     _, mean, feature = folded
     fixed = torch.arange(len(mean)) % 4 == 0
-    refined = refine_layout(mean, feature, generator(), fixed)
+    refined = refine_layout(mean, feature, generator(), fixed=fixed)
     assert torch.equal(refined[fixed], mean[fixed])
     assert bool((refined[~fixed] != mean[~fixed]).any(1).all())
 
@@ -121,6 +125,23 @@ def test_cells_are_attracted_by_fixed_neighbors(folded):
     true, mean, feature = folded
     fixed = torch.arange(len(mean)) % 4 > 0
     start = torch.where(fixed[:, None], true, mean)
-    refined = refine_layout(start, feature, generator(), fixed)
+    refined = refine_layout(start, feature, generator(), fixed=fixed)
     before, after = ((x - true)[~fixed].square().sum(1).mean().sqrt() for x in (start, refined))
     assert float(after) < 0.8 * float(before)
+
+
+def test_weights_leave_other_cells_in_the_layout_without_over_represented_cells():
+    """A tenth of the cells of a tissue, alone and with the other cells of its left part."""
+    true = torch.rand(3000, 2, generator=generator()) * 2 - 1
+    waves = torch.randn(2, 32, generator=generator(1)) * 2
+    feature = F.normalize(torch.cat([(true @ waves).sin(), (true @ waves).cos()], dim=1), dim=1)
+    mean = true + 0.3 * torch.randn(true.shape, generator=generator(2))
+    tenth, left = torch.arange(len(true)) % 10 == 0, true[:, 0] < -0.5
+    query = tenth | left
+    expected = refine_layout(mean[tenth], feature[tenth], generator())
+
+    def error(weight: torch.Tensor | None) -> float:
+        refined = refine_layout(mean[query], feature[query], generator(), weight=weight)
+        return float((refined[tenth[query]] - expected).square().sum(1).mean())
+
+    assert error(torch.where(left, 0.1, 1.0)[query]) < 0.5 * error(None)

@@ -116,7 +116,7 @@ def test_a_layout_has_the_radius_of_the_reference_unless_its_frame_is_shared(mea
 
 def test_a_layout_is_refined_by_both_embeddings(mean, monkeypatch):
     found = []
-    monkeypatch.setattr(_position, "refine_layout", lambda x, feature, *_: found.append(feature) or x)
+    monkeypatch.setattr(_position, "refine_layout", lambda x, feature, *_, **__: found.append(feature) or x)
     positions = sampler_for(mean, separate=False)
     positions.feature = torch.nn.functional.normalize(mean, dim=1)
     positions.place(rng(), refine=True)

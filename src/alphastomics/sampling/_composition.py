@@ -1,4 +1,4 @@
-r"""Contexts with the composition of the reference, for a query in which some kinds of cells are over-represented.
+r"""Contexts and weights with the composition of the reference, for a query in which some kinds of cells are over-represented.
 
 The network places a cell given the other cells of its context, and was trained on contexts of the reference. Dissociated cells that
 were sorted, or of which one kind survived better, have another composition. With the k nearest cells :math:`N_Q`
@@ -12,6 +12,10 @@ Astron. Comput. 12:67), the frequency of cells like i relative to that in the re
 cell with :math:`\rho_i > 2` is part. The other cells are part of all contexts; :math:`m`, the median of w over reference cells, makes their
 frequencies comparable. Every reference cell has nearest cells in Q, however much both sets differ otherwise: another instrument or
 specimen does not change the weights as it changes the odds of a classifier.
+
+In the refinement of a layout (:mod:`alphastomics.sampling._layout`), where these cells would push the others away, they have the weight
+:math:`1 / \rho_i` if a tenth of the cells have :math:`\rho_i > 5` and match cells of the reference
+(:mod:`alphastomics.sampling._confidence`). Kinds that the reference lacks are not over-represented: the query has more tissue of them.
 """
 
 from __future__ import annotations
@@ -22,7 +26,7 @@ import numpy as np
 import torch
 
 from alphastomics.sampling._cells import ANCHOR_SHARE, split_contexts
-from alphastomics.sampling._confidence import directions, nearest_rows, standardized_blocks
+from alphastomics.sampling._confidence import UNMATCHED, directions, nearest_rows, standardized_blocks
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -36,6 +40,10 @@ N_NEAREST = 60  # k
 MIN_WEIGHT = 0.02  # cells of a kind that the reference lacks have no weight
 MAX_RATIO = 2.0  # of frequencies, above which cells are part of a share of the contexts
 MIN_SHARE = 0.01  # of such cells
+OTHER_COMPOSITION, MAX_OTHER = (
+    5.0,
+    0.1,
+)  # relative frequency, and the share of matching cells above it, in another composition
 MAX_REPEATS = 6.0  # cells in all contexts, as a multiple of the cells of the query
 
 
@@ -51,6 +59,16 @@ def relative_frequency(cells: ConfidenceCells, source: CellSource, rows: NDArray
         weight = np.maximum(weight[nearest_rows(y, y, N_NEAREST)[1]].mean(1), MIN_WEIGHT)
         ratio[block] = np.median(weight[chosen].mean(1)) / weight
     return ratio
+
+
+def is_other_composition(ratio: NDArray[np.float64], confidence: NDArray[np.float64]) -> bool:
+    """Whether many cells of a query are of kinds of the reference that are much more frequent in the query."""
+    return bool(((ratio > OTHER_COMPOSITION) & (confidence >= UNMATCHED)).mean() > MAX_OTHER)
+
+
+def composition_weights(ratio: NDArray[np.float64], confidence: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Weights (N,) with which the composition of a query is that of the reference; 1 if they do not differ much."""
+    return np.where(is_other_composition(ratio, confidence) & (ratio > MAX_RATIO), 1 / ratio, 1.0)
 
 
 def composed_contexts(ratio: NDArray[np.float64], max_context: int, device: torch.device) -> Contexts:

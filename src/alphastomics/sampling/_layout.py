@@ -2,16 +2,17 @@ r"""Positions that agree with the conditional mean and with the neighborhood emb
 
 .. math::
 
-    y^\star = \arg\min_y \; -\frac1n \sum_i \sum_{j \in \mathcal N_i} p_{ij} \log q_{ij}
-        + \frac{\lambda}{n} \sum_i \lVert y_i - \hat x_i \rVert^2, \qquad
-    p_{ij} = \operatorname*{softmax}_{j \in \mathcal N_i} \frac{f_i \cdot f_j}{\tau}, \quad
-    q_{ij} = \frac{(1 + \lVert y_i - y_j \rVert^2 / w^2)^{-1}}{\sum_{k \ne i} (1 + \lVert y_i - y_k \rVert^2 / w^2)^{-1}}
+    y^\star = \arg\min_y \; \frac1n \sum_i a_i \Big( -\sum_{j \in \mathcal N_i} p_{ij} \log q_{ij}
+        + \lambda \lVert y_i - \hat x_i \rVert^2 \Big), \qquad n = \sum_i a_i, \\
+    p_{ij} = \frac{a_j \exp(f_i \cdot f_j / \tau)}{\sum_{k \in \mathcal N_i} a_k \exp(f_i \cdot f_k / \tau)}, \quad
+    q_{ij} = \frac{a_j\, (1 + \lVert y_i - y_j \rVert^2 / w^2)^{-1}}{\sum_{k \ne i} a_k\, (1 + \lVert y_i - y_k \rVert^2 / w^2)^{-1}}
 
 In the conditional mean :math:`\hat x` a cell that may lie in two places lies between them, near unrelated cells. The unit
 vectors :math:`f` of the neighborhood embedding separate the two places; :math:`\mathcal N_i` are the K cells nearest to i in
 the embedding. The first term is the objective of t-SNE (van der Maaten & Hinton 2008), as in
 :func:`alphastomics.diffusion.losses.layout_error`; the second keeps cells near their conditional mean. The width w is constant, and larger
-in slices of few cells, where it grows as the distance between cells.
+in slices of few cells, where it grows as the distance between cells. Cells of kinds that are over-represented in the query have a
+weight a below 1 (:mod:`alphastomics.sampling._composition`): the layout of the others is that of a query without them.
 """
 
 from __future__ import annotations
@@ -33,26 +34,35 @@ N_ITERATIONS, RATE = 60, 0.03
 ROWS = 1024  # rows of the pair matrix that are in memory at once, and whose normalizer an iteration computes
 
 
-def refine_layout(mean: Tensor, feature: Tensor, generator: torch.Generator, fixed: Tensor | None = None) -> Tensor:
+def refine_layout(
+    mean: Tensor,
+    feature: Tensor,
+    generator: torch.Generator,
+    *,
+    weight: Tensor | None = None,
+    fixed: Tensor | None = None,
+) -> Tensor:
     """Minimize the objective from the conditional mean (N, D), given the embedding ``feature`` (N, K) in unit vectors.
 
-    Every iteration of Adam computes the normalizer of q for a random sample of rows: memory is O(rows * N). Cells that are
-    ``fixed`` (N,) do not move.
+    Every iteration of Adam computes the normalizer of q for a random sample of rows: memory is O(rows * N). ``weight`` (N,) is a, 1 for
+    all cells when None. Cells that are ``fixed`` (N,) do not move.
     """
-    n = len(mean)
-    if n < 3:  # attraction and repulsion need two other cells
+    n_cells = len(mean)
+    if n_cells < 3:  # attraction and repulsion need two other cells
         return mean
-    neighbors, p = _embedding_neighbors(feature, min(N_NEIGHBORS, n - 1))
+    weight = mean.new_ones(n_cells) if weight is None else weight.to(mean)
+    n = float(weight.sum())
+    neighbors, p = _embedding_neighbors(feature, weight, min(N_NEIGHBORS, n_cells - 1))
     squared_width = _width(n, mean.shape[1]) ** 2
-    anchor = ANCHOR if fixed is None else KNOWN_ANCHOR
+    anchor = 2 / n * (ANCHOR if fixed is None else KNOWN_ANCHOR) * weight[:, None]
     y = mean.clone()
     optimizer = torch.optim.Adam([y], lr=RATE)
     for _ in range(N_ITERATIONS):
-        rows = torch.randperm(n, generator=generator)[:ROWS].to(mean.device)
+        rows = torch.randperm(n_cells, generator=generator)[:ROWS].to(mean.device)
         y.grad = (
-            attraction_gradient(y, neighbors, p, squared_width)
-            + repulsion_gradient(y, rows, squared_width)
-            + 2 * anchor / n * (y - mean)
+            attraction_gradient(y, neighbors, p, weight, squared_width)
+            + repulsion_gradient(y, rows, weight, squared_width)
+            + anchor * (y - mean)
         )
         if fixed is not None:
             y.grad[fixed] = 0.0
@@ -60,37 +70,38 @@ def refine_layout(mean: Tensor, feature: Tensor, generator: torch.Generator, fix
     return y
 
 
-def _width(n_cells: int, n_dims: int) -> float:
+def _width(n_cells: float, n_dims: int) -> float:
     """The width w of a slice, in model units."""
     return WIDTH * n_dims**0.5 * max(1.0, (N_CELLS / n_cells) ** (1 / n_dims))
 
 
-def attraction_gradient(y: Tensor, neighbors: Tensor, p: Tensor, squared_width: float) -> Tensor:
-    r"""Gradient (N, D) of :math:`\frac1n \sum_{ij} p_{ij} \log(1 + \lVert y_i - y_j \rVert^2 / w^2)`."""
-    n, k = neighbors.shape
+def attraction_gradient(y: Tensor, neighbors: Tensor, p: Tensor, weight: Tensor, squared_width: float) -> Tensor:
+    r"""Gradient (N, D) of :math:`\frac1n \sum_{ij} a_i p_{ij} \log(1 + \lVert y_i - y_j \rVert^2 / w^2)`."""
     offset = y[:, None] - y[neighbors]
-    force = offset * (2 / n * p / (squared_width + offset.square().sum(-1)))[..., None]
-    return force.sum(1).index_add_(0, neighbors.reshape(-1), -force.reshape(n * k, -1))
+    share = (weight / weight.sum())[:, None] * p
+    force = offset * (2 * share / (squared_width + offset.square().sum(-1)))[..., None]
+    return force.sum(1).index_add_(0, neighbors.reshape(-1), -force.reshape(-1, y.shape[1]))
 
 
-def repulsion_gradient(y: Tensor, rows: Tensor, squared_width: float) -> Tensor:
-    r"""Gradient (N, D) of :math:`\frac1{|R|} \sum_{i \in R} \log \sum_{k \ne i} (1 + \lVert y_i - y_k \rVert^2 / w^2)^{-1}`."""
-    chosen = y[rows]
+def repulsion_gradient(y: Tensor, rows: Tensor, weight: Tensor, squared_width: float) -> Tensor:
+    r"""Gradient (N, D) of the mean of :math:`\log \sum_{k \ne i} a_k\, (1 + \lVert y_i - y_k \rVert^2 / w^2)^{-1}` over rows i, weighted by a."""
+    chosen, row_weight = y[rows], weight[rows]
     squared = chosen.square().sum(1)[:, None] + y.square().sum(1) - 2 * chosen @ y.T
     kernel = (1 + squared.clamp_min_(0) / squared_width).reciprocal_()
-    total = kernel.sum(1) - 1  # less the cell itself
-    weight = kernel.square_() * (-2 / (squared_width * len(rows)) / total)[:, None]
-    gradient = weight.sum(0)[:, None] * y - weight.T @ chosen
-    return gradient.index_add_(0, rows, weight.sum(1)[:, None] * chosen - weight @ y)
+    total = kernel @ weight - row_weight  # less the cell itself
+    factor = -2 / squared_width * row_weight / row_weight.sum() / total
+    force = kernel.square_().mul_(factor[:, None])
+    gradient = weight[:, None] * (force.sum(0)[:, None] * y - force.T @ chosen)
+    return gradient.index_add_(0, rows, (force @ weight)[:, None] * chosen - force @ (weight[:, None] * y))
 
 
-def _embedding_neighbors(feature: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The k cells nearest in the embedding and their weights, both (N, k)."""
-    neighbors, weights = [], []
+def _embedding_neighbors(feature: Tensor, weight: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The k cells nearest in the embedding and their p, both (N, k)."""
+    neighbors, shares = [], []
     for start in range(0, len(feature), ROWS):
         similarity = feature[start : start + ROWS] @ feature.T
         similarity.diagonal(start).fill_(-torch.inf)  # the cell itself
         value, index = similarity.topk(k, dim=1)
         neighbors.append(index)
-        weights.append((value / TEMPERATURE).softmax(1))
-    return torch.cat(neighbors), torch.cat(weights)
+        shares.append((value / TEMPERATURE + weight[index].log()).softmax(1))
+    return torch.cat(neighbors), torch.cat(shares)

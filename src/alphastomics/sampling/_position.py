@@ -175,6 +175,7 @@ class PositionSampler:
         *,
         refine: bool,
         retrieval_weight: float = 0.0,
+        weight: Tensor | None = None,
         separate: bool = True,
         retrieve: bool = False,
         independent: tuple[Tensor, Tensor] | None = None,
@@ -190,6 +191,8 @@ class PositionSampler:
             Whether the layout is refined.
         retrieval_weight
             Weight of retrieved positions, from 0 to 1, in an average with the conditional mean.
+        weight
+            Weights (N,) of the cells in the refinement; 1 when None.
         separate
             Whether the scale of the reference is restored and overlaps are removed.
         retrieve
@@ -225,7 +228,7 @@ class PositionSampler:
         if nearest is not None and frame is None and not self.sampler.shared_frame:
             x = restore_radius(x, reference_radius=float(nearest.radius[0]), n_reference=float(nearest.n_cells[0]))
         if refine or retrieve:
-            x = refine_layout(x, self.layout_feature, _torch_generator(rng), fixed)
+            x = refine_layout(x, self.layout_feature, _torch_generator(rng), weight=weight, fixed=fixed)
         if nearest is not None:
             moved = remove_overlaps(
                 x.cpu().double().numpy(), nearest, rng, None if fixed is None else fixed.cpu().numpy()

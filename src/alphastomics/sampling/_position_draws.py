@@ -28,7 +28,13 @@ from alphastomics.config import SamplingConfig
 from alphastomics.data import AnnDataSource
 from alphastomics.diffusion.geometry import align
 from alphastomics.sampling._cells import content_order, encode_cells, read_expression, unchanged
-from alphastomics.sampling._composition import MAX_RATIO, composed_contexts, relative_frequency
+from alphastomics.sampling._composition import (
+    MAX_RATIO,
+    composed_contexts,
+    composition_weights,
+    is_other_composition,
+    relative_frequency,
+)
 from alphastomics.sampling._confidence import MIN_REPORTED, UNMATCHED, check_values, measure_confidence, unmatched_share
 from alphastomics.sampling._draws import align_draws, progress_bar, stack_draws
 from alphastomics.sampling._gene_shift import gene_shift
@@ -48,7 +54,6 @@ logger = logging.getLogger(__name__)
 
 PLACEMENT, DRAW = 1, 2  # keys of generators
 MAX_UNMATCHED = 0.5  # share of unmatched cells, above which a warning is issued
-OTHER_COMPOSITION, MAX_OTHER = 5.0, 0.25  # relative frequency, and the share of cells above it, for a warning
 
 
 class Placed(NamedTuple):
@@ -132,6 +137,19 @@ class _SliceDraws:
             return np.ones(len(self.rows))
         return relative_frequency(compared, self.source, self.rows)
 
+    @cached_property
+    def confidence(self) -> NDArray[np.float64]:
+        """Confidence (n,); NaN where there is none."""
+        compared = self.sampler.fitted.confidence_cells
+        if compared is None:
+            return np.full(len(self.rows), np.nan)
+        return measure_confidence(compared, self.source, self.rows)
+
+    @cached_property
+    def weight(self) -> torch.Tensor:
+        """Weights (n,) of the cells in the refinement."""
+        return torch.from_numpy(composition_weights(self.frequency, self.confidence))
+
     def write(self, placed: Placed) -> None:
         """Write the rows of this slice to ``placed``."""
         rows, n_samples, reduce = self.rows, self.config.n_samples, self.config.reduce
@@ -152,9 +170,8 @@ class _SliceDraws:
                 placed.uncertainty[rows] = uncertainty(positions, mean)
                 positions = mean[None]
         placed.positions[:, rows], placed.frequency[rows] = positions, self.frequency
-        if self.sampler.fitted.confidence_cells is not None:
-            placed.confidence[rows] = measure_confidence(self.sampler.fitted.confidence_cells, self.source, rows)
-            placed.positions[:, rows[placed.confidence[rows] < self.config.min_confidence]] = np.nan
+        placed.confidence[rows] = self.confidence
+        placed.positions[:, rows[self.confidence < self.config.min_confidence]] = np.nan
         if self.known is not None:
             finite = np.isfinite(self.known).all(1)
             placed.positions[:, rows[finite]] = self.known[finite]
@@ -190,6 +207,7 @@ class _SliceDraws:
             rng,
             refine=self.refine,
             retrieval_weight=sampler.retrieval_weight,
+            weight=self.weight if self.refine or number is not None else None,
             separate=separate,
             retrieve=number is not None,
             independent=independent,
@@ -251,7 +269,7 @@ def _report_composition(placed: Placed) -> None:
         f"reference (median: {np.median(over):.2g} times). Each of them is placed together with a part of the others only, so that "
         "the composition is that of the reference."
     )
-    if (placed.frequency > OTHER_COMPOSITION).mean() > MAX_OTHER:
+    if is_other_composition(placed.frequency, placed.confidence):
         warnings.warn(message, UserWarning, stacklevel=4)
     else:
         logger.info(message)
