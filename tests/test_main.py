@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 TINY = ["--d-model", "16", "--n-layers", "1", "--n-heads", "2", "--context-size", "64"]
 SHORT = [*TINY, "--epochs", "2", "--accelerator", "cpu"]
-COMMANDS = ["demo", "train", "sample", "test", "extract", "compare", "upload"]
+COMMANDS = ["demo", "reconstruct", "train", "sample", "test", "extract", "compare", "upload"]
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""The command line: ``alphastomics demo | preprocess | stage1 | stage2 | train | sample | test | extract | provenance | compare | upload``.
+"""The command line: ``alphastomics demo | reconstruct | preprocess | stage1 | stage2 | train | sample | test | extract | provenance | compare | upload``.
 
 Importing this module imports no PyTorch; every command imports what it needs.
 """
@@ -14,12 +14,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import App, CycloptsError, Parameter
 from cyclopts.types import ExistingDirectory, ExistingFile  # noqa: TC002
 
-from alphastomics import __version__
+from alphastomics import __version__, _keys
 from alphastomics.cli._config import HEADER, fill, resolved
-from alphastomics.cli._options import GLOBAL, SEVERAL, ComparisonOptions, DemoOptions, FitOptions, SetupOptions
+from alphastomics.cli._options import (
+    GLOBAL,
+    SEVERAL,
+    ComparisonOptions,
+    DemoOptions,
+    FitOptions,
+    ReconstructOptions,
+    SetupOptions,
+)
 from alphastomics.cli._output import USER_ERRORS, messages, print_error
 from alphastomics.cli._preprocess import ClusterOptions, DatasetOptions, SliceOptions, UploadOptions
-from alphastomics.cli._query import SAMPLED, EmbeddingOptions, QueryOptions, SampleOptions
+from alphastomics.cli._query import SAMPLED, EmbeddingOptions, QueryOptions, SampleOptions, check_checkpoint
+from alphastomics.cli._reconstruct import RECONSTRUCTED, run_reconstruction
 from alphastomics.cli._run import RunOptions, SourceOptions
 from alphastomics.config import RunConfig, SamplingConfig
 
@@ -65,6 +74,43 @@ def demo(
     if table is not None:
         sys.stdout.write(to_text(table))
         check_scores(table, output_dir)
+
+
+@app.command
+def reconstruct(
+    query: ExistingFile,
+    *,
+    reference: ExistingFile | None = None,
+    checkpoint: Annotated[str | None, Parameter(validator=check_checkpoint)] = None,
+    output: Path = RECONSTRUCTED,
+    model_dir: Path | None = None,
+    seed: int = RunConfig.seed,
+    setup: SetupOptions = SetupOptions(),
+    options: ReconstructOptions = ReconstructOptions(),
+) -> None:
+    """Predict the positions of cells from their expression: training, placement and writing in one command.
+
+    Writes the query with positions in ``obsm["spatial_reconstructed"]``, and what belongs to them. Its own positions are not read, except
+    without ``--reference`` and ``--checkpoint``: then cells with positions are trained on, and cells whose position is NaN are placed.
+    Trains on one device; ``train`` and ``sample`` use several.
+
+    Parameters
+    ----------
+    query
+        Cells to place: an ``.h5ad`` or ``.parquet`` file.
+    reference
+        Cells with positions to train on: an ``.h5ad`` or ``.parquet`` file.
+    checkpoint
+        A trained model to use instead of a reference, as in ``sample``.
+    output
+        ``.h5ad`` file to write. An existing file of the default name is not replaced.
+    model_dir
+        Folder for the trained model, which later places further cells with ``--checkpoint``. By default it is not kept.
+    seed
+        Seed of training and sampling.
+    """
+    cells = run_reconstruction(query, reference, checkpoint, output, model_dir, setup, options, seed)
+    logger.info('%d cells are in %s; their positions are in obsm["%s"].', cells.n_obs, output, _keys.RECONSTRUCTED)
 
 
 @app.command

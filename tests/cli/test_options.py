@@ -153,5 +153,5 @@ def test_invalid_values_are_errors_before_the_work(train_tokens, tokens):
 
 def test_commands():
     assert isinstance(app, App)
-    names = "demo preprocess stage1 stage2 train sample test extract provenance compare upload"
+    names = "demo reconstruct preprocess stage1 stage2 train sample test extract provenance compare upload"
     assert [name for name in app if not name.startswith("-")] == names.split()

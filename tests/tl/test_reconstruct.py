@@ -236,6 +236,14 @@ def test_same_arguments_give_the_same_bytes_and_another_seed_others(query, refer
     assert run(random_state=3, d_model=16) != first
 
 
+def test_the_trained_model_is_returned_and_places_the_query_again(query, reference):
+    result, model = reconstruct(query, reference, adapt=True, copy=True, return_model=True, **QUICK)
+    again = query.copy()
+    assert reconstruct(again, model=model, return_model=True) is model
+    assert again.obsm[KEY].tobytes() == result.obsm[KEY].tobytes()
+    assert reconstruct(query, model=model) is None
+
+
 def test_keys_are_passed_on(query, reference):
     plain = reconstruct(query, reference, copy=True, **QUICK)
     for adata in (query, reference):

@@ -21,6 +21,7 @@ from alphastomics.config import (
     Mode,
     ModelConfig,
     NetworkConfig,
+    PlacementConfig,
     PlanConfig,
     RunConfig,
     SamplingConfig,
@@ -64,6 +65,7 @@ PANELS: dict[type, Group | None] = {
     MaskingConfig: TRAINING,
     PlanConfig: LOSSES,
     SamplingConfig: None,
+    PlacementConfig: None,
     EmbeddingConfig: None,
 }
 DECLARED_BY = {name: cls for cls in DECLARATIONS for name in settings_of(cls)}
@@ -227,3 +229,36 @@ class ComparisonOptions(ComparisonConfig):
     context_size: int | Literal["auto"] | None = TrainingConfig.context_size
     accelerator: str = TrainerConfig.accelerator
     precision: str = TrainerConfig.precision
+
+
+@options
+class ReconstructOptions(PlacementConfig):
+    """Training and placement.
+
+    Parameters
+    ----------
+    n_samples
+        Number of samples from which the uncertainty of the placement is estimated; 1 gives no uncertainty.
+    adapt
+        Adapt the network to the query. By default, a network that is trained is adapted to a query that differs from the reference.
+    """
+
+    n_samples: int = SamplingConfig.n_samples
+    adapt: bool | None = None
+    mode: Mode = ModelConfig.mode
+    d_model: int = NetworkConfig.d_model
+    n_layers: int = NetworkConfig.n_layers
+    n_heads: int = NetworkConfig.n_heads
+    max_time: float | str | None = TrainerConfig.max_time
+    max_epochs: int | None = TrainerConfig.max_epochs
+    batch_size: int = TrainingConfig.batch_size
+    context_size: int | Literal["auto"] | None = TrainingConfig.context_size
+    accelerator: str = TrainerConfig.accelerator
+    precision: str = TrainerConfig.precision
+
+    def __post_init__(self) -> None:
+        """Leave the checks to :func:`alphastomics.tl.reconstruct`."""
+
+    def changed(self) -> dict[str, Any]:
+        """Arguments of :func:`alphastomics.tl.reconstruct` that differ from their defaults."""
+        return {name: value for name, value in vars(self).items() if value != getattr(type(self)(), name)}

@@ -70,7 +70,7 @@ def print_error(error: Exception) -> None:
         text = f"{error.strerror}; {REMEDIES[error.errno]}, and repeat the command"
         text = text if error.filename is None else f"{error.filename}: {text}"
     text = re.sub(r"\b([a-z][a-z_]*)=…", lambda found: f"--{found[1].replace('_', '-')} …", " ".join(text.split()))
-    text = text.replace("resume='last'", "--resume last")
+    text = text.replace("resume='last'", "--resume last").replace("--model …", "--checkpoint …")
     sys.stderr.write(f"alphastomics: {text or type(error).__name__}\n")
 
 

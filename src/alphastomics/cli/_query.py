@@ -33,9 +33,9 @@ INPUTS, TISSUES, EMBEDDINGS = (H5AD, PARQUET, TENSORS), (H5AD, PARQUET), (ARRAYS
 SAMPLED = Path("sampled.h5ad")
 
 
-def _check_checkpoint(kind: Any, value: str) -> None:
+def check_checkpoint(kind: Any, value: str | None) -> None:
     """Check that a model is a local path or a name on the Hub, before anything is imported."""
-    if not value.startswith(HUB) and not Path(value).exists():
+    if value is not None and not value.startswith(HUB) and not Path(value).exists():
         raise ValueError(f'"{value}" does not exist; models on the Hugging Face Hub are named {HUB}organization/name.')
 
 
@@ -59,7 +59,7 @@ class QueryOptions:
         Kind of device: ``auto``, ``cpu``, ``gpu``, ``mps``, …
     """
 
-    checkpoint: Annotated[str, Parameter(validator=_check_checkpoint)]
+    checkpoint: Annotated[str, Parameter(validator=check_checkpoint)]
     input_data: ExistingFile | None = None
     data_dir: ExistingDirectory | None = None
     split: Literal["train", "validation", "test"] | None = None

@@ -67,7 +67,7 @@ class DrawConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ReverseConfig:
-    """The reverse process, and the layout of positions.
+    """The reverse process of expression.
 
     Parameters
     ----------
@@ -75,6 +75,20 @@ class ReverseConfig:
         Reverse step of expression.
     eta
         Noise of ``ddim``, from 0 (none) to 1 (that of ``ddpm``).
+    """
+
+    SECTION: ClassVar[str] = "sampling"
+
+    sampler: SamplerName = setting("dpm++2m", requires=_OF_DIFFUSION)
+    eta: float = setting(0.0, ge=0, le=1, requires=("sampler", "ddim"), python_only=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlacementConfig:
+    """How positions follow from expression.
+
+    Parameters
+    ----------
     refine
         Move each cell towards the cells with similar neighborhood embeddings. By default for detected molecules only.
     independent
@@ -88,8 +102,6 @@ class ReverseConfig:
 
     SECTION: ClassVar[str] = "sampling"
 
-    sampler: SamplerName = setting("dpm++2m", requires=_OF_DIFFUSION)
-    eta: float = setting(0.0, ge=0, le=1, requires=("sampler", "ddim"), python_only=True)
     refine: bool | None = setting(None, requires=_OF_POSITIONS)
     independent: bool = setting(False, requires=_OF_POSITIONS)
     min_confidence: float = setting(0.0, ge=0, le=1, requires=_OF_POSITIONS)
@@ -117,7 +129,7 @@ class InferenceConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SamplingConfig(InferenceConfig, ReverseConfig, DrawConfig, TargetConfig):
+class SamplingConfig(InferenceConfig, PlacementConfig, ReverseConfig, DrawConfig, TargetConfig):
     """Arguments of :meth:`~alphastomics.model.AlphaSTomics.sample`, except for its query."""
 
     @property

@@ -14,6 +14,7 @@ from alphastomics.config import (
     DiffusionSettings,
     ModelConfig,
     NetworkConfig,
+    PlacementConfig,
     SamplingConfig,
     SetupConfig,
     TrainingConfig,
@@ -46,9 +47,10 @@ def reconstruct(
     n_samples: int = SamplingConfig.n_samples,
     adapt: bool | None = None,
     copy: bool = False,
+    return_model: bool = False,
     random_state: int = SamplingConfig.random_state,
     **kwargs: Any,
-) -> AnnData | None:
+) -> AnnData | AlphaSTomics | tuple[AnnData, AlphaSTomics] | None:
     """Predict the positions of cells from their expression.
 
     There are three forms, which differ in where the known positions come from:
@@ -85,6 +87,8 @@ def reconstruct(
         ``max_time`` is reserved. The weights of a `model` that is passed change.
     copy
         Return a modified copy instead of writing to `query`.
+    return_model
+        Return the trained model, which places further queries with ``model=…``.
     random_state
         Seed of training and sampling.
     **kwargs
@@ -94,7 +98,7 @@ def reconstruct(
 
     Returns
     -------
-    None, or the modified copy. The following is written:
+    None; the modified copy with ``copy=True``; the model with ``return_model=True``; both with both. The following is written:
 
     - ``obsm[key_added]``: positions in the units of the reference, (n_cells, n_dims);
     - ``obs[key_added + "_uncertainty"]``: root mean square distance of the true position from the conditional mean, estimated by
@@ -122,11 +126,12 @@ def reconstruct(
     --------
     >>> asx.tl.reconstruct(adata)
     >>> asx.tl.reconstruct(query, reference, max_time=300)
-    >>> asx.tl.reconstruct(query, model=model, n_samples=8)
+    >>> model = asx.tl.reconstruct(query, reference, return_model=True)
+    >>> asx.tl.reconstruct(another_query, model=model, n_samples=8)
     """
     if reference is not None and model is not None:
         raise ValueError("pass reference=… to train a model or model=… to use a trained one, not both")
-    arguments = sort_arguments(kwargs, caller="reconstruct", sample={"refine", "independent", "min_confidence"})
+    arguments = sort_arguments(kwargs, caller="reconstruct", sample=_fields(PlacementConfig))
     position = position_key or _keys.SPATIAL
     setup = {"position_key": position, "slice_key": slice_key, "layer": layer} | arguments["setup"]
     unknown = None  # in the first form, cells without a position
@@ -157,7 +162,9 @@ def reconstruct(
     _write(result, sampled, trained, key_added, rows, unknown)
     used = {"n_samples": n_samples, "adapt": adapt, "random_state": random_state} | kwargs
     result.uns[key_added] = _record(trained, used)
-    return result if copy else None
+    if copy and return_model:
+        return result, trained
+    return result if copy else trained if return_model else None
 
 
 def _shortened(arguments: dict[str, Any]) -> dict[str, Any]:
