@@ -242,6 +242,14 @@ def test_test_prints_and_writes_the_scores_of_evaluate(folder, query, tmp_path, 
     assert files_in(tmp_path) == ["scores.json"]
 
 
+def test_slices_that_were_trained_on_are_named_by_test(folder, query, capsys):
+    assert main(["test", *query]) == 0
+    assert "trained on" not in capsys.readouterr().err
+    assert main(["test", *query[:2], "--input-data", str(folder / "ref.h5ad"), *query[4:]]) == 0
+    text = capsys.readouterr().err
+    assert "2 of 2 slices have the names of slices that the model was trained on ('slice_0', 'slice_1')" in text
+
+
 def test_extract_writes_plain_arrays(folder, query, tmp_path):
     from alphastomics.model import AlphaSTomics
 

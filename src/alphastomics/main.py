@@ -298,11 +298,13 @@ def score(
         Seed of the placement and of the baselines.
     """
     from alphastomics.cli._output import prepare_file, to_text
-    from alphastomics.cli._scores import score_model, write_scores
+    from alphastomics.cli._scores import score_model, warn_if_trained, write_scores
 
     if output is not None:
         prepare_file(output)
-    table = score_model(*query.read(["expr_to_pos"], "test", positions=True), random_state=seed)
+    model, cells = query.read(["expr_to_pos"], "test", positions=True)
+    warn_if_trained(model, cells)
+    table = score_model(model, cells, random_state=seed)
     sys.stdout.write(to_text(table))
     if output is not None:
         write_scores(output, table)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import warnings
+from pathlib import Path
 
 import numpy as np
 import pytest
 import scipy.sparse as sp
 
+from alphastomics.data import AnnDataSource
 from alphastomics.model import AlphaSTomics
-from alphastomics.tl import reconstruct
+from alphastomics.tl import compare, evaluate, reconstruct
 
 
 def _set(adata, **columns):
@@ -58,6 +60,10 @@ BAD = {
     "four coordinates": (lambda a: _position(a, np.tile(a.obsm["spatial"], 2)), {}, ValueError, "4 columns"),
     "duplicate genes": (lambda a: setattr(a, "var_names", ["g", "g", *map(str, range(a.n_vars - 2))]), {}, ValueError, "1 gene names.*'g'"),
     "no genes": (None, {}, ValueError, "no genes"),
+    "name of squidpy": (None, {"library_key": "slice_id"}, TypeError, "'library_key'; did you mean 'slice_key'"),
+    "another name of squidpy": (None, {"spatial_key": "spatial"}, TypeError, "'spatial_key'; did you mean 'position_key'"),
+    "name of scvi-tools": (None, {"labels_key": "cell_type"}, TypeError, "'labels_key'; did you mean 'cell_type_key'"),
+    "negative count": (lambda a: _value(a, -2), {}, ValueError, "some values are negative and all are integers"),
     "unknown frame": (None, {"frame": "global"}, ValueError, "frame='global'.*'slice', 'shared'"),
     "unknown transform": (None, {"transform": "sqrt"}, ValueError, "transform='sqrt'"),
 }  # fmt: skip
@@ -94,6 +100,42 @@ def test_reconstruct_with_an_invalid_reference_raises_and_changes_nothing(bad, a
         reconstruct(query, reference=adata, **arguments)
     assert_same(adata, before)
     assert_same(query, query_before)
+
+
+@pytest.mark.parametrize("kind", [str, Path])
+def test_a_path_is_not_read(kind, tissue, no_training):
+    path, message = kind("tissue.h5ad"), r"'tissue.h5ad' is a path; .*anndata.read_h5ad\('tissue.h5ad'\)"
+    for argument, call in {
+        "adata": lambda: AlphaSTomics.setup_anndata(path),
+        "query": lambda: reconstruct(path, tissue),
+        "reference": lambda: reconstruct(tissue, path),
+    }.items():
+        with pytest.raises(TypeError, match=f"{argument}={message}"):
+            call()
+    for call in (lambda: evaluate(path), lambda: compare(path)):
+        with pytest.raises(TypeError, match=message):
+            call()
+
+
+def test_another_object_is_no_tissue(tissue):
+    with pytest.raises(TypeError, match="adata is a DataFrame, not an AnnData; pass an AnnData"):
+        AlphaSTomics.setup_anndata(tissue.obs)
+    spatial = type("SpatialData", (), {})()
+    with pytest.raises(TypeError, match=r"query is a SpatialData.*pp\.from_spatialdata"):
+        reconstruct(spatial, tissue)
+
+
+@pytest.mark.parametrize("change", [str.upper, str.title])
+def test_genes_in_another_case_are_named(reference, make_model, change):
+    schema = make_model(reference).schema
+    query = reference.copy()
+    query.var_names = [change(name) for name in query.var_names]
+    with pytest.raises(ValueError, match=f"{schema.n_genes} of them are present in another case"):
+        AnnDataSource(query, schema, positions=False)
+    names = np.array(reference.var_names)
+    query.var_names = [*names[:-3], *(change(name) for name in names[-3:])]
+    with pytest.warns(UserWarning, match=r"3 of .* genes are missing.* 3 of them are present in another case"):
+        AnnDataSource(query, schema, positions=False)
 
 
 def test_backed_reference_raises(reference, tmp_path):

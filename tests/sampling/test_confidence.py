@@ -268,10 +268,21 @@ def test_a_query_of_other_cells_is_reported(trained, foreign):
         trained.sample(foreign[:60].copy())
 
 
-def test_values_that_were_transformed_are_reported(trained, reference):
+def test_values_that_were_transformed_are_refused(trained, reference):
     reference.X = np.log1p(reference.X.toarray())
-    with pytest.warns(UserWarning, match="those of the reference are counts"):
+    with pytest.raises(ValueError, match="those of the reference are counts"):
         trained.sample(reference)
+
+
+def test_cells_without_counts_are_reported_and_have_no_confidence(trained, reference):
+    x = reference.X.toarray()
+    x[[4, 9]] = 0
+    reference.X = x
+    name = reference.obs_names[4]
+    with pytest.warns(UserWarning, match=f"2 of {reference.n_obs} cells have no counts, the first '{name}'"):
+        placed = trained.sample(reference, min_confidence=1e-9)
+    np.testing.assert_array_equal(np.flatnonzero(placed.obs["position_confidence"] == 0), [4, 9])
+    np.testing.assert_array_equal(np.flatnonzero(np.isnan(placed.obsm["spatial"]).any(1)), [4, 9])
 
 
 def test_without_a_confidence_no_cell_can_be_left_out(trained, foreign):

@@ -460,6 +460,14 @@ def test_unknown_argument_raises(query, reference, no_training, name):
 
 
 @pytest.mark.parametrize(
+    ("name", "meant"),
+    [("spatial_key", "position_key"), ("batch_key", "slice_key"), ("n_epochs", "max_epochs"), ("seed", "random_state")],
+)
+def test_names_of_other_packages_are_answered_with_those_here(query, reference, no_training, name, meant):
+    raises_unchanged(TypeError, f"'{name}'; did you mean '{meant}'", query, reference, **{name: 1})
+
+
+@pytest.mark.parametrize(
     "arguments",
     [{"max_epochs": 5}, {"d_model": 8}, {"transform": "none"}, {"layer": "counts"}],
     ids=["train", "init", "setup", "key"],

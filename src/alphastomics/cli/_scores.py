@@ -12,12 +12,14 @@ of the query is used.
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
 import numpy as np
 from sklearn.decomposition import PCA
 from sklearn.neighbors import KNeighborsRegressor
 
+from alphastomics._io._errors import format_names
 from alphastomics.cli._output import write_json
 from alphastomics.metrics import rigid_align
 
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
     from alphastomics.model import AlphaSTomics
 
     Array = NDArray[np.float64]
+
+logger = logging.getLogger(__name__)
 
 
 def score_model(model: AlphaSTomics, cells: AnnData, *, random_state: int) -> pd.DataFrame:
@@ -47,6 +51,20 @@ def score_model(model: AlphaSTomics, cells: AnnData, *, random_state: int) -> pd
 
     tables = [_score(model, part, random_state=random_state) for _, part in panels(cells, model.schema.slice_key)]
     return tables[0] if len(tables) == 1 else pd.concat(tables).sort_index(level=0, sort_remaining=False, kind="stable")
+
+
+def warn_if_trained(model: AlphaSTomics, cells: AnnData) -> None:
+    """Warn if cells are of slices with the names of those that a model was trained on."""
+    key = model.schema.slice_key
+    names = set(cells.obs[key].astype(str)) if key in cells.obs else set()
+    trained = sorted(names & set(model.schema.slices))
+    if trained:
+        logger.warning(
+            "%d of %d slices have the names of slices that the model was trained on (%s): their scores are not those of unseen tissue.",
+            len(trained),
+            len(names),
+            format_names(trained),
+        )
 
 
 def _score(model: AlphaSTomics, cells: AnnData, *, random_state: int) -> pd.DataFrame:

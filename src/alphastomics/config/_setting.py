@@ -43,6 +43,19 @@ class Details:
 
 
 NO_DETAILS = Details()
+SISTER_NAMES = {
+    "basis": "position_key",
+    "batch_key": "slice_key",
+    "labels_key": "cell_type_key",
+    "library_key": "slice_key",
+    "n_epochs": "max_epochs",
+    "obsm_key": "position_key",
+    "sample_key": "slice_key",
+    "seed": "random_state",
+    "spatial_key": "position_key",
+    "use_gpu": "accelerator",
+}
+"""Arguments of scanpy, squidpy and scvi-tools, and what they are called here."""
 
 
 def setting(default: Any, **details: Any) -> Any:
@@ -243,7 +256,16 @@ def check_names(values: Mapping[str, Any], *classes: Any) -> None:
     names = [name for cls in classes for name in settings_of(cls)]
     for name in values:
         if name not in names:
-            raise TypeError(f"unexpected keyword argument {name!r}; did you mean {nearest(name, names)!r}?")
+            raise unexpected_argument(name, names)
+
+
+def unexpected_argument(name: str, names: Iterable[str], caller: str = "") -> TypeError:
+    """The error for an unknown argument of a function, with the known one that was probably meant."""
+    names = list(names)
+    meant = SISTER_NAMES.get(name)
+    meant = meant if meant in names else nearest(name, names)
+    where = f"{caller}() got an " if caller else ""
+    return TypeError(f"{where}unexpected keyword argument {name!r}; did you mean {meant!r}?")
 
 
 def nearest(name: str, names: Iterable[str]) -> str:

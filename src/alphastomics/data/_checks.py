@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from os import PathLike
 from typing import TYPE_CHECKING
 
+import anndata as ad
 import numpy as np
 import pandas as pd
 import scipy.sparse as sp
@@ -24,8 +26,27 @@ if TYPE_CHECKING:
 MIN_CELLS = 10
 
 
-def check_in_memory(adata: AnnData) -> None:
-    """Raise an error for a backed AnnData."""
+OTHER_CONTAINERS = {
+    "SpatialData": "convert it with alphastomics.pp.from_spatialdata",
+    "MuData": "pass one of its modalities",
+    "Raw": "pass adata.raw.to_adata()",
+}
+
+
+def check_type(adata: object, argument: str = "adata") -> None:
+    """Raise an error for an object that is no AnnData."""
+    if isinstance(adata, (str, PathLike)):
+        raise TypeError(
+            f"{argument}={str(adata)!r} is a path; read the file first, such as with anndata.read_h5ad({str(adata)!r})"
+        )
+    if not isinstance(adata, ad.AnnData):
+        kind = type(adata).__name__
+        raise TypeError(f"{argument} is a {kind}, not an AnnData; {OTHER_CONTAINERS.get(kind, 'pass an AnnData')}")
+
+
+def check_in_memory(adata: AnnData, argument: str = "adata") -> None:
+    """Raise an error for an object that is no AnnData, or one that is not in memory."""
+    check_type(adata, argument)
     if adata.isbacked:
         raise ValueError("The AnnData is backed by a file; read it into memory first with adata.to_memory().")
 
@@ -140,6 +161,11 @@ def resolve_transform(transform: str, summary: ValueSummary) -> ResolvedTransfor
     """Resolve ``"auto"``: ``"log1p"`` if and only if all values are counts."""
     check_choice("transform", transform, ("auto", "log1p", "none"))
     if transform == "auto":
+        if summary.kind == "signed" and summary.integer:
+            raise ValueError(
+                "some values are negative and all are integers, so that they are neither counts nor standardized values; correct the "
+                'negative values, or pass transform="none" if they are right'
+            )
         return "log1p" if summary.counts else "none"
     return "log1p" if transform == "log1p" else "none"
 

@@ -129,13 +129,12 @@ class AnnDataSource:
     KeyError
         If the layer, the positions or, for cells with positions, the slices are missing.
     ValueError
-        If fewer than half of the genes are present, or values are invalid.
+        If fewer than half of the genes are present, values are invalid, or they are of another kind than those of the reference.
 
     Warns
     -----
     UserWarning
-        If genes are missing, values are of another kind than those of the reference, or the median library size lies more
-        than fivefold from that of the reference.
+        If genes are missing, or the median library size lies more than fivefold from that of the reference.
     """
 
     def __init__(self, adata: AnnData, schema: TissueSchema, *, positions: bool, expression: bool = True) -> None:
@@ -164,7 +163,7 @@ class AnnDataSource:
         columns = _match_genes(check_genes(adata.var_names), self.schema.genes)
         self.measured = columns >= 0
         matrix, transform, values = read_expression(adata, self.schema.layer, self.schema.transform)
-        log_kind(f"{adata.n_obs} cells", values, transform)
+        self._kind = values, transform
         self.has_counts = values.kind == "binary" or (transform == "log1p" and values.integer)
         matrix = align_columns(matrix, columns[self.measured])
         if not isinstance(matrix, np.ndarray) and not matrix.has_canonical_format:
@@ -173,13 +172,17 @@ class AnnDataSource:
         self._matrix = matrix
         return values
 
+    def log_kind(self) -> None:
+        """Log the kind of the values that were read, and their transform."""
+        log_kind(f"{self.n_cells} cells", *self._kind)
+
     def _sum_rows(self) -> NDArray[np.float64]:
         blocks = row_blocks(np.arange(self.n_cells), self._matrix.shape[1])
         sums = [row_sums(canonical(self._matrix[rows])) for rows in blocks]
         return np.concatenate(sums) if sums else np.empty(0)
 
     def _check_scale(self, values: ValueSummary) -> None:
-        """Warn if the kind or the depth of the values differs from that of the reference."""
+        """Raise an error if values are of another kind than those of the reference, and warn if their depth differs."""
         message, depth, is_distant = describe_difference(self.schema.value_kind, values), "", False
         if self.schema.transform == "log1p":
             filled = self._library_size[self._library_size > 0]
@@ -193,8 +196,8 @@ class AnnDataSource:
         if values.kind == "intensities" and self.schema.transform == "log1p" and not is_distant:
             message = None  # sampled or corrected counts, which are not integers, but as large as counts
         if message is not None:
-            warnings.warn(f"{message} {depth}." if depth else message, UserWarning, stacklevel=3)
-        elif is_distant:
+            raise ValueError(f"{message} {depth}." if depth else message)
+        if is_distant:
             warnings.warn(
                 f"{depth}: more than {DEPTH_RATIO:g}-fold apart. Cells are scaled to the library size of the reference; check "
                 "that the values are raw counts, as in the reference.",
@@ -292,18 +295,20 @@ def _match_genes(names: tuple[str, ...], genes: tuple[str, ...]) -> NDArray[np.i
     if not missing:
         return columns
     listed = format_names(missing)
+    same = len({gene.casefold() for gene in missing} & {name.casefold() for name in names})
+    case = f" {same} of them are present in another case: rename them as in the reference." if same else ""
     if len(missing) == len(genes):
         raise ValueError(
             f"var_names contains none of the {len(genes)} genes (reference: {listed}; these cells: {format_names(names)}); use "
-            "the gene identifiers of the reference."
+            f"the gene identifiers of the reference.{case}"
         )
     if len(missing) > len(genes) / 2:
         raise ValueError(
             f"{len(missing)} of {len(genes)} genes are missing ({listed}), more than half; "
-            "fit a new reference on the genes that are shared."
+            f"fit a new reference on the genes that are shared.{case}"
         )
     warnings.warn(
-        f"{len(missing)} of {len(genes)} genes are missing and treated as unmeasured: {listed}.",
+        f"{len(missing)} of {len(genes)} genes are missing and treated as unmeasured: {listed}.{case}",
         UserWarning,
         stacklevel=4,
     )

@@ -42,7 +42,7 @@ LARGEST_LOGARITHM = 50
 ZEROS = 0.01  # share of log-normalized values
 SMALL_COUNT = 9
 LARGEST_COUNT = 2**24  # up to which float32 stores integers exactly
-MIN_NONZERO = 100  # values below which a query can be of another kind by chance
+MIN_NONZERO = 1000  # values below which a query can be of another kind by chance
 
 logger = logging.getLogger(__name__)
 
@@ -130,5 +130,8 @@ def _remedy(reference: ValueKind, query: ValueKind) -> str:
     if query == "counts":
         return "transform these cells as the reference, or fit the reference to its counts with layer=…"
     if reference == "counts":
-        return "give these cells their raw counts, in the layer of the reference, or fit the reference to values as these are"
+        return (
+            "give these cells their raw counts (or rounded, if they were corrected), in the layer of the reference, or fit the reference "
+            "to values as these are"
+        )
     return "transform both in the same way, such as by scanpy.pp.normalize_total and scanpy.pp.log1p"

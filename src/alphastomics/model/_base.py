@@ -11,6 +11,7 @@ from scvi.model.base import BaseModelClass
 from alphastomics._provenance import versions
 from alphastomics.config import PLACING_MODES
 from alphastomics.data import AnnDataSource
+from alphastomics.data._checks import check_in_memory
 from alphastomics.model._state import ModelState, to_plain
 from alphastomics.sampling import FittedStatistics, Sampler
 from alphastomics.sampling._fit import fit_reference_cells, fit_statistics
@@ -120,6 +121,7 @@ class ModelBase(BaseModelClass):
         adata = self.adata if adata is None else adata
         if adata is None:
             raise ValueError("This model was loaded without data; pass adata")
+        check_in_memory(adata)
         if indices is not None:
             adata = adata[np.asarray(indices)]
         if adata.n_obs == 0:

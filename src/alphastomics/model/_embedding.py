@@ -71,4 +71,5 @@ class EmbeddingMixin(ModelBase):
                 f"mode={self.mode!r}; pass use_positions=False, or train another model"
             )
         source = AnnDataSource(self._read_query(adata, indices), self.schema, positions=use_positions)
+        source.log_kind()
         return latent_representation(sampler, source, layer=layer, max_context=config.max_context)

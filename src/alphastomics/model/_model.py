@@ -235,10 +235,13 @@ class AlphaSTomics(TrainingMixin, AdaptationMixin, SamplingMixin, EmbeddingMixin
         ------
         KeyError
             If ``adata`` lacks one of the keys.
+        TypeError
+            If ``adata`` is no AnnData, or an argument is unknown.
         ValueError
             If values, positions or slices are invalid; the message names them.
         """
         setup_method_args = cls._get_setup_method_args(**locals())
+        check_names({name: value for name, value in kwargs.items() if name != "source_registry"}, SetupConfig)
         source_registry = kwargs.get("source_registry")
         if source_registry is not None:
             schema = read_schema(source_registry)

@@ -80,6 +80,7 @@ class Placed(NamedTuple):
 def sample_positions(sampler: Sampler, query: AnnData, config: SamplingConfig) -> AnnData:
     """Sample the positions of the cells of a query; see :meth:`AlphaSTomics.sample`."""
     source = AnnDataSource(query, sampler.schema, positions=config.inpaint)
+    source.log_kind()
     if config.min_confidence and sampler.fitted.confidence_cells is None:
         raise ValueError(
             f"min_confidence={config.min_confidence} requires a confidence, which a reference of few cells does not give; "
@@ -96,6 +97,7 @@ def sample_positions(sampler: Sampler, query: AnnData, config: SamplingConfig) -
             _SliceDraws(sampler, source, cells, config, lambda: bar.update()).write(placed)
     _report_confidence(placed, config.min_confidence)
     _report_composition(placed)
+    _report_empty(source, query)
     return _to_anndata(query, placed, sampler.schema, reduced=config.reduce is not None)
 
 
@@ -143,7 +145,7 @@ class _SliceDraws:
         compared = self.sampler.fitted.confidence_cells
         if compared is None:
             return np.full(len(self.rows), np.nan)
-        return measure_confidence(compared, self.source, self.rows)
+        return np.where(_is_empty(self.source, self.rows), 0.0, measure_confidence(compared, self.source, self.rows))
 
     @cached_property
     def weight(self) -> torch.Tensor:
@@ -273,6 +275,24 @@ def _report_composition(placed: Placed) -> None:
         warnings.warn(message, UserWarning, stacklevel=4)
     else:
         logger.info(message)
+
+
+def _is_empty(source: CellSource, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Whether no molecule was detected in a cell, (n,)."""
+    return (source.library_size(rows) == 0) & source.schema.is_detected
+
+
+def _report_empty(source: CellSource, query: AnnData) -> None:
+    """Warn if there are cells in which no molecule was detected."""
+    empty = np.flatnonzero(_is_empty(source, np.arange(source.n_cells)))
+    if len(empty):
+        warnings.warn(
+            f"{len(empty)} of {source.n_cells} cells have no counts, the first {str(query.obs_names[empty[0]])!r}: nothing determines "
+            "their positions, and their confidence is 0. Remove them, such as with scanpy.pp.filter_cells(adata, min_counts=1), or pass "
+            "min_confidence=….",
+            UserWarning,
+            stacklevel=4,
+        )
 
 
 def _to_anndata(query: AnnData, placed: Placed, schema: TissueSchema, *, reduced: bool) -> AnnData:

@@ -14,6 +14,7 @@ from alphastomics import _keys
 from alphastomics.config import PlanConfig, SetupConfig
 from alphastomics.config._comparison import ComparisonConfig, ComparisonMode
 from alphastomics.config._setting import documented
+from alphastomics.data._checks import check_type
 from alphastomics.data._slices import resolve_slice_key, slice_rows
 from alphastomics.tl._compare_results import RunFile, as_json, make_tables
 from alphastomics.tl._compare_runs import Run, Scoring, Split, baseline_runs
@@ -170,6 +171,7 @@ def compare(
     >>> table = asx.tl.compare(adata, configurations=["linear", "gated"], max_time=300, results="comparison.json")
     >>> asx.pl.comparison(adata)
     """
+    check_type(adata)
     chosen = choose_configurations(configurations)
     ComparisonConfig(
         mode=mode, max_steps=max_steps, n_samples=n_samples, n_steps=n_steps, max_cells=max_cells

@@ -19,6 +19,8 @@ from alphastomics.config import (
     SetupConfig,
     TrainingConfig,
 )
+from alphastomics.config._setting import unexpected_argument
+from alphastomics.data._checks import check_in_memory
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -129,6 +131,9 @@ def reconstruct(
     >>> model = asx.tl.reconstruct(query, reference, return_model=True)
     >>> asx.tl.reconstruct(another_query, model=model, n_samples=8)
     """
+    check_in_memory(query, "query")
+    if reference is not None:
+        check_in_memory(reference, "reference")
     if reference is not None and model is not None:
         raise ValueError("pass reference=… to train a model or model=… to use a trained one, not both")
     arguments = sort_arguments(kwargs, caller="reconstruct", sample=_fields(PlacementConfig))
@@ -201,7 +206,8 @@ def sort_arguments(kwargs: dict[str, Any], *, caller: str, sample: Iterable[str]
     for key, value in kwargs.items():
         part = next((part for part, accepted in names.items() if key in accepted), None)
         if part is None:
-            raise TypeError(f"{caller}() got an unexpected argument {key!r}")
+            known = {"position_key", "slice_key", "random_state"}.union(*names.values())
+            raise unexpected_argument(key, sorted(known), caller)
         result[part][key] = value
     return result
 

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from alphastomics._keys import POSITION_UNCERTAINTY, UNCERTAINTY_SUFFIX
-from alphastomics.data._checks import check_key
+from alphastomics.data._checks import check_key, check_type
 from alphastomics.data._slices import resolve_slice_key, slice_rows
 from alphastomics.metrics._position import chance_order, oracle_order
 
@@ -28,6 +28,7 @@ def library_slices(adata: AnnData, library_key: str | None) -> list[tuple[str, N
 
 def read_coordinates(adata: AnnData, key: str, argument: str) -> NDArray[np.float64]:
     """Read ``obsm[key]`` as float64, (n_cells, n_dims); ``argument`` sets the key, for errors."""
+    check_type(adata)
     if key not in adata.obsm:
         found = ", ".join(map(repr, adata.obsm.keys())) or "nothing"
         remedy = "run alphastomics.tl.reconstruct(adata) first, or " if argument == "prediction" else ""

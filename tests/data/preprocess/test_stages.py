@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 import shutil
 from collections import Counter
@@ -121,6 +122,14 @@ def test_animals_are_not_split(raw, tissue, tmp_path):
     where = {cells.slice_id: shard.split for shard, cells in groups}
     assert where["slice_0"] == where["slice_3"]
     assert set(where.values()) == {"train", "validation", "test"}
+
+
+@pytest.mark.parametrize(("share", "warns"), [(0.25, True), (0.5, False)])
+def test_a_training_set_of_one_slice_is_reported(raw, tmp_path, caplog, share, warns):
+    n = len(list(raw.iterdir()))
+    with caplog.at_level(logging.WARNING, logger="alphastomics"):
+        preprocess(raw, tmp_path / "out", LABELED, Stage2Options(split="slice", train_ratio=share, val_ratio=0.25))
+    assert (f"Only 1 of {n} slices is in the training set" in caplog.text) == warns
 
 
 @pytest.mark.parametrize("kind", [str, float])

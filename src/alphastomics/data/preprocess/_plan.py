@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import zlib
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from alphastomics.data._values import ValueKind
     from alphastomics.data.preprocess._shards import Piece
     from alphastomics.data.preprocess._slice import StoredSlice
+
+logger = logging.getLogger(__name__)
 
 
 def split_slices(
@@ -95,6 +98,11 @@ class Plan:
             [each.record["animal"] for each in slices],
             options,
         )
+        n_training = sum(bool((code == 0).any()) for code in self.codes)
+        if n_training == 1 < len(slices):
+            logger.warning(
+                "Only 1 of %d slices is in the training set; pass a larger train_ratio=…, or split='cell'.", len(slices)
+            )
         counts = [each.is_counts for each in slices]
         stores_counts = all(counts) and not options.scale_per_slice
         self.transform: ResolvedTransform = "log1p" if stores_counts else "none"
