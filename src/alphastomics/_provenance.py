@@ -99,7 +99,13 @@ def storable(value: Any) -> Any:
 
 
 def training_record(
-    model: Any, plan: Mapping[str, Any], arguments: Mapping[str, Any], *, n_cells: int, seconds: float
+    model: Any,
+    plan: Mapping[str, Any],
+    arguments: Mapping[str, Any],
+    *,
+    n_cells: int,
+    seconds: float,
+    held_out: Mapping[str, float] | None,
 ) -> dict[str, Any]:
     """Record of the training that a model has just finished; ``arguments`` are those of ``train``, defaults resolved."""
     trainer = model.trainer
@@ -120,7 +126,7 @@ def training_record(
         "arguments": serialize_arguments(arguments),
         "plan": serialize_arguments(plan),
         "versions": versions(),
-    }
+    } | ({} if held_out is None else {"held_out": dict(held_out)})
 
 
 def result_record(model: Any, function: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
@@ -253,6 +259,7 @@ def _rows(record: Mapping[str, Any]) -> dict[str, str]:
         "parameters": _format(record["params"]),
         "model": _format(_part(record, "model")),
         "training": ", ".join(counts + [f"{name} {training[name]}" for name in CONDITIONS if name in training]),
+        "  held out": _format({name: f"{value:.4g}" for name, value in _part(training, "held_out").items()}),
         "  arguments": _format(_part(training, "arguments")),
         "  plan": _format(_part(training, "plan")),
         "  versions": _format(_part(training, "versions"), " "),

@@ -44,7 +44,9 @@ def test_training_record(model):
         "system": f"{platform.system()} {platform.machine()}",
     }  # fmt: skip
     assert {name: training[name] for name in expected} == expected
-    assert set(training) == {*expected, "arguments", "plan", *TIMES}
+    assert set(training) == {*expected, "arguments", "plan", "held_out", *TIMES}
+    assert training["held_out"]["n_scored"] == 100  # one of two slices
+    assert -1 < training["held_out"]["distance_spearman"] < 1
     asked = {"max_epochs": 2, "context_size": 128, "batch_size": 384, "accelerator": "cpu", "limit_val_batches": 1}
     assert training["arguments"].items() >= asked.items()
     # Defaults are recorded as they were resolved.

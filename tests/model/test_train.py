@@ -15,7 +15,7 @@ import scvi
 import torch
 
 import alphastomics as asx
-from alphastomics.model import AlphaSTomics
+from alphastomics.model import AlphaSTomics, _training
 from alphastomics.train.defaults import default_steps
 from alphastomics.train.distributed.devices import resolve_precision
 from callbacks import Stop
@@ -326,3 +326,19 @@ def test_a_processor_uses_16_bits_only_where_it_multiplies_matrices_of_them(monk
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: tiles)
     assert resolve_precision("auto") == expected
     assert resolve_precision("16-mixed") == "16-mixed"
+
+
+@pytest.mark.parametrize(("spearman", "warns"), [(0.05, True), (0.5, False)])
+def test_held_out_scores_are_logged_with_a_warning_near_chance(
+    small, make_model, train_briefly, monkeypatch, caplog, spearman, warns
+):
+    found = {
+        "n_scored": 100.0, "distance_spearman": spearman, "knn_preservation": 0.25, "knn_preservation_chance": 0.2,
+        "contact_precision": 0.06, "contact_precision_chance": 0.05,
+    }  # fmt: skip
+    monkeypatch.setattr(_training, "describe_held_out", lambda *_: found)
+    with caplog.at_level(logging.INFO, logger="alphastomics"):
+        model = train_briefly(make_model(small))
+    assert f"had not seen were placed with a distance Spearman of {spearman:.2f} (chance: 0)" in caplog.text
+    assert ("Do not rely on the placement" in caplog.text) == warns
+    assert model.trainings_[-1]["held_out"] == found

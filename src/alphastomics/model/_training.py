@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
@@ -23,7 +24,7 @@ from alphastomics.model._base import ModelBase
 from alphastomics.nn import Denoiser
 from alphastomics.sampling import Sampler
 from alphastomics.sampling._cells import evenly_spaced_indices
-from alphastomics.sampling._held_out_score import score_held_out
+from alphastomics.sampling._held_out_score import describe_held_out, score_held_out
 from alphastomics.train import ContextDataModule, ContextRunner, TrainingPlan
 from alphastomics.train.defaults import default_augmentation
 from alphastomics.train.distributed.devices import device_of, preserve_algorithm_settings, resolve_precision
@@ -41,8 +42,12 @@ if TYPE_CHECKING:
 
     from alphastomics.data import CellSource, SliceCells
     from alphastomics.data.parquet._source import ParquetSource
+    from alphastomics.train.cross_fit import CrossFit
     from alphastomics.train.memory.estimate import MemoryEstimate
 
+logger = logging.getLogger(__name__)
+
+LEAST_SPEARMAN = 0.1  # distance Spearman of held-out cells, below which a placement is not reliable
 COMPONENT_CELLS = 5_000  # sampled cells; more change the components by less than the difference between animals
 
 
@@ -167,8 +172,10 @@ class TrainingMixin(ModelBase):
         session.make_datamodule(self._data_splitter_cls, self._validation)
         if not self.is_trained_:
             self.module.set_components(principal_components(source, self.module.components.shape[1]))
+        held_out = None
         if self.mode in PLACING_MODES:
             self._second = session.cross_fit(partial(self._score_network, source))
+            held_out = self._held_out_scores(source, self._second)
         session.make_plan(self._training_plan_cls)
         state = self._state(self._fitted)
         if resumed is not None:
@@ -179,19 +186,44 @@ class TrainingMixin(ModelBase):
         try:
             session.run()
         finally:
-            self._record_training(session)
+            self._record_training(session, held_out)
         if self.is_trained_:
             self._fit_statistics(source, float(session.plan.config.deformation))
             if session.checkpoint is not None and self.trainer.is_global_zero and session.checkpoint.is_file():
                 _checkpoint.finalize(session.checkpoint, self._state())
 
+    def _placing_sampler(self, module: Denoiser) -> Sampler:
+        """A sampler with another network that only places cells."""
+        return Sampler(module=module, diffusion=self.diffusion, schema=self.schema, mode="expr_to_pos")
+
     def _score_network(self, source: CellSource, module: Denoiser, held_out: tuple[SliceCells, ...]) -> float | None:
         """Score of the placement of cells of the reference by another network."""
-        return score_held_out(
-            Sampler(module=module, diffusion=self.diffusion, schema=self.schema, mode="expr_to_pos"), source, held_out
-        )
+        return score_held_out(self._placing_sampler(module), source, held_out)
 
-    def _record_training(self, session: TrainingSession) -> None:
+    def _held_out_scores(self, source: CellSource, second: CrossFit) -> dict[str, float] | None:
+        """Scores of cells of the reference that the second network has not seen, logged; None without enough of them."""
+        found = describe_held_out(self._placing_sampler(second.module), source, second.held_out)
+        if found is None:
+            return None
+        logger.info(
+            "%d cells of the reference that a second network had not seen were placed with a distance Spearman of %.2f (chance: 0), a kNN "
+            "preservation of %.3f (%.3f) and a contact precision of %.3f (%.3f).",
+            found["n_scored"],
+            found["distance_spearman"],
+            found["knn_preservation"],
+            found["knn_preservation_chance"],
+            found["contact_precision"],
+            found["contact_precision_chance"],
+        )
+        if found["distance_spearman"] < LEAST_SPEARMAN:
+            logger.warning(
+                "A distance Spearman below %.1f is hardly better than chance: expression may not determine positions in this tissue, as in "
+                "parts of a tumor, or the training was too short. Do not rely on the placement.",
+                LEAST_SPEARMAN,
+            )
+        return found
+
+    def _record_training(self, session: TrainingSession, held_out: dict[str, float] | None) -> None:
         """Add a training to the records; its statistics are fitted afterwards."""
         if self.trainer.global_step == 0:
             return
@@ -202,6 +234,7 @@ class TrainingMixin(ModelBase):
             session.resolved_arguments(),
             n_cells=session.source.n_cells,
             seconds=session.seconds,
+            held_out=held_out,
         )
         self.trainings_ = (*self.trainings_, record)
         self._unfitted_deformation = float(config.deformation)
