@@ -29,7 +29,7 @@ def test_invalid_values_raise_with_gene_and_cell(
     with pytest.raises(ValueError, match=f"{message}.*gene 'g5' in cell '{adata.obs_names[7]}'"):
         fit_schema(adata, transform="log1p")
     if value == -1:
-        assert fit_schema(adata).transform == "none"
+        assert fit_schema(adata, transform="none").transform == "none"
 
 
 @pytest.mark.parametrize("argument", ["position_key", "slice_key", "cell_type_key", "sequence_key", "layer"])
@@ -68,7 +68,7 @@ def test_duplicate_cells_are_accepted(make_adata: Make) -> None:
         ([[0, 3], [1, 2]], "log1p"),
         ([[0.0, 3.0], [1.0, 2.0]], "log1p"),
         ([[0.0, 3.5], [1.0, 2.0]], "none"),
-        ([[0.0, -3.0], [1.0, 2.0]], "none"),
+        ([[0.0, -3.5], [1.0, 2.0]], "none"),
         ([[0, 0], [0, 0]], "log1p"),
         ([[True, False], [True, True]], "none"),
         ([[0.0, 1.0], [1.0, 0.0]], "none"),

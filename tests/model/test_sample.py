@@ -90,7 +90,8 @@ def test_a_query_without_cells_raises(trained, reference):
 
 def test_cells_without_counts_are_placed(trained, reference):
     reference.X = sp.vstack([sp.csr_matrix((5, 60), dtype=np.float32), reference.X[5:]], format="csr")
-    assert np.isfinite(trained.sample(reference).obsm["spatial"]).all()
+    with pytest.warns(UserWarning, match="5 of .* cells have no counts"):
+        assert np.isfinite(trained.sample(reference).obsm["spatial"]).all()
 
 
 # -- errors ------------------------------------------------------------------------------------------------------------
