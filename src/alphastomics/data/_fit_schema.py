@@ -22,6 +22,7 @@ from alphastomics.data._checks import (
 from alphastomics.data._matrix import Matrix, Moments, canonical, row_blocks, row_sums
 from alphastomics.data._schema import TissueSchema
 from alphastomics.data._slices import categories, resolve_slice_key, slice_rows
+from alphastomics.data._tiles import n_tiles
 from alphastomics.data._values import log_kind
 
 if TYPE_CHECKING:
@@ -93,7 +94,7 @@ def fit_schema(
     Warns
     -----
     UserWarning
-        If the radii of the slices differ more than fivefold.
+        If the radii of the slices differ more than fivefold, or slices adjoin each other as fields of view do.
     """
     check_in_memory(adata)
     check_choice("frame", frame, ("slice", "shared"))
@@ -109,6 +110,8 @@ def fit_schema(
     groups = [(name, position[rows[placed[rows]]]) for name, rows in slice_rows(adata, slice_key)]
     extents = {name: measure_extent(name, points) for name, points in groups if len(points)}
     scale, center = fit_frame(extents, frame)
+    if slice_key is not None and frame == "slice":
+        _check_tiles([points for _, points in groups if len(points)], fit_spacing(extents), slice_key)
     matrix, chosen, values = read_expression(adata, layer, transform)
     log_kind("the reference", values, chosen)
     if values.kind == "log-normalized":
@@ -139,6 +142,18 @@ def fit_schema(
         sequence_key=sequence_key,
         value_kind=values.kind,
     )
+
+
+def _check_tiles(slices: Sequence[NDArray[np.float64]], spacing: float, slice_key: str) -> None:
+    """Warn if most slices adjoin each other, as fields of view do."""
+    n = n_tiles(slices, spacing)
+    if 2 * n > len(slices):
+        warnings.warn(
+            f'{n} of the {len(slices)} slices of obs["{slice_key}"] adjoin others without overlapping, as fields of view of one section do. '
+            "A slice is a section with a frame of its own; pass slice_key=… with the section of each cell.",
+            UserWarning,
+            stacklevel=3,
+        )
 
 
 class Extent(NamedTuple):
