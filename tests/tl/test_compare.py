@@ -364,6 +364,7 @@ def test_the_frame_of_the_held_out_slice_does_not_matter(cells, compared):
         ({"max_epochs": 3}, TypeError, "max_epochs"),
         ({"random_state": 3}, TypeError, "random_state"),
         ({"depth": 3}, TypeError, "depth"),
+        ({"seed": 3}, TypeError, "'seed'; did you mean 'seeds'"),
         ({"configurations": {"a": Configuration(model={"depth": 3})}}, TypeError, "depth"),
         ({"configurations": {"a": Configuration(plan={"rate": 3})}}, TypeError, "rate"),
         ({"configurations": {"a": Configuration(model={"use_moe": True, "num_experts": 7})}}, ValueError, "split"),

@@ -257,8 +257,8 @@ class ReconstructOptions(PlacementConfig):
     precision: str = TrainerConfig.precision
 
     def __post_init__(self) -> None:
-        """Leave the checks to :func:`alphastomics.tl.reconstruct`."""
+        """Check nothing here: ``mode`` is that of the training, and not the one that options of sampling require."""
 
     def changed(self) -> dict[str, Any]:
         """Arguments of :func:`alphastomics.tl.reconstruct` that differ from their defaults."""
-        return {name: value for name, value in vars(self).items() if value != getattr(type(self)(), name)}
+        return {name: value for name, value in vars(self).items() if value != getattr(type(self), name)}

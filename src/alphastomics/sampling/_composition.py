@@ -40,10 +40,8 @@ N_NEAREST = 60  # k
 MIN_WEIGHT = 0.02  # cells of a kind that the reference lacks have no weight
 MAX_RATIO = 2.0  # of frequencies, above which cells are part of a share of the contexts
 MIN_SHARE = 0.01  # of such cells
-OTHER_COMPOSITION, MAX_OTHER = (
-    5.0,
-    0.1,
-)  # relative frequency, and the share of matching cells above it, in another composition
+OTHER_RATIO = 5.0  # of frequencies, in another composition
+OTHER_SHARE = 0.1  # of matching cells above it
 MAX_REPEATS = 6.0  # cells in all contexts, as a multiple of the cells of the query
 
 
@@ -63,7 +61,7 @@ def relative_frequency(cells: ConfidenceCells, source: CellSource, rows: NDArray
 
 def is_other_composition(ratio: NDArray[np.float64], confidence: NDArray[np.float64]) -> bool:
     """Whether many cells of a query are of kinds of the reference that are much more frequent in the query."""
-    return bool(((ratio > OTHER_COMPOSITION) & (confidence >= UNMATCHED)).mean() > MAX_OTHER)
+    return bool(((ratio > OTHER_RATIO) & (confidence >= UNMATCHED)).mean() > OTHER_SHARE)
 
 
 def composition_weights(ratio: NDArray[np.float64], confidence: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -229,7 +229,7 @@ def _shared_arguments(
     for name, remedy in (("max_epochs", "max_time or max_steps"), ("random_state", "seeds")):
         if name in kwargs:
             raise TypeError(f"compare() has no argument {name!r}; pass {remedy}")
-    arguments = sort_arguments(kwargs, caller="compare")
+    arguments = sort_arguments(kwargs, caller="compare", named=("seeds",))
     arguments["init"]["mode"] = mode
     if max_steps is not None:
         arguments["train"] |= {"max_epochs": -1, "max_steps": max_steps}

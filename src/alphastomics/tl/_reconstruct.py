@@ -136,7 +136,7 @@ def reconstruct(
         check_in_memory(reference, "reference")
     if reference is not None and model is not None:
         raise ValueError("pass reference=… to train a model or model=… to use a trained one, not both")
-    arguments = sort_arguments(kwargs, caller="reconstruct", sample=_fields(PlacementConfig))
+    arguments = sort_arguments(kwargs, caller="reconstruct", sample=_fields(PlacementConfig), named=("random_state",))
     position = position_key or _keys.SPATIAL
     setup = {"position_key": position, "slice_key": slice_key, "layer": layer} | arguments["setup"]
     unknown = None  # in the first form, cells without a position
@@ -181,10 +181,13 @@ def _shortened(arguments: dict[str, Any]) -> dict[str, Any]:
     return arguments if seconds is None else arguments | {"max_time": (1 - TIME_SHARE) * seconds}
 
 
-def sort_arguments(kwargs: dict[str, Any], *, caller: str, sample: Iterable[str] = ()) -> Arguments:
+def sort_arguments(
+    kwargs: dict[str, Any], *, caller: str, sample: Iterable[str] = (), named: Iterable[str] = ()
+) -> Arguments:
     """Sort keyword arguments of ``caller`` into ``setup``, ``init``, ``train`` and ``sample``.
 
-    The names are those of the declared settings, of the files of a training, and of Lightning's trainer.
+    The names are those of the declared settings, of the files of a training, and of Lightning's trainer. ``named`` are further arguments
+    of ``caller``, which may have been meant by an unknown one.
 
     Raises
     ------
@@ -206,8 +209,7 @@ def sort_arguments(kwargs: dict[str, Any], *, caller: str, sample: Iterable[str]
     for key, value in kwargs.items():
         part = next((part for part, accepted in names.items() if key in accepted), None)
         if part is None:
-            known = {"position_key", "slice_key", "random_state"}.union(*names.values())
-            raise unexpected_argument(key, sorted(known), caller)
+            raise unexpected_argument(key, sorted(set(named).union(*names.values())), caller)
         result[part][key] = value
     return result
 
