@@ -53,7 +53,8 @@ def statistics(**changes: Any) -> Change:
 
     @contextmanager
     def changed(model: AlphaSTomics) -> Iterator[None]:
-        fitted, model.fitted_ = model.fitted_, dataclasses.replace(model.fitted_, **changes)
+        fitted = model._expression_sampler().fitted
+        model.fitted_ = dataclasses.replace(fitted, **changes)
         try:
             yield
         finally:

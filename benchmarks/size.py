@@ -89,6 +89,10 @@ def measure(path: Path, n_steps: int) -> dict[str, Any]:
     session.cross_fit = measured
 
     class Model(asx.model.AlphaSTomics):  # type: ignore[misc]
+        def _fit_draws(self, *args: Any) -> None:
+            with stages.measure("statistics"):
+                super()._fit_draws(*args)
+
         def _fit_statistics(self, *args: Any) -> None:
             with stages.measure("statistics"):
                 super()._fit_statistics(*args)

@@ -41,13 +41,19 @@ GROWING = {
 
 @contextmanager
 def brief_fits() -> Iterator[None]:
-    """Fit statistics on fewer samples, which otherwise takes most of the time of a small training."""
-    from alphastomics.sampling import _fit, _fit_perturbation
+    """Fit statistics on fewer samples, which otherwise takes most of the time of a small model."""
+    from alphastomics.sampling import _fit_expression, _fit_perturbation
 
     with (
-        patch.multiple(_fit, MARGINAL_STEPS=8, DEPENDENCE_STEPS=4, DRAWS=1, ROUNDS=1),
+        patch.multiple(_fit_expression, MARGINAL_STEPS=8, DEPENDENCE_STEPS=4, DRAWS=1, ROUNDS=1),
         patch.multiple(_fit_perturbation, N_DRAWS=2, SHARES=(0.1, 0.5, 0.9)),
     ):
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _brief() -> Iterator[None]:
+    with brief_fits():
         yield
 
 
@@ -75,8 +81,7 @@ def train_briefly() -> Callable[..., AlphaSTomics]:
     """Train a model for a moment, with other arguments of ``train`` on request."""
 
     def train(model: AlphaSTomics, **kwargs: Any) -> AlphaSTomics:
-        with brief_fits():
-            model.train(**(BRIEF | {"max_epochs": 1} | kwargs))
+        model.train(**(BRIEF | {"max_epochs": 1} | kwargs))
         return model
 
     return train
@@ -197,8 +202,10 @@ def train_on(make_model, train_briefly):
 
 @pytest.fixture(scope="session")
 def everything(_reference: AnnData, train_on: Callable[..., AlphaSTomics]) -> AlphaSTomics:
-    """A model with ``mode="any"`` that all tests share."""
-    return train_on(_reference, mode="any")
+    """A model with ``mode="any"`` that all tests share, with the statistics of sampled expression."""
+    model = train_on(_reference, mode="any")
+    model._expression_sampler()
+    return model
 
 
 @pytest.fixture(scope="session")

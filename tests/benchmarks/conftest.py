@@ -8,19 +8,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from small_models import brief_fits
-
 ROOT = Path(__file__).parents[2]
 if not (ROOT / "benchmarks").is_dir():
     collect_ignore_glob = ["test_*.py"]  # the source distribution has the tests, but not the benchmarks
 elif str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
-
-
-@pytest.fixture(autouse=True)
-def _brief():
-    with brief_fits():
-        yield
 
 
 def gradient_tissue(seed: int, *, n_cells: int = 150, n_slices: int = 2, turn: float = 0.0) -> ad.AnnData:

@@ -13,7 +13,6 @@ from alphastomics import tl
 from alphastomics.datasets import synthetic_tissue
 from alphastomics.main import main
 from files import error_line
-from small_models import brief_fits
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -21,12 +20,6 @@ if TYPE_CHECKING:
 KEY = "spatial_reconstructed"
 ARGUMENTS = {"d_model": 16, "n_layers": 1, "n_heads": 2, "context_size": 64, "max_epochs": 2, "accelerator": "cpu"}
 FLAGS = [token for name, value in ARGUMENTS.items() for token in (f"--{name.replace('_', '-')}", str(value))]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _brief():
-    with brief_fits():
-        yield
 
 
 @pytest.fixture

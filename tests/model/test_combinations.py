@@ -14,7 +14,7 @@ import torch
 from alphastomics.datasets import synthetic_tissue
 from alphastomics.model import AlphaSTomics
 from alphastomics.nn import Denoiser, DenoiserConfig
-from alphastomics.sampling import _fit
+from alphastomics.sampling import _fit_expression
 
 if TYPE_CHECKING:
     from anndata import AnnData
@@ -239,8 +239,9 @@ def sampled(model: AlphaSTomics, cells: AnnData, mode: str) -> bytes:
 @pytest.mark.slow
 @each_row
 def test_trains_saves_loads_and_samples(row, train_briefly, tmp_path, monkeypatch):
-    # What is fitted after training is sampled in so many steps that it would take most of the time.
-    monkeypatch.setattr(_fit, "MARGINAL_STEPS", 2)
+    # What is fitted before expression is sampled would take most of the time.
+    monkeypatch.setattr(_fit_expression, "MARGINAL_STEPS", 2)
+    monkeypatch.setattr(_fit_expression, "fit_dependence", lambda sampler: None)
     cells = tissue(row["n_dims"])
     reference = cells.copy()
     setup = {"frame": row["frame"], "sequence_key": "order" if row["ordered"] else None}

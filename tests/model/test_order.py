@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from alphastomics.model import AlphaSTomics, _training
+from alphastomics.model import AlphaSTomics
+from alphastomics.model._base import ModelBase
 from alphastomics.nn import geometry
-from alphastomics.train import session
 from alphastomics.train.objective import Objective
 
 if TYPE_CHECKING:
@@ -89,14 +89,12 @@ def test_training_uses_noisy_positions_only(mode, located, small, make_model, tr
         return search(position, known, *arguments)
 
     def before_training(*arguments: Any, **keywords: Any) -> Any:
-        second = cross_fit(*arguments, **keywords)
+        fit_draws(*arguments, **keywords)
         given.clear()
         sought.clear()
-        return second
 
-    cross_fit = session.cross_fit
-    monkeypatch.setattr(session, "cross_fit", before_training)
-    monkeypatch.setattr(_training, "describe_held_out", lambda *_: None)  # it places cells, after the second training
+    fit_draws = ModelBase._fit_draws
+    monkeypatch.setattr(ModelBase, "_fit_draws", before_training)
     monkeypatch.setattr(Objective, "losses", watched)
     monkeypatch.setattr(geometry, "noisy_neighbors", spy)
     train_briefly(make_model(small, mode=mode, **NEIGHBOR), max_epochs=6)

@@ -15,7 +15,9 @@ import scvi
 import torch
 
 import alphastomics as asx
+from alphastomics.datasets import seqfish_embryo
 from alphastomics.model import AlphaSTomics, _training
+from alphastomics.sampling._held_out_score import HeldOutScores
 from alphastomics.train.defaults import default_steps
 from alphastomics.train.distributed.devices import resolve_precision
 from callbacks import Stop
@@ -332,13 +334,24 @@ def test_a_processor_uses_16_bits_only_where_it_multiplies_matrices_of_them(monk
 def test_held_out_scores_are_logged_with_a_warning_near_chance(
     small, make_model, train_briefly, monkeypatch, caplog, spearman, warns
 ):
-    found = {
-        "n_scored": 100.0, "distance_spearman": spearman, "knn_preservation": 0.25, "knn_preservation_chance": 0.2,
-        "contact_precision": 0.06, "contact_precision_chance": 0.05,
-    }  # fmt: skip
-    monkeypatch.setattr(_training, "describe_held_out", lambda *_: found)
+    found = HeldOutScores(101, 0.25, spearman, 0.06)
+    monkeypatch.setattr(_training, "score_held_out", lambda *_: found)
     with caplog.at_level(logging.INFO, logger="alphastomics"):
         model = train_briefly(make_model(small))
     assert f"had not seen were placed with a distance Spearman of {spearman:.2f} (chance: 0)" in caplog.text
     assert ("Do not rely on the placement" in caplog.text) == warns
-    assert model.trainings_[-1]["held_out"] == found
+    chance = {"knn_preservation_chance": 0.2, "contact_precision_chance": 0.05}
+    assert model.trainings_[-1]["held_out"] == found._asdict() | chance
+
+
+@pytest.mark.slow
+@pytest.mark.real
+def test_a_training_ends_within_its_time(real_data):
+    """All that is fitted included, with the default model on two slices of a mouse embryo."""
+    reference = seqfish_embryo(real_data / "seqfish_mouse_embryo_dev.h5ad")
+    reference = reference[reference.obs["slice_id"].str.startswith("embryo1")].copy()
+    AlphaSTomics.setup_anndata(reference)
+    model = AlphaSTomics(reference)
+    start = time.monotonic()
+    model.train(max_time=120, enable_progress_bar=False)
+    assert 110 < time.monotonic() - start < 130

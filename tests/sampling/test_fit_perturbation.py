@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
 from alphastomics.data import AnnDataSource
+from alphastomics.sampling import _fit_perturbation
 from alphastomics.sampling._fit_perturbation import DEFAULT, SHARES, _Agreement, _fit_share, fit_perturbation
 from alphastomics.sampling._perturbation import Perturbation
 
@@ -22,6 +24,13 @@ class Known:
     def log_ratio(self, perturbation: Perturbation) -> float:
         self.calls += 1
         return perturbation.share - self.share
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _all_shares():
+    """Other tests fit on fewer shares."""
+    with patch.object(_fit_perturbation, "SHARES", SHARES):
+        yield
 
 
 @given(share=st.floats(SHARES[0], SHARES[-1]))

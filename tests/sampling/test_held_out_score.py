@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from alphastomics.data import AnnDataSource
-from alphastomics.sampling._held_out_score import LEAST, _Placed, _scores, describe_held_out, log_odds, score_held_out
+from alphastomics.sampling._held_out_score import LEAST, compare, score_held_out
 from alphastomics.sampling._position import PositionSampler
 
 
 def odds(true: np.ndarray, position: np.ndarray) -> float:
-    return log_odds(_scores(_Placed(true, position)))
+    return compare(true, position).log_odds
 
 
 @pytest.fixture
@@ -26,16 +26,17 @@ def test_the_placement_is_compared_with_the_truth(trained, source, monkeypatch):
     given = {"position": true}
     monkeypatch.setattr(PositionSampler, "place", lambda self, rng, *, refine: torch.from_numpy(given["position"]))
     sampler = trained._make_sampler()
-    assert score_held_out(sampler, source, [cells]) == odds(true, true)
-    found = describe_held_out(sampler, source, [cells])
+    found = score_held_out(sampler, source, [cells])
+    assert found == compare(true, true)
     n = len(true)
-    assert found == {
+    assert found.to_dict() == {
         "n_scored": n, "knn_preservation": 1.0, "distance_spearman": pytest.approx(1.0), "contact_precision": 1.0,
         "knn_preservation_chance": 20 / (n - 1), "contact_precision_chance": 0.05,
     }  # fmt: skip
     given["position"] = np.full_like(true, np.nan)
-    assert score_held_out(sampler, source, [cells]) == -np.inf
-    assert describe_held_out(sampler, source, [cells]) is None
+    diverged = score_held_out(sampler, source, [cells])
+    assert diverged.log_odds == -np.inf
+    assert diverged.to_dict() is None
 
 
 def test_too_few_cells_have_no_score(trained, source):
@@ -43,7 +44,6 @@ def test_too_few_cells_have_no_score(trained, source):
     few = cells._replace(rows=cells.rows[:5], position=cells.position[:5])
     for held_out in ([few], []):
         assert score_held_out(sampler, source, held_out) is None
-        assert describe_held_out(sampler, source, held_out) is None
 
 
 def test_the_score_of_the_truth_is_highest_and_that_of_chance_is_finite():

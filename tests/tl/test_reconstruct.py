@@ -14,7 +14,7 @@ from alphastomics.data import Augmentation
 from alphastomics.datasets import synthetic_tissue
 from alphastomics.tl import evaluate, reconstruct
 from alphastomics.tl._reconstruct import sort_arguments
-from small_models import BRIEF, SMALL, brief_fits
+from small_models import BRIEF, SMALL
 
 QUICK = SMALL | BRIEF | {"max_epochs": 1}
 WELL = BRIEF | {
@@ -25,12 +25,6 @@ WELL = BRIEF | {
 KEY = "spatial_reconstructed"
 
 pytestmark = pytest.mark.usefixtures("empty_folder")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _brief():
-    with brief_fits():
-        yield
 
 
 @pytest.fixture(scope="module")

@@ -10,6 +10,7 @@ from alphastomics.config import Augmentation, PlanConfig
 from alphastomics.data import AnnDataSource
 from alphastomics.datasets import synthetic_tissue
 from alphastomics.model import AlphaSTomics
+from alphastomics.sampling._held_out_score import HeldOutScores
 from alphastomics.train import NonFiniteLossError, cross_fit as module_of_cross_fit
 from alphastomics.train.cross_fit import DECAY, HELD_OUT, CrossFit, _Best, cross_fit, divide
 
@@ -25,7 +26,12 @@ def source_of(model):
     return AnnDataSource(model.adata, model.schema, positions=True)
 
 
-def fit(model, source, max_steps=5, score=lambda module, held_out: 1.0, max_seconds=None):
+def scores(spearman):
+    """Scores that are higher for a higher correlation."""
+    return HeldOutScores(100, 0.5, spearman, 0.5)
+
+
+def fit(model, source, max_steps=5, score=lambda module, held_out: scores(0.5), max_seconds=None):
     settings = {"diffusion": model.diffusion, "plan": PlanConfig(), "augmentation": Augmentation()}
     return cross_fit(
         model.module,
@@ -99,11 +105,12 @@ def test_the_network_with_the_highest_score_is_kept(model, frequent, values, exp
 
     def score(module, held_out):
         seen.append({name: value.clone() for name, value in module.state_dict().items()})
-        return next(remaining)
+        return scores(next(remaining) / 10)
 
     found = fit(model, source_of(model), max_steps=10, score=score)
     assert (found.n_steps, len(seen)) == (expected, n_placed)
     assert found.is_best == (expected < 10)
+    assert found.scores == scores(max(values) / 10)
     best = seen[int(np.argmax(values))]
     assert all(torch.equal(value, best[name]) for name, value in found.module.state_dict().items())
 
@@ -112,12 +119,13 @@ def test_without_a_score_all_steps_are_made(model, frequent):
     placed = []
     found = fit(model, source_of(model), max_steps=6, score=lambda *_: placed.append(1))
     assert not found.is_best
+    assert found.scores is None
     assert len(placed) == 4
 
 
 def test_weights_that_became_infinite_raise(model):
     with pytest.raises(NonFiniteLossError, match="infinite within 5 steps"):
-        fit(model, source_of(model), score=lambda *_: -np.inf)
+        fit(model, source_of(model), score=lambda *_: scores(np.nan))
 
 
 def test_time_ends_the_training(model):
@@ -128,7 +136,7 @@ def test_time_ends_the_training(model):
 def test_the_average_is_that_of_the_formula():
     torch.manual_seed(0)
     module = torch.nn.Linear(2, 1)
-    best, expected = _Best(module, lambda _: 1.0), module.weight.detach().clone()
+    best, expected = _Best(module, lambda _: scores(0.5)), module.weight.detach().clone()
     for n in range(1, 2000):
         with torch.no_grad():
             module.weight.copy_(torch.randn(1, 2))
@@ -142,7 +150,7 @@ def test_the_average_is_that_of_the_formula():
 def test_sufficient_steps(model):
     _, slices, held_out = divide(source_of(model))
     n_seen, n = sum(len(cells.rows) for cells in slices), source_of(model).n_cells
-    found = CrossFit(model.module, slices, held_out, 128, is_best=True)
+    found = CrossFit(model.module, slices, held_out, 128, is_best=True, scores=None)
     for placed in (1.0, 0.5):
         assert found.sufficient_steps(placed) == round(128 / placed * n / n_seen)
         assert found._replace(is_best=False).sufficient_steps(placed) is None

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from lightning.pytorch.callbacks import LambdaCallback
 
 from alphastomics.config import DEFAULT_STEPS
+from alphastomics.model._base import ModelBase
 from alphastomics.train import session
 from alphastomics.train.cross_fit import SHARE
+from alphastomics.train.session import LEAST_SHARE
 from alphastomics.train.timesteps import PLACED
 
 N_STEPS = 3
@@ -66,3 +70,19 @@ def test_the_second_network_is_not_trained_longer_than_for_the_default_training(
 def test_no_second_network_without_placements(small, make_model, best_after):
     train(make_model(small, mode="pos_to_expr"), max_epochs=1)
     assert not best_after
+
+
+def test_what_is_fitted_before_is_part_of_the_time(small, make_model, monkeypatch):
+    def slow(self, *args):
+        time.sleep(1)
+        fit_draws(self, *args)
+
+    def remember(trainer, plan):
+        limits.append(plan.max_seconds)
+
+    fit_draws, limits = ModelBase._fit_draws, []
+    monkeypatch.setattr(ModelBase, "_fit_draws", slow)
+    for limit in (600, 1):
+        train(make_model(small), max_time=limit, max_epochs=1, callbacks=[LambdaCallback(on_train_start=remember)])
+    assert 500 < limits[0] < 599
+    assert limits[1] == LEAST_SHARE

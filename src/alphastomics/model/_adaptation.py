@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 from alphastomics.config import Augmentation, PlanConfig, SamplingConfig
 from alphastomics.data import AnnDataSource
 from alphastomics.model._base import ModelBase
+from alphastomics.sampling import FittedStatistics
 from alphastomics.sampling._confidence import compare_query, fit_confidence_cells
 from alphastomics.sampling._draws import check_mode
-from alphastomics.sampling._fit import fit_frame, fit_reference_cells
+from alphastomics.sampling._fit import fit_statistics
 from alphastomics.sampling._position_draws import predict_positions
 from alphastomics.sampling._second import weights_of
 from alphastomics.train.adaptation import LEAST_UNMATCHED, adapt
@@ -75,11 +76,9 @@ class AdaptationMixin(ModelBase):
         )
         if second is not None and fitted.second is not None:
             fitted = replace(fitted, second=replace(fitted.second, weights=weights_of(second)))
-        self.fitted_ = replace(
-            fitted,
-            frame=fit_frame(trained, reference),
-            reference_cells=fit_reference_cells(trained, reference, reference.slices),
-        )
+        adapted = replace(trained, second=None, fitted=FittedStatistics())
+        statistics = fit_statistics(adapted, reference, deformation=trained.deformation)
+        self.fitted_ = replace(statistics, perturbation=fitted.perturbation, second=fitted.second)
 
     def _differs(self, adata: AnnData) -> bool:
         """Whether a query differs from the reference by more than cells of the reference from each other, so that adapting helps."""

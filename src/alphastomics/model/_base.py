@@ -9,12 +9,12 @@ import numpy as np
 from scvi.model.base import BaseModelClass
 
 from alphastomics._provenance import versions
-from alphastomics.config import PLACING_MODES
 from alphastomics.data import AnnDataSource
 from alphastomics.data._checks import check_in_memory
 from alphastomics.model._state import ModelState, to_plain
 from alphastomics.sampling import FittedStatistics, Sampler
-from alphastomics.sampling._fit import fit_reference_cells, fit_statistics
+from alphastomics.sampling._fit import fit_nearest, fit_reference_cells, fit_statistics
+from alphastomics.sampling._fit_expression import fit_expression
 from alphastomics.sampling._fit_perturbation import fit_perturbation
 from alphastomics.sampling._second import SecondNetwork, weights_of
 from alphastomics.train.timesteps import PLACED
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from alphastomics.data.parquet._source import ParquetSource
     from alphastomics.diffusion import Mode, Process
     from alphastomics.nn import Denoiser
+    from alphastomics.sampling._perturbation import Perturbation
     from alphastomics.train.cross_fit import CrossFit
 
 
@@ -53,7 +54,7 @@ class ModelBase(BaseModelClass):
     trainings_: tuple[dict[str, Any], ...]
     _dataset: ParquetSource | None  # the reference, if it is on disk
     _fitted: FittedStatistics
-    _second: CrossFit | None = None  # of the last training, until statistics are fitted
+    _second: tuple[CrossFit, Perturbation] | None = None  # of the last training, until statistics are fitted
     _unfitted_deformation: float | None = None  # of a training that an error ended, before its statistics were fitted
 
     @property
@@ -75,23 +76,28 @@ class ModelBase(BaseModelClass):
         """Fit the statistics of the reference to the trained network."""
         sampler = Sampler(module=self.module, diffusion=self.diffusion, schema=self.schema, mode=self.mode)
         fitted = fit_statistics(sampler, source, deformation=deformation)
-        if self.mode in PLACING_MODES:
-            fitted = self._fit_draws(replace(sampler, fitted=fitted), source)
+        if self._second is not None:
+            (second, perturbation), self._second = self._second, None
+            fitted = replace(fitted, perturbation=perturbation, second=self._kept_network(second))
         self.fitted_ = fitted
 
-    def _fit_draws(self, sampler: Sampler, source: CellSource) -> FittedStatistics:
-        """Fit the spread of draws of positions on cells that a second network has not seen, and keep that network for detected molecules."""
-        second, self._second = self._second, None
-        assert second is not None  # trained before
-        other = replace(sampler, module=second.module, mode="expr_to_pos")
-        known = replace(sampler.fitted, reference_cells=fit_reference_cells(other, source, second.slices))
-        other = replace(other, fitted=known)
-        kept = None
-        # Other values determine a position so exactly that the second network adds nothing.
-        if self.schema.is_detected:
-            n_placed = PLACED[self.mode] * self.trainings_[-1]["n_steps"]
-            kept = SecondNetwork(weights=weights_of(second.module), share=second.n_steps / (second.n_steps + n_placed))
-        return replace(sampler.fitted, perturbation=fit_perturbation(other, source, second.held_out), second=kept)
+    def _placing_sampler(self, module: Denoiser) -> Sampler:
+        """A sampler with another network that only places cells."""
+        return Sampler(module=module, diffusion=self.diffusion, schema=self.schema, mode="expr_to_pos")
+
+    def _fit_draws(self, source: CellSource, second: CrossFit) -> None:
+        """Fit the spread of draws of positions on cells that a second network has not seen."""
+        other = self._placing_sampler(second.module)
+        cells = fit_reference_cells(other, source, second.slices)
+        other = replace(other, fitted=FittedStatistics(nearest=fit_nearest(source), reference_cells=cells))
+        self._second = second, fit_perturbation(other, source, second.held_out)
+
+    def _kept_network(self, second: CrossFit) -> SecondNetwork | None:
+        """The second network, for detected molecules: other values determine a position so exactly that it adds nothing."""
+        if not self.schema.is_detected:
+            return None
+        n_placed = PLACED[self.mode] * self.trainings_[-1]["n_steps"]
+        return SecondNetwork(weights=weights_of(second.module), share=second.n_steps / (second.n_steps + n_placed))
 
     @property
     def mode(self) -> Mode:
@@ -115,6 +121,14 @@ class ModelBase(BaseModelClass):
             fitted=self.fitted_,
             second=None if second is None else second.build(self.module),
         )
+
+    def _expression_sampler(self) -> Sampler:
+        """The sampler with the statistics of sampled expression, which are fitted at the first call."""
+        sampler = self._make_sampler()
+        if sampler.fitted.marginal_target is None:
+            return sampler
+        self.fitted_ = fit_expression(sampler)
+        return replace(sampler, fitted=self.fitted_)
 
     def _read_query(self, adata: AnnData | None, indices: Sequence[int] | NDArray[np.int64] | None = None) -> AnnData:
         """The rows ``indices`` of a query, or of the reference when ``adata`` is None."""

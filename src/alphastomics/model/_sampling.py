@@ -14,7 +14,7 @@ from alphastomics.config._setting import split_arguments
 from alphastomics.data import AnnDataSource
 from alphastomics.model._base import ModelBase
 from alphastomics.sampling._draws import check_mode
-from alphastomics.sampling._expression_draws import sample_expression
+from alphastomics.sampling._expression_draws import read_slices, sample_expression
 from alphastomics.sampling._joint import sample_tissue
 from alphastomics.sampling._position_draws import sample_positions
 
@@ -164,13 +164,14 @@ class SamplingMixin(ModelBase):
             for name, value in {"adata": adata, "indices": indices}.items():
                 if value is not None:
                     raise ValueError(f"mode='joint' samples new cells and reads no query; leave {name} out")
-            result = sample_tissue(trained, self._reference_genes(), config)
+            result = sample_tissue(self._expression_sampler(), self._reference_genes(), config)
         else:
             query = self._read_query(adata, indices)
             if indices is not None:
                 parameters["indices"] = f"{query.n_obs} rows"
             if mode == "pos_to_expr":
-                result = sample_expression(trained, query, self._reference_genes(), config)
+                slices = read_slices(trained, query, inpaint=config.inpaint)  # an invalid query must not cost a fit
+                result = sample_expression(self._expression_sampler(), query, slices, self._reference_genes(), config)
             else:
                 result = sample_positions(trained, query, config)
         result.uns[_keys.PROVENANCE] = result_record(self, "sample", parameters)

@@ -22,9 +22,8 @@ from alphastomics.config._setting import split_arguments
 from alphastomics.model import _checkpoint
 from alphastomics.model._base import ModelBase
 from alphastomics.nn import Denoiser
-from alphastomics.sampling import Sampler
 from alphastomics.sampling._cells import evenly_spaced_indices
-from alphastomics.sampling._held_out_score import describe_held_out, score_held_out
+from alphastomics.sampling._held_out_score import score_held_out
 from alphastomics.train import ContextDataModule, ContextRunner, TrainingPlan
 from alphastomics.train.defaults import default_augmentation
 from alphastomics.train.distributed.devices import device_of, preserve_algorithm_settings, resolve_precision
@@ -34,6 +33,7 @@ from alphastomics.train.memory.fit import estimated_device, recomputed_blocks
 from alphastomics.train.session import TrainingArguments, TrainingSession, plan_arguments
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from datetime import timedelta
     from os import PathLike
 
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
     from alphastomics.data import CellSource, SliceCells
     from alphastomics.data.parquet._source import ParquetSource
-    from alphastomics.train.cross_fit import CrossFit
+    from alphastomics.sampling._held_out_score import HeldOutScores
     from alphastomics.train.memory.estimate import MemoryEstimate
 
 logger = logging.getLogger(__name__)
@@ -94,7 +94,7 @@ class TrainingMixin(ModelBase):
             Several processes and models that do not place cells are trained for the longest duration.
         max_time
             Maximal duration: seconds, ``"DD:HH:MM:SS"``, a timedelta or its arguments. The learning rate decreases with the
-            elapsed fraction of it. An eighth of it is reserved for the second network, if the model places cells.
+            elapsed fraction of it. The second network of a model that places cells takes at most an eighth of it.
         accelerator, devices
             As in :class:`lightning.pytorch.Trainer`.
         strategy
@@ -174,8 +174,11 @@ class TrainingMixin(ModelBase):
             self.module.set_components(principal_components(source, self.module.components.shape[1]))
         held_out = None
         if self.mode in PLACING_MODES:
-            self._second = session.cross_fit(partial(self._score_network, source))
-            held_out = self._held_out_scores(source, self._second)
+            second = session.cross_fit(partial(self._score_network, source))
+            held_out = None if second.scores is None else second.scores.to_dict()
+            if held_out is not None:
+                _log_held_out(held_out)
+            self._fit_draws(source, second)
         session.make_plan(self._training_plan_cls)
         state = self._state(self._fitted)
         if resumed is not None:
@@ -192,36 +195,11 @@ class TrainingMixin(ModelBase):
             if session.checkpoint is not None and self.trainer.is_global_zero and session.checkpoint.is_file():
                 _checkpoint.finalize(session.checkpoint, self._state())
 
-    def _placing_sampler(self, module: Denoiser) -> Sampler:
-        """A sampler with another network that only places cells."""
-        return Sampler(module=module, diffusion=self.diffusion, schema=self.schema, mode="expr_to_pos")
-
-    def _score_network(self, source: CellSource, module: Denoiser, held_out: tuple[SliceCells, ...]) -> float | None:
-        """Score of the placement of cells of the reference by another network."""
+    def _score_network(
+        self, source: CellSource, module: Denoiser, held_out: tuple[SliceCells, ...]
+    ) -> HeldOutScores | None:
+        """Scores of the placement of cells of the reference by another network."""
         return score_held_out(self._placing_sampler(module), source, held_out)
-
-    def _held_out_scores(self, source: CellSource, second: CrossFit) -> dict[str, float] | None:
-        """Scores of cells of the reference that the second network has not seen, logged; None without enough of them."""
-        found = describe_held_out(self._placing_sampler(second.module), source, second.held_out)
-        if found is None:
-            return None
-        logger.info(
-            "%d cells of the reference that a second network had not seen were placed with a distance Spearman of %.2f (chance: 0), a kNN "
-            "preservation of %.3f (%.3f) and a contact precision of %.3f (%.3f).",
-            found["n_scored"],
-            found["distance_spearman"],
-            found["knn_preservation"],
-            found["knn_preservation_chance"],
-            found["contact_precision"],
-            found["contact_precision_chance"],
-        )
-        if found["distance_spearman"] < LEAST_SPEARMAN:
-            logger.warning(
-                "A distance Spearman below %.1f is hardly better than chance: expression may not determine positions in this tissue, as in "
-                "parts of a tumor, or the training was too short. Do not rely on the placement.",
-                LEAST_SPEARMAN,
-            )
-        return found
 
     def _record_training(self, session: TrainingSession, held_out: dict[str, float] | None) -> None:
         """Add a training to the records; its statistics are fitted afterwards."""
@@ -301,6 +279,26 @@ class TrainingMixin(ModelBase):
             **plan_arguments(
                 self.module, self.mode, self.diffusion, self.schema, self.summary_stats.n_cells, None, plan_kwargs
             ),
+        )
+
+
+def _log_held_out(scores: Mapping[str, float]) -> None:
+    """Log the scores of cells of the reference that a second network has not seen, with a warning near chance."""
+    logger.info(
+        "%d cells of the reference that a second network had not seen were placed with a distance Spearman of %.2f (chance: 0), a kNN "
+        "preservation of %.3f (%.3f) and a contact precision of %.3f (%.3f).",
+        scores["n_scored"],
+        scores["distance_spearman"],
+        scores["knn_preservation"],
+        scores["knn_preservation_chance"],
+        scores["contact_precision"],
+        scores["contact_precision_chance"],
+    )
+    if scores["distance_spearman"] < LEAST_SPEARMAN:
+        logger.warning(
+            "A distance Spearman below %.1f is hardly better than chance: expression may not determine positions in this tissue, as in "
+            "parts of a tumor, or the training was too short. Do not rely on the placement.",
+            LEAST_SPEARMAN,
         )
 
 

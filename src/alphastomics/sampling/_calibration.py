@@ -27,7 +27,7 @@ The share of a gene is the one with which samples at the positions of the refere
 
 .. math:: a \leftarrow a + \frac{I^{true} - I(a)}{I(1) - I(0)}
 
-starting from 0, see :func:`alphastomics.sampling._fit.fit_dependence`.
+starting from 0, see :func:`alphastomics.sampling._fit_expression.fit_dependence`.
 
 **Standard deviation**, from a few draws of each value:
 
@@ -73,6 +73,11 @@ LEVELS = np.unique(np.concatenate([np.linspace(0, 1, 65), 1 - np.logspace(-3, -1
 """Levels of the quantiles, finer at the top, where the cells are that express a gene."""
 
 
+def quantiles(x: ArrayLike) -> NDArray[np.float32]:
+    """Quantiles (K, G) of values (N, G)."""
+    return np.quantile(np.asarray(x, dtype=np.float64), LEVELS, axis=0).astype(np.float32)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Marginals:
     """Quantiles of every gene, of samples and of cells: (K, G) in network units, ascending along K."""
@@ -83,8 +88,7 @@ class Marginals:
     @classmethod
     def fit(cls, sampled: ArrayLike, true: ArrayLike) -> Marginals:
         """Quantiles of samples (M, G) and of cells (N, G)."""
-        quantiles = (np.quantile(np.asarray(x, dtype=np.float64), LEVELS, axis=0) for x in (sampled, true))
-        return cls(**dict(zip(("sampled", "true"), (q.astype(np.float32) for q in quantiles), strict=True)))
+        return cls(sampled=quantiles(sampled), true=quantiles(true))
 
     def is_valid(self, n_genes: int, n_dims: int) -> bool:
         """Whether the shapes match the number of genes."""

@@ -70,13 +70,17 @@ class SliceQuery(NamedTuple):
     complete: tuple[NDArray[np.int64], EncodedCells] | None
 
 
-def sample_expression(sampler: Sampler, query: AnnData, var: pd.DataFrame, config: SamplingConfig) -> AnnData:
+Read = tuple[list[SliceQuery], "PartialExpression | None"]
+
+
+def sample_expression(
+    sampler: Sampler, query: AnnData, read: Read, var: pd.DataFrame, config: SamplingConfig
+) -> AnnData:
     """Predict the expression of cells at their positions; see :meth:`AlphaSTomics.sample`.
 
-    ``var`` describes the genes of the result.
+    ``read`` is what :func:`read_slices` returns for the query. ``var`` describes the genes of the result.
     """
-    schema = sampler.schema
-    slices, observed = _read_query(sampler, query, inpaint=config.inpaint)
+    schema, (slices, observed) = sampler.schema, read
     logger.info(
         "Predicting expression at %d positions in %d slices: %d draws of %d steps on %s.",
         query.n_obs, len(slices), config.n_samples, config.n_steps, sampler.device,
@@ -110,9 +114,7 @@ def sample_expression(sampler: Sampler, query: AnnData, var: pd.DataFrame, confi
     return stack_draws(tables, schema.slice_key)
 
 
-def _read_query(
-    sampler: Sampler, query: AnnData, *, inpaint: bool
-) -> tuple[list[SliceQuery], PartialExpression | None]:
+def read_slices(sampler: Sampler, query: AnnData, *, inpaint: bool) -> Read:
     """Read the slices of a query, and with ``inpaint`` the observed expression of all its cells.
 
     Raises

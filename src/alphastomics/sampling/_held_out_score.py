@@ -19,7 +19,7 @@ from alphastomics.sampling._cells import encode_cells, evenly_spaced_indices
 from alphastomics.sampling._position import PositionSampler
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
@@ -32,38 +32,35 @@ FEWEST_CELLS = 30  # below which there is no score
 LEAST = 1e-4  # difference of a score from 0 and 1
 
 
-def score_held_out(sampler: Sampler, source: CellSource, held_out: Sequence[SliceCells]) -> float | None:
-    """Score of one slice of ``held_out``, cells of ``source`` that the network has not seen; None if no slice has enough of them."""
-    placed = _place(sampler, source, held_out)
-    if placed is None:
-        return None
-    if not np.isfinite(placed.position).all():  # weights of a training that diverged
-        return -np.inf
-    return log_odds(_scores(placed))
+class HeldOutScores(NamedTuple):
+    """Scores of the placement of ``n_scored`` cells; NaN if a position is not finite, as after a training that diverged."""
+
+    n_scored: int
+    knn_preservation: float
+    distance_spearman: float
+    contact_precision: float
+
+    @property
+    def log_odds(self) -> float:
+        """Sum of the log odds of the scores, by which placements are compared."""
+        scores = np.array(self[1:])
+        if np.isnan(scores).any():
+            return -np.inf
+        return float(logit(np.clip(scores, LEAST, 1 - LEAST)).sum())
+
+    def to_dict(self) -> dict[str, float] | None:
+        """The scores beside chance, which is 0 for the Spearman correlation; None if they are NaN."""
+        if self.log_odds == -np.inf:
+            return None
+        chance = N_NEIGHBORS / (self.n_scored - 1)
+        return self._asdict() | {"knn_preservation_chance": chance, "contact_precision_chance": CONTACT_SHARE}
 
 
-def describe_held_out(sampler: Sampler, source: CellSource, held_out: Sequence[SliceCells]) -> dict[str, float] | None:
-    """The scores of that slice, the number of its cells, and chance; None without a score."""
-    placed = _place(sampler, source, held_out)
-    if placed is None or not np.isfinite(placed.position).all():
-        return None
-    n = len(placed.position)
-    chance = {"knn_preservation_chance": N_NEIGHBORS / (n - 1), "contact_precision_chance": CONTACT_SHARE}
-    return {"n_scored": float(n)} | _scores(placed) | chance
+def score_held_out(sampler: Sampler, source: CellSource, held_out: Sequence[SliceCells]) -> HeldOutScores | None:
+    """Place at most ``N_CELLS`` cells of ``source`` that the network has not seen, of the middle slice of ``held_out`` with enough cells.
 
-
-def log_odds(scores: Mapping[str, float]) -> float:
-    """Sum of the log odds of some scores."""
-    return float(logit(np.clip(list(scores.values()), LEAST, 1 - LEAST)).sum())
-
-
-class _Placed(NamedTuple):
-    true: NDArray[np.float64]
-    position: NDArray[np.float64]
-
-
-def _place(sampler: Sampler, source: CellSource, held_out: Sequence[SliceCells]) -> _Placed | None:
-    """Place at most ``N_CELLS`` of the middle slice that has enough cells, both in model units; None if there is none."""
+    None if no slice has enough of them.
+    """
     parts = [cells for cells in held_out if len(cells.rows) >= FEWEST_CELLS and cells.position is not None]
     if not parts:
         return None
@@ -72,12 +69,16 @@ def _place(sampler: Sampler, source: CellSource, held_out: Sequence[SliceCells])
     index = evenly_spaced_indices(len(cells.rows), N_CELLS)
     encoded = encode_cells(sampler.module, source, cells.rows[index], max_context=N_CELLS)
     placed = PositionSampler(sampler, encoded).place(np.random.default_rng(0), refine=sampler.refines)
-    return _Placed(cells.position[index] / source.schema.scale, placed.cpu().double().numpy())
+    return compare(cells.position[index] / source.schema.scale, placed.cpu().double().numpy())
 
 
-def _scores(placed: _Placed) -> dict[str, float]:
-    return {
-        "knn_preservation": knn_preservation(*placed, n_neighbors=N_NEIGHBORS),
-        "distance_spearman": distance_spearman(*placed),
-        "contact_precision": contact_precision(*placed),
-    }
+def compare(true: NDArray[np.float64], placed: NDArray[np.float64]) -> HeldOutScores:
+    """Scores of positions (N, D)."""
+    if not np.isfinite(placed).all():
+        return HeldOutScores(len(placed), np.nan, np.nan, np.nan)
+    return HeldOutScores(
+        n_scored=len(placed),
+        knn_preservation=knn_preservation(true, placed, n_neighbors=N_NEIGHBORS),
+        distance_spearman=distance_spearman(true, placed),
+        contact_precision=contact_precision(true, placed),
+    )

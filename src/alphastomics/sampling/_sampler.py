@@ -10,6 +10,7 @@ import torch
 
 from alphastomics.sampling._calibration import Dependence, Marginals
 from alphastomics.sampling._confidence import ConfidenceCells
+from alphastomics.sampling._expression_target import ExpressionTarget
 from alphastomics.sampling._frames import ReferenceFrame
 from alphastomics.sampling._overlap import NearestDistances
 from alphastomics.sampling._perturbation import Perturbation
@@ -30,10 +31,12 @@ if TYPE_CHECKING:
 
 MIN_COUNT = 1e-3  # smaller counts are rounding errors of the inverse transform
 
-Statistic: TypeAlias = Marginals | Dependence | NearestDistances | ReferenceCells | ConfidenceCells
+Statistic: TypeAlias = Marginals | Dependence | ExpressionTarget | NearestDistances | ReferenceCells | ConfidenceCells
 _STATISTICS: dict[str, type[Statistic]] = {
     "marginals": Marginals,
     "dependence": Dependence,
+    "marginal_target": ExpressionTarget,
+    "dependence_target": ExpressionTarget,
     "nearest": NearestDistances,
     "reference_cells": ReferenceCells,
     "confidence_cells": ConfidenceCells,
@@ -52,7 +55,9 @@ class FittedStatistics:
     deformation
         Strength of the deformation of contexts in the last training; None before training.
     marginals, dependence
-        For sampled expression.
+        For sampled expression; None until expression is sampled.
+    marginal_target, dependence_target
+        What they are fitted to, until then; the second is None for a reference of few cells.
     nearest
         Distances of neighboring cells, for sampled positions.
     reference_cells
@@ -69,6 +74,8 @@ class FittedStatistics:
     deformation: float | None = None
     marginals: Marginals | None = None
     dependence: Dependence | None = None
+    marginal_target: ExpressionTarget | None = None
+    dependence_target: ExpressionTarget | None = None
     nearest: NearestDistances | None = None
     reference_cells: ReferenceCells | None = None
     confidence_cells: ConfidenceCells | None = None

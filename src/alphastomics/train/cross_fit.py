@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from alphastomics.config import Augmentation, PlanConfig
     from alphastomics.data import CellSource, SliceCells
     from alphastomics.diffusion import Process
+    from alphastomics.sampling._held_out_score import HeldOutScores
 
 logger = logging.getLogger(__name__)
 
@@ -69,6 +70,8 @@ class CrossFit(NamedTuple):
         Number of steps after which it placed them best.
     is_best
         Whether it placed them worse after further steps; if not, it still improved at the end.
+    scores
+        Scores of its placement; None if too few cells are held out.
     """
 
     module: Denoiser
@@ -76,6 +79,7 @@ class CrossFit(NamedTuple):
     held_out: tuple[SliceCells, ...]
     n_steps: int
     is_best: bool
+    scores: HeldOutScores | None
 
     def sufficient_steps(self, placed: float) -> int | None:
         """Number N of steps that are sufficient for a training that places a share of its contexts; None if it is not known."""
@@ -106,7 +110,7 @@ def cross_fit(
     diffusion: Process,
     plan: PlanConfig,
     augmentation: Augmentation | None,
-    score: Callable[[Denoiser, tuple[SliceCells, ...]], float | None],
+    score: Callable[[Denoiser, tuple[SliceCells, ...]], HeldOutScores | None],
     max_steps: int,
     max_seconds: float | None = None,
     seed: int,
@@ -127,7 +131,7 @@ def cross_fit(
     augmentation
         Random changes of the contexts of its training.
     score
-        Score of the placement of held-out cells by a network, better when larger; None if they are too few.
+        Scores of the placement of held-out cells by a network; None if they are too few.
     max_steps, max_seconds
         Largest number of steps, and longest time.
     seed
@@ -183,16 +187,17 @@ def cross_fit(
             f"The weights of a second network became infinite within {n} steps. Lower plan_kwargs['lr'], or check the expression for "
             "extreme values."
         )
-    return CrossFit(best.module, slices, held_out, best.n_steps, is_best=best.n_worse > 0)
+    return CrossFit(best.module, slices, held_out, best.n_steps, is_best=best.n_worse > 0, scores=best.scores)
 
 
 class _Best:
     """Moving average of weights, and a copy of the one with the highest score."""
 
-    def __init__(self, module: Denoiser, score: Callable[[Denoiser], float | None]) -> None:
+    def __init__(self, module: Denoiser, score: Callable[[Denoiser], HeldOutScores | None]) -> None:
         self._average = copy.deepcopy(module).eval()
         self._score, self._highest, self._n_updates = score, float("-inf"), 0
         self.module, self.n_steps, self.n_worse = self._average, 0, 0
+        self.scores: HeldOutScores | None = None
 
     @torch.no_grad()
     def update(self, module: Denoiser) -> None:
@@ -204,12 +209,12 @@ class _Best:
 
     def compare(self, n_steps: int) -> None:
         """Keep a copy of the average if its score is the highest so far, or if there is none."""
-        value = self._score(self._average)
-        if value is not None and value <= self._highest:
+        scores = self._score(self._average)
+        if scores is not None and scores.log_odds <= self._highest:
             self.n_worse += 1
             return
-        self._highest = float("-inf") if value is None else value
-        self.module, self.n_steps, self.n_worse = copy.deepcopy(self._average), n_steps, 0
+        self._highest = float("-inf") if scores is None else scores.log_odds
+        self.scores, self.module, self.n_steps, self.n_worse = scores, copy.deepcopy(self._average), n_steps, 0
 
 
 def divide(source: CellSource) -> tuple[CellSource, tuple[SliceCells, ...], tuple[SliceCells, ...]]:

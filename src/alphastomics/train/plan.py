@@ -240,8 +240,8 @@ class TrainingPlan(pl.LightningModule):
             done = self.global_step / total if total not in (0, float("inf")) and total > 0 else 0.0
         if self.max_seconds:
             # Averaged over processes, so that all have the same learning rate.
-            seconds = torch.tensor(time.monotonic() - self._started, device=self.device)
-            done = max(done, float(mean_over_processes(self.trainer, seconds)) / self.max_seconds)
+            share = torch.tensor((time.monotonic() - self._started) / self.max_seconds, device=self.device)
+            done = max(done, float(mean_over_processes(self.trainer, share)))
         return min(1.0, done)
 
     def _learning_rate_factor(self, step: int) -> float:

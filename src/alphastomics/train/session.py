@@ -14,7 +14,6 @@ from alphastomics._rank import quiet_unless_first
 from alphastomics.config import (
     DEFAULT_CONTEXT_SIZE,
     DEFAULT_VALIDATION_SIZE,
-    PLACING_MODES,
     PlanConfig,
     TrainingConfig,
 )
@@ -55,6 +54,7 @@ if TYPE_CHECKING:
     from alphastomics.data import CellSource, SliceCells, TissueSchema
     from alphastomics.diffusion import Mode, Process
     from alphastomics.nn import Denoiser
+    from alphastomics.sampling._held_out_score import HeldOutScores
     from alphastomics.train.cross_fit import CrossFit
     from alphastomics.train.curriculum import LengthCurriculum
     from alphastomics.train.datamodule import ContextDataModule
@@ -64,6 +64,8 @@ if TYPE_CHECKING:
     from alphastomics.train.runner import ContextRunner
 
 logger = logging.getLogger(__name__)
+
+LEAST_SHARE = 0.5  # of the time that is left for the training in any case
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,11 +125,8 @@ class TrainingSession:
         check_cublas_workspace(trainer_kwargs.get("deterministic"), self.device)
         if arguments.masking is not None and not module.config.mask_tokens:
             raise ValueError("masking= requires a model with enable_masking=True")
-        self.max_seconds = seconds_of(self.trainer_kwargs.pop("max_time"))
-        # The second network, on which the spread of draws of positions is fitted, takes its share of the time.
-        places = mode in PLACING_MODES
-        self.fit_seconds = self.max_seconds and self.max_seconds * (1 - TIME_SHARE if places else 1)
-        self.seconds = 0.0
+        self.max_seconds = self.fit_seconds = seconds_of(self.trainer_kwargs.pop("max_time"))
+        self._started, self.seconds = time.monotonic(), 0.0
         self.checkpoint: Path | None = None
 
     def fit_layout(self, source: CellSource, *, whole_slices: bool, resumed: Mapping[str, int]) -> None:
@@ -204,10 +203,10 @@ class TrainingSession:
             )
         self.max_epochs = self.trainer_kwargs["max_epochs"] = max_epochs
 
-    def cross_fit(self, score: Callable[[Denoiser, tuple[SliceCells, ...]], float | None]) -> CrossFit:
+    def cross_fit(self, score: Callable[[Denoiser, tuple[SliceCells, ...]], HeldOutScores | None]) -> CrossFit:
         """Train a second network without a part of the reference, and end the training where its score would no longer rise.
 
-        ``score`` is that of the placement of held-out cells by a network. Numbers of epochs or steps that are given are not
+        ``score`` computes the scores of the placement of held-out cells by a network. Numbers of epochs or steps that are given are not
         changed.
         """
         limits, kwargs, placed = self._step_limits(), self.trainer_kwargs, PLACED[self.mode]
@@ -240,6 +239,9 @@ class TrainingSession:
     def make_plan(self, kind: type[TrainingPlan]) -> None:
         """Choose the curriculum, and make the training plan."""
         curriculum = self._make_curriculum()
+        if self.max_seconds is not None:  # the second network and what is fitted to it have taken a part of the time
+            used = time.monotonic() - self._started
+            self.fit_seconds = max(self.max_seconds - used, LEAST_SHARE * self.max_seconds)
         self.plan = kind(
             self.module,
             slice_names=tuple(cells.name for cells in self.source.slices),
